@@ -37,6 +37,24 @@ LATE_S = 20.0
 HUNG_S = 45.0
 """Age of a read at which those who wait for it are sent away, to come again: sooner than they are taken for stuck."""
 
+QUICK_S = 100e-6
+"""If reads take less than this on average, and mostly of a processor's time, they come from memory, and further threads
+would only wait for the interpreter's lock: eight on two cores read small files from the page cache at 0.4 times the
+pace of one.
+"""
+
+REMEMBERED = 0.98
+"""What was measured of earlier chunks counts this much less with each further one."""
+
+ENOUGH_READS = 128
+"""Nothing is concluded from fewer."""
+
+FIRST_PAUSE, LONGEST_PAUSE = 1 << 12, 1 << 20
+"""After so many reads one thread reads alone again by way of trial, once it turned out that several are faster."""
+
+STUCK_S = 0.1
+"""While a read is older than this, one thread is not enough, whatever reads took before."""
+
 SPARE_THREADS = 32
 """So many threads whose reads hang have others in their place. Each holds the memory that it reads into, of up to a
 block. Further ones count as working again: when all do, nothing more is read here until one comes back.
@@ -49,6 +67,40 @@ class Read(NamedTuple):
     since: float
     sample_id: int
     again: bool = False
+
+
+class Effort:
+    """Learns from what reads took lately whether one thread alone would read as fast as several.
+
+    Beside others a thread waits for the interpreter's lock, and that cannot be told from waiting for storage. So one
+    thread reads alone by way of trial where all of them together are about as busy as one can be; if it waits for
+    storage then, the next trial comes after twice as many reads.
+    """
+
+    def __init__(self) -> None:
+        self._reads = self._seconds = self._cpu_s = 0.0
+        self._until_trial, self._pause = 0, FIRST_PAUSE
+        self.one_is_enough = False
+
+    def add(self, reads: int, seconds: float, cpu_s: float, threads: int) -> None:
+        """Take in a chunk, and the time that its thread needed for it while so many threads read.
+
+        Args:
+            reads: how many.
+            seconds: from beginning to end.
+            cpu_s: of a processor's time.
+            threads: that read, this one among them.
+        """
+        self._reads = REMEMBERED * self._reads + reads
+        self._seconds = REMEMBERED * self._seconds + seconds / threads
+        self._cpu_s = REMEMBERED * self._cpu_s + cpu_s
+        self._until_trial -= reads
+        is_quick = self._seconds < QUICK_S * self._reads and 2 * self._cpu_s > self._seconds
+        if self.one_is_enough and not is_quick:
+            self.one_is_enough, self._until_trial = False, self._pause
+            self._pause = min(2 * self._pause, LONGEST_PAUSE)
+        elif is_quick and self._reads >= ENOUGH_READS and self._until_trial <= 0:
+            self.one_is_enough = True
 
 
 class Hanging(NamedTuple):
@@ -126,6 +178,7 @@ class ReadPool:
     A sample that storage did not give is asked for again after a pause, in which no thread waits. An attempt may hang,
     though: so what is asked for again has at most half of the threads. A thread whose read hangs, as with a server of
     files that is gone, cannot be ended; another one reads in its place, so that what lies elsewhere is read meanwhile.
+    What comes from memory, such as small files of the page cache, is read by one thread.
 
     Args:
         reader: called from all threads at once.
@@ -157,6 +210,7 @@ class ReadPool:
         self._lock = threading.Lock()
         self._jobs: list[_Job] = []  # with chunks that no thread has taken, oldest first
         self._reads: dict[int, Read] = {}  # by thread, each of which writes its own entry only and so needs no lock
+        self._effort = Effort()
         self._asking_again = 0  # of those, threads with a chunk that storage did not give before
         # Threads that take chunks: `_most()` as long as there are any, more only until they have read those in hand.
         self._working = 0
@@ -279,7 +333,13 @@ class ReadPool:
 
     def _most(self) -> int:
         """Return how many threads may take chunks."""
-        return self._width + self._hanging().replaced
+        return (1 if self._one_is_enough() else self._width) + self._hanging().replaced
+
+    def _one_is_enough(self) -> bool:
+        if not self._effort.one_is_enough:
+            return False
+        oldest = self.oldest()
+        return oldest is None or self._clock() - oldest.since < STUCK_S
 
     def _hanging(self) -> Hanging:
         return Hanging.among(self._reads.copy().values(), self._clock())
@@ -288,13 +348,17 @@ class ReadPool:
         while (taken := self._take()) is not None:
             job, chunk = taken
             outcome: dict[int, BadSampleError] | Exception
+            wall, cpu, threads = time.perf_counter(), time.thread_time(), self._working
             try:
                 outcome = self._read(job, chunk)
             except Exception as error:  # whatever it is, it is told to who waits, and the thread goes on
                 outcome = error
             self._reads.pop(threading.get_ident(), None)
+            took = time.perf_counter() - wall, time.thread_time() - cpu
             with self._lock:
                 self._asking_again -= job.again
+                self._effort.add(len(chunk), *took, max(threads, self._working))
+                self._start_threads()
                 job.put_down(outcome)
 
     def _take(self) -> tuple[_Job, list[int]] | None:

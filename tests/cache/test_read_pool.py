@@ -8,13 +8,24 @@ import time
 from collections.abc import Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
 
 from mbaas.cache import read_pool
-from mbaas.cache.read_pool import CHUNK_SAMPLES, LATE_S, SPARE_THREADS, Hanging, Read, ReadPool
+from mbaas.cache.read_pool import (
+    CHUNK_SAMPLES,
+    FIRST_PAUSE,
+    LATE_S,
+    SPARE_THREADS,
+    STUCK_S,
+    Effort,
+    Hanging,
+    Read,
+    ReadPool,
+)
 from mbaas.cache.slab import Load, PassingReason
 from mbaas.cache.speeds import TierMeter
 from mbaas.cache.stats import KEPT_EPOCHS, EpochCounts, Meter
@@ -220,6 +231,86 @@ def test_more_threads_read_at_once_and_fewer_end_after_what_they_read() -> None:
         assert most_at_once(storage.spans[4 * CHUNK_SAMPLES :]) <= 2
 
     with pool_of(1) as (pool, storage, _):
+        run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("seconds", "cpu_s", "threads", "is_enough"),
+    [
+        (15e-6, 14e-6, 1, True),
+        (240e-6, 40e-6, 8, True),
+        (15e-6, 14e-6, 8, True),
+        (5e-3, 14e-6, 8, False),
+        (100e-6, 14e-6, 1, False),
+        (2e-3, 1e-3, 8, False),
+    ],
+    ids=[
+        "files in memory, one thread",
+        "eight wait for each other",
+        "seven have just come",
+        "a disk",
+        "a fast disk, one thread",
+        "connections that are encrypted",
+    ],
+)
+def test_reads_from_memory_are_known_by_their_time_and_whose_it_is(
+    seconds: float, cpu_s: float, threads: int, is_enough: bool
+) -> None:
+    effort = Effort()
+    assert not effort.one_is_enough
+    for _ in range(20):
+        effort.add(16, 16 * seconds, 16 * cpu_s, threads)
+    assert effort.one_is_enough == is_enough
+
+
+def test_one_chunk_that_waits_for_storage_is_enough_to_read_with_all_threads_again() -> None:
+    effort = Effort()
+    for _ in range(20):
+        effort.add(16, 16 * 15e-6, 16 * 14e-6, 1)
+    assert effort.one_is_enough
+    effort.add(16, 16 * 5e-3, 16 * 14e-6, 1)
+    assert not effort.one_is_enough
+
+
+def test_what_several_threads_read_faster_is_seldom_tried_with_one() -> None:
+    """A disk that answers in 100 us keeps eight threads as busy as one can be, if that is all they do."""
+    effort, trials = Effort(), []
+    for chunk in range(10_000):
+        alone = effort.one_is_enough
+        effort.add(16, 16 * (100e-6 if alone else 120e-6), 16 * 14e-6, 1 if alone else 8)
+        if effort.one_is_enough and not alone:
+            trials.append(16 * chunk)
+    assert len(trials) == 6
+    assert all(later - earlier >= FIRST_PAUSE << number for number, (earlier, later) in enumerate(pairwise(trials)))
+
+
+def test_one_thread_reads_what_comes_from_memory_and_others_help_when_it_does_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scenario() -> None:
+        monkeypatch.setattr(Effort, "add", lambda self, *_: setattr(self, "one_is_enough", True))
+        await read(range(200, 232))
+        storage.threads.clear()
+        await read(range(100, 100 + 9 * CHUNK_SAMPLES))
+        assert len(storage.threads) == 1
+        storage.stuck, storage.begun = {50: threading.Event()}, threading.Semaphore(0)
+        (hung,) = await begin(pool, storage, 50)
+        others = load_of(*range(20, 40))
+        fill = asyncio.create_task(pool.fill(others, empty(others), urgent=True))
+        await asyncio.sleep(0)
+        assert storage.order[-1] == 50
+        time_.now += 2 * STUCK_S
+        pool.replace_hanging()
+        assert await fill == {}, "it does not wait for the one that hangs"
+        storage.stuck[50].set()
+        assert await hung == {}
+
+    async def read(ids: range) -> None:
+        load = load_of(*ids)
+        assert await pool.fill(load, empty(load), urgent=True) == {}
+
+    time_ = FakeTime()
+    with pool_of(4, clock=time_.clock, sleep=time_.sleep) as (pool, storage, _):
         run(scenario())
 
 
