@@ -70,8 +70,8 @@ __all__ = [
 
 _LAZY = {
     "Dataset": "mbaas.dataset",
-    "read_images": "mbaas.dataset",
-    "read_manifest": "mbaas.dataset",
+    "read_images": "mbaas.dataset.listing",
+    "read_manifest": "mbaas.dataset.manifest",
     "Feed": "mbaas.feed",
     "connect": "mbaas.feed",
     "feeds": "mbaas.feed",

@@ -1,8 +1,26 @@
 """Datasets: which samples exist, what is known of them, and how their bytes are read."""
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from mbaas.dataset.base import Dataset, SampleReader
-from mbaas.dataset.listing import IMAGE_EXTENSIONS, read_images
-from mbaas.dataset.manifest import read_manifest
 from mbaas.dataset.synthetic import synthetic
 
+if TYPE_CHECKING:
+    from mbaas.dataset.listing import IMAGE_EXTENSIONS, read_images
+    from mbaas.dataset.manifest import read_manifest
+
 __all__ = ["IMAGE_EXTENSIONS", "Dataset", "SampleReader", "read_images", "read_manifest", "synthetic"]
+
+_LAZY = {
+    "IMAGE_EXTENSIONS": "mbaas.dataset.listing",
+    "read_images": "mbaas.dataset.listing",
+    "read_manifest": "mbaas.dataset.manifest",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import how datasets are made, and with it much of Arrow, when it is first used: no actor of a feed needs it."""
+    if name not in _LAZY:
+        raise AttributeError(f"module 'mbaas.dataset' has no attribute {name!r}")
+    return getattr(importlib.import_module(_LAZY[name]), name)
