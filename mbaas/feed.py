@@ -14,6 +14,7 @@ import pyarrow as pa
 import ray
 
 from mbaas import runtime
+from mbaas.client.collate import Collate
 from mbaas.client.rpc import CALL_TIMEOUT_S, call, call_patiently
 from mbaas.coordinator import kept_claims, recovery
 from mbaas.core import calls
@@ -246,6 +247,7 @@ def join(
     batch_size: int | None = None,
     format: str = "torch",
     device: Any = None,
+    collate: Collate = "list",
     start: JoinStart = "epoch",
     state: dict[str, Any] | None = None,
     rank: int | None = None,
@@ -260,6 +262,10 @@ def join(
         batch_size: samples in a minibatch (over all ranks); default: the feed's.
         format: "torch" (private tensors) or "numpy" (read-only arrays, no copy).
         device: torch device to which minibatches are copied.
+        collate: how minibatches have fields whose values differ in length, such as boxes. "list": a list of arrays,
+            one for each sample; "pad": one array with zeros behind what is shorter, and their lengths as
+            ``NAME_length`` int64[n]; "packed": all values end to end, and ``NAME_bounds`` int64[n + 1], so that sample
+            i has those from bounds[i] to bounds[i + 1].
         start: "epoch" begins with the next epoch that others begin, and waits for it. "now" begins at once, in the
             middle of their epoch if need be, and still gets each sample once in each of its own epochs: while somebody
             is out of phase, epochs are shuffled within the segments that its beginning cuts (`mbaas.order.Shuffle`).
@@ -283,6 +289,8 @@ def join(
         )
     if start not in get_args(JoinStart):
         raise ConfigError(f'start must be "epoch" or "now", got {shown(start)}')
+    if collate not in get_args(Collate):
+        raise ConfigError(f'collate must be "list", "pad" or "packed", got {shown(collate)}')
     if start == "now" and world_size > 1:
         raise ConfigError(f'start must be "epoch" for ranks, which begin together, got "now" for {world_size} ranks')
     own = calls.name(consumer if consumer is not None else f"{socket.gethostname()}:{os.getpid()}")
@@ -295,6 +303,7 @@ def join(
         batch_size=batch_size,
         format=format,
         device=device,
+        collate=collate,
         start=start,
         wait_timeout_s=wait_timeout_s,
         state=state,

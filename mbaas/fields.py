@@ -1,20 +1,91 @@
 """Fields: the named, typed values of which a sample consists.
 
 An image and its label are the usual ones. A dataset knows some fields of a sample without reading it, such as its
-label; prep makes another one of its bytes.
+label; prep makes another one of its bytes. A value is a number or an array. Arrays of a field all have one shape, or
+differ in their first length, as boxes and tokens do; the values of n samples are then `Packed`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-Arrays: TypeAlias = dict[str, NDArray[Any]]
-"""The fields of n samples by name: arrays [n, *shape], in the same order of samples."""
+Rows: TypeAlias = slice | NDArray[np.intp] | NDArray[np.int64]
+
+
+class Packed:
+    """The values of n samples whose first lengths differ, end to end. Indexed by rows as an array is.
+
+    Attributes:
+        values: [total, *tail], any dtype; there may be more of them before and behind these samples.
+        bounds: int64[n + 1]: sample i has ``values[bounds[i] : bounds[i + 1]]``.
+    """
+
+    __slots__ = ("bounds", "values")
+
+    def __init__(self, values: NDArray[Any], bounds: NDArray[np.int64]) -> None:
+        self.values, self.bounds = values, bounds
+
+    def __len__(self) -> int:
+        return len(self.bounds) - 1
+
+    def __getitem__(self, rows: Rows) -> Packed:
+        """Return these samples: for a slice without steps as views, for indices as copies."""
+        if isinstance(rows, slice):
+            start, stop, _ = rows.indices(len(self))
+            return Packed(self.values, self.bounds[start : max(start, stop) + 1])
+        starts, lengths = self.bounds[:-1][rows], self.lengths[rows]
+        bounds = _bounds_of(lengths)
+        # For each value its place: that of its sample's first one, and how many of them come before it.
+        places = np.repeat(starts - bounds[:-1], lengths) + np.arange(bounds[-1])
+        return Packed(self.values[places], bounds)
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """int64[n], the first length of each."""
+        return cast("NDArray[np.int64]", np.diff(self.bounds))
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Of the values."""
+        return self.values.dtype
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes of these samples and their bounds."""
+        item = prod(self.values.shape[1:]) * self.values.itemsize
+        return int(self.bounds[-1] - self.bounds[0]) * item + self.bounds.nbytes
+
+    def own(self) -> tuple[NDArray[Any], NDArray[np.int64]]:
+        """Return the values of these samples alone, and their bounds in them, which begin with 0."""
+        first, end = self.bounds[0], self.bounds[-1]
+        return self.values[first:end], self.bounds - first if first else self.bounds
+
+    def copy(self) -> Packed:
+        """Return a copy that shares no memory."""
+        values, bounds = self.own()
+        return Packed(values.copy(), bounds.copy())
+
+    def padded(self) -> NDArray[Any]:
+        """Return all in one array, [n, longest, *tail], with zeros behind what is shorter."""
+        values, bounds = self.own()
+        lengths = np.diff(bounds)
+        out = np.zeros((len(self), int(lengths.max(initial=0)), *values.shape[1:]), values.dtype)
+        out[np.arange(out.shape[1]) < lengths[:, None]] = values
+        return out
+
+
+Column: TypeAlias = NDArray[Any] | Packed
+"""The values of one field for n samples: [n, *shape], or `Packed`."""
+
+Arrays: TypeAlias = dict[str, Any]
+"""The fields of n samples by name, each a `Column`, in the same order of samples. (Not so for the type checker: most
+fields are known to be arrays.)"""
 
 
 @dataclass(frozen=True)
@@ -23,22 +94,67 @@ class Field:
 
     Attributes:
         name: under which a minibatch has them.
-        shape: of one sample's value; () for a number.
+        shape: of one sample's value; () for a number. The first length is None if values differ in it.
         dtype: NumPy's name of the element type.
+        longest: the greatest first length, if they differ in it.
     """
 
     name: str
-    shape: tuple[int, ...]
+    shape: tuple[int | None, ...]
     dtype: str
+    longest: int = 0
+
+    @classmethod
+    def of(cls, name: str, values: Column) -> Field:
+        """Return the field that has these values."""
+        if isinstance(values, Packed):
+            longest = int(values.lengths.max(initial=0))
+            return cls(name, (None, *values.values.shape[1:]), values.dtype.name, longest)
+        return cls(name, values.shape[1:], values.dtype.name)
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether values differ in their first length."""
+        return self.shape[:1] == (None,)
 
     @property
     def nbytes(self) -> int:
-        """Size of one sample's value in bytes."""
-        return prod(self.shape) * np.dtype(self.dtype).itemsize
+        """Size of one sample's value in bytes; the most, if they differ."""
+        lengths = [self.longest if length is None else length for length in self.shape]
+        bound = np.dtype(np.int64).itemsize if self.is_packed else 0
+        return prod(lengths) * np.dtype(self.dtype).itemsize + bound
 
     def empty(self, rows: int) -> NDArray[Any]:
-        """Make an array for the values of ``rows`` samples, whatever is in it."""
-        return np.empty((rows, *self.shape), self.dtype)
+        """Make an array for the values of ``rows`` samples, all of one shape, whatever is in it."""
+        return np.empty((rows, *cast("tuple[int, ...]", self.shape)), self.dtype)
+
+    def zeros(self, rows: int) -> Column:
+        """Return zeros for ``rows`` samples, the most that they may have."""
+        lengths = [self.longest if length is None else length for length in self.shape]
+        values = np.zeros((rows, *lengths), self.dtype)
+        if not self.is_packed:
+            return values
+        return Packed(values.reshape(-1, *lengths[1:]), np.arange(rows + 1) * self.longest)
+
+
+def memory(column: Column) -> tuple[NDArray[Any], ...]:
+    """Return the arrays in which values lie."""
+    return (column.values, column.bounds) if isinstance(column, Packed) else (column,)
+
+
+def concatenated(columns: Sequence[Column]) -> Column:
+    """Return the values of several runs of samples, one after the other, as a copy."""
+    if not isinstance(columns[0], Packed):
+        return np.concatenate(cast("Sequence[NDArray[Any]]", columns))
+    pieces = [column.own() for column in cast("Sequence[Packed]", columns)]
+    lengths = np.concatenate([np.diff(bounds) for _, bounds in pieces])
+    return Packed(np.concatenate([values for values, _ in pieces]), _bounds_of(lengths))
+
+
+def _bounds_of(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+    bounds = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=bounds[1:])
+    return bounds
 
 
 IMAGE = "image"

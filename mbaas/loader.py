@@ -16,6 +16,7 @@ import numpy as np
 import ray
 
 from mbaas.client.batches import BatchCutter, BlockView
+from mbaas.client.collate import Collate, check_names, collating
 from mbaas.client.convert import Converter, Minibatch, make_converter
 from mbaas.client.heartbeat import Heartbeat
 from mbaas.client.join import feed_info, open_stream
@@ -56,6 +57,7 @@ class Loader:
       it is referenced; as torch ``[n, 3, height, width]`` in channels-last memory, private to this trial. With
       `mbaas.transforms.Normalize` in the pipeline, floats of its dtype, private in both formats.
     - ``label``, ``sample_id``: int64 ``[n]``.
+    - the other fields of the dataset, ``[n, *shape]``; one whose values differ in length as ``collate`` says.
 
     Views pin the feed's staging memory: keep a copy, not the minibatch, of what you need for longer.
 
@@ -80,6 +82,7 @@ class Loader:
         batch_size: int | None,
         format: str,
         device: Any,
+        collate: Collate,
         start: JoinStart,
         wait_timeout_s: float,
         state: dict[str, Any] | None = None,
@@ -87,9 +90,10 @@ class Loader:
         self._joined_at, self._born = time.perf_counter(), time.time_ns()
         make_converter(format, device, None)  # an unknown form is refused before the feed hears of this consumer
         self._coordinator, self._name, self._find = coordinator, name, find
-        self._format, self._device, self._wait_timeout_s = format, device, wait_timeout_s
+        self._format, self._device, self._collate, self._wait_timeout_s = format, device, collate, wait_timeout_s
         self._begins_now = start == "now"
         self._info = feed_info(coordinator, name, wait_timeout_s)
+        check_names(self._info.spec, collate)
         self._batch_size = _checked_batch_size(batch_size, self._info.settings.batch_size, name.world_size)
 
         # what `report` tells, over this loader's life
@@ -205,7 +209,7 @@ class Loader:
         Blocks stay in staging as long as anything refers to them, so no variable of the loader's may outlive its use:
         hence each ``del``, here and below.
         """
-        converter = make_converter(self._format, self._device, self._info.normalize)
+        converter = self._converter()
         is_whole, began = not self._progress.position, time.perf_counter()  # the rest of an epoch is no epoch's time
         is_over = False
         for started, sample_ids, end, is_over in self._started(converter):
@@ -227,6 +231,10 @@ class Loader:
             self._at_end = None
         if not is_over:  # only bad samples were left of it
             self._finish_epoch(time.perf_counter() - began if is_whole else 0.0)
+
+    def _converter(self) -> Converter:
+        converter = make_converter(self._format, self._device, self._info.normalize)
+        return collating(converter, self._info.spec, self._collate)
 
     def _started(self, converter: Converter) -> Iterator[tuple[Any, Ids, BatchEnd, bool]]:
         """Begin to convert minibatches as far ahead of their use as the converter works in the background.

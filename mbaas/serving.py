@@ -137,7 +137,7 @@ def serve(
     }
     check_feed_name(name)
     asked = FeedOptions(**given)
-    _check_types(dataset, pipeline)
+    _check(dataset, pipeline)
     # What can be refused without a cluster was refused above: nobody should wait for Ray to learn of a typing error.
     if detached:
         ensure_lasting_ray()
@@ -286,13 +286,14 @@ def _launched(settings: FeedSettings, pipeline: Pipeline, engine: EngineName, co
     return {name: pool.launch(name, own_id) for name in names}
 
 
-def _check_types(dataset: object, pipeline: object) -> None:
+def _check(dataset: object, pipeline: object) -> None:
     if not isinstance(dataset, Dataset):
         raise ConfigError(
             f"dataset must be an mbaas Dataset, as mbaas.read_images returns it, got {type(dataset).__name__}"
         )
     if not isinstance(pipeline, Pipeline):
         raise ConfigError(f"pipeline must be an mbaas.transforms.Pipeline, got {type(pipeline).__name__}")
+    pipeline.known(dataset.fields)  # for its error
 
 
 def _prep_resources(asked: FeedOptions, claims: list[Claims], gpus: int | None) -> PrepResources:

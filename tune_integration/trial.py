@@ -47,8 +47,8 @@ def get_loader(name: str, *, consumer: str | None = None, **options: Any) -> mba
     Args:
         name: the name of the feed.
         consumer: the name under which to join, instead of the trial's id.
-        **options: those of `mbaas.join`: ``batch_size``, ``format``, ``device``, ``start``, ``state``, ``rank``,
-            ``world_size``, ``wait_timeout_s``.
+        **options: those of `mbaas.join`: ``batch_size``, ``format``, ``device``, ``collate``, ``start``, ``state``,
+            ``rank``, ``world_size``, ``wait_timeout_s``.
 
     Raises:
         ConfigError, FeedNotFoundError, FeedFailedError: see `mbaas.join`.

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from mbaas import units
 from mbaas.allocation.threads import divide_threads, straggler_threads
 from mbaas.errors import ConfigError, shown
-from mbaas.fields import Arrays
+from mbaas.fields import Arrays, Packed
 from mbaas.messages import MOST_NAME, ROW
 
 Ints: TypeAlias = NDArray[np.int64]
@@ -237,9 +237,12 @@ class RowPool:
         for part in parts:
             has = part_rows(part, bad_rows)
             entries = np.flatnonzero(np.isin(has, rows, assume_unique=True))
-            out = {name: np.empty((len(entries), *a.shape[1:]), a.dtype) for name, a in part.items() if name != ROW}
+            fixed = {name: column for name, column in part.items() if name != ROW and not isinstance(column, Packed)}
+            out = {name: np.empty((len(entries), *array.shape[1:]), array.dtype) for name, array in fixed.items()}
             chunks += _chunks(part, entries, out, due)
-            picked.append({**out, ROW: has[entries]})
+            # Here and now: what differs in length, such as boxes, has few bytes beside images.
+            packed = {name: column[entries] for name, column in part.items() if isinstance(column, Packed)}
+            picked.append({**out, **packed, ROW: has[entries]})
         await self.run(rank, chunks)
         return picked
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mbaas.fields import Arrays
+from mbaas.fields import Arrays, Column, Packed, concatenated
 from mbaas.messages import ROW
 
 
@@ -40,6 +40,19 @@ def read_only(array: NDArray[Any]) -> NDArray[Any]:
 def is_private(array: NDArray[Any]) -> bool:
     """Tell whether an array of a minibatch is the minibatch's alone."""
     return array.flags.writeable
+
+
+def _shared(column: Column) -> Column:
+    """Return what nobody can write to."""
+    if isinstance(column, Packed):
+        return Packed(read_only(column.values), read_only(column.bounds))
+    return read_only(column)
+
+
+def _own(column: Column) -> Column:
+    """Return a copy, unless it is private already."""
+    is_own = is_private(column.values if isinstance(column, Packed) else column)
+    return column if is_own else column.copy()
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,14 +96,14 @@ class BlockView:
 
     def __init__(self, parts: list[Arrays]) -> None:
         self.rows: NDArray[np.int64] | None = None
-        view_rows = [np.arange(rows_of(parts[0]))]
+        view_rows: list[Any] = [np.arange(rows_of(parts[0]))]
         if all(ROW in part for part in parts):
             rows = self.rows = np.sort(np.concatenate([part[ROW] for part in parts]))
             view_rows = [np.searchsorted(rows, part[ROW]) for part in parts]
         self._set_slices(
             [
                 _PartSlice(
-                    {name: read_only(array) for name, array in part.items() if name != ROW},
+                    {name: _shared(column) for name, column in part.items() if name != ROW},
                     np.arange(rows_of(part)),
                     in_view,
                 )
@@ -132,16 +145,21 @@ class BlockView:
 
 
 def _put_together(slices: list[_PartSlice], start: int, stop: int) -> Arrays:
+    return {name: _column_of(name, slices, start, stop) for name in slices[0].arrays}
+
+
+def _column_of(name: str, slices: list[_PartSlice], start: int, stop: int) -> Column:
+    first = slices[0].arrays[name]
+    if isinstance(first, Packed):  # in the order of parts at first: where a sample lies depends on those before it
+        order = np.argsort(np.concatenate([each.view_rows for each in slices]))
+        return concatenated([each.arrays[name][each.entries] for each in slices])[order]
     # Slices interleave where homes do, so each row is written where it belongs; once, straight into the minibatch.
-    together = {
-        name: np.empty((stop - start, *first.shape[1:]), first.dtype) for name, first in slices[0].arrays.items()
-    }
+    column = np.empty((stop - start, *first.shape[1:]), first.dtype)
     for each in slices:
         views = each.as_views()
-        for name, array in together.items():
-            # Rows that are chosen by their numbers are copied on the way.
-            array[each.view_rows - start] = each.arrays[name][each.entries] if views is None else views[name]
-    return together
+        # Rows that are chosen by their numbers are copied on the way.
+        column[each.view_rows - start] = each.arrays[name][each.entries] if views is None else views[name]
+    return column
 
 
 @dataclass
@@ -183,7 +201,7 @@ class BatchCutter:
         if self.pending:
             left = self.pending[-1]
             taken = left.take(len(left))
-            own = {name: array if is_private(array) else array.copy() for name, array in taken.items()}
+            own = {name: _own(column) for name, column in taken.items()}
             self.pending[-1] = _Remainder(BlockView([own]), 0, rows_of(own))
 
     def cut(self, size: int) -> Arrays:
@@ -204,4 +222,4 @@ class BatchCutter:
 
 
 def _concatenated(pieces: list[Arrays]) -> Arrays:
-    return {name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]}
+    return {name: concatenated([piece[name] for piece in pieces]) for name in pieces[0]}

@@ -215,4 +215,4 @@ def _nbytes(part: Arrays) -> int:
 
 def _no_samples(spec: SampleSpec) -> Arrays:
     """Make a part without rows: a rank may have no sample in a block."""
-    return {**{field.name: field.empty(0) for field in spec.fields}, ROW: np.empty(0, np.int64)}
+    return {**{field.name: field.zeros(0) for field in spec.fields}, ROW: np.empty(0, np.int64)}

@@ -24,7 +24,7 @@ from mbaas.client.part_fetch import BlockFetch
 from mbaas.client.patience import Patience
 from mbaas.client.rpc import ANSWER_S, CALL_TIMEOUT_S, await_restart, call, call_patiently
 from mbaas.errors import ConsumerRemovedError, FeedRestartingError, WaitTimeoutError
-from mbaas.fields import Arrays
+from mbaas.fields import Arrays, memory
 from mbaas.messages import (
     POLL_S,
     Admission,
@@ -306,7 +306,7 @@ class LaneSession(LanePosition[ReceivedBlock]):
     def hold_arrays(self, block: int, parts: list[Arrays]) -> None:
         """Count a block as held from here on, as long as any array of its parts is alive, or a view of one."""
         # No hook of Ray says when a process drops its last view of an object, but NumPy's arrays can be watched.
-        refs = [weakref.ref(_memory_of(array)) for part in parts for array in part.values()]
+        refs = [weakref.ref(_memory_of(each)) for part in parts for column in part.values() for each in memory(column)]
         with self._lock:
             self.hold(block, lambda: any(ref() is not None for ref in refs))
 

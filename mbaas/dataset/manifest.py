@@ -18,7 +18,7 @@ from pyarrow.fs import FileInfo, FileType
 from mbaas.dataset.base import Dataset
 from mbaas.dataset.faults import s3_attempts, said
 from mbaas.dataset.location import Location, join, locate
-from mbaas.dataset.table import PLACE, TableDataset, fingerprint_of
+from mbaas.dataset.table import PLACE, TableDataset, fingerprint_of, integers
 from mbaas.errors import ConfigError, DatasetError, shown
 from mbaas.fields import IMAGE, LABEL, SAMPLE_ID
 
@@ -55,8 +55,9 @@ def read_manifest(
 
     The table is a CSV (``.csv``, ``.tsv``), JSON lines (``.jsonl``, ``.ndjson``, ``.json``) or Parquet (``.parquet``)
     file. Its columns of numbers become `Dataset.fields`: minibatches have them beside the image, as they are in the
-    table, integers, floats or booleans (as uint8) of the same width. Lists of numbers that are equally long become
-    arrays, so a list of zeros and ones can say which labels of many a sample has. A row may name the same file as
+    table, integers, floats or booleans (as uint8) of the same width. Lists of numbers become arrays: one of zeros and
+    ones can say which labels of many a sample has, and a list of lists of four numbers where its boxes are. If they are
+    not equally long, `mbaas.join` says by ``collate`` how minibatches have them. A row may name the same file as
     another one does: it is another sample.
 
     Args:
@@ -179,11 +180,11 @@ class _Columns:
         return _as_numbers(self.table[column].chunk(0)) is not None
 
     def numbers(self, column: str, option: str) -> pa.Array:
-        """Return a column of numbers, or of lists of numbers that are equally long."""
+        """Return a column of numbers, or of lists of numbers."""
         found = self._of(column, option)
         numbers = _as_numbers(found)
         if numbers is None:
-            wanted = "must have numbers, or lists of numbers that are equally long"
+            wanted = "must have numbers, or lists of numbers, or of equally long lists of numbers"
             raise ConfigError(f"column {column!r} of {self.name} {wanted}, got {found.type}", option=option)
         return numbers
 
@@ -218,10 +219,14 @@ def _as_numbers(found: pa.Array) -> pa.Array | None:
     if not (pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)):
         return None
     lengths, values = pc.list_value_length(found), _as_numbers(found.flatten())
-    if found.null_count or values is None or values.null_count or pa.types.is_fixed_size_list(values.type):
+    if found.null_count or values is None or values.null_count or pa.types.is_large_list(values.type):
         return None
     least, most = pc.min(lengths).as_py(), pc.max(lengths).as_py()
-    return pa.FixedSizeListArray.from_arrays(values, most) if least == most and most else None
+    if least == most and most:
+        return pa.FixedSizeListArray.from_arrays(values, most)
+    bounds = np.zeros(len(found) + 1, np.int64)
+    np.cumsum(integers(lengths.cast(pa.int64())), out=bounds[1:])
+    return pa.LargeListArray.from_arrays(pa.array(bounds), values)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from mbaas.dataset.base import Dataset
 from mbaas.dataset.location import join
 from mbaas.dataset.reader import ByteRange, FileReader
-from mbaas.fields import LABEL, Arrays, Field
+from mbaas.fields import LABEL, Arrays, Column, Field, Packed
 from mbaas.order import Ids
 
 _DIGEST_BYTES = 16
@@ -41,8 +41,8 @@ class TableDataset(Dataset):
 
     Attributes:
         table: one row a sample, each column in one chunk: a row is found in constant time, and a pickle has few
-            buffers. The columns are those of `PLACE`, and then one for each field: numbers, or lists of them that are
-            equally long (`pyarrow.list_` with a size).
+            buffers. The columns are those of `PLACE`, and then one for each field: numbers, or lists of them, which
+            have a size (`pyarrow.list_` with one) or differ in length; their items are numbers or lists with a size.
         filesystem: where the files are.
         base: path of `root` within `filesystem`.
         whole_files: each sample ends where its file ends, so a longer file is not the one that was listed.
@@ -58,7 +58,7 @@ class TableDataset(Dataset):
 
     @property
     def fields(self) -> tuple[Field, ...]:
-        return tuple(Field(name, array.shape[1:], array.dtype.name) for name, array in self._values.items())
+        return self._fields
 
     def values(self, sample_ids: Ids) -> Arrays:
         return {name: array[sample_ids] for name, array in self._values.items()}
@@ -113,8 +113,12 @@ class TableDataset(Dataset):
         return integers(self.table["length"].chunk(0))
 
     @cached_property
-    def _values(self) -> dict[str, NDArray[Any]]:
+    def _values(self) -> dict[str, Column]:
         return {name: numbers(self.table[name].chunk(0)) for name in self.table.column_names[len(PLACE) :]}
+
+    @cached_property
+    def _fields(self) -> tuple[Field, ...]:
+        return tuple(Field.of(name, values) for name, values in self._values.items())
 
 
 _Memory = tuple[int, int, list[pa.Buffer | None]]
@@ -133,11 +137,15 @@ def _unpickled(kind: type[TableDataset], given: dict[str, Any]) -> TableDataset:
 
 
 def _column_of(kind: pa.DataType, rows: int, offset: int, buffers: list[pa.Buffer | None]) -> pa.Array:
-    if not pa.types.is_fixed_size_list(kind):
+    if pa.types.is_fixed_size_list(kind):  # buffers of the lists, and then of the numbers in them
+        own, inner, items = buffers[:1], buffers[1:], (offset + rows) * kind.list_size
+    elif pa.types.is_large_list(kind):
+        own, inner = buffers[:2], buffers[2:]
+        items = int(_view(own[1], np.int64, offset + rows, 1)[0])
+    else:
         return pa.Array.from_buffers(kind, rows, buffers, null_count=0, offset=offset)
-    own, *inner = buffers  # of the lists, and of the numbers in them
-    values = _column_of(kind.value_type, (offset + rows) * kind.list_size, 0, inner)
-    return pa.Array.from_buffers(kind, rows, [own], null_count=0, offset=offset, children=[values])
+    values = _column_of(kind.value_type, items, 0, inner)
+    return pa.Array.from_buffers(kind, rows, own, null_count=0, offset=offset, children=[values])
 
 
 def fingerprint_of(table: pa.Table, class_names: Iterable[str]) -> str:
@@ -181,10 +189,14 @@ def _digest_integers(chunks: Iterable[pa.Array]) -> bytes:
 
 def _digest_field(field: pa.Field, chunks: Iterable[pa.Array]) -> bytes:
     digest = blake2b(f"{field.name} {field.type}".encode())
+    lengths = blake2b()
     for chunk in chunks:
         values = numbers(chunk)
+        if isinstance(values, Packed):
+            lengths.update(values.lengths.astype("<i8", copy=False).data)
+            values, _ = values.own()
         digest.update(np.ascontiguousarray(values, values.dtype.newbyteorder("<")).data)
-    return digest.digest()
+    return digest.digest() + (lengths.digest() if pa.types.is_large_list(field.type) else b"")
 
 
 # Views made by hand: `pyarrow.Array.to_numpy` would do for integers, but its first call imports pandas where that is
@@ -197,11 +209,17 @@ def integers(chunk: pa.Array) -> NDArray[np.int64]:
     return _view(data, np.int64, chunk.offset, len(chunk))
 
 
-def numbers(chunk: pa.Array) -> NDArray[Any]:
-    """View the values of an array of numbers, or of equally long lists of numbers, without nulls: [n] or [n, size]."""
+def numbers(chunk: pa.Array) -> Column:
+    """View the values of an array of numbers, or of lists of them, without nulls: [n], [n, size], or packed."""
     if pa.types.is_fixed_size_list(chunk.type):
         size, values = chunk.type.list_size, numbers(chunk.values)
-        return values.reshape(-1, size)[chunk.offset : chunk.offset + len(chunk)]
+        assert isinstance(values, np.ndarray)
+        return values.reshape(-1, size, *values.shape[1:])[chunk.offset : chunk.offset + len(chunk)]
+    if pa.types.is_large_list(chunk.type):
+        _, bounds, *_ = chunk.buffers()
+        values = numbers(chunk.values)
+        assert isinstance(values, np.ndarray)
+        return Packed(values, _view(bounds, np.int64, chunk.offset, len(chunk) + 1))
     _, data = chunk.buffers()
     return _view(data, np.dtype(chunk.type.to_pandas_dtype()), chunk.offset, len(chunk))
 

@@ -31,12 +31,13 @@ PROBE_READS_S = 0.5
 """How long these reads may take together: what has come by then is enough to know that storage is slow."""
 
 
-def first_probe(dataset: Dataset, engine: Engine, fetch_threads: int) -> Probe:
+def first_probe(dataset: Dataset, engine: Engine, known: tuple[Field, ...], fetch_threads: int) -> Probe:
     """Probe the first sample that can be read and prepared, and reading. Each is tried once: the caller may come again.
 
     Args:
         dataset: the samples.
         engine: prepares the sample.
+        known: what prepared samples have of the dataset's fields.
         fetch_threads: how many threads read on a node at the beginning.
 
     Raises:
@@ -52,7 +53,7 @@ def first_probe(dataset: Dataset, engine: Engine, fetch_threads: int) -> Probe:
         except BadSampleError as error:
             errors.append(error)
         else:
-            spec = SampleSpec(made, dataset.fields)
+            spec = SampleSpec(made, known)
             return Probe(spec, sample_s, read_s=_seconds_to_read(dataset, reader, fetch_threads))
     raise next((error for error in errors if may_pass(error)), errors[0])
 

@@ -30,9 +30,11 @@ from mbaas.messages import (
     WorkerLocation,
 )
 from mbaas.placement import PartRequest, Placement, PlacementHistory
+from mbaas.prep.boxes import move_boxes
 from mbaas.prep.devices import choose_gpu
-from mbaas.prep.engine import Engine
+from mbaas.prep.engine import DEFAULT_MAX_PIXELS, Engine
 from mbaas.prep.engines import make_engine
+from mbaas.prep.part_input import plan, read_headers, stages_of
 from mbaas.prep.probe import first_probe
 from mbaas.prep.stall_watchdog import StallWatchdog
 
@@ -127,7 +129,7 @@ class PrepWorker:
         engine = _engine_of(config)
         try:
             with _watchdog_of(config):
-                return first_probe(dataset, engine, fetch_threads)
+                return first_probe(dataset, engine, config.pipeline.known(dataset.fields), fetch_threads)
         finally:
             engine.close()
 
@@ -210,13 +212,14 @@ class PrepWorker:
             # What was fetched while the engine was busy with the block before cost nobody any time.
             fetch_s = max(0.0, started - max(arrived, work.free_since))
             images, rows, bad = _make(work, request, ids, encoded, reasons)
+            if bad and work.brief.config.on_bad_sample != "skip":
+                # The block fails as a whole, with an error that names one sample: no bytes need travel.
+                images, rows, bad = images[:0], rows[:0], bad[:1]
+            ids = ids[rows]
+            known = _known(work, request, ids, encoded, rows)
             del encoded  # so that transient slabs go before Ray copies the answer
             ended = work.free_since = time.perf_counter()
-        if bad and work.brief.config.on_bad_sample != "skip":
-            # The block fails as a whole, with an error that names one sample: no bytes need travel.
-            images, rows, bad = images[:0], rows[:0], bad[:1]
-        ids = ids[rows]
-        arrays = {work.brief.spec.made.name: images, **work.dataset.values(ids), SAMPLE_ID.name: ids}
+        arrays = {work.brief.spec.made.name: images, **known, SAMPLE_ID.name: ids}
         if rows_of_block is not None:
             arrays[ROW] = rows_of_block[rows]
         meta = BlockMeta(
@@ -351,3 +354,15 @@ def _make(
         out, rows = out[good], rows[good]
     bad = [BadSample(int(ids[row]), work.dataset.uri(int(ids[row])), reason) for row, reason in sorted(reasons.items())]
     return out, rows, bad
+
+
+def _known(
+    work: _Work, request: PartRequest, ids: NDArray[np.int64], encoded: EncodedRows, rows: NDArray[np.intp]
+) -> Arrays:
+    """Return what prepared samples, in these rows of a part, have of the dataset's fields."""
+    known, config = work.dataset.values(ids), work.brief.config
+    if (boxes := config.pipeline.boxes) is None:
+        return known
+    part = read_headers([encoded[row] for row in rows], ids, work.epoch_of(request), DEFAULT_MAX_PIXELS)
+    (stages,) = stages_of(config.pipeline.prep)  # one run of transforms: there is no Map among them
+    return move_boxes(boxes, known, part.sizes, plan(stages, config.seed, part.epoch, ids, part.sizes))

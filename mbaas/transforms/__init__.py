@@ -6,6 +6,7 @@ the same. Resampling is bilinear with antialiasing, torchvision's default.
 """
 
 from mbaas.transforms.base import Transform
+from mbaas.transforms.boxes import Boxes
 from mbaas.transforms.color import ColorJitter
 from mbaas.transforms.function import Map
 from mbaas.transforms.geometry import CenterCrop, RandomHorizontalFlip, RandomResizedCrop, Resize
@@ -13,6 +14,7 @@ from mbaas.transforms.normalize import Normalize
 from mbaas.transforms.pipeline import DecodeImage, Pipeline
 
 __all__ = [
+    "Boxes",
     "CenterCrop",
     "ColorJitter",
     "DecodeImage",

@@ -7,8 +7,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
-from mbaas.errors import ConfigError
+from mbaas.errors import ConfigError, shown
+from mbaas.fields import Field
 from mbaas.transforms.base import Size, Transform
+from mbaas.transforms.boxes import Boxes
 from mbaas.transforms.color import ColorJitter
 from mbaas.transforms.function import Map
 from mbaas.transforms.normalize import Normalize
@@ -36,18 +38,38 @@ class Pipeline:
 
     Attributes:
         transforms: all of them, in order; the index of each is the substream of its random numbers.
+        boxes: that lie on the image and move with its pixels, if there are any.
 
     Raises:
-        ConfigError: DecodeImage is not the first or not the only one, or Normalize is not the last.
+        ConfigError: DecodeImage is not the first or not the only one, or Normalize is not the last; boxes with a Map,
+            whose function may move pixels in any way.
     """
 
     transforms: tuple[Transform, ...]
+    boxes: Boxes | None
 
-    def __init__(self, transforms: Iterable[Transform]) -> None:
+    def __init__(self, transforms: Iterable[Transform], *, boxes: Boxes | None = None) -> None:
         object.__setattr__(self, "transforms", _checked(transforms))
+        object.__setattr__(self, "boxes", boxes)
+        if boxes is None:
+            return
+        if not isinstance(boxes, Boxes):
+            raise ConfigError(f"a pipeline's boxes must be a Boxes, got {shown(boxes)}", option="boxes")
+        function = next((each for each in self.transforms if isinstance(each, Map)), None)
+        if function is not None:
+            raise ConfigError(f"{function!r} may move pixels in any way, so a pipeline with it cannot have {boxes!r}")
 
     def __repr__(self) -> str:
-        return f"Pipeline([{', '.join(map(repr, self.transforms))}])"
+        boxes = "" if self.boxes is None else f", boxes={self.boxes!r}"
+        return f"Pipeline([{', '.join(map(repr, self.transforms))}]{boxes})"
+
+    def known(self, fields: tuple[Field, ...]) -> tuple[Field, ...]:
+        """Return what prepared samples have of the dataset's fields.
+
+        Raises:
+            ConfigError: the boxes are not among them.
+        """
+        return fields if self.boxes is None else self.boxes.moved(fields)
 
     @property
     def normalize(self) -> Normalize | None:
@@ -81,7 +103,8 @@ class Pipeline:
     @cached_property
     def fingerprint(self) -> str:
         """32 hex digits, the same in every process: equal when the transforms are (see ``Map.identity``)."""
-        text = "\n".join([_VERSION, *(transform.identity() for transform in self.transforms)])
+        boxes = [] if self.boxes is None else [repr(self.boxes)]
+        text = "\n".join([_VERSION, *(transform.identity() for transform in self.transforms), *boxes])
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 

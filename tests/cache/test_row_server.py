@@ -23,6 +23,7 @@ from mbaas.cache.row_server import (
     plan_threads,
 )
 from mbaas.errors import ConfigError
+from mbaas.fields import Packed
 
 Plan = Callable[[int, Sequence[Queue]], list[int]]
 
@@ -36,6 +37,10 @@ def part(rows: list[int], *, whole: bool = False) -> dict[str, np.ndarray]:
 def test_rows_of_each_part_come_as_a_smaller_part():
     """Parts of 6 rows and one without wanted ones; 90 kB a row, so a thread copies 11 of them at a time."""
     parts = [part(list(range(0, 60, 2))), part([1, 3, 9]), part([61])]
+    for one in parts:  # sample r has r % 3 boxes
+        lengths = one["row"] % 3
+        bounds = np.concatenate([[0], np.cumsum(lengths)])
+        one["boxes"] = Packed(np.repeat(one["row"], lengths), bounds)
     rows, pool = np.array([0, 3, 8, *range(20, 50)]), RowPool(threads=2)
     try:
         got = asyncio.run(pool.pick("r", parts, rows, np.empty(0, np.int64), left_s=0.0))
@@ -45,6 +50,9 @@ def test_rows_of_each_part_come_as_a_smaller_part():
     for one in got:
         assert (one["sample_id"] == one["row"] + 100).all()
         assert (one["image"] == one["row"].astype(np.uint8)[:, None, None]).all()
+        values, bounds = one["boxes"].own()
+        assert values.tolist() == np.repeat(one["row"], one["row"] % 3).tolist()
+        assert np.diff(bounds).tolist() == (one["row"] % 3).tolist()
 
 
 def test_a_whole_block_without_its_bad_rows():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mbaas.client.batches import BatchCutter, BlockView
-from mbaas.fields import Arrays
+from mbaas.fields import Arrays, Packed
 
 
 def part(rows: list[int], *, whole: bool = False) -> dict[str, np.ndarray]:
@@ -117,3 +117,36 @@ def test_what_is_left_of_a_block_of_one_part_holds_it_no_more():
     left = cutter.cut(2)
     assert left["sample_id"].tolist() == [101, 102]
     assert not np.shares_memory(left["image"], block["image"])
+
+
+def boxes_of(rows: list[int]) -> Packed:
+    """Sample 100 + r has r % 3 boxes, all of whose numbers are r."""
+    lengths = np.array(rows, np.int64) % 3
+    values = np.repeat(np.array(rows, np.float32), lengths)[:, None] * np.ones(4, np.float32)
+    return Packed(values, np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64))
+
+
+def test_values_that_differ_in_length_go_with_their_samples():
+    """From two parts that interleave, from rows of one, and across blocks; nobody can write to what is shared."""
+    parts = [part(rows) | {"boxes": boxes_of(rows)} for rows in ([1, 4, 5], [0, 2, 7])]
+    whole = part([8, 9, 10], whole=True) | {"boxes": boxes_of([8, 9, 10])}
+    cutter = cutter_of(*parts)
+    cutter.put(BlockView([whole]).only(np.array([0, 2])))
+    cutter.put(BlockView([whole]))
+    for size, rows in ((2, [0, 1]), (3, [2, 4, 5]), (3, [7, 8, 10]), (2, [8, 9]), (1, [10])):
+        taken = cutter.cut(size)
+        assert taken["sample_id"].tolist() == [100 + row for row in rows]
+        boxes, wanted = taken["boxes"].own(), boxes_of(rows)
+        np.testing.assert_array_equal(boxes[0], wanted.values)
+        assert boxes[1].tolist() == wanted.bounds.tolist()
+        assert taken["boxes"].values.flags.writeable == taken["image"].flags.writeable
+
+
+def test_what_is_left_of_a_block_is_copied_with_values_that_differ_in_length():
+    whole = part([3, 4, 5], whole=True) | {"boxes": boxes_of([3, 4, 5])}
+    cutter = cutter_of(whole)
+    cutter.cut(1)
+    cutter.detach_copy()
+    taken = cutter.cut(2)
+    assert taken["boxes"].own()[1].tolist() == [0, 1, 3]
+    assert not np.shares_memory(taken["boxes"].values, whole["boxes"].values)

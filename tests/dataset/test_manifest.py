@@ -120,6 +120,23 @@ def test_a_pickle_has_the_same_values_and_a_copy_elsewhere_the_same_fingerprint(
     assert len({data.fingerprint, *(other.fingerprint for other in others)}) == 4
 
 
+@pytest.mark.parametrize("ending", [".jsonl", ".parquet"])
+def test_lists_that_are_not_equally_long_are_packed(folder: Path, ending: str) -> None:
+    """Boxes, none in the last image, and tokens; a copy that was pickled has them, too, also of a part of a table."""
+    boxes = [[[0.5, 1.0, 2.0, 3.0]], [[1.0, 1.0, 2.0, 2.0], [0.0, 0.0, 4.0, 4.0]], []]
+    tokens = [[7], [], [8, 9]]
+    rows = [{"uri": "a/1.png", "boxes": box, "tokens": token} for box, token in zip(boxes, tokens, strict=True)]
+    data = read_manifest(written(folder, ending, rows))
+    assert data.fields == (Field("boxes", (None, 4), "float64", 2), Field("tokens", (None,), "int64", 2))
+    for each in (data, pickle.loads(pickle.dumps(data, protocol=5))):
+        values = each.values(np.array([1, 2, 0]))
+        assert values["boxes"].lengths.tolist() == [2, 0, 1]
+        assert values["boxes"].values.tolist() == [*boxes[1], *boxes[0]]
+        assert values["tokens"].values.tolist() == [8, 9, 7]
+    others = [rows, [{**rows[0], "tokens": []}, {**rows[1], "tokens": [7]}, rows[2]]]
+    assert len({read_manifest(written(folder, ending, each)).fingerprint for each in others}) == 2
+
+
 def test_images_that_are_listed_or_named_are_the_same_dataset(folder: Path) -> None:
     listed = read_images(folder)
     rows = [{"path": "a/1.png", "label": "a"}, {"path": "b/2.png", "label": "b"}]
@@ -146,18 +163,18 @@ def test_files_may_lie_elsewhere_and_lengths_be_known(folder: Path, tmp_path: Pa
         ({}, {"label": "Kind"}, r"has no column 'Kind'; it has uri,"),
         ({}, {"uri": "age"}, r"column 'age' of .* must be text, got int64"),
         ({}, {"fields": "age"}, r"fields must be a list of columns, such as \['age'\], got 'age'$"),
-        ({}, {"fields": ["note"]}, r"column 'note' of .* must have numbers, or lists of numbers .* got string"),
+        ({}, {"fields": ["note"]}, r"column 'note' of .* must have numbers, or lists of numbers, .* got string"),
         ({}, {"length": "weight"}, r"column 'weight' .* whole numbers of bytes, at least 0: they are double"),
         ({"age": -3}, {"length": "age"}, r"column 'age' .* whole numbers of bytes, at least 0: the least is -3"),
         ({"image": 1}, {"fields": ["image"]}, r"a field must not be called 'image', which minibatches have already"),
-        ({"tags": [1]}, {"fields": ["tags"]}, r"column 'tags' .* that are equally long, got list"),
+        ({"tags": [[1], [1, 2]]}, {"fields": ["tags"]}, r"column 'tags' .* or of equally long lists .*, got list"),
     ],
 )  # fmt: skip
 def test_a_column_that_cannot_be_is_named(folder: Path, change: dict[str, Any], options: Any, told: str) -> None:
     path = written(
         folder,
         ".parquet",
-        [{**ROWS[0], **change}, *[{**row, **({"image": 1} if "image" in change else {})} for row in ROWS[1:]]],
+        [{**ROWS[0], **change}, *[{**row, **({} if "age" in change else change)} for row in ROWS[1:]]],
     )
     with pytest.raises(ConfigError, match=told):
         read_manifest(path, **options)

@@ -34,7 +34,7 @@ def data(tmp_path: Path) -> Dataset:
 @pytest.fixture
 def probe(data: Dataset) -> Callable[[], Probe]:
     engine = make_engine("cpu", T.Pipeline([T.DecodeImage()]), seed=0)
-    return lambda: first_probe(data, engine, 8)
+    return lambda: first_probe(data, engine, data.fields, 8)
 
 
 def test_the_first_good_sample_is_enough(data: Dataset, probe: Callable[[], Probe]) -> None:
@@ -51,12 +51,12 @@ def test_files_that_are_too_large_are_passed_over_and_named_if_there_is_nothing_
         os.truncate(data.uri(number), 64 << 30)
     listed = bounded(mbaas.read_images(data.root))
     engine = make_engine("cpu", T.Pipeline([T.DecodeImage()]), seed=0)
-    assert first_probe(listed, engine, 8).spec.made.shape == (16, 16, 3)
+    assert first_probe(listed, engine, listed.fields, 8).spec.made.shape == (16, 16, 3)
     for number in range(3, SAMPLES):
         os.truncate(data.uri(number), 64 << 30)
     listed = bounded(mbaas.read_images(data.root))
     with pytest.raises(BadSampleError, match=r"68,719,476,736 bytes, over the limit of 1,073,741,824 bytes") as caught:
-        first_probe(listed, engine, 8)
+        first_probe(listed, engine, listed.fields, 8)
     assert caught.value.uri == data.uri(0)
 
 
@@ -116,7 +116,7 @@ def test_what_a_node_takes_to_read_a_sample_is_measured(
     slow.reader.side_effect = lambda: Slow(data.reader(), seconds, stuck, release)
     began = time.monotonic()
     try:
-        found = first_probe(slow, make_engine("cpu", T.Pipeline([T.DecodeImage()]), seed=0), threads)
+        found = first_probe(slow, make_engine("cpu", T.Pipeline([T.DecodeImage()]), seed=0), slow.fields, threads)
     finally:
         release.set()
     assert least <= found.read_s <= most

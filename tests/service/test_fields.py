@@ -17,6 +17,9 @@ import pytest
 
 import mbaas
 from mbaas import transforms as T
+from mbaas.client.collate import check_names
+from mbaas.fields import Field
+from mbaas.messages import SampleSpec
 
 SAMPLES = 203
 
@@ -31,6 +34,11 @@ def rows() -> dict[str, Any]:
     }
 
 
+def boxes_of(sample: int) -> np.ndarray:
+    """Up to three boxes."""
+    return np.full((sample % 4, 4), sample, np.float32)
+
+
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> mbaas.Dataset:
     """Images of one colour each, a number to predict, another, and a list of labels."""
@@ -42,6 +50,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> mbaas.Dataset:
         "age": known["age"],
         "label": known["label"],
         "tags": pa.FixedSizeListArray.from_arrays(known["tags"].ravel(), 3),
+        "boxes": pa.array([boxes_of(number).tolist() for number in range(SAMPLES)], pa.list_(pa.list_(pa.float32()))),
     }
     pq.write_table(pa.table(columns), folder / "train.parquet")
     return mbaas.read_manifest(folder / "train.parquet")
@@ -55,11 +64,14 @@ def feed(ray_session: None, data: mbaas.Dataset) -> Iterator[mbaas.Feed]:
 
 def check(batch: dict[str, Any]) -> None:
     ids, known = np.asarray(batch["sample_id"]), rows()
-    assert [*batch] == ["image", "label", "age", "tags", "sample_id"]
+    assert {*batch} == {"image", "label", "age", "tags", "boxes", "sample_id"}
     for name, values in known.items():
         np.testing.assert_array_equal(np.asarray(batch[name]), values[ids])
         assert np.asarray(batch[name]).dtype == values.dtype
     assert (np.asarray(batch["image"]) == ids[:, None, None, None]).all()
+    assert len(batch["boxes"]) == len(ids)
+    for boxes, sample in zip(batch["boxes"], ids.tolist(), strict=True):
+        np.testing.assert_array_equal(np.asarray(boxes), boxes_of(sample))
 
 
 @pytest.mark.parametrize("format", ["torch", "numpy"])
@@ -87,6 +99,38 @@ def test_a_loader_that_is_restored_gets_the_rest_with_the_same_fields(feed: mbaa
             check(batch)
             seen.append(batch["sample_id"].tolist())
     assert sorted(chain.from_iterable(seen)) == list(range(SAMPLES))
+
+
+@pytest.mark.parametrize("format", ["torch", "numpy"])
+@pytest.mark.parametrize("batch_size", [20, 7])
+def test_values_that_differ_in_length_come_as_the_loader_is_asked_to(
+    feed: mbaas.Feed, format: str, batch_size: int
+) -> None:
+    options = {"format": format, "batch_size": batch_size}
+    with (
+        mbaas.join(feed.name, "pads", collate="pad", **options) as padded,
+        mbaas.join(feed.name, "packs", collate="packed", **options) as packed,
+    ):
+        for pads, packs in zip(padded, packed, strict=True):
+            ids = np.asarray(pads["sample_id"])
+            np.testing.assert_array_equal(np.asarray(packs["sample_id"]), ids)
+            np.testing.assert_array_equal(np.asarray(pads["boxes_length"]), ids % 4)
+            bounds = np.asarray(packs["boxes_bounds"])
+            assert tuple(pads["boxes"].shape) == (len(ids), (ids % 4).max(), 4)
+            assert bounds.tolist() == [0, *np.cumsum(ids % 4)]
+            for row, sample in enumerate(ids.tolist()):
+                wanted = boxes_of(sample)
+                np.testing.assert_array_equal(np.asarray(packs["boxes"])[bounds[row] : bounds[row + 1]], wanted)
+                np.testing.assert_array_equal(np.asarray(pads["boxes"])[row, : sample % 4], wanted)
+                assert not np.asarray(pads["boxes"])[row, sample % 4 :].any()
+
+
+def test_a_way_that_there_is_not_and_a_name_that_is_taken_are_named(feed: mbaas.Feed, data: mbaas.Dataset) -> None:
+    with pytest.raises(mbaas.ConfigError, match=r'^collate must be "list", "pad" or "packed", got \'stack\'$'):
+        mbaas.join(feed.name, collate="stack")  # type: ignore[arg-type]
+    known = (Field("boxes", (None, 4), "float32", 3), Field("boxes_length", (), "int64"))
+    with pytest.raises(mbaas.ConfigError, match=r"^collate='pad' adds 'boxes_length' .* is a field of this feed"):
+        check_names(SampleSpec(Field("image", (8, 8, 3), "uint8"), known), "pad")
 
 
 def test_a_feed_without_labels_gives_images_and_ids_alone(ray_clean: None, data: mbaas.Dataset) -> None:

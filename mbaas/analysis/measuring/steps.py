@@ -20,6 +20,7 @@ import numpy as np
 
 from mbaas.analysis.measuring.effort import Effort, repeated
 from mbaas.analysis.quantity import Quantity, measured
+from mbaas.client.collate import collating
 from mbaas.client.convert import Minibatch, make_converter
 from mbaas.errors import ConfigError
 from mbaas.fields import SAMPLE_ID
@@ -109,12 +110,11 @@ def synthetic_batch(
 ) -> Minibatch:
     """Make a minibatch of noise as the loader would give it, on the device."""
     draw = np.random.default_rng(0)
-    made = spec.made
-    shape = (batch_size, *made.shape)
-    noise = draw.integers(0, 256, shape, np.uint8) if made.dtype == "uint8" else draw.random(shape).astype(made.dtype)
-    known = {field.name: np.zeros((batch_size, *field.shape), field.dtype) for field in spec.known}
-    arrays = {made.name: noise, **known, SAMPLE_ID.name: np.arange(batch_size)}
-    converter = make_converter(format, device, normalize)
+    noise = spec.made.empty(batch_size)
+    noise[:] = draw.integers(0, 256, noise.shape) if noise.dtype == np.uint8 else draw.random(noise.shape)
+    known = {field.name: field.zeros(batch_size) for field in spec.known}
+    arrays = {spec.made.name: noise, **known, SAMPLE_ID.name: np.arange(batch_size)}
+    converter = collating(make_converter(format, device, normalize), spec, "list")
     return converter.finish(converter.start(arrays))
 
 

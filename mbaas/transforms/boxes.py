@@ -1,0 +1,72 @@
+"""Boxes: which field of a sample has them, and how they are written."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias, get_args
+
+from mbaas.errors import ConfigError, shown
+from mbaas.fields import Field
+from mbaas.transforms import checks
+
+BoxFormat: TypeAlias = Literal["xyxy", "xywh", "cxcywh"]
+"""Left, top, right, bottom; left, top, width, height (COCO's); centre, width, height."""
+
+
+@dataclass(frozen=True)
+class Boxes:
+    """Boxes that lie on the image: crops, resizing and mirror images move them with its pixels.
+
+    As torchvision's (v2) transforms do: a box is clipped to the window, and one of which less than ``min_size`` pixels
+    are left is dropped (`SanitizeBoundingBoxes`). Coordinates are pixels of the upright image, and may be fractions;
+    the left edge of the first pixel is 0.
+
+    Args:
+        field: the dataset's field that has them: floats [k, 4] for each sample.
+        format: "xyxy", "xywh" or "cxcywh".
+        beside: fields that have a value for each box, such as its class; where a box is dropped, so is its value.
+        min_size: least width and height of a box after all transforms, in pixels.
+    """
+
+    field: str = "boxes"
+    format: BoxFormat = "xyxy"
+    beside: tuple[str, ...] = ()
+    min_size: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.format not in get_args(BoxFormat):
+            raise checks.refused("Boxes's format", 'must be "xyxy", "xywh" or "cxcywh"', self.format)
+        beside: object = self.beside  # an object, or type checkers would take the check below for needless
+        if isinstance(beside, str) or not all(isinstance(name, str) for name in self.beside):
+            raise checks.refused("Boxes's beside", "must hold names of fields", beside)
+        object.__setattr__(self, "beside", tuple(self.beside))
+        if checks.number("Boxes's min_size", self.min_size) < 0:
+            raise checks.refused("Boxes's min_size", "must not be negative", self.min_size)
+
+    def moved(self, fields: tuple[Field, ...]) -> tuple[Field, ...]:
+        """Return the fields of a prepared sample, of which there may be fewer values than in the dataset.
+
+        Raises:
+            ConfigError: there is no such field, or it has no boxes or no value for each.
+        """
+        by_name = {field.name: field for field in fields}
+        for name in (self.field, *self.beside):
+            if name not in by_name:
+                raise ConfigError(
+                    f"Boxes names the field {shown(name)}, but samples have {', '.join(by_name) or 'none'}"
+                )
+            if not by_name[name].shape:
+                raise ConfigError(f"field {name!r} must have a value for each box, but has one for each sample")
+        boxes = by_name[self.field]
+        if boxes.shape[1:] != (4,) or not boxes.dtype.startswith("float"):
+            shape = ["k" if length is None else length for length in boxes.shape]
+            raise ConfigError(f"field {self.field!r} must have boxes, float [k, 4], got {boxes.dtype} {shape}")
+        return tuple(_packed(field) if field.name in (self.field, *self.beside) else field for field in fields)
+
+
+def _packed(field: Field) -> Field:
+    """Return the field as one whose values may be fewer."""
+    if field.is_packed:
+        return field
+    longest, *tail = field.shape
+    return replace(field, shape=(None, *tail), longest=longest or 0)

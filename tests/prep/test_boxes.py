@@ -1,0 +1,168 @@
+"""Boxes move with the pixels under them: a white rectangle on black shows where they must be."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+
+from mbaas import transforms as T
+from mbaas.errors import ConfigError, DatasetError
+from mbaas.fields import Arrays, Field, Packed
+from mbaas.messages import EngineName
+from mbaas.prep.boxes import move_boxes
+from mbaas.prep.engines import make_engine
+from mbaas.prep.part_input import Flips, plan, stages_of
+from mbaas.transforms.base import Windows
+
+SEED, SAMPLES = 7, 40
+
+PIPELINES = {
+    "crop": [T.RandomResizedCrop(48, scale=(0.3, 1.0))],
+    "crop, mirror, colour": [T.RandomResizedCrop((40, 56)), T.RandomHorizontalFlip(), T.ColorJitter(0.1)],
+    "mirror, resize, crop": [T.RandomHorizontalFlip(), T.Resize(50), T.CenterCrop(44)],
+    "padded": [T.CenterCrop((120, 130)), T.RandomHorizontalFlip(p=1.0)],
+    "two crops": [T.RandomResizedCrop(64), T.RandomHorizontalFlip(), T.RandomResizedCrop(32, scale=(0.5, 1.0))],
+}
+
+
+def rectangles() -> tuple[list[bytes], np.ndarray, np.ndarray]:
+    """PNGs of different sizes with one rectangle each, their sizes, and the rectangles' edges."""
+    rng, encoded, sizes, edges = np.random.default_rng(1), [], [], []
+    for _ in range(SAMPLES):
+        height, width = rng.integers(60, 100, 2).tolist()
+        top, left = rng.integers(0, 30, 2).tolist()
+        bottom, right = top + int(rng.integers(15, 30)), left + int(rng.integers(15, 30))
+        image = np.zeros((height, width, 3), np.uint8)
+        image[top:bottom, left:right] = 255
+        encoded.append(cv2.imencode(".png", image)[1].tobytes())
+        sizes.append((height, width))
+        edges.append((left, top, right, bottom))
+    return encoded, np.array(sizes), np.array(edges, np.float32)
+
+
+def written(edges: np.ndarray, format: str) -> np.ndarray:
+    left, top, right, bottom = edges.T
+    if format == "xywh":
+        return np.stack([left, top, right - left, bottom - top], axis=1)
+    if format == "cxcywh":
+        return np.stack([(left + right) / 2, (top + bottom) / 2, right - left, bottom - top], axis=1)
+    return edges
+
+
+@pytest.mark.parametrize("engine", ["cpu", "dali"])
+@pytest.mark.parametrize("format", ["xyxy", "xywh", "cxcywh"])
+@pytest.mark.parametrize("name", PIPELINES)
+def test_a_box_is_where_its_pixels_are(name: str, format: Any, engine: EngineName) -> None:
+    encoded, sizes, edges = rectangles()
+    boxes = T.Boxes(format=format, beside=("classes",), min_size=3.0)
+    pipeline = T.Pipeline([T.DecodeImage(), *PIPELINES[name]], boxes=boxes)
+    ids, epoch, shape = np.arange(SAMPLES), 3, pipeline.output_shape
+    assert shape is not None
+    images = np.empty((SAMPLES, *shape), np.uint8)
+    made = make_engine(engine, pipeline, seed=SEED)
+    assert made.prepare(encoded, ids, epoch, images) == []
+    made.close()
+    # The second box of each sample has no size, and so is never delivered.
+    values = np.repeat(written(edges, format), 2, axis=0)
+    values[1::2] = written(np.repeat(edges[:, :2], 2, axis=0).reshape(-1, 4), format)
+    known: Arrays = {
+        "boxes": Packed(values, 2 * np.arange(SAMPLES + 1)),
+        "classes": np.stack([ids, ids + 100], axis=1),
+        "age": ids,
+    }
+    (stages,) = stages_of(pipeline.prep)
+    moved = move_boxes(boxes, known, sizes, plan(stages, SEED, epoch, ids, sizes))
+    assert moved["age"] is ids
+    found, dropped = moved["boxes"], 0
+    assert found.dtype == np.float32
+    for row in range(SAMPLES):
+        ys, xs = np.nonzero(images[row, :, :, 0] > 127)
+        box = found[row : row + 1].own()[0]
+        if not len(box):
+            dropped += 1
+            assert not len(xs) or min(np.ptp(xs), np.ptp(ys)) <= 3
+            continue
+        (values_of_box,) = box
+        assert written(np.array([[xs.min(), ys.min(), xs.max() + 1, ys.max() + 1]]), format)[0] == pytest.approx(
+            values_of_box, abs=1.5
+        )
+        assert moved["classes"][row : row + 1].own()[0].tolist() == [row]
+    assert dropped < SAMPLES / 2
+
+
+def test_boxes_are_clipped_and_dropped_if_little_is_left() -> None:
+    """The image is 10 wide; a window of 4x4 at (3, 2) is doubled; one of two samples is mirrored then."""
+    boxes = T.Boxes(min_size=2.0)
+    values = np.array([[0, 0, 10, 10], [6.5, 0, 20, 3], [0, 0, 2, 2], [4, 3, 5, 4.75], [4, 3, 4.5, 5]], np.float64)
+    known: Arrays = {"boxes": Packed(np.concatenate([values, values]), np.array([0, 5, 10]))}
+    sizes = np.array([[8, 10], [8, 10]])
+    window = Windows(np.array([[2, 3, 4, 4]] * 2), np.array([[8, 8]] * 2))
+    moved = move_boxes(boxes, known, sizes, [window, Flips(np.array([False, True]))])["boxes"]
+    assert moved[0:1].own()[0].tolist() == [[0, 0, 8, 8], [2, 2, 4, 5.5]]
+    assert moved[1:2].own()[0].tolist() == [[0, 0, 8, 8], [4, 2, 6, 5.5]]
+
+
+def test_a_sample_without_boxes_stays_one() -> None:
+    known: Arrays = {"boxes": Packed(np.zeros((0, 4), np.float32), np.zeros(3, np.int64))}
+    moved = move_boxes(T.Boxes(), known, np.array([[8, 8]] * 2), [])["boxes"]
+    assert (len(moved), moved.lengths.tolist()) == (2, [0, 0])
+
+
+def test_values_that_are_not_one_for_each_box_are_named() -> None:
+    known: Arrays = {"boxes": Packed(np.zeros((3, 4)), np.array([0, 1, 3])), "classes": np.zeros((2, 1), np.int64)}
+    with pytest.raises(DatasetError, match=r"^field 'classes' must .* but one has 2 boxes and 1 values$"):
+        move_boxes(T.Boxes(beside=("classes",)), known, np.array([[8, 8]] * 2), [])
+
+
+FIELDS = (Field("boxes", (None, 4), "float32", 9), Field("fixed", (3, 4), "float64"), Field("label", (), "int64"))
+
+
+def test_what_is_delivered_may_be_fewer_boxes_than_the_dataset_has() -> None:
+    assert T.Pipeline([T.DecodeImage()]).known(FIELDS) == FIELDS
+    fixed = T.Pipeline([T.DecodeImage()], boxes=T.Boxes("fixed", beside=("boxes",))).known(FIELDS)
+    assert fixed == (FIELDS[0], Field("fixed", (None, 4), "float64", 3), FIELDS[2])
+
+
+@pytest.mark.parametrize(
+    ("boxes", "told"),
+    [
+        (T.Boxes("bboxes"), r"^Boxes names the field 'bboxes', but samples have boxes, fixed, label$"),
+        (T.Boxes("label"), r"^field 'label' must have a value for each box, but has one for each sample$"),
+        (T.Boxes(beside=("label",)), r"^field 'label' must have a value for each box, but has one for each sample$"),
+    ],
+)
+def test_fields_that_are_no_boxes_are_named(boxes: T.Boxes, told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        boxes.moved(FIELDS)
+    with pytest.raises(ConfigError, match=r"^field 'b' must have boxes, float \[k, 4\], got int64 \['k', 4\]$"):
+        T.Boxes("b").moved((Field("b", (None, 4), "int64", 2),))
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (lambda: T.Boxes(format="yxyx"), r"^Boxes's format must be .*, got 'yxyx'$"),  # type: ignore[arg-type]
+        (lambda: T.Boxes(beside="classes"), r"^Boxes's beside must hold names"),  # type: ignore[arg-type]
+        (lambda: T.Boxes(min_size=-1), r"^Boxes's min_size must not be negative, got -1$"),
+        (lambda: T.Pipeline([T.DecodeImage()], boxes="boxes"), r"boxes must be a Boxes, got 'boxes'$"),  # type: ignore[arg-type]
+        (
+            lambda: T.Pipeline([T.DecodeImage(), T.Map(np.flip)], boxes=T.Boxes()),  # type: ignore[arg-type]
+            r"may move pixels in any way, so a pipeline with it cannot have Boxes\(",
+        ),
+    ],
+)
+def test_settings_that_cannot_be_are_named(make: Any, told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        make()
+
+
+def test_images_are_the_same_with_and_without_boxes_and_the_fingerprint_is_another() -> None:
+    """Random numbers go by a transform's place in the pipeline, where boxes have none."""
+    transforms = [T.DecodeImage(), T.RandomHorizontalFlip()]
+    plain, boxed = T.Pipeline(transforms), T.Pipeline(transforms, boxes=T.Boxes())
+    assert plain.transforms == boxed.transforms
+    assert plain.fingerprint != boxed.fingerprint
+    assert eval(repr(boxed), vars(T)) == boxed
