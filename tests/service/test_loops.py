@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import pickle
 
 import pytest
 from service_feeds import SAMPLES
@@ -38,13 +37,6 @@ def test_close_may_be_called_twice_and_ends_iteration(plain):
         iter(loader)
     with pytest.raises(mbaas.StateError, match="'me' is closed"):
         loader.load_state_dict({})
-
-
-def test_a_loader_that_is_pickled_says_what_to_do_instead(plain):
-    with mbaas.join(plain.name, consumer="me", format="numpy") as loader:
-        with pytest.raises(mbaas.StateError, match=r"cannot be pickled: call mbaas.join\('plain'\), or .*get_loader"):
-            pickle.dumps(loader)
-        assert record_epoch(loader).flaws(range(SAMPLES)) == []
 
 
 def test_a_loader_that_is_forgotten_leaves_the_feed(plain):
