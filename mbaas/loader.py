@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 import uuid
 import weakref
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import ray
@@ -21,12 +22,13 @@ from mbaas.client.convert import Converter, Minibatch, make_converter
 from mbaas.client.heartbeat import Heartbeat
 from mbaas.client.join import feed_info, open_stream
 from mbaas.client.ledger import EpochProgress
+from mbaas.client.numbered import MinibatchNumbers, NumberedMinibatches, as_it_is
 from mbaas.client.saved_state import STATE_VERSION, SavedState, read_state, resumption, schema
 from mbaas.client.sharding import BatchEnd, BlockShard, RankSharding
 from mbaas.client.stalls import StreamStats
 from mbaas.client.stream import Block, Stream
 from mbaas.client.successor import Find, await_successor
-from mbaas.errors import ConfigError, FeedGoneError, StateError
+from mbaas.errors import ConfigError, FeedGoneError, StateError, shown
 from mbaas.fields import Arrays
 from mbaas.messages import (
     MUCH_LEFT_OUT,
@@ -68,10 +70,20 @@ class Loader:
     up, and if it has fewer samples than there are ranks, it is left out, because a rank without a sample has no mean
     loss.
 
+    Trainers get it in the place of a DataLoader. It has what they ask one for: `len`, `batch_size`, `drop_last`,
+    `dataset`, `sampler`, `batch_sampler`, `collate_fn`, `set_epoch`, `state_dict`. It is none, so they neither share it
+    out between ranks nor shuffle it once more. A pickle of it, when it is loaded, joins the feed again where the loader
+    stood; a name is one consumer, so under the same name it takes the loader's place.
+
     Attributes:
         ledger: what the last finished epoch held against what it had to hold (of this rank), or None.
         epoch: number of epochs that were finished or left.
+        collate_fn: returns what it is given: a loader's minibatches are put together already.
+        prefetch_factor: None, as of a DataLoader without workers.
     """
+
+    collate_fn = staticmethod(as_it_is)
+    prefetch_factor = None
 
     def __init__(
         self,
@@ -79,6 +91,7 @@ class Loader:
         name: ConsumerName,
         *,
         find: Find,
+        again: Callable[..., Loader],
         batch_size: int | None,
         format: str,
         device: Any,
@@ -89,7 +102,10 @@ class Loader:
     ) -> None:
         self._joined_at, self._born = time.perf_counter(), time.time_ns()
         make_converter(format, device, None)  # an unknown form is refused before the feed hears of this consumer
-        self._coordinator, self._name, self._find = coordinator, name, find
+        if format == "torch":
+            _make_known_to_torch()
+        self._pid = os.getpid()
+        self._coordinator, self._name, self._find, self._again = coordinator, name, find, again
         self._format, self._device, self._collate, self._wait_timeout_s = format, device, collate, wait_timeout_s
         self._begins_now = start == "now"
         self._info = feed_info(coordinator, name, wait_timeout_s)
@@ -134,7 +150,7 @@ class Loader:
             batch_size=self._batch_size,
             rank=self._name.rank,
             world_size=self._name.world_size,
-            drop_last=self._drop_last,
+            drop_last=self.drop_last,
             is_certain=self._info.settings.on_bad_sample == "raise",
             resumed=resumed,
         )
@@ -178,11 +194,7 @@ class Loader:
     def __len__(self) -> int:
         """Return the minibatches in an epoch (of this rank); where bad samples are left out the last may be missing."""
         whole, rest = divmod(self._info.order.num_samples, self._batch_size)
-        return whole + (rest >= self._name.world_size and not self._drop_last)
-
-    @property
-    def _drop_last(self) -> bool:
-        return self._info.settings.drop_last
+        return whole + (rest >= self._name.world_size and not self.drop_last)
 
     def __iter__(self) -> Iterator[Minibatch]:
         """Begin an epoch, or go on in the one that `load_state_dict` named; give up a loop that was left half-way."""
@@ -260,7 +272,7 @@ class Loader:
             cutter.put(samples)
             del samples
             for end in shard.ends:
-                is_last = (shard.is_last and end is shard.ends[-1]) or self._too_few_follow(end)
+                is_last = (shard.is_last and end is shard.ends[-1]) or self._too_few_follow(end.position)
                 if is_last:
                     # The variable of a trial's loop outlives it: as a view, the last minibatch would hold the block.
                     cutter.detach_copy()
@@ -270,10 +282,10 @@ class Loader:
                 self._stream.look_ahead()
             cutter.detach_copy()  # what is left goes into the next block's first minibatch, and this block may go
 
-    def _too_few_follow(self, end: BatchEnd) -> bool:
-        """Whether the samples behind a minibatch are too few for another one, however many of them are good."""
-        needed = self._batch_size if self._drop_last else self._name.world_size
-        return self._info.order.num_samples - end.position < needed
+    def _too_few_follow(self, position: int) -> bool:
+        """Whether the samples behind a place in the epoch are too few for a minibatch, even if all of them are good."""
+        needed = self._batch_size if self.drop_last else self._name.world_size
+        return self._info.order.num_samples - position < needed
 
     def _shards(self) -> Iterator[tuple[BlockView, BlockShard]]:
         """Yield this rank's samples of each block of the rest of the current epoch, and where its minibatches end."""
@@ -327,6 +339,11 @@ class Loader:
         self._heartbeat.beat()  # now, because this may be the trial's last epoch, and nobody would ask for a block
 
     def _check_open(self) -> None:
+        if os.getpid() != self._pid:
+            raise StateError(
+                f"loader of consumer {str(self._name)!r} belongs to process {self._pid}, this is {os.getpid()}: the "
+                "feed's prep workers do what workers of a DataLoader would do, so let it have none (num_workers=0)"
+            )
         if self._closed:
             raise StateError(f"loader of consumer {str(self._name)!r} is closed; join the feed again")
 
@@ -413,6 +430,62 @@ class Loader:
             )
         return saved, Start(found.start, resumed=found), (found, row)
 
+    # ---- for trainers, which know DataLoaders ----
+
+    @property
+    def minibatches(self) -> int:
+        """How many minibatches of the epoch this loader handed out, or those before it whose state it loaded."""
+        return -(-self._progress.position // self._batch_size)
+
+    @property
+    def batch_size(self) -> int:
+        """Samples in a minibatch, over all ranks of a trial; an epoch's last one may have fewer."""
+        return self._batch_size
+
+    @property
+    def drop_last(self) -> bool:
+        """Whether the feed leaves out an epoch's last minibatch if it is not full."""
+        return self._info.settings.drop_last
+
+    @property
+    def dataset(self) -> NumberedMinibatches:
+        """What stands for a dataset: its length is the number of samples in an epoch, over all ranks."""
+        # a new one each time, for kept here it would keep the loader alive
+        return NumberedMinibatches(self, samples=self._info.order.num_samples)
+
+    @property
+    def batch_sampler(self) -> MinibatchNumbers:
+        """The numbers of an epoch's minibatches, by which a trainer that resumes leaves out those that it had.
+
+        It is for `accelerate.skip_first_batches`, with which Hugging Face's Trainer resumes: of a loader whose state
+        was loaded nothing is read again.
+        """
+        return MinibatchNumbers(self)
+
+    @property
+    def sampler(self) -> Loader:
+        """The loader itself: trainers look here for `set_epoch`."""
+        return self
+
+    def set_epoch(self, epoch: int) -> None:  # noqa: ARG002 - samplers shuffle by it
+        """Hear that an epoch begins, or goes on after a restart; the order does not depend on it.
+
+        A state that was saved during the step on an epoch's last minibatch is that epoch's end, and the loop after it
+        would yield nothing. A trainer that calls this has counted that epoch already, so the loader passes on to the
+        next one.
+        """
+        self._check_open()
+        self._at_end = None
+        if not self._has_begun and self._progress.position and self._too_few_follow(self._progress.position):
+            for _ in self._run_epoch(self._loop):
+                pass
+
+    def __getitem__(self, number: object) -> NoReturn:
+        raise ConfigError(
+            f"a loader gives minibatches one after the other, not by number, got {shown(number)}: iterate over it, or "
+            'join with format="torch" for DataLoader(loader, batch_size=None)'
+        )
+
     # ---- for the service and for people ----
 
     @property
@@ -473,15 +546,34 @@ class Loader:
     def __exit__(self, *exc_info: object) -> None:
         self.close()
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[Any, ...]:
+        self._check_open()
+        return _join_again, (self._again, self.state_dict())
+
+    def __copy__(self) -> NoReturn:
         raise StateError(
-            f"a loader belongs to its process and cannot be pickled: call mbaas.join({self._info.settings.name!r}), or "
-            "tune_integration.get_loader in a trial, where it is used; a checkpoint keeps loader.state_dict()"
+            f"a loader cannot be copied, because a copy would take the place of consumer {str(self._name)!r}: call "
+            f"mbaas.join({self._info.settings.name!r}) with another name; a checkpoint keeps loader.state_dict()"
         )
+
+    def __deepcopy__(self, memo: object) -> NoReturn:
+        self.__copy__()
 
     def __repr__(self) -> str:
         feed, name = self._info.settings.name, str(self._name)
         return f"Loader(feed={feed!r}, consumer={name!r}, batch_size={self._batch_size}, epoch={self.epoch})"
+
+
+def _join_again(again: Callable[..., Loader], state: dict[str, Any]) -> Loader:
+    """Load a pickled loader."""
+    return again(state=state)
+
+
+def _make_known_to_torch() -> None:
+    """Have DataLoader iterate over a loader instead of asking it for samples by number."""
+    from torch.utils.data import IterableDataset  # here: trials on NumPy do without
+
+    IterableDataset.register(Loader)  # no base class, because that would be imported with this module
 
 
 def _own_samples(samples: BlockView, shard: BlockShard) -> BlockView:

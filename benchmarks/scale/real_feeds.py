@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -145,9 +146,11 @@ class WatchedTrial:
             self._handle,
             ConsumerName(consumer),
             find=_nobody,
+            again=partial(mbaas.join, feed, consumer),
             batch_size=None,
             format="numpy",
             device=None,
+            collate="list",
             start="epoch",
             wait_timeout_s=ANSWER_S,
         )

@@ -103,6 +103,28 @@ def test_a_late_trial_begins_at_once_and_nothing_is_made_twice(feed: mbaas.Feed,
     assert feed.status().inexact_epochs == 0
 
 
+def test_a_trainer_that_counted_an_epoch_that_began_in_the_middle_passes_its_end(
+    feed: mbaas.Feed, trials: Trials, tmp_path: Path
+) -> None:
+    """The state is that of the step on the epoch's last minibatch."""
+    first = first_of(trials)
+    with first.going_on(tmp_path / "stop", range(SAMPLES)):
+        with join(feed, "late") as late:
+            for batch in late:
+                del batch
+                state = late.state_dict()
+            ended = late.ledger
+        assert state["begin"] > 0
+        with join(feed, "late", state=state) as late:
+            late.set_epoch(1)
+            assert late.epoch == 1
+            assert late.ledger is not None
+            assert ended is not None
+            assert (late.ledger.samples, late.ledger.id_hash) == (SAMPLES, ended.id_hash)
+            assert record_epoch(late).flaws(range(SAMPLES)) == []
+            assert late.epoch == 2
+
+
 def test_a_state_of_an_epoch_that_began_in_the_middle_goes_on_exactly_there(
     feed: mbaas.Feed, trials: Trials, tmp_path: Path
 ) -> None:

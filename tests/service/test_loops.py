@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import pickle
+from dataclasses import replace
 
 import pytest
 from service_feeds import SAMPLES
@@ -38,13 +38,6 @@ def test_close_may_be_called_twice_and_ends_iteration(plain):
         iter(loader)
     with pytest.raises(mbaas.StateError, match="'me' is closed"):
         loader.load_state_dict({})
-
-
-def test_a_loader_that_is_pickled_says_what_to_do_instead(plain):
-    with mbaas.join(plain.name, consumer="me", format="numpy") as loader:
-        with pytest.raises(mbaas.StateError, match=r"cannot be pickled: call mbaas.join\('plain'\), or .*get_loader"):
-            pickle.dumps(loader)
-        assert record_epoch(loader).flaws(range(SAMPLES)) == []
 
 
 def test_a_loader_that_is_forgotten_leaves_the_feed(plain):
@@ -88,6 +81,27 @@ def test_an_epoch_is_over_for_a_trainer_that_counts_its_minibatches(plain, resee
             assert loader.state_dict()["position"] == record.ledger.samples, "what is saved during the step is its end"
         assert next(batches, None) is None, "a loop that does ask hears that there is none"
         assert loader.epoch == 3
+
+
+@pytest.mark.parametrize("batch_size", [64, 600], ids=["the feed's", "most of an epoch"])
+@pytest.mark.parametrize("drops_last", [False, True])
+def test_set_epoch_passes_the_end_of_an_epoch_that_a_trainer_has_counted(plain, reseeded, batch_size, drops_last):
+    """The state is that of the step on the last minibatch, behind which samples are left with ``drop_last``."""
+    feed = reseeded if drops_last else plain
+    with mbaas.join(feed.name, consumer="stopped", format="numpy", batch_size=batch_size) as loader:
+        batches = iter(loader)
+        for _ in range(len(loader)):
+            next(batches)
+        state, ended = loader.state_dict(), loader.ledger
+        del batches
+    with mbaas.join(feed.name, consumer="stopped", format="numpy", batch_size=batch_size, state=state) as loader:
+        loader.set_epoch(1)
+        assert loader.epoch == 1
+        assert replace(loader.ledger, seconds=0.0) == replace(ended, seconds=0.0)
+        record = record_epoch(loader)
+        assert record.ledger.exact
+        assert sum(record.sizes) == (SAMPLES // batch_size * batch_size if drops_last else SAMPLES)
+    assert feed.status().inexact_epochs == 0
 
 
 def test_a_loop_that_was_begun_and_gave_nothing_yet_is_no_lost_epoch(plain):

@@ -1,0 +1,67 @@
+"""The examples of trainers as people run them: each is stopped in the middle of an epoch and goes on."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+LIMIT_S = 110
+EXACT = [str(epoch) for epoch in range(5)]
+
+
+def run(name: str) -> str:
+    """What an example prints, on a Ray of its own."""
+    with tempfile.TemporaryDirectory(prefix="ex", dir="/tmp", ignore_cleanup_errors=True) as folder:
+        ended = subprocess.run(
+            [sys.executable, str(EXAMPLES / name)],
+            env={
+                **os.environ,
+                "PYTHONPATH": str(EXAMPLES.parent),
+                "TMPDIR": folder,
+                "HOME": folder,
+                "RAY_ADDRESS": "local",
+            },
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_S,
+        )
+        assert not list(Path(folder).glob("tmp*")), "what it wrote is gone"
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "Traceback" not in ended.stderr
+    return ended.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["train_torch.py", "train_accelerate.py"])
+def test_own_loops_go_on_after_a_stop(name: str) -> None:
+    out = run(name)
+    assert re.findall(r"^epoch (\d): .*, exact: True$", out, re.MULTILINE) == EXACT
+    assert out.index("epoch 1") < out.index("stopped, and on") < out.index("epoch 2")
+
+
+@pytest.mark.slow
+def test_lightning_resumes() -> None:
+    ends = re.findall(r"epoch (\d): ([\d.]+)% right, loader.ledger.exact=True", run("train_lightning.py"))
+    assert [epoch for epoch, _ in ends] == ["3", "5"]
+    assert float(ends[-1][1]) > 90
+
+
+@pytest.mark.slow
+def test_the_trainer_of_hugging_face_resumes() -> None:
+    """45 steps are an epoch; 100 were made before, and the third epoch ends 35 later."""
+    out = run("train_transformers.py")
+    assert re.findall(r"'eval_loss'.*?'epoch': '(\d)'", out) == ["1", "2", "3", "4", "5"]
+    assert len(re.findall(r"'train_runtime'", out)) == 2
+
+
+def test_each_is_short() -> None:
+    lines = {path.name: len(path.read_text().splitlines()) for path in EXAMPLES.glob("train_*.py")}
+    assert len(lines) == 4
+    assert max(lines.values()) <= 40

@@ -1,0 +1,30 @@
+"""The feeds that trainers use side by side: one to train on, one to validate with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from trainer_feeds import BATCH, SAMPLES, SIDE, warm
+
+import mbaas
+from mbaas import transforms as T
+from mbaas.dataset import synthetic
+
+SCALE = T.Normalize((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+
+
+@pytest.fixture(scope="module")
+def training(ray_session: None) -> Iterator[mbaas.Feed]:
+    pipeline = T.Pipeline([T.DecodeImage(), T.RandomHorizontalFlip(), SCALE])
+    data = synthetic(SAMPLES, height=SIDE, width=SIDE)
+    with mbaas.serve("training", data, pipeline, batch_size=BATCH, prep_workers=1, staging_bytes=1 << 20) as feed:
+        yield warm(feed)
+
+
+@pytest.fixture(scope="module")
+def validating(ray_session: None) -> Iterator[mbaas.Feed]:
+    data = synthetic(SAMPLES, height=SIDE, width=SIDE)
+    options = {"batch_size": BATCH, "prep_workers": 1, "shuffle": False, "staging_bytes": 1 << 20}
+    with mbaas.serve("validating", data, T.Pipeline([T.DecodeImage(), SCALE]), **options) as feed:
+        yield warm(feed)

@@ -1,0 +1,104 @@
+"""A loader with accelerate: `prepare` leaves it as it is, and its state is saved with everything else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from accelerate import Accelerator, skip_first_batches
+from accelerate.state import AcceleratorState, GradientState, PartialState
+from trainer_feeds import EVERY, STEPS, ids_of, join, loss_of, model, read
+
+pytestmark = pytest.mark.usefixtures("ray_clean")
+
+
+@pytest.fixture
+def accelerator() -> Iterator[Accelerator]:
+    """One that knows nothing of those of other tests."""
+    yield Accelerator(cpu=True)
+    for state in (AcceleratorState, GradientState, PartialState):
+        state._reset_state()
+
+
+def test_prepare_neither_shards_nor_shuffles_nor_reads_ahead(training, accelerator):
+    with join(training, "prepared") as loader:
+        assert accelerator.prepare(loader) is loader
+        for number, _ in enumerate(loader, 1):
+            assert loader.state_dict()["position"] == min(number * 16, len(EVERY)), "no minibatch is read ahead"
+        assert loader.ledger.exact
+
+
+@pytest.mark.parametrize("minibatches", [0, 5, STEPS])
+def test_save_state_and_load_state_go_on_exactly(training, accelerator, tmp_path, minibatches):
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    with join(training, "saved") as loader:
+        net, optimizer, loader = accelerator.prepare(net, optimizer, loader)
+        accelerator.register_for_checkpointing(loader)
+        loop, before = iter(loader), []
+        for _ in range(minibatches):
+            batch = next(loop)
+            before += ids_of(batch)
+            accelerator.backward(loss_of(net, batch))
+            optimizer.step()
+            optimizer.zero_grad()
+        accelerator.save_state(tmp_path)
+        del loop
+    with join(training, "saved") as loader:
+        again = Accelerator(cpu=True)
+        again.prepare(net, optimizer, loader)
+        again.register_for_checkpointing(loader)
+        again.load_state(tmp_path)
+        assert loader.epoch == 0
+        rest = read(loader)
+        assert sorted(before + rest) == EVERY
+        assert loader.ledger.exact
+        assert sorted(read(loader)) == EVERY
+        assert loader.epoch == 2
+
+
+def test_gradients_accumulate_over_the_ends_of_epochs(training, accelerator):
+    """accelerate knows the end of its own DataLoaders only: 4 epochs of 13 minibatches are 13 steps of 4."""
+    accelerator.gradient_accumulation_steps = 4
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    steps = 0
+    with join(training, "accumulating") as loader:
+        net, optimizer, loader = accelerator.prepare(net, optimizer, loader)
+        for _ in range(4):
+            for batch in loader:
+                with accelerator.accumulate(net):
+                    accelerator.backward(loss_of(net, batch))
+                    optimizer.step()
+                    optimizer.zero_grad()
+                    steps += accelerator.sync_gradients
+            assert loader.ledger.exact
+    assert steps == 13
+
+
+def test_skip_first_batches_of_a_loader_that_loaded_its_state_reads_the_rest(training, accelerator):
+    with join(training, "skipping") as loader:
+        loop = iter(loader)
+        before = [number for _ in range(5) for number in ids_of(next(loop))]
+        state = loader.state_dict()
+        del loop
+    with join(training, "skipping", state=state) as loader:
+        skipping = skip_first_batches(loader, 5)
+        assert len(skipping) == STEPS - 5
+        assert sorted(before + read(skipping)) == EVERY
+        assert loader.ledger.exact
+
+
+def test_ranks_share_every_minibatch_once(training):
+    """As processes of accelerate join: each with its index, and the number of them."""
+    loaders = [join(training, "processes", rank=rank, world_size=2) for rank in range(2)]
+    shares: list[list[int]] = [[], []]
+    for batches in zip(*loaders, strict=True):
+        for share, batch in zip(shares, batches, strict=True):
+            share += ids_of(batch)
+    assert sorted(shares[0] + shares[1]) == EVERY
+    assert abs(len(shares[0]) - len(shares[1])) <= 1
+    for loader in loaders:
+        assert loader.ledger.exact
+        loader.close()

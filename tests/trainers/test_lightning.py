@@ -1,0 +1,179 @@
+"""A loader in Lightning's `Trainer.fit`: each of the trainer's epochs is one of the loader's, also after a restart."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import lightning
+import pytest
+import torch
+from lightning.pytorch.callbacks import Callback
+from trainer_feeds import EVERY, SAMPLES, STEPS, finished, ids_of, join, loss_of, model
+
+import mbaas
+from support.waiting import wait_until
+
+pytestmark = [
+    pytest.mark.usefixtures("ray_clean"),
+    pytest.mark.filterwarnings("ignore:::lightning"),  # of its own old calls, and of few workers and rare logs
+]
+
+EPOCHS = 3
+EXACT = dict.fromkeys(range(EPOCHS), EVERY)
+
+
+class Net(lightning.LightningModule):
+    """Notes the ids of the samples that it saw in each of the trainer's epochs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = model()
+        self.seen: dict[int, list[int]] = defaultdict(list)
+        self.validated: list[int] = []
+
+    def training_step(self, batch: dict[str, Any], number: int) -> torch.Tensor:
+        self.seen[self.current_epoch] += ids_of(batch)
+        return loss_of(self.net, batch)
+
+    def validation_step(self, batch: dict[str, Any], number: int) -> None:
+        self.validated += ids_of(batch)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+
+class EndOfRunError(Exception):
+    """What ends a run after its checkpoint."""
+
+
+class Save(Callback):
+    """Saves a checkpoint in one of the trainer's hooks, and ends the run."""
+
+    def __init__(self, path: Path, hook: str, epoch: int, number: int = STEPS - 1) -> None:
+        self._path, self._at = path, (hook, epoch, number)
+
+    def _reach(self, trainer: lightning.Trainer, hook: str, number: int = STEPS - 1) -> None:
+        if (hook, trainer.current_epoch, number) == self._at and not trainer.sanity_checking:
+            trainer.save_checkpoint(self._path)
+            raise EndOfRunError
+
+    def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self._reach(trainer, "batch", batch_idx)
+
+    def on_train_epoch_end(self, trainer: Any, module: Any) -> None:
+        self._reach(trainer, "epoch")
+
+    def on_validation_end(self, trainer: Any, module: Any) -> None:
+        self._reach(trainer, "validation", trainer.fit_loop.epoch_loop.batch_idx)
+
+
+@pytest.fixture
+def trainer(tmp_path: Path) -> Callable[..., lightning.Trainer]:
+    quiet = dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary", "enable_checkpointing"), False)
+
+    def make(**options: Any) -> lightning.Trainer:
+        return lightning.Trainer(
+            **{
+                "max_epochs": EPOCHS,
+                "accelerator": "cpu",
+                "devices": 1,
+                "default_root_dir": tmp_path,
+                **quiet,
+                **options,
+            }
+        )
+
+    return make
+
+
+@pytest.fixture
+def validation(validating: mbaas.Feed) -> Iterator[mbaas.Loader]:
+    with join(validating, "lightning") as loader:
+        yield loader
+
+
+def sorted_epochs(*models: Net) -> dict[int, list[int]]:
+    """What several runs saw together in each epoch."""
+    together: dict[int, list[int]] = defaultdict(list)
+    for each in models:
+        for epoch, ids in each.seen.items():
+            together[epoch] += ids
+    return {epoch: sorted(ids) for epoch, ids in together.items()}
+
+
+def test_each_epoch_is_exact_and_so_is_each_validation(training, validation, trainer):
+    net = Net()
+    with join(training, "whole") as loader:
+        trainer(num_sanity_val_steps=2).fit(net, loader, validation)
+        assert loader.epoch == EPOCHS
+        wait_until(lambda: len(finished(training, "whole")) == EPOCHS, "the ledgers have arrived")
+    assert sorted_epochs(net) == EXACT
+    assert all(exact for _, exact in finished(training, "whole"))
+    assert sorted(net.validated[-EPOCHS * SAMPLES :]) == sorted(EVERY * EPOCHS), "after two minibatches of the check"
+
+
+@pytest.mark.parametrize("validates", [False, True], ids=["alone", "validating"])
+@pytest.mark.parametrize(
+    "place",
+    [("batch", 0, 4), ("batch", 1, 0), ("batch", 1, 7), ("batch", 0, STEPS - 1), ("batch", 1, STEPS - 1)],
+    ids=["in the middle", "first minibatch", "in the middle of the second", "last minibatch", "last of the second"],
+)
+def test_a_run_resumes_exactly_where_it_was_saved(training, validation, trainer, tmp_path, place, validates):
+    path, nets = tmp_path / "saved.ckpt", (Net(), Net())
+    loaders = [validation] if validates else []
+    with join(training, "resumed") as loader:
+        with pytest.raises(EndOfRunError):
+            trainer(callbacks=[Save(path, *place)]).fit(nets[0], loader, *loaders)
+    with join(training, "resumed") as loader:
+        trainer().fit(nets[1], loader, *loaders, ckpt_path=path)
+        assert loader.epoch == EPOCHS
+        assert loader.ledger.exact
+    assert sorted_epochs(*nets) == EXACT
+
+
+@pytest.mark.parametrize("place", [("epoch", 0), ("epoch", 1), ("validation", 0), ("validation", 1)], ids=str)
+def test_a_run_resumes_between_two_epochs(training, validation, trainer, tmp_path, place):
+    """Lightning loads no loader's state from a checkpoint of `on_train_epoch_end`, so it is given to `join`."""
+    path, nets = tmp_path / "saved.ckpt", (Net(), Net())
+    with join(training, "between") as loader:
+        with pytest.raises(EndOfRunError):
+            trainer(callbacks=[Save(path, *place)]).fit(nets[0], loader, validation)
+    (state,) = torch.load(path)["loops"]["fit_loop"]["state_dict"]["combined_loader"]
+    with join(training, "between", state=state) as loader:
+        trainer().fit(nets[1], loader, validation, ckpt_path=path)
+        assert loader.epoch == EPOCHS
+    assert sorted_epochs(*nets) == EXACT
+
+
+def test_a_run_resumes_after_a_validation_in_the_middle_of_an_epoch(training, validation, trainer, tmp_path):
+    path, nets, often = tmp_path / "saved.ckpt", (Net(), Net()), {"val_check_interval": 5}
+    with join(training, "often") as loader:
+        with pytest.raises(EndOfRunError):
+            trainer(callbacks=[Save(path, "validation", 1, 4)], **often).fit(nets[0], loader, validation)
+    with join(training, "often") as loader:
+        trainer(**often).fit(nets[1], loader, validation, ckpt_path=path)
+    assert sorted_epochs(*nets) == EXACT
+
+
+def test_accumulated_gradients_step_at_the_end_of_each_epoch(training, trainer):
+    net = Net()
+    with join(training, "accumulating") as loader:
+        runs = trainer(accumulate_grad_batches=4)
+        runs.fit(net, loader)
+    assert sorted_epochs(net) == EXACT
+    assert runs.global_step == EPOCHS * -(-STEPS // 4)
+
+
+def test_a_run_of_so_many_steps_ends_in_the_middle_of_an_epoch_and_the_next_one_begins_a_whole_one(training, trainer):
+    net = Net()
+    with join(training, "counted") as loader:
+        trainer(max_steps=STEPS + 3).fit(net, loader)
+        assert {epoch: len(ids) for epoch, ids in net.seen.items()} == {0: SAMPLES, 1: 3 * 16}
+        assert loader.state_dict()["position"] == 3 * 16
+        again = Net()
+        trainer(max_epochs=1).fit(again, loader)
+        assert sorted_epochs(again) == {0: EVERY}
+        assert loader.epoch == 3, "one whole, one left, one whole"

@@ -1,0 +1,153 @@
+"""A loader in Hugging Face's `Trainer`: as its train and evaluation DataLoader, over stops and restarts."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import pytest
+import torch
+from trainer_feeds import BATCH, EVERY, SAMPLES, STEPS, finished, join, model
+from transformers import Trainer, TrainerCallback, TrainingArguments
+
+import mbaas
+from support.waiting import wait_until
+
+pytestmark = pytest.mark.usefixtures("ray_clean")
+
+EPOCHS = 3
+
+
+class Net(torch.nn.Module):
+    """Notes the ids of the samples in each minibatch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = model()
+        self.trained: list[list[int]] = []
+        self.evaluated: list[int] = []
+
+    def forward(self, image: torch.Tensor, label: torch.Tensor, sample_id: torch.Tensor) -> dict[str, torch.Tensor]:
+        if self.training:
+            self.trained.append(sample_id.tolist())
+        else:
+            self.evaluated += sample_id.tolist()
+        logits = self.net(image)
+        return {"loss": torch.nn.functional.cross_entropy(logits, label), "logits": logits}
+
+
+class FeedTrainer(Trainer):
+    """What users write; the example sets the two methods instead."""
+
+    def __init__(self, loader: mbaas.Loader, validation: mbaas.Loader, **options: Any) -> None:
+        super().__init__(eval_dataset=validation.dataset, **options)
+        self._loaders = loader, validation
+
+    def get_train_dataloader(self) -> Any:
+        return self._loaders[0]
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
+        return self._loaders[1]
+
+
+class SaveLoader(TrainerCallback):
+    """Saves the loader's state beside the trainer's, and stops at a step."""
+
+    def __init__(self, stop_at: int = 0) -> None:
+        self._stop_at = stop_at
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        if state.global_step == self._stop_at:
+            control.should_save = control.should_training_stop = True
+
+    def on_save(self, args: Any, state: Any, control: Any, train_dataloader: Any, **others: Any) -> None:
+        path = Path(args.output_dir, f"checkpoint-{state.global_step}", "loader.json")
+        path.write_text(json.dumps(train_dataloader.state_dict()))
+
+
+@pytest.fixture
+def validation(validating: mbaas.Feed) -> Iterator[mbaas.Loader]:
+    with join(validating, "transformers") as loader:
+        yield loader
+
+
+@pytest.fixture
+def trainer(tmp_path: Path, validation: mbaas.Loader) -> Callable[..., FeedTrainer]:
+    def make(net: Net, loader: mbaas.Loader, *, stop_at: int = 0, **options: Any) -> FeedTrainer:
+        quiet = {"report_to": "none", "disable_tqdm": True, "logging_strategy": "no", "save_strategy": "no"}
+        given: dict[str, Any] = {
+            "num_train_epochs": EPOCHS,
+            "label_names": ["label"],
+            "use_cpu": True,
+            **quiet,
+            **options,
+        }
+        settings = TrainingArguments(str(tmp_path), per_device_train_batch_size=loader.batch_size, **given)
+        return FeedTrainer(loader, validation, model=net, args=settings, callbacks=[SaveLoader(stop_at)])
+
+    return make
+
+
+def sorted_epochs(*nets: Net) -> list[list[int]]:
+    """The ids of each epoch's minibatches, over several runs."""
+    minibatches = [ids for net in nets for ids in net.trained]
+    return [sorted(chain.from_iterable(minibatches[at : at + STEPS])) for at in range(0, len(minibatches), STEPS)]
+
+
+def test_each_epoch_is_exact_and_it_counts_samples_right(training, trainer, validation):
+    net = Net()
+    with join(training, "whole") as loader:
+        runs = trainer(net, loader)
+        assert runs.num_examples(loader) == SAMPLES
+        runs.train()
+        assert runs.state.global_step == EPOCHS * STEPS
+        wait_until(lambda: len(finished(training, "whole")) == EPOCHS, "the ledgers have arrived")
+    assert sorted_epochs(net) == [EVERY] * EPOCHS
+    assert all(exact for _, exact in finished(training, "whole"))
+
+
+@pytest.mark.parametrize("accumulated", [1, 3])
+@pytest.mark.parametrize("place", ["middle", "end", "second"])
+def test_a_run_resumes_exactly_where_it_was_saved(training, trainer, tmp_path, place, accumulated):
+    updates = -(-STEPS // accumulated)
+    stop_at = {"middle": 2, "end": updates, "second": updates + 3}[place]
+    nets = Net(), Net()
+    with join(training, "resumed") as loader:
+        trainer(nets[0], loader, stop_at=stop_at, gradient_accumulation_steps=accumulated).train()
+    saved = tmp_path / f"checkpoint-{stop_at}"
+    state = json.loads((saved / "loader.json").read_text())
+    with join(training, "resumed", state=state) as loader:
+        runs = trainer(nets[1], loader, gradient_accumulation_steps=accumulated)
+        runs.train(resume_from_checkpoint=str(saved))
+        assert runs.state.global_step == EPOCHS * updates
+        assert loader.epoch == EPOCHS
+        assert loader.ledger.exact
+    assert sorted_epochs(*nets) == [EVERY] * EPOCHS
+    assert nets[0].trained
+    assert nets[1].trained
+
+
+def test_it_evaluates_every_few_steps_with_a_second_feed(training, trainer, validation):
+    net = Net()
+    with join(training, "evaluating") as loader:
+        runs = trainer(net, loader, eval_strategy="steps", eval_steps=5, num_train_epochs=1)
+        runs.train()
+    assert sorted_epochs(net) == [EVERY]
+    assert sorted(net.evaluated) == sorted(EVERY * 3), "after 5 steps, after 10 and at the end"
+    assert validation.ledger.exact
+
+
+def test_a_run_of_so_many_steps_ends_in_the_middle_of_an_epoch(training, trainer):
+    net = Net()
+    with join(training, "counted") as loader:
+        trainer(net, loader, max_steps=STEPS + 3).train()
+        assert loader.state_dict()["position"] == 3 * BATCH
+        assert loader.epoch == 1
+    assert sorted_epochs(net)[0] == EVERY
+    assert len(net.trained) == STEPS + 3

@@ -1,0 +1,52 @@
+"""What the trainers of these tests train on, and what they saw of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+import mbaas
+
+SAMPLES, BATCH = 203, 16
+STEPS = -(-SAMPLES // BATCH)
+"""Minibatches in an epoch: 13, the last one of 11 samples."""
+
+SIDE, CLASSES = 8, 10
+EVERY = list(range(SAMPLES))
+
+
+def join(feed: mbaas.Feed, consumer: str, **options: Any) -> mbaas.Loader:
+    return mbaas.join(feed.name, consumer, wait_timeout_s=60, **options)
+
+
+def warm(feed: mbaas.Feed) -> mbaas.Feed:
+    """Run one epoch, so that no test changes what the caches hold."""
+    with join(feed, "warm") as loader:
+        read(loader)
+    return feed
+
+
+def ids_of(batch: dict[str, Any]) -> list[int]:
+    return [int(number) for number in batch["sample_id"]]
+
+
+def read(loader: Iterable[dict[str, Any]]) -> list[int]:
+    """The ids of an epoch, or of the rest of one."""
+    return [number for batch in loader for number in ids_of(batch)]
+
+
+def model() -> torch.nn.Module:
+    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * SIDE * SIDE, CLASSES))
+
+
+def loss_of(model: torch.nn.Module, batch: dict[str, Any]) -> torch.Tensor:
+    return torch.nn.functional.cross_entropy(model(batch["image"]), batch["label"])
+
+
+def finished(feed: mbaas.Feed, consumer: str) -> list[tuple[int, bool]]:
+    """The epochs of which the feed has a ledger of the consumer's, and whether it is exact."""
+    table = feed.ledger()
+    rows = zip(*(table[name].to_pylist() for name in ("consumer", "epoch", "exact")), strict=True)
+    return [(epoch, exact) for name, epoch, exact in rows if name == consumer]
