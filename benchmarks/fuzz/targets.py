@@ -98,6 +98,9 @@ def images() -> dict[str, bytes]:
         "png palette": (photo.convert("P"), "PNG", {}),
         "png alpha": (photo.convert("RGBA"), "PNG", {}),
         "png 16 bits": (Image.fromarray(np.asarray(photo.convert("L")).astype(np.uint16) * 256), "PNG", {}),
+        "webp": (photo, "WEBP", {}),
+        "webp turned": (photo.convert("RGBA"), "WEBP", {"lossless": True, "exif": exif}),
+        "webp animated": (photo, "WEBP", {"save_all": True, "append_images": [photo.rotate(90)]}),
         "png animated": (photo, "PNG", {"save_all": True, "append_images": [photo.rotate(90)]}),
     }
     encoded = {}
