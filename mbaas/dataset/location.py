@@ -58,13 +58,21 @@ def _is_utf8(text: str) -> bool:
     return True
 
 
-def _from_uri(uri: str) -> Location:
+def without_secrets(uri: str) -> str:
+    """Return what a message may say of a URI: it may carry a key and its secret before the @, and options in its query.
+
+    Raises:
+        DatasetError: it is no URI.
+    """
     try:
         parts = urlsplit(uri)
     except ValueError as error:  # [ without ]
         raise DatasetError(f"cannot open a URI that begins with {uri.partition('://')[0]}://: {error}") from None
-    # A URI may carry a key and its secret before the @, and options, which are nobody else's business, in its query.
-    shown = parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment="").geturl().rstrip("/")
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment="").geturl().rstrip("/")
+
+
+def _from_uri(uri: str) -> Location:
+    shown = without_secrets(uri)
     try:
         filesystem, base = pyarrow.fs.FileSystem.from_uri(uri)
     except (OSError, pa.ArrowException) as error:
