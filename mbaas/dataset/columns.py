@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 from mbaas.dataset.faults import said
 from mbaas.errors import ConfigError, DatasetError, shown
 from mbaas.fields import IMAGE, LABEL, SAMPLE_ID
+from mbaas.units import counted
 
 _TAKEN = (IMAGE, SAMPLE_ID.name, "row")
 """Names that a minibatch has for other things."""
@@ -116,3 +117,24 @@ def as_numbers(found: pa.Array) -> pa.Array | None:
         return None
     least, most = pc.min(lengths).as_py(), pc.max(lengths).as_py()
     return pa.FixedSizeListArray.from_arrays(values, most) if least == most and most else None
+
+
+def gathered(name: str, parts: Sequence[tuple[pa.Table, pa.Table]]) -> tuple[list[pa.Array], Columns]:
+    """Put together what was found in each shard: the columns of `PLACE`, and columns of values.
+
+    Args:
+        name: of all together; for messages.
+        parts: of each shard two tables with a row for each sample.
+
+    Raises:
+        DatasetError: there is no sample; the values of a column are of different kinds.
+    """
+    places = pa.concat_tables([place for place, _ in parts]).combine_chunks()
+    if not len(places):
+        raise DatasetError(f"{name}: no sample is in {counted(len(parts), 'shard')}")
+    try:
+        # A number may be written as 1 in one shard and as 1.5 in another.
+        values = pa.concat_tables([value for _, value in parts], promote_options="permissive").combine_chunks()
+    except pa.ArrowException as error:
+        raise DatasetError(f"{name}: a column has values of another kind in another shard: {said(error)}") from error
+    return [column.chunk(0) for column in places.columns], Columns(name, values)

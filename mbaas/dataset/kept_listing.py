@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +13,7 @@ import pyarrow as pa
 import pyarrow.fs
 
 from mbaas.dataset.columns import as_numbers
-from mbaas.dataset.location import Location, locate
+from mbaas.dataset.location import Location, locate, written_whole
 from mbaas.dataset.table import PLACE, fingerprint_of, integers, table_of
 from mbaas.errors import DatasetError
 from mbaas.fields import LABEL
@@ -59,30 +57,25 @@ def keep_listing(listing: Listing, path: str | os.PathLike[str]) -> None:
     where = locate(path, None)
     about = {"version": VERSION, "root": listing.root, "class_names": listing.class_names}
     about |= {"fingerprint": listing.fingerprint, "files": listing.files, **listing.options}
-    partial = f"{where.base}.{uuid.uuid4().hex}.part"
     try:
-        parquet.write_table(
-            listing.table.replace_schema_metadata({KEY: json.dumps(about)}),
-            partial,
-            filesystem=where.filesystem,
-            compression="zstd",
-        )
-        where.filesystem.move(partial, where.base)
-    except BaseException as error:  # Ctrl-C, too: half a file would stay for ever, for nobody knows its name
-        with contextlib.suppress(OSError):
-            where.filesystem.delete_file(partial)
-        if isinstance(error, (OSError, pa.ArrowException)):
-            raise DatasetError(f"cannot write the listing {where.root}: {error}") from error
-        raise
+        with written_whole(where.filesystem, where.base) as partial:
+            parquet.write_table(
+                listing.table.replace_schema_metadata({KEY: json.dumps(about)}),
+                partial,
+                filesystem=where.filesystem,
+                compression="zstd",
+            )
+    except (OSError, pa.ArrowException) as error:
+        raise DatasetError(f"cannot write the listing {where.root}: {error}") from error
 
 
 def recall_listing(
-    path: str | os.PathLike[str], *, writer: str, root: str, options: Mapping[str, Any], fields: Sequence[str]
+    path: str | os.PathLike[str], *, writer: str, root: str, options: Mapping[str, Any], fields: Sequence[str] | None
 ) -> Listing | None:
     """Read a listing that ``writer`` kept of some root, with some options; None if the file is not there.
 
     Args:
-        fields: names of the columns that it must have beside those of `PLACE`.
+        fields: names of the columns that it must have beside those of `PLACE`; None: any.
 
     Raises:
         DatasetError: it cannot be read, is none, or is of something else; the message says how to go on.
@@ -126,11 +119,12 @@ def _about(where: Location, table: pa.Table, writer: str, options: Mapping[str, 
 
 
 def _checked(
-    where: Location, table: pa.Table, class_names: tuple[str, ...], fields: Sequence[str], writer: str
+    where: Location, table: pa.Table, class_names: tuple[str, ...], fields: Sequence[str] | None, writer: str
 ) -> pa.Table:
     """Check the rows of a file: each is used as it is from here on."""
     table = table.replace_schema_metadata(None).combine_chunks()
     place = pa.schema(list(table.schema)[: len(PLACE)])
+    fields = table.schema.names[len(PLACE) :] if fields is None else fields
     if not len(table) or table.schema.names != [*PLACE.names, *fields] or not place.equals(PLACE):
         raise _foreign(where, writer)
     places = [table[name].chunk(0) for name in PLACE.names]

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -86,3 +89,16 @@ def _from_uri(uri: str) -> Location:
 def join(folder: str, name: str) -> str:
     """Make a path or URI below a folder; the empty folder is the top of its file system."""
     return f"{folder.rstrip('/')}/{name}" if folder else name
+
+
+@contextmanager
+def written_whole(filesystem: pyarrow.fs.FileSystem, path: str) -> Iterator[str]:
+    """Give the name under which to write a file: it gets its own when it is whole, and is removed if it is not."""
+    partial = f"{path}.{uuid.uuid4().hex}.part"
+    try:
+        yield partial
+        filesystem.move(partial, path)
+    except BaseException:  # Ctrl-C, too: half a file would stay for ever, for nobody knows its name
+        with suppress(OSError):
+            filesystem.delete_file(partial)
+        raise

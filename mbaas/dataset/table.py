@@ -231,13 +231,14 @@ def numbers(chunk: pa.Array) -> NDArray[Any]:
 
 
 def string_bounds(chunk: pa.Array) -> tuple[NDArray[Any], memoryview]:
-    """View the strings of a string or large_string array without nulls.
+    """View the values of an array of strings or of bytes, without nulls: of any type but a view or a dictionary.
 
     Returns:
-        int[n + 1] and bytes: string i lies in bytes [bounds[i], bounds[i + 1]).
+        int[n + 1] and bytes: value i lies in bytes [bounds[i], bounds[i + 1]).
     """
     _, offsets, data = chunk.buffers()
-    width = np.int64 if pa.types.is_large_string(chunk.type) else np.int32
+    is_large = pa.types.is_large_string(chunk.type) or pa.types.is_large_binary(chunk.type)
+    width = np.int64 if is_large else np.int32
     # An empty array may have no buffer of offsets at all.
     bounds = _view(offsets, width, chunk.offset, len(chunk) + 1) if len(chunk) else np.zeros(1, width)
     return bounds, memoryview(data or b"")

@@ -5,29 +5,25 @@ from __future__ import annotations
 import io
 import json
 import os
-import re
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import product
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.fs
-from pyarrow.fs import FileType
 
 from mbaas.dataset.base import Dataset
-from mbaas.dataset.columns import Columns
+from mbaas.dataset.columns import gathered
 from mbaas.dataset.faults import s3_attempts, said
-from mbaas.dataset.file_infos import S3_ATTEMPTS, file_infos
+from mbaas.dataset.file_infos import S3_ATTEMPTS
 from mbaas.dataset.kept_listing import Listing, keep_listing, recall_listing
-from mbaas.dataset.location import Location, join, locate, without_secrets
+from mbaas.dataset.location import Location, join
+from mbaas.dataset.shard_names import locate_shards, look_up
 from mbaas.dataset.table import IN_SHARD, PLACE, ShardDataset, fingerprint_of, table_of
 from mbaas.dataset.tar_index import Member, TarSample, tar_samples
 from mbaas.errors import ConfigError, DatasetError, shown
 from mbaas.fields import LABEL
-from mbaas.units import counted
 
 IMAGE_ENDINGS = ("jpg", "jpeg", "png", "webp")
 """Endings of the members that `read_webdataset` takes for images unless told otherwise: what the engines decode."""
@@ -35,15 +31,11 @@ IMAGE_ENDINGS = ("jpg", "jpeg", "png", "webp")
 _WRITER = "read_webdataset"
 _CLS, _JSON = "cls", "json"
 _CLS_COLUMN = ".cls"  # a JSON object may have a key "cls"
-_MOST_SHARDS = 1_000_000
 
 _REMOTE_THREADS = 32  # each waits for one header after the other
 _LOCAL_THREADS = 4
 _BUFFER_BYTES = 16 << 10
 """How much is read at a header: small images are then read with it, and cost no request of their own."""
-
-_BRACES = re.compile(r"(\{[^{}]*\})")
-_RANGE = re.compile(r"(\d+)\.\.(\d+)")
 
 
 def read_webdataset(
@@ -82,8 +74,8 @@ def read_webdataset(
             is of other shards or options.
     """
     wanted = _Wanted(_checked_endings(image), label, _checked_fields(fields))
-    where, names = _located(shards, filesystem)
-    files = _found(where, names)
+    where, names = locate_shards(shards, filesystem)
+    files = look_up(where, names)
     asked = {"image": wanted.images, "label": label, "fields": wanted.fields}
     known = [*([LABEL.name] if label is not None else []), *wanted.fields]
     found = None
@@ -151,76 +143,6 @@ def _checked_fields(fields: Sequence[str]) -> tuple[str, ...]:
     return tuple(fields)
 
 
-def _expanded(pattern: str) -> Iterator[str]:
-    """Yield the names that a pattern with braces stands for, as a shell does; braces do not lie within braces."""
-    *parts, rest = _BRACES.split(pattern)
-    texts, choices = [*parts[::2], rest], [_choices(pattern, part[1:-1]) for part in parts[1::2]]
-    count = 1
-    for each in choices:
-        count *= len(each)
-    if count > _MOST_SHARDS:
-        raise ConfigError(f"a pattern must name at most {_MOST_SHARDS:,} shards, got {pattern!r}", option="shards")
-    for chosen in product(*choices):
-        yield texts[0] + "".join(part + text for part, text in zip(map(str, chosen), texts[1:], strict=True))
-
-
-def _choices(pattern: str, inside: str) -> Sequence[str]:
-    """Return what may stand in place of braces."""
-    if bounds := _RANGE.fullmatch(inside):
-        first, last = bounds.groups()
-        width = max(len(first), len(last)) if re.match("0.", first) or re.match("0.", last) else 0
-        count = abs(int(last) - int(first)) + 1
-        if count > _MOST_SHARDS:
-            raise ConfigError(f"a pattern must name at most {_MOST_SHARDS:,} shards, got {pattern!r}", option="shards")
-        step = 1 if int(last) >= int(first) else -1
-        return [f"{number:0{width}}" for number in range(int(first), int(last) + step, step)]
-    if "," in inside:
-        return inside.split(",")
-    wanted = "braces must hold a range such as {000..127} or a list such as {a,b}"
-    raise ConfigError(f"{wanted}, got {{{inside}}} in {pattern!r}", option="shards")
-
-
-def _located(
-    shards: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], filesystem: pyarrow.fs.FileSystem | None
-) -> tuple[Location, list[str]]:
-    """Find the folder that all shards are in, and their names below it."""
-    given = [shards] if isinstance(shards, (str, os.PathLike)) else shards
-    texts = [text for each in given for text in _expanded(os.fspath(each))]
-    if not texts:
-        raise ConfigError("shards must name at least one shard, got none", option="shards")
-    if filesystem is None:
-        # Absolute, because names of the current folder and of others may stand side by side.
-        texts = [text if "://" in text else os.path.abspath(os.path.expanduser(text)) for text in texts]  # noqa: PTH100, PTH111
-    # What follows a question mark in a URI are options of the file system.
-    starts = [len(text.partition("?")[0]) if "://" in text else len(text) for text in texts]
-    paths = [text[:at] for text, at in zip(texts, starts, strict=True)]
-    options = {text[at:] for text, at in zip(texts, starts, strict=True)}
-    common = os.path.commonprefix(paths)  # noqa: RUF071 (of URIs, too; what is after the last slash is cut off)
-    folder = common[: common.rfind("/") + 1]
-    if len(options) > 1 or folder.endswith("://") or any(("://" in text) != ("://" in folder) for text in texts):
-        first, last = (without_secrets(text) if "://" in text else text for text in (min(texts), max(texts)))
-        raise DatasetError(f"all shards must be in one file system, got {first} and {last}")
-    where = locate(folder + options.pop(), filesystem)
-    names = [path.removeprefix(folder) for path in paths]
-    twice, times = Counter(names).most_common(1)[0]
-    if times > 1:
-        raise DatasetError(f"each shard must be named once, got {join(where.root, twice)} {times} times")
-    if odd := next((name for name in names if IN_SHARD in name), None):
-        raise DatasetError(f"the name of a shard must not have {IN_SHARD!r} in it, got {join(where.root, odd)}")
-    return where, names
-
-
-def _found(where: Location, names: list[str]) -> list[list[Any]]:
-    """Look for the shards: for each its name, its size in bytes, and when it was changed, in ns since 1970 if known."""
-    files = []
-    for name, info in zip(names, file_infos(where, names), strict=True):
-        if info.type != FileType.File or info.size is None:
-            what = "is not there" if info.type == FileType.NotFound else "is no file"
-            raise DatasetError(f"the shard {join(where.root, name)} {what}")
-        files.append([name, info.size, info.mtime_ns])
-    return files
-
-
 def _indexed(where: Location, files: list[list[Any]], wanted: _Wanted) -> tuple[tuple[str, ...], pa.Table]:
     """Find all samples: the names of classes, and a table as a `TableDataset` has it."""
     filesystem = s3_attempts(where.filesystem, S3_ATTEMPTS)
@@ -233,19 +155,10 @@ def _indexed(where: Location, files: list[list[Any]], wanted: _Wanted) -> tuple[
     threads = min(_LOCAL_THREADS if is_local else _REMOTE_THREADS, len(files))
     with ThreadPoolExecutor(threads, thread_name_prefix="mbaas-listing") as pool:
         found = [*pool.map(index, files)]
-    places = pa.concat_tables([place for place, _ in found]).combine_chunks()
-    if not len(places):
-        raise DatasetError(f"{where.root}: no sample is in {counted(len(files), 'shard')}")
-    try:
-        # A number may be written as 1 in one shard and as 1.5 in another.
-        values = pa.concat_tables([value for _, value in found], promote_options="permissive").combine_chunks()
-    except pa.ArrowException as error:
-        raise DatasetError(
-            f"{where.root}: a field has values of another kind in another shard: {said(error)}"
-        ) from error
+    places, columns = gathered(where.root, found)
     label = _CLS_COLUMN if wanted.label == _CLS else wanted.label
-    class_names, known = Columns(where.root, values).fields(label, wanted.fields)
-    return class_names, table_of([column.chunk(0) for column in places.columns], known)
+    class_names, known = columns.fields(label, wanted.fields)
+    return class_names, table_of(places, known)
 
 
 def _indexed_shard(

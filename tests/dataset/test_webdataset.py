@@ -301,7 +301,7 @@ def test_kinds_of_values_that_differ_between_shards_are_refused(tmp_path: Path) 
     for name, value in (("a", b"1"), ("b", b"2.5"), ("c", b'"x"')):
         packed(tmp_path / f"{name}.tar", {"1.jpg": b"", "1.json": b'{"a": %s}' % value})
     assert values(read_webdataset(tmp_path / "{a,b}.tar", label="a")) == {"label": [1.0, 2.5]}
-    with pytest.raises(DatasetError, match=r"a field has values of another kind in another shard: "):
+    with pytest.raises(DatasetError, match=r"a column has values of another kind in another shard: "):
         read_webdataset(tmp_path / "{a,b,c}.tar", label="a")
     with pytest.raises(ConfigError, match=r"column 'a' of .* must have numbers, or lists .* got string"):
         read_webdataset(tmp_path / "c.tar", label=None, fields=["a"])

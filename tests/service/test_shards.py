@@ -1,4 +1,4 @@
-"""Images in tar shards are the minibatches that the same images in folders are, byte by byte."""
+"""Images in tar shards and in Parquet files are the minibatches that the same images in folders are, byte by byte."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import Any
 
 import cv2
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from numpy.typing import NDArray
 
@@ -47,6 +49,18 @@ def shards(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> mbaas.Data
     return mbaas.read_webdataset(top / f"{{00..{SHARDS - 1:02}}}.tar")
 
 
+@pytest.fixture(scope="module")
+def parquet(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> mbaas.Dataset:
+    """The same images, in the same order, in row groups of two Parquet files."""
+    top = tmp_path_factory.mktemp("parquet")
+    images = sorted(folder.rglob("*.*"))
+    for number, part in enumerate((images[:60], images[60:])):
+        encoded = [{"bytes": image.read_bytes(), "path": image.name} for image in part]
+        labels = [int(image.parent.name.removeprefix("class-")) for image in part]
+        pq.write_table(pa.table({"image": encoded, "label": labels}), top / f"{number}.parquet", row_group_size=17)
+    return mbaas.read_parquet(top / "{0..1}.parquet", unpacked=top / "unpacked")
+
+
 def epoch(loader: mbaas.Loader) -> dict[int, tuple[int, NDArray[Any]]]:
     """What an epoch has of each sample, which is in it once: id -> label and image."""
     found: dict[int, tuple[int, NDArray[Any]]] = {}
@@ -67,9 +81,17 @@ def two_epochs(data: mbaas.Dataset, name: str, batch_size: int) -> list[dict[int
             return [epoch(loader), epoch(loader)]
 
 
-def test_epochs_have_the_same_bytes_as_of_a_folder(ray_clean: None, shards: mbaas.Dataset, folder: Path) -> None:
+@pytest.fixture(scope="module")
+def expected(ray_session: None, folder: Path) -> list[dict[int, tuple[int, NDArray[Any]]]]:
+    return two_epochs(mbaas.read_images(folder), "folder", 20)
+
+
+@pytest.mark.parametrize("kind", ["shards", "parquet"])
+def test_epochs_have_the_same_bytes_as_of_a_folder(
+    expected: list[dict[int, tuple[int, NDArray[Any]]]], kind: str, request: pytest.FixtureRequest, ray_clean: None
+) -> None:
     """Whatever the trials' batch sizes are; each epoch has other crops and flips."""
-    found, expected = two_epochs(shards, "shards", 7), two_epochs(mbaas.read_images(folder), "folder", 20)
+    found = two_epochs(request.getfixturevalue(kind), kind, 7)
     for one, other in zip(found, expected, strict=True):
         assert sorted(one) == sorted(other) == list(range(SAMPLES))
         for sample, (label, image) in other.items():
