@@ -122,10 +122,14 @@ def _checked(
     where: Location, table: pa.Table, class_names: tuple[str, ...], fields: Sequence[str] | None, writer: str
 ) -> pa.Table:
     """Check the rows of a file: each is used as it is from here on."""
+    try:
+        names = table.schema.names
+    except UnicodeDecodeError:  # Parquet holds names of columns as bytes
+        raise _foreign(where, writer) from None
     table = table.replace_schema_metadata(None).combine_chunks()
     place = pa.schema(list(table.schema)[: len(PLACE)])
-    fields = table.schema.names[len(PLACE) :] if fields is None else fields
-    if not len(table) or table.schema.names != [*PLACE.names, *fields] or not place.equals(PLACE):
+    fields = names[len(PLACE) :] if fields is None else fields
+    if not len(table) or names != [*PLACE.names, *fields] or not place.equals(PLACE):
         raise _foreign(where, writer)
     places = [table[name].chunk(0) for name in PLACE.names]
     # Parquet may have given another name to the numbers in lists, and the fingerprint goes by that, too.

@@ -114,6 +114,13 @@ def test_what_is_no_file_of_ours_is_refused_and_stays(tree: Path, listing: Path)
         read_images(tree, listing=listing.parent / "nowhere/train.parquet")
 
 
+def test_a_column_whose_name_is_no_text_is_none_of_ours(tree: Path, listing: Path) -> None:
+    read_images(tree, listing=listing)
+    listing.write_bytes(listing.read_bytes().replace(b"label", b"lab\x80l"))
+    with pytest.raises(DatasetError, match="is no listing that read_images wrote"):
+        read_images(tree, listing=listing)
+
+
 def test_a_large_listing_is_one_chunk_of_each_column(listing: Path) -> None:
     """Rows are found in constant time: Parquet gives a chunk for each of its row groups."""
     tree = pa.fs.PyFileSystem(GeneratedTree(2_000))
