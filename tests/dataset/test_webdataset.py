@@ -316,6 +316,9 @@ def test_every_cut_of_a_shard_is_refused(tmp_path: Path) -> None:
         (tmp_path / "cut.tar").write_bytes(whole[:cut])
         with pytest.raises(DatasetError, match=r"cut\.tar is (cut off or damaged: |no tar file, or it is damaged: )"):
             read_webdataset(tmp_path / "cut.tar")
+    (tmp_path / "cut.tar").write_bytes(whole[:700])
+    with pytest.raises(DatasetError, match=r"'1\.jpg' at byte 0 would end at byte 1,536, and the file has 700 bytes$"):
+        read_webdataset(tmp_path / "cut.tar")
     (tmp_path / "cut.tar").write_bytes(whole[: end + 512])
     assert len(read_webdataset(tmp_path / "cut.tar")) == 2
 
