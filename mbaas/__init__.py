@@ -28,7 +28,7 @@ from mbaas.errors import (
 )
 
 if TYPE_CHECKING:
-    from mbaas.dataset import Dataset, read_images, read_manifest
+    from mbaas.dataset import Dataset, read_images, read_manifest, read_parquet, read_webdataset
     from mbaas.feed import Feed, connect, feeds, join, stop
     from mbaas.loader import Loader
     from mbaas.serving import serve
@@ -64,6 +64,8 @@ __all__ = [
     "join",
     "read_images",
     "read_manifest",
+    "read_parquet",
+    "read_webdataset",
     "serve",
     "stop",
 ]
@@ -72,6 +74,8 @@ _LAZY = {
     "Dataset": "mbaas.dataset",
     "read_images": "mbaas.dataset.listing",
     "read_manifest": "mbaas.dataset.manifest",
+    "read_parquet": "mbaas.dataset.parquet",
+    "read_webdataset": "mbaas.dataset.webdataset",
     "Feed": "mbaas.feed",
     "connect": "mbaas.feed",
     "feeds": "mbaas.feed",

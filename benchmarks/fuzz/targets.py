@@ -14,6 +14,7 @@ import json
 import math
 import os
 import shutil
+import tarfile
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -41,7 +42,7 @@ from mbaas.core import calls, events
 from mbaas.core.layout import StagingLimits
 from mbaas.core.state import StagingState
 from mbaas.core.story import unknown_thing
-from mbaas.dataset import read_images
+from mbaas.dataset import read_images, read_webdataset
 from mbaas.dataset.bounded import bounded
 from mbaas.dataset.location import locate
 from mbaas.errors import MbaasError
@@ -98,6 +99,9 @@ def images() -> dict[str, bytes]:
         "png palette": (photo.convert("P"), "PNG", {}),
         "png alpha": (photo.convert("RGBA"), "PNG", {}),
         "png 16 bits": (Image.fromarray(np.asarray(photo.convert("L")).astype(np.uint16) * 256), "PNG", {}),
+        "webp": (photo, "WEBP", {}),
+        "webp turned": (photo.convert("RGBA"), "WEBP", {"lossless": True, "exif": exif}),
+        "webp animated": (photo, "WEBP", {"save_all": True, "append_images": [photo.rotate(90)]}),
         "png animated": (photo, "PNG", {"save_all": True, "append_images": [photo.rotate(90)]}),
     }
     encoded = {}
@@ -245,6 +249,41 @@ def kept_listing(folder: Path) -> Case:
             assert (found.fingerprint, found.class_names) == (whole.fingerprint, whole.class_names)
 
     return case
+
+
+def shards(folder: Path) -> Case:
+    """Tar shards that were damaged: refused, or each sample is a part of the file."""
+    good = [_shard(kind) for kind in (tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT)]
+    file = folder / "shard.tar"
+
+    def case(chance: Random) -> None:
+        content = damaged(chance, chance.choice(good), good)
+        file.write_bytes(content)
+        with _expected():
+            data = read_webdataset(
+                file, label=chance.choice(("cls", "kind", None)), fields=chance.choice(([], ["age"]))
+            )
+            reader = data.reader()
+            for sample, length in enumerate(data.lengths(np.arange(len(data))).tolist()):
+                assert 0 <= length <= len(content), data.uri(sample)
+                buffer = np.zeros(length, np.uint8)
+                reader.read_into(sample, buffer)
+                assert buffer.tobytes() in content, data.uri(sample)
+
+    return case
+
+
+def _shard(kind: int) -> bytes:
+    """Make a shard of five samples, the names of which take several headers each in two of the formats of tar."""
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w", format=kind) as tar:
+        for number in range(5):
+            known = json.dumps({"kind": "cat", "age": number}).encode()
+            for ending, content in (("jpg", bytes(600 * number)), ("cls", b"%d" % number), ("json", known)):
+                member = tarfile.TarInfo(f"{'folder/' * 20}{number}.{ending}")
+                member.size = len(content)
+                tar.addfile(member, io.BytesIO(content))
+    return stream.getvalue()
 
 
 def _grow(chance: Random, root: Path, content: bytes) -> None:
@@ -748,6 +787,7 @@ TARGETS = {
     "listing": Target(listing, 60),
     "remote": Target(remote, 300),
     "kept listing": Target(kept_listing, 300),
+    "shards": Target(shards, 300),
     "location": Target(location, 300),
     "files": Target(files, 40),
     "saved": Target(saved, 1000),

@@ -29,7 +29,7 @@ class NodesSettings:
     """Options of `run`.
 
     Attributes:
-        data: a folder of JPEG or PNG files; None makes ``images`` photographs.
+        data: a folder of JPEG, PNG or WebP files; None makes ``images`` photographs.
         cache_dir: where photographs that were made are kept for the next time.
         images: how many photographs to make.
         nodes: numbers of nodes.

@@ -32,7 +32,7 @@ class BenchSettings:
     """Options of `mbaas.bench.runner.run`; those that `mbaas bench` has are called the same there.
 
     Attributes:
-        data: a folder of JPEG or PNG files; None makes `images` photographs (see `mbaas.bench.photos`).
+        data: a folder of JPEG, PNG or WebP files; None makes `images` photographs (see `mbaas.bench.photos`).
         cache_dir: where photographs that were made are kept for the next time.
         images: how many photographs to make.
         rows: which of `ROWS` to run. "prep" has to be one of them for the share of N x P.

@@ -51,7 +51,7 @@ def images(settings: BenchSettings, report: Report = print) -> Path:
         raise DatasetError(f"{settings.data} {problem}; data must be a folder with a folder of images for each class")
     folder = settings.data or make_photos(settings.cache_dir, settings.images, seed=settings.seed, report=report)
     if not find_files(folder):
-        raise DatasetError(f"no JPEG or PNG files below the class folders of {folder}")
+        raise DatasetError(f"no JPEG, PNG or WebP files below the class folders of {folder}")
     return folder
 
 

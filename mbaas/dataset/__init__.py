@@ -9,13 +9,26 @@ from mbaas.dataset.synthetic import synthetic
 if TYPE_CHECKING:
     from mbaas.dataset.listing import IMAGE_EXTENSIONS, read_images
     from mbaas.dataset.manifest import read_manifest
+    from mbaas.dataset.parquet import read_parquet
+    from mbaas.dataset.webdataset import read_webdataset
 
-__all__ = ["IMAGE_EXTENSIONS", "Dataset", "SampleReader", "read_images", "read_manifest", "synthetic"]
+__all__ = [
+    "IMAGE_EXTENSIONS",
+    "Dataset",
+    "SampleReader",
+    "read_images",
+    "read_manifest",
+    "read_parquet",
+    "read_webdataset",
+    "synthetic",
+]
 
 _LAZY = {
     "IMAGE_EXTENSIONS": "mbaas.dataset.listing",
     "read_images": "mbaas.dataset.listing",
     "read_manifest": "mbaas.dataset.manifest",
+    "read_parquet": "mbaas.dataset.parquet",
+    "read_webdataset": "mbaas.dataset.webdataset",
 }
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import uuid
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,9 +12,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.fs
 
-from mbaas.dataset.location import Location, locate
-from mbaas.dataset.table import SCHEMA, fingerprint_of, integers
+from mbaas.dataset.columns import as_numbers
+from mbaas.dataset.location import Location, locate, written_whole
+from mbaas.dataset.table import PLACE, fingerprint_of, integers, table_of
 from mbaas.errors import DatasetError
+from mbaas.fields import LABEL
 
 VERSION = 1
 KEY = b"mbaas.listing"
@@ -24,21 +25,25 @@ KEY = b"mbaas.listing"
 
 @dataclass(frozen=True)
 class Listing:
-    """Images that were listed.
+    """Samples that were listed.
 
     Attributes:
+        writer: the function that lists them, which alone reads them again.
         root: the URI or path below which they lie.
-        extensions: the endings that were taken for images.
+        options: what was asked for, by name: values that JSON can hold.
         class_names: name of each label.
         fingerprint: see `mbaas.Dataset`.
-        table: a row for each, of `SCHEMA`, each column in one chunk.
+        table: a row for each, as in a `TableDataset`.
+        files: what is kept of the files that were looked into; None if none were.
     """
 
+    writer: str
     root: str
-    extensions: tuple[str, ...]
+    options: Mapping[str, Any]
     class_names: tuple[str, ...]
     fingerprint: str
     table: pa.Table
+    files: Any = None
 
 
 def keep_listing(listing: Listing, path: str | os.PathLike[str]) -> None:
@@ -50,27 +55,27 @@ def keep_listing(listing: Listing, path: str | os.PathLike[str]) -> None:
     from pyarrow import parquet  # here: it takes 0.1 s, and most datasets have no such file
 
     where = locate(path, None)
-    about = {"version": VERSION, "root": listing.root, "extensions": listing.extensions}
-    about |= {"class_names": listing.class_names, "fingerprint": listing.fingerprint}
-    partial = f"{where.base}.{uuid.uuid4().hex}.part"
+    about = {"version": VERSION, "root": listing.root, "class_names": listing.class_names}
+    about |= {"fingerprint": listing.fingerprint, "files": listing.files, **listing.options}
     try:
-        parquet.write_table(
-            listing.table.replace_schema_metadata({KEY: json.dumps(about)}),
-            partial,
-            filesystem=where.filesystem,
-            compression="zstd",
-        )
-        where.filesystem.move(partial, where.base)
-    except BaseException as error:  # Ctrl-C, too: half a file would stay for ever, for nobody knows its name
-        with contextlib.suppress(OSError):
-            where.filesystem.delete_file(partial)
-        if isinstance(error, (OSError, pa.ArrowException)):
-            raise DatasetError(f"cannot write the listing {where.root}: {error}") from error
-        raise
+        with written_whole(where.filesystem, where.base) as partial:
+            parquet.write_table(
+                listing.table.replace_schema_metadata({KEY: json.dumps(about)}),
+                partial,
+                filesystem=where.filesystem,
+                compression="zstd",
+            )
+    except (OSError, pa.ArrowException) as error:
+        raise DatasetError(f"cannot write the listing {where.root}: {error}") from error
 
 
-def recall_listing(path: str | os.PathLike[str], *, root: str, extensions: tuple[str, ...]) -> Listing | None:
-    """Read a listing of some root and endings; None if the file is not there.
+def recall_listing(
+    path: str | os.PathLike[str], *, writer: str, root: str, options: Mapping[str, Any], fields: Sequence[str] | None
+) -> Listing | None:
+    """Read a listing that ``writer`` kept of some root, with some options; None if the file is not there.
+
+    Args:
+        fields: names of the columns that it must have beside those of `PLACE`; None: any.
 
     Raises:
         DatasetError: it cannot be read, is none, or is of something else; the message says how to go on.
@@ -84,34 +89,67 @@ def recall_listing(path: str | os.PathLike[str], *, root: str, extensions: tuple
         table = parquet.read_table(where.base, filesystem=where.filesystem)
     except (OSError, pa.ArrowException) as error:
         raise _refused(where, f"cannot be read: {error}") from error
-    found = _checked(where, table)
-    for name, asked in (("root", root), ("extensions", extensions)):
-        if getattr(found, name) != asked:
-            raise _refused(where, f"is of {name} {getattr(found, name)!r}, asked for is {asked!r}")
-    return found
+    about = _about(where, table, writer, options)
+    for name, asked in ({"root": root} | dict(options)).items():
+        if about[name] != (list(asked) if isinstance(asked, tuple) else asked):
+            found = tuple(about[name]) if isinstance(about[name], list) else about[name]
+            raise _refused(where, f"is of {name} {found!r}, asked for is {asked!r}")
+    class_names = tuple(about["class_names"])
+    table = _checked(where, table, class_names, fields, writer)
+    # The numbers first: the fingerprint of a damaged table would be another one, too, but say less.
+    found = fingerprint_of(table, class_names)
+    if found != about["fingerprint"]:
+        raise _refused(where, f"is damaged: its rows have the fingerprint {found}, it says {about['fingerprint']}")
+    return Listing(writer, root, options, class_names, found, table, about.get("files"))
 
 
-def _checked(where: Location, table: pa.Table) -> Listing:
-    """Check what a file holds, whoever wrote it: every row is used as it is from here on."""
+def _about(where: Location, table: pa.Table, writer: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Read what a file says that it holds, whoever wrote it."""
     try:
-        said: dict[str, Any] = json.loads((table.schema.metadata or {})[KEY])
-        version, class_names = said["version"], tuple(said["class_names"])
-        texts = said["root"], said["fingerprint"], *said["extensions"], *class_names
-    except (KeyError, TypeError, ValueError, RecursionError):
-        raise _refused(where, "is no listing that read_images wrote") from None
+        about: dict[str, Any] = json.loads((table.schema.metadata or {})[KEY])
+        version, texts = about["version"], [about["root"], about["fingerprint"], *about["class_names"]]
+        lacking = options.keys() - about.keys()
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError):
+        raise _foreign(where, writer) from None
     if version != VERSION:
         raise _refused(where, f"has version {version!r}, this mbaas reads {VERSION}")
-    if not all(isinstance(text, str) for text in texts) or not table.schema.equals(SCHEMA) or not len(table):
-        raise _refused(where, "is no listing that read_images wrote")
+    if lacking or not all(isinstance(text, str) for text in texts):
+        raise _foreign(where, writer)
+    return about
+
+
+def _checked(
+    where: Location, table: pa.Table, class_names: tuple[str, ...], fields: Sequence[str] | None, writer: str
+) -> pa.Table:
+    """Check the rows of a file: each is used as it is from here on."""
+    try:
+        names = table.schema.names
+    except UnicodeDecodeError:  # Parquet holds names of columns as bytes
+        raise _foreign(where, writer) from None
     table = table.replace_schema_metadata(None).combine_chunks()
-    # Numbers first: the fingerprint of a damaged table would be another one, too, but say less.
-    offsets, lengths, labels = (integers(table[name].chunk(0)) for name in ("offset", "length", "label"))
-    if min(np.min(offsets), np.min(lengths), np.min(labels)) < 0 or np.max(labels) >= len(class_names):
+    place = pa.schema(list(table.schema)[: len(PLACE)])
+    fields = names[len(PLACE) :] if fields is None else fields
+    if not len(table) or names != [*PLACE.names, *fields] or not place.equals(PLACE):
+        raise _foreign(where, writer)
+    places = [table[name].chunk(0) for name in PLACE.names]
+    # Parquet may have given another name to the numbers in lists, and the fingerprint goes by that, too.
+    found = {name: as_numbers(table[name].chunk(0)) for name in fields}
+    known = {name: values for name, values in found.items() if values is not None}
+    if len(known) < len(found) or any(values.null_count for values in [*places, *known.values()]):
+        raise _foreign(where, writer)
+    least = min(np.min(integers(array)) for array in places[1:])
+    if class_names:
+        if LABEL.name not in known or known[LABEL.name].type != pa.int64():
+            raise _foreign(where, writer)
+        labels = integers(known[LABEL.name])
+        least = min(least, np.min(labels), len(class_names) - 1 - np.max(labels))
+    if least < 0:
         raise _refused(where, "has an offset, a length or a label that no sample can have")
-    found = fingerprint_of(table, class_names)
-    if found != said["fingerprint"]:
-        raise _refused(where, f"is damaged: its rows have the fingerprint {found}, it says {said['fingerprint']}")
-    return Listing(said["root"], tuple(said["extensions"]), class_names, found, table)
+    return table_of(places, known)
+
+
+def _foreign(where: Location, writer: str) -> DatasetError:
+    return _refused(where, f"is no listing that {writer} wrote")
 
 
 def _refused(where: Location, why: str) -> DatasetError:

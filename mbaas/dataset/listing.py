@@ -24,12 +24,14 @@ from mbaas.dataset.kept_listing import Listing, keep_listing, recall_listing
 from mbaas.dataset.location import Location, join, locate
 from mbaas.dataset.table import SCHEMA, TableDataset, fingerprint_of
 from mbaas.errors import ConfigError, DatasetError
+from mbaas.fields import LABEL
 
-IMAGE_EXTENSIONS = (".jpg", ".jpeg", ".png")
+IMAGE_EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp")
 """What `read_images` takes for images unless told otherwise: what the engines decode."""
 
 # Images to others, but not to our engines: to leave them out in silence could halve somebody's dataset.
-_OTHER_IMAGES = (".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp", ".gif", ".avif", ".heic", ".jxl")
+_OTHER_IMAGES = (".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".gif", ".avif", ".heic", ".jxl")
+_WRITER = "read_images"
 _REMOTE_THREADS = 8  # they wait for a server most of the time; local disks gain nothing
 _MOST_WAYS = 1000  # from a class to one and the same folder: twenty folders with two links each can make a million
 _S3_ATTEMPTS = 5  # of each request; a class of a million images is listed by a thousand of them
@@ -76,7 +78,10 @@ def read_images(
     endings = _checked_endings(extensions)
     where = locate(uri, filesystem)
     where = replace(where, filesystem=s3_attempts(where.filesystem, _S3_ATTEMPTS))
-    found = recall_listing(listing, root=where.root, extensions=endings) if listing is not None else None
+    asked = {"extensions": endings}
+    found = None
+    if listing is not None:
+        found = recall_listing(listing, writer=_WRITER, root=where.root, options=asked, fields=[LABEL.name])
     if found is None:
         class_names = _class_folders(where, endings)
         classes = _list_classes(where, class_names, endings)
@@ -84,7 +89,7 @@ def read_images(
         _refuse_empty_classes(where, classes, endings)
         _warn_of_other_images(where, classes, endings)
         table = _table_of(classes)
-        found = Listing(where.root, endings, class_names, fingerprint_of(table, class_names), table)
+        found = Listing(_WRITER, where.root, asked, class_names, fingerprint_of(table, class_names), table)
         if listing is not None:
             keep_listing(found, listing)
     return TableDataset(

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -58,13 +61,21 @@ def _is_utf8(text: str) -> bool:
     return True
 
 
-def _from_uri(uri: str) -> Location:
+def without_secrets(uri: str) -> str:
+    """Return what a message may say of a URI: it may carry a key and its secret before the @, and options in its query.
+
+    Raises:
+        DatasetError: it is no URI.
+    """
     try:
         parts = urlsplit(uri)
     except ValueError as error:  # [ without ]
         raise DatasetError(f"cannot open a URI that begins with {uri.partition('://')[0]}://: {error}") from None
-    # A URI may carry a key and its secret before the @, and options, which are nobody else's business, in its query.
-    shown = parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment="").geturl().rstrip("/")
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment="").geturl().rstrip("/")
+
+
+def _from_uri(uri: str) -> Location:
+    shown = without_secrets(uri)
     try:
         filesystem, base = pyarrow.fs.FileSystem.from_uri(uri)
     except (OSError, pa.ArrowException) as error:
@@ -78,3 +89,16 @@ def _from_uri(uri: str) -> Location:
 def join(folder: str, name: str) -> str:
     """Make a path or URI below a folder; the empty folder is the top of its file system."""
     return f"{folder.rstrip('/')}/{name}" if folder else name
+
+
+@contextmanager
+def written_whole(filesystem: pyarrow.fs.FileSystem, path: str) -> Iterator[str]:
+    """Give the name under which to write a file: it gets its own when it is whole, and is removed if it is not."""
+    partial = f"{path}.{uuid.uuid4().hex}.part"
+    try:
+        yield partial
+        filesystem.move(partial, path)
+    except BaseException:  # Ctrl-C, too: half a file would stay for ever, for nobody knows its name
+        with suppress(OSError):
+            filesystem.delete_file(partial)
+        raise

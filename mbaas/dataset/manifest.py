@@ -5,30 +5,21 @@ from __future__ import annotations
 import os
 import posixpath
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from itertools import chain
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.fs
-from pyarrow.fs import FileInfo, FileType
+from pyarrow.fs import FileType
 
 from mbaas.dataset.base import Dataset
-from mbaas.dataset.faults import s3_attempts, said
+from mbaas.dataset.columns import Columns
+from mbaas.dataset.faults import said
+from mbaas.dataset.file_infos import file_infos
 from mbaas.dataset.location import Location, join, locate
-from mbaas.dataset.table import PLACE, TableDataset, fingerprint_of, integers
-from mbaas.errors import ConfigError, DatasetError, shown
-from mbaas.fields import IMAGE, LABEL, SAMPLE_ID
-
-_TAKEN = (IMAGE, SAMPLE_ID.name, "row")
-"""Names that a minibatch has for other things."""
-
-_ASKED_AT_ONCE = 1000  # files whose lengths are asked for in one call
-_REMOTE_THREADS = 32  # a store answers for each file by itself
-_S3_ATTEMPTS = 5
-
+from mbaas.dataset.table import TableDataset, fingerprint_of, table_of
+from mbaas.errors import ConfigError, DatasetError
+from mbaas.fields import LABEL
 
 _FORMATS = {
     ".csv": "csv",
@@ -80,22 +71,17 @@ def read_manifest(
         raise ConfigError(f"fields must be a list of columns, such as [{fields!r}], got {fields!r}", option="fields")
     where = locate(path, filesystem)
     table = _read_table(where)
-    columns = _Columns(where.root, table)
+    columns = Columns(where.root, table)
     uris = columns.text(uri)
     taken = {uri, *([length] if length is not None else [])}
     label = label if label is not None else LABEL.name if LABEL.name in table.column_names else None
     if fields is None:
         fields = [name for name in table.column_names if name not in {*taken, label} and columns.has_numbers(name)]
-    class_names, known = columns.label(label) if label is not None else ((), {})
-    for name in fields:
-        if name in (*_TAKEN, *known):
-            raise ConfigError(f"a field must not be called {name!r}, which minibatches have already", option="fields")
-        known[name] = columns.numbers(name, "fields")
+    class_names, known = columns.fields(label, fields)
     files = _located(where, uris, root, filesystem)
     lengths = _lengths_of(files) if length is None else columns.lengths(length)
-    places = [pa.array(files.names, pa.large_string()), pa.array(np.zeros(len(uris), np.int64)), lengths]
-    schema = pa.schema([*PLACE, *(pa.field(name, array.type, nullable=False) for name, array in known.items())])
-    whole = pa.Table.from_arrays([*places, *known.values()], schema=schema)
+    names = pa.array(files.names, pa.large_string())
+    whole = table_of([names, pa.array(np.zeros(len(uris), np.int64)), lengths], known)
     return TableDataset(
         root=files.where.root,
         class_names=class_names,
@@ -140,96 +126,6 @@ def _parse(file: pa.NativeFile, ending: str) -> pa.Table:
 
 
 @dataclass(frozen=True)
-class _Columns:
-    """The columns of a manifest, of which each use has its own conditions.
-
-    Attributes:
-        name: of the manifest; for messages.
-        table: its rows.
-    """
-
-    name: str
-    table: pa.Table
-
-    def text(self, column: str) -> list[str]:
-        """Return the values of a column of texts."""
-        found = self._of(column, "uri")
-        if not _is_text(found.type):
-            raise ConfigError(f"column {column!r} of {self.name} must be text, got {found.type}", option="uri")
-        return [str(value) for value in found.to_pylist()]
-
-    def label(self, column: str) -> tuple[tuple[str, ...], dict[str, pa.Array]]:
-        """Return the names of classes, if the labels are texts, and the labels."""
-        found = self._of(column, "label")
-        if not _is_text(found.type):
-            return (), {LABEL.name: self.numbers(column, "label")}
-        names = sorted(pc.unique(found).to_pylist())
-        return tuple(names), {LABEL.name: pc.index_in(found, pa.array(names, found.type)).cast(pa.int64())}
-
-    def lengths(self, column: str) -> pa.Array:
-        """Return the lengths of files."""
-        found = self._of(column, "length")
-        if not pa.types.is_integer(found.type) or pc.min(found).as_py() < 0:
-            wanted = "must have whole numbers of bytes, at least 0"
-            least = f"the least is {pc.min(found)}" if pa.types.is_integer(found.type) else f"they are {found.type}"
-            raise ConfigError(f"column {column!r} of {self.name} {wanted}: {least}", option="length")
-        return found.cast(pa.int64())
-
-    def has_numbers(self, column: str) -> bool:
-        """Whether a column can be a field."""
-        return _as_numbers(self.table[column].chunk(0)) is not None
-
-    def numbers(self, column: str, option: str) -> pa.Array:
-        """Return a column of numbers, or of lists of numbers."""
-        found = self._of(column, option)
-        numbers = _as_numbers(found)
-        if numbers is None:
-            wanted = "must have numbers, or lists of numbers, or of equally long lists of numbers"
-            raise ConfigError(f"column {column!r} of {self.name} {wanted}, got {found.type}", option=option)
-        return numbers
-
-    def _of(self, column: str, option: str) -> pa.Array:
-        if column not in self.table.column_names:
-            there = ", ".join(self.table.column_names)
-            raise ConfigError(f"{self.name} has no column {shown(column)}; it has {there}", option=option)
-        found = self.table[column].chunk(0)
-        if pa.types.is_dictionary(found.type):
-            found = found.dictionary_decode()
-        if found.null_count:
-            row = pc.index(pc.is_null(found), True).as_py()
-            raise DatasetError(f"column {column!r} of {self.name} has no value in row {row} (counted from 0)")
-        try:
-            found.validate(full=True)  # a file may say that its bytes are UTF-8
-        except pa.ArrowException as error:
-            raise DatasetError(f"column {column!r} of {self.name} is damaged: {said(error)}") from error
-        return found
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
-
-
-def _as_numbers(found: pa.Array) -> pa.Array | None:
-    """Return an array as a field can have it; None if it is none of numbers."""
-    kind = found.type
-    if pa.types.is_boolean(kind):
-        return found.cast(pa.uint8())
-    if pa.types.is_integer(kind) or pa.types.is_floating(kind):
-        return found
-    if not (pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)):
-        return None
-    lengths, values = pc.list_value_length(found), _as_numbers(found.flatten())
-    if found.null_count or values is None or values.null_count or pa.types.is_large_list(values.type):
-        return None
-    least, most = pc.min(lengths).as_py(), pc.max(lengths).as_py()
-    if least == most and most:
-        return pa.FixedSizeListArray.from_arrays(values, most)
-    bounds = np.zeros(len(found) + 1, np.int64)
-    np.cumsum(integers(lengths.cast(pa.int64())), out=bounds[1:])
-    return pa.LargeListArray.from_arrays(pa.array(bounds), values)
-
-
-@dataclass(frozen=True)
 class _Files:
     """Files below one folder, or one top of a file system.
 
@@ -266,22 +162,7 @@ def _located(
 def _lengths_of(files: _Files) -> pa.Array:
     """Ask the file system how long the files are."""
     where = files.where
-    filesystem = s3_attempts(where.filesystem, _S3_ATTEMPTS)
-    paths = [join(where.base, name) for name in files.names]
-    parts = [paths[start : start + _ASKED_AT_ONCE] for start in range(0, len(paths), _ASKED_AT_ONCE)]
-
-    def ask(part: list[str]) -> list[FileInfo]:
-        infos: list[FileInfo] = filesystem.get_file_info(part)
-        return infos
-
-    try:
-        if isinstance(filesystem, pyarrow.fs.LocalFileSystem):
-            infos = [*chain.from_iterable(map(ask, parts))]
-        else:
-            with ThreadPoolExecutor(_REMOTE_THREADS, thread_name_prefix="mbaas-listing") as pool:
-                infos = [*chain.from_iterable(pool.map(ask, parts))]
-    except Exception as error:  # a file system of somebody else's raises what it likes
-        raise DatasetError(f"cannot look for the files of {where.root}: {said(error)}") from error
+    infos = file_infos(where, files.names)
     gone = [row for row, info in enumerate(infos) if info.type != FileType.File or info.size is None]
     if gone:
         what = "is not there" if infos[gone[0]].type == FileType.NotFound else "is no file"

@@ -30,14 +30,14 @@ class ByteRange:
         path: path of the file, within its file system.
         offset: position of the first byte within the file.
         length: number of bytes.
-        whole_file: whether the file ends with the sample.
+        file_bytes: size of the file: if it has another one, it is not the file that was listed.
     """
 
     uri: str
     path: str
     offset: int
     length: int
-    whole_file: bool
+    file_bytes: int
 
 
 class FileReader(SampleReader):
@@ -140,6 +140,7 @@ def _fill(where: ByteRange, view: memoryview, read: Callable[[memoryview, int], 
 
 
 def _check_size(where: ByteRange, size: int) -> None:
-    end = where.offset + where.length
-    if size < end or (where.whole_file and size > end):
-        raise BadSampleError(where.uri, f"the file has {size} bytes now, {end} when the dataset was listed")
+    if size != where.file_bytes:
+        raise BadSampleError(
+            where.uri, f"the file has {size} bytes now, {where.file_bytes} when the dataset was listed"
+        )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from hashlib import blake2b
@@ -35,6 +35,10 @@ SCHEMA = PLACE.append(pa.field(LABEL.name, pa.int64(), nullable=False))
 """Columns of a table of samples of which the class is known, as an index into the names of classes."""
 
 
+IN_SHARD = "#"
+"""Stands in the `uri` of a sample of a shard between the shard's name and the member's."""
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class TableDataset(Dataset):
     """A dataset of samples that lie in files.
@@ -45,13 +49,11 @@ class TableDataset(Dataset):
             have a size (`pyarrow.list_` with one) or differ in length; their items are numbers or lists with a size.
         filesystem: where the files are.
         base: path of `root` within `filesystem`.
-        whole_files: each sample ends where its file ends, so a longer file is not the one that was listed.
     """
 
     table: pa.Table
     filesystem: pyarrow.fs.FileSystem
     base: str
-    whole_files: bool = True
 
     def __len__(self) -> int:
         return int(self.table.num_rows)
@@ -77,15 +79,10 @@ class TableDataset(Dataset):
         return FileReader(self.filesystem, self.byte_range)
 
     def byte_range(self, sample_id: int) -> ByteRange:
-        """Tell where one sample's bytes lie."""
+        """Tell where one sample's bytes lie: at the end of its file."""
         name = self._name(sample_id)
-        return ByteRange(
-            uri=join(self.root, name),
-            path=join(self.base, name),
-            offset=int(self._offsets[sample_id]),
-            length=int(self._lengths[sample_id]),
-            whole_file=self.whole_files,
-        )
+        offset, length = self._span(sample_id)
+        return ByteRange(join(self.root, name), join(self.base, name), offset, length, file_bytes=offset + length)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Fields alone: the views below would go along as copies of what the table holds already. And the table as the
@@ -97,6 +94,9 @@ class TableDataset(Dataset):
 
     def _name(self, sample_id: int) -> str:
         return str(self._names[sample_id])
+
+    def _span(self, sample_id: int) -> tuple[int, int]:
+        return int(self._offsets[sample_id]), int(self._lengths[sample_id])
 
     # Views of the table's memory, made once: Arrow takes tens of microseconds to find a column and its chunk.
 
@@ -119,6 +119,24 @@ class TableDataset(Dataset):
     @cached_property
     def _fields(self) -> tuple[Field, ...]:
         return tuple(Field.of(name, values) for name, values in self._values.items())
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class ShardDataset(TableDataset):
+    """A dataset of samples of which many lie in one file, a shard.
+
+    Attributes:
+        shards: name below `root` -> size in bytes. The column ``uri`` has names of members: "train-0.tar#cat/1.jpg".
+    """
+
+    shards: Mapping[str, int]
+
+    def byte_range(self, sample_id: int) -> ByteRange:
+        """Tell where one sample's bytes lie."""
+        name = self._name(sample_id)
+        shard = name.partition(IN_SHARD)[0]
+        offset, length = self._span(sample_id)
+        return ByteRange(join(self.root, name), join(self.base, shard), offset, length, file_bytes=self.shards[shard])
 
 
 _Memory = tuple[int, int, list[pa.Buffer | None]]
@@ -146,6 +164,12 @@ def _column_of(kind: pa.DataType, rows: int, offset: int, buffers: list[pa.Buffe
         return pa.Array.from_buffers(kind, rows, buffers, null_count=0, offset=offset)
     values = _column_of(kind.value_type, items, 0, inner)
     return pa.Array.from_buffers(kind, rows, own, null_count=0, offset=offset, children=[values])
+
+
+def table_of(places: Sequence[pa.Array], known: Mapping[str, pa.Array]) -> pa.Table:
+    """Make a table of samples out of the columns of `PLACE`, and the values of fields by name, without nulls."""
+    schema = pa.schema([*PLACE, *(pa.field(name, array.type, nullable=False) for name, array in known.items())])
+    return pa.Table.from_arrays([*places, *known.values()], schema=schema)
 
 
 def fingerprint_of(table: pa.Table, class_names: Iterable[str]) -> str:
@@ -225,13 +249,14 @@ def numbers(chunk: pa.Array) -> Column:
 
 
 def string_bounds(chunk: pa.Array) -> tuple[NDArray[Any], memoryview]:
-    """View the strings of a string or large_string array without nulls.
+    """View the values of an array of strings or of bytes, without nulls: of any type but a view or a dictionary.
 
     Returns:
-        int[n + 1] and bytes: string i lies in bytes [bounds[i], bounds[i + 1]).
+        int[n + 1] and bytes: value i lies in bytes [bounds[i], bounds[i + 1]).
     """
     _, offsets, data = chunk.buffers()
-    width = np.int64 if pa.types.is_large_string(chunk.type) else np.int32
+    is_large = pa.types.is_large_string(chunk.type) or pa.types.is_large_binary(chunk.type)
+    width = np.int64 if is_large else np.int32
     # An empty array may have no buffer of offsets at all.
     bounds = _view(offsets, width, chunk.offset, len(chunk) + 1) if len(chunk) else np.zeros(1, width)
     return bounds, memoryview(data or b"")

@@ -29,7 +29,7 @@ from mbaas.messages import EngineName
 from mbaas.prep import dali_graph
 from mbaas.prep.cpu import CpuEngine, deliver
 from mbaas.prep.engine import DEFAULT_MAX_PIXELS, BadRow, Encoded
-from mbaas.prep.header import UndecodableError
+from mbaas.prep.header import Header, UndecodableError
 from mbaas.prep.part_input import PartInput, Step, plan, read_headers, stages_of
 from mbaas.transforms import Pipeline
 from mbaas.transforms.base import Windows
@@ -109,7 +109,7 @@ class DaliEngine:
         """Decide which samples go to DALI: bool[n]. Those whose result is too large do not: the cpu engine says what is
         wrong with them.
         """
-        takes = np.array([header.format != "jpeg" or header.channels != 4 for header in block.headers], bool)
+        takes = np.array([not _is_left_to_cpu(header) for header in block.headers], bool)
         for step in steps:
             if isinstance(step, Windows):
                 takes &= step.sizes.prod(axis=1) <= self._max_pixels
@@ -183,6 +183,11 @@ class DaliEngine:
         )
         out[rows] = made
         block.bad.extend(BadRow(rows[row.row], row.reason) for row in bad)
+
+
+def _is_left_to_cpu(header: Header) -> bool:
+    """Whether DALI decodes it in another way, or not everywhere: a JPEG of four channels; a WebP."""
+    return header.format == "webp" or (header.format == "jpeg" and header.channels == 4)
 
 
 def _fitting(pixels: NDArray[np.integer[Any]], limit: int) -> int:

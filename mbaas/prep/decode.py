@@ -1,4 +1,4 @@
-"""Decoding images to RGB pixels on the CPU: libjpeg-turbo for JPEG, OpenCV for PNG.
+"""Decoding images to RGB pixels on the CPU: libjpeg-turbo for JPEG, OpenCV for PNG and WebP.
 
 Of a JPEG whose crop is known, only the rows down to the crop's end are decoded; the pixels stay the same.
 Decoding at half size, which libjpeg also offers, is left out: a crop's edges then fall between pixels, and
@@ -21,6 +21,7 @@ _OPENCV_FLAGS = cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION
 _LARGEST_MCU = 16  # rows that a JPEG encodes together, at most
 _UPSAMPLING_MARGIN = 4  # rows below the last one that its colours are interpolated from, and some to spare
 _WORTH_CUTTING = 32  # rows: to leave out fewer saves less than the copy of the file costs
+_NAMES = {"jpeg": "JPEG", "png": "PNG", "webp": "WebP"}
 _FLIPS = {2: 1, 3: -1, 4: 0, 6: 1, 7: -1, 8: 0}
 """EXIF orientation to OpenCV's flip code, after a transposition for 5 to 8."""
 
@@ -41,11 +42,13 @@ def decode(data: memoryview, header: Header, scratch: Scratch, *, rows: int | No
     Raises:
         UndecodableError: the file is damaged.
     """
-    if header.format == "png":
-        return _as_said(_decode_by_opencv(data, "corrupt PNG: its pixels cannot be decompressed"), header)
     # Where the image is turned, its upper rows are not the upper rows of what is stored.
     upright = header.orientation == 1
-    image = _decode_jpeg(data, header, scratch, rows if upright else None)
+    if header.format == "jpeg":
+        image = _decode_jpeg(data, header, scratch, rows if upright else None)
+    else:
+        otherwise = f"corrupt {_NAMES[header.format]}: its pixels cannot be decompressed"
+        image = _as_said(_decode_by_opencv(data, otherwise), header)
     return image if upright else _turned(image, header.orientation)
 
 
@@ -101,7 +104,8 @@ def _as_said(image: Image, header: Header) -> Image:
 def _check_size(height: int, width: int, header: Header) -> None:
     if (height, width) != (header.height, header.width):
         said = f"{header.width}x{header.height}"
-        raise UndecodableError(f"corrupt {header.format.upper()}: its header says {said}, its decoder {width}x{height}")
+        name = _NAMES[header.format]
+        raise UndecodableError(f"corrupt {name}: its header says {said}, its decoder {width}x{height}")
 
 
 def _decode_upper(data: memoryview, header: Header, scratch: Scratch, height: int) -> Image:

@@ -28,12 +28,15 @@ _FRAME = Struct(">BHHB")  # bits, height, width, channels
 _CHUNK = Struct(">I4s")  # length and kind of a PNG's chunk
 _ORIENTATION = 0x0112  # EXIF's tag
 
+_RIFF_CHUNK = Struct("<4sI")  # kind and length of a WebP's chunk
+_VP8_KEY_FRAME = b"\x9d\x01\x2a"
+
 _OTHERS = (
     (b"GIF8", "a GIF image"),
     (b"BM", "a BMP image"),
     (b"II*\0", "a TIFF image"),
     (b"MM\0*", "a TIFF image"),
-    (b"RIFF", "a WebP image or another RIFF file"),
+    (b"RIFF", "a RIFF file of another kind"),
     (b"<", "HTML or XML"),
     (b"PK\x03\x04", "a ZIP archive"),
     (b"\x1f\x8b", "a gzip file"),
@@ -51,7 +54,8 @@ class Header(NamedTuple):
         format: of the encoding.
         height: in pixels, as stored: before EXIF turns the image.
         width: in pixels, as stored.
-        channels: as stored; 1 grey, 3 colour, 4 CMYK or YCCK for a JPEG. A PNG's palette counts as 3.
+        channels: as stored; 1 grey, 3 colour, 4 CMYK or YCCK for a JPEG. A PNG's palette counts as 3, and so does a
+            WebP, whose transparency is left out.
         bits: per channel, as stored.
         orientation: EXIF's 1 to 8; 1 for an upright image and for every PNG.
         height_at: offset of a JPEG's 16-bit height in its bytes.
@@ -60,7 +64,7 @@ class Header(NamedTuple):
         scans: how often a JPEG's decoder goes over the whole image.
     """
 
-    format: Literal["jpeg", "png"]
+    format: Literal["jpeg", "png", "webp"]
     height: int
     width: int
     channels: int
@@ -77,17 +81,19 @@ class Header(NamedTuple):
 
 
 def peek(data: memoryview, max_pixels: int) -> Header:
-    """Read the header of a JPEG or PNG, and check that the file is complete and not larger than
+    """Read the header of a JPEG, PNG or WebP, and check that the file is complete and not larger than
     ``max_pixels``.
 
     Raises:
-        UndecodableError: it is neither, it is cut off, damaged (PNG: checksums) or too large.
+        UndecodableError: it is none of them, it is cut off, damaged (PNG: checksums) or too large.
     """
-    start = bytes(data[:8])
+    start = bytes(data[:12])
     if start[:2] == b"\xff\xd8":
         header = _peek_jpeg(data)
-    elif start == _PNG:
+    elif start[:8] == _PNG:
         header = _peek_png(data)
+    elif start[:4] == b"RIFF" and start[8:] == b"WEBP":
+        header = _peek_webp(data)
     else:
         raise UndecodableError(_unknown(data))
     # Before anybody allocates memory for it: a header of twenty bytes can claim gigabytes.
@@ -109,8 +115,8 @@ def _unknown(data: memoryview) -> str:
     start = bytes(data[:12])
     for signature, name in _OTHERS:
         if start.startswith(signature):
-            return f"it is {name}, not JPEG or PNG"
-    return f"it is not JPEG or PNG: it starts with {start!r}"
+            return f"it is {name}, not JPEG, PNG or WebP"
+    return f"it is not JPEG, PNG or WebP: it starts with {start!r}"
 
 
 def _truncated(data: memoryview, what: str) -> UndecodableError:
@@ -218,3 +224,38 @@ def _png_header(data: memoryview, length: int, kind: bytes) -> Header:
     width, height, bits, color = unpack_from(">IIBB", data, 16)
     # Channels by kind of colour: grey, RGB, palette, grey with alpha, RGB with alpha (PNG specification, 11.2.2).
     return Header("png", height, width, {0: 1, 2: 3, 3: 3, 4: 2, 6: 4}.get(color, 0), bits)
+
+
+def _peek_webp(data: memoryview) -> Header:
+    """Walk all chunks (RFC 9649, section 2); of an animation the first frame is the image, as for other libraries."""
+    size: tuple[int, int] | None = None
+    at, end, orientation, pixels = 12, 8 + int.from_bytes(data[4:8], "little"), 1, False
+    if end > len(data):
+        raise _truncated(data, "WebP")
+    while at + 8 <= end:
+        kind, length = _RIFF_CHUNK.unpack_from(data, at)
+        content = data[at + 8 : at + 8 + length]
+        if at + 8 + length > end:
+            raise UndecodableError(f"corrupt WebP: the chunk at byte {at:,} ends after the file")
+        if kind in (b"VP8 ", b"VP8L", b"VP8X") and size is None:
+            size = _webp_size(kind, content)
+        elif kind == b"EXIF":
+            orientation = _orientation(content[6:] if bytes(content[:6]) == b"Exif\0\0" else content)
+        pixels |= kind in (b"VP8 ", b"VP8L", b"ANMF")
+        at += 8 + length + length % 2  # chunks begin at even bytes
+    if size is None or not pixels:
+        raise UndecodableError("corrupt WebP: it has no image")
+    return Header("webp", *size, 3, 8, orientation)
+
+
+def _webp_size(kind: bytes, content: memoryview) -> tuple[int, int]:
+    """Read (height, width) from the first chunk of a WebP, which may be of three kinds."""
+    if kind == b"VP8X" and len(content) >= 10:  # of the whole canvas
+        return 1 + int.from_bytes(content[7:10], "little"), 1 + int.from_bytes(content[4:7], "little")
+    if kind == b"VP8 " and len(content) >= 10 and bytes(content[3:6]) == _VP8_KEY_FRAME:  # RFC 6386, section 9.1
+        width, height = unpack_from("<HH", content, 6)
+        return height & 0x3FFF, width & 0x3FFF  # above these 14 bits stands by how much to enlarge it when it is shown
+    if kind == b"VP8L" and len(content) >= 5 and content[0] == 0x2F:
+        (bits,) = unpack_from("<I", content, 1)
+        return 1 + (bits >> 14 & 0x3FFF), 1 + (bits & 0x3FFF)
+    raise UndecodableError("corrupt WebP: its first chunk does not tell how large the image is")

@@ -70,7 +70,7 @@ def test_a_listing_of_something_else_is_refused_with_both(tree: Path, listing: P
     shutil.copytree(tree, tmp_path / "copy")
     with pytest.raises(DatasetError, match=r"train\.parquet is of root '.*/tree', asked for is '.*/copy'; remove it"):
         read_images(tmp_path / "copy", listing=listing)
-    with pytest.raises(DatasetError, match=r"is of extensions \(.*'\.png'\), asked for is \('\.png',\)"):
+    with pytest.raises(DatasetError, match=r"is of extensions \(.*'\.webp'\), asked for is \('\.png',\)"):
         read_images(tree, extensions=".png", listing=listing)
     with pytest.raises(ConfigError, match="extensions"):
         read_images(tree, extensions="png", listing=listing)
@@ -112,6 +112,13 @@ def test_what_is_no_file_of_ours_is_refused_and_stays(tree: Path, listing: Path)
     assert listing.read_text() == "my notes"
     with pytest.raises(DatasetError, match=r"cannot write the listing .*/nowhere/train\.parquet"):
         read_images(tree, listing=listing.parent / "nowhere/train.parquet")
+
+
+def test_a_column_whose_name_is_no_text_is_none_of_ours(tree: Path, listing: Path) -> None:
+    read_images(tree, listing=listing)
+    listing.write_bytes(listing.read_bytes().replace(b"label", b"lab\x80l"))
+    with pytest.raises(DatasetError, match="is no listing that read_images wrote"):
+        read_images(tree, listing=listing)
 
 
 def test_a_large_listing_is_one_chunk_of_each_column(listing: Path) -> None:

@@ -49,8 +49,9 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def at(path: Path, offset: int = 0, length: int = len(CONTENT), whole_file: bool = True) -> ByteRange:
-    return ByteRange(f"test://{path.name}", str(path), offset, length, whole_file)
+def at(path: Path, offset: int = 0, length: int = len(CONTENT), file_bytes: int | None = None) -> ByteRange:
+    """A part of a file, by default up to its end."""
+    return ByteRange(f"test://{path.name}", str(path), offset, length, file_bytes or offset + length)
 
 
 def read(filesystem: FileSystem, where: ByteRange) -> bytes:
@@ -80,7 +81,7 @@ def test_a_whole_file_is_read(filesystem: FileSystem, file: Path) -> None:
 
 @pytest.mark.parametrize("length", [0, 1, 1_000, len(CONTENT) - 77])
 def test_a_range_of_a_file_is_read(filesystem: FileSystem, file: Path, length: int) -> None:
-    assert read(filesystem, at(file, 77, length, whole_file=False)) == CONTENT[77 : 77 + length]
+    assert read(filesystem, at(file, 77, length, len(CONTENT))) == CONTENT[77 : 77 + length]
 
 
 def test_an_empty_file_is_read_into_an_empty_buffer(filesystem: FileSystem, tmp_path: Path) -> None:
@@ -109,10 +110,12 @@ def test_a_file_of_another_size_is_not_the_one_that_was_listed(filesystem: FileS
     assert reason(filesystem, at(file)) == f"the file has {size} bytes now, 10240 when the dataset was listed"
 
 
-def test_a_pack_of_samples_may_grow_but_not_shrink(filesystem: FileSystem, file: Path) -> None:
-    assert read(filesystem, at(file, 0, 10_000, whole_file=False)) == CONTENT[:10_000]
-    where = at(file, 10_000, 241, whole_file=False)
-    assert reason(filesystem, where) == "the file has 10240 bytes now, 10241 when the dataset was listed"
+@pytest.mark.parametrize("file_bytes", [len(CONTENT) - 1, len(CONTENT) + 1])
+def test_a_pack_of_samples_of_another_size_is_not_the_one_that_was_listed(
+    filesystem: FileSystem, file: Path, file_bytes: int
+) -> None:
+    where = at(file, 0, 10_000, file_bytes)
+    assert reason(filesystem, where) == f"the file has 10240 bytes now, {file_bytes} when the dataset was listed"
 
 
 def test_a_deleted_file_is_named(filesystem: FileSystem, file: Path) -> None:
@@ -178,7 +181,7 @@ def test_a_file_that_may_not_be_read_is_named(file: Path, monkeypatch: pytest.Mo
 def test_short_reads_are_continued(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     preadv = os.preadv
     monkeypatch.setattr(os, "preadv", lambda fd, views, offset: preadv(fd, [views[0][:1_000]], offset))
-    assert read(LocalFileSystem(), at(file, 77, 9_999, whole_file=False)) == CONTENT[77 : 77 + 9_999]
+    assert read(LocalFileSystem(), at(file, 77, 9_999, len(CONTENT))) == CONTENT[77 : 77 + 9_999]
 
 
 def test_a_file_that_ends_while_it_is_read_is_named(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

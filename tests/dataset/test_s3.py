@@ -127,7 +127,7 @@ def test_a_sample_takes_two_requests(data: TableDataset, proxy: UnreliableProxy)
 
 
 def test_part_of_an_object_is_fetched_alone(data: TableDataset, proxy: UnreliableProxy) -> None:
-    where = ByteRange("s3://photos/x", f"photos/{KEYS[3]}", offset=777, length=1_000, whole_file=False)
+    where = ByteRange("s3://photos/x", f"photos/{KEYS[3]}", offset=777, length=1_000, file_bytes=LENGTHS[KEYS[3]])
     buffer = np.zeros(1_000, np.uint8)
     FileReader(data.filesystem, lambda _: where).read_into(0, buffer)
     assert buffer.tobytes() == content(KEYS[3])[777:1_777]

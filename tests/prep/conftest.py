@@ -27,7 +27,7 @@ def jpegs(photos):
 
 
 def encoded(image, kind, **options):
-    """``image`` (array or Pillow image) encoded by Pillow as ``kind``, "JPEG" or "PNG"."""
+    """``image`` (array or Pillow image) encoded by Pillow as ``kind``, "JPEG", "PNG" or "WEBP"."""
     stream = io.BytesIO()
     (image if isinstance(image, Image.Image) else Image.fromarray(image)).save(stream, kind, **options)
     return stream.getvalue()
@@ -44,13 +44,14 @@ def odd_files(photos):
     photo = photos[0][:120, :90]
     picture = Image.fromarray(photo)
     grey = np.asarray(picture.convert("L"))
+    see_through = np.dstack([photo, np.full(grey.shape, 9, np.uint8)])
     wide = photo.astype(np.uint16) * 256 + 77
     as_grey = np.repeat(grey[:, :, None], 3, axis=2)
     cmyk = encoded(picture.convert("CMYK"), "JPEG", quality=95)
     files = {
         "png": (encoded(photo, "PNG"), photo),
         "png grey": (encoded(grey, "PNG"), as_grey),
-        "png alpha": (encoded(np.dstack([photo, np.full(grey.shape, 9, np.uint8)]), "PNG"), photo),
+        "png alpha": (encoded(see_through, "PNG"), photo),
         "png palette": (
             encoded(picture.convert("P"), "PNG"),
             np.asarray(picture.convert("P").convert("RGB")),
@@ -62,12 +63,21 @@ def odd_files(photos):
         "jpeg grey": (encoded(grey, "JPEG", quality=95), as_grey),
         "jpeg progressive": (encoded(photo, "JPEG", quality=95, progressive=True), photo),
         "jpeg cmyk": (cmyk, photo),
+        "webp": (encoded(photo, "WEBP", quality=95), photo),
+        "webp lossless": (encoded(photo, "WEBP", lossless=True), photo),
+        "webp alpha": (encoded(see_through, "WEBP", quality=95, exact=True), photo),
+        "webp animated": (
+            encoded(picture, "WEBP", lossless=True, save_all=True, append_images=[picture.rotate(90)]),
+            photo,
+        ),
+        "webp 1x1": (encoded(photo[:1, :1], "WEBP", lossless=True), photo[:1, :1]),
     }
     for orientation in range(1, 9):
         exif = Image.Exif()
         exif[0x0112] = orientation
         stored = oriented(photo, orientation)
         files[f"jpeg exif {orientation}"] = (encoded(stored, "JPEG", quality=95, exif=exif), photo)
+        files[f"webp exif {orientation}"] = (encoded(stored, "WEBP", lossless=True, exif=exif), photo)
     return files
 
 
@@ -86,19 +96,20 @@ def oriented(upright, orientation):
     return np.ascontiguousarray(stored)
 
 
-def damaged_files(jpeg, png):
+def damaged_files(jpeg, png, webp):
     """Files that must be refused: name -> (bytes, a part of the reason)."""
     bomb_jpeg = bytearray(jpeg)
     at = jpeg.index(b"\xff\xc0") + 5
     bomb_jpeg[at : at + 4] = (30000).to_bytes(2, "big") * 2
     middle = len(jpeg) // 2
+    canvas = b"VP8X\n\0\0\0" + bytes(4) + (29999).to_bytes(3, "little") * 2
     return {
         "empty": (b"", "the file is empty (0 bytes)"),
         "text named .jpg": (
             b"hello, this is text\n" * 20,
-            "it is not JPEG or PNG: it starts with b'hello, this ",
+            "it is not JPEG, PNG or WebP: it starts with b'hello, this ",
         ),
-        "gif": (b"GIF89a" + bytes(50), "it is a GIF image, not JPEG or PNG"),
+        "gif": (b"GIF89a" + bytes(50), "it is a GIF image, not JPEG, PNG or WebP"),
         "half a jpeg": (jpeg[:middle], f"truncated JPEG: it breaks off after {middle:,} bytes"),
         "jpeg without its end": (jpeg[:-2], "truncated JPEG: it breaks off after"),
         "header of a jpeg": (jpeg[:300], "truncated JPEG"),
@@ -110,6 +121,19 @@ def damaged_files(jpeg, png):
         "half a png": (png[: len(png) // 2], "truncated PNG: it breaks off after"),
         "png without its end": (png[:-12], "truncated PNG"),
         "damaged png": (png[:5000] + b"\0\0\0" + png[5003:], "corrupt PNG: wrong checksum"),
+        "half a webp": (webp[: len(webp) // 2], "truncated WebP: it breaks off after"),
+        "webp without an image": (b"RIFF\4\0\0\0WEBP", "corrupt WebP: it has no image"),
+        "webp with a wrong frame": (webp[:23] + bytes(3) + webp[26:], "its first chunk does not tell how large"),
+        "webp with a long chunk": (
+            webp[:16] + b"\xff\xff\xff\0" + webp[20:],
+            "corrupt WebP: the chunk at byte 12 ends after the file",
+        ),
+        "damaged webp": (webp[:30] + b"\xff" * (len(webp) - 30), "corrupt WebP: its pixels cannot be decompressed"),
+        "sound": (b"RIFF\4\0\0\0WAVE", "it is a RIFF file of another kind, not JPEG, PNG or WebP"),
+        "webp bomb": (
+            b"RIFF" + (len(webp) + 10).to_bytes(4, "little") + b"WEBP" + canvas + webp[12:],
+            "30000x30000 is 900,000,000 pixels, over the limit of 100,000,000 (max_pixels)",
+        ),
         "jpeg bomb": (
             bytes(bomb_jpeg),
             "30000x30000 is 900,000,000 pixels, over the limit of 100,000,000 (max_pixels)",
@@ -136,4 +160,4 @@ def bomb_png():
 
 @pytest.fixture(scope="session")
 def bad_files(photos, jpegs):
-    return damaged_files(jpegs[0], encoded(photos[1], "PNG"))
+    return damaged_files(jpegs[0], encoded(photos[1], "PNG"), encoded(photos[1], "WEBP"))

@@ -24,7 +24,7 @@ Pixels = NDArray[np.uint8]
 Minibatch = tuple[Pixels, NDArray[np.int64]]
 """Pixels and the ids of their samples. They are valid until the next minibatch is taken."""
 
-EXTENSIONS = (".jpg", ".jpeg", ".png")
+EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp")
 IMAGE_SIZE = 224
 SAMPLE_BYTES = IMAGE_SIZE * IMAGE_SIZE * 3
 
@@ -85,7 +85,7 @@ _MODULES = {
 
 
 def find_files(folder: Path) -> tuple[Path, ...]:
-    """List the JPEG and PNG files of a class-per-folder tree, sorted; leave out hidden ones, as `mbaas.read_images`."""
+    """List the images of a class-per-folder tree, sorted; leave out hidden ones, as `mbaas.read_images`."""
 
     def is_sample(path: Path) -> bool:
         is_hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)

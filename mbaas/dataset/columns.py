@@ -1,0 +1,146 @@
+"""Columns of a table that is read, as what they are to be: texts, lengths, labels, fields of samples."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from mbaas.dataset.faults import said
+from mbaas.dataset.table import integers
+from mbaas.errors import ConfigError, DatasetError, shown
+from mbaas.fields import IMAGE, LABEL, SAMPLE_ID
+from mbaas.units import counted
+
+_TAKEN = (IMAGE, SAMPLE_ID.name, "row")
+"""Names that a minibatch has for other things."""
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The columns of a table of samples, of which each use has its own conditions.
+
+    Attributes:
+        name: of the table; for messages.
+        table: its rows, each column in one chunk.
+    """
+
+    name: str
+    table: pa.Table
+
+    def text(self, column: str) -> list[str]:
+        """Return the values of a column of texts."""
+        found = self._of(column, "uri")
+        if not is_text(found.type):
+            raise ConfigError(f"column {column!r} of {self.name} must be text, got {found.type}", option="uri")
+        return [str(value) for value in found.to_pylist()]
+
+    def label(self, column: str) -> tuple[tuple[str, ...], dict[str, pa.Array]]:
+        """Return the names of classes, if the labels are texts, and the labels."""
+        found = self._of(column, "label")
+        if not is_text(found.type):
+            return (), {LABEL.name: self.numbers(column, "label")}
+        names = sorted(pc.unique(found).to_pylist())
+        return tuple(names), {LABEL.name: pc.index_in(found, pa.array(names, found.type)).cast(pa.int64())}
+
+    def lengths(self, column: str) -> pa.Array:
+        """Return the lengths of files."""
+        found = self._of(column, "length")
+        if not pa.types.is_integer(found.type) or pc.min(found).as_py() < 0:
+            wanted = "must have whole numbers of bytes, at least 0"
+            least = f"the least is {pc.min(found)}" if pa.types.is_integer(found.type) else f"they are {found.type}"
+            raise ConfigError(f"column {column!r} of {self.name} {wanted}: {least}", option="length")
+        return found.cast(pa.int64())
+
+    def fields(self, label: str | None, names: Iterable[str]) -> tuple[tuple[str, ...], dict[str, pa.Array]]:
+        """Return the names of classes, and the fields of samples by name.
+
+        Args:
+            label: the column that is the field ``label``; None for none.
+            names: of the other columns that are fields.
+        """
+        class_names, known = self.label(label) if label is not None else ((), {})
+        for name in names:
+            if name in (*_TAKEN, *known):
+                raise ConfigError(
+                    f"a field must not be called {name!r}, which minibatches have already", option="fields"
+                )
+            known[name] = self.numbers(name, "fields")
+        return class_names, known
+
+    def has_numbers(self, column: str) -> bool:
+        """Whether a column can be a field."""
+        return as_numbers(self.table[column].chunk(0)) is not None
+
+    def numbers(self, column: str, option: str) -> pa.Array:
+        """Return a column of numbers, or of lists of numbers."""
+        found = self._of(column, option)
+        numbers = as_numbers(found)
+        if numbers is None:
+            wanted = "must have numbers, or lists of numbers, or of equally long lists of numbers"
+            raise ConfigError(f"column {column!r} of {self.name} {wanted}, got {found.type}", option=option)
+        return numbers
+
+    def _of(self, column: str, option: str) -> pa.Array:
+        if column not in self.table.column_names:
+            there = ", ".join(self.table.column_names)
+            raise ConfigError(f"{self.name} has no column {shown(column)}; it has {there}", option=option)
+        found = self.table[column].chunk(0)
+        if pa.types.is_dictionary(found.type):
+            found = found.dictionary_decode()
+        if found.null_count:
+            row = pc.index(pc.is_null(found), True).as_py()
+            raise DatasetError(f"column {column!r} of {self.name} has no value in row {row} (counted from 0)")
+        try:
+            found.validate(full=True)  # a file may say that its bytes are UTF-8
+        except pa.ArrowException as error:
+            raise DatasetError(f"column {column!r} of {self.name} is damaged: {said(error)}") from error
+        return found
+
+
+def is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+def as_numbers(found: pa.Array) -> pa.Array | None:
+    """Return an array as a field can have it; None if it is none of numbers."""
+    kind = found.type
+    if pa.types.is_boolean(kind):
+        return found.cast(pa.uint8())
+    if pa.types.is_integer(kind) or pa.types.is_floating(kind):
+        return found
+    if not (pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)):
+        return None
+    lengths, values = pc.list_value_length(found), as_numbers(found.flatten())
+    if found.null_count or values is None or values.null_count or pa.types.is_large_list(values.type):
+        return None
+    least, most = pc.min(lengths).as_py(), pc.max(lengths).as_py()
+    if least == most and most:
+        return pa.FixedSizeListArray.from_arrays(values, most)
+    bounds = np.zeros(len(found) + 1, np.int64)
+    np.cumsum(integers(lengths.cast(pa.int64())), out=bounds[1:])
+    return pa.LargeListArray.from_arrays(pa.array(bounds), values)
+
+
+def gathered(name: str, parts: Sequence[tuple[pa.Table, pa.Table]]) -> tuple[list[pa.Array], Columns]:
+    """Put together what was found in each shard: the columns of `PLACE`, and columns of values.
+
+    Args:
+        name: of all together; for messages.
+        parts: of each shard two tables with a row for each sample.
+
+    Raises:
+        DatasetError: there is no sample; the values of a column are of different kinds.
+    """
+    places = pa.concat_tables([place for place, _ in parts]).combine_chunks()
+    if not len(places):
+        raise DatasetError(f"{name}: no sample is in {counted(len(parts), 'shard')}")
+    try:
+        # A number may be written as 1 in one shard and as 1.5 in another.
+        values = pa.concat_tables([value for _, value in parts], promote_options="permissive").combine_chunks()
+    except pa.ArrowException as error:
+        raise DatasetError(f"{name}: a column has values of another kind in another shard: {said(error)}") from error
+    return [column.chunk(0) for column in places.columns], Columns(name, values)

@@ -1,0 +1,42 @@
+"""Asking a file system what it knows of files: whether they are there, how long they are, when they changed."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
+
+import pyarrow.fs
+from pyarrow.fs import FileInfo
+
+from mbaas.dataset.faults import s3_attempts, said
+from mbaas.dataset.location import Location, join
+from mbaas.errors import DatasetError
+
+S3_ATTEMPTS = 5
+"""Of each request of an S3 client that looks for files."""
+
+_ASKED_AT_ONCE = 1000  # files that are asked for in one call
+_REMOTE_THREADS = 32  # a store answers for each file by itself
+
+
+def file_infos(where: Location, names: list[str]) -> list[FileInfo]:
+    """Ask for files by their names below a folder; a file that is not there has an answer, too.
+
+    Raises:
+        DatasetError: the file system did not answer.
+    """
+    filesystem = s3_attempts(where.filesystem, S3_ATTEMPTS)
+    paths = [join(where.base, name) for name in names]
+    parts = [paths[start : start + _ASKED_AT_ONCE] for start in range(0, len(paths), _ASKED_AT_ONCE)]
+
+    def ask(part: list[str]) -> list[FileInfo]:
+        infos: list[FileInfo] = filesystem.get_file_info(part)
+        return infos
+
+    try:
+        if isinstance(filesystem, pyarrow.fs.LocalFileSystem):
+            return [*chain.from_iterable(map(ask, parts))]
+        with ThreadPoolExecutor(_REMOTE_THREADS, thread_name_prefix="mbaas-listing") as pool:
+            return [*chain.from_iterable(pool.map(ask, parts))]
+    except Exception as error:  # a file system of somebody else's raises what it likes
+        raise DatasetError(f"cannot look for the files of {where.root}: {said(error)}") from error

@@ -1,0 +1,230 @@
+"""Reading Parquet files that hold the images themselves: unpacked once, and then read by their places."""
+
+from __future__ import annotations
+
+import json
+import os
+import posixpath
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.fs
+
+from mbaas.dataset.base import Dataset
+from mbaas.dataset.columns import gathered
+from mbaas.dataset.faults import s3_attempts, said
+from mbaas.dataset.file_infos import S3_ATTEMPTS, file_infos
+from mbaas.dataset.kept_listing import Listing, keep_listing, recall_listing
+from mbaas.dataset.location import Location, join, locate, written_whole
+from mbaas.dataset.shard_names import locate_shards, look_up
+from mbaas.dataset.table import IN_SHARD, PLACE, ShardDataset, fingerprint_of, string_bounds, table_of
+from mbaas.errors import ConfigError, DatasetError, shown
+from mbaas.fields import IMAGE, LABEL
+
+_WRITER = "read_parquet"
+_LISTING = "listing.parquet"
+_ENDING = ".images"  # of the files that images are unpacked into
+_THREADS = 4  # each holds a row group
+_BATCH_ROWS = 64  # are unpacked at a time
+
+
+def read_parquet(
+    shards: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    *,
+    unpacked: str | os.PathLike[str],
+    image: str = IMAGE,
+    label: str | None = None,
+    fields: Sequence[str] | None = None,
+    filesystem: pyarrow.fs.FileSystem | None = None,
+) -> Dataset:
+    """Unpack the images in Parquet files into plain ones, once, and find them there.
+
+    Single values of a Parquet file cannot be read: they are compressed and encoded in pages, and to get one image a
+    whole row group must be read, of which files usually have 100 to 1,000 rows. In random order that would be each time
+    hundreds of images for one. So the first call reads all files once, in order, and writes the bytes of the images,
+    one after the other, into files in the folder ``unpacked``, which takes as much room as the images. A later call
+    takes a second, unless the size or time of a Parquet file, or the list of them, has changed since.
+
+    Args:
+        shards: a local path, or a URI that `pyarrow.fs` opens; a pattern with braces for several, such as
+            ``train-{00000..00007}-of-00008.parquet``; or a list of these. All are in one file system.
+        unpacked: a folder, by its path or URI, that all nodes can read: a shared disk or a bucket, or a local disk if
+            the cluster is one machine. It is made if it is not there.
+        image: the column with encoded images: binary, or a struct with such a column ``bytes``, as Hugging Face's
+            datasets have it.
+        label: the column that minibatches have as ``label``; default: that of this name, if there is one. If it is
+            text, its distinct values, sorted, are the classes (`Dataset.class_names`), and labels int64 indices into
+            them; Hugging Face's class labels keep their names, too. Without it minibatches have no ``label``.
+        fields: the other columns that minibatches have, of numbers or of lists of numbers that are equally long;
+            default: all of numbers.
+        filesystem: where ``shards`` are, for credentials or file systems that a URI cannot express.
+
+    Raises:
+        ConfigError: a column that there is not, of a name that is taken, or whose values no field can have.
+        DatasetError: a file is not there, cannot be read, or lacks an image or another value; ``unpacked`` cannot be
+            written, or has what was unpacked with other options.
+    """
+    if isinstance(fields, str):
+        raise ConfigError(f"fields must be a list of columns, such as [{fields!r}], got {fields!r}", option="fields")
+    where, names = locate_shards(shards, filesystem)
+    target = locate(unpacked, None)
+    files = look_up(where, names)
+    asked = {"image": image, "label": label, "fields": None if fields is None else tuple(fields)}
+    listing = _below(unpacked, _LISTING)
+    found = recall_listing(listing, writer=_WRITER, root=where.root, options=asked, fields=None)
+    if found is None or not _is_still(found.files, files, target):
+        found = _unpack(where, files, target, asked)
+        keep_listing(found, listing)
+    return ShardDataset(
+        root=target.root,
+        class_names=found.class_names,
+        fingerprint=found.fingerprint,
+        table=found.table,
+        filesystem=target.filesystem,
+        base=target.base,
+        shards={name + _ENDING: nbytes for name, *_, nbytes in found.files},
+    )
+
+
+def _below(folder: str | os.PathLike[str], name: str) -> str:
+    """Return the path or URI of a file in a folder; a URI may have options after a question mark."""
+    text = os.fspath(folder)
+    path, *options = text.partition("?") if "://" in text else (text,)
+    return f"{path.rstrip('/')}/{name}" + "".join(options)
+
+
+def _is_still(kept: list[list[Any]], files: list[list[Any]], target: Location) -> bool:
+    """Whether these files were unpacked, and what they were unpacked into is there."""
+    if [entry[:-1] for entry in kept] != files:
+        return False
+    infos = file_infos(target, [name + _ENDING for name, *_ in kept])
+    return [info.size for info in infos] == [nbytes for *_, nbytes in kept]
+
+
+def _unpack(where: Location, files: list[list[Any]], target: Location, asked: dict[str, Any]) -> Listing:
+    """Unpack all files, several at a time."""
+    source = replace(where, filesystem=s3_attempts(where.filesystem, S3_ATTEMPTS))
+    with ThreadPoolExecutor(min(_THREADS, len(files)), thread_name_prefix="mbaas-listing") as pool:
+        parts = [*pool.map(lambda file: _unpack_one(source, file[0], target, asked), files)]
+    places, columns = gathered(where.root, [(part.places, part.values) for part in parts])
+    label, fields = asked["label"], asked["fields"]
+    if label is None and LABEL.name in columns.table.column_names:
+        label = LABEL.name
+    if fields is None:
+        fields = [name for name in columns.table.column_names if name != label and columns.has_numbers(name)]
+    class_names, known = columns.fields(label, fields)
+    if label is not None and not class_names:
+        class_names, known = _classes(parts[0].class_names.get(label, ()), known)
+    table = table_of(places, known)
+    kept = [[*file, part.nbytes] for file, part in zip(files, parts, strict=True)]
+    return Listing(_WRITER, where.root, asked, class_names, fingerprint_of(table, class_names), table, kept)
+
+
+@dataclass(frozen=True)
+class _Unpacked:
+    """What was in one file.
+
+    Attributes:
+        places: of its images in the file that they were unpacked into, as in `PLACE`.
+        values: the columns that labels and fields come from.
+        class_names: of each column of labels that the file has such names for.
+        nbytes: of all images together.
+    """
+
+    places: pa.Table
+    values: pa.Table
+    class_names: dict[str, tuple[str, ...]]
+    nbytes: int
+
+
+def _unpack_one(where: Location, name: str, target: Location, asked: dict[str, Any]) -> _Unpacked:
+    from pyarrow import parquet  # here: it takes 0.1 s, and most datasets have no such file
+
+    shard, images = join(where.root, name), name + _ENDING
+    lengths, values = [np.zeros(0, np.int64)], []
+    try:
+        path = join(target.base, images)
+        target.filesystem.create_dir(posixpath.dirname(path), recursive=True)
+        with where.filesystem.open_input_file(join(where.base, name)) as raw, parquet.ParquetFile(raw) as file:
+            known = _columns_of(shard, file.schema_arrow, asked)
+            batches = file.iter_batches(_BATCH_ROWS, columns=[asked["image"], *known], use_threads=False)
+            with written_whole(target.filesystem, path) as partial:
+                with target.filesystem.open_output_stream(partial) as out:
+                    for number, batch in enumerate(batches):
+                        encoded = _encoded(shard, batch, asked["image"], number * _BATCH_ROWS)
+                        bounds, content = string_bounds(encoded)
+                        out.write(content[bounds[0] : bounds[-1]])
+                        lengths.append(np.diff(bounds))
+                        values.append(batch.select(known))
+            schema = pa.schema([file.schema_arrow.field(column) for column in known])
+            class_names = _class_names(file.schema_arrow.metadata or {})
+    except (ConfigError, DatasetError):
+        raise
+    except Exception as error:  # a file system of somebody else's raises what it likes
+        raise DatasetError(f"cannot unpack {shard} into {target.root}: {said(error)}") from error
+    length = np.concatenate(lengths)
+    uris = [f"{images}{IN_SHARD}{row}" for row in range(len(length))]
+    columns = [pa.array(uris, pa.large_string()), pa.array(np.cumsum(length) - length), pa.array(length)]
+    places = pa.Table.from_arrays(columns, schema=PLACE)
+    return _Unpacked(places, pa.Table.from_batches(values, schema), class_names, int(length.sum()))
+
+
+def _columns_of(shard: str, schema: pa.Schema, asked: dict[str, Any]) -> list[str]:
+    """Choose the columns to be read beside the images: what was asked for, else the label and what may be numbers."""
+    image, label, fields = asked["image"], asked["label"], asked["fields"]
+    for option, column in [("image", image), ("label", label), *(("fields", field) for field in fields or ())]:
+        if column is not None and schema.names.count(column) != 1:
+            has = "no column" if column not in schema.names else "more than one column"
+            raise ConfigError(f"{shard} has {has} {shown(column)}; it has {', '.join(schema.names)}", option=option)
+    kind = schema.field(image).type
+    inner = kind.field("bytes").type if pa.types.is_struct(kind) and kind.get_field_index("bytes") >= 0 else kind
+    if not (pa.types.is_binary(inner) or pa.types.is_large_binary(inner)):
+        wanted = "must have bytes, or a struct with bytes in its field 'bytes'"
+        raise ConfigError(f"column {image!r} of {shard} {wanted}, got {kind}", option="image")
+    if label is None and schema.names.count(LABEL.name) == 1:
+        label = LABEL.name
+    if fields is None:
+        fields = [field.name for field in schema if field.name not in (image, label) and _may_be_numbers(field.type)]
+    return list(dict.fromkeys([*([label] if label is not None else []), *fields]))
+
+
+def _may_be_numbers(kind: pa.DataType) -> bool:
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        kind = kind.value_type
+    return bool(pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind))
+
+
+def _encoded(shard: str, batch: pa.RecordBatch, image: str, first: int) -> pa.Array:
+    """Return the images of a batch, the first of which is that of row ``first``: large_binary, without nulls."""
+    found = batch.column(image)
+    encoded = pc.struct_field(found, "bytes") if pa.types.is_struct(found.type) else found
+    if encoded.null_count:
+        row = first + pc.index(pc.is_null(encoded), True).as_py()
+        hint = "; tables that name files are read by read_manifest" if pa.types.is_struct(found.type) else ""
+        raise DatasetError(f"column {image!r} of {shard} has no bytes in row {row} (counted from 0){hint}")
+    return encoded.cast(pa.large_binary())
+
+
+def _class_names(metadata: dict[bytes, bytes]) -> dict[str, tuple[str, ...]]:
+    """Read the names of classes that Hugging Face's datasets keep in a file: column -> names in the order of labels."""
+    try:
+        features = json.loads(metadata[b"huggingface"])["info"]["features"]
+        return {name: tuple(map(str, found["names"])) for name, found in features.items() if "names" in found}
+    except (KeyError, TypeError, ValueError, AttributeError):  # written by others, in another form
+        return {}
+
+
+def _classes(class_names: tuple[str, ...], known: dict[str, pa.Array]) -> tuple[tuple[str, ...], dict[str, pa.Array]]:
+    """Return the names of classes and the fields: with these names if all labels are indices into them."""
+    labels = known[LABEL.name]
+    if not class_names or not pa.types.is_integer(labels.type):
+        return (), known
+    least, most = pc.min_max(labels).values()
+    if least.as_py() < 0 or most.as_py() >= len(class_names):  # -1 says of a test set that labels are not known
+        return (), known
+    return class_names, known | {LABEL.name: labels.cast(pa.int64())}
