@@ -7,13 +7,15 @@ from mbaas.dataset.base import Dataset, SampleReader
 from mbaas.dataset.synthetic import synthetic
 
 if TYPE_CHECKING:
+    from mbaas.dataset.concatenated import concat
     from mbaas.dataset.listing import IMAGE_EXTENSIONS, read_images
     from mbaas.dataset.manifest import read_manifest
 
-__all__ = ["IMAGE_EXTENSIONS", "Dataset", "SampleReader", "read_images", "read_manifest", "synthetic"]
+__all__ = ["IMAGE_EXTENSIONS", "Dataset", "SampleReader", "concat", "read_images", "read_manifest", "synthetic"]
 
 _LAZY = {
     "IMAGE_EXTENSIONS": "mbaas.dataset.listing",
+    "concat": "mbaas.dataset.concatenated",
     "read_images": "mbaas.dataset.listing",
     "read_manifest": "mbaas.dataset.manifest",
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from hashlib import blake2b
 from typing import Any
@@ -46,12 +46,14 @@ class TableDataset(Dataset):
         filesystem: where the files are.
         base: path of `root` within `filesystem`.
         whole_files: each sample ends where its file ends, so a longer file is not the one that was listed.
+        sources: int64[n], the ids of the rows in the table of which they are a part; None if they are all of it.
     """
 
     table: pa.Table
     filesystem: pyarrow.fs.FileSystem
     base: str
     whole_files: bool = True
+    sources: Ids | None = None
 
     def __len__(self) -> int:
         return int(self.table.num_rows)
@@ -86,6 +88,14 @@ class TableDataset(Dataset):
             length=int(self._lengths[sample_id]),
             whole_file=self.whole_files,
         )
+
+    def source_ids(self, sample_ids: Ids) -> Ids:
+        return sample_ids if self.sources is None else self.sources[sample_ids]
+
+    def _part(self, ids: Ids, fingerprint: str) -> TableDataset:
+        # A table of its own: a feed of a small part would else send the whole one to every node.
+        rows = self.table.take(pa.array(ids)).combine_chunks()
+        return replace(self, fingerprint=fingerprint, table=rows, sources=self.source_ids(ids))
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Fields alone: the views below would go along as copies of what the table holds already. And the table as the
