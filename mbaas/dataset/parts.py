@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import textwrap
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,9 @@ CLASS = "class"
 
 _LOOKED_AT = 1_000_000
 """Samples of which an expression is evaluated together."""
+
+_UNKNOWN = re.compile(r"No match for FieldRef\.Name\((.*)\) in .*")
+"""What Arrow says of a name that is none of a table's columns."""
 
 _MOST_SHOWN = 200
 """Characters of an expression in an error: one may list thousands of values."""
@@ -128,9 +132,10 @@ def matching(dataset: Dataset, expression: Expression) -> Ids:
         try:
             kept = table.filter(expression)
         except pa.ArrowException as error:
-            said, columns = str(error).partition("\n")[0], ", ".join(table.column_names[1:]) or "none"
+            said = _UNKNOWN.sub(r"there is no field \1", str(error).partition("\n")[0])
+            known = ", ".join(table.column_names[1:]) or "none"
             raise ConfigError(
-                f"cannot filter {dataset.root} by {what}: {said}; it has the fields {columns}", option="expression"
+                f"cannot filter {dataset.root} by {what}: {said}; its fields are {known}", option="expression"
             ) from None
         found.append(np.asarray(kept[0]))
     # Arrow promises no order of what it evaluates in several threads.

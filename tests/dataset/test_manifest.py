@@ -197,3 +197,22 @@ def test_text_that_is_not_utf_8_is_named(folder: Path, column: str) -> None:
     pq.write_table(table, folder / "odd.parquet")
     with pytest.raises(DatasetError, match=rf"column '{column}' of .*odd\.parquet is damaged: .*UTF"):
         read_manifest(folder / "odd.parquet", label="kind")
+
+
+@pytest.mark.parametrize(
+    ("ending", "content", "told"),
+    [
+        (
+            ".jsonl",
+            b'null\n{"uri": "a/1.png"}\n',
+            r": a row is null, and must be an object with a value for each column$",
+        ),
+        (".jsonl", b"\xef\xbb\xbfnull", r": a row is null"),
+        (".csv", b"uri,\xaf\na/1.png,1\n", r"^the manifest .* has a column whose name is not UTF-8: b'\\xaf'$"),
+    ],
+)
+def test_what_a_fuzzer_found_is_an_error(folder: Path, ending: str, content: bytes, told: str) -> None:
+    """The rows that are null crashed pyarrow."""
+    (folder / f"odd{ending}").write_bytes(content)
+    with pytest.raises(DatasetError, match=told):
+        read_manifest(folder / f"odd{ending}")
