@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
 
-from mbaas.analysis.measuring.portion import local_spans
+from mbaas.analysis.measuring.portion import SlowedDataset, local_spans
 from mbaas.dataset import Dataset, concat, read_images, read_manifest, synthetic
 from mbaas.dataset.base import Subset
 from mbaas.dataset.bounded import bounded
@@ -59,11 +59,16 @@ def joined(folder: Path) -> Dataset:
     return concat([here, read_manifest("all.parquet", label="kind", filesystem=elsewhere), here.take(7)])
 
 
+def slowed(data: Dataset) -> Dataset:
+    """A dataset around another, which reads no slower than a test can bear."""
+    return SlowedDataset.around(data, bytes_per_s=1e12)
+
+
 KINDS: dict[str, Callable[[Path], Dataset]] = {
     "table": tree,
     "fields": manifest,
     "computed": lambda folder: synthetic(SAMPLES),
-    "wrapped": lambda folder: bounded(tree(folder)),
+    "wrapped": lambda folder: slowed(manifest(folder).split(0.9, seed=2)[0]),
     "joined": joined,
     "part": lambda folder: manifest(folder).split(0.9, seed=5)[0],
     "part of computed": lambda folder: synthetic(200).take(SAMPLES),
@@ -112,7 +117,7 @@ def test_a_part_tells_of_its_samples_what_the_whole_tells(data: Dataset) -> None
     check_part(again, data, ids)
     assert again.fingerprint == part.fingerprint
     check_part(again.select(np.arange(0, len(ids), 2)), data, ids[::2])
-    check_part(bounded(part).select(np.arange(5, 9)), data, ids[5:9])
+    check_part(slowed(part).select(np.arange(5, 9)), data, ids[5:9])
 
 
 @pytest.mark.parametrize("stratify", [None, "label"])
@@ -222,6 +227,14 @@ def test_a_part_of_a_dataset_that_has_no_table_shares_it() -> None:
     assert not isinstance(part.inner, Subset), "one look-up, however often it was divided"
     pickle.dumps(part, protocol=5, buffer_callback=buffers.append)
     assert [buffer.raw().nbytes for buffer in buffers] == [8 * len(part)]
+
+
+def test_the_places_of_files_are_known_of_parts_too(folder: Path) -> None:
+    """For measurements, which drop them from the page cache."""
+    data = concat([slowed(manifest(folder)).take(5), manifest(folder).split(0.5)[0]])
+    ids = [*range(0, len(data), 3)]
+    assert [span.path for span in local_spans(data, ids)] == [data.uri(sample) for sample in ids]
+    assert local_spans(synthetic(9).take(3), [0, 2]) == []
 
 
 def test_samples_of_joined_datasets_follow_one_another(folder: Path) -> None:

@@ -13,6 +13,7 @@ from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
 
 import mbaas
 from mbaas import transforms as T
+from mbaas.chaos.participants import coordinator_pid, kill
 from mbaas.dataset import synthetic
 from support.trials import record_epoch
 
@@ -110,6 +111,22 @@ def test_a_state_belongs_to_its_part(
         with mbaas.join(anew.name, format="numpy", state=state) as loader:
             taken += [batch["sample_id"].copy() for batch in loader]
     assert sorted(np.concatenate(taken).tolist()) == [*range(len(parts[0]))]
+
+
+@pytest.mark.chaos
+def test_a_coordinator_that_dies_knows_its_part_again(
+    feeds: tuple[mbaas.Feed, mbaas.Feed], parts: tuple[mbaas.Dataset, mbaas.Dataset]
+) -> None:
+    with mbaas.join(feeds[0].name, consumer="me", format="numpy") as loader:
+        batches = iter(loader)
+        ids = [next(batches)["sample_id"].copy() for _ in range(2)]
+        kill(coordinator_pid(feeds[0].name))
+        for batch in batches:
+            assert (batch["image"] == colours_of(parts[0])[batch["sample_id"], None, None, None]).all()
+            ids.append(batch["sample_id"].copy())
+        del batch
+    assert sorted(np.concatenate(ids).tolist()) == [*range(len(parts[0]))]
+    epoch_of(feeds[0], parts[0], "later")
 
 
 def test_joined_parts_of_two_file_systems_are_one_feed(ray_session: None, whole: mbaas.Dataset, folder: Path) -> None:
