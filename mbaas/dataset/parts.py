@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 import textwrap
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,7 +26,7 @@ CLASS = "class"
 """What an expression calls the name of a sample's class."""
 
 _LOOKED_AT = 1_000_000
-"""Samples of which an expression is evaluated together."""
+"""Samples whose fields are looked at together."""
 
 _UNKNOWN = re.compile(r"No match for FieldRef\.Name\((.*)\) in .*")
 """What Arrow says of a name that is none of a table's columns."""
@@ -106,15 +107,20 @@ def drawn(count: int, fraction: float, seed: int, strata: NDArray[Any] | None = 
 
 def _strata(dataset: Dataset, name: str) -> NDArray[Any]:
     """Return the values of the field by which a split is stratified."""
-    known = {field.name: field for field in dataset.fields}
-    whole = [each.name for each in known.values() if not each.shape and np.issubdtype(each.dtype, np.integer)]
+    whole = [each.name for each in dataset.fields if not each.shape and np.issubdtype(each.dtype, np.integer)]
     if name not in whole:
         there = ", ".join(whole) or "none"
         raise ConfigError(
             f"stratify must name a field of whole numbers, of which {dataset.root} has {there}, got {shown(name)}",
             option="stratify",
         )
-    return dataset.values(np.arange(len(dataset)))[name]
+    return np.concatenate([dataset.values(ids)[name] for ids in _in_steps(dataset)])
+
+
+def _in_steps(dataset: Dataset) -> Iterator[Ids]:
+    """Yield the ids of all samples, as many at a time as may have the values of all their fields in memory."""
+    for start in range(0, len(dataset), _LOOKED_AT):
+        yield np.arange(start, min(start + _LOOKED_AT, len(dataset)))
 
 
 def matching(dataset: Dataset, expression: Expression) -> Ids:
@@ -126,8 +132,7 @@ def matching(dataset: Dataset, expression: Expression) -> Ids:
         wanted = 'an expression over fields, such as pyarrow.compute.field("label") < 5'
         raise ConfigError(f"a filter must be {wanted}, got {shown(expression)}", option="expression")
     what, found = textwrap.shorten(str(expression), _MOST_SHOWN), []
-    for start in range(0, len(dataset), _LOOKED_AT):
-        ids = np.arange(start, min(start + _LOOKED_AT, len(dataset)))
+    for ids in _in_steps(dataset):
         table = _columns(dataset, ids)
         try:
             kept = table.filter(expression)

@@ -191,10 +191,12 @@ def test_those_are_kept_of_which_an_expression_is_true(data: Dataset) -> None:
 
 def test_an_expression_sees_all_fields_of_many_samples(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Numbers, lists, and the names of classes unless a field has that name; in steps of as many as fit in memory."""
+    whole = [part.fingerprint for part in manifest(folder).split(0.5, stratify="label")]
     monkeypatch.setattr("mbaas.dataset.parts._LOOKED_AT", 10)
     data = manifest(folder)
     found = data.filter((pc.field("age") >= 40) & (pc.list_element(pc.field("box"), 0) < 52))
     assert found.values(np.arange(len(found)))["age"].tolist() == [*range(40, 52)]
+    assert [part.fingerprint for part in data.split(0.5, stratify="label")] == whole
     bare = read_manifest(folder / "all.parquet", label="age", fields=())
     with pytest.raises(
         ConfigError, match=r"cannot filter .* by \(class == \"cat\"\): there is no field class; its fields are label$"
