@@ -131,7 +131,10 @@ def test_a_split_divides_all_samples_and_is_the_same_everywhere(data: Dataset, s
     prints = [part.fingerprint for part in (first, second, *again)]
     assert prints[:2] == prints[2:4]
     assert len({data.fingerprint, *prints}) == 5
-    if stratify is None:
+    if stratify is not None:
+        there, here = (np.bincount(each.labels(np.arange(len(each)))) for each in (data, first))
+        assert (abs(here - 0.8 * there) <= 1).all(), "of each class"
+    else:
         assert parts[0].tolist() == whole[np.sort(split_order(len(data), 3)[: len(first)])].tolist()
 
 
