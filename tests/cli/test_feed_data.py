@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import signal
 import sys
 from collections.abc import Callable
@@ -12,10 +13,12 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pyarrow as pa
+import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 from commandline import running
 
+import mbaas
 from mbaas import read_images, read_manifest
 from mbaas.cli.feed_data import ManifestFile
 from mbaas.cli.feed_file import load
@@ -180,6 +183,24 @@ def test_what_does_not_fit_the_data_has_its_line_too(write: Write, images: Path,
 def test_a_filter_that_nothing_passes_is_one_sentence(write: Write) -> None:
     with pytest.raises(DatasetError, match=r"^none of the 60 samples of .*/images passes the filter \(label > 7\)$"):
         load(write('data: images\nfilter: [[label, ">", 7]]\n' + REST)).data.read()
+
+
+def test_the_guide_shows_the_same_in_a_file_and_in_python(
+    write: Write, images: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With data that has what the guide's has: an age, and a class "unknown"."""
+    guide = (Path(__file__).parents[2] / "docs" / "guide.md").read_text()
+    (python,) = (block for block in re.findall(r"```python\n(.*?)```", guide, re.DOTALL) if "data.filter" in block)
+    (yaml,) = (block for block in re.findall(r"```yaml\n(.*?)```", guide, re.DOTALL) if "read_manifest" in block)
+    rows = [("images/ant/00.png", ("cat", "dog", "unknown")[age % 3], age) for age in range(2000)]
+    table = pa.table(dict(zip(("uri", "species", "age"), map(list, zip(*rows, strict=True)), strict=True)))
+    pq.write_table(table, images.parent / "photos.parquet")
+    pyarrow.csv.write_csv(table.rename_columns(["path", "species", "age"]), images.parent / "more.csv")
+    monkeypatch.chdir(images.parent)
+    shown = {"mbaas": mbaas, "data": read_manifest("photos.parquet", label="species", fields=["age"])}
+    exec(python, shown)
+    assert load(write(yaml + REST)).data.read().fingerprint == shown["small"].fingerprint
+    assert [len(shown[name]) for name in ("adults", "small", "both")] == [1322, 1000, 1058 + 2000]
 
 
 TRIAL = """
