@@ -28,7 +28,7 @@ from mbaas.errors import (
 )
 
 if TYPE_CHECKING:
-    from mbaas.dataset import Dataset, read_images, read_manifest, read_parquet, read_webdataset
+    from mbaas.dataset import Dataset, concat, read_images, read_manifest, read_parquet, read_webdataset
     from mbaas.feed import Feed, connect, feeds, join, stop
     from mbaas.loader import Loader
     from mbaas.serving import serve
@@ -59,6 +59,7 @@ __all__ = [
     "Threads",
     "Timeouts",
     "WaitTimeoutError",
+    "concat",
     "connect",
     "feeds",
     "join",
@@ -72,6 +73,7 @@ __all__ = [
 
 _LAZY = {
     "Dataset": "mbaas.dataset",
+    "concat": "mbaas.dataset.concatenated",
     "read_images": "mbaas.dataset.listing",
     "read_manifest": "mbaas.dataset.manifest",
     "read_parquet": "mbaas.dataset.parquet",

@@ -129,7 +129,7 @@ class Checked:
 
     check: Callable[[Any], Any]
     first: bool = False
-    says: Mapping[str, Any] = field(default_factory=dict)
+    says: Mapping[str, Any] = field(default_factory=dict, hash=False)  # annotations of unions are hashed
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         from pydantic_core import core_schema

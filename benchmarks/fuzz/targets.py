@@ -24,8 +24,10 @@ from typing import Any, cast
 
 import cv2
 import numpy as np
+import pyarrow as pa
 import ray
 import simplejpeg
+from pyarrow import parquet
 from pyarrow.fs import PyFileSystem
 
 from benchmarks.fuzz.lying import LyingHandler
@@ -42,7 +44,7 @@ from mbaas.core import calls, events
 from mbaas.core.layout import StagingLimits
 from mbaas.core.state import StagingState
 from mbaas.core.story import unknown_thing
-from mbaas.dataset import read_images, read_webdataset
+from mbaas.dataset import read_images, read_manifest, read_webdataset
 from mbaas.dataset.bounded import bounded
 from mbaas.dataset.location import locate
 from mbaas.errors import MbaasError
@@ -269,6 +271,50 @@ def shards(folder: Path) -> Case:
                 buffer = np.zeros(length, np.uint8)
                 reader.read_into(sample, buffer)
                 assert buffer.tobytes() in content, data.uri(sample)
+
+    return case
+
+
+def manifest(folder: Path) -> Case:
+    """A table of files that was damaged, or says odd things: what is read of it, and of parts of it, can be."""
+    content = images()["png"]
+    (folder / "a").mkdir()
+    for number in range(5):
+        (folder / "a" / f"{number}.png").write_bytes(content)
+    rows = [{"uri": f"a/{n}.png", "label": "xyz"[n % 3], "age": n, "box": [n, 1.5], "bytes": 9} for n in range(5)]
+    flat = [{name: value for name, value in row.items() if name != "box"} for row in rows]
+    encoded = {
+        ".jsonl": "\n".join(map(json.dumps, rows)).encode(),
+        ".csv": "\n".join(",".join(map(str, row)) for row in ([*flat[0]], *(row.values() for row in flat))).encode(),
+    }
+    parquet.write_table(pa.Table.from_pylist(rows), folder / "good.parquet")
+    encoded[".parquet"] = (folder / "good.parquet").read_bytes()
+
+    def case(chance: Random) -> None:
+        ending, good = chance.choice([*encoded.items()])
+        if ending == ".jsonl" and chance.random() < 0.5:
+            with contextlib.suppress(TypeError, ValueError, RecursionError):
+                good = "\n".join(json.dumps(changed(chance, row)) for row in rows).encode(errors="replace")
+        path = folder / f"table{ending}"
+        path.write_bytes(good if chance.random() < 0.3 else damaged(chance, good, [*encoded.values()]))
+        columns = [None, "uri", "label", "age", "box", "bytes", "no"]
+        given: dict[str, Any] = {name: chance.choice(columns) for name in ("label", "length") if chance.random() < 0.5}
+        if chance.random() < 0.3:
+            given["uri"] = chance.choice(columns[1:])
+        with _expected():
+            data = bounded(read_manifest(path, **given), MAX_FILE_BYTES)
+            data = chance.choice((data, data.split(chance.random())[0], data.take(chance.randrange(7))))
+            ids = np.arange(len(data))
+            assert len(ids)
+            assert all(len(array) == len(ids) for array in data.values(ids).values())
+            assert not data.class_names or data.labels(ids).max() < len(data.class_names)
+            reader = data.reader()
+            for sample, length in enumerate(data.lengths(ids).tolist()):
+                assert data.uri(sample).startswith(f"{folder}/"), data.uri(sample)
+                with _expected():
+                    buffer = np.zeros(length, np.uint8)
+                    reader.read_into(sample, buffer)
+                    assert buffer.tobytes() == content[:length]
 
     return case
 
@@ -788,6 +834,7 @@ TARGETS = {
     "remote": Target(remote, 300),
     "kept listing": Target(kept_listing, 300),
     "shards": Target(shards, 300),
+    "manifest": Target(manifest, 100),
     "location": Target(location, 300),
     "files": Target(files, 40),
     "saved": Target(saved, 1000),

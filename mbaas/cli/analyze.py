@@ -164,7 +164,6 @@ def _of_feed(request: AnalyzeRequest) -> Analysis:
 def _of_file(request: AnalyzeRequest, keep: Callable[[Findings], None]) -> Analysis:
     assert request.file is not None
     described = feed_file.load(request.file)
-    import mbaas
     from mbaas import runtime
     from mbaas.analysis.measuring.portion import portion
     from mbaas.analysis.measuring.service import Workload
@@ -175,7 +174,7 @@ def _of_file(request: AnalyzeRequest, keep: Callable[[Findings], None]) -> Analy
 
     options = described.options
     step = load_step(request.step) if request.step is not None else PacedStep(request.rate_per_s or 0.0)
-    dataset = mbaas.read_images(described.data, listing=described.listing)
+    dataset = described.data.read()
     if request.storage_bytes_per_s is not None:
         dataset = portion(dataset, bytes_per_s=request.storage_bytes_per_s)
     cores, total_bytes = cores_here(), dataset.total_bytes

@@ -25,6 +25,7 @@ from typing import Annotated, Any
 from pydantic import TypeAdapter, WithJsonSchema
 
 from mbaas import files, transforms
+from mbaas.cli.feed_data import DataOptions, FeedData
 from mbaas.errors import ConfigError
 from mbaas.settings import RENAMED, FeedName, FeedOptions
 from mbaas.transforms import Pipeline, Transform
@@ -45,19 +46,11 @@ _STEP = {
 
 
 @options(renamed=RENAMED)
-class FeedFile(FeedOptions):
+class FeedFile(DataOptions, FeedOptions):
     """A feed for `mbaas serve`."""
 
     name: FeedName
     """The name under which trials join it."""
-
-    data: str
-    """A folder with one folder of images per class: relative to the file, absolute, or a URI such as s3://bucket/train.
-    """
-
-    listing: str | None = None
-    """A Parquet file that keeps the listing of the data, relative to the file, absolute, or a URI: written if it is not
-    there, else read instead of listing. Default: the data is listed each time."""
 
     pipeline: Annotated[list[Any], WithJsonSchema({"type": "array", "items": _STEP, "minItems": 1})]
     """What is done to each sample, in this order: transforms by name, with their parameters."""
@@ -69,15 +62,13 @@ class FeedConfig:
 
     Attributes:
         name: the name under which trials join it.
-        data: a URI, or an absolute path.
-        listing: one, too, or None: see `mbaas.read_images`.
+        data: its samples.
         pipeline: what is done to each sample.
         options: what the file says besides.
     """
 
     name: str
-    data: str
-    listing: str | None
+    data: FeedData
     pipeline: Pipeline
     options: FeedOptions
 
@@ -94,19 +85,17 @@ def load(file: Path, *, name: str | None = None) -> FeedConfig:
     """
     top = files.read(file)
     said = top.to(FeedFile, renamed=RENAMED, **({"name": name} if name is not None else {}))
-    data, listing = _from(file, said.data), None if said.listing is None else _from(file, said.listing)
-    return FeedConfig(said.name, data, listing, pipeline_of(top.fields["pipeline"]), FeedOptions(**said.given()))
-
-
-def _from(file: Path, named: str) -> str:
-    """Return a URI as it is, and a path as seen from the folder of the file that names it."""
-    return named if "://" in named else str(file.resolve().parent / Path(named).expanduser())
+    data = FeedData.of(top, said)
+    return FeedConfig(said.name, data, pipeline_of(top.fields["pipeline"]), FeedOptions(**said.given()))
 
 
 def schema() -> dict[str, Any]:
     """Return the JSON schema of the file, for editors and other programs."""
-    whole, described = TypeAdapter(FeedFile).json_schema(), TypeAdapter(FeedOptions).json_schema()["properties"]
-    # pydantic takes descriptions from the source of a class, without those of its base
+    whole = TypeAdapter(FeedFile).json_schema()
+    described: dict[str, Any] = {}
+    for base in (FeedOptions, DataOptions):
+        # pydantic takes descriptions from the source of a class, without those of its base
+        described |= TypeAdapter(base).json_schema()["properties"]
     properties = {name: {**described.get(name, {}), **part} for name, part in whole["properties"].items()}
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **whole, "properties": properties}
 

@@ -63,14 +63,11 @@ def serve(file: Path, *, name: str | None, address: str | None, detach: bool, lo
     if local and (detach or address is not None):
         other = "a detached feed" if detach else f"--address {address}"
         raise ConfigError(f"--local starts a cluster that ends with this command, and {other} needs one that runs")
-    import mbaas
-
     with end_as_ctrl_c(lambda: _see_to_the_end(wanted.name)):
         if detach or (is_named(address) and not local):  # a cluster that is there is joined, or missed, in a moment
             _connect(address, detach=detach, local=local)
-        with _progress(f"listing {wanted.data}"):
-            # before a Ray is started: the data may not be there
-            dataset = mbaas.read_images(wanted.data, listing=wanted.listing)
+        with _progress(f"listing {wanted.data.where}"):
+            dataset = wanted.data.read()  # before a Ray is started: the data may not be there
         _connect(address, detach=detach, local=local)
         feed = _start(wanted, dataset, detach=detach)
         if detach:
@@ -111,8 +108,9 @@ def _start(wanted: feed_file.FeedConfig, dataset: Dataset, *, detach: bool) -> F
 
     with _progress(f"starting feed {wanted.name!r}"):
         feed = mbaas.serve(wanted.name, dataset, wanted.pipeline, **{**wanted.options.given(), "detached": detach})
-    samples = f"{count(len(dataset))} samples in {count(len(dataset.class_names))} classes"
-    line(out, f"feed {wanted.name!r} serves {samples} of {wanted.data}; trials join with mbaas.join({wanted.name!r})")
+    classes = f" in {count(len(dataset.class_names))} classes" if dataset.class_names else ""
+    samples = f"{count(len(dataset))} samples{classes} of {wanted.data.where}"
+    line(out, f"feed {wanted.name!r} serves {samples}; trials join with mbaas.join({wanted.name!r})")
     return feed
 
 

@@ -7,6 +7,7 @@ from mbaas.dataset.base import Dataset, SampleReader
 from mbaas.dataset.synthetic import synthetic
 
 if TYPE_CHECKING:
+    from mbaas.dataset.concatenated import concat
     from mbaas.dataset.listing import IMAGE_EXTENSIONS, read_images
     from mbaas.dataset.manifest import read_manifest
     from mbaas.dataset.parquet import read_parquet
@@ -16,6 +17,7 @@ __all__ = [
     "IMAGE_EXTENSIONS",
     "Dataset",
     "SampleReader",
+    "concat",
     "read_images",
     "read_manifest",
     "read_parquet",
@@ -25,6 +27,7 @@ __all__ = [
 
 _LAZY = {
     "IMAGE_EXTENSIONS": "mbaas.dataset.listing",
+    "concat": "mbaas.dataset.concatenated",
     "read_images": "mbaas.dataset.listing",
     "read_manifest": "mbaas.dataset.manifest",
     "read_parquet": "mbaas.dataset.parquet",

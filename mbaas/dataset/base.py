@@ -1,17 +1,22 @@
-"""A dataset, the reader of its bytes, and a dataset around another: all that the rest of mbaas sees of data."""
+"""A dataset, the reader of its bytes, and datasets made of another: all that the rest of mbaas sees of data."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mbaas.errors import ConfigError, DatasetError
+from mbaas.dataset.parts import checked_ids, fingerprint_of_part, matching, split_of
+from mbaas.errors import ConfigError, DatasetError, shown
 from mbaas.fields import LABEL, Arrays, Field
 from mbaas.order import Ids
+
+if TYPE_CHECKING:
+    from pyarrow.compute import Expression
 
 
 class SampleReader(ABC):
@@ -104,6 +109,79 @@ class Dataset(ABC):
     def reader(self) -> SampleReader:
         """Make a reader of the samples' bytes; one for each process, whose threads share it."""
 
+    def split(self, fraction: float, seed: int = 0, *, stratify: str | None = None) -> tuple[Dataset, Dataset]:
+        """Divide the samples at random in two datasets, such as one for training and one for validation.
+
+        Each sample is in one of the two. Which one follows from the number of samples, the fraction, the seed and, if
+        it is stratified, the field's values, and from nothing else: the same data is split in the same way on every
+        machine. Without strata the first part with a smaller fraction lies within that with a larger one.
+
+        The parts are datasets like any other, as those of `take`, `filter` and `select` are. They keep the order of
+        this one, and its class names, also those of which no sample is left, so that a label means the same in all
+        of them. A sample's id, which minibatches have as ``sample_id``, is its index in the part: `source_ids` leads
+        back from it.
+
+        Args:
+            fraction: of the samples that are in the first part, above 0 and below 1; their number is rounded.
+            seed: chooses which, in [0, 2**63).
+            stratify: a field of whole numbers, such as "label": each of its values has the fraction of its samples in
+                the first part, to within one sample.
+
+        Raises:
+            ConfigError: a fraction that leaves one part without samples, a seed out of range, or no such field.
+        """
+        first, second = split_of(self, fraction, seed, stratify)
+        return self.select(first), self.select(second)
+
+    def take(self, count: int) -> Dataset:
+        """Return the first ``count`` samples; in a dataset of folders these are of the first classes.
+
+        Raises:
+            ConfigError: it is no whole number from 1 to the number of samples.
+        """
+        is_whole = isinstance(count, (int, np.integer)) and not isinstance(count, bool)
+        if not is_whole or not 1 <= count <= len(self):
+            wanted = f"a whole number in [1, {len(self)}], the number of samples of {self.root}"
+            raise ConfigError(f"count must be {wanted}, got {shown(count)}", option="count")
+        return self.select(np.arange(count))
+
+    def filter(self, expression: Expression) -> Dataset:
+        """Return the samples of which an expression is true.
+
+        It is one of `pyarrow.compute`, as `pyarrow.dataset` and Ray Data have them: ``pc.field("age") >= 18``,
+        ``pc.field("class").isin(["cat", "dog"])``. It may name each of the `fields`, and ``class``, the name of the
+        label's class, where there are such names and no field is called so.
+
+        Raises:
+            ConfigError: it is no expression, or one that cannot be evaluated over these fields.
+            DatasetError: it is true of no sample.
+        """
+        return self.select(matching(self, expression))
+
+    def select(self, sample_ids: Ids) -> Dataset:
+        """Return the samples with these ids: for parts that are chosen in another way, such as folds.
+
+        Args:
+            sample_ids: int64[n], ascending.
+
+        Raises:
+            ConfigError: they do not ascend, or a sample is not there.
+            DatasetError: there are none.
+        """
+        ids = checked_ids(self, sample_ids)
+        return self if len(ids) == len(self) else self._part(ids, fingerprint_of_part(self.fingerprint, ids))
+
+    def source_ids(self, sample_ids: Ids) -> Ids:
+        """Return the ids of samples in the dataset of which this is a part, however often it was divided: int64[n].
+
+        That is the one which was read, or which `mbaas.concat` made. In a dataset that is no part they are the same.
+        """
+        return sample_ids
+
+    def _part(self, ids: Ids, fingerprint: str) -> Dataset:
+        """Make the dataset of some samples: of ids that ascend, fewer than there are."""
+        return Subset(self.root, self.class_names, fingerprint, inner=self, ids=ids)
+
     def __repr__(self) -> str:
         return (
             f"Dataset({self.root!r}, samples={len(self)}, classes={len(self.class_names)}, "
@@ -150,3 +228,56 @@ class WrappedDataset(Dataset):
 
     def uri(self, sample_id: int) -> str:
         return self.inner.uri(sample_id)
+
+    def source_ids(self, sample_ids: Ids) -> Ids:
+        return self.inner.source_ids(sample_ids)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Subset(Dataset):
+    """Some samples of another dataset, under new ids, for datasets that cannot leave out samples themselves.
+
+    Attributes:
+        inner: whose samples these are.
+        ids: int64[n], their ids there, ascending.
+    """
+
+    inner: Dataset
+    ids: Ids
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def fields(self) -> tuple[Field, ...]:
+        return self.inner.fields
+
+    def values(self, sample_ids: Ids) -> Arrays:
+        return self.inner.values(self.ids[sample_ids])
+
+    def lengths(self, sample_ids: Ids) -> NDArray[np.int64]:
+        return self.inner.lengths(self.ids[sample_ids])
+
+    @cached_property
+    def total_bytes(self) -> int:
+        return int(self.inner.lengths(self.ids).sum())
+
+    def uri(self, sample_id: int) -> str:
+        return self.inner.uri(int(self.ids[sample_id]))
+
+    def reader(self) -> SampleReader:
+        return _SubsetReader(self.inner.reader(), self.ids)
+
+    def source_ids(self, sample_ids: Ids) -> Ids:
+        return self.inner.source_ids(self.ids[sample_ids])
+
+    def _part(self, ids: Ids, fingerprint: str) -> Dataset:
+        return Subset(self.root, self.class_names, fingerprint, inner=self.inner, ids=self.ids[ids])
+
+
+class _SubsetReader(SampleReader):
+    def __init__(self, inner: SampleReader, ids: Ids) -> None:
+        self._inner, self._ids = inner, ids
+
+    def read_into(self, sample_id: int, buffer: memoryview | NDArray[np.uint8]) -> None:
+        self._inner.read_into(int(self._ids[sample_id]), buffer)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import posixpath
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -30,6 +31,9 @@ _FORMATS = {
     ".parquet": "parquet",
 }
 """Ending of a table's name -> how it is read."""
+
+
+_NULL_ROW = re.compile(rb"(?:\A(?:\xef\xbb\xbf)?|[\r\n])[ \t]*null")
 
 
 def read_manifest(
@@ -103,8 +107,14 @@ def _read_table(where: Location) -> pa.Table:
         raise DatasetError(f"cannot read the manifest {where.root}: {said(error)}") from error
     if not len(table):
         raise DatasetError(f"the manifest {where.root} has no rows")
-    if len(set(table.column_names)) < len(table.column_names):
-        raise DatasetError(f"the manifest {where.root} has two columns of one name: {', '.join(table.column_names)}")
+    try:
+        names = table.column_names
+    except UnicodeDecodeError as error:
+        raise DatasetError(
+            f"the manifest {where.root} has a column whose name is not UTF-8: {bytes(error.object)!r}"
+        ) from None
+    if len(set(names)) < len(names):
+        raise DatasetError(f"the manifest {where.root} has two columns of one name: {', '.join(names)}")
     return table.combine_chunks()
 
 
@@ -117,7 +127,10 @@ def _parse(file: pa.NativeFile, ending: str) -> pa.Table:
     if _FORMATS[ending] == "json":
         import pyarrow.json
 
-        return pyarrow.json.read_json(file)
+        rows = file.read_buffer()
+        if _NULL_ROW.search(rows):  # pyarrow 26 crashes if a block of lines begins with one
+            raise pa.ArrowInvalid("a row is null, and must be an object with a value for each column")
+        return pyarrow.json.read_json(pa.BufferReader(rows))
     import pyarrow.csv
 
     return pyarrow.csv.read_csv(

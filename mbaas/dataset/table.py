@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from hashlib import blake2b
 from typing import Any
@@ -49,11 +49,13 @@ class TableDataset(Dataset):
             have a size (`pyarrow.list_` with one) or differ in length; their items are numbers or lists with a size.
         filesystem: where the files are.
         base: path of `root` within `filesystem`.
+        sources: int64[n], the ids of the rows in the table of which they are a part; None if they are all of it.
     """
 
     table: pa.Table
     filesystem: pyarrow.fs.FileSystem
     base: str
+    sources: Ids | None = None
 
     def __len__(self) -> int:
         return int(self.table.num_rows)
@@ -83,6 +85,14 @@ class TableDataset(Dataset):
         name = self._name(sample_id)
         offset, length = self._span(sample_id)
         return ByteRange(join(self.root, name), join(self.base, name), offset, length, file_bytes=offset + length)
+
+    def source_ids(self, sample_ids: Ids) -> Ids:
+        return sample_ids if self.sources is None else self.sources[sample_ids]
+
+    def _part(self, ids: Ids, fingerprint: str) -> TableDataset:
+        # A table of its own: a feed of a small part would else send the whole one to every node.
+        rows = self.table.take(pa.array(ids)).combine_chunks()
+        return replace(self, fingerprint=fingerprint, table=rows, sources=self.source_ids(ids))
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Fields alone: the views below would go along as copies of what the table holds already. And the table as the
@@ -121,7 +131,7 @@ class TableDataset(Dataset):
         return tuple(Field.of(name, values) for name, values in self._values.items())
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class ShardDataset(TableDataset):
     """A dataset of samples of which many lie in one file, a shard.
 

@@ -41,7 +41,7 @@ Write = Callable[[str], Path]
 def test_file_is_understood(write: Write) -> None:
     config = load(write(GOOD))
     assert config.name == "train"
-    assert config.data == str(write(GOOD).parent / "images")
+    assert config.data.where == str(write(GOOD).parent / "images")
     assert config.pipeline == T.Pipeline(
         [
             T.DecodeImage(),
@@ -65,12 +65,12 @@ def test_name_on_the_command_line_wins(write: Write) -> None:
 
 
 def test_uri_stays_as_it_is(write: Write) -> None:
-    assert load(write(GOOD.replace("data: images", "data: s3://bucket/train"))).data == "s3://bucket/train"
+    assert load(write(GOOD.replace("data: images", "data: s3://bucket/train"))).data.where == "s3://bucket/train"
 
 
 def test_example_is_valid() -> None:
     example = Path(__file__).parents[2] / "examples" / "feed.yaml"
-    assert load(example).data == str(example.parent / "images")
+    assert load(example).data.where == str(example.parent / "images")
 
 
 def test_example_is_valid_with_all_that_is_commented_out(write: Write, tmp_path: Path) -> None:

@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 
-from mbaas.dataset import Dataset, read_images, read_manifest
+from mbaas.dataset import Dataset, concat, read_images, read_manifest
 from mbaas.errors import ConfigError, DatasetError
 from mbaas.fields import Field
 
@@ -137,6 +138,23 @@ def test_lists_that_are_not_equally_long_are_packed(folder: Path, ending: str) -
     assert len({read_manifest(written(folder, ending, each)).fingerprint for each in others}) == 2
 
 
+def test_parts_and_joined_datasets_have_lists_that_are_not_equally_long(folder: Path) -> None:
+    """Each is as long as its own longest list; a filter may name them."""
+    tokens = [[7], [], [8, 9]]
+    rows = [{"uri": "a/1.png", "age": age, "tokens": each} for age, each in enumerate(tokens)]
+    data = read_manifest(written(folder, ".jsonl", rows))
+    part = data.filter(pc.list_value_length(pc.field("tokens")) < 2)
+    assert part.fields[1] == Field("tokens", (None,), "int64", 1)
+    both = concat([part, data])
+    assert both.fields == data.fields
+    values = both.values(np.array([4, 0, 3, 2, 1]))
+    assert values["tokens"].lengths.tolist() == [2, 1, 0, 1, 0]
+    assert (values["tokens"].values.tolist(), values["age"].tolist()) == ([8, 9, 7, 7], [2, 0, 1, 0, 1])
+    assert len(both.values(np.array([], np.int64))["tokens"]) == 0
+    with pytest.raises(ConfigError, match=r"must have the same fields: .*tokens \(int64\['k'\]\), and .* has age"):
+        concat([data, read_manifest(written(folder, ".parquet", rows), fields=["age"])])
+
+
 def test_images_that_are_listed_or_named_are_the_same_dataset(folder: Path) -> None:
     listed = read_images(folder)
     rows = [{"path": "a/1.png", "label": "a"}, {"path": "b/2.png", "label": "b"}]
@@ -214,3 +232,22 @@ def test_text_that_is_not_utf_8_is_named(folder: Path, column: str) -> None:
     pq.write_table(table, folder / "odd.parquet")
     with pytest.raises(DatasetError, match=rf"column '{column}' of .*odd\.parquet is damaged: .*UTF"):
         read_manifest(folder / "odd.parquet", label="kind")
+
+
+@pytest.mark.parametrize(
+    ("ending", "content", "told"),
+    [
+        (
+            ".jsonl",
+            b'null\n{"uri": "a/1.png"}\n',
+            r": a row is null, and must be an object with a value for each column$",
+        ),
+        (".jsonl", b"\xef\xbb\xbfnull", r": a row is null"),
+        (".csv", b"uri,\xaf\na/1.png,1\n", r"^the manifest .* has a column whose name is not UTF-8: b'\\xaf'$"),
+    ],
+)
+def test_what_a_fuzzer_found_is_an_error(folder: Path, ending: str, content: bytes, told: str) -> None:
+    """The rows that are null crashed pyarrow."""
+    (folder / f"odd{ending}").write_bytes(content)
+    with pytest.raises(DatasetError, match=told):
+        read_manifest(folder / f"odd{ending}")

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import ctypes.util
-import hashlib
 import mmap
 import os
 import threading
@@ -23,11 +22,10 @@ import pyarrow.fs
 from numpy.typing import NDArray
 
 from mbaas.dataset import Dataset
-from mbaas.dataset.base import SampleReader
+from mbaas.dataset.base import SampleReader, Subset, WrappedDataset
+from mbaas.dataset.concatenated import ConcatDataset
 from mbaas.dataset.table import TableDataset
 from mbaas.errors import ConfigError
-from mbaas.fields import Arrays, Field
-from mbaas.order import Ids
 
 
 @dataclass(frozen=True)
@@ -113,56 +111,30 @@ class Throttle:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Portion(Dataset):
-    """Some samples of a dataset, under new ids, read at most at a given rate.
+class SlowedDataset(WrappedDataset):
+    """A dataset that is read at most at a given rate.
 
     Attributes:
-        inner: whose samples these are.
-        ids: int64[n], their ids there.
-        bytes_per_s: that all readers of a process get together; None: as much as there is.
+        bytes_per_s: that all readers of a process get together.
     """
 
-    inner: Dataset
-    ids: NDArray[np.int64]
-    bytes_per_s: float | None
-
-    def __len__(self) -> int:
-        return len(self.ids)
-
-    @property
-    def fields(self) -> tuple[Field, ...]:
-        return self.inner.fields
-
-    def values(self, sample_ids: Ids) -> Arrays:
-        return self.inner.values(self.ids[sample_ids])
-
-    def lengths(self, sample_ids: Ids) -> NDArray[np.int64]:
-        return self.inner.lengths(self.ids[sample_ids])
-
-    @property
-    def total_bytes(self) -> int:
-        return int(self.inner.lengths(self.ids).sum())
-
-    def uri(self, sample_id: int) -> str:
-        return self.inner.uri(int(self.ids[sample_id]))
+    bytes_per_s: float
 
     def reader(self) -> SampleReader:
-        throttle = None if self.bytes_per_s is None else _shared_throttle(self.fingerprint, self.bytes_per_s)
-        return _PortionReader(self.inner.reader(), self.ids, throttle)
+        return _SlowedReader(self.inner.reader(), _shared_throttle(self.fingerprint, self.bytes_per_s))
 
 
-class _PortionReader(SampleReader):
-    def __init__(self, inner: SampleReader, ids: NDArray[np.int64], throttle: Throttle | None) -> None:
-        self._inner, self._ids, self._throttle = inner, ids, throttle
+class _SlowedReader(SampleReader):
+    def __init__(self, inner: SampleReader, throttle: Throttle) -> None:
+        self._inner, self._throttle = inner, throttle
 
     def read_into(self, sample_id: int, buffer: memoryview | NDArray[np.uint8]) -> None:
-        if self._throttle is not None:
-            self._throttle.carry(len(buffer))
-        self._inner.read_into(int(self._ids[sample_id]), buffer)
+        self._throttle.carry(len(buffer))
+        self._inner.read_into(sample_id, buffer)
 
 
 # By fingerprint: a dataset that is sent to an actor is another object there, but its storage is the same.
-_throttles: dict[str, Throttle] = {}
+_throttles: dict[tuple[str, float], Throttle] = {}
 _lock = threading.Lock()
 
 
@@ -170,12 +142,12 @@ def _shared_throttle(fingerprint: str, bytes_per_s: float) -> Throttle:
     """Return the link that all readers of a process share."""
     # under a lock, because several threads make their readers at once, and all must get the same link
     with _lock:
-        return _throttles.setdefault(fingerprint, Throttle(bytes_per_s))
+        return _throttles.setdefault((fingerprint, bytes_per_s), Throttle(bytes_per_s))
 
 
 def portion(
     dataset: Dataset, *, samples: int | None = None, bytes_per_s: float | None = None, seed: int = 0
-) -> Portion:
+) -> Dataset:
     """Make a part of a dataset: at most ``samples`` random ones, in storage of at most ``bytes_per_s``.
 
     Raises:
@@ -185,23 +157,19 @@ def portion(
         raise ConfigError(f"samples must be at least 1, got {samples}")
     # random, because neighbours in a listing are often of one class, one camera, one size
     ids = np.sort(np.random.default_rng(seed).permutation(len(dataset))[:samples])
-    # a fingerprint of its own: caches and disk tiers go by it, and ids mean other samples here
-    what = hashlib.blake2b(f"{dataset.fingerprint} {bytes_per_s}".encode(), digest_size=16)
-    what.update(ids.tobytes())
-    return Portion(
-        root=dataset.root,
-        class_names=dataset.class_names,
-        fingerprint=what.hexdigest(),
-        inner=dataset,
-        ids=ids,
-        bytes_per_s=bytes_per_s,
-    )
+    part = dataset.select(ids)
+    return part if bytes_per_s is None else SlowedDataset.around(part, bytes_per_s=bytes_per_s)
 
 
 def local_spans(dataset: Dataset, sample_ids: Sequence[int]) -> list[Span]:
     """Find the places of samples in local files; none if they lie elsewhere."""
-    if isinstance(dataset, Portion):
+    if isinstance(dataset, WrappedDataset):
+        return local_spans(dataset.inner, sample_ids)
+    if isinstance(dataset, Subset):
         return local_spans(dataset.inner, dataset.ids[list(sample_ids)].tolist())
+    if isinstance(dataset, ConcatDataset):
+        places = map(dataset.place, sample_ids)
+        return [span for number, inner in places for span in local_spans(dataset.parts[number], [inner])]
     if not isinstance(dataset, TableDataset) or not isinstance(dataset.filesystem, pyarrow.fs.LocalFileSystem):
         return []
     ranges = [dataset.byte_range(sample) for sample in sample_ids]

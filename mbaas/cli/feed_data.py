@@ -1,0 +1,203 @@
+"""What the file of `mbaas serve` says of its data: where it is, how it is read, and which part of it is served.
+
+::
+
+    data:
+      read_manifest: {path: photos.parquet, label: species, fields: [age]}
+    filter: [[age, ">=", 18], [class, in, [cat, dog]]]    # of these samples ...
+    split: {part: train, fraction: 0.8, stratify: label}  # ... this part, ...
+    take: 1000                                            # ... and of that the first ones
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from annotated_types import Ge, Gt, Le, Lt, MinLen
+from pydantic import Discriminator, Tag
+
+from mbaas import files
+from mbaas.errors import ConfigError, shown
+from mbaas.order import MOST_SEED
+from mbaas.validation import Checked, options
+
+if TYPE_CHECKING:
+    from mbaas.dataset import Dataset
+
+_OF_SEVERAL = ("in", "not in")
+
+
+def _form(said: Any) -> str:
+    return "mapping" if isinstance(said, dict) else "value"
+
+
+@options(within="data.read_manifest")
+class ManifestFile:
+    """A table with a row for each sample, which names its file."""
+
+    path: str
+    """The table: CSV, JSON lines or Parquet; relative to this file, absolute, or a URI."""
+
+    uri: str = "uri"
+    """The column with paths or URIs of the files."""
+
+    label: str | None = None
+    """The column that minibatches have as ``label``; default: that of this name, if there is one."""
+
+    fields: tuple[str, ...] | None = None
+    """The other columns that minibatches have; default: all of numbers."""
+
+    length: str | None = None
+    """The column with the files' lengths in bytes; default: they are asked for."""
+
+    root: str | None = None
+    """Where the files are: relative to this file, absolute, or a URI; default: the folder of the table."""
+
+
+@options(within="data")
+class DataFile:
+    """Data that is not a folder of classes: the name of what reads it, and its options."""
+
+    read_manifest: Annotated[
+        Annotated[str, Tag("value")] | Annotated[ManifestFile, Tag("mapping")], Discriminator(_form)
+    ]
+    """A table that names a file for each sample: its path, or its options."""
+
+
+@options(within="split")
+class SplitFile:
+    """A part of the data: one feed serves that for training, and another the rest, for validation."""
+
+    part: Literal["train", "validation"]
+    """Which of the two this feed serves."""
+
+    fraction: Annotated[float, Gt(0), Lt(1)]
+    """How much of the data is for training, above 0 and below 1."""
+
+    seed: Annotated[int, Ge(0), Le(MOST_SEED)] = 0
+    """Chooses the samples of each part. It must be the same in both files, as ``fraction`` must be."""
+
+    stratify: str | None = None
+    """A field of whole numbers, such as label: each of its values has the same fraction for training."""
+
+
+def _condition(said: tuple[str, str, Any]) -> tuple[str, str, Any]:
+    _, operator, value = said
+    values = value if isinstance(value, list) else [value]
+    one_kind = all(isinstance(each, str) for each in values) or all(
+        isinstance(each, (int, float)) and not isinstance(each, bool) for each in values
+    )
+    if not one_kind or not values or isinstance(value, list) != (operator in _OF_SEVERAL):
+        wanted = "a list of numbers, or of texts" if operator in _OF_SEVERAL else "a number or text"
+        raise ConfigError(f"what stands after {operator!r} must be {wanted}, got {shown(value)}")
+    return said
+
+
+Condition = Annotated[
+    tuple[str, Literal["==", "!=", "<", "<=", ">", ">=", "in", "not in"], Any],
+    Checked(_condition),
+]
+"""A field, a comparison and a value, as in the ``filters`` of `pyarrow.parquet.read_table`."""
+
+
+@options()
+class DataOptions:
+    """The keys of a feed's file that say which samples it serves."""
+
+    data: Annotated[Annotated[str, Tag("value")] | Annotated[DataFile, Tag("mapping")], Discriminator(_form)]
+    """A folder with one folder of images per class: relative to the file, absolute, or a URI such as s3://bucket/train.
+    Or ``read_manifest`` with the path of a table that names the files, or with its options."""
+
+    listing: str | None = None
+    """A Parquet file that keeps the listing of a folder, relative to the file, absolute, or a URI: written if it is not
+    there, else read instead of listing. Default: the folder is listed each time."""
+
+    filter: Annotated[tuple[Condition, ...], MinLen(1)] | None = None
+    """Conditions, all of which hold for the samples that are served: field, comparison, value. A field is label or
+    another one that is known of samples, or class, the name of the label's class."""
+
+    split: SplitFile | None = None
+    """A part of the data, of what passes the filter."""
+
+    take: Annotated[int, Ge(1)] | None = None
+    """How many samples are served at most: the first ones, of what is left."""
+
+
+@dataclass(frozen=True)
+class FeedData:
+    """The samples of a feed as a file describes them.
+
+    Attributes:
+        where: the folder, or the table: a URI, or an absolute path.
+        said: what the file says.
+        top: the file, which knows the line of each key.
+    """
+
+    where: str
+    said: DataOptions
+    top: files.Located
+
+    @classmethod
+    def of(cls, top: files.Located, said: DataOptions) -> FeedData:
+        """Check what is said of the data without looking at it.
+
+        Raises:
+            ConfigError: a key does not fit the kind of data.
+        """
+        if isinstance(said.data, DataFile) and said.listing is not None:
+            raise top.fields["listing"].error("listing keeps what is in a folder, and data is a manifest")
+        named = said.data if isinstance(said.data, str) else _path_of(said.data.read_manifest)
+        return cls(_from(top.file, named), said, top)
+
+    def read(self) -> Dataset:
+        """List or read the data, and choose the samples.
+
+        Raises:
+            ConfigError: a column or a field that there is not, or a part that cannot be; says in which line.
+            DatasetError: the data is not there, or no sample is left.
+        """
+        dataset, said, at = self._whole(), self.said, self.top.fields
+        if said.filter is not None:
+            dataset = at["filter"].made(lambda: _filtered(dataset, said.filter))
+        if (split := said.split) is not None:
+            parts = at["split"].made(lambda: dataset.split(split.fraction, split.seed, stratify=split.stratify))
+            dataset = parts[("train", "validation").index(split.part)]
+        if (count := said.take) is not None:
+            dataset = at["take"].made(lambda: dataset.take(count))
+        return dataset
+
+    def _whole(self) -> Dataset:
+        import mbaas
+
+        file, data = self.top.file, self.said.data
+        if isinstance(data, str):
+            listing = self.said.listing
+            return mbaas.read_images(self.where, listing=None if listing is None else _from(file, listing))
+        said = data.read_manifest
+        given = {} if isinstance(said, str) else {each.name: getattr(said, each.name) for each in fields(said)}
+        if given.get("root") is not None:
+            given["root"] = _from(file, given["root"])
+        given.pop("path", None)
+        return self.top.fields["data"].fields["read_manifest"].made(lambda: mbaas.read_manifest(self.where, **given))
+
+
+def _path_of(said: str | ManifestFile) -> str:
+    return said if isinstance(said, str) else said.path
+
+
+def _from(file: Path, named: str) -> str:
+    """Return a URI as it is, and a path as seen from the folder of the file that names it."""
+    return named if "://" in named else str(file.resolve().parent / Path(named).expanduser())
+
+
+def _filtered(dataset: Dataset, conditions: Any) -> Dataset:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    try:
+        expression = parquet.filters_to_expression(list(conditions))
+    except (pa.ArrowException, OverflowError) as error:  # a number of more than 64 bits
+        raise ConfigError(str(error)) from None
+    return dataset.filter(expression)

@@ -1,0 +1,228 @@
+"""What a feed's file says of its data: folders and manifests, and parts of them; and what it says wrongly."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import signal
+import sys
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
+import pytest
+from commandline import running
+
+import mbaas
+from mbaas import read_images, read_manifest
+from mbaas.cli.feed_data import ManifestFile
+from mbaas.cli.feed_file import load
+from mbaas.errors import ConfigError, DatasetError
+
+SAMPLES = 60
+KINDS = ("ant", "bee", "cat")
+REST = "name: train\nbatch_size: 8\npipeline: [DecodeImage]\n"
+MANIFEST = "data:\n  read_manifest: {path: tables/all.parquet, root: images, label: kind, fields: [age]}\n"
+
+Write = Callable[[str], Path]
+
+
+@pytest.fixture(autouse=True)
+def images(tmp_path: Path) -> Path:
+    """Beside the file: images in folders of classes, and a table of them in another folder."""
+    rows = {"uri": [], "kind": [], "age": []}
+    for number in range(SAMPLES):
+        kind = KINDS[number % 3]
+        path = tmp_path / "images" / kind / f"{number:02d}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        cv2.imwrite(str(path), np.full((4, 4, 3), number, np.uint8))
+        for name, value in zip(rows, (f"{kind}/{path.name}", kind, number), strict=True):
+            rows[name].append(value)
+    (tmp_path / "tables").mkdir()
+    pq.write_table(pa.table(rows), tmp_path / "tables" / "all.parquet")
+    return tmp_path / "images"
+
+
+def test_a_manifest_is_read_with_its_options(write: Write, images: Path) -> None:
+    config = load(write(MANIFEST + REST))
+    assert config.data.where == str(images.parent / "tables" / "all.parquet")
+    wanted = read_manifest(images.parent / "tables/all.parquet", root=images, label="kind", fields=["age"])
+    assert config.data.read().fingerprint == wanted.fingerprint
+    (images / "all.csv").write_text("uri\n" + "".join(f"{KINDS[n % 3]}/{n:02d}.png\n" for n in range(9)))
+    short = load(write("data: {read_manifest: images/all.csv}\n" + REST)).data.read()
+    assert (len(short), short.fields, short.class_names) == (9, (), ())
+
+
+def test_a_folder_is_listed_once(write: Write, images: Path) -> None:
+    config = load(write("data: images\nlisting: kept.parquet\n" + REST))
+    assert config.data.read().fingerprint == read_images(images).fingerprint
+    assert (images.parent / "kept.parquet").exists()
+
+
+def test_each_option_of_a_manifest_is_one_of_read_manifest_with_its_default() -> None:
+    """But for the file system, which a file cannot name."""
+    parameters = inspect.signature(read_manifest).parameters
+    assert [*parameters][:-1] == [each.name for each in fields(ManifestFile)]
+    options = {each.name: each.default for each in fields(ManifestFile) if each.name != "path"}
+    assert options == {name: parameters[name].default for name in options}
+
+
+@pytest.mark.parametrize("data", ["data: images\n", MANIFEST])
+def test_a_filter_comes_before_a_split_and_that_before_what_is_taken(write: Write, data: str) -> None:
+    whole = load(write(data + REST)).data.read()
+    text = data + REST + 'filter: [[class, in, [ant, cat]], [label, "!=", 1]]\n'
+    kept = load(write(text)).data.read()
+    assert set(kept.labels(np.arange(len(kept))).tolist()) == {0, 2}
+    assert kept.class_names == KINDS
+    assert len(kept) == 40
+    text += "split: {part: PART, fraction: 0.7, seed: 3, stratify: label}\n"
+    train, validation = (load(write(text.replace("PART", part))).data.read() for part in ("train", "validation"))
+    wanted = kept.split(0.7, 3, stratify="label")
+    assert [train.fingerprint, validation.fingerprint] == [part.fingerprint for part in wanted]
+    few = load(write(text.replace("PART", "train") + "take: 5\n")).data.read()
+    assert few.fingerprint == train.take(5).fingerprint
+    ids = np.concatenate([part.source_ids(np.arange(len(part))) for part in (train, validation)])
+    assert sorted(ids.tolist()) == np.flatnonzero(whole.labels(np.arange(SAMPLES)) != 1).tolist()
+
+
+def test_conditions_compare_as_they_say(write: Write) -> None:
+    for said, wanted in {
+        '[[age, "<", 3]]': [0, 1, 2],
+        '[[age, ">=", 57.5]]': [58, 59],
+        "[[age, ==, 7]]": [7],
+        '[[age, ">", 3], [age, "<=", 5]]': [4, 5],
+        "[[age, not in, [0, 1, 2, 3]], [age, in, [3, 4]]]": [4],
+    }.items():
+        data = load(write(f"{MANIFEST}{REST}filter: {said}\n")).data.read()
+        assert data.values(np.arange(len(data)))["age"].tolist() == wanted, said
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("data: 3\n", "1: data must be text, got 3 (a whole number)"),
+        ("data: {read_csv: x}\n", "1: unknown key 'read_csv'; known are read_manifest"),
+        ("data: {}\n", "1: data lacks 'read_manifest'"),
+        ("data: {read_manifest: 3}\n", "1: data.read_manifest must be text, got 3 (a whole number)"),
+        ("data:\n  read_manifest:\n    lable: x\n    path: y\n", "3: unknown key 'lable'; did you mean 'label'?"),
+        ("data:\n  read_manifest:\n    label: x\n", "2: data.read_manifest lacks 'path'"),
+        ("data:\n  read_manifest: {path: x, fields: age}\n", "2: data.read_manifest.fields must be a list, got 'age'"),
+        (MANIFEST + "listing: kept.parquet\n", "3: listing keeps what is in a folder, and data is a manifest"),
+        ("data: images\nsplit: 0.8\n", "2: split must be 'key: value' lines, got 0.8 (a number)"),
+        ("data: images\nsplit: {part: train}\n", "2: split lacks 'fraction'"),
+        (
+            "data: images\nsplit: {part: test, fraction: 0.8}\n",
+            "2: split.part must be one of 'train', 'validation', got 'test' (text)",
+        ),
+        ("data: images\nsplit: {part: train, fraction: 1}\n", "2: split.fraction must be below 1, got 1"),
+        ("data: images\nsplit:\n  parts: train\n", "3: unknown key 'parts'; did you mean 'part'?"),
+        ("data: images\ntake: 0\n", "2: take must be at least 1, got 0 (a whole number)"),
+        ("data: images\nfilter: []\n", "2: filter must hold at least 1 values, got [] (a list)"),
+        ('data: images\nfilter: [label, "<", 5]\n', "2: filter[0] must be a list, got 'label' (text)"),
+        ('data: images\nfilter: [[label, "<"]]\n', "2: filter[0] must hold at least 3 values, got ['label', '<']"),
+        ("data: images\nfilter: [[label, ~=, 5]]\n", "2: filter[0][1] must be one of '==', '!=', '<', '<=', "),
+        (
+            "data: images\nfilter:\n  - [label, in, 5]\n",
+            "3: filter[0]: what stands after 'in' must be a list of numbers, or of texts, got 5",
+        ),
+        ("data: images\nfilter: [[label, ==, [5]]]\n", "after '==' must be a number or text, got [5]"),
+        ("data: images\nfilter: [[label, ==, true]]\n", "after '==' must be a number or text, got True"),
+        ("data: images\nfilter: [[label, in, [1, x]]]\n", "must be a list of numbers, or of texts, got [1, 'x']"),
+    ],
+)  # fmt: skip
+def test_mistakes_are_named_before_any_data_is_looked_for(write: Write, text: str, sentence: str) -> None:
+    path = write(text + REST)
+    with pytest.raises(ConfigError) as caught:
+        load(path)
+    assert str(caught.value).startswith(f"{path}:{sentence[:3]}" if sentence[0].isdigit() else f"{path}:2: ")
+    assert sentence in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (
+            "data:\n  read_manifest:\n    path: tables/all.parquet\n    root: images\n    label: sort\n",
+            ":5: data.read_manifest: ROOT/tables/all.parquet has no column 'sort'; it has uri, kind, age",
+        ),
+        (
+            'data: images\nfilter:\n  - [size, "<", 5]\n',
+            ":2: filter: cannot filter ROOT/images by (size < 5): there is no field size; its "
+            "fields are label, class",
+        ),
+        ("data: images\nfilter: [[label, ==, ant]]\n", ":2: filter: cannot filter ROOT/images by (label == \"ant\"): "),
+        (f"data: images\nfilter: [[label, ==, {2**70}]]\n", ":2: filter: "),
+        (
+            "data: images\nsplit:\n  part: train\n  stratify: kind\n  fraction: 0.5\n",
+            ":4: split: stratify must name a field of whole numbers, of which ROOT/images has label, got 'kind'",
+        ),
+        (
+            "data: images\nsplit:\n  part: train\n  fraction: 0.001\n",
+            ":4: split: fraction 0.001 of the 60 samples of ROOT/images leaves none for the first part",
+        ),
+        (
+            "data: images\ntake: 61\n",
+            ":2: take: count must be a whole number in [1, 60], the number of samples of ROOT/images, got 61",
+        ),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_the_data_has_its_line_too(write: Write, images: Path, text: str, sentence: str) -> None:
+    path = write(text + REST)
+    with pytest.raises(ConfigError) as caught:
+        load(path).data.read()
+    assert str(caught.value).startswith(f"{path}{sentence.replace('ROOT', str(images.parent))}")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_filter_that_nothing_passes_is_one_sentence(write: Write) -> None:
+    with pytest.raises(DatasetError, match=r"^none of the 60 samples of .*/images passes the filter \(label > 7\)$"):
+        load(write('data: images\nfilter: [[label, ">", 7]]\n' + REST)).data.read()
+
+
+def test_the_guide_shows_the_same_in_a_file_and_in_python(
+    write: Write, images: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With data that has what the guide's has: an age, and a class "unknown"."""
+    guide = (Path(__file__).parents[2] / "docs" / "guide.md").read_text()
+    (python,) = (block for block in re.findall(r"```python\n(.*?)```", guide, re.DOTALL) if "data.filter" in block)
+    (yaml,) = (block for block in re.findall(r"```yaml\n(.*?)```", guide, re.DOTALL) if "read_manifest" in block)
+    rows = [("images/ant/00.png", ("cat", "dog", "unknown")[age % 3], age) for age in range(2000)]
+    table = pa.table(dict(zip(("uri", "species", "age"), map(list, zip(*rows, strict=True)), strict=True)))
+    pq.write_table(table, images.parent / "photos.parquet")
+    pyarrow.csv.write_csv(table.rename_columns(["path", "species", "age"]), images.parent / "more.csv")
+    monkeypatch.chdir(images.parent)
+    shown = {"mbaas": mbaas, "data": read_manifest("photos.parquet", label="species", fields=["age"])}
+    exec(python, shown)
+    assert load(write(yaml + REST)).data.read().fingerprint == shown["small"].fingerprint
+    assert [len(shown[name]) for name in ("adults", "small", "both")] == [1322, 1000, 1058 + 2000]
+
+
+TRIAL = """
+import mbaas
+with mbaas.join("train", format="numpy") as loader:
+    seen = [(pixel, age) for batch in loader for pixel, age in zip(batch["image"][:, 0, 0, 0], batch["age"])]
+    assert all(pixel == age for pixel, age in seen)
+    print("ages", *sorted(int(age) for _, age in seen), loader.class_names, flush=True)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_part_of_a_manifest_is_served(write: Write, cluster: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(MANIFEST + REST + 'prep_workers: 1\nfilter: [[age, ">=", 30]]\nsplit: {part: train, fraction: 0.8}\n')
+    data = load(path).data.read()
+    with running([sys.executable, "-m", "mbaas", "serve", str(path), "--address", cluster]) as served:
+        assert served.wait_for("serves").startswith("feed 'train' serves 24 samples in 3 classes of ")
+        monkeypatch.setenv("RAY_ADDRESS", cluster)
+        with running([sys.executable, "-c", TRIAL]) as trial:
+            ages = " ".join(map(str, data.values(np.arange(24))["age"].tolist()))
+            assert trial.wait_for("ages") == f"ages {ages} ('ant', 'bee', 'cat')\n"
+            assert trial.end() == 0
+        served.process.send_signal(signal.SIGINT)
+        assert served.end() == 0
