@@ -28,6 +28,13 @@ if TYPE_CHECKING:
 
 _OF_SEVERAL = ("in", "not in")
 
+_PATHS = {
+    "read_manifest": ("path", "root"),
+    "read_webdataset": ("shards", "listing"),
+    "read_parquet": ("shards", "unpacked"),
+}
+"""What reads data -> its options that are paths; the first one names the data."""
+
 
 def _form(said: Any) -> str:
     return "mapping" if isinstance(said, dict) else "value"
@@ -56,14 +63,75 @@ class ManifestFile:
     """Where the files are: relative to this file, absolute, or a URI; default: the folder of the table."""
 
 
+@options(within="data.read_webdataset")
+class WebdatasetFile:
+    """Tar shards, in which the members of a sample follow one another."""
+
+    shards: str
+    """The shards: a path relative to this file or absolute, or a URI; {000000..000127} stands for a number of each."""
+
+    image: str | tuple[str, ...] = ("jpg", "jpeg", "png", "webp")
+    """Endings of the names of images."""
+
+    label: str | None = "cls"
+    """The ending of the members with labels, cls, or a key of each sample's .json."""
+
+    fields: tuple[str, ...] = ()
+    """Further keys of the .json that minibatches have."""
+
+    listing: str | None = None
+    """A Parquet file that keeps what was found, until a shard changes; relative to this file, absolute, or a URI."""
+
+
+@options(within="data.read_parquet")
+class ParquetFile:
+    """Parquet files with a column of encoded images."""
+
+    shards: str
+    """The files: a path relative to this file or absolute, or a URI; {00000..00007} stands for a number of each."""
+
+    unpacked: str
+    """A folder that all nodes can read, into which the images are unpacked once: relative to this file, or a URI."""
+
+    image: str = "image"
+    """The column with the images."""
+
+    label: str | None = None
+    """The column that minibatches have as ``label``; default: that of this name, if there is one."""
+
+    fields: tuple[str, ...] | None = None
+    """The other columns that minibatches have; default: all of numbers."""
+
+
 @options(within="data")
 class DataFile:
     """Data that is not a folder of classes: the name of what reads it, and its options."""
 
-    read_manifest: Annotated[
-        Annotated[str, Tag("value")] | Annotated[ManifestFile, Tag("mapping")], Discriminator(_form)
-    ]
+    read_manifest: (
+        Annotated[Annotated[str, Tag("value")] | Annotated[ManifestFile, Tag("mapping")], Discriminator(_form)] | None
+    ) = None
     """A table that names a file for each sample: its path, or its options."""
+
+    read_webdataset: (
+        Annotated[Annotated[str, Tag("value")] | Annotated[WebdatasetFile, Tag("mapping")], Discriminator(_form)] | None
+    ) = None
+    """Tar shards: their path, or their options."""
+
+    read_parquet: ParquetFile | None = None
+    """Parquet files with images inside."""
+
+    @property
+    def reader(self) -> tuple[str, Any]:
+        """The name of what reads the data, and what is said of it.
+
+        Raises:
+            ConfigError: none is named, or several.
+        """
+        named = [(each.name, said) for each in fields(self) if (said := getattr(self, each.name)) is not None]
+        if len(named) != 1:
+            got = " and ".join(name for name, _ in named) or "none"
+            raise ConfigError(f"name one of {', '.join(_PATHS)}, got {got}")
+        return named[0]
 
 
 @options(within="split")
@@ -108,7 +176,7 @@ class DataOptions:
 
     data: Annotated[Annotated[str, Tag("value")] | Annotated[DataFile, Tag("mapping")], Discriminator(_form)]
     """A folder with one folder of images per class: relative to the file, absolute, or a URI such as s3://bucket/train.
-    Or ``read_manifest`` with the path of a table that names the files, or with its options."""
+    Or ``read_manifest``, ``read_webdataset`` or ``read_parquet`` with the path of what it reads, or its options."""
 
     listing: str | None = None
     """A Parquet file that keeps the listing of a folder, relative to the file, absolute, or a URI: written if it is not
@@ -146,10 +214,14 @@ class FeedData:
         Raises:
             ConfigError: a key does not fit the kind of data.
         """
-        if isinstance(said.data, DataFile) and said.listing is not None:
-            raise top.fields["listing"].error("listing keeps what is in a folder, and data is a manifest")
-        named = said.data if isinstance(said.data, str) else _path_of(said.data.read_manifest)
-        return cls(_from(top.file, named), said, top)
+        data = said.data
+        if isinstance(data, str):
+            return cls(_from(top.file, data), said, top)
+        name, options = top.fields["data"].made(lambda: data.reader)
+        if said.listing is not None:
+            raise top.fields["listing"].error(f"listing keeps what is in a folder, and data is for {name}")
+        where = options if isinstance(options, str) else getattr(options, _PATHS[name][0])
+        return cls(_from(top.file, where), said, top)
 
     def read(self) -> Dataset:
         """List or read the data, and choose the samples.
@@ -175,16 +247,16 @@ class FeedData:
         if isinstance(data, str):
             listing = self.said.listing
             return mbaas.read_images(self.where, listing=None if listing is None else _from(file, listing))
-        said = data.read_manifest
+        name, said = data.reader
         given = {} if isinstance(said, str) else {each.name: getattr(said, each.name) for each in fields(said)}
-        if given.get("root") is not None:
-            given["root"] = _from(file, given["root"])
-        given.pop("path", None)
-        return self.top.fields["data"].fields["read_manifest"].made(lambda: mbaas.read_manifest(self.where, **given))
-
-
-def _path_of(said: str | ManifestFile) -> str:
-    return said if isinstance(said, str) else said.path
+        first, *others = _PATHS[name]
+        given.pop(first, None)
+        for option in others:
+            if given.get(option) is not None:
+                given[option] = _from(file, given[option])
+        read = getattr(mbaas, name)
+        dataset: Dataset = self.top.fields["data"].fields[name].made(lambda: read(self.where, **given))
+        return dataset
 
 
 def _from(file: Path, named: str) -> str:

@@ -22,13 +22,15 @@ from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any
 
+from annotated_types import Ge
 from pydantic import TypeAdapter, WithJsonSchema
 
 from mbaas import files, transforms
 from mbaas.cli.feed_data import DataOptions, FeedData
 from mbaas.errors import ConfigError
 from mbaas.settings import RENAMED, FeedName, FeedOptions
-from mbaas.transforms import Pipeline, Transform
+from mbaas.transforms import Boxes, Pipeline, Transform
+from mbaas.transforms.boxes import BoxFormat
 from mbaas.validation import instead, options
 
 TRANSFORMS: dict[str, type[Transform]] = {
@@ -45,6 +47,23 @@ _STEP = {
 }
 
 
+@options(within="boxes")
+class BoxesFile:
+    """Boxes that lie on the images, and move with their pixels."""
+
+    field: str = "boxes"
+    """The field of the samples that has them: lists of four numbers, in pixels."""
+
+    format: BoxFormat = "xyxy"
+    """xyxy: left, top, right, bottom; xywh: left, top, width, height; cxcywh: centre, width, height."""
+
+    beside: tuple[str, ...] = ()
+    """Fields that have a value for each box, such as its class; where a box is dropped, so is its value."""
+
+    min_size: Annotated[float, Ge(0)] = 1.0
+    """Least width and height of a box after all transforms, in pixels."""
+
+
 @options(renamed=RENAMED)
 class FeedFile(DataOptions, FeedOptions):
     """A feed for `mbaas serve`."""
@@ -54,6 +73,9 @@ class FeedFile(DataOptions, FeedOptions):
 
     pipeline: Annotated[list[Any], WithJsonSchema({"type": "array", "items": _STEP, "minItems": 1})]
     """What is done to each sample, in this order: transforms by name, with their parameters."""
+
+    boxes: BoxesFile | None = None
+    """Boxes that lie on the images, and move with their pixels."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +108,8 @@ def load(file: Path, *, name: str | None = None) -> FeedConfig:
     top = files.read(file)
     said = top.to(FeedFile, renamed=RENAMED, **({"name": name} if name is not None else {}))
     data = FeedData.of(top, said)
-    return FeedConfig(said.name, data, pipeline_of(top.fields["pipeline"]), FeedOptions(**said.given()))
+    boxes = None if said.boxes is None else Boxes(**vars(said.boxes))
+    return FeedConfig(said.name, data, pipeline_of(top.fields["pipeline"], boxes), FeedOptions(**said.given()))
 
 
 def schema() -> dict[str, Any]:
@@ -100,14 +123,14 @@ def schema() -> dict[str, Any]:
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **whole, "properties": properties}
 
 
-def pipeline_of(entry: files.Located) -> Pipeline:
-    """Make the pipeline that a list in a file describes.
+def pipeline_of(entry: files.Located, boxes: Boxes | None = None) -> Pipeline:
+    """Make the pipeline that a list in a file describes, with boxes that move with the pixels.
 
     Raises:
         ConfigError: an unknown transform or parameter, a wrong value or a wrong order; says in which line.
     """
     made = [_transform(item) for item in entry.items]
-    return entry.made(lambda: Pipeline(made))
+    return entry.made(lambda: Pipeline(made, boxes=boxes))
 
 
 def _transform(item: files.Located) -> Transform:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import inspect
+import io
 import re
 import signal
 import sys
+import tarfile
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
@@ -19,10 +22,11 @@ import pytest
 from commandline import running
 
 import mbaas
-from mbaas import read_images, read_manifest
-from mbaas.cli.feed_data import ManifestFile
-from mbaas.cli.feed_file import load
+from mbaas import read_images, read_manifest, read_parquet, read_webdataset
+from mbaas.cli.feed_data import ManifestFile, ParquetFile, WebdatasetFile
+from mbaas.cli.feed_file import BoxesFile, load
 from mbaas.errors import ConfigError, DatasetError
+from mbaas.transforms import Boxes
 
 SAMPLES = 60
 KINDS = ("ant", "bee", "cat")
@@ -64,12 +68,48 @@ def test_a_folder_is_listed_once(write: Write, images: Path) -> None:
     assert (images.parent / "kept.parquet").exists()
 
 
-def test_each_option_of_a_manifest_is_one_of_read_manifest_with_its_default() -> None:
+@pytest.mark.parametrize(
+    ("kind", "read"),
+    [(ManifestFile, read_manifest), (WebdatasetFile, read_webdataset), (ParquetFile, read_parquet)],
+)
+def test_each_option_is_one_of_what_reads_the_data_with_its_default(kind: Any, read: Any) -> None:
     """But for the file system, which a file cannot name."""
-    parameters = inspect.signature(read_manifest).parameters
-    assert [*parameters][:-1] == [each.name for each in fields(ManifestFile)]
-    options = {each.name: each.default for each in fields(ManifestFile) if each.name != "path"}
-    assert options == {name: parameters[name].default for name in options}
+    parameters = {name: each for name, each in inspect.signature(read).parameters.items() if name != "filesystem"}
+    assert {*parameters} == {each.name for each in fields(kind)}
+    options = {each.name: each.default for each in fields(kind) if each.default is not MISSING}
+    assert options == {name: each.default for name, each in parameters.items() if each.default is not each.empty}
+
+
+def test_boxes_are_those_of_a_pipeline_with_their_defaults() -> None:
+    said, meant = ({each.name: each.default for each in fields(kind)} for kind in (BoxesFile, Boxes))
+    assert said == meant
+
+
+def test_boxes_of_a_file(write: Write) -> None:
+    config = load(write(f"data: images\n{REST}boxes: {{format: xywh, beside: [kinds]}}\n"))
+    assert config.pipeline.boxes == Boxes(format="xywh", beside=("kinds",))
+    assert load(write(f"data: images\n{REST}")).pipeline.boxes is None
+
+
+def test_shards_and_parquet_files_are_read(write: Write, images: Path) -> None:
+    """Their paths, those with braces too, are relative to the file."""
+    folder, png = images.parent, cv2.imencode(".png", np.zeros((4, 4, 3), np.uint8))[1].tobytes()
+    for number in range(2):
+        with tarfile.open(folder / f"s-{number}.tar", "w") as tar:
+            for ending, content in (("png", png), ("cls", b"5")):
+                member = tarfile.TarInfo(f"{number}.{ending}")
+                member.size = len(content)
+                tar.addfile(member, io.BytesIO(content))
+    pq.write_table(pa.table({"image": [png] * 3, "label": [1, 2, 3]}), folder / "p-0.parquet")
+    for said, labels in (
+        ('read_webdataset: "s-{0..1}.tar"', [5, 5]),
+        ('read_webdataset: {shards: "s-{0..0}.tar", listing: kept.parquet}', [5]),
+        ('read_parquet: {shards: "p-{0..0}.parquet", unpacked: unpacked}', [1, 2, 3]),
+    ):
+        data = load(write(f"data:\n  {said}\n{REST}")).data.read()
+        assert data.labels(np.arange(len(data))).tolist() == labels
+    assert (folder / "kept.parquet").exists()
+    assert (folder / "unpacked").is_dir()
 
 
 @pytest.mark.parametrize("data", ["data: images\n", MANIFEST])
@@ -106,13 +146,20 @@ def test_conditions_compare_as_they_say(write: Write) -> None:
     ("text", "sentence"),
     [
         ("data: 3\n", "1: data must be text, got 3 (a whole number)"),
-        ("data: {read_csv: x}\n", "1: unknown key 'read_csv'; known are read_manifest"),
-        ("data: {}\n", "1: data lacks 'read_manifest'"),
+        ("data: {read_csv: x}\n", "1: unknown key 'read_csv'; known are read_manifest, read_parquet, read_webdataset"),
+        ("data: {}\n", "1: data: name one of read_manifest, read_webdataset, read_parquet, got none"),
+        (
+            "data:\n  read_manifest: x\n  read_webdataset: y\n",
+            "1: data: name one of read_manifest, read_webdataset, read_parquet, "
+            "got read_manifest and read_webdataset",
+        ),
+        ("data: {read_parquet: x}\n", "1: data.read_parquet must be 'key: value' lines, got 'x' (text)"),
+        ("data:\n  read_parquet: {shards: x}\n", "2: data.read_parquet lacks 'unpacked'"),
         ("data: {read_manifest: 3}\n", "1: data.read_manifest must be text, got 3 (a whole number)"),
         ("data:\n  read_manifest:\n    lable: x\n    path: y\n", "3: unknown key 'lable'; did you mean 'label'?"),
         ("data:\n  read_manifest:\n    label: x\n", "2: data.read_manifest lacks 'path'"),
         ("data:\n  read_manifest: {path: x, fields: age}\n", "2: data.read_manifest.fields must be a list, got 'age'"),
-        (MANIFEST + "listing: kept.parquet\n", "3: listing keeps what is in a folder, and data is a manifest"),
+        (MANIFEST + "listing: kept.parquet\n", "3: listing keeps what is in a folder, and data is for read_manifest"),
         ("data: images\nsplit: 0.8\n", "2: split must be 'key: value' lines, got 0.8 (a number)"),
         ("data: images\nsplit: {part: train}\n", "2: split lacks 'fraction'"),
         (
