@@ -38,7 +38,9 @@ AHEAD_BLOCKS = 8
 """When the last trial stops, 4 blocks were handed out ahead of its need and 4 more were made."""
 
 
-def together(name: str, gate: Any, *, epochs: int, checkpoints: bool = False, second: Any = None) -> Any:
+def together(
+    name: str, gate: Any, *, epochs: int, checkpoints: bool = False, second: Any = None, start: str = "now"
+) -> Any:
     """A trial of ``epochs`` epochs, the first of which waits for others at the gate. Its score is its config's.
 
     With a gate ``second`` the trial of score 1 reports its second epoch when the others have reported theirs.
@@ -46,7 +48,7 @@ def together(name: str, gate: Any, *, epochs: int, checkpoints: bool = False, se
 
     def train(config: dict[str, Any]) -> None:
         state = restored()
-        loader = get_loader(name, batch_size=config.get("batch_size"), format="numpy")
+        loader = get_loader(name, batch_size=config.get("batch_size"), format="numpy", start=start)
         if state is not None:
             loader.load_state_dict(state)
         pass_gate(gate)
@@ -94,10 +96,13 @@ def test_lockstep(feed: OneOfMany, make_gate: MakeGate) -> None:
 
 
 def test_asha(feed: OneOfMany, make_gate: MakeGate) -> None:
-    """6 trials on 3 slots; the best run 4 epochs, others are stopped inside a report at epoch 1 or 2."""
+    """6 trials on 3 slots; the best run 4 epochs, others are stopped inside a report at epoch 1 or 2.
+
+    An epoch takes milliseconds, and a trial half a second to start: they share only because places are held.
+    """
     scheduler = tune.schedulers.ASHAScheduler(max_t=4, grace_period=1, reduction_factor=2)
     watch = Watch()
-    trial = together(feed.name, make_gate(3), epochs=4)
+    trial = together(feed.name, make_gate(3), epochs=4, start="epoch")
     results = search(trial, feed.name, space=scores(6), scheduler=scheduler, slots=3, watch=watch)
     assert results.num_errors == 0
     epochs = iterations(watch)
