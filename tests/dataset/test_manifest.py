@@ -13,8 +13,9 @@ import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
+from contents import content
 
-from mbaas.dataset import Dataset, concat, read_images, read_manifest
+from mbaas.dataset import concat, read_images, read_manifest
 from mbaas.errors import ConfigError, DatasetError
 from mbaas.fields import Field
 
@@ -45,15 +46,6 @@ def written(folder: Path, ending: str, rows: list[dict[str, Any]] = ROWS) -> Pat
     else:
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
-
-
-def content(data: Dataset) -> list[bytes]:
-    reader, found = data.reader(), []
-    for sample, length in enumerate(data.lengths(np.arange(len(data))).tolist()):
-        buffer = np.empty(length, np.uint8)
-        reader.read_into(sample, buffer)
-        found.append(buffer.tobytes())
-    return found
 
 
 @pytest.mark.parametrize("ending", [".csv", ".jsonl", ".ndjson", ".json", ".parquet"])

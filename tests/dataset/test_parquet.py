@@ -12,8 +12,9 @@ import pyarrow as pa
 import pyarrow.fs
 import pyarrow.parquet as pq
 import pytest
+from contents import content, values
 
-from mbaas.dataset import Dataset, read_parquet
+from mbaas.dataset import read_parquet
 from mbaas.errors import BadSampleError, ConfigError, DatasetError
 from mbaas.fields import Field
 
@@ -33,19 +34,6 @@ def written(path: Path, rows: slice = slice(None), *, image: pa.Array | None = N
         pa.table({"image": encoded, **{name: values[rows] for name, values in KNOWN.items()}}), path, **options
     )
     return path
-
-
-def content(data: Dataset) -> list[bytes]:
-    reader, found = data.reader(), []
-    for sample, length in enumerate(data.lengths(np.arange(len(data))).tolist()):
-        buffer = np.empty(length, np.uint8)
-        reader.read_into(sample, buffer)
-        found.append(buffer.tobytes())
-    return found
-
-
-def values(data: Dataset) -> dict[str, list[Any]]:
-    return {name: array.tolist() for name, array in data.values(np.arange(len(data))).items()}
 
 
 @pytest.mark.parametrize("compression", ["none", "snappy", "zstd"])

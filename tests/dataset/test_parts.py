@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
+from contents import content
 from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
@@ -79,15 +80,6 @@ KINDS: dict[str, Callable[[Path], Dataset]] = {
 def data(request: pytest.FixtureRequest, folder: Path) -> Dataset:
     """A dataset of each kind that can be divided."""
     return KINDS[request.param](folder)
-
-
-def content(data: Dataset) -> list[bytes]:
-    reader, found = data.reader(), []
-    for sample, length in enumerate(data.lengths(np.arange(len(data))).tolist()):
-        buffer = np.empty(length, np.uint8)
-        reader.read_into(sample, buffer)
-        found.append(buffer.tobytes())
-    return found
 
 
 def check_part(part: Dataset, whole: Dataset, ids: np.ndarray[Any, Any]) -> None:

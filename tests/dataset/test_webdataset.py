@@ -14,15 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import boto3
-import numpy as np
 import pyarrow.fs
 import pytest
+from contents import content, values
 from moto.server import ThreadedMotoServer
 from webdataset import TarWriter
 from webdataset.shardlists import expand_urls
 from webdataset.tariterators import group_by_keys, tar_file_iterator
 
-from mbaas.dataset import Dataset, read_images, read_webdataset
+from mbaas.dataset import read_images, read_webdataset
 from mbaas.errors import BadSampleError, ConfigError, DatasetError
 from mbaas.fields import Field
 from support.s3 import UnreliableProxy, unreliable
@@ -57,19 +57,6 @@ def packed(path: Path, members: dict[str, bytes], kind: int = tarfile.DEFAULT_FO
             member.size = len(content)
             tar.addfile(member, io.BytesIO(content))
     return path
-
-
-def content(data: Dataset) -> list[bytes]:
-    reader, found = data.reader(), []
-    for sample, length in enumerate(data.lengths(np.arange(len(data))).tolist()):
-        buffer = np.empty(length, np.uint8)
-        reader.read_into(sample, buffer)
-        found.append(buffer.tobytes())
-    return found
-
-
-def values(data: Dataset) -> dict[str, list[Any]]:
-    return {name: array.tolist() for name, array in data.values(np.arange(len(data))).items()}
 
 
 def by_webdataset(*shards: Path) -> list[Sample]:
