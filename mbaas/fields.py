@@ -52,7 +52,7 @@ class Packed:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Of the values."""
+        """The type of the values' elements."""
         return self.values.dtype
 
     @property

@@ -237,11 +237,11 @@ class RowPool:
         for part in parts:
             has = part_rows(part, bad_rows)
             entries = np.flatnonzero(np.isin(has, rows, assume_unique=True))
-            fixed = {name: column for name, column in part.items() if name != ROW and not isinstance(column, Packed)}
-            out = {name: np.empty((len(entries), *array.shape[1:]), array.dtype) for name, array in fixed.items()}
-            chunks += _chunks(part, entries, out, due)
             # Here and now: what differs in length, such as boxes, has few bytes beside images.
             packed = {name: column[entries] for name, column in part.items() if isinstance(column, Packed)}
+            arrays = {name: array for name, array in part.items() if name != ROW and name not in packed}
+            out = {name: np.empty((len(entries), *a.shape[1:]), a.dtype) for name, a in arrays.items()}
+            chunks += _chunks(part, entries, out, due)
             picked.append({**out, **packed, ROW: has[entries]})
         await self.run(rank, chunks)
         return picked

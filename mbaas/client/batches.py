@@ -145,21 +145,23 @@ class BlockView:
 
 
 def _put_together(slices: list[_PartSlice], start: int, stop: int) -> Arrays:
-    return {name: _column_of(name, slices, start, stop) for name in slices[0].arrays}
-
-
-def _column_of(name: str, slices: list[_PartSlice], start: int, stop: int) -> Column:
-    first = slices[0].arrays[name]
-    if isinstance(first, Packed):  # in the order of parts at first: where a sample lies depends on those before it
-        order = np.argsort(np.concatenate([each.view_rows for each in slices]))
-        return concatenated([each.arrays[name][each.entries] for each in slices])[order]
     # Slices interleave where homes do, so each row is written where it belongs; once, straight into the minibatch.
-    column = np.empty((stop - start, *first.shape[1:]), first.dtype)
+    first = slices[0].arrays
+    together: Arrays = {
+        name: np.empty((stop - start, *column.shape[1:]), column.dtype)
+        for name, column in first.items()
+        if not isinstance(column, Packed)
+    }
     for each in slices:
         views = each.as_views()
-        # Rows that are chosen by their numbers are copied on the way.
-        column[each.view_rows - start] = each.arrays[name][each.entries] if views is None else views[name]
-    return column
+        for name, array in together.items():
+            # Rows that are chosen by their numbers are copied on the way.
+            array[each.view_rows - start] = each.arrays[name][each.entries] if views is None else views[name]
+    # In the order of parts at first: where a sample of these lies depends on those before it.
+    if packed := [name for name in first if name not in together]:
+        order = np.argsort(np.concatenate([each.view_rows for each in slices]))
+        together |= {n: concatenated([each.arrays[n][each.entries] for each in slices])[order] for n in packed}
+    return together
 
 
 @dataclass

@@ -57,7 +57,7 @@ class _Collating:
             else:
                 plain[name], bounds = column.own()
                 if self._how == "packed":
-                    plain[f"{name}_bounds"] = bounds.copy()
+                    plain[f"{name}_bounds"] = bounds
                 else:
                     lengths[name] = column.lengths.tolist()
         return self._converter.start(plain), lengths

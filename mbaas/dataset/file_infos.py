@@ -13,7 +13,7 @@ from mbaas.dataset.location import Location, join
 from mbaas.errors import DatasetError
 
 S3_ATTEMPTS = 5
-"""Of each request of an S3 client that looks for files."""
+"""Attempts that an S3 client makes of each request while files are looked for."""
 
 _ASKED_AT_ONCE = 1000  # files that are asked for in one call
 _REMOTE_THREADS = 32  # a store answers for each file by itself

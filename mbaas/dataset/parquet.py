@@ -60,8 +60,8 @@ def read_parquet(
         label: the column that minibatches have as ``label``; default: that of this name, if there is one. If it is
             text, its distinct values, sorted, are the classes (`Dataset.class_names`), and labels int64 indices into
             them; Hugging Face's class labels keep their names, too. Without it minibatches have no ``label``.
-        fields: the other columns that minibatches have, of numbers or of lists of numbers that are equally long;
-            default: all of numbers.
+        fields: the other columns that minibatches have, of numbers or of lists as `read_manifest` takes them; default:
+            all of these.
         filesystem: where ``shards`` are, for credentials or file systems that a URI cannot express.
 
     Raises:
@@ -194,7 +194,7 @@ def _columns_of(shard: str, schema: pa.Schema, asked: dict[str, Any]) -> list[st
 
 
 def _may_be_numbers(kind: pa.DataType) -> bool:
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+    while pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
         kind = kind.value_type
     return bool(pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind))
 
