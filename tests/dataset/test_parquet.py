@@ -180,3 +180,14 @@ def test_files_may_lie_in_another_file_system_than_what_is_unpacked(tmp_path: Pa
     inside = pyarrow.fs.SubTreeFileSystem(str(tmp_path / "in"), pyarrow.fs.LocalFileSystem())
     data = read_parquet("a.parquet", unpacked=(tmp_path / "out").as_uri(), filesystem=inside)
     assert content(data) == IMAGES
+
+
+def test_lists_that_are_not_equally_long_are_fields_also_when_they_were_unpacked_before(tmp_path: Path) -> None:
+    boxes = [[[0.0, 1.0, 2.0, 3.0]], [[1.0, 1.0, 2.0, 2.0], [0.0, 0.0, 4.0, 4.0]], []]
+    columns = {"image": IMAGES[:3], "boxes": pa.array(boxes, pa.list_(pa.list_(pa.float64())))}
+    pq.write_table(pa.table(columns), tmp_path / "a.parquet")
+    for _ in range(2):
+        data = read_parquet(tmp_path / "a.parquet", unpacked=tmp_path / "out")
+        assert data.fields == (Field("boxes", (None, 4), "float64", 2),)
+        found = data.values(np.array([1, 2, 0]))["boxes"]
+        assert (found.lengths.tolist(), found.values.tolist()) == ([2, 0, 1], [*boxes[1], *boxes[0]])

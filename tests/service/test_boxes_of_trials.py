@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import cv2
@@ -60,6 +61,25 @@ def test_a_detector_gets_boxes_where_the_objects_are(feed: mbaas.Feed, collate: 
     assert sorted(seen) == list(range(SAMPLES))
     assert not any(seen[sample] for sample in range(0, SAMPLES, 6))
     assert sum(seen.values()) > 40
+
+
+def test_boxes_stay_with_their_images_where_a_sample_between_them_is_bad(
+    ray_session: None, data: mbaas.Dataset, tmp_path: Path
+) -> None:
+    """Sample 7 is cut off; under "skip" the others keep their own boxes."""
+    folder = Path(data.uri(0)).parent
+    for file in folder.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes()[: 60 if file.name == "7.png" else None])
+    pipeline = T.Pipeline([T.DecodeImage(), T.RandomHorizontalFlip()], boxes=T.Boxes(format="xywh", beside=("kinds",)))
+    broken = mbaas.read_manifest(tmp_path / "train.jsonl")
+    with mbaas.serve("broken", broken, pipeline, batch_size=8, prep_workers=1, on_bad_sample="skip") as feed:
+        with mbaas.join(feed.name, format="torch") as loader:
+            seen = []
+            for batch in loader:
+                for sample, kinds in zip(batch["sample_id"].tolist(), batch["kinds"], strict=True):
+                    seen.append(sample)
+                    assert kinds.tolist() == ([sample] if sample % 6 else [])
+        assert sorted(seen) == [sample for sample in range(SAMPLES) if sample != 7]
 
 
 def of_row(batch: dict[str, Any], name: str, row: int, collate: str) -> Any:
