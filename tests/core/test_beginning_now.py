@@ -170,6 +170,15 @@ def test_newcomers_do_not_follow_into_epochs_aside() -> None:
     assert admitted.cursor == 8
 
 
+def test_nobody_moves_ahead_into_epochs_aside() -> None:
+    feed = feed_at(4)
+    resume(feed, "b", Resumption(6, OwnEpoch(0, 8), 0, Shuffle(0, (16,), Shuffle(7))))
+    for block in range(4, 8):
+        take(feed, "a", block)
+    feed.ask("a", 8)
+    assert feed.core.consumers.by_name["a"].own_epoch == OwnEpoch(8, 16)
+
+
 def test_who_has_nothing_of_an_epoch_that_is_another_here_begins_the_next() -> None:
     feed = feed_at(4)
     resumed = Resumption(2, OwnEpoch(2, 10, 2), 0, Shuffle(0, (2,), Shuffle(7)), taken=False)

@@ -192,3 +192,14 @@ def test_trials_that_begin_at_once_are_not_waited_for():
     feed.join("b")
     feed.send(ev.Announce("c"))
     assert list(reserved(feed)) == ["c"], "b began with an epoch"
+
+
+def test_one_that_goes_on_where_it_was_says_nothing_of_those_to_come():
+    feed = make_feed()
+    feed.join("here")
+    feed.send(ev.Announce("a"))
+    feed.send(ev.Join("a", 2, now=True))
+    feed.send(ev.Announce("restored"))
+    feed.join("restored", 3)
+    feed.send(ev.Announce("next"))
+    assert not reserved(feed)

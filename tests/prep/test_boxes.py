@@ -105,6 +105,11 @@ def test_boxes_are_clipped_and_dropped_if_little_is_left() -> None:
     assert moved[1:2].own()[0].tolist() == [[0, 0, 8, 8], [4, 2, 6, 5.5]]
 
 
+def test_boxes_that_reach_over_the_edge_are_clipped_whatever_is_done_to_the_image() -> None:
+    known: Arrays = {"boxes": Packed(np.array([[-3.0, 2.0, 15.0, 9.0]]), np.array([0, 1]))}
+    assert move_boxes(T.Boxes(), known, np.array([[8, 10]]), [])["boxes"].values.tolist() == [[0, 2, 10, 8]]
+
+
 def test_a_sample_without_boxes_stays_one() -> None:
     known: Arrays = {"boxes": Packed(np.zeros((0, 4), np.float32), np.zeros(3, np.int64))}
     moved = move_boxes(T.Boxes(), known, np.array([[8, 8]] * 2), [])["boxes"]
