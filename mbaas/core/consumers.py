@@ -780,8 +780,9 @@ class ConsumerTable:
     def needs_anew(self, place: int, given_as: int) -> bool:
         """Return whether a kept block that lacks samples is to be made anew, because they may be there by now.
 
-        That is so when a consumer comes near it in a later epoch, and no trial is in the middle of it: it is given as
-        one thing or the other to all ranks of a trial, and to a consumer that reads it a second time.
+        That is so when a consumer comes near it in a later epoch, or waits for blocks up to it, and no trial is in the
+        middle of it: it is given as one thing or the other to all ranks of a trial, and to a consumer that reads it a
+        second time.
 
         Args:
             place: the block's place in an epoch.
@@ -799,7 +800,10 @@ class ConsumerTable:
             if due.setdefault(consumer.trial, needed) != needed:
                 return False  # one of its ranks has had the block, another has not
             is_later = needed // length > given_as // length
-            is_near = is_near or (consumer.asked and is_later and needed < self.cohorts[consumer.cohort].horizon)
+            horizon = self.cohorts[consumer.cohort].horizon
+            if consumer.waiting:
+                horizon = max(horizon, consumer.cursor + consumer.want)
+            is_near = is_near or (consumer.asked and is_later and needed < horizon)
         return is_near
 
     def wanted(self) -> list[range]:

@@ -690,6 +690,8 @@ class StagingState:
     def _follow_up(self, now: float) -> None:
         # The order matters: delivering moves cursors, cursors decide what is dropped, and only then are the bytes known
         # that new work may take.
+        if self.consumers.keeps_all:
+            self._drop_lacking()  # one that takes many blocks at once would be given it before it came near
         self._deliver(now)
         self.consumers.advance()
         self._scheduler.drop_unwanted()

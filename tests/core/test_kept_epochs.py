@@ -202,6 +202,15 @@ def test_a_block_that_lacks_samples_is_made_anew_once_in_each_epoch_before_its_c
     assert (feed.core.window.lacking, feed.core.has_all) == (set(), True), "it is whole, and kept"
 
 
+def test_a_block_that_lacks_samples_is_made_anew_also_for_a_consumer_that_asks_for_many_at_once():
+    feed = kept()
+    start = feed.join("c", asks=False)
+    fill(feed, "c", start, 2)
+    done = feed.ask("c", start + EPOCH, want=EPOCH)
+    assert delivered(done) == {"c": (start + EPOCH, start + EPOCH + 1)}, "up to the one that is made anew"
+    assert [*feed.tasks] == [2]
+
+
 def test_a_block_that_lacks_samples_is_made_anew_also_while_another_one_is_in_the_making():
     """Block 2 could not be read any more, so it is made again anyway; one that lacks more comes behind it."""
     feed = kept(credit=2)
