@@ -38,6 +38,7 @@ class Consumer:
         story: what happened to it.
         state: changed by `transition` only.
         for_anyone: whether it is a reservation that any newcomer may take.
+        holds_up_nobody: whether it is a reservation for one that begins at once: others do not wait for it.
         want: while WAITING, how many blocks the call takes at most.
         since: when it began to wait, if it is WAITING; if it is BUSY, when it joined or was given blocks last; if it
             is RESERVED, since when it is held.
@@ -71,6 +72,7 @@ class Consumer:
     story: Story = field(repr=False)
     state: ConsumerState = ConsumerState.BUSY
     for_anyone: bool = False
+    holds_up_nobody: bool = False
     want: int = 1
     since: float = 0.0
     longest_s: float = 0.0
@@ -95,6 +97,11 @@ class Consumer:
         One that may also returns to the epochs of the others after an epoch aside (`mbaas.core.epochs`).
         """
         return self.trial == self.name
+
+    @property
+    def rests(self) -> bool:
+        """Whether it holds up nobody: it is between epochs, or its place is held only as long as that costs nothing."""
+        return self.state is ConsumerState.RESTING or self.holds_up_nobody
 
     @property
     def waiting(self) -> bool:
@@ -259,12 +266,7 @@ class Cohort:
         """Return the blocks that only single members hold: from before a rest, or from before what they skipped."""
         if len(self.active) == len(self.members) and not any(m.skipped for m in self.members):
             return []
-        return [
-            blocks
-            for m in self.members
-            for blocks in (m.held() if m.state is ConsumerState.RESTING else m.held()[:-1])
-            if blocks
-        ]
+        return [blocks for m in self.members for blocks in (m.held() if m.rests else m.held()[:-1]) if blocks]
 
     @property
     def horizon(self) -> int:
@@ -440,20 +442,42 @@ class ConsumerTable:
 
     # ---- reservations ----
 
-    def reserve(self, name: str, cohort: Cohort, cursor: int, now: float, deadline: float) -> Consumer:
-        """Hold a reservation for a trial: it begins at ``cursor``, if it comes before the deadline."""
+    def reserve(
+        self, name: str, cohort: Cohort, cursor: int, now: float, deadline: float, *, at_once: bool
+    ) -> Consumer:
+        """Hold a reservation for a trial: it begins at ``cursor``, if it comes before the deadline.
+
+        Args:
+            name: the trial's.
+            cohort: with whom.
+            cursor: the block.
+            now: the time.
+            deadline: when the reservation ends.
+            at_once: it begins wherever the others are by then, so they do not wait for it. What is staged from
+                ``cursor`` on stays for it as long as nobody needs the room.
+        """
         # Session 0: sessions of consumers begin above it, so no call can speak for a reservation.
         reserved = self.enter(name, 0, cohort, cursor, deadline, ConsumerState.RESERVED)
         reserved.since = now
+        if at_once:
+            reserved.holds_up_nobody = True
+            cohort.active.remove(reserved)
         return reserved
 
-    def reserve_for_successor(self, consumer: Consumer, now: float, deadline: float) -> None:
-        """Reserve for any successor of a leaving consumer: at the beginning of the epoch after its own."""
+    def reserve_for_successor(self, consumer: Consumer, now: float, deadline: float, *, at_once: bool) -> None:
+        """Reserve for any successor of a leaving consumer: where that ended, or at the beginning of the next epoch.
+
+        Args:
+            consumer: it leaves.
+            now: the time.
+            deadline: when the reservation ends.
+            at_once: whether the successor begins at once, in the middle of an epoch if need be.
+        """
         # A consumer may be called so, too: its name is its own affair.
         name = next(name for number in self._numbers if (name := f"reservation {number}") not in self.by_name)
         cohort = self.cohorts[consumer.cohort]
-        start = cohort.next_boundary(consumer.done)
-        self.reserve(name, cohort, start, now, deadline).for_anyone = True
+        start = consumer.done if at_once else cohort.next_boundary(consumer.done)
+        self.reserve(name, cohort, start, now, deadline, at_once=at_once).for_anyone = True
 
     def place_of(self, trial: str) -> Consumer | None:
         """Find the reservation that is held for a trial, which its first rank takes for all of them."""
@@ -822,7 +846,7 @@ class ConsumerTable:
             stories = [member.story for member in cohort.members]
             if not cohort.members or any(member.cohort != number for member in cohort.members):
                 raise InvariantError(f"cohort {number} is empty, or a member counts itself to another", *stories)
-            active = [m.name for m in cohort.members if m.state is not ConsumerState.RESTING]
+            active = [m.name for m in cohort.members if not m.rests]
             if sorted(m.name for m in cohort.active) != sorted(active):
                 raise InvariantError(f"of cohort {number}, {active} do not rest: it has {cohort.active}", *stories)
             if cohort.keep_from > cohort.lowest_held:

@@ -3,8 +3,9 @@
 A trial that was announced, or that takes the place of one that ended, shares the epoch of the others if they wait for
 it. How long that takes depends on the cluster: a process may need two seconds, a machine with a GPU minutes.
 
-One that begins at once, in the middle of their epoch, shares it whenever it comes: nobody waits for it. What a trial
-will do is known when it joins; those that are announced after it are expected to do the same.
+One that begins at once, in the middle of their epoch, shares it whenever it comes: nobody waits for it. Its place only
+keeps what is staged there, as long as nobody else needs the room. What a trial will do is known when it joins; those
+that are announced after it are expected to do the same.
 """
 
 from __future__ import annotations
@@ -29,13 +30,16 @@ class ReservationTime:
 
     Args:
         first_s: how long one is held before any arrival was measured.
+
+    Attributes:
+        at_once: whether the last trial that was announced began at once.
     """
 
     def __init__(self, first_s: float) -> None:
         self._first_s = first_s
         self._arrivals: deque[float] = deque(maxlen=REMEMBERED)
         self._given_up: dict[str, float] = {}
-        self._at_once = False
+        self.at_once = False
 
     def came(self, seconds: float, at_once: bool | None = None) -> None:
         """Note that a trial came ``seconds`` after a reservation was made for it.
@@ -46,7 +50,7 @@ class ReservationTime:
                 been, which says nothing of others.
         """
         self._arrivals.append(seconds)
-        self._at_once = self._at_once if at_once is None else at_once
+        self.at_once = self.at_once if at_once is None else at_once
 
     def give_up(self, name: str, since: float) -> None:
         """Note that nobody came for a reservation that was made at ``since``."""
@@ -66,11 +70,11 @@ class ReservationTime:
         Args:
             epoch_s: how long prep takes for an epoch, 0 if that is not known. It is what a reservation saves.
         """
-        if self._at_once:
-            return 0.0
         if not self._arrivals:
             return self._first_s
         wanted_s = max(min(LEAST_S, self._first_s), MARGIN * max(self._arrivals))
+        if self.at_once:  # then nobody waits for it
+            return wanted_s
         # The others stand still meanwhile. Up to what the user allows that is their price for sharing; beyond it they
         # pay it only if it is less than what is saved. A shorter time would be waited in vain.
         return wanted_s if wanted_s <= max(self._first_s, epoch_s) else 0.0

@@ -218,19 +218,31 @@ class StagingState:
     def _announce(self, name: str, now: float) -> None:
         if self.consumers.of_trial(name):
             return  # told twice, or after it joined, nothing changes
-        free, hold_s = self.consumers.free_reservation(), self._starts.hold_s(self._epoch_s)
+        free, at_once = self.consumers.free_reservation(), self._starts.at_once
+        hold_s = self._reservation_s(free is None)
         if free is not None:
             self._successions.came(now - free.since)
         if not hold_s:
             self._starts.give_up(name, now)
         elif free is not None:  # one that somebody left comes first
             cohort = self.consumers.cohorts[free.cohort]
-            self.consumers.reserve(name, cohort, free.cursor, now, now + hold_s)
+            self.consumers.reserve(name, cohort, free.cursor, now, now + hold_s, at_once=at_once)
         else:
             cohort, cursor = self.consumers.shared_start(self._fresh_start())
-            self.consumers.reserve(name, cohort, cursor, now, now + hold_s)
+            self.consumers.reserve(name, cohort, cursor, now, now + hold_s, at_once=False)
         if free is not None:
             self.consumers.exit(free, f"{name} comes for it")
+
+    def _reservation_s(self, is_new: bool) -> float:
+        """How long a reservation is held for a trial from when it is announced; 0 if none is.
+
+        Args:
+            is_new: whether it does not go on where another trial ended, so that nothing is staged for it.
+        """
+        # Of several lanes each would need to know where trials begin that begin at once.
+        if self._starts.at_once and (is_new or self._lanes > 1):
+            return 0.0
+        return self._starts.hold_s(self._epoch_s)
 
     @property
     def _epoch_s(self) -> float:
@@ -353,6 +365,9 @@ class StagingState:
         if event.is_exact:
             return self.consumers.cohort_at(otherwise), otherwise
         if event.now:
+            if place is not None and event.start is None:  # with nobody else here it goes on where another one ended
+                can_begin = self.epochs.can_begin(place.cursor)
+                otherwise = place.cursor if can_begin else self.epochs.next_boundary(place.cursor)
             return self.consumers.start_now(otherwise, self.window.is_ready, event.start)
         return self.consumers.shared_start(otherwise, event.trial)
 
@@ -429,9 +444,11 @@ class StagingState:
         if event.reserve and leaving:  # before it leaves: its cohort, and what is staged for it, would end with it
             last = min(leaving, key=lambda consumer: consumer.done)
             # Until it is known who comes; then for as long as that one needs to come.
-            hold_s = self._successions.hold_s(self._epoch_s) if self._starts.hold_s(self._epoch_s) else 0.0
-            if hold_s:
-                self.consumers.reserve_for_successor(last, now, now + hold_s)
+            hold_s = self._successions.hold_s(self._epoch_s) if self._reservation_s(is_new=False) else 0.0
+            # One that begins at once begins where others are, if anybody is here.
+            in_vain = self._starts.at_once and not all(c.rests or c in leaving for c in self.consumers.by_name.values())
+            if hold_s and not in_vain:
+                self.consumers.reserve_for_successor(last, now, now + hold_s, at_once=self._starts.at_once)
         for consumer in leaving:
             self.consumers.exit(consumer, "it left")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from staging_feeds import Feed, give, kinds
+from staging_feeds import Feed, delivered, give, kinds
 
 from mbaas.core import events as ev
 from mbaas.core.reservations import LEAST_S, MARGIN, MOST_GIVEN_UP, REMEMBERED, ReservationTime
@@ -44,15 +44,22 @@ def test_who_comes_when_its_place_is_gone_is_learned_from():
     assert time.hold_s(0.0) == 6.0, "it joins again, which is no arrival"
 
 
-def test_nobody_waits_for_those_who_begin_at_once():
+def test_whether_those_who_are_announced_begin_at_once_is_known_from_the_last_one():
     time = ReservationTime(20.0)
+    assert not time.at_once
     time.came(1.0, at_once=True)
-    assert time.hold_s(400.0) == 0.0
+    assert time.at_once
     time.came(1.0)
-    assert time.hold_s(400.0) == 0.0, "that one went on where it had been, which says nothing of others"
+    assert time.at_once, "that one went on where it had been, which says nothing of others"
     time.give_up("a", since=100.0)
     time.joined("a", 101.0, at_once=False)
-    assert time.hold_s(400.0) == LEAST_S
+    assert not time.at_once
+
+
+def test_a_place_that_nobody_waits_for_may_be_held_longer_than_the_user_allows():
+    time = ReservationTime(20.0)
+    time.came(15.0, at_once=True)
+    assert time.hold_s(0.0) == 30.0
 
 
 def test_what_is_remembered_is_bounded():
@@ -192,6 +199,79 @@ def test_trials_that_begin_at_once_are_not_waited_for():
     feed.join("b")
     feed.send(ev.Announce("c"))
     assert list(reserved(feed)) == ["c"], "b began with an epoch"
+
+
+def last_one_left(blocks: int, **changed: object) -> Feed:
+    """All on the feed begin at once, and the last one has left after so many blocks; more are made ahead."""
+    feed = make_feed(**changed)
+    feed.send(ev.Announce("a"))
+    feed.send(ev.Join("a", 2, now=True))
+    for block in range(blocks):
+        feed.ask("a", block)
+        feed.make(*sorted(feed.tasks))
+    feed.ask("a", blocks)
+    feed.send(ev.Heartbeat("a", 2, blocks, blocks))
+    assert not kinds(feed.send(ev.Leave("a", None, reserve=True)), ev.DropBlock)
+    return feed
+
+
+@pytest.mark.parametrize("blocks", [3, 8])
+def test_what_was_made_ahead_when_the_last_one_left_is_there_for_the_next_that_begins_at_once(blocks):
+    feed = last_one_left(blocks)
+    assert not kinds(feed.send(ev.Announce("b")), ev.DropBlock)
+    feed.wait(1.0)
+    (admitted,) = kinds(feed.send(ev.Join("b", 3, now=True)), ev.Admitted)
+    assert admitted.cursor == blocks
+    feed.session = 3
+    done = feed.ask("b", blocks, want=2)
+    assert delivered(done) == {"b": (blocks, blocks + 1)}, "both were there"
+    assert not reserved(feed)
+
+
+def test_a_place_of_one_that_begins_at_once_holds_up_nobody_and_gives_room():
+    feed = last_one_left(3, budget_blocks=2)
+    feed.send(ev.Announce("b"))
+    assert list(reserved(feed)) == ["b"]
+    start = feed.join("exact", start=16)
+    assert [give(feed, "exact", block) for block in range(start, start + 8)] == [
+        (block,) for block in range(start, start + 8)
+    ]
+    assert list(reserved(feed)) == ["b"], "its time is not over"
+
+
+@pytest.mark.parametrize("is_announced", [False, True])
+def test_one_that_was_not_announced_does_not_wait_for_a_place_of_one_that_begins_at_once(is_announced):
+    feed = last_one_left(3)
+    if is_announced:
+        feed.send(ev.Announce("b"))
+    feed.session = 3
+    feed.send(ev.Join("other", 3, now=True))
+    assert len(reserved(feed)) == 1
+    assert [give(feed, "other", block) for block in range(3, 11)] == [(block,) for block in range(3, 11)]
+
+
+def test_one_that_goes_on_after_an_epoch_does_not_go_back_to_a_place():
+    feed = last_one_left(3)
+    feed.send(ev.Announce("b"))
+    (admitted,) = kinds(feed.send(ev.Join("b", 3, start=16, now=True)), ev.Admitted)
+    assert admitted.cursor == 16
+
+
+def test_a_place_in_the_middle_of_an_epoch_whose_next_one_has_begun_is_at_that_one():
+    """Else the one that begins there would lack samples: the next epoch is shuffled as a whole already."""
+    feed = last_one_left(7)
+    feed.send(ev.Announce("b"))
+    (admitted,) = kinds(feed.send(ev.Join("b", 3, now=True)), ev.Admitted)
+    assert admitted.cursor == 8
+
+
+def test_of_several_lanes_no_place_is_held_for_those_that_begin_at_once():
+    feed = make_feed(lanes=2, blocks_per_epoch=4)
+    feed.send(ev.Announce("a"))
+    feed.send(ev.Join("a", 2, now=True))
+    feed.send(ev.Leave("a", None, reserve=True))
+    feed.send(ev.Announce("b"))
+    assert not reserved(feed)
 
 
 def test_one_that_goes_on_where_it_was_says_nothing_of_those_to_come():

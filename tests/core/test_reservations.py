@@ -28,7 +28,7 @@ def join(found, name, cursor, cohort=None):
 def test_of_places_that_anybody_may_take_the_one_furthest_behind_is_taken_first():
     found = table(2, 6)
     for name in ("c0", "c1"):
-        found.reserve_for_successor(found.by_name[name], 0.0, 20.0)
+        found.reserve_for_successor(found.by_name[name], 0.0, 20.0, at_once=False)
     assert [(c.cursor, c.for_anyone) for c in found.by_name.values() if c.state is ConsumerState.RESERVED] == [
         (4, True),
         (8, True),
@@ -272,7 +272,7 @@ def test_no_call_may_come_for_a_reservation():
     found = table(2, leads=False)
     found.hold_reservations(frozenset({("ann", 4)}))
     for _ in range(2):
-        found.reserve_for_successor(found.by_name["c0"], 0.0, 20.0)
+        found.reserve_for_successor(found.by_name["c0"], 0.0, 20.0, at_once=False)
     assert [*found.by_name] == ["c0", "ann", "reservation 0", "reservation 1"]
     for name in ("ann", "reservation 0", "reservation 1"):
         assert [found.session(name, session) for session in (0, 1)] == [None, None]
