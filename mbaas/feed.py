@@ -146,19 +146,21 @@ class Feed:
         """Compare a prediction of an epoch with the next one; the error shows in `status` and as a metric."""
         self._call(lambda: self._coordinator.expect.remote(epoch_s), f"telling feed {self.name!r} a prediction")
 
-    def remove(self, consumer: str, *, reserve: bool = False) -> None:
+    def remove(self, consumer: str, *, successors: int = 0) -> None:
         """End a consumer's session, if it has one; of a data-parallel trial those of all ranks.
 
         Args:
             consumer: its name, as it joined.
-            reserve: whether a reservation is held for a successor for a while.
+            successors: how many other trials are still to come. A reservation is held for one of them for a while,
+                unless as many are held already.
 
         Raises:
             ConfigError: a value that cannot be.
         """
         calls.name(consumer)
+        calls.whole("successors", successors)
         what = f"removing {consumer!r} from feed {self.name!r}"
-        self._call(lambda: self._coordinator.leave.remote(consumer, None, reserve), what)
+        self._call(lambda: self._coordinator.leave.remote(consumer, None, successors), what)
 
     def release_reservations(self, most: int) -> None:
         """Give up at most ``most`` of the reservations that `remove` holds for successors that will not come."""

@@ -147,7 +147,7 @@ class FeedCallback(tune.Callback):
 
     def on_experiment_end(self, trials: list[Trial], **info: Any) -> None:
         for trial_id in sorted(self._running):
-            self._remove(trial_id, reserve=False)
+            self._remove(trial_id)
         self._running.clear()
         # Nobody will come for these reservations. Held, they would keep other consumers of the feed waiting.
         if reservations := self._reserved:
@@ -183,10 +183,9 @@ class FeedCallback(tune.Callback):
         if trial.trial_id not in self._running:
             return
         self._running.remove(trial.trial_id)
-        # more reservations than trials that are still to come would hold the others up for nothing
-        reserve = self._reserved < self._still_to_start(trials)
-        self._reserved += reserve
-        self._remove(trial.trial_id, reserve=reserve)
+        successors = self._still_to_start(trials)
+        self._reserved = min(self._reserved + 1, successors)  # at most: that is the feed's decision
+        self._remove(trial.trial_id, successors)
 
     def _still_to_start(self, trials: Sequence[Trial]) -> int:
         """Return how many trials will take the next free slots.
@@ -197,8 +196,8 @@ class FeedCallback(tune.Callback):
         pending = sum(trial.status == Trial.PENDING for trial in trials)
         return pending + max(0, (self._total or 0) - len(trials))
 
-    def _remove(self, trial_id: str, *, reserve: bool) -> None:
-        self._each(lambda feed: feed.remove(trial_id, reserve=reserve))
+    def _remove(self, trial_id: str, successors: int = 0) -> None:
+        self._each(lambda feed: feed.remove(trial_id, successors=successors))
 
     def _each(self, act: Callable[[mbaas.Feed], None]) -> None:
         """Do something with each feed. One that has ended is named once and never asked again; all others are."""

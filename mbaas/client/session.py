@@ -369,7 +369,7 @@ class LaneSession(LanePosition[ReceivedBlock]):
         what = f"consumer {self.consumer!r} leaves"
 
         def ask() -> Any:
-            return self._coordinator.leave.remote(self.consumer, self.number, False, report)
+            return self._coordinator.leave.remote(self.consumer, self.number, 0, report)
 
         if report is not None and report.ledgers:  # a coordinator that is restarting takes them when it is back
             call_patiently(self._coordinator, ask, LEAVE_S, what)

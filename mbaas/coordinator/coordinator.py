@@ -393,14 +393,14 @@ class Coordinator(ConsumerApi):
         self,
         consumer: str,
         session: int | None,
-        reserve: bool = False,
+        successors: int = 0,
         report: ConsumerReport | None = None,
     ) -> None:
-        """End a consumer's session; with ``reserve`` its place is held for a successor.
+        """End a consumer's session; its place may be held for one of so many ``successors``.
 
         Without a ``session`` somebody else says that the consumer is done: Tune, or a user.
         """
-        await super().leave(consumer, session, reserve, report)
+        await super().leave(consumer, session, successors, report)
         lanes = (await self._until_running()).lanes
         lanes.tell()
         if session is None:

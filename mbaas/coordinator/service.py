@@ -416,11 +416,11 @@ class ConsumerApi(abc.ABC):
         self,
         consumer: str,
         session: int | None,
-        reserve: bool = False,
+        successors: int = 0,
         report: ConsumerReport | None = None,
     ) -> None:
-        """End a consumer's session; with ``reserve`` its place is held for a successor."""
-        event, report = calls.leave(consumer, session, reserve), None if report is None else calls.report(report)
+        """End a consumer's session; its place may be held for one of so many ``successors``."""
+        event, report = calls.leave(consumer, session, successors), None if report is None else calls.report(report)
         service = await self._until_open()
         if report is not None:
             self._take_report(consumer, report)

@@ -200,10 +200,10 @@ def heartbeat(consumer: object, session: object, released: object, done: object)
     return ev.Heartbeat(name(consumer), whole("session", session), whole("released", released), whole("done", done))
 
 
-def leave(consumer: object, session: object, reserve: object) -> ev.Leave:
+def leave(consumer: object, session: object, successors: object) -> ev.Leave:
     """Check a call that ends a session, and return its event."""
     number = None if session is None else whole("session", session)
-    return ev.Leave(name(consumer), number, _truth("reserve", reserve))
+    return ev.Leave(name(consumer), number, whole("successors", successors))
 
 
 def announce(consumers: object) -> list[ev.Announce]:

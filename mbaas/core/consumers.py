@@ -484,10 +484,10 @@ class ConsumerTable:
         found = self.by_name.get(trial)
         return found if found is not None and found.state is ConsumerState.RESERVED else None
 
-    def free_reservation(self) -> Consumer | None:
-        """Find the reservation that any newcomer may take: the one that is furthest behind holds up the others most."""
+    def free_reservations(self) -> list[Consumer]:
+        """Find the reservations that any newcomer may take, the one first that is furthest behind: it may hold up most."""
         free = [consumer for consumer in self.by_name.values() if consumer.for_anyone]
-        return min(free, key=lambda consumer: consumer.cursor, default=None)
+        return sorted(free, key=lambda consumer: consumer.cursor)
 
     def hold_reservations(self, reservations: frozenset[tuple[str, int]]) -> None:
         """Hold exactly these reservations, (name, block). They have no deadline: the first lane says when they end."""

@@ -203,12 +203,13 @@ class PacesMeasured:
 class Leave:
     """A consumer is done. ``session`` None ends whatever session it has, and if it is a trial, those of its ranks.
 
-    ``reserve`` holds its place, at the beginning of the epoch after the one it used up, for a successor.
+    ``successors`` tells how many trials are still to come: its place, at the beginning of the epoch after the one that
+    it used up, is held for one of them, unless places are held for all.
     """
 
     consumer: str
     session: int | None = None
-    reserve: bool = False
+    successors: int = 0
 
 
 @dataclass(frozen=True)

@@ -218,7 +218,7 @@ class StagingState:
     def _announce(self, name: str, now: float) -> None:
         if self.consumers.of_trial(name):
             return  # told twice, or after it joined, nothing changes
-        free, at_once = self.consumers.free_reservation(), self._starts.at_once
+        free, at_once = next(iter(self.consumers.free_reservations()), None), self._starts.at_once
         hold_s = self._reservation_s(free is None)
         if free is not None:
             self._successions.came(now - free.since)
@@ -441,7 +441,8 @@ class StagingState:
         else:
             consumer = self.consumers.session(event.consumer, event.session)
             leaving = [] if consumer is None else [consumer]
-        if event.reserve and leaving:  # before it leaves: its cohort, and what is staged for it, would end with it
+        # Before it leaves: its cohort, and what is staged for it, would end with it.
+        if leaving and event.successors > len(self.consumers.free_reservations()):
             last = min(leaving, key=lambda consumer: consumer.done)
             # Until it is known who comes; then for as long as that one needs to come.
             hold_s = self._successions.hold_s(self._epoch_s) if self._reservation_s(is_new=False) else 0.0

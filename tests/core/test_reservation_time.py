@@ -99,12 +99,12 @@ def test_the_place_of_one_that_ended_is_held_as_long_as_it_took_until_others_wer
     feed = make_feed()
     for name in ("a", "b", "c"):
         feed.join(name)
-    feed.send(ev.Leave("a", None, reserve=True))
+    feed.send(ev.Leave("a", None, successors=1))
     assert reserved(feed) == {"reservation 0": 20.0}
     feed.wait(3.0)
     feed.send(ev.Announce("d"))
     assert reserved(feed) == {"d": 20.0}, "how long it takes to join is not known yet"
-    feed.send(ev.Leave("b", None, reserve=True))
+    feed.send(ev.Leave("b", None, successors=1))
     assert reserved(feed) == {"d": 20.0, "reservation 1": 6.0}
 
 
@@ -119,7 +119,7 @@ def test_no_place_is_held_that_nobody_reaches_in_time():
     feed.wait(40.0)
     feed.join("late")
     feed.send(ev.Announce("next"))
-    feed.send(ev.Leave("late", None, reserve=True))
+    feed.send(ev.Leave("late", None, successors=1))
     assert not reserved(feed)
     assert [give(feed, "here", block) for block in (1, 2, 3)] == [(1,), (2,), (3,)]
 
@@ -129,10 +129,10 @@ def test_a_place_that_was_left_is_not_held_for_one_that_will_come_too_late():
     feed.join("here")
     feed.join("ends")
     feed.send(ev.Announce("late"))
-    feed.send(ev.Leave("ends", None, reserve=True))
+    feed.send(ev.Leave("ends", None, successors=1))
     feed.wait(20.0)
     feed.wait(40.0)
-    feed.send(ev.Leave("here", None, reserve=True))
+    feed.send(ev.Leave("here", None, successors=1))
     feed.join("late")
     assert set(reserved(feed)) == {"reservation 1"}
     feed.send(ev.Announce("next"))
@@ -193,7 +193,7 @@ def test_trials_that_begin_at_once_are_not_waited_for():
     assert reserved(feed) == {"a": 20.0}, "what it will do is not known"
     feed.send(ev.Join("a", 2, now=True))
     feed.send(ev.Announce("b"))
-    feed.send(ev.Leave("a", None, reserve=True))
+    feed.send(ev.Leave("a", None, successors=1))
     assert not reserved(feed)
     assert [give(feed, "here", block) for block in range(8)] == [(block,) for block in range(8)]
     feed.join("b")
@@ -211,7 +211,7 @@ def last_one_left(blocks: int, **changed: object) -> Feed:
         feed.make(*sorted(feed.tasks))
     feed.ask("a", blocks)
     feed.send(ev.Heartbeat("a", 2, blocks, blocks))
-    assert not kinds(feed.send(ev.Leave("a", None, reserve=True)), ev.DropBlock)
+    assert not kinds(feed.send(ev.Leave("a", None, successors=1)), ev.DropBlock)
     return feed
 
 
@@ -269,9 +269,22 @@ def test_of_several_lanes_no_place_is_held_for_those_that_begin_at_once():
     feed = make_feed(lanes=2, blocks_per_epoch=4)
     feed.send(ev.Announce("a"))
     feed.send(ev.Join("a", 2, now=True))
-    feed.send(ev.Leave("a", None, reserve=True))
+    feed.send(ev.Leave("a", None, successors=1))
     feed.send(ev.Announce("b"))
     assert not reserved(feed)
+
+
+def test_no_more_places_are_held_than_trials_are_to_come():
+    feed = make_feed()
+    for name in ("a", "b", "c"):
+        feed.join(name)
+    for name in ("a", "b"):
+        feed.send(ev.Leave(name, None, successors=1))
+    assert len(reserved(feed)) == 1
+    feed.send(ev.Announce("d"))
+    assert list(reserved(feed)) == ["d"]
+    feed.send(ev.Leave("c", None, successors=1))
+    assert len(reserved(feed)) == 2, "the other one is held for d alone"
 
 
 def test_one_that_goes_on_where_it_was_says_nothing_of_those_to_come():

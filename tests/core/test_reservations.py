@@ -33,13 +33,12 @@ def test_of_places_that_anybody_may_take_the_one_furthest_behind_is_taken_first(
         (4, True),
         (8, True),
     ]
-    taken = found.free_reservation()
-    assert taken is not None
-    assert taken.cursor == 4, "the one that is furthest behind"
+    taken, other = found.free_reservations()
+    assert (taken.cursor, other.cursor) == (4, 8), "first the one that is furthest behind"
     found.exit(taken, "somebody comes for it")
-    assert found.free_reservation().cursor == 8
-    found.exit(found.free_reservation(), "somebody comes for it")
-    assert found.free_reservation() is None
+    assert found.free_reservations() == [other]
+    found.exit(other, "somebody comes for it")
+    assert found.free_reservations() == []
     found.validate()
 
 

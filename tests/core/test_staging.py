@@ -117,7 +117,7 @@ def test_the_place_of_a_trial_that_ended_goes_to_its_successor():
     feed.ask("a", 4)
     feed.make(4, 5, 6, 7)
     feed.ask("a", 5, want=3)
-    feed.send(ev.Leave("b", reserve=True))
+    feed.send(ev.Leave("b", successors=1))
     feed.send(ev.Announce("c"))
     assert feed.join("c") == 4
     assert delivered(feed.ask("c", 4, want=4)) == {"c": (4, 5, 6, 7)}
@@ -1004,7 +1004,7 @@ def test_a_successor_begins_behind_the_epoch_that_its_predecessor_used_up():
     feed.make(0, 1, 2, 3)
     feed.send(ev.Ask("bob", 2, 0, 0, 0, 4))
     feed.send(ev.Heartbeat("bob", 2, released=4, done=4))
-    feed.send(ev.Leave("bob", 2, reserve=True))
+    feed.send(ev.Leave("bob", 2, successors=1))
     feed.send(ev.Announce("eve"))
     assert feed.join("eve") == 4
 
@@ -1022,7 +1022,7 @@ def test_who_leaves_ends_its_own_session_only():
 def test_the_place_of_one_that_left_is_held_for_the_reservation_time():
     feed = Feed(reservation_s=5.0)
     feed.join("ann")
-    feed.send(ev.Leave("ann", reserve=True))
+    feed.send(ev.Leave("ann", successors=1))
     feed.wait(4.0)
     assert [*feed.core.consumers.by_name] == ["reservation 0"]
     feed.wait(1.0)

@@ -98,7 +98,7 @@ def test_a_rank_begins_where_the_one_is_that_waits_for_it() -> None:
 
 def test_a_trial_that_is_removed_is_gone_with_all_of_its_ranks_and_leaves_one_place() -> None:
     feed = begun_by_four()
-    feed.send(ev.Leave("t", None, reserve=True))
+    feed.send(ev.Leave("t", None, successors=1))
     assert sorted(feed.core.consumers.by_name) == ["other", "reservation 0"]
     feed.send(ev.Leave("reservation 0", None))
     assert sorted(feed.core.consumers.by_name) == ["other"]
@@ -113,7 +113,7 @@ def test_the_place_that_a_trial_leaves_is_at_the_next_epoch_of_its_slowest_rank(
         for block in range(blocks):
             give(feed, f"t[{rank}]", block)
     assert [consumer.done for consumer in feed.core.consumers.of_trial("t")] == [9, 7]
-    feed.send(ev.Leave("t", None, reserve=True))
+    feed.send(ev.Leave("t", None, successors=1))
     assert {name: place.cursor for name, place in feed.core.consumers.by_name.items()} == {"reservation 0": 8}
 
 

@@ -188,7 +188,7 @@ def test_places_are_held_for_successors_and_released(plain):
         (name, "reserved", False) for name in names
     }
     for name in names:
-        plain.remove(name, reserve=True)
+        plain.remove(name, successors=5)
     assert [(m.state, m.for_anyone) for m in plain.status().members] == [("reserved", True)] * 3
     plain.release_reservations(2)
     assert [(m.state, m.for_anyone) for m in plain.status().members] == [("reserved", True)]

@@ -496,8 +496,8 @@ class Simulation:
         consumer = self._pick()
         if consumer is not None:
             del self.consumers[consumer.name]
-            reserve = self.rng.random() < 0.5
-            self.send(ev.Leave(consumer.name, consumer.session, reserve))
+            successors = self.rng.choice((0, 0, 1, 3))
+            self.send(ev.Leave(consumer.name, consumer.session, successors))
 
     def _crash(self) -> None:
         consumer = self._pick()

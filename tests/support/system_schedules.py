@@ -556,10 +556,10 @@ class System(Cluster):
         """It leaves; Tune may hold its place for a successor."""
         if (trial := self._some_trial()) is not None and not self.is_down:
             del self.trials[trial.name]
-            reserve, sessions = self.rng.random() < 0.5, [end.session for end in trial.ends]
+            successors, sessions = self.rng.choice((0, 0, 1, 3)), [end.session for end in trial.ends]
             trial.die()
             for lane, session in zip(self.lanes, sessions, strict=False):
-                lane.tell(ev.Leave(trial.name, session, reserve and lane is self.lanes[0]))
+                lane.tell(ev.Leave(trial.name, session, successors if lane is self.lanes[0] else 0))
 
     def kill_node(self, node: str | None = None) -> None:
         before = set(self.nodes)

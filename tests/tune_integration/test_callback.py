@@ -39,8 +39,8 @@ class FakeFeed:
     def announce(self, consumers: list[str]) -> None:
         self._tell("announce", *consumers)
 
-    def remove(self, consumer: str, *, reserve: bool = False) -> None:
-        self._tell("remove", consumer, reserve)
+    def remove(self, consumer: str, *, successors: int = 0) -> None:
+        self._tell("remove", consumer, successors)
 
     def release_reservations(self, most: int) -> None:
         self._tell("release", most)
@@ -68,9 +68,9 @@ class Search:
         assert self.feeds["train"].told == self.feeds["validation"].told
         return [arguments for kind, *arguments in self.feeds["train"].told if kind == what]
 
-    def removed(self) -> list[tuple[str, bool]]:
-        """(trial, whether its place is held), in order."""
-        return [(trial, reserve) for trial, reserve in self.told("remove")]
+    def removed(self) -> list[tuple[str, int]]:
+        """(trial, how many others are still to come), in order."""
+        return [(trial, successors) for trial, successors in self.told("remove")]
 
 
 def test_names_are_needed() -> None:
@@ -97,7 +97,7 @@ def test_a_trial_that_ends_leaves_its_place_to_a_pending_one(monkeypatch: pytest
     search = Search(monkeypatch, "RP")
     search.hook(hook, search.trials[0])
     search.hook(hook, search.trials[0])
-    assert search.removed() == [("t0", True)]
+    assert search.removed() == [("t0", 1)]
 
 
 def test_a_search_that_is_restored_takes_off_what_its_killed_program_left(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,19 +107,21 @@ def test_a_search_that_is_restored_takes_off_what_its_killed_program_left(monkey
         feed.there = ("t0", "t2", "t2", "another")
     for step in range(2):
         search.callback.on_step_begin(iteration=step, trials=search.trials)
-    assert search.removed() == [("t0", False), ("t2", False)]
+    assert search.removed() == [("t0", 0), ("t2", 0)]
 
 
-def test_no_more_places_than_trials_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three end, one is PENDING and one is still to be made: 2 reservations; 1 is left when one of the two starts."""
+def test_feeds_are_told_how_many_trials_are_still_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three end, one is PENDING and one is still to be made; then one of the two starts."""
     search = Search(monkeypatch, "RRRRP", total=6)
     for trial in search.trials[:3]:
         search.hook("complete", trial)
-    assert [keep for _, keep in search.removed()] == [True, True, False]
+    assert search.removed() == [("t0", 2), ("t1", 2), ("t2", 2)]
     search.trials[4].status = "RUNNING"
     search.hook("start", search.trials[4])
     search.hook("complete", search.trials[3])
-    assert search.removed()[-1] == ("t3", False)
+    assert search.removed()[-1] == ("t3", 1)
+    search.callback.on_experiment_end(trials=search.trials)
+    assert search.told("release") == [[1]], "no more are held than trials were to start"
 
 
 def test_a_pause_is_noticed_and_holds_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,7 +129,7 @@ def test_a_pause_is_noticed_and_holds_no_place(monkeypatch: pytest.MonkeyPatch) 
     search.trials[1].status = "PAUSED"
     search.callback.on_step_end(iteration=1, trials=search.trials)
     search.callback.on_step_end(iteration=2, trials=search.trials)
-    assert search.removed() == [("t1", False)]
+    assert search.removed() == [("t1", 0)]
 
 
 def test_a_feed_that_fails_is_logged_once_and_left_alone(
@@ -140,7 +142,7 @@ def test_a_feed_that_fails_is_logged_once_and_left_alone(
         search.hook("complete", search.trials[1])
     assert len(caplog.records) == 1
     assert "'train'" in caplog.text
-    assert search.feeds["validation"].told[-1] == ("remove", "t1", False)
+    assert search.feeds["validation"].told[-1] == ("remove", "t1", 1)
 
 
 @pytest.mark.parametrize(
@@ -166,7 +168,7 @@ def test_a_feed_that_has_not_ended_is_named_once_and_asked_again(
         assert len(caplog.records) == 1
         train.error = None
         search.hook("complete", search.trials[2])
-        assert train.told == [*asked_first, ("remove", "t2", False)]
+        assert train.told == [*asked_first, ("remove", "t2", 1)]
         train.error = error
         search.hook("complete", search.trials[3])
     assert len(caplog.records) == 2, "told again, because it had answered meanwhile"
@@ -178,7 +180,7 @@ def test_the_end_releases_trials_and_own_places(monkeypatch: pytest.MonkeyPatch)
     search = Search(monkeypatch, "RRP")
     search.hook("complete", search.trials[0])
     search.callback.on_experiment_end(trials=search.trials)
-    assert search.removed() == [("t0", True), ("t1", False)]
+    assert search.removed() == [("t0", 1), ("t1", 0)]
     assert search.told("release") == [[1]]
 
 
