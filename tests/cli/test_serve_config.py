@@ -77,7 +77,10 @@ def test_example_is_valid_with_all_that_is_commented_out(write: Write, tmp_path:
     """Each option that the example shows exists, and none is missing."""
     (tmp_path / "my_prep.py").write_text("def sharpen(image, rng): return image\n")
     example = (Path(__file__).parents[2] / "examples" / "feed.yaml").read_text()
-    config = load(write(re.sub(r"^( *)# (?=( *- |   )?( *)[A-Za-z_]+:)", r"\1", example, flags=re.MULTILINE)))
+    shown = re.sub(r"^( *)# (?=( *- |   )?( *)[A-Za-z_]+:)", r"\1", example, flags=re.MULTILINE)
+    with pytest.raises(ConfigError, match=r"Map.* may move pixels in any way"):
+        load(write(shown))
+    config = load(write(re.sub("^boxes:.*", "", shown, flags=re.MULTILINE)))
     assert (config.options.timeouts.patience_s, config.options.staging.readahead_bytes) == (30.0, 64 << 20)
     assert {type(t).__name__ for t in config.pipeline.transforms} == set(T.__all__) - {"Boxes", "Pipeline", "Transform"}
 
