@@ -117,6 +117,10 @@ class PlacementUnknownError(StateError):
     """A part of a block is asked for that was cut by a placement which is not known here; no user meets it."""
 
 
+class PlacementGoneError(PlacementUnknownError):
+    """That placement is older than all that are known here, so it never will be: only the dead knew it."""
+
+
 class StorageError(BadSampleError):
     """Storage did not give a sample that it may give a little later; no user meets it.
 

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mbaas.errors import ConfigError, PlacementUnknownError
+from mbaas.errors import ConfigError, PlacementGoneError, PlacementUnknownError
 from mbaas.order import Ids, SampleOrder, Shuffle, uniforms
 
 # ---- homes of samples ----
@@ -324,15 +324,17 @@ class PlacementHistory:
         """Return the rows of the block that the part has, ascending: int64[k]; None for all.
 
         Raises:
-            PlacementUnknownError: the placement by which it was cut is not known here, or not any more.
+            PlacementGoneError: the placement by which it was cut is not known here, and nobody will tell of it.
+            PlacementUnknownError: it is not known here yet.
         """
         if request.block_part == WHOLE:
             return None
         if not self.knows(request.block_part):
-            raise PlacementUnknownError(
-                f"version {request.block_part.version} of the placement is not known here, versions "
-                f"{[*self._versions]} are"
-            )
+            version = request.block_part.version
+            # Who tells of a version tells of the earlier ones, too, from which parts may still be made.
+            is_gone = self.newest is not None and version < self.newest.version
+            kind = PlacementGoneError if is_gone else PlacementUnknownError
+            raise kind(f"version {version} of the placement is not known here, versions {[*self._versions]} are")
         placement = self._versions[request.block_part.version]
         if len(placement.node_weights) == 1:
             return None

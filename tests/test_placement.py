@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mbaas.errors import ConfigError, StateError
+from mbaas.errors import ConfigError, PlacementGoneError, PlacementUnknownError
 from mbaas.order import SampleOrder
 from mbaas.placement import (
     KEPT_VERSIONS,
@@ -190,8 +190,24 @@ def test_an_older_version_still_cuts_as_it_did_until_it_is_forgotten() -> None:
     for version in range(3, 3 + KEPT_VERSIONS):
         placements.add(even_placement("ab", version))
     assert not placements.knows(old.block_part)
-    with pytest.raises(StateError, match="version 1 of the placement is not known here"):
+    with pytest.raises(PlacementGoneError, match="version 1 of the placement is not known here"):
         placements.ids(old)
+
+
+def test_a_version_that_is_not_known_yet_is_told_from_one_that_never_will_be() -> None:
+    placements, asked = PlacementHistory(ORDER), PartRequest(2, BlockPart("a", 2))
+    with pytest.raises(PlacementUnknownError) as caught:
+        placements.ids(asked)
+    assert not isinstance(caught.value, PlacementGoneError)
+    placements.add(even_placement("ab", 1))
+    with pytest.raises(PlacementUnknownError) as caught:
+        placements.ids(asked)
+    assert not isinstance(caught.value, PlacementGoneError)
+    placements.add(even_placement("ab", 3))
+    with pytest.raises(PlacementGoneError):
+        placements.ids(asked)
+    placements.add_older([even_placement("ab", 2)])
+    assert len(placements.ids(asked))
 
 
 def test_samples_that_moved_here_come_from_the_node_that_held_them() -> None:

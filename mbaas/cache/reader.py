@@ -15,7 +15,7 @@ from ray.exceptions import ActorUnavailableError, GetTimeoutError, ObjectLostErr
 
 from mbaas import units
 from mbaas.cache.slab import RowLocations, Slab, views
-from mbaas.errors import StateError, WaitTimeoutError
+from mbaas.errors import PlacementGoneError, StateError, WaitTimeoutError
 from mbaas.placement import PartRequest
 
 EncodedRows: TypeAlias = list[NDArray[np.uint8]]
@@ -163,6 +163,7 @@ class CacheReader:
         Raises:
             WaitTimeoutError: the node did not answer in time, or was away for that long.
             ray.exceptions.ActorDiedError: the node is gone for good.
+            PlacementGoneError: the part is one of a coordinator that died, and so did the node that knew of it.
             Exception: what kept the node from reading the block; samples that fail are in `errors` instead.
         """
         deadline = time.monotonic() + self._timeout_s
@@ -173,6 +174,8 @@ class CacheReader:
                 return reply, self._views.rows(reply)
             except GetTimeoutError:
                 raise self._too_late(request.block, "it did not answer") from None
+            except PlacementGoneError:
+                raise
             # A node that is being restarted, that died between its answer and the look at its slabs, or that has not
             # heard of the placement yet: the next answer may be a good one.
             except (ActorUnavailableError, ObjectLostError, StateError) as error:

@@ -485,7 +485,7 @@ class ConsumerTable:
         return found if found is not None and found.state is ConsumerState.RESERVED else None
 
     def free_reservations(self) -> list[Consumer]:
-        """Find the reservations that any newcomer may take, the one first that is furthest behind: it may hold up most."""
+        """Find the reservations that any newcomer may take; first the one furthest behind, which holds up most."""
         free = [consumer for consumer in self.by_name.values() if consumer.for_anyone]
         return sorted(free, key=lambda consumer: consumer.cursor)
 

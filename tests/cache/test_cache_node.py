@@ -20,9 +20,10 @@ from mbaas.cache.node import CacheNode
 from mbaas.cache.reader import CacheReader, FetchReply, SlabViews
 from mbaas.cache.slab import PassingReason
 from mbaas.cache.stats import CacheStats
-from mbaas.errors import ConfigError, WaitTimeoutError
+from mbaas.errors import ConfigError, PlacementGoneError, WaitTimeoutError
 from mbaas.order import SampleOrder
 from mbaas.placement import (
+    BlockPart,
     Holders,
     NodeWeight,
     PartRequest,
@@ -170,6 +171,19 @@ def test_a_part_that_was_cut_before_samples_moved_is_read_from_where_they_are_no
     ray.get(moving, timeout=DEADLINE_S)
     assert stats_of(nodes["b"]).cached_samples == int((after.of(np.arange(103)) == 1).sum()), "it lent them only"
     assert folder.opened().total() == 103
+
+
+def test_a_part_that_only_a_dead_coordinator_knew_is_given_up_and_one_not_known_yet_is_waited_for(
+    make_folder: MakeFolder, start: Any
+) -> None:
+    folder = make_folder(103)
+    node, weights = start(folder, node="a"), [NodeWeight("a", 10**9, 1.0)]
+    placement = place_samples(weights, num_samples=103, lengths=folder.dataset.lengths, version=2)
+    ray.get(node.update_placement.remote(PlacementUpdate(placement, None, {"a": node})), timeout=DEADLINE_S)
+    with pytest.raises(PlacementGoneError, match=r"version 1 of the placement is not known here, versions \[2\] are"):
+        CacheReader(node, timeout_s=DEADLINE_S).read(PartRequest(0, BlockPart("a", 1)))
+    with pytest.raises(WaitTimeoutError, match="waited 1 s for the cache node's block 0"):
+        CacheReader(node, timeout_s=1.0).read(PartRequest(0, BlockPart("a", 3)))
 
 
 @pytest.mark.parametrize("share", [0.35, 1.0])

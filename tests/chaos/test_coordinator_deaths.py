@@ -13,6 +13,7 @@ from mbaas import transforms as T
 from mbaas.chaos.participants import cache_node_pids, coordinator_pid, kill, paused, prep_worker_pids
 from mbaas.coordinator import recovery
 from mbaas.errors import FeedNotFoundError, FeedRestartingError
+from mbaas.prep.worker import FETCH_TIMEOUT_S
 from support.trials import Recorder, record_epoch
 from support.waiting import wait_until
 
@@ -159,8 +160,11 @@ def test_a_coordinator_that_dies_together_with_the_only_worker_or_cache_costs_no
                 pids = [coordinator_pid(feed.name), *(pid for pids_of in others for pid in pids_of(feed.name))]
                 for pid in pids:
                     kill(pid)
+                killed_at = time.monotonic()
+        took_s = time.monotonic() - killed_at
         del batch
         assert len(pids) == 1 + len(others)
+        assert took_s < FETCH_TIMEOUT_S / 2, "the worker that is left waits for nothing that only the dead knew"
         assert recorder.record(loader.ledger).flaws(range(SAMPLES)) == []
         assert record_epoch(loader).flaws(range(SAMPLES)) == []
         status = feed.status()
