@@ -80,6 +80,7 @@ def test_a_coordinator_that_contradicts_itself_starts_anew_and_nothing_is_missed
 def feed(ray_session: None) -> Iterator[mbaas.Feed]:
     """Two lanes, one worker, blocks of 20; each test mends what it breaks."""
     options = {"batch_size": 20, "staging_bytes": 12 * 20 * (8 * 8 * 3 + 16), "staging": mbaas.Staging(lanes=2)}
+    options["timeouts"] = mbaas.Timeouts(patience_s=2.0)
     with mbaas.serve("bugs", synthetic(SAMPLES), T.Pipeline([T.DecodeImage()]), prep_workers=1, **options) as served:
         yield served
 
