@@ -13,7 +13,7 @@ from typing import Any, get_args
 import pyarrow as pa
 import ray
 
-from mbaas import runtime
+from mbaas import runtime, units
 from mbaas.client.collate import Collate
 from mbaas.client.rpc import CALL_TIMEOUT_S, call, call_patiently
 from mbaas.coordinator import kept_claims, recovery
@@ -30,10 +30,14 @@ from mbaas.errors import (
 from mbaas.ledger import to_table
 from mbaas.loader import Loader
 from mbaas.messages import START_TIMEOUT_S, Claims, ConsumerName, FeedInfo, JoinStart, LedgerEntry
+from mbaas.notebook import some, table
 from mbaas.status import FeedStatus
 
 CALL_S = START_TIMEOUT_S + CALL_TIMEOUT_S
 """How long a coordinator may take for a call of a `Feed`: it may be starting."""
+
+SHOWN_WITHIN_S = 10.0
+"""How long a notebook waits for the status of a feed that it shows."""
 
 SERVED: dict[str, Any] = {}
 """Coordinators of feeds that this program serves: they live as long as it does, also if their `Feed` is dropped."""
@@ -206,6 +210,34 @@ class Feed:
 
     def __repr__(self) -> str:
         return f"Feed({self.name!r})"
+
+    def _repr_html_(self) -> str:
+        """Return what notebooks show: a table of how the feed is doing now."""
+        title = f"Feed {self.name}"
+        try:
+            status = self.status(timeout_s=SHOWN_WITHIN_S)
+        except MbaasError as error:  # a cell that ends with a feed that was stopped is no error
+            return table(title, {"state": str(error)})
+        return table(title, _facts(status))
+
+
+def _facts(status: FeedStatus) -> dict[str, str]:
+    """Say in a few lines how a feed is doing: name of a fact -> text."""
+    trials = {member.trial for member in status.members if member.state != "reserved"}
+    workers = units.counted(len(status.workers), "worker")
+    times = units.number(status.delivered_samples / max(1, status.prepared_samples))
+    hits = units.percent(status.hit_rate)
+    return {
+        "state": status.failed or "; ".join([status.state, *status.waits_for]),
+        "samples": f"{units.count(status.samples)}, in minibatches of {units.count(status.batch_size)}",
+        "trials": some(sorted(trials)) or "none",
+        "prepared": f"{units.count(status.prepared_samples)} by {workers}, {status.engine} engine",
+        "delivered": f"{units.count(status.delivered_samples)}, each sample {times} times",
+        "staged": f"{units.size(status.staged_bytes)} of {units.size(status.staging_bytes)}",
+        "cached": f"{units.size(status.cached_bytes)} of {units.size(status.cache_bytes)}, {hits} hits",
+        "inexact epochs": units.count(status.inexact_epochs),
+        "up": units.duration(status.uptime_s),
+    }
 
 
 def feeds() -> list[Feed]:

@@ -113,6 +113,12 @@ class Field:
         return cls(name, values.shape[1:], values.dtype.name)
 
     @property
+    def text(self) -> str:
+        """The field in words: "label: int64", "boxes: float32 [k, 4]"."""
+        lengths = ", ".join("k" if length is None else str(length) for length in self.shape)
+        return f"{self.name}: {self.dtype}" + (f" [{lengths}]" if self.shape else "")
+
+    @property
     def is_packed(self) -> bool:
         """Whether values differ in their first length."""
         return self.shape[:1] == (None,)

@@ -47,6 +47,7 @@ LAYERS = (
     "files",
     "validation",
     "budgets",
+    "notebook",
     "units",
     "errors",
 )

@@ -40,7 +40,8 @@ def _show_version(wanted: bool) -> None:
 
 @app.callback(
     epilog=examples(
-        "mbaas serve feed.yaml         [dim]serve what the file describes, until Ctrl-C[/]",
+        "mbaas show feed.yaml          [dim]draw the first minibatch of what the file describes[/]",
+        "mbaas serve feed.yaml         [dim]serve it, until Ctrl-C[/]",
         "mbaas status                  [dim]which feeds run[/]",
         "mbaas status train --watch    [dim]one of them, again and again[/]",
         "mbaas stop train",
@@ -98,6 +99,33 @@ def serve(
     if config is None:
         raise ConfigError("mbaas serve needs a file that describes a feed; examples/feed.yaml shows what it may say")
     serve(config, name=name, address=address, detach=detach, local=local)
+
+
+@command(
+    app,
+    "mbaas show feed.yaml --out grid.png",
+    "mbaas show feed.yaml --out later.png --epoch 7 --count 64",
+)
+def show(
+    config: Annotated[
+        Path, typer.Argument(help="The file that `mbaas serve` reads.", metavar="CONFIG.yaml", show_default=False)
+    ],
+    to: Annotated[Path, typer.Option("--out", help="The picture to write.", metavar="FILE.png")] = Path("grid.png"),
+    epoch: Annotated[int, typer.Option(help="Which epoch of the feed.", min=0)] = 0,
+    count: Annotated[
+        int | None,
+        typer.Option(help="How many samples. Default: a minibatch, 32 at most.", min=1, show_default=False),
+    ] = None,
+) -> None:
+    """Draw the first samples of an epoch as a grid, with their classes and boxes.
+
+    They are exactly what trials will get, up to [bold]Normalize[/], which runs in the trial: a minibatch follows from
+    the data, the pipeline and the seed. So neither a feed nor Ray is needed. The cpu engine prepares them; what dali
+    makes differs by a few grey levels.
+    """
+    from mbaas.cli.show import show
+
+    show(config, to=to, epoch=epoch, count=count)
 
 
 @command(

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from mbaas import units
 from mbaas.dataset.parts import checked_ids, fingerprint_of_part, matching, split_of
 from mbaas.errors import ConfigError, DatasetError, shown
 from mbaas.fields import LABEL, Arrays, Field
+from mbaas.notebook import some, table
 from mbaas.order import Ids
 
 if TYPE_CHECKING:
@@ -187,6 +189,18 @@ class Dataset(ABC):
             f"Dataset({self.root!r}, samples={len(self)}, classes={len(self.class_names)}, "
             f"bytes={self.total_bytes}, fingerprint={self.fingerprint!r})"
         )
+
+    def _repr_html_(self) -> str:
+        """Return what notebooks show: a table."""
+        rows = {
+            "samples": units.count(len(self)),
+            "size": units.size(self.total_bytes),
+            "fields": some([field.text for field in self.fields]) or "none",
+            "fingerprint": self.fingerprint,
+        }
+        if self.class_names:
+            rows["classes"] = f"{units.count(len(self.class_names))}: {some(self.class_names)}"
+        return table(f"Dataset {self.root}", rows)
 
 
 _Wrapped = TypeVar("_Wrapped", bound="WrappedDataset")

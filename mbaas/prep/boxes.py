@@ -10,12 +10,37 @@ from numpy.typing import NDArray
 
 from mbaas.errors import DatasetError
 from mbaas.fields import Arrays, Column, Packed
-from mbaas.prep.part_input import Flips, Step
+from mbaas.order import Ids
+from mbaas.prep.engine import DEFAULT_MAX_PIXELS, Encoded
+from mbaas.prep.part_input import Flips, Step, plan, read_headers, stages_of
+from mbaas.transforms import Pipeline
 from mbaas.transforms.base import Windows
 from mbaas.transforms.boxes import Boxes, BoxFormat
 
 Edges = NDArray[np.float64]
 """[total, 4]: left, top, right and bottom of each box, in pixels."""
+
+
+def moved_boxes(
+    pipeline: Pipeline, known: Arrays, encoded: Sequence[Encoded], sample_ids: Ids, *, seed: int, epoch: int
+) -> Arrays:
+    """Return the fields of n samples with their boxes where a pipeline that has boxes moves the pixels.
+
+    Args:
+        pipeline: what is done to the samples.
+        known: the fields, as the dataset knows them.
+        encoded: the bytes of the samples, of which each could be prepared.
+        sample_ids: int64[n], their ids.
+        seed: of the feed.
+        epoch: from which chance follows.
+
+    Raises:
+        DatasetError: a field does not have a value for each box.
+    """
+    assert pipeline.boxes is not None
+    part = read_headers(encoded, sample_ids, epoch, DEFAULT_MAX_PIXELS)
+    (stages,) = stages_of(pipeline.prep)  # one run of transforms: there is no Map among them
+    return move_boxes(pipeline.boxes, known, part.sizes, plan(stages, seed, epoch, sample_ids, part.sizes))
 
 
 def move_boxes(boxes: Boxes, known: Arrays, sizes: NDArray[np.int64], steps: Sequence[Step]) -> Arrays:
@@ -41,7 +66,7 @@ def move_boxes(boxes: Boxes, known: Arrays, sizes: NDArray[np.int64], steps: Seq
                 f"and {int(column.lengths[row])} values"
             )
     owner = np.repeat(np.arange(len(lengths)), lengths)  # of each box, its sample
-    edges = _moved(_edges_of(values, boxes.format), owner, sizes, steps)
+    edges = _moved(edges_of(values, boxes.format), owner, sizes, steps)
     kept = (edges[:, 2:] - edges[:, :2] >= boxes.min_size).all(axis=1)
     new_bounds = np.zeros(len(bounds), np.int64)
     np.cumsum(np.bincount(owner[kept], minlength=len(lengths)), out=new_bounds[1:])
@@ -80,7 +105,8 @@ def _clipped(edges: Edges, sizes: NDArray[np.int64]) -> Edges:
     return np.clip(edges, 0.0, sizes[:, [1, 0, 1, 0]])
 
 
-def _edges_of(values: NDArray[Any], format: BoxFormat) -> Edges:
+def edges_of(values: NDArray[Any], format: BoxFormat) -> Edges:
+    """Return the edges of boxes that are written as ``format`` says: [total, 4]."""
     edges = values.astype(np.float64)
     if format == "cxcywh":
         edges[:, :2] -= edges[:, 2:] / 2

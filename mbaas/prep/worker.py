@@ -30,11 +30,10 @@ from mbaas.messages import (
     WorkerLocation,
 )
 from mbaas.placement import PartRequest, Placement, PlacementHistory
-from mbaas.prep.boxes import move_boxes
+from mbaas.prep.boxes import moved_boxes
 from mbaas.prep.devices import choose_gpu
-from mbaas.prep.engine import DEFAULT_MAX_PIXELS, Engine
+from mbaas.prep.engine import Engine
 from mbaas.prep.engines import make_engine
-from mbaas.prep.part_input import plan, read_headers, stages_of
 from mbaas.prep.probe import first_probe
 from mbaas.prep.stall_watchdog import StallWatchdog
 
@@ -361,8 +360,7 @@ def _known(
 ) -> Arrays:
     """Return what prepared samples, in these rows of a part, have of the dataset's fields."""
     known, config = work.dataset.values(ids), work.brief.config
-    if (boxes := config.pipeline.boxes) is None:
+    if config.pipeline.boxes is None:
         return known
-    part = read_headers([encoded[row] for row in rows], ids, work.epoch_of(request), DEFAULT_MAX_PIXELS)
-    (stages,) = stages_of(config.pipeline.prep)  # one run of transforms: there is no Map among them
-    return move_boxes(boxes, known, part.sizes, plan(stages, config.seed, part.epoch, ids, part.sizes))
+    good, epoch = [encoded[row] for row in rows], work.epoch_of(request)
+    return moved_boxes(config.pipeline, known, good, ids, seed=config.seed, epoch=epoch)

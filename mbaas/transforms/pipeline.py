@@ -9,6 +9,7 @@ from functools import cached_property
 
 from mbaas.errors import ConfigError, shown
 from mbaas.fields import Field
+from mbaas.notebook import table
 from mbaas.transforms.base import Size, Transform
 from mbaas.transforms.boxes import Boxes
 from mbaas.transforms.color import ColorJitter
@@ -62,6 +63,15 @@ class Pipeline:
     def __repr__(self) -> str:
         boxes = "" if self.boxes is None else f", boxes={self.boxes!r}"
         return f"Pipeline([{', '.join(map(repr, self.transforms))}]{boxes})"
+
+    def _repr_html_(self) -> str:
+        """Return what notebooks show: a table."""
+        rows = {str(number): repr(transform) for number, transform in enumerate(self.transforms)}
+        if self.boxes is not None:
+            rows["boxes"] = repr(self.boxes)
+        shape = self.output_shape
+        rows["makes"] = f"uint8 {list(shape)}" if shape else "a size that the data decides"
+        return table("Pipeline", rows)
 
     def known(self, fields: tuple[Field, ...]) -> tuple[Field, ...]:
         """Return what prepared samples have of the dataset's fields.

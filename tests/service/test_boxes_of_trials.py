@@ -13,8 +13,13 @@ import pytest
 
 import mbaas
 from mbaas import transforms as T
+from mbaas.prep.preview import first_samples
 
 SAMPLES = 60
+PIPELINE = T.Pipeline(
+    [T.DecodeImage(), T.RandomResizedCrop(64, scale=(0.5, 1.0)), T.RandomHorizontalFlip()],
+    boxes=T.Boxes(format="xywh", beside=("kinds",), min_size=4),
+)
 
 
 @pytest.fixture(scope="module")
@@ -36,9 +41,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> mbaas.Dataset:
 
 @pytest.fixture(scope="module")
 def feed(ray_session: None, data: mbaas.Dataset) -> Iterator[mbaas.Feed]:
-    transforms = [T.DecodeImage(), T.RandomResizedCrop(64, scale=(0.5, 1.0)), T.RandomHorizontalFlip()]
-    pipeline = T.Pipeline(transforms, boxes=T.Boxes(format="xywh", beside=("kinds",), min_size=4))
-    with mbaas.serve("boxes", data, pipeline, batch_size=8, prep_workers=2) as served:
+    with mbaas.serve("boxes", data, PIPELINE, batch_size=8, prep_workers=2, seed=5) as served:
         yield served
 
 
@@ -61,6 +64,19 @@ def test_a_detector_gets_boxes_where_the_objects_are(feed: mbaas.Feed, collate: 
     assert sorted(seen) == list(range(SAMPLES))
     assert not any(seen[sample] for sample in range(0, SAMPLES, 6))
     assert sum(seen.values()) > 40
+
+
+def test_a_preview_is_what_trials_get_to_the_byte(feed: mbaas.Feed, data: mbaas.Dataset) -> None:
+    with mbaas.join(feed.name, format="torch", collate="packed") as loader:
+        batches = list(loader)
+        assert loader.ledger is not None
+        epoch = loader.ledger.feed_epoch
+    found = first_samples(data, PIPELINE, count=SAMPLES, seed=5, epoch=epoch)
+    assert found.bad == ()
+    for name, seen in (("sample_id", found.sample_ids), ("image", found.samples.transpose(0, 3, 1, 2))):
+        np.testing.assert_array_equal(np.concatenate([batch[name] for batch in batches]), seen)
+    for name in ("boxes", "kinds"):
+        np.testing.assert_array_equal(np.concatenate([batch[name] for batch in batches]), found.known[name].values)
 
 
 def test_boxes_stay_with_their_images_where_a_sample_between_them_is_bad(

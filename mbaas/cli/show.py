@@ -1,0 +1,100 @@
+"""``mbaas show`` draws the first samples of an epoch as trials will get them; no Ray is needed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mbaas.cli import feed_file, picture_grid
+from mbaas.cli.console import err, line, out, plain, say_note
+from mbaas.dataset import Dataset
+from mbaas.errors import ConfigError
+from mbaas.fields import LABEL
+from mbaas.messages import BadSample
+from mbaas.prep.boxes import edges_of
+from mbaas.prep.preview import Preview, first_samples
+from mbaas.transforms import Pipeline
+from mbaas.units import counted
+
+COUNT = 32
+"""Samples that are drawn, unless somebody asks for another number."""
+
+NAMED = 5
+"""Bad samples that are named; all are counted."""
+
+
+def show(file: Path, *, to: Path, epoch: int, count: int | None) -> None:
+    """Draw the first samples of an epoch of the feed that ``file`` describes.
+
+    Args:
+        file: as for `mbaas serve`.
+        to: the PNG.
+        epoch: the feed's number of the epoch, from 0.
+        count: how many samples; None: as many as a minibatch has, `COUNT` at most.
+
+    Raises:
+        ConfigError: the file cannot work, or samples are no images.
+        DatasetError: the data is not there.
+        BadSampleError: none of the samples can be prepared.
+    """
+    wanted = feed_file.load(file)
+    picture_grid.check_path(to)
+    options = wanted.options
+    with err.status(plain(f"listing {wanted.data.where} ...")):
+        dataset = wanted.data.read()
+    most = count if count is not None else min(COUNT, options.batch_size)
+    with err.status(plain(f"preparing {counted(most, 'sample')} ...")):
+        found = first_samples(
+            dataset, wanted.pipeline, count=most, seed=options.seed, shuffle=options.shuffle, epoch=epoch
+        )
+        _check_images(found.samples)
+        drawn = counted(len(found.samples), "sample")
+        title = [
+            f"{wanted.name}: the first {drawn} of epoch {epoch}, seed {options.seed}",
+            *map(repr, wanted.pipeline.transforms),
+        ]
+        picture_grid.draw(cells_of(dataset, wanted.pipeline, found), to, title=title)
+    _tell_bad(found.bad, on_bad_sample=options.on_bad_sample)
+    line(out, f"{to}: the first {drawn} of epoch {epoch} of feed {wanted.name!r}, as every trial gets them")
+
+
+def cells_of(dataset: Dataset, pipeline: Pipeline, found: Preview) -> list[picture_grid.Cell]:
+    """Return what is drawn of each sample: its image, what its label and its id are, and its boxes."""
+    none = np.zeros((0, 4))
+    cells = []
+    for row, (sample_id, image) in enumerate(zip(found.sample_ids.tolist(), found.samples, strict=True)):
+        edges = none
+        if pipeline.boxes is not None:
+            (values, _) = found.known[pipeline.boxes.field][row : row + 1].own()
+            edges = edges_of(values, pipeline.boxes.format)
+        label = _label(dataset, found, row)
+        lines = (label, f"sample {sample_id}") if label else (f"sample {sample_id}",)
+        cells.append(picture_grid.Cell(image, lines, edges))
+    return cells
+
+
+def _label(dataset: Dataset, found: Preview, row: int) -> str:
+    """Say in a word what a sample's label is; nothing if it has none, or an array."""
+    labels = found.known.get(LABEL.name)
+    if not isinstance(labels, np.ndarray) or labels.ndim != 1:
+        return ""
+    return dataset.class_names[int(labels[row])] if dataset.class_names else f"{labels[row]:g}"
+
+
+def _check_images(samples: NDArray[Any]) -> None:
+    if samples.dtype != np.uint8 or samples.ndim != 4 or samples.shape[3] != 3:
+        raise ConfigError(
+            "only images, uint8 [height, width, 3], can be drawn, but the pipeline makes "
+            f"{samples.dtype.name} {list(samples.shape[1:])} of a sample"
+        )
+
+
+def _tell_bad(bad: tuple[BadSample, ...], *, on_bad_sample: str) -> None:
+    for sample in bad[:NAMED]:
+        say_note(f"{sample.uri} cannot be prepared: {sample.reason}")
+    if bad:
+        then = "is left out" if on_bad_sample == "skip" else "is an error in each trial, unless on_bad_sample is skip"
+        say_note(f"{counted(len(bad), 'bad sample')} among the first of this epoch; each {then}")

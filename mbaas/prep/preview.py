@@ -1,0 +1,127 @@
+"""The first samples of an epoch, prepared in this process: the pixels that every trial of a feed gets, without a feed.
+
+A minibatch is a pure function of (dataset, pipeline, seed, epoch, index), so nothing has to run for it.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mbaas.dataset import Dataset, SampleReader
+from mbaas.dataset.bounded import bounded
+from mbaas.dataset.retry import PatientReader
+from mbaas.errors import BadSampleError
+from mbaas.fields import Arrays, Field
+from mbaas.messages import BadSample
+from mbaas.order import Ids, SampleOrder, Shuffle
+from mbaas.prep.boxes import moved_boxes
+from mbaas.prep.engine import Engine
+from mbaas.prep.engines import make_engine
+from mbaas.prep.probe import PROBE_SAMPLES
+from mbaas.transforms import Pipeline
+
+_READERS = 8
+"""Threads that read: they wait for storage most of the time."""
+
+
+@dataclass(frozen=True)
+class Preview:
+    """Samples as a feed prepares them.
+
+    Attributes:
+        sample_ids: int64[n], which ones, in the order of the epoch.
+        samples: [n, *shape], what the cpu engine makes of them; of images uint8 [n, height, width, 3].
+        known: the dataset's fields of these samples, with boxes where the pixels under them are.
+        bad: the samples of the same run that cannot be prepared, which are left out above.
+    """
+
+    sample_ids: Ids
+    samples: NDArray[Any]
+    known: Arrays
+    bad: tuple[BadSample, ...]
+
+
+def first_samples(
+    dataset: Dataset, pipeline: Pipeline, *, count: int, seed: int = 0, shuffle: bool = True, epoch: int = 0
+) -> Preview:
+    """Prepare the first samples of an epoch that is shuffled as a whole.
+
+    Args:
+        dataset, pipeline, seed, shuffle: as for `mbaas.serve`.
+        count: how many samples, at least 1; of a smaller dataset all.
+        epoch: the feed's number of the epoch, from 0.
+
+    Raises:
+        ConfigError: the pipeline's boxes are not among the dataset's fields, or a seed out of range.
+        BadSampleError: none of the samples can be prepared; names the first.
+    """
+    pipeline.known(dataset.fields)  # for its error
+    dataset = bounded(dataset)
+    order = SampleOrder(len(dataset), seed, block_samples=count, shuffled=shuffle)
+    ids = order.samples_at(Shuffle(epoch), 0, min(count, len(dataset)))
+    reader = PatientReader(dataset.reader())
+    engine = make_engine("cpu", pipeline, seed=seed)
+    try:
+        return _prepared(dataset, pipeline, engine, reader, ids, seed, epoch)
+    finally:
+        engine.close()
+
+
+def _prepared(
+    dataset: Dataset, pipeline: Pipeline, engine: Engine, reader: SampleReader, ids: Ids, seed: int, epoch: int
+) -> Preview:
+    with ThreadPoolExecutor(_READERS, thread_name_prefix="mbaas-preview") as pool:
+        read = [*pool.map(lambda sample_id: _read(dataset, reader, sample_id), ids.tolist())]
+    encoded = [each for each in read if not isinstance(each, BadSample)]
+    bad = [each for each in read if isinstance(each, BadSample)]
+    if encoded:
+        ids = ids[[not isinstance(each, BadSample) for each in read]]
+        samples = _made(dataset, reader, engine).empty(len(ids))
+        flaws = engine.prepare(encoded, ids, epoch, samples)
+        bad += [_bad(dataset, int(ids[flaw.row]), flaw.reason) for flaw in flaws]
+    if len(bad) == len(read):
+        raise BadSampleError(bad[0].uri, bad[0].reason)
+    good = np.setdiff1d(np.arange(len(ids)), [flaw.row for flaw in flaws])
+    known = dataset.values(ids[good])
+    if pipeline.boxes is not None:
+        known = moved_boxes(pipeline, known, [encoded[row] for row in good], ids[good], seed=seed, epoch=epoch)
+    return Preview(ids[good], samples[good], known, tuple(bad))
+
+
+def _read(dataset: Dataset, reader: SampleReader, sample_id: int) -> NDArray[np.uint8] | BadSample:
+    encoded = np.empty(int(dataset.lengths(np.array([sample_id]))[0]), np.uint8)
+    try:
+        reader.read_into(sample_id, encoded)
+    except BadSampleError as error:
+        return _bad(dataset, sample_id, error.reason)
+    return encoded
+
+
+def _bad(dataset: Dataset, sample_id: int, reason: str) -> BadSample:
+    return BadSample(sample_id, dataset.uri(sample_id), reason)
+
+
+def _made(dataset: Dataset, reader: SampleReader, engine: Engine) -> Field:
+    """Find what is made of a sample as a feed does: of the dataset's first samples, by the first that can be prepared.
+
+    Where the pipeline gives all samples one shape, none of them is decoded for it.
+
+    Raises:
+        BadSampleError: none of the first can be prepared; names the first.
+    """
+    error: BadSampleError | None = None
+    for sample_id in range(min(PROBE_SAMPLES, len(dataset))):
+        encoded = _read(dataset, reader, sample_id)
+        try:
+            if isinstance(encoded, BadSample):
+                raise BadSampleError(encoded.uri, encoded.reason)
+            return engine.field(encoded, dataset.uri(sample_id))
+        except BadSampleError as bad:
+            error = error or bad
+    assert error is not None
+    raise error

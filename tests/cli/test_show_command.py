@@ -1,0 +1,149 @@
+"""`mbaas show`: the pixels of the first minibatch, each where the grid says, with what is known of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+from commandline import call
+from numpy.typing import NDArray
+
+import mbaas
+from mbaas import runtime
+from mbaas import transforms as T
+from mbaas.cli import feed_file, picture_grid
+from mbaas.cli.picture_grid import Cell, Layout
+from mbaas.cli.show import cells_of
+from mbaas.errors import ConfigError
+from mbaas.prep.preview import first_samples
+
+SAMPLES, SIDE = 12, 40
+
+
+@pytest.fixture
+def feed(tmp_path: Path) -> Path:
+    """A feed of images with one box each: a red rectangle."""
+    rows = []
+    for number in range(SAMPLES):
+        image = np.full((60, 60, 3), 9 * number, np.uint8)
+        image[20:40, 10:30] = (0, 0, 255)
+        cv2.imwrite(str(tmp_path / f"{number}.png"), image)
+        kind = "a $cat$ of\nmany" if number % 2 else "dog"
+        rows.append(json.dumps({"uri": f"{number}.png", "label": kind, "boxes": [[10.0, 20.0, 30.0, 40.0]]}))
+    (tmp_path / "train.jsonl").write_text("\n".join(rows) + "\n")
+    file = tmp_path / "feed.yaml"
+    file.write_text(
+        "name: train\ndata: {read_manifest: train.jsonl}\nbatch_size: 8\nseed: 3\nboxes: {field: boxes}\n"
+        f"pipeline: [DecodeImage, RandomHorizontalFlip, RandomResizedCrop: {{size: {SIDE}}}]\n"
+    )
+    return file
+
+
+@pytest.fixture(autouse=True)
+def no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime, "ensure_ray", lambda **_: pytest.fail("Ray was asked for"))
+
+
+def picture(path: Path) -> NDArray[np.uint8]:
+    return np.asarray(cv2.imread(str(path))[:, :, ::-1], np.uint8)
+
+
+def test_a_picture_shows_what_the_minibatch_has(feed: Path, tmp_path: Path) -> None:
+    out = tmp_path / "grid.png"
+    said = call("show", feed, "--out", out, "--epoch", 2)
+    assert (said.exit_code, said.stdout) == (
+        0, f"{out}: the first 8 samples of epoch 2 of feed 'train', as every trial gets them\n"
+    )  # fmt: skip
+    wanted = feed_file.load(feed)
+    found = first_samples(wanted.data.read(), wanted.pipeline, count=8, seed=3, epoch=2)
+    # what stands in the picture is each image, three pixels for one: 40 is the first to be 96 or more, 120
+    layout = Layout.of(8, (SIDE, SIDE), title_lines=4, lines=2)
+    assert layout.shown == (3 * SIDE, 3 * SIDE)
+    drawn = picture(out)
+    assert drawn.shape == (*layout.size, 3)
+    for number, image in enumerate(found.samples):
+        top, left = layout.corner(number)
+        there = drawn[top : top + 3 * SIDE, left : left + 3 * SIDE]
+        enlarged = image.repeat(3, axis=0).repeat(3, axis=1)
+        differ = (there != enlarged).any(axis=2)
+        box = found.known["boxes"][number : number + 1].own()[0][0] * 3
+        ys, xs = np.nonzero(differ)  # the frame of its box, and nothing else
+        assert [xs.min(), ys.min(), xs.max() + 1, ys.max() + 1] == pytest.approx(box.tolist(), abs=2)
+        x0, y0, x1, y1 = np.rint(box).astype(int).tolist()
+        assert not differ[y0 + 3 : y1 - 3, x0 + 3 : x1 - 3].any()
+
+
+def test_cells_say_class_and_number(feed: Path) -> None:
+    wanted = feed_file.load(feed)
+    data = wanted.data.read()
+    cells = cells_of(data, wanted.pipeline, first_samples(data, wanted.pipeline, count=3, shuffle=False))
+    assert [cell.lines for cell in cells] == [
+        ("dog", "sample 0"), ("a $cat$ of\nmany", "sample 1"), ("dog", "sample 2")
+    ]  # fmt: skip
+    plain = T.Pipeline([T.DecodeImage()])
+    for label, lines in (
+        ("", ("sample 0",)),
+        (', "label": 0.25', ("0.25", "sample 0")),
+        (', "label": [1, 2]', ("sample 0",)),
+    ):
+        (feed.parent / "other.jsonl").write_text(f'{{"uri": "0.png"{label}}}\n')
+        other = mbaas.read_manifest(feed.parent / "other.jsonl")
+        (cell,) = cells_of(other, plain, first_samples(other, plain, count=1, shuffle=False))
+        assert (cell.lines, len(cell.edges)) == (lines, 0)
+
+
+@pytest.mark.parametrize(
+    ("image", "shown"),
+    [
+        ((8, 8), (96, 96)),
+        ((40, 20), (120, 60)),
+        ((96, 10), (96, 10)),
+        ((224, 224), (224, 224)),
+        ((640, 400), (320, 200)),
+    ],
+)
+def test_small_images_are_shown_larger_and_large_ones_smaller(image: tuple[int, int], shown: tuple[int, int]) -> None:
+    assert picture_grid.shown_size(image) == shown
+
+
+@pytest.mark.parametrize("count", [1, 5, 32])
+def test_no_two_images_meet_and_none_leaves_the_picture(count: int, tmp_path: Path) -> None:
+    cells = [Cell(np.full((20, 50, 3), number, np.uint8), ("",), np.zeros((0, 4))) for number in range(count)]
+    layout = picture_grid.draw(cells, tmp_path / "grid.png", title=["title"])
+    drawn = picture(tmp_path / "grid.png")
+    height, width = layout.shown
+    for number in range(count):
+        top, left = layout.corner(number)
+        assert (drawn[top : top + height, left : left + width] == number).all()
+    dark = (drawn == drawn[:, :, :1]).all(axis=2) & (drawn[:, :, 0] < count)
+    assert dark.sum() == count * height * width
+
+
+def test_bad_samples_are_told(feed: Path, tmp_path: Path) -> None:
+    (tmp_path / "3.png").write_text("not an image")
+    said = call("show", feed, "--out", tmp_path / "grid.png", "--count", 12)
+    assert said.exit_code == 0
+    assert "3.png cannot be prepared: it is not JPEG, PNG or WebP" in said.stderr
+    assert "1 bad sample among the first of this epoch; each is an error in each trial, unless" in said.stderr
+    assert "the first 11 samples" in said.stdout
+
+
+def test_what_cannot_be_drawn_is_one_sentence(feed: Path, tmp_path: Path) -> None:
+    assert "must end with .png, got 'grid.gif'" in call("show", feed, "--out", tmp_path / "grid.gif").stderr
+    assert "the folder of a picture must exist" in call("show", feed, "--out", tmp_path / "none/grid.png").stderr
+    (tmp_path / "flat.py").write_text("def flat(image, rng):\n    return image.mean(axis=2)\n")
+    text = feed.read_text().replace("boxes: {field: boxes}\n", "").replace("RandomHorizontalFlip", "Map: flat:flat")
+    feed.write_text(text.replace(f", RandomResizedCrop: {{size: {SIDE}}}", ""))
+    said = call("show", feed, "--out", tmp_path / "grid.png")
+    assert said.exit_code == 2
+    assert "only images, uint8 [height, width, 3], can be drawn, but the pipeline makes float64 [60, 60]" in said.stderr
+
+
+def test_a_folder_that_cannot_be_written_is_an_error_of_ours(tmp_path: Path) -> None:
+    (tmp_path / "grid.png").mkdir()
+    cell = Cell(np.zeros((8, 8, 3), np.uint8), (), np.zeros((0, 4)))
+    with pytest.raises(ConfigError, match=r"cannot write .*grid\.png: Is a directory"):
+        picture_grid.draw([cell], tmp_path / "grid.png", title=[])
