@@ -4,12 +4,23 @@ from __future__ import annotations
 
 import os
 import socket
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
-from mbaas.errors import ConfigError, FeedFailedError, FeedGoneError, FeedNotFoundError, MbaasError, ResourceError
+from mbaas.errors import (
+    ConfigError,
+    FeedFailedError,
+    FeedGoneError,
+    FeedNotFoundError,
+    MbaasError,
+    ResourceError,
+    WaitTimeoutError,
+)
 
 if TYPE_CHECKING:
     from mbaas.status import FeedStatus
+
+Look: TypeAlias = "dict[str, FeedStatus | MbaasError]"
+"""Feeds and their snapshots; of a feed that starts, ends or is silent, the error that says why it has none."""
 
 REACH_TIMEOUT_S = 3.0
 """A head that does not take a connection within this time is not there; Ray itself would try for 20 s."""
@@ -88,11 +99,29 @@ def ended_on_purpose(error: FeedFailedError) -> bool:
     return not isinstance(error, FeedGoneError) and isinstance(error.__cause__, FeedGoneError)
 
 
-def snapshot(name: str) -> FeedStatus | MbaasError:
-    """Ask a feed for its status; the error that says why it has none, if it starts or ends just now."""
+def snapshot(name: str, *, within_s: float | None = None) -> FeedStatus | MbaasError:
+    """Ask a feed for its status; the error that says why it has none, if it starts or ends just now, or is silent.
+
+    Args:
+        name: the feed's.
+        within_s: how long it may take to answer; None: as long as a feed takes that starts.
+    """
     import mbaas
 
     try:
-        return mbaas.connect(name).status()
-    except (FeedNotFoundError, FeedFailedError) as error:
+        feed = mbaas.connect(name)
+        return feed.status() if within_s is None else feed.status(timeout_s=within_s)
+    except (FeedNotFoundError, FeedFailedError, WaitTimeoutError) as error:
         return error
+
+
+def look(name: str | None, *, within_s: float | None = None) -> Look:
+    """Ask one feed, or all that run, for their status.
+
+    Raises:
+        FeedNotFoundError: there is none of that name; the message lists those that run.
+    """
+    import mbaas
+
+    found = mbaas.feeds() if name is None else [mbaas.connect(name)]
+    return {feed.name: snapshot(feed.name, within_s=within_s) for feed in found}

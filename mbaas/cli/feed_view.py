@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mbaas.cli.console import stack, table_of
-from mbaas.errors import FeedRestartingError, MbaasError
+from mbaas.errors import FeedRestartingError, MbaasError, WaitTimeoutError
 from mbaas.status import ConsumerStatus, FeedStatus
 from mbaas.units import count, counted, duration, number, percent, seconds, size
 
@@ -57,6 +57,11 @@ class RateWindow:
 
     _seen: deque[FeedStatus] = field(default_factory=deque)
 
+    @property
+    def first(self) -> FeedStatus:
+        """The oldest of them; there is one as soon as one was added."""
+        return self._seen[0]
+
     def add(self, status: FeedStatus) -> Rates:
         """Take a snapshot in, and say how fast the feed went since the oldest."""
         if self._seen and status.uptime_s < self._seen[-1].uptime_s:
@@ -74,9 +79,11 @@ class RateWindow:
 
 
 def state_of(seen: FeedStatus | MbaasError | None) -> str:
-    """Say in a word how a feed is; one without a snapshot is starting, again perhaps, or has ended."""
+    """Say in a word how a feed is; one without a snapshot is starting, again perhaps, is silent, or has ended."""
     if isinstance(seen, FeedStatus):
         return seen.state
+    if isinstance(seen, WaitTimeoutError):
+        return "silent"
     return "starting" if seen is None or isinstance(seen, FeedRestartingError) else "ended"
 
 
@@ -172,13 +179,13 @@ def _facts(status: FeedStatus, rates: Rates) -> RenderableType:
         count(status.delivered_samples),
         f"{count(rates.delivered_per_s)}/s, each sample {number(reuse)} times",
     )
-    staged = _bar(status.staged_bytes, status.staging_bytes)
+    staged = bar(status.staged_bytes, status.staging_bytes)
     kept = ", kept for all epochs" if status.keeps_all else ""
     of_staging = f" of {size(status.staging_bytes)} in {counted(status.staged_blocks, 'block')}{kept}"
     grid.add_row("staged", size(status.staged_bytes), Text.assemble(staged, of_staging))
     cached = f" of {size(status.cache_bytes)}, {count(status.cached_samples)} samples, {percent(status.hit_rate)} hits"
     grid.add_row(
-        "cached", size(status.cached_bytes), Text.assemble(_bar(status.cached_bytes, status.cache_bytes), cached)
+        "cached", size(status.cached_bytes), Text.assemble(bar(status.cached_bytes, status.cache_bytes), cached)
     )
     firsts = _first_batches(status)
     if firsts:
@@ -289,7 +296,7 @@ def _section(title: str, lines: Iterable[Text]) -> RenderableType:
     return Group(Text(title, "bold"), *(Padding(text, (0, 0, 0, 2)) for text in lines))
 
 
-def _bar(part: int, whole: int) -> Text:
+def bar(part: int, whole: int) -> Text:
     """Draw `BAR_CELLS` cells that fill up."""
     filled = min(BAR_CELLS, round(BAR_CELLS * part / whole)) if whole else 0
     return Text.assemble(("━" * filled, "green"), ("━" * (BAR_CELLS - filled), "bright_black"))

@@ -175,6 +175,30 @@ def status(
 
 @command(
     app,
+    "mbaas top            [dim]all feeds that run[/]",
+    "mbaas top train",
+)
+def top(
+    name: Annotated[
+        str | None, typer.Argument(help="Name of a feed; without it, all that run.", show_default=False)
+    ] = None,
+    address: Address = None,
+) -> None:
+    """Show live what feeds and their trials do, until Ctrl-C: a look a second, once where there is no terminal.
+
+    Rates and stalls are those of the last seconds; [bold]mbaas status[/] has those since each trial joined.
+
+    [bold]samples/s[/]: of the trial while it trains. [bold]stall[/]: share of that time that it waited for data: while
+    prep was computing, while bytes were fetched, or for others, because a slower trial must not fall behind or another
+    group has the staging memory. [bold]done[/]: how far it is in the feed's epoch.
+    """
+    from mbaas.cli.top import top
+
+    top(name, address=address)
+
+
+@command(
+    app,
     "mbaas ledger train",
     "mbaas ledger train trial-3                   [dim]each of its epochs[/]",
     "mbaas ledger train --parquet ledgers.parquet",

@@ -14,13 +14,10 @@ from rich.console import Group, RenderableType
 from rich.live import Live
 
 from mbaas.cli import feed_view
-from mbaas.cli.connection import connect, snapshot
+from mbaas.cli.connection import Look, connect, look
 from mbaas.cli.console import err, out, write_json
 from mbaas.errors import FeedNotFoundError, MbaasError
 from mbaas.status import FeedStatus
-
-Look = dict[str, FeedStatus | MbaasError]
-"""Feeds and their snapshots; of a feed that starts or ends, the error that says why it has none."""
 
 
 def status(name: str | None, *, as_json: bool, watch_s: float | None, address: str | None) -> None:
@@ -38,18 +35,18 @@ def status(name: str | None, *, as_json: bool, watch_s: float | None, address: s
     """
     with err.status("connecting to Ray ..."):
         connect(address, start=False)
-    look = _look(name)  # outside: a feed that was never there is an error
+    seen = look(name)  # outside: a feed that was never there is an error
     windows: dict[str, feed_view.RateWindow] = defaultdict(feed_view.RateWindow)
     with (
         _display(watching=watch_s is not None, as_json=as_json) as show,
         suppress(KeyboardInterrupt, FeedNotFoundError),  # the end of a feed that was watched is no error
     ):
         while True:
-            show(_json(name, look) if as_json else _page(name, look, windows))
+            show(_json(name, seen) if as_json else _page(name, seen, windows))
             if watch_s is None:
                 return
             time.sleep(watch_s)
-            look = _look(name)
+            seen = look(name)
 
 
 def tell(name: str, thing: str, *, as_json: bool, address: str | None) -> None:
@@ -77,16 +74,9 @@ def tell(name: str, thing: str, *, as_json: bool, address: str | None) -> None:
         out.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
 
 
-def _look(name: str | None) -> Look:
-    import mbaas
-
-    found = mbaas.feeds() if name is None else [mbaas.connect(name)]
-    return {feed.name: snapshot(feed.name) for feed in found}
-
-
-def _page(name: str | None, look: Look, windows: dict[str, feed_view.RateWindow]) -> RenderableType:
+def _page(name: str | None, found: Look, windows: dict[str, feed_view.RateWindow]) -> RenderableType:
     rows = [
-        (feed, seen, windows[feed].add(seen) if isinstance(seen, FeedStatus) else None) for feed, seen in look.items()
+        (feed, seen, windows[feed].add(seen) if isinstance(seen, FeedStatus) else None) for feed, seen in found.items()
     ]
     if name is None:
         return feed_view.feeds(rows)
@@ -94,8 +84,8 @@ def _page(name: str | None, look: Look, windows: dict[str, feed_view.RateWindow]
     return Group(*pages) if pages else feed_view.feeds(rows)
 
 
-def _json(name: str | None, look: Look) -> str:
-    feeds = [to_json(feed, seen) for feed, seen in look.items()]
+def _json(name: str | None, found: Look) -> str:
+    feeds = [to_json(feed, seen) for feed, seen in found.items()]
     return json.dumps(feeds if name is None else feeds[0])
 
 

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
 import re
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import ray
-from commandline import ENDS_WITHIN_S, Running, call, mbaas, processes_with, running, shared_files
+from commandline import ENDS_WITHIN_S, PATIENCE_S, Running, call, mbaas, processes_with, running, shared_files
 from pyarrow import parquet
 
 from mbaas import runtime
@@ -180,6 +184,39 @@ def test_status_of_all_feeds(trial: dict[str, object], cluster: str) -> None:
     assert row.split()[:3] == ["train", "serving", "1"]
     (feed,) = json.loads(mbaas("status", "--json", "--address", cluster).stdout)
     assert feed["name"] == "train"
+
+
+def test_top_where_nobody_watches_shows_all_feeds_once(trial: dict[str, object], cluster: str) -> None:
+    done = mbaas("top", "--address", cluster)
+    assert done.returncode == 0, done.stderr
+    assert "train serving · 204 samples" in done.stdout
+    assert re.search(r"^ann +\w+ +\d+ ", done.stdout, re.MULTILINE)
+    assert done.stdout.count("serving") == 1
+
+
+def test_top_on_a_terminal_looks_again_until_ctrl_c(trial: dict[str, object], cluster: str) -> None:
+    near, far = pty.openpty()
+    command = [sys.executable, "-m", "mbaas", "top", "train", "--address", cluster]
+    size = {"COLUMNS": "120", "LINES": "40"}
+    with subprocess.Popen(
+        command, env={**os.environ, **size}, stdin=far, stdout=far, stderr=subprocess.DEVNULL
+    ) as process:
+        os.close(far)
+        watchdog = threading.Timer(PATIENCE_S, process.kill)
+        watchdog.start()
+        seen = b""
+        while b"last 2 s" not in seen:  # the third look
+            seen += os.read(near, 1 << 16)
+        process.send_signal(signal.SIGINT)
+        with suppress(OSError):  # that of a terminal on whose other end nobody is any more
+            while os.read(near, 1 << 16):
+                pass
+        assert process.wait() == 0
+        watchdog.cancel()
+        watchdog.join()
+    os.close(near)
+    assert b"ann" in seen
+    assert b"Traceback" not in seen
 
 
 def test_the_ledger_of_a_feed(trial: dict[str, object], cluster: str, tmp_path: Path) -> None:

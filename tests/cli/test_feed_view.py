@@ -3,35 +3,26 @@
 from __future__ import annotations
 
 import io
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from feed_statuses import consumer, feed_status
 from rich.console import Console
 
-from mbaas.budgets import MemoryClaim
 from mbaas.cli import feed_view
 from mbaas.cli.status import to_json
 from mbaas.errors import FeedGoneError, FeedRestartingError
-from mbaas.messages import Claims, ConsumerReport, FetchCounts
+from mbaas.messages import ConsumerReport
 from mbaas.status import ConsumerStatus, FeedStatus
 
 WAIT = "prep-3 is being started, it needs 1 CPU (for 3 min 05 s so far)"
 WHY = "feed 'late' is still starting after 15 s: its 1 cache node did not answer"
 
-LISTS = ("members", "workers", "waits_for", "skipped", "notes", "ledgers", "nodes")
-OTHERS = ("name", "engine", "claims", "fetched", "prediction_error", "failed")
-
 
 @pytest.fixture
 def serving() -> FeedStatus:
-    """A feed with one worker that works, and nothing to tell."""
-    numbers = {field.name: 1 for field in fields(FeedStatus) if field.name not in (*LISTS, *OTHERS)}
-    given: dict[str, Any] = {**numbers, **dict.fromkeys(LISTS, ())}
-    claims = Claims(memory=MemoryClaim(0, 1), cpus=1.0, gpus=0.0)
-    return FeedStatus(
-        **given, name="train", engine="cpu", claims=claims, fetched=FetchCounts(), prediction_error=None, failed=None
-    )
+    return feed_status()
 
 
 def shown(what: Any) -> str:
@@ -70,22 +61,13 @@ def test_a_feed_that_serves_says_so_while_it_waits_for_another_worker(serving: F
 def test_the_time_to_the_first_minibatch_is_shown_of_those_that_have_one(serving: FeedStatus) -> None:
     assert "first batch" not in shown(feed_view.feed(serving, feed_view.since_start(serving)))
     times = {"a": 0.4, "b": 1.2, "c": 0.6, "d": 0.0}
-    members = tuple(
-        ConsumerStatus(
-            name, "busy", False, trial=name, epoch=0, block=0, held_blocks=0, cohort=0, apart="", waits_for="",
-            report=ConsumerReport(time_to_first_batch_s=first_s), last_ledger=None,
-        )
-        for name, first_s in times.items()
-    )  # fmt: skip
+    members = tuple(member(name, name, "busy", first_s) for name, first_s in times.items())
     text = " ".join(shown(feed_view.feed(replace(serving, members=members), feed_view.since_start(serving))).split())
     assert "first batch 600 ms median of 3 trials, at most 1.2 s, from joining" in text
 
 
 def member(name: str, trial: str, state: str, first_s: float = 0.0) -> ConsumerStatus:
-    return ConsumerStatus(
-        name, state, False, trial=trial, epoch=0, block=0, held_blocks=0, cohort=0, apart="", waits_for="",
-        report=ConsumerReport(time_to_first_batch_s=first_s), last_ledger=None,
-    )  # fmt: skip
+    return consumer(name, trial=trial, state=state, report=ConsumerReport(time_to_first_batch_s=first_s))
 
 
 def test_the_ranks_of_a_trial_are_one_trial_and_places_that_are_held_are_none(serving: FeedStatus) -> None:

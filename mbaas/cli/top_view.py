@@ -1,0 +1,157 @@
+"""Draws what feeds and their trials did lately, out of two snapshots of each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from mbaas.cli.console import stack, table_of
+from mbaas.cli.feed_view import STALL_ALARM, STATE_STYLES, bar, headline, state_of
+from mbaas.errors import MbaasError
+from mbaas.messages import ConsumerReport, FetchCounts
+from mbaas.status import ConsumerStatus, FeedStatus
+from mbaas.units import count, counted, number, percent, rate, seconds, size
+
+Seen: TypeAlias = tuple[str, FeedStatus | MbaasError, FeedStatus | None]
+"""A feed's name, its last snapshot and an earlier one; without a snapshot, the error that says why."""
+
+AROUND_TRIALS = 8
+"""Lines that a feed takes besides one for each trial: name, figures, headings, and an empty one below."""
+
+REPORT_S = 6.0
+"""A trial says at least this often what it did: for so long nothing new means nothing."""
+
+LEAST_TRIALS = 3
+"""Trials of each feed that are shown, however low the terminal is."""
+
+
+@dataclass(frozen=True)
+class Flow:
+    """What a feed did for some seconds.
+
+    Attributes:
+        over_s: so many.
+        prepared, delivered: samples that were made, and handed to trials, summed over trials.
+        fetched: the prepared samples, by where their bytes came from.
+        lately: whether these are the last seconds; else all since the feed's start.
+    """
+
+    over_s: float
+    prepared: int
+    delivered: int
+    fetched: FetchCounts
+    lately: bool
+
+    @classmethod
+    def between(cls, before: FeedStatus, now: FeedStatus) -> Flow:
+        """Return what was done between two snapshots; since the start if they are less than a second apart."""
+        passed = now.uptime_s - before.uptime_s
+        if passed < 1.0:  # in less time a block or two would make the rate
+            up = max(now.uptime_s, 1e-9)
+            return cls(up, now.prepared_samples, now.delivered_samples, now.fetched, lately=False)
+        return cls(
+            passed,
+            now.prepared_samples - before.prepared_samples,
+            now.delivered_samples - before.delivered_samples,
+            now.fetched - before.fetched,
+            lately=True,
+        )
+
+
+def lately(member: ConsumerStatus, before: FeedStatus, over_s: float) -> ConsumerReport:
+    """Return what a consumer did in the ``over_s`` seconds since a snapshot; since it joined, if that is not known."""
+    for earlier in before.members:
+        # A loader that joined anew under the same name counts from 0.
+        if earlier.name == member.name and earlier.report.loader == member.report.loader:
+            is_new = earlier.report != member.report
+            return member.report.since(earlier.report) if is_new or over_s > REPORT_S else member.report
+    return member.report
+
+
+def page(feeds: Sequence[Seen], *, lines: int | None) -> RenderableType:
+    """Show feeds one below the other.
+
+    Args:
+        feeds: what was seen of each.
+        lines: of the terminal; None shows all trials. If they do not fit, those that wait most are shown.
+    """
+    if not feeds:
+        return Text("no feed runs on this cluster", style="dim")
+    most = None if lines is None else max(LEAST_TRIALS, lines // len(feeds) - AROUND_TRIALS)
+    parts = []
+    for name, status, before in feeds:
+        if isinstance(status, FeedStatus) and before is not None:
+            parts.append(_feed(status, before, most))
+        else:
+            words = Text.assemble((name, "bold"), " ", (state_of(status), "yellow"))
+            parts.append(words.append(f" · {status}", "dim"))
+    return stack(parts)
+
+
+def _feed(status: FeedStatus, before: FeedStatus, most: int | None) -> RenderableType:
+    reports = {each.name: lately(each, before, status.uptime_s - before.uptime_s) for each in status.members}
+    return Group(headline(status), _figures(status, Flow.between(before, status)), _trials(status, reports, most))
+
+
+def _figures(status: FeedStatus, flow: Flow) -> RenderableType:
+    over = f"last {seconds(round(flow.over_s))}" if flow.lately else "since the start"
+    reuse = number(flow.delivered / flow.prepared) if flow.prepared else "-"
+    rates = [worker.samples_per_s for worker in status.workers if worker.samples_per_s]
+    each = f", {count(sum(rates) / len(rates))}/s each while they prepare" if rates else ""
+    workers = f"{status.workers_at_work} of {counted(len(status.workers), 'worker')} at work{each}"
+    sources = {"storage": flow.fetched.storage, "disk": flow.fetched.disk, "other nodes": flow.fetched.remote}
+    read = ", ".join(f"{name} {rate(came.nbytes / flow.over_s)}" for name, came in sources.items() if came.nbytes)
+    hits = percent(flow.fetched.hit_rate) if flow.fetched.all.samples else "-"
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="cyan", no_wrap=True)
+    grid.add_column(no_wrap=True, overflow="ellipsis")
+    made = f"{count(flow.prepared / flow.over_s)}/s prepared, {count(flow.delivered / flow.over_s)}/s delivered"
+    grid.add_row("samples", Text.assemble(made, f", each {reuse} times", (f"  {over}", "dim")))
+    grid.add_row("bytes", Text.assemble(read or "nothing read", f", cache hits {hits}", (f"  {workers}", "dim")))
+    staged, cached = bar(status.staged_bytes, status.staging_bytes), bar(status.cached_bytes, status.cache_bytes)
+    grid.add_row(
+        "memory",
+        Text.assemble(
+            "staged ", staged, f" {size(status.staged_bytes)} of {size(status.staging_bytes)}  ",
+            "cached ", cached, f" {size(status.cached_bytes)} of {size(status.cache_bytes)}",
+        ),
+    )  # fmt: skip
+    return Padding(grid, (0, 0, 0, 2), expand=False)
+
+
+def _trials(status: FeedStatus, reports: Mapping[str, ConsumerReport], most: int | None) -> RenderableType:
+    if not status.members:
+        return Text("  no trial has joined", "dim")
+    by_stall = sorted(status.members, key=lambda member: -reports[member.name].stall_share)
+    kept = {member.name for member in by_stall[:most]}
+    table = table_of(
+        "trial", "state", ">epoch", ">done", ">samples/s", ">stall", ">prep", ">fetch", ">others", ">held", "waits for"
+    )
+    for member in status.members:
+        if member.name in kept:
+            table.add_row(*_trial(status, member, reports[member.name]))
+    rest = len(status.members) - len(kept)
+    return Group(table, Text(f"  and {rest} more that wait less", "dim")) if rest else table
+
+
+def _trial(status: FeedStatus, member: ConsumerStatus, report: ConsumerReport) -> list[Text]:
+    busy_s = report.wait_s + report.step_s
+    stalls_s = (report.wait_s, report.prep_stall_s, report.fetch_stall_s, report.peer_stall_s)
+    stall, *parts = [percent(part_s / busy_s) if busy_s else "-" for part_s in stalls_s]
+    return [
+        Text(member.name, "bold"),
+        Text(member.state, STATE_STYLES.get(member.state, "")),
+        Text(str(member.epoch)),
+        Text(percent(member.block / status.blocks_per_epoch)),
+        Text(count(report.samples / busy_s) if busy_s else "-"),
+        Text(stall, "yellow" if report.stall_share > STALL_ALARM else ""),
+        *(Text(part, "dim") for part in parts),
+        Text(str(member.held_blocks)),
+        Text(member.waits_for, "yellow"),
+    ]

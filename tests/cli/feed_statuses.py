@@ -1,0 +1,31 @@
+"""Snapshots of feeds that nobody serves, for tests of what is shown of them."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+from mbaas.budgets import MemoryClaim
+from mbaas.messages import Claims, ConsumerReport, FetchCounts
+from mbaas.status import ConsumerStatus, FeedStatus
+
+LISTS = ("members", "workers", "waits_for", "skipped", "notes", "ledgers", "nodes")
+OTHERS = ("name", "engine", "claims", "fetched", "prediction_error", "failed")
+
+
+def feed_status(**given: Any) -> FeedStatus:
+    """A feed with one worker that works, and nothing to tell; all its numbers are 1 unless given."""
+    numbers = {field.name: 1 for field in fields(FeedStatus) if field.name not in (*LISTS, *OTHERS)}
+    values: dict[str, Any] = {**numbers, **dict.fromkeys(LISTS, ())}
+    claims = Claims(memory=MemoryClaim(0, 1), cpus=1.0, gpus=0.0)
+    values |= {"name": "train", "engine": "cpu", "claims": claims, "fetched": FetchCounts()}
+    return FeedStatus(**{**values, "prediction_error": None, "failed": None, **given})
+
+
+def consumer(name: str, *, trial: str = "", state: str = "busy", **given: Any) -> ConsumerStatus:
+    """A consumer that is a trial by itself, at the beginning of the first epoch; ``given`` may say otherwise."""
+    values: dict[str, Any] = {
+        "for_anyone": False, "epoch": 0, "block": 0, "held_blocks": 0, "cohort": 0, "apart": "", "waits_for": "",
+        "report": ConsumerReport(), "last_ledger": None,
+    }  # fmt: skip
+    return ConsumerStatus(name=name, state=state, trial=trial or name, **{**values, **given})

@@ -1,0 +1,132 @@
+"""What `mbaas top` computes from two snapshots of a feed, and which trials it shows; without Ray."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from feed_statuses import consumer, feed_status
+from rich.console import Console
+
+from mbaas.cli import top_view
+from mbaas.cli.feed_view import RateWindow
+from mbaas.errors import FeedGoneError, FeedRestartingError, WaitTimeoutError
+from mbaas.messages import Amount, ConsumerReport, FetchCounts
+from mbaas.status import FeedStatus, WorkerStatus
+
+
+def shown(*feeds: Any, lines: int | None = None) -> str:
+    console = Console(width=160, file=io.StringIO())
+    with console.capture() as capture:
+        console.print(top_view.page(feeds, lines=lines))
+    return capture.get()
+
+
+def at(uptime_s: float, **given: Any) -> FeedStatus:
+    return feed_status(uptime_s=uptime_s, blocks_per_epoch=8, staging_bytes=100, cache_bytes=100, **given)
+
+
+def row_of(text: str, trial: str) -> list[str]:
+    (row,) = [line for line in text.splitlines() if line.split()[:1] == [trial]]
+    return row.split()
+
+
+def report(samples: int, wait_s: float, step_s: float, *, fetch_s: float = 0.0, peer_s: float = 0.0) -> ConsumerReport:
+    return ConsumerReport(
+        loader="1", samples=samples, wait_s=wait_s, step_s=step_s, fetch_stall_s=fetch_s, peer_stall_s=peer_s
+    )
+
+
+def test_rates_are_those_between_two_snapshots() -> None:
+    """Within 10 s: 500 prepared, 4,000 delivered; 100 of 400 fetched samples, 20 MB, came from storage."""
+    before = at(100, prepared_samples=10_000, delivered_samples=20_000, fetched=FetchCounts(storage=Amount(9, 10**9)))
+    fetched = FetchCounts(local=Amount(300, 6 * 10**7), storage=Amount(109, 10**9 + 2 * 10**7))
+    now = at(110, prepared_samples=10_500, delivered_samples=24_000, fetched=fetched, staged_bytes=50)
+    text = shown(("train", now, before))
+    assert "50/s prepared, 400/s delivered, each 8 times  last 10 s" in text
+    assert "storage 2 MB/s, cache hits 75 %" in text
+    assert "staged ━━━━━━━━━━ 50 B of 100 B" in text
+    assert "no trial has joined" in text
+
+
+def test_the_first_look_shows_the_means_since_the_start() -> None:
+    now = at(20, prepared_samples=1_000, delivered_samples=3_000)
+    assert "50/s prepared, 150/s delivered, each 3 times  since the start" in shown(("train", now, now))
+    empty = at(0, prepared_samples=0, delivered_samples=0)
+    assert "0/s prepared, 0/s delivered, each - times" in shown(("train", empty, empty))
+
+
+def test_workers_are_counted_with_their_mean_speed() -> None:
+    workers = tuple(WorkerStatus(f"prep-{number}", 1, 1, 1, 900.0 * number) for number in range(3))
+    text = shown(("train", at(9, workers=workers, workers_at_work=2), at(5)))
+    assert "2 of 3 workers at work, 1,350/s each while they prepare" in text
+
+
+def test_a_trial_shows_its_pace_and_stalls_of_late() -> None:
+    """Of the last 5 s it waited 2: 1 for bytes, 0.25 for others, 0.75 for prep. Before, it never waited."""
+    before = at(100, members=(consumer("ann", report=report(10_000, 0.0, 100.0)),))
+    after = report(10_600, 2.0, 103.0, fetch_s=1.0, peer_s=0.25)
+    ann = consumer("ann", epoch=3, block=6, held_blocks=2, report=after)
+    text = shown(("train", at(105, members=(ann,)), before))
+    assert row_of(text, "ann") == [
+        "ann",
+        "busy",
+        "3",
+        "75",
+        "%",
+        "120",
+        "40",
+        "%",
+        "15",
+        "%",
+        "20",
+        "%",
+        "5.0",
+        "%",
+        "2",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("over_s", "known", "samples_per_s"),
+    [(5.0, True, "90"), (7.0, True, "-"), (7.0, False, "90")],
+    ids=["it may not have told yet", "it told nothing for too long", "it joined since"],
+)
+def test_without_news_a_trial_shows_its_whole_time_at_first(over_s: float, known: bool, samples_per_s: str) -> None:
+    same = consumer("ann", report=report(900, 0.0, 10.0))
+    other = replace(same, report=replace(same.report, loader="0"))  # an earlier loader of the same name
+    text = shown(("train", at(100 + over_s, members=(same,)), at(100, members=(same if known else other,))))
+    assert row_of(text, "ann")[5] == samples_per_s
+
+
+def test_where_not_all_fit_those_that_wait_most_are_shown_in_their_order() -> None:
+    """20 lines hold 12 trials besides the rest; of 14, those that wait 0 and 1 % are left out."""
+    trials = [consumer(f"t{number}", report=report(1, number * 5 % 14, 100.0)) for number in range(14)]
+    status = at(9, members=tuple(trials))
+    text = shown(("train", status, status), lines=20)
+    names = [line.split()[0] for line in text.splitlines() if line[:1] == "t" and line[1:2].isdigit()]
+    assert names == [each.name for each in trials if each.report.wait_s > 1]
+    assert "and 2 more that wait less" in text
+    assert len(text.splitlines()) <= 20
+    assert "more that wait less" not in shown(("train", status, status))
+
+
+def test_a_feed_without_a_status_says_why() -> None:
+    for error, word in (
+        (FeedRestartingError("it starts"), "starting"),
+        (FeedGoneError("it was stopped"), "ended"),
+        (WaitTimeoutError("it did not answer"), "silent"),
+    ):
+        assert shown(("train", error, None)).strip() == f"train {word} · {error}"
+    assert shown().strip() == "no feed runs on this cluster"
+
+
+def test_the_window_gives_the_snapshot_of_fifteen_seconds_ago() -> None:
+    window, seen = RateWindow(), [at(second) for second in range(40)]
+    for number, status in enumerate(seen):
+        window.add(status)
+        assert window.first is seen[max(0, number - 15)]
+    window.add(at(3))
+    assert window.first.uptime_s == 3
