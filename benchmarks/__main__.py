@@ -42,6 +42,7 @@ Images = Annotated[int, typer.Option(help="How many photographs to make, without
         "python -m benchmarks soak --minibatches 1000000",
         "python -m benchmarks schedules --seeds 0:1000000",
         "python -m benchmarks mutants --sample 200",
+        "python -m benchmarks dashboards",
     )
 )
 def benchmarks() -> None:
@@ -304,6 +305,15 @@ def mutants(
     with end_as_ctrl_c():
         result = run(todo, processes=processes or os.cpu_count() or 1, tell=_progress)
     _tell(asdict(result), table(result), as_json=as_json)
+
+
+@command(app, "python -m benchmarks dashboards")
+def dashboards() -> None:
+    """Write the Grafana dashboards in cluster/grafana anew, after a change of the metrics or of what shows them."""
+    from benchmarks.dashboards import write
+
+    for file in write():
+        line(out, str(file))
 
 
 def _seeds(text: str) -> range:

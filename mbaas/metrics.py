@@ -21,6 +21,11 @@ class Metric:
     kind: str
     description: str
 
+    @property
+    def exported(self) -> str:
+        """The name under which Prometheus finds it at Ray's endpoint."""
+        return f"ray_{self.name}" + ("_total" if self.kind == "counter" else "")
+
 
 METRICS = (
     Metric(

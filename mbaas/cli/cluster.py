@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated
 
@@ -11,7 +12,7 @@ from mbaas.cli.console import command, examples, group, line, out
 from mbaas.errors import ConfigError
 
 app = group(
-    help="Files for clusters: [bold]ray up[/], Kubernetes, an image, the environment of a node.",
+    help="Files for clusters: [bold]ray up[/], Kubernetes, an image, the environment of a node, dashboards.",
     epilog=examples("mbaas cluster list", "mbaas cluster write raycluster.yaml"),
 )
 
@@ -47,7 +48,7 @@ def write(
     found = _files()
     if name not in found:
         raise ConfigError(f"there is no file {name!r} for clusters; there are {', '.join(found)}")
-    target = to if to is not None else Path(name)
+    target = to if to is not None else Path(Path(name).name)
     if target.is_dir():
         target /= name
     # "x" instead of a look before: two that write at the same time do not overwrite each other
@@ -69,11 +70,13 @@ def _files() -> dict[str, Path]:
     # a wheel carries the folder inside the package, a checkout has it beside the package
     installed, checkout = package / "cluster_files", package.parent / "cluster"
     folder = installed if installed.is_dir() else checkout
-    return {file.name: file for file in sorted(folder.iterdir()) if file.is_file()}
+    return {file.relative_to(folder).as_posix(): file for file in sorted(folder.rglob("*")) if file.is_file()}
 
 
 def _about(file: Path) -> str:
-    """Say what a file is for: the first line of its first comment does."""
+    """Say what a file is for: the first line of its first comment does, or a dashboard's description."""
+    if file.suffix == ".json":
+        return str(json.loads(file.read_text(encoding="utf-8"))["description"])
     with file.open(encoding="utf-8") as lines:
         said = next(text for text in lines if text.startswith("# "))
     return said.removeprefix("# ").strip()

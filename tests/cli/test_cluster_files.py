@@ -9,7 +9,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-NAMES = {"Dockerfile", "aws.yaml", "node.env", "onprem.yaml", "raycluster.yaml", "rayjob.yaml"}
+NAMES = {
+    "Dockerfile", "aws.yaml", "grafana/feed.json", "grafana/search.json", "node.env", "onprem.yaml", "raycluster.yaml",
+    "rayjob.yaml",
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +45,8 @@ def test_the_wheel_installs_two_packages(wheel: Path) -> None:
         "mbaas",
         "tune_integration",
     }
-    assert {path.name for path in (wheel / "mbaas" / "cluster_files").iterdir()} == NAMES
+    folder = wheel / "mbaas" / "cluster_files"
+    assert {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()} == NAMES
 
 
 def test_files_are_listed(packages: Path, tmp_path: Path) -> None:
@@ -50,7 +54,7 @@ def test_files_are_listed(packages: Path, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert {line.split()[0] for line in lines} == NAMES
-    assert all(line.endswith(".") for line in lines)
+    assert all(line.endswith((".", "?")) for line in lines)
 
 
 def test_a_file_is_written_and_never_overwritten_by_accident(packages: Path, tmp_path: Path) -> None:
@@ -66,13 +70,18 @@ def test_a_file_is_written_and_never_overwritten_by_accident(packages: Path, tmp
     assert written.read_text() == (tmp_path / "other.yaml").read_text() != "mine"
 
 
+def test_a_dashboard_is_written_into_the_current_folder(packages: Path, tmp_path: Path) -> None:
+    assert cluster(packages, "write", "grafana/feed.json", cwd=tmp_path).stdout == "feed.json\n"
+    assert (tmp_path / "feed.json").read_text() == (ROOT / "cluster" / "grafana" / "feed.json").read_text()
+
+
 def test_a_folder_may_be_named_and_an_unknown_file_may_not(packages: Path, tmp_path: Path) -> None:
     (tmp_path / "there").mkdir()
     assert cluster(packages, "write", "node.env", "--to", "there", cwd=tmp_path).returncode == 0
     assert (tmp_path / "there" / "node.env").exists()
     unknown = cluster(packages, "write", "gcp.yaml", cwd=tmp_path)
     assert unknown.returncode == 2
-    assert "there is no file 'gcp.yaml' for clusters; there are Dockerfile, aws.yaml, node.env" in unknown.stderr
+    assert "there is no file 'gcp.yaml' for clusters; there are Dockerfile, aws.yaml, grafana/feed.json" in unknown.stderr
     nowhere = cluster(packages, "write", "node.env", "--to", "none/node.env", cwd=tmp_path)
     assert nowhere.returncode == 2
     assert "cannot write none/node.env: No such file or directory" in nowhere.stderr

@@ -30,10 +30,6 @@ def scrape(feed):
     return sums
 
 
-def exported(metric):
-    return f"ray_{metric.name}" + ("_total" if metric.kind == "counter" else "")
-
-
 def told(status):
     """What the status says of that which the metrics say too."""
     return {
@@ -82,7 +78,7 @@ def test_every_metric_is_exported_and_agrees_with_the_status(photos_data, feed_n
             "mbaas_internal_errors",
             "mbaas_coordinator_restarts",
         }
-        assert {exported(metric) for metric in METRICS if metric.name not in unused} <= set(sums)
+        assert {metric.exported for metric in METRICS if metric.name not in unused} <= set(sums)
         assert status.delivered_samples == 2 * 1003
         assert status.cached_samples == 1003
         assert 0.0 < sums["ray_mbaas_prep_worker_samples_per_second"] < 1e6

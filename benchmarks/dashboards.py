@@ -1,0 +1,325 @@
+"""Grafana dashboards of the metrics that feeds export through Ray: one of a feed, one of all feeds of a search.
+
+They are made from the table of metrics, so they cannot name one that there is not: ``python -m benchmarks dashboards``
+writes them to ``cluster/grafana/``. Grafana's own library makes the JSON, by the schema of Grafana's types.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from grafana_foundation_sdk.builders import common, dashboard, prometheus, stat, timeseries
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.models import common as common_models
+from grafana_foundation_sdk.models import dashboard as models
+
+from mbaas.metrics import METRICS, Metric
+
+FOLDER = Path(__file__).parents[1] / "cluster" / "grafana"
+
+_BY_NAME = {metric.name: metric for metric in METRICS}
+SOURCE = models.DataSourceRef(type_val="prometheus", uid="${datasource}")
+_SELECTED = '{feed=~"$feed"}'
+_SELECTED_ONE = '{feed="$feed"}'  # for a single one: a name is no pattern
+HEIGHT = 8
+"""Of a panel, in rows of Grafana's grid, which has 24 columns."""
+
+SAMPLES_PER_S = "suffix: samples/s"
+
+FEED = "{{feed}}"
+"""In a legend: the feed's name."""
+
+
+@dataclass(frozen=True)
+class Series:
+    """A line of a panel.
+
+    Attributes:
+        expr: a query in PromQL.
+        legend: what the line is called; ``{{feed}}`` stands for the feed's name.
+        metrics: the names of the metrics that the query is about.
+    """
+
+    expr: str
+    legend: str
+    metrics: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A chart over time, or with ``is_number`` one large number for each series.
+
+    Attributes:
+        title: one line.
+        unit: one of Grafana's units, or "suffix: ..." for one of our own.
+        series: its lines.
+        says: what it tells, before what the table of metrics says of each of its metrics.
+        is_stacked: whether lines are parts of a whole.
+        columns: its width.
+    """
+
+    title: str
+    unit: str
+    series: tuple[Series, ...]
+    says: str = ""
+    is_stacked: bool = False
+    is_number: bool = False
+    columns: int = 12
+
+    @property
+    def description(self) -> str:
+        """What the panel tells, and what its metrics mean."""
+        named = dict.fromkeys(name for each in self.series for name in each.metrics)
+        meanings = (f"`{_BY_NAME[name].exported}`: {_BY_NAME[name].description}" for name in named)
+        return "\n\n".join(filter(None, [self.says, *meanings]))
+
+
+@dataclass(frozen=True)
+class Row:
+    """Panels below a heading."""
+
+    title: str
+    panels: tuple[Panel, ...]
+
+
+@dataclass(frozen=True)
+class Dashboard:
+    """A page of rows.
+
+    Attributes:
+        name: of its file, and in its address.
+        title: what Grafana calls it.
+        about: a sentence that says what it is for.
+        takes_several: whether several feeds can be chosen, or one.
+        rows: from the top down.
+    """
+
+    name: str
+    title: str
+    about: str
+    takes_several: bool
+    rows: tuple[Row, ...]
+
+
+def _metric(name: str, kind: str) -> Metric:
+    metric = _BY_NAME[f"mbaas_{name}"]
+    assert metric.kind == kind, f"{metric.name} is a {metric.kind}"
+    return metric
+
+
+def per_second(name: str, legend: str = FEED) -> Series:
+    """Return how fast a counter grows, of each feed."""
+    metric = _metric(name, "counter")
+    # Summed, because a coordinator that was restarted counts anew, in a series of its own.
+    return Series(f"sum by (feed) (rate({metric.exported}{_SELECTED}[$__rate_interval]))", legend, (metric.name,))
+
+
+def grown(name: str, legend: str = FEED) -> Series:
+    """Return by how much a counter grew in the time that is shown, of each feed."""
+    metric = _metric(name, "counter")
+    return Series(f"sum by (feed) (increase({metric.exported}{_SELECTED}[$__range]))", legend, (metric.name,))
+
+
+def now(name: str, legend: str = FEED) -> Series:
+    """Return the value of a gauge, of each feed."""
+    metric = _metric(name, "gauge")
+    # The largest: that of a coordinator which died is exported for a while beside its successor's.
+    return Series(f"max by (feed) ({metric.exported}{_SELECTED})", legend, (metric.name,))
+
+
+def summed(series: Sequence[Series], legend: str = FEED) -> Series:
+    """Return the sum of several counters' rates, of each feed."""
+    # Ray exports a counter only once it is above 0, and a sum with a missing term is missing: that term is 0 here.
+    always = per_second("samples_prepared").expr
+    terms = [each.expr if each.expr == always else f"({each.expr} or 0 * {always})" for each in series]
+    metrics = tuple(dict.fromkeys(name for each in series for name in each.metrics))
+    return Series(" + ".join(terms), legend, metrics)
+
+
+def ratio(part: Series, whole: Sequence[Series], legend: str = FEED) -> Series:
+    """Return the rate of one counter over the sum of several, of each feed."""
+    over, under = summed([part]), summed(whole)
+    return Series(f"{over.expr} / ({under.expr})", legend, tuple(dict.fromkeys(over.metrics + under.metrics)))
+
+
+DELIVERED, PREPARED = per_second("samples_delivered", "delivered"), per_second("samples_prepared", "prepared")
+FOR_PREP, FOR_BYTES = per_second("prep_stall_seconds", "for prep"), per_second("fetch_stall_seconds", "for bytes")
+FOR_OTHERS = per_second("peer_stall_seconds", "for other trials")
+HITS, MISSES = per_second("cache_hits"), per_second("cache_misses")
+
+WAITING = "How many trials wait at a moment, on average: each of them waits one second a second."
+SHARING = "How many trials each prepared sample served."
+HIT_SHARE = "Of the samples that came from their node's memory or from storage, the part that came from memory."
+
+HEALTH = Row(
+    "Health",
+    (
+        Panel("Inexact epochs", "none", (now("inexact_epochs"),), is_number=True, columns=6),
+        Panel("Bugs met", "none", (grown("internal_errors"),), is_number=True, columns=6),
+        Panel("Coordinator restarts", "none", (grown("coordinator_restarts"),), is_number=True, columns=6),
+        Panel("Error of the last prediction", "percentunit", (now("prediction_error"),), is_number=True, columns=6),
+    ),
+)
+
+OF_A_FEED = Dashboard(
+    name="feed",
+    title="mbaas: a feed",
+    about="One feed: its samples, what trials wait for, bytes, memory, and whether all is well.",
+    takes_several=False,
+    rows=(
+        Row(
+            "Samples",
+            (
+                Panel("Samples a second", SAMPLES_PER_S, (DELIVERED, PREPARED)),
+                Panel("Trials that wait", "none", (FOR_PREP, FOR_BYTES, FOR_OTHERS), WAITING, is_stacked=True),
+                Panel("Uses of a prepared sample", "none", (ratio(DELIVERED, [PREPARED], "trials"),), SHARING),
+                Panel("Prep workers", "none", (now("prep_workers", "workers"),), columns=6),
+                Panel(
+                    "Speed of a prep worker",
+                    SAMPLES_PER_S,
+                    (now("prep_worker_samples_per_second", "while it prepares"),),
+                    columns=6,
+                ),
+            ),
+        ),
+        Row(
+            "Bytes",
+            (
+                Panel(
+                    "Raw bytes, by where they came from",
+                    "Bps",
+                    (
+                        per_second("cache_hit_bytes", "memory of the node"),
+                        per_second("remote_bytes", "other nodes"),
+                        per_second("disk_bytes", "disk tiers"),
+                        per_second("storage_bytes", "storage"),
+                    ),
+                    is_stacked=True,
+                ),
+                Panel("Cache hits", "percentunit", (ratio(HITS, [HITS, MISSES], "hits"),), HIT_SHARE, columns=6),
+                Panel("Staged minibatches", "bytes", (now("staged_bytes", "staged"),), columns=6),
+            ),
+        ),
+        HEALTH,
+    ),
+)
+"""Shows every metric of one feed."""
+
+OF_A_SEARCH = Dashboard(
+    name="search",
+    title="mbaas: a search",
+    about="The feeds of a search side by side: do its trials wait for data, do they share, is all well?",
+    takes_several=True,
+    rows=(
+        Row(
+            "Do trials wait for data?",
+            (
+                Panel(
+                    "Trials that wait", "none", (summed([FOR_PREP, FOR_BYTES, FOR_OTHERS]),), WAITING, is_stacked=True
+                ),
+                Panel("Samples delivered a second", SAMPLES_PER_S, (per_second("samples_delivered"),), is_stacked=True),
+                Panel("Wait for prep", "none", (per_second("prep_stall_seconds"),), columns=8),
+                Panel("Wait for bytes", "none", (per_second("fetch_stall_seconds"),), columns=8),
+                Panel("Wait for other trials", "none", (per_second("peer_stall_seconds"),), columns=8),
+            ),
+        ),
+        Row(
+            "What does it cost?",
+            (
+                Panel("Uses of a prepared sample", "none", (ratio(DELIVERED, [PREPARED]),), SHARING),
+                Panel("Samples prepared a second", SAMPLES_PER_S, (per_second("samples_prepared"),), is_stacked=True),
+                Panel("Prep workers", "none", (now("prep_workers"),), is_stacked=True, columns=8),
+                Panel("Read from storage", "Bps", (per_second("storage_bytes"),), is_stacked=True, columns=8),
+                Panel("Staged minibatches", "bytes", (now("staged_bytes"),), is_stacked=True, columns=8),
+            ),
+        ),
+        HEALTH,
+    ),
+)
+"""Shows the feeds of a search beside each other."""
+
+DASHBOARDS = (OF_A_FEED, OF_A_SEARCH)
+
+
+def as_json(board: Dashboard) -> str:
+    """Write a dashboard as Grafana imports it."""
+    made = (
+        dashboard.Dashboard(board.title)
+        .uid(f"mbaas-{board.name}")
+        .description(board.about)
+        .tags(["mbaas", "ray"])
+        .time("now-1h", "now")
+        .refresh("10s")
+        .tooltip(models.DashboardCursorSync.CROSSHAIR)
+        .with_variable(dashboard.DatasourceVariable("datasource").label("Prometheus").type("prometheus"))
+        .with_variable(_feeds(several=board.takes_several))
+    )
+    ids = itertools.count(1)
+    for row in board.rows:
+        made = made.with_row(dashboard.Row(row.title).id(next(ids)))
+        for panel in row.panels:
+            drawn = _number(panel) if panel.is_number else _chart(panel)
+            made = made.with_panel(drawn.id(next(ids)))
+    text = JSONEncoder(sort_keys=True, indent=2).encode(made.build()) + "\n"
+    if board.takes_several:
+        return text
+    pattern, name = (json.dumps(each)[1:-1] for each in (_SELECTED, _SELECTED_ONE))
+    return text.replace(pattern, name)
+
+
+def _feeds(*, several: bool) -> dashboard.QueryVariable:
+    """Make the variable that says which feeds are shown."""
+    exported = _metric("prep_workers", "gauge").exported
+    return (
+        dashboard.QueryVariable("feed")
+        .label("Feeds" if several else "Feed")
+        .datasource(SOURCE)
+        .query(f"label_values({exported}, feed)")
+        .refresh(models.VariableRefresh.ON_TIME_RANGE_CHANGED)
+        .sort(models.VariableSort.ALPHABETICAL_ASC)
+        .multi(several)
+        .include_all(several)
+    )
+
+
+def _chart(panel: Panel) -> timeseries.Panel:
+    made = timeseries.Panel().title(panel.title).description(panel.description).unit(panel.unit)
+    made = made.datasource(SOURCE).height(HEIGHT).span(panel.columns).min(0).fill_opacity(20 if panel.is_stacked else 0)
+    legend = common.VizLegendOptions().show_legend(True).display_mode(common_models.LegendDisplayMode.LIST)
+    made = made.legend(legend.placement(common_models.LegendPlacement.BOTTOM))
+    made = made.tooltip(common.VizTooltipOptions().mode(common_models.TooltipDisplayMode.MULTI))
+    if panel.is_stacked:
+        made = made.stacking(common.StackingConfig().mode(common_models.StackingMode.NORMAL))
+    for number, series in enumerate(panel.series):
+        made = made.with_target(_query(series, number))
+    return made
+
+
+def _number(panel: Panel) -> stat.Panel:
+    made = stat.Panel().title(panel.title).description(panel.description).unit(panel.unit).no_value("0")
+    made = made.datasource(SOURCE).height(HEIGHT // 2).span(panel.columns)
+    made = made.text_mode(common_models.BigValueTextMode.VALUE_AND_NAME)
+    made = made.graph_mode(common_models.BigValueGraphMode.NONE)
+    made = made.reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]))
+    for number, series in enumerate(panel.series):
+        made = made.with_target(_query(series, number).instant())
+    return made
+
+
+def _query(series: Series, number: int) -> prometheus.Dataquery:
+    made = prometheus.Dataquery().expr(series.expr).legend_format(series.legend)
+    return made.ref_id(chr(ord("A") + number)).datasource(SOURCE)
+
+
+def write() -> list[Path]:
+    """Write all dashboards; return their files."""
+    FOLDER.mkdir(exist_ok=True)
+    files = []
+    for board in DASHBOARDS:
+        files.append(FOLDER / f"{board.name}.json")
+        files[-1].write_text(as_json(board))
+    return files
