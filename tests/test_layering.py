@@ -48,6 +48,7 @@ LAYERS = (
     "validation",
     "budgets",
     "notebook",
+    "progress",
     "units",
     "errors",
 )

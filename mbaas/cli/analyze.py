@@ -17,7 +17,7 @@ import typer
 
 from mbaas import units
 from mbaas.analysis.whole import STOPPED, Analysis, AnalysisStoppedError, Findings, StoppedAnalysis
-from mbaas.cli import analysis_view, feed_file
+from mbaas.cli import analysis_view, feed_file, reading
 from mbaas.cli.connection import connect
 from mbaas.cli.console import CUT_OFF, end_as_ctrl_c, err, line, out, say_error, say_note, write_json
 from mbaas.errors import ConfigError
@@ -174,7 +174,7 @@ def _of_file(request: AnalyzeRequest, keep: Callable[[Findings], None]) -> Analy
 
     options = described.options
     step = load_step(request.step) if request.step is not None else PacedStep(request.rate_per_s or 0.0)
-    dataset = described.data.read()
+    dataset = reading.read(described.data)
     if request.storage_bytes_per_s is not None:
         dataset = portion(dataset, bytes_per_s=request.storage_bytes_per_s)
     cores, total_bytes = cores_here(), dataset.total_bytes

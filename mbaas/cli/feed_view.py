@@ -173,6 +173,8 @@ def _facts(status: FeedStatus, rates: Rates) -> RenderableType:
     grid.add_column(style="dim")
     reuse = status.delivered_samples / status.prepared_samples if status.prepared_samples else 0.0
     remade = f", {counted(status.remade_blocks, 'block')} re-made" if status.remade_blocks else ""
+    if first := _first_epoch(status, rates):
+        grid.add_row("first epoch", *first)
     grid.add_row("prepared", count(status.prepared_samples), f"{count(rates.prepared_per_s)}/s, {over}{remade}")
     grid.add_row(
         "delivered",
@@ -198,6 +200,17 @@ def _facts(status: FeedStatus, rates: Rates) -> RenderableType:
             Text("inexact", "bold red"), count(status.inexact_epochs), "epochs with missing or repeated samples"
         )
     return Padding(grid, (0, 0, 0, 2), expand=False)
+
+
+def _first_epoch(status: FeedStatus, rates: Rates) -> tuple[str, Text] | None:
+    """Say how much of the first epoch is made, in which caches fill; None where it is over, or nobody knows."""
+    left = status.samples - status.prepared_samples
+    if left <= 0 or status.restarts:  # a coordinator that came back counts anew, and caches may be full
+        return None
+    remaining = f", about {duration(left / rates.prepared_per_s, parts=1)} left" if rates.prepared_per_s else ""
+    made = bar(status.prepared_samples, status.samples)
+    words = f" of {count(status.samples)} samples{remaining}"
+    return percent(status.prepared_samples / status.samples), Text.assemble(made, words)
 
 
 def _first_batches(status: FeedStatus) -> list[float]:

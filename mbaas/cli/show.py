@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mbaas.cli import feed_file, picture_grid
+from mbaas.cli import feed_file, picture_grid, reading
 from mbaas.cli.console import err, line, out, plain, say_note
 from mbaas.dataset import Dataset
 from mbaas.errors import ConfigError
@@ -43,8 +43,7 @@ def show(file: Path, *, to: Path, epoch: int, count: int | None) -> None:
     wanted = feed_file.load(file)
     picture_grid.check_path(to)
     options = wanted.options
-    with err.status(plain(f"listing {wanted.data.where} ...")):
-        dataset = wanted.data.read()
+    dataset = reading.read(wanted.data)
     most = count if count is not None else min(COUNT, options.batch_size)
     with err.status(plain(f"preparing {counted(most, 'sample')} ...")):
         found = first_samples(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 
@@ -11,6 +12,7 @@ from pyarrow.fs import FileInfo
 from mbaas.dataset.faults import s3_attempts, said
 from mbaas.dataset.location import Location, join
 from mbaas.errors import DatasetError
+from mbaas.progress import track
 
 S3_ATTEMPTS = 5
 """Attempts that an S3 client makes of each request while files are looked for."""
@@ -35,8 +37,12 @@ def file_infos(where: Location, names: list[str]) -> list[FileInfo]:
 
     try:
         if isinstance(filesystem, pyarrow.fs.LocalFileSystem):
-            return [*chain.from_iterable(map(ask, parts))]
+            return _all(map(ask, parts), len(paths))
         with ThreadPoolExecutor(_REMOTE_THREADS, thread_name_prefix="mbaas-listing") as pool:
-            return [*chain.from_iterable(pool.map(ask, parts))]
+            return _all(pool.map(ask, parts), len(paths))
     except Exception as error:  # a file system of somebody else's raises what it likes
         raise DatasetError(f"cannot look for the files of {where.root}: {said(error)}") from error
+
+
+def _all(parts: Iterable[list[FileInfo]], total: int) -> list[FileInfo]:
+    return [*chain.from_iterable(track(parts, "files", total, amount=len))]

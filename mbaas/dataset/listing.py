@@ -25,6 +25,7 @@ from mbaas.dataset.location import Location, join, locate
 from mbaas.dataset.table import SCHEMA, TableDataset, fingerprint_of
 from mbaas.errors import ConfigError, DatasetError
 from mbaas.fields import LABEL
+from mbaas.progress import track
 
 IMAGE_EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp")
 """What `read_images` takes for images unless told otherwise: what the engines decode."""
@@ -158,9 +159,9 @@ def _class_folders(where: Location, endings: tuple[str, ...]) -> tuple[str, ...]
 def _list_classes(where: Location, names: Sequence[str], endings: tuple[str, ...]) -> list[_ClassListing]:
     list_one = partial(_list_class, where, endings)
     if isinstance(where.filesystem, pyarrow.fs.LocalFileSystem):
-        return [list_one(name) for name in names]
+        return [*track(map(list_one, names), "classes", len(names))]
     with ThreadPoolExecutor(_REMOTE_THREADS, thread_name_prefix="mbaas-listing") as pool:
-        return list(pool.map(list_one, names))
+        return [*track(pool.map(list_one, names), "classes", len(names))]
 
 
 def _list_class(where: Location, endings: tuple[str, ...], name: str) -> _ClassListing:

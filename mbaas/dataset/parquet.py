@@ -25,6 +25,7 @@ from mbaas.dataset.shard_names import locate_shards, look_up
 from mbaas.dataset.table import IN_SHARD, PLACE, ShardDataset, fingerprint_of, string_bounds, table_of
 from mbaas.errors import ConfigError, DatasetError, shown
 from mbaas.fields import IMAGE, LABEL
+from mbaas.progress import track
 
 _WRITER = "read_parquet"
 _LISTING = "listing.parquet"
@@ -110,7 +111,8 @@ def _unpack(where: Location, files: list[list[Any]], target: Location, asked: di
     """Unpack all files, several at a time."""
     source = replace(where, filesystem=s3_attempts(where.filesystem, S3_ATTEMPTS))
     with ThreadPoolExecutor(min(_THREADS, len(files)), thread_name_prefix="mbaas-listing") as pool:
-        parts = [*pool.map(lambda file: _unpack_one(source, file[0], target, asked), files)]
+        unpacking = pool.map(lambda file: _unpack_one(source, file[0], target, asked), files)
+        parts = [*track(unpacking, "Parquet files", len(files))]
     places, columns = gathered(where.root, [(part.places, part.values) for part in parts])
     label, fields = asked["label"], asked["fields"]
     if label is None and LABEL.name in columns.table.column_names:

@@ -24,6 +24,7 @@ from mbaas.dataset.table import IN_SHARD, PLACE, ShardDataset, fingerprint_of, t
 from mbaas.dataset.tar_index import Member, TarSample, tar_samples
 from mbaas.errors import ConfigError, DatasetError, shown
 from mbaas.fields import LABEL
+from mbaas.progress import track
 
 IMAGE_ENDINGS = ("jpg", "jpeg", "png", "webp")
 """Endings of the members that `read_webdataset` takes for images unless told otherwise: what the engines decode."""
@@ -154,7 +155,7 @@ def _indexed(where: Location, files: list[list[Any]], wanted: _Wanted) -> tuple[
 
     threads = min(_LOCAL_THREADS if is_local else _REMOTE_THREADS, len(files))
     with ThreadPoolExecutor(threads, thread_name_prefix="mbaas-listing") as pool:
-        found = [*pool.map(index, files)]
+        found = [*track(pool.map(index, files), "shards", len(files))]
     places, columns = gathered(where.root, found)
     label = _CLS_COLUMN if wanted.label == _CLS else wanted.label
     class_names, known = columns.fields(label, wanted.fields)

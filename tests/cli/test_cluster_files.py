@@ -81,7 +81,7 @@ def test_a_folder_may_be_named_and_an_unknown_file_may_not(packages: Path, tmp_p
     assert (tmp_path / "there" / "node.env").exists()
     unknown = cluster(packages, "write", "gcp.yaml", cwd=tmp_path)
     assert unknown.returncode == 2
-    assert "there is no file 'gcp.yaml' for clusters; there are Dockerfile, aws.yaml, grafana/feed.json" in unknown.stderr
+    assert "there is no file 'gcp.yaml' for clusters; there are Dockerfile, aws.yaml, grafana/feed" in unknown.stderr
     nowhere = cluster(packages, "write", "node.env", "--to", "none/node.env", cwd=tmp_path)
     assert nowhere.returncode == 2
     assert "cannot write none/node.env: No such file or directory" in nowhere.stderr

@@ -66,6 +66,17 @@ def test_the_time_to_the_first_minibatch_is_shown_of_those_that_have_one(serving
     assert "first batch 600 ms median of 3 trials, at most 1.2 s, from joining" in text
 
 
+def test_the_first_epoch_shows_how_far_it_is_and_how_long_it_takes(serving: FeedStatus) -> None:
+    """400 of 1,000 samples, 20 a second."""
+    rates = feed_view.Rates(20.0, 80.0, 15.0)
+    begun = replace(serving, samples=1000, prepared_samples=400, restarts=0)
+    text = " ".join(shown(feed_view.compact(begun, rates)).split())
+    assert "first epoch 40 % ━━━━━━━━━━ of 1,000 samples, about 30 s left" in text
+    assert ", about" not in shown(feed_view.compact(begun, feed_view.Rates(0.0, 0.0, 15.0)))
+    for over in (replace(begun, prepared_samples=1000), replace(begun, restarts=1)):
+        assert "first epoch" not in shown(feed_view.compact(over, rates))
+
+
 def member(name: str, trial: str, state: str, first_s: float = 0.0) -> ConsumerStatus:
     return consumer(name, trial=trial, state=state, report=ConsumerReport(time_to_first_batch_s=first_s))
 

@@ -1,0 +1,40 @@
+"""Reads the data that a feed's file names, and shows on a terminal how far that is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as ProgressBar
+
+from mbaas.cli.console import err
+from mbaas.cli.feed_data import FeedData
+from mbaas.progress import Progress, watched
+from mbaas.units import count
+
+if TYPE_CHECKING:
+    from mbaas.dataset import Dataset
+
+
+def read(data: FeedData) -> Dataset:
+    """List or read the data; on a terminal a bar says what of it is done.
+
+    Raises:
+        ConfigError, DatasetError: see `FeedData.read`.
+    """
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}", markup=False),  # a folder's name may have brackets
+        BarColumn(20),
+        TextColumn("{task.fields[counted]}"),
+        TimeRemainingColumn(elapsed_when_finished=True),
+    )
+    with ProgressBar(*columns, console=err, transient=True, disable=not err.is_terminal) as bar:
+        task = bar.add_task(f"listing {data.where}", total=None, counted="")
+
+        def show(progress: Progress) -> None:
+            counted = f"{count(progress.done)} of {count(progress.total)} {progress.things}"
+            bar.update(task, total=progress.total, completed=progress.done, counted=counted)
+
+        with watched(show):
+            return data.read()
