@@ -21,7 +21,7 @@ DOCUMENTS = (
     ROOT / "README.md",
     ROOT / "SECURITY.md",
     ROOT / "CONTRIBUTING.md",
-    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
 )
 """CHANGELOG.md is left out: it names what there was."""
 
