@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import tarfile
 from contextlib import suppress
 from pathlib import Path
 
@@ -60,14 +61,20 @@ def test_each_reader_tells_what_it_reads(tmp_path: Path) -> None:
     (tmp_path / "table.jsonl").write_text("".join(json.dumps({"uri": name}) + "\n" for name in names))
     for number in range(2):
         parquet.write_table(pa.table({"image": pa.array([PNG])}), tmp_path / f"{number}.parquet")
+    for number in range(4):
+        with tarfile.open(tmp_path / f"{number}.tar", "w") as shard:
+            shard.add(tmp_path / "0.png", "0.png")
     seen: list[Progress] = []
     with watched(seen.append):
+        mbaas.read_webdataset(str(tmp_path / "{0..3}.tar"), label=None)
         mbaas.read_images(tmp_path / "folder")
         mbaas.read_manifest(tmp_path / "table.jsonl")
         mbaas.read_parquet(str(tmp_path / "{0..1}.parquet"), unpacked=tmp_path / "unpacked")
-    assert [each.things for each in seen if each.done == 0] == ["classes", "files", "files", "Parquet files"]
+    assert [each.things for each in seen if each.done == 0] == [
+        "files", "shards", "classes", "files", "files", "Parquet files"
+    ]  # fmt: skip
     assert [(each.things, each.total) for each in seen if each.done == each.total] == [
-        ("classes", 3), ("files", 5), ("files", 2), ("Parquet files", 2)
+        ("files", 4), ("shards", 4), ("classes", 3), ("files", 5), ("files", 2), ("Parquet files", 2)
     ]  # fmt: skip
 
 

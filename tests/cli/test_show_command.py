@@ -31,7 +31,7 @@ def feed(tmp_path: Path) -> Path:
         image = np.full((60, 60, 3), 9 * number, np.uint8)
         image[20:40, 10:30] = (0, 0, 255)
         cv2.imwrite(str(tmp_path / f"{number}.png"), image)
-        kind = "a $cat$ of\nmany" if number % 2 else "dog"
+        kind = "a $\\cat$ of\nmany" if number % 2 else "dog"
         rows.append(json.dumps({"uri": f"{number}.png", "label": kind, "boxes": [[10.0, 20.0, 30.0, 40.0]]}))
     (tmp_path / "train.jsonl").write_text("\n".join(rows) + "\n")
     file = tmp_path / "feed.yaml"
@@ -81,7 +81,7 @@ def test_cells_say_class_and_number(feed: Path) -> None:
     data = wanted.data.read()
     cells = cells_of(data, wanted.pipeline, first_samples(data, wanted.pipeline, count=3, shuffle=False))
     assert [cell.lines for cell in cells] == [
-        ("dog", "sample 0"), ("a $cat$ of\nmany", "sample 1"), ("dog", "sample 2")
+        ("dog", "sample 0"), ("a $\\cat$ of\nmany", "sample 1"), ("dog", "sample 2")
     ]  # fmt: skip
     plain = T.Pipeline([T.DecodeImage()])
     for label, lines in (
@@ -109,9 +109,9 @@ def test_small_images_are_shown_larger_and_large_ones_smaller(image: tuple[int, 
     assert picture_grid.shown_size(image) == shown
 
 
-@pytest.mark.parametrize("count", [1, 5, 32])
-def test_no_two_images_meet_and_none_leaves_the_picture(count: int, tmp_path: Path) -> None:
-    cells = [Cell(np.full((20, 50, 3), number, np.uint8), ("",), np.zeros((0, 4))) for number in range(count)]
+@pytest.mark.parametrize(("count", "size"), [(1, (20, 50)), (5, (20, 50)), (32, (20, 50)), (12, (90, 220))])
+def test_no_two_images_meet_and_none_leaves_the_picture(count: int, size: tuple[int, int], tmp_path: Path) -> None:
+    cells = [Cell(np.full((*size, 3), number, np.uint8), ("",), np.zeros((0, 4))) for number in range(count)]
     layout = picture_grid.draw(cells, tmp_path / "grid.png", title=["title"])
     drawn = picture(tmp_path / "grid.png")
     height, width = layout.shown
