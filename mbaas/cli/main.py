@@ -189,8 +189,8 @@ def top(
     Rates and stalls are those of the last seconds; [bold]mbaas status[/] has those since each trial joined.
 
     [bold]samples/s[/]: of the trial while it trains. [bold]stall[/]: share of that time that it waited for data: while
-    prep was computing, while bytes were fetched, or for others, because a slower trial must not fall behind or another
-    group has the staging memory. [bold]done[/]: how far it is in the feed's epoch.
+    prep was computing, while bytes were fetched, or for its peers, because a slower trial must not fall behind or
+    another group has the staging memory. [bold]done[/]: how far it is in the feed's epoch.
     """
     from mbaas.cli.top import top
 

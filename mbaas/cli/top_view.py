@@ -130,9 +130,10 @@ def _trials(status: FeedStatus, reports: Mapping[str, ConsumerReport], most: int
         return Text("  no trial has joined", "dim")
     by_stall = sorted(status.members, key=lambda member: -reports[member.name].stall_share)
     kept = {member.name for member in by_stall[:most]}
-    table = table_of(
-        "trial", "state", ">epoch", ">done", ">samples/s", ">stall", ">prep", ">fetch", ">others", ">held", "waits for"
-    )
+    table = table_of("trial", "state", ">epoch", ">done", ">samples/s", ">stall", ">prep", ">fetch", ">peer", ">held")
+    table.expand = True
+    # It has what the others leave of a line: a long reason must not squeeze the names.
+    table.add_column("waits for", ratio=1, no_wrap=True, overflow="ellipsis")
     for member in status.members:
         if member.name in kept:
             table.add_row(*_trial(status, member, reports[member.name]))

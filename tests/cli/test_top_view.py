@@ -17,8 +17,8 @@ from mbaas.messages import Amount, ConsumerReport, FetchCounts
 from mbaas.status import FeedStatus, WorkerStatus
 
 
-def shown(*feeds: Any, lines: int | None = None) -> str:
-    console = Console(width=160, file=io.StringIO())
+def shown(*feeds: Any, lines: int | None = None, width: int = 160) -> str:
+    console = Console(width=width, file=io.StringIO())
     with console.capture() as capture:
         console.print(top_view.page(feeds, lines=lines))
     return capture.get()
@@ -87,6 +87,17 @@ def test_a_trial_shows_its_pace_and_stalls_of_late() -> None:
         "%",
         "2",
     ]
+
+
+@pytest.mark.parametrize("width", [80, 130])
+def test_a_long_reason_leaves_room_for_the_names(width: int) -> None:
+    why = "the slowest consumer, trial-b, is at block 133, this one at 135; it is waited for until it comes back"
+    waiting = consumer("a1b2c_00001", state="waiting", waits_for=why, report=report(9, 1.0, 1.0))
+    status = at(9, members=(waiting,))
+    text = shown(("train", status, status), width=width)
+    assert row_of(text, "a1b2c_00001")[1] == "waiting"
+    assert max(map(len, text.splitlines())) <= width
+    assert ("the slowest" in text) == (width > 100)
 
 
 @pytest.mark.parametrize(
