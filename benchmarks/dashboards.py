@@ -291,9 +291,9 @@ def _chart(panel: Panel) -> timeseries.Panel:
     made = made.datasource(SOURCE).height(HEIGHT).span(panel.columns).min(0).fill_opacity(20 if panel.is_stacked else 0)
     legend = common.VizLegendOptions().show_legend(True).display_mode(common_models.LegendDisplayMode.LIST)
     made = made.legend(legend.placement(common_models.LegendPlacement.BOTTOM))
-    made = made.tooltip(common.VizTooltipOptions().mode(common_models.TooltipDisplayMode.MULTI))
+    made = made.tooltip(common.VizTooltipOptions().mode(common_models.TooltipDisplayMode("multi")))
     if panel.is_stacked:
-        made = made.stacking(common.StackingConfig().mode(common_models.StackingMode.NORMAL))
+        made = made.stacking(common.StackingConfig().mode(common_models.StackingMode("normal")))
     for number, series in enumerate(panel.series):
         made = made.with_target(_query(series, number))
     return made
