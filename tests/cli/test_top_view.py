@@ -10,7 +10,9 @@ import pytest
 from feed_statuses import consumer, feed_status
 from rich.console import Console
 
+import mbaas
 from mbaas.cli import top_view
+from mbaas.cli.connection import look
 from mbaas.cli.feed_view import RateWindow
 from mbaas.errors import FeedGoneError, FeedRestartingError, WaitTimeoutError
 from mbaas.messages import Amount, ConsumerReport, FetchCounts
@@ -132,6 +134,21 @@ def test_a_feed_without_a_status_says_why() -> None:
     ):
         assert shown(("train", error, None)).strip() == f"train {word} · {error}"
     assert shown().strip() == "no feed runs on this cluster"
+
+
+def test_a_coordinator_that_does_not_answer_in_time_hides_no_other_feed(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Silent(mbaas.Feed):
+        def status(self, *, timeout_s: float = 60.0) -> FeedStatus:
+            if self.name == "other":
+                return at(9, name="other")
+            raise WaitTimeoutError(f"it did not answer within {timeout_s:g} s")
+
+    monkeypatch.setattr(mbaas, "feeds", lambda: [mbaas.connect("train"), mbaas.connect("other")])
+    monkeypatch.setattr(mbaas, "connect", lambda name: Silent(name, None))
+    seen = look(None, within_s=7.0)
+    assert str(seen["train"]) == "it did not answer within 7 s"
+    assert isinstance(seen["other"], FeedStatus)
+    assert str(look("train")["train"]) == "it did not answer within 60 s"
 
 
 def test_the_window_gives_the_snapshot_of_fifteen_seconds_ago() -> None:
