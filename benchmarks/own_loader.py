@@ -71,7 +71,8 @@ class _Minibatches(torch.utils.data.Dataset[Any]):
             reader.read_into(index, buffer)
         pixels = np.empty((len(ids), self._side, self._side, 3), np.uint8)
         self._made += 1
-        engine.prepare(raw, ids, self._made, pixels)  # in place of the epoch: a worker that persists is not told which
+        # `_made` in place of the epoch: a worker that persists is not told which it is.
+        engine.prepare(raw, ids, self._made, {}, pixels)
         return torch.from_numpy(pixels)
 
 

@@ -155,8 +155,8 @@ def _engine(kind: EngineName) -> Case:
 
     def prepared(engine: Any, block: list[bytes]) -> tuple[Any, list[int]]:
         out = np.full((len(block), 32, 32, 3), 77, np.uint8)
-        bad = engine.prepare(block, ids[: len(block)], 0, out)
-        return out, [row.row for row in bad]
+        made = engine.prepare(block, ids[: len(block)], 0, {}, out)
+        return out, [row.row for row in made.bad]
 
     wanted = [prepared(engine, [good[0], good[7], good[0]])[0] for engine in engines]
 

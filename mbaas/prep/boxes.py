@@ -10,37 +10,11 @@ from numpy.typing import NDArray
 
 from mbaas.errors import DatasetError
 from mbaas.fields import Arrays, Column, Packed
-from mbaas.order import Ids
-from mbaas.prep.engine import DEFAULT_MAX_PIXELS, Encoded
-from mbaas.prep.part_input import Flips, Step, plan, read_headers, stages_of
-from mbaas.transforms import Pipeline
-from mbaas.transforms.base import Windows
+from mbaas.transforms.base import Flips, Step, Windows
 from mbaas.transforms.boxes import Boxes, BoxFormat
 
 Edges = NDArray[np.float64]
 """[total, 4]: left, top, right and bottom of each box, in pixels."""
-
-
-def moved_boxes(
-    pipeline: Pipeline, known: Arrays, encoded: Sequence[Encoded], sample_ids: Ids, *, seed: int, epoch: int
-) -> Arrays:
-    """Return the fields of n samples with their boxes where a pipeline that has boxes moves the pixels.
-
-    Args:
-        pipeline: what is done to the samples.
-        known: the fields, as the dataset knows them.
-        encoded: the bytes of the samples, of which each could be prepared.
-        sample_ids: int64[n], their ids.
-        seed: of the feed.
-        epoch: from which chance follows.
-
-    Raises:
-        DatasetError: a field does not have a value for each box.
-    """
-    assert pipeline.boxes is not None
-    part = read_headers(encoded, sample_ids, epoch, DEFAULT_MAX_PIXELS)
-    (stages,) = stages_of(pipeline.prep)  # one run of transforms: there is no Map among them
-    return move_boxes(pipeline.boxes, known, part.sizes, plan(stages, seed, epoch, sample_ids, part.sizes))
 
 
 def move_boxes(boxes: Boxes, known: Arrays, sizes: NDArray[np.int64], steps: Sequence[Step]) -> Arrays:

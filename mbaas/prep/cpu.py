@@ -12,17 +12,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mbaas.errors import BadSampleError, ConfigError
-from mbaas.fields import IMAGE, Field
+from mbaas.fields import IMAGE, Arrays, Field
 from mbaas.messages import EngineName
 from mbaas.order import generator
 from mbaas.prep import pixels
 from mbaas.prep.decode import decode
-from mbaas.prep.engine import DEFAULT_MAX_PIXELS, BadRow, Encoded
+from mbaas.prep.engine import DEFAULT_MAX_PIXELS, BadRow, Encoded, Prepared
 from mbaas.prep.header import UndecodableError
-from mbaas.prep.part_input import Flips, PartInput, Stage, Step, plan, read_headers, stages_of
+from mbaas.prep.part_input import PartInput, read_headers
 from mbaas.prep.pixels import Image, Scratch
+from mbaas.prep.plan import Stage, plan, stages_of
 from mbaas.transforms import Map, Pipeline, RandomResizedCrop, Resize
-from mbaas.transforms.base import Windows
+from mbaas.transforms.base import Flips, Step, Windows
 from mbaas.transforms.function import name_of
 
 Array = NDArray[Any]
@@ -75,11 +76,12 @@ class CpuEngine:
         shape = self._pipeline.output_shape
         if shape is not None:
             return Field(IMAGE, shape, "uint8")
-        block = read_headers([encoded], np.zeros(1, np.int64), 0, self._max_pixels)
+        block = read_headers([encoded], np.zeros(1, np.int64), 0, {}, self._max_pixels)
         if block.bad:
             raise BadSampleError(uri, block.bad[0].reason)
         try:
-            sample = self._sample(block, self._plan(self._first, 0, block.sample_ids, block.sizes), 0, None)
+            steps = plan(self._first, self._seed, 0, block.sample_ids, block.sizes)
+            sample = self._sample(block, [_listed(step) for step in steps], 0, None)
         except UndecodableError as error:
             raise BadSampleError(uri, str(error)) from error
         if self._pipeline.normalize and not _is_image(sample):
@@ -87,21 +89,22 @@ class CpuEngine:
         return Field(IMAGE, sample.shape, sample.dtype.name)
 
     def prepare(
-        self, encoded: Sequence[Encoded], sample_ids: NDArray[np.int64], epoch: int, out: Array
-    ) -> list[BadRow]:
-        block = read_headers(encoded, sample_ids, epoch, self._max_pixels)
-        steps = self._plan(self._first, epoch, block.sample_ids, block.sizes)
+        self, encoded: Sequence[Encoded], sample_ids: NDArray[np.int64], epoch: int, known: Arrays, out: Array
+    ) -> Prepared:
+        block = read_headers(encoded, sample_ids, epoch, known, self._max_pixels)
+        steps = plan(self._first, self._seed, epoch, block.sample_ids, block.sizes)
+        listed = [_listed(step) for step in steps]
         # One iterator for all threads: one that is done takes the next sample, so large images hold up nobody. To take
         # the next number is one step of the interpreter, which needs no lock.
         todo = iter(range(len(block.rows)))
         if self._pool is None:
-            self._work(block, steps, todo, out)
+            self._work(block, listed, todo, out)
         else:
-            work = [self._pool.submit(self._work, block, steps, todo, out) for _ in range(self._threads)]
+            work = [self._pool.submit(self._work, block, listed, todo, out) for _ in range(self._threads)]
             wait(work)  # all of them, before one raises: the others still write to `out`, which is used again
             for done in work:
                 done.result()
-        return block.finish(out)
+        return block.finish(self._pipeline.boxes, steps, out)
 
     def set_threads(self, threads: int) -> None:
         self.close()  # a pool cannot be resized
@@ -112,11 +115,6 @@ class CpuEngine:
     def close(self) -> None:
         if self._pool is not None:
             self._pool.shutdown()
-
-    def _plan(
-        self, stages: Sequence[Stage], epoch: int, ids: NDArray[np.int64], sizes: NDArray[np.int64]
-    ) -> list[_Listed]:
-        return [_listed(step) for step in plan(stages, self._seed, epoch, ids, sizes)]
 
     def _work(self, block: PartInput, steps: list[_Listed], todo: Iterator[int], out: Array) -> None:
         """Prepare samples until ``todo``, which all threads share, is empty."""
@@ -152,9 +150,9 @@ class CpuEngine:
         if not _is_image(result):
             following = type(stages[0][1]).__name__
             raise UndecodableError(f"{transform!r} made {_described(result)}, but {following} needs {_IMAGE}")
-        ids, sizes = np.array([sample_id]), np.array([result.shape[:2]])
+        steps = plan(stages, self._seed, epoch, np.array([sample_id]), np.array([result.shape[:2]]))
         # Another copy, because the function may still hold what it returned, and steps change an image in place.
-        return self._run(result.copy(), self._plan(stages, epoch, ids, sizes), 0, None)
+        return self._run(result.copy(), [_listed(step) for step in steps], 0, None)
 
     def _run(self, image: Image, steps: Sequence[_Listed], index: int, into: Array | None) -> Image:
         """Apply ``steps`` to ``image``, whose memory may change; the last window goes to ``into`` if it fits."""

@@ -24,15 +24,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mbaas.fields import Field
+from mbaas.fields import Arrays, Field
 from mbaas.messages import EngineName
 from mbaas.prep import dali_graph
 from mbaas.prep.cpu import CpuEngine, deliver
-from mbaas.prep.engine import DEFAULT_MAX_PIXELS, BadRow, Encoded
+from mbaas.prep.engine import DEFAULT_MAX_PIXELS, BadRow, Encoded, Prepared
 from mbaas.prep.header import Header, UndecodableError
-from mbaas.prep.part_input import PartInput, Step, plan, read_headers, stages_of
+from mbaas.prep.part_input import PartInput, read_headers
+from mbaas.prep.plan import plan, stages_of
 from mbaas.transforms import Pipeline
-from mbaas.transforms.base import Windows
+from mbaas.transforms.base import Step, Windows
 
 # By its words, because DALI raises RuntimeError for everything; all but these are a bug, or a device that failed.
 _REFUSALS = ("Failed to decode", "nvImageCodec failure")
@@ -69,7 +70,7 @@ class DaliEngine:
             batch_pixels: of the images of a batch together, unless one alone has more.
             pipeline, seed, threads, max_pixels: see `mbaas.prep.engines.make_engine`.
         """
-        self._stages = stages_of(pipeline.prep)[0]
+        self._stages, self._boxes = stages_of(pipeline.prep)[0], pipeline.boxes
         self._seed = seed
         self._threads = threads
         self._device_id = device_id
@@ -82,9 +83,9 @@ class DaliEngine:
         return self._cpu.field(encoded, uri)
 
     def prepare(
-        self, encoded: Sequence[Encoded], sample_ids: NDArray[np.int64], epoch: int, out: NDArray[Any]
-    ) -> list[BadRow]:
-        block = read_headers(encoded, sample_ids, epoch, self._max_pixels)
+        self, encoded: Sequence[Encoded], sample_ids: NDArray[np.int64], epoch: int, known: Arrays, out: NDArray[Any]
+    ) -> Prepared:
+        block = read_headers(encoded, sample_ids, epoch, known, self._max_pixels)
         steps = plan(self._stages, self._seed, epoch, block.sample_ids, block.sizes)
         feeds = dali_graph.feeds(self._stages, steps)
         taken = np.flatnonzero(self._takes(block, steps))
@@ -95,7 +96,7 @@ class DaliEngine:
             taken = taken[len(batch) :]
         if refused:
             self._leave_to_cpu(block, sorted(refused), out)
-        return block.finish(out)
+        return block.finish(self._boxes, steps, out)
 
     def set_threads(self, threads: int) -> None:
         """Work with ``threads`` threads. DALI fixes them when a graph is built, so the next block builds it anew."""
@@ -178,11 +179,13 @@ class DaliEngine:
         rows = [block.rows[index] for index in indices]
         # Made apart: a choice of rows of `out` is a copy of them.
         made = np.empty((len(rows), *out.shape[1:]), out.dtype)
-        bad = self._cpu.prepare(
-            [block.encoded[index] for index in indices], block.sample_ids[indices], block.epoch, made
+        # Their fields go along, because transforms may be drawn by them; what becomes of fields is told by `finish`.
+        known = {name: column[np.array(indices)] for name, column in block.known.items()}
+        prepared = self._cpu.prepare(
+            [block.encoded[index] for index in indices], block.sample_ids[indices], block.epoch, known, made
         )
         out[rows] = made
-        block.bad.extend(BadRow(rows[row.row], row.reason) for row in bad)
+        block.bad.extend(BadRow(rows[row.row], row.reason) for row in prepared.bad)
 
 
 def _is_left_to_cpu(header: Header) -> bool:

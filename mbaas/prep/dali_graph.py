@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from nvidia import dali
 from nvidia.dali import fn, math
 
-from mbaas.prep.part_input import Flips, Stage, Step
+from mbaas.prep.plan import Stage
 from mbaas.transforms import CenterCrop, ColorJitter, RandomHorizontalFlip, RandomResizedCrop, Transform
-from mbaas.transforms.base import Windows, WindowTransform
+from mbaas.transforms.base import Flips, Step, Windows, WindowTransform
 
 ENCODED = "encoded"
 types: Any = dali.types

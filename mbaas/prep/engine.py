@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from mbaas.fields import Field
+from mbaas.fields import Arrays, Field
 from mbaas.messages import EngineName
 
 Encoded = bytes | memoryview | NDArray[np.uint8]
@@ -36,6 +36,20 @@ class BadRow:
     reason: str
 
 
+@dataclass(frozen=True)
+class Prepared:
+    """What became of n samples, beside the field that an engine made of their bytes.
+
+    Attributes:
+        bad: those that could not be prepared, in order of row.
+        known: the dataset's fields of all others, in order of row: as the engine was given them, except those that lie
+            on the image, which are where its pixels are now.
+    """
+
+    bad: list[BadRow]
+    known: Arrays
+
+
 class Engine(Protocol):
     """A way to prepare blocks of samples. Not thread-safe: one call at a time."""
 
@@ -50,10 +64,19 @@ class Engine(Protocol):
         """
 
     def prepare(
-        self, encoded: Sequence[Encoded], sample_ids: NDArray[np.int64], epoch: int, out: NDArray[Any]
-    ) -> list[BadRow]:
-        """Fill ``out`` [n, *field.shape] with the n samples ``encoded``; bad rows are zero and reported in order
-        of row.
+        self, encoded: Sequence[Encoded], sample_ids: NDArray[np.int64], epoch: int, known: Arrays, out: NDArray[Any]
+    ) -> Prepared:
+        """Prepare n samples.
+
+        Args:
+            encoded: their bytes.
+            sample_ids: int64[n], their ids.
+            epoch: on which random transforms depend.
+            known: their fields, as the dataset has them; none of them changes in place.
+            out: [n, *field.shape], where what is made of them goes; the rows of bad samples become zero.
+
+        Raises:
+            DatasetError: a field that lies on the image, or beside one that does, does not fit it.
         """
 
     def set_threads(self, threads: int) -> None:

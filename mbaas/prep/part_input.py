@@ -1,7 +1,4 @@
-"""What both engines start from: the samples of a block whose headers are good, and the plan of what is done to them.
-
-The random parameters of a block are drawn before any pixel is touched, so both engines execute the same plan.
-"""
+"""What both engines start from: the samples of a block whose headers are good; and what they end with."""
 
 from __future__ import annotations
 
@@ -12,11 +9,12 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from mbaas.order import uniforms
-from mbaas.prep.engine import BadRow, Encoded
+from mbaas.fields import Arrays
+from mbaas.prep.boxes import move_boxes
+from mbaas.prep.engine import BadRow, Encoded, Prepared
 from mbaas.prep.header import Header, UndecodableError, peek
-from mbaas.transforms import ColorJitter, Map, RandomHorizontalFlip, Transform
-from mbaas.transforms.base import Drawn, Windows, WindowTransform
+from mbaas.transforms import Boxes
+from mbaas.transforms.base import Step
 
 
 @dataclass(frozen=True)
@@ -29,6 +27,7 @@ class PartInput:
         headers: their headers.
         sample_ids: int64[n], their ids.
         epoch: of the block; random transforms depend on it.
+        known: the dataset's fields of the n samples.
         bad: all other samples; grows while the block is prepared.
     """
 
@@ -37,6 +36,7 @@ class PartInput:
     headers: list[Header]
     sample_ids: NDArray[np.int64]
     epoch: int
+    known: Arrays
     bad: list[BadRow]
 
     @property
@@ -45,18 +45,28 @@ class PartInput:
         # Two columns also where no sample is good.
         return np.array([header.size for header in self.headers], np.int64).reshape(-1, 2)
 
-    def finish(self, out: NDArray[Any]) -> list[BadRow]:
-        """Zero the bad rows of ``out``, and return them in order.
+    def finish(self, boxes: Boxes | None, steps: Sequence[Step], out: NDArray[Any]) -> Prepared:
+        """Zero the bad rows of ``out``, and return them in order, with the fields of the good ones.
 
-        An engine may have written a part of a row before it failed: what such a row holds must not depend on which.
+        Args:
+            boxes: that lie on the images, if there are any.
+            steps: what was done to the images; all of it, if there are boxes.
+            out: what was made of the block.
         """
-        for bad in self.bad:
-            out[bad.row] = 0
-        return sorted(self.bad, key=lambda bad: bad.row)
+        known = self.known if boxes is None else move_boxes(boxes, self.known, self.sizes, steps)
+        if not self.bad:
+            return Prepared([], known)
+        # An engine may have written a part of a row before it failed: what such a row holds must not depend on which.
+        bad = sorted(self.bad, key=lambda bad: bad.row)
+        out[[each.row for each in bad]] = 0
+        good = np.flatnonzero(~np.isin(self.rows, [each.row for each in bad]))
+        return Prepared(bad, {name: column[good] for name, column in known.items()})
 
 
-def read_headers(encoded: Sequence[Encoded], sample_ids: NDArray[np.int64], epoch: int, max_pixels: int) -> PartInput:
-    """Read the headers of ``encoded``, the samples with ``sample_ids`` int64[len(encoded)]."""
+def read_headers(
+    encoded: Sequence[Encoded], sample_ids: NDArray[np.int64], epoch: int, known: Arrays, max_pixels: int
+) -> PartInput:
+    """Read the headers of samples; see `Engine.prepare` for what they are."""
     rows: list[int] = []
     views: list[memoryview] = []
     headers: list[Header] = []
@@ -70,62 +80,6 @@ def read_headers(encoded: Sequence[Encoded], sample_ids: NDArray[np.int64], epoc
         else:
             rows.append(row)
             views.append(view)
-    return PartInput(rows, views, headers, sample_ids[rows], epoch, bad)
-
-
-@dataclass(frozen=True)
-class Flips:
-    """A step that mirrors the samples where ``which``, bool[n], is true."""
-
-    which: NDArray[np.bool_]
-
-
-@dataclass(frozen=True)
-class Recolorings:
-    """A step that changes colours: ``changes``, float64[n, s, 4], is what ``ColorJitter.changes`` returns."""
-
-    changes: NDArray[np.float64]
-
-
-Step = Windows | Flips | Recolorings
-Stage = tuple[int, Transform]
-"""A transform and its index in the pipeline, which is its substream of random numbers."""
-
-
-def stages_of(transforms: Sequence[Transform]) -> tuple[tuple[Stage, ...], ...]:
-    """Split the transforms after DecodeImage before each Map: a run of transforms can be planned as one.
-
-    Every run but the first begins with its Map, because what the transforms after it have to do depends on its result.
-    """
-    runs: list[list[Stage]] = [[]]
-    # Counted with DecodeImage, which is left out then: an index here is the index in the pipeline.
-    for stage in list(enumerate(transforms))[1:]:
-        if isinstance(stage[1], Map):
-            runs.append([])
-        runs[-1].append(stage)
-    return tuple(tuple(run) for run in runs)
-
-
-def plan(
-    stages: Sequence[Stage],
-    seed: int,
-    epoch: int,
-    sample_ids: NDArray[np.int64],
-    sizes: NDArray[np.int64],
-) -> list[Step]:
-    """Draw the steps of ``stages``, which hold no Map, for n samples whose images have ``sizes`` int64[n, 2].
-
-    All samples of a block at once: drawing for each alone would cost more than some of the transforms.
-    """
-    steps: list[Step] = []
-    for substream, transform in stages:
-        u = uniforms(seed, epoch, sample_ids, substream=substream, draws=transform.draws)
-        if isinstance(transform, WindowTransform):
-            windows = transform.windows(Drawn(u, sizes[:, 0], sizes[:, 1]))
-            sizes = windows.sizes  # what the next transform will see
-            steps.append(windows)
-        elif isinstance(transform, RandomHorizontalFlip):
-            steps.append(Flips(transform.flips(u)))
-        elif isinstance(transform, ColorJitter):
-            steps.append(Recolorings(transform.changes(u)))
-    return steps
+    if bad:
+        known = {name: column[np.array(rows, np.intp)] for name, column in known.items()}
+    return PartInput(rows, views, headers, sample_ids[rows], epoch, known, bad)

@@ -19,7 +19,6 @@ from mbaas.errors import BadSampleError
 from mbaas.fields import Arrays, Field
 from mbaas.messages import BadSample
 from mbaas.order import Ids, SampleOrder, Shuffle
-from mbaas.prep.boxes import moved_boxes
 from mbaas.prep.engine import Engine
 from mbaas.prep.engines import make_engine
 from mbaas.prep.probe import PROBE_SAMPLES
@@ -67,14 +66,12 @@ def first_samples(
     reader = PatientReader(dataset.reader())
     engine = make_engine("cpu", pipeline, seed=seed)
     try:
-        return _prepared(dataset, pipeline, engine, reader, ids, seed, epoch)
+        return _prepared(dataset, engine, reader, ids, epoch)
     finally:
         engine.close()
 
 
-def _prepared(
-    dataset: Dataset, pipeline: Pipeline, engine: Engine, reader: SampleReader, ids: Ids, seed: int, epoch: int
-) -> Preview:
+def _prepared(dataset: Dataset, engine: Engine, reader: SampleReader, ids: Ids, epoch: int) -> Preview:
     with ThreadPoolExecutor(_READERS, thread_name_prefix="mbaas-preview") as pool:
         read = [*pool.map(lambda sample_id: _read(dataset, reader, sample_id), ids.tolist())]
     encoded = [each for each in read if not isinstance(each, BadSample)]
@@ -82,15 +79,12 @@ def _prepared(
     if encoded:
         ids = ids[[not isinstance(each, BadSample) for each in read]]
         samples = _made(dataset, reader, engine).empty(len(ids))
-        flaws = engine.prepare(encoded, ids, epoch, samples)
-        bad += [_bad(dataset, int(ids[flaw.row]), flaw.reason) for flaw in flaws]
+        prepared = engine.prepare(encoded, ids, epoch, dataset.values(ids), samples)
+        bad += [_bad(dataset, int(ids[flaw.row]), flaw.reason) for flaw in prepared.bad]
     if len(bad) == len(read):
         raise BadSampleError(bad[0].uri, bad[0].reason)
-    good = np.setdiff1d(np.arange(len(ids)), [flaw.row for flaw in flaws])
-    known = dataset.values(ids[good])
-    if pipeline.boxes is not None:
-        known = moved_boxes(pipeline, known, [encoded[row] for row in good], ids[good], seed=seed, epoch=epoch)
-    return Preview(ids[good], samples[good], known, tuple(bad))
+    good = np.setdiff1d(np.arange(len(ids)), [flaw.row for flaw in prepared.bad])
+    return Preview(ids[good], samples[good], prepared.known, tuple(bad))
 
 
 def _read(dataset: Dataset, reader: SampleReader, sample_id: int) -> NDArray[np.uint8] | BadSample:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from mbaas.dataset import Dataset, SampleReader
 from mbaas.dataset.faults import may_pass
 from mbaas.errors import BadSampleError
-from mbaas.fields import Field
+from mbaas.fields import Arrays, Field
 from mbaas.messages import Probe, SampleSpec
 from mbaas.prep.engine import Engine
 
@@ -49,7 +49,7 @@ def first_probe(dataset: Dataset, engine: Engine, known: tuple[Field, ...], fetc
         encoded = np.empty(int(dataset.lengths(np.array([sample_id]))[0]), np.uint8)
         try:
             reader.read_into(sample_id, encoded)
-            made, sample_s = _probe_one(engine, encoded, sample_id, dataset.uri(sample_id))
+            made, sample_s = _probe_one(engine, encoded, sample_id, dataset)
         except BadSampleError as error:
             errors.append(error)
         else:
@@ -58,18 +58,20 @@ def first_probe(dataset: Dataset, engine: Engine, known: tuple[Field, ...], fetc
     raise next((error for error in errors if may_pass(error)), errors[0])
 
 
-def _probe_one(engine: Engine, encoded: NDArray[np.uint8], sample_id: int, uri: str) -> tuple[Field, float]:
+def _probe_one(engine: Engine, encoded: NDArray[np.uint8], sample_id: int, dataset: Dataset) -> tuple[Field, float]:
     """Return what is made of a sample, and the seconds that one takes."""
-    made = engine.field(encoded, uri)
-    out = made.empty(1)
-    if flaws := engine.prepare([encoded], np.array([sample_id]), 0, out):
-        raise BadSampleError(uri, flaws[0].reason)
-    return made, min(_time_one(engine, encoded, sample_id, out) for _ in range(PROBE_REPEATS))
+    made, ids = engine.field(encoded, dataset.uri(sample_id)), np.array([sample_id])
+    out, known = made.empty(1), dataset.values(ids)
+    if flaws := engine.prepare([encoded], ids, 0, known, out).bad:
+        raise BadSampleError(dataset.uri(sample_id), flaws[0].reason)
+    return made, min(_time_one(engine, encoded, ids, known, out) for _ in range(PROBE_REPEATS))
 
 
-def _time_one(engine: Engine, encoded: NDArray[np.uint8], sample_id: int, out: NDArray[Any]) -> float:
+def _time_one(
+    engine: Engine, encoded: NDArray[np.uint8], ids: NDArray[np.int64], known: Arrays, out: NDArray[Any]
+) -> float:
     began = time.perf_counter()
-    engine.prepare([encoded], np.array([sample_id]), 0, out)
+    engine.prepare([encoded], ids, 0, known, out)
     return time.perf_counter() - began
 
 

@@ -30,7 +30,6 @@ from mbaas.messages import (
     WorkerLocation,
 )
 from mbaas.placement import PartRequest, Placement, PlacementHistory
-from mbaas.prep.boxes import moved_boxes
 from mbaas.prep.devices import choose_gpu
 from mbaas.prep.engine import Engine
 from mbaas.prep.engines import make_engine
@@ -210,15 +209,14 @@ class PrepWorker:
             started = time.perf_counter()
             # What was fetched while the engine was busy with the block before cost nobody any time.
             fetch_s = max(0.0, started - max(arrived, work.free_since))
-            images, rows, bad = _make(work, request, ids, encoded, reasons)
+            made, rows, bad = _make(work, request, ids, encoded, reasons)
             if bad and work.brief.config.on_bad_sample != "skip":
                 # The block fails as a whole, with an error that names one sample: no bytes need travel.
-                images, rows, bad = images[:0], rows[:0], bad[:1]
+                made, rows, bad = {name: column[:0] for name, column in made.items()}, rows[:0], bad[:1]
             ids = ids[rows]
-            known = _known(work, request, ids, encoded, rows)
             del encoded  # so that transient slabs go before Ray copies the answer
             ended = work.free_since = time.perf_counter()
-        arrays = {work.brief.spec.made.name: images, **known, SAMPLE_ID.name: ids}
+        arrays = {**made, SAMPLE_ID.name: ids}
         if rows_of_block is not None:
             arrays[ROW] = rows_of_block[rows]
         meta = BlockMeta(
@@ -338,29 +336,19 @@ def _make(
     ids: NDArray[np.int64],
     encoded: EncodedRows,
     left_out: dict[int, str],
-) -> tuple[NDArray[Any], NDArray[np.intp], list[BadSample]]:
-    """Return images of the good rows, the numbers of these rows, and the bad samples; ``left_out`` tells of each row
-    that is not to be prepared, why.
+) -> tuple[Arrays, NDArray[np.intp], list[BadSample]]:
+    """Return the fields of the good rows, the numbers of these rows, and the bad samples; ``left_out`` tells of each
+    row that is not to be prepared, why.
     """
     reasons = dict(left_out)
     rows = np.array([row for row in range(len(ids)) if row not in reasons], np.intp)
     out = work.buffers.samples[: len(rows)]
-    flaws = work.engine.prepare([encoded[row] for row in rows], ids[rows], work.epoch_of(request), out)
-    reasons.update({int(rows[flaw.row]): flaw.reason for flaw in flaws})
-    if flaws:
+    known = work.dataset.values(ids[rows])
+    prepared = work.engine.prepare([encoded[row] for row in rows], ids[rows], work.epoch_of(request), known, out)
+    reasons.update({int(rows[flaw.row]): flaw.reason for flaw in prepared.bad})
+    if prepared.bad:
         # Bad rows are rare: only a part that has some pays for a copy without them.
-        good = np.setdiff1d(np.arange(len(rows)), [flaw.row for flaw in flaws])
+        good = np.setdiff1d(np.arange(len(rows)), [flaw.row for flaw in prepared.bad])
         out, rows = out[good], rows[good]
     bad = [BadSample(int(ids[row]), work.dataset.uri(int(ids[row])), reason) for row, reason in sorted(reasons.items())]
-    return out, rows, bad
-
-
-def _known(
-    work: _Work, request: PartRequest, ids: NDArray[np.int64], encoded: EncodedRows, rows: NDArray[np.intp]
-) -> Arrays:
-    """Return what prepared samples, in these rows of a part, have of the dataset's fields."""
-    known, config = work.dataset.values(ids), work.brief.config
-    if config.pipeline.boxes is None:
-        return known
-    good, epoch = [encoded[row] for row in rows], work.epoch_of(request)
-    return moved_boxes(config.pipeline, known, good, ids, seed=config.seed, epoch=epoch)
+    return {work.brief.spec.made.name: out, **prepared.known}, rows, bad

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -71,6 +71,24 @@ class Windows:
 
     boxes: NDArray[np.int64]
     sizes: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Flips:
+    """Which samples are mirrored left to right: ``which``, bool[n]."""
+
+    which: NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Recolorings:
+    """How the colours of each sample change: ``changes``, float64[n, s, 4], is what ``ColorJitter.changes`` returns."""
+
+    changes: NDArray[np.float64]
+
+
+Step: TypeAlias = Windows | Flips | Recolorings
+"""What one transform does to n samples."""
 
 
 class WindowTransform(Transform, ABC):

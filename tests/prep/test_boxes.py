@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+import zlib
 from typing import Any
 
 import cv2
@@ -14,8 +16,7 @@ from mbaas.fields import Arrays, Field, Packed
 from mbaas.messages import EngineName
 from mbaas.prep.boxes import move_boxes
 from mbaas.prep.engines import make_engine
-from mbaas.prep.part_input import Flips, plan, stages_of
-from mbaas.transforms.base import Windows
+from mbaas.transforms.base import Flips, Windows
 
 SEED, SAMPLES = 7, 40
 
@@ -28,9 +29,9 @@ PIPELINES = {
 }
 
 
-def rectangles() -> tuple[list[bytes], np.ndarray, np.ndarray]:
-    """PNGs of different sizes with one rectangle each, their sizes, and the rectangles' edges."""
-    rng, encoded, sizes, edges = np.random.default_rng(1), [], [], []
+def rectangles() -> tuple[list[bytes], np.ndarray]:
+    """PNGs of different sizes with one rectangle each, and the rectangles' edges."""
+    rng, encoded, edges = np.random.default_rng(1), [], []
     for _ in range(SAMPLES):
         height, width = rng.integers(60, 100, 2).tolist()
         top, left = rng.integers(0, 30, 2).tolist()
@@ -38,9 +39,8 @@ def rectangles() -> tuple[list[bytes], np.ndarray, np.ndarray]:
         image = np.zeros((height, width, 3), np.uint8)
         image[top:bottom, left:right] = 255
         encoded.append(cv2.imencode(".png", image)[1].tobytes())
-        sizes.append((height, width))
         edges.append((left, top, right, bottom))
-    return encoded, np.array(sizes), np.array(edges, np.float32)
+    return encoded, np.array(edges, np.float32)
 
 
 def written(edges: np.ndarray, format: str) -> np.ndarray:
@@ -56,15 +56,12 @@ def written(edges: np.ndarray, format: str) -> np.ndarray:
 @pytest.mark.parametrize("format", ["xyxy", "xywh", "cxcywh"])
 @pytest.mark.parametrize("name", PIPELINES)
 def test_a_box_is_where_its_pixels_are(name: str, format: Any, engine: EngineName) -> None:
-    encoded, sizes, edges = rectangles()
+    encoded, edges = rectangles()
     boxes = T.Boxes(format=format, beside=("classes",), min_size=3.0)
     pipeline = T.Pipeline([T.DecodeImage(), *PIPELINES[name]], boxes=boxes)
     ids, epoch, shape = np.arange(SAMPLES), 3, pipeline.output_shape
     assert shape is not None
     images = np.empty((SAMPLES, *shape), np.uint8)
-    made = make_engine(engine, pipeline, seed=SEED)
-    assert made.prepare(encoded, ids, epoch, images) == []
-    made.close()
     # The second box of each sample has no size, and so is never delivered.
     values = np.repeat(written(edges, format), 2, axis=0)
     values[1::2] = written(np.repeat(edges[:, :2], 2, axis=0).reshape(-1, 4), format)
@@ -73,8 +70,11 @@ def test_a_box_is_where_its_pixels_are(name: str, format: Any, engine: EngineNam
         "classes": np.stack([ids, ids + 100], axis=1),
         "age": ids,
     }
-    (stages,) = stages_of(pipeline.prep)
-    moved = move_boxes(boxes, known, sizes, plan(stages, SEED, epoch, ids, sizes))
+    made = make_engine(engine, pipeline, seed=SEED)
+    prepared = made.prepare(encoded, ids, epoch, known, images)
+    made.close()
+    assert prepared.bad == []
+    moved = prepared.known
     assert moved["age"] is ids
     found, dropped = moved["boxes"], 0
     assert found.dtype == np.float32
@@ -91,6 +91,37 @@ def test_a_box_is_where_its_pixels_are(name: str, format: Any, engine: EngineNam
         )
         assert moved["classes"][row : row + 1].own()[0].tolist() == [row]
     assert dropped < SAMPLES / 2
+
+
+@pytest.mark.parametrize("boxes", [T.Boxes(beside=("classes",)), None])
+@pytest.mark.parametrize("engine", ["cpu", "dali"])
+def test_good_samples_keep_their_own_fields_beside_bad_ones(engine: EngineName, boxes: T.Boxes | None) -> None:
+    """Sample 2 is no image by its header; 4 is one by its header, and its pixels cannot be decompressed."""
+    encoded, edges = rectangles()
+    encoded[2], at = encoded[2][:40], encoded[4].index(b"IDAT")
+    content = bytes(20)
+    (length,) = struct.unpack(">I", encoded[4][at - 4 : at])
+    chunk = struct.pack(">I", 20) + b"IDAT" + content + struct.pack(">I", zlib.crc32(b"IDAT" + content))
+    encoded[4] = encoded[4][: at - 4] + chunk + encoded[4][at + 8 + length :]
+    pipeline, ids = T.Pipeline([T.DecodeImage(), T.CenterCrop(100)], boxes=boxes), np.arange(SAMPLES)
+    known: Arrays = {"boxes": edges[:, None], "classes": Packed(ids, np.arange(SAMPLES + 1)), "age": ids}
+    made = make_engine(engine, pipeline, seed=SEED)
+    out = np.ones((SAMPLES, 100, 100, 3), np.uint8)
+    prepared = made.prepare(encoded, ids, 0, known, out)
+    made.close()
+    assert [bad.row for bad in prepared.bad] == [2, 4]
+    assert not out[[2, 4]].any()
+    good = np.delete(ids, [2, 4])
+    assert prepared.known["age"].tolist() == good.tolist()
+    assert prepared.known["classes"].own()[0].tolist() == good.tolist()
+    assert len(prepared.known["boxes"]) == len(good)
+    if boxes is None:
+        assert (prepared.known["boxes"] == edges[good][:, None]).all()
+        return
+    for row, box in zip(good.tolist(), prepared.known["boxes"].own()[0].astype(int).tolist(), strict=True):
+        left, top, right, bottom = box
+        assert out[row, top:bottom, left:right].all()
+        assert out[row].sum() == 255 * 3 * (bottom - top) * (right - left)
 
 
 def test_boxes_are_clipped_and_dropped_if_little_is_left() -> None:

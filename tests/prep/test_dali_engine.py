@@ -44,7 +44,7 @@ def prepare(kind, pipeline, raw, ids=None, *, device_id=None, epoch=0, seed=0, t
     ids = np.arange(len(raw)) if ids is None else np.asarray(ids)
     shape = pipeline.output_shape or engine.field(raw[0], "x").shape
     out = np.full((len(raw), *shape), 77, np.uint8)
-    bad = engine.prepare(raw, ids, epoch, out)
+    bad = engine.prepare(raw, ids, epoch, {}, out).bad
     engine.close()
     return out, bad
 
@@ -94,7 +94,7 @@ def test_blocks_of_all_sizes_go_through_one_engine(jpegs, device_id):
     expected, _ = prepare("dali", CROP, jpegs, device_id=device_id)
     for n in (2, 5, 1, 0, 4):
         out = np.empty((n, 224, 224, 3), np.uint8)
-        assert engine.prepare(jpegs[:n], np.arange(n), 0, out) == []
+        assert engine.prepare(jpegs[:n], np.arange(n), 0, {}, out).bad == []
         np.testing.assert_array_equal(out, expected[:n])
     engine.close()
 
@@ -145,7 +145,7 @@ def test_a_failure_that_is_no_samples_fault_is_raised(jpegs, monkeypatch):
 
     monkeypatch.setattr(engine, "_run_graph", fail)
     with pytest.raises(RuntimeError, match="illegal memory access"):
-        engine.prepare(jpegs, np.arange(5), 0, np.empty((5, 224, 224, 3), np.uint8))
+        engine.prepare(jpegs, np.arange(5), 0, {}, np.empty((5, 224, 224, 3), np.uint8))
 
 
 @pytest.fixture
@@ -169,7 +169,7 @@ def test_batches_are_bounded_in_pixels_and_change_nothing(jpegs, batches, device
     batches.clear()
     engine = DaliEngine(CROP, seed=0, device_id=device_id, batch_pixels=limit)
     out = np.empty_like(expected)
-    assert engine.prepare(raw, np.arange(len(raw)), 0, out) == []
+    assert engine.prepare(raw, np.arange(len(raw)), 0, {}, out).bad == []
     engine.close()
     np.testing.assert_array_equal(out, expected)
     assert all(len(batch) == 1 or sum(batch) <= limit for batch in batches)
@@ -202,11 +202,11 @@ def test_out_of_memory_halves_batches_until_they_fit(jpegs, monkeypatch, caplog,
     monkeypatch.setattr(DaliEngine, "_run_graph", cramped)
     engine = DaliEngine(CROP, seed=0)
     out = np.empty_like(expected)
-    assert engine.prepare(raw, np.arange(len(raw)), 0, out) == []
+    assert engine.prepare(raw, np.arange(len(raw)), 0, {}, out).bad == []
     np.testing.assert_array_equal(out, expected)
     assert "the CPU is out of memory: batches of 32000000 pixels from now on" in caplog.text
     sizes.clear()
-    assert engine.prepare(raw, np.arange(len(raw)), 0, out) == []
+    assert engine.prepare(raw, np.arange(len(raw)), 0, {}, out).bad == []
     assert all(size <= room for size in sizes)
     engine.close()
 

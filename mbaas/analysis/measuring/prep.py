@@ -20,7 +20,7 @@ from mbaas.dataset import Dataset
 from mbaas.dataset.bounded import bounded
 from mbaas.dataset.retry import PatientReader
 from mbaas.errors import BadSampleError, ConfigError
-from mbaas.fields import Field
+from mbaas.fields import Arrays, Field
 from mbaas.messages import EngineName
 from mbaas.prep.engines import make_engine
 from mbaas.transforms import Pipeline
@@ -48,12 +48,14 @@ class Raw:
         uris: of each, for messages.
         content: uint8[bytes].
         ends: int64[n].
+        known: their fields, as the dataset has them.
     """
 
     sample_ids: NDArray[np.int64]
     uris: tuple[str, ...]
     content: NDArray[np.uint8]
     ends: NDArray[np.int64]
+    known: Arrays
 
     def rows(self) -> list[NDArray[np.uint8]]:
         """Cut the content into the bytes of each sample, without a copy."""
@@ -106,7 +108,8 @@ def subset(dataset: Dataset, *, seed: int = 0) -> Raw:
         assert error is not None
         raise error
     uris = tuple(dataset.uri(sample) for sample in ids)
-    return Raw(np.array(ids), uris, np.concatenate(kept), np.cumsum([len(raw) for raw in kept]))
+    known = dataset.values(np.array(ids))
+    return Raw(np.array(ids), uris, np.concatenate(kept), np.cumsum([len(raw) for raw in kept]), known)
 
 
 def prep_rate(
@@ -245,7 +248,7 @@ class _Worker:
         # Ray shows an actor only its own GPUs, numbered from 0
         device = 0 if engine == "dali" and ray.get_gpu_ids() else None
         self._engine = make_engine(engine, pipeline, seed=seed, threads=threads, device_id=device)
-        self._rows, self._ids = raw.rows(), raw.sample_ids
+        self._rows, self._ids, self._known = raw.rows(), raw.sample_ids, raw.known
         self._at = number * BLOCK_SAMPLES  # workers begin at different samples, as they do in a feed
         self._epoch = 0
         self._out = made.empty(min(BLOCK_SAMPLES, len(self._rows)))
@@ -266,7 +269,7 @@ class _Worker:
         if self._at >= len(self._rows):
             self._at, self._epoch = 0, self._epoch + 1  # another epoch: other random crops, as in a feed
         rows = slice(self._at, self._at + len(self._out))
-        raw, ids = self._rows[rows], self._ids[rows]
-        self._engine.prepare(raw, ids, self._epoch, self._out[: len(raw)])
+        raw, known = self._rows[rows], {name: column[rows] for name, column in self._known.items()}
+        self._engine.prepare(raw, self._ids[rows], self._epoch, known, self._out[: len(raw)])
         self._at = rows.stop
         return len(raw)

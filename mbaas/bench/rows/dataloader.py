@@ -57,7 +57,7 @@ class Photos(Dataset[Any]):
         if self._engine is None:  # made by the process that uses it
             self._engine = make_engine("cpu", pipeline(), seed=self._seed)
         out = _empty(len(ids))
-        refuse_bad(self._engine.prepare(raw, ids, epoch, out.numpy()), ids, self._files)
+        refuse_bad(self._engine.prepare(raw, ids, epoch, {}, out.numpy()).bad, ids, self._files)
         return out, torch.from_numpy(ids)
 
     def _read(self, ids: list[int]) -> list[NDArray[np.uint8]]:

@@ -35,7 +35,8 @@ class PrepRate:
         for block in range(first, first + blocks):
             ids = self._order.sample_ids(block)
             out = self._out[: len(ids)]
-            refuse_bad(self._engine.prepare([self._raw[i] for i in ids], ids, epoch, out), ids, self._files)
+            prepared = self._engine.prepare([self._raw[i] for i in ids], ids, epoch, {}, out)
+            refuse_bad(prepared.bad, ids, self._files)
             yield out, ids
 
     def close(self) -> None:

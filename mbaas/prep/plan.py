@@ -1,0 +1,57 @@
+"""The plan of what is done to the samples of a block.
+
+The random parameters of a block are drawn before any pixel is touched, so all engines execute the same plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mbaas.order import uniforms
+from mbaas.transforms import ColorJitter, Map, RandomHorizontalFlip, Transform
+from mbaas.transforms.base import Drawn, Flips, Recolorings, Step, WindowTransform
+
+Stage = tuple[int, Transform]
+"""A transform and its index in the pipeline, which is its substream of random numbers."""
+
+
+def stages_of(transforms: Sequence[Transform]) -> tuple[tuple[Stage, ...], ...]:
+    """Split the transforms after DecodeImage before each Map: a run of transforms can be planned as one.
+
+    Every run but the first begins with its Map, because what the transforms after it have to do depends on its result.
+    """
+    runs: list[list[Stage]] = [[]]
+    # Counted with DecodeImage, which is left out then: an index here is the index in the pipeline.
+    for stage in list(enumerate(transforms))[1:]:
+        if isinstance(stage[1], Map):
+            runs.append([])
+        runs[-1].append(stage)
+    return tuple(tuple(run) for run in runs)
+
+
+def plan(
+    stages: Sequence[Stage],
+    seed: int,
+    epoch: int,
+    sample_ids: NDArray[np.int64],
+    sizes: NDArray[np.int64],
+) -> list[Step]:
+    """Draw the steps of ``stages``, which hold no Map, for n samples whose images have ``sizes`` int64[n, 2].
+
+    All samples of a block at once: drawing for each alone would cost more than some of the transforms.
+    """
+    steps: list[Step] = []
+    for substream, transform in stages:
+        u = uniforms(seed, epoch, sample_ids, substream=substream, draws=transform.draws)
+        if isinstance(transform, WindowTransform):
+            windows = transform.windows(Drawn(u, sizes[:, 0], sizes[:, 1]))
+            sizes = windows.sizes  # what the next transform will see
+            steps.append(windows)
+        elif isinstance(transform, RandomHorizontalFlip):
+            steps.append(Flips(transform.flips(u)))
+        elif isinstance(transform, ColorJitter):
+            steps.append(Recolorings(transform.changes(u)))
+    return steps
