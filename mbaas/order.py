@@ -403,7 +403,9 @@ def split_order(size: int, seed: int) -> Ids:
     return Permutation(size, _derive_key(_FOR_SPLIT, seed))(np.arange(size, dtype=np.int64))
 
 
-def uniforms(seed: int, epoch: int, sample_ids: Ids, *, substream: int, draws: int) -> NDArray[np.float64]:
+def uniforms(
+    seed: int, epoch: int, sample_ids: Ids, *, substream: int, draws: int, first: int = 0
+) -> NDArray[np.float64]:
     """Return the random numbers of samples: float64[n, draws], uniform in [0, 1), in steps of 2**-53.
 
     Row i depends on (seed, epoch, sample_ids[i], substream) alone: neither on its neighbours nor on their order. A
@@ -415,11 +417,12 @@ def uniforms(seed: int, epoch: int, sample_ids: Ids, *, substream: int, draws: i
         sample_ids: int64[n], from 0.
         substream: keeps users of chance apart, e.g. the index of a transform in its pipeline.
         draws: numbers a sample.
+        first: how many to leave out before these.
     """
     check_seed(seed)
     key = _derive_key(_FOR_UNIFORMS, seed, epoch, substream)
     per_sample = _mix(np.asarray(sample_ids, dtype=np.int64).view(np.uint64) + np.uint64(key))
-    counters = np.arange(1, draws + 1, dtype=np.uint64) * _W_GAMMA
+    counters = np.arange(first + 1, first + draws + 1, dtype=np.uint64) * _W_GAMMA
     words = _mix(per_sample[:, None] + counters)
     # the upper 53 bits, as many as a float64 has: every result is exact, and none is rounded up to 1
     return np.asarray((words >> _W_11) * 2.0**-53, dtype=np.float64)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from mbaas.errors import DatasetError
 from mbaas.fields import Arrays, Column, Packed
-from mbaas.transforms.base import Flips, Step, Windows
+from mbaas.transforms.base import BoxesNow, Flips, Step, Windows
 from mbaas.transforms.boxes import Boxes, BoxFormat
 
 Edges = NDArray[np.float64]
@@ -29,49 +29,68 @@ def move_boxes(boxes: Boxes, known: Arrays, sizes: NDArray[np.int64], steps: Seq
     Raises:
         DatasetError: a field does not have a value for each box.
     """
-    packed = {name: _packed(known[name]) for name in (boxes.field, *boxes.beside)}
-    values, bounds = packed[boxes.field].own()
-    lengths = np.diff(bounds)
-    for name, column in packed.items():
-        if not np.array_equal(column.lengths, lengths):
-            row = int(np.flatnonzero(column.lengths != lengths)[0])
+    now = placed(boxes, known, sizes)
+    for step in steps:
+        now, sizes = moved(now, sizes, step), sizes_after(sizes, step)
+    kept = now.kept & (now.edges[:, 2:] - now.edges[:, :2] >= boxes.min_size).all(axis=1)
+    bounds = np.zeros(len(sizes) + 1, np.int64)
+    np.cumsum(np.bincount(now.owner[kept], minlength=len(sizes)), out=bounds[1:])
+    fields = {name: packed(known[name]) for name in (boxes.field, *boxes.beside)}
+    new = {name: Packed(column.own()[0][kept], bounds) for name, column in fields.items()}
+    new[boxes.field] = Packed(_written(now.edges[kept], boxes.format).astype(fields[boxes.field].dtype), bounds)
+    return {**known, **new}
+
+
+def placed(boxes: Boxes, known: Arrays, sizes: NDArray[np.int64]) -> BoxesNow:
+    """Return the boxes of n samples where they are before the first step; see `move_boxes`.
+
+    Raises:
+        DatasetError: a field does not have a value for each box.
+    """
+    column = packed(known[boxes.field])
+    lengths = column.lengths
+    for name in boxes.beside:
+        others = packed(known[name]).lengths
+        if not np.array_equal(others, lengths):
+            row = int(np.flatnonzero(others != lengths)[0])
             raise DatasetError(
                 f"field {name!r} must have a value for each of a sample's boxes, but one has {int(lengths[row])} boxes "
-                f"and {int(column.lengths[row])} values"
+                f"and {int(others[row])} values"
             )
-    owner = np.repeat(np.arange(len(lengths)), lengths)  # of each box, its sample
-    edges = _moved(edges_of(values, boxes.format), owner, sizes, steps)
-    kept = (edges[:, 2:] - edges[:, :2] >= boxes.min_size).all(axis=1)
-    new_bounds = np.zeros(len(bounds), np.int64)
-    np.cumsum(np.bincount(owner[kept], minlength=len(lengths)), out=new_bounds[1:])
-    moved = {name: Packed(column.own()[0][kept], new_bounds) for name, column in packed.items()}
-    moved[boxes.field] = Packed(_written(edges[kept], boxes.format).astype(values.dtype), new_bounds)
-    return {**known, **moved}
+    owner = np.repeat(np.arange(len(lengths)), lengths)
+    edges = _clipped(edges_of(column.own()[0], boxes.format), sizes[owner])
+    return BoxesNow(edges, owner, np.ones(len(owner), np.bool_))
 
 
-def _packed(column: Column) -> Packed:
+def moved(boxes: BoxesNow, sizes: NDArray[np.int64], step: Step) -> BoxesNow:
+    """Return the boxes on n images of these (height, width), where they are after a step."""
+    edges, owner, kept = boxes.edges, boxes.owner, boxes.kept
+    if isinstance(step, Windows):
+        windows, results = step.boxes[owner], step.sizes[owner]
+        scale = results / windows[:, 2:]
+        corners = (edges.reshape(-1, 2, 2) - windows[:, None, 1::-1]) * scale[:, None, ::-1]
+        edges = _clipped(corners.reshape(-1, 4), results)
+        kept = kept if step.kept is None else kept & step.kept
+    elif isinstance(step, Flips):
+        mirrored, widths = step.which[owner], sizes[owner, 1]
+        left, right = edges[:, 0], edges[:, 2]
+        edges = edges.copy()
+        edges[:, 0] = np.where(mirrored, widths - right, left)
+        edges[:, 2] = np.where(mirrored, widths - left, right)
+    return BoxesNow(edges, owner, kept)
+
+
+def sizes_after(sizes: NDArray[np.int64], step: Step) -> NDArray[np.int64]:
+    """Return int64[n, 2], the (height, width) that images of these sizes have after a step."""
+    return step.sizes if isinstance(step, Windows) else sizes
+
+
+def packed(column: Column) -> Packed:
     """Return values as those of samples that may differ in how many they have."""
     if isinstance(column, Packed):
         return column
     rows, each = column.shape[:2]
     return Packed(column.reshape(rows * each, *column.shape[2:]), np.arange(rows + 1) * each)
-
-
-def _moved(edges: Edges, owner: NDArray[np.int64], sizes: NDArray[np.int64], steps: Sequence[Step]) -> Edges:
-    edges = _clipped(edges, sizes[owner])
-    for step in steps:
-        if isinstance(step, Windows):
-            windows, results = step.boxes[owner], step.sizes[owner]
-            scale = results / windows[:, 2:]
-            moved = (edges.reshape(-1, 2, 2) - windows[:, None, 1::-1]) * scale[:, None, ::-1]
-            sizes = step.sizes
-            edges = _clipped(moved.reshape(-1, 4), results)
-        elif isinstance(step, Flips):
-            mirrored, widths = step.which[owner], sizes[owner, 1]
-            left, right = edges[:, 0].copy(), edges[:, 2].copy()
-            edges[:, 0] = np.where(mirrored, widths - right, left)
-            edges[:, 2] = np.where(mirrored, widths - left, right)
-    return edges
 
 
 def _clipped(edges: Edges, sizes: NDArray[np.int64]) -> Edges:

@@ -92,7 +92,8 @@ class CpuEngine:
         self, encoded: Sequence[Encoded], sample_ids: NDArray[np.int64], epoch: int, known: Arrays, out: Array
     ) -> Prepared:
         block = read_headers(encoded, sample_ids, epoch, known, self._max_pixels)
-        steps = plan(self._first, self._seed, epoch, block.sample_ids, block.sizes)
+        placed = block.placed(self._pipeline.boxes)
+        steps = plan(self._first, self._seed, epoch, block.sample_ids, block.sizes, placed)
         listed = [_listed(step) for step in steps]
         # One iterator for all threads: one that is done takes the next sample, so large images hold up nobody. To take
         # the next number is one step of the interpreter, which needs no lock.

@@ -86,7 +86,8 @@ class DaliEngine:
         self, encoded: Sequence[Encoded], sample_ids: NDArray[np.int64], epoch: int, known: Arrays, out: NDArray[Any]
     ) -> Prepared:
         block = read_headers(encoded, sample_ids, epoch, known, self._max_pixels)
-        steps = plan(self._stages, self._seed, epoch, block.sample_ids, block.sizes)
+        placed = block.placed(self._boxes)
+        steps = plan(self._stages, self._seed, epoch, block.sample_ids, block.sizes, placed)
         feeds = dali_graph.feeds(self._stages, steps)
         taken = np.flatnonzero(self._takes(block, steps))
         refused = np.setdiff1d(np.arange(len(block.rows)), taken).tolist()

@@ -14,7 +14,15 @@ from nvidia import dali
 from nvidia.dali import fn, math
 
 from mbaas.prep.plan import Stage
-from mbaas.transforms import CenterCrop, ColorJitter, RandomHorizontalFlip, RandomResizedCrop, Transform
+from mbaas.transforms import (
+    CenterCrop,
+    ColorJitter,
+    RandomHorizontalFlip,
+    RandomIoUCrop,
+    RandomResizedCrop,
+    RandomZoomOut,
+    Transform,
+)
 from mbaas.transforms.base import Flips, Step, Windows, WindowTransform
 
 ENCODED = "encoded"
@@ -23,6 +31,8 @@ Graph: Any = dali.pipeline.Pipeline
 """DALI's pipeline class, which comes from C++ without types, as `types` does."""
 
 _HEIGHT_WIDTH = (0, 1)
+_WINDOWS = (RandomResizedCrop, RandomIoUCrop, CenterCrop, RandomZoomOut)
+"""Transforms whose window is an input of the graph; a Resize's is the whole image."""
 
 
 def build(stages: Sequence[Stage], *, batch: int, threads: int, device_id: int | None) -> Any:
@@ -42,7 +52,7 @@ def feeds(stages: Sequence[Stage], steps: Sequence[Step]) -> dict[str, NDArray[A
     """
     inputs: dict[str, NDArray[Any]] = {}
     for (index, transform), step in zip(stages, steps, strict=True):
-        if isinstance(transform, (RandomResizedCrop, CenterCrop)) and isinstance(step, Windows):
+        if isinstance(transform, _WINDOWS) and isinstance(step, Windows):
             inputs[f"start {index}"] = step.boxes[:, :2].astype(np.int32)
             inputs[f"shape {index}"] = step.boxes[:, 2:].astype(np.int32)
         elif isinstance(step, Windows):
@@ -74,15 +84,15 @@ def _decoded(stages: Sequence[Stage], gpu: bool) -> tuple[Any, Sequence[Stage]]:
     if gpu:
         # Chroma as libjpeg does it; and one decoder for all, or pixels would depend on the batch.
         options |= {"device": "mixed", "jpeg_fancy_upsampling": True, "hw_decoder_load": 0.0}
-    if not stages or not isinstance(stages[0][1], RandomResizedCrop):
+    if not stages or not isinstance(stages[0][1], (RandomResizedCrop, RandomIoUCrop)):
         return fn.decoders.image(encoded, **options), stages
     index, crop = stages[0]
     images = fn.decoders.image_slice(encoded, **_box(index), axes=_HEIGHT_WIDTH, **options)
-    return _resized(images, index, crop), stages[1:]
+    return images if isinstance(crop, RandomIoUCrop) else _resized(images, index, crop), stages[1:]
 
 
 def _cut(images: Any, index: int, transform: WindowTransform) -> Any:
-    if isinstance(transform, CenterCrop):
+    if isinstance(transform, (CenterCrop, RandomIoUCrop, RandomZoomOut)):
         return fn.slice(images, **_box(index), axes=_HEIGHT_WIDTH, out_of_bounds_policy="pad", fill_values=0)
     if isinstance(transform, RandomResizedCrop):
         images = fn.slice(images, **_box(index), axes=_HEIGHT_WIDTH)

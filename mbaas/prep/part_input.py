@@ -10,11 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mbaas.fields import Arrays
-from mbaas.prep.boxes import move_boxes
+from mbaas.prep.boxes import move_boxes, placed
 from mbaas.prep.engine import BadRow, Encoded, Prepared
 from mbaas.prep.header import Header, UndecodableError, peek
 from mbaas.transforms import Boxes
-from mbaas.transforms.base import Step
+from mbaas.transforms.base import BoxesNow, Step
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,10 @@ class PartInput:
         """int64[n, 2], (height, width) of the upright images in pixels."""
         # Two columns also where no sample is good.
         return np.array([header.size for header in self.headers], np.int64).reshape(-1, 2)
+
+    def placed(self, boxes: Boxes | None) -> BoxesNow | None:
+        """Return where the boxes on the images are, if there are any; see `mbaas.prep.boxes.placed`."""
+        return None if boxes is None else placed(boxes, self.known, self.sizes)
 
     def finish(self, boxes: Boxes | None, steps: Sequence[Step], out: NDArray[Any]) -> Prepared:
         """Zero the bad rows of ``out``, and return them in order, with the fields of the good ones.

@@ -6,13 +6,15 @@ The random parameters of a block are drawn before any pixel is touched, so all e
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mbaas.order import uniforms
+from mbaas.prep.boxes import moved, sizes_after
 from mbaas.transforms import ColorJitter, Map, RandomHorizontalFlip, Transform
-from mbaas.transforms.base import Drawn, Flips, Recolorings, Step, WindowTransform
+from mbaas.transforms.base import BoxesNow, Drawn, Flips, Recolorings, Step, WindowTransform
 
 Stage = tuple[int, Transform]
 """A transform and its index in the pipeline, which is its substream of random numbers."""
@@ -38,20 +40,40 @@ def plan(
     epoch: int,
     sample_ids: NDArray[np.int64],
     sizes: NDArray[np.int64],
+    boxes: BoxesNow | None = None,
 ) -> list[Step]:
     """Draw the steps of ``stages``, which hold no Map, for n samples whose images have ``sizes`` int64[n, 2].
 
-    All samples of a block at once: drawing for each alone would cost more than some of the transforms.
+    All samples of a block at once: drawing for each alone would cost more than some of the transforms. ``boxes``, where
+    they are before the first step, are needed if a transform goes by them.
     """
     steps: list[Step] = []
+    if not any(transform.needs_boxes for _, transform in stages):
+        boxes = None
     for substream, transform in stages:
         u = uniforms(seed, epoch, sample_ids, substream=substream, draws=transform.draws)
         if isinstance(transform, WindowTransform):
-            windows = transform.windows(Drawn(u, sizes[:, 0], sizes[:, 1]))
-            sizes = windows.sizes  # what the next transform will see
-            steps.append(windows)
+            more = partial(_more, seed, epoch, sample_ids, substream)
+            steps.append(transform.windows(Drawn(u, sizes[:, 0], sizes[:, 1], boxes, more)))
         elif isinstance(transform, RandomHorizontalFlip):
             steps.append(Flips(transform.flips(u)))
         elif isinstance(transform, ColorJitter):
             steps.append(Recolorings(transform.changes(u)))
+        else:  # Normalize runs elsewhere, and there is no Map
+            continue
+        # What the next transform will see.
+        boxes = None if boxes is None else moved(boxes, sizes, steps[-1])
+        sizes = sizes_after(sizes, steps[-1])
     return steps
+
+
+def _more(
+    seed: int,
+    epoch: int,
+    sample_ids: NDArray[np.int64],
+    substream: int,
+    rows: NDArray[np.int64],
+    first: int,
+    count: int,
+) -> NDArray[np.float64]:
+    return uniforms(seed, epoch, sample_ids[rows], substream=substream, draws=count, first=first)

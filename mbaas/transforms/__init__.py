@@ -8,6 +8,7 @@ the same. Resampling is bilinear with antialiasing, torchvision's default.
 from mbaas.transforms.base import Transform
 from mbaas.transforms.boxes import Boxes
 from mbaas.transforms.color import ColorJitter
+from mbaas.transforms.detection import RandomIoUCrop, RandomZoomOut
 from mbaas.transforms.function import Map
 from mbaas.transforms.geometry import CenterCrop, RandomHorizontalFlip, RandomResizedCrop, Resize
 from mbaas.transforms.normalize import Normalize
@@ -22,7 +23,9 @@ __all__ = [
     "Normalize",
     "Pipeline",
     "RandomHorizontalFlip",
+    "RandomIoUCrop",
     "RandomResizedCrop",
+    "RandomZoomOut",
     "Resize",
     "Transform",
 ]

@@ -7,6 +7,7 @@ windows.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias
 
@@ -23,11 +24,13 @@ class Transform:
     Attributes:
         draws: how many uniform numbers in [0, 1) one sample needs.
         keeps_size: whether the result is always as large as the image.
+        needs_boxes: whether it chooses by the boxes on the image.
     """
 
     # Fixed for each kind of transform, so that all samples of a block are drawn at once.
     draws: ClassVar[int] = 0
     keeps_size: ClassVar[bool] = False
+    needs_boxes: ClassVar[bool] = False
 
     @property
     def fixed_size(self) -> Size | None:
@@ -44,6 +47,21 @@ class Transform:
 
 
 @dataclass(frozen=True)
+class BoxesNow:
+    """The boxes on n images, where they are between two transforms.
+
+    Attributes:
+        edges: float64[total, 4], left, top, right and bottom of each, in pixels.
+        owner: int64[total], the image that each lies on, ascending.
+        kept: bool[total], whether it is still there: a transform may drop some.
+    """
+
+    edges: NDArray[np.float64]
+    owner: NDArray[np.int64]
+    kept: NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
 class Drawn:
     """What a transform may know of n samples to draw its parameters.
 
@@ -51,11 +69,16 @@ class Drawn:
         u: float64[n, draws] uniform in [0, 1).
         heights: int64[n], of the images in pixels.
         widths: int64[n], of the images in pixels.
+        boxes: that lie on the images; None if there are none, or if no transform of the pipeline goes by them.
+        more: (rows, first, count) -> float64[len(rows), count], further uniform numbers of these samples, from number
+            ``first`` on; ``u`` has those before ``draws``.
     """
 
     u: NDArray[np.float64]
     heights: NDArray[np.int64]
     widths: NDArray[np.int64]
+    boxes: BoxesNow | None = None
+    more: Callable[[NDArray[np.int64], int, int], NDArray[np.float64]] | None = None
 
 
 @dataclass(frozen=True)
@@ -67,10 +90,12 @@ class Windows:
             (CenterCrop of a small image): what lies outside is black.
         sizes: int64[n, 2], (height, width) of the result in pixels; equal to the window's where nothing is
             resampled.
+        kept: bool[total], which of the boxes on the images are kept, if not all that a window leaves something of.
     """
 
     boxes: NDArray[np.int64]
     sizes: NDArray[np.int64]
+    kept: NDArray[np.bool_] | None = None
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,8 @@ class Pipeline:
 
     Raises:
         ConfigError: DecodeImage is not the first or not the only one, or Normalize is not the last; boxes with a Map,
-            whose function may move pixels in any way.
+            whose function may move pixels in any way; no boxes for a transform that goes by them,
+            or nothing after it that makes all images equally large.
     """
 
     transforms: tuple[Transform, ...]
@@ -52,6 +53,12 @@ class Pipeline:
     def __init__(self, transforms: Iterable[Transform], *, boxes: Boxes | None = None) -> None:
         object.__setattr__(self, "transforms", _checked(transforms))
         object.__setattr__(self, "boxes", boxes)
+        by_boxes = next((each for each in self.transforms if each.needs_boxes), None)
+        if by_boxes is not None and boxes is None:
+            raise ConfigError(f"{by_boxes!r} chooses by boxes: say in Pipeline's boxes which field has them")
+        if by_boxes is not None and self.output_shape is None:
+            wanted = "a Resize to (height, width), a CenterCrop or a RandomResizedCrop must follow"
+            raise ConfigError(f"{by_boxes!r} makes images of all sizes: {wanted}")
         if boxes is None:
             return
         if not isinstance(boxes, Boxes):

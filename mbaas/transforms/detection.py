@@ -1,0 +1,187 @@
+"""Transforms for object detection, of which one goes by the boxes on the image."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from numbers import Integral
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mbaas.transforms import checks
+from mbaas.transforms.base import BoxesNow, Drawn, Windows, WindowTransform
+
+_ROUNDS = 64
+"""Options that are tried for a sample, which stays as it is if none of them leads to a window."""
+
+_MOST_TRIALS = 1000
+
+
+@dataclass(frozen=True)
+class RandomIoUCrop(WindowTransform):
+    """Cut out a random window that overlaps at least one box by a random share (Liu et al., SSD, 2016, section 2.2).
+
+    As torchvision's: an option is drawn, the least intersection over union (IoU) that the window must have with some
+    box; then up to ``trials`` windows are tried. Such a window has an aspect ratio in range, and the centre of a box
+    lies in it. If none is found, another option is drawn. Boxes whose centres lie outside the window are dropped. The
+    result has the size of the window: a `Resize` follows.
+
+    An option of 1 or more leaves an image as it is. So does the search here after 64 options, which is how it ends for
+    images without boxes if there is no such option: torchvision would search for ever.
+
+    Args:
+        min_scale: least height and width of a window, as a share of the image's, above 0.
+        max_scale: the greatest, up to 1.
+        min_aspect_ratio: the least width over height of a window.
+        max_aspect_ratio: the greatest.
+        sampler_options: the values of the least IoU, each as likely as the others.
+        trials: windows that are tried before another option is drawn.
+    """
+
+    min_scale: float = 0.3
+    max_scale: float = 1.0
+    min_aspect_ratio: float = 0.5
+    max_aspect_ratio: float = 2.0
+    sampler_options: tuple[float, ...] = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0)
+    trials: int = 40
+
+    draws: ClassVar[int] = 1  # how many follow depends on what comes out
+    needs_boxes: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        scale, ratio = (self.min_scale, self.max_scale), (self.min_aspect_ratio, self.max_aspect_ratio)
+        low, high = checks.interval("RandomIoUCrop's min_scale, max_scale", scale, above=0.0, upto=1.0)
+        self._set("min_scale", low)
+        self._set("max_scale", high)
+        low, high = checks.interval("RandomIoUCrop's min_aspect_ratio, max_aspect_ratio", ratio, above=0.0)
+        self._set("min_aspect_ratio", low)
+        self._set("max_aspect_ratio", high)
+        where, options = "RandomIoUCrop's sampler_options", self.sampler_options
+        if not isinstance(options, (list, tuple)) or not options:
+            raise checks.refused(where, "must be a list of numbers, at least one", options)
+        self._set("sampler_options", tuple(checks.number(where, option) for option in options))
+        trials: object = self.trials
+        if isinstance(trials, bool) or not isinstance(trials, Integral) or not 1 <= trials <= _MOST_TRIALS:
+            raise checks.refused("RandomIoUCrop's trials", f"must be a whole number in [1, {_MOST_TRIALS:,}]", trials)
+        self._set("trials", int(trials))
+
+    def windows(self, drawn: Drawn) -> Windows:
+        assert drawn.boxes is not None, "a pipeline with this transform has boxes"
+        assert drawn.more is not None
+        heights, widths, boxes = drawn.heights, drawn.widths, drawn.boxes
+        zeros = np.zeros_like(heights)
+        windows, kept = np.stack([zeros, zeros, heights, widths], axis=1), boxes.kept.copy()
+        options, draws = np.array(self.sampler_options), 1 + 4 * self.trials
+        open_rows = np.arange(len(heights))
+        for number in range(_ROUNDS):
+            if not len(open_rows):
+                break
+            u = drawn.more(open_rows, number * draws, draws)
+            least = options[(u[:, 0] * len(options)).astype(np.intp)]
+            open_rows, u, least = (each[least < 1.0] for each in (open_rows, u, least))
+            of_rows = _boxes_of(boxes, open_rows)
+            tries = self._tries(u[:, 1:], heights[open_rows], widths[open_rows])
+            passes, inside = _judged(tries, of_rows, least)
+            found, first = passes.any(axis=1), passes.argmax(axis=1)
+            windows[open_rows[found]] = tries[found, first[found]]
+            of_found = found[of_rows.owner]
+            stays = inside[np.arange(len(inside)), first[of_rows.owner]]
+            kept[of_rows.index[of_found]] &= stays[of_found]
+            open_rows = open_rows[~found]
+        return Windows(windows, windows[:, 2:], kept)
+
+    def _tries(
+        self, u: NDArray[np.float64], heights: NDArray[np.int64], widths: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        """Return the windows to be tried, int64[n, trials, 4]; of those that must not be, height and width are 0."""
+        w_share, h_share, x_share, y_share = u.reshape(len(u), 4, self.trials).transpose(1, 0, 2)
+        low, span = self.min_scale, self.max_scale - self.min_scale
+        width = (widths[:, None] * (low + span * w_share)).astype(np.int64)
+        height = (heights[:, None] * (low + span * h_share)).astype(np.int64)
+        left = ((widths[:, None] - width) * x_share).astype(np.int64)
+        top = ((heights[:, None] - height) * y_share).astype(np.int64)
+        ratio = width / np.maximum(height, 1)
+        good = (ratio >= self.min_aspect_ratio) & (ratio <= self.max_aspect_ratio) & (width > 0) & (height > 0)
+        tries: NDArray[np.int64] = np.stack([top, left, height, width], axis=2)
+        tries[~good] = 0
+        return tries
+
+
+@dataclass(frozen=True)
+class _BoxesOf:
+    """Boxes of some of the images.
+
+    Attributes:
+        edges: float64[k, 4].
+        owner: int64[k], the place of each one's image among these.
+        index: int64[k], which of all boxes it is.
+    """
+
+    edges: NDArray[np.float64]
+    owner: NDArray[np.int64]
+    index: NDArray[np.int64]
+
+
+def _boxes_of(boxes: BoxesNow, rows: NDArray[np.int64]) -> _BoxesOf:
+    """Return the boxes that lie on the images ``rows``, ascending, and are still there."""
+    index = np.flatnonzero(boxes.kept & np.isin(boxes.owner, rows))
+    return _BoxesOf(boxes.edges[index], np.searchsorted(rows, boxes.owner[index]), index)
+
+
+def _judged(
+    tries: NDArray[np.int64], boxes: _BoxesOf, least: NDArray[np.float64]
+) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Decide which windows overlap a box by as much as they must.
+
+    Returns:
+        bool[n, trials]; and bool[k, trials], whether the centre of each box lies within each window.
+    """
+    top, left, height, width = (each.astype(np.float64) for each in tries.transpose(2, 0, 1)[:, boxes.owner])
+    bottom, right = top + height, left + width
+    x0, y0, x1, y1 = (edge[:, None] for edge in boxes.edges.T)
+    x, y = (x0 + x1) / 2, (y0 + y1) / 2
+    inside = (left < x) & (x < right) & (top < y) & (y < bottom)
+    across = np.clip(np.minimum(x1, right) - np.maximum(x0, left), 0.0, None)
+    shared = across * np.clip(np.minimum(y1, bottom) - np.maximum(y0, top), 0.0, None)
+    union = (x1 - x0) * (y1 - y0) + width * height - shared
+    # A box that has no size, in a window that has none, has no union; it is not inside either.
+    overlap = np.divide(shared, union, out=np.zeros_like(shared), where=union > 0)
+    passes = np.zeros(tries.shape[:2], np.bool_)
+    np.logical_or.at(passes, boxes.owner, inside & (overlap >= least[boxes.owner, None]))
+    return passes, inside
+
+
+@dataclass(frozen=True)
+class RandomZoomOut(WindowTransform):
+    """Put the image at a random place of a larger, black one, with probability ``p``: objects become smaller.
+
+    As torchvision's (Liu et al., SSD, 2016, section 3.6). The result has the size of the larger image: a `Resize`
+    follows, or a `RandomIoUCrop` and then a `Resize`.
+
+    Args:
+        side_range: (low, high) how many times as high and wide as the image the larger one is, at least 1.
+        p: probability in [0, 1].
+    """
+
+    side_range: tuple[float, float] = (1.0, 4.0)
+    p: float = 0.5
+
+    draws: ClassVar[int] = 4
+
+    def __post_init__(self) -> None:
+        where = "RandomZoomOut's side_range"
+        self._set("side_range", checks.interval(where, self.side_range, above=0.0))
+        if self.side_range[0] < 1.0:
+            raise checks.refused(where, "must not go below 1", self.side_range)
+        self._set("p", checks.fraction("RandomZoomOut's p", self.p))
+
+    def windows(self, drawn: Drawn) -> Windows:
+        zooms, r, x_share, y_share = drawn.u.T
+        low, high = self.side_range
+        side = np.where(zooms < self.p, low + (high - low) * r, 1.0)
+        heights, widths = (drawn.heights * side).astype(np.int64), (drawn.widths * side).astype(np.int64)
+        top = ((heights - drawn.heights) * y_share).astype(np.int64)
+        left = ((widths - drawn.widths) * x_share).astype(np.int64)
+        sizes = np.stack([heights, widths], axis=1)
+        return Windows(np.column_stack([-top, -left, sizes]), sizes)
