@@ -28,7 +28,7 @@ from mbaas.errors import (
 )
 
 if TYPE_CHECKING:
-    from mbaas.dataset import Dataset, concat, read_images, read_manifest, read_parquet, read_webdataset
+    from mbaas.dataset import Dataset, concat, read_coco, read_images, read_manifest, read_parquet, read_webdataset
     from mbaas.feed import Feed, connect, feeds, join, stop
     from mbaas.loader import Loader
     from mbaas.serving import serve
@@ -63,6 +63,7 @@ __all__ = [
     "connect",
     "feeds",
     "join",
+    "read_coco",
     "read_images",
     "read_manifest",
     "read_parquet",
@@ -74,6 +75,7 @@ __all__ = [
 _LAZY = {
     "Dataset": "mbaas.dataset",
     "concat": "mbaas.dataset.concatenated",
+    "read_coco": "mbaas.dataset.coco",
     "read_images": "mbaas.dataset.listing",
     "read_manifest": "mbaas.dataset.manifest",
     "read_parquet": "mbaas.dataset.parquet",

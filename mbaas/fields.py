@@ -169,5 +169,8 @@ IMAGE = "image"
 LABEL = Field("label", (), "int64")
 """The class of a sample, as an index into the names of classes."""
 
+LABELS = "labels"
+"""Name of the field with the classes of the objects in a sample, as indices into the names of classes."""
+
 SAMPLE_ID = Field("sample_id", (), "int64")
 """The number of a sample in its dataset, which every minibatch has."""

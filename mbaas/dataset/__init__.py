@@ -7,6 +7,7 @@ from mbaas.dataset.base import Dataset, SampleReader
 from mbaas.dataset.synthetic import synthetic
 
 if TYPE_CHECKING:
+    from mbaas.dataset.coco import read_coco
     from mbaas.dataset.concatenated import concat
     from mbaas.dataset.listing import IMAGE_EXTENSIONS, read_images
     from mbaas.dataset.manifest import read_manifest
@@ -18,6 +19,7 @@ __all__ = [
     "Dataset",
     "SampleReader",
     "concat",
+    "read_coco",
     "read_images",
     "read_manifest",
     "read_parquet",
@@ -28,6 +30,7 @@ __all__ = [
 _LAZY = {
     "IMAGE_EXTENSIONS": "mbaas.dataset.listing",
     "concat": "mbaas.dataset.concatenated",
+    "read_coco": "mbaas.dataset.coco",
     "read_images": "mbaas.dataset.listing",
     "read_manifest": "mbaas.dataset.manifest",
     "read_parquet": "mbaas.dataset.parquet",

@@ -105,8 +105,11 @@ def is_text(kind: pa.DataType) -> bool:
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
-def as_numbers(found: pa.Array) -> pa.Array | None:
-    """Return an array as a field can have it; None if it is none of numbers."""
+def as_numbers(found: pa.Array, *, as_typed: bool = False) -> pa.Array | None:
+    """Return an array as a field can have it; None if it is none of numbers.
+
+    Lists that are equally long become lists of that size; ``as_typed`` leaves large lists as they are.
+    """
     kind = found.type
     if pa.types.is_boolean(kind):
         return found.cast(pa.uint8())
@@ -114,11 +117,13 @@ def as_numbers(found: pa.Array) -> pa.Array | None:
         return found
     if not (pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)):
         return None
-    lengths, values = pc.list_value_length(found), as_numbers(found.flatten())
+    lengths, values = pc.list_value_length(found), as_numbers(found.flatten(), as_typed=as_typed)
     if found.null_count or values is None or values.null_count or pa.types.is_large_list(values.type):
         return None
+    if pa.types.is_fixed_size_list(kind):
+        return pa.FixedSizeListArray.from_arrays(values, kind.list_size)
     least, most = pc.min(lengths).as_py(), pc.max(lengths).as_py()
-    if least == most and most:
+    if least == most and most and not (as_typed and pa.types.is_large_list(kind)):
         return pa.FixedSizeListArray.from_arrays(values, most)
     bounds = np.zeros(len(found) + 1, np.int64)
     np.cumsum(integers(lengths.cast(pa.int64())), out=bounds[1:])

@@ -16,7 +16,7 @@ from mbaas.dataset.columns import as_numbers
 from mbaas.dataset.location import Location, locate, written_whole
 from mbaas.dataset.table import PLACE, fingerprint_of, integers, table_of
 from mbaas.errors import DatasetError
-from mbaas.fields import LABEL
+from mbaas.fields import LABEL, LABELS
 
 VERSION = 1
 KEY = b"mbaas.listing"
@@ -133,16 +133,20 @@ def _checked(
         raise _foreign(where, writer)
     places = [table[name].chunk(0) for name in PLACE.names]
     # Parquet may have given another name to the numbers in lists, and the fingerprint goes by that, too.
-    found = {name: as_numbers(table[name].chunk(0)) for name in fields}
+    found = {name: as_numbers(table[name].chunk(0), as_typed=True) for name in fields}
     known = {name: values for name, values in found.items() if values is not None}
     if len(known) < len(found) or any(values.null_count for values in [*places, *known.values()]):
         raise _foreign(where, writer)
     least = min(np.min(integers(array)) for array in places[1:])
     if class_names:
-        if LABEL.name not in known or known[LABEL.name].type != pa.int64():
+        labels = next((known[name] for name in (LABEL.name, LABELS) if name in known), None)
+        if labels is not None and pa.types.is_large_list(labels.type):
+            labels = labels.flatten()
+        if labels is None or labels.type != pa.int64():
             raise _foreign(where, writer)
-        labels = integers(known[LABEL.name])
-        least = min(least, np.min(labels), len(class_names) - 1 - np.max(labels))
+        least = min(
+            least, np.min(integers(labels), initial=0), len(class_names) - 1 - np.max(integers(labels), initial=0)
+        )
     if least < 0:
         raise _refused(where, "has an offset, a length or a label that no sample can have")
     return table_of(places, known)

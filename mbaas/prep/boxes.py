@@ -17,8 +17,10 @@ Edges = NDArray[np.float64]
 """[total, 4]: left, top, right and bottom of each box, in pixels."""
 
 
-def move_boxes(boxes: Boxes, known: Arrays, sizes: NDArray[np.int64], steps: Sequence[Step]) -> Arrays:
-    """Return the fields of n samples with their boxes where the pixels are.
+def move_boxes(
+    boxes: Boxes, known: Arrays, sizes: NDArray[np.int64], steps: Sequence[Step]
+) -> tuple[Arrays, NDArray[np.bool_]]:
+    """Return the fields of n samples with their boxes where the pixels are, and which of all boxes are left.
 
     Args:
         boxes: which field has them.
@@ -38,7 +40,7 @@ def move_boxes(boxes: Boxes, known: Arrays, sizes: NDArray[np.int64], steps: Seq
     fields = {name: packed(known[name]) for name in (boxes.field, *boxes.beside)}
     new = {name: Packed(column.own()[0][kept], bounds) for name, column in fields.items()}
     new[boxes.field] = Packed(_written(now.edges[kept], boxes.format).astype(fields[boxes.field].dtype), bounds)
-    return {**known, **new}
+    return {**known, **new}, kept
 
 
 def placed(boxes: Boxes, known: Arrays, sizes: NDArray[np.int64]) -> BoxesNow:

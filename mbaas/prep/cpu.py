@@ -105,7 +105,7 @@ class CpuEngine:
             wait(work)  # all of them, before one raises: the others still write to `out`, which is used again
             for done in work:
                 done.result()
-        return block.finish(self._pipeline.boxes, steps, out)
+        return block.finish(self._pipeline, steps, out)
 
     def set_threads(self, threads: int) -> None:
         self.close()  # a pool cannot be resized

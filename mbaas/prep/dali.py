@@ -70,7 +70,7 @@ class DaliEngine:
             batch_pixels: of the images of a batch together, unless one alone has more.
             pipeline, seed, threads, max_pixels: see `mbaas.prep.engines.make_engine`.
         """
-        self._stages, self._boxes = stages_of(pipeline.prep)[0], pipeline.boxes
+        self._pipeline, self._stages = pipeline, stages_of(pipeline.prep)[0]
         self._seed = seed
         self._threads = threads
         self._device_id = device_id
@@ -86,7 +86,7 @@ class DaliEngine:
         self, encoded: Sequence[Encoded], sample_ids: NDArray[np.int64], epoch: int, known: Arrays, out: NDArray[Any]
     ) -> Prepared:
         block = read_headers(encoded, sample_ids, epoch, known, self._max_pixels)
-        placed = block.placed(self._boxes)
+        placed = block.placed(self._pipeline.boxes)
         steps = plan(self._stages, self._seed, epoch, block.sample_ids, block.sizes, placed)
         feeds = dali_graph.feeds(self._stages, steps)
         taken = np.flatnonzero(self._takes(block, steps))
@@ -97,7 +97,7 @@ class DaliEngine:
             taken = taken[len(batch) :]
         if refused:
             self._leave_to_cpu(block, sorted(refused), out)
-        return block.finish(self._boxes, steps, out)
+        return block.finish(self._pipeline, steps, out)
 
     def set_threads(self, threads: int) -> None:
         """Work with ``threads`` threads. DALI fixes them when a graph is built, so the next block builds it anew."""

@@ -10,10 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mbaas.fields import Arrays
-from mbaas.prep.boxes import move_boxes, placed
+from mbaas.prep.boxes import placed
 from mbaas.prep.engine import BadRow, Encoded, Prepared
 from mbaas.prep.header import Header, UndecodableError, peek
-from mbaas.transforms import Boxes
+from mbaas.prep.on_image import moved_fields
+from mbaas.transforms import Boxes, Pipeline
 from mbaas.transforms.base import BoxesNow, Step
 
 
@@ -49,15 +50,19 @@ class PartInput:
         """Return where the boxes on the images are, if there are any; see `mbaas.prep.boxes.placed`."""
         return None if boxes is None else placed(boxes, self.known, self.sizes)
 
-    def finish(self, boxes: Boxes | None, steps: Sequence[Step], out: NDArray[Any]) -> Prepared:
+    def finish(self, pipeline: Pipeline, steps: Sequence[Step], out: NDArray[Any]) -> Prepared:
         """Zero the bad rows of ``out``, and return them in order, with the fields of the good ones.
 
         Args:
-            boxes: that lie on the images, if there are any.
-            steps: what was done to the images; all of it, if there are boxes.
+            pipeline: of the block.
+            steps: what was done to the images; all of it, if fields lie on them.
             out: what was made of the block.
         """
-        known = self.known if boxes is None else move_boxes(boxes, self.known, self.sizes, steps)
+        known = self.known
+        if pipeline.has_fields_on_image:
+            known, unfit = moved_fields(pipeline, known, self.sizes, steps)
+            there = {bad.row for bad in self.bad}
+            self.bad.extend(BadRow(self.rows[bad.row], bad.reason) for bad in unfit if self.rows[bad.row] not in there)
         if not self.bad:
             return Prepared([], known)
         # An engine may have written a part of a row before it failed: what such a row holds must not depend on which.

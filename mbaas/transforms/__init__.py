@@ -12,6 +12,7 @@ from mbaas.transforms.detection import RandomIoUCrop, RandomZoomOut
 from mbaas.transforms.function import Map
 from mbaas.transforms.geometry import CenterCrop, RandomHorizontalFlip, RandomResizedCrop, Resize
 from mbaas.transforms.normalize import Normalize
+from mbaas.transforms.on_image import Keypoints, Masks
 from mbaas.transforms.pipeline import DecodeImage, Pipeline
 
 __all__ = [
@@ -19,7 +20,9 @@ __all__ = [
     "CenterCrop",
     "ColorJitter",
     "DecodeImage",
+    "Keypoints",
     "Map",
+    "Masks",
     "Normalize",
     "Pipeline",
     "RandomHorizontalFlip",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from numbers import Integral
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,8 +61,8 @@ class RandomIoUCrop(WindowTransform):
         if not isinstance(options, (list, tuple)) or not options:
             raise checks.refused(where, "must be a list of numbers, at least one", options)
         self._set("sampler_options", tuple(checks.number(where, option) for option in options))
-        trials: object = self.trials
-        if isinstance(trials, bool) or not isinstance(trials, Integral) or not 1 <= trials <= _MOST_TRIALS:
+        trials: Any = self.trials
+        if isinstance(trials, bool) or not isinstance(trials, Integral) or not 1 <= int(trials) <= _MOST_TRIALS:
             raise checks.refused("RandomIoUCrop's trials", f"must be a whole number in [1, {_MOST_TRIALS:,}]", trials)
         self._set("trials", int(trials))
 
@@ -79,11 +79,13 @@ class RandomIoUCrop(WindowTransform):
                 break
             u = drawn.more(open_rows, number * draws, draws)
             least = options[(u[:, 0] * len(options)).astype(np.intp)]
-            open_rows, u, least = (each[least < 1.0] for each in (open_rows, u, least))
+            goes_on = least < 1.0
+            open_rows, u, least = open_rows[goes_on], u[goes_on], least[goes_on]
             of_rows = _boxes_of(boxes, open_rows)
             tries = self._tries(u[:, 1:], heights[open_rows], widths[open_rows])
             passes, inside = _judged(tries, of_rows, least)
-            found, first = passes.any(axis=1), passes.argmax(axis=1)
+            first = passes.argmax(axis=1)
+            found = passes[np.arange(len(passes)), first]
             windows[open_rows[found]] = tries[found, first[found]]
             of_found = found[of_rows.owner]
             stays = inside[np.arange(len(inside)), first[of_rows.owner]]

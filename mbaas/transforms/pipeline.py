@@ -15,6 +15,7 @@ from mbaas.transforms.boxes import Boxes
 from mbaas.transforms.color import ColorJitter
 from mbaas.transforms.function import Map
 from mbaas.transforms.normalize import Normalize
+from mbaas.transforms.on_image import Keypoints, Masks
 
 _VERSION = "mbaas-pipeline-1"
 """Part of every fingerprint; goes up when the same transforms come to make other pixels."""
@@ -40,36 +41,59 @@ class Pipeline:
     Attributes:
         transforms: all of them, in order; the index of each is the substream of its random numbers.
         boxes: that lie on the image and move with its pixels, if there are any.
+        keypoints: likewise.
+        masks: likewise.
 
     Raises:
-        ConfigError: DecodeImage is not the first or not the only one, or Normalize is not the last; boxes with a Map,
-            whose function may move pixels in any way; no boxes for a transform that goes by them,
-            or nothing after it that makes all images equally large.
+        ConfigError: DecodeImage is not the first or not the only one, or Normalize is not the last; what lies on the
+            image is there with a Map, whose function may move pixels in any way; no boxes are there for masks or for a
+            transform that goes by them, or nothing makes all images equally large then.
     """
 
     transforms: tuple[Transform, ...]
     boxes: Boxes | None
+    keypoints: Keypoints | None
+    masks: Masks | None
 
-    def __init__(self, transforms: Iterable[Transform], *, boxes: Boxes | None = None) -> None:
+    def __init__(
+        self,
+        transforms: Iterable[Transform],
+        *,
+        boxes: Boxes | None = None,
+        keypoints: Keypoints | None = None,
+        masks: Masks | None = None,
+    ) -> None:
         object.__setattr__(self, "transforms", _checked(transforms))
-        object.__setattr__(self, "boxes", boxes)
-        by_boxes = next((each for each in self.transforms if each.needs_boxes), None)
-        if by_boxes is not None and boxes is None:
-            raise ConfigError(f"{by_boxes!r} chooses by boxes: say in Pipeline's boxes which field has them")
-        if by_boxes is not None and self.output_shape is None:
-            wanted = "a Resize to (height, width), a CenterCrop or a RandomResizedCrop must follow"
-            raise ConfigError(f"{by_boxes!r} makes images of all sizes: {wanted}")
-        if boxes is None:
-            return
-        if not isinstance(boxes, Boxes):
-            raise ConfigError(f"a pipeline's boxes must be a Boxes, got {shown(boxes)}", option="boxes")
+        given = {"boxes": boxes, "keypoints": keypoints, "masks": masks}
+        for name, kind in _ON_IMAGE.items():
+            if not isinstance(given[name], kind | None):
+                wanted = f"a pipeline's {name} must be a {kind.__name__}"
+                raise ConfigError(f"{wanted}, got {shown(given[name])}", option=name)
+            object.__setattr__(self, name, given[name])
         function = next((each for each in self.transforms if isinstance(each, Map)), None)
-        if function is not None:
-            raise ConfigError(f"{function!r} may move pixels in any way, so a pipeline with it cannot have {boxes!r}")
+        if function is not None and self._on_image:
+            first = next(iter(self._on_image.values()))
+            raise ConfigError(f"{function!r} may move pixels in any way, so a pipeline with it cannot have {first!r}")
+        for each in (*(each for each in self.transforms if each.needs_boxes), *([masks] if masks is not None else [])):
+            if boxes is None:
+                raise ConfigError(f"{each!r} goes by boxes: say in Pipeline's boxes which field has them")
+            if self.output_shape is None:
+                wanted = "a Resize to (height, width), a CenterCrop or a RandomResizedCrop"
+                raise ConfigError(f"a pipeline with {each!r} must make all images equally large, by {wanted}")
 
     def __repr__(self) -> str:
-        boxes = "" if self.boxes is None else f", boxes={self.boxes!r}"
-        return f"Pipeline([{', '.join(map(repr, self.transforms))}]{boxes})"
+        lying = "".join(f", {name}={each!r}" for name, each in self._on_image.items())
+        return f"Pipeline([{', '.join(map(repr, self.transforms))}]{lying})"
+
+    @property
+    def _on_image(self) -> dict[str, Boxes | Keypoints | Masks]:
+        """What lies on the image, by its keyword."""
+        return {name: each for name in _ON_IMAGE if (each := getattr(self, name)) is not None}
+
+    @property
+    def has_fields_on_image(self) -> bool:
+        """Whether fields move with the pixels of the image."""
+        return bool(self._on_image)
 
     def _repr_html_(self) -> str:
         """Return what notebooks show: a table."""
@@ -84,9 +108,17 @@ class Pipeline:
         """Return what prepared samples have of the dataset's fields.
 
         Raises:
-            ConfigError: the boxes are not among them.
+            ConfigError: what lies on the image is not among them.
         """
-        return fields if self.boxes is None else self.boxes.moved(fields)
+        if self.keypoints is not None:
+            self.keypoints.check(fields)
+        if self.boxes is None:
+            return fields
+        moved = self.boxes.moved(fields)
+        if self.masks is None:
+            return moved
+        assert self.output_shape is not None, "checked when it was made"
+        return self.masks.made(moved, self.boxes, self.output_shape[:2])
 
     @property
     def normalize(self) -> Normalize | None:
@@ -120,9 +152,13 @@ class Pipeline:
     @cached_property
     def fingerprint(self) -> str:
         """32 hex digits, the same in every process: equal when the transforms are (see ``Map.identity``)."""
-        boxes = [] if self.boxes is None else [repr(self.boxes)]
-        text = "\n".join([_VERSION, *(transform.identity() for transform in self.transforms), *boxes])
+        lying = map(repr, self._on_image.values())
+        text = "\n".join([_VERSION, *(transform.identity() for transform in self.transforms), *lying])
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+_ON_IMAGE: dict[str, type] = {"boxes": Boxes, "keypoints": Keypoints, "masks": Masks}
+"""What may lie on the image: keyword -> its kind."""
 
 
 def _is_cpu_only(transform: Transform) -> bool:

@@ -1,0 +1,171 @@
+"""Reading COCO's annotations: a JSON file that names images, and says which objects are on them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.fs
+from numpy.typing import NDArray
+from pyarrow.fs import FileType
+
+from mbaas.dataset.base import Dataset
+from mbaas.dataset.faults import said
+from mbaas.dataset.file_infos import file_infos
+from mbaas.dataset.kept_listing import Listing, keep_listing, recall_listing
+from mbaas.dataset.location import Location, join, locate
+from mbaas.dataset.table import TableDataset, fingerprint_of, table_of
+from mbaas.errors import ConfigError, DatasetError
+from mbaas.fields import LABELS, Packed
+
+_WRITER = "read_coco"
+_FIELDS = ("boxes", LABELS, "area", "iscrowd", "keypoints", "segmentation", "image_id")
+
+
+def read_coco(
+    annotations: str | os.PathLike[str],
+    images: str | os.PathLike[str],
+    *,
+    fields: Sequence[str] | None = None,
+    keep_empty: bool = True,
+    listing: str | os.PathLike[str] | None = None,
+    filesystem: pyarrow.fs.FileSystem | None = None,
+) -> Dataset:
+    """Read the annotations of COCO's instances or key points; read none of the images.
+
+    A sample is an image, in the order of the file. Its fields, of k objects, in the order of the file:
+
+    ============  ===================  =================================================================================
+    boxes         float32 [k, 4]       left, top, right, bottom in pixels, as `Boxes` has it by default (the file has
+                                       left, top, width, height)
+    labels        int64 [k]            index into `Dataset.class_names`, which are the categories in the order of their
+                                       ids
+    area          float32 [k]          pixels of each object; of its box, if the file does not say
+    iscrowd       uint8 [k]            1 if it is a crowd
+    keypoints     float32 [k, K, 3]    x, y and visibility; zeros for objects without. Only if the file has some
+    segmentation  uint8 [bytes]        JSON of polygons or run lengths, of which `Masks` makes masks. Only if asked for
+    image_id      int64                the file's id of the image
+    ============  ===================  =================================================================================
+
+    A file of 860,000 annotations takes some seconds. Segmentations take about as much memory as the file has bytes, of
+    which the object store of each node holds a copy; all else takes 40 bytes for each object.
+
+    Args:
+        annotations: the JSON file: a local path, or a URI that `pyarrow.fs` opens.
+        images: the folder below which the images are, by its path or URI.
+        fields: those that minibatches have, if not all of the above.
+        keep_empty: whether images without annotations are samples, too.
+        listing: a Parquet file, by its path or URI, in which is kept what was found: written if it is not there, or if
+            the size or time of the JSON file has changed since; else read, instead of the JSON file, and no image is
+            looked for. An image that is gone or has another length is then a bad sample.
+        filesystem: where ``annotations`` and ``images`` are, for credentials or file systems that a URI cannot express.
+
+    Raises:
+        ConfigError: a field that there is not; or msgspec, which reads the file, is not installed.
+        DatasetError: the file cannot be read, is none of COCO's, or lacks a value or an image that an annotation names;
+            an image is not there, or is not below ``images``.
+    """
+    asked = _asked(fields)
+    where, root = locate(annotations, filesystem), locate(images, filesystem)
+    file = _look_up(where)
+    options = {"annotations": where.root, "fields": asked, "keep_empty": bool(keep_empty)}
+    found = None
+    if listing is not None:
+        found = recall_listing(listing, writer=_WRITER, root=root.root, options=options, fields=None)
+    if found is None or found.files != [file]:
+        class_names, table = _read(where, root, asked, keep_empty)
+        found = Listing(_WRITER, root.root, options, class_names, fingerprint_of(table, class_names), table, [file])
+        if listing is not None:
+            keep_listing(found, listing)
+    return TableDataset(
+        root=root.root,
+        class_names=found.class_names,
+        fingerprint=found.fingerprint,
+        table=found.table,
+        filesystem=root.filesystem,
+        base=root.base,
+    )
+
+
+def _asked(fields: Sequence[str] | None) -> tuple[str, ...] | None:
+    if fields is None:
+        return None
+    if isinstance(fields, str):
+        raise ConfigError(f"fields must be a list of names, such as [{fields!r}], got {fields!r}", option="fields")
+    for field in fields:
+        if field not in _FIELDS:
+            raise ConfigError(f"fields must be of {', '.join(_FIELDS)}, got {field!r}", option="fields")
+    return tuple(field for field in _FIELDS if field in fields)
+
+
+def _look_up(where: Location) -> list[Any]:
+    """Return what tells whether the file has changed: its size in bytes, and when it was, in ns since 1970 if known."""
+    (info,) = file_infos(Location(where.filesystem, "", where.root), [where.base])
+    if info.type != FileType.File:
+        what = "is not there" if info.type == FileType.NotFound else "is no file"
+        raise DatasetError(f"the annotations {where.root}: {what}")
+    return [info.size, info.mtime_ns]
+
+
+def _read(
+    where: Location, root: Location, asked: tuple[str, ...] | None, keep_empty: bool
+) -> tuple[tuple[str, ...], pa.Table]:
+    try:
+        from mbaas.dataset.coco_json import read_coco_json
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"read_coco needs {error.name}: pip install 'mbaas[coco]'") from None
+    try:
+        with where.filesystem.open_input_file(where.base) as stream:
+            content = stream.read_buffer()
+    except Exception as error:  # a file system of somebody else's raises what it likes
+        raise DatasetError(f"cannot read the annotations {where.root}: {said(error)}") from error
+    found = read_coco_json(content, where.root, asked)
+    counts = np.diff(found.bounds)
+    rows = np.arange(len(counts)) if keep_empty else np.flatnonzero(counts)
+    if not len(rows):
+        raise DatasetError(f"{where.root} has annotations of none of its {len(counts)} images")
+    # Images that are left out have no objects: those of the others lie end to end without them.
+    bounds = found.bounds[np.append(rows, len(counts))]
+    known = {name: _lists(bounds, values) for name, values in found.objects.items()}
+    if asked is not None and "segmentation" in asked:
+        texts, ends = found.segmentations
+        if len(rows) < len(counts):
+            texts, ends = _chosen(texts, ends, rows)
+        known["segmentation"] = _lists(ends, texts)
+    if asked is None or "image_id" in asked:
+        known["image_id"] = pa.array(found.image_ids[rows])
+    names = [found.file_names[row] for row in rows.tolist()]
+    places = [pa.array(names, pa.large_string()), pa.array(np.zeros(len(rows), np.int64)), _lengths(where, root, names)]
+    return found.class_names if LABELS in known else (), table_of(places, known)
+
+
+def _chosen(
+    texts: NDArray[np.uint8], ends: NDArray[np.int64], rows: NDArray[np.int64]
+) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    return Packed(texts, ends)[rows].own()
+
+
+def _lists(bounds: NDArray[np.int64], values: NDArray[Any]) -> pa.Array:
+    """Make an array of lists, of each image one with a value for each object."""
+    items = pa.array(np.ascontiguousarray(values).ravel())
+    for size in reversed(values.shape[1:]):
+        items = pa.FixedSizeListArray.from_arrays(items, size)
+    return pa.LargeListArray.from_arrays(pa.array(bounds), items)
+
+
+def _lengths(where: Location, root: Location, names: list[str]) -> pa.Array:
+    """Ask the file system how long the images are."""
+    for name in names:
+        if "://" in name or name.startswith("/") or ".." in name.split("/") or not name:
+            raise DatasetError(f"{where.root} must name images below {root.root}, got {name!r}")
+    infos = file_infos(root, names)
+    gone = [row for row, info in enumerate(infos) if info.type != FileType.File or info.size is None]
+    if gone:
+        raise DatasetError(
+            f"{len(gone)} of {len(infos)} images of {where.root} are not there, the first one "
+            f"{join(root.root, names[gone[0]])}"
+        )
+    return pa.array([info.size for info in infos], pa.int64())

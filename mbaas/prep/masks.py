@@ -1,0 +1,175 @@
+"""Makes the masks of objects from COCO's segmentations, where an engine moves the pixels under them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mbaas.fields import Packed
+from mbaas.prep.engine import BadRow
+from mbaas.prep.header import UndecodableError
+from mbaas.transforms.base import Flips, Step, Windows
+
+_LONGEST_COUNT = 7  # characters of a compressed run length
+
+_MOST_OUTSIDE = 1.0
+"""How far outside the image a corner of a polygon may lie, as a share of its size: drawing takes time and memory with
+the length of its edges.
+"""
+
+
+def make_masks(
+    texts: Packed,
+    kept: NDArray[np.bool_],
+    bounds: NDArray[np.int64],
+    sizes: NDArray[np.int64],
+    steps: Sequence[Step],
+    result: tuple[int, int],
+) -> tuple[Packed, list[BadRow]]:
+    """Make the masks of n samples.
+
+    Args:
+        texts: uint8, of each sample a JSON list with the segmentation of each object.
+        kept: bool[total], the objects of which a mask is made.
+        bounds: int64[n + 1], the objects of sample i are those from ``bounds[i]`` to ``bounds[i + 1]``.
+        sizes: int64[n, 2], (height, width) of the images in pixels.
+        steps: what is done to the images.
+        result: (height, width) of the images after that.
+
+    Returns:
+        The masks, uint8 [kept, height, width]; and the samples whose segmentations make no masks, which have zeros.
+    """
+    new_bounds = np.concatenate([[0], np.cumsum(kept)])[bounds]
+    masks = np.zeros((int(new_bounds[-1]), *result), np.uint8)
+    bad = []
+    for row, (height, width) in enumerate(sizes.tolist()):
+        own = kept[bounds[row] : bounds[row + 1]]
+        if not own.any():
+            continue
+        try:
+            found = _segmentations(texts[row : row + 1].own()[0], len(own))
+            drawn = _drawn([found[number] for number in np.flatnonzero(own)], height, width)
+        except UndecodableError as error:
+            bad.append(BadRow(row, str(error)))
+            continue
+        ys, xs = _looked_up(row, height, width, steps)
+        into = masks[new_bounds[row] : new_bounds[row + 1]]
+        # Where a window reaches over the image's edge, nothing is looked up, and zeros stay.
+        inside = np.ix_(ys >= 0, xs >= 0)
+        for number, mask in enumerate(drawn):
+            into[number][inside] = mask[np.ix_(ys[ys >= 0], xs[xs >= 0])]
+    return Packed(masks, new_bounds), bad
+
+
+def _segmentations(text: NDArray[np.uint8], count: int) -> list[Any]:
+    try:
+        found = json.loads(text.tobytes())
+    except (ValueError, RecursionError) as error:
+        raise UndecodableError(f"its segmentations are no JSON: {error}") from None
+    if not isinstance(found, list) or len(found) != count:
+        has = f"{len(found)}" if isinstance(found, list) else "no list"
+        raise UndecodableError(f"it must have a segmentation for each of its {count} boxes, got {has}")
+    return found
+
+
+def _drawn(segmentations: Sequence[Any], height: int, width: int) -> NDArray[np.uint8]:
+    """Draw segmentations as pycocotools' ``COCO.annToMask`` does: uint8 [objects, height, width]."""
+    from pycocotools import mask  # here: only who makes masks has it
+
+    runs: list[Any] = []
+    for segmentation in segmentations:
+        if segmentation is None:
+            raise UndecodableError("one of its boxes has no segmentation")
+        try:
+            if isinstance(segmentation, list):
+                polygons = _polygons(segmentation, height, width)
+                nothing: Any = {"size": [height, width], "counts": [height * width]}
+                drawn = [*mask.frPyObjects(polygons, height, width)] if polygons else []
+                runs.append(mask.merge([mask.frPyObjects(nothing, height, width), *drawn]))
+                continue
+            size = list(segmentation["size"])
+            if size != [height, width]:
+                raise UndecodableError(f"a segmentation is of an image of {size}, and this one has [{height}, {width}]")
+            counts = segmentation["counts"]
+            if isinstance(counts, list):
+                _check_counts(np.array(counts), height * width)
+                segmentation = mask.frPyObjects(segmentation, height, width)
+            else:
+                _check_counts(_counts_of(counts), height * width)
+            runs.append(segmentation)
+        except (TypeError, KeyError, ValueError, IndexError, AttributeError, OverflowError) as error:
+            raise UndecodableError(f"a segmentation is neither polygons nor run lengths: {error!r}") from None
+    try:
+        masks: NDArray[np.uint8] = mask.decode(runs)
+    except (TypeError, ValueError) as error:
+        raise UndecodableError(f"a segmentation's run lengths are damaged: {error}") from None
+    return masks.transpose(2, 0, 1)
+
+
+def _polygons(polygons: list[Any], height: int, width: int) -> list[Any]:
+    """Check polygons, and return those that have an area."""
+    if not polygons:
+        raise UndecodableError("one of its boxes has no segmentation")
+    for polygon in polygons:
+        corners = np.array(polygon, np.float64)
+        if corners.ndim != 1 or len(corners) % 2:
+            raise UndecodableError(f"a polygon must be a list of x, y, x, y, ..., got {len(polygon)} values")
+        corners = corners.reshape(-1, 2) / (width, height)
+        if not (np.abs(corners - 0.5) <= 0.5 + _MOST_OUTSIDE).all():
+            raise UndecodableError(f"a polygon reaches far out of the image of {width}x{height}")
+    # Of fewer than three corners there is none; pycocotools takes four numbers for a box.
+    return [polygon for polygon in polygons if len(polygon) >= 6]
+
+
+def _check_counts(counts: NDArray[Any], pixels: int) -> None:
+    """Check run lengths: pycocotools would return memory as it finds it for pixels that they do not reach."""
+    if counts.ndim != 1 or not np.issubdtype(counts.dtype, np.integer) or (counts < 0).any():
+        raise UndecodableError("run lengths must be whole numbers, at least 0")
+    if counts.sum() != pixels:
+        raise UndecodableError(f"run lengths must add up to the {pixels} pixels of the image, got {counts.sum()}")
+
+
+def _counts_of(text: str) -> NDArray[np.int64]:
+    """Read compressed run lengths, as COCO's ``rleFrString`` does.
+
+    A number has 5 bits in each character, the lowest first, and one more says whether another character follows. From
+    the fourth on, numbers are differences to the one before the last.
+    """
+    codes = np.frombuffer(text.encode("ascii"), np.uint8).astype(np.int64) - 48
+    ends = np.flatnonzero((codes & 0x20) == 0)
+    if not len(codes) or codes.min() < 0 or codes.max() > 0x3F or ends[-1] != len(codes) - 1:
+        raise ValueError("compressed run lengths that end within a number, or have other characters")
+    lengths = np.diff(ends, prepend=-1)
+    if lengths.max() > _LONGEST_COUNT:
+        raise ValueError("a compressed run length of more than 32 bits")
+    firsts = np.repeat(ends - lengths + 1, lengths)
+    counts = np.add.reduceat((codes & 0x1F) << 5 * (np.arange(len(codes)) - firsts), ends - lengths + 1)
+    counts -= np.where(codes[ends] & 0x10, np.int64(1) << 5 * lengths, 0)  # the highest bit of all is the sign
+    counts[1::2], counts[2::2] = np.cumsum(counts[1::2]), np.cumsum(counts[2::2])
+    return counts
+
+
+def _looked_up(row: int, height: int, width: int, steps: Sequence[Step]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return from which row, and from which column, of a sample's image those of the result come; -1 from none.
+
+    Windows and mirror images work on rows and columns apart, and take the nearest pixel: so however many there are, a
+    mask is looked up once.
+    """
+    ys, xs = np.arange(height), np.arange(width)
+    for step in steps:
+        if isinstance(step, Windows):
+            (top, left, h, w), (to_h, to_w) = step.boxes[row].tolist(), step.sizes[row].tolist()
+            ys, xs = _window(ys, top, h, to_h), _window(xs, left, w, to_w)
+        elif isinstance(step, Flips) and step.which[row]:
+            xs = xs[::-1]
+    return ys, xs
+
+
+def _window(places: NDArray[np.int64], first: int, length: int, result: int) -> NDArray[np.int64]:
+    """Cut ``length`` places out, from ``first`` on, and stretch them to ``result``; -1 where there are none."""
+    at = first + np.arange(result) * length // result
+    return np.where((at >= 0) & (at < len(places)), places[np.clip(at, 0, len(places) - 1)], -1)

@@ -1,0 +1,49 @@
+"""What becomes of the fields that lie on the image, whichever engine moves its pixels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mbaas.fields import Arrays
+from mbaas.prep.boxes import move_boxes, packed
+from mbaas.prep.engine import BadRow
+from mbaas.prep.keypoints import move_keypoints
+from mbaas.prep.masks import make_masks
+from mbaas.transforms import Pipeline
+from mbaas.transforms.base import Step
+
+
+def moved_fields(
+    pipeline: Pipeline, known: Arrays, sizes: NDArray[np.int64], steps: Sequence[Step]
+) -> tuple[Arrays, list[BadRow]]:
+    """Return the fields of n prepared samples, and those whose fields do not fit their images.
+
+    Args:
+        pipeline: says which fields lie on the image.
+        known: the fields, as the dataset knows them.
+        sizes: int64[n, 2], (height, width) of the images in pixels.
+        steps: what is done to the images; all of it, if fields lie on them.
+
+    Raises:
+        DatasetError: a field does not have a value for each box.
+    """
+    boxes, keypoints, masks = pipeline.boxes, pipeline.keypoints, pipeline.masks
+    if keypoints is not None:
+        known = {**known, keypoints.field: move_keypoints(keypoints, known[keypoints.field], sizes, steps)}
+    if boxes is None:
+        return known, []
+    bounds = packed(known[boxes.field]).own()[1]
+    known, kept = move_boxes(boxes, known, sizes, steps)
+    if masks is None:
+        return known, []
+    assert pipeline.output_shape is not None, "a pipeline with masks makes images of one size"
+    height, width, _ = pipeline.output_shape
+    made, bad = make_masks(known[masks.source], kept, bounds, sizes, steps, (height, width))
+    # In the place of what they are made of: the fields are in one order everywhere.
+    return {
+        masks.field if name == masks.source else name: made if name == masks.source else column
+        for name, column in known.items()
+    }, bad
