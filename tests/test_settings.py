@@ -22,7 +22,7 @@ from annotated_types import Ge, Gt, Le
 
 import mbaas
 from mbaas import validation
-from mbaas.cli.feed_file import BoxesFile, FeedFile, load, schema
+from mbaas.cli.feed_file import BoxesFile, FeedFile, KeypointsFile, MasksFile, load, schema
 from mbaas.errors import ConfigError
 from mbaas.settings import RENAMED, FeedOptions, FeedSettings
 from mbaas.units import Unit
@@ -189,7 +189,18 @@ def test_the_example_is_valid_by_the_schema_with_all_that_it_shows() -> None:
 def test_the_example_shows_the_defaults() -> None:
     """What is commented out is the default, as far as it is a number or a word that does not depend on the machine."""
     chosen = {"listing", "cache_bytes", "staging_bytes", "prep_workers", "gpus_per_worker", "disk", "detached"}
-    chosen |= {"boxes", "filter", "split", "take", "max_prep_workers", "prep_labels", "ahead_blocks", "readahead_bytes"}
+    chosen |= {
+        "boxes",
+        "keypoints",
+        "masks",
+        "filter",
+        "split",
+        "take",
+        "max_prep_workers",
+        "prep_labels",
+        "ahead_blocks",
+        "readahead_bytes",
+    }
     text = EXAMPLE.read_text()
     shown = {name: part for name, part in yaml.safe_load(uncommented(text)).items() if name not in yaml.safe_load(text)}
 
@@ -207,6 +218,8 @@ def test_the_example_shows_the_defaults() -> None:
 
     assert differs(shown, FeedOptions(batch_size=1)) == []
     assert differs(shown["boxes"], BoxesFile()) == ["beside"], "no list is a tuple"
+    assert differs(shown["keypoints"], KeypointsFile()) == ["swaps"]
+    assert differs(shown["masks"], MasksFile()) == []
 
 
 @cache

@@ -44,7 +44,7 @@ from mbaas.core import calls, events
 from mbaas.core.layout import StagingLimits
 from mbaas.core.state import StagingState
 from mbaas.core.story import unknown_thing
-from mbaas.dataset import read_images, read_manifest, read_webdataset
+from mbaas.dataset import read_coco, read_images, read_manifest, read_webdataset
 from mbaas.dataset.bounded import bounded
 from mbaas.dataset.location import locate
 from mbaas.errors import MbaasError
@@ -375,6 +375,68 @@ def _spoil(chance: Random, root: Path) -> None:
                 os.mkfifo(where)
             elif kind == 1:
                 os.mkdir(where)  # noqa: PTH102 (bytes)
+
+
+def coco(folder: Path) -> Case:
+    """COCO's annotations that were damaged, or say odd things: what is read can be prepared, with its masks."""
+    from pycocotools import mask
+
+    content = images()["png"]  # 150x120
+    (folder / "a").mkdir()
+    for number in range(3):
+        (folder / "a" / f"{number}.png").write_bytes(content)
+    triangle: Any = mask.merge(mask.frPyObjects([[5, 5, 90, 7, 40, 60]], 120, 150))
+    segmentations: list[Any] = [
+        [[5, 5, 90, 7, 40, 60], [100, 100, 140, 100, 140, 110]],
+        {"size": [120, 150], "counts": [40, 17_000, 960]},
+        {"size": [120, 150], "counts": triangle["counts"].decode()},
+    ]
+    said = {
+        "images": [{"id": number + 7, "file_name": f"{number}.png"} for number in range(3)],
+        "categories": [{"id": 3, "name": "x"}, {"id": 1, "name": "y"}],
+        "annotations": [
+            {
+                "image_id": number % 2 + 7,
+                "category_id": number % 2 * 2 + 1,
+                "bbox": [4.5, 5, 90, 60],
+                "area": 9,
+                "keypoints": [9.5, 60, 2, 0, 0, 0],
+                "segmentation": segmentation,
+            }
+            for number, segmentation in enumerate(segmentations * 2)
+        ],
+    }
+    fields = ("boxes", "labels", "area", "iscrowd", "keypoints", "segmentation", "image_id")
+    steps = [transforms.RandomIoUCrop(), transforms.Resize((16, 16)), transforms.RandomHorizontalFlip()]
+    pipeline = transforms.Pipeline(
+        [transforms.DecodeImage(), *steps],
+        boxes=transforms.Boxes(beside=("labels", "keypoints")),
+        keypoints=transforms.Keypoints(swaps=((0, 1),)),
+        masks=transforms.Masks(),
+    )
+    engine = make_engine("cpu", pipeline, seed=0, max_pixels=MAX_PIXELS)
+
+    def case(chance: Random) -> None:
+        good = json.dumps(said).encode()
+        if chance.random() < 0.7:
+            with contextlib.suppress(TypeError, ValueError, RecursionError):
+                good = json.dumps(changed(chance, said)).encode(errors="replace")
+        path = folder / "a.json"
+        path.write_bytes(good if chance.random() < 0.7 else damaged(chance, good))
+        with _expected():
+            data = read_coco(path, folder / "a", fields=fields, keep_empty=chance.random() < 0.5)
+            assert [field.name for field in pipeline.known(data.fields)][5] == "masks"
+            ids = np.arange(len(data))
+            values, out = data.values(ids), np.empty((len(data), 16, 16, 3), np.uint8)
+            assert values["labels"].own()[0].max(initial=-1) < len(data.class_names)
+            made = engine.prepare([content] * len(data), ids, chance.randrange(4), values, out)
+            assert all(len(column) == len(data) - len(made.bad) for column in made.known.values())
+            masks, boxes = made.known["masks"], made.known["boxes"]
+            assert masks.lengths.tolist() == boxes.lengths.tolist()
+            assert masks.own()[0].max(initial=0) <= 1
+            assert ((boxes.own()[0] >= 0) & (boxes.own()[0] <= 16)).all()
+
+    return case
 
 
 def location(_: Path) -> Case:
@@ -835,6 +897,7 @@ TARGETS = {
     "kept listing": Target(kept_listing, 300),
     "shards": Target(shards, 300),
     "manifest": Target(manifest, 100),
+    "coco": Target(coco, 200),
     "location": Target(location, 300),
     "files": Target(files, 40),
     "saved": Target(saved, 1000),

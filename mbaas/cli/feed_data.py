@@ -32,6 +32,7 @@ _PATHS = {
     "read_manifest": ("path", "root"),
     "read_webdataset": ("shards", "listing"),
     "read_parquet": ("shards", "unpacked"),
+    "read_coco": ("annotations", "images", "listing"),
 }
 """What reads data -> its options that are paths; the first one names the data."""
 
@@ -103,6 +104,28 @@ class ParquetFile:
     """The other columns that minibatches have; default: all of numbers."""
 
 
+@options(within="data.read_coco")
+class CocoFile:
+    """COCO's annotations: which objects are on images."""
+
+    annotations: str
+    """The JSON file of instances or key points: relative to this file, absolute, or a URI."""
+
+    images: str
+    """The folder below which the images are: relative to this file, absolute, or a URI."""
+
+    fields: tuple[str, ...] | None = None
+    """Those that minibatches have, of boxes, labels, area, iscrowd, keypoints, segmentation and image_id; default: all
+    but segmentation, which masks need."""
+
+    keep_empty: bool = True
+    """Whether images without annotations are samples, too."""
+
+    listing: str | None = None
+    """A Parquet file that keeps what was found, until the JSON file changes; relative to this file, absolute, or a URI.
+    """
+
+
 @options(within="data")
 class DataFile:
     """Data that is not a folder of classes: the name of what reads it, and its options."""
@@ -119,6 +142,9 @@ class DataFile:
 
     read_parquet: ParquetFile | None = None
     """Parquet files with images inside."""
+
+    read_coco: CocoFile | None = None
+    """Images with COCO's annotations."""
 
     @property
     def reader(self) -> tuple[str, Any]:
@@ -176,7 +202,8 @@ class DataOptions:
 
     data: Annotated[Annotated[str, Tag("value")] | Annotated[DataFile, Tag("mapping")], Discriminator(_form)]
     """A folder with one folder of images per class: relative to the file, absolute, or a URI such as s3://bucket/train.
-    Or ``read_manifest``, ``read_webdataset`` or ``read_parquet`` with the path of what it reads, or its options."""
+    Or ``read_manifest``, ``read_webdataset``, ``read_parquet`` or ``read_coco`` with the path of what it reads, or its
+    options."""
 
     listing: str | None = None
     """A Parquet file that keeps the listing of a folder, relative to the file, absolute, or a URI: written if it is not

@@ -19,6 +19,7 @@ import importlib
 import sys
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -29,7 +30,7 @@ from mbaas import files, transforms
 from mbaas.cli.feed_data import DataOptions, FeedData
 from mbaas.errors import ConfigError
 from mbaas.settings import RENAMED, FeedName, FeedOptions
-from mbaas.transforms import Boxes, Pipeline, Transform
+from mbaas.transforms import Boxes, Keypoints, Masks, Pipeline, Transform
 from mbaas.transforms.boxes import BoxFormat
 from mbaas.validation import instead, options
 
@@ -64,6 +65,28 @@ class BoxesFile:
     """Least width and height of a box after all transforms, in pixels."""
 
 
+@options(within="keypoints")
+class KeypointsFile:
+    """Key points that lie on the images, and move with their pixels."""
+
+    field: str = "keypoints"
+    """The field of the samples that has them: lists of points, x and y in pixels, and perhaps COCO's visibility."""
+
+    swaps: tuple[tuple[int, int], ...] = ()
+    """Pairs of points that change places in a mirror image, such as left and right eye, by their numbers."""
+
+
+@options(within="masks")
+class MasksFile:
+    """Masks of objects, which move with the pixels of the images."""
+
+    source: str = "segmentation"
+    """The field of the samples that has the segmentations of which masks are made."""
+
+    field: str = "masks"
+    """The name that minibatches have masks by."""
+
+
 @options(renamed=RENAMED)
 class FeedFile(DataOptions, FeedOptions):
     """A feed for `mbaas serve`."""
@@ -76,6 +99,12 @@ class FeedFile(DataOptions, FeedOptions):
 
     boxes: BoxesFile | None = None
     """Boxes that lie on the images, and move with their pixels."""
+
+    keypoints: KeypointsFile | None = None
+    """Key points that lie on the images, and move with their pixels."""
+
+    masks: MasksFile | None = None
+    """Masks of the objects in boxes, made of COCO's segmentations; needs the extra mbaas[coco]."""
 
 
 @dataclass(frozen=True)
@@ -108,8 +137,12 @@ def load(file: Path, *, name: str | None = None) -> FeedConfig:
     top = files.read(file)
     said = top.to(FeedFile, renamed=RENAMED, **({"name": name} if name is not None else {}))
     data = FeedData.of(top, said)
-    boxes = None if said.boxes is None else Boxes(**vars(said.boxes))
-    return FeedConfig(said.name, data, pipeline_of(top.fields["pipeline"], boxes), FeedOptions(**said.given()))
+    lying = {
+        name: top.fields[name].made(partial(kind, **vars(part)))
+        for name, kind in (("boxes", Boxes), ("keypoints", Keypoints), ("masks", Masks))
+        if (part := getattr(said, name)) is not None
+    }
+    return FeedConfig(said.name, data, pipeline_of(top.fields["pipeline"], **lying), FeedOptions(**said.given()))
 
 
 def schema() -> dict[str, Any]:
@@ -123,14 +156,14 @@ def schema() -> dict[str, Any]:
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **whole, "properties": properties}
 
 
-def pipeline_of(entry: files.Located, boxes: Boxes | None = None) -> Pipeline:
-    """Make the pipeline that a list in a file describes, with boxes that move with the pixels.
+def pipeline_of(entry: files.Located, **lying: Any) -> Pipeline:
+    """Make the pipeline that a list in a file describes, with what moves with the pixels, as `Pipeline` takes it.
 
     Raises:
         ConfigError: an unknown transform or parameter, a wrong value or a wrong order; says in which line.
     """
     made = [_transform(item) for item in entry.items]
-    return entry.made(lambda: Pipeline(made, boxes=boxes))
+    return entry.made(lambda: Pipeline(made, **lying))
 
 
 def _transform(item: files.Located) -> Transform:

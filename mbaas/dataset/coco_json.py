@@ -17,6 +17,9 @@ from numpy.typing import NDArray
 
 from mbaas.errors import DatasetError, shown
 
+_MOST_PIXELS = 1e9
+"""How far from an image's corner anything may lie: beyond any image, and within float32."""
+
 _Number = int | float
 """Of an id: some writers have 7.0 for 7."""
 
@@ -84,7 +87,7 @@ def read_coco_json(content: Any, name: str, fields: Sequence[str] | None) -> Coc
     """
     try:
         read = msgspec.json.decode(content, type=_File)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # of JSON, of kinds, of UTF-8
         raise DatasetError(f"{name} is no JSON of COCO's instances or key points: {error}") from None
     if not read.images:
         raise DatasetError(f"{name} has no images")
@@ -118,6 +121,7 @@ def _objects(
     if "boxes" in wanted or "area" in wanted:
         _refuse_missing(name, "bbox", [each.bbox is None for each in found])
         boxes = np.array([each.bbox for each in found], np.float64).reshape(-1, 4)
+        _refuse_far(name, "bbox", boxes)
     if "boxes" in wanted:
         objects["boxes"] = np.concatenate([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], axis=1).astype(np.float32)
     if "labels" in wanted:
@@ -126,6 +130,7 @@ def _objects(
     if "area" in wanted:
         given = [np.nan if each.area is None else each.area for each in found]
         areas = np.array(given, np.float64)
+        _refuse_far(name, "area", areas[:, None], most=_MOST_PIXELS**2)
         objects["area"] = np.where(np.isnan(areas), boxes[:, 2] * boxes[:, 3], areas).astype(np.float32)
     if "iscrowd" in wanted:
         objects["iscrowd"] = np.array([each.iscrowd != 0 for each in found], np.uint8)
@@ -140,11 +145,12 @@ def _keypoints(name: str, found: Sequence[_Annotation]) -> NDArray[np.float32]:
     if len(lengths) != 1 or (most := max(lengths)) % 3 or not most:
         has = ", ".join(map(str, sorted(lengths))) or "none"
         raise DatasetError(f"the key points of {name} must be equally many, three numbers each, got lists of {has}")
-    values = np.zeros((len(found), most), np.float32)
+    values = np.zeros((len(found), most), np.float64)
     for row, each in enumerate(found):
         if each.keypoints is not None:
             values[row] = each.keypoints
-    return values.reshape(len(found), -1, 3)
+    _refuse_far(name, "keypoints", values)
+    return values.astype(np.float32).reshape(len(found), -1, 3)
 
 
 def _segmentations(
@@ -195,6 +201,14 @@ def _whole(name: str, what: str, given: Sequence[_Number]) -> NDArray[np.int64]:
         odd = float(values[whole != values][0])
         raise DatasetError(f"the ids of each {what} in {name} must be whole numbers, got {odd!r}")
     return whole
+
+
+def _refuse_far(name: str, key: str, values: NDArray[np.float64], *, most: float = _MOST_PIXELS) -> None:
+    """Refuse numbers that lie in no image; of a row for each annotation."""
+    far = (np.abs(values) > most).any(axis=1)
+    if far.any():
+        row = int(np.flatnonzero(far)[0])
+        raise DatasetError(f"annotation {row} (counted from 0) of {name} has the {key} {shown(values[row].tolist())}")
 
 
 def _refuse_missing(name: str, key: str, missing: Sequence[bool]) -> None:

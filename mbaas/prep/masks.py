@@ -52,7 +52,7 @@ def make_masks(
             continue
         try:
             found = _segmentations(texts[row : row + 1].own()[0], len(own))
-            drawn = _drawn([found[number] for number in np.flatnonzero(own)], height, width)
+            drawn = [_drawn(found[number], height, width) for number in np.flatnonzero(own)]
         except UndecodableError as error:
             bad.append(BadRow(row, str(error)))
             continue
@@ -76,44 +76,39 @@ def _segmentations(text: NDArray[np.uint8], count: int) -> list[Any]:
     return found
 
 
-def _drawn(segmentations: Sequence[Any], height: int, width: int) -> NDArray[np.uint8]:
-    """Draw segmentations as pycocotools' ``COCO.annToMask`` does: uint8 [objects, height, width]."""
+def _drawn(segmentation: Any, height: int, width: int) -> NDArray[np.uint8]:
+    """Draw a segmentation as pycocotools' ``COCO.annToMask`` does: uint8 [height, width]."""
+    if segmentation is None or segmentation == []:
+        raise UndecodableError("one of its boxes has no segmentation")
+    try:
+        counts = _counts_of(segmentation, height, width)
+    except (TypeError, KeyError, ValueError, IndexError, AttributeError, OverflowError) as error:
+        raise UndecodableError(f"a segmentation is neither polygons nor run lengths: {error!r}") from None
+    # Checked and drawn here: for pixels that run lengths do not reach, pycocotools returns memory as it finds it.
+    if counts.ndim != 1 or not np.issubdtype(counts.dtype, np.integer) or (counts < 0).any():
+        raise UndecodableError("run lengths must be whole numbers, at least 0")
+    if counts.sum() != height * width:
+        raise UndecodableError(
+            f"run lengths must add up to the {height * width} pixels of the image, got {counts.sum()}"
+        )
+    drawn = np.repeat((np.arange(len(counts)) & 1).astype(np.uint8), counts)
+    return drawn.reshape(width, height).T  # runs go down the columns
+
+
+def _counts_of(segmentation: Any, height: int, width: int) -> NDArray[Any]:
+    """Return the run lengths of a segmentation: of pixels outside of it and inside, by turns."""
+    if isinstance(segmentation, list):
+        return _counts_of_polygons(segmentation, height, width)
+    size = list(segmentation["size"])
+    if size != [height, width]:
+        raise UndecodableError(f"a segmentation is of an image of {size}, and this one has [{height}, {width}]")
+    counts = segmentation["counts"]
+    return np.array(counts) if isinstance(counts, list) else _decompressed(counts.encode("ascii"))
+
+
+def _counts_of_polygons(polygons: list[Any], height: int, width: int) -> NDArray[Any]:
     from pycocotools import mask  # here: only who makes masks has it
 
-    runs: list[Any] = []
-    for segmentation in segmentations:
-        if segmentation is None:
-            raise UndecodableError("one of its boxes has no segmentation")
-        try:
-            if isinstance(segmentation, list):
-                polygons = _polygons(segmentation, height, width)
-                nothing: Any = {"size": [height, width], "counts": [height * width]}
-                drawn = [*mask.frPyObjects(polygons, height, width)] if polygons else []
-                runs.append(mask.merge([mask.frPyObjects(nothing, height, width), *drawn]))
-                continue
-            size = list(segmentation["size"])
-            if size != [height, width]:
-                raise UndecodableError(f"a segmentation is of an image of {size}, and this one has [{height}, {width}]")
-            counts = segmentation["counts"]
-            if isinstance(counts, list):
-                _check_counts(np.array(counts), height * width)
-                segmentation = mask.frPyObjects(segmentation, height, width)
-            else:
-                _check_counts(_counts_of(counts), height * width)
-            runs.append(segmentation)
-        except (TypeError, KeyError, ValueError, IndexError, AttributeError, OverflowError) as error:
-            raise UndecodableError(f"a segmentation is neither polygons nor run lengths: {error!r}") from None
-    try:
-        masks: NDArray[np.uint8] = mask.decode(runs)
-    except (TypeError, ValueError) as error:
-        raise UndecodableError(f"a segmentation's run lengths are damaged: {error}") from None
-    return masks.transpose(2, 0, 1)
-
-
-def _polygons(polygons: list[Any], height: int, width: int) -> list[Any]:
-    """Check polygons, and return those that have an area."""
-    if not polygons:
-        raise UndecodableError("one of its boxes has no segmentation")
     for polygon in polygons:
         corners = np.array(polygon, np.float64)
         if corners.ndim != 1 or len(corners) % 2:
@@ -121,33 +116,30 @@ def _polygons(polygons: list[Any], height: int, width: int) -> list[Any]:
         corners = corners.reshape(-1, 2) / (width, height)
         if not (np.abs(corners - 0.5) <= 0.5 + _MOST_OUTSIDE).all():
             raise UndecodableError(f"a polygon reaches far out of the image of {width}x{height}")
-    # Of fewer than three corners there is none; pycocotools takes four numbers for a box.
-    return [polygon for polygon in polygons if len(polygon) >= 6]
+    # Of fewer than three corners there is no area; pycocotools takes four numbers for a box.
+    areas = [polygon for polygon in polygons if len(polygon) >= 6]
+    if not areas:
+        return np.array([height * width])
+    merged: Any = mask.merge(mask.frPyObjects(areas, height, width))
+    return _decompressed(merged["counts"])
 
 
-def _check_counts(counts: NDArray[Any], pixels: int) -> None:
-    """Check run lengths: pycocotools would return memory as it finds it for pixels that they do not reach."""
-    if counts.ndim != 1 or not np.issubdtype(counts.dtype, np.integer) or (counts < 0).any():
-        raise UndecodableError("run lengths must be whole numbers, at least 0")
-    if counts.sum() != pixels:
-        raise UndecodableError(f"run lengths must add up to the {pixels} pixels of the image, got {counts.sum()}")
-
-
-def _counts_of(text: str) -> NDArray[np.int64]:
-    """Read compressed run lengths, as COCO's ``rleFrString`` does.
+def _decompressed(text: bytes) -> NDArray[np.int64]:
+    """Return compressed run lengths as numbers, as COCO's ``rleFrString`` reads them.
 
     A number has 5 bits in each character, the lowest first, and one more says whether another character follows. From
     the fourth on, numbers are differences to the one before the last.
     """
-    codes = np.frombuffer(text.encode("ascii"), np.uint8).astype(np.int64) - 48
+    codes = np.frombuffer(text, np.uint8).astype(np.int64) - 48
     ends = np.flatnonzero((codes & 0x20) == 0)
-    if not len(codes) or codes.min() < 0 or codes.max() > 0x3F or ends[-1] != len(codes) - 1:
+    if not len(codes) or codes.min() < 0 or codes.max() > 0x3F or not len(ends) or ends[-1] != len(codes) - 1:
         raise ValueError("compressed run lengths that end within a number, or have other characters")
     lengths = np.diff(ends, prepend=-1)
     if lengths.max() > _LONGEST_COUNT:
         raise ValueError("a compressed run length of more than 32 bits")
-    firsts = np.repeat(ends - lengths + 1, lengths)
-    counts = np.add.reduceat((codes & 0x1F) << 5 * (np.arange(len(codes)) - firsts), ends - lengths + 1)
+    firsts = ends - lengths + 1
+    bits = (codes & 0x1F) << 5 * (np.arange(len(codes)) - np.repeat(firsts, lengths))
+    counts = np.add.reduceat(bits, firsts)
     counts -= np.where(codes[ends] & 0x10, np.int64(1) << 5 * lengths, 0)  # the highest bit of all is the sign
     counts[1::2], counts[2::2] = np.cumsum(counts[1::2]), np.cumsum(counts[2::2])
     return counts

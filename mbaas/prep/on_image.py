@@ -43,7 +43,5 @@ def moved_fields(
     height, width, _ = pipeline.output_shape
     made, bad = make_masks(known[masks.source], kept, bounds, sizes, steps, (height, width))
     # In the place of what they are made of: the fields are in one order everywhere.
-    return {
-        masks.field if name == masks.source else name: made if name == masks.source else column
-        for name, column in known.items()
-    }, bad
+    renamed = {masks.source: masks.field}
+    return {renamed.get(name, name): made if name in renamed else column for name, column in known.items()}, bad

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import io
+import json
 import re
 import signal
 import sys
@@ -22,11 +23,11 @@ import pytest
 from commandline import running
 
 import mbaas
-from mbaas import read_images, read_manifest, read_parquet, read_webdataset
-from mbaas.cli.feed_data import ManifestFile, ParquetFile, WebdatasetFile
-from mbaas.cli.feed_file import BoxesFile, load
+from mbaas import read_coco, read_images, read_manifest, read_parquet, read_webdataset
+from mbaas.cli.feed_data import CocoFile, ManifestFile, ParquetFile, WebdatasetFile
+from mbaas.cli.feed_file import BoxesFile, KeypointsFile, MasksFile, load
 from mbaas.errors import ConfigError, DatasetError
-from mbaas.transforms import Boxes
+from mbaas.transforms import Boxes, Keypoints, Masks
 
 SAMPLES = 60
 KINDS = ("ant", "bee", "cat")
@@ -70,7 +71,12 @@ def test_a_folder_is_listed_once(write: Write, images: Path) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "read"),
-    [(ManifestFile, read_manifest), (WebdatasetFile, read_webdataset), (ParquetFile, read_parquet)],
+    [
+        (ManifestFile, read_manifest),
+        (WebdatasetFile, read_webdataset),
+        (ParquetFile, read_parquet),
+        (CocoFile, read_coco),
+    ],
 )
 def test_each_option_is_one_of_what_reads_the_data_with_its_default(kind: Any, read: Any) -> None:
     """But for the file system, which a file cannot name."""
@@ -80,15 +86,40 @@ def test_each_option_is_one_of_what_reads_the_data_with_its_default(kind: Any, r
     assert options == {name: each.default for name, each in parameters.items() if each.default is not each.empty}
 
 
-def test_boxes_are_those_of_a_pipeline_with_their_defaults() -> None:
-    said, meant = ({each.name: each.default for each in fields(kind)} for kind in (BoxesFile, Boxes))
+@pytest.mark.parametrize("kinds", [(BoxesFile, Boxes), (KeypointsFile, Keypoints), (MasksFile, Masks)])
+def test_what_lies_on_images_is_as_a_pipeline_has_it_with_its_defaults(kinds: Any) -> None:
+    said, meant = ({each.name: each.default for each in fields(kind)} for kind in kinds)
     assert said == meant
 
 
-def test_boxes_of_a_file(write: Write) -> None:
-    config = load(write(f"data: images\n{REST}boxes: {{format: xywh, beside: [kinds]}}\n"))
+def test_boxes_key_points_and_masks_of_a_file(write: Write) -> None:
+    text = f"data: images\n{REST}".replace("[DecodeImage]", "[DecodeImage, RandomIoUCrop, Resize: [8, 8]]")
+    config = load(
+        write(f"{text}boxes: {{format: xywh, beside: [kinds]}}\nkeypoints: {{swaps: [[1, 2]]}}\nmasks: {{field: m}}\n")
+    )
     assert config.pipeline.boxes == Boxes(format="xywh", beside=("kinds",))
-    assert load(write(f"data: images\n{REST}")).pipeline.boxes is None
+    assert config.pipeline.keypoints == Keypoints(swaps=((1, 2),))
+    assert config.pipeline.masks == Masks(field="m")
+    plain = load(write(f"data: images\n{REST}")).pipeline
+    assert (plain.boxes, plain.keypoints, plain.masks) == (None, None, None)
+    with pytest.raises(ConfigError, match=r"feed.yaml:5: .*Keypoints's swaps must be pairs of points, each point once"):
+        load(write(f"{text}keypoints: {{swaps: [[1, 1]]}}\n"))
+
+
+def test_coco_is_read(write: Write, images: Path) -> None:
+    said = {
+        "images": [{"id": number, "file_name": f"{KINDS[number % 3]}/{number:02d}.png"} for number in range(5)],
+        "annotations": [{"image_id": 3, "category_id": 7, "bbox": [0, 1, 2, 3]}],
+        "categories": [{"id": 7, "name": "wing"}],
+    }
+    (images.parent / "a.json").write_text(json.dumps(said))
+    options = "annotations: a.json, images: images, keep_empty: false, fields: [boxes], listing: kept.parquet"
+    config = load(write(f"data:\n  read_coco: {{{options}}}\n{REST}"))
+    assert config.data.where == str(images.parent / "a.json")
+    data = config.data.read()
+    assert data.uri(0) == str(images / "ant/03.png")
+    assert data.values(np.arange(len(data)))["boxes"].own()[0].tolist() == [[0, 1, 2, 4]]
+    assert (images.parent / "kept.parquet").exists()
 
 
 def test_shards_and_parquet_files_are_read(write: Write, images: Path) -> None:
@@ -146,11 +177,14 @@ def test_conditions_compare_as_they_say(write: Write) -> None:
     ("text", "sentence"),
     [
         ("data: 3\n", "1: data must be text, got 3 (a whole number)"),
-        ("data: {read_csv: x}\n", "1: unknown key 'read_csv'; known are read_manifest, read_parquet, read_webdataset"),
-        ("data: {}\n", "1: data: name one of read_manifest, read_webdataset, read_parquet, got none"),
+        (
+            "data: {tables: x}\n",
+            "1: unknown key 'tables'; known are read_coco, read_manifest, read_parquet, read_webdataset",
+        ),
+        ("data: {}\n", "1: data: name one of read_manifest, read_webdataset, read_parquet, read_coco, got none"),
         (
             "data:\n  read_manifest: x\n  read_webdataset: y\n",
-            "1: data: name one of read_manifest, read_webdataset, read_parquet, "
+            "1: data: name one of read_manifest, read_webdataset, read_parquet, read_coco, "
             "got read_manifest and read_webdataset",
         ),
         ("data: {read_parquet: x}\n", "1: data.read_parquet must be 'key: value' lines, got 'x' (text)"),

@@ -1,0 +1,177 @@
+"""A search for an object detector whose trials share every minibatch: python examples/object_detection.py
+
+The data are coloured shapes on photographs, which it writes as JPEG files with COCO's annotations. Each trial trains a
+small detector without anchors (after Zhou et al., Objects as Points, 2019): for each cell of 8x8 pixels the network
+says whether the centre of an object lies there, where exactly, how large the object is, and of which class.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ |= {
+    "RAY_AIR_NEW_OUTPUT": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+}
+
+import argparse
+import tempfile
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import ray
+import torch
+from ray import tune
+from shapes import SIDE, write_shapes
+from torch.nn.functional import cross_entropy, l1_loss, max_pool2d
+
+import mbaas
+from mbaas import transforms as T
+from tune_integration import FeedCallback, get_loader
+
+CELL = 8
+BOXES = T.Boxes(beside=("labels", "area", "iscrowd"), min_size=4)
+SCALE = T.Normalize(mean=(0.5, 0.5, 0.5), std=(0.25, 0.25, 0.25))
+TRAIN = T.Pipeline(
+    [
+        T.DecodeImage(),
+        T.RandomIoUCrop(min_scale=0.5),
+        T.Resize((SIDE, SIDE)),
+        T.RandomHorizontalFlip(),
+        T.ColorJitter(0.3, 0.3, 0.3),
+        SCALE,
+    ],
+    boxes=BOXES,
+)
+VALIDATION = T.Pipeline([T.DecodeImage(), T.Resize((SIDE, SIDE)), SCALE], boxes=BOXES)
+
+
+def train(config: dict[str, Any]) -> None:
+    """Train one trial."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    # All boxes of a minibatch end to end, and where those of each image begin.
+    loader = get_loader("train", batch_size=config["batch_size"], collate="packed")
+    validation = get_loader("validation", collate="packed")
+    model = network(config["width"], len(loader.class_names))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=config["learning_rate"])
+    steps = config["epochs"] * len(loader)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, config["learning_rate"], total_steps=steps)
+    for _ in range(config["epochs"]):
+        model.train()
+        for batch in loader:
+            optimizer.zero_grad()
+            loss_of(model(batch["image"]), batch).backward()
+            optimizer.step()
+            schedule.step()
+        tune.report({"found": found_share(model.eval(), validation)})
+
+
+def network(width: int, classes: int) -> torch.nn.Module:
+    """Build a network that makes [n, 5 + classes, height / CELL, width / CELL] of images: score, box, and class."""
+    layers: list[torch.nn.Module] = []
+    channels = 3
+    for out, stride in ((width, 2), (2 * width, 2), (4 * width, 2), (4 * width, 1), (4 * width, 1)):
+        layers += [torch.nn.Conv2d(channels, out, 3, stride, padding=1), torch.nn.BatchNorm2d(out), torch.nn.ReLU()]
+        channels = out
+    head = torch.nn.Conv2d(channels, 5 + classes, 1)
+    torch.nn.init.constant_(head.bias[0], -4.0)  # objects are rare
+    return torch.nn.Sequential(*layers, head)
+
+
+def placed(batch: dict[str, Any]) -> tuple[torch.Tensor, ...]:
+    """Return of each object the number of its image, its label, its cell's column and row, and its box in cells."""
+    bounds, boxes = batch["boxes_bounds"], batch["boxes"] / CELL
+    image = torch.repeat_interleave(torch.arange(len(bounds) - 1), bounds.diff())
+    centres, sizes = (boxes[:, :2] + boxes[:, 2:]) / 2, boxes[:, 2:] - boxes[:, :2]
+    x, y = centres.long().clamp(0, SIDE // CELL - 1).T
+    return image, batch["labels"], x, y, torch.cat([centres - torch.stack([x, y], 1), sizes.log()], 1)
+
+
+def loss_of(output: torch.Tensor, batch: dict[str, Any]) -> torch.Tensor:
+    """Compute the focal loss of the centres, which forgives cells beside one, and the errors of labels and boxes."""
+    image, label, x, y, box = placed(batch)
+    scores = output[:, 0].sigmoid().clamp(1e-4, 1 - 1e-4)
+    at = torch.arange(SIDE // CELL)
+    near = torch.exp(-((at[:, None] - y[:, None, None]) ** 2) - (at - x[:, None, None]) ** 2)
+    wanted = torch.zeros(scores.shape).flatten(1)
+    rows = image[:, None].expand(-1, wanted.shape[1])
+    wanted = wanted.scatter_reduce(0, rows, near.flatten(1), "amax").view(scores.shape)
+    misses = (1 - wanted) ** 4 * scores**2 * (1 - scores).log()
+    focal = torch.where(wanted == 1, (1 - scores) ** 2 * scores.log(), misses)
+    there = output[image, :, y, x]
+    errors = cross_entropy(there[:, 5:], label, reduction="sum") + l1_loss(there[:, 1:5], box, reduction="sum")
+    return (errors - focal.sum()) / max(1, len(image))
+
+
+@torch.no_grad()
+def found_share(model: torch.nn.Module, validation: Any) -> float:
+    """Return the share of objects that are found: among as many best guesses as an image has objects there is one of
+    the right class, with an intersection over union of at least a half.
+    """
+    found = total = 0
+    for batch in validation:
+        output = model(batch["image"])
+        scores = output[:, 0].sigmoid()
+        scores = scores * (scores == max_pool2d(scores, 3, 1, padding=1))  # the best cell among its neighbours
+        for row, (start, stop) in enumerate(pairwise(batch["boxes_bounds"].tolist())):
+            best = scores[row].flatten().topk(stop - start).indices
+            y, x = torch.unravel_index(best, scores[row].shape)
+            there = output[row, :, y, x].T
+            centre, size = torch.stack([x, y], 1) + there[:, 1:3], there[:, 3:5].exp()
+            guessed = torch.cat([centre - size / 2, centre + size / 2], 1) * CELL
+            right = there[:, 5:].argmax(1)[:, None] == batch["labels"][start:stop]
+            found += int((right & (overlaps(guessed, batch["boxes"][start:stop]) >= 0.5)).any(0).sum())
+            total += stop - start
+    return found / total
+
+
+def overlaps(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """Return the intersection over union of all pairs of boxes: [k, 4] and [m, 4] make [k, m]."""
+    corner, end = torch.maximum(one[:, None, :2], other[:, :2]), torch.minimum(one[:, None, 2:], other[:, 2:])
+    shared = (end - corner).clamp(min=0).prod(2)
+    areas = [(boxes[:, 2:] - boxes[:, :2]).prod(1) for boxes in (one, other)]
+    return shared / (areas[0][:, None] + areas[1] - shared)
+
+
+def search(folder: str, trials: int, epochs: int) -> tune.ResultGrid:
+    """Search at random over the learning rate, the width of the network and the batch size."""
+    space = {
+        "learning_rate": tune.loguniform(2e-3, 1e-2),
+        "width": tune.choice([8, 12]),
+        "batch_size": tune.choice([16, 32]),
+        "epochs": epochs,
+    }
+    return tune.Tuner(
+        tune.with_resources(train, {"cpu": 0.5}),
+        param_space=space,
+        tune_config=tune.TuneConfig(metric="found", mode="max", num_samples=trials, max_concurrent_trials=2),
+        run_config=tune.RunConfig(storage_path=folder, callbacks=[FeedCallback("train", "validation")], verbose=0),
+    ).fit()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--images", type=int, default=500, help="to write (default: 500)")
+    parser.add_argument("--trials", type=int, default=4, help="configurations to try (default: 4)")
+    parser.add_argument("--epochs", type=int, default=6, help="of each trial (default: 6)")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        data = mbaas.read_coco(write_shapes(Path(folder, "data"), args.images), Path(folder, "data/images"))
+        train_part, validation_part = data.split(0.8)
+        ray.init(num_cpus=3, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+        with (
+            mbaas.serve("train", train_part, TRAIN, batch_size=32, prep_workers=1) as feed,
+            mbaas.serve("validation", validation_part, VALIDATION, batch_size=50, shuffle=False, prep_workers=1),
+        ):
+            results = search(folder, args.trials, args.epochs)
+            status = feed.status()
+        ray.shutdown()
+    best = results.get_best_result()
+    print(f"best trial: {best.metrics['found']:.1%} of the objects found with {best.config}")
+    print(f"{status.prepared_samples:,} training images prepared, {status.delivered_samples:,} delivered")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,360 @@
+"""COCO's annotations, field by field as pycocotools reads them, and what is wrong with files that cannot be."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.compute as pc
+import pyarrow.fs
+import pytest
+from contents import content
+from pycocotools.coco import COCO
+
+import mbaas
+from mbaas import transforms as T
+from mbaas.dataset import read_coco
+from mbaas.errors import ConfigError, DatasetError
+from mbaas.fields import Field, Packed
+from mbaas.prep.masks import make_masks
+
+IMAGES = 40
+POINTS = 5
+
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword")
+
+
+def described() -> dict[str, Any]:
+    """A file as COCO's are: ids with gaps in no order, images without objects, crowds, key points of some objects."""
+    rng = np.random.default_rng(0)
+    ids = (rng.permutation(IMAGES) * 1_000_003 + 139).tolist()
+    images = [
+        {"id": number, "file_name": f"{row % 3}/{number:012d}.jpg", "height": 40 + row, "width": 60, "license": 3}
+        for row, number in enumerate(ids)
+    ]
+    categories = [
+        {"id": number, "name": name, "supercategory": "x", "keypoints": ["nose"] * POINTS}
+        for number, name in [(18, "dog"), (1, "person"), (90, "toothbrush")]
+    ]
+    annotations = []
+    for number in range(130):
+        image = images[int(rng.integers(3, IMAGES))]
+        height, width = image["height"], image["width"]
+        (left, top), (w, h) = rng.random(2) * (width / 2, height / 2), 1 + rng.random(2) * (width / 3, height / 3)
+        box = [round(float(each), 2) for each in (left, top, w, h)]
+        segmentation: Any = [[left, top, left + w, top, left + w / 2, top + h], [1, 1, 9, 1, 9, 9, 1, 9]]
+        crowd = number % 11 == 0
+        if crowd:
+            segmentation = {"counts": [7, 30, height * width - 37], "size": [height, width]}
+        annotation: dict[str, Any] = {
+            "id": 900_000 - number,
+            "image_id": image["id"],
+            "category_id": (1, 18, 90)[number % 3],
+            "bbox": box,
+            "area": w * h / 2,
+            "iscrowd": int(crowd),
+            "segmentation": segmentation,
+        }
+        if number % 3 == 0:
+            points = rng.random((POINTS, 2)) * (width, height)
+            annotation |= {"keypoints": [x for point in points for x in (*point.round(1).tolist(), 2)]}
+            annotation |= {"num_keypoints": POINTS}
+        annotations.append(annotation)
+    return {"info": {"year": 2017}, "images": images, "annotations": annotations, "categories": categories}
+
+
+def written(folder: Path, said: Any, *, indent: int | None = None) -> Path:
+    """A file and its images, whose bytes are their names."""
+    for image in said["images"]:
+        path = folder / "images" / image["file_name"]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(image["file_name"])
+    path = folder / "instances.json"
+    path.write_text(json.dumps(said, indent=indent))
+    return path
+
+
+ALL = ("boxes", "labels", "area", "iscrowd", "keypoints", "segmentation", "image_id")
+
+
+@pytest.mark.parametrize("indent", [None, 1])
+def test_each_field_is_what_pycocotools_reads(tmp_path: Path, indent: int | None) -> None:
+    path = written(tmp_path, described(), indent=indent)
+    data, known = read_coco(path, tmp_path / "images", fields=ALL), COCO(path)
+    category_ids = sorted(known.getCatIds())
+    assert data.class_names == tuple(category["name"] for category in known.loadCats(category_ids))
+    assert content(data) == [image["file_name"].encode() for image in known.dataset["images"]]
+    values = data.values(np.arange(len(data)))
+    assert list(values) == list(ALL)
+    assert values["image_id"].tolist() == [image["id"] for image in known.dataset["images"]]
+    sizes = np.array([(image["height"], image["width"]) for image in known.dataset["images"]])
+    bounds = values["boxes"].own()[1]
+    for row, image_id in enumerate(values["image_id"].tolist()):
+        own = known.loadAnns(known.getAnnIds(imgIds=image_id))
+        boxes, labels, area, iscrowd, points = (values[name][row : row + 1].own()[0] for name in ALL[:5])
+        assert len(own) == len(boxes) == len(labels) == len(area) == len(iscrowd) == len(points)
+        edges = [[x, y, x + w, y + h] for x, y, w, h in (each["bbox"] for each in own)]
+        assert boxes.tolist() == np.array(edges, np.float32).reshape(-1, 4).tolist()
+        assert [category_ids[label] for label in labels.tolist()] == [each["category_id"] for each in own]
+        assert area.tolist() == [np.float32(each["area"]) for each in own]
+        assert iscrowd.tolist() == [each["iscrowd"] for each in own]
+        wanted = [each.get("keypoints", [0] * 3 * POINTS) for each in own]
+        assert points.tolist() == np.array(wanted, np.float32).reshape(-1, POINTS, 3).tolist()
+        kept = np.zeros(bounds[-1], bool)
+        kept[bounds[row] : bounds[row + 1]] = True
+        masks, bad = make_masks(values["segmentation"], kept, bounds, sizes, [], tuple(sizes[row].tolist()))
+        assert bad == []
+        for mask, each in zip(masks.own()[0], own, strict=True):
+            np.testing.assert_array_equal(mask, known.annToMask(each))
+    assert not values["boxes"].lengths.all(), "some images have no object"
+
+
+def test_by_default_all_is_there_but_segmentations(tmp_path: Path) -> None:
+    said = described()
+    data = read_coco(written(tmp_path, said), tmp_path / "images")
+    longest = int(data.values(np.arange(IMAGES))["labels"].lengths.max())
+    assert data.fields == (
+        Field("boxes", (None, 4), "float32", longest),
+        Field("labels", (None,), "int64", longest),
+        Field("area", (None,), "float32", longest),
+        Field("iscrowd", (None,), "uint8", longest),
+        Field("keypoints", (None, POINTS, 3), "float32", longest),
+        Field("image_id", (), "int64"),
+    )
+    for annotation in said["annotations"]:
+        annotation.pop("keypoints", None)
+        del annotation["area"], annotation["iscrowd"], annotation["segmentation"]
+    plain = read_coco(written(tmp_path, said), tmp_path / "images")
+    assert [field.name for field in plain.fields] == ["boxes", "labels", "area", "iscrowd", "image_id"]
+    first = int(np.flatnonzero(plain.values(np.arange(IMAGES))["boxes"].lengths)[0])
+    values = {name: column[first : first + 1] for name, column in plain.values(np.arange(IMAGES)).items()}
+    left, top, right, bottom = values["boxes"].own()[0][0].tolist()
+    assert values["area"].own()[0][0] == pytest.approx((right - left) * (bottom - top), rel=1e-5)
+    assert not values["iscrowd"].own()[0].any()
+    few = read_coco(written(tmp_path, said), tmp_path / "images", fields=["image_id", "boxes"])
+    assert ([field.name for field in few.fields], few.class_names) == (["boxes", "image_id"], ())
+    assert few.fingerprint != plain.fingerprint != data.fingerprint
+
+
+def test_what_pycocotools_writes_itself_is_read(tmp_path: Path) -> None:
+    """The results of a model, which `loadRes` gives boxes and areas; their run lengths are compressed."""
+    import pycocotools.mask
+
+    path = written(tmp_path, described())
+    truth = COCO(path)
+    results = [
+        {"image_id": each["image_id"], "category_id": each["category_id"], "score": 0.5, "segmentation": runs}
+        for each in truth.dataset["annotations"][:50]
+        if (runs := {**(found := truth.annToRLE(each)), "counts": found["counts"].decode()})
+    ]
+    (tmp_path / "results.json").write_text(json.dumps(results))
+    found = truth.loadRes(str(tmp_path / "results.json"))
+    for annotation in found.dataset["annotations"]:
+        annotation["bbox"], annotation["area"] = annotation["bbox"].tolist(), float(annotation["area"])
+    written(tmp_path, found.dataset)
+    data = read_coco(path, tmp_path / "images", fields=ALL[:2] + ALL[5:])
+    values = data.values(np.arange(IMAGES))
+    bounds = values["boxes"].own()[1]
+    for row, image in enumerate(found.dataset["images"]):
+        own = found.loadAnns(found.getAnnIds(imgIds=image["id"]))
+        kept = np.zeros(50, bool)
+        kept[bounds[row] : bounds[row + 1]] = True
+        size = (image["height"], image["width"])
+        masks, bad = make_masks(values["segmentation"], kept, bounds, np.array([size] * IMAGES), [], size)
+        assert bad == []
+        assert masks.own()[0].sum(axis=(1, 2)).tolist() == [each["area"] for each in own]
+        expected = [pycocotools.mask.decode(each["segmentation"]) for each in own]
+        np.testing.assert_array_equal(masks.own()[0], np.array(expected).reshape(-1, *size))
+
+
+def test_images_without_annotations_may_be_left_out(tmp_path: Path) -> None:
+    path = written(tmp_path, described())
+    whole = read_coco(path, tmp_path / "images", fields=ALL)
+    lengths = whole.values(np.arange(IMAGES))["boxes"].lengths
+    some = read_coco(path, tmp_path / "images", fields=ALL, keep_empty=False)
+    wanted = whole.select(np.flatnonzero(lengths))
+    assert len(some) == len(wanted) < IMAGES
+    assert content(some) == content(wanted)
+    for name, column in wanted.values(np.arange(len(wanted))).items():
+        assert_equal(some.values(np.arange(len(some)))[name], column)
+
+
+def test_a_filter_may_count_objects(tmp_path: Path) -> None:
+    data = read_coco(written(tmp_path, described()), tmp_path / "images")
+    lengths = data.values(np.arange(IMAGES))["labels"].lengths
+    few = data.filter(pc.list_value_length(pc.field("labels")) <= 3)
+    assert few.source_ids(np.arange(len(few))).tolist() == np.flatnonzero(lengths <= 3).tolist()
+    assert 0 < len(few) < IMAGES
+
+
+def assert_equal(one: Any, other: Any) -> None:
+    if isinstance(one, Packed):
+        for mine, its in zip(one.own(), other.own(), strict=True):
+            np.testing.assert_array_equal(mine, its)
+    else:
+        np.testing.assert_array_equal(one, other)
+
+
+def test_a_dataset_of_coco_travels_and_is_kept_in_a_listing(tmp_path: Path) -> None:
+    path, listing = written(tmp_path, described()), tmp_path / "kept.parquet"
+    options: dict[str, Any] = {"fields": ALL, "listing": listing}
+    data = read_coco(path, tmp_path / "images", **options)
+    (tmp_path / "images/0").rename(tmp_path / "gone")
+    again = read_coco(path, tmp_path / "images", **options)  # nothing is looked for
+    sent = pickle.loads(pickle.dumps(data, protocol=5))
+    for other in (again, sent):
+        assert other.fingerprint == data.fingerprint
+        assert (other.fields, other.class_names) == (data.fields, data.class_names)
+        for name, column in data.values(np.arange(IMAGES)).items():
+            assert_equal(other.values(np.arange(IMAGES))[name], column)
+    (tmp_path / "gone").rename(tmp_path / "images/0")
+    said = described()
+    said["annotations"] = said["annotations"][:-1]
+    written(tmp_path, said)
+    changed = read_coco(path, tmp_path / "images", **options)
+    assert len(changed.values(np.arange(IMAGES))["labels"].own()[0]) == 129
+    with pytest.raises(DatasetError, match=r"is of fields \(.*\), asked for is None; remove it"):
+        read_coco(path, tmp_path / "images", listing=listing)
+
+
+@pytest.mark.parametrize("each", [0, 2])
+def test_a_listing_keeps_kinds_where_all_images_have_equally_many_objects(tmp_path: Path, each: int) -> None:
+    said = described()
+    said["annotations"] = [
+        {"image_id": image["id"], "category_id": 18, "bbox": [number, 0, 5, 5]}
+        for image in said["images"]
+        for number in range(each)
+    ]
+    path, listing = written(tmp_path, said), tmp_path / "kept.parquet"
+    data = read_coco(path, tmp_path / "images", listing=listing)
+    assert data.fields[0] == Field("boxes", (None, 4), "float32", each)
+    again = read_coco(path, tmp_path / "images", listing=listing)
+    assert (again.fields, again.fingerprint) == (data.fields, data.fingerprint)
+
+
+def test_files_may_lie_in_any_file_system(tmp_path: Path) -> None:
+    written(tmp_path, described())
+    there = pyarrow.fs.SubTreeFileSystem(str(tmp_path), pyarrow.fs.LocalFileSystem())
+    data = read_coco("instances.json", "images", filesystem=there)
+    assert data.fingerprint == read_coco(tmp_path / "instances.json", tmp_path / "images").fingerprint
+    assert content(data)[0] == described()["images"][0]["file_name"].encode()
+    by_uri = read_coco((tmp_path / "instances.json").as_uri(), (tmp_path / "images").as_uri())
+    assert by_uri.fingerprint == data.fingerprint
+
+
+def test_ids_may_be_written_as_fractions(tmp_path: Path) -> None:
+    path = written(tmp_path, described())
+    wanted = read_coco(path, tmp_path / "images")
+    path.write_text(re.sub(r'("(?:image_|category_)?id": \d+|"iscrowd": [01])', r"\1.0", path.read_text()))
+    assert ".0" in path.read_text()
+    assert read_coco(path, tmp_path / "images").fingerprint == wanted.fingerprint
+
+
+def changed(*keys: Any, to: Any = None, drop: bool = False) -> dict[str, Any]:
+    said = described()
+    inner = said
+    for key in keys[:-1]:
+        inner = inner[key]
+    if drop:
+        del inner[keys[-1]]
+    else:
+        inner[keys[-1]] = to
+    return said
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        (changed("images", drop=True), "is no JSON of COCO's instances or key points: .* required field `images`"),
+        (changed("images", to=[]), "has no images"),
+        (changed("images", 3, "file_name", to=7), "Expected `str`, got `int` - at `\\$.images\\[3\\].file_name`"),
+        (changed("images", 3, "file_name", to="../a.jpg"), "must name images below .*/images, got '../a.jpg'"),
+        (changed("images", 3, "id", to=described()["images"][5]["id"]), "has the image \\d+ more than once"),
+        (changed("images", 3, "id", to=1.5), "the ids of each image in .* must be whole numbers, got 1.5"),
+        (changed("images", 3, "id", to=10**30), "the ids of each image in .* must have at most 64 bits, got 1000"),
+        (changed("categories", 1, "id", to=18), "has the category 18 more than once"),
+        (changed("categories", 1, drop=True), "annotation 0 \\(counted from 0\\) of .* is of category 1, which is not"),
+        (changed("categories", to=[]), "annotation 0 \\(counted from 0\\) of .* is of category 1, which is not there"),
+        (changed("annotations", 9, "image_id", to=4), "annotation 9 .* is of image 4, which is not there"),
+        (changed("annotations", 9, "bbox", drop=True), "annotation 9 \\(counted from 0\\) of .* has no bbox"),
+        (changed("annotations", 9, "bbox", to=[1, 2, 3]), "of length 4 - at `\\$.annotations\\[9\\].bbox`"),
+        (
+            changed("annotations", 9, "bbox", to=[1, 2, 3, 1e300]),
+            "annotation 9 .* has the bbox \\[1.0, 2.0, 3.0, 1e\\+300\\]",
+        ),
+        (changed("annotations", 9, "area", to=-1e19), "annotation 9 .* has the area \\[-1e\\+19\\]"),
+        (changed("annotations", 9, "keypoints", 4, to=2e9), "annotation 9 .* has the keypoints \\["),
+        (changed("annotations", 9, "category_id", drop=True), "annotation 9 .* has no category_id"),
+        (changed("annotations", 9, "keypoints", to=[1, 2, 3]), "must be equally many, .*, got lists of 3, 15"),
+    ],
+)
+def test_a_file_that_cannot_be_is_refused(tmp_path: Path, said: Any, told: str) -> None:
+    path = tmp_path / "instances.json"
+    path.write_text(json.dumps(said))
+    if "images" in said and "../" not in json.dumps(said):
+        written(tmp_path, {**said, "images": [each for each in said["images"] if isinstance(each["file_name"], str)]})
+        path.write_text(json.dumps(said))
+    with pytest.raises(DatasetError, match=told):
+        read_coco(path, tmp_path / "images")
+
+
+@pytest.mark.parametrize(
+    "text", [b"", b"[]", b'{"images": [', b"\xff", b'{"images": [{"id": 1, "file_name": "\xff"}]}']
+)
+def test_what_is_no_json_is_refused(tmp_path: Path, text: bytes) -> None:
+    (tmp_path / "a.json").write_bytes(text)
+    with pytest.raises(DatasetError, match=rf"^{tmp_path}/a.json is no JSON of COCO's instances or key points: "):
+        read_coco(tmp_path / "a.json", tmp_path)
+
+
+def test_what_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DatasetError, match=rf"^the annotations {tmp_path}/a.json: is not there$"):
+        read_coco(tmp_path / "a.json", tmp_path)
+    with pytest.raises(DatasetError, match=rf"^the annotations {tmp_path}: is no file$"):
+        read_coco(tmp_path, tmp_path)
+    said = described()
+    path = written(tmp_path, said)
+    first, second = (said["images"][row]["file_name"] for row in (2, 7))
+    for name in (first, second):
+        (tmp_path / "images" / name).unlink()
+    told = rf"^2 of 40 images of {path} are not there, the first one {tmp_path}/images/{first}$"
+    with pytest.raises(DatasetError, match=told):
+        read_coco(path, tmp_path / "images")
+    empty = tmp_path / "empty.json"
+    empty.write_text(json.dumps({**said, "annotations": []}))
+    with pytest.raises(DatasetError, match=r"has annotations of none of its 40 images$"):
+        read_coco(empty, tmp_path / "images", keep_empty=False)
+    with pytest.raises(
+        DatasetError, match=r"key points of .* must be equally many, three numbers each, got lists of none"
+    ):
+        read_coco(empty, tmp_path / "images", fields=["keypoints"])
+
+
+def test_fields_that_there_are_not_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^fields must be of boxes, labels, .*, image_id, got 'bbox'$"):
+        read_coco(tmp_path, tmp_path, fields=["bbox"])
+    with pytest.raises(ConfigError, match=r"^fields must be a list of names, such as \['boxes'\], got 'boxes'$"):
+        read_coco(tmp_path, tmp_path, fields="boxes")
+
+
+def test_without_msgspec_it_is_said_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "msgspec", None)
+    monkeypatch.delitem(__import__("sys").modules, "mbaas.dataset.coco_json", raising=False)
+    with pytest.raises(ConfigError, match=r"^read_coco needs msgspec: pip install 'mbaas\[coco\]'$"):
+        read_coco(written(tmp_path, described()), tmp_path / "images")
+
+
+def test_a_pipeline_takes_its_fields() -> None:
+    """The names and forms that transforms expect by default."""
+    fields = tuple(Field(name, shape, kind, 9) for name, shape, kind in [
+        ("boxes", (None, 4), "float32"), ("labels", (None,), "int64"), ("keypoints", (None, 17, 3), "float32"),
+        ("segmentation", (None,), "uint8"),
+    ])  # fmt: skip
+    boxes = T.Boxes(beside=("labels", "keypoints"))
+    pipeline = T.Pipeline([T.DecodeImage(), T.Resize((9, 9))], boxes=boxes, keypoints=T.Keypoints(), masks=T.Masks())
+    assert [field.name for field in pipeline.known(fields)] == ["boxes", "labels", "keypoints", "masks"]
+    assert mbaas.read_coco is read_coco
