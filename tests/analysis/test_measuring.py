@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import cv2
 import numpy as np
 import pytest
 
@@ -307,6 +308,17 @@ def test_the_cpu_time_of_prep_is_found(ray_clean: None) -> None:
     assert found.workers.points[0][1].value <= 1 / 0.015 * 1.01
     assert found.threads is not None
     assert found.from_memory
+
+
+def test_prep_goes_by_the_boxes_of_samples(ray_clean: None, tmp_path: Path) -> None:
+    cv2.imwrite(str(tmp_path / "0.png"), np.zeros((40, 50, 3), np.uint8))
+    (tmp_path / "a.jsonl").write_text("".join(f'{{"uri": "0.png", "boxes": [[{n}, 5, 30, 30]]}}\n' for n in range(9)))
+    raw = subset(mbaas.read_manifest(tmp_path / "a.jsonl"))
+    assert raw.known["boxes"][:, 0, 0].tolist() == raw.sample_ids.tolist()
+    pipeline = T.Pipeline([T.DecodeImage(), T.RandomIoUCrop(), T.Resize((8, 8))], boxes=T.Boxes())
+    found = prep_rate(raw, pipeline, Effort(least=1, most=1, window_s=0.05), workers=(1,))
+    assert found.workers.points[0][1].value > 0
+    assert found.made == SPEC.made
 
 
 def test_prep_of_samples_that_cannot_be_prepared_names_one(tmp_path: Path) -> None:

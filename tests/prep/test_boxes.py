@@ -154,6 +154,15 @@ def test_boxes_that_reach_over_the_edge_are_clipped_whatever_is_done_to_the_imag
     assert kept.tolist() == [True]
 
 
+def test_boxes_that_a_step_drops_do_not_come_back() -> None:
+    known: Arrays = {"boxes": Packed(np.array([[1.0, 1.0, 5.0, 5.0]] * 3), np.array([0, 2, 3]))}
+    sizes, whole = np.array([[8, 10]] * 2), np.array([[0, 0, 8, 10]] * 2)
+    steps = [Windows(whole, sizes, np.array(kept)) for kept in ([True, False, True], [True, True, False])]
+    moved, kept = move_boxes(T.Boxes(), known, sizes, steps)
+    assert kept.tolist() == [True, False, False]
+    assert moved["boxes"].lengths.tolist() == [1, 0]
+
+
 def test_a_sample_without_boxes_stays_one() -> None:
     known: Arrays = {"boxes": Packed(np.zeros((0, 4), np.float32), np.zeros(3, np.int64))}
     moved = move_boxes(T.Boxes(), known, np.array([[8, 8]] * 2), [])[0]["boxes"]

@@ -97,6 +97,15 @@ def test_a_point_is_where_its_pixels_are_and_goes_with_its_box(engine: EngineNam
     assert seen > SAMPLES / 3
 
 
+def test_points_outside_their_image_are_marked_or_set_to_its_edge_whatever_is_done_to_it() -> None:
+    points = np.array([[[-1.0, 3.0, 2.0], [9.5, 7.0, 1.0], [10.0, 3.0, 2.0], [4.0, 8.0, 2.0]]])
+    sizes = np.array([[8, 10]])
+    seen = move_keypoints(T.Keypoints(), points, sizes, [])
+    assert seen.tolist() == [[[0, 0, 0], [9, 7, 1], [0, 0, 0], [0, 0, 0]]]  # type: ignore[union-attr]
+    plain = move_keypoints(T.Keypoints(), points[..., :2], sizes, [])
+    assert plain.tolist() == [[[0, 3], [9, 7], [9, 3], [4, 7]]]  # type: ignore[union-attr]
+
+
 def test_points_of_samples_without_objects() -> None:
     column = Packed(np.zeros((0, 17, 3), np.float32), np.zeros(3, np.int64))
     found = move_keypoints(T.Keypoints(), column, np.array([[8, 8]] * 2), [Flips(np.ones(2, bool))])

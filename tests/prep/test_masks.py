@@ -200,9 +200,9 @@ def test_an_image_that_is_bad_is_told_once_and_a_text_must_fit_its_boxes() -> No
     at = image.index(b"IDAT") - 4
     broken = image[:at] + image[at + 12 + int.from_bytes(image[at : at + 4], "big") :]
     boxes = np.array([[[0, 0, 9, 9]]] * 3, np.float32)
-    _, found = prepared(pipeline, [[None], [], [None]], [broken, image, b""], boxes)
+    _, found = prepared(pipeline, [[None], [None], []], [b"", broken, image], boxes)
     assert [bad.row for bad in found.bad] == [0, 1, 2]
-    assert found.bad[1] == BadRow(1, "it must have a segmentation for each of its 1 boxes, got 0")
+    assert found.bad[2] == BadRow(2, "it must have a segmentation for each of its 1 boxes, got 0")
     assert len(found.known["masks"]) == 0
     texts = Packed(np.frombuffer(b"[1,{}7", np.uint8), np.array([0, 3, 5, 6]))
     _, bad = make_masks(texts, np.ones(3, bool), np.arange(4), np.array([[9, 9]] * 3), [], (9, 9))
