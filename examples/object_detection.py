@@ -144,9 +144,9 @@ def search(folder: str, trials: int, epochs: int) -> tune.ResultGrid:
         "epochs": epochs,
     }
     return tune.Tuner(
-        tune.with_resources(train, {"cpu": 0.5}),
+        tune.with_resources(train, {"cpu": 0.25}),
         param_space=space,
-        tune_config=tune.TuneConfig(metric="found", mode="max", num_samples=trials, max_concurrent_trials=2),
+        tune_config=tune.TuneConfig(metric="found", mode="max", num_samples=trials, max_concurrent_trials=4),
         run_config=tune.RunConfig(storage_path=folder, callbacks=[FeedCallback("train", "validation")], verbose=0),
     ).fit()
 

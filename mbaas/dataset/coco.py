@@ -36,22 +36,20 @@ def read_coco(
 ) -> Dataset:
     """Read the annotations of COCO's instances or key points; read none of the images.
 
-    A sample is an image, in the order of the file. Its fields, of k objects, in the order of the file:
+    A sample is an image, in the order of the file. Its fields, of k objects, in the order of the file, are:
 
-    ============  ===================  =================================================================================
-    boxes         float32 [k, 4]       left, top, right, bottom in pixels, as `Boxes` has it by default (the file has
-                                       left, top, width, height)
-    labels        int64 [k]            index into `Dataset.class_names`, which are the categories in the order of their
-                                       ids
-    area          float32 [k]          pixels of each object; of its box, if the file does not say
-    iscrowd       uint8 [k]            1 if it is a crowd
-    keypoints     float32 [k, K, 3]    x, y and visibility; zeros for objects without. Only if the file has some
-    segmentation  uint8 [bytes]        JSON of polygons or run lengths, of which `Masks` makes masks. Only if asked for
-    image_id      int64                the file's id of the image
-    ============  ===================  =================================================================================
+    - ``boxes``, float32 [k, 4]: left, top, right and bottom in pixels, which is the default of `Boxes`. (The file has
+      left, top, width and height.)
+    - ``labels``, int64 [k]: indices into `Dataset.class_names`, the categories in the order of their ids.
+    - ``area``, float32 [k]: pixels of each object; of its box, if the file does not say.
+    - ``iscrowd``, uint8 [k]: 1 if it is a crowd.
+    - ``keypoints``, float32 [k, points, 3]: x, y and visibility; zeros for objects without. Only if the file has some.
+    - ``segmentation``, uint8: as JSON text, the polygons or run lengths, of which `Masks` makes masks. Only if it is
+      asked for.
+    - ``image_id``, int64: the file's id of the image.
 
-    A file of 860,000 annotations takes some seconds. Segmentations take about as much memory as the file has bytes, of
-    which the object store of each node holds a copy; all else takes 40 bytes for each object.
+    Hundreds of thousands of annotations take seconds. Segmentations take about as much memory as the file has bytes, of
+    which the object store of each node holds a copy; all else takes about 40 bytes for each object.
 
     Args:
         annotations: the JSON file: a local path, or a URI that `pyarrow.fs` opens.

@@ -56,7 +56,7 @@ def first_samples(
         epoch: the feed's number of the epoch, from 0.
 
     Raises:
-        ConfigError: the pipeline's boxes are not among the dataset's fields, or a seed out of range.
+        ConfigError: what the pipeline has on images is not among the dataset's fields, or a seed out of range.
         BadSampleError: none of the samples can be prepared; names the first.
     """
     pipeline.known(dataset.fields)  # for its error

@@ -98,8 +98,7 @@ class Pipeline:
     def _repr_html_(self) -> str:
         """Return what notebooks show: a table."""
         rows = {str(number): repr(transform) for number, transform in enumerate(self.transforms)}
-        if self.boxes is not None:
-            rows["boxes"] = repr(self.boxes)
+        rows |= {name: repr(each) for name, each in self._on_image.items()}
         shape = self.output_shape
         rows["makes"] = f"uint8 {list(shape)}" if shape else "a size that the data decides"
         return table("Pipeline", rows)

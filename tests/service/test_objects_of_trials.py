@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import cv2
 import numpy as np
@@ -84,21 +83,6 @@ def test_a_trial_gets_boxes_points_and_masks_where_the_objects_are(ray_session: 
             assert loader.ledger is not None
             assert loader.ledger.exact
     assert seen > SAMPLES / 4
-
-
-def test_a_segmentation_that_makes_no_mask_is_told_with_its_image(
-    ray_session: None, data: mbaas.Dataset, tmp_path: Path
-) -> None:
-    folder = Path(data.uri(0)).parent
-    said = json.loads((folder / "a.json").read_text())
-    said["annotations"][3]["segmentation"] = {"size": [80, 90], "counts": [7, 8]}
-    (tmp_path / "a.json").write_text(json.dumps(said))
-    broken = mbaas.read_coco(tmp_path / "a.json", folder, fields=["boxes", "segmentation"])
-    pipeline = T.Pipeline([T.DecodeImage(), T.Resize((60, 64))], boxes=T.Boxes(), masks=T.Masks())
-    with mbaas.serve("broken", broken, pipeline, batch_size=8, prep_workers=1) as feed, mbaas.join(feed.name) as loader:
-        told = rf"{folder}/4.png: run lengths must add up to the 7200 pixels of the image, got 15"
-        with pytest.raises(mbaas.BadSampleError, match=told):
-            list(loader)
 
 
 def test_fields_that_the_dataset_has_not_are_refused_before_anything_starts(data: mbaas.Dataset) -> None:
