@@ -391,7 +391,7 @@ def coco(folder: Path) -> Case:
         {"size": [120, 150], "counts": [40, 17_000, 960]},
         {"size": [120, 150], "counts": triangle["counts"].decode()},
     ]
-    said = {
+    said: dict[str, Any] = {
         "images": [{"id": number + 7, "file_name": f"{number}.png"} for number in range(3)],
         "categories": [{"id": 3, "name": "x"}, {"id": 1, "name": "y"}],
         "annotations": [
@@ -420,7 +420,12 @@ def coco(folder: Path) -> Case:
         good = json.dumps(said).encode()
         if chance.random() < 0.7:
             with contextlib.suppress(TypeError, ValueError, RecursionError):
-                good = json.dumps(changed(chance, said)).encode(errors="replace")
+                if chance.random() < 0.6:  # else few would come as far as a mask
+                    odd = {"segmentation": changed(chance, chance.choice(segmentations))}
+                    annotations = [said["annotations"][0] | odd, *said["annotations"][1:]]
+                    good = json.dumps(said | {"annotations": annotations}).encode(errors="replace")
+                else:
+                    good = json.dumps(changed(chance, said)).encode(errors="replace")
         path = folder / "a.json"
         path.write_bytes(good if chance.random() < 0.7 else damaged(chance, good))
         with _expected():

@@ -190,17 +190,14 @@ def _places(name: str, what: str, ids: NDArray[np.int64], named: Sequence[Any]) 
 
 
 def _whole(name: str, what: str, given: Sequence[_Number]) -> NDArray[np.int64]:
-    try:
-        values = np.array(given, np.float64) if any(isinstance(each, float) for each in given) else None
-        whole = np.array(given, np.int64) if values is None else values.astype(np.int64)
-    except OverflowError:
-        raise DatasetError(
-            f"the ids of each {what} in {name} must have at most 64 bits, got {shown(max(given))}"
-        ) from None
-    if values is not None and (whole != values).any():
-        odd = float(values[whole != values][0])
+    odd = next((each for each in given if each != int(each)), None)
+    if odd is not None:
         raise DatasetError(f"the ids of each {what} in {name} must be whole numbers, got {odd!r}")
-    return whole
+    try:
+        return np.array([*map(int, given)], np.int64)
+    except OverflowError:
+        got = shown(max(given, key=abs))
+        raise DatasetError(f"the ids of each {what} in {name} must have at most 64 bits, got {got}") from None
 
 
 def _refuse_far(name: str, key: str, values: NDArray[np.float64], *, most: float = _MOST_PIXELS) -> None:

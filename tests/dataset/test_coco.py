@@ -276,6 +276,7 @@ def changed(*keys: Any, to: Any = None, drop: bool = False) -> dict[str, Any]:
         (changed("images", 3, "id", to=described()["images"][5]["id"]), "has the image \\d+ more than once"),
         (changed("images", 3, "id", to=1.5), "the ids of each image in .* must be whole numbers, got 1.5"),
         (changed("images", 3, "id", to=10**30), "the ids of each image in .* must have at most 64 bits, got 1000"),
+        (changed("images", 3, "id", to=-1e30), "the ids of each image in .* must have at most 64 bits, got -1e\\+30"),
         (changed("categories", 1, "id", to=18), "has the category 18 more than once"),
         (changed("categories", 1, drop=True), "annotation 0 \\(counted from 0\\) of .* is of category 1, which is not"),
         (changed("categories", to=[]), "annotation 0 \\(counted from 0\\) of .* is of category 1, which is not there"),
