@@ -1,4 +1,4 @@
-"""The example of object detection as people run it: in a process of its own."""
+"""The examples of object detection and segmentation as people run them: in processes of their own."""
 
 from __future__ import annotations
 
@@ -15,6 +15,28 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 LIMIT_S = 240
 
 
+def run(name: str, *arguments: str) -> str:
+    """What an example prints, on a Ray of its own."""
+    with tempfile.TemporaryDirectory(prefix="ex", dir="/tmp", ignore_cleanup_errors=True) as folder:
+        ended = subprocess.run(
+            [sys.executable, str(EXAMPLES / name), *arguments],
+            env={
+                **os.environ,
+                "PYTHONPATH": str(EXAMPLES.parent),
+                "TMPDIR": folder,
+                "HOME": folder,
+                "RAY_ADDRESS": "local",
+            },
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_S - 20,
+        )
+        assert not list(Path(folder).glob("tmp*")), "what it wrote is gone"
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "Traceback" not in ended.stderr
+    return ended.stdout
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(LIMIT_S)
 @pytest.mark.parametrize(
@@ -26,22 +48,20 @@ LIMIT_S = 240
     ids=["short", "whole"],
 )
 def test_a_search_finds_a_detector_and_shares(arguments: tuple[str, ...], images: int, least: float) -> None:
-    with tempfile.TemporaryDirectory(prefix="ex", dir="/tmp", ignore_cleanup_errors=True) as folder:
-        ended = subprocess.run(
-            [sys.executable, str(EXAMPLES / "object_detection.py"), *arguments],
-            env={**os.environ, "PYTHONPATH": str(EXAMPLES.parent), "TMPDIR": folder, "HOME": folder},
-            capture_output=True,
-            text=True,
-            timeout=LIMIT_S - 20,
-        )
-        assert not list(Path(folder).glob("tmp*")), "what it wrote is gone"
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert "Traceback" not in ended.stderr
-    found = re.search(r"^best trial: ([\d.]+)% of the objects found with", ended.stdout, re.MULTILINE)
-    assert found, ended.stdout
+    out = run("object_detection.py", *arguments)
+    found = re.search(r"^best trial: ([\d.]+)% of the objects found with", out, re.MULTILINE)
+    assert found, out
     assert float(found[1]) >= least
-    counts = re.search(r"^([\d,]+) training images prepared, ([\d,]+) delivered$", ended.stdout, re.MULTILINE)
-    assert counts, ended.stdout
+    counts = re.search(r"^([\d,]+) training images prepared, ([\d,]+) delivered$", out, re.MULTILINE)
+    assert counts, out
     prepared, delivered = (int(count.replace(",", "")) for count in counts.groups())
     assert delivered == images
     assert least == 0 or delivered > 1.2 * prepared
+
+
+@pytest.mark.long
+@pytest.mark.timeout(LIMIT_S)
+def test_a_loop_learns_masks() -> None:
+    epochs = re.findall(r"^epoch \d: ([\d.]+)% overlap, exact: True$", run("segmentation.py"), re.MULTILINE)
+    assert len(epochs) == 4
+    assert float(epochs[-1]) > 60
