@@ -31,6 +31,18 @@ class Packed:
     def __init__(self, values: NDArray[Any], bounds: NDArray[np.int64]) -> None:
         self.values, self.bounds = values, bounds
 
+    @classmethod
+    def closed_up(cls, rooms: NDArray[Any], lengths: NDArray[np.int64]) -> Packed:
+        """Move values together that lie in rooms of one size: [n, longest, *tail], of each sample the first ones.
+
+        In place, in the memory of ``rooms``, which is contiguous and holds something else afterwards.
+        """
+        bounds = _bounds_of(lengths)
+        values = rooms.reshape(-1, *rooms.shape[2:])
+        for row, length in enumerate(lengths.tolist()):
+            values[bounds[row] : bounds[row + 1]] = rooms[row, :length]  # never before what was moved already
+        return cls(values[: bounds[-1]], bounds)
+
     def __len__(self) -> int:
         return len(self.bounds) - 1
 
@@ -124,23 +136,28 @@ class Field:
         return self.shape[:1] == (None,)
 
     @property
+    def _lengths(self) -> tuple[int, ...]:
+        """The shape of the largest value."""
+        return tuple(self.longest if length is None else length for length in self.shape)
+
+    @property
     def nbytes(self) -> int:
         """Size of one sample's value in bytes; the most, if they differ."""
-        lengths = [self.longest if length is None else length for length in self.shape]
         bound = np.dtype(np.int64).itemsize if self.is_packed else 0
-        return prod(lengths) * np.dtype(self.dtype).itemsize + bound
+        return prod(self._lengths) * np.dtype(self.dtype).itemsize + bound
 
     def empty(self, rows: int) -> NDArray[Any]:
-        """Make an array for the values of ``rows`` samples, all of one shape, whatever is in it."""
-        return np.empty((rows, *cast("tuple[int, ...]", self.shape)), self.dtype)
+        """Make an array for the values of ``rows`` samples, whatever is in it: [rows, *shape], with the greatest first
+        length where they differ in it.
+        """
+        return np.empty((rows, *self._lengths), self.dtype)
 
     def zeros(self, rows: int) -> Column:
         """Return zeros for ``rows`` samples, the most that they may have."""
-        lengths = [self.longest if length is None else length for length in self.shape]
-        values = np.zeros((rows, *lengths), self.dtype)
+        values = np.zeros((rows, *self._lengths), self.dtype)
         if not self.is_packed:
             return values
-        return Packed(values.reshape(-1, *lengths[1:]), np.arange(rows + 1) * self.longest)
+        return Packed(values.reshape(-1, *self._lengths[1:]), np.arange(rows + 1) * self.longest)
 
 
 def memory(column: Column) -> tuple[NDArray[Any], ...]:

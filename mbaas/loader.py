@@ -57,7 +57,9 @@ class Loader:
 
     - ``image``: uint8; as numpy ``[n, height, width, 3]``, a read-only view of shared memory that is valid as long as
       it is referenced; as torch ``[n, 3, height, width]`` in channels-last memory, private to this trial. With
-      `mbaas.transforms.Normalize` in the pipeline, floats of its dtype, private in both formats.
+      `mbaas.transforms.Normalize` in the pipeline, floats of its dtype, private in both formats. Or ``audio``,
+      ``array`` or the name that the pipeline's decoder has for it: ``[n, *shape]`` in both formats, its axes as prep
+      made them; where samples differ in their first length, as ``collate`` says.
     - ``label``, ``sample_id``: int64 ``[n]``.
     - the other fields of the dataset, ``[n, *shape]``; one whose values differ in length as ``collate`` says.
 
@@ -245,7 +247,8 @@ class Loader:
             self._finish_epoch(time.perf_counter() - began if is_whole else 0.0)
 
     def _converter(self) -> Converter:
-        converter = make_converter(self._format, self._device, self._info.normalize)
+        info = self._info
+        converter = make_converter(self._format, self._device, info.normalize, has_images=info.has_images)
         return collating(converter, self._info.spec, self._collate)
 
     def _started(self, converter: Converter) -> Iterator[tuple[Any, Ids, BatchEnd, bool]]:

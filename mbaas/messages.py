@@ -129,7 +129,7 @@ class SampleSpec:
 
     Attributes:
         made: the field that prep makes of a sample's bytes: of images uint8 (height, width, 3), unless a Map makes
-            something else.
+            something else. If samples differ in their first length, its greatest one bounds all of them.
         known: the fields that the dataset knows.
     """
 
@@ -351,6 +351,7 @@ class FeedInfo:
         spec: what a prepared sample looks like.
         fingerprint: hash of dataset, pipeline, seed and order; a saved state belongs to one fingerprint.
         normalize: the pipeline's `Normalize`, which runs on the consumer's side, or None.
+        has_images: whether samples are images, which become channels-first as torch; everything else stays as it is.
         class_names: names of the labels.
         engine: that prepares the samples; another one would make other pixels of them.
         lanes: coordinators of the lanes after the first; none in a feed of one lane.
@@ -361,6 +362,7 @@ class FeedInfo:
     spec: SampleSpec
     fingerprint: str
     normalize: Any
+    has_images: bool
     class_names: tuple[str, ...]
     engine: EngineName
     lanes: tuple[Any, ...] = ()

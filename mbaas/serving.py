@@ -27,7 +27,7 @@ from mbaas.dataset.bounded import bounded
 from mbaas.errors import ConfigError, FeedExistsError, ResourceError, last_line
 from mbaas.feed import CALL_S, SERVED, Feed
 from mbaas.messages import Claims, EngineName
-from mbaas.prep.engines import resolve_engine
+from mbaas.prep.engines import check_packages, resolve_engine
 from mbaas.settings import (
     Disk,
     FeedOptions,
@@ -294,6 +294,7 @@ def _check(dataset: object, pipeline: object) -> None:
     if not isinstance(pipeline, Pipeline):
         raise ConfigError(f"pipeline must be an mbaas.transforms.Pipeline, got {type(pipeline).__name__}")
     pipeline.known(dataset.fields)  # for its error
+    check_packages(pipeline)
 
 
 def _prep_resources(asked: FeedOptions, claims: list[Claims], gpus: int | None) -> PrepResources:

@@ -51,6 +51,20 @@ def test_rows_that_are_chosen_by_their_numbers_are_copies(lengths: list[int], da
     assert not np.shares_memory(chosen.values, column.values)
 
 
+@given(LENGTHS, st.sampled_from([(), (2,), (2, 3)]))
+def test_values_in_rooms_of_one_size_are_moved_together_in_place(lengths: list[int], tail: tuple[int, ...]) -> None:
+    wanted = packed(lengths, tail=tail)
+    rooms = Field("f", (None, *tail), "int32", longest=4).empty(len(lengths))
+    assert rooms.shape == (len(lengths), 4, *tail)
+    rooms[:] = -1
+    for row, (start, end) in enumerate(pairwise(wanted.bounds.tolist())):
+        rooms[row, : end - start] = wanted.values[start:end]
+    column = Packed.closed_up(rooms, np.array(lengths, np.int64))
+    assert listed(column) == listed(wanted)
+    assert len(column.values) == sum(lengths), "no more than these values travels"
+    assert not len(column.values) or np.shares_memory(column.values, rooms)
+
+
 @given(st.lists(LENGTHS, min_size=1, max_size=4))
 def test_runs_of_samples_are_put_one_after_the_other(runs: list[list[int]]) -> None:
     columns = [packed([2, *lengths], first=100 * number)[1:] for number, lengths in enumerate(runs)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +11,7 @@ from mbaas.cli import feed_file, picture_grid, reading
 from mbaas.cli.console import err, line, out, plain, say_note
 from mbaas.dataset import Dataset
 from mbaas.errors import ConfigError
-from mbaas.fields import LABEL
+from mbaas.fields import LABEL, Column
 from mbaas.messages import BadSample
 from mbaas.prep.boxes import edges_of
 from mbaas.prep.preview import Preview, first_samples
@@ -41,6 +40,8 @@ def show(file: Path, *, to: Path, epoch: int, count: int | None) -> None:
         BadSampleError: none of the samples can be prepared.
     """
     wanted = feed_file.load(file)
+    if not wanted.pipeline.has_images:
+        raise ConfigError(f"only images can be drawn, but {wanted.pipeline.decoder!r} makes none")
     picture_grid.check_path(to)
     options = wanted.options
     dataset = reading.read(wanted.data)
@@ -49,7 +50,6 @@ def show(file: Path, *, to: Path, epoch: int, count: int | None) -> None:
         found = first_samples(
             dataset, wanted.pipeline, count=most, seed=options.seed, shuffle=options.shuffle, epoch=epoch
         )
-        _check_images(found.samples)
         drawn = counted(len(found.samples), "sample")
         title = [
             f"{wanted.name}: the first {drawn} of epoch {epoch}, seed {options.seed}",
@@ -62,9 +62,9 @@ def show(file: Path, *, to: Path, epoch: int, count: int | None) -> None:
 
 def cells_of(dataset: Dataset, pipeline: Pipeline, found: Preview) -> list[picture_grid.Cell]:
     """Return what is drawn of each sample: its image, what its label and its id are, and its boxes."""
-    none = np.zeros((0, 4))
+    images, none = _checked_images(found.samples), np.zeros((0, 4))
     cells = []
-    for row, (sample_id, image) in enumerate(zip(found.sample_ids.tolist(), found.samples, strict=True)):
+    for row, (sample_id, image) in enumerate(zip(found.sample_ids.tolist(), images, strict=True)):
         edges = none
         if pipeline.boxes is not None:
             (values, _) = found.known[pipeline.boxes.field][row : row + 1].own()
@@ -83,12 +83,14 @@ def _label(dataset: Dataset, found: Preview, row: int) -> str:
     return dataset.class_names[int(labels[row])] if dataset.class_names else f"{labels[row]:g}"
 
 
-def _check_images(samples: NDArray[Any]) -> None:
+def _checked_images(samples: Column) -> NDArray[np.uint8]:
+    assert isinstance(samples, np.ndarray), "images do not differ in length"
     if samples.dtype != np.uint8 or samples.ndim != 4 or samples.shape[3] != 3:
         raise ConfigError(
             "only images, uint8 [height, width, 3], can be drawn, but the pipeline makes "
             f"{samples.dtype.name} {list(samples.shape[1:])} of a sample"
         )
+    return samples
 
 
 def _tell_bad(bad: tuple[BadSample, ...], *, on_bad_sample: str) -> None:

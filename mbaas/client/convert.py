@@ -33,8 +33,14 @@ class Converter(Protocol):
         """Return the minibatch, ready for use, of what `start` gave."""
 
 
-def make_converter(format: str, device: Any, normalize: Normalize | None) -> Converter:
+def make_converter(format: str, device: Any, normalize: Normalize | None, *, has_images: bool = True) -> Converter:
     """Make the converter for ``format`` and ``device``.
+
+    Args:
+        format, device: see `mbaas.join`.
+        normalize: what is to be computed of images.
+        has_images: whether the field "image" is what DecodeImage begins: it then becomes channels-first as torch. All
+            else keeps its axes, whatever it looks like.
 
     Raises:
         ConfigError: an unknown format or device, or a device with format "numpy".
@@ -45,10 +51,10 @@ def make_converter(format: str, device: Any, normalize: Normalize | None) -> Con
         if device is not None:
             raise ConfigError(f"device needs format='torch'; got format='numpy' and device={device!r}")
         return NumpyConverter(normalize)
-    return _torch_converter(device, normalize)
+    return _torch_converter(device, normalize, has_images)
 
 
-def _torch_converter(device: Any, normalize: Normalize | None) -> Converter:
+def _torch_converter(device: Any, normalize: Normalize | None, has_images: bool) -> Converter:
     import torch  # here and below: its import is slow, and trials on NumPy do without
 
     try:
@@ -56,10 +62,10 @@ def _torch_converter(device: Any, normalize: Normalize | None) -> Converter:
     except (RuntimeError, TypeError) as error:
         raise ConfigError(f"device must name a torch device such as 'cuda:0', got {device!r}: {error}") from None
     if target.type != "cuda":
-        return TorchConverter(target, normalize)
+        return TorchConverter(target, normalize, has_images)
     if not torch.cuda.is_available():
         raise ConfigError(f"device {device!r} was asked for, but torch finds no CUDA device in this process")
-    return CudaConverter(target, normalize)
+    return CudaConverter(target, normalize, has_images)
 
 
 class NumpyConverter:
@@ -85,8 +91,8 @@ class TorchConverter:
 
     ahead = 0
 
-    def __init__(self, device: torch.device, normalize: Normalize | None) -> None:
-        self._device, self._normalize = device, normalize
+    def __init__(self, device: torch.device, normalize: Normalize | None, has_images: bool) -> None:
+        self._device, self._normalize, self._has_images = device, normalize, has_images
 
     def start(self, arrays: Arrays) -> Minibatch:
         import torch
@@ -96,9 +102,8 @@ class TorchConverter:
 
     def finish(self, started: Minibatch) -> Minibatch:
         batch = {name: tensor.to(self._device) for name, tensor in started.items()}
-        batch["image"] = _channels_first(batch["image"])
-        if self._normalize is not None:
-            batch["image"] = self._normalize.apply_torch(batch["image"])
+        if self._has_images:
+            batch["image"] = _as_torch(batch["image"], self._normalize)
         return batch
 
 
@@ -112,10 +117,10 @@ class CudaConverter:
 
     ahead = 1
 
-    def __init__(self, device: torch.device, normalize: Normalize | None) -> None:
+    def __init__(self, device: torch.device, normalize: Normalize | None, has_images: bool) -> None:
         import torch
 
-        self._device, self._normalize = device, normalize
+        self._device, self._normalize, self._has_images = device, normalize, has_images
         self._stream = torch.cuda.Stream(device)
         self.pinned: list[dict[str, torch.Tensor]] = [{}, {}]
         self._copied = [torch.cuda.Event(), torch.cuda.Event()]
@@ -130,9 +135,8 @@ class CudaConverter:
         with torch.cuda.stream(self._stream):
             batch = {name: self._copy(buffers, name, array) for name, array in arrays.items()}
             copied.record(self._stream)
-            batch["image"] = _channels_first(batch["image"])
-            if self._normalize is not None:
-                batch["image"] = self._normalize.apply_torch(batch["image"])
+            if self._has_images:
+                batch["image"] = _as_torch(batch["image"], self._normalize)
             ready = torch.cuda.Event()
             ready.record(self._stream)
         return batch, ready
@@ -159,12 +163,13 @@ class CudaConverter:
         return batch
 
 
-def _channels_first(images: torch.Tensor) -> torch.Tensor:
-    """Turn uint8 NHWC into NCHW in channels-last memory: the same bytes, permuted.
+def _as_torch(images: torch.Tensor, normalize: Normalize | None) -> torch.Tensor:
+    """Turn uint8 NHWC into NCHW in channels-last memory, the same bytes, permuted, and normalize them if that is asked.
 
     Leave everything else alone: a Map may have made floats that are channels-first already, or no image at all.
     """
     import torch
 
-    is_image = images.ndim == 4 and images.shape[3] == 3 and images.dtype == torch.uint8
-    return images.permute(0, 3, 1, 2) if is_image else images
+    if images.ndim == 4 and images.shape[3] == 3 and images.dtype == torch.uint8:
+        images = images.permute(0, 3, 1, 2)
+    return images if normalize is None else normalize.apply_torch(images)

@@ -184,6 +184,7 @@ class Coordinator(ConsumerApi):
             spec=layout.spec,
             fingerprint=self._fingerprint(dataset),
             normalize=self._pipeline.normalize,
+            has_images=self._pipeline.has_images,
             class_names=dataset.class_names,
             engine=self._engine,
             lanes=opening.lanes,

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,9 +21,10 @@ from mbaas.prep.header import UndecodableError
 from mbaas.prep.part_input import PartInput, read_headers
 from mbaas.prep.pixels import Image, Scratch
 from mbaas.prep.plan import Stage, plan, stages_of
+from mbaas.prep.threads import SampleThreads
+from mbaas.prep.user_code import call_map
 from mbaas.transforms import Map, Pipeline, RandomResizedCrop, Resize
 from mbaas.transforms.base import Flips, Step, Windows
-from mbaas.transforms.function import name_of
 
 Array = NDArray[Any]
 
@@ -64,8 +64,7 @@ class CpuEngine:
         self._seed = seed
         self._max_pixels = max_pixels
         self._first, *self._after_maps = stages_of(pipeline.prep)
-        self._pool: ThreadPoolExecutor | None = None
-        self.set_threads(threads)
+        self._threads = SampleThreads(threads)
         self._scratch = Scratch()
         # Now, because there is time while an engine is made: on a busy machine the import takes longer than a block
         # may.
@@ -95,37 +94,24 @@ class CpuEngine:
         placed = block.placed(self._pipeline.boxes)
         steps = plan(self._first, self._seed, epoch, block.sample_ids, block.sizes, placed)
         listed = [_listed(step) for step in steps]
-        # One iterator for all threads: one that is done takes the next sample, so large images hold up nobody. To take
-        # the next number is one step of the interpreter, which needs no lock.
-        todo = iter(range(len(block.rows)))
-        if self._pool is None:
-            self._work(block, listed, todo, out)
-        else:
-            work = [self._pool.submit(self._work, block, listed, todo, out) for _ in range(self._threads)]
-            wait(work)  # all of them, before one raises: the others still write to `out`, which is used again
-            for done in work:
-                done.result()
-        return block.finish(self._pipeline, steps, out)
 
-    def set_threads(self, threads: int) -> None:
-        self.close()  # a pool cannot be resized
-        self._threads = threads
-        # A single thread is the caller's own, which need not wait for another one to do the work.
-        self._pool = ThreadPoolExecutor(threads, "prep") if threads > 1 else None
-
-    def close(self) -> None:
-        if self._pool is not None:
-            self._pool.shutdown()
-
-    def _work(self, block: PartInput, steps: list[_Listed], todo: Iterator[int], out: Array) -> None:
-        """Prepare samples until ``todo``, which all threads share, is empty."""
-        for index in todo:
+        def work(index: int) -> None:
             row = block.rows[index]
             into = out[row]
             try:
-                deliver(self._sample(block, steps, index, into), into)
+                deliver(self._sample(block, listed, index, into), into)
             except UndecodableError as error:
                 block.bad.append(BadRow(row, str(error)))
+
+        self._threads.run(work, len(block.rows))
+        return block.finish(self._pipeline, steps, out)
+
+    def set_threads(self, threads: int) -> None:
+        self.close()
+        self._threads = SampleThreads(threads)
+
+    def close(self) -> None:
+        self._threads.close()
 
     def _sample(self, block: PartInput, steps: list[_Listed], index: int, into: Array | None) -> Array:
         """Prepare a sample, in ``into`` if it fits, else in memory that the next sample overwrites."""
@@ -145,7 +131,7 @@ class CpuEngine:
         assert isinstance(transform, Map)
         rng = generator(self._seed, epoch, sample_id, substream=substream)
         # A copy, because the function may keep or change what it gets, and this memory is the next sample's.
-        result = _called(transform, image.copy(), rng)
+        result = call_map(transform, image.copy(), rng)
         if not stages:
             return result
         if not _is_image(result):
@@ -181,17 +167,6 @@ class CpuEngine:
             raise UndecodableError(f"it would be resized to {width}x{height}, {limit}")
         # A slot for each step, for the same reason.
         return self._scratch.array(f"step {step}", (height, width, 3))
-
-
-def _called(transform: Map, image: Array, rng: np.random.Generator) -> Array:
-    try:
-        result = transform.fn(image, rng)
-    except Exception as error:  # a user's code may raise anything, and that is this sample's affair, not the block's
-        reason = f"{name_of(transform.fn)} raised {type(error).__name__}: {error}"
-        raise UndecodableError(reason) from error
-    if not isinstance(result, np.ndarray):
-        raise UndecodableError(f"{transform!r} must return a NumPy array, got {type(result).__name__}")
-    return result
 
 
 def deliver(sample: Array, into: Array) -> None:

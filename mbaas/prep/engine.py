@@ -22,6 +22,9 @@ Encoded = bytes | memoryview | NDArray[np.uint8]
 DEFAULT_MAX_PIXELS = 100_000_000
 """Pixels of the largest image that is prepared: 300 MB once it is decoded. More is a damaged header, or an attack."""
 
+DEFAULT_MAX_BYTES = 1 << 30
+"""The same for sound and other arrays, in bytes once they are decoded: as many as a file may have."""
+
 
 @dataclass(frozen=True)
 class BadRow:
@@ -44,10 +47,12 @@ class Prepared:
         bad: those that could not be prepared, in order of row.
         known: the dataset's fields of all others, in order of row: as the engine was given them, except those that lie
             on the image, which are where its pixels are now.
+        lengths: int64[n], the first lengths of what was made, 0 of bad samples; None if all samples have one shape.
     """
 
     bad: list[BadRow]
     known: Arrays
+    lengths: NDArray[np.int64] | None = None
 
 
 class Engine(Protocol):
@@ -60,7 +65,7 @@ class Engine(Protocol):
 
         Raises:
             BadSampleError: ``encoded`` had to be decoded and cannot be.
-            ConfigError: Normalize is to follow, but samples are not uint8 [height, width, 3].
+            ConfigError: Normalize is to follow, but samples are not uint8 [height, width, 3]; or they are no numbers.
         """
 
     def prepare(
@@ -73,7 +78,8 @@ class Engine(Protocol):
             sample_ids: int64[n], their ids.
             epoch: on which random transforms depend.
             known: their fields, as the dataset has them; none of them changes in place.
-            out: [n, *field.shape], where what is made of them goes; the rows of bad samples become zero.
+            out: [n, *field.shape], where what is made of them goes; the rows of bad samples become zero. Where samples
+                differ in their first length, each has room for the longest, and what is behind it may be anything.
 
         Raises:
             DatasetError: a field that lies on the image, or beside one that does, does not fit it.

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from mbaas.errors import ConfigError
 from mbaas.messages import EngineName
-from mbaas.prep.engine import DEFAULT_MAX_PIXELS, Engine
-from mbaas.transforms import Pipeline
+from mbaas.prep.engine import DEFAULT_MAX_BYTES, DEFAULT_MAX_PIXELS, Engine
+from mbaas.prep.sound import sound_libraries
+from mbaas.transforms import DecodeAudio, Pipeline
 
 
 def resolve_engine(kind: str, pipeline: Pipeline, *, gpus: int) -> EngineName:
@@ -16,17 +17,29 @@ def resolve_engine(kind: str, pipeline: Pipeline, *, gpus: int) -> EngineName:
         gpus: how many GPUs prep may use.
 
     Raises:
-        ConfigError: another kind, or DALI asked for with a Map or a change of hue in the pipeline.
+        ConfigError: another kind, or DALI asked for with a Map or a change of hue in the pipeline, or without images.
     """
     if kind not in ("auto", "cpu", "dali"):
         raise ConfigError(f"engine must be 'auto', 'cpu' or 'dali', got {kind!r}")
+    if kind == "dali" and not pipeline.has_images:
+        raise ConfigError(f"engine 'dali' prepares images; use 'cpu' or 'auto' for {pipeline.decoder!r}")
     cpu_only = pipeline.cpu_only
     if kind == "dali" and cpu_only:
         reason = "runs neither a Map nor ColorJitter's hue"
         raise ConfigError(f"engine 'dali' {reason}; use 'cpu' or 'auto' for a pipeline with {cpu_only!r}")
-    if kind == "cpu" or cpu_only or (kind == "auto" and gpus == 0):
+    if kind == "cpu" or cpu_only or not pipeline.has_images or (kind == "auto" and gpus == 0):
         return "cpu"
     return "dali"
+
+
+def check_packages(pipeline: Pipeline) -> None:
+    """Check that this machine has what a pipeline needs: its nodes will lack what it lacks.
+
+    Raises:
+        ConfigError: a package of one of mbaas's extras is not installed.
+    """
+    if isinstance(pipeline.decoder, DecodeAudio):
+        sound_libraries()
 
 
 def make_engine(
@@ -37,6 +50,7 @@ def make_engine(
     threads: int = 1,
     device_id: int | None = None,
     max_pixels: int = DEFAULT_MAX_PIXELS,
+    max_bytes: int = DEFAULT_MAX_BYTES,
 ) -> Engine:
     """Make an engine for ``pipeline``, ready to prepare.
 
@@ -46,13 +60,23 @@ def make_engine(
         threads: that work on one block.
         device_id: the GPU, for DALI; None runs DALI on the CPU.
         max_pixels: an image that claims more is refused from its header, before memory is allocated.
+        max_bytes: the same for sound and other arrays, once they are decoded.
+
+    Raises:
+        ConfigError: a package is not installed that the pipeline needs.
     """
     if threads < 1:
         raise ConfigError(f"threads must be at least 1, got {threads}")
-    if max_pixels < 1:
-        raise ConfigError(f"max_pixels must be at least 1, got {max_pixels}")
+    for name, value in (("max_pixels", max_pixels), ("max_bytes", max_bytes)):
+        if value < 1:
+            raise ConfigError(f"{name} must be at least 1, got {value}")
+    # Each is imported where it is made: a process loads the libraries of one engine only.
+    if kind == "cpu" and not pipeline.has_images:
+        from mbaas.prep.array_engine import ArrayEngine
+
+        return ArrayEngine(pipeline, seed=seed, threads=threads, max_bytes=max_bytes)
     if kind == "cpu":
-        from mbaas.prep.cpu import CpuEngine  # here, as DALI below: a process loads the libraries of one engine only
+        from mbaas.prep.cpu import CpuEngine
 
         return CpuEngine(pipeline, seed=seed, threads=threads, max_pixels=max_pixels)
     resolve_engine(kind, pipeline, gpus=0)  # for its error: DALI's own would come with the first block

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +15,7 @@ from mbaas.dataset import Dataset, SampleReader
 from mbaas.dataset.bounded import bounded
 from mbaas.dataset.retry import PatientReader
 from mbaas.errors import BadSampleError
-from mbaas.fields import Arrays, Field
+from mbaas.fields import Arrays, Column, Field, Packed
 from mbaas.messages import BadSample
 from mbaas.order import Ids, SampleOrder, Shuffle
 from mbaas.prep.engine import Engine
@@ -34,13 +33,13 @@ class Preview:
 
     Attributes:
         sample_ids: int64[n], which ones, in the order of the epoch.
-        samples: [n, *shape], what the cpu engine makes of them; of images uint8 [n, height, width, 3].
+        samples: [n, *shape], or packed, what the cpu engine makes of them; of images uint8 [n, height, width, 3].
         known: the dataset's fields of these samples, with boxes where the pixels under them are.
         bad: the samples of the same run that cannot be prepared, which are left out above.
     """
 
     sample_ids: Ids
-    samples: NDArray[Any]
+    samples: Column
     known: Arrays
     bad: tuple[BadSample, ...]
 
@@ -78,11 +77,12 @@ def _prepared(dataset: Dataset, engine: Engine, reader: SampleReader, ids: Ids, 
     bad = [each for each in read if isinstance(each, BadSample)]
     if encoded:
         ids = ids[[not isinstance(each, BadSample) for each in read]]
-        samples = _made(dataset, reader, engine).empty(len(ids))
-        prepared = engine.prepare(encoded, ids, epoch, dataset.values(ids), samples)
+        rooms = _made(dataset, reader, engine).empty(len(ids))
+        prepared = engine.prepare(encoded, ids, epoch, dataset.values(ids), rooms)
         bad += [_bad(dataset, int(ids[flaw.row]), flaw.reason) for flaw in prepared.bad]
     if len(bad) == len(read):
         raise BadSampleError(bad[0].uri, bad[0].reason)
+    samples: Column = rooms if prepared.lengths is None else Packed.closed_up(rooms, prepared.lengths)
     good = np.setdiff1d(np.arange(len(ids)), [flaw.row for flaw in prepared.bad])
     return Preview(ids[good], samples[good], prepared.known, tuple(bad))
 

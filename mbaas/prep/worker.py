@@ -18,7 +18,7 @@ from mbaas.cache.reader import CacheReader, EncodedRows
 from mbaas.cache.slab import PassingReason
 from mbaas.dataset import Dataset
 from mbaas.errors import ResourceError, StateError, WaitTimeoutError
-from mbaas.fields import SAMPLE_ID, Arrays, Field
+from mbaas.fields import SAMPLE_ID, Arrays, Column, Field, Packed
 from mbaas.messages import (
     ROW,
     BadSample,
@@ -345,10 +345,11 @@ def _make(
     out = work.buffers.samples[: len(rows)]
     known = work.dataset.values(ids[rows])
     prepared = work.engine.prepare([encoded[row] for row in rows], ids[rows], work.epoch_of(request), known, out)
+    made: Column = out if prepared.lengths is None else Packed.closed_up(out, prepared.lengths)
     reasons.update({int(rows[flaw.row]): flaw.reason for flaw in prepared.bad})
     if prepared.bad:
         # Bad rows are rare: only a part that has some pays for a copy without them.
         good = np.setdiff1d(np.arange(len(rows)), [flaw.row for flaw in prepared.bad])
-        out, rows = out[good], rows[good]
+        made, rows = made[good], rows[good]
     bad = [BadSample(int(ids[row]), work.dataset.uri(int(ids[row])), reason) for row, reason in sorted(reasons.items())]
-    return {work.brief.spec.made.name: out, **prepared.known}, rows, bad
+    return {work.brief.spec.made.name: made, **prepared.known}, rows, bad

@@ -22,15 +22,19 @@ class Transform:
     """A step of a pipeline: frozen, comparable, with a repr that evaluates back to an equal transform.
 
     Attributes:
-        draws: how many uniform numbers in [0, 1) one sample needs.
         keeps_size: whether the result is always as large as the image.
         needs_boxes: whether it chooses by the boxes on the image.
     """
 
-    # Fixed for each kind of transform, so that all samples of a block are drawn at once.
-    draws: ClassVar[int] = 0
     keeps_size: ClassVar[bool] = False
     needs_boxes: ClassVar[bool] = False
+
+    @property
+    def draws(self) -> int:
+        """How many uniform numbers in [0, 1) one sample needs: the same for all, so that those of a block are drawn at
+        once.
+        """
+        return 0
 
     @property
     def fixed_size(self) -> Size | None:

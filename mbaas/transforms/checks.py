@@ -44,6 +44,14 @@ def fraction(where: str, value: object) -> float:
     return result
 
 
+def whole(where: str, value: object, *, least: int, most: int) -> int:
+    """Return ``value`` as a whole number in [least, most]."""
+    is_whole = isinstance(value, Integral) and not isinstance(value, bool)
+    if not is_whole or not least <= int(value) <= most:  # type: ignore[call-overload]
+        raise refused(where, f"must be a whole number in [{least:,}, {most:,}]", value)
+    return int(value)  # type: ignore[call-overload]
+
+
 def pixels(where: str, value: object) -> int:
     """Return ``value`` as a length in pixels, at least 1."""
     if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from mbaas.errors import ConfigError
 from mbaas.transforms.base import Transform
 
-SampleFunction = Callable[[NDArray[np.uint8], np.random.Generator], NDArray[Any]]
+SampleFunction = Callable[[NDArray[Any], np.random.Generator], NDArray[Any]]
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,9 @@ class Map(Transform):
     use. The result may have any shape and dtype, but the same for all samples; image transforms after it need
     uint8 [height, width, 3]. A result of another kind reaches the trial as ``fn`` made it: only uint8 [height, width,
     3] becomes channels-first as torch. Runs on the cpu engine.
+
+    In a pipeline of sound or arrays ``fn`` gets what the transform before it makes. Its results may differ in their
+    first length where that may differ, and transforms after it need what they need of any sample.
 
     Args:
         fn: a function that pickles (by cloudpickle) and depends on nothing but its arguments.

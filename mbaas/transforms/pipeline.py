@@ -1,4 +1,4 @@
-"""A checked sequence of transforms, and the one that every sequence begins with."""
+"""A checked sequence of transforms."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ from functools import cached_property
 from mbaas.errors import ConfigError, shown
 from mbaas.fields import Field
 from mbaas.notebook import table
+from mbaas.transforms.arrays import Form
 from mbaas.transforms.base import Size, Transform
 from mbaas.transforms.boxes import Boxes
 from mbaas.transforms.color import ColorJitter
+from mbaas.transforms.decoders import DecodeImage, Decoder
+from mbaas.transforms.forms import forms_of
 from mbaas.transforms.function import Map
 from mbaas.transforms.normalize import Normalize
 from mbaas.transforms.on_image import Keypoints, Masks
@@ -21,22 +24,12 @@ _VERSION = "mbaas-pipeline-1"
 """Part of every fingerprint; goes up when the same transforms come to make other pixels."""
 
 
-@dataclass(frozen=True)
-class DecodeImage(Transform):
-    """Decode JPEG, PNG or WebP bytes to RGB, uint8 [height, width, 3]; the first transform of every pipeline.
-
-    Grey images get three equal channels, CMYK and YCCK become RGB, alpha is dropped, 16 bits a channel become
-    the upper 8, and a JPEG is turned as its EXIF orientation says. The result is the same for all engines
-    within a few grey levels.
-    """
-
-
 @dataclass(frozen=True, init=False, repr=False)
 class Pipeline:
     """The transforms of each sample, in order, from its bytes to what a trial sees.
 
     Example: ``Pipeline([DecodeImage(), RandomResizedCrop(224), RandomHorizontalFlip(), Normalize(mean,
-        std)])``.
+        std)])``, or of sound ``Pipeline([DecodeAudio(), RandomCrop(16000), MelSpectrogram(), AmplitudeToDB()])``.
 
     Attributes:
         transforms: all of them, in order; the index of each is the substream of its random numbers.
@@ -45,9 +38,10 @@ class Pipeline:
         masks: likewise.
 
     Raises:
-        ConfigError: DecodeImage is not the first or not the only one, or Normalize is not the last; what lies on the
-            image is there with a Map, whose function may move pixels in any way; no boxes are there for masks or for a
-            transform that goes by them, or nothing makes all images equally large then.
+        ConfigError: a decoder is not the first or not the only one, a transform is none for what the decoder makes,
+            samples differ in length without a bound, or Normalize is not the last; what lies on the image is there
+            without images, or with a Map, whose function may move pixels in any way; no boxes are there for masks or
+            for a transform that goes by them, or nothing makes all images equally large then.
     """
 
     transforms: tuple[Transform, ...]
@@ -64,11 +58,14 @@ class Pipeline:
         masks: Masks | None = None,
     ) -> None:
         object.__setattr__(self, "transforms", _checked(transforms))
+        self.forms  # noqa: B018 (for its errors)
         given = {"boxes": boxes, "keypoints": keypoints, "masks": masks}
         for name, kind in _ON_IMAGE.items():
             if not isinstance(given[name], kind | None):
                 wanted = f"a pipeline's {name} must be a {kind.__name__}"
                 raise ConfigError(f"{wanted}, got {shown(given[name])}", option=name)
+            if given[name] is not None and not self.has_images:
+                raise ConfigError(f"{name} lie on images, but {self.decoder!r} makes none", option=name)
             object.__setattr__(self, name, given[name])
         function = next((each for each in self.transforms if isinstance(each, Map)), None)
         if function is not None and self._on_image:
@@ -101,14 +98,21 @@ class Pipeline:
         rows |= {name: repr(each) for name, each in self._on_image.items()}
         shape = self.output_shape
         rows["makes"] = f"uint8 {list(shape)}" if shape else "a size that the data decides"
+        if not self.has_images:
+            rows["makes"] = f"{self.decoder.made}: {self.forms[-1].kind}"
         return table("Pipeline", rows)
 
     def known(self, fields: tuple[Field, ...]) -> tuple[Field, ...]:
         """Return what prepared samples have of the dataset's fields.
 
         Raises:
-            ConfigError: what lies on the image is not among them.
+            ConfigError: what lies on the image is not among them, or one is called as what the decoder makes.
         """
+        if self.decoder.made in {field.name for field in fields}:
+            made = shown(self.decoder.made)
+            raise ConfigError(
+                f"the dataset has a field {made} already, so {self.decoder!r} must make one of another name: field=..."
+            )
         if self.keypoints is not None:
             self.keypoints.check(fields)
         if self.boxes is None:
@@ -118,6 +122,23 @@ class Pipeline:
             return moved
         assert self.output_shape is not None, "checked when it was made"
         return self.masks.made(moved, self.boxes, self.output_shape[:2])
+
+    @property
+    def decoder(self) -> Decoder:
+        """The first transform."""
+        first = self.transforms[0]
+        assert isinstance(first, Decoder), first
+        return first
+
+    @property
+    def has_images(self) -> bool:
+        """Whether samples are images, at least until a Map makes something else of them."""
+        return isinstance(self.decoder, DecodeImage)
+
+    @cached_property
+    def forms(self) -> tuple[Form, ...]:
+        """What is known of each sample after each of the ``transforms``: see `forms_of`, which also raises."""
+        return forms_of(self.decoder, self.transforms[1:])
 
     @property
     def normalize(self) -> Normalize | None:
@@ -132,7 +153,7 @@ class Pipeline:
 
     @property
     def output_shape(self) -> tuple[int, int, int] | None:
-        """(height, width, 3) of every prepared sample; None where only the data can tell."""
+        """(height, width, 3) of every prepared image; None where only the data can tell."""
         size: Size | None = None  # DecodeImage gives each image the size it has
         for transform in self.prep:
             size = size if transform.keeps_size else transform.fixed_size
@@ -173,10 +194,11 @@ def _checked(transforms: Iterable[Transform]) -> tuple[Transform, ...]:
             raise ConfigError(f"a pipeline holds transforms, but number {index} is {transform!r}{hint}")
     names = [type(transform).__name__ for transform in given]
     listed = ", ".join(names) or "no transform"
-    if names[:1] != ["DecodeImage"]:
-        raise ConfigError(f"a pipeline's first transform must be DecodeImage, got {listed}")
-    if names.count("DecodeImage") > 1:
-        raise ConfigError(f"a pipeline needs DecodeImage once, got it {names.count('DecodeImage')} times: {listed}")
+    decoders = sum(isinstance(each, Decoder) for each in given)
+    if not given or not isinstance(given[0], Decoder):
+        raise ConfigError(f"a pipeline's first transform must be DecodeImage, DecodeAudio or DecodeArray, got {listed}")
+    if decoders > 1:
+        raise ConfigError(f"a pipeline needs one decoder, got {decoders}: {listed}")
     if "Normalize" in names[:-1]:
         raise ConfigError(f"Normalize must be the last transform, once, got {listed}")
     return given

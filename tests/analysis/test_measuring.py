@@ -228,6 +228,13 @@ def test_a_synthetic_minibatch_is_like_a_loaders() -> None:
     assert (arrays["image"].shape, arrays["image"].dtype) == ((3, 7), np.float32)
 
 
+def test_a_synthetic_minibatch_of_sound_is_a_list_of_the_longest() -> None:
+    spec = SampleSpec(Field("audio", (None, 2), "float32", longest=5), ())
+    batch = synthetic_batch(spec, 3, has_images=False)
+    assert [tuple(sound.shape) for sound in batch["audio"]] == [(5, 2)] * 3
+    assert all(sound.std() > 0 for sound in batch["audio"])
+
+
 def test_a_maker_of_a_step_is_called_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "steps_of_test.py").write_text(
         "def make():\n    seen = []\n    def step(batch):\n        seen.append(batch)\n        return len(seen)\n"

@@ -147,3 +147,10 @@ def test_a_folder_that_cannot_be_written_is_an_error_of_ours(tmp_path: Path) -> 
     cell = Cell(np.zeros((8, 8, 3), np.uint8), (), np.zeros((0, 4)))
     with pytest.raises(ConfigError, match=r"cannot write .*grid\.png: Is a directory"):
         picture_grid.draw([cell], tmp_path / "grid.png", title=[])
+
+
+def test_what_is_no_image_is_refused_before_any_data_is_read(feed: Path, tmp_path: Path) -> None:
+    feed.write_text(feed.read_text().partition("boxes:")[0] + "pipeline: [DecodeAudio: {max_s: 1}]\n")
+    said = call("show", feed, "--out", tmp_path / "grid.png")
+    assert said.exit_code != 0
+    assert "only images can be drawn, but DecodeAudio(rate=16000, " in " ".join(said.stderr.split())

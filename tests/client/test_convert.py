@@ -46,6 +46,17 @@ def test_what_else_a_map_made_stays_as_it_is(shape, dtype):
     np.testing.assert_array_equal(converted(made, format="numpy"), made)
 
 
+@pytest.mark.parametrize("format", ["torch", "numpy"])
+def test_what_no_image_decoder_made_stays_as_it_is_whatever_it_looks_like(format):
+    """Of a volume that is called "image", and of a feed without one."""
+    made = np.random.default_rng(0).integers(0, 255, (4, 5, 7, 3), np.uint8)
+    for name in ("image", "volume"):
+        converter = make_converter(format, None, None, has_images=False)
+        found = converter.finish(converter.start({name: made.copy(), "sample_id": np.arange(4)}))
+        assert found[name].shape == made.shape
+        np.testing.assert_array_equal(found[name], made)
+
+
 def shared_part(rows: list[int]) -> Arrays:
     """A part as Ray gives it: nobody can write to it, or make it writable."""
     ids = np.array(rows, np.int64)

@@ -18,7 +18,14 @@ from mbaas.settings import FeedSettings
 
 SETTINGS = FeedSettings(name="feed", batch_size=4, cache_bytes=0, staging_bytes=10_000, prep_workers=1)
 INFO = FeedInfo(
-    SETTINGS, SampleOrder(20, 0, 4), SampleSpec(Field("image", (1,), "uint8"), ()), "data-pipeline-0", None, (), "cpu"
+    SETTINGS,
+    SampleOrder(20, 0, 4),
+    SampleSpec(Field("image", (1,), "uint8"), ()),
+    "data-pipeline-0",
+    None,
+    True,
+    (),
+    "cpu",
 )
 OLD, NEW = SimpleNamespace(_actor_id=1), SimpleNamespace(_actor_id=2)
 GONE = FeedGoneError("gone")

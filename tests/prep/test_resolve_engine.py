@@ -52,3 +52,5 @@ def test_what_cannot_run_is_refused():
         make_engine("cpu", PLAIN, seed=0, threads=0)
     with pytest.raises(ConfigError, match="max_pixels must be at least 1, got 0"):
         make_engine("cpu", PLAIN, seed=0, max_pixels=0)
+    with pytest.raises(ConfigError, match="max_bytes must be at least 1, got 0"):
+        make_engine("cpu", PLAIN, seed=0, max_bytes=0)

@@ -32,10 +32,13 @@ def full() -> T.Pipeline:
 @pytest.mark.parametrize(
     ("build", "says"),
     [
-        (lambda: T.Pipeline([]), "first transform must be DecodeImage, got no transform"),
-        (lambda: T.Pipeline([T.Resize(8)]), "first transform must be DecodeImage, got Resize"),
+        (lambda: T.Pipeline([]), "first transform must be DecodeImage, DecodeAudio or DecodeArray, got no transform"),
+        (
+            lambda: T.Pipeline([T.Resize(8)]),
+            "first transform must be DecodeImage, DecodeAudio or DecodeArray, got Resize",
+        ),
         (lambda: T.Pipeline([T.Resize(8), T.DecodeImage()]), "got Resize, DecodeImage"),
-        (lambda: T.Pipeline([T.DecodeImage(), T.DecodeImage()]), "DecodeImage once, got it 2 times"),
+        (lambda: T.Pipeline([T.DecodeImage(), T.DecodeImage()]), "one decoder, got 2: DecodeImage, DecodeImage"),
         (
             lambda: T.Pipeline([T.DecodeImage(), IMAGENET, T.Resize(8)]),
             "last transform, once, got DecodeImage, Norm",

@@ -107,7 +107,11 @@ def measure_step(workload: Workload, made: Field, batch_sizes: Sequence[int], ef
     with _trials(workload, 1) as (trial,):
         found: list[StepRate] = ray.get(
             trial.synthetic.remote(
-                SampleSpec(made, workload.dataset.fields), list(batch_sizes), workload.pipeline.normalize, effort
+                SampleSpec(made, workload.dataset.fields),
+                list(batch_sizes),
+                effort,
+                normalize=workload.pipeline.normalize,
+                has_images=workload.pipeline.has_images,
             ),
             timeout=EPOCH_S,
         )
@@ -233,12 +237,19 @@ class _Trial:
         self._step, self._batch_size, self._device = ready_step(step), batch_size, device
 
     def synthetic(
-        self, spec: SampleSpec, batch_sizes: Sequence[int], normalize: Normalize | None, effort: Effort
+        self,
+        spec: SampleSpec,
+        batch_sizes: Sequence[int],
+        effort: Effort,
+        *,
+        normalize: Normalize | None,
+        has_images: bool,
     ) -> list[StepRate]:
-        return [
-            step_rate(self._step, synthetic_batch(spec, size, device=self._device, normalize=normalize), effort)
+        batches = (
+            synthetic_batch(spec, size, device=self._device, normalize=normalize, has_images=has_images)
             for size in batch_sizes
-        ]
+        )
+        return [step_rate(self._step, batch, effort) for batch in batches]
 
     def join(self, feed: str, consumer: str) -> None:
         self._loader = mbaas.join(feed, consumer=consumer, batch_size=self._batch_size, device=self._device)

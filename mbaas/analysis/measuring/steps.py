@@ -23,7 +23,7 @@ from mbaas.analysis.quantity import Quantity, measured
 from mbaas.client.collate import collating
 from mbaas.client.convert import Minibatch, make_converter
 from mbaas.errors import ConfigError
-from mbaas.fields import SAMPLE_ID
+from mbaas.fields import SAMPLE_ID, Packed
 from mbaas.messages import SampleSpec
 from mbaas.transforms import Normalize
 
@@ -106,15 +106,23 @@ def ready_step(function: Callable[..., Any]) -> Step:
 
 
 def synthetic_batch(
-    spec: SampleSpec, batch_size: int, *, format: str = "torch", device: Any = None, normalize: Normalize | None = None
+    spec: SampleSpec,
+    batch_size: int,
+    *,
+    format: str = "torch",
+    device: Any = None,
+    normalize: Normalize | None = None,
+    has_images: bool = True,
 ) -> Minibatch:
     """Make a minibatch of noise as the loader would give it, on the device."""
     draw = np.random.default_rng(0)
-    noise = spec.made.empty(batch_size)
-    noise[:] = draw.integers(0, 256, noise.shape) if noise.dtype == np.uint8 else draw.random(noise.shape)
+    noise = spec.made.zeros(batch_size)
+    values = noise.values if isinstance(noise, Packed) else noise
+    values[:] = draw.integers(0, 256, values.shape) if values.dtype == np.uint8 else draw.random(values.shape)
     known = {field.name: field.zeros(batch_size) for field in spec.known}
     arrays = {spec.made.name: noise, **known, SAMPLE_ID.name: np.arange(batch_size)}
-    converter = collating(make_converter(format, device, normalize), spec, "list")
+    converter = make_converter(format, device, normalize, has_images=has_images)
+    converter = collating(converter, spec, "list")
     return converter.finish(converter.start(arrays))
 
 
@@ -140,7 +148,7 @@ def step_rate(step: Step, batch: Minibatch, effort: Effort) -> StepRate:
 
 def _finish(batch: Minibatch) -> None:
     """Wait for the device that the minibatch lies on."""
-    device = getattr(batch["image"], "device", None)
+    device = getattr(batch[SAMPLE_ID.name], "device", None)
     if getattr(device, "type", "cpu") == "cuda":
         import torch
 

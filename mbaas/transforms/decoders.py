@@ -1,0 +1,176 @@
+"""What every pipeline begins with: how the bytes of a sample become an array, and what that is called."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias, get_args
+
+import numpy as np
+
+from mbaas.fields import IMAGE, SAMPLE_ID
+from mbaas.transforms import checks
+from mbaas.transforms.arrays import Form
+from mbaas.transforms.base import Transform
+
+ArrayFormat: TypeAlias = Literal["npy", "npz", "raw"]
+
+_TAKEN = (SAMPLE_ID.name, "row")
+"""Names that a minibatch has for other things."""
+
+
+def is_numeric(dtype: np.dtype[Any]) -> bool:
+    """Whether arrays of this type can be delivered: booleans, integers, floats and complex numbers that torch has."""
+    return dtype.kind in "biufc" and dtype.itemsize <= (16 if dtype.kind == "c" else 8)
+
+
+class Decoder(Transform):
+    """The first transform of a pipeline."""
+
+    @property
+    def made(self) -> str:
+        """Name under which minibatches have what becomes of the bytes."""
+        raise NotImplementedError
+
+    @property
+    def form(self) -> Form:
+        """What is known of every decoded sample."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class DecodeImage(Decoder):
+    """Decode JPEG, PNG or WebP bytes to RGB, uint8 [height, width, 3]; minibatches have them as ``image``.
+
+    Grey images get three equal channels, CMYK and YCCK become RGB, alpha is dropped, 16 bits a channel become
+    the upper 8, and a JPEG is turned as its EXIF orientation says. The result is the same for all engines
+    within a few grey levels.
+    """
+
+    @property
+    def made(self) -> str:
+        return IMAGE
+
+    @property
+    def form(self) -> Form:
+        return Form("image")
+
+
+@dataclass(frozen=True)
+class DecodeAudio(Decoder):
+    """Decode WAV, FLAC, Ogg, MP3 and what else libsndfile reads to sound of one rate: float32, full scale is [-1, 1].
+
+    The shape is [time] for one channel, and [time, channels] for several: time is the first axis, because it is the one
+    in which recordings differ. soundfile decodes, soxr resamples (quality "HQ"); ``pip install "mbaas[audio]"``
+    installs both.
+
+    Args:
+        rate: samples a second, to which recordings of other rates are resampled.
+        channels: 1 mixes the channels of a recording (their mean); with more, a recording has as many, or one, which is
+            repeated.
+        max_s: the longest recording, in seconds: a longer one is a bad sample. It may be left out where a crop gives
+            all samples the same length.
+        field: name under which minibatches have it.
+    """
+
+    rate: int = 16_000
+    channels: int = 1
+    max_s: float | None = None
+    field: str = "audio"
+
+    def __post_init__(self) -> None:
+        self._set("rate", checks.whole("DecodeAudio's rate", self.rate, least=1, most=10_000_000))
+        self._set("channels", checks.whole("DecodeAudio's channels", self.channels, least=1, most=1024))
+        if self.max_s is not None:
+            self._set("max_s", checks.number("DecodeAudio's max_s", self.max_s))
+            if self.max_s <= 0:
+                raise checks.refused("DecodeAudio's max_s", "must be above 0 seconds", self.max_s)
+        _check_name("DecodeAudio's field", self.field)
+
+    @property
+    def made(self) -> str:
+        return self.field
+
+    @property
+    def form(self) -> Form:
+        longest = None if self.max_s is None else math.ceil(self.max_s * self.rate)
+        return Form("sound", differs=True, longest=longest, rate=self.rate, channels=self.channels)
+
+
+@dataclass(frozen=True)
+class DecodeArray(Decoder):
+    """Read arrays of numbers, of any shape: volumes, spectrograms, time series, tokens. Their axes stay as they are.
+
+    Args:
+        format: "npy"; "npz", a zip file of them; or "raw", the numbers alone in C order.
+        key: name of the array in an npz file; it may be left out where the file has only one.
+        dtype: of the numbers, such as "int16" or ">f4"; raw files need it, others must have it if it is given. They are
+            delivered in the byte order of the machine.
+        shape: of each array; raw files need it, others must have it if it is given. By default all have the shape of
+            the first one, unless a crop gives them another. If the first length is None, arrays differ in it.
+        longest: the greatest first length, where arrays differ in it: a longer one is a bad sample.
+        field: name under which minibatches have it.
+    """
+
+    format: ArrayFormat = "npy"
+    key: str | None = None
+    dtype: str | None = None
+    shape: tuple[int | None, ...] | None = None
+    longest: int | None = None
+    field: str = "array"
+
+    def __post_init__(self) -> None:
+        if self.format not in get_args(ArrayFormat):
+            raise checks.refused("DecodeArray's format", 'must be "npy", "npz" or "raw"', self.format)
+        if self.key is not None and (self.format != "npz" or not isinstance(self.key, str)):
+            raise checks.refused("DecodeArray's key", "must be the name of an array in an npz file", self.key)
+        if self.dtype is not None:
+            self._set("dtype", _dtype(self.dtype))
+        if self.shape is not None:
+            self._set("shape", _shape(self.shape))
+        if self.format == "raw" and (self.dtype is None or self.shape is None):
+            lacking = "dtype" if self.dtype is None else "shape"
+            raise checks.refused(f"DecodeArray's {lacking}", "must be given for raw files", None)
+        if self.longest is not None:
+            self._set("longest", checks.whole("DecodeArray's longest", self.longest, least=1, most=2**40))
+            if not self._differs:
+                must = "must be left out, unless shape begins with None"
+                raise checks.refused("DecodeArray's longest", must, self.longest)
+        _check_name("DecodeArray's field", self.field)
+
+    @property
+    def _differs(self) -> bool:
+        return self.shape is not None and self.shape[:1] == (None,)
+
+    @property
+    def made(self) -> str:
+        return self.field
+
+    @property
+    def form(self) -> Form:
+        return Form("array", differs=self._differs, longest=self.longest)
+
+
+def _dtype(value: object) -> str:
+    try:
+        found = np.dtype(value)  # type: ignore[call-overload]  # of anything, or an error
+    except (TypeError, ValueError):
+        found = None
+    if found is None or value is None or not is_numeric(found):
+        raise checks.refused("DecodeArray's dtype", 'must be the name of a type of numbers, such as "float32"', value)
+    return str(found.str)
+
+
+def _shape(value: object) -> tuple[int | None, ...]:
+    where = "DecodeArray's shape"
+    if not isinstance(value, (list, tuple)):
+        raise checks.refused(where, "must be a list of lengths", value)
+    if None in value[1:]:
+        raise checks.refused(where, "must be whole numbers, of which only the first may be None", value)
+    lengths = [None if length is None else checks.whole(where, length, least=1, most=2**40) for length in value]
+    return tuple(lengths)
+
+
+def _check_name(where: str, name: object) -> None:
+    if not isinstance(name, str) or not name or name in _TAKEN:
+        raise checks.refused(where, "must be a name that minibatches do not have already", name)

@@ -1,0 +1,36 @@
+"""What is known of samples after each transform of a pipeline, before any is seen."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mbaas.errors import ConfigError
+from mbaas.transforms.arrays import ArrayTransform, Form
+from mbaas.transforms.base import Transform
+from mbaas.transforms.decoders import Decoder
+from mbaas.transforms.function import Map
+
+
+def forms_of(decoder: Decoder, others: Sequence[Transform]) -> tuple[Form, ...]:
+    """Return what is known after the decoder, and after each other transform; of images only that they are some.
+
+    A Map's result is taken for what it gets: what it really is shows when a sample is prepared.
+
+    Raises:
+        ConfigError: a transform is none for what comes before it, or nothing bounds how long samples are.
+    """
+    forms = [decoder.form]
+    has_images = decoder.form.kind == "image"
+    for transform in others:
+        is_of_arrays = isinstance(transform, ArrayTransform)
+        if is_of_arrays == has_images and not isinstance(transform, Map):
+            kind = "arrays and sound" if is_of_arrays else "images"
+            raise ConfigError(f"{transform!r} is a transform of {kind}, but {decoder!r} makes {decoder.form.kind}s")
+        forms.append(transform.result(forms[-1]) if isinstance(transform, ArrayTransform) else forms[-1])
+    if forms[-1].differs and forms[-1].longest is None:
+        bound = "max_s" if decoder.form.kind == "sound" else "longest"
+        raise ConfigError(
+            f"samples of this pipeline may have any length: give {decoder!r} {bound}, the greatest one, or have a "
+            "RandomCrop or a CropOrPad give all the same"
+        )
+    return tuple(forms)

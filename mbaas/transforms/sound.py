@@ -1,0 +1,280 @@
+"""Transforms of sound and of spectrograms, with torchaudio's names and meanings; but time is the first axis."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Literal, TypeAlias, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mbaas.errors import ConfigError
+from mbaas.transforms import checks
+from mbaas.transforms.arrays import Array, ArrayTransform, Form, UnfitError
+
+MelScale: TypeAlias = Literal["htk", "slaney"]
+"""HTK's formula, torchaudio's default; that of Slaney's Auditory Toolbox, librosa's default."""
+
+_FRAMES = 1024
+"""How many frames are transformed at once: memory for them does not grow with the sound."""
+
+_LEAST_POWER = 1e-10
+"""What AmplitudeToDB takes for silence, as torchaudio and librosa do."""
+
+
+@dataclass(frozen=True)
+class MelSpectrogram(ArrayTransform):
+    """Make a mel spectrogram of sound: float32 [frames, n_mels], or [frames, channels, n_mels] of several channels.
+
+    As torchaudio's: short-time Fourier transform with a periodic Hann window around every ``hop_length``-th sample, the
+    sound mirrored at its ends, magnitude to the ``power``, triangular filters on the mel scale. Sound of n samples has
+    1 + n // hop_length frames. With ``mel_scale="slaney", norm="slaney"`` it is librosa's. `AmplitudeToDB` after it
+    makes it logarithmic.
+
+    Args:
+        n_fft: samples that are transformed at once.
+        win_length: length of the window in samples, at most ``n_fft``; default: ``n_fft``.
+        hop_length: samples from one frame to the next; default: half of ``win_length``.
+        f_min: where the filters begin, in Hz.
+        f_max: where they end; default: half of the sound's rate.
+        n_mels: number of filters. One that is narrower than the distance of two frequencies may be zero everywhere.
+        power: 2 for power, 1 for magnitude.
+        norm: "slaney" divides each filter by its width; None does not.
+        mel_scale: "htk" or "slaney".
+    """
+
+    n_fft: int = 400
+    win_length: int | None = None
+    hop_length: int | None = None
+    f_min: float = 0.0
+    f_max: float | None = None
+    n_mels: int = 128
+    power: float = 2.0
+    norm: Literal["slaney"] | None = None
+    mel_scale: MelScale = "htk"
+
+    def __post_init__(self) -> None:
+        for name, least in (("n_fft", 2), ("win_length", 1), ("hop_length", 1), ("n_mels", 1)):
+            if getattr(self, name) is not None:
+                where = f"MelSpectrogram's {name}"
+                self._set(name, checks.whole(where, getattr(self, name), least=least, most=2**20))
+        if self.win_length is not None and self.win_length > self.n_fft:
+            raise checks.refused("MelSpectrogram's win_length", f"must be at most n_fft, {self.n_fft}", self.win_length)
+        for name in ("f_min", "f_max", "power"):
+            if getattr(self, name) is not None:
+                self._set(name, checks.number(f"MelSpectrogram's {name}", getattr(self, name)))
+        if self.f_min < 0 or (self.f_max is not None and self.f_max <= self.f_min):
+            raise checks.refused("MelSpectrogram's f_min", "must be at least 0, and below f_max", self.f_min)
+        if self.power <= 0:
+            raise checks.refused("MelSpectrogram's power", "must be above 0", self.power)
+        if self.norm not in (None, "slaney"):
+            raise checks.refused("MelSpectrogram's norm", 'must be "slaney" or left out', self.norm)
+        if self.mel_scale not in get_args(MelScale):
+            raise checks.refused("MelSpectrogram's mel_scale", 'must be "htk" or "slaney"', self.mel_scale)
+
+    @property
+    def _window(self) -> int:
+        return self.n_fft if self.win_length is None else self.win_length
+
+    @property
+    def _hop(self) -> int:
+        return max(1, self._window // 2) if self.hop_length is None else self.hop_length
+
+    def result(self, form: Form) -> Form:
+        if form.kind != "sound":
+            raise ConfigError(f"{self!r} needs sound, as DecodeAudio makes it, got {form.kind}s")
+        top = form.rate / 2
+        if self.f_min >= top or (self.f_max is not None and self.f_max > top):
+            limits = f"f_min={self.f_min}, f_max={self.f_max}"
+            raise ConfigError(f"{self!r} needs frequencies up to half of the rate, {top} Hz, got {limits}")
+        longest = None if form.longest is None else 1 + form.longest // self._hop
+        return replace(form, kind="spectrogram", longest=longest)
+
+    def apply(self, array: Array, u: NDArray[np.float64], form: Form) -> Array:  # noqa: ARG002 (has no chance)
+        if array.dtype != np.float32 or array.ndim != (1 if form.channels == 1 else 2):
+            wanted = "[time]" if form.channels == 1 else "[time, channels]"
+            got = f"{array.dtype.name} {list(array.shape)}"
+            raise UnfitError(f"it is {got} before MelSpectrogram, which needs float32 {wanted}")
+        if len(array) <= self.n_fft // 2:
+            raise UnfitError(
+                f"its sound has {len(array)} samples, but MelSpectrogram with n_fft={self.n_fft} needs more than "
+                f"{self.n_fft // 2}"
+            )
+        if array.ndim == 1:
+            return self._mels(array, form.rate)
+        return np.stack([self._mels(channel, form.rate) for channel in array.T], axis=1)
+
+    def _mels(self, sound: NDArray[np.float32], rate: int) -> NDArray[np.float32]:
+        """Compute float32 [frames, n_mels] of one channel."""
+        padded = np.pad(sound, self.n_fft // 2, mode="reflect")
+        frames = np.lib.stride_tricks.sliding_window_view(padded, self.n_fft)[:: self._hop]
+        window = _hann(self._window, self.n_fft)
+        top = rate / 2 if self.f_max is None else self.f_max
+        filters = _filters(rate, self.n_fft, self.f_min, top, self.n_mels, self.norm, self.mel_scale)
+        mels = np.empty((self.n_mels, len(frames)), np.float32)
+        for start in range(0, len(frames), _FRAMES):
+            some = slice(start, start + _FRAMES)
+            by_frequency = np.ascontiguousarray(self._magnitudes(frames[some] * window).T)
+            # Not by a product of matrices: a filter spans few frequencies, and a BLAS sums as the processor likes best.
+            for row, (first, weights) in enumerate(filters):
+                spanned = by_frequency[first : first + len(weights)] * weights[:, None]
+                np.add.reduce(spanned, axis=0, out=mels[row, some])
+        return np.ascontiguousarray(mels.T)
+
+    def _magnitudes(self, frames: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Compute the magnitudes of all frequencies, to the power that is asked for: float32 [frames, frequencies]."""
+        spectrum = np.fft.rfft(frames, axis=1).astype(np.complex64, copy=False)
+        power = spectrum.real**2 + spectrum.imag**2
+        if self.power == 2.0:
+            return power
+        if self.power == 1.0:
+            return np.sqrt(power)
+        # In float64, whose rounding shows no more what instructions the processor has for it.
+        return np.asarray(power.astype(np.float64) ** (self.power / 2), np.float32)
+
+
+@lru_cache(maxsize=16)
+def _hann(length: int, n_fft: int) -> NDArray[np.float32]:
+    """Make a periodic Hann window, float32 [n_fft], with zeros around it where it is shorter."""
+    window = np.zeros(n_fft, np.float32)
+    first = (n_fft - length) // 2
+    window[first : first + length] = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(length) / length)
+    return window
+
+
+@lru_cache(maxsize=16)
+def _filters(
+    rate: int, n_fft: int, f_min: float, f_max: float, n_mels: int, norm: str | None, scale: MelScale
+) -> tuple[tuple[int, NDArray[np.float32]], ...]:
+    """Make triangular filters: of each the first frequency that it spans, and the weights from there on."""
+    frequencies = np.fft.rfftfreq(n_fft, 1 / rate)
+    lowest, highest = _mel(np.array([f_min, f_max]), scale).tolist()
+    corners = _hertz(np.linspace(lowest, highest, n_mels + 2), scale)
+    found = []
+    for low, centre, high in zip(corners, corners[1:], corners[2:], strict=False):
+        rising, falling = (frequencies - low) / (centre - low), (high - frequencies) / (high - centre)
+        weights = np.maximum(0.0, np.minimum(rising, falling))
+        if norm == "slaney":
+            weights *= 2.0 / (high - low)
+        (spanned,) = np.nonzero(weights)
+        first, end = (int(spanned[0]), int(spanned[-1]) + 1) if len(spanned) else (0, 0)
+        found.append((first, weights[first:end].astype(np.float32)))
+    return tuple(found)
+
+
+# Slaney's scale is linear up to 1 kHz, and logarithmic above.
+_LINEAR_HZ, _BREAK_HZ, _LOG_STEP = 200.0 / 3, 1000.0, np.log(6.4) / 27
+
+
+def _mel(hertz: NDArray[np.float64], scale: MelScale) -> NDArray[np.float64]:
+    if scale == "htk":
+        return np.asarray(2595.0 * np.log10(1.0 + hertz / 700.0))
+    above = np.log(np.maximum(hertz, _BREAK_HZ) / _BREAK_HZ) / _LOG_STEP
+    return np.where(hertz < _BREAK_HZ, hertz / _LINEAR_HZ, _BREAK_HZ / _LINEAR_HZ + above)
+
+
+def _hertz(mel: NDArray[np.float64], scale: MelScale) -> NDArray[np.float64]:
+    if scale == "htk":
+        return np.asarray(700.0 * (10.0 ** (mel / 2595.0) - 1.0))
+    above = _BREAK_HZ * np.exp(_LOG_STEP * (mel - _BREAK_HZ / _LINEAR_HZ))
+    return np.where(mel < _BREAK_HZ / _LINEAR_HZ, mel * _LINEAR_HZ, above)
+
+
+@dataclass(frozen=True)
+class AmplitudeToDB(ArrayTransform):
+    """Turn a spectrogram into decibels, as torchaudio's: ``10 * log10(max(x, 1e-10))``, or 20 times of magnitudes.
+
+    Args:
+        stype: "power", or "magnitude" of a spectrogram with ``power=1``.
+        top_db: everything more than so many decibels below the loudest of a sample becomes that; None: nothing does.
+    """
+
+    stype: Literal["power", "magnitude"] = "power"
+    top_db: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.stype not in ("power", "magnitude"):
+            raise checks.refused("AmplitudeToDB's stype", 'must be "power" or "magnitude"', self.stype)
+        if self.top_db is not None:
+            self._set("top_db", checks.number("AmplitudeToDB's top_db", self.top_db))
+            if self.top_db < 0:
+                raise checks.refused("AmplitudeToDB's top_db", "must not be negative", self.top_db)
+
+    def result(self, form: Form) -> Form:
+        return _of_spectrograms(self, form)
+
+    def apply(self, array: Array, u: NDArray[np.float64], form: Form) -> Array:  # noqa: ARG002 (has no chance)
+        _check_spectrogram(self, array)
+        # In float64: NumPy's logarithm of float32 rounds in another way on another processor.
+        decibels = np.log10(np.maximum(array, _LEAST_POWER, dtype=np.float64))
+        decibels *= 10.0 if self.stype == "power" else 20.0
+        if self.top_db is not None and decibels.size:
+            np.maximum(decibels, decibels.max() - self.top_db, out=decibels)
+        return decibels.astype(np.float32)
+
+
+@dataclass(frozen=True)
+class SpecAugment(ArrayTransform):
+    """Mask random stretches of time and of frequency of a spectrogram (Park et al., 2019), as torchaudio's.
+
+    The width of a mask is uniform in [0, its greatest), and so is its place. Masks of time run along the first axis,
+    those of frequency along the last; channels have the same ones.
+
+    Args:
+        n_time_masks: how many stretches of time.
+        time_mask_param: greatest width of each, in frames.
+        n_freq_masks: how many stretches of frequency.
+        freq_mask_param: greatest width of each, in filters.
+        p: greatest part of an axis that one mask may cover, in [0, 1].
+        zero_masking: whether masked values become 0, or the mean of the sample's spectrogram.
+    """
+
+    n_time_masks: int
+    time_mask_param: int
+    n_freq_masks: int
+    freq_mask_param: int
+    p: float = 1.0
+    zero_masking: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("n_time_masks", "time_mask_param", "n_freq_masks", "freq_mask_param"):
+            self._set(name, checks.whole(f"SpecAugment's {name}", getattr(self, name), least=0, most=2**20))
+        self._set("p", checks.fraction("SpecAugment's p", self.p))
+        if not isinstance(self.zero_masking, bool):
+            raise checks.refused("SpecAugment's zero_masking", "must be true or false", self.zero_masking)
+
+    @property
+    def draws(self) -> int:
+        return 2 * (self.n_time_masks + self.n_freq_masks)
+
+    def result(self, form: Form) -> Form:
+        return _of_spectrograms(self, form)
+
+    def apply(self, array: Array, u: NDArray[np.float64], form: Form) -> Array:  # noqa: ARG002 (of all forms alike)
+        _check_spectrogram(self, array)
+        masked = array.copy()
+        value = 0.0 if self.zero_masking or not array.size else array.mean(dtype=np.float64)
+        widths, places = u.reshape(-1, 2).T
+        for number, (wide, place) in enumerate(zip(widths.tolist(), places.tolist(), strict=True)):
+            is_time = number < self.n_time_masks
+            length = array.shape[0 if is_time else -1]
+            greatest = self.time_mask_param if is_time else self.freq_mask_param
+            width = wide * (greatest if self.p == 1.0 else min(greatest, int(length * self.p)))
+            start = int(place * max(0.0, length - width))
+            stretch = slice(start, start + int(width))
+            masked[stretch if is_time else (..., stretch)] = value
+        return masked
+
+
+def _of_spectrograms(transform: ArrayTransform, form: Form) -> Form:
+    """Check that spectrograms come before a transform; arrays of files may be some."""
+    if form.kind not in ("spectrogram", "array"):
+        raise ConfigError(f"{transform!r} needs spectrograms: put MelSpectrogram before it")
+    return form
+
+
+def _check_spectrogram(transform: ArrayTransform, array: Array) -> None:
+    if array.ndim < 2 or array.dtype.kind != "f":
+        got = f"{array.dtype.name} {list(array.shape)}"
+        raise UnfitError(f"it is {got} before {type(transform).__name__}, which needs floats [time, ..., frequency]")
