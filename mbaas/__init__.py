@@ -28,7 +28,17 @@ from mbaas.errors import (
 )
 
 if TYPE_CHECKING:
-    from mbaas.dataset import Dataset, concat, read_coco, read_images, read_manifest, read_parquet, read_webdataset
+    from mbaas.dataset import (
+        Dataset,
+        concat,
+        read_arrays,
+        read_audio,
+        read_coco,
+        read_images,
+        read_manifest,
+        read_parquet,
+        read_webdataset,
+    )
     from mbaas.feed import Feed, connect, feeds, join, stop
     from mbaas.loader import Loader
     from mbaas.serving import serve
@@ -63,6 +73,8 @@ __all__ = [
     "connect",
     "feeds",
     "join",
+    "read_arrays",
+    "read_audio",
     "read_coco",
     "read_images",
     "read_manifest",
@@ -75,6 +87,8 @@ __all__ = [
 _LAZY = {
     "Dataset": "mbaas.dataset",
     "concat": "mbaas.dataset.concatenated",
+    "read_arrays": "mbaas.dataset.listing",
+    "read_audio": "mbaas.dataset.listing",
     "read_coco": "mbaas.dataset.coco",
     "read_images": "mbaas.dataset.listing",
     "read_manifest": "mbaas.dataset.manifest",

@@ -9,16 +9,27 @@ from mbaas.dataset.synthetic import synthetic
 if TYPE_CHECKING:
     from mbaas.dataset.coco import read_coco
     from mbaas.dataset.concatenated import concat
-    from mbaas.dataset.listing import IMAGE_EXTENSIONS, read_images
+    from mbaas.dataset.listing import (
+        ARRAY_EXTENSIONS,
+        AUDIO_EXTENSIONS,
+        IMAGE_EXTENSIONS,
+        read_arrays,
+        read_audio,
+        read_images,
+    )
     from mbaas.dataset.manifest import read_manifest
     from mbaas.dataset.parquet import read_parquet
     from mbaas.dataset.webdataset import read_webdataset
 
 __all__ = [
+    "ARRAY_EXTENSIONS",
+    "AUDIO_EXTENSIONS",
     "IMAGE_EXTENSIONS",
     "Dataset",
     "SampleReader",
     "concat",
+    "read_arrays",
+    "read_audio",
     "read_coco",
     "read_images",
     "read_manifest",
@@ -28,8 +39,12 @@ __all__ = [
 ]
 
 _LAZY = {
+    "ARRAY_EXTENSIONS": "mbaas.dataset.listing",
+    "AUDIO_EXTENSIONS": "mbaas.dataset.listing",
     "IMAGE_EXTENSIONS": "mbaas.dataset.listing",
     "concat": "mbaas.dataset.concatenated",
+    "read_arrays": "mbaas.dataset.listing",
+    "read_audio": "mbaas.dataset.listing",
     "read_coco": "mbaas.dataset.coco",
     "read_images": "mbaas.dataset.listing",
     "read_manifest": "mbaas.dataset.manifest",

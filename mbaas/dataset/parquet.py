@@ -57,7 +57,7 @@ def read_parquet(
         unpacked: a folder, by its path or URI, that all nodes can read: a shared disk or a bucket, or a local disk if
             the cluster is one machine. It is made if it is not there.
         image: the column with encoded images: binary, or a struct with such a column ``bytes``, as Hugging Face's
-            datasets have it.
+            datasets have it. For pipelines of sound or arrays, the column with files of these.
         label: the column that minibatches have as ``label``; default: that of this name, if there is one. If it is
             text, its distinct values, sorted, are the classes (`Dataset.class_names`), and labels int64 indices into
             them; Hugging Face's class labels keep their names, too. Without it minibatches have no ``label``.

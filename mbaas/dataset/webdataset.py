@@ -58,7 +58,8 @@ def read_webdataset(
     Args:
         shards: a local path, or a URI that `pyarrow.fs` opens; a pattern with braces for several, such as
             ``train-{000000..000127}.tar`` or ``{a,b}.tar``; or a list of these. All are in one file system.
-        image: endings of the names of images, in any case, without the first dot; each sample has one of them.
+        image: endings of the names of images, in any case, without the first dot; each sample has one of them. For
+            pipelines of sound or arrays, endings of these, such as ``"flac"`` or ``"npy"``.
         label: ``cls`` for the member of this ending, the text of an integer; else a key of the JSON object in the
             member that ends in ``.json``. If its values are text, the distinct ones, sorted, are the classes
             (`Dataset.class_names`), and labels int64 indices into them. None: minibatches have no ``label``.

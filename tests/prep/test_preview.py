@@ -7,11 +7,13 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
+import soundfile
 
 import mbaas
 from mbaas import transforms as T
 from mbaas.dataset import synthetic
 from mbaas.errors import BadSampleError
+from mbaas.fields import Packed
 from mbaas.order import SampleOrder
 from mbaas.prep.preview import first_samples
 
@@ -77,3 +79,18 @@ def test_boxes_that_there_are_not_are_refused() -> None:
     pipeline = T.Pipeline([T.DecodeImage()], boxes=T.Boxes("bboxes"))
     with pytest.raises(mbaas.ConfigError, match="Boxes names the field 'bboxes'"):
         first_samples(synthetic(3), pipeline, count=2)
+
+
+def test_recordings_are_as_long_as_they_are(tmp_path: Path) -> None:
+    for number in range(4):
+        soundfile.write(tmp_path / f"{number}.wav", np.full(10 + number, 0.5), 8000)
+    (tmp_path / "2.wav").write_text("no sound")
+    pipeline = T.Pipeline([T.DecodeAudio(8000, max_s=1)])
+    data = mbaas.read_audio(tmp_path, classes=False)
+    found = first_samples(data, pipeline, count=4, shuffle=False)
+    assert found.sample_ids.tolist() == [0, 1, 3]
+    assert isinstance(found.samples, Packed)
+    assert found.samples.lengths.tolist() == [10, 11, 13]
+    assert (found.samples.own()[0] == 0.5).all()
+    assert [bad.sample_id for bad in found.bad] == [2]
+    assert "audio: sound" in pipeline._repr_html_()

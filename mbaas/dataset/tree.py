@@ -1,0 +1,302 @@
+"""Listing the files of a tree, each of which is a sample: with one folder per class, or without classes."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.fs
+from numpy.typing import NDArray
+from pyarrow.fs import FileSelector, FileType
+
+from mbaas.dataset.base import Dataset
+from mbaas.dataset.faults import s3_attempts, said
+from mbaas.dataset.kept_listing import Listing, keep_listing, recall_listing
+from mbaas.dataset.location import Location, join, locate
+from mbaas.dataset.table import TableDataset, fingerprint_of, table_of
+from mbaas.errors import ConfigError, DatasetError
+from mbaas.fields import LABEL
+from mbaas.progress import track
+
+_REMOTE_THREADS = 8  # they wait for a server most of the time; local disks gain nothing
+_MOST_WAYS = 1000  # from a class to one and the same folder: twenty folders with two links each can make a million
+_S3_ATTEMPTS = 5  # of each request; a class of a million images is listed by a thousand of them
+
+
+@dataclass(frozen=True)
+class FileKind:
+    """What the files of a tree are.
+
+    Attributes:
+        writer: the function that lists them, whose name a kept listing has.
+        plural: what they are called in messages.
+        example: names of two classes and of a file in each, for messages.
+        others: endings of files that others take for such ones, but that we cannot decode: to leave them out in silence
+            could halve somebody's dataset.
+    """
+
+    writer: str
+    plural: str
+    example: str
+    others: tuple[str, ...]
+
+
+def list_tree(
+    kind: FileKind,
+    uri: str | os.PathLike[str],
+    filesystem: pyarrow.fs.FileSystem | None,
+    extensions: Sequence[str],
+    listing: str | os.PathLike[str] | None,
+    *,
+    classes: bool = True,
+    asked: dict[str, Any] | None = None,
+) -> Dataset:
+    """List the files of a tree; see `mbaas.read_images` for which, and what it raises.
+
+    Args:
+        kind: of the files.
+        uri, filesystem, extensions, listing: see `mbaas.read_images`.
+        classes: whether the folders right below ``uri`` are classes; otherwise samples have no label.
+        asked: what a kept listing must have been asked for besides ``extensions``.
+    """
+    endings = _checked_endings(extensions)
+    where = locate(uri, filesystem)
+    where = replace(where, filesystem=s3_attempts(where.filesystem, _S3_ATTEMPTS))
+    options = {"extensions": endings, **(asked or {})}
+    found = None
+    if listing is not None:
+        fields = [LABEL.name] if classes else []
+        found = recall_listing(listing, writer=kind.writer, root=where.root, options=options, fields=fields)
+    if found is None:
+        class_names = _class_folders(kind, where, endings) if classes else ()
+        folders = _list_folders(kind, where, class_names if classes else ("",), endings)
+        _warn_of_unnamed(kind, where, folders)  # first: a class of which nothing is left is then no riddle
+        _refuse_empty(where, folders, endings)
+        _warn_of_others(kind, where, folders, endings)
+        table = _table_of(folders, classes)
+        found = Listing(kind.writer, where.root, options, class_names, fingerprint_of(table, class_names), table)
+        if listing is not None:
+            keep_listing(found, listing)
+    return TableDataset(
+        root=where.root,
+        class_names=found.class_names,
+        fingerprint=found.fingerprint,
+        table=found.table,
+        filesystem=where.filesystem,
+        base=where.base,
+    )
+
+
+@dataclass(frozen=True)
+class _FolderListing:
+    """The files of one class, in order; or of the whole tree.
+
+    Attributes:
+        name: of the class; "" for the tree.
+        uris: large_string[n], relative to the root.
+        lengths: int64[n], bytes.
+        left_out: number of files in formats that were not asked for.
+        unnamed: the names of files that are not UTF-8.
+    """
+
+    name: str
+    uris: pa.Array
+    lengths: NDArray[np.int64]
+    left_out: int
+    unnamed: tuple[bytes, ...]
+
+
+def _checked_endings(extensions: Sequence[str]) -> tuple[str, ...]:
+    endings = (extensions,) if isinstance(extensions, str) else tuple(extensions)
+    if not endings:
+        raise ConfigError("extensions must name at least one ending, such as '.jpg', got none")
+    for ending in endings:
+        if not ending.startswith("."):
+            raise ConfigError(f"each of extensions must begin with a dot, as '.jpg' does, got {ending!r}")
+    return tuple(ending.lower() for ending in endings)
+
+
+def _check_folder(where: Location, expected: str) -> None:
+    what = where.filesystem.get_file_info(where.base).type
+    if what != FileType.Directory:
+        problem = "does not exist" if what == FileType.NotFound else "is a file"
+        raise DatasetError(f"{where.root} {problem}; {expected}")
+
+
+def _class_folders(kind: FileKind, where: Location, endings: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the sorted names of the folders right below the root."""
+    expected = f"expected a folder with a folder of {kind.plural} for each class, as in {kind.example}"
+    with _blaming(where.root):
+        _check_folder(where, expected)
+        found = where.filesystem.get_file_info(FileSelector(where.base))
+    # A file beside the classes is none of ours, whatever its name; a folder would be a class.
+    named = [(entry, _decoded(entry)) for entry in found]
+    for entry, name in named:
+        if isinstance(name, bytes) and entry.type == FileType.Directory:
+            raise DatasetError(f"{where.root}: the name of the class folder {name!r} is not UTF-8; rename it")
+    entries = [entry for entry, name in named if isinstance(name, str) and not entry.base_name.startswith(".")]
+    # Each once, and none without a name, whatever the file system answers.
+    folders = sorted({entry.base_name for entry in entries if entry.type == FileType.Directory} - {""})
+    if not folders:
+        files = [entry.base_name for entry in entries if entry.base_name.lower().endswith(endings)]
+        held = f"{kind.plural}, for instance {files[0]}, but no folders" if files else "no folders"
+        raise DatasetError(f"{where.root} holds {held}; {expected}")
+    return tuple(folders)
+
+
+def _list_folders(
+    kind: FileKind, where: Location, names: Sequence[str], endings: tuple[str, ...]
+) -> list[_FolderListing]:
+    list_one = partial(_list_folder, kind, where, endings)
+    things = "classes" if any(names) else "folders"
+    if isinstance(where.filesystem, pyarrow.fs.LocalFileSystem):
+        return [*track(map(list_one, names), things, len(names))]
+    with ThreadPoolExecutor(_REMOTE_THREADS, thread_name_prefix="mbaas-listing") as pool:
+        return [*track(pool.map(list_one, names), things, len(names))]
+
+
+def _list_folder(kind: FileKind, where: Location, endings: tuple[str, ...], name: str) -> _FolderListing:
+    """List one class, or the whole tree, whose name is "".
+
+    The file system's own, bulky listing lives no longer than this call.
+    """
+    folder, shown = (join(where.base, name), join(where.root, name)) if name else (where.base, where.root)
+    # Some file systems answer with a leading slash that they were not asked with, or without one.
+    top = f"{folder.strip('/')}/".lstrip("/")
+    rows: list[tuple[str, int]] = []
+    left_out, unnamed = 0, []
+    with _blaming(shown):
+        if not name:
+            _check_folder(where, f"expected a folder of {kind.plural}")
+        for entry in _entries(where, folder):
+            whole = _decoded(entry)
+            if isinstance(whole, bytes):
+                if entry.type == FileType.File and whole.lower().endswith(tuple(map(str.encode, endings))):
+                    unnamed.append(whole)
+                continue
+            path = f"{name}/{whole.lstrip('/').removeprefix(top)}"
+            if entry.type != FileType.File or "/." in path:
+                continue
+            if not whole.lstrip("/").startswith(top):
+                raise DatasetError(f"cannot list {shown}: its file system says that {whole!r} is in it")
+            path = path.lstrip("/")
+            if path.lower().endswith(endings):
+                rows.append((path, _known_size(where, path, entry.size)))
+            elif path.lower().endswith(kind.others):
+                left_out += 1
+    # By folder, then by name, as torchvision: whole paths would put "cat/a-b/1.jpg" before "cat/a/1.jpg".
+    rows.sort(key=lambda row: row[0].rpartition("/"))
+    if twice := next((path for (path, _), (following, _) in pairwise(rows) if path == following), None):
+        raise DatasetError(f"cannot list {shown}: its file system names {twice!r} twice")
+    uris = pa.array([path for path, _ in rows], pa.large_string())
+    return _FolderListing(name, uris, np.array([size for _, size in rows], np.int64), left_out, tuple(unnamed))
+
+
+def _entries(where: Location, folder: str) -> Iterator[pyarrow.fs.FileInfo]:
+    """Find what lies at any depth below a folder."""
+    if not isinstance(where.filesystem, pyarrow.fs.LocalFileSystem):  # without links
+        yield from where.filesystem.get_file_info(FileSelector(folder, recursive=True))
+        return
+    ways: Counter[bytes] = Counter()
+    top = folder.encode()  # as bytes, because names below it may be no text
+    outer = frozenset((os.path.realpath(where.base.encode()), os.path.realpath(top)))
+    ahead = [(top, outer)]  # each with the folders that it lies in, links resolved
+    while ahead:
+        path, within = ahead.pop()
+        for entry in where.filesystem.get_file_info(FileSelector(path)):
+            yield entry
+            name = _decoded(entry)
+            below = name if isinstance(name, bytes) else name.encode()
+            if entry.type != FileType.Directory or os.path.basename(below).startswith(b"."):  # noqa: PTH119 (bytes)
+                continue
+            real = os.path.realpath(below)
+            ways[real] += 1
+            if ways[real] > _MOST_WAYS:
+                raise DatasetError(f"{folder}: links lead to {os.fsdecode(real)!r} in more than {_MOST_WAYS:,} ways")
+            if real not in within:
+                ahead.append((below, within | {real}))
+
+
+def _decoded(entry: pyarrow.fs.FileInfo) -> str | bytes:
+    """Return the path of an entry; its bytes if they are not UTF-8, as a name of an old disk or archive may be."""
+    try:
+        return str(entry.path)
+    except UnicodeDecodeError as error:
+        return bytes(error.object)
+
+
+def _known_size(where: Location, path: str, size: int | None) -> int:
+    if size is None or size < 0:  # of which pyarrow only takes -1 for None
+        raise DatasetError(f"{join(where.root, path)}: its file system does not tell how long the file is")
+    return size
+
+
+@contextmanager
+def _blaming(folder: str) -> Iterator[None]:
+    """Turn what a file system raises into a DatasetError that names the folder."""
+    try:
+        yield
+    except DatasetError:
+        raise
+    except PermissionError as error:
+        raise DatasetError(f"cannot list {folder}: expected a folder that may be read; {said(error)}") from error
+    except Exception as error:  # a file system of somebody else's raises what it likes
+        raise DatasetError(f"cannot list {folder}: {said(error)}") from error
+
+
+def _refuse_empty(where: Location, folders: list[_FolderListing], endings: tuple[str, ...]) -> None:
+    empty = [listing.name for listing in folders if not len(listing.uris)]
+    if not empty:
+        return
+    some = ", ".join(map(repr, empty[:5])) + (f" and {len(empty) - 5} more" if len(empty) > 5 else "")
+    lack, remedy = f"{len(empty)} of {len(folders)} class folders hold no file", f": {some}; remove them, or"
+    if empty == [""]:
+        lack, remedy = "it holds no file", ";"
+    raise DatasetError(
+        f"{where.root}: {lack} that ends in {' or '.join(endings)}{remedy} name other endings with extensions="
+    )
+
+
+# Warnings are of the line that called the reader, which calls `list_tree`, which calls these.
+
+
+def _warn_of_others(kind: FileKind, where: Location, folders: list[_FolderListing], endings: tuple[str, ...]) -> None:
+    left_out = sum(listing.left_out for listing in folders)
+    if left_out:
+        first = next(listing.name for listing in folders if listing.left_out)
+        which = f", the first of them in class {first!r}" if first else ""
+        warnings.warn(
+            f"{where.root}: left out {left_out} {kind.plural} that do not end in {' or '.join(endings)}{which}",
+            stacklevel=4,
+        )
+
+
+def _warn_of_unnamed(kind: FileKind, where: Location, folders: list[_FolderListing]) -> None:
+    unnamed = [path for listing in folders for path in listing.unnamed]
+    if unnamed:
+        warnings.warn(
+            f"{where.root}: left out {len(unnamed)} {kind.plural} whose names are not UTF-8, for instance "
+            f"{unnamed[0]!r}; rename them to train on them, too",
+            stacklevel=4,
+        )
+
+
+def _table_of(folders: list[_FolderListing], classes: bool) -> pa.Table:
+    """Make one table of all folders, each column in one chunk."""
+    counts = [len(listing.uris) for listing in folders]
+    places = [
+        pa.concat_arrays([listing.uris for listing in folders]),
+        pa.array(np.zeros(sum(counts), np.int64)),  # each sample is a file of its own and begins at its first byte
+        pa.array(np.concatenate([listing.lengths for listing in folders])),
+    ]
+    return table_of(places, {LABEL.name: pa.array(np.repeat(np.arange(len(folders)), counts))} if classes else {})
