@@ -30,6 +30,7 @@ import simplejpeg
 from pyarrow import parquet
 from pyarrow.fs import PyFileSystem
 
+from benchmarks.fuzz import sound_and_arrays
 from benchmarks.fuzz.lying import LyingHandler
 from benchmarks.fuzz.mutations import NAMES, changed, damaged, odd_value, sealed_png
 from benchmarks.fuzz.run import Case, Target
@@ -897,6 +898,8 @@ TARGETS = {
     "header": Target(header, 3000),
     "cpu": Target(cpu, 200),
     "dali": Target(dali, 8),
+    "sound": Target(sound_and_arrays.sound, 300),
+    "arrays": Target(sound_and_arrays.arrays, 500),
     "listing": Target(listing, 60),
     "remote": Target(remote, 300),
     "kept listing": Target(kept_listing, 300),

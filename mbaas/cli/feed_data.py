@@ -33,6 +33,8 @@ _PATHS = {
     "read_webdataset": ("shards", "listing"),
     "read_parquet": ("shards", "unpacked"),
     "read_coco": ("annotations", "images", "listing"),
+    "read_audio": ("uri", "listing"),
+    "read_arrays": ("uri", "listing"),
 }
 """What reads data -> its options that are paths; the first one names the data."""
 
@@ -126,9 +128,43 @@ class CocoFile:
     """
 
 
+@options(within="data.read_audio")
+class AudioFile:
+    """A folder of recordings."""
+
+    uri: str
+    """The folder: relative to this file, absolute, or a URI."""
+
+    classes: bool = True
+    """Whether the folders right below it are the classes; if not, recordings have no label."""
+
+    extensions: tuple[str, ...] = (".wav", ".flac", ".mp3", ".ogg", ".oga", ".opus", ".aif", ".aiff", ".au")
+    """Endings of the names of recordings, each with its dot."""
+
+    listing: str | None = None
+    """A Parquet file that keeps the listing, written if it is not there: relative to this file, absolute, or a URI."""
+
+
+@options(within="data.read_arrays")
+class ArraysFile:
+    """A folder of files of arrays."""
+
+    uri: str
+    """The folder: relative to this file, absolute, or a URI."""
+
+    classes: bool = True
+    """Whether the folders right below it are the classes; if not, arrays have no label."""
+
+    extensions: tuple[str, ...] = (".npy", ".npz")
+    """Endings of the names of arrays, each with its dot."""
+
+    listing: str | None = None
+    """A Parquet file that keeps the listing, written if it is not there: relative to this file, absolute, or a URI."""
+
+
 @options(within="data")
 class DataFile:
-    """Data that is not a folder of classes: the name of what reads it, and its options."""
+    """Data that is not a folder of classes of images: the name of what reads it, and its options."""
 
     read_manifest: (
         Annotated[Annotated[str, Tag("value")] | Annotated[ManifestFile, Tag("mapping")], Discriminator(_form)] | None
@@ -145,6 +181,16 @@ class DataFile:
 
     read_coco: CocoFile | None = None
     """Images with COCO's annotations."""
+
+    read_audio: (
+        Annotated[Annotated[str, Tag("value")] | Annotated[AudioFile, Tag("mapping")], Discriminator(_form)] | None
+    ) = None
+    """A folder with one folder of recordings per class: its path, or its options."""
+
+    read_arrays: (
+        Annotated[Annotated[str, Tag("value")] | Annotated[ArraysFile, Tag("mapping")], Discriminator(_form)] | None
+    ) = None
+    """A folder with one folder of arrays per class: its path, or its options."""
 
     @property
     def reader(self) -> tuple[str, Any]:
@@ -202,8 +248,8 @@ class DataOptions:
 
     data: Annotated[Annotated[str, Tag("value")] | Annotated[DataFile, Tag("mapping")], Discriminator(_form)]
     """A folder with one folder of images per class: relative to the file, absolute, or a URI such as s3://bucket/train.
-    Or ``read_manifest``, ``read_webdataset``, ``read_parquet`` or ``read_coco`` with the path of what it reads, or its
-    options."""
+    Or ``read_manifest``, ``read_webdataset``, ``read_parquet``, ``read_coco``, ``read_audio`` or ``read_arrays`` with
+    the path of what it reads, or its options."""
 
     listing: str | None = None
     """A Parquet file that keeps the listing of a folder, relative to the file, absolute, or a URI: written if it is not

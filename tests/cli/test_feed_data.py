@@ -23,8 +23,8 @@ import pytest
 from commandline import running
 
 import mbaas
-from mbaas import read_coco, read_images, read_manifest, read_parquet, read_webdataset
-from mbaas.cli.feed_data import CocoFile, ManifestFile, ParquetFile, WebdatasetFile
+from mbaas import read_arrays, read_audio, read_coco, read_images, read_manifest, read_parquet, read_webdataset
+from mbaas.cli.feed_data import ArraysFile, AudioFile, CocoFile, ManifestFile, ParquetFile, WebdatasetFile
 from mbaas.cli.feed_file import BoxesFile, KeypointsFile, MasksFile, load
 from mbaas.errors import ConfigError, DatasetError
 from mbaas.transforms import Boxes, Keypoints, Masks
@@ -76,6 +76,8 @@ def test_a_folder_is_listed_once(write: Write, images: Path) -> None:
         (WebdatasetFile, read_webdataset),
         (ParquetFile, read_parquet),
         (CocoFile, read_coco),
+        (AudioFile, read_audio),
+        (ArraysFile, read_arrays),
     ],
 )
 def test_each_option_is_one_of_what_reads_the_data_with_its_default(kind: Any, read: Any) -> None:
@@ -143,6 +145,26 @@ def test_shards_and_parquet_files_are_read(write: Write, images: Path) -> None:
     assert (folder / "unpacked").is_dir()
 
 
+def test_recordings_and_arrays_are_read_by_what_the_file_says_of_them(write: Write, images: Path) -> None:
+    folder = images.parent / "numbers"
+    for name in ("few/1.npy", "few/2.npy", "many/1.npy", "many/notes.raw"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        np.save(folder / name, np.zeros(3))
+    (folder / "many/notes.raw.npy").rename(folder / "many/notes.raw")
+    for said, wanted in (
+        ("read_arrays: numbers", [0, 0, 1]),
+        ("read_arrays: {uri: numbers, extensions: [.raw, .npy], listing: arrays.parquet}", [0, 0, 1, 1]),
+        ("read_audio: {uri: numbers, extensions: [.npy]}", [0, 0, 1]),
+    ):
+        config = load(write(f"data: {{{said}}}\n{REST.replace('DecodeImage', 'DecodeArray')}"))
+        assert config.data.where == str(folder)
+        data = config.data.read()
+        assert data.labels(np.arange(len(data))).tolist() == wanted
+    assert (images.parent / "arrays.parquet").exists()
+    config = load(write(f"data: {{read_arrays: {{uri: numbers, classes: false}}}}\n{REST}"))
+    assert config.data.read().fields == ()
+
+
 @pytest.mark.parametrize("data", ["data: images\n", MANIFEST])
 def test_a_filter_comes_before_a_split_and_that_before_what_is_taken(write: Write, data: str) -> None:
     whole = load(write(data + REST)).data.read()
@@ -179,12 +201,15 @@ def test_conditions_compare_as_they_say(write: Write) -> None:
         ("data: 3\n", "1: data must be text, got 3 (a whole number)"),
         (
             "data: {tables: x}\n",
-            "1: unknown key 'tables'; known are read_coco, read_manifest, read_parquet, read_webdataset",
+            "1: unknown key 'tables'; known are read_arrays, read_audio, read_coco, read_manifest, read_pa",
         ),
-        ("data: {}\n", "1: data: name one of read_manifest, read_webdataset, read_parquet, read_coco, got none"),
+        (
+            "data: {}\n",
+            "1: data: name one of read_manifest, read_webdataset, read_parquet, read_coco, read_audio, read_arrays, g",
+        ),
         (
             "data:\n  read_manifest: x\n  read_webdataset: y\n",
-            "1: data: name one of read_manifest, read_webdataset, read_parquet, read_coco, "
+            "1: data: name one of read_manifest, read_webdataset, read_parquet, read_coco, read_audio, read_arrays, "
             "got read_manifest and read_webdataset",
         ),
         ("data: {read_parquet: x}\n", "1: data.read_parquet must be 'key: value' lines, got 'x' (text)"),

@@ -35,7 +35,45 @@ drop_last: true
 engine:
 """
 
+OF_ARRAYS = {"AmplitudeToDB", "CropOrPad", "DecodeArray", "DecodeAudio", "MelSpectrogram", "RandomCrop", "SpecAugment"}
+"""Transforms of what is no image, which have pages of their own."""
+
+OF_OBJECTS = {"RandomIoUCrop", "RandomZoomOut"}
+"""Transforms that go by boxes, with which there is no Map."""
+
+STEPS = set(T.__all__) - {"Boxes", "Keypoints", "Masks", "Pipeline", "Transform"}
+
 Write = Callable[[str], Path]
+
+
+def test_pipelines_of_sound_and_arrays_are_understood(write: Write) -> None:
+    start = GOOD.partition("pipeline:")[0]
+    sound = """\
+pipeline:
+  - DecodeAudio: {rate: 8000, max_s: 3}
+  - RandomCrop: 4000
+  - MelSpectrogram: {n_mels: 40, hop_length: 160}
+  - AmplitudeToDB
+  - SpecAugment: {n_time_masks: 1, time_mask_param: 9, n_freq_masks: 1, freq_mask_param: 5}
+"""
+    steps = [T.DecodeAudio(8000, max_s=3), T.RandomCrop(4000), T.MelSpectrogram(n_mels=40, hop_length=160)]
+    assert load(write(start + sound)).pipeline == T.Pipeline([*steps, T.AmplitudeToDB(), T.SpecAugment(1, 9, 1, 5)])
+    arrays = """\
+pipeline:
+  - DecodeArray: {format: raw, dtype: int16, shape: [null, 3, 4], longest: 50}
+  - CropOrPad: [10, 3]
+"""
+    decode = T.DecodeArray("raw", None, "int16", (None, 3, 4), 50)
+    assert load(write(start + arrays)).pipeline == T.Pipeline([decode, T.CropOrPad((10, 3))])
+    line = len(start.splitlines()) + 2
+    for wrong, sentence in {
+        "  - DecodeAudio: {rate: 0}": f"{line}: DecodeAudio's rate must be a whole number in [1, 10,000,000], got 0",
+        "  - DecodeAudio": f"{line - 1}: pipeline: samples of this pipeline may have any length: give DecodeAudio(",
+        "  - SpecAugment: 1": f"{line}: SpecAugment needs n_time_masks, time_mask_param, n_freq_masks, freq_mask_param",
+        "  - DecodeArray\n  - Resize: 8": f"{line - 1}: pipeline: Resize(size=8) is a transform of images, but ",
+    }.items():
+        with pytest.raises(ConfigError, match=re.escape(sentence)):
+            load(write(f"{start}pipeline:\n{wrong}\n"))
 
 
 def test_file_is_understood(write: Write) -> None:
@@ -80,9 +118,19 @@ def test_example_is_valid_with_all_that_is_commented_out(write: Write, tmp_path:
     shown = re.sub(r"^( *)# (?=( *- |   )?( *)[A-Za-z_]+:)", r"\1", example, flags=re.MULTILINE)
     with pytest.raises(ConfigError, match=r"Map.* may move pixels in any way"):
         load(write(shown))
-    config = load(write(re.sub("^boxes:.*", "", shown, flags=re.MULTILINE)))
+    config = load(write(re.sub("^(boxes|keypoints|masks):.*", "", shown, flags=re.MULTILINE)))
     assert (config.options.timeouts.patience_s, config.options.staging.readahead_bytes) == (30.0, 64 << 20)
-    assert {type(t).__name__ for t in config.pipeline.transforms} == set(T.__all__) - {"Boxes", "Pipeline", "Transform"}
+    assert {type(t).__name__ for t in config.pipeline.transforms} == STEPS - OF_ARRAYS - OF_OBJECTS
+
+
+@pytest.mark.parametrize(("page", "steps"), [("sound.md", 5), ("arrays.md", 2)])
+def test_the_pages_about_sound_and_arrays_show_files_that_are_valid(page: str, steps: int, write: Write) -> None:
+    text = (Path(__file__).parents[2] / "docs" / page).read_text()
+    (shown,) = re.findall(r"^```yaml\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    config = load(write(f"name: train\nbatch_size: 8\n{shown}"))
+    assert len(config.pipeline.transforms) == steps
+    named = set(re.findall(r"`(\w+)[`(]", text))
+    assert named & STEPS >= OF_ARRAYS - ({"DecodeArray"} if page == "sound.md" else {"DecodeAudio", "MelSpectrogram"})
 
 
 @pytest.mark.parametrize(
@@ -131,13 +179,13 @@ def test_example_is_valid_with_all_that_is_commented_out(write: Write, tmp_path:
         ("timeouts: {lease_s: 30}", "scaling: {stall_low: 0.2}", "13: scaling.stall_low must be below"),
         ("engine:", "engine: gpu", "15: engine must be one of 'auto', 'cpu', 'dali', got 'gpu' (text)"),
         ("- DecodeImage", "- DecodeJpeg", "5: unknown transform 'DecodeJpeg'; did you mean 'DecodeImage'?"),
-        ("- DecodeImage", "- Blur", "5: unknown transform 'Blur'; known are CenterCrop, ColorJitter, DecodeImage"),
+        ("- DecodeImage", "- Blur", "5: unknown transform 'Blur'; known are AmplitudeToDB, CenterCrop, ColorJitter, C"),
         ("- DecodeImage", "- DecodeImage: 3", "5: DecodeImage takes no parameters, got 3 (a whole number)"),
         ("- DecodeImage", "- 3", "5: a transform must be a name, or 'name: parameters', got 3 (a whole number)"),
         (
             "  - DecodeImage\n",
             "",
-            "4: pipeline: a pipeline's first transform must be DecodeImage, got RandomResizedCrop",
+            "4: pipeline: a pipeline's first transform must be DecodeImage, DecodeAudio or DecodeArray, got Random",
         ),
         ("{size: 224,", "{sise: 224,", "6: RandomResizedCrop has no parameter 'sise'; did you mean 'size'?"),
         ("{size: 224, ", "{", "6: RandomResizedCrop needs size, got scale"),

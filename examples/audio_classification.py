@@ -1,0 +1,201 @@
+"""A hyper-parameter search on sound: trials share the decoding, the resampling and the spectrograms.
+
+    python examples/audio_classification.py                short tones, chirps and noises, written as WAV and FLAC files
+    python examples/audio_classification.py --data DIR     your recordings, one folder per class
+
+Needs the extra audio: pip install "mbaas[audio]".
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ |= {  # before Ray is imported: no boxes and warnings between the lines
+    "RAY_AIR_NEW_OUTPUT": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
+}
+
+import argparse
+import logging
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import ray
+import soundfile
+import torch
+from ray import tune
+
+import mbaas
+from mbaas import transforms as T
+from tune_integration import FeedCallback, get_loader
+
+RATE = 8000
+"""Samples of sound a second that the model gets, whatever rate a recording has."""
+
+MELS = 32
+
+AT_ONCE = 4
+"""Trials that run at the same time, with half a CPU each."""
+
+SPECTROGRAM = [T.MelSpectrogram(n_fft=256, hop_length=100, n_mels=MELS), T.AmplitudeToDB(top_db=60)]
+DECODE = T.DecodeAudio(RATE)
+TRAIN = T.Pipeline([DECODE, T.RandomCrop(RATE // 2), *SPECTROGRAM, T.SpecAugment(1, 8, 1, 6)])
+VALIDATION = T.Pipeline([DECODE, T.CropOrPad(RATE // 2), *SPECTROGRAM])
+
+
+# ---- a trial ----
+
+
+def train(config: dict[str, Any]) -> None:
+    """Train one trial."""
+    torch.set_num_threads(1)  # trials share cores
+    torch.manual_seed(0)
+    loader, validation = get_loader("train", batch_size=config["batch_size"]), get_loader("validation")
+    model = network(config["width"], len(loader.class_names))
+    optimizer = torch.optim.Adam(model.parameters(), lr=config["learning_rate"])
+    for _ in range(config["epochs"]):
+        model.train()
+        for batch in loader:  # batch["audio"] is float32 [n, frames, mels]: time is the first axis of a sample
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(model(batch["audio"]), batch["label"]).backward()
+            optimizer.step()
+        model.eval()
+        with torch.no_grad():
+            right = torch.cat([model(batch["audio"]).argmax(dim=1) == batch["label"] for batch in validation])
+        tune.report({"accuracy": right.float().mean().item(), "exact": loader.ledger.exact})
+
+
+class FromDecibels(torch.nn.Module):
+    """Make images of one channel out of spectrograms in decibels, with numbers around 0."""
+
+    def forward(self, decibels: torch.Tensor) -> torch.Tensor:
+        return (decibels.unsqueeze(1) + 20) / 20
+
+
+def network(width: int, classes: int) -> torch.nn.Module:
+    """Build two convolutions, and a linear layer on their means over quarters of the time."""
+    return torch.nn.Sequential(
+        FromDecibels(),
+        torch.nn.Conv2d(1, width, 5, padding=2),
+        torch.nn.BatchNorm2d(width),
+        torch.nn.ReLU(),
+        torch.nn.MaxPool2d(2),
+        torch.nn.Conv2d(width, 2 * width, 5, padding=2),
+        torch.nn.BatchNorm2d(2 * width),
+        torch.nn.ReLU(),
+        torch.nn.AdaptiveAvgPool2d((4, MELS // 4)),
+        torch.nn.Flatten(),
+        torch.nn.Linear(2 * width * MELS, classes),
+    )
+
+
+# ---- recordings ----
+
+
+def tone(time: np.ndarray, pitch: float) -> np.ndarray:
+    return np.sin(2 * np.pi * pitch * time)
+
+
+def harmonics(time: np.ndarray, pitch: float) -> np.ndarray:
+    return sum(np.sin(2 * np.pi * pitch * k * time) / k for k in range(1, 7)) / 2
+
+
+def rising(time: np.ndarray, pitch: float) -> np.ndarray:
+    return np.sin(2 * np.pi * (pitch * time + pitch * time**2))
+
+
+def falling(time: np.ndarray, pitch: float) -> np.ndarray:
+    return np.sin(2 * np.pi * (3 * pitch * time - pitch * time**2))
+
+
+def trembling(time: np.ndarray, pitch: float) -> np.ndarray:
+    return np.sin(2 * np.pi * pitch * time) * (0.5 + 0.5 * np.sin(2 * np.pi * 12 * time))
+
+
+KINDS: tuple[Callable[[np.ndarray, float], np.ndarray], ...] = (tone, harmonics, rising, falling, trembling)
+
+
+def write_sounds(folder: Path, count: int) -> Path:
+    """Write recordings of different pitch, loudness, length, rate, number of channels and format, with noise."""
+    rng = np.random.default_rng(0)
+    for number in range(count):
+        kind = KINDS[number % len(KINDS)]
+        rate = (8000, 16_000, 22_050)[number // 2 % 3]
+        time = np.arange(round(rng.uniform(0.4, 1.0) * rate)) / rate
+        sound = rng.uniform(0.1, 0.5) * kind(time, rng.uniform(300, 600)) + 0.03 * rng.standard_normal(len(time))
+        target = folder / kind.__name__
+        target.mkdir(parents=True, exist_ok=True)
+        channels = sound if number % 3 else np.stack([sound, sound], axis=1)
+        soundfile.write(target / f"{number:04d}.{('wav', 'flac')[number % 2]}", np.clip(channels, -1, 1), rate)
+    return folder
+
+
+# ---- the search ----
+
+
+def search(epochs: int, trials: int) -> tune.ResultGrid:
+    """Search by ASHA over learning rate, width and batch size."""
+    space = {
+        "learning_rate": tune.loguniform(1e-3, 1e-2),
+        "width": tune.choice([8, 16]),
+        "batch_size": tune.choice([8, 16]),
+        "epochs": epochs,
+    }
+    np.random.seed(0)  # of Tune's choices
+    with tempfile.TemporaryDirectory(prefix="tune") as folder:
+        return tune.Tuner(
+            tune.with_resources(train, {"cpu": 0.5}),
+            param_space=space,
+            tune_config=tune.TuneConfig(
+                metric="accuracy",
+                mode="max",
+                num_samples=trials,
+                max_concurrent_trials=AT_ONCE,
+                scheduler=tune.schedulers.ASHAScheduler(max_t=epochs, grace_period=min(3, epochs), reduction_factor=2),
+                reuse_actors=True,
+            ),
+            run_config=tune.RunConfig(storage_path=folder, callbacks=[FeedCallback("train", "validation")], verbose=0),
+        ).fit()
+
+
+@contextmanager
+def recordings(data: Path | None, count: int) -> Iterator[tuple[mbaas.Dataset, mbaas.Dataset]]:
+    """Yield recordings to train on and to validate with."""
+    with tempfile.TemporaryDirectory(prefix="sounds") as folder:
+        found = mbaas.read_audio(data or write_sounds(Path(folder), count))
+        yield found.split(0.8, stratify="label")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="A hyper-parameter search on sound.")
+    parser.add_argument("--data", type=Path, metavar="DIR", help="recordings, one folder per class")
+    parser.add_argument("--recordings", type=int, default=400, help="to write, without --data")
+    parser.add_argument("--trials", type=int, default=6)
+    parser.add_argument("--epochs", type=int, default=8)
+    args = parser.parse_args()
+    # a CPU for each of the two prep workers, and two that four trials share: places, not cores
+    ray.init(num_cpus=2 + AT_ONCE // 2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    logging.getLogger("ray.tune").setLevel(logging.ERROR)
+    with recordings(args.data, args.recordings) as (to_train, to_validate):
+        print(f"{len(to_train)} recordings to train on, {len(to_validate)} to validate with")
+        with (
+            mbaas.serve("train", to_train, TRAIN, batch_size=32, prep_workers=1) as feed,
+            mbaas.serve("validation", to_validate, VALIDATION, batch_size=64, shuffle=False, prep_workers=1),
+        ):
+            results, status = search(args.epochs, args.trials), feed.status()
+    if results.num_errors:
+        raise SystemExit(f"{results.num_errors} of {len(results)} trials failed: {results.errors[0]}")
+    best = results.get_best_result()
+    chosen = ", ".join(f"{name} {best.config[name]:.4g}" for name in ("learning_rate", "width", "batch_size"))
+    print(f"best trial: {best.metrics['accuracy']:.1%} validation accuracy with {chosen}")
+    print(f"{len(results)} trials, exact: {all(result.metrics['exact'] for result in results)}")
+    print(f"{status.prepared_samples:,} samples prepared, {status.delivered_samples:,} delivered")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,51 @@
+"""The search on sound as people run it: in a process of its own, on a Ray of its own."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+EXAMPLE = ROOT / "examples" / "audio_classification.py"
+LIMIT_S = 200
+CHANCE = 1 / 5
+"""Of five classes."""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(LIMIT_S)
+@pytest.mark.parametrize(
+    ("arguments", "trials", "least"),
+    [
+        (("--recordings", "200", "--trials", "2", "--epochs", "5"), 2, 3 * CHANCE),
+        pytest.param((), 6, 0.9, marks=pytest.mark.long),
+    ],
+    ids=["short", "whole"],
+)
+def test_it_learns_to_tell_sounds_apart(arguments: tuple[str, ...], trials: int, least: float) -> None:
+    with tempfile.TemporaryDirectory(prefix="ex", dir="/tmp", ignore_cleanup_errors=True) as folder:
+        ended = subprocess.run(
+            [sys.executable, str(EXAMPLE), *arguments],
+            env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": folder, "HOME": folder, "RAY_ADDRESS": ""},
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_S - 20,
+        )
+        assert not list(Path(folder).glob("sounds*")), "what it wrote is gone"
+    out = ended.stdout
+    assert ended.returncode == 0, out + ended.stderr
+    assert "Traceback" not in ended.stderr
+    accuracy = re.search(r"best trial: ([\d.]+)% validation accuracy", out)
+    assert accuracy, out
+    assert float(accuracy[1]) / 100 > least
+    assert f"{trials} trials, exact: True" in out
+    counts = re.search(r"([\d,]+) samples prepared, ([\d,]+) delivered", out)
+    assert counts, out
+    prepared, delivered = (int(count.replace(",", "")) for count in counts.groups())
+    assert delivered > prepared, "trials share what is prepared"
