@@ -44,7 +44,7 @@ from mbaas.core import calls, events
 from mbaas.core.layout import StagingLimits
 from mbaas.core.state import StagingState
 from mbaas.core.story import unknown_thing
-from mbaas.dataset import read_images, read_manifest, read_webdataset
+from mbaas.dataset import read_huggingface, read_images, read_manifest, read_webdataset
 from mbaas.dataset.bounded import bounded
 from mbaas.dataset.location import locate
 from mbaas.errors import MbaasError
@@ -271,6 +271,41 @@ def shards(folder: Path) -> Case:
                 buffer = np.zeros(length, np.uint8)
                 reader.read_into(sample, buffer)
                 assert buffer.tobytes() in content, data.uri(sample)
+
+    return case
+
+
+def arrow(folder: Path) -> Case:
+    """Arrow files as Hugging Face's datasets have them, damaged: refused, or each sample is a part of the file."""
+    rows: list[dict[str, Any]] = [
+        {"image": {"bytes": content, "path": f"{n}.png"}, "label": n, "more": {"boxes": [[n, 1.5]] * (n % 3)}}
+        for n, content in enumerate(images().values())
+    ]
+    table, good = pa.Table.from_pylist(rows), []
+    for rows_of_batch, compression in ((3, None), (100, None), (3, "zstd")):
+        with pa.BufferOutputStream() as out:
+            options = pa.ipc.IpcWriteOptions(compression=compression)
+            with pa.ipc.new_stream(out, table.schema, options=options) as writer:
+                writer.write_table(table, max_chunksize=rows_of_batch)
+            good.append(out.getvalue().to_pybytes())
+    (folder / "state.json").write_text(json.dumps({"_data_files": [{"filename": "a.arrow"}], "_fingerprint": "x"}))
+
+    def case(chance: Random) -> None:
+        content = damaged(chance, chance.choice(good), good)
+        (folder / "a.arrow").write_bytes(content)
+        unpacked = folder / "unpacked" if chance.random() < 0.3 else None
+        try:
+            with _expected():
+                data = read_huggingface(
+                    folder, fields=chance.choice((None, ["label"], ["more.boxes"])), unpacked=unpacked
+                )
+                reader = data.reader()
+                for sample, length in enumerate(data.lengths(np.arange(len(data))).tolist()):
+                    buffer = np.zeros(length, np.uint8)
+                    reader.read_into(sample, buffer)
+                    assert unpacked or buffer.tobytes() in content, data.uri(sample)
+        finally:
+            shutil.rmtree(folder / "unpacked", ignore_errors=True)
 
     return case
 
@@ -834,6 +869,7 @@ TARGETS = {
     "remote": Target(remote, 300),
     "kept listing": Target(kept_listing, 300),
     "shards": Target(shards, 300),
+    "arrow": Target(arrow, 200),
     "manifest": Target(manifest, 100),
     "location": Target(location, 300),
     "files": Target(files, 40),

@@ -32,6 +32,7 @@ _PATHS = {
     "read_manifest": ("path", "root"),
     "read_webdataset": ("shards", "listing"),
     "read_parquet": ("shards", "unpacked"),
+    "read_huggingface": ("dataset", "listing", "unpacked"),
 }
 """What reads data -> its options that are paths; the first one names the data."""
 
@@ -103,6 +104,32 @@ class ParquetFile:
     """The other columns that minibatches have; default: all of numbers."""
 
 
+@options(within="data.read_huggingface")
+class HuggingfaceFile:
+    """A folder that ``save_to_disk`` of Hugging Face's datasets wrote."""
+
+    dataset: str
+    """The folder: relative to this file, absolute, or a URI."""
+
+    split: str | None = None
+    """Which one, if the folder has several."""
+
+    image: str = "image"
+    """The column with the images, or their paths."""
+
+    label: str | None = None
+    """The column that minibatches have as ``label``; default: that of this name, if there is one."""
+
+    fields: tuple[str, ...] | None = None
+    """The other columns that minibatches have; default: all of numbers."""
+
+    listing: str | None = None
+    """A Parquet file that keeps what was found, until a file changes; relative to this file, absolute, or a URI."""
+
+    unpacked: str | None = None
+    """A folder that all nodes can read, into which the images are unpacked once; needed if the files are compressed."""
+
+
 @options(within="data")
 class DataFile:
     """Data that is not a folder of classes: the name of what reads it, and its options."""
@@ -119,6 +146,12 @@ class DataFile:
 
     read_parquet: ParquetFile | None = None
     """Parquet files with images inside."""
+
+    read_huggingface: (
+        Annotated[Annotated[str, Tag("value")] | Annotated[HuggingfaceFile, Tag("mapping")], Discriminator(_form)]
+        | None
+    ) = None
+    """A folder that ``save_to_disk`` of Hugging Face's datasets wrote: its path, or its options."""
 
     @property
     def reader(self) -> tuple[str, Any]:
@@ -176,7 +209,8 @@ class DataOptions:
 
     data: Annotated[Annotated[str, Tag("value")] | Annotated[DataFile, Tag("mapping")], Discriminator(_form)]
     """A folder with one folder of images per class: relative to the file, absolute, or a URI such as s3://bucket/train.
-    Or ``read_manifest``, ``read_webdataset`` or ``read_parquet`` with the path of what it reads, or its options."""
+    Or ``read_manifest``, ``read_webdataset``, ``read_parquet`` or ``read_huggingface`` with the path of what it reads,
+    or its options."""
 
     listing: str | None = None
     """A Parquet file that keeps the listing of a folder, relative to the file, absolute, or a URI: written if it is not

@@ -1,13 +1,14 @@
 """Datasets: which samples exist, what is known of them, and how their bytes are read."""
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mbaas.dataset.base import Dataset, SampleReader
 from mbaas.dataset.synthetic import synthetic
+from mbaas.late import imported_late
 
 if TYPE_CHECKING:
     from mbaas.dataset.concatenated import concat
+    from mbaas.dataset.huggingface import read_huggingface
     from mbaas.dataset.listing import IMAGE_EXTENSIONS, read_images
     from mbaas.dataset.manifest import read_manifest
     from mbaas.dataset.parquet import read_parquet
@@ -18,6 +19,7 @@ __all__ = [
     "Dataset",
     "SampleReader",
     "concat",
+    "read_huggingface",
     "read_images",
     "read_manifest",
     "read_parquet",
@@ -25,18 +27,16 @@ __all__ = [
     "synthetic",
 ]
 
-_LAZY = {
-    "IMAGE_EXTENSIONS": "mbaas.dataset.listing",
-    "concat": "mbaas.dataset.concatenated",
-    "read_images": "mbaas.dataset.listing",
-    "read_manifest": "mbaas.dataset.manifest",
-    "read_parquet": "mbaas.dataset.parquet",
-    "read_webdataset": "mbaas.dataset.webdataset",
-}
-
-
-def __getattr__(name: str) -> Any:
-    """Import how datasets are made, and with it much of Arrow, when it is first used: no actor of a feed needs it."""
-    if name not in _LAZY:
-        raise AttributeError(f"module 'mbaas.dataset' has no attribute {name!r}")
-    return getattr(importlib.import_module(_LAZY[name]), name)
+# What makes datasets, and with it much of Arrow, is imported when it is first used: no actor of a feed needs it.
+__getattr__ = imported_late(
+    __name__,
+    {
+        "IMAGE_EXTENSIONS": "mbaas.dataset.listing",
+        "concat": "mbaas.dataset.concatenated",
+        "read_huggingface": "mbaas.dataset.huggingface",
+        "read_images": "mbaas.dataset.listing",
+        "read_manifest": "mbaas.dataset.manifest",
+        "read_parquet": "mbaas.dataset.parquet",
+        "read_webdataset": "mbaas.dataset.webdataset",
+    },
+)

@@ -20,7 +20,7 @@ from pyarrow.fs import FileSelector, FileType
 
 from mbaas.dataset.base import Dataset
 from mbaas.dataset.faults import s3_attempts, said
-from mbaas.dataset.kept_listing import Listing, keep_listing, recall_listing
+from mbaas.dataset.kept_listing import Listing, listed_once
 from mbaas.dataset.location import Location, join, locate
 from mbaas.dataset.table import SCHEMA, TableDataset, fingerprint_of
 from mbaas.errors import ConfigError, DatasetError
@@ -35,6 +35,7 @@ _OTHER_IMAGES = (".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".gif", ".avif", ".hei
 _WRITER = "read_images"
 _REMOTE_THREADS = 8  # they wait for a server most of the time; local disks gain nothing
 _MOST_WAYS = 1000  # from a class to one and the same folder: twenty folders with two links each can make a million
+_CALLER = 5  # frames from a warning to the line that called `read_images`: through its `make`, which is called for it
 _S3_ATTEMPTS = 5  # of each request; a class of a million images is listed by a thousand of them
 
 
@@ -80,19 +81,17 @@ def read_images(
     where = locate(uri, filesystem)
     where = replace(where, filesystem=s3_attempts(where.filesystem, _S3_ATTEMPTS))
     asked = {"extensions": endings}
-    found = None
-    if listing is not None:
-        found = recall_listing(listing, writer=_WRITER, root=where.root, options=asked, fields=[LABEL.name])
-    if found is None:
+
+    def make() -> Listing:
         class_names = _class_folders(where, endings)
         classes = _list_classes(where, class_names, endings)
         _warn_of_unnamed_images(where, classes)  # first: a class of which nothing is left is then no riddle
         _refuse_empty_classes(where, classes, endings)
         _warn_of_other_images(where, classes, endings)
         table = _table_of(classes)
-        found = Listing(_WRITER, where.root, asked, class_names, fingerprint_of(table, class_names), table)
-        if listing is not None:
-            keep_listing(found, listing)
+        return Listing(_WRITER, where.root, asked, class_names, fingerprint_of(table, class_names), table)
+
+    found = listed_once(listing, make, writer=_WRITER, root=where.root, options=asked, fields=[LABEL.name])
     return TableDataset(
         root=where.root,
         class_names=found.class_names,
@@ -266,7 +265,7 @@ def _warn_of_other_images(where: Location, classes: list[_ClassListing], endings
         warnings.warn(
             f"{where.root}: left out {left_out} images that do not end in {' or '.join(endings)}, "
             f"the first of them in class {first!r}",
-            stacklevel=3,  # the line that called `read_images`
+            stacklevel=_CALLER,
         )
 
 
@@ -276,7 +275,7 @@ def _warn_of_unnamed_images(where: Location, classes: list[_ClassListing]) -> No
         warnings.warn(
             f"{where.root}: left out {len(unnamed)} images whose names are not UTF-8, for instance {unnamed[0]!r}; "
             "rename them to train on them, too",
-            stacklevel=3,
+            stacklevel=_CALLER,
         )
 
 

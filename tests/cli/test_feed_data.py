@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import cv2
+import datasets
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv
@@ -22,8 +23,8 @@ import pytest
 from commandline import running
 
 import mbaas
-from mbaas import read_images, read_manifest, read_parquet, read_webdataset
-from mbaas.cli.feed_data import ManifestFile, ParquetFile, WebdatasetFile
+from mbaas import read_huggingface, read_images, read_manifest, read_parquet, read_webdataset
+from mbaas.cli.feed_data import HuggingfaceFile, ManifestFile, ParquetFile, WebdatasetFile
 from mbaas.cli.feed_file import BoxesFile, load
 from mbaas.errors import ConfigError, DatasetError
 from mbaas.transforms import Boxes
@@ -70,7 +71,12 @@ def test_a_folder_is_listed_once(write: Write, images: Path) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "read"),
-    [(ManifestFile, read_manifest), (WebdatasetFile, read_webdataset), (ParquetFile, read_parquet)],
+    [
+        (ManifestFile, read_manifest),
+        (WebdatasetFile, read_webdataset),
+        (ParquetFile, read_parquet),
+        (HuggingfaceFile, read_huggingface),
+    ],
 )
 def test_each_option_is_one_of_what_reads_the_data_with_its_default(kind: Any, read: Any) -> None:
     """But for the file system, which a file cannot name."""
@@ -101,15 +107,24 @@ def test_shards_and_parquet_files_are_read(write: Write, images: Path) -> None:
                 member.size = len(content)
                 tar.addfile(member, io.BytesIO(content))
     pq.write_table(pa.table({"image": [png] * 3, "label": [1, 2, 3]}), folder / "p-0.parquet")
+    datasets.disable_progress_bars()
+    saved = datasets.Dataset.from_dict({"image": [png] * 2, "label": [7, 8]})
+    saved.save_to_disk(folder / "h")
+    datasets.DatasetDict({"train": saved, "test": saved.select([1])}).save_to_disk(folder / "hs")
     for said, labels in (
         ('read_webdataset: "s-{0..1}.tar"', [5, 5]),
         ('read_webdataset: {shards: "s-{0..0}.tar", listing: kept.parquet}', [5]),
         ('read_parquet: {shards: "p-{0..0}.parquet", unpacked: unpacked}', [1, 2, 3]),
+        ("read_huggingface: h", [7, 8]),
+        ("read_huggingface: {dataset: hs, split: test, listing: kept-hs.parquet}", [8]),
+        ("read_huggingface: {dataset: h, unpacked: unpacked-h}", [7, 8]),
     ):
         data = load(write(f"data:\n  {said}\n{REST}")).data.read()
         assert data.labels(np.arange(len(data))).tolist() == labels
     assert (folder / "kept.parquet").exists()
+    assert (folder / "kept-hs.parquet").exists()
     assert (folder / "unpacked").is_dir()
+    assert (folder / "unpacked-h").is_dir()
 
 
 @pytest.mark.parametrize("data", ["data: images\n", MANIFEST])
@@ -146,11 +161,11 @@ def test_conditions_compare_as_they_say(write: Write) -> None:
     ("text", "sentence"),
     [
         ("data: 3\n", "1: data must be text, got 3 (a whole number)"),
-        ("data: {read_csv: x}\n", "1: unknown key 'read_csv'; known are read_manifest, read_parquet, read_webdataset"),
-        ("data: {}\n", "1: data: name one of read_manifest, read_webdataset, read_parquet, got none"),
+        ("data: {read_csv: x}\n", "1: unknown key 'read_csv'; known are read_huggingface, read_manifest, "),
+        ("data: {}\n", "1: data: name one of read_manifest, read_webdataset, read_parquet, read_huggingface, got none"),
         (
             "data:\n  read_manifest: x\n  read_webdataset: y\n",
-            "1: data: name one of read_manifest, read_webdataset, read_parquet, "
+            "1: data: name one of read_manifest, read_webdataset, read_parquet, read_huggingface, "
             "got read_manifest and read_webdataset",
         ),
         ("data: {read_parquet: x}\n", "1: data.read_parquet must be 'key: value' lines, got 'x' (text)"),
