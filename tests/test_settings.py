@@ -189,7 +189,17 @@ def test_the_example_is_valid_by_the_schema_with_all_that_it_shows() -> None:
 def test_the_example_shows_the_defaults() -> None:
     """What is commented out is the default, as far as it is a number or a word that does not depend on the machine."""
     chosen = {"listing", "cache_bytes", "staging_bytes", "prep_workers", "gpus_per_worker", "disk", "detached"}
-    chosen |= {"boxes", "filter", "split", "take", "max_prep_workers", "prep_labels", "ahead_blocks", "readahead_bytes"}
+    chosen |= {
+        "boxes",
+        "filter",
+        "split",
+        "take",
+        "resample",
+        "max_prep_workers",
+        "prep_labels",
+        "ahead_blocks",
+        "readahead_bytes",
+    }
     text = EXAMPLE.read_text()
     shown = {name: part for name, part in yaml.safe_load(uncommented(text)).items() if name not in yaml.safe_load(text)}
 

@@ -6,7 +6,8 @@
       read_manifest: {path: photos.parquet, label: species, fields: [age]}
     filter: [[age, ">=", 18], [class, in, [cat, dog]]]    # of these samples ...
     split: {part: train, fraction: 0.8, stratify: label}  # ... this part, ...
-    take: 1000                                            # ... and of that the first ones
+    take: 1000                                            # ... of that the first ones, ...
+    resample: {balance: label}                            # ... and of these each class equally often
 """
 
 from __future__ import annotations
@@ -184,6 +185,44 @@ class SplitFile:
     """A field of whole numbers, such as label: each of its values has the same fraction for training."""
 
 
+@options(within="resample")
+class ResampleFile:
+    """Samples that are drawn by weights, with replacement; one that is drawn twice comes twice in each epoch."""
+
+    balance: str | None = None
+    """A field of whole numbers, such as label: each of its values comes equally often."""
+
+    weights: str | None = None
+    """A field with the weights of samples, in place of ``balance``."""
+
+    samples: Annotated[int, Ge(1)] | None = None
+    """How many are drawn; default: as many as there are."""
+
+    seed: Annotated[int, Ge(0), Le(MOST_SEED)] = 0
+    """Chooses which are drawn."""
+
+    def of(self, dataset: Dataset) -> Dataset:
+        """Draw the samples.
+
+        Raises:
+            ConfigError: a field that there is not, or weights that cannot be.
+        """
+        if self.balance is not None:
+            return dataset.balanced(self.balance, self.samples, self.seed)
+        assert self.weights is not None
+        return dataset.resampled(self.weights, self.samples, self.seed)
+
+    def check(self) -> None:
+        """Refuse what names no weights, or two kinds of them.
+
+        Raises:
+            ConfigError: it does.
+        """
+        if (self.balance is None) == (self.weights is None):
+            got = "none" if self.balance is None else "both"
+            raise ConfigError(f"name one of balance, weights, got {got}")
+
+
 def _condition(said: tuple[str, str, Any]) -> tuple[str, str, Any]:
     _, operator, value = said
     values = value if isinstance(value, list) else [value]
@@ -226,6 +265,9 @@ class DataOptions:
     take: Annotated[int, Ge(1)] | None = None
     """How many samples are served at most: the first ones, of what is left."""
 
+    resample: ResampleFile | None = None
+    """Samples drawn by weights, with replacement, from what is left."""
+
 
 @dataclass(frozen=True)
 class FeedData:
@@ -249,6 +291,8 @@ class FeedData:
             ConfigError: a key does not fit the kind of data.
         """
         data = said.data
+        if said.resample is not None:
+            top.fields["resample"].made(said.resample.check)
         if isinstance(data, str):
             return cls(_from(top.file, data), said, top)
         name, options = top.fields["data"].made(lambda: data.reader)
@@ -272,6 +316,8 @@ class FeedData:
             dataset = parts[("train", "validation").index(split.part)]
         if (count := said.take) is not None:
             dataset = at["take"].made(lambda: dataset.take(count))
+        if (drawn := said.resample) is not None:
+            dataset = at["resample"].made(lambda: drawn.of(dataset))
         return dataset
 
     def _whole(self) -> Dataset:

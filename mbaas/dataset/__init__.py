@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 from mbaas.dataset.base import Dataset, SampleReader
 from mbaas.dataset.synthetic import synthetic
+from mbaas.fields import Field, Packed
 from mbaas.late import imported_late
 
 if TYPE_CHECKING:
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 __all__ = [
     "IMAGE_EXTENSIONS",
     "Dataset",
+    "Field",
+    "Packed",
     "SampleReader",
     "concat",
     "read_huggingface",

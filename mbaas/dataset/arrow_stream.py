@@ -80,7 +80,7 @@ class _Sparse:
 
     def __init__(self, file: io.BufferedReader, nbytes: int) -> None:
         self._file, self.nbytes = file, nbytes
-        self._memory = mmap.mmap(-1, max(nbytes, 1))
+        self._memory = mmap.mmap(-1, max(nbytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self.buffer = pa.py_buffer(self._memory)
 
     def fetch(self, start: int, nbytes: int) -> memoryview:

@@ -7,6 +7,7 @@ import os
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -26,6 +27,8 @@ from mbaas.order import Ids
 
 _STATE, _SPLITS = "state.json", "dataset_dict.json"
 _BATCH_ROWS = 64  # of a table in memory are unpacked at a time
+_REMOTE_THREADS = 32  # each waits for one message after the other
+_LOCAL_THREADS = 4
 
 Place = Callable[[int, int], tuple[str, int] | None]
 """Says of an address and a number of bytes in which file, and where in it, they lie; None if in none."""
@@ -150,7 +153,10 @@ class _Saved(Source):
             self.schema = reader.schema
 
     def tables(self, columns: Sequence[str], image: str) -> list[tuple[pa.Table, Place]]:
-        return [self._table(name, columns, image) for name, *_ in self.files]
+        is_local = isinstance(self.where.filesystem, pyarrow.fs.LocalFileSystem)
+        threads = min(_LOCAL_THREADS if is_local else _REMOTE_THREADS, len(self.files))
+        with ThreadPoolExecutor(threads, thread_name_prefix="mbaas-listing") as pool:
+            return [*pool.map(lambda file: self._table(file[0], columns, image), self.files)]
 
     def _table(self, name: str, columns: Sequence[str], image: str) -> tuple[pa.Table, Place]:
         found = read_stream(self.where, name, columns=columns, without=image)
@@ -189,6 +195,8 @@ class _Mapped(Source):
         folder = os.path.commonpath([os.path.dirname(name) for name in names]) if names else "/"  # noqa: PTH120
         self.where = replace(locate(folder, None), root=folder if names else "a datasets.Dataset in memory")
         self.files = look_up(self.where, [self._name(name) for name in names])
+        if odd := next((name for name, *_ in self.files if IN_SHARD in name), None):
+            raise DatasetError(f"the name of an Arrow file must not have {IN_SHARD!r} in it, got {folder}/{odd}")
         self.schema = dataset.data.table.schema.with_metadata(dataset.features.arrow_schema.metadata)
         if not len(dataset):
             raise DatasetError(f"the dataset of {self.where.root} has no rows")
@@ -208,7 +216,7 @@ class _Mapped(Source):
         return [(self._dataset.data.table, place)]
 
     def parts(self) -> list[str]:
-        return ["images"]
+        return ["dataset"]
 
     def batches(self, part: str, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:  # noqa: ARG002
         chosen = self._dataset.select_columns(list(columns)).with_format("arrow")

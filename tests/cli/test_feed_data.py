@@ -145,6 +145,17 @@ def test_a_filter_comes_before_a_split_and_that_before_what_is_taken(write: Writ
     assert sorted(ids.tolist()) == np.flatnonzero(whole.labels(np.arange(SAMPLES)) != 1).tolist()
 
 
+def test_what_is_left_is_drawn_from_last(write: Write) -> None:
+    taken = load(write(MANIFEST + REST + "take: 40\n")).data.read()
+    text = MANIFEST + REST + "take: 40\nresample: "
+    for said, wanted in (
+        ("{balance: label}", taken.balanced("label")),
+        ("{balance: label, samples: 7, seed: 3}", taken.balanced("label", 7, 3)),
+        ("{weights: age, samples: 100}", taken.resampled("age", 100)),
+    ):
+        assert load(write(text + said + "\n")).data.read().fingerprint == wanted.fingerprint
+
+
 def test_conditions_compare_as_they_say(write: Write) -> None:
     for said, wanted in {
         '[[age, "<", 3]]': [0, 1, 2],
@@ -184,6 +195,12 @@ def test_conditions_compare_as_they_say(write: Write) -> None:
         ("data: images\nsplit: {part: train, fraction: 1}\n", "2: split.fraction must be below 1, got 1"),
         ("data: images\nsplit:\n  parts: train\n", "3: unknown key 'parts'; did you mean 'part'?"),
         ("data: images\ntake: 0\n", "2: take must be at least 1, got 0 (a whole number)"),
+        ("data: images\nresample: {seed: 1}\n", "2: resample: name one of balance, weights, got none"),
+        (
+            "data: images\nresample: {weights: age, balance: label}\n",
+            "2: resample: name one of balance, weights, got both",
+        ),
+        ("data: images\nresample: {balance: label, samples: 0}\n", "2: resample.samples must be at least 1, got 0"),
         ("data: images\nfilter: []\n", "2: filter must hold at least 1 values, got [] (a list)"),
         ('data: images\nfilter: [label, "<", 5]\n', "2: filter[0] must be a list, got 'label' (text)"),
         ('data: images\nfilter: [[label, "<"]]\n', "2: filter[0] must hold at least 3 values, got ['label', '<']"),
@@ -227,6 +244,10 @@ def test_mistakes_are_named_before_any_data_is_looked_for(write: Write, text: st
         (
             "data: images\nsplit:\n  part: train\n  fraction: 0.001\n",
             ":4: split: fraction 0.001 of the 60 samples of ROOT/images leaves none for the first part",
+        ),
+        (
+            "data: images\nresample:\n  samples: 5\n  balance: kind\n",
+            ":2: resample: field must name a field of whole numbers, of which ROOT/images has label, got 'kind'",
         ),
         (
             "data: images\ntake: 61\n",

@@ -319,6 +319,12 @@ def test_what_is_no_dataset_is_named(saved: datasets.Dataset, given: Any) -> Non
     assert ("streamed" in str(caught.value)) == (given == "streamed")
 
 
+def test_a_file_whose_name_would_be_taken_apart_is_named(tmp_path: Path, saved: datasets.Dataset) -> None:
+    (tmp_path / "a#1.arrow").write_bytes(Path(saved.cache_files[0]["filename"]).read_bytes())
+    with pytest.raises(DatasetError, match=r"the name of an Arrow file must not have '#' in it, got .*/a#1\.arrow"):
+        read_huggingface(datasets.Dataset.from_file(str(tmp_path / "a#1.arrow")))
+
+
 def test_a_value_that_is_missing_is_named(tmp_path: Path) -> None:
     datasets.Dataset.from_dict({"image": [b"1", b"2"], "age": [1, None]}).save_to_disk(tmp_path / "in")
     with pytest.raises(DatasetError, match=r"column 'age' of .*/in has no value in row 1 \(counted from 0\)"):
