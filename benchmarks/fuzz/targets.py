@@ -291,7 +291,8 @@ def arrow(folder: Path) -> Case:
     (folder / "state.json").write_text(json.dumps({"_data_files": [{"filename": "a.arrow"}], "_fingerprint": "x"}))
 
     def case(chance: Random) -> None:
-        content = damaged(chance, chance.choice(good), good)
+        content = chance.choice(good)
+        content = damaged(chance, content, good) if chance.random() < 0.5 else _misled(chance, content)
         (folder / "a.arrow").write_bytes(content)
         unpacked = folder / "unpacked" if chance.random() < 0.3 else None
         try:
@@ -308,6 +309,15 @@ def arrow(folder: Path) -> Case:
             shutil.rmtree(folder / "unpacked", ignore_errors=True)
 
     return case
+
+
+def _misled(chance: Random, arrow: bytes) -> bytes:
+    """Change a number in the metadata of an Arrow file: how many rows there are, or where something is."""
+    starts = [place + 8 for place in range(0, len(arrow) - 8, 8) if arrow[place : place + 4] == b"\xff" * 4]
+    start = chance.choice(starts)
+    place = start + chance.randrange(0, max(8, int.from_bytes(arrow[start - 4 : start], "little") % 4096), 8)
+    word = chance.choice((-1, 0, 1, 2, 3, 5, 8, 41, 1000, 2**31, 2**62, start - place))
+    return arrow[:place] + word.to_bytes(8, "little", signed=True) + arrow[place + 8 :]
 
 
 def manifest(folder: Path) -> Case:

@@ -34,6 +34,7 @@ FEATURES = datasets.Features(
         "objects": {"bbox": datasets.Sequence(datasets.Sequence(datasets.Value("float32"), length=4))},
     }
 )
+UNPACKED = ("chosen, some twice", "another column")
 Read = Callable[[datasets.Dataset], datasets.Dataset]
 
 datasets.disable_progress_bars()
@@ -122,16 +123,16 @@ def test_what_was_saved_is_read_where_it_is(folder: Path, saved: datasets.Datase
         "in torch's format": lambda data: data.with_format("torch", columns=["label"]),
     }.items(),
 )
-@pytest.mark.parametrize("unpacks", [False, True])
 def test_what_was_made_of_it_is_read_as_the_package_has_it(
-    saved: datasets.Dataset, tmp_path: Path, name: str, made: Read, unpacks: bool
+    saved: datasets.Dataset, tmp_path: Path, name: str, made: Read
 ) -> None:
     theirs = made(saved)
-    data = read_huggingface(theirs, unpacked=tmp_path / "new/out" if unpacks else None)
     plain = theirs.with_format(None).cast_column("image", datasets.Image(decode=False))
     more = ("label", "age", "tokens", "pose", "objects.bbox", "more")
-    check(data, plain, more if name == "another column" else ())
-    assert data.root == (str(tmp_path / "new/out") if unpacks else str(Path(saved.cache_files[0]["filename"]).parent))
+    for unpacked in (None, tmp_path / "new/out") if name in UNPACKED else (None,):
+        data = read_huggingface(theirs, unpacked=unpacked)
+        check(data, plain, more if name == "another column" else ())
+        assert Path(data.root) == (unpacked or Path(saved.cache_files[0]["filename"]).parent)
 
 
 def test_a_dataset_that_was_read_from_parquet_is_read_in_its_cache(tmp_path: Path) -> None:
@@ -217,7 +218,9 @@ def test_it_is_unpacked_once_and_again_when_something_changed(tmp_path: Path) ->
     theirs = in_memory().select([7, 3])
     for _ in range(2):
         assert content(read_huggingface(theirs, unpacked=tmp_path / "memory")) == [IMAGES[7], IMAGES[3]]
-    assert content(read_huggingface(theirs.select([1]), unpacked=tmp_path / "memory")) == [IMAGES[3]]
+    one = read_huggingface(theirs.select([1]), unpacked=tmp_path / "memory")
+    assert content(one) == [IMAGES[3]]
+    assert one.fields[-1] == Field("objects.bbox", (None, 4), "float32", 0), "also if there is no box at all"
     with pytest.raises(DatasetError, match=r"memory/listing\.parquet is of label None, asked for is 'caption'; remove"):
         read_huggingface(theirs, label="caption", unpacked=tmp_path / "memory")
 
@@ -299,6 +302,15 @@ def test_labels_and_fields_are_chosen(folder: Path, saved: datasets.Dataset) -> 
         assert (bare.fields, content(bare)) == ((), list(theirs.flatten()["image.bytes"]))
 
 
+def test_lists_of_lists_of_different_lengths_are_left_out_by_default(tmp_path: Path) -> None:
+    datasets.Dataset.from_dict({"image": [b"1", b"2"], "words": [[[1], [1, 2]], [[3]]]}).save_to_disk(tmp_path)
+    assert read_huggingface(tmp_path).fields == ()
+    with pytest.raises(
+        ConfigError, match=r"column 'words' of .* must have numbers, .* or of equally long lists of num"
+    ):
+        read_huggingface(tmp_path, fields=["words"])
+
+
 def test_a_split_must_be_named_and_be_there(tmp_path: Path, saved: datasets.Dataset) -> None:
     both = datasets.DatasetDict({"train": saved, "test": saved.select([5])})
     both.save_to_disk(tmp_path / "both")
@@ -359,3 +371,20 @@ def test_every_cut_of_a_file_is_refused(tmp_path: Path) -> None:
         file.write_bytes(whole[:end])
         with pytest.raises(DatasetError, match=r"is no Arrow IPC stream, or cannot be read: |has no rows$"):
             read_huggingface(tmp_path)
+
+
+def test_a_message_that_leads_back_to_itself_is_refused(tmp_path: Path) -> None:
+    """Wherever in the metadata of the first batch the length of its body stands."""
+    in_memory(5).save_to_disk(tmp_path)
+    (file,) = tmp_path.glob("*.arrow")
+    whole = file.read_bytes()
+    start = 8 + int.from_bytes(whole[4:8], "little")
+    nbytes = int.from_bytes(whole[start + 4 : start + 8], "little")
+    told = []
+    for place in range(start + 8, start + 8 + nbytes, 8):
+        file.write_bytes(whole[:place] + (-8 - nbytes).to_bytes(8, "little", signed=True) + whole[place + 8 :])
+        try:
+            read_huggingface(tmp_path)
+        except DatasetError as error:
+            told.append(str(error))
+    assert any("a message would end before it begins" in each for each in told)
