@@ -879,7 +879,7 @@ TARGETS = {
     "remote": Target(remote, 300),
     "kept listing": Target(kept_listing, 300),
     "shards": Target(shards, 300),
-    "arrow": Target(arrow, 200),
+    "arrow": Target(arrow, 100),
     "manifest": Target(manifest, 100),
     "location": Target(location, 300),
     "files": Target(files, 40),

@@ -40,8 +40,8 @@ def read(name: str, top: Path, filesystem: FileSystem = None) -> mbaas.Dataset:
 
 
 def serve(name: str, data: mbaas.Dataset, on_bad_sample: Any) -> mbaas.Feed:
-    """Of which a third fits into staging, and less into the cache."""
-    sizes = {"staging_bytes": 90 * len(data), "cache_bytes": 2_000}
+    """Of which a part fits into staging, and less into the cache."""
+    sizes = {"staging_bytes": max(6_200, 90 * len(data)), "cache_bytes": 2_000}
     options = {"batch_size": BATCH_SIZE, "prep_workers": 1, "engine": "cpu", "on_bad_sample": on_bad_sample, **sizes}
     return mbaas.serve(name, data, T.Pipeline([T.DecodeImage()]), **options)
 
