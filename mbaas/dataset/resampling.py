@@ -37,7 +37,6 @@ def drawn_by_weight(weights: NDArray[np.float64], samples: int, seed: int, strat
     ends = np.cumsum(weights[ids])
     # The points before the end of each weight. Rounding moves no point beyond the last one.
     passed = np.minimum(np.floor(ends / ends[-1] * samples + start), samples).astype(np.int64)
-    passed[-1] = samples
     return np.sort(np.repeat(ids, np.diff(passed, prepend=0)))
 
 

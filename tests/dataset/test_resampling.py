@@ -92,7 +92,7 @@ def test_draws_are_the_same_on_every_machine_and_in_every_version() -> None:
 
 def test_equal_weights_and_as_many_draws_as_samples_change_nothing(data: Dataset) -> None:
     assert data.resampled(np.ones(ROWS)) is data
-    assert data.resampled(np.full(ROWS, 1e300), seed=5) is data
+    assert data.resampled(np.full(ROWS, 1.7e308), seed=5) is data
 
 
 def test_a_dataset_has_what_was_drawn(data: Dataset) -> None:
@@ -111,6 +111,8 @@ def test_a_dataset_has_what_was_drawn(data: Dataset) -> None:
     other = data.resampled("weight", samples=300, seed=2)
     assert (other.fingerprint != part.fingerprint) & (drawn(other) != ids)
     assert part.fingerprint != data.fingerprint
+    as_many = data.resampled("weight")
+    assert (len(as_many), len({*drawn(as_many)}) < 90, 0 in drawn(as_many)) == (ROWS, True, False)
 
 
 def test_classes_come_equally_often(data: Dataset) -> None:
