@@ -21,6 +21,7 @@ from mbaas.dataset.named_files import NamedFiles
 from mbaas.dataset.table import IN_SHARD, string_bounds
 from mbaas.dataset.unpacking import ENDING, unpack
 from mbaas.errors import ConfigError, DatasetError
+from mbaas.progress import track
 
 _THREADS = 4  # each holds a record batch, which is usually a thousand rows
 
@@ -118,7 +119,7 @@ def unpacked_images(source: Source, wanted: WantedColumns, target: Location) -> 
 
     parts = source.parts()
     with ThreadPoolExecutor(min(_THREADS, len(parts)), thread_name_prefix="mbaas-listing") as pool:
-        found = [*pool.map(unpack_part, parts)]
+        found = [*track(pool.map(unpack_part, parts), "Arrow files", len(parts))]
     places = pa.concat_tables([place for place, *_ in found]).combine_chunks()
     if not len(places):
         raise DatasetError(f"{source.where.root} has no rows")

@@ -24,6 +24,7 @@ from mbaas.dataset.shard_names import look_up
 from mbaas.dataset.table import IN_SHARD
 from mbaas.errors import ConfigError, DatasetError, shown
 from mbaas.order import Ids
+from mbaas.progress import track
 
 _STATE, _SPLITS = "state.json", "dataset_dict.json"
 _BATCH_ROWS = 64  # of a table in memory are unpacked at a time
@@ -156,7 +157,8 @@ class _Saved(Source):
         is_local = isinstance(self.where.filesystem, pyarrow.fs.LocalFileSystem)
         threads = min(_LOCAL_THREADS if is_local else _REMOTE_THREADS, len(self.files))
         with ThreadPoolExecutor(threads, thread_name_prefix="mbaas-listing") as pool:
-            return [*pool.map(lambda file: self._table(file[0], columns, image), self.files)]
+            tables = pool.map(lambda file: self._table(file[0], columns, image), self.files)
+            return [*track(tables, "Arrow files", len(self.files))]
 
     def _table(self, name: str, columns: Sequence[str], image: str) -> tuple[pa.Table, Place]:
         found = read_stream(self.where, name, columns=columns, without=image)

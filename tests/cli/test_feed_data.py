@@ -17,6 +17,7 @@ import cv2
 import datasets
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute
 import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
@@ -284,6 +285,25 @@ def test_the_guide_shows_the_same_in_a_file_and_in_python(
     exec(python, shown)
     assert load(write(yaml + REST)).data.read().fingerprint == shown["small"].fingerprint
     assert [len(shown[name]) for name in ("adults", "small", "both")] == [1322, 1000, 1058 + 2000]
+
+
+def test_the_guide_draws_the_same_in_a_file_and_in_python(
+    write: Write, images: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    guide = (Path(__file__).parents[2] / "docs" / "guide.md").read_text()
+    (python,) = (block for block in re.findall(r"```python\n(.*?)```", guide, re.DOTALL) if ".balanced(" in block)
+    in_files = re.findall(r"`(resample: \{.*?\})`", guide)
+    rows = {"uri": ["images/ant/00.png"] * 300, "label": [*range(30)] * 10, "weight": [*range(300)]}
+    pyarrow.csv.write_csv(pa.table(rows), images.parent / "photos.csv")
+    monkeypatch.chdir(images.parent)
+    shown = {"train": read_manifest("photos.csv").filter(pyarrow.compute.field("weight") < 299)}
+    drawn = []
+    for line in filter(None, python.splitlines()):
+        exec(line, once := dict(shown))
+        drawn.append(once["train"].fingerprint)
+    text = "data: {read_manifest: photos.csv}\n" + REST + "filter: [[weight, '<', 299]]\n"
+    assert [load(write(text + said + "\n")).data.read().fingerprint for said in in_files] == drawn
+    assert len(drawn) == 2
 
 
 TRIAL = """

@@ -20,6 +20,7 @@ from pyarrow.fs import FSSpecHandler, PyFileSystem
 from mbaas.dataset import read_huggingface
 from mbaas.errors import BadSampleError, ConfigError, DatasetError
 from mbaas.fields import Field, Packed
+from mbaas.progress import Progress, watched
 
 ROWS = 203
 IMAGES = [np.random.default_rng(row).bytes(1 + row * 37 % 1000) for row in range(ROWS)]
@@ -107,6 +108,16 @@ def test_what_was_saved_is_read_where_it_is(folder: Path, saved: datasets.Datase
     again = pickle.loads(pickle.dumps(data, protocol=5))
     check(again, saved)
     assert [file.name for file in tmp_path.iterdir()] == []
+
+
+def test_how_far_it_is_is_told_to_who_watches(folder: Path, tmp_path: Path) -> None:
+    for unpacked in (None, tmp_path / "out"):
+        seen: list[Progress] = []
+        with watched(seen.append):
+            read_huggingface(folder, unpacked=unpacked)
+        assert [each for each in seen if each.things == "Arrow files"] == [
+            Progress("Arrow files", done, 2) for done in range(3)
+        ]
 
 
 @pytest.mark.parametrize(
