@@ -108,7 +108,7 @@ def _leaves(field: pa.Field) -> Iterator[tuple[str, pa.DataType]]:
 
 
 def _stored(kind: pa.DataType) -> pa.DataType:
-    """Return as what values of a type are stored, such as arrays of several dimensions."""
+    """Return the type in which values are stored: of arrays of several dimensions, one of lists in lists."""
     return kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind
 
 

@@ -193,7 +193,7 @@ class _Mapped(Source):
 
     def __init__(self, dataset: Any, files: Sequence[str]) -> None:
         self._dataset, self.fingerprint = dataset, str(dataset._fingerprint)
-        names = sorted({os.path.abspath(file) for file in files})  # noqa: PTH100
+        names = sorted({os.path.realpath(file) for file in files})  # which is what Linux says of a mapped file
         folder = os.path.commonpath([os.path.dirname(name) for name in names]) if names else "/"  # noqa: PTH120
         self.where = replace(locate(folder, None), root=folder if names else "a datasets.Dataset in memory")
         self.files = look_up(self.where, [self._name(name) for name in names])

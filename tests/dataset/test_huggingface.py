@@ -154,6 +154,15 @@ def test_a_dataset_that_was_read_from_parquet_is_read_in_its_cache(tmp_path: Pat
     check(read_huggingface(mapped), mapped)
 
 
+def test_a_dataset_behind_a_link_is_read_in_its_files(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(folder.parent)
+    theirs = datasets.load_from_disk(tmp_path / "link" / "all")
+    data = read_huggingface(theirs)
+    check(data, theirs)
+    assert data.root == str(folder)
+    assert read_huggingface(tmp_path / "link" / "all").fingerprint == data.fingerprint
+
+
 def test_images_in_files_of_their_own_are_read_there(tmp_path: Path) -> None:
     for row in range(9):
         (tmp_path / f"{row} # {row % 2}.jpg").write_bytes(IMAGES[row])
