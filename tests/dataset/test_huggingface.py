@@ -131,7 +131,7 @@ def test_how_far_it_is_is_told_to_who_watches(folder: Path, tmp_path: Path) -> N
         "a shard": lambda data: data.shard(4, 1),
         "another column": lambda data: data.add_column("more", [*range(ROWS)]),
         "decoded": lambda data: data.cast_column("image", datasets.Image()),
-        "in torch's format": lambda data: data.with_format("torch", columns=["label"]),
+        "in a format": lambda data: data.with_format("numpy", columns=["label"]),
     }.items(),
 )
 def test_what_was_made_of_it_is_read_as_the_package_has_it(
