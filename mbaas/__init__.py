@@ -8,7 +8,6 @@ for batch in loader:
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING, Any
 
 from mbaas.errors import (
@@ -26,6 +25,7 @@ from mbaas.errors import (
     StateError,
     WaitTimeoutError,
 )
+from mbaas.late import imported_late
 
 if TYPE_CHECKING:
     from mbaas.dataset import (
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         read_arrays,
         read_audio,
         read_coco,
+        read_huggingface,
         read_images,
         read_manifest,
         read_parquet,
@@ -76,6 +77,7 @@ __all__ = [
     "read_arrays",
     "read_audio",
     "read_coco",
+    "read_huggingface",
     "read_images",
     "read_manifest",
     "read_parquet",
@@ -84,39 +86,42 @@ __all__ = [
     "stop",
 ]
 
-_LAZY = {
-    "Dataset": "mbaas.dataset",
-    "concat": "mbaas.dataset.concatenated",
-    "read_arrays": "mbaas.dataset.listing",
-    "read_audio": "mbaas.dataset.listing",
-    "read_coco": "mbaas.dataset.coco",
-    "read_images": "mbaas.dataset.listing",
-    "read_manifest": "mbaas.dataset.manifest",
-    "read_parquet": "mbaas.dataset.parquet",
-    "read_webdataset": "mbaas.dataset.webdataset",
-    "Feed": "mbaas.feed",
-    "connect": "mbaas.feed",
-    "feeds": "mbaas.feed",
-    "join": "mbaas.feed",
-    "serve": "mbaas.serving",
-    "stop": "mbaas.feed",
-    "Loader": "mbaas.loader",
-    "Disk": "mbaas.settings",
-    "Lending": "mbaas.settings",
-    "Scaling": "mbaas.settings",
-    "Staging": "mbaas.settings",
-    "Threads": "mbaas.settings",
-    "Timeouts": "mbaas.settings",
-}
+_public = imported_late(
+    __name__,
+    {
+        "Dataset": "mbaas.dataset",
+        "concat": "mbaas.dataset.concatenated",
+        "read_arrays": "mbaas.dataset.listing",
+        "read_audio": "mbaas.dataset.listing",
+        "read_coco": "mbaas.dataset.coco",
+        "read_huggingface": "mbaas.dataset.huggingface",
+        "read_images": "mbaas.dataset.listing",
+        "read_manifest": "mbaas.dataset.manifest",
+        "read_parquet": "mbaas.dataset.parquet",
+        "read_webdataset": "mbaas.dataset.webdataset",
+        "Feed": "mbaas.feed",
+        "connect": "mbaas.feed",
+        "feeds": "mbaas.feed",
+        "join": "mbaas.feed",
+        "serve": "mbaas.serving",
+        "stop": "mbaas.feed",
+        "Loader": "mbaas.loader",
+        "Disk": "mbaas.settings",
+        "Lending": "mbaas.settings",
+        "Scaling": "mbaas.settings",
+        "Staging": "mbaas.settings",
+        "Threads": "mbaas.settings",
+        "Timeouts": "mbaas.settings",
+    },
+)
 
 
 def __getattr__(name: str) -> Any:
     """Import a public name, and with it Ray and Arrow, when it is first used: ``mbaas --help`` needs neither."""
-    if name not in _LAZY:
-        hint = ""
-        if name.endswith("Settings"):  # not for every name: modules of mbaas are looked for here before they are there
-            from mbaas.settings import RENAMED, in_python
+    if name.endswith("Settings"):  # not for every name: modules of mbaas are looked for here before they are there
+        from mbaas.settings import RENAMED, in_python
 
-            hint = f"; use {in_python(RENAMED[name])} of mbaas.serve" if name in RENAMED else ""
-        raise AttributeError(f"module 'mbaas' has no attribute {name!r}{hint}")
-    return getattr(importlib.import_module(_LAZY[name]), name)
+        if name in RENAMED:
+            hint = f"use {in_python(RENAMED[name])} of mbaas.serve"
+            raise AttributeError(f"module 'mbaas' has no attribute {name!r}; {hint}")
+    return _public(name)

@@ -51,6 +51,7 @@ LAYERS = (
     "progress",
     "units",
     "errors",
+    "late",
 )
 """From the top down: a package or module may import those that come after it, and itself."""
 

@@ -196,6 +196,7 @@ def test_the_example_shows_the_defaults() -> None:
         "filter",
         "split",
         "take",
+        "resample",
         "max_prep_workers",
         "prep_labels",
         "ahead_blocks",

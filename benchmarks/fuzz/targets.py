@@ -45,7 +45,7 @@ from mbaas.core import calls, events
 from mbaas.core.layout import StagingLimits
 from mbaas.core.state import StagingState
 from mbaas.core.story import unknown_thing
-from mbaas.dataset import read_coco, read_images, read_manifest, read_webdataset
+from mbaas.dataset import read_coco, read_huggingface, read_images, read_manifest, read_webdataset
 from mbaas.dataset.bounded import bounded
 from mbaas.dataset.location import locate
 from mbaas.errors import MbaasError
@@ -274,6 +274,51 @@ def shards(folder: Path) -> Case:
                 assert buffer.tobytes() in content, data.uri(sample)
 
     return case
+
+
+def arrow(folder: Path) -> Case:
+    """Arrow files as Hugging Face's datasets have them, damaged: refused, or each sample is a part of the file."""
+    rows: list[dict[str, Any]] = [
+        {"image": {"bytes": content, "path": f"{n}.png"}, "label": n, "more": {"boxes": [[n, 1.5]] * (n % 3)}}
+        for n, content in enumerate(images().values())
+    ]
+    table, good = pa.Table.from_pylist(rows), []
+    for rows_of_batch, compression in ((3, None), (100, None), (3, "zstd")):
+        with pa.BufferOutputStream() as out:
+            options = pa.ipc.IpcWriteOptions(compression=compression)
+            with pa.ipc.new_stream(out, table.schema, options=options) as writer:
+                writer.write_table(table, max_chunksize=rows_of_batch)
+            good.append(out.getvalue().to_pybytes())
+    (folder / "state.json").write_text(json.dumps({"_data_files": [{"filename": "a.arrow"}], "_fingerprint": "x"}))
+
+    def case(chance: Random) -> None:
+        content = chance.choice(good)
+        content = damaged(chance, content, good) if chance.random() < 0.5 else _misled(chance, content)
+        (folder / "a.arrow").write_bytes(content)
+        unpacked = folder / "unpacked" if chance.random() < 0.3 else None
+        try:
+            with _expected():
+                data = read_huggingface(
+                    folder, fields=chance.choice((None, ["label"], ["more.boxes"])), unpacked=unpacked
+                )
+                reader = data.reader()
+                for sample, length in enumerate(data.lengths(np.arange(len(data))).tolist()):
+                    buffer = np.zeros(length, np.uint8)
+                    reader.read_into(sample, buffer)
+                    assert unpacked or buffer.tobytes() in content, data.uri(sample)
+        finally:
+            shutil.rmtree(folder / "unpacked", ignore_errors=True)
+
+    return case
+
+
+def _misled(chance: Random, arrow: bytes) -> bytes:
+    """Change a number in the metadata of an Arrow file: how many rows there are, or where something is."""
+    starts = [place + 8 for place in range(0, len(arrow) - 8, 8) if arrow[place : place + 4] == b"\xff" * 4]
+    start = chance.choice(starts)
+    place = start + chance.randrange(0, max(8, int.from_bytes(arrow[start - 4 : start], "little") % 4096), 8)
+    word = chance.choice((-1, 0, 1, 2, 3, 5, 8, 41, 1000, 2**31, 2**62, start - place))
+    return arrow[:place] + word.to_bytes(8, "little", signed=True) + arrow[place + 8 :]
 
 
 def manifest(folder: Path) -> Case:
@@ -904,6 +949,7 @@ TARGETS = {
     "remote": Target(remote, 300),
     "kept listing": Target(kept_listing, 300),
     "shards": Target(shards, 300),
+    "arrow": Target(arrow, 100),
     "manifest": Target(manifest, 100),
     "coco": Target(coco, 200),
     "location": Target(location, 300),

@@ -13,8 +13,7 @@ Models are pure and take plain numbers; what measures is apart from them.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mbaas.analysis.answers import bottleneck, curve, fewest_prep_cores, smallest_cache
 from mbaas.analysis.changes import MachineType, offers, recommend, verdict
@@ -22,6 +21,7 @@ from mbaas.analysis.quantity import Quantity, measured, stated
 from mbaas.analysis.rates import MeasuredCurve, Rates
 from mbaas.analysis.setup import Setup
 from mbaas.analysis.whatif import predict
+from mbaas.late import imported_late
 
 if TYPE_CHECKING:
     from mbaas.analysis.live import analyze_feed
@@ -49,15 +49,12 @@ __all__ = [
     "verdict",
 ]
 
-_LAZY = {
-    "Workload": "mbaas.analysis.measuring.service",
-    "analyze_feed": "mbaas.analysis.live",
-    "analyze": "mbaas.analysis.whole",
-}
-
-
-def __getattr__(name: str) -> Any:
-    """Import what measures, and Ray with it, when it is first needed: models need neither."""
-    if name not in _LAZY:
-        raise AttributeError(f"module 'mbaas.analysis' has no attribute {name!r}")
-    return getattr(importlib.import_module(_LAZY[name]), name)
+# What measures, and Ray with it, is imported when it is first used: models need neither.
+__getattr__ = imported_late(
+    __name__,
+    {
+        "Workload": "mbaas.analysis.measuring.service",
+        "analyze_feed": "mbaas.analysis.live",
+        "analyze": "mbaas.analysis.whole",
+    },
+)

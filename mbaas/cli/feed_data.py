@@ -6,7 +6,8 @@
       read_manifest: {path: photos.parquet, label: species, fields: [age]}
     filter: [[age, ">=", 18], [class, in, [cat, dog]]]    # of these samples ...
     split: {part: train, fraction: 0.8, stratify: label}  # ... this part, ...
-    take: 1000                                            # ... and of that the first ones
+    take: 1000                                            # ... of that the first ones, ...
+    resample: {balance: label}                            # ... and of these each class equally often
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ _PATHS = {
     "read_coco": ("annotations", "images", "listing"),
     "read_audio": ("uri", "listing"),
     "read_arrays": ("uri", "listing"),
+    "read_huggingface": ("dataset", "listing", "unpacked"),
 }
 """What reads data -> its options that are paths; the first one names the data."""
 
@@ -162,6 +164,32 @@ class ArraysFile:
     """A Parquet file that keeps the listing, written if it is not there: relative to this file, absolute, or a URI."""
 
 
+@options(within="data.read_huggingface")
+class HuggingfaceFile:
+    """A folder that ``save_to_disk`` of Hugging Face's datasets wrote."""
+
+    dataset: str
+    """The folder: relative to this file, absolute, or a URI."""
+
+    split: str | None = None
+    """Which one, if the folder has several."""
+
+    image: str = "image"
+    """The column with the images, or their paths."""
+
+    label: str | None = None
+    """The column that minibatches have as ``label``; default: that of this name, if there is one."""
+
+    fields: tuple[str, ...] | None = None
+    """The other columns that minibatches have; default: all of numbers."""
+
+    listing: str | None = None
+    """A Parquet file that keeps what was found, until a file changes; relative to this file, absolute, or a URI."""
+
+    unpacked: str | None = None
+    """A folder that all nodes can read, into which the images are unpacked once; needed if the files are compressed."""
+
+
 @options(within="data")
 class DataFile:
     """Data that is not a folder of classes of images: the name of what reads it, and its options."""
@@ -191,6 +219,12 @@ class DataFile:
         Annotated[Annotated[str, Tag("value")] | Annotated[ArraysFile, Tag("mapping")], Discriminator(_form)] | None
     ) = None
     """A folder with one folder of arrays per class: its path, or its options."""
+
+    read_huggingface: (
+        Annotated[Annotated[str, Tag("value")] | Annotated[HuggingfaceFile, Tag("mapping")], Discriminator(_form)]
+        | None
+    ) = None
+    """A folder that ``save_to_disk`` of Hugging Face's datasets wrote: its path, or its options."""
 
     @property
     def reader(self) -> tuple[str, Any]:
@@ -223,6 +257,44 @@ class SplitFile:
     """A field of whole numbers, such as label: each of its values has the same fraction for training."""
 
 
+@options(within="resample")
+class ResampleFile:
+    """Samples that are drawn by weights, with replacement; one that is drawn twice comes twice in each epoch."""
+
+    balance: str | None = None
+    """A field of whole numbers, such as label: each of its values comes equally often."""
+
+    weights: str | None = None
+    """A field with the weights of samples, in place of ``balance``."""
+
+    samples: Annotated[int, Ge(1)] | None = None
+    """How many are drawn; default: as many as there are."""
+
+    seed: Annotated[int, Ge(0), Le(MOST_SEED)] = 0
+    """Chooses which are drawn."""
+
+    def of(self, dataset: Dataset) -> Dataset:
+        """Draw the samples.
+
+        Raises:
+            ConfigError: a field that there is not, or weights that cannot be.
+        """
+        if self.balance is not None:
+            return dataset.balanced(self.balance, self.samples, self.seed)
+        assert self.weights is not None
+        return dataset.resampled(self.weights, self.samples, self.seed)
+
+    def check(self) -> None:
+        """Refuse what names no weights, or two kinds of them.
+
+        Raises:
+            ConfigError: it does.
+        """
+        if (self.balance is None) == (self.weights is None):
+            got = "none" if self.balance is None else "both"
+            raise ConfigError(f"name one of balance, weights, got {got}")
+
+
 def _condition(said: tuple[str, str, Any]) -> tuple[str, str, Any]:
     _, operator, value = said
     values = value if isinstance(value, list) else [value]
@@ -248,8 +320,8 @@ class DataOptions:
 
     data: Annotated[Annotated[str, Tag("value")] | Annotated[DataFile, Tag("mapping")], Discriminator(_form)]
     """A folder with one folder of images per class: relative to the file, absolute, or a URI such as s3://bucket/train.
-    Or ``read_manifest``, ``read_webdataset``, ``read_parquet``, ``read_coco``, ``read_audio`` or ``read_arrays`` with
-    the path of what it reads, or its options."""
+    Or ``read_manifest``, ``read_webdataset``, ``read_parquet``, ``read_coco``, ``read_audio``, ``read_arrays`` or
+    ``read_huggingface`` with the path of what it reads, or its options."""
 
     listing: str | None = None
     """A Parquet file that keeps the listing of a folder, relative to the file, absolute, or a URI: written if it is not
@@ -264,6 +336,9 @@ class DataOptions:
 
     take: Annotated[int, Ge(1)] | None = None
     """How many samples are served at most: the first ones, of what is left."""
+
+    resample: ResampleFile | None = None
+    """Samples drawn by weights, with replacement, from what is left."""
 
 
 @dataclass(frozen=True)
@@ -288,6 +363,8 @@ class FeedData:
             ConfigError: a key does not fit the kind of data.
         """
         data = said.data
+        if said.resample is not None:
+            top.fields["resample"].made(said.resample.check)
         if isinstance(data, str):
             return cls(_from(top.file, data), said, top)
         name, options = top.fields["data"].made(lambda: data.reader)
@@ -311,6 +388,8 @@ class FeedData:
             dataset = parts[("train", "validation").index(split.part)]
         if (count := said.take) is not None:
             dataset = at["take"].made(lambda: dataset.take(count))
+        if (drawn := said.resample) is not None:
+            dataset = at["resample"].made(lambda: drawn.of(dataset))
         return dataset
 
     def _whole(self) -> Dataset:

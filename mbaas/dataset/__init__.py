@@ -1,14 +1,16 @@
 """Datasets: which samples exist, what is known of them, and how their bytes are read."""
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mbaas.dataset.base import Dataset, SampleReader
 from mbaas.dataset.synthetic import synthetic
+from mbaas.fields import Field, Packed
+from mbaas.late import imported_late
 
 if TYPE_CHECKING:
     from mbaas.dataset.coco import read_coco
     from mbaas.dataset.concatenated import concat
+    from mbaas.dataset.huggingface import read_huggingface
     from mbaas.dataset.listing import (
         ARRAY_EXTENSIONS,
         AUDIO_EXTENSIONS,
@@ -26,11 +28,14 @@ __all__ = [
     "AUDIO_EXTENSIONS",
     "IMAGE_EXTENSIONS",
     "Dataset",
+    "Field",
+    "Packed",
     "SampleReader",
     "concat",
     "read_arrays",
     "read_audio",
     "read_coco",
+    "read_huggingface",
     "read_images",
     "read_manifest",
     "read_parquet",
@@ -38,23 +43,21 @@ __all__ = [
     "synthetic",
 ]
 
-_LAZY = {
-    "ARRAY_EXTENSIONS": "mbaas.dataset.listing",
-    "AUDIO_EXTENSIONS": "mbaas.dataset.listing",
-    "IMAGE_EXTENSIONS": "mbaas.dataset.listing",
-    "concat": "mbaas.dataset.concatenated",
-    "read_arrays": "mbaas.dataset.listing",
-    "read_audio": "mbaas.dataset.listing",
-    "read_coco": "mbaas.dataset.coco",
-    "read_images": "mbaas.dataset.listing",
-    "read_manifest": "mbaas.dataset.manifest",
-    "read_parquet": "mbaas.dataset.parquet",
-    "read_webdataset": "mbaas.dataset.webdataset",
-}
-
-
-def __getattr__(name: str) -> Any:
-    """Import how datasets are made, and with it much of Arrow, when it is first used: no actor of a feed needs it."""
-    if name not in _LAZY:
-        raise AttributeError(f"module 'mbaas.dataset' has no attribute {name!r}")
-    return getattr(importlib.import_module(_LAZY[name]), name)
+# What makes datasets, and with it much of Arrow, is imported when it is first used: no actor of a feed needs it.
+__getattr__ = imported_late(
+    __name__,
+    {
+        "ARRAY_EXTENSIONS": "mbaas.dataset.listing",
+        "AUDIO_EXTENSIONS": "mbaas.dataset.listing",
+        "IMAGE_EXTENSIONS": "mbaas.dataset.listing",
+        "concat": "mbaas.dataset.concatenated",
+        "read_arrays": "mbaas.dataset.listing",
+        "read_audio": "mbaas.dataset.listing",
+        "read_coco": "mbaas.dataset.coco",
+        "read_huggingface": "mbaas.dataset.huggingface",
+        "read_images": "mbaas.dataset.listing",
+        "read_manifest": "mbaas.dataset.manifest",
+        "read_parquet": "mbaas.dataset.parquet",
+        "read_webdataset": "mbaas.dataset.webdataset",
+    },
+)

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from mbaas import units
 from mbaas.dataset.parts import checked_ids, fingerprint_of_part, matching, split_of
+from mbaas.dataset.resampling import balanced_ids, resampled_ids
 from mbaas.errors import ConfigError, DatasetError, shown
 from mbaas.fields import LABEL, Arrays, Field
 from mbaas.notebook import some, table
@@ -170,8 +171,50 @@ class Dataset(ABC):
             ConfigError: they do not ascend, or a sample is not there.
             DatasetError: there are none.
         """
-        ids = checked_ids(self, sample_ids)
-        return self if len(ids) == len(self) else self._part(ids, fingerprint_of_part(self.fingerprint, ids))
+        return self._chosen(checked_ids(self, sample_ids))
+
+    def resampled(self, weights: str | NDArray[Any], samples: int | None = None, seed: int = 0) -> Dataset:
+        """Draw samples by weights, with replacement: the dataset of what was drawn.
+
+        A sample that is drawn several times is as many samples, each with an id and with random transforms of its own;
+        so an epoch has each draw once, and its ledger counts draws. What is drawn follows from the weights, the number
+        and the seed, and is the same in all epochs. A sample comes as often as is expected of its weight, but for
+        rounding, up or down at random: of equal weights, and as many draws as samples, each comes once. Those of weight
+        0 never come. `source_ids` leads back to what was drawn.
+
+        Split before: of what was drawn several times a split would put some into either part. Caches keep the bytes of
+        each draw.
+
+        Args:
+            weights: of the samples, at least 0, in any unit: float[n], or the name of a field of numbers.
+            samples: how many are drawn; default: as many as there are.
+            seed: chooses which, in [0, 2**63).
+
+        Raises:
+            ConfigError: weights that are no such numbers or all 0, no such field, or a number out of range.
+        """
+        return self._chosen(resampled_ids(self, weights, samples, seed))
+
+    def balanced(self, field: str = LABEL.name, samples: int | None = None, seed: int = 0) -> Dataset:
+        """Draw samples as `resampled` does, so that each value of a field comes equally often, to within one.
+
+        Within a value all samples have the same weight. Values of which there is no sample cannot come.
+
+        Args:
+            field: of whole numbers, such as the label.
+            samples, seed: as `resampled` has them.
+
+        Raises:
+            ConfigError: no such field, or a number out of range.
+        """
+        return self._chosen(balanced_ids(self, field, samples, seed))
+
+    def _chosen(self, ids: Ids) -> Dataset:
+        """Return the dataset of samples whose ids ascend, some of which may come several times."""
+        if len(ids) == len(self) and (ids == np.arange(len(self))).all():
+            return self
+        ids.flags.writeable = False
+        return self._part(ids, fingerprint_of_part(self.fingerprint, ids))
 
     def source_ids(self, sample_ids: Ids) -> Ids:
         """Return the ids of samples in the dataset of which this is a part, however often it was divided: int64[n].
@@ -181,7 +224,7 @@ class Dataset(ABC):
         return sample_ids
 
     def _part(self, ids: Ids, fingerprint: str) -> Dataset:
-        """Make the dataset of some samples: of ids that ascend, fewer than there are."""
+        """Make the dataset of some samples: of ids that ascend; one may come several times."""
         return Subset(self.root, self.class_names, fingerprint, inner=self, ids=ids)
 
     def __repr__(self) -> str:

@@ -15,7 +15,7 @@ from pyarrow.fs import FileType
 from mbaas.dataset.base import Dataset
 from mbaas.dataset.faults import said
 from mbaas.dataset.file_infos import file_infos
-from mbaas.dataset.kept_listing import Listing, keep_listing, recall_listing
+from mbaas.dataset.kept_listing import Listing, listed_once
 from mbaas.dataset.location import Location, join, locate
 from mbaas.dataset.table import TableDataset, fingerprint_of, table_of
 from mbaas.errors import ConfigError, DatasetError
@@ -70,14 +70,20 @@ def read_coco(
     where, root = locate(annotations, filesystem), locate(images, filesystem)
     file = _look_up(where)
     options = {"annotations": where.root, "fields": asked, "keep_empty": bool(keep_empty)}
-    found = None
-    if listing is not None:
-        found = recall_listing(listing, writer=_WRITER, root=root.root, options=options, fields=None)
-    if found is None or found.files != [file]:
+
+    def make() -> Listing:
         class_names, table = _read(where, root, asked, keep_empty)
-        found = Listing(_WRITER, root.root, options, class_names, fingerprint_of(table, class_names), table, [file])
-        if listing is not None:
-            keep_listing(found, listing)
+        return Listing(_WRITER, root.root, options, class_names, fingerprint_of(table, class_names), table, [file])
+
+    found = listed_once(
+        listing,
+        make,
+        writer=_WRITER,
+        root=root.root,
+        options=options,
+        fields=None,
+        is_current=lambda kept: kept.files == [file],
+    )
     return TableDataset(
         root=root.root,
         class_names=found.class_names,

@@ -105,6 +105,13 @@ def is_text(kind: pa.DataType) -> bool:
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
+def may_be_numbers(kind: pa.DataType) -> bool:
+    """Whether values of a type can be those of a field, if lists in lists are equally long."""
+    while pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        kind = kind.value_type
+    return bool(pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind))
+
+
 def as_numbers(found: pa.Array, *, as_typed: bool = False) -> pa.Array | None:
     """Return an array as a field can have it; None if it is none of numbers.
 
@@ -120,7 +127,7 @@ def as_numbers(found: pa.Array, *, as_typed: bool = False) -> pa.Array | None:
     lengths, values = pc.list_value_length(found), as_numbers(found.flatten(), as_typed=as_typed)
     if found.null_count or values is None or values.null_count or pa.types.is_large_list(values.type):
         return None
-    if pa.types.is_fixed_size_list(kind):
+    if pa.types.is_fixed_size_list(kind) and kind.list_size:  # also if there are none
         return pa.FixedSizeListArray.from_arrays(values, kind.list_size)
     least, most = pc.min(lengths).as_py(), pc.max(lengths).as_py()
     if least == most and most and not (as_typed and pa.types.is_large_list(kind)):

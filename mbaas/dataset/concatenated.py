@@ -135,7 +135,7 @@ class ConcatDataset(Dataset):
             yield self.parts[number], rows, sample_ids[rows] - self._bounds[number]
 
     def _part(self, ids: Ids, fingerprint: str) -> ConcatDataset:
-        parts = tuple(part.select(inner) for part, _, inner in self._by_part(ids))
+        parts = tuple(part._chosen(inner) for part, _, inner in self._by_part(ids))
         return replace(self, fingerprint=fingerprint, parts=parts, sources=self.source_ids(ids))
 
     @cached_property

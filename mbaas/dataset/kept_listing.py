@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,6 +44,36 @@ class Listing:
     fingerprint: str
     table: pa.Table
     files: Any = None
+
+
+def listed_once(
+    path: str | os.PathLike[str] | None,
+    make: Callable[[], Listing],
+    *,
+    writer: str,
+    root: str,
+    options: Mapping[str, Any],
+    fields: Sequence[str] | None,
+    is_current: Callable[[Listing], bool] = lambda _: True,
+) -> Listing:
+    """Return the listing that is kept in a file; make it, and keep it there, if there is none that still holds.
+
+    Args:
+        path: of the file; None: none is kept.
+        make: lists the samples.
+        writer, root, options, fields: of the listing; see `recall_listing`.
+        is_current: whether what was kept still holds.
+
+    Raises:
+        DatasetError: the file cannot be read or written, or is of something else.
+    """
+    if path is None:
+        return make()
+    found = recall_listing(path, writer=writer, root=root, options=options, fields=fields)
+    if found is None or not is_current(found):
+        found = make()
+        keep_listing(found, path)
+    return found
 
 
 def keep_listing(listing: Listing, path: str | os.PathLike[str]) -> None:

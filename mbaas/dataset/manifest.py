@@ -6,18 +6,16 @@ import os
 import posixpath
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.fs
-from pyarrow.fs import FileType
 
 from mbaas.dataset.base import Dataset
 from mbaas.dataset.columns import Columns
 from mbaas.dataset.faults import said
-from mbaas.dataset.file_infos import file_infos
-from mbaas.dataset.location import Location, join, locate
+from mbaas.dataset.location import Location, locate
+from mbaas.dataset.named_files import NamedFiles
 from mbaas.dataset.table import TableDataset, fingerprint_of, table_of
 from mbaas.errors import ConfigError, DatasetError
 from mbaas.fields import LABEL
@@ -82,8 +80,8 @@ def read_manifest(
     if fields is None:
         fields = [name for name in table.column_names if name not in {*taken, label} and columns.has_numbers(name)]
     class_names, known = columns.fields(label, fields)
-    files = _located(where, uris, root, filesystem)
-    lengths = _lengths_of(files) if length is None else columns.lengths(length)
+    files = NamedFiles.of(where, uris, root, filesystem)
+    lengths = files.lengths() if length is None else columns.lengths(length)
     names = pa.array(files.names, pa.large_string())
     whole = table_of([names, pa.array(np.zeros(len(uris), np.int64)), lengths], known)
     return TableDataset(
@@ -136,51 +134,3 @@ def _parse(file: pa.NativeFile, ending: str) -> pa.Table:
     return pyarrow.csv.read_csv(
         file, parse_options=pyarrow.csv.ParseOptions(delimiter="\t" if ending == ".tsv" else ",")
     )
-
-
-@dataclass(frozen=True)
-class _Files:
-    """Files below one folder, or one top of a file system.
-
-    Attributes:
-        where: that folder.
-        names: of the files, relative to it.
-    """
-
-    where: Location
-    names: list[str]
-
-
-def _located(
-    manifest: Location, uris: list[str], root: str | os.PathLike[str] | None, filesystem: pyarrow.fs.FileSystem | None
-) -> _Files:
-    """Find the folder of the files, and their names below it."""
-    if root is not None:
-        where = locate(root, filesystem)
-    elif "://" in uris[0] or uris[0].startswith("/"):
-        scheme, _, rest = uris[0].rpartition("://")
-        where = locate(f"{scheme}://{rest.partition('/')[0]}" if scheme else "/", filesystem)
-    else:
-        where = replace(manifest, base=posixpath.dirname(manifest.base), root=posixpath.dirname(manifest.root))
-    top = f"{where.root.rstrip('/')}/"
-    names = [uri.removeprefix(top) if uri.startswith(top) else uri for uri in uris]
-    for row, name in enumerate(names):
-        if "://" in name or name.startswith("/") or ".." in name.split("/") or not name:
-            raise DatasetError(
-                f"{manifest.root}: the file of row {row} (counted from 0) must be below {where.root}, got {uris[row]!r}"
-            )
-    return _Files(where, names)
-
-
-def _lengths_of(files: _Files) -> pa.Array:
-    """Ask the file system how long the files are."""
-    where = files.where
-    infos = file_infos(where, files.names)
-    gone = [row for row, info in enumerate(infos) if info.type != FileType.File or info.size is None]
-    if gone:
-        what = "is not there" if infos[gone[0]].type == FileType.NotFound else "is no file"
-        raise DatasetError(
-            f"{len(gone)} of {len(infos)} files of the manifest cannot be read; the first, of row {gone[0]} (counted "
-            f"from 0), {what}: {join(where.root, files.names[gone[0]])}"
-        )
-    return pa.array([info.size for info in infos], pa.int64())

@@ -2,34 +2,31 @@
 
 from __future__ import annotations
 
-import json
 import os
-import posixpath
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.fs
 
 from mbaas.dataset.base import Dataset
-from mbaas.dataset.columns import gathered
+from mbaas.dataset.class_labels import class_names_in, with_classes
+from mbaas.dataset.columns import gathered, may_be_numbers
 from mbaas.dataset.faults import s3_attempts, said
-from mbaas.dataset.file_infos import S3_ATTEMPTS, file_infos
-from mbaas.dataset.kept_listing import Listing, keep_listing, recall_listing
-from mbaas.dataset.location import Location, join, locate, written_whole
+from mbaas.dataset.file_infos import S3_ATTEMPTS
+from mbaas.dataset.kept_listing import Listing, listed_once
+from mbaas.dataset.location import Location, join, locate
 from mbaas.dataset.shard_names import locate_shards, look_up
-from mbaas.dataset.table import IN_SHARD, PLACE, ShardDataset, fingerprint_of, string_bounds, table_of
+from mbaas.dataset.table import ShardDataset, fingerprint_of, table_of
+from mbaas.dataset.unpacking import ENDING, is_there, listing_in, unpack
 from mbaas.errors import ConfigError, DatasetError, shown
 from mbaas.fields import IMAGE, LABEL
 from mbaas.progress import track
 
 _WRITER = "read_parquet"
-_LISTING = "listing.parquet"
-_ENDING = ".images"  # of the files that images are unpacked into
 _THREADS = 4  # each holds a row group
 _BATCH_ROWS = 64  # are unpacked at a time
 
@@ -76,11 +73,15 @@ def read_parquet(
     target = locate(unpacked, None)
     files = look_up(where, names)
     asked = {"image": image, "label": label, "fields": None if fields is None else tuple(fields)}
-    listing = _below(unpacked, _LISTING)
-    found = recall_listing(listing, writer=_WRITER, root=where.root, options=asked, fields=None)
-    if found is None or not _is_still(found.files, files, target):
-        found = _unpack(where, files, target, asked)
-        keep_listing(found, listing)
+    found = listed_once(
+        listing_in(unpacked),
+        lambda: _unpack(where, files, target, asked),
+        writer=_WRITER,
+        root=where.root,
+        options=asked,
+        fields=None,
+        is_current=lambda kept: _is_still(kept.files, files, target),
+    )
     return ShardDataset(
         root=target.root,
         class_names=found.class_names,
@@ -88,23 +89,15 @@ def read_parquet(
         table=found.table,
         filesystem=target.filesystem,
         base=target.base,
-        shards={name + _ENDING: nbytes for name, *_, nbytes in found.files},
+        shards={name + ENDING: nbytes for name, *_, nbytes in found.files},
     )
-
-
-def _below(folder: str | os.PathLike[str], name: str) -> str:
-    """Return the path or URI of a file in a folder; a URI may have options after a question mark."""
-    text = os.fspath(folder)
-    path, *options = text.partition("?") if "://" in text else (text,)
-    return f"{path.rstrip('/')}/{name}" + "".join(options)
 
 
 def _is_still(kept: list[list[Any]], files: list[list[Any]], target: Location) -> bool:
     """Whether these files were unpacked, and what they were unpacked into is there."""
     if [entry[:-1] for entry in kept] != files:
         return False
-    infos = file_infos(target, [name + _ENDING for name, *_ in kept])
-    return [info.size for info in infos] == [nbytes for *_, nbytes in kept]
+    return is_there(target, {name + ENDING: nbytes for name, *_, nbytes in kept})
 
 
 def _unpack(where: Location, files: list[list[Any]], target: Location, asked: dict[str, Any]) -> Listing:
@@ -121,7 +114,7 @@ def _unpack(where: Location, files: list[list[Any]], target: Location, asked: di
         fields = [name for name in columns.table.column_names if name != label and columns.has_numbers(name)]
     class_names, known = columns.fields(label, fields)
     if label is not None and not class_names:
-        class_names, known = _classes(parts[0].class_names.get(label, ()), known)
+        class_names, known = with_classes(parts[0].class_names.get(label, ()), known)
     table = table_of(places, known)
     kept = [[*file, part.nbytes] for file, part in zip(files, parts, strict=True)]
     return Listing(_WRITER, where.root, asked, class_names, fingerprint_of(table, class_names), table, kept)
@@ -147,33 +140,25 @@ class _Unpacked:
 def _unpack_one(where: Location, name: str, target: Location, asked: dict[str, Any]) -> _Unpacked:
     from pyarrow import parquet  # here: it takes 0.1 s, and most datasets have no such file
 
-    shard, images = join(where.root, name), name + _ENDING
-    lengths, values = [np.zeros(0, np.int64)], []
+    shard, values = join(where.root, name), list[pa.RecordBatch]()
     try:
-        path = join(target.base, images)
-        target.filesystem.create_dir(posixpath.dirname(path), recursive=True)
         with where.filesystem.open_input_file(join(where.base, name)) as raw, parquet.ParquetFile(raw) as file:
             known = _columns_of(shard, file.schema_arrow, asked)
             batches = file.iter_batches(_BATCH_ROWS, columns=[asked["image"], *known], use_threads=False)
-            with written_whole(target.filesystem, path) as partial:
-                with target.filesystem.open_output_stream(partial) as out:
-                    for number, batch in enumerate(batches):
-                        encoded = _encoded(shard, batch, asked["image"], number * _BATCH_ROWS)
-                        bounds, content = string_bounds(encoded)
-                        out.write(content[bounds[0] : bounds[-1]])
-                        lengths.append(np.diff(bounds))
-                        values.append(batch.select(known))
+
+            def images() -> Iterator[pa.Array]:
+                for number, batch in enumerate(batches):
+                    values.append(batch.select(known))
+                    yield _encoded(shard, batch, asked["image"], number * _BATCH_ROWS)
+
+            places, nbytes = unpack(images(), target, name)
             schema = pa.schema([file.schema_arrow.field(column) for column in known])
-            class_names = _class_names(file.schema_arrow.metadata or {})
+            class_names = class_names_in(file.schema_arrow.metadata)
     except (ConfigError, DatasetError):
         raise
     except Exception as error:  # a file system of somebody else's raises what it likes
         raise DatasetError(f"cannot unpack {shard} into {target.root}: {said(error)}") from error
-    length = np.concatenate(lengths)
-    uris = [f"{images}{IN_SHARD}{row}" for row in range(len(length))]
-    columns = [pa.array(uris, pa.large_string()), pa.array(np.cumsum(length) - length), pa.array(length)]
-    places = pa.Table.from_arrays(columns, schema=PLACE)
-    return _Unpacked(places, pa.Table.from_batches(values, schema), class_names, int(length.sum()))
+    return _Unpacked(places, pa.Table.from_batches(values, schema), class_names, nbytes)
 
 
 def _columns_of(shard: str, schema: pa.Schema, asked: dict[str, Any]) -> list[str]:
@@ -191,14 +176,8 @@ def _columns_of(shard: str, schema: pa.Schema, asked: dict[str, Any]) -> list[st
     if label is None and schema.names.count(LABEL.name) == 1:
         label = LABEL.name
     if fields is None:
-        fields = [field.name for field in schema if field.name not in (image, label) and _may_be_numbers(field.type)]
+        fields = [field.name for field in schema if field.name not in (image, label) and may_be_numbers(field.type)]
     return list(dict.fromkeys([*([label] if label is not None else []), *fields]))
-
-
-def _may_be_numbers(kind: pa.DataType) -> bool:
-    while pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
-        kind = kind.value_type
-    return bool(pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind))
 
 
 def _encoded(shard: str, batch: pa.RecordBatch, image: str, first: int) -> pa.Array:
@@ -210,23 +189,3 @@ def _encoded(shard: str, batch: pa.RecordBatch, image: str, first: int) -> pa.Ar
         hint = "; tables that name files are read by read_manifest" if pa.types.is_struct(found.type) else ""
         raise DatasetError(f"column {image!r} of {shard} has no bytes in row {row} (counted from 0){hint}")
     return encoded.cast(pa.large_binary())
-
-
-def _class_names(metadata: dict[bytes, bytes]) -> dict[str, tuple[str, ...]]:
-    """Read the names of classes that Hugging Face's datasets keep in a file: column -> names in the order of labels."""
-    try:
-        features = json.loads(metadata[b"huggingface"])["info"]["features"]
-        return {name: tuple(map(str, found["names"])) for name, found in features.items() if "names" in found}
-    except (KeyError, TypeError, ValueError, AttributeError):  # written by others, in another form
-        return {}
-
-
-def _classes(class_names: tuple[str, ...], known: dict[str, pa.Array]) -> tuple[tuple[str, ...], dict[str, pa.Array]]:
-    """Return the names of classes and the fields: with these names if all labels are indices into them."""
-    labels = known[LABEL.name]
-    if not class_names or not pa.types.is_integer(labels.type):
-        return (), known
-    least, most = pc.min_max(labels).values()
-    if least.as_py() < 0 or most.as_py() >= len(class_names):  # -1 says of a test set that labels are not known
-        return (), known
-    return class_names, known | {LABEL.name: labels.cast(pa.int64())}

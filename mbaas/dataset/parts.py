@@ -70,7 +70,7 @@ def split_of(dataset: Dataset, fraction: Any, seed: int, stratify: str | None) -
     """Divide the ids of a dataset in two, both ascending; see `Dataset.split`."""
     if not isinstance(fraction, (int, float)) or not 0 < fraction < 1:
         raise ConfigError(f"fraction must be a number above 0 and below 1, got {shown(fraction)}", option="fraction")
-    strata = None if stratify is None else _strata(dataset, stratify)
+    strata = None if stratify is None else strata_of(dataset, stratify, option="stratify")
     is_first = drawn(len(dataset), fraction, seed, strata)
     first, second = np.flatnonzero(is_first), np.flatnonzero(~is_first)
     if not len(first) or not len(second):
@@ -105,15 +105,24 @@ def drawn(count: int, fraction: float, seed: int, strata: NDArray[Any] | None = 
     return found
 
 
-def _strata(dataset: Dataset, name: str) -> NDArray[Any]:
-    """Return the values of the field by which a split is stratified."""
+def strata_of(dataset: Dataset, name: str, option: str) -> NDArray[Any]:
+    """Return the values of a field of whole numbers, which ``option`` names: [number of samples].
+
+    Raises:
+        ConfigError: there is no such field.
+    """
     whole = [each.name for each in dataset.fields if not each.shape and np.issubdtype(each.dtype, np.integer)]
     if name not in whole:
         there = ", ".join(whole) or "none"
         raise ConfigError(
-            f"stratify must name a field of whole numbers, of which {dataset.root} has {there}, got {shown(name)}",
-            option="stratify",
+            f"{option} must name a field of whole numbers, of which {dataset.root} has {there}, got {shown(name)}",
+            option=option,
         )
+    return all_values(dataset, name)
+
+
+def all_values(dataset: Dataset, name: str) -> NDArray[Any]:
+    """Return the values that all samples have of a field: [number of samples, *shape]."""
     return np.concatenate([dataset.values(ids)[name] for ids in _in_steps(dataset)])
 
 

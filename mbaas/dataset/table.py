@@ -273,4 +273,6 @@ def string_bounds(chunk: pa.Array) -> tuple[NDArray[Any], memoryview]:
 
 
 def _view(data: pa.Buffer | None, dtype: Any, start: int, count: int) -> NDArray[Any]:
-    return np.frombuffer(data or b"", dtype)[start : start + count]
+    # No more than is used, because a file may say of a buffer that it ends in the middle of a value.
+    end = (start + count) * np.dtype(dtype).itemsize
+    return np.frombuffer(memoryview(data or b"")[:end], dtype)[start:]

@@ -21,7 +21,7 @@ from pyarrow.fs import FileSelector, FileType
 
 from mbaas.dataset.base import Dataset
 from mbaas.dataset.faults import s3_attempts, said
-from mbaas.dataset.kept_listing import Listing, keep_listing, recall_listing
+from mbaas.dataset.kept_listing import Listing, listed_once
 from mbaas.dataset.location import Location, join, locate
 from mbaas.dataset.table import TableDataset, fingerprint_of, table_of
 from mbaas.errors import ConfigError, DatasetError
@@ -30,6 +30,7 @@ from mbaas.progress import track
 
 _REMOTE_THREADS = 8  # they wait for a server most of the time; local disks gain nothing
 _MOST_WAYS = 1000  # from a class to one and the same folder: twenty folders with two links each can make a million
+_CALLER = 6  # frames from a warning to the line that called the reader: through `list_tree`, `listed_once` and `make`
 _S3_ATTEMPTS = 5  # of each request; a class of a million images is listed by a thousand of them
 
 
@@ -73,20 +74,18 @@ def list_tree(
     where = locate(uri, filesystem)
     where = replace(where, filesystem=s3_attempts(where.filesystem, _S3_ATTEMPTS))
     options = {"extensions": endings, **(asked or {})}
-    found = None
-    if listing is not None:
-        fields = [LABEL.name] if classes else []
-        found = recall_listing(listing, writer=kind.writer, root=where.root, options=options, fields=fields)
-    if found is None:
+
+    def make() -> Listing:
         class_names = _class_folders(kind, where, endings) if classes else ()
         folders = _list_folders(kind, where, class_names if classes else ("",), endings)
         _warn_of_unnamed(kind, where, folders)  # first: a class of which nothing is left is then no riddle
         _refuse_empty(where, folders, endings)
         _warn_of_others(kind, where, folders, endings)
         table = _table_of(folders, classes)
-        found = Listing(kind.writer, where.root, options, class_names, fingerprint_of(table, class_names), table)
-        if listing is not None:
-            keep_listing(found, listing)
+        return Listing(kind.writer, where.root, options, class_names, fingerprint_of(table, class_names), table)
+
+    fields = [LABEL.name] if classes else []
+    found = listed_once(listing, make, writer=kind.writer, root=where.root, options=options, fields=fields)
     return TableDataset(
         root=where.root,
         class_names=found.class_names,
@@ -267,9 +266,6 @@ def _refuse_empty(where: Location, folders: list[_FolderListing], endings: tuple
     )
 
 
-# Warnings are of the line that called the reader, which calls `list_tree`, which calls these.
-
-
 def _warn_of_others(kind: FileKind, where: Location, folders: list[_FolderListing], endings: tuple[str, ...]) -> None:
     left_out = sum(listing.left_out for listing in folders)
     if left_out:
@@ -277,7 +273,7 @@ def _warn_of_others(kind: FileKind, where: Location, folders: list[_FolderListin
         which = f", the first of them in class {first!r}" if first else ""
         warnings.warn(
             f"{where.root}: left out {left_out} {kind.plural} that do not end in {' or '.join(endings)}{which}",
-            stacklevel=4,
+            stacklevel=_CALLER,
         )
 
 
@@ -287,7 +283,7 @@ def _warn_of_unnamed(kind: FileKind, where: Location, folders: list[_FolderListi
         warnings.warn(
             f"{where.root}: left out {len(unnamed)} {kind.plural} whose names are not UTF-8, for instance "
             f"{unnamed[0]!r}; rename them to train on them, too",
-            stacklevel=4,
+            stacklevel=_CALLER,
         )
 
 

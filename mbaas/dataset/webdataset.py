@@ -17,7 +17,7 @@ from mbaas.dataset.base import Dataset
 from mbaas.dataset.columns import gathered
 from mbaas.dataset.faults import s3_attempts, said
 from mbaas.dataset.file_infos import S3_ATTEMPTS
-from mbaas.dataset.kept_listing import Listing, keep_listing, recall_listing
+from mbaas.dataset.kept_listing import Listing, listed_once
 from mbaas.dataset.location import Location, join
 from mbaas.dataset.shard_names import locate_shards, look_up
 from mbaas.dataset.table import IN_SHARD, PLACE, ShardDataset, fingerprint_of, table_of
@@ -80,14 +80,20 @@ def read_webdataset(
     files = look_up(where, names)
     asked = {"image": wanted.images, "label": label, "fields": wanted.fields}
     known = [*([LABEL.name] if label is not None else []), *wanted.fields]
-    found = None
-    if listing is not None:
-        found = recall_listing(listing, writer=_WRITER, root=where.root, options=asked, fields=known)
-    if found is None or found.files != files:
+
+    def make() -> Listing:
         class_names, table = _indexed(where, files, wanted)
-        found = Listing(_WRITER, where.root, asked, class_names, fingerprint_of(table, class_names), table, files)
-        if listing is not None:
-            keep_listing(found, listing)
+        return Listing(_WRITER, where.root, asked, class_names, fingerprint_of(table, class_names), table, files)
+
+    found = listed_once(
+        listing,
+        make,
+        writer=_WRITER,
+        root=where.root,
+        options=asked,
+        fields=known,
+        is_current=lambda kept: bool(kept.files == files),
+    )
     return ShardDataset(
         root=where.root,
         class_names=found.class_names,

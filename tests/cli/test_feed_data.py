@@ -15,16 +15,35 @@ from pathlib import Path
 from typing import Any
 
 import cv2
+import datasets
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute
 import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 from commandline import running
 
 import mbaas
-from mbaas import read_arrays, read_audio, read_coco, read_images, read_manifest, read_parquet, read_webdataset
-from mbaas.cli.feed_data import ArraysFile, AudioFile, CocoFile, ManifestFile, ParquetFile, WebdatasetFile
+from mbaas import (
+    read_arrays,
+    read_audio,
+    read_coco,
+    read_huggingface,
+    read_images,
+    read_manifest,
+    read_parquet,
+    read_webdataset,
+)
+from mbaas.cli.feed_data import (
+    ArraysFile,
+    AudioFile,
+    CocoFile,
+    HuggingfaceFile,
+    ManifestFile,
+    ParquetFile,
+    WebdatasetFile,
+)
 from mbaas.cli.feed_file import BoxesFile, KeypointsFile, MasksFile, load
 from mbaas.errors import ConfigError, DatasetError
 from mbaas.transforms import Boxes, Keypoints, Masks
@@ -78,6 +97,7 @@ def test_a_folder_is_listed_once(write: Write, images: Path) -> None:
         (CocoFile, read_coco),
         (AudioFile, read_audio),
         (ArraysFile, read_arrays),
+        (HuggingfaceFile, read_huggingface),
     ],
 )
 def test_each_option_is_one_of_what_reads_the_data_with_its_default(kind: Any, read: Any) -> None:
@@ -134,15 +154,24 @@ def test_shards_and_parquet_files_are_read(write: Write, images: Path) -> None:
                 member.size = len(content)
                 tar.addfile(member, io.BytesIO(content))
     pq.write_table(pa.table({"image": [png] * 3, "label": [1, 2, 3]}), folder / "p-0.parquet")
+    datasets.disable_progress_bars()
+    saved = datasets.Dataset.from_dict({"image": [png] * 2, "label": [7, 8]})
+    saved.save_to_disk(folder / "h")
+    datasets.DatasetDict({"train": saved, "test": saved.select([1])}).save_to_disk(folder / "hs")
     for said, labels in (
         ('read_webdataset: "s-{0..1}.tar"', [5, 5]),
         ('read_webdataset: {shards: "s-{0..0}.tar", listing: kept.parquet}', [5]),
         ('read_parquet: {shards: "p-{0..0}.parquet", unpacked: unpacked}', [1, 2, 3]),
+        ("read_huggingface: h", [7, 8]),
+        ("read_huggingface: {dataset: hs, split: test, listing: kept-hs.parquet}", [8]),
+        ("read_huggingface: {dataset: h, unpacked: unpacked-h}", [7, 8]),
     ):
         data = load(write(f"data:\n  {said}\n{REST}")).data.read()
         assert data.labels(np.arange(len(data))).tolist() == labels
     assert (folder / "kept.parquet").exists()
+    assert (folder / "kept-hs.parquet").exists()
     assert (folder / "unpacked").is_dir()
+    assert (folder / "unpacked-h").is_dir()
 
 
 def test_recordings_and_arrays_are_read_by_what_the_file_says_of_them(write: Write, images: Path) -> None:
@@ -183,6 +212,17 @@ def test_a_filter_comes_before_a_split_and_that_before_what_is_taken(write: Writ
     assert sorted(ids.tolist()) == np.flatnonzero(whole.labels(np.arange(SAMPLES)) != 1).tolist()
 
 
+def test_what_is_left_is_drawn_from_last(write: Write) -> None:
+    taken = load(write(MANIFEST + REST + "take: 40\n")).data.read()
+    text = MANIFEST + REST + "take: 40\nresample: "
+    for said, wanted in (
+        ("{balance: label}", taken.balanced("label")),
+        ("{balance: label, samples: 7, seed: 3}", taken.balanced("label", 7, 3)),
+        ("{weights: age, samples: 100}", taken.resampled("age", 100)),
+    ):
+        assert load(write(text + said + "\n")).data.read().fingerprint == wanted.fingerprint
+
+
 def test_conditions_compare_as_they_say(write: Write) -> None:
     for said, wanted in {
         '[[age, "<", 3]]': [0, 1, 2],
@@ -201,15 +241,16 @@ def test_conditions_compare_as_they_say(write: Write) -> None:
         ("data: 3\n", "1: data must be text, got 3 (a whole number)"),
         (
             "data: {tables: x}\n",
-            "1: unknown key 'tables'; known are read_arrays, read_audio, read_coco, read_manifest, read_pa",
+            "1: unknown key 'tables'; known are read_arrays, read_audio, read_coco, read_huggingface, read_",
         ),
         (
             "data: {}\n",
-            "1: data: name one of read_manifest, read_webdataset, read_parquet, read_coco, read_audio, read_arrays, g",
+            "1: data: name one of read_manifest, read_webdataset, read_parquet, read_coco, read_audio, read_arr",
         ),
         (
             "data:\n  read_manifest: x\n  read_webdataset: y\n",
             "1: data: name one of read_manifest, read_webdataset, read_parquet, read_coco, read_audio, read_arrays, "
+            "read_huggingface, "
             "got read_manifest and read_webdataset",
         ),
         ("data: {read_parquet: x}\n", "1: data.read_parquet must be 'key: value' lines, got 'x' (text)"),
@@ -228,6 +269,12 @@ def test_conditions_compare_as_they_say(write: Write) -> None:
         ("data: images\nsplit: {part: train, fraction: 1}\n", "2: split.fraction must be below 1, got 1"),
         ("data: images\nsplit:\n  parts: train\n", "3: unknown key 'parts'; did you mean 'part'?"),
         ("data: images\ntake: 0\n", "2: take must be at least 1, got 0 (a whole number)"),
+        ("data: images\nresample: {seed: 1}\n", "2: resample: name one of balance, weights, got none"),
+        (
+            "data: images\nresample: {weights: age, balance: label}\n",
+            "2: resample: name one of balance, weights, got both",
+        ),
+        ("data: images\nresample: {balance: label, samples: 0}\n", "2: resample.samples must be at least 1, got 0"),
         ("data: images\nfilter: []\n", "2: filter must hold at least 1 values, got [] (a list)"),
         ('data: images\nfilter: [label, "<", 5]\n', "2: filter[0] must be a list, got 'label' (text)"),
         ('data: images\nfilter: [[label, "<"]]\n', "2: filter[0] must hold at least 3 values, got ['label', '<']"),
@@ -273,6 +320,10 @@ def test_mistakes_are_named_before_any_data_is_looked_for(write: Write, text: st
             ":4: split: fraction 0.001 of the 60 samples of ROOT/images leaves none for the first part",
         ),
         (
+            "data: images\nresample:\n  samples: 5\n  balance: kind\n",
+            ":2: resample: field must name a field of whole numbers, of which ROOT/images has label, got 'kind'",
+        ),
+        (
             "data: images\ntake: 61\n",
             ":2: take: count must be a whole number in [1, 60], the number of samples of ROOT/images, got 61",
         ),
@@ -307,6 +358,25 @@ def test_the_guide_shows_the_same_in_a_file_and_in_python(
     exec(python, shown)
     assert load(write(yaml + REST)).data.read().fingerprint == shown["small"].fingerprint
     assert [len(shown[name]) for name in ("adults", "small", "both")] == [1322, 1000, 1058 + 2000]
+
+
+def test_the_guide_draws_the_same_in_a_file_and_in_python(
+    write: Write, images: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    guide = (Path(__file__).parents[2] / "docs" / "guide.md").read_text()
+    (python,) = (block for block in re.findall(r"```python\n(.*?)```", guide, re.DOTALL) if ".balanced(" in block)
+    in_files = re.findall(r"`(resample: \{.*?\})`", guide)
+    rows = {"uri": ["images/ant/00.png"] * 300, "label": [*range(30)] * 10, "weight": [*range(300)]}
+    pyarrow.csv.write_csv(pa.table(rows), images.parent / "photos.csv")
+    monkeypatch.chdir(images.parent)
+    shown = {"train": read_manifest("photos.csv").filter(pyarrow.compute.field("weight") < 299)}
+    drawn = []
+    for line in filter(None, python.splitlines()):
+        exec(line, once := dict(shown))
+        drawn.append(once["train"].fingerprint)
+    text = "data: {read_manifest: photos.csv}\n" + REST + "filter: [[weight, '<', 299]]\n"
+    assert [load(write(text + said + "\n")).data.read().fingerprint for said in in_files] == drawn
+    assert len(drawn) == 2
 
 
 TRIAL = """

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import re
 import tarfile
+import zipfile
 from pathlib import Path
 from typing import Any
 
 import cv2
+import datasets
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -79,3 +81,24 @@ def test_parquet_files(folder: Path) -> None:
     data = run("read_parquet(", folder)["data"]
     assert data.labels(np.arange(8)).tolist() == list(range(8))
     assert (folder / "shared" / "train").is_dir()
+
+
+def test_a_dataset_of_hugging_face(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hub is a folder here, too."""
+    features = datasets.Features({"image": datasets.Image(), "labels": datasets.ClassLabel(names=["rust", "healthy"])})
+    rows = datasets.Dataset.from_dict({"image": [{"bytes": PNG, "path": None}] * 3, "labels": [0, 1, 1]}, features)
+    datasets.disable_progress_bars()
+    datasets.DatasetDict({"train": rows, "test": rows}).save_to_disk(folder / "bucket" / "beans")
+    hub = datasets.load_from_disk(folder / "bucket" / "beans")
+    monkeypatch.setattr(datasets, "load_dataset", {"AI-Lab-Makerere/beans": hub}.get)
+    data = run("read_huggingface(", folder)["data"]
+    assert data.labels(np.arange(3)).tolist() == [0, 1, 1]
+    assert data.class_names == ("rust", "healthy")
+
+
+def test_a_reader_of_your_own(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with zipfile.ZipFile(folder / "photos.zip", "w") as archive:
+        archive.writestr(zipfile.ZipInfo("cat/1.png", (2024, 1, 1, 0, 0, 0)), PNG)
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "examples")
+    data = run("read_zip(", folder)["data"]
+    assert data.values(np.arange(1))["year"].tolist() == [2024]

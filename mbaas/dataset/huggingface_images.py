@@ -1,0 +1,174 @@
+"""Where the images of a Hugging Face dataset are: in its Arrow files, in files of their own, or unpacked."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from mbaas.dataset.columns import is_text
+from mbaas.dataset.faults import said
+from mbaas.dataset.huggingface_columns import WantedColumns, checked
+from mbaas.dataset.huggingface_source import Place, Source
+from mbaas.dataset.location import Location, locate
+from mbaas.dataset.named_files import NamedFiles
+from mbaas.dataset.table import IN_SHARD, string_bounds
+from mbaas.dataset.unpacking import ENDING, unpack
+from mbaas.errors import ConfigError, DatasetError
+from mbaas.progress import track
+
+_THREADS = 4  # each holds a record batch, which is usually a thousand rows
+
+
+@dataclass(frozen=True)
+class Placed:
+    """Where images are, and what is known of them.
+
+    Attributes:
+        places: as in `PLACE`.
+        class_names, known: names of classes, and fields by name.
+        images: the files that hold many images: name -> size in bytes.
+        folder: of the images, if each is a file of its own; else None.
+    """
+
+    places: list[pa.Array]
+    class_names: tuple[str, ...]
+    known: dict[str, pa.Array]
+    images: dict[str, int]
+    folder: str | None = None
+
+
+def placed(source: Source, wanted: WantedColumns) -> Placed:
+    """Find images where they are."""
+    tables = source.tables(wanted.columns, wanted.image)
+    values = pa.concat_tables([wanted.values(table) for table, _ in tables], promote_options="permissive")
+    chunks = [(chunk, place) for table, place in tables for chunk in table[wanted.image].chunks if len(chunk)]
+    if not chunks:
+        raise DatasetError(f"{source.where.root} has no rows")
+    rows = source.indices
+    if rows is not None and len(values.column_names):
+        values = values.take(pa.array(rows))
+    class_names, known = wanted.known(values)
+    if all(_bytes_of(source, wanted.image, chunk).null_count == len(chunk) for chunk, _ in chunks):
+        paths = [path for chunk, _ in chunks for path in _paths(source, wanted.image, chunk)]
+        return _in_files(source, paths if rows is None else [paths[row] for row in rows.tolist()], class_names, known)
+    names = {name: number for number, (name, *_) in enumerate(source.files)}
+    spans = np.concatenate([_spans(source, wanted.image, chunk, place, names) for chunk, place in chunks], axis=1)
+    file, offset, length = spans if rows is None else spans[:, rows]
+    number = pa.array(np.arange(len(file))).cast(pa.large_string())
+    texts = pa.array([*names], pa.large_string()).take(pa.array(file))
+    uris = pc.binary_join_element_wise(texts, number, pa.scalar(IN_SHARD, pa.large_string()))
+    sizes = {name: nbytes for name, nbytes, _ in source.files}
+    return Placed([uris, pa.array(offset), pa.array(length)], class_names, known, sizes)
+
+
+def _spans(source: Source, image: str, chunk: pa.Array, place: Place, names: dict[str, int]) -> NDArray[np.int64]:
+    """Return of each image of a chunk the number of its file, and its offset and length there: int64[3, n]."""
+    unpack = "name a folder with unpacked=, into which they are unpacked once"
+    encoded = _bytes_of(source, image, chunk)
+    if encoded.null_count:
+        raise DatasetError(f"{source.where.root} has images in its own files, and others in theirs: {unpack}")
+    bounds, _ = string_bounds(encoded)
+    first, nbytes = int(bounds[0]), int(bounds[-1] - bounds[0])
+    data = encoded.buffers()[2]
+    found = place(data.address + first, nbytes) if data is not None else (next(iter(names), ""), 0)
+    if found is None or found[0] not in names:
+        saved = "save it with save_to_disk where all nodes can read it"
+        raise DatasetError(f"images of {source.where.root} are in this program's memory: {saved}, or {unpack}")
+    name, offset = found
+    start = bounds[:-1].astype(np.int64) - first + offset
+    return np.stack([np.full(len(encoded), names[name]), start, np.diff(bounds).astype(np.int64)])
+
+
+def _in_files(source: Source, paths: list[str], class_names: tuple[str, ...], known: dict[str, pa.Array]) -> Placed:
+    """Find images each of which is a file of its own."""
+    paths = [path if "://" in path else os.path.abspath(path) for path in paths]  # noqa: PTH100
+    is_local = not any("://" in path for path in paths)
+    folder = os.path.commonpath([os.path.dirname(path) for path in paths]) if is_local else None  # noqa: PTH120
+    files = NamedFiles.of(source.where, paths, folder, None)
+    lengths = files.lengths()
+    names = pa.array(files.names, pa.large_string())
+    places = [names, pa.array(np.zeros(len(paths), np.int64)), lengths]
+    return Placed(places, class_names, known, {}, files.where.root)
+
+
+def unpacked_images(source: Source, wanted: WantedColumns, target: Location) -> Placed:
+    """Write images into files, those of several parts at a time."""
+
+    def unpack_part(part: str) -> tuple[pa.Table, int, pa.Table]:
+        values = []
+
+        def images() -> Iterator[pa.Array]:
+            for batch in source.batches(part, [wanted.image, *wanted.columns]):
+                values.append(wanted.values(pa.Table.from_batches([batch])))
+                yield _contents(source, wanted.image, batch.column(wanted.image))
+
+        try:
+            return *unpack(images(), target, part), pa.concat_tables(values) if values else pa.table({})
+        except (ConfigError, DatasetError):
+            raise
+        except Exception as error:  # a file system of somebody else's raises what it likes
+            what = f"cannot unpack {part} of {source.where.root} into {target.root}"
+            raise DatasetError(f"{what}: {said(error)}") from error
+
+    parts = source.parts()
+    with ThreadPoolExecutor(min(_THREADS, len(parts)), thread_name_prefix="mbaas-listing") as pool:
+        found = [*track(pool.map(unpack_part, parts), "Arrow files", len(parts))]
+    places = pa.concat_tables([place for place, *_ in found]).combine_chunks()
+    if not len(places):
+        raise DatasetError(f"{source.where.root} has no rows")
+    known_of = [each for *_, each in found if each.num_columns] or [pa.table({})]
+    values = pa.concat_tables(known_of, promote_options="permissive")
+    class_names, known = wanted.known(values)
+    images = {part + ENDING: nbytes for part, (_, nbytes, _) in zip(parts, found, strict=True)}
+    return Placed([column.chunk(0) for column in places.columns], class_names, known, images)
+
+
+def _contents(source: Source, image: str, column: pa.Array) -> pa.Array:
+    """Return the bytes of images, also of those of which there is only the path."""
+    encoded = _bytes_of(source, image, column)
+    if not encoded.null_count:
+        return encoded
+    known = zip(encoded.to_pylist(), _paths(source, image, column), strict=True)
+    return pa.array([_read(path) if content is None else content for content, path in known], pa.large_binary())
+
+
+def _read(path: str) -> bytes:
+    where = locate(path, None)
+    try:
+        with where.filesystem.open_input_file(where.base) as file:
+            content: bytes = file.read()
+            return content
+    except OSError as error:
+        raise DatasetError(f"cannot read {where.root}: {said(error)}") from error
+
+
+def _bytes_of(source: Source, image: str, column: pa.Array) -> pa.Array:
+    """Return the images of a column, checked; of those in files of their own nothing."""
+    if is_text(column.type):
+        return pa.nulls(len(column), pa.binary())
+    try:
+        column.validate()
+    except pa.ArrowException as error:
+        raise DatasetError(f"column {image!r} of {source.where.root} is damaged: {said(error)}") from error
+    found = pc.struct_field(column, "bytes") if pa.types.is_struct(column.type) else column
+    checked(source, f"images in column {image!r}", found)  # that none ends before it begins, or behind the last byte
+    return found
+
+
+def _paths(source: Source, image: str, column: pa.Array) -> list[str]:
+    """Return the paths of images: of those without bytes; others may have a text that is none."""
+    found, lacks = column, _bytes_of(source, image, column).is_null()
+    if pa.types.is_struct(column.type):
+        has_paths = column.type.get_field_index("path") >= 0
+        found = pc.struct_field(column, "path") if has_paths else pa.nulls(len(column), pa.string())
+    checked(source, f"paths in column {image!r}", found)
+    if pc.any(pc.and_(found.is_null(), lacks)).as_py():
+        raise DatasetError(f"column {image!r} of {source.where.root} has a row with neither an image nor a path")
+    return found.to_pylist()

@@ -1,0 +1,92 @@
+"""Drawing samples by weights, with replacement: how often each sample of a dataset comes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mbaas.dataset.parts import all_values, strata_of
+from mbaas.errors import ConfigError, shown
+from mbaas.order import Ids, drawing_chance
+
+if TYPE_CHECKING:
+    from mbaas.dataset.base import Dataset
+
+
+def drawn_by_weight(weights: NDArray[np.float64], samples: int, seed: int, strata: NDArray[Any] | None = None) -> Ids:
+    """Draw ids of samples, as often as it fits their weights: int64[samples], ascending.
+
+    The draws are systematic (Madow, "On the theory of systematic sampling, II", 1949): the weights lie one after the
+    other on a line, in random order, and evenly spaced points hit them, of which the first one is random. So a sample
+    of which ``e`` draws are expected is drawn floor(e) or ceil(e) times. Independent draws would leave out a third of
+    all samples where weights are equal.
+
+    Args:
+        weights: float64[n], at least 0, not all 0.
+        samples: number of draws, at least 1.
+        seed: chooses them, in [0, 2**63).
+        strata: [n], values, of each of which the draws are as many as expected, to within one.
+    """
+    there = np.flatnonzero(weights > 0)
+    order, start = drawing_chance(len(there), seed)
+    ids = there[order]
+    if strata is not None:
+        ids = ids[np.argsort(strata[ids], kind="stable")]  # one stratum after the other, each at random
+    ends = np.cumsum(weights[ids])
+    # The points before the end of each weight. Rounding moves no point beyond the last one.
+    passed = np.minimum(np.floor(ends / ends[-1] * samples + start), samples).astype(np.int64)
+    return np.sort(np.repeat(ids, np.diff(passed, prepend=0)))
+
+
+def resampled_ids(dataset: Dataset, weights: Any, samples: int | None, seed: int) -> Ids:
+    """Return the ids that `Dataset.resampled` draws."""
+    count = _checked_count(dataset, samples)
+    return drawn_by_weight(_checked_weights(dataset, weights), count, seed)
+
+
+def balanced_ids(dataset: Dataset, field: str, samples: int | None, seed: int) -> Ids:
+    """Return the ids that `Dataset.balanced` draws."""
+    count = _checked_count(dataset, samples)
+    strata = strata_of(dataset, field, option="field")
+    _, which, times = np.unique(strata, return_inverse=True, return_counts=True)
+    return drawn_by_weight(1.0 / times[which], count, seed, strata)
+
+
+def _checked_count(dataset: Dataset, samples: Any) -> int:
+    if samples is None:
+        return len(dataset)
+    if not isinstance(samples, (int, np.integer)) or isinstance(samples, bool) or samples < 1:
+        raise ConfigError(f"samples must be a whole number of at least 1, got {shown(samples)}", option="samples")
+    return int(samples)
+
+
+def _checked_weights(dataset: Dataset, weights: Any) -> NDArray[np.float64]:
+    what = "weights must have"
+    if isinstance(weights, str):
+        numbers = [each.name for each in dataset.fields if not each.shape]
+        if weights not in numbers:
+            raise ConfigError(
+                f"weights must name a field of numbers, of which {dataset.root} has {', '.join(numbers) or 'none'}, "
+                f"got {weights!r}",
+                option="weights",
+            )
+        what, weights = f"the field {weights!r} must have", all_values(dataset, weights)
+    try:
+        found = np.asarray(weights, np.float64)
+    except (TypeError, ValueError):
+        raise ConfigError(
+            f"weights must be numbers, or a field of them, got {shown(weights)}", option="weights"
+        ) from None
+    if found.shape != (len(dataset),):
+        got = f"an array of shape {found.shape}"
+        raise ConfigError(f"{what} a number for each of {len(dataset)} samples, got {got}", option="weights")
+    wrong = np.flatnonzero(~(np.isfinite(found) & (found >= 0)))
+    if len(wrong):
+        raise ConfigError(
+            f"{what} finite numbers of at least 0, got {found[wrong[0]]} for sample {wrong[0]}", option="weights"
+        )
+    if not found.any():
+        raise ConfigError(f"{what} at least one number above 0, got none", option="weights")
+    return found / found.max()  # so that no sum is infinite

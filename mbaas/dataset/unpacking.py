@@ -1,0 +1,57 @@
+"""Unpacking images: they are written one after the other into plain files, where each can be read by its place."""
+
+from __future__ import annotations
+
+import os
+import posixpath
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+import pyarrow as pa
+
+from mbaas.dataset.file_infos import file_infos
+from mbaas.dataset.location import Location, join, written_whole
+from mbaas.dataset.table import IN_SHARD, PLACE, string_bounds
+
+LISTING = "listing.parquet"
+"""The file in a folder of unpacked images that says what is where."""
+
+ENDING = ".images"
+"""Of the names of files that images are unpacked into."""
+
+
+def listing_in(folder: str | os.PathLike[str]) -> str:
+    """Return the path or URI of the listing in a folder; a URI may have options after a question mark."""
+    text = os.fspath(folder)
+    path, *options = text.partition("?") if "://" in text else (text,)
+    return f"{path.rstrip('/')}/{LISTING}" + "".join(options)
+
+
+def unpack(images: Iterable[pa.Array], target: Location, name: str) -> tuple[pa.Table, int]:
+    """Write images into a file, whole or not at all.
+
+    Args:
+        images: some at a time, each array of binary or large_binary without nulls.
+        target: the folder of the file, which is made if it is not there.
+        name: of the file below it, without `ENDING`.
+
+    Returns:
+        Where each image lies, as in `PLACE`, and the size of the file.
+    """
+    path, lengths = join(target.base, name + ENDING), [np.zeros(0, np.int64)]
+    target.filesystem.create_dir(posixpath.dirname(path), recursive=True)
+    with written_whole(target.filesystem, path) as partial:
+        with target.filesystem.open_output_stream(partial) as out:
+            for encoded in images:
+                bounds, content = string_bounds(encoded)
+                out.write(content[bounds[0] : bounds[-1]])
+                lengths.append(np.diff(bounds).astype(np.int64))
+    length = np.concatenate(lengths)
+    uris = [f"{name}{ENDING}{IN_SHARD}{row}" for row in range(len(length))]
+    columns = [pa.array(uris, pa.large_string()), pa.array(np.cumsum(length) - length), pa.array(length)]
+    return pa.Table.from_arrays(columns, schema=PLACE), int(length.sum())
+
+
+def is_there(target: Location, sizes: Mapping[str, int]) -> bool:
+    """Whether files of these names and sizes are in a folder."""
+    return [info.size for info in file_infos(target, [*sizes])] == [*sizes.values()]

@@ -1,0 +1,179 @@
+"""Samples drawn by weights: how often each comes, that it follows from nothing else, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from contents import content, values
+from hypothesis import given
+from hypothesis import strategies as st
+
+import mbaas
+from mbaas.dataset import Dataset, read_manifest, synthetic
+from mbaas.dataset.resampling import drawn_by_weight
+from mbaas.errors import ConfigError
+
+ROWS = 97
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    """Of three kinds: 80 owls, 16 ants, one bee; their weights are their numbers."""
+    top = tmp_path_factory.mktemp("manifest")
+    kinds = ["owl"] * 80 + ["ant"] * 16 + ["bee"]
+    for row in range(ROWS):
+        (top / f"{row}.png").write_bytes(bytes([row]) * (row + 1))
+    lines = [f"{row}.png,{kind},{row},{row / 2}" for row, kind in enumerate(kinds)]
+    (top / "all.csv").write_text("\n".join(["uri,label,weight,half", *lines]))
+    return read_manifest(top / "all.csv")
+
+
+def drawn(part: Dataset) -> list[int]:
+    """What was drawn, in order."""
+    ids: list[int] = part.source_ids(np.arange(len(part))).tolist()
+    return ids
+
+
+weights_of_samples = st.lists(st.floats(0, 1e6, allow_subnormal=False), min_size=1, max_size=50).filter(any)
+
+
+@given(weights_of_samples, st.integers(1, 300), st.integers(0, 2**63 - 1))
+def test_each_sample_is_drawn_as_often_as_is_expected_but_for_rounding(
+    weights: list[float], samples: int, seed: int
+) -> None:
+    ids = drawn_by_weight(np.array(weights), samples, seed)
+    times = np.bincount(ids, minlength=len(weights))
+    expected = samples * np.array(weights) / sum(weights)
+    assert (len(ids), len(times)) == (samples, len(weights))
+    assert (np.diff(ids) >= 0).all()
+    assert (times >= np.floor(expected - 1e-6)).all()
+    assert (times <= np.ceil(expected + 1e-6)).all()
+    assert not times[np.array(weights) == 0].any()
+
+
+def test_on_average_it_is_drawn_as_often_as_is_expected() -> None:
+    """Three draws of four samples are 1.8, 0.6, 0.6 and none of each; over 4,000 seeds to within five errors."""
+    weights = np.array([3.0, 1.0, 1.0, 0.0])
+    times = np.array([np.bincount(drawn_by_weight(weights, 3, seed) % 4, minlength=4) for seed in range(4000)])
+    np.testing.assert_allclose(times.mean(axis=0), [1.8, 0.6, 0.6, 0.0], atol=5 * 0.5 / 4000**0.5)
+    assert np.corrcoef(times[:, 1], times[:, 2])[0, 1] < 0, "a point that hits one does not hit the other"
+
+
+def test_draws_are_the_same_on_every_machine_and_in_every_version() -> None:
+    found = drawn_by_weight(np.arange(1000.0), 20, 7)
+    assert found.dtype == np.int64
+    assert found.tolist() == [
+        124,
+        300,
+        319,
+        332,
+        398,
+        443,
+        520,
+        537,
+        551,
+        573,
+        583,
+        601,
+        602,
+        630,
+        700,
+        764,
+        792,
+        843,
+        937,
+        956,
+    ]
+
+
+def test_equal_weights_and_as_many_draws_as_samples_change_nothing(data: Dataset) -> None:
+    assert data.resampled(np.ones(ROWS)) is data
+    assert data.resampled(np.full(ROWS, 1.7e308), seed=5) is data
+
+
+def test_a_dataset_has_what_was_drawn(data: Dataset) -> None:
+    part = data.resampled("weight", samples=300, seed=1)
+    ids = drawn(part)
+    assert len(part) == len(ids) == 300
+    times = np.bincount(ids, minlength=ROWS)
+    expected = 300 * np.arange(ROWS) / np.arange(ROWS).sum()
+    assert (np.abs(times - expected) < 1).all()
+    assert content(part) == [content(data)[row] for row in ids]
+    assert values(part) == {name: [column[row] for row in ids] for name, column in values(data).items()}
+    assert part.total_bytes == sum(row + 1 for row in ids)
+    assert (part.uri(0), part.class_names) == (data.uri(ids[0]), data.class_names)
+    again = data.resampled(2.5 * np.arange(ROWS), samples=300, seed=1)
+    assert (again.fingerprint, drawn(again)) == (part.fingerprint, ids), "weights have no unit"
+    other = data.resampled("weight", samples=300, seed=2)
+    assert (other.fingerprint != part.fingerprint) & (drawn(other) != ids)
+    assert part.fingerprint != data.fingerprint
+    as_many = data.resampled("weight")
+    assert (len(as_many), len({*drawn(as_many)}) < 90, 0 in drawn(as_many)) == (ROWS, True, False)
+
+
+def test_classes_come_equally_often(data: Dataset) -> None:
+    """100 draws of three: 33 or 34 of each; of the 80 owls each once at most, of the ants two or three times."""
+    for seed in range(20):
+        part = data.balanced(samples=100, seed=seed)
+        assert sorted(np.bincount(part.labels(np.arange(100))).tolist()) == [33, 33, 34]
+        times = np.bincount(drawn(part), minlength=ROWS)
+        assert times[:80].max() == 1
+        assert {*times[80:96].tolist()} == {2, 3}
+    assert len(data.balanced()) == ROWS
+    assert data.balanced("weight") is data, "each has a weight of its own"
+
+
+def test_what_was_drawn_can_be_divided_and_joined(data: Dataset) -> None:
+    part = mbaas.concat([data, data]).balanced(samples=300)
+    assert np.bincount(part.labels(np.arange(300))).tolist() == [100, 100, 100]
+    bees = drawn(part.select(np.flatnonzero(part.labels(np.arange(300)) == 1)))
+    assert bees == [96] * 50 + [96 + ROWS] * 50
+    assert content(part) == [content(data)[row % ROWS] for row in drawn(part)]
+    few = part.take(150)
+    assert drawn(few) == drawn(part)[:150]
+    computed = synthetic(5).resampled(np.array([0, 0, 0, 1, 1]), samples=7)
+    assert drawn(computed)[:3] == [3, 3, 3]
+    assert content(computed) == [content(synthetic(5))[row] for row in drawn(computed)]
+
+
+@pytest.mark.parametrize(
+    ("draw", "told"),
+    [
+        (
+            lambda data: data.resampled("size"),
+            r"weights must name a field of numbers, .* has label, weight, half, got 's",
+        ),
+        (
+            lambda data: data.resampled([1, 2]),
+            r"weights must have a number for each of 97 samples, got an array of shap",
+        ),
+        (lambda data: data.resampled(np.arange(ROWS) - 3.0), r"finite numbers of at least 0, got -3.0 for sample 0"),
+        (lambda data: data.resampled(np.full(ROWS, np.nan)), r"finite numbers of at least 0, got nan for sample 0"),
+        (lambda data: data.resampled(np.zeros(ROWS)), r"weights must have at least one number above 0, got none"),
+        (lambda data: data.resampled(["a"] * ROWS), r"weights must be numbers, or a field of them, got \['a', "),
+        (lambda data: data.resampled("weight", samples=0), r"samples must be a whole number of at least 1, got 0"),
+        (lambda data: data.resampled("weight", samples=2.5), r"samples must be a whole number of at least 1, got 2\.5"),
+        (lambda data: data.resampled("weight", seed=-1), r"seed must be an integer in \[0, 2\*\*63\), got -1"),
+        (
+            lambda data: data.balanced("half"),
+            r"field must name a field of whole numbers, .* has label, weight, got 'half",
+        ),
+        (lambda data: data.balanced(samples=True), r"samples must be a whole number of at least 1, got True"),
+    ],
+)
+def test_what_cannot_be_drawn_is_named(data: Dataset, draw: Callable[[Any], Any], told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        draw(data)
+
+
+def test_weights_of_a_field_that_cannot_be_are_named(tmp_path: Path) -> None:
+    (tmp_path / "0.png").write_bytes(b"0")
+    (tmp_path / "all.csv").write_text("uri,w\n0.png,-1\n")
+    with pytest.raises(
+        ConfigError, match=r"the field 'w' must have finite numbers of at least 0, got -1.0 for sample 0"
+    ):
+        read_manifest(tmp_path / "all.csv").resampled("w")
