@@ -10,6 +10,7 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
+from mbaas.errors import ResourceError
 from mbaas.fields import Packed
 from mbaas.prep.engine import BadRow
 from mbaas.prep.header import UndecodableError
@@ -43,6 +44,9 @@ def make_masks(
 
     Returns:
         The masks, uint8 [kept, height, width]; and the samples whose segmentations make no masks, which have zeros.
+
+    Raises:
+        ResourceError: pycocotools is not installed here, and there are polygons.
     """
     new_bounds = np.concatenate([[0], np.cumsum(kept)])[bounds]
     masks = np.zeros((int(new_bounds[-1]), *result), np.uint8)
@@ -85,15 +89,16 @@ def _drawn(segmentation: Any, height: int, width: int) -> NDArray[np.uint8]:
         raise UndecodableError("one of its boxes has no segmentation")
     try:
         counts = _counts_of(segmentation, height, width)
+    except UndecodableError:
+        raise
     except (TypeError, KeyError, ValueError, IndexError, AttributeError, OverflowError) as error:
         raise UndecodableError(f"a segmentation is neither polygons nor run lengths: {error!r}") from None
     # Checked and drawn here: for pixels that run lengths do not reach, pycocotools returns memory as it finds it.
     if counts.ndim != 1 or not np.issubdtype(counts.dtype, np.integer) or (counts < 0).any():
         raise UndecodableError("run lengths must be whole numbers, at least 0")
-    if counts.sum() != height * width:
-        raise UndecodableError(
-            f"run lengths must add up to the {height * width} pixels of the image, got {counts.sum()}"
-        )
+    total = sum(counts.tolist())  # of any size, where NumPy's sum would wrap around
+    if total != height * width:
+        raise UndecodableError(f"run lengths must add up to the {height * width} pixels of the image, got {total}")
     drawn = np.repeat((np.arange(len(counts)) & 1).astype(np.uint8), counts)
     return drawn.reshape(width, height)
 
@@ -110,8 +115,11 @@ def _counts_of(segmentation: Any, height: int, width: int) -> NDArray[Any]:
 
 
 def _counts_of_polygons(polygons: list[Any], height: int, width: int) -> NDArray[Any]:
-    from pycocotools import mask  # here: only who makes masks has it
-
+    try:
+        from pycocotools import mask  # here: only who makes masks has it
+    except ModuleNotFoundError:
+        wanted = "prep workers draw masks with pycocotools: pip install 'mbaas[coco]' on their nodes, too"
+        raise ResourceError(wanted) from None
     for polygon in polygons:
         corners = np.array(polygon, np.float64)
         if corners.ndim != 1 or len(corners) % 2:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import Any
 
 import cv2
@@ -13,7 +14,7 @@ from pycocotools import mask as coco
 from torch.nn.functional import interpolate
 
 from mbaas import transforms as T
-from mbaas.errors import ConfigError
+from mbaas.errors import ConfigError, ResourceError
 from mbaas.fields import Arrays, Field, Packed
 from mbaas.messages import EngineName
 from mbaas.prep.engine import BadRow, Prepared
@@ -153,27 +154,43 @@ def test_a_mask_is_where_its_pixels_are_and_goes_with_its_box(engine: EngineName
     assert min(overlaps) > 0.7
 
 
+NEITHER = "a segmentation is neither polygons nor run lengths: "
+ENDS = NEITHER + "ValueError('compressed run lengths that end within a number"
 DAMAGED: dict[str, tuple[Any, str]] = {
     "none": (None, "one of its boxes has no segmentation"),
     "no polygon": ([], "one of its boxes has no segmentation"),
     "odd": ([[1, 2, 3]], "a polygon must be a list of x, y, x, y, ..., got 3 values"),
     "nested": ([[[1, 2], [3, 4], [5, 6]]], "a polygon must be a list of x, y, x, y, ..., got 3 values"),
-    "text": ([["a", "b"]], "a segmentation is neither polygons nor run lengths: ValueError("),
+    "text": ([["a", "b"]], NEITHER + "ValueError("),
     "far": ([[1, 2, 3, 4, 1e9, 6]], "a polygon reaches far out of the image of 30x20"),
     "not a number": ([[1, 2, 3, 4, float("nan"), 6]], "a polygon reaches far out of the image of 30x20"),
-    "other size": ({"size": [30, 20], "counts": [600]}, "is of an image of [30, 20], and this one has [20, 30]"),
-    "too few": ({"size": [20, 30], "counts": [500]}, "must add up to the 600 pixels of the image, got 500"),
-    "too many": ({"size": [20, 30], "counts": [500, 200]}, "must add up to the 600 pixels of the image, got 700"),
+    "other size": (
+        {"size": [30, 20], "counts": [600]},
+        "a segmentation is of an image of [30, 20], and this",
+    ),
+    "too few": ({"size": [20, 30], "counts": [500]}, "run lengths must add up to the 600 pixels of the image, got 500"),
+    "too many": (
+        {"size": [20, 30], "counts": [500, 200]},
+        "run lengths must add up to the 600 pixels",
+    ),
+    "beyond 64 bits together": (
+        {"size": [20, 30], "counts": [2**62] * 4 + [600]},
+        "run lengths must add up to the 600 pixels of the image, got 18446744073709552216",
+    ),
+    "beyond 64 bits": ({"size": [20, 30], "counts": [2**70]}, "run lengths must be whole numbers, at least 0"),
     "negative": ({"size": [20, 30], "counts": [700, -100]}, "run lengths must be whole numbers, at least 0"),
     "fractions": ({"size": [20, 30], "counts": [0.5, 599.5]}, "run lengths must be whole numbers, at least 0"),
-    "empty": ({"size": [20, 30], "counts": ""}, "end within a number, or have other characters"),
-    "short": ({"size": [20, 30], "counts": "0"}, "must add up to the 600 pixels of the image, got 0"),
-    "cut": ({"size": [20, 30], "counts": "h"}, "end within a number, or have other characters"),
-    "characters": ({"size": [20, 30], "counts": "é"}, "a segmentation is neither polygons nor run lengths"),
-    "long": ({"size": [20, 30], "counts": "ooooooooooooo0"}, "a compressed run length of more than 32 bits"),
-    "keys": ({"counts": [600]}, "a segmentation is neither polygons nor run lengths: KeyError('size')"),
-    "kind": (7, "a segmentation is neither polygons nor run lengths: TypeError("),
-    "counts": ({"size": [20, 30], "counts": 7}, "a segmentation is neither polygons nor run lengths: AttributeError("),
+    "empty": ({"size": [20, 30], "counts": ""}, ENDS),
+    "short": ({"size": [20, 30], "counts": "0"}, "run lengths must add up to the 600 pixels of the image, got 0"),
+    "cut": ({"size": [20, 30], "counts": "h"}, ENDS),
+    "characters": ({"size": [20, 30], "counts": "é"}, NEITHER + "UnicodeEncodeError("),
+    "long": (
+        {"size": [20, 30], "counts": "ooooooooooooo0"},
+        NEITHER + "ValueError('a compressed run",
+    ),
+    "keys": ({"counts": [600]}, NEITHER + "KeyError('size')"),
+    "kind": (7, NEITHER + "TypeError("),
+    "counts": ({"size": [20, 30], "counts": 7}, NEITHER + "AttributeError("),
 }
 
 
@@ -187,7 +204,7 @@ def test_a_sample_whose_segmentation_makes_no_mask_is_a_bad_one(name: str) -> No
     out, found = prepared(pipeline, [[good], [segmentation], [good]], [image] * 3, boxes)
     (bad,) = found.bad
     assert bad.row == 1
-    assert reason in bad.reason
+    assert bad.reason.startswith(reason)
     assert out[:, 0, 0, 0].tolist() == [9, 0, 9]
     assert found.known["image_id"].tolist() == [0, 2]
     assert found.known["m"].own()[0].mean() == 1
@@ -248,6 +265,13 @@ def test_what_is_delivered_has_masks_in_place_of_texts() -> None:
         T.Pipeline(transforms, masks=T.Masks())
     with pytest.raises(ConfigError, match=r"^a pipeline with Masks\(.*\) must make all images equally large, by "):
         T.Pipeline([T.DecodeImage()], boxes=T.Boxes(), masks=T.Masks())
+
+
+def test_a_node_without_pycocotools_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pycocotools", None)
+    texts, sizes = texts_of([[[[1, 1, 8, 1, 1, 8]]]]), np.array([[9, 9]])
+    with pytest.raises(ResourceError, match=r"^prep workers draw masks with pycocotools: pip install"):
+        make_masks(texts, np.ones(1, bool), np.arange(2), sizes, [], (9, 9))
 
 
 def test_without_pycocotools_masks_say_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
