@@ -107,6 +107,6 @@ def _damaged_between(good: list[bytes], pipelines: list[transforms.Pipeline]) ->
 
 def _field_of(engine: Any, file: bytes) -> Any:
     try:
-        return engine.field(file, "a good file")
+        return engine.field(file, "a good file", {})
     except BadSampleError:
         return None

@@ -119,7 +119,7 @@ class LoneTrial:
             yield self._prepare(raw, ids), ids
 
     def _prepare(self, raw: Raw, ids: Ids) -> NDArray[np.uint8]:
-        made = self._engine.field(raw[0], self._dataset.uri(int(ids[0])))
+        made = self._engine.field(raw[0], self._dataset.uri(int(ids[0])), {})
         out = made.empty(len(ids))
         for bad in self._engine.prepare(raw, ids, self._epochs, {}, out).bad:
             raise BadSampleError(self._dataset.uri(int(ids[bad.row])), bad.reason)

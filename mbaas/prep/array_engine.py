@@ -17,7 +17,7 @@ from mbaas.prep.engine import DEFAULT_MAX_BYTES, BadRow, Encoded, Prepared
 from mbaas.prep.header import UndecodableError
 from mbaas.prep.sound import SoundDecoder
 from mbaas.prep.threads import SampleThreads
-from mbaas.prep.user_code import call_map
+from mbaas.prep.user_code import SampleFields, call_map
 from mbaas.transforms import DecodeArray, DecodeAudio, Map, Pipeline
 from mbaas.transforms.arrays import ArrayTransform, UnfitError
 from mbaas.transforms.decoders import is_numeric
@@ -45,9 +45,10 @@ class ArrayEngine:
         self._decode = _decoder_of(pipeline, max_bytes)
         self._threads = SampleThreads(threads)
 
-    def field(self, encoded: Encoded, uri: str) -> Field:
+    def field(self, encoded: Encoded, uri: str, known: Arrays) -> Field:
         try:
-            sample = self._sample(encoded, 0, 0, self._chance(np.zeros(1, np.int64), 0), 0)
+            fields = SampleFields(known, self._pipeline.transforms)
+            sample = self._sample(encoded, 0, 0, self._chance(np.zeros(1, np.int64), 0), 0, fields)
         except UndecodableError as error:
             raise BadSampleError(uri, str(error)) from error
         last, name = self._pipeline.forms[-1], self._pipeline.decoder.made
@@ -65,12 +66,13 @@ class ArrayEngine:
     ) -> Prepared:
         chance = self._chance(sample_ids, epoch)
         differs = self._pipeline.forms[-1].differs
+        fields = SampleFields(known, self._pipeline.transforms)
         lengths = np.zeros(len(encoded), np.int64)
         bad: list[BadRow] = []
 
         def work(row: int) -> None:
             try:
-                sample = self._sample(encoded[row], int(sample_ids[row]), epoch, chance, row)
+                sample = self._sample(encoded[row], int(sample_ids[row]), epoch, chance, row, fields)
                 into = _room_for(sample, out[row]) if differs else out[row, ...]  # an array, also of one number
                 _deliver(sample, into)
             except UndecodableError as error:
@@ -79,6 +81,7 @@ class ArrayEngine:
                 lengths[row] = len(into) if differs else 0
 
         self._threads.run(work, len(encoded))
+        known = fields.columns()
         if bad:
             bad.sort(key=lambda each: each.row)
             rows = [each.row for each in bad]
@@ -102,16 +105,22 @@ class ArrayEngine:
         ]
 
     def _sample(
-        self, encoded: Encoded, sample_id: int, epoch: int, chance: Sequence[NDArray[np.float64]], row: int
+        self,
+        encoded: Encoded,
+        sample_id: int,
+        epoch: int,
+        chance: Sequence[NDArray[np.float64]],
+        row: int,
+        fields: SampleFields,
     ) -> Array:
-        """Prepare one sample, whose numbers are in this row of ``chance``."""
+        """Prepare one sample, whose numbers and fields are in this row of ``chance`` and ``fields``."""
         array = self._decode(memoryview(encoded))  # type: ignore[arg-type]  # arrays are buffers, too
         _, *transforms = self._pipeline.transforms
         for index, transform in enumerate(transforms, start=1):
             if isinstance(transform, Map):
                 # A copy, because the function may change what it gets, and this may be a view of the sample's bytes.
                 rng = generator(self._seed, epoch, sample_id, substream=index)
-                array = call_map(transform, array.copy(), rng)
+                array = call_map(transform, self._pipeline.decoder.made, array.copy(), fields, row, rng)
             elif isinstance(transform, ArrayTransform):
                 try:
                     # A sample's numbers may be so large that their squares are none; a warning would not say whose.

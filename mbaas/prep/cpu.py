@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import cv2
@@ -22,7 +22,7 @@ from mbaas.prep.part_input import PartInput, read_headers
 from mbaas.prep.pixels import Image, Scratch
 from mbaas.prep.plan import Stage, plan, stages_of
 from mbaas.prep.threads import SampleThreads
-from mbaas.prep.user_code import call_map
+from mbaas.prep.user_code import SampleFields, call_map
 from mbaas.transforms import Map, Pipeline, RandomResizedCrop, Resize
 from mbaas.transforms.base import Flips, Step, Windows
 
@@ -71,16 +71,16 @@ class CpuEngine:
         if any(isinstance(each, RandomResizedCrop | Resize) for each in pipeline.prep):
             pixels.resampler()
 
-    def field(self, encoded: Encoded, uri: str) -> Field:
+    def field(self, encoded: Encoded, uri: str, known: Arrays) -> Field:
         shape = self._pipeline.output_shape
         if shape is not None:
             return Field(IMAGE, shape, "uint8")
-        block = read_headers([encoded], np.zeros(1, np.int64), 0, {}, self._max_pixels)
+        block = read_headers([encoded], np.zeros(1, np.int64), 0, known, self._max_pixels)
         if block.bad:
             raise BadSampleError(uri, block.bad[0].reason)
         try:
             steps = plan(self._first, self._seed, 0, block.sample_ids, block.sizes)
-            sample = self._sample(block, [_listed(step) for step in steps], 0, None)
+            sample = self._sample(block, [_listed(step) for step in steps], 0, None, self._fields_of(block))
         except UndecodableError as error:
             raise BadSampleError(uri, str(error)) from error
         if self._pipeline.normalize and not _is_image(sample):
@@ -94,17 +94,18 @@ class CpuEngine:
         placed = block.placed(self._pipeline.boxes)
         steps = plan(self._first, self._seed, epoch, block.sample_ids, block.sizes, placed)
         listed = [_listed(step) for step in steps]
+        fields = self._fields_of(block)
 
         def work(index: int) -> None:
             row = block.rows[index]
             into = out[row]
             try:
-                deliver(self._sample(block, listed, index, into), into)
+                deliver(self._sample(block, listed, index, into, fields), into)
             except UndecodableError as error:
                 block.bad.append(BadRow(row, str(error)))
 
         self._threads.run(work, len(block.rows))
-        return block.finish(self._pipeline, steps, out)
+        return replace(block, known=fields.columns()).finish(self._pipeline, steps, out)
 
     def set_threads(self, threads: int) -> None:
         self.close()
@@ -113,7 +114,12 @@ class CpuEngine:
     def close(self) -> None:
         self._threads.close()
 
-    def _sample(self, block: PartInput, steps: list[_Listed], index: int, into: Array | None) -> Array:
+    def _fields_of(self, block: PartInput) -> SampleFields:
+        return SampleFields(block.known, self._pipeline.transforms)
+
+    def _sample(
+        self, block: PartInput, steps: list[_Listed], index: int, into: Array | None, fields: SampleFields
+    ) -> Array:
         """Prepare a sample, in ``into`` if it fits, else in memory that the next sample overwrites."""
         first = steps[0] if steps else None
         # What lies below the first window is never looked at: the decoder may stop there.
@@ -122,16 +128,17 @@ class CpuEngine:
         # A Map's result is a new array: what comes before it need not be where the sample ends up.
         image = self._run(image, steps, index, into if not self._after_maps else None)
         for run in self._after_maps:
-            image = self._map(run, image, int(block.sample_ids[index]), block.epoch)
+            image = self._map(run, image, block, index, fields)
         return image
 
-    def _map(self, run: Sequence[Stage], image: Array, sample_id: int, epoch: int) -> Array:
+    def _map(self, run: Sequence[Stage], image: Array, block: PartInput, index: int, fields: SampleFields) -> Array:
         """Apply a Map and the transforms up to the next one, whose plan depends on the Map's result."""
+        sample_id, epoch = int(block.sample_ids[index]), block.epoch
         (substream, transform), *stages = run
         assert isinstance(transform, Map)
         rng = generator(self._seed, epoch, sample_id, substream=substream)
         # A copy, because the function may keep or change what it gets, and this memory is the next sample's.
-        result = call_map(transform, image.copy(), rng)
+        result = call_map(transform, IMAGE, image.copy(), fields, index, rng)
         if not stages:
             return result
         if not _is_image(result):

@@ -79,8 +79,8 @@ class DaliEngine:
         self._graph: Any = None
         self._batch = 0
 
-    def field(self, encoded: Encoded, uri: str) -> Field:
-        return self._cpu.field(encoded, uri)
+    def field(self, encoded: Encoded, uri: str, known: Arrays) -> Field:
+        return self._cpu.field(encoded, uri, known)
 
     def prepare(
         self, encoded: Sequence[Encoded], sample_ids: NDArray[np.int64], epoch: int, known: Arrays, out: NDArray[Any]

@@ -46,7 +46,7 @@ class Prepared:
     Attributes:
         bad: those that could not be prepared, in order of row.
         known: the dataset's fields of all others, in order of row: as the engine was given them, except those that lie
-            on the image, which are where its pixels are now.
+            on the image, which are where its pixels are now, and those that a Map changes.
         lengths: int64[n], the first lengths of what was made, 0 of bad samples; None if all samples have one shape.
     """
 
@@ -60,8 +60,13 @@ class Engine(Protocol):
 
     name: EngineName
 
-    def field(self, encoded: Encoded, uri: str) -> Field:
+    def field(self, encoded: Encoded, uri: str, known: Arrays) -> Field:
         """Tell what is made of a sample, shape and dtype; decode ``encoded`` where the pipeline alone does not tell.
+
+        Args:
+            encoded: its bytes.
+            uri: where it is, for messages.
+            known: its fields, as the dataset has them: of one sample.
 
         Raises:
             BadSampleError: ``encoded`` had to be decoded and cannot be.

@@ -114,7 +114,7 @@ def _made(dataset: Dataset, reader: SampleReader, engine: Engine) -> Field:
         try:
             if isinstance(encoded, BadSample):
                 raise BadSampleError(encoded.uri, encoded.reason)
-            return engine.field(encoded, dataset.uri(sample_id))
+            return engine.field(encoded, dataset.uri(sample_id), dataset.values(np.array([sample_id])))
         except BadSampleError as bad:
             error = error or bad
     assert error is not None

@@ -60,8 +60,10 @@ def first_probe(dataset: Dataset, engine: Engine, known: tuple[Field, ...], fetc
 
 def _probe_one(engine: Engine, encoded: NDArray[np.uint8], sample_id: int, dataset: Dataset) -> tuple[Field, float]:
     """Return what is made of a sample, and the seconds that one takes."""
-    made, ids = engine.field(encoded, dataset.uri(sample_id)), np.array([sample_id])
-    out, known = made.empty(1), dataset.values(ids)
+    ids = np.array([sample_id])
+    known = dataset.values(ids)
+    made = engine.field(encoded, dataset.uri(sample_id), known)
+    out = made.empty(1)
     if flaws := engine.prepare([encoded], ids, 0, known, out).bad:
         raise BadSampleError(dataset.uri(sample_id), flaws[0].reason)
     return made, min(_time_one(engine, encoded, ids, known, out) for _ in range(PROBE_REPEATS))

@@ -10,12 +10,11 @@ from types import CellType, CodeType, FunctionType, MethodType
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from mbaas.errors import ConfigError
 from mbaas.transforms.base import Transform
 
-SampleFunction = Callable[[NDArray[Any], np.random.Generator], NDArray[Any]]
+SampleFunction = Callable[[Any, np.random.Generator], Any]
 
 
 @dataclass(frozen=True)
@@ -31,13 +30,26 @@ class Map(Transform):
     In a pipeline of sound or arrays ``fn`` gets what the transform before it makes. Its results may differ in their
     first length where that may differ, and transforms after it need what they need of any sample.
 
+    With ``fields`` the function takes and returns a dict instead: ``fn(sample, rng) -> sample``. It has the sample
+    under the name that the pipeline's decoder gives it, such as "image", and these fields of the dataset as NumPy
+    arrays, those of numbers with shape (). What the returned dict leaves out stays as it was. A field keeps its dtype
+    and its shape; a list of varying length may become shorter.
+
     Args:
         fn: a function that pickles (by cloudpickle) and depends on nothing but its arguments.
+        fields: names of the dataset's fields that ``fn`` takes and may change.
     """
 
     fn: SampleFunction
+    fields: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        names: object = self.fields  # as an object: type checkers take the checks below for needless
+        if not isinstance(names, tuple | list) or not all(isinstance(name, str) for name in names):
+            raise ConfigError(
+                f"Map's fields must be a list of names, such as ['label'], got {names!r}", option="fields"
+            )
+        object.__setattr__(self, "fields", tuple(self.fields))
         if not callable(self.fn):
             raise ConfigError(f"Map's fn must be a function fn(image, rng), got {self.fn!r}", option="fn")
         # Tried here, where the user can see which line it was, and not when the first worker starts. A pickler runs
@@ -49,7 +61,11 @@ class Map(Transform):
             raise ConfigError(message, option="fn") from error
 
     def __repr__(self) -> str:
-        return f"Map({name_of(self.fn)})"
+        return f"Map({name_of(self.fn)}{self._of_fields})"
+
+    @property
+    def _of_fields(self) -> str:
+        return f", fields={list(self.fields)!r}" if self.fields else ""
 
     def identity(self) -> str:
         """Return the name of the function, and a hash of its code, constants, defaults and closure.
@@ -58,7 +74,7 @@ class Map(Transform):
         names that the function reads are not followed: a changed helper function or module constant goes
         unnoticed.
         """
-        return f"Map({name_of(self.fn)}, {_digest_of(self.fn)})"
+        return f"Map({name_of(self.fn)}, {_digest_of(self.fn)}{self._of_fields})"
 
 
 def name_of(fn: object) -> str:

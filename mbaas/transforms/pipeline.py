@@ -106,13 +106,20 @@ class Pipeline:
         """Return what prepared samples have of the dataset's fields.
 
         Raises:
-            ConfigError: what lies on the image is not among them, or one is called as what the decoder makes.
+            ConfigError: what lies on the image, or what a Map takes, is not among them, or one is called as what the
+                decoder makes.
         """
         if self.decoder.made in {field.name for field in fields}:
             made = shown(self.decoder.made)
             raise ConfigError(
                 f"the dataset has a field {made} already, so {self.decoder!r} must make one of another name: field=..."
             )
+        names = [field.name for field in fields]
+        for function in (each for each in self.transforms if isinstance(each, Map)):
+            for name in function.fields:
+                if name not in names:
+                    has = ", ".join(names) or "none"
+                    raise ConfigError(f"{function!r} takes the field {shown(name)}, but samples have {has}")
         if self.keypoints is not None:
             self.keypoints.check(fields)
         if self.boxes is None:

@@ -33,7 +33,7 @@ def prepared(steps: list[T.Transform], files: list[bytes], *, epoch: int = 0, id
     """What the engine makes of the files, of which the first one must be good; and what it says of them."""
     engine = make_engine("cpu", T.Pipeline(steps), seed=7, **options)
     try:
-        field = engine.field(files[0], "first")
+        field = engine.field(files[0], "first", {})
         out = np.full_like(field.empty(len(files)), 77)
         numbers = np.arange(len(files)) if ids is None else np.array(ids)
         said = engine.prepare(files, numbers, epoch, {"id": numbers}, out)
@@ -54,7 +54,7 @@ def refusal(steps: list[T.Transform], file: bytes, **options: Any) -> str:
     """What the engine says of one bad file."""
     engine = make_engine("cpu", T.Pipeline(steps), seed=7, **options)
     with pytest.raises(BadSampleError) as caught:
-        engine.field(file, "the file")
+        engine.field(file, "the file", {})
     assert caught.value.uri == "the file"
     return caught.value.reason
 

@@ -196,7 +196,7 @@ def test_read_only_input_of_every_kind_is_taken_and_kept(jpegs):
 
 def test_what_is_made_is_learned_from_the_data_only_where_it_must_be(jpegs, bad_files):
     def spec(transforms, raw):
-        return make_engine("cpu", T.Pipeline([T.DecodeImage(), *transforms]), seed=0).field(raw, "a/b.jpg")
+        return make_engine("cpu", T.Pipeline([T.DecodeImage(), *transforms]), seed=0).field(raw, "a/b.jpg", {})
 
     assert spec([T.Resize((8, 9))], b"") == Field("image", (8, 9, 3), "uint8")
     assert spec([], jpegs[0]) == Field("image", (400, 500, 3), "uint8")

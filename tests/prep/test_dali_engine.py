@@ -42,7 +42,7 @@ def test_dali_has_to_be_2_or_newer() -> None:
 def prepare(kind, pipeline, raw, ids=None, *, device_id=None, epoch=0, seed=0, threads=1):
     engine = make_engine(kind, pipeline, seed=seed, threads=threads, device_id=device_id)
     ids = np.arange(len(raw)) if ids is None else np.asarray(ids)
-    shape = pipeline.output_shape or engine.field(raw[0], "x").shape
+    shape = pipeline.output_shape or engine.field(raw[0], "x", {}).shape
     out = np.full((len(raw), *shape), 77, np.uint8)
     bad = engine.prepare(raw, ids, epoch, {}, out).bad
     engine.close()

@@ -172,9 +172,10 @@ def _made(raw: Raw, pipeline: Pipeline, seed: int) -> Field:
     # whichever engine prepares, a sample has the same shape, and this one needs no GPU here
     engine, error = make_engine("cpu", pipeline, seed=seed), None
     try:
-        for row, uri in zip(raw.rows(), raw.uris, strict=True):
+        for number, (row, uri) in enumerate(zip(raw.rows(), raw.uris, strict=True)):
+            known = {name: column[number : number + 1] for name, column in raw.known.items()}
             try:
-                return engine.field(row, uri)
+                return engine.field(row, uri, known)
             except BadSampleError as bad:
                 error = error or bad
     finally:
