@@ -16,7 +16,7 @@ from mbaas.messages import BadSample
 from mbaas.prep.boxes import edges_of
 from mbaas.prep.preview import Preview, first_samples
 from mbaas.transforms import Pipeline
-from mbaas.units import counted
+from mbaas.units import counted, exact
 
 COUNT = 32
 """Samples that are drawn, unless somebody asks for another number."""
@@ -80,7 +80,7 @@ def _label(dataset: Dataset, found: Preview, row: int) -> str:
     labels = found.known.get(LABEL.name)
     if not isinstance(labels, np.ndarray) or labels.ndim != 1:
         return ""
-    return dataset.class_names[int(labels[row])] if dataset.class_names else f"{labels[row]:g}"
+    return dataset.class_names[int(labels[row])] if dataset.class_names else exact(labels[row].item())
 
 
 def _checked_images(samples: Column) -> NDArray[np.uint8]:

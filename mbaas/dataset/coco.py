@@ -17,7 +17,7 @@ from mbaas.dataset.faults import said
 from mbaas.dataset.file_infos import file_infos
 from mbaas.dataset.kept_listing import Listing, listed_once
 from mbaas.dataset.location import Location, join, locate
-from mbaas.dataset.table import TableDataset, fingerprint_of, table_of
+from mbaas.dataset.table import fingerprint_of, table_of
 from mbaas.errors import ConfigError, DatasetError
 from mbaas.fields import LABELS, Packed
 
@@ -84,14 +84,7 @@ def read_coco(
         fields=None,
         is_current=lambda kept: kept.files == [file],
     )
-    return TableDataset(
-        root=root.root,
-        class_names=found.class_names,
-        fingerprint=found.fingerprint,
-        table=found.table,
-        filesystem=root.filesystem,
-        base=root.base,
-    )
+    return found.dataset(root)
 
 
 def _asked(fields: Sequence[str] | None) -> tuple[str, ...] | None:

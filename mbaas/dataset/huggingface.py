@@ -14,7 +14,7 @@ from mbaas.dataset.huggingface_images import placed, unpacked_images
 from mbaas.dataset.huggingface_source import source_of
 from mbaas.dataset.kept_listing import Listing, listed_once
 from mbaas.dataset.location import locate
-from mbaas.dataset.table import ShardDataset, TableDataset, fingerprint_of, table_of
+from mbaas.dataset.table import fingerprint_of, table_of
 from mbaas.dataset.unpacking import is_there, listing_in
 from mbaas.errors import ConfigError
 from mbaas.fields import IMAGE
@@ -95,15 +95,5 @@ def read_huggingface(
         is_current=is_current,
     )
     if found.files["folder"] is not None:
-        where = locate(found.files["folder"], None)
-        return TableDataset(where.root, found.class_names, found.fingerprint, found.table, where.filesystem, where.base)
-    where = source.where if target is None else target
-    return ShardDataset(
-        where.root,
-        found.class_names,
-        found.fingerprint,
-        found.table,
-        where.filesystem,
-        where.base,
-        shards=found.files["images"],
-    )
+        return found.dataset(locate(found.files["folder"], None))
+    return found.dataset(source.where if target is None else target, found.files["images"])

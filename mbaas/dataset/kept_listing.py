@@ -14,7 +14,7 @@ import pyarrow.fs
 
 from mbaas.dataset.columns import as_numbers
 from mbaas.dataset.location import Location, locate, written_whole
-from mbaas.dataset.table import PLACE, fingerprint_of, integers, table_of
+from mbaas.dataset.table import PLACE, ShardDataset, TableDataset, fingerprint_of, integers, table_of
 from mbaas.errors import DatasetError
 from mbaas.fields import LABEL, LABELS
 
@@ -44,6 +44,16 @@ class Listing:
     fingerprint: str
     table: pa.Table
     files: Any = None
+
+    def dataset(self, where: Location, shards: Mapping[str, int] | None = None) -> TableDataset:
+        """Return the samples as a dataset.
+
+        Args:
+            where: below which they lie.
+            shards: the files in which many of them lie, by name, and how many bytes each has; None: each is a file.
+        """
+        of = (where.root, self.class_names, self.fingerprint, self.table, where.filesystem, where.base)
+        return TableDataset(*of) if shards is None else ShardDataset(*of, shards=shards)
 
 
 def listed_once(

@@ -20,7 +20,7 @@ from mbaas.dataset.file_infos import S3_ATTEMPTS
 from mbaas.dataset.kept_listing import Listing, listed_once
 from mbaas.dataset.location import Location, join, locate
 from mbaas.dataset.shard_names import locate_shards, look_up
-from mbaas.dataset.table import ShardDataset, fingerprint_of, table_of
+from mbaas.dataset.table import fingerprint_of, table_of
 from mbaas.dataset.unpacking import ENDING, is_there, listing_in, unpack
 from mbaas.errors import ConfigError, DatasetError, shown
 from mbaas.fields import IMAGE, LABEL
@@ -82,15 +82,7 @@ def read_parquet(
         fields=None,
         is_current=lambda kept: _is_still(kept.files, files, target),
     )
-    return ShardDataset(
-        root=target.root,
-        class_names=found.class_names,
-        fingerprint=found.fingerprint,
-        table=found.table,
-        filesystem=target.filesystem,
-        base=target.base,
-        shards={name + ENDING: nbytes for name, *_, nbytes in found.files},
-    )
+    return found.dataset(target, {name + ENDING: nbytes for name, *_, nbytes in found.files})
 
 
 def _is_still(kept: list[list[Any]], files: list[list[Any]], target: Location) -> bool:

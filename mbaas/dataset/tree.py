@@ -23,7 +23,7 @@ from mbaas.dataset.base import Dataset
 from mbaas.dataset.faults import s3_attempts, said
 from mbaas.dataset.kept_listing import Listing, listed_once
 from mbaas.dataset.location import Location, join, locate
-from mbaas.dataset.table import TableDataset, fingerprint_of, table_of
+from mbaas.dataset.table import fingerprint_of, table_of
 from mbaas.errors import ConfigError, DatasetError
 from mbaas.fields import LABEL
 from mbaas.progress import track
@@ -86,14 +86,7 @@ def list_tree(
 
     fields = [LABEL.name] if classes else []
     found = listed_once(listing, make, writer=kind.writer, root=where.root, options=options, fields=fields)
-    return TableDataset(
-        root=where.root,
-        class_names=found.class_names,
-        fingerprint=found.fingerprint,
-        table=found.table,
-        filesystem=where.filesystem,
-        base=where.base,
-    )
+    return found.dataset(where)
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from mbaas.dataset.file_infos import S3_ATTEMPTS
 from mbaas.dataset.kept_listing import Listing, listed_once
 from mbaas.dataset.location import Location, join
 from mbaas.dataset.shard_names import locate_shards, look_up
-from mbaas.dataset.table import IN_SHARD, PLACE, ShardDataset, fingerprint_of, table_of
+from mbaas.dataset.table import IN_SHARD, PLACE, fingerprint_of, table_of
 from mbaas.dataset.tar_index import Member, TarSample, tar_samples
 from mbaas.errors import ConfigError, DatasetError, shown
 from mbaas.fields import LABEL
@@ -94,15 +94,7 @@ def read_webdataset(
         fields=known,
         is_current=lambda kept: bool(kept.files == files),
     )
-    return ShardDataset(
-        root=where.root,
-        class_names=found.class_names,
-        fingerprint=found.fingerprint,
-        table=found.table,
-        filesystem=where.filesystem,
-        base=where.base,
-        shards={name: nbytes for name, nbytes, _ in files},
-    )
+    return found.dataset(where, {name: nbytes for name, nbytes, _ in files})
 
 
 @dataclass(frozen=True)

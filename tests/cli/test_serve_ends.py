@@ -157,10 +157,11 @@ def test_what_it_started_ends_when_it_is_killed(serving: dict[str, tuple[Path, C
     ("command", "first", "code"),
     [
         (("-c", PROGRAM, "."), "an epoch", signal.SIGTERM),
-        (
+        pytest.param(
             ("-m", "mbaas", "analyze", "feed.yaml", "--rate", "100", "--save", "found.json"),
             "what a feed and a trial cost",
             130,
+            marks=pytest.mark.long,
         ),
     ],
     ids=["a program", "mbaas analyze"],

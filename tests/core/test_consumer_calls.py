@@ -81,7 +81,7 @@ MOVES = st.one_of(
               st.tuples(VALUES, VALUES) | st.none() | ANYTHING, PARTS),
     st.tuples(st.just("hand_back"), NAMES, VALUES, VALUES, VALUES, VALUES),
     st.tuples(st.just("heartbeat"), NAMES, VALUES, VALUES, VALUES),
-    st.tuples(st.just("leave"), NAMES, VALUES | st.none(), TRUTHS),
+    st.tuples(st.just("leave"), NAMES, VALUES | st.none(), VALUES),
     st.tuples(st.just("announce"), st.lists(NAMES, max_size=2) | ANYTHING),
     st.tuples(st.just("is_given_up"), VALUES, st.lists(st.tuples(VALUES, VALUES) | ANYTHING, max_size=2) | ANYTHING),
     st.tuples(st.just("work")), st.tuples(st.just("work")), st.tuples(st.just("good")), st.tuples(st.just("tick")),
@@ -229,7 +229,7 @@ def test_no_value_that_a_consumer_sends_breaks_the_feed_or_costs_others_a_block(
 def test_the_moves_of_the_property_reach_the_core_as_well():
     """Else it would hold because everything is refused."""
     lane = Lane(0)
-    for move in [joining(2), ("ask", "bad", 2, 2, 2, 2, 1, []), ("leave", "bad", None, True)]:
+    for move in [joining(2), ("ask", "bad", 2, 2, 2, 2, 1, []), ("leave", "bad", None, 1)]:
         lane.play(move)
     assert lane.refused == []
     assert "reservation 0" in lane.core.consumers.by_name
@@ -433,8 +433,8 @@ def test_what_fits_is_an_event_with_just_these_values():
     assert calls.ask("a", 1, 5, 3, 4, 2, 9) == ev.Ask("a", 1, cursor=5, released=3, done=4, want=2, number=9)
     assert calls.hand_back("a", 1, 5, 3, 9) == ev.HandBack("a", 1, cursor=5, released=3, number=9)
     assert calls.heartbeat("a", 1, 3, 4) == ev.Heartbeat("a", 1, released=3, done=4)
-    assert calls.leave("a", None, True) == ev.Leave("a", None, True)
-    assert calls.leave("a", 1, False) == ev.Leave("a", 1, False)
+    assert calls.leave("a", None, 3) == ev.Leave("a", None, 3)
+    assert calls.leave("a", 1, 0) == ev.Leave("a", 1, 0)
     assert calls.announce(["a", "b"]) == [ev.Announce("a"), ev.Announce("b")]
     assert calls.unreadable((UnreadablePart(1, 2, 3), UnreadablePart(0, 0, -1))) == [
         UnreadablePart(1, 2, 3),
