@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from mbaas.errors import DatasetError
 from mbaas.fields import Arrays, Column, Packed
 from mbaas.transforms.base import BoxesNow, Flips, Step, Windows
-from mbaas.transforms.boxes import Boxes, BoxFormat
+from mbaas.transforms.boxes import Boxes, BoxFormat, moved_dtype
 
 Edges = NDArray[np.float64]
 """[total, 4]: left, top, right and bottom of each box, in pixels."""
@@ -39,7 +39,8 @@ def move_boxes(
     np.cumsum(np.bincount(now.owner[kept], minlength=len(sizes)), out=bounds[1:])
     fields = {name: packed(known[name]) for name in (boxes.field, *boxes.beside)}
     new = {name: Packed(column.own()[0][kept], bounds) for name, column in fields.items()}
-    new[boxes.field] = Packed(_written(now.edges[kept], boxes.format).astype(fields[boxes.field].dtype), bounds)
+    written = _written(now.edges[kept], boxes.format)
+    new[boxes.field] = Packed(written.astype(moved_dtype(fields[boxes.field].dtype)), bounds)
     return {**known, **new}, kept
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
+
+import numpy as np
 
 from mbaas.errors import ConfigError, shown
 from mbaas.fields import Field
@@ -22,7 +24,8 @@ class Boxes:
     the left edge of the first pixel is 0.
 
     Args:
-        field: the dataset's field that has them: floats [k, 4] for each sample.
+        field: the dataset's field that has them: numbers [k, 4] for each sample. Whole numbers become float32: where
+            pixels are resized, boxes fall between them.
         format: "xyxy", "xywh" or "cxcywh".
         beside: fields that have a value for each box, such as its class; where a box is dropped, so is its value.
         min_size: least width and height of a box after all transforms, in pixels.
@@ -58,10 +61,18 @@ class Boxes:
             if not by_name[name].shape:
                 raise ConfigError(f"field {name!r} must have a value for each box, but has one for each sample")
         boxes = by_name[self.field]
-        if boxes.shape[1:] != (4,) or not boxes.dtype.startswith("float"):
+        if boxes.shape[1:] != (4,):
             shape = ["k" if length is None else length for length in boxes.shape]
-            raise ConfigError(f"field {self.field!r} must have boxes, float [k, 4], got {boxes.dtype} {shape}")
-        return tuple(_packed(field) if field.name in (self.field, *self.beside) else field for field in fields)
+            raise ConfigError(f"field {self.field!r} must have boxes, [k, 4], got {boxes.dtype} {shape}")
+        made = {name: _packed(by_name[name]) for name in (self.field, *self.beside)}
+        made[self.field] = replace(made[self.field], dtype=moved_dtype(boxes.dtype).name)
+        return tuple(made.get(field.name, field) for field in fields)
+
+
+def moved_dtype(dtype: str | np.dtype[Any]) -> np.dtype[Any]:
+    """Return in which type boxes of a dataset are delivered."""
+    before: np.dtype[Any] = np.dtype(dtype)
+    return before if before.kind == "f" else np.dtype(np.float32)
 
 
 def _packed(field: Field) -> Field:

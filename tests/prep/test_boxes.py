@@ -195,8 +195,17 @@ def test_what_is_delivered_may_be_fewer_boxes_than_the_dataset_has() -> None:
 def test_fields_that_are_no_boxes_are_named(boxes: T.Boxes, told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         boxes.moved(FIELDS)
-    with pytest.raises(ConfigError, match=r"^field 'b' must have boxes, float \[k, 4\], got int64 \['k', 4\]$"):
-        T.Boxes("b").moved((Field("b", (None, 4), "int64", 2),))
+    with pytest.raises(ConfigError, match=r"^field 'b' must have boxes, \[k, 4\], got int64 \['k', 3\]$"):
+        T.Boxes("b").moved((Field("b", (None, 3), "int64", 2),))
+
+
+def test_boxes_of_whole_numbers_are_delivered_as_floats() -> None:
+    """Half of a pixel is none that could be left out."""
+    boxes, whole = T.Boxes("b"), Packed(np.array([[1, 2, 4, 7]], np.int16), np.array([0, 1]))
+    assert boxes.moved((Field("b", (None, 4), "int16", 2),)) == (Field("b", (None, 4), "float32", 2),)
+    halved = Windows(boxes=np.array([[0, 0, 10, 10]]), sizes=np.array([[5, 5]]))
+    found, _ = move_boxes(boxes, {"b": whole}, np.array([[10, 10]]), [halved])
+    assert (found["b"].dtype, found["b"].own()[0].tolist()) == (np.float32, [[0.5, 1.0, 2.0, 3.5]])
 
 
 @pytest.mark.parametrize(
