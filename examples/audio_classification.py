@@ -3,7 +3,7 @@
     python examples/audio_classification.py                short tones, chirps and noises, written as WAV and FLAC files
     python examples/audio_classification.py --data DIR     your recordings, one folder per class
 
-Needs the extra audio: pip install "mbaas[audio]".
+Needs soundfile and soxr: pip install "mbaas[audio]", or the extra examples.
 """
 
 from __future__ import annotations
