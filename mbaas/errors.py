@@ -118,7 +118,7 @@ class PlacementUnknownError(StateError):
 
 
 class PlacementGoneError(PlacementUnknownError):
-    """That placement is older than all that are known here, so it never will be: only the dead knew it."""
+    """That placement is older than the newest one that is known here, so it never will be: only the dead knew it."""
 
 
 class StorageError(BadSampleError):

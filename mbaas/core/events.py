@@ -203,8 +203,8 @@ class PacesMeasured:
 class Leave:
     """A consumer is done. ``session`` None ends whatever session it has, and if it is a trial, those of its ranks.
 
-    ``successors`` tells how many trials are still to come: its place, at the beginning of the epoch after the one that
-    it used up, is held for one of them, unless places are held for all.
+    ``successors`` tells how many trials are still to come: a place is held for one of them, unless places are held for
+    all. It is at the beginning of the next epoch; where this one ended, if trials begin at once.
     """
 
     consumer: str

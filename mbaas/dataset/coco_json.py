@@ -21,7 +21,7 @@ _MOST_PIXELS = 1e9
 """How far from an image's corner anything may lie: beyond any image, and within float32."""
 
 _Number = int | float
-"""Of an id: some writers have 7.0 for 7."""
+"""An id may be either: some writers have 7.0 for 7."""
 
 
 class _Image(msgspec.Struct, gc=False):

@@ -17,7 +17,7 @@ LISTING = "listing.parquet"
 """The file in a folder of unpacked images that says what is where."""
 
 ENDING = ".images"
-"""Of the names of files that images are unpacked into."""
+"""Files that images are unpacked into have names that end so."""
 
 
 def listing_in(folder: str | os.PathLike[str]) -> str:

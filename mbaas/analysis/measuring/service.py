@@ -101,13 +101,18 @@ class Workload:
     device: str | None = None
     gpus_per_trial: float = 0.0
 
+    @property
+    def known(self) -> tuple[Field, ...]:
+        """What prepared samples have of the dataset's fields."""
+        return self.pipeline.known(self.dataset.fields)
+
 
 def measure_step(workload: Workload, made: Field, batch_sizes: Sequence[int], effort: Effort) -> list[StepRate]:
     """Measure G at each batch size, in a process like a trial's."""
     with _trials(workload, 1) as (trial,):
         found: list[StepRate] = ray.get(
             trial.synthetic.remote(
-                SampleSpec(made, workload.dataset.fields),
+                SampleSpec(made, workload.known),
                 list(batch_sizes),
                 effort,
                 normalize=workload.pipeline.normalize,
@@ -203,7 +208,7 @@ def _drop(spans: list[Span], disk: mbaas.Disk | None, *, cold: bool) -> None:
 def _staging_bytes(workload: Workload, sample_bytes: float) -> int:
     # by the samples, not by the machine's memory, as `mbaas.serve` would: the part that is run is small
     samples = max(STAGED_BATCHES * workload.options.batch_size, len(workload.dataset) // EPOCH_DIVISOR)
-    return int(samples * (sample_bytes + sum(field.nbytes for field in (*workload.dataset.fields, SAMPLE_ID))))
+    return int(samples * (sample_bytes + sum(field.nbytes for field in (*workload.known, SAMPLE_ID))))
 
 
 def _epoch(actors: Sequence[Any]) -> tuple[EpochRun, ...]:
