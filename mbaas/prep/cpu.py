@@ -91,7 +91,7 @@ class CpuEngine:
         self, encoded: Sequence[Encoded], sample_ids: NDArray[np.int64], epoch: int, known: Arrays, out: Array
     ) -> Prepared:
         block = read_headers(encoded, sample_ids, epoch, known, self._max_pixels)
-        placed = block.placed(self._pipeline.boxes)
+        placed = block.placed(self._pipeline)
         steps = plan(self._first, self._seed, epoch, block.sample_ids, block.sizes, placed)
         listed = [_listed(step) for step in steps]
         fields = self._fields_of(block)

@@ -86,7 +86,7 @@ class DaliEngine:
         self, encoded: Sequence[Encoded], sample_ids: NDArray[np.int64], epoch: int, known: Arrays, out: NDArray[Any]
     ) -> Prepared:
         block = read_headers(encoded, sample_ids, epoch, known, self._max_pixels)
-        placed = block.placed(self._pipeline.boxes)
+        placed = block.placed(self._pipeline)
         steps = plan(self._stages, self._seed, epoch, block.sample_ids, block.sizes, placed)
         feeds = dali_graph.feeds(self._stages, steps)
         taken = np.flatnonzero(self._takes(block, steps))

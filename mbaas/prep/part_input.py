@@ -14,7 +14,7 @@ from mbaas.prep.boxes import placed
 from mbaas.prep.engine import BadRow, Encoded, Prepared
 from mbaas.prep.header import Header, UndecodableError, peek
 from mbaas.prep.on_image import moved_fields
-from mbaas.transforms import Boxes, Pipeline
+from mbaas.transforms import Pipeline
 from mbaas.transforms.base import BoxesNow, Step
 
 
@@ -46,9 +46,11 @@ class PartInput:
         # Two columns also where no sample is good.
         return np.array([header.size for header in self.headers], np.int64).reshape(-1, 2)
 
-    def placed(self, boxes: Boxes | None) -> BoxesNow | None:
-        """Return where the boxes on the images are, if there are any; see `mbaas.prep.boxes.placed`."""
-        return None if boxes is None else placed(boxes, self.known, self.sizes)
+    def placed(self, pipeline: Pipeline) -> BoxesNow | None:
+        """Return where the boxes on the images are, if a transform goes by them; see `mbaas.prep.boxes.placed`."""
+        if pipeline.boxes is None or not any(transform.needs_boxes for transform in pipeline.transforms):
+            return None
+        return placed(pipeline.boxes, self.known, self.sizes)
 
     def finish(self, pipeline: Pipeline, steps: Sequence[Step], out: NDArray[Any]) -> Prepared:
         """Zero the bad rows of ``out``, and return them in order, with the fields of the good ones.

@@ -48,8 +48,6 @@ def plan(
     they are before the first step, are needed if a transform goes by them.
     """
     steps: list[Step] = []
-    if not any(transform.needs_boxes for _, transform in stages):
-        boxes = None
     for substream, transform in stages:
         u = uniforms(seed, epoch, sample_ids, substream=substream, draws=transform.draws)
         if isinstance(transform, WindowTransform):
