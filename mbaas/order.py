@@ -306,6 +306,7 @@ class SampleOrder:
         seed: chooses the orders, in [0, 2**63).
         block_samples: samples in a block, at least 1.
         shuffled: whether each epoch has a permutation of its own; else all have the samples in the dataset's order.
+        redrawn: whether each epoch draws its samples anew (`mbaas.dataset.redrawn`); ids are the numbers of draws then.
 
     Raises:
         ConfigError: an attribute is out of range.
@@ -315,6 +316,7 @@ class SampleOrder:
     seed: int
     block_samples: int
     shuffled: bool = True
+    redrawn: bool = False
 
     def __post_init__(self) -> None:
         check_seed(self.seed)
@@ -403,15 +405,17 @@ def split_order(size: int, seed: int) -> Ids:
     return Permutation(size, _derive_key(_FOR_SPLIT, seed))(np.arange(size, dtype=np.int64))
 
 
-def drawing_chance(size: int, seed: int) -> tuple[Ids, float]:
+def drawing_chance(size: int, seed: int, epoch: int | None = None) -> tuple[Ids, float]:
     """Return the numbers below ``size`` in a random order, and a number in [0, 1), by which samples are drawn.
 
-    They have nothing to do with the order of any epoch or split, also where the seeds are the same.
+    They have nothing to do with the order of any epoch or split, also where the seeds are the same. ``epoch`` is that
+    for which samples are drawn; None where they are drawn once.
     """
     check_seed(seed)
-    key = _derive_key(_FOR_DRAWING, seed)
-    (word,) = _keyed_words(_derive_key(_FOR_DRAWING, seed, 1), 1)
-    return Permutation(size, key)(np.arange(size, dtype=np.int64)), float(word >> _W_11) * 2.0**-53
+    parts = ((), (1,)) if epoch is None else ((epoch, 0), (epoch, 1))
+    for_order, for_start = (_derive_key(_FOR_DRAWING, seed, *part) for part in parts)
+    (word,) = _keyed_words(for_start, 1)
+    return Permutation(size, for_order)(np.arange(size, dtype=np.int64)), float(word >> _W_11) * 2.0**-53
 
 
 def uniforms(

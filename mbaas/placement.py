@@ -35,6 +35,9 @@ from mbaas.order import Ids, SampleOrder, Shuffle, uniforms
 Lengths = Callable[[Ids], NDArray[np.int64]]
 """Bytes of samples: int64[n] -> int64[n]."""
 
+StoredIds = Callable[[Ids, int], Ids]
+"""The stored samples that samples of an epoch are: see `mbaas.dataset.Dataset.stored_ids`."""
+
 BINS = 1 << 16
 """The resolution to which a node's limit is found: at most 1/65,536 of what the node could keep stays empty."""
 
@@ -275,13 +278,15 @@ class PlacementHistory:
     Args:
         order: whose blocks are cut.
         node: the node whose view this is; "" for one that keeps nothing.
+        stored_ids: finds the stored samples of an order whose samples are drawn anew in each epoch. Without it such
+            blocks can be cut, but nobody can tell what is in the parts. Homes are those of stored samples.
 
     Attributes:
         newest: the version by which blocks are cut now; None before the first, when one node has everything.
     """
 
-    def __init__(self, order: SampleOrder, node: str = "") -> None:
-        self._order, self._node = order, node
+    def __init__(self, order: SampleOrder, node: str = "", stored_ids: StoredIds | None = None) -> None:
+        self._order, self._node, self._stored_ids = order, node, stored_ids
         self._versions: dict[int, Placement] = {}
         self._holders: Holders | None = None
         self.newest: Placement | None = None
@@ -311,13 +316,19 @@ class PlacementHistory:
         return block_part == WHOLE or block_part.version in self._versions
 
     def parts(self, block: int, shuffle: Shuffle | None = None) -> tuple[BlockPart, ...]:
-        """Cut a block into parts by the newest placement, in the order of their homes; none is empty."""
+        """Cut a block into parts by the newest placement, in the order of their homes.
+
+        None is empty, unless samples are drawn anew in each epoch: then each node has a part.
+        """
         placement = self.newest
         if placement is None:
             return (WHOLE,)
         if len(placement.node_weights) == 1:  # the common case needs not even the block's samples
             return (BlockPart(placement.nodes[0], placement.version),)
-        present = np.unique(placement.of(self._order.sample_ids(block, shuffle)))
+        if self._order.redrawn:  # by weights that are known where parts are made
+            present = np.arange(len(placement.nodes))
+        else:
+            present = np.unique(placement.of(self._order.sample_ids(block, shuffle)))
         return tuple(BlockPart(placement.nodes[index], placement.version) for index in present.tolist())
 
     def rows(self, request: PartRequest) -> NDArray[np.int64] | None:
@@ -338,13 +349,30 @@ class PlacementHistory:
         placement = self._versions[request.block_part.version]
         if len(placement.node_weights) == 1:
             return None
-        ids = self._order.sample_ids(request.block, request.shuffle)
-        return np.flatnonzero(placement.of(ids) == placement.index(request.block_part.home))
+        return np.flatnonzero(placement.of(self._stored(request)) == placement.index(request.block_part.home))
 
     def ids(self, request: PartRequest) -> Ids:
         """Return the samples of a part, in order: int64[k]."""
         ids, rows = self._order.sample_ids(request.block, request.shuffle), self.rows(request)
         return ids if rows is None else ids[rows]
+
+    def stored(self, request: PartRequest) -> Ids:
+        """Return the stored samples that a part needs, each once: int64[k].
+
+        They are its samples, in order; or where each epoch draws its samples, those that were drawn, ascending.
+        """
+        if not self._order.redrawn:
+            return self.ids(request)
+        stored, rows = self._stored(request), self.rows(request)
+        return np.unique(stored if rows is None else stored[rows])
+
+    def _stored(self, request: PartRequest) -> Ids:
+        """Return the stored sample of each row of the whole block: int64[rows]."""
+        ids = self._order.sample_ids(request.block, request.shuffle)
+        if not self._order.redrawn:
+            return ids
+        assert self._stored_ids is not None, "made without a dataset, it does not know what was drawn"
+        return self._stored_ids(ids, self._order.chance_epoch(request.block, request.shuffle))
 
     # ---- the view of one node ----
 

@@ -4,10 +4,13 @@ way, and knows from where to get what moved.
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from mbaas.errors import ConfigError, PlacementGoneError, PlacementUnknownError
 from mbaas.order import SampleOrder
@@ -166,6 +169,34 @@ def test_the_parts_of_a_block_hold_each_of_its_samples_once_and_in_order(nodes: 
             assert (np.diff(rows) > 0).all()
             assert placements.ids(PartRequest(block, block_part)).tolist() == ids[rows].tolist()
             assert block_part.home in nodes
+
+
+def test_samples_that_each_epoch_draws_are_at_home_where_the_stored_sample_is() -> None:
+    """Each draw is of one of ten samples, which have their homes on some of twelve nodes."""
+
+    def stored_ids(ids: NDArray[np.int64], epoch: int) -> NDArray[np.int64]:
+        return (ids + epoch) % 10
+
+    order = SampleOrder(CUT_SAMPLES, seed=3, block_samples=64, redrawn=True)
+    stranger, placements = PlacementHistory(order), PlacementHistory(order, "b", stored_ids)
+    for each in (stranger, placements):
+        each.add(even_placement("abcdefghijkl"))
+    newest = placements.newest
+    assert newest is not None
+    for block in (0, order.blocks_per_epoch + 1):
+        parts = placements.parts(block)
+        assert parts == stranger.parts(block), "whoever does not know what is drawn cuts alike"
+        assert [part.home for part in parts] == [*"abcdefghijkl"], "even those that have nothing"
+        drawn = stored_ids(order.sample_ids(block), block // order.blocks_per_epoch)
+        rows = [placements.rows(PartRequest(block, part)) for part in parts]
+        cut = [range(0) if own is None else own.tolist() for own in rows]
+        assert sorted(itertools.chain(*cut)) == list(range(64))
+        for part, own in zip(parts, cut, strict=True):
+            request = PartRequest(block, part)
+            assert placements.ids(request).tolist() == order.sample_ids(block)[[*own]].tolist()
+            assert placements.stored(request).tolist() == np.unique(drawn[[*own]]).tolist()
+            assert {newest.nodes[home] for home in newest.of(drawn[[*own]])} <= {part.home}
+        assert not all(len(own) for own in cut)
 
 
 def test_a_node_finds_its_own_part_which_is_empty_where_nothing_is_at_home() -> None:

@@ -109,25 +109,26 @@ class CacheNode:
         # is that of a reader that has heard of none.
         self._incarnation = int.from_bytes(os.urandom(7), "big") + 1
         self._order = order
-        self._placements = PlacementHistory(order, node)
+        self._placements = PlacementHistory(order, node, dataset.stored_ids)
         self._peers: dict[str, Any] = {}
-        self._dataset, self._feed = dataset, feed
+        self._whole, self._dataset, self._feed = dataset, dataset.stored, feed
         if coordinator:
             runtime.end_with(coordinator)
         self._planner = Planner(
             order,
-            dataset.lengths,
+            self._dataset.lengths,
             cache_bytes=cache_bytes,
             readahead_bytes=readahead_bytes,
             placements=self._placements,
+            num_samples=len(self._dataset),
         )
         self._meter = Meter()
         self._disk: DiskTier | None = None
         if disk is not None:
-            self._disk = DiskTier(disk.path, disk.max_bytes, dataset, self._placements, self._meter)
+            self._disk = DiskTier(disk.path, disk.max_bytes, self._dataset, self._placements, self._meter)
             self._to_close.callback(self._disk.close)
         self._tuner = ReadaheadTuner(self._planner, self._meter, self._disk, block_samples=order.block_samples)
-        self._pool = ReadPool(dataset.reader(), threads=threads, meter=self._meter, storage_s=storage_s)
+        self._pool = ReadPool(self._dataset.reader(), threads=threads, meter=self._meter, storage_s=storage_s)
         self._to_close.callback(self._pool.close)
         self._row_server = RowPool(threads=ROW_THREADS)
         self._to_close.callback(self._row_server.close)
@@ -244,7 +245,7 @@ class CacheNode:
 
     async def dataset(self) -> Dataset:
         """Return the dataset, for a coordinator that was restarted."""
-        return self._dataset
+        return self._whole
 
     async def move_in(self) -> None:
         """Fetch all samples that other nodes keep and that have their home here now: one of these nodes is to go."""
@@ -365,7 +366,7 @@ class CacheNode:
 
         No slot is taken: who waits for storage keeps nobody else from fetching.
         """
-        ids, troubles = self._placements.ids(request), self._pool.troubles
+        ids, troubles = self._placements.stored(request), self._pool.troubles
         if not (troubled := troubles.among(ids.tolist())):
             return away(ids, self._pool.hung(ids.tolist(), time.monotonic()))
         kept = self._planner.directory.slabs(np.array([*troubled], np.int64)) > 0
@@ -389,7 +390,7 @@ class CacheNode:
             # Other fetches may wait for the same slabs when this one is cancelled, and `wait` leaves them alone.
             while (await asyncio.wait(filling, timeout=LOOK_S))[1]:
                 self._pool.replace_hanging()
-                ids = self._placements.ids(request)
+                ids = self._placements.stored(request)
                 if (rows := away(ids, self._pool.hung(ids.tolist(), time.monotonic()))) is not None:
                     return rows
 

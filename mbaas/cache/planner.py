@@ -68,8 +68,19 @@ class Planner:
         cache_bytes: int,
         readahead_bytes: int,
         placements: PlacementHistory | None = None,
+        num_samples: int | None = None,
     ) -> None:
-        self.directory = Directory(order.num_samples)
+        """
+        Args:
+            order: of the samples whose blocks are fetched.
+            lengths: of stored samples.
+            cache_bytes: the most that permanent slabs may hold.
+            readahead_bytes: the most that may be held for blocks that nobody asked for.
+            placements: see above; by default one that knows of no other node.
+            num_samples: of the dataset, as it is stored; by default those of the order.
+        """
+        self._num_samples = order.num_samples if num_samples is None else num_samples
+        self.directory = Directory(self._num_samples)
         self.minio = MinIO(cache_bytes)
         self.ahead = ReadAhead(readahead_bytes)
         self.placements = placements if placements is not None else PlacementHistory(order)
@@ -182,7 +193,7 @@ class Planner:
             return []
         sequence = self.ahead.sequences[0]
         following = range(sequence.frontier, sequence.frontier + blocks)
-        parts = [self.placements.ids(self._own_ahead(sequence, block)) for block in following]
+        parts = [self.placements.stored(self._own_ahead(sequence, block)) for block in following]
         lacking = [ids[self._absent(ids)] for ids in parts]
         return [UpcomingPart(len(ids), lack, self._lengths(lack)) for ids, lack in zip(parts, lacking, strict=True)]
 
@@ -234,7 +245,7 @@ class Planner:
     @property
     def keeps_all(self) -> bool:
         """Whether the whole dataset is kept here: nothing will ever lack."""
-        return self.directory.samples == self._order.num_samples
+        return self.directory.samples == self._num_samples
 
     @property
     def ahead_blocks(self) -> int:
@@ -252,7 +263,7 @@ class Planner:
     # ---- decisions ----
 
     def _schedule(self, request: PartRequest, *, ahead: bool = False) -> list[Load]:
-        ids = self.placements.ids(request)
+        ids = self.placements.stored(request)
         plan = self._plans[request] = PartPlan(request, ids, self._lengths(ids))
         loads = self._read(plan, np.arange(len(ids)))
         for load in loads if ahead else ():
@@ -325,7 +336,7 @@ class Planner:
         return absent
 
     def _missing_bytes(self, request: PartRequest) -> int:
-        ids = self.placements.ids(request)
+        ids = self.placements.stored(request)
         return int(self._lengths(ids[self._absent(ids)]).sum())
 
     def _end_loading(self, load: Load) -> None:

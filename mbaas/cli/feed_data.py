@@ -273,6 +273,9 @@ class ResampleFile:
     seed: Annotated[int, Ge(0), Le(MOST_SEED)] = 0
     """Chooses which are drawn."""
 
+    each_epoch: bool = True
+    """Whether each epoch draws anew."""
+
     def of(self, dataset: Dataset) -> Dataset:
         """Draw the samples.
 
@@ -280,9 +283,9 @@ class ResampleFile:
             ConfigError: a field that there is not, or weights that cannot be.
         """
         if self.balance is not None:
-            return dataset.balanced(self.balance, self.samples, self.seed)
+            return dataset.balanced(self.balance, self.samples, self.seed, each_epoch=self.each_epoch)
         assert self.weights is not None
-        return dataset.resampled(self.weights, self.samples, self.seed)
+        return dataset.resampled(self.weights, self.samples, self.seed, each_epoch=self.each_epoch)
 
     def check(self) -> None:
         """Refuse what names no weights, or two kinds of them.

@@ -185,9 +185,8 @@ class CachePool:
         node_weights = [NodeWeight(node, self.budgets.get(node, 0), weight) for node, weight in weights.items()]
 
         def find() -> Placement:
-            return place_samples(
-                node_weights, num_samples=len(self._dataset), lengths=self._dataset.lengths, version=version
-            )
+            stored = self._dataset.stored
+            return place_samples(node_weights, num_samples=len(stored), lengths=stored.lengths, version=version)
 
         # In a thread: it draws a number for every sample on every node, and this event loop serves consumers.
         return await asyncio.get_running_loop().run_in_executor(None, find)
@@ -208,7 +207,7 @@ class CachePool:
         answers = await asyncio.gather(
             *(answer_or_none(self.actors[node].holdings.remote(), ANSWER_S) for node in nodes)
         )
-        index = np.full(len(self._dataset), -1, np.int16)
+        index = np.full(len(self._dataset.stored), -1, np.int16)
         for number, holdings in enumerate(answers):
             if holdings is not None:
                 index[holdings.sample_ids] = number

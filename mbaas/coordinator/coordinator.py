@@ -423,8 +423,10 @@ class Coordinator(ConsumerApi):
         running = await self._until_running()
 
         def orders() -> RankOrders:
-            caches = running.supervision.caches
-            return running.ranks.orders(report, epoch, caches.placements.newest, caches.actors)
+            caches, order = running.supervision.caches, running.info.order
+            # Where samples drawn anew have their homes, ranks do not know: they take turns.
+            placement = None if order.redrawn else caches.placements.newest
+            return running.ranks.orders(report, epoch, placement, caches.actors)
 
         async with self._enlisted:
             with contextlib.suppress(asyncio.TimeoutError):

@@ -86,6 +86,7 @@ async def prepare(
         num_samples=len(dataset),
         mean_raw_bytes=float(np.mean(dataset.lengths(np.arange(min(LOOKED_AT, len(dataset)))))),
         is_random=pipeline.is_random,
+        redrawn=dataset.stored is not dataset,
         earlier=await asyncio.to_thread(recovery.recall_layout, settings.name),
     )
     await asyncio.to_thread(recovery.remember, settings.name, layout, dataset)

@@ -131,6 +131,7 @@ def lay_out(
     num_samples: int,
     mean_raw_bytes: float,
     is_random: bool,
+    redrawn: bool = False,
     earlier: Layout | None = None,
 ) -> Layout:
     """Choose the layout of a feed.
@@ -142,6 +143,7 @@ def lay_out(
         num_samples: samples in the dataset.
         mean_raw_bytes: what a sample takes in storage, on average.
         is_random: whether the pipeline may make something else of a sample in each epoch.
+        redrawn: whether each epoch draws its samples anew.
         earlier: of a feed of this name whose program was killed. Its blocks are kept if they will do: consumers that
             wait for the feed go on among them, and what was measured is never quite the same again.
 
@@ -165,7 +167,7 @@ def lay_out(
         kept = earlier.order.block_samples
         fits = MIN_BLOCKS_STAGED * settings.staging.lanes * kept * sample_bytes <= settings.staging_bytes
         block_size = kept if fits and kept % settings.batch_size == 0 else block_size
-    order = SampleOrder(num_samples, settings.seed, block_size, settings.shuffle)
+    order = SampleOrder(num_samples, settings.seed, block_size, settings.shuffle, redrawn)
     if settings.staging.lanes > order.blocks_per_epoch:
         raise ConfigError(
             f"staging.lanes must be at most the blocks of an epoch, {order.blocks_per_epoch} of {block_size} samples, "
@@ -183,7 +185,8 @@ def lay_out(
         # However little fits: one block is read while the next one is made.
         ahead_blocks=max(MIN_BLOCKS_STAGED - 1, min(ahead, fitting)),
         readahead_bytes=readahead if settings.staging.readahead_bytes is None else settings.staging.readahead_bytes,
-        keeps_all=not (settings.shuffle or is_random) and of_a_lane * sample_bytes <= settings.staging_bytes // lanes,
+        keeps_all=not (settings.shuffle or is_random or redrawn)
+        and of_a_lane * sample_bytes <= settings.staging_bytes // lanes,
     )
 
 

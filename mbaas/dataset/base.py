@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from mbaas import units
 from mbaas.dataset.parts import checked_ids, fingerprint_of_part, matching, split_of
-from mbaas.dataset.resampling import balanced_ids, resampled_ids
+from mbaas.dataset.resampling import Draws, balanced_draws, draws_by_weight
 from mbaas.errors import ConfigError, DatasetError, shown
 from mbaas.fields import LABEL, Arrays, Field
 from mbaas.notebook import some, table
@@ -173,41 +173,61 @@ class Dataset(ABC):
         """
         return self._chosen(checked_ids(self, sample_ids))
 
-    def resampled(self, weights: str | NDArray[Any], samples: int | None = None, seed: int = 0) -> Dataset:
-        """Draw samples by weights, with replacement: the dataset of what was drawn.
+    def resampled(
+        self, weights: str | NDArray[Any], samples: int | None = None, seed: int = 0, *, each_epoch: bool = True
+    ) -> Dataset:
+        """Draw samples by weights, with replacement: a dataset of ``samples`` draws.
 
-        A sample that is drawn several times is as many samples, each with an id and with random transforms of its own;
-        so an epoch has each draw once, and its ledger counts draws. What is drawn follows from the weights, the number
-        and the seed, and is the same in all epochs. A sample comes as often as is expected of its weight, but for
-        rounding, up or down at random: of equal weights, and as many draws as samples, each comes once. Those of weight
-        0 never come. `source_ids` leads back to what was drawn.
+        A sample that is drawn several times is as many samples, each with an id, the number of the draw, and with
+        random transforms of its own; so an epoch has each draw once, and its ledger counts draws. What is drawn follows
+        from the weights, the number, the seed and the epoch, and from nothing else. A sample comes as often as is
+        expected of its weight, but for rounding, up or down at random: of equal weights, and as many draws as samples,
+        each comes once. Those of weight 0 never come.
 
-        Split before: of what was drawn several times a split would put some into either part. Caches keep the bytes of
-        each draw.
+        Each epoch draws anew. So of a class that is cut down, other samples come in each epoch, and in the end all of
+        them. Minibatches have the field ``source_id``, the drawn sample's id in the dataset that was read. Caches keep
+        each sample once, however often it is drawn. Draws are the last thing that is made of a dataset: split and
+        filter before.
+
+        Drawn once instead (``each_epoch=False``), all epochs have the same draws, as a dataset like any other, of which
+        `source_ids` tells what was drawn. Its caches keep the bytes of each draw.
 
         Args:
             weights: of the samples, at least 0, in any unit: float[n], or the name of a field of numbers.
             samples: how many are drawn; default: as many as there are.
             seed: chooses which, in [0, 2**63).
+            each_epoch: whether each epoch draws anew.
 
         Raises:
-            ConfigError: weights that are no such numbers or all 0, no such field, or a number out of range.
+            ConfigError: weights that are no such numbers or all 0, no such field, or a number out of range; or each
+                epoch is to draw anew, and the samples are draws already or have a field ``source_id``.
         """
-        return self._chosen(resampled_ids(self, weights, samples, seed))
+        return self._drawn(draws_by_weight(self, weights, samples, seed), each_epoch)
 
-    def balanced(self, field: str = LABEL.name, samples: int | None = None, seed: int = 0) -> Dataset:
+    def balanced(
+        self, field: str = LABEL.name, samples: int | None = None, seed: int = 0, *, each_epoch: bool = True
+    ) -> Dataset:
         """Draw samples as `resampled` does, so that each value of a field comes equally often, to within one.
 
         Within a value all samples have the same weight. Values of which there is no sample cannot come.
 
         Args:
             field: of whole numbers, such as the label.
-            samples, seed: as `resampled` has them.
+            samples, seed, each_epoch: as `resampled` has them.
 
         Raises:
-            ConfigError: no such field, or a number out of range.
+            ConfigError: no such field, or a number out of range; or as `resampled`.
         """
-        return self._chosen(balanced_ids(self, field, samples, seed))
+        return self._drawn(balanced_draws(self, field, samples, seed), each_epoch)
+
+    def _drawn(self, draws: Draws, each_epoch: bool) -> Dataset:
+        if draws.change_nothing:
+            return self
+        if not each_epoch:
+            return self._chosen(draws.once())
+        from mbaas.dataset.redrawn import Redrawn  # which is a dataset itself
+
+        return Redrawn.of(self, draws)
 
     def _chosen(self, ids: Ids) -> Dataset:
         """Return the dataset of samples whose ids ascend, some of which may come several times."""
@@ -215,6 +235,21 @@ class Dataset(ABC):
             return self
         ids.flags.writeable = False
         return self._part(ids, fingerprint_of_part(self.fingerprint, ids))
+
+    # ---- what is stored, where that is not what is listed ----
+
+    @property
+    def stored(self) -> Dataset:
+        """The samples whose bytes are read and kept: these, unless they are draws, which may be of the same sample."""
+        return self
+
+    def stored_ids(self, sample_ids: Ids, epoch: int) -> Ids:  # noqa: ARG002
+        """Return the ids among the `stored` samples of samples of an epoch: int64[n]."""
+        return sample_ids
+
+    def values_in(self, epoch: int, sample_ids: Ids) -> Arrays:  # noqa: ARG002
+        """Return the values of all `fields` of samples of an epoch: name -> [n, *shape]."""
+        return self.values(sample_ids)
 
     def source_ids(self, sample_ids: Ids) -> Ids:
         """Return the ids of samples in the dataset of which this is a part, however often it was divided: int64[n].
@@ -285,6 +320,17 @@ class WrappedDataset(Dataset):
 
     def uri(self, sample_id: int) -> str:
         return self.inner.uri(sample_id)
+
+    @cached_property
+    def stored(self) -> Dataset:
+        inner = self.inner.stored
+        return self if inner is self.inner else replace(self, inner=inner, fingerprint=inner.fingerprint)
+
+    def stored_ids(self, sample_ids: Ids, epoch: int) -> Ids:
+        return self.inner.stored_ids(sample_ids, epoch)
+
+    def values_in(self, epoch: int, sample_ids: Ids) -> Arrays:
+        return self.inner.values_in(epoch, sample_ids)
 
     def source_ids(self, sample_ids: Ids) -> Ids:
         return self.inner.source_ids(sample_ids)

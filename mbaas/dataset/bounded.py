@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from mbaas.budgets import MAX_SAMPLE_BYTES
 from mbaas.dataset.base import Dataset, SampleReader, WrappedDataset
+from mbaas.dataset.redrawn import Redrawn
 from mbaas.errors import BadSampleError
 from mbaas.order import Ids
 
@@ -19,6 +20,9 @@ _LOOKED_AT = 1_000_000
 
 def bounded(dataset: Dataset, most_bytes: int = MAX_SAMPLE_BYTES) -> Dataset:
     """Return a dataset in which each sample of more bytes is bad; the same one if there is no such sample."""
+    if isinstance(dataset, Redrawn):
+        inner = bounded(dataset.inner, most_bytes)
+        return dataset if inner is dataset.inner else replace(dataset, inner=inner)
     for first in range(0, len(dataset), _LOOKED_AT):
         ids = np.arange(first, min(first + _LOOKED_AT, len(dataset)))
         if (dataset.lengths(ids) > most_bytes).any():

@@ -39,6 +39,12 @@ def concat(datasets: Iterable[Dataset]) -> Dataset:
         _check_alike(parts[0], part)
     if len(parts) == 1:
         return parts[0]
+    for part in parts:
+        if part.stored is not part:
+            raise ConfigError(
+                f"the samples of {part.root} are drawn anew in each epoch: join datasets before you draw, or draw with "
+                "each_epoch=False"
+            )
     fingerprints = " + ".join(part.fingerprint for part in parts)
     roots = list(dict.fromkeys(part.root for part in parts))
     return ConcatDataset(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -9,13 +12,19 @@ from numpy.typing import NDArray
 
 from mbaas.dataset.parts import all_values, strata_of
 from mbaas.errors import ConfigError, shown
-from mbaas.order import Ids, drawing_chance
+from mbaas.order import Ids, check_seed, drawing_chance
 
 if TYPE_CHECKING:
     from mbaas.dataset.base import Dataset
 
 
-def drawn_by_weight(weights: NDArray[np.float64], samples: int, seed: int, strata: NDArray[Any] | None = None) -> Ids:
+def drawn_by_weight(
+    weights: NDArray[np.float64],
+    samples: int,
+    seed: int,
+    strata: NDArray[Any] | None = None,
+    epoch: int | None = None,
+) -> Ids:
     """Draw ids of samples, as often as it fits their weights: int64[samples], ascending.
 
     The draws are systematic (Madow, "On the theory of systematic sampling, II", 1949): the weights lie one after the
@@ -28,9 +37,10 @@ def drawn_by_weight(weights: NDArray[np.float64], samples: int, seed: int, strat
         samples: number of draws, at least 1.
         seed: chooses them, in [0, 2**63).
         strata: [n], values, of each of which the draws are as many as expected, to within one.
+        epoch: for which they are drawn; None for draws that are made once.
     """
     there = np.flatnonzero(weights > 0)
-    order, start = drawing_chance(len(there), seed)
+    order, start = drawing_chance(len(there), seed, epoch)
     ids = there[order]
     if strata is not None:
         ids = ids[np.argsort(strata[ids], kind="stable")]  # one stratum after the other, each at random
@@ -40,18 +50,69 @@ def drawn_by_weight(weights: NDArray[np.float64], samples: int, seed: int, strat
     return np.sort(np.repeat(ids, np.diff(passed, prepend=0)))
 
 
-def resampled_ids(dataset: Dataset, weights: Any, samples: int | None, seed: int) -> Ids:
-    """Return the ids that `Dataset.resampled` draws."""
-    count = _checked_count(dataset, samples)
-    return drawn_by_weight(_checked_weights(dataset, weights), count, seed)
+@dataclass(frozen=True, eq=False)
+class Draws:
+    """How samples of a dataset are drawn.
+
+    Attributes:
+        weights: float64[n], of its samples; at least 0, not all 0.
+        samples: number of draws, at least 1.
+        seed: chooses them, in [0, 2**63).
+        strata: [n], values that come as often as expected, to within one; None: there are none.
+    """
+
+    weights: NDArray[np.float64]
+    samples: int
+    seed: int
+    strata: NDArray[Any] | None = None
+
+    def once(self) -> Ids:
+        """Return what is drawn for all epochs: int64[samples], ascending."""
+        return drawn_by_weight(self.weights, self.samples, self.seed, self.strata)
+
+    def of_epoch(self, epoch: int) -> Ids:
+        """Return what is drawn for an epoch: int64[samples], ascending, read-only."""
+        return _drawn(self, epoch)
+
+    @property
+    def change_nothing(self) -> bool:
+        """Whether they are each sample once."""
+        return self.samples == len(self.weights) and bool((self.weights == self.weights[0]).all())
+
+    def among(self, ids: Ids) -> Draws:
+        """Return the same draws from the samples ``ids`` alone, which are all that have a weight."""
+        return Draws(self.weights[ids], self.samples, self.seed, None if self.strata is None else self.strata[ids])
+
+    def fingerprint(self, of: str) -> str:
+        """Return 32 hex digits that tell these draws of a dataset with fingerprint ``of`` from all others."""
+        digest = hashlib.blake2b(f"{self.samples} draws, seed {self.seed}, of {of} ".encode(), digest_size=16)
+        digest.update(self.weights.astype("<f8", copy=False).data)
+        if self.strata is not None:
+            digest.update(self.strata.astype("<i8").data)
+        return digest.hexdigest()
 
 
-def balanced_ids(dataset: Dataset, field: str, samples: int | None, seed: int) -> Ids:
-    """Return the ids that `Dataset.balanced` draws."""
+@lru_cache(maxsize=4)  # epochs that are in flight at once; a million draws take 8 MB, and a third of a second
+def _drawn(draws: Draws, epoch: int) -> Ids:
+    ids = drawn_by_weight(draws.weights, draws.samples, draws.seed, draws.strata, epoch)
+    ids.flags.writeable = False
+    return ids
+
+
+def draws_by_weight(dataset: Dataset, weights: Any, samples: int | None, seed: int) -> Draws:
+    """Return the draws of `Dataset.resampled`."""
     count = _checked_count(dataset, samples)
+    check_seed(seed)
+    return Draws(_checked_weights(dataset, weights), count, seed)
+
+
+def balanced_draws(dataset: Dataset, field: str, samples: int | None, seed: int) -> Draws:
+    """Return the draws of `Dataset.balanced`."""
+    count = _checked_count(dataset, samples)
+    check_seed(seed)
     strata = strata_of(dataset, field, option="field")
     _, which, times = np.unique(strata, return_inverse=True, return_counts=True)
-    return drawn_by_weight(1.0 / times[which], count, seed, strata)
+    return Draws(1.0 / times[which], count, seed, strata)
 
 
 def _checked_count(dataset: Dataset, samples: Any) -> int:

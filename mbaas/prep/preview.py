@@ -6,7 +6,7 @@ A minibatch is a pure function of (dataset, pipeline, seed, epoch, index), so no
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,24 +62,28 @@ def first_samples(
     dataset = bounded(dataset)
     order = SampleOrder(len(dataset), seed, block_samples=count, shuffled=shuffle)
     ids = order.samples_at(Shuffle(epoch), 0, min(count, len(dataset)))
-    reader = PatientReader(dataset.reader())
     engine = make_engine("cpu", pipeline, seed=seed)
     try:
-        return _prepared(dataset, engine, reader, ids, epoch)
+        return _prepared(dataset, engine, ids, epoch)
     finally:
         engine.close()
 
 
-def _prepared(dataset: Dataset, engine: Engine, reader: SampleReader, ids: Ids, epoch: int) -> Preview:
+def _prepared(dataset: Dataset, engine: Engine, ids: Ids, epoch: int) -> Preview:
+    stored, stored_ids = dataset.stored, dataset.stored_ids(ids, epoch).tolist()
+    reader = PatientReader(stored.reader())
     with ThreadPoolExecutor(_READERS, thread_name_prefix="mbaas-preview") as pool:
-        read = [*pool.map(lambda sample_id: _read(dataset, reader, sample_id), ids.tolist())]
+        read = [*pool.map(lambda stored_id: _read(stored, reader, stored_id), stored_ids)]
     encoded = [each for each in read if not isinstance(each, BadSample)]
-    bad = [each for each in read if isinstance(each, BadSample)]
+    bad = [
+        replace(each, sample_id=i) for each, i in zip(read, ids.tolist(), strict=True) if isinstance(each, BadSample)
+    ]
     if encoded:
-        ids = ids[[not isinstance(each, BadSample) for each in read]]
-        rooms = _made(dataset, reader, engine).empty(len(ids))
-        prepared = engine.prepare(encoded, ids, epoch, dataset.values(ids), rooms)
-        bad += [_bad(dataset, int(ids[flaw.row]), flaw.reason) for flaw in prepared.bad]
+        is_read = [not isinstance(each, BadSample) for each in read]
+        ids, uris = ids[is_read], [stored.uri(i) for i in np.array(stored_ids)[is_read].tolist()]
+        rooms = _made(dataset, PatientReader(dataset.reader()), engine).empty(len(ids))
+        prepared = engine.prepare(encoded, ids, epoch, dataset.values_in(epoch, ids), rooms)
+        bad += [BadSample(int(ids[flaw.row]), uris[flaw.row], flaw.reason) for flaw in prepared.bad]
     if len(bad) == len(read):
         raise BadSampleError(bad[0].uri, bad[0].reason)
     samples: Column = rooms if prepared.lengths is None else Packed.closed_up(rooms, prepared.lengths)
@@ -92,12 +96,8 @@ def _read(dataset: Dataset, reader: SampleReader, sample_id: int) -> NDArray[np.
     try:
         reader.read_into(sample_id, encoded)
     except BadSampleError as error:
-        return _bad(dataset, sample_id, error.reason)
+        return BadSample(sample_id, dataset.uri(sample_id), error.reason)
     return encoded
-
-
-def _bad(dataset: Dataset, sample_id: int, reason: str) -> BadSample:
-    return BadSample(sample_id, dataset.uri(sample_id), reason)
 
 
 def _made(dataset: Dataset, reader: SampleReader, engine: Engine) -> Field:

@@ -86,6 +86,31 @@ class _Work:
         """Return the number of the epoch from which chance in a part follows."""
         return self.brief.order.chance_epoch(request.block, request.shuffle)
 
+    def bad(self, request: PartRequest, sample_id: int, reason: str) -> BadSample:
+        """Tell of a sample of a part that is left out."""
+        (stored,) = self.dataset.stored_ids(np.array([sample_id]), self.epoch_of(request)).tolist()
+        return BadSample(sample_id, self.dataset.stored.uri(stored), reason)
+
+    def spread(
+        self, request: PartRequest, ids: NDArray[np.int64], encoded: EncodedRows, unread: dict[int, str]
+    ) -> tuple[EncodedRows, dict[int, str]]:
+        """Give each sample of a part the bytes of the stored sample that it is, which may be those of others, too.
+
+        Args:
+            request: the part.
+            ids: its samples.
+            encoded: the stored samples that it needs, each once; see `PlacementHistory.stored`.
+            unread: the rows of ``encoded`` that could not be read, and why.
+
+        Returns:
+            The same by rows of the part.
+        """
+        stored = self.dataset.stored_ids(ids, self.epoch_of(request))
+        if stored is ids:
+            return encoded, unread
+        rows = np.unique(stored, return_inverse=True)[1].tolist()
+        return [encoded[row] for row in rows], {at: unread[row] for at, row in enumerate(rows) if row in unread}
+
 
 # What a coordinator says and asks has a thread of its own: one that was restarted must not take a worker that is busy
 # with two long blocks for dead.
@@ -149,7 +174,7 @@ class PrepWorker:
             engine=_engine_of(config),
             watchdog=_watchdog_of(config),
             buffers=_Buffers(order.block_samples, brief.spec.made),
-            placements=PlacementHistory(order),
+            placements=PlacementHistory(order, stored_ids=dataset.stored_ids),
         )
         with self._lock:  # held until the block in hand is made: its engine is closed here
             before, self._work = self._work, work
@@ -198,6 +223,7 @@ class PrepWorker:
         arrived = time.perf_counter()
         rows_of_block, ids = work.placements.rows(request), work.placements.ids(request)
         encoded, unread, counts = self._fetch(work, request)
+        encoded, unread = work.spread(request, ids, encoded, unread)
         # Samples that stay out are not waited for.
         reasons = unread | _rows_of(ids, leave_out)
         if any(isinstance(reason, PassingReason) for reason in reasons.values()):
@@ -315,7 +341,7 @@ def _nothing_of(
 ) -> tuple[BlockMeta, Arrays]:
     """Return what stands for a part that waits for storage."""
     row, reason = next((row, str(why)) for row, why in sorted(reasons.items()) if isinstance(why, PassingReason))
-    away = BadSample(int(ids[row]), work.dataset.uri(int(ids[row])), reason)
+    away = work.bad(request, int(ids[row]), reason)
     meta = BlockMeta(
         block=request.block,
         epoch=work.epoch_of(request),
@@ -343,13 +369,14 @@ def _make(
     reasons = dict(left_out)
     rows = np.array([row for row in range(len(ids)) if row not in reasons], np.intp)
     out = work.buffers.samples[: len(rows)]
-    known = work.dataset.values(ids[rows])
-    prepared = work.engine.prepare([encoded[row] for row in rows], ids[rows], work.epoch_of(request), known, out)
+    epoch = work.epoch_of(request)
+    known = work.dataset.values_in(epoch, ids[rows])
+    prepared = work.engine.prepare([encoded[row] for row in rows], ids[rows], epoch, known, out)
     made: Column = out if prepared.lengths is None else Packed.closed_up(out, prepared.lengths)
     reasons.update({int(rows[flaw.row]): flaw.reason for flaw in prepared.bad})
     if prepared.bad:
         # Bad rows are rare: only a part that has some pays for a copy without them.
         good = np.setdiff1d(np.arange(len(rows)), [flaw.row for flaw in prepared.bad])
         made, rows = made[good], rows[good]
-    bad = [BadSample(int(ids[row]), work.dataset.uri(int(ids[row])), reason) for row, reason in sorted(reasons.items())]
+    bad = [work.bad(request, int(ids[row]), reason) for row, reason in sorted(reasons.items())]
     return {work.brief.spec.made.name: made, **prepared.known}, rows, bad

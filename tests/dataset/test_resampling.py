@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 import mbaas
 from mbaas.dataset import Dataset, read_manifest, synthetic
+from mbaas.dataset.bounded import bounded
 from mbaas.dataset.resampling import drawn_by_weight
 from mbaas.errors import ConfigError
 
@@ -96,7 +97,7 @@ def test_equal_weights_and_as_many_draws_as_samples_change_nothing(data: Dataset
 
 
 def test_a_dataset_has_what_was_drawn(data: Dataset) -> None:
-    part = data.resampled("weight", samples=300, seed=1)
+    part = data.resampled("weight", samples=300, seed=1, each_epoch=False)
     ids = drawn(part)
     assert len(part) == len(ids) == 300
     times = np.bincount(ids, minlength=ROWS)
@@ -106,19 +107,19 @@ def test_a_dataset_has_what_was_drawn(data: Dataset) -> None:
     assert values(part) == {name: [column[row] for row in ids] for name, column in values(data).items()}
     assert part.total_bytes == sum(row + 1 for row in ids)
     assert (part.uri(0), part.class_names) == (data.uri(ids[0]), data.class_names)
-    again = data.resampled(2.5 * np.arange(ROWS), samples=300, seed=1)
+    again = data.resampled(2.5 * np.arange(ROWS), samples=300, seed=1, each_epoch=False)
     assert (again.fingerprint, drawn(again)) == (part.fingerprint, ids), "weights have no unit"
-    other = data.resampled("weight", samples=300, seed=2)
+    other = data.resampled("weight", samples=300, seed=2, each_epoch=False)
     assert (other.fingerprint != part.fingerprint) & (drawn(other) != ids)
     assert part.fingerprint != data.fingerprint
-    as_many = data.resampled("weight")
+    as_many = data.resampled("weight", each_epoch=False)
     assert (len(as_many), len({*drawn(as_many)}) < 90, 0 in drawn(as_many)) == (ROWS, True, False)
 
 
 def test_classes_come_equally_often(data: Dataset) -> None:
     """100 draws of three: 33 or 34 of each; of the 80 owls each once at most, of the ants two or three times."""
     for seed in range(20):
-        part = data.balanced(samples=100, seed=seed)
+        part = data.balanced(samples=100, seed=seed, each_epoch=False)
         assert sorted(np.bincount(part.labels(np.arange(100))).tolist()) == [33, 33, 34]
         times = np.bincount(drawn(part), minlength=ROWS)
         assert times[:80].max() == 1
@@ -128,16 +129,88 @@ def test_classes_come_equally_often(data: Dataset) -> None:
 
 
 def test_what_was_drawn_can_be_divided_and_joined(data: Dataset) -> None:
-    part = mbaas.concat([data, data]).balanced(samples=300)
+    part = mbaas.concat([data, data]).balanced(samples=300, each_epoch=False)
     assert np.bincount(part.labels(np.arange(300))).tolist() == [100, 100, 100]
     bees = drawn(part.select(np.flatnonzero(part.labels(np.arange(300)) == 1)))
     assert bees == [96] * 50 + [96 + ROWS] * 50
     assert content(part) == [content(data)[row % ROWS] for row in drawn(part)]
     few = part.take(150)
     assert drawn(few) == drawn(part)[:150]
-    computed = synthetic(5).resampled(np.array([0, 0, 0, 1, 1]), samples=7)
+    computed = synthetic(5).resampled(np.array([0, 0, 0, 1, 1]), samples=7, each_epoch=False)
     assert drawn(computed)[:3] == [3, 3, 3]
     assert content(computed) == [content(synthetic(5))[row] for row in drawn(computed)]
+
+
+def test_each_epoch_draws_anew_and_all_of_a_large_class_come_in_the_end(data: Dataset) -> None:
+    part = data.balanced(samples=60, seed=4)
+    assert len(part) == 60
+    everything, drawn_in = np.arange(60), []
+    for epoch in range(40):
+        ids = part.stored_ids(everything, epoch)
+        found = part.values_in(epoch, everything)
+        assert found["source_id"].tolist() == ids.tolist()
+        assert found["label"].tolist() == data.labels(ids).tolist()
+        assert np.bincount(found["label"]).tolist() == [20, 20, 20]
+        np.testing.assert_array_equal(part.stored_ids(everything[7:9], epoch), ids[7:9])
+        drawn_in.append({*ids.tolist()})
+    assert len({frozenset(ids) for ids in drawn_in}) == 40
+    assert {*range(80)} < set().union(*drawn_in), "of 80 owls 20 come in each epoch"
+    assert part.stored is data
+    again = data.balanced(samples=60, seed=4)
+    assert again.fingerprint == part.fingerprint
+    np.testing.assert_array_equal(again.stored_ids(everything, 5), part.stored_ids(everything, 5))
+    others = [data.balanced(samples=60, seed=5), data.balanced("weight", samples=60, seed=4), data]
+    assert part.fingerprint not in [other.fingerprint for other in others]
+
+
+def test_as_a_list_it_has_what_the_first_epoch_draws(data: Dataset) -> None:
+    part = data.resampled("weight", samples=300, seed=1)
+    ids = part.source_ids(np.arange(300))
+    assert part.stored_ids(np.arange(300), 0).tolist() == (ids - 1).tolist(), "the first has no weight"
+    assert content(part) == [content(data)[row] for row in ids]
+    assert values(part) == {
+        **{name: [column[row] for row in ids] for name, column in values(data).items()},
+        "source_id": ids.tolist(),
+    }
+    assert part.uri(299) == data.uri(int(ids[299]))
+    assert [field.name for field in part.fields] == ["label", "weight", "half", "source_id"]
+    assert (len(part.stored), part.total_bytes) == (96, data.total_bytes - 1)
+    assert content(part.stored) == content(data)[1:]
+
+
+def test_the_draws_of_an_epoch_are_the_same_on_every_machine_and_in_every_version() -> None:
+    assert drawn_by_weight(np.arange(1000.0), 9, 7, epoch=3).tolist() == [169, 490, 506, 702, 762, 924, 958, 979, 986]
+
+
+def test_a_sample_that_is_too_large_is_bad_however_often_it_is_drawn(data: Dataset) -> None:
+    part = bounded(data.resampled("weight", samples=300), most_bytes=90)
+    lengths = part.lengths(np.arange(300))
+    assert lengths.tolist() == [row + 1 if row < 90 else 0 for row in part.source_ids(np.arange(300))]
+    assert (
+        part.stored_ids(np.arange(300), 8).tolist()
+        == data.resampled("weight", samples=300).stored_ids(np.arange(300), 8).tolist()
+    )
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (lambda part: part.take(3), "drawn anew in each epoch: split, filter and take before you draw"),
+        (lambda part: part.split(0.5), "drawn anew in each epoch: split, filter and take before you draw"),
+        (lambda part: part.balanced(samples=4), "drawn anew in each epoch already"),
+        (lambda part: mbaas.concat([part, part]), "drawn anew in each epoch: join datasets before you draw"),
+    ],
+)
+def test_draws_that_are_made_anew_are_the_last_thing(data: Dataset, make: Callable[[Any], Any], told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        make(data.balanced(samples=30))
+
+
+def test_a_field_that_has_the_name_of_what_was_drawn_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "0.png").write_bytes(b"0")
+    (tmp_path / "all.csv").write_text("uri,source_id\n0.png,1\n")
+    with pytest.raises(ConfigError, match="have a field 'source_id'"):
+        read_manifest(tmp_path / "all.csv").resampled(np.ones(1), samples=5)
 
 
 @pytest.mark.parametrize(

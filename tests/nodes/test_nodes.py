@@ -35,6 +35,26 @@ def test_bytes_do_not_depend_on_the_cluster_and_each_sample_is_read_from_storage
         assert status.remade_blocks == 0
 
 
+def test_draws_have_the_same_bytes_on_every_cluster_and_caches_keep_each_sample_once(three_nodes, data, feed_name):
+    draws = data.resampled(np.arange(SAMPLES) ** 3, samples=SAMPLES, seed=2)
+    with mbaas.serve("one", draws, augmented(), prep_workers=1, **OPTIONS) as one:
+        alone = digests(one, 3)
+    with mbaas.serve(feed_name, draws, augmented(), prep_workers=3, **OPTIONS) as feed:
+        assert digests(feed, 3) == alone
+        status = feed.status()
+        assert [node.workers for node in status.nodes] == [1, 1, 1]
+        # What is kept is what epochs drew so far, and what is read ahead: 64 blocks, of eight epochs.
+        sofar, ahead = (
+            np.unique([draws.stored_ids(np.arange(SAMPLES), epoch) for epoch in range(epochs)]) for epochs in (3, 13)
+        )
+        assert status.fetched.storage.nbytes <= status.cached_bytes
+        assert draws.stored.lengths(sofar).sum() <= status.cached_bytes <= draws.stored.lengths(ahead).sum()
+        ranks = [mbaas.join(feed.name, "trial", format="numpy", rank=rank, world_size=2) for rank in range(2)]
+        with ranks[0], ranks[1]:
+            found = [batch["sample_id"] for pair in zip(*ranks, strict=True) for batch in pair]
+        assert sorted(np.concatenate(found).tolist()) == list(range(SAMPLES))
+
+
 def test_the_next_block_comes_from_its_node_while_the_trial_works(three_nodes, data, feed_name):
     """The trial runs where no block is made."""
     here = ray.get_runtime_context().get_node_id()

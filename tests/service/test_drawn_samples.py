@@ -1,4 +1,4 @@
-"""A feed of samples that were drawn by weights: each draw comes once in an epoch, prepared by chances of its own."""
+"""A feed of samples that each epoch draws by weights: each draw comes once, prepared by chances of its own."""
 
 from __future__ import annotations
 
@@ -6,36 +6,49 @@ from collections import defaultdict
 from typing import Any
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
 import mbaas
 from mbaas import transforms as T
 from mbaas.dataset import synthetic
+from mbaas.prep.preview import first_samples
 from support.trials import Recorder
 
+DRAWS = np.arange(135)
 
-def test_each_draw_comes_once_and_has_colours_of_its_own(ray_clean: None, feed_name: str) -> None:
+
+@pytest.mark.parametrize("each_epoch", [True, False])
+def test_each_draw_comes_once_and_has_colours_of_its_own(each_epoch: bool, ray_clean: None, feed_name: str) -> None:
     """Eleven samples, of which the last ten come 13 times and a half, and the first never."""
-    data = synthetic(11).resampled(np.arange(11) > 0, samples=135)
-    sources = data.source_ids(np.arange(135))
+    data = synthetic(11).resampled(np.arange(11) > 0, samples=135, each_epoch=each_epoch)
     pipeline = T.Pipeline([T.DecodeImage(), T.ColorJitter(brightness=0.4, contrast=0.4, saturation=0.4)])
     epochs: list[dict[int, NDArray[Any]]] = []
     with mbaas.serve(feed_name, data, pipeline, batch_size=16, prep_workers=1, engine="cpu") as feed:
         with mbaas.join(feed.name, format="numpy") as loader:
-            for _ in range(2):
-                seen, recorder = {}, Recorder()
+            for epoch in range(3):
+                seen, recorder, sources = {}, Recorder(), data.source_ids(DRAWS)
+                if each_epoch:
+                    sources = data.stored.source_ids(data.stored_ids(DRAWS, epoch))
                 for batch in loader:
                     recorder.add(batch)
-                    assert batch["label"].tolist() == (sources[batch["sample_id"]] % 10).tolist()
+                    drawn = sources[batch["sample_id"]]
+                    assert batch["label"].tolist() == (drawn % 10).tolist()
+                    if each_epoch:
+                        assert batch["source_id"].tolist() == drawn.tolist()
                     seen.update(zip(batch["sample_id"].tolist(), batch["image"].copy(), strict=True))
-                assert recorder.record(loader.ledger).flaws(range(135)) == []
+                assert recorder.record(loader.ledger).flaws(DRAWS) == []
                 assert loader.ledger is not None
                 assert loader.ledger.samples == 135
+                made = defaultdict(set)
+                for draw, image in seen.items():
+                    made[int(sources[draw])].add(image.tobytes())
+                assert sorted(made) == list(range(1, 11))
+                assert all(len(found) == np.sum(sources == source) for source, found in made.items())
                 epochs.append(seen)
-    for seen in epochs:
-        made = defaultdict(set)
-        for draw, image in seen.items():
-            made[int(sources[draw])].add(image.tobytes())
-        assert sorted(made) == list(range(1, 11))
-        assert all(len(found) == np.sum(sources == source) for source, found in made.items())
+        assert feed.status().cached_bytes == data.total_bytes
+        assert (data.total_bytes < synthetic(11).total_bytes) == each_epoch, "caches keep each sample once"
     assert all(not np.array_equal(epochs[0][draw], epochs[1][draw]) for draw in range(135))
+    shown = first_samples(data, pipeline, count=20, epoch=2)
+    for draw, image in zip(shown.sample_ids.tolist(), np.asarray(shown.samples), strict=True):
+        np.testing.assert_array_equal(image, epochs[2][draw])

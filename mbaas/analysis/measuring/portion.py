@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from mbaas.dataset import Dataset
 from mbaas.dataset.base import SampleReader, Subset, WrappedDataset
 from mbaas.dataset.concatenated import ConcatDataset
+from mbaas.dataset.redrawn import Redrawn
 from mbaas.dataset.table import TableDataset
 from mbaas.errors import ConfigError
 
@@ -156,6 +157,7 @@ def portion(
     if samples is not None and samples < 1:
         raise ConfigError(f"samples must be at least 1, got {samples}")
     # random, because neighbours in a listing are often of one class, one camera, one size
+    dataset = dataset.in_epoch_0() if isinstance(dataset, Redrawn) else dataset
     ids = np.sort(np.random.default_rng(seed).permutation(len(dataset))[:samples])
     part = dataset.select(ids)
     return part if bytes_per_s is None else SlowedDataset.around(part, bytes_per_s=bytes_per_s)
