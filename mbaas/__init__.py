@@ -38,6 +38,7 @@ if TYPE_CHECKING:
         read_images,
         read_manifest,
         read_parquet,
+        read_tfrecord,
         read_webdataset,
     )
     from mbaas.feed import Feed, connect, feeds, join, stop
@@ -81,6 +82,7 @@ __all__ = [
     "read_images",
     "read_manifest",
     "read_parquet",
+    "read_tfrecord",
     "read_webdataset",
     "serve",
     "stop",
@@ -98,6 +100,7 @@ _public = imported_late(
         "read_images": "mbaas.dataset.listing",
         "read_manifest": "mbaas.dataset.manifest",
         "read_parquet": "mbaas.dataset.parquet",
+        "read_tfrecord": "mbaas.dataset.tfrecord",
         "read_webdataset": "mbaas.dataset.webdataset",
         "Feed": "mbaas.feed",
         "connect": "mbaas.feed",

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     )
     from mbaas.dataset.manifest import read_manifest
     from mbaas.dataset.parquet import read_parquet
+    from mbaas.dataset.tfrecord import read_tfrecord
     from mbaas.dataset.webdataset import read_webdataset
 
 __all__ = [
@@ -39,6 +40,7 @@ __all__ = [
     "read_images",
     "read_manifest",
     "read_parquet",
+    "read_tfrecord",
     "read_webdataset",
     "synthetic",
 ]
@@ -58,6 +60,7 @@ __getattr__ = imported_late(
         "read_images": "mbaas.dataset.listing",
         "read_manifest": "mbaas.dataset.manifest",
         "read_parquet": "mbaas.dataset.parquet",
+        "read_tfrecord": "mbaas.dataset.tfrecord",
         "read_webdataset": "mbaas.dataset.webdataset",
     },
 )

@@ -71,6 +71,15 @@ class Columns:
             known[name] = self.numbers(name, "fields")
         return class_names, known
 
+    def with_single_values(self) -> Columns:
+        """Return the same columns, those of lists that all have one value as columns of these values."""
+        columns = [column.chunk(0) for column in self.table.columns]
+        single = [
+            pa.types.is_list(each.type) and pc.all(pc.equal(pc.list_value_length(each), 1)).as_py() for each in columns
+        ]
+        flat = [each.flatten() if is_single else each for each, is_single in zip(columns, single, strict=True)]
+        return Columns(self.name, pa.table(flat, names=self.table.column_names))
+
     def has_numbers(self, column: str) -> bool:
         """Whether a column can be a field."""
         return as_numbers(self.table[column].chunk(0)) is not None

@@ -36,11 +36,12 @@ _ARRAYS = FileKind(
 def read_images(
     uri: str | os.PathLike[str],
     *,
+    classes: bool = True,
     filesystem: pyarrow.fs.FileSystem | None = None,
     extensions: Sequence[str] = IMAGE_EXTENSIONS,
     listing: str | os.PathLike[str] | None = None,
 ) -> Dataset:
-    """List the images of a class-per-folder tree; read none of them.
+    """List the images of a class-per-folder tree, or of any tree; read none of them.
 
     As torchvision's `ImageFolder` does: the folders right below `uri` are the classes, labelled in the
     order of their sorted names; an image may lie at any depth below its class; images of a class are
@@ -59,6 +60,8 @@ def read_images(
     Args:
         uri: a local path, or a URI that `pyarrow.fs` opens (`s3://bucket/train`, `gs://`, `hdfs://`, `file://`);
             with `filesystem`, a path within that.
+        classes: whether the folders right below `uri` are the classes. If not, images lie at any depth below `uri`,
+            also right below it, and have no label.
         filesystem: where `uri` is, for credentials or file systems that a URI cannot express.
         extensions: endings of the names of images, in any case, each with its dot.
         listing: a Parquet file, by its path or URI, in which the listing is kept: written if it is not there, else
@@ -71,7 +74,9 @@ def read_images(
             read or written, is damaged, or of another root or other endings.
         ConfigError: `extensions` is empty, or an ending lacks its dot.
     """
-    return list_tree(_IMAGES, uri, filesystem, extensions, listing)
+    # A listing that earlier versions kept says nothing of classes, which it has.
+    asked = None if classes else {"classes": False}
+    return list_tree(_IMAGES, uri, filesystem, extensions, listing, classes=classes, asked=asked)
 
 
 def read_audio(

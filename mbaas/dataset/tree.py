@@ -142,7 +142,8 @@ def _class_folders(kind: FileKind, where: Location, endings: tuple[str, ...]) ->
     if not folders:
         files = [entry.base_name for entry in entries if entry.base_name.lower().endswith(endings)]
         held = f"{kind.plural}, for instance {files[0]}, but no folders" if files else "no folders"
-        raise DatasetError(f"{where.root} holds {held}; {expected}")
+        hint = "; classes=False reads them without labels" if files else ""
+        raise DatasetError(f"{where.root} holds {held}; {expected}{hint}")
     return tuple(folders)
 
 

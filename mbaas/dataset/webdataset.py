@@ -2,41 +2,25 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, BinaryIO
 
-import pyarrow as pa
 import pyarrow.fs
 
 from mbaas.dataset.base import Dataset
-from mbaas.dataset.columns import gathered
-from mbaas.dataset.faults import s3_attempts, said
-from mbaas.dataset.file_infos import S3_ATTEMPTS
-from mbaas.dataset.kept_listing import Listing, listed_once
-from mbaas.dataset.location import Location, join
-from mbaas.dataset.shard_names import locate_shards, look_up
-from mbaas.dataset.table import IN_SHARD, PLACE, fingerprint_of, table_of
+from mbaas.dataset.shard_index import FoundSample, checked_names, indexed_once
 from mbaas.dataset.tar_index import Member, TarSample, tar_samples
 from mbaas.errors import ConfigError, DatasetError, shown
-from mbaas.fields import LABEL
-from mbaas.progress import track
 
 IMAGE_ENDINGS = ("jpg", "jpeg", "png", "webp")
 """Endings of the members that `read_webdataset` takes for images unless told otherwise: what the engines decode."""
 
-_WRITER = "read_webdataset"
 _CLS, _JSON = "cls", "json"
 _CLS_COLUMN = ".cls"  # a JSON object may have a key "cls"
-
-_REMOTE_THREADS = 32  # each waits for one header after the other
-_LOCAL_THREADS = 4
-_BUFFER_BYTES = 16 << 10
-"""How much is read at a header: small images are then read with it, and cost no request of their own."""
 
 
 def read_webdataset(
@@ -75,26 +59,18 @@ def read_webdataset(
             label or a field; names the shard and the sample. Or ``listing`` cannot be read or written, is damaged, or
             is of other shards or options.
     """
-    wanted = _Wanted(_checked_endings(image), label, _checked_fields(fields))
-    where, names = locate_shards(shards, filesystem)
-    files = look_up(where, names)
-    asked = {"image": wanted.images, "label": label, "fields": wanted.fields}
-    known = [*([LABEL.name] if label is not None else []), *wanted.fields]
-
-    def make() -> Listing:
-        class_names, table = _indexed(where, files, wanted)
-        return Listing(_WRITER, where.root, asked, class_names, fingerprint_of(table, class_names), table, files)
-
-    found = listed_once(
+    wanted = _Wanted(_checked_endings(image), label, checked_names(fields, "keys"))
+    return indexed_once(
+        shards,
+        filesystem,
         listing,
-        make,
-        writer=_WRITER,
-        root=where.root,
-        options=asked,
-        fields=known,
-        is_current=lambda kept: bool(kept.files == files),
+        writer="read_webdataset",
+        asked={"image": wanted.images, "label": label, "fields": wanted.fields},
+        label=_CLS_COLUMN if label == _CLS else label,
+        fields=wanted.fields,
+        columns=wanted.columns,
+        find=partial(_samples_of, wanted=wanted),
     )
-    return found.dataset(where, {name: nbytes for name, nbytes, _ in files})
 
 
 @dataclass(frozen=True)
@@ -137,57 +113,12 @@ def _checked_endings(image: str | Sequence[str]) -> tuple[str, ...]:
     return tuple(ending.lower() for ending in endings)
 
 
-def _checked_fields(fields: Sequence[str]) -> tuple[str, ...]:
-    if isinstance(fields, str):
-        raise ConfigError(f"fields must be a list of keys, such as [{fields!r}], got {fields!r}", option="fields")
-    return tuple(fields)
-
-
-def _indexed(where: Location, files: list[list[Any]], wanted: _Wanted) -> tuple[tuple[str, ...], pa.Table]:
-    """Find all samples: the names of classes, and a table as a `TableDataset` has it."""
-    filesystem = s3_attempts(where.filesystem, S3_ATTEMPTS)
-    is_local = isinstance(filesystem, pyarrow.fs.LocalFileSystem)
-
-    def index(file: list[Any]) -> tuple[pa.Table, pa.Table]:
-        name, nbytes, _ = file
-        return _indexed_shard(where, filesystem, name, nbytes, wanted)
-
-    threads = min(_LOCAL_THREADS if is_local else _REMOTE_THREADS, len(files))
-    with ThreadPoolExecutor(threads, thread_name_prefix="mbaas-listing") as pool:
-        found = [*track(pool.map(index, files), "shards", len(files))]
-    places, columns = gathered(where.root, found)
-    label = _CLS_COLUMN if wanted.label == _CLS else wanted.label
-    class_names, known = columns.fields(label, wanted.fields)
-    return class_names, table_of(places, known)
-
-
-def _indexed_shard(
-    where: Location, filesystem: pyarrow.fs.FileSystem, name: str, nbytes: int, wanted: _Wanted
-) -> tuple[pa.Table, pa.Table]:
-    """Find the samples of one shard: where they lie, as in `PLACE`, and the values that labels and fields come from."""
-    shard = join(where.root, name)
-    uris: list[str] = []
-    spans: list[tuple[int, int]] = []
-    values: dict[str, list[Any]] = {key: [] for key in wanted.columns}
-    try:
-        with filesystem.open_input_file(join(where.base, name)) as raw:
-            file = io.BufferedReader(raw, _BUFFER_BYTES)
-            for sample in tar_samples(file, nbytes, shard=shard, images=wanted.images, read=wanted.members):
-                image = _image_of(sample, shard, wanted.images)
-                # A name is bytes, which may be no text at all.
-                member = image.name.encode(errors="surrogateescape").decode(errors="replace")
-                uris.append(f"{name}{IN_SHARD}{member}")
-                spans.append((image.offset, image.length))
-                for key, value in _values_of(sample, shard, wanted).items():
-                    values[key].append(value)
-    except DatasetError:
-        raise
-    except Exception as error:  # a file system of somebody else's raises what it likes
-        raise DatasetError(f"cannot read {shard}: {said(error)}") from error
-    offsets, lengths = zip(*spans, strict=True) if spans else ((), ())
-    columns = [pa.array(column, each.type) for column, each in zip((uris, offsets, lengths), PLACE, strict=True)]
-    places = pa.Table.from_arrays(columns, schema=PLACE)
-    return places, pa.table({key: _array_of(shard, key, column) for key, column in values.items()})
+def _samples_of(file: BinaryIO, nbytes: int, shard: str, wanted: _Wanted) -> Iterator[FoundSample]:
+    for sample in tar_samples(file, nbytes, shard=shard, images=wanted.images, read=wanted.members):
+        image = _image_of(sample, shard, wanted.images)
+        # A name is bytes, which may be no text at all.
+        member = image.name.encode(errors="surrogateescape").decode(errors="replace")
+        yield FoundSample(member, image.offset, image.length, _values_of(sample, shard, wanted))
 
 
 def _image_of(sample: TarSample, shard: str, images: tuple[str, ...]) -> Member:
@@ -236,10 +167,3 @@ def _object_of(content: bytes, member: str) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise DatasetError(f"{member} must be a JSON object, got {shown(found)}")
     return found
-
-
-def _array_of(shard: str, key: str, values: list[Any]) -> pa.Array:
-    try:
-        return pa.array(values)
-    except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
-        raise DatasetError(f"{shard}: the values of {key!r} cannot be one column: {said(error)}") from None

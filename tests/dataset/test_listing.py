@@ -247,6 +247,21 @@ def test_images_without_class_folders_are_pointed_out(tmp_path: Path) -> None:
     assert f"{tmp_path} holds images, for instance b.JPG, but no folders; expected" in refusal(tmp_path)
 
 
+def test_images_without_classes_lie_anywhere_and_have_no_label(tmp_path: Path) -> None:
+    for name in ("b.jpg", "a/2.jpg", "a/deep/1.png", "notes.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(name.encode())
+    data = read_images(tmp_path, classes=False, listing=tmp_path / "kept.parquet")
+    names = [data.uri(number).removeprefix(f"{tmp_path}/") for number in range(len(data))]
+    assert (names, data.fields, data.class_names) == (["b.jpg", "a/2.jpg", "a/deep/1.png"], (), ())
+    again = read_images(tmp_path, classes=False, listing=tmp_path / "kept.parquet")
+    assert again.fingerprint == data.fingerprint
+    for kept, classes in (("kept.parquet", True), ("classes.parquet", False)):
+        read_images(tmp_path, classes=not classes, listing=tmp_path / kept)
+        with pytest.raises(DatasetError, match="is no listing that read_images wrote"):
+            read_images(tmp_path, classes=classes, listing=tmp_path / kept)
+
+
 def test_classes_without_images_are_named(tmp_path: Path) -> None:
     grow(tmp_path, "cat/1.jpg", "dog/", "eel/notes.txt", "fox/.1.jpg")
     assert refusal(tmp_path) == (

@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.fs
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
+from tfrecord import TFRecordWriter
 
 import mbaas
 from examples.read_zip import read_zip
@@ -104,6 +105,17 @@ def parquet_files(top: Path, images: Images, filesystem: FileSystem) -> mbaas.Da
     return mbaas.read_parquet(f"{top}/{{0..1}}.parquet", unpacked=top / "unpacked", filesystem=filesystem)
 
 
+def records(top: Path, images: Images, filesystem: FileSystem) -> mbaas.Dataset:
+    """TensorFlow's, in two files of different sizes."""
+    rows = [*zip(images.encoded, images.names, strict=True)]
+    for shard, some in (("0.tfrecord", rows[:9]), ("1.tfrecord", rows[9:])):
+        writer = TFRecordWriter(str(top / shard))
+        for content, kind in some:
+            writer.write({"image": (content, "byte"), "kind": (kind.encode(), "byte")})
+        writer.close()
+    return mbaas.read_tfrecord(f"{top}/{{0..1}}.tfrecord", image="image", label="kind", filesystem=filesystem)
+
+
 def _huggingface(images: Sequence[bytes | str], labels: list[int]) -> datasets.Dataset:
     features = datasets.Features(
         {"image": datasets.Image(decode=False), "label": datasets.ClassLabel(names=[*CLASSES])}
@@ -158,7 +170,8 @@ def parts(top: Path, images: Images, filesystem: FileSystem) -> mbaas.Dataset:
 READERS: dict[str, Callable[[Path, Images, FileSystem], mbaas.Dataset]] = {
     reader.__name__: reader
     for reader in (
-        folders, manifest, tar_shards, parquet_files, arrow_files, arrow_objects, arrow_paths, in_memory, own, parts
+        folders, manifest, tar_shards, records, parquet_files, arrow_files, arrow_objects, arrow_paths, in_memory, own,
+        parts
     )
 }  # fmt: skip
 """Name -> what writes images below a folder, and reads them in their order; on a file system if it takes one."""

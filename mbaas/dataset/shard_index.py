@@ -1,0 +1,159 @@
+"""Indexing shards: each is looked through once, and its samples are read by their places later."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, BinaryIO, NamedTuple, TypeAlias
+
+import pyarrow as pa
+import pyarrow.fs
+
+from mbaas.dataset.base import Dataset
+from mbaas.dataset.columns import gathered
+from mbaas.dataset.faults import s3_attempts, said
+from mbaas.dataset.file_infos import S3_ATTEMPTS
+from mbaas.dataset.kept_listing import Listing, listed_once
+from mbaas.dataset.location import Location, join
+from mbaas.dataset.shard_names import locate_shards, look_up
+from mbaas.dataset.table import IN_SHARD, PLACE, fingerprint_of, table_of
+from mbaas.errors import ConfigError, DatasetError
+from mbaas.fields import LABEL
+from mbaas.progress import track
+
+_REMOTE_THREADS = 32  # each waits for one header after the other
+_LOCAL_THREADS = 4
+_BUFFER_BYTES = 16 << 10
+"""How much is read at a header: small images are then read with it, and cost no request of their own."""
+
+
+class FoundSample(NamedTuple):
+    """A sample of a shard.
+
+    Attributes:
+        name: of it in the shard.
+        offset, length: the bytes of the shard that are its own.
+        values: of columns that labels and fields come from, by their names.
+    """
+
+    name: str
+    offset: int
+    length: int
+    values: Mapping[str, Any]
+
+
+Find: TypeAlias = Callable[[BinaryIO, int, str], Iterator[FoundSample]]
+"""Yields the samples of a shard: a file at its beginning, its size in bytes, and what messages call it."""
+
+
+def indexed_once(
+    shards: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    filesystem: pyarrow.fs.FileSystem | None,
+    listing: str | os.PathLike[str] | None,
+    *,
+    writer: str,
+    asked: Mapping[str, Any],
+    label: str | None,
+    fields: Sequence[str],
+    columns: Sequence[str],
+    find: Find,
+    single_values: bool = False,
+) -> Dataset:
+    """Return the samples of shards, from a listing that was kept if there is one that still holds.
+
+    Args:
+        shards, filesystem, listing: see `mbaas.read_webdataset`.
+        writer: the function that reads shards of this kind.
+        asked: its options, which a listing is of.
+        label: the column that is the field ``label``; None for none.
+        fields: the columns that are further fields.
+        columns: those that ``find`` gives values of.
+        find: finds the samples of a shard.
+        single_values: whether it gives lists of values also where each sample has exactly one.
+
+    Raises:
+        ConfigError: a pattern or a field that cannot be.
+        DatasetError: a shard is not there or cannot be read, or as ``find`` says; or the listing cannot be read or
+            written, is damaged, or is of other shards or options.
+    """
+    where, names = locate_shards(shards, filesystem)
+    files = look_up(where, names)
+
+    def make() -> Listing:
+        places, found = gathered(where.root, _look_through(where, files, columns, find))
+        found = found.with_single_values() if single_values else found
+        class_names, known = found.fields(label, fields)
+        table = table_of(places, known)
+        return Listing(writer, where.root, asked, class_names, fingerprint_of(table, class_names), table, files)
+
+    found = listed_once(
+        listing,
+        make,
+        writer=writer,
+        root=where.root,
+        options=asked,
+        fields=[*([LABEL.name] if label is not None else []), *fields],
+        is_current=lambda kept: bool(kept.files == files),
+    )
+    return found.dataset(where, {name: nbytes for name, nbytes, _ in files})
+
+
+def checked_names(fields: Sequence[str], what: str) -> tuple[str, ...]:
+    """Return the names of fields, of which there is a list.
+
+    Raises:
+        ConfigError: it is one text.
+    """
+    if isinstance(fields, str):
+        raise ConfigError(f"fields must be a list of {what}, such as [{fields!r}], got {fields!r}", option="fields")
+    return tuple(fields)
+
+
+def _look_through(
+    where: Location, files: list[list[Any]], columns: Sequence[str], find: Find
+) -> list[tuple[pa.Table, pa.Table]]:
+    """Look through all shards, several at a time; see `_look_through_one`."""
+    filesystem = s3_attempts(where.filesystem, S3_ATTEMPTS)
+    is_local = isinstance(filesystem, pyarrow.fs.LocalFileSystem)
+
+    def index(file: list[Any]) -> tuple[pa.Table, pa.Table]:
+        name, nbytes, _ = file
+        return _look_through_one(where, filesystem, name, nbytes, columns, find)
+
+    threads = min(_LOCAL_THREADS if is_local else _REMOTE_THREADS, len(files))
+    with ThreadPoolExecutor(threads, thread_name_prefix="mbaas-listing") as pool:
+        return [*track(pool.map(index, files), "shards", len(files))]
+
+
+def _look_through_one(
+    where: Location, filesystem: pyarrow.fs.FileSystem, name: str, nbytes: int, columns: Sequence[str], find: Find
+) -> tuple[pa.Table, pa.Table]:
+    """Find the samples of one shard: where they lie, as in `PLACE`, and the values that labels and fields come from."""
+    shard = join(where.root, name)
+    uris: list[str] = []
+    spans: list[tuple[int, int]] = []
+    values: dict[str, list[Any]] = {column: [] for column in columns}
+    try:
+        with filesystem.open_input_file(join(where.base, name)) as raw:
+            for sample in find(io.BufferedReader(raw, _BUFFER_BYTES), nbytes, shard):
+                uris.append(f"{name}{IN_SHARD}{sample.name}")
+                spans.append((sample.offset, sample.length))
+                for column, value in sample.values.items():
+                    values[column].append(value)
+    except DatasetError:
+        raise
+    except Exception as error:  # a file system of somebody else's raises what it likes
+        raise DatasetError(f"cannot read {shard}: {said(error)}") from error
+    offsets, lengths = zip(*spans, strict=True) if spans else ((), ())
+    places = [pa.array(column, each.type) for column, each in zip((uris, offsets, lengths), PLACE, strict=True)]
+    found = pa.table({column: _array_of(shard, column, each) for column, each in values.items()})
+    return pa.Table.from_arrays(places, schema=PLACE), found
+
+
+def _array_of(shard: str, column: str, values: list[Any]) -> pa.Array:
+    try:
+        return pa.array(values)
+    except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
+        raise DatasetError(f"{shard}: the values of {column!r} cannot be one column: {said(error)}") from None
