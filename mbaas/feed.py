@@ -299,7 +299,9 @@ def join(
         collate: how minibatches have fields whose values differ in length, such as boxes. "list": a list of arrays,
             one for each sample; "pad": one array with zeros behind what is shorter, and their lengths as
             ``NAME_length`` int64[n]; "packed": all values end to end, and ``NAME_bounds`` int64[n + 1], so that sample
-            i has those from bounds[i] to bounds[i + 1].
+            i has those from bounds[i] to bounds[i + 1]. Images that differ in size are padded with zeros to the right
+            and below, and ``image_size`` int64[n, 2] is beside them, also when they are packed, as pixels [total, 3].
+            Masks on them are treated likewise.
         start: "epoch" begins with the next epoch that others begin, and waits for it. "now" begins at once, in the
             middle of their epoch if need be, and still gets each sample once in each of its own epochs: while somebody
             is out of phase, epochs are shuffled within the segments that its beginning cuts (`mbaas.order.Shuffle`).

@@ -2,14 +2,15 @@
 
 An image and its label are the usual ones. A dataset knows some fields of a sample without reading it, such as its
 label; prep makes another one of its bytes. A value is a number or an array. Arrays of a field all have one shape, or
-differ in their first length, as boxes and tokens do; the values of n samples are then `Packed`.
+differ in their first length, as boxes and tokens do, or in several, as images of any size; the values of n samples are
+then `Packed`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import prod
+from math import isqrt, prod
 from typing import Any, TypeAlias, cast
 
 import numpy as np
@@ -17,22 +18,32 @@ from numpy.typing import NDArray
 
 Rows: TypeAlias = slice | NDArray[np.intp] | NDArray[np.int64]
 
+_SHORT_BYTES = 1024
+"""Up to this mean size, values are copied all at once, element by element; longer ones each by itself."""
+
 
 class Packed:
-    """The values of n samples whose first lengths differ, end to end. Indexed by rows as an array is.
+    """The values of n samples that differ in their first length, or in their first k, end to end. Indexed by rows as an
+    array is.
 
     Attributes:
         values: [total, *tail], any dtype; there may be more of them before and behind these samples.
         bounds: int64[n + 1]: sample i has ``values[bounds[i] : bounds[i + 1]]``.
+        shapes: int64[n, k], the first lengths of each, such as the height and width of an image: it has as many values
+            as their product. None if samples differ in the first alone, which ``bounds`` tells.
     """
 
-    __slots__ = ("bounds", "values")
+    __slots__ = ("bounds", "shapes", "values")
 
-    def __init__(self, values: NDArray[Any], bounds: NDArray[np.int64]) -> None:
-        self.values, self.bounds = values, bounds
+    def __init__(
+        self, values: NDArray[Any], bounds: NDArray[np.int64], shapes: NDArray[np.int64] | None = None
+    ) -> None:
+        self.values, self.bounds, self.shapes = values, bounds, shapes
 
     @classmethod
-    def closed_up(cls, rooms: NDArray[Any], lengths: NDArray[np.int64]) -> Packed:
+    def closed_up(
+        cls, rooms: NDArray[Any], lengths: NDArray[np.int64], shapes: NDArray[np.int64] | None = None
+    ) -> Packed:
         """Move values together that lie in rooms of one size: [n, longest, *tail], of each sample the first ones.
 
         In place, in the memory of ``rooms``, which is contiguous and holds something else afterwards.
@@ -41,7 +52,15 @@ class Packed:
         values = rooms.reshape(-1, *rooms.shape[2:])
         for row, length in enumerate(lengths.tolist()):
             values[bounds[row] : bounds[row + 1]] = rooms[row, :length]  # never before what was moved already
-        return cls(values[: bounds[-1]], bounds)
+        return cls(values[: bounds[-1]], bounds, shapes)
+
+    @classmethod
+    def within(cls, rooms: NDArray[Any], shapes: NDArray[np.int64]) -> Packed:
+        """Lay out samples of these first lengths end to end in the memory of ``rooms``, [n, longest, *tail], which is
+        contiguous; what they hold is to be written.
+        """
+        bounds = _bounds_of(shapes.prod(axis=1))
+        return cls(rooms.reshape(-1, *rooms.shape[2:])[: bounds[-1]], bounds, shapes)
 
     def __len__(self) -> int:
         return len(self.bounds) - 1
@@ -50,16 +69,40 @@ class Packed:
         """Return these samples: for a slice without steps as views, for indices as copies."""
         if isinstance(rows, slice):
             start, stop, _ = rows.indices(len(self))
-            return Packed(self.values, self.bounds[start : max(start, stop) + 1])
-        starts, lengths = self.bounds[:-1][rows], self.lengths[rows]
+            stop = max(start, stop)
+            return Packed(
+                self.values, self.bounds[start : stop + 1], None if self.shapes is None else self.shapes[start:stop]
+            )
+        into = self.like(rows)
+        self.copy_rows(rows, into, np.arange(len(into)))
+        return into
+
+    def value(self, row: int) -> NDArray[Any]:
+        """Return the value of one sample, in its own shape, as a view."""
+        values = self.values[self.bounds[row] : self.bounds[row + 1]]
+        return values if self.shapes is None else values.reshape(*self.shapes[row].tolist(), *values.shape[1:])
+
+    def like(self, rows: Rows) -> Packed:
+        """Make memory for values as long as those of these samples, whatever is in it."""
+        bounds = _bounds_of(self.lengths[rows])
+        values = np.empty((int(bounds[-1]), *self.values.shape[1:]), self.dtype)
+        return Packed(values, bounds, None if self.shapes is None else self.shapes[rows])
+
+    def copy_rows(self, rows: Rows, into: Packed, places: NDArray[np.intp]) -> None:
+        """Copy these samples to samples ``places`` of ``into``, which are as long."""
+        starts, lengths, targets = self.bounds[:-1][rows], self.lengths[rows], into.bounds[places]
+        if lengths.sum() * self._item_bytes > _SHORT_BYTES * len(lengths):
+            for start, length, target in zip(starts.tolist(), lengths.tolist(), targets.tolist(), strict=True):
+                into.values[target : target + length] = self.values[start : start + length]
+            return
+        # For each value, where it comes in its sample: one copy for all that is short.
         bounds = _bounds_of(lengths)
-        # For each value its place: that of its sample's first one, and how many of them come before it.
-        places = np.repeat(starts - bounds[:-1], lengths) + np.arange(bounds[-1])
-        return Packed(self.values[places], bounds)
+        steps = np.arange(bounds[-1]) - np.repeat(bounds[:-1], lengths)
+        into.values[np.repeat(targets, lengths) + steps] = self.values[np.repeat(starts, lengths) + steps]
 
     @property
     def lengths(self) -> NDArray[np.int64]:
-        """int64[n], the first length of each."""
+        """int64[n], how many values each has: its first length, if samples differ in that alone."""
         return cast("NDArray[np.int64]", np.diff(self.bounds))
 
     @property
@@ -68,10 +111,14 @@ class Packed:
         return self.values.dtype
 
     @property
+    def _item_bytes(self) -> int:
+        return prod(self.values.shape[1:]) * self.values.itemsize
+
+    @property
     def nbytes(self) -> int:
-        """Size in bytes of these samples and their bounds."""
-        item = prod(self.values.shape[1:]) * self.values.itemsize
-        return int(self.bounds[-1] - self.bounds[0]) * item + self.bounds.nbytes
+        """Size in bytes of these samples, their bounds and their lengths."""
+        shapes = 0 if self.shapes is None else self.shapes.nbytes
+        return int(self.bounds[-1] - self.bounds[0]) * self._item_bytes + self.bounds.nbytes + shapes
 
     def own(self) -> tuple[NDArray[Any], NDArray[np.int64]]:
         """Return the values of these samples alone, and their bounds in them, which begin with 0."""
@@ -81,10 +128,13 @@ class Packed:
     def copy(self) -> Packed:
         """Return a copy that shares no memory."""
         values, bounds = self.own()
-        return Packed(values.copy(), bounds.copy())
+        return Packed(values.copy(), bounds.copy(), None if self.shapes is None else self.shapes.copy())
 
     def padded(self) -> NDArray[Any]:
-        """Return all in one array, [n, longest, *tail], with zeros behind what is shorter."""
+        """Return all in one array, [n, longest, *tail], with zeros behind what is shorter; they differ in their first
+        length alone.
+        """
+        assert self.shapes is None, "see `mbaas.client.collate` for the others"
         values, bounds = self.own()
         lengths = np.diff(bounds)
         out = np.zeros((len(self), int(lengths.max(initial=0)), *values.shape[1:]), values.dtype)
@@ -106,9 +156,10 @@ class Field:
 
     Attributes:
         name: under which a minibatch has them.
-        shape: of one sample's value; () for a number. The first length is None if values differ in it.
+        shape: of one sample's value; () for a number. The first lengths are None if values differ in them.
         dtype: NumPy's name of the element type.
-        longest: the greatest first length, if they differ in it.
+        longest: the greatest first length, if they differ in it; if they differ in several, the greatest product of
+            these, such as the most pixels of an image.
     """
 
     name: str
@@ -121,57 +172,97 @@ class Field:
         """Return the field that has these values."""
         if isinstance(values, Packed):
             longest = int(values.lengths.max(initial=0))
-            return cls(name, (None, *values.values.shape[1:]), values.dtype.name, longest)
+            differing = 1 if values.shapes is None else values.shapes.shape[1]
+            return cls(name, ((None,) * differing) + values.values.shape[1:], values.dtype.name, longest)
         return cls(name, values.shape[1:], values.dtype.name)
 
     @property
     def text(self) -> str:
-        """The field in words: "label: int64", "boxes: float32 [k, 4]"."""
-        lengths = ", ".join("k" if length is None else str(length) for length in self.shape)
+        """The field in words: "label: int64", "boxes: float32 [k, 4]", "image: uint8 [h, w, 3]"."""
+        letters = iter({1: "k", 2: "hw", 3: "khw"}.get(self.differing, ""))
+        lengths = ", ".join(next(letters) if length is None else str(length) for length in self.shape)
         return f"{self.name}: {self.dtype}" + (f" [{lengths}]" if self.shape else "")
 
     @property
+    def differing(self) -> int:
+        """In how many of their first lengths values differ."""
+        return self.shape.count(None)
+
+    @property
     def is_packed(self) -> bool:
-        """Whether values differ in their first length."""
+        """Whether values differ in their first length, or in several."""
         return self.shape[:1] == (None,)
 
     @property
     def _lengths(self) -> tuple[int, ...]:
-        """The shape of the largest value."""
-        return tuple(self.longest if length is None else length for length in self.shape)
+        """The shape of the largest value; lengths in which values differ count as one."""
+        fixed = tuple(length for length in self.shape if length is not None)
+        return (self.longest, *fixed) if self.is_packed else fixed
 
     @property
     def nbytes(self) -> int:
         """Size of one sample's value in bytes; the most, if they differ."""
-        bound = np.dtype(np.int64).itemsize if self.is_packed else 0
-        return prod(self._lengths) * np.dtype(self.dtype).itemsize + bound
+        # Beside it a bound, and the lengths unless they are one.
+        beside = self.is_packed + (self.differing if self.differing > 1 else 0)
+        return prod(self._lengths) * np.dtype(self.dtype).itemsize + beside * np.dtype(np.int64).itemsize
 
     def empty(self, rows: int) -> NDArray[Any]:
-        """Make an array for the values of ``rows`` samples, whatever is in it: [rows, *shape], with the greatest first
-        length where they differ in it.
+        """Make an array for the values of ``rows`` samples, whatever is in it: [rows, *shape]. Lengths in which they
+        differ are one, the greatest.
         """
         return np.empty((rows, *self._lengths), self.dtype)
 
     def zeros(self, rows: int) -> Column:
-        """Return zeros for ``rows`` samples, the most that they may have."""
+        """Return zeros for ``rows`` samples, about the most that they may have."""
         values = np.zeros((rows, *self._lengths), self.dtype)
         if not self.is_packed:
             return values
-        return Packed(values.reshape(-1, *self._lengths[1:]), np.arange(rows + 1) * self.longest)
+        if self.differing == 1:
+            return Packed(values.reshape(-1, *self._lengths[1:]), np.arange(rows + 1) * self.longest)
+        # As square as may be, and of further lengths, such as the number of masks, one.
+        height = isqrt(self.longest)
+        shape = (*(1,) * (self.differing - 2), height, self.longest // max(height, 1))
+        return Packed.within(values, np.tile(np.array(shape, np.int64), (rows, 1)))
 
 
 def memory(column: Column) -> tuple[NDArray[Any], ...]:
     """Return the arrays in which values lie."""
-    return (column.values, column.bounds) if isinstance(column, Packed) else (column,)
+    if not isinstance(column, Packed):
+        return (column,)
+    return (column.values, column.bounds) + (() if column.shapes is None else (column.shapes,))
 
 
 def concatenated(columns: Sequence[Column]) -> Column:
     """Return the values of several runs of samples, one after the other, as a copy."""
     if not isinstance(columns[0], Packed):
         return np.concatenate(cast("Sequence[NDArray[Any]]", columns))
-    pieces = [column.own() for column in cast("Sequence[Packed]", columns)]
+    runs = cast("Sequence[Packed]", columns)
+    pieces = [run.own() for run in runs]
     lengths = np.concatenate([np.diff(bounds) for _, bounds in pieces])
-    return Packed(np.concatenate([values for values, _ in pieces]), _bounds_of(lengths))
+    values = np.concatenate([values for values, _ in pieces])
+    shapes = None if runs[0].shapes is None else np.concatenate([cast("NDArray[np.int64]", run.shapes) for run in runs])
+    return Packed(values, _bounds_of(lengths), shapes)
+
+
+def interleaved(pieces: Sequence[tuple[Packed, Rows, NDArray[np.intp]]]) -> Packed:
+    """Return samples of several runs in one, as a copy: of each run (samples, which of them, their rows in the result).
+
+    Each row of the result is there once.
+    """
+    count = sum(len(rows) for _, _, rows in pieces)
+    lengths = np.empty(count, np.int64)
+    for column, which, rows in pieces:
+        lengths[rows] = column.lengths[which]
+    first, shapes = pieces[0][0], None
+    if first.shapes is not None:
+        shapes = np.empty((count, first.shapes.shape[1]), np.int64)
+        for column, which, rows in pieces:
+            shapes[rows] = cast("NDArray[np.int64]", column.shapes)[which]
+    bounds = _bounds_of(lengths)
+    together = Packed(np.empty((int(bounds[-1]), *first.values.shape[1:]), first.dtype), bounds, shapes)
+    for column, which, rows in pieces:
+        column.copy_rows(which, together, rows)
+    return together
 
 
 def _bounds_of(lengths: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -57,7 +57,9 @@ class Loader:
 
     - ``image``: uint8; as numpy ``[n, height, width, 3]``, a read-only view of shared memory that is valid as long as
       it is referenced; as torch ``[n, 3, height, width]`` in channels-last memory, private to this trial. With
-      `mbaas.transforms.Normalize` in the pipeline, floats of its dtype, private in both formats. Or ``audio``,
+      `mbaas.transforms.Normalize` in the pipeline, floats of its dtype, private in both formats. Images of different
+      sizes (``DecodeImage(max_pixels=...)``) come as ``collate`` says: each ``[height, width, 3]``, as torch
+      ``[3, height, width]``. Or ``audio``,
       ``array`` or the name that the pipeline's decoder has for it: ``[n, *shape]`` in both formats, its axes as prep
       made them; where samples differ in their first length, as ``collate`` says.
     - ``label``, ``sample_id``: int64 ``[n]``.

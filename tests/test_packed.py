@@ -11,9 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mbaas.fields import Field, Packed, concatenated
+from mbaas.fields import Field, Packed, concatenated, interleaved, memory
 
 LENGTHS = st.lists(st.integers(0, 4), max_size=8)
+SIZES = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), max_size=8)
+PIXELS = st.sampled_from([2, 400])
+"""Numbers in a pixel: few, which are copied all at once, and many."""
 
 
 def packed(lengths: list[int], first: int = 0, tail: tuple[int, ...] = (2,)) -> Packed:
@@ -21,6 +24,19 @@ def packed(lengths: list[int], first: int = 0, tail: tuple[int, ...] = (2,)) -> 
     total = sum(lengths)
     values = first + np.arange(total * int(np.prod(tail)), dtype=np.int32).reshape(total, *tail)
     return Packed(values, np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64))
+
+
+def pictures(sizes: list[tuple[int, int]], first: int = 0, pixel: int = 2) -> Packed:
+    """Sample i has ``sizes[i]`` pixels of so many numbers, no two of which are alike."""
+    total = sum(height * width for height, width in sizes)
+    values = first + np.arange(total * pixel, dtype=np.int32).reshape(total, pixel)
+    bounds = np.cumsum([0, *(height * width for height, width in sizes)], dtype=np.int64)
+    return Packed(values, bounds, np.array(sizes, np.int64).reshape(-1, 2))
+
+
+def shown(column: Packed) -> list[list[Any]]:
+    """The value of each sample, in its own shape."""
+    return [column.value(row).tolist() for row in range(len(column))]
 
 
 def listed(column: Any) -> list[list[Any]]:
@@ -81,12 +97,63 @@ def test_what_is_shorter_is_filled_up_with_zeros(lengths: list[int], tail: tuple
         assert not padded[row, len(values) :].any()
 
 
+@given(SIZES, PIXELS, st.data())
+def test_samples_of_any_size_are_chosen_like_rows(
+    sizes: list[tuple[int, int]], pixel: int, data: st.DataObject
+) -> None:
+    column = pictures([(2, 3), *sizes], pixel=pixel)[1:]
+    wanted = shown(column)
+    assert [column.value(row).shape for row in range(len(column))] == [(*size, pixel) for size in sizes]
+    start, stop = data.draw(st.integers(0, 9)), data.draw(st.integers(0, 9))
+    part = column[start:stop]
+    assert shown(part) == wanted[start:stop]
+    assert part.values is column.values
+    rows = data.draw(st.lists(st.integers(0, len(sizes) - 1), max_size=8)) if sizes else []
+    chosen = column[np.array(rows, np.int64)]
+    assert shown(chosen) == [wanted[row] for row in rows]
+    assert len(chosen.values) == sum(chosen.lengths)
+    assert not np.shares_memory(chosen.values, column.values)
+    assert shown(part.copy()) == shown(part)
+    assert chosen.nbytes == sum(array.nbytes for array in memory(chosen))
+
+
+@given(st.lists(st.one_of(SIZES), min_size=1, max_size=3), PIXELS, st.randoms())
+def test_runs_of_samples_of_any_size_are_put_together_in_any_order(
+    runs: list[list[tuple[int, int]]], pixel: int, chance: Any
+) -> None:
+    columns = [pictures([(1, 2), *sizes], first=100_000 * n, pixel=pixel)[1:] for n, sizes in enumerate(runs)]
+    in_turn = [value for column in columns for value in shown(column)]
+    together = concatenated(columns)
+    assert isinstance(together, Packed)
+    assert shown(together) == in_turn
+    places = np.array(chance.sample(range(len(in_turn)), len(in_turn)), np.int64)
+    cuts = np.split(places, np.cumsum([len(sizes) for sizes in runs])[:-1])
+    mixed = interleaved([(c, np.arange(len(c)), rows) for c, rows in zip(columns, cuts, strict=True)])
+    assert shown(mixed) == [in_turn[int(at)] for at in np.argsort(places)]
+
+
+@given(SIZES)
+def test_samples_of_any_size_lie_end_to_end_in_rooms_for_the_largest(sizes: list[tuple[int, int]]) -> None:
+    wanted, field = pictures(sizes), Field("f", (None, None, 2), "int32", longest=16)
+    rooms = field.empty(len(sizes))
+    assert rooms.shape == (len(sizes), 16, 2)
+    assert wanted.shapes is not None
+    laid_out = Packed.within(rooms, wanted.shapes)
+    laid_out.values[...] = wanted.values
+    assert shown(laid_out) == shown(wanted)
+    for row, length in enumerate(wanted.lengths.tolist()):
+        rooms[row, :length] = wanted.value(row).reshape(-1, 2)
+    assert shown(Packed.closed_up(rooms, wanted.lengths, wanted.shapes)) == shown(wanted)
+
+
 def test_a_copy_holds_its_own_samples_alone() -> None:
     part = packed([3, 1, 2])[1:]
     copied = part.copy()
     assert (listed(copied), len(copied.values)) == (listed(part), 3)
     assert copied.values.flags.writeable
     assert listed(pickle.loads(pickle.dumps(part, protocol=5))) == listed(part)
+    sized = pictures([(2, 3), (1, 4)])[1:]
+    assert shown(pickle.loads(pickle.dumps(sized, protocol=5))) == shown(sized)
 
 
 @pytest.mark.parametrize(
@@ -96,6 +163,7 @@ def test_a_copy_holds_its_own_samples_alone() -> None:
         (np.zeros(5, np.uint8), Field("f", (), "uint8"), 1),
         (packed([3, 0, 4]), Field("f", (None, 2), "int32", 4), 4 * 8 + 8),
         (packed([0, 0], tail=()), Field("f", (None,), "int32", 0), 8),
+        (pictures([(2, 3), (4, 4)]), Field("f", (None, None, 2), "int32", 16), 16 * 8 + 3 * 8),
     ],
 )
 def test_a_field_is_known_by_its_values(values: Any, field: Field, nbytes: int) -> None:

@@ -86,9 +86,9 @@ def _damaged_between(good: list[bytes], pipelines: list[transforms.Pipeline]) ->
         out = firsts[which][1].empty(len(block))
         out[:] = 77
         done = engines[which].prepare(block, np.arange(len(block)), 0, {}, out)
-        if done.lengths is None:
+        if not isinstance(done.made, Packed):
             return list(out), [bad.row for bad in done.bad]
-        values, bounds = Packed.closed_up(out, done.lengths).own()
+        values, bounds = done.made.own()
         return np.split(values, bounds[1:-1]), [bad.row for bad in done.bad]
 
     wanted = [prepared(which, [first] * 3)[0] for which, (first, _) in enumerate(firsts)]

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from mbaas import units
 from mbaas.allocation.threads import divide_threads, straggler_threads
 from mbaas.errors import ConfigError, shown
-from mbaas.fields import Arrays, Packed
+from mbaas.fields import Arrays, Column, Packed
 from mbaas.messages import MOST_NAME, ROW
 
 Ints: TypeAlias = NDArray[np.int64]
@@ -237,12 +237,10 @@ class RowPool:
         for part in parts:
             has = part_rows(part, bad_rows)
             entries = np.flatnonzero(np.isin(has, rows, assume_unique=True))
-            # Here and now: what differs in length, such as boxes, has few bytes beside images.
-            packed = {name: column[entries] for name, column in part.items() if isinstance(column, Packed)}
-            arrays = {name: array for name, array in part.items() if name != ROW and name not in packed}
-            out = {name: np.empty((len(entries), *a.shape[1:]), a.dtype) for name, a in arrays.items()}
-            chunks += _chunks(part, entries, out, due)
-            picked.append({**out, **packed, ROW: has[entries]})
+            columns = {name: column for name, column in part.items() if name != ROW}
+            out = {name: _room(column, entries) for name, column in columns.items()}
+            chunks += _chunks(columns, entries, out, due)
+            picked.append({**out, ROW: has[entries]})
         await self.run(rank, chunks)
         return picked
 
@@ -281,9 +279,16 @@ def _resolve(done: Future[None], error: Exception | None) -> None:
         done.set_exception(error) if error is not None else done.set_result(None)
 
 
+def _room(column: Column, entries: NDArray[np.intp]) -> Column:
+    """Make memory for these samples of a part."""
+    if isinstance(column, Packed):
+        return column.like(entries)
+    return np.empty((len(entries), *column.shape[1:]), column.dtype)
+
+
 def _chunks(part: Arrays, entries: NDArray[np.intp], out: Arrays, due: float) -> list[Chunk]:
     """Make the chunks that copy ``entries`` of a part to ``out``."""
-    row_bytes = sum(array[:1].nbytes for array in out.values())
+    row_bytes = sum(column.nbytes for column in out.values()) // max(len(entries), 1)  # the mean, if they differ
     size = max(1, CHUNK_BYTES // max(row_bytes, 1))
     starts = range(0, len(entries), size)
     return [Chunk(len(entries[i : i + size]) * row_bytes, due, _copy(part, entries, out, i, i + size)) for i in starts]
@@ -291,8 +296,11 @@ def _chunks(part: Arrays, entries: NDArray[np.intp], out: Arrays, due: float) ->
 
 def _copy(part: Arrays, entries: NDArray[np.intp], out: Arrays, start: int, stop: int) -> Callable[[], None]:
     def copy() -> None:
-        # "clip", because in the default mode NumPy takes a detour through a buffer of its own.
-        for name, array in out.items():
-            np.take(part[name], entries[start:stop], axis=0, out=array[start:stop], mode="clip")
+        for name, column in out.items():
+            if isinstance(column, Packed):
+                part[name].copy_rows(entries[start:stop], column, np.arange(start, min(stop, len(entries))))
+            else:
+                # "clip", because in the default mode NumPy takes a detour through a buffer of its own.
+                np.take(part[name], entries[start:stop], axis=0, out=column[start:stop], mode="clip")
 
     return copy

@@ -198,8 +198,6 @@ def _name_and_parameters(item: files.Located) -> tuple[str, files.Located | None
 
 def _keywords(name: str, given: files.Located) -> dict[str, Any]:
     known = [f.name for f in fields(TRANSFORMS[name])]  # type: ignore[arg-type]
-    if not known:
-        raise given.error(f"{name} takes no parameters, got {given.said}")
     if not given.fields:
         return {known[0]: given.value}
     for key, field in given.fields.items():

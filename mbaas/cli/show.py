@@ -11,7 +11,7 @@ from mbaas.cli import feed_file, picture_grid, reading
 from mbaas.cli.console import err, line, out, plain, say_note
 from mbaas.dataset import Dataset
 from mbaas.errors import ConfigError
-from mbaas.fields import LABEL, Column
+from mbaas.fields import LABEL, Column, Packed
 from mbaas.messages import BadSample
 from mbaas.prep.boxes import edges_of
 from mbaas.prep.preview import Preview, first_samples
@@ -83,14 +83,23 @@ def _label(dataset: Dataset, found: Preview, row: int) -> str:
     return dataset.class_names[int(labels[row])] if dataset.class_names else exact(labels[row].item())
 
 
-def _checked_images(samples: Column) -> NDArray[np.uint8]:
-    assert isinstance(samples, np.ndarray), "images do not differ in length"
-    if samples.dtype != np.uint8 or samples.ndim != 4 or samples.shape[3] != 3:
-        raise ConfigError(
-            "only images, uint8 [height, width, 3], can be drawn, but the pipeline makes "
-            f"{samples.dtype.name} {list(samples.shape[1:])} of a sample"
-        )
-    return samples
+def _checked_images(samples: Column) -> list[NDArray[np.uint8]]:
+    """Return images of one size: smaller ones among larger ones lie at the upper left of a white sheet."""
+    images = [samples.value(row) if isinstance(samples, Packed) else samples[row] for row in range(len(samples))]
+    for image in images:
+        if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
+            raise ConfigError(
+                "only images, uint8 [height, width, 3], can be drawn, but the pipeline makes "
+                f"{image.dtype.name} {list(image.shape)} of a sample"
+            )
+    size = tuple(max(image.shape[axis] for image in images) for axis in (0, 1))
+    return [image if image.shape[:2] == size else _on_sheet(image, size) for image in images]
+
+
+def _on_sheet(image: NDArray[np.uint8], size: tuple[int, ...]) -> NDArray[np.uint8]:
+    sheet = np.full((*size, 3), 255, np.uint8)
+    sheet[: image.shape[0], : image.shape[1]] = image
+    return sheet
 
 
 def _tell_bad(bad: tuple[BadSample, ...], *, on_bad_sample: str) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mbaas.fields import Arrays, Column, Packed, concatenated
+from mbaas.fields import Arrays, Column, Packed, concatenated, interleaved
 from mbaas.messages import ROW
 
 
@@ -45,7 +45,8 @@ def is_private(array: NDArray[Any]) -> bool:
 def _shared(column: Column) -> Column:
     """Return what nobody can write to."""
     if isinstance(column, Packed):
-        return Packed(read_only(column.values), read_only(column.bounds))
+        shapes = None if column.shapes is None else read_only(column.shapes)
+        return Packed(read_only(column.values), read_only(column.bounds), shapes)
     return read_only(column)
 
 
@@ -157,10 +158,9 @@ def _put_together(slices: list[_PartSlice], start: int, stop: int) -> Arrays:
         for name, array in together.items():
             # Rows that are chosen by their numbers are copied on the way.
             array[each.view_rows - start] = each.arrays[name][each.entries] if views is None else views[name]
-    # In the order of parts at first: where a sample of these lies depends on those before it.
-    if packed := [name for name in first if name not in together]:
-        order = np.argsort(np.concatenate([each.view_rows for each in slices]))
-        together |= {n: concatenated([each.arrays[n][each.entries] for each in slices])[order] for n in packed}
+    for name in first:
+        if name not in together:
+            together[name] = interleaved([(each.arrays[name], each.entries, each.view_rows - start) for each in slices])
     return together
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mbaas.errors import BadSampleError, ConfigError
-from mbaas.fields import Arrays, Field
+from mbaas.fields import Arrays, Field, Packed
 from mbaas.messages import EngineName
 from mbaas.order import generator, uniforms
 from mbaas.prep.array_files import ArrayReader
@@ -88,7 +88,7 @@ class ArrayEngine:
             out[rows] = 0
             good = np.setdiff1d(np.arange(len(encoded)), rows)
             known = {name: column[good] for name, column in known.items()}
-        return Prepared(bad, known, lengths if differs else None)
+        return Prepared(bad, known, Packed.closed_up(out, lengths) if differs else out)
 
     def set_threads(self, threads: int) -> None:
         self.close()

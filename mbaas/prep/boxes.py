@@ -88,6 +88,13 @@ def sizes_after(sizes: NDArray[np.int64], step: Step) -> NDArray[np.int64]:
     return step.sizes if isinstance(step, Windows) else sizes
 
 
+def sizes_after_all(sizes: NDArray[np.int64], steps: Sequence[Step]) -> NDArray[np.int64]:
+    """Return int64[n, 2], the (height, width) that images of these sizes have after all steps."""
+    for step in steps:
+        sizes = sizes_after(sizes, step)
+    return sizes
+
+
 def packed(column: Column) -> Packed:
     """Return values as those of samples that may differ in how many they have."""
     if isinstance(column, Packed):

@@ -20,6 +20,7 @@ from mbaas.prep.engine import DEFAULT_MAX_PIXELS, BadRow, Encoded, Prepared
 from mbaas.prep.header import UndecodableError
 from mbaas.prep.part_input import PartInput, read_headers
 from mbaas.prep.pixels import Image, Scratch
+from mbaas.prep.places import described, places_of
 from mbaas.prep.plan import Stage, plan, stages_of
 from mbaas.prep.threads import SampleThreads
 from mbaas.prep.user_code import SampleFields, call_map
@@ -75,6 +76,9 @@ class CpuEngine:
         shape = self._pipeline.output_shape
         if shape is not None:
             return Field(IMAGE, shape, "uint8")
+        most = self._pipeline.most_pixels
+        if most is not None and not self._after_maps:
+            return Field(IMAGE, (None, None, 3), "uint8", most)
         block = read_headers([encoded], np.zeros(1, np.int64), 0, known, self._max_pixels)
         if block.bad:
             raise BadSampleError(uri, block.bad[0].reason)
@@ -84,8 +88,14 @@ class CpuEngine:
         except UndecodableError as error:
             raise BadSampleError(uri, str(error)) from error
         if self._pipeline.normalize and not _is_image(sample):
-            raise ConfigError(f"Normalize needs {_IMAGE}, but samples are {_described(sample)}")
-        return Field(IMAGE, sample.shape, sample.dtype.name)
+            raise ConfigError(f"Normalize needs {_IMAGE}, but samples are {described(sample)}")
+        if most is None:
+            return Field(IMAGE, sample.shape, sample.dtype.name)
+        if sample.ndim < 2:
+            raise ConfigError(
+                f"samples may differ in height and width (DecodeImage's max_pixels), but are {described(sample)}"
+            )
+        return Field(IMAGE, (None, None, *sample.shape[2:]), sample.dtype.name, most)
 
     def prepare(
         self, encoded: Sequence[Encoded], sample_ids: NDArray[np.int64], epoch: int, known: Arrays, out: Array
@@ -95,17 +105,20 @@ class CpuEngine:
         steps = plan(self._first, self._seed, epoch, block.sample_ids, block.sizes, placed)
         listed = [_listed(step) for step in steps]
         fields = self._fields_of(block)
+        places = places_of(block, self._pipeline, steps, out)
 
         def work(index: int) -> None:
             row = block.rows[index]
-            into = out[row]
+            into = places.at(row)
+            if into is not None and not into.size:
+                return  # it is too large, and among the bad ones already
             try:
-                deliver(self._sample(block, listed, index, into, fields), into)
+                places.put(row, self._sample(block, listed, index, into, fields), into)
             except UndecodableError as error:
                 block.bad.append(BadRow(row, str(error)))
 
         self._threads.run(work, len(block.rows))
-        return replace(block, known=fields.columns()).finish(self._pipeline, steps, out)
+        return replace(block, known=fields.columns()).finish(self._pipeline, steps, places.made())
 
     def set_threads(self, threads: int) -> None:
         self.close()
@@ -143,7 +156,7 @@ class CpuEngine:
             return result
         if not _is_image(result):
             following = type(stages[0][1]).__name__
-            raise UndecodableError(f"{transform!r} made {_described(result)}, but {following} needs {_IMAGE}")
+            raise UndecodableError(f"{transform!r} made {described(result)}, but {following} needs {_IMAGE}")
         steps = plan(stages, self._seed, epoch, np.array([sample_id]), np.array([result.shape[:2]]))
         # Another copy, because the function may still hold what it returned, and steps change an image in place.
         return self._run(result.copy(), [_listed(step) for step in steps], 0, None)
@@ -176,24 +189,8 @@ class CpuEngine:
         return self._scratch.array(f"step {step}", (height, width, 3))
 
 
-def deliver(sample: Array, into: Array) -> None:
-    """Copy ``sample`` to its row, unless it was made there."""
-    if sample is into:
-        return
-    if (sample.shape, sample.dtype) != (into.shape, into.dtype):
-        raise UndecodableError(
-            f"it is prepared to {_described(sample)}, but the samples of this feed are {_described(into)}; a Resize, a "
-            "CenterCrop or a RandomResizedCrop in the pipeline gives all the same size"
-        )
-    np.copyto(into, sample)
-
-
 _IMAGE = "uint8 [height, width, 3]"
 
 
 def _is_image(array: Array) -> bool:
     return array.dtype == np.uint8 and array.ndim == 3 and array.shape[2] == 3 and array.size > 0
-
-
-def _described(array: Array) -> str:
-    return f"{array.dtype.name} {list(array.shape)}"

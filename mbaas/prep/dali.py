@@ -24,13 +24,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mbaas.fields import Arrays, Field
+from mbaas.fields import Arrays, Field, Packed
 from mbaas.messages import EngineName
 from mbaas.prep import dali_graph
-from mbaas.prep.cpu import CpuEngine, deliver
+from mbaas.prep.cpu import CpuEngine
 from mbaas.prep.engine import DEFAULT_MAX_PIXELS, BadRow, Encoded, Prepared
 from mbaas.prep.header import Header, UndecodableError
 from mbaas.prep.part_input import PartInput, read_headers
+from mbaas.prep.places import Places, places_of
 from mbaas.prep.plan import plan, stages_of
 from mbaas.transforms import Pipeline
 from mbaas.transforms.base import Step, Windows
@@ -89,15 +90,17 @@ class DaliEngine:
         placed = block.placed(self._pipeline)
         steps = plan(self._stages, self._seed, epoch, block.sample_ids, block.sizes, placed)
         feeds = dali_graph.feeds(self._stages, steps)
-        taken = np.flatnonzero(self._takes(block, steps))
-        refused = np.setdiff1d(np.arange(len(block.rows)), taken).tolist()
+        places = places_of(block, self._pipeline, steps, out)
+        fitting = ~np.isin(block.rows, [bad.row for bad in block.bad])
+        takes = self._takes(block, steps)
+        taken, refused = np.flatnonzero(fitting & takes), np.flatnonzero(fitting & ~takes).tolist()
         while len(taken):
             batch = taken[: _fitting(block.sizes[taken].prod(axis=1), self._batch_pixels)]
-            refused += self._run(block, feeds, batch, out)
+            refused += self._run(block, feeds, batch, places)
             taken = taken[len(batch) :]
         if refused:
-            self._leave_to_cpu(block, sorted(refused), out)
-        return block.finish(self._pipeline, steps, out)
+            self._leave_to_cpu(block, sorted(refused), places, out)
+        return block.finish(self._pipeline, steps, places.made())
 
     def set_threads(self, threads: int) -> None:
         """Work with ``threads`` threads. DALI fixes them when a graph is built, so the next block builds it anew."""
@@ -118,7 +121,7 @@ class DaliEngine:
         return takes
 
     def _run(
-        self, block: PartInput, feeds: dict[str, NDArray[Any]], indices: NDArray[np.intp], out: NDArray[Any]
+        self, block: PartInput, feeds: dict[str, NDArray[Any]], indices: NDArray[np.intp], places: Places
     ) -> list[int]:
         """Prepare the samples ``indices`` of the block; return those that DALI refuses."""
         try:
@@ -130,14 +133,14 @@ class DaliEngine:
             elif not _says(error, _REFUSALS):
                 raise
         else:
-            self._deliver(block, indices, result, out)
+            self._deliver(block, indices, result, places)
             return []
         if len(indices) == 1:
             return [int(indices[0])]
         middle = len(indices) // 2
         return [
-            *self._run(block, feeds, indices[:middle], out),
-            *self._run(block, feeds, indices[middle:], out),
+            *self._run(block, feeds, indices[:middle], places),
+            *self._run(block, feeds, indices[middle:], places),
         ]
 
     def _take_less(self) -> None:
@@ -168,25 +171,29 @@ class DaliEngine:
         return self._graph
 
     @staticmethod
-    def _deliver(block: PartInput, indices: NDArray[np.intp], images: Any, out: NDArray[Any]) -> None:
+    def _deliver(block: PartInput, indices: NDArray[np.intp], images: Any, places: Places) -> None:
         rows = [block.rows[index] for index in indices.tolist()]
         for position, row in enumerate(rows):
             try:
-                deliver(images.at(position), out[row])
+                places.put(row, images.at(position), None)
             except UndecodableError as error:
                 block.bad.append(BadRow(row, str(error)))
 
-    def _leave_to_cpu(self, block: PartInput, indices: list[int], out: NDArray[Any]) -> None:
+    def _leave_to_cpu(self, block: PartInput, indices: list[int], places: Places, out: NDArray[Any]) -> None:
         rows = [block.rows[index] for index in indices]
         # Made apart: a choice of rows of `out` is a copy of them.
-        made = np.empty((len(rows), *out.shape[1:]), out.dtype)
+        apart = np.empty((len(rows), *out.shape[1:]), out.dtype)
         # Their fields go along, because transforms may be drawn by them; what becomes of fields is told by `finish`.
         known = {name: column[np.array(indices)] for name, column in block.known.items()}
         prepared = self._cpu.prepare(
-            [block.encoded[index] for index in indices], block.sample_ids[indices], block.epoch, known, made
+            [block.encoded[index] for index in indices], block.sample_ids[indices], block.epoch, known, apart
         )
-        out[rows] = made
-        block.bad.extend(BadRow(rows[row.row], row.reason) for row in prepared.bad)
+        made, bad = prepared.made, {each.row: each.reason for each in prepared.bad}
+        for number, row in enumerate(rows):
+            if number in bad:
+                block.bad.append(BadRow(row, bad[number]))
+            else:
+                places.put(row, made.value(number) if isinstance(made, Packed) else made[number], None)
 
 
 def _is_left_to_cpu(header: Header) -> bool:

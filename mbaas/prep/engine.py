@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from mbaas.fields import Arrays, Field
+from mbaas.fields import Arrays, Column, Field
 from mbaas.messages import EngineName
 
 Encoded = bytes | memoryview | NDArray[np.uint8]
@@ -47,12 +47,13 @@ class Prepared:
         bad: those that could not be prepared, in order of row.
         known: the dataset's fields of all others, in order of row: as the engine was given them, except those that lie
             on the image, which are where its pixels are now, and those that a Map changes.
-        lengths: int64[n], the first lengths of what was made, 0 of bad samples; None if all samples have one shape.
+        made: what was made of the n samples, in the memory in which the engine was told to make it: that itself, or
+            packed where samples differ in size; there bad samples have no values, or zeros.
     """
 
     bad: list[BadRow]
     known: Arrays
-    lengths: NDArray[np.int64] | None = None
+    made: Column
 
 
 class Engine(Protocol):
@@ -84,7 +85,8 @@ class Engine(Protocol):
             epoch: on which random transforms depend.
             known: their fields, as the dataset has them; none of them changes in place.
             out: [n, *field.shape], where what is made of them goes; the rows of bad samples become zero. Where samples
-                differ in their first length, each has room for the longest, and what is behind it may be anything.
+                differ in size it is contiguous memory for as many of the largest (`Field.empty`), in which they come to
+                lie end to end.
 
         Raises:
             DatasetError: a field that lies on the image, or beside one that does, does not fit it.

@@ -17,7 +17,7 @@ from mbaas.transforms.base import Step
 
 
 def moved_fields(
-    pipeline: Pipeline, known: Arrays, sizes: NDArray[np.int64], steps: Sequence[Step]
+    pipeline: Pipeline, known: Arrays, sizes: NDArray[np.int64], steps: Sequence[Step], lost: NDArray[np.bool_]
 ) -> tuple[Arrays, list[BadRow]]:
     """Return the fields of n prepared samples, and those whose fields do not fit their images.
 
@@ -26,6 +26,7 @@ def moved_fields(
         known: the fields, as the dataset knows them.
         sizes: int64[n, 2], (height, width) of the images in pixels.
         steps: what is done to the images; all of it, if fields lie on them.
+        lost: bool[n], which samples are bad already: no masks are made of them.
 
     Raises:
         DatasetError: a field does not have a value for each box.
@@ -39,9 +40,9 @@ def moved_fields(
     known, kept = move_boxes(boxes, known, sizes, steps)
     if masks is None:
         return known, []
-    assert pipeline.output_shape is not None, "a pipeline with masks makes images of one size"
-    height, width, _ = pipeline.output_shape
-    made, bad = make_masks(known[masks.source], kept, bounds, sizes, steps, (height, width))
+    kept &= ~np.repeat(lost, np.diff(bounds))
+    result = None if pipeline.output_shape is None else pipeline.output_shape[:2]
+    made, bad = make_masks(known[masks.source], kept, bounds, sizes, steps, result)
     # In the place of what they are made of: the fields are in one order everywhere.
     renamed = {masks.source: masks.field}
     return {renamed.get(name, name): made if name in renamed else column for name, column in known.items()}, bad

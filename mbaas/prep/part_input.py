@@ -9,7 +9,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from mbaas.fields import Arrays
+from mbaas.fields import Arrays, Column, Packed
 from mbaas.prep.boxes import placed
 from mbaas.prep.engine import BadRow, Encoded, Prepared
 from mbaas.prep.header import Header, UndecodableError, peek
@@ -52,26 +52,30 @@ class PartInput:
             return None
         return placed(pipeline.boxes, self.known, self.sizes)
 
-    def finish(self, pipeline: Pipeline, steps: Sequence[Step], out: NDArray[Any]) -> Prepared:
-        """Zero the bad rows of ``out``, and return them in order, with the fields of the good ones.
+    def finish(self, pipeline: Pipeline, steps: Sequence[Step], made: Column) -> Prepared:
+        """Zero the bad rows of ``made``, and return them in order, with the fields of the good ones.
 
         Args:
             pipeline: of the block.
             steps: what was done to the images; all of it, if fields lie on them.
-            out: what was made of the block.
+            made: what was made of the block.
         """
         known = self.known
         if pipeline.has_fields_on_image:
-            known, unfit = moved_fields(pipeline, known, self.sizes, steps)
-            there = {bad.row for bad in self.bad}
-            self.bad.extend(BadRow(self.rows[bad.row], bad.reason) for bad in unfit if self.rows[bad.row] not in there)
+            lost = np.isin(self.rows, [bad.row for bad in self.bad])
+            known, unfit = moved_fields(pipeline, known, self.sizes, steps, lost)
+            self.bad.extend(BadRow(self.rows[bad.row], bad.reason) for bad in unfit)
         if not self.bad:
-            return Prepared([], known)
+            return Prepared([], known, made)
         # An engine may have written a part of a row before it failed: what such a row holds must not depend on which.
         bad = sorted(self.bad, key=lambda bad: bad.row)
-        out[[each.row for each in bad]] = 0
+        if isinstance(made, Packed):
+            for each in bad:
+                made.value(each.row)[...] = 0
+        else:
+            made[[each.row for each in bad]] = 0
         good = np.flatnonzero(~np.isin(self.rows, [each.row for each in bad]))
-        return Prepared(bad, {name: column[good] for name, column in known.items()})
+        return Prepared(bad, {name: column[good] for name, column in known.items()}, made)
 
 
 def read_headers(

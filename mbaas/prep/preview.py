@@ -15,7 +15,7 @@ from mbaas.dataset import Dataset, SampleReader
 from mbaas.dataset.bounded import bounded
 from mbaas.dataset.retry import PatientReader
 from mbaas.errors import BadSampleError
-from mbaas.fields import Arrays, Column, Field, Packed
+from mbaas.fields import Arrays, Column, Field
 from mbaas.messages import BadSample
 from mbaas.order import Ids, SampleOrder, Shuffle
 from mbaas.prep.engine import Engine
@@ -86,9 +86,8 @@ def _prepared(dataset: Dataset, engine: Engine, ids: Ids, epoch: int) -> Preview
         bad += [BadSample(int(ids[flaw.row]), uris[flaw.row], flaw.reason) for flaw in prepared.bad]
     if len(bad) == len(read):
         raise BadSampleError(bad[0].uri, bad[0].reason)
-    samples: Column = rooms if prepared.lengths is None else Packed.closed_up(rooms, prepared.lengths)
     good = np.setdiff1d(np.arange(len(ids)), [flaw.row for flaw in prepared.bad])
-    return Preview(ids[good], samples[good], prepared.known, tuple(bad))
+    return Preview(ids[good], prepared.made[good], prepared.known, tuple(bad))
 
 
 def _read(dataset: Dataset, reader: SampleReader, sample_id: int) -> NDArray[np.uint8] | BadSample:

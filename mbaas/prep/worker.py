@@ -18,7 +18,7 @@ from mbaas.cache.reader import CacheReader, EncodedRows
 from mbaas.cache.slab import PassingReason
 from mbaas.dataset import Dataset
 from mbaas.errors import ResourceError, StateError, WaitTimeoutError
-from mbaas.fields import SAMPLE_ID, Arrays, Column, Field, Packed
+from mbaas.fields import SAMPLE_ID, Arrays, Field
 from mbaas.messages import (
     ROW,
     BadSample,
@@ -238,7 +238,9 @@ class PrepWorker:
             made, rows, bad = _make(work, request, ids, encoded, reasons)
             if bad and work.brief.config.on_bad_sample != "skip":
                 # The block fails as a whole, with an error that names one sample: no bytes need travel.
-                made, rows, bad = {name: column[:0] for name, column in made.items()}, rows[:0], bad[:1]
+                # None of them, as copies: a slice of packed values holds them all.
+                none = np.arange(0)
+                made, rows, bad = {name: column[none] for name, column in made.items()}, rows[:0], bad[:1]
             ids = ids[rows]
             del encoded  # so that transient slabs go before Ray copies the answer
             ended = work.free_since = time.perf_counter()
@@ -372,7 +374,7 @@ def _make(
     epoch = work.epoch_of(request)
     known = work.dataset.values_in(epoch, ids[rows])
     prepared = work.engine.prepare([encoded[row] for row in rows], ids[rows], epoch, known, out)
-    made: Column = out if prepared.lengths is None else Packed.closed_up(out, prepared.lengths)
+    made = prepared.made
     reasons.update({int(rows[flaw.row]): flaw.reason for flaw in prepared.bad})
     if prepared.bad:
         # Bad rows are rare: only a part that has some pays for a copy without them.

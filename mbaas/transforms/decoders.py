@@ -15,6 +15,9 @@ from mbaas.transforms.base import Transform
 
 ArrayFormat: TypeAlias = Literal["npy", "npz", "raw"]
 
+_MOST_PIXELS = 100_000_000
+"""Of an image: one that claims more is a damaged header, or an attack, and is not decoded at all."""
+
 _TAKEN = (SAMPLE_ID.name, "row")
 """Names that a minibatch has for other things."""
 
@@ -45,7 +48,24 @@ class DecodeImage(Decoder):
     Grey images get three equal channels, CMYK and YCCK become RGB, alpha is dropped, 16 bits a channel become
     the upper 8, and a JPEG is turned as its EXIF orientation says. The result is the same for all engines
     within a few grey levels.
+
+    Args:
+        max_pixels: lets images differ in size, and is the most pixels, height times width, that one may have after all
+            transforms of the pipeline: one with more is a bad sample. Minibatches have such images as `mbaas.join` is
+            told by ``collate``. It has no meaning where a transform gives all images one size. By default all images
+            must come out as large as the first.
     """
+
+    max_pixels: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_pixels is not None:
+            where = "DecodeImage's max_pixels"
+            self._set("max_pixels", checks.whole(where, self.max_pixels, least=1, most=_MOST_PIXELS))
+
+    def __repr__(self) -> str:
+        # Where it is left out, what it always was: fingerprints of pipelines are kept in saved states.
+        return "DecodeImage()" if self.max_pixels is None else f"DecodeImage(max_pixels={self.max_pixels})"
 
     @property
     def made(self) -> str:

@@ -83,8 +83,11 @@ class Masks:
         if importlib.util.find_spec("pycocotools") is None:
             raise ConfigError("Masks needs pycocotools: pip install 'mbaas[coco]'")
 
-    def made(self, fields: tuple[Field, ...], boxes: Boxes, size: Size) -> tuple[Field, ...]:
-        """Return the fields of a prepared sample, which has masks of this (height, width) in place of segmentations.
+    def made(
+        self, fields: tuple[Field, ...], boxes: Boxes, size: Size | None, most_pixels: int = 0
+    ) -> tuple[Field, ...]:
+        """Return the fields of a prepared sample, which has masks of this (height, width) in place of segmentations; if
+        there is none, each image has its own, of at most so many pixels.
 
         Raises:
             ConfigError: there are no segmentations, or there is another field of that name.
@@ -98,7 +101,9 @@ class Masks:
         if any(field.name == self.field != self.source for field in fields):
             raise ConfigError(f"Masks makes the field {self.field!r}, which samples have already")
         longest = _field(fields, "Boxes", boxes.field).longest
-        masks = replace(source, name=self.field, shape=(None, *size), longest=longest)
+        masks = replace(source, name=self.field, shape=(None, None, None), longest=longest * most_pixels)
+        if size is not None:
+            masks = replace(masks, shape=(None, *size), longest=longest)
         return tuple(masks if field is source else field for field in fields)
 
 

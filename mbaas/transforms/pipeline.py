@@ -41,7 +41,7 @@ class Pipeline:
         ConfigError: a decoder is not the first or not the only one, a transform is none for what the decoder makes,
             samples differ in length without a bound, or Normalize is not the last; what lies on the image is there
             without images, or with a Map, whose function may move pixels in any way; no boxes are there for masks or
-            for a transform that goes by them, or nothing makes all images equally large then.
+            for a transform that goes by them, or nothing makes all images equally large then, or bounds their size.
     """
 
     transforms: tuple[Transform, ...]
@@ -74,9 +74,11 @@ class Pipeline:
         for each in (*(each for each in self.transforms if each.needs_boxes), *([masks] if masks is not None else [])):
             if boxes is None:
                 raise ConfigError(f"{each!r} goes by boxes: say in Pipeline's boxes which field has them")
-            if self.output_shape is None:
-                wanted = "a Resize to (height, width), a CenterCrop or a RandomResizedCrop"
-                raise ConfigError(f"a pipeline with {each!r} must make all images equally large, by {wanted}")
+            if self.output_shape is None and self.most_pixels is None:
+                raise ConfigError(
+                    f"a pipeline with {each!r} must make all images equally large, by a Resize to (height, width), a "
+                    "CenterCrop or a RandomResizedCrop, or say how large they may be, by DecodeImage's max_pixels"
+                )
 
     def __repr__(self) -> str:
         lying = "".join(f", {name}={each!r}" for name, each in self._on_image.items())
@@ -98,6 +100,8 @@ class Pipeline:
         rows |= {name: repr(each) for name, each in self._on_image.items()}
         shape = self.output_shape
         rows["makes"] = f"uint8 {list(shape)}" if shape else "a size that the data decides"
+        if self.most_pixels is not None:
+            rows["makes"] = f"images of up to {self.most_pixels:,} pixels"
         if not self.has_images:
             rows["makes"] = f"{self.decoder.made}: {self.forms[-1].kind}"
         return table("Pipeline", rows)
@@ -127,8 +131,8 @@ class Pipeline:
         moved = self.boxes.moved(fields)
         if self.masks is None:
             return moved
-        assert self.output_shape is not None, "checked when it was made"
-        return self.masks.made(moved, self.boxes, self.output_shape[:2])
+        size = None if self.output_shape is None else self.output_shape[:2]
+        return self.masks.made(moved, self.boxes, size, self.most_pixels or 0)
 
     @property
     def decoder(self) -> Decoder:
@@ -165,6 +169,12 @@ class Pipeline:
         for transform in self.prep:
             size = size if transform.keeps_size else transform.fixed_size
         return None if size is None else (*size, 3)
+
+    @property
+    def most_pixels(self) -> int | None:
+        """The most pixels of a prepared image where images differ in size; None if all have one size."""
+        decoder = self.decoder
+        return decoder.max_pixels if isinstance(decoder, DecodeImage) and self.output_shape is None else None
 
     @property
     def cpu_only(self) -> Transform | None:

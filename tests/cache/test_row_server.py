@@ -41,6 +41,10 @@ def test_rows_of_each_part_come_as_a_smaller_part():
         lengths = one["row"] % 3
         bounds = np.concatenate([[0], np.cumsum(lengths)])
         one["boxes"] = Packed(np.repeat(one["row"], lengths), bounds)
+        # ... and an image of 1 to 3 rows of 100 kB, so that threads copy few at a time
+        sizes = np.stack([1 + lengths, np.full(len(lengths), 100_000)], axis=1)
+        pixels = np.repeat(one["row"].astype(np.uint8), sizes.prod(axis=1))
+        one["sized"] = Packed(pixels, np.concatenate([[0], np.cumsum(sizes.prod(axis=1))]), sizes)
     rows, pool = np.array([0, 3, 8, *range(20, 50)]), RowPool(threads=2)
     try:
         got = asyncio.run(pool.pick("r", parts, rows, np.empty(0, np.int64), left_s=0.0))
@@ -53,6 +57,9 @@ def test_rows_of_each_part_come_as_a_smaller_part():
         values, bounds = one["boxes"].own()
         assert values.tolist() == np.repeat(one["row"], one["row"] % 3).tolist()
         assert np.diff(bounds).tolist() == (one["row"] % 3).tolist()
+        for number, row in enumerate(one["row"].tolist()):
+            image = one["sized"].value(number)
+            assert (image.shape, np.unique(image).tolist()) == ((1 + row % 3, 100_000), [row])
 
 
 def test_a_whole_block_without_its_bad_rows():

@@ -180,7 +180,11 @@ def test_the_pages_about_sound_and_arrays_show_files_that_are_valid(page: str, s
         ("engine:", "engine: gpu", "15: engine must be one of 'auto', 'cpu', 'dali', got 'gpu' (text)"),
         ("- DecodeImage", "- DecodeJpeg", "5: unknown transform 'DecodeJpeg'; did you mean 'DecodeImage'?"),
         ("- DecodeImage", "- Blur", "5: unknown transform 'Blur'; known are AmplitudeToDB, CenterCrop, ColorJitter, C"),
-        ("- DecodeImage", "- DecodeImage: 3", "5: DecodeImage takes no parameters, got 3 (a whole number)"),
+        (
+            "- DecodeImage",
+            "- DecodeImage: big",
+            "5: DecodeImage's max_pixels must be a whole number in [1, 100,000,000]",
+        ),
         ("- DecodeImage", "- 3", "5: a transform must be a name, or 'name: parameters', got 3 (a whole number)"),
         (
             "  - DecodeImage\n",

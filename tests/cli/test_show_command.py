@@ -76,6 +76,20 @@ def test_a_picture_shows_what_the_minibatch_has(feed: Path, tmp_path: Path) -> N
         assert not differ[y0 + 3 : y1 - 3, x0 + 3 : x1 - 3].any()
 
 
+def test_images_of_different_sizes_lie_on_sheets_of_one(feed: Path, tmp_path: Path) -> None:
+    cv2.imwrite(str(tmp_path / "3.png"), np.full((90, 30, 3), 200, np.uint8))
+    text = feed.read_text().replace("[DecodeImage,", "[DecodeImage: {max_pixels: 3600},")
+    feed.write_text(text.replace(f", RandomResizedCrop: {{size: {SIDE}}}", ""))
+    wanted = feed_file.load(feed)
+    data = wanted.data.read()
+    cells = cells_of(data, wanted.pipeline, first_samples(data, wanted.pipeline, count=5, shuffle=False))
+    assert {cell.image.shape for cell in cells} == {(90, 60, 3)}
+    assert (cells[3].image[:, :30] == 200).all()
+    assert (cells[3].image[:, 30:] == 255).all()
+    assert (cells[4].image[60:] == 255).all()
+    assert call("show", feed, "--out", tmp_path / "grid.png").exit_code == 0
+
+
 def test_cells_say_class_and_number(feed: Path) -> None:
     wanted = feed_file.load(feed)
     data = wanted.data.read()

@@ -126,10 +126,17 @@ def boxes_of(rows: list[int]) -> Packed:
     return Packed(values, np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64))
 
 
+def images_of(rows: list[int]) -> Packed:
+    """Sample 100 + r has an image of (1 + r % 3) x (2 + r % 4) pixels, all of whose numbers are r."""
+    sizes = np.stack([1 + np.array(rows, np.int64) % 3, 2 + np.array(rows, np.int64) % 4], axis=1)
+    values = np.repeat(np.array(rows, np.uint8), sizes.prod(axis=1))[:, None] * np.ones(3, np.uint8)
+    return Packed(values, np.concatenate([[0], np.cumsum(sizes.prod(axis=1))]).astype(np.int64), sizes)
+
+
 def test_values_that_differ_in_length_go_with_their_samples():
     """From two parts that interleave, from rows of one, and across blocks; nobody can write to what is shared."""
-    parts = [part(rows) | {"boxes": boxes_of(rows)} for rows in ([1, 4, 5], [0, 2, 7])]
-    whole = part([8, 9, 10], whole=True) | {"boxes": boxes_of([8, 9, 10])}
+    parts = [part(rows) | {"boxes": boxes_of(rows), "sized": images_of(rows)} for rows in ([1, 4, 5], [0, 2, 7])]
+    whole = part([8, 9, 10], whole=True) | {"boxes": boxes_of([8, 9, 10]), "sized": images_of([8, 9, 10])}
     cutter = cutter_of(*parts)
     cutter.put(BlockView([whole]).only(np.array([0, 2])))
     cutter.put(BlockView([whole]))
@@ -140,6 +147,9 @@ def test_values_that_differ_in_length_go_with_their_samples():
         np.testing.assert_array_equal(boxes[0], wanted.values)
         assert boxes[1].tolist() == wanted.bounds.tolist()
         assert taken["boxes"].values.flags.writeable == taken["image"].flags.writeable
+        for row, wanted in zip(range(size), (images_of([row]).value(0) for row in rows), strict=True):
+            np.testing.assert_array_equal(taken["sized"].value(row), wanted)
+        assert taken["sized"].values.flags.writeable == taken["image"].flags.writeable
 
 
 def test_what_is_left_of_a_block_is_copied_with_values_that_differ_in_length():
