@@ -15,6 +15,7 @@ from mbaas.fields import Arrays, Field, Packed
 from mbaas.messages import EngineName
 from mbaas.prep.engine import Prepared
 from mbaas.prep.engines import make_engine
+from mbaas.prep.on_image import moved_fields
 
 SIZES = [(40, 57), (33, 20), (1, 9), (64, 64), (20, 33)]
 ENGINES = pytest.mark.parametrize("kind", ["cpu", "dali"])
@@ -173,6 +174,19 @@ def test_boxes_points_and_masks_lie_on_images_of_any_size(kind: EngineName) -> N
         edges = [xs.min(), ys.min(), xs.max() + 1, ys.max() + 1]
         assert said.known["boxes"][number : number + 1].own()[0][0].tolist() == pytest.approx(edges, abs=1.0)
         assert points[number].shape == (1, 2)
+
+
+def test_no_masks_are_drawn_of_a_sample_that_is_bad_already() -> None:
+    """Else they would take the memory that its image may not take."""
+    text = np.frombuffer(json.dumps([[[1, 1, 5, 1, 5, 5]]]).encode(), np.uint8)
+    known: Arrays = {
+        "boxes": np.array([[[1, 1, 5, 5]]] * 2, np.float32),
+        "segmentation": Packed(np.concatenate([text, text]), np.array([0, len(text), 2 * len(text)])),
+    }
+    pipeline = T.Pipeline([T.DecodeImage(max_pixels=100)], boxes=T.Boxes(), masks=T.Masks())
+    made, bad = moved_fields(pipeline, known, np.array([[9000, 9000], [8, 9]]), [], np.array([True, False]))
+    assert (len(made["masks"].values), bad) == (72, [])
+    assert made["masks"].value(1).any()
 
 
 def fields_of(known: Arrays) -> tuple[Field, ...]:

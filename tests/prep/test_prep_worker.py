@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from dataclasses import replace
 
 import pytest
 import ray
@@ -13,6 +14,7 @@ from mbaas import transforms as T
 from mbaas.cache.node import CacheNode
 from mbaas.dataset import synthetic
 from mbaas.errors import StateError
+from mbaas.fields import memory
 from mbaas.messages import BadSample, PrepConfig, WorkerBrief
 from mbaas.order import SampleOrder
 from mbaas.placement import BlockPart, NodeWeight, PartRequest, PlacementUpdate, place_samples
@@ -110,6 +112,27 @@ def test_a_worker_that_is_engaged_for_the_same_again_keeps_what_it_knows(worker,
     part = place_on_its_node(worker, cache, dataset)
     engage(worker, dataset, order, feed_name)
     assert prepared_ids(worker, feed_name, PartRequest(2, part)) == order.sample_ids(2).tolist()
+
+
+def test_a_block_that_fails_by_a_bad_sample_sends_no_images(worker, cache, dataset, order, feed_name):
+    """Images of any size lie in one memory, of which a slice without samples would still be all."""
+
+    def sometimes(image, rng):
+        if rng.random() < 0.5:
+            raise ValueError("no")
+        return image
+
+    def of_any_size(function) -> PrepConfig:
+        pipeline = T.Pipeline([T.DecodeImage(max_pixels=100), T.Map(function)])
+        return replace(config(feed_name), pipeline=pipeline)
+
+    spec = ray.get(worker.probe.remote(dataset, of_any_size(lambda image, rng: image), 8)).spec
+    ray.get(worker.engage.remote(dataset, WorkerBrief(of_any_size(sometimes), order, spec)))
+    part = place_on_its_node(worker, cache, dataset)
+    meta, arrays = worker.prepare.remote(feed_name, PartRequest(0, part), ())
+    (bad,) = ray.get(meta).bad
+    assert bad.reason.endswith("sometimes raised ValueError: no")
+    assert [len(array) for array in memory(ray.get(arrays)["image"])] == [0, 1, 0]
 
 
 def test_a_worker_that_is_busy_with_two_blocks_says_at_once_that_it_lives(
