@@ -47,7 +47,7 @@ class ArrayEngine:
 
     def field(self, encoded: Encoded, uri: str, known: Arrays) -> Field:
         try:
-            fields = SampleFields(known, self._pipeline.transforms)
+            fields = SampleFields(known, self._pipeline)
             sample = self._sample(encoded, 0, 0, self._chance(np.zeros(1, np.int64), 0), 0, fields)
         except UndecodableError as error:
             raise BadSampleError(uri, str(error)) from error
@@ -66,7 +66,7 @@ class ArrayEngine:
     ) -> Prepared:
         chance = self._chance(sample_ids, epoch)
         differs = self._pipeline.forms[-1].differs
-        fields = SampleFields(known, self._pipeline.transforms)
+        fields = SampleFields(known, self._pipeline)
         lengths = np.zeros(len(encoded), np.int64)
         bad: list[BadRow] = []
 

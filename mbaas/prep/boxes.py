@@ -18,7 +18,7 @@ Edges = NDArray[np.float64]
 
 
 def move_boxes(
-    boxes: Boxes, known: Arrays, sizes: NDArray[np.int64], steps: Sequence[Step]
+    boxes: Boxes, known: Arrays, sizes: NDArray[np.int64], steps: Sequence[Step], *, is_last: bool = True
 ) -> tuple[Arrays, NDArray[np.bool_]]:
     """Return the fields of n samples with their boxes where the pixels are, and which of all boxes are left.
 
@@ -27,6 +27,7 @@ def move_boxes(
         known: the fields, as the dataset knows them.
         sizes: int64[n, 2], (height, width) of the images in pixels.
         steps: what is done to the images.
+        is_last: whether nothing else is done to them. Before, only boxes are dropped of which nothing is left.
 
     Raises:
         DatasetError: a field does not have a value for each box.
@@ -34,7 +35,9 @@ def move_boxes(
     now = placed(boxes, known, sizes)
     for step in steps:
         now, sizes = moved(now, sizes, step), sizes_after(sizes, step)
-    kept = now.kept & (now.edges[:, 2:] - now.edges[:, :2] >= boxes.min_size).all(axis=1)
+    lengths = now.edges[:, 2:] - now.edges[:, :2]
+    large = lengths >= boxes.min_size if is_last or not boxes.min_size else lengths > 0
+    kept = now.kept & large.all(axis=1)
     bounds = np.zeros(len(sizes) + 1, np.int64)
     np.cumsum(np.bincount(now.owner[kept], minlength=len(sizes)), out=bounds[1:])
     fields = {name: packed(known[name]) for name in (boxes.field, *boxes.beside)}

@@ -15,9 +15,11 @@ from mbaas.fields import IMAGE, Arrays, Field
 from mbaas.messages import EngineName
 from mbaas.order import generator
 from mbaas.prep import pixels
+from mbaas.prep.boxes import placed, sizes_after_all
 from mbaas.prep.decode import decode
 from mbaas.prep.engine import DEFAULT_MAX_PIXELS, BadRow, Encoded, Prepared
 from mbaas.prep.header import UndecodableError
+from mbaas.prep.on_image import fields_between
 from mbaas.prep.part_input import PartInput, read_headers
 from mbaas.prep.pixels import Image, Scratch
 from mbaas.prep.places import described, places_of
@@ -83,8 +85,8 @@ class CpuEngine:
         if block.bad:
             raise BadSampleError(uri, block.bad[0].reason)
         try:
-            steps = plan(self._first, self._seed, 0, block.sample_ids, block.sizes)
-            sample = self._sample(block, [_listed(step) for step in steps], 0, None, self._fields_of(block))
+            steps, fields = self._begin(block)
+            sample = self._sample(block, [_listed(step) for step in steps], 0, None, fields)
         except UndecodableError as error:
             raise BadSampleError(uri, str(error)) from error
         if self._pipeline.normalize and not _is_image(sample):
@@ -101,10 +103,8 @@ class CpuEngine:
         self, encoded: Sequence[Encoded], sample_ids: NDArray[np.int64], epoch: int, known: Arrays, out: Array
     ) -> Prepared:
         block = read_headers(encoded, sample_ids, epoch, known, self._max_pixels)
-        placed = block.placed(self._pipeline)
-        steps = plan(self._first, self._seed, epoch, block.sample_ids, block.sizes, placed)
+        steps, fields = self._begin(block)
         listed = [_listed(step) for step in steps]
-        fields = self._fields_of(block)
         places = places_of(block, self._pipeline, steps, out)
 
         def work(index: int) -> None:
@@ -115,10 +115,14 @@ class CpuEngine:
             try:
                 places.put(row, self._sample(block, listed, index, into, fields), into)
             except UndecodableError as error:
+                fields.reset(index)
                 block.bad.append(BadRow(row, str(error)))
 
         self._threads.run(work, len(block.rows))
-        return replace(block, known=fields.columns()).finish(self._pipeline, steps, places.made())
+        block, made = replace(block, known=fields.columns()), places.made()
+        if fields.on_image:  # which were moved on the way: what is left is to see what is left of them
+            return block.finish(self._pipeline, [], made, fields.sizes)
+        return block.finish(self._pipeline, steps, made)
 
     def set_threads(self, threads: int) -> None:
         self.close()
@@ -127,8 +131,14 @@ class CpuEngine:
     def close(self) -> None:
         self._threads.close()
 
-    def _fields_of(self, block: PartInput) -> SampleFields:
-        return SampleFields(block.known, self._pipeline.transforms)
+    def _begin(self, block: PartInput) -> tuple[list[Step], SampleFields]:
+        """Plan what is done to a block before the first Map, and return the fields as that Map gets them."""
+        placed = block.placed(self._pipeline)
+        steps = plan(self._first, self._seed, block.epoch, block.sample_ids, block.sizes, placed)
+        known, sizes = block.known, block.sizes
+        if self._after_maps and self._pipeline.has_fields_on_image:
+            known, sizes = fields_between(self._pipeline, known, sizes, steps), sizes_after_all(sizes, steps)
+        return steps, SampleFields(known, self._pipeline, sizes)
 
     def _sample(
         self, block: PartInput, steps: list[_Listed], index: int, into: Array | None, fields: SampleFields
@@ -152,12 +162,20 @@ class CpuEngine:
         rng = generator(self._seed, epoch, sample_id, substream=substream)
         # A copy, because the function may keep or change what it gets, and this memory is the next sample's.
         result = call_map(transform, IMAGE, image.copy(), fields, index, rng)
+        if _is_image(result) and fields.on_image:
+            fields.sizes[index] = result.shape[:2]
         if not stages:
             return result
         if not _is_image(result):
             following = type(stages[0][1]).__name__
             raise UndecodableError(f"{transform!r} made {described(result)}, but {following} needs {_IMAGE}")
-        steps = plan(stages, self._seed, epoch, np.array([sample_id]), np.array([result.shape[:2]]))
+        sizes, on_image = np.array([result.shape[:2]]), fields.of_sample(index)
+        boxes = self._pipeline.boxes if any(each.needs_boxes for _, each in stages) else None
+        now = None if boxes is None else placed(boxes, on_image, sizes)
+        steps = plan(stages, self._seed, epoch, np.array([sample_id]), sizes, now)
+        if fields.on_image:
+            fields.put(index, fields_between(self._pipeline, on_image, sizes, steps))
+            fields.sizes[index] = sizes_after_all(sizes, steps)[0]
         # Another copy, because the function may still hold what it returned, and steps change an image in place.
         return self._run(result.copy(), [_listed(step) for step in steps], 0, None)
 

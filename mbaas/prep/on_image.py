@@ -31,9 +31,8 @@ def moved_fields(
     Raises:
         DatasetError: a field does not have a value for each box.
     """
-    boxes, keypoints, masks = pipeline.boxes, pipeline.keypoints, pipeline.masks
-    if keypoints is not None:
-        known = {**known, keypoints.field: move_keypoints(keypoints, known[keypoints.field], sizes, steps)}
+    boxes, masks = pipeline.boxes, pipeline.masks
+    known = _with_keypoints(pipeline, known, sizes, steps)
     if boxes is None:
         return known, []
     bounds = packed(known[boxes.field]).own()[1]
@@ -46,3 +45,16 @@ def moved_fields(
     # In the place of what they are made of: the fields are in one order everywhere.
     renamed = {masks.source: masks.field}
     return {renamed.get(name, name): made if name in renamed else column for name, column in known.items()}, bad
+
+
+def fields_between(pipeline: Pipeline, known: Arrays, sizes: NDArray[np.int64], steps: Sequence[Step]) -> Arrays:
+    """Return the fields of n samples after some steps, with more to come: what a Map may take. See `moved_fields`."""
+    known = _with_keypoints(pipeline, known, sizes, steps)
+    return known if pipeline.boxes is None else move_boxes(pipeline.boxes, known, sizes, steps, is_last=False)[0]
+
+
+def _with_keypoints(pipeline: Pipeline, known: Arrays, sizes: NDArray[np.int64], steps: Sequence[Step]) -> Arrays:
+    keypoints = pipeline.keypoints
+    if keypoints is None:
+        return known
+    return {**known, keypoints.field: move_keypoints(keypoints, known[keypoints.field], sizes, steps)}

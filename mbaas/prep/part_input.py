@@ -52,18 +52,21 @@ class PartInput:
             return None
         return placed(pipeline.boxes, self.known, self.sizes)
 
-    def finish(self, pipeline: Pipeline, steps: Sequence[Step], made: Column) -> Prepared:
+    def finish(
+        self, pipeline: Pipeline, steps: Sequence[Step], made: Column, sizes: NDArray[np.int64] | None = None
+    ) -> Prepared:
         """Zero the bad rows of ``made``, and return them in order, with the fields of the good ones.
 
         Args:
             pipeline: of the block.
             steps: what was done to the images; all of it, if fields lie on them.
             made: what was made of the block.
+            sizes: int64[n, 2], (height, width) of the images before these steps; by default as they were at first.
         """
         known = self.known
         if pipeline.has_fields_on_image:
             lost = np.isin(self.rows, [bad.row for bad in self.bad])
-            known, unfit = moved_fields(pipeline, known, self.sizes, steps, lost)
+            known, unfit = moved_fields(pipeline, known, self.sizes if sizes is None else sizes, steps, lost)
             self.bad.extend(BadRow(self.rows[bad.row], bad.reason) for bad in unfit)
         if not self.bad:
             return Prepared([], known, made)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any
 
@@ -12,31 +12,44 @@ from numpy.typing import NDArray
 from mbaas.errors import shown
 from mbaas.fields import Arrays, Column, Packed
 from mbaas.prep.header import UndecodableError
-from mbaas.transforms import Map, Transform
+from mbaas.transforms import Map, Pipeline
 from mbaas.transforms.function import name_of
 
 Array = NDArray[Any]
 
 
 class SampleFields:
-    """The dataset's fields of n samples, in which Maps change values. Each sample may be worked on by another thread.
+    """The fields of n samples, in which Maps change values. Each sample may be worked on by another thread.
 
     Args:
         known: the fields of the n samples, which stay as they are.
-        transforms: of the pipeline.
+        pipeline: says which of them Maps take, and which lie on the image and move with it between Maps.
+        sizes: int64[n, 2], (height, width) of the images in pixels, if there are any.
+
+    Attributes:
+        on_image: names of the fields that lie on the image, or go with boxes that do, if there is a Map.
+        sizes: as above, of the images as they are now.
     """
 
-    def __init__(self, known: Arrays, transforms: Iterable[Transform]) -> None:
-        names = dict.fromkeys(name for each in transforms if isinstance(each, Map) for name in each.fields)
-        self._known = known
-        self._apart = {name: _apart(known[name]) for name in names}
+    def __init__(self, known: Arrays, pipeline: Pipeline, sizes: NDArray[np.int64] | None = None) -> None:
+        self._known, self._boxes = known, pipeline.boxes
+        self.sizes = np.zeros((0, 2), np.int64) if sizes is None else sizes.copy()
+        self.on_image = pipeline.fields_on_image if pipeline.maps else ()
+        taken = [name for each in pipeline.maps for name in each.fields]
+        self._apart = {name: _apart(known[name]) for name in dict.fromkeys((*taken, *self.on_image))}
 
     def value(self, row: int, name: str) -> Array:
         """Return a copy of a sample's value."""
         return self._apart[name][row].copy()
 
-    def replace(self, row: int, name: str, value: object) -> None:
+    def replace(self, row: int, name: str, value: object, longest: int | None = None) -> None:
         """Give a sample another value.
+
+        Args:
+            row: of the sample.
+            name: of the field.
+            value: what becomes an array.
+            longest: how long it may be, if it is a list of varying length; None: as long as it was.
 
         Raises:
             UndecodableError: it has another form than values of that field.
@@ -46,19 +59,54 @@ class SampleFields:
             given = np.array(value)
         except Exception as error:  # lists that are not equally long, or whatever an object of the user's raises
             raise UndecodableError(f"field {name!r} is no array: {error}") from error
-        shape = before.shape
-        if isinstance(self._known[name], Packed) and given.ndim == before.ndim and len(given) <= len(before):
-            shape = (len(given), *shape[1:])
-        if given.shape != shape or not np.can_cast(given.dtype, before.dtype, "same_kind"):
+        differs, most = isinstance(self._known[name], Packed), len(before) if before.ndim else 0
+        if differs and longest is not None:
+            most = max(most, longest)
+        tail = before.shape[1:]
+        if differs and given.size == 0 and given.ndim == 1:
+            given = given.astype(before.dtype).reshape(0, *tail)  # an empty list, of whatever it would be
+        fits = given.ndim == before.ndim and given.shape[1:] == tail and len(given) <= most if differs else False
+        if not (fits or given.shape == before.shape) or not np.can_cast(given.dtype, before.dtype, "same_kind"):
             wanted = f"{before.dtype.name} {list(before.shape)}"
-            if isinstance(self._known[name], Packed):
-                wanted += ", or shorter"
-            raise UndecodableError(f"field {name!r} must be {wanted}, got {given.dtype.name} {list(given.shape)}")
+            if differs:
+                wanted = f"{before.dtype.name} {[most, *tail]}, or shorter"
+            got = f"{given.dtype.name} {list(given.shape)}"
+            is_longer = differs and given.ndim == before.ndim and len(given) > most
+            more = "; Map's longest lets lists become longer" if is_longer and longest is None else ""
+            raise UndecodableError(f"field {name!r} must be {wanted}, got {got}{more}")
         self._apart[name][row] = given.astype(before.dtype)
+
+    def check_boxes(self, row: int) -> None:
+        """Check that a sample has a value for each box in the fields beside its boxes.
+
+        Raises:
+            UndecodableError: it has fewer or more.
+        """
+        if self._boxes is None:
+            return
+        count = len(self._apart[self._boxes.field][row])
+        for name in self._boxes.beside:
+            if len(self._apart[name][row]) != count:
+                has = len(self._apart[name][row])
+                raise UndecodableError(f"field {name!r} must have a value for each of its {count} boxes, got {has}")
+
+    def of_sample(self, row: int) -> Arrays:
+        """Return the fields of a sample that lie on the image, as those of one sample."""
+        return {name: _column([self._apart[name][row]], self._known[name]) for name in self.on_image}
+
+    def put(self, row: int, fields: Arrays) -> None:
+        """Give a sample the fields of one sample that lie on the image."""
+        for name, column in fields.items():
+            self._apart[name][row] = _apart(column)[0]
+
+    def reset(self, row: int) -> None:
+        """Give a sample that is bad what it had, which fits together."""
+        for name, values in self._apart.items():
+            values[row] = _apart(self._known[name][row : row + 1])[0]
 
     def columns(self) -> Arrays:
         """Return all fields, as they are now."""
-        return {**self._known, **{name: _together(values, self._known[name]) for name, values in self._apart.items()}}
+        return {**self._known, **{name: _column(values, self._known[name]) for name, values in self._apart.items()}}
 
 
 def _apart(column: Column) -> list[Array]:
@@ -68,7 +116,7 @@ def _apart(column: Column) -> list[Array]:
     return [column[row, ...] for row in range(len(column))]  # arrays, also of numbers
 
 
-def _together(values: list[Array], before: Column) -> Column:
+def _column(values: list[Array], before: Column) -> Column:
     if not values:
         return before
     if not isinstance(before, Packed):
@@ -108,7 +156,8 @@ def call_map(
             raise UndecodableError(f"{transform!r} must return a dict with some of {', '.join(known)}, got {got}")
         for each in transform.fields:
             if each in result:
-                fields.replace(row, each, result[each])
+                fields.replace(row, each, result[each], transform.longest)
+        fields.check_boxes(row)
         result = result.get(name, sample)
     if not isinstance(result, np.ndarray):
         raise UndecodableError(f"{transform!r} must return a NumPy array, got {type(result).__name__}")

@@ -5,13 +5,15 @@ from __future__ import annotations
 import functools
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import CellType, CodeType, FunctionType, MethodType
 from typing import Any
 
 import numpy as np
 
 from mbaas.errors import ConfigError
+from mbaas.fields import Field
+from mbaas.transforms import checks
 from mbaas.transforms.base import Transform
 
 SampleFunction = Callable[[Any, np.random.Generator], Any]
@@ -27,21 +29,28 @@ class Map(Transform):
     uint8 [height, width, 3]. A result of another kind reaches the trial as ``fn`` made it: only uint8 [height, width,
     3] becomes channels-first as torch. Runs on the cpu engine.
 
+    Where boxes or key points lie on the image, transforms before and after a Map move them; to the function itself they
+    belong only if it names them in ``fields``. It then gets them in pixels of the image that it gets, with what goes
+    beside boxes if it names that, too, and returns them in pixels of the image that it returns, whatever its size.
+
     In a pipeline of sound or arrays ``fn`` gets what the transform before it makes. Its results may differ in their
     first length where that may differ, and transforms after it need what they need of any sample.
 
     With ``fields`` the function takes and returns a dict instead: ``fn(sample, rng) -> sample``. It has the sample
     under the name that the pipeline's decoder gives it, such as "image", and these fields of the dataset as NumPy
     arrays, those of numbers with shape (). What the returned dict leaves out stays as it was. A field keeps its dtype
-    and its shape; a list of varying length may become shorter.
+    and its shape; a list of varying length may become shorter, and with ``longest`` also longer.
 
     Args:
         fn: a function that pickles (by cloudpickle) and depends on nothing but its arguments.
         fields: names of the dataset's fields that ``fn`` takes and may change.
+        longest: how long ``fn`` may make lists of varying length among these. By default it may make none longer than
+            it was: memory is granted for the longest that the dataset has.
     """
 
     fn: SampleFunction
     fields: tuple[str, ...] = ()
+    longest: int | None = None
 
     def __post_init__(self) -> None:
         names: object = self.fields  # as an object: type checkers take the checks below for needless
@@ -50,6 +59,13 @@ class Map(Transform):
                 f"Map's fields must be a list of names, such as ['label'], got {names!r}", option="fields"
             )
         object.__setattr__(self, "fields", tuple(self.fields))
+        if self.longest is not None:
+            self._set("longest", checks.whole("Map's longest", self.longest, least=1, most=2**40))
+            if not self.fields:
+                raise ConfigError(
+                    f"Map's longest is for lists among its fields, of which it has none, got {self.longest}",
+                    option="longest",
+                )
         if not callable(self.fn):
             raise ConfigError(f"Map's fn must be a function fn(image, rng), got {self.fn!r}", option="fn")
         # Tried here, where the user can see which line it was, and not when the first worker starts. A pickler runs
@@ -65,7 +81,26 @@ class Map(Transform):
 
     @property
     def _of_fields(self) -> str:
-        return f", fields={list(self.fields)!r}" if self.fields else ""
+        longest = "" if self.longest is None else f", longest={self.longest}"
+        return f", fields={list(self.fields)!r}{longest}" if self.fields else ""
+
+    def made(self, fields: tuple[Field, ...]) -> tuple[Field, ...]:
+        """Return the fields of a sample after it: lists may be longer.
+
+        Raises:
+            ConfigError: ``longest`` is given, and no field that it takes is a list of varying length.
+        """
+        if self.longest is None:
+            return fields
+        if not any(field.name in self.fields and field.is_packed for field in fields):
+            has = ", ".join(field.text for field in fields if field.name in self.fields)
+            raise ConfigError(f"{self!r} says how long lists may become, but none of its fields is one: {has}")
+        return tuple(
+            replace(field, longest=max(field.longest, self.longest))
+            if field.name in self.fields and field.is_packed
+            else field
+            for field in fields
+        )
 
     def identity(self) -> str:
         """Return the name of the function, and a hash of its code, constants, defaults and closure.

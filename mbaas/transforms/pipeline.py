@@ -40,8 +40,9 @@ class Pipeline:
     Raises:
         ConfigError: a decoder is not the first or not the only one, a transform is none for what the decoder makes,
             samples differ in length without a bound, or Normalize is not the last; what lies on the image is there
-            without images, or with a Map, whose function may move pixels in any way; no boxes are there for masks or
-            for a transform that goes by them, or nothing makes all images equally large then, or bounds their size.
+            without images; masks are there with a Map, whose function may move pixels in any way; no boxes are there
+            for masks or for a transform that goes by them, or nothing makes all images equally large then, or bounds
+            their size.
     """
 
     transforms: tuple[Transform, ...]
@@ -67,10 +68,12 @@ class Pipeline:
             if given[name] is not None and not self.has_images:
                 raise ConfigError(f"{name} lie on images, but {self.decoder!r} makes none", option=name)
             object.__setattr__(self, name, given[name])
-        function = next((each for each in self.transforms if isinstance(each, Map)), None)
-        if function is not None and self._on_image:
-            first = next(iter(self._on_image.values()))
-            raise ConfigError(f"{function!r} may move pixels in any way, so a pipeline with it cannot have {first!r}")
+        function = next(iter(self.maps), None)
+        if function is not None and masks is not None:
+            raise ConfigError(
+                f"{function!r} may move pixels in any way, and masks are made when all is done to an image, so a "
+                f"pipeline with it cannot have {masks!r}"
+            )
         for each in (*(each for each in self.transforms if each.needs_boxes), *([masks] if masks is not None else [])):
             if boxes is None:
                 raise ConfigError(f"{each!r} goes by boxes: say in Pipeline's boxes which field has them")
@@ -90,9 +93,21 @@ class Pipeline:
         return {name: each for name in _ON_IMAGE if (each := getattr(self, name)) is not None}
 
     @property
+    def maps(self) -> tuple[Map, ...]:
+        """The user's own functions in it."""
+        return tuple(each for each in self.transforms if isinstance(each, Map))
+
+    @property
     def has_fields_on_image(self) -> bool:
         """Whether fields move with the pixels of the image."""
         return bool(self._on_image)
+
+    @property
+    def fields_on_image(self) -> tuple[str, ...]:
+        """The names of the dataset's fields that move with the pixels, and of those that go with boxes."""
+        boxes = () if self.boxes is None else (self.boxes.field, *self.boxes.beside)
+        points = () if self.keypoints is None else (self.keypoints.field,)
+        return tuple(dict.fromkeys((*boxes, *points)))
 
     def _repr_html_(self) -> str:
         """Return what notebooks show: a table."""
@@ -119,17 +134,17 @@ class Pipeline:
                 f"the dataset has a field {made} already, so {self.decoder!r} must make one of another name: field=..."
             )
         names = [field.name for field in fields]
-        for function in (each for each in self.transforms if isinstance(each, Map)):
+        for function in self.maps:
             for name in function.fields:
                 if name not in names:
                     has = ", ".join(names) or "none"
                     raise ConfigError(f"{function!r} takes the field {shown(name)}, but samples have {has}")
         if self.keypoints is not None:
             self.keypoints.check(fields)
-        if self.boxes is None:
-            return fields
-        moved = self.boxes.moved(fields)
-        if self.masks is None:
+        moved = fields if self.boxes is None else self.boxes.moved(fields)
+        for function in self.maps:
+            moved = function.made(moved)
+        if self.masks is None or self.boxes is None:
             return moved
         size = None if self.output_shape is None else self.output_shape[:2]
         return self.masks.made(moved, self.boxes, size, self.most_pixels or 0)

@@ -224,8 +224,12 @@ def test_boxes_of_whole_numbers_are_delivered_as_floats() -> None:
             r"^a pipeline with RandomIoUCrop\(.*\) must make all images equally large, by a Resize to \(height",
         ),
         (
-            lambda: T.Pipeline([T.DecodeImage(), T.Map(np.flip)], boxes=T.Boxes()),  # type: ignore[arg-type]
-            r"may move pixels in any way, so a pipeline with it cannot have Boxes\(",
+            lambda: T.Pipeline(
+                [T.DecodeImage(), T.Map(np.flip), T.Resize((8, 8))],  # type: ignore[arg-type]
+                boxes=T.Boxes(),
+                masks=T.Masks(),
+            ),
+            r"may move pixels in any way, and masks are made .* so a pipeline with it cannot have Masks\(",
         ),
     ],
 )

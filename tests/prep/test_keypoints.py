@@ -135,8 +135,3 @@ def test_fields_that_are_no_points_are_named(keypoints: T.Keypoints, told: str) 
 def test_swaps_that_cannot_be_are_named(swaps: Any) -> None:
     with pytest.raises(ConfigError, match=r"^Keypoints's swaps must be pairs of points"):
         T.Keypoints(swaps=swaps)
-
-
-def test_points_with_a_map_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"may move pixels in any way, so a pipeline with it cannot have Keypoints\("):
-        T.Pipeline([T.DecodeImage(), T.Map(np.flip)], keypoints=T.Keypoints())  # type: ignore[arg-type]

@@ -113,7 +113,10 @@ def test_a_bad_sample_has_a_reason_and_the_others_keep_their_fields() -> None:
         ({"label": "x"}, "field 'label' must be int64 [], got "),
         ({"place": [1.0]}, "field 'place' must be float32 [2], got float64 [1]"),
         ({"place": [[1.0], [1.0, 2.0]]}, "field 'place' is no array: "),
-        ({"tokens": [1, 2, 3, 4, 5]}, "field 'tokens' must be int32 [0], or shorter, got int64 [5]"),
+        (
+            {"tokens": [1, 2, 3, 4, 5]},
+            "field 'tokens' must be int32 [0], or shorter, got int64 [5]; Map's longest lets lists become longer",
+        ),
         ({"tokens": 3}, "field 'tokens' must be int32 [0], or shorter, got int64 []"),
         ({"array": [1.0]}, "must return a NumPy array, got list"),
     ],
@@ -162,10 +165,48 @@ def test_what_it_may_take_is_checked_when_a_pipeline_meets_a_dataset() -> None:
             T.Map(np.add, fields=wrong)  # type: ignore[arg-type]
 
 
+def test_lists_become_longer_up_to_what_it_says() -> None:
+    def repeated(sample: dict[str, Any], _: np.random.Generator) -> dict[str, Any]:
+        return {"tokens": np.repeat(sample["tokens"], 2) if len(sample["tokens"]) else [7, 8]}
+
+    longer = T.Map(repeated, fields=["tokens", "place"], longest=6)
+    pipeline = T.Pipeline([T.DecodeArray(), longer])
+    assert pipeline.known(FIELDS) == (*FIELDS[:2], Field("tokens", (None,), "int32", 6))
+    engine = make_engine("cpu", pipeline, seed=0, threads=2)
+    files, out = [npy(i) for i in range(ROWS)], np.empty((ROWS, 3), np.float32)
+    result = engine.prepare(files, np.arange(ROWS), 0, known(), out)
+    engine.close()
+    assert [(bad.row, bad.reason) for bad in result.bad] == [
+        (4, "field 'tokens' must be int32 [6], or shorter, got int32 [8]")
+    ]
+    tokens = result.known["tokens"]
+    assert [tokens.value(row).tolist() for row in range(4)] == [
+        [7, 8], [10, 10], [20, 20, 21, 21], [30, 30, 31, 31, 32, 32]
+    ]  # fmt: skip
+    # The longest of the dataset stays where a function may do less.
+    assert T.Pipeline([T.DecodeArray(), T.Map(repeated, ["tokens"], longest=2)]).known(FIELDS) == FIELDS
+
+
+def test_an_empty_list_is_one_of_any_type() -> None:
+    _, bad, fields = prepared(T.Map(lambda sample, _: {"tokens": []}, fields=["tokens"]))
+    assert not bad
+    assert (fields["tokens"].lengths.tolist(), fields["tokens"].dtype) == ([0] * ROWS, np.int32)
+
+
+def test_how_long_lists_may_become_is_checked() -> None:
+    with pytest.raises(ConfigError, match=r"how long lists may become, but none of its fields is one: label: int64$"):
+        T.Pipeline([T.DecodeArray(), T.Map(np.add, fields=["label"], longest=3)]).known(FIELDS)
+    with pytest.raises(ConfigError, match=r"^Map's longest is for lists among its fields, of which it has none, got"):
+        T.Map(np.add, longest=3)
+    with pytest.raises(ConfigError, match=r"^Map's longest must be a whole number in \[1, .*\], got 0$"):
+        T.Map(np.add, fields=["tokens"], longest=0)
+
+
 def test_it_is_another_transform_with_other_fields() -> None:
     fingerprints = {
         T.Pipeline([T.DecodeArray(), T.Map(np.add, fields=fields)]).fingerprint
         for fields in ((), ("label",), ("label", "place"))
     }
-    assert len(fingerprints) == 3
+    fingerprints.add(T.Pipeline([T.DecodeArray(), T.Map(np.add, fields=["label"], longest=2)]).fingerprint)
+    assert len(fingerprints) == 4
     assert repr(T.Map(np.add, fields=["label"])).endswith("add, fields=['label'])")
