@@ -160,12 +160,14 @@ class Field:
         dtype: NumPy's name of the element type.
         longest: the greatest first length, if they differ in it; if they differ in several, the greatest product of
             these, such as the most pixels of an image.
+        categories: what the values stand for, if they are numbers of texts: 0 for the first one, and so on.
     """
 
     name: str
     shape: tuple[int | None, ...]
     dtype: str
     longest: int = 0
+    categories: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, name: str, values: Column) -> Field:
@@ -178,7 +180,9 @@ class Field:
 
     @property
     def text(self) -> str:
-        """The field in words: "label: int64", "boxes: float32 [k, 4]", "image: uint8 [h, w, 3]"."""
+        """The field in words: "label: int64", "boxes: float32 [k, 4]", "image: uint8 [h, w, 3]", "kind: one of 3"."""
+        if self.categories:
+            return f"{self.name}: one of {len(self.categories):,}"
         letters = iter({1: "k", 2: "hw", 3: "khw"}.get(self.differing, ""))
         lengths = ", ".join(next(letters) if length is None else str(length) for length in self.shape)
         return f"{self.name}: {self.dtype}" + (f" [{lengths}]" if self.shape else "")

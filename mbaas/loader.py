@@ -499,6 +499,11 @@ class Loader:
         return self._info.class_names
 
     @property
+    def categories(self) -> dict[str, tuple[str, ...]]:
+        """Field -> the texts that its numbers stand for, of the fields that were read from columns of texts."""
+        return dict(self._info.categories)
+
+    @property
     def stall_share(self) -> float:
         """The share of this trial's time that it waited for data, 0 to 1, since it joined."""
         return self.report().stall_share

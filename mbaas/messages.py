@@ -353,6 +353,7 @@ class FeedInfo:
         normalize: the pipeline's `Normalize`, which runs on the consumer's side, or None.
         has_images: whether samples are images, which become channels-first as torch; everything else stays as it is.
         class_names: names of the labels.
+        categories: field -> what its numbers stand for, of the fields of categories.
         engine: that prepares the samples; another one would make other pixels of them.
         lanes: coordinators of the lanes after the first; none in a feed of one lane.
     """
@@ -365,6 +366,7 @@ class FeedInfo:
     has_images: bool
     class_names: tuple[str, ...]
     engine: EngineName
+    categories: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     lanes: tuple[Any, ...] = ()
 
 

@@ -186,6 +186,7 @@ class Coordinator(ConsumerApi):
             normalize=self._pipeline.normalize,
             has_images=self._pipeline.has_images,
             class_names=dataset.class_names,
+            categories={field.name: field.categories for field in dataset.fields if field.categories},
             engine=self._engine,
             lanes=opening.lanes,
         )

@@ -15,6 +15,9 @@ from mbaas.errors import ConfigError, DatasetError, shown
 from mbaas.fields import IMAGE, LABEL, SAMPLE_ID
 from mbaas.units import counted
 
+MOST_CATEGORIES = 1 << 16
+"""Distinct texts that a field may have: every consumer is told all of them."""
+
 _TAKEN = (IMAGE, SAMPLE_ID.name, "row")
 """Names that a minibatch has for other things."""
 
@@ -43,8 +46,8 @@ class Columns:
         found = self._of(column, "label")
         if not is_text(found.type):
             return (), {LABEL.name: self.numbers(column, "label")}
-        names = sorted(pc.unique(found).to_pylist())
-        return tuple(names), {LABEL.name: pc.index_in(found, pa.array(names, found.type)).cast(pa.int64())}
+        texts = _numbered(found)
+        return tuple(texts.dictionary.to_pylist()), {LABEL.name: texts.indices}
 
     def lengths(self, column: str) -> pa.Array:
         """Return the lengths of files."""
@@ -68,8 +71,22 @@ class Columns:
                 raise ConfigError(
                     f"a field must not be called {name!r}, which minibatches have already", option="fields"
                 )
-            known[name] = self.numbers(name, "fields")
+            known[name] = self._field(name)
         return class_names, known
+
+    def _field(self, column: str) -> pa.Array:
+        """Return a column as a field can have it: numbers, lists of them, or texts, which become numbers with names."""
+        found = self._of(column, "fields")
+        if not is_text(found.type):
+            return self.numbers(column, "fields")
+        texts = _numbered(found)
+        if len(texts.dictionary) > MOST_CATEGORIES:
+            raise ConfigError(
+                f"column {column!r} of {self.name} must have at most {MOST_CATEGORIES:,} distinct texts to be a field "
+                f"of categories, got {len(texts.dictionary):,}",
+                option="fields",
+            )
+        return texts
 
     def with_single_values(self) -> Columns:
         """Return the same columns, those of lists that all have one value as columns of these values."""
@@ -89,7 +106,7 @@ class Columns:
         found = self._of(column, option)
         numbers = as_numbers(found)
         if numbers is None:
-            wanted = "must have numbers, or lists of numbers, or of equally long lists of numbers"
+            wanted = "must have numbers, lists of numbers or of equally long lists of numbers, or texts"
             raise ConfigError(f"column {column!r} of {self.name} {wanted}, got {found.type}", option=option)
         return numbers
 
@@ -108,6 +125,12 @@ class Columns:
         except pa.ArrowException as error:
             raise DatasetError(f"column {column!r} of {self.name} is damaged: {said(error)}") from error
         return found
+
+
+def _numbered(texts: pa.Array) -> pa.DictionaryArray:
+    """Number texts in the order of the distinct ones, sorted."""
+    names = pa.array(sorted(pc.unique(texts).to_pylist()), texts.type)
+    return pa.DictionaryArray.from_arrays(pc.index_in(texts, names).cast(pa.int64()), names.cast(pa.string()))
 
 
 def is_text(kind: pa.DataType) -> bool:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from mbaas.dataset.base import Dataset, SampleReader
 from mbaas.errors import ConfigError, shown
 from mbaas.fields import Arrays, Field, concatenated
+from mbaas.notebook import some
 from mbaas.order import Ids
 
 
@@ -75,9 +76,14 @@ def _shapes_of(dataset: Dataset) -> list[Field]:
 
 
 def _fields_of(dataset: Dataset) -> str:
-    shapes = (["k" if length is None else length for length in field.shape] for field in dataset.fields)
-    each = (f"{field.name} ({field.dtype}{shape or ''})" for field, shape in zip(dataset.fields, shapes, strict=True))
-    return ", ".join(each) or "none"
+    return ", ".join(f"{field.name} ({_kind_of(field)})" for field in dataset.fields) or "none"
+
+
+def _kind_of(field: Field) -> str:
+    if field.categories:
+        return f"one of {some(field.categories)}"
+    shape = ["k" if length is None else length for length in field.shape]
+    return f"{field.dtype}{shape or ''}"
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -49,8 +49,9 @@ def read_huggingface(
         label: the column that minibatches have as ``label``; default: that of this name, if there is one. The names of
             a feature `ClassLabel` are the classes (`Dataset.class_names`); if it is text, its distinct values, sorted,
             are. Without it minibatches have no ``label``.
-        fields: the other columns that minibatches have, of numbers or of lists as `read_manifest` takes them; default:
-            all of these. Columns within a column are called ``objects.bbox``, as ``flatten`` calls them.
+        fields: the other columns that minibatches have, of numbers, or of lists or texts as `read_manifest` takes them;
+            default: all but those of texts. Columns within a column are called ``objects.bbox``, as ``flatten`` calls
+            them.
         filesystem: where the folder is, for credentials or file systems that a URI cannot express.
         listing: a Parquet file, by its path or URI, in which is kept what was found: written if it is not there, or if
             the dataset has another fingerprint by now or its files another size or time; else read.

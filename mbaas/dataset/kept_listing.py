@@ -14,7 +14,7 @@ import pyarrow.fs
 
 from mbaas.dataset.columns import as_numbers
 from mbaas.dataset.location import Location, locate, written_whole
-from mbaas.dataset.table import PLACE, ShardDataset, TableDataset, fingerprint_of, integers, table_of
+from mbaas.dataset.table import PLACE, ShardDataset, TableDataset, categories_of, fingerprint_of, integers, table_of
 from mbaas.errors import DatasetError
 from mbaas.fields import LABEL, LABELS
 
@@ -187,9 +187,22 @@ def _checked(
         least = min(
             least, np.min(integers(labels), initial=0), len(class_names) - 1 - np.max(integers(labels), initial=0)
         )
+    for name, values in known.items():
+        if categories := _categories_of(where, table.schema.field(name), writer):
+            if values.type != pa.int64():
+                raise _foreign(where, writer)
+            least = min(least, np.min(integers(values)), len(categories) - 1 - np.max(integers(values)))
+            known[name] = pa.DictionaryArray.from_arrays(values, pa.array(categories, pa.string()), safe=False)
     if least < 0:
         raise _refused(where, "has an offset, a length or a label that no sample can have")
     return table_of(places, known)
+
+
+def _categories_of(where: Location, column: pa.Field, writer: str) -> tuple[str, ...]:
+    try:
+        return categories_of(column)
+    except (TypeError, ValueError, RecursionError):
+        raise _foreign(where, writer) from None
 
 
 def _foreign(where: Location, writer: str) -> DatasetError:

@@ -59,7 +59,9 @@ def read_manifest(
         label: the column that minibatches have as ``label``; default: that of this name, if there is one. If it is
             text, its distinct values, sorted, are the classes (`Dataset.class_names`), and labels int64 indices into
             them. Without it minibatches have no ``label``.
-        fields: the other columns that minibatches have; default: all of numbers.
+        fields: the other columns that minibatches have; default: all of numbers. Columns of texts are of categories
+            then: minibatches have int64 indices into the distinct texts, sorted, which `Field.categories` and
+            `Loader.categories` tell.
         length: the column with the files' lengths in bytes; default: they are asked for, a thousand at a time.
         root: where the files are; default: the folder of the table, or what all absolute paths or URIs begin with.
         filesystem: where the table and ``root`` are, for credentials or file systems that a URI cannot express.

@@ -58,8 +58,8 @@ def read_parquet(
         label: the column that minibatches have as ``label``; default: that of this name, if there is one. If it is
             text, its distinct values, sorted, are the classes (`Dataset.class_names`), and labels int64 indices into
             them; Hugging Face's class labels keep their names, too. Without it minibatches have no ``label``.
-        fields: the other columns that minibatches have, of numbers or of lists as `read_manifest` takes them; default:
-            all of these.
+        fields: the other columns that minibatches have, of numbers, or of lists or texts as `read_manifest` takes them;
+            default: all but those of texts.
         filesystem: where ``shards`` are, for credentials or file systems that a URI cannot express.
 
     Raises:

@@ -165,6 +165,10 @@ def _columns(dataset: Dataset, ids: Ids) -> pa.Table:
 
     values = dataset.values(ids)
     columns = {name: _arrow(array) for name, array in values.items()}
+    for field in dataset.fields:
+        if field.categories:  # an expression names them
+            names = pa.array(field.categories, pa.string())
+            columns[field.name] = pa.DictionaryArray.from_arrays(columns[field.name], names)
     if dataset.class_names and CLASS not in columns and LABEL.name in values:
         names = pa.array(dataset.class_names, pa.string())
         columns[CLASS] = pa.DictionaryArray.from_arrays(columns[LABEL.name], names)

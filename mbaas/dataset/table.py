@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
@@ -20,6 +21,7 @@ from mbaas.fields import LABEL, Arrays, Column, Field, Packed
 from mbaas.order import Ids
 
 _DIGEST_BYTES = 16
+_CATEGORIES = b"mbaas.categories"  # in a column's metadata, a JSON list of texts
 
 PLACE = pa.schema(
     [
@@ -47,6 +49,7 @@ class TableDataset(Dataset):
         table: one row a sample, each column in one chunk: a row is found in constant time, and a pickle has few
             buffers. The columns are those of `PLACE`, and then one for each field: numbers, or lists of them, which
             have a size (`pyarrow.list_` with one) or differ in length; their items are numbers or lists with a size.
+            A column's metadata says what numbers of categories stand for.
         filesystem: where the files are.
         base: path of `root` within `filesystem`.
         sources: int64[n], the ids of the rows in the table of which they are a part; None if they are all of it.
@@ -128,7 +131,11 @@ class TableDataset(Dataset):
 
     @cached_property
     def _fields(self) -> tuple[Field, ...]:
-        return tuple(Field.of(name, values) for name, values in self._values.items())
+        schema = self.table.schema
+        fields_of = (
+            (Field.of(name, values), categories_of(schema.field(name))) for name, values in self._values.items()
+        )
+        return tuple(replace(field, categories=categories) for field, categories in fields_of)
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -177,9 +184,30 @@ def _column_of(kind: pa.DataType, rows: int, offset: int, buffers: list[pa.Buffe
 
 
 def table_of(places: Sequence[pa.Array], known: Mapping[str, pa.Array]) -> pa.Table:
-    """Make a table of samples out of the columns of `PLACE`, and the values of fields by name, without nulls."""
-    schema = pa.schema([*PLACE, *(pa.field(name, array.type, nullable=False) for name, array in known.items())])
-    return pa.Table.from_arrays([*places, *known.values()], schema=schema)
+    """Make a table of samples out of the columns of `PLACE`, and the values of fields by name, without nulls.
+
+    Values that are a dictionary's are categories: numbers of texts.
+    """
+    named = {name: _with_categories(name, array) for name, array in known.items()}
+    schema = pa.schema([*PLACE, *(field for field, _ in named.values())])
+    return pa.Table.from_arrays([*places, *(values for _, values in named.values())], schema=schema)
+
+
+def _with_categories(name: str, array: pa.Array) -> tuple[pa.Field, pa.Array]:
+    if not pa.types.is_dictionary(array.type):
+        return pa.field(name, array.type, nullable=False), array
+    told = {_CATEGORIES: json.dumps(array.dictionary.to_pylist())}
+    return pa.field(name, array.indices.type, nullable=False, metadata=told), array.indices
+
+
+def categories_of(column: pa.Field) -> tuple[str, ...]:
+    """Return what the numbers in a column of a table stand for; () if they are numbers.
+
+    Raises:
+        ValueError: what the column says of that is no list.
+    """
+    told = (column.metadata or {}).get(_CATEGORIES)
+    return () if told is None else tuple(map(str, json.loads(told)))
 
 
 def fingerprint_of(table: pa.Table, class_names: Iterable[str]) -> str:
@@ -223,6 +251,7 @@ def _digest_integers(chunks: Iterable[pa.Array]) -> bytes:
 
 def _digest_field(field: pa.Field, chunks: Iterable[pa.Array]) -> bytes:
     digest = blake2b(f"{field.name} {field.type}".encode())
+    digest.update((field.metadata or {}).get(_CATEGORIES, b""))
     lengths = blake2b()
     for chunk in chunks:
         values = numbers(chunk)

@@ -42,7 +42,7 @@ def read_tfrecord(
             arrays with the bytes of these, such as ``"x"`` of CosmoFlow's volumes, which `DecodeArray` takes as raw.
         label: the feature with the label: numbers, or a text. If values are texts, the distinct ones, sorted, are the
             classes (`Dataset.class_names`), and labels int64 indices into them. None: minibatches have no ``label``.
-        fields: features of numbers that minibatches have under these names, too.
+        fields: features of numbers, or of texts as `read_manifest` takes them, that minibatches have under these names.
         filesystem: where the files are, for credentials or file systems that a URI cannot express.
         listing: a Parquet file, by its path or URI, in which is kept what was found: written if it is not there, or
             if the size or time of a file, or the list of them, has changed since; else read, which takes a second.

@@ -47,8 +47,8 @@ def read_webdataset(
         label: ``cls`` for the member of this ending, the text of an integer; else a key of the JSON object in the
             member that ends in ``.json``. If its values are text, the distinct ones, sorted, are the classes
             (`Dataset.class_names`), and labels int64 indices into them. None: minibatches have no ``label``.
-        fields: further keys of the JSON object, with numbers, or with lists as `read_manifest` takes them; minibatches
-            have them under these names.
+        fields: further keys of the JSON object, with numbers, or with lists or texts as `read_manifest` takes them;
+            minibatches have them under these names.
         filesystem: where the shards are, for credentials or file systems that a URI cannot express.
         listing: a Parquet file, by its path or URI, in which is kept what was found: written if it is not there, or
             if the size or time of a shard, or the list of them, has changed since; else read, which takes a second.

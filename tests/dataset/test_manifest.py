@@ -173,7 +173,7 @@ def test_files_may_lie_elsewhere_and_lengths_be_known(folder: Path, tmp_path: Pa
         ({}, {"label": "Kind"}, r"has no column 'Kind'; it has uri,"),
         ({}, {"uri": "age"}, r"column 'age' of .* must be text, got int64"),
         ({}, {"fields": "age"}, r"fields must be a list of columns, such as \['age'\], got 'age'$"),
-        ({}, {"fields": ["note"]}, r"column 'note' of .* must have numbers, or lists of numbers, .* got string"),
+        ({"tags": ["a"]}, {"fields": ["tags"]}, r"column 'tags' of .* must have numbers, .*, or texts, got list"),
         ({}, {"length": "weight"}, r"column 'weight' .* whole numbers of bytes, at least 0: they are double"),
         ({"age": -3}, {"length": "age"}, r"column 'age' .* whole numbers of bytes, at least 0: the least is -3"),
         ({"image": 1}, {"fields": ["image"]}, r"a field must not be called 'image', which minibatches have already"),

@@ -177,8 +177,9 @@ def test_fields_that_cannot_be_are_named(tmp_path: Path) -> None:
     file = written(tmp_path / "a.tfrecord")
     with pytest.raises(ConfigError, match="fields must be a list of features, such as \\['age'\\], got 'age'"):
         read_tfrecord(file, fields="age")
-    with pytest.raises(ConfigError, match=r"column 'kind' of .* must have numbers"):
-        read_tfrecord(file, fields=["kind"])
+    ragged = [{**SAMPLES[0], "kind": ([b"a", b"b"], "byte")}]
+    with pytest.raises(ConfigError, match=r"column 'kind' of .* must have numbers, .*, or texts, got list<"):
+        read_tfrecord(written(tmp_path / "b.tfrecord", ragged), fields=["kind"])
 
 
 def test_what_is_no_file_of_records_is_named(tmp_path: Path) -> None:
