@@ -129,6 +129,36 @@ def test_geometry_sees_the_size_and_the_boxes_that_a_map_gives(after: list[T.Tra
                 assert sorted(points[0, :, 1].tolist()) == pytest.approx([top, bottom - 1], abs=1.5)
 
 
+@pytest.mark.parametrize("min_size", [0.0, 12.0])
+def test_a_map_sees_boxes_that_are_small_but_none_of_which_nothing_is_left(min_size: float) -> None:
+    """Unless such boxes are wanted. How large one must be is asked at the end, when it is large again."""
+    seen = []
+
+    def look(sample: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
+        seen.append(sample["boxes"])
+        return {}
+
+    encoded, known = rectangles()
+    steps = [T.CenterCrop(30), T.Resize((6, 6)), T.Map(look, fields=["boxes"]), T.Resize((90, 90))]
+    pipeline = T.Pipeline([T.DecodeImage(), *steps], boxes=T.Boxes(min_size=min_size))
+    engine, out = make_engine("cpu", pipeline, seed=4), np.empty((SAMPLES, 90, 90, 3), np.uint8)
+    # A second box of each image is in its upper left corner, which the crop leaves outside.
+    boxes = np.repeat(known["boxes"].values, 2, axis=0)
+    boxes[1::2] = [0, 0, 3, 3]
+    two_each = {**known, "boxes": Packed(boxes, 2 * known["boxes"].bounds)}
+    said = engine.prepare(encoded, np.arange(SAMPLES), 3, two_each, out)
+    engine.close()
+    lengths = np.concatenate(seen)[:, 2:] - np.concatenate(seen)[:, :2]
+    assert (lengths > 0).all() == bool(min_size)
+    assert 0 < lengths[lengths > 0].min() < 12
+    left = said.known["boxes"].values
+    if not min_size:
+        assert len(left) == len(boxes)
+    else:
+        assert SAMPLES // 2 < len(left) < SAMPLES
+        assert (left[:, 2:] - left[:, :2]).min() >= 12
+
+
 def two(sample: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
     """Two small objects in the place of all others, and one that has no size."""
     image = np.zeros((50, 60, 3), np.uint8)
