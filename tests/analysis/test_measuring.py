@@ -235,6 +235,13 @@ def test_a_synthetic_minibatch_of_sound_is_a_list_of_the_longest() -> None:
     assert all(sound.std() > 0 for sound in batch["audio"])
 
 
+def test_a_synthetic_minibatch_of_images_of_any_size_has_about_the_largest() -> None:
+    spec = SampleSpec(Field("image", (None, None, 3), "uint8", longest=30), ())
+    batch = synthetic_batch(spec, 3)
+    assert [tuple(image.shape) for image in batch["image"]] == [(3, 5, 6)] * 3
+    assert all(image.float().std() > 0 for image in batch["image"])
+
+
 def test_a_maker_of_a_step_is_called_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "steps_of_test.py").write_text(
         "def make():\n    seen = []\n    def step(batch):\n        seen.append(batch)\n        return len(seen)\n"
