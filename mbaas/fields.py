@@ -84,13 +84,13 @@ class Packed:
 
     def like(self, rows: Rows) -> Packed:
         """Make memory for values as long as those of these samples, whatever is in it."""
-        bounds = _bounds_of(self.lengths[rows])
+        bounds = _bounds_of(self.lengths_of(rows))
         values = np.empty((int(bounds[-1]), *self.values.shape[1:]), self.dtype)
         return Packed(values, bounds, None if self.shapes is None else self.shapes[rows])
 
     def copy_rows(self, rows: Rows, into: Packed, places: NDArray[np.intp]) -> None:
         """Copy these samples to samples ``places`` of ``into``, which are as long."""
-        starts, lengths, targets = self.bounds[:-1][rows], self.lengths[rows], into.bounds[places]
+        starts, lengths, targets = self.bounds[:-1][rows], self.lengths_of(rows), into.bounds[places]
         if lengths.sum() * self._item_bytes > _SHORT_BYTES * len(lengths):
             for start, length, target in zip(starts.tolist(), lengths.tolist(), targets.tolist(), strict=True):
                 into.values[target : target + length] = self.values[start : start + length]
@@ -104,6 +104,10 @@ class Packed:
     def lengths(self) -> NDArray[np.int64]:
         """int64[n], how many values each has: its first length, if samples differ in that alone."""
         return cast("NDArray[np.int64]", np.diff(self.bounds))
+
+    def lengths_of(self, rows: Rows) -> NDArray[np.int64]:
+        """Return the `lengths` of these samples."""
+        return self.bounds[1:][rows] - self.bounds[:-1][rows]
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -256,7 +260,7 @@ def interleaved(pieces: Sequence[tuple[Packed, Rows, NDArray[np.intp]]]) -> Pack
     count = sum(len(rows) for _, _, rows in pieces)
     lengths = np.empty(count, np.int64)
     for column, which, rows in pieces:
-        lengths[rows] = column.lengths[which]
+        lengths[rows] = column.lengths_of(which)
     first, shapes = pieces[0][0], None
     if first.shapes is not None:
         shapes = np.empty((count, first.shapes.shape[1]), np.int64)
