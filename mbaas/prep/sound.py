@@ -1,9 +1,14 @@
-"""Decodes sound: libsndfile reads, soxr resamples, and what is damaged or too long is refused."""
+"""Decodes sound: libsndfile reads, soxr resamples, and what is damaged or too long is refused.
+
+Where a pipeline begins with a window of the sound, only that is read, if reading from there gives the same numbers as
+reading all: of uncompressed sound and of FLAC that need not be resampled. soxr's numbers depend, in their last bits, on
+where it begins; MP3, Vorbis, Opus and ADPCM depend on what comes before.
+"""
 
 from __future__ import annotations
 
-import io
 import math
+import os
 from typing import Any, cast
 
 import numpy as np
@@ -12,6 +17,7 @@ from numpy.typing import NDArray
 from mbaas.errors import ConfigError
 from mbaas.prep.header import UndecodableError
 from mbaas.transforms import DecodeAudio
+from mbaas.transforms.arrays import ArrayWindow
 from mbaas.units import exact, size
 
 _QUALITY = "HQ"
@@ -34,15 +40,34 @@ def sound_libraries() -> tuple[Any, Any]:
     return soundfile, soxr
 
 
-class _Encoded(io.BytesIO):
-    """The bytes of a file, for libsndfile, which may be told by a damaged one to go to a place before its beginning."""
+_CONTAINERS = ("WAV", "WAVEX", "RF64", "W64", "AIFF", "AU", "CAF")
+_INDEPENDENT = ("PCM_S8", "PCM_U8", "PCM_16", "PCM_24", "PCM_32", "FLOAT", "DOUBLE", "ULAW", "ALAW")
+"""Encodings, by libsndfile's names, in which no number depends on another one; and files that have them."""
 
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+
+class _Encoded:
+    """The bytes of a file where they lie, for libsndfile, which copies what it asks for."""
+
+    def __init__(self, encoded: memoryview) -> None:
+        self._bytes, self._at = encoded.cast("B"), 0
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
         """Go to a place; stay where it is none. An exception would be printed, and go no further than libsndfile."""
-        try:
-            return super().seek(offset, whence)
-        except ValueError:
-            return self.tell()  # from which libsndfile sees that it was none
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: len(self._bytes)}[whence]
+        if base + offset >= 0:  # a damaged file may tell it to go to a place before its beginning
+            self._at = base + offset
+        return self._at
+
+    def tell(self) -> int:
+        """Return the place."""
+        return self._at
+
+    def readinto(self, into: Any) -> int:
+        """Copy the next bytes, as many as there is room for; return how many there were."""
+        found = self._bytes[self._at : self._at + len(into)]
+        into[: len(found)] = found
+        self._at += len(found)
+        return len(found)
 
 
 class SoundDecoder:
@@ -51,17 +76,22 @@ class SoundDecoder:
     Args:
         decode: what it is to make.
         max_bytes: of one recording, decoded; one that claims more is refused from its header.
+        window: what is cut out of the sound at once, if anything is; along its first axis only.
 
     Raises:
         ConfigError: soundfile or soxr is not installed.
     """
 
-    def __init__(self, decode: DecodeAudio, max_bytes: int) -> None:
+    def __init__(self, decode: DecodeAudio, max_bytes: int, window: ArrayWindow | None = None) -> None:
         self._soundfile, self._soxr = sound_libraries()
-        self._to, self._max_bytes = decode, max_bytes
+        self._to, self._max_bytes, self._window = decode, max_bytes, window
 
-    def __call__(self, encoded: memoryview) -> NDArray[np.float32]:
-        """Decode one recording.
+    def __call__(self, encoded: memoryview, u: NDArray[np.float64]) -> NDArray[np.float32]:
+        """Decode one recording, or the window of it.
+
+        Args:
+            encoded: its bytes.
+            u: float64[draws], the window's random numbers.
 
         Raises:
             UndecodableError: it is damaged, of too many channels, or too long.
@@ -70,7 +100,9 @@ class SoundDecoder:
         try:
             with self._soundfile.SoundFile(_Encoded(encoded)) as file:
                 begins = ""  # of a file of sound its first bytes say nothing
-                sound, rate = self._read(file), int(file.samplerate)
+                self._check(file)
+                start, end = self._stretch(file, u)
+                sound, rate, length = _read(file, start, end), int(file.samplerate), file.frames
         except self._soundfile.LibsndfileError as error:
             said = error.error_string.removeprefix("Error : ").rstrip(".")
             raise UndecodableError(f"libsndfile cannot decode it: {said}{begins}") from error
@@ -79,10 +111,20 @@ class SoundDecoder:
             sound = cast("NDArray[np.float32]", self._soxr.resample(sound, rate, self._to.rate, quality=_QUALITY))
         if not len(sound):
             raise UndecodableError("it has no sound (0 samples)")
-        return sound
+        if self._window is None or (start, end) != (0, length):
+            return sound
+        return cast("NDArray[np.float32]", self._window.apply(sound, u, self._to.form))
 
-    def _read(self, file: Any) -> NDArray[np.float32]:
-        """Read all that a file has: float32 [time, channels]."""
+    def _stretch(self, file: Any, u: NDArray[np.float64]) -> tuple[int, int]:
+        """Return which samples of a file are read, the second number excluded: the window, or all."""
+        if self._window is not None and file.samplerate == self._to.rate and _begins_anywhere(file):
+            (start,), (size,) = self._window.starts((file.frames,), u), self._window.sizes
+            if start >= 0 and size <= file.frames:
+                return start, start + size
+        return 0, file.frames
+
+    def _check(self, file: Any) -> None:
+        """Refuse a file that claims to be too long."""
         seconds, most_s = file.frames / file.samplerate, self._to.max_s
         if most_s is not None and seconds > most_s:
             raise UndecodableError(f"it is {exact(seconds)} s long, over the limit of {exact(most_s)} s (max_s)")
@@ -93,14 +135,6 @@ class SoundDecoder:
                 f"it is {exact(seconds)} s of {file.samplerate} Hz in {file.channels} channels, {size(nbytes)} once it "
                 f"is decoded, over the limit of {size(self._max_bytes)}"
             )
-        file.seek(0)  # as soundfile.read does: the MP3 decoder rounds in another way after it
-        sound: NDArray[np.float32] = file.read(dtype="float32", always_2d=True)
-        # Of a file that breaks off libsndfile gives what is there, and no error.
-        if len(sound) < file.frames:
-            raise UndecodableError(f"it breaks off after {len(sound):,} of {file.frames:,} samples")
-        if not np.isfinite(sound).all():
-            raise UndecodableError("it has numbers that are not finite")
-        return sound
 
     def _mixed(self, sound: NDArray[np.float32]) -> NDArray[np.float32]:
         """Return the channels that are wanted of [time, channels]."""
@@ -110,3 +144,33 @@ class SoundDecoder:
         if there not in (1, wanted):
             raise UndecodableError(f"it has {there} channels, and DecodeAudio makes {wanted} of as many, or of one")
         return np.repeat(sound, wanted, axis=1) if there == 1 else sound
+
+
+def _begins_anywhere(file: Any) -> bool:
+    """Whether a file gives the same numbers from each place on, whether or not it is read from the beginning."""
+    return file.format == "FLAC" or (file.format in _CONTAINERS and file.subtype in _INDEPENDENT)
+
+
+def _read(file: Any, start: int, end: int) -> NDArray[np.float32]:
+    """Read samples of a file: float32 [time, channels]."""
+    if end < file.frames and file.format == "FLAC":
+        # One that breaks off after the window is bad in all epochs, not only where a window reaches so far. Of others
+        # libsndfile tells how long they are, not how long they were.
+        _go_to(file, file.frames - 1)
+        file.read(1, dtype="float32")
+    _go_to(file, start)  # also to 0, as soundfile.read does: the MP3 decoder rounds in another way after it
+    sound: NDArray[np.float32] = file.read(end - start, dtype="float32", always_2d=True)
+    # Of a file that breaks off libsndfile gives what is there, and no error.
+    if len(sound) < end - start:
+        raise UndecodableError(f"it breaks off after {start + len(sound):,} of {file.frames:,} samples")
+    if not np.isfinite(sound).all():
+        raise UndecodableError("it has numbers that are not finite")
+    return sound
+
+
+def _go_to(file: Any, sample: int) -> None:
+    try:
+        file.seek(sample)
+    except RuntimeError as error:  # soundfile's LibsndfileError, which says no more than that it failed
+        place = f"sample {sample:,} of {file.frames:,}"
+        raise UndecodableError(f"it is damaged or breaks off: libsndfile does not find {place}") from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
@@ -67,8 +68,12 @@ class ArrayTransform(Transform, ABC):
 
 
 @dataclass(frozen=True)
-class _Window(ArrayTransform, ABC):
-    """A window of fixed size, along the first axes; where it reaches beyond the array are zeros."""
+class ArrayWindow(ArrayTransform, ABC):
+    """A window of fixed size, along the first axes; where it reaches beyond the array are zeros.
+
+    Attributes:
+        size: lengths along the first axes; an integer is that along the first.
+    """
 
     size: int | tuple[int, ...]
 
@@ -81,34 +86,43 @@ class _Window(ArrayTransform, ABC):
         self._set("size", sizes if isinstance(self.size, (list, tuple)) else sizes[0])
 
     @property
-    def _sizes(self) -> tuple[int, ...]:
+    def sizes(self) -> tuple[int, ...]:
+        """Its lengths along the first axes."""
         return self.size if isinstance(self.size, tuple) else (self.size,)
 
     def result(self, form: Form) -> Form:
         return replace(form, differs=False, longest=None)
 
-    def _room(self, array: Array) -> NDArray[np.int64]:
-        """Return by how much the array is longer than the window along each axis; negative where it is shorter."""
-        axes = len(self._sizes)
-        if array.ndim < axes:
-            raise UnfitError(f"it has the shape {list(array.shape)}, but {self!r} needs at least {axes} axes")
-        return np.array(array.shape[:axes]) - np.array(self._sizes)
+    def starts(self, shape: Sequence[int], u: NDArray[np.float64]) -> list[int]:
+        """Return where the window begins along each of its axes: below 0 where an array of this shape is shorter.
 
-    def _cut(self, array: Array, starts: NDArray[np.int64]) -> Array:
-        """Return the window that begins at ``starts``, which may be negative where the array is shorter."""
-        begins = starts.tolist()
-        spans = list(zip(begins, self._sizes, array.shape, strict=False))
+        Raises:
+            UnfitError: the array has fewer axes than the window.
+        """
+        axes = len(self.sizes)
+        if len(shape) < axes:
+            raise UnfitError(f"it has the shape {list(shape)}, but {self!r} needs at least {axes} axes")
+        found: list[int] = self._starts(np.array(shape[:axes]) - np.array(self.sizes), u).tolist()
+        return found
+
+    @abstractmethod
+    def _starts(self, room: NDArray[np.int64], u: NDArray[np.float64]) -> NDArray[np.int64]:
+        """Choose where it begins: int64[axes], of an array that is longer by ``room``, which is below 0 if shorter."""
+
+    def apply(self, array: Array, u: NDArray[np.float64], form: Form) -> Array:  # noqa: ARG002 (of all forms alike)
+        begins = self.starts(array.shape, u)
+        spans = list(zip(begins, self.sizes, array.shape, strict=False))
         inside = tuple(slice(max(start, 0), min(start + size, length)) for start, size, length in spans)
-        if all(at.stop - at.start == size for at, size in zip(inside, self._sizes, strict=True)):
+        if all(at.stop - at.start == size for at, size in zip(inside, self.sizes, strict=True)):
             return array[inside]
-        whole = np.zeros((*self._sizes, *array.shape[len(begins) :]), array.dtype)
+        whole = np.zeros((*self.sizes, *array.shape[len(begins) :]), array.dtype)
         place = tuple(slice(at.start - start, at.stop - start) for at, start in zip(inside, begins, strict=True))
         whole[place] = array[inside]
         return whole
 
 
 @dataclass(frozen=True)
-class RandomCrop(_Window):
+class RandomCrop(ArrayWindow):
     """Cut out a window of ``size`` at a random place; an array that is shorter is put at a random place among zeros.
 
     As torchvision's RandomCrop of images with ``pad_if_needed``: all places are equally likely.
@@ -120,17 +134,16 @@ class RandomCrop(_Window):
 
     @property
     def draws(self) -> int:
-        return len(self._sizes)
+        return len(self.sizes)
 
-    def apply(self, array: Array, u: NDArray[np.float64], form: Form) -> Array:  # noqa: ARG002 (of all forms alike)
-        room = self._room(array)
+    def _starts(self, room: NDArray[np.int64], u: NDArray[np.float64]) -> NDArray[np.int64]:
         # One more than the difference: an array as long as the window has one place, not none.
         places = np.floor(u * (np.abs(room) + 1)).astype(np.int64)
-        return self._cut(array, np.where(room < 0, -places, places))
+        return np.where(room < 0, -places, places)
 
 
 @dataclass(frozen=True)
-class CropOrPad(_Window):
+class CropOrPad(ArrayWindow):
     """Cut ``size`` out of the middle; an array that is shorter is put into the middle of zeros.
 
     As TorchIO's transform of this name. Where half of the difference is no whole number, the lesser half is in front.
@@ -139,6 +152,5 @@ class CropOrPad(_Window):
         size: lengths along the first axes; one integer is that along the first. Further axes stay whole.
     """
 
-    def apply(self, array: Array, u: NDArray[np.float64], form: Form) -> Array:  # noqa: ARG002 (has no chance)
-        room = self._room(array)
-        return self._cut(array, np.sign(room) * (np.abs(room) // 2))
+    def _starts(self, room: NDArray[np.int64], u: NDArray[np.float64]) -> NDArray[np.int64]:  # noqa: ARG002 (no chance)
+        return np.asarray(np.sign(room) * (np.abs(room) // 2))

@@ -278,6 +278,78 @@ def test_channels_are_mixed_kept_or_repeated() -> None:
     assert said == "it has 2 channels, and DecodeAudio makes 3 of as many, or of one"
 
 
+@pytest.fixture
+def numbers_read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many numbers a channel each reading of a file gave."""
+    counts, read = [], soundfile.SoundFile.read
+
+    def counted(file: Any, *given: Any, **options: Any) -> Any:
+        found = read(file, *given, **options)
+        counts.append(len(found))
+        return found
+
+    monkeypatch.setattr(soundfile.SoundFile, "read", counted)
+    return counts
+
+
+SEEKABLE = [each for each in WRITTEN if each[1] not in ("IMA_ADPCM", "ALAC_16", "VORBIS", "OPUS", "MPEG_LAYER_III")]
+NOISES = np.random.default_rng(4).uniform(-0.5, 0.5, (14_503, 3)).astype(np.float32)
+
+
+@pytest.mark.parametrize(("format", "subtype"), WRITTEN)
+def test_a_window_of_a_recording_is_that_of_all_of_it(format: str, subtype: str, numbers_read: list[int]) -> None:
+    """Of noise, in which no two stretches are alike. Nothing else is read where the format can, but FLAC's end."""
+    can = (format, subtype) in SEEKABLE
+    file = encoded(NOISES if can else NOISES[:, :2], format, subtype)
+    whole = one([T.DecodeAudio(max_s=1)], file)
+    for crop in (T.RandomCrop(4001), T.CropOrPad(4001), T.RandomCrop(len(whole)), T.RandomCrop(20_001)):
+        steps: list[T.Transform] = [T.DecodeAudio(), crop]
+        numbers_read.clear()
+        made, said, _ = prepared(steps, [file] * 9, epoch=1, threads=2)
+        assert said.bad == []
+        chance = uniforms(7, 1, np.arange(9), substream=1, draws=crop.draws)
+        wanted = [crop.apply(whole, u, T.Pipeline(steps).forms[0]) for u in chance]
+        np.testing.assert_array_equal(made, wanted)
+        only = {4001, 1} if format == "FLAC" else {4001}
+        assert set(numbers_read) == (only if can and crop.sizes[0] < len(whole) else {len(whole)})
+
+
+def test_of_sound_of_another_rate_all_is_read(numbers_read: list[int]) -> None:
+    """Because soxr's result depends on where it begins, in its last bits."""
+    file = encoded(NOISES, "WAV", "FLOAT", 44_100)
+    made = one([T.DecodeAudio(), T.CropOrPad(1000)], file)
+    whole = soxr.resample(NOISES.mean(axis=1), 44_100, 16_000, quality="HQ")
+    first = (len(whole) - 1000) // 2
+    np.testing.assert_array_equal(made, whole[first : first + 1000])
+    assert set(numbers_read) == {len(NOISES)}
+    # What would be if it were not so: the stretch with a margin of 2,205 numbers (800 after it) on each side.
+    begin = (first - 800) // 160 * 441
+    apart = soxr.resample(NOISES[begin : begin + 9000].mean(axis=1), 44_100, 16_000, quality="HQ")
+    at = first - begin * 160 // 441
+    assert 0 < np.abs(apart[at : at + 1000] - made).max() < 1e-5
+
+
+def test_a_flac_that_breaks_off_or_is_damaged_there_is_bad_whichever_window_is_taken() -> None:
+    """Of a window only its end is looked at, too; what lies between is not."""
+    file = encoded(NOISES, "FLAC")
+    cut = file[: len(file) * 9 // 10]
+    _, said, _ = prepared([T.DecodeAudio(), T.RandomCrop(100)], [file, *[cut] * 20])
+    assert {bad.reason for bad in said.bad} == {
+        "it is damaged or breaks off: libsndfile does not find sample 14,502 of 14,503"
+    }
+    assert [bad.row for bad in said.bad] == [*range(1, 21)]
+    middle = len(file) // 2
+    torn = file[:middle] + bytes(30) + file[middle + 30 :]
+    assert refusal([T.DecodeAudio(max_s=1)], torn).startswith("libsndfile cannot decode it: ")
+    assert refusal([T.DecodeAudio(), T.CropOrPad(4000)], torn)
+    begins = [T.DecodeAudio(), T.RandomCrop(100)]
+    made, said, _ = prepared(begins, [file, *[torn] * 20])
+    whole, _, _ = prepared(begins, [file] * 21)
+    rows = np.setdiff1d(np.arange(21), [bad.row for bad in said.bad])
+    assert 2 < len(rows) < 21
+    np.testing.assert_array_equal(made[rows], whole[rows])
+
+
 NOISE = np.random.default_rng(0).standard_normal(16_000) / 10
 
 
