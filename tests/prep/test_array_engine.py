@@ -302,7 +302,8 @@ def test_a_window_of_a_recording_is_that_of_all_of_it(format: str, subtype: str,
     can = (format, subtype) in SEEKABLE
     file = encoded(NOISES if can else NOISES[:, :2], format, subtype)
     whole = one([T.DecodeAudio(max_s=1)], file)
-    for crop in (T.RandomCrop(4001), T.CropOrPad(4001), T.RandomCrop(len(whole)), T.RandomCrop(20_001)):
+    longer = T.RandomCrop(20_001), T.CropOrPad(len(whole) + 1)  # the second begins at 0
+    for crop in (T.RandomCrop(4001), T.CropOrPad(4001), T.RandomCrop(len(whole)), *longer):
         steps: list[T.Transform] = [T.DecodeAudio(), crop]
         numbers_read.clear()
         made, said, _ = prepared(steps, [file] * 9, epoch=1, threads=2)
