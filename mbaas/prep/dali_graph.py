@@ -1,4 +1,4 @@
-"""A pipeline as a graph of NVIDIA DALI, and the data that it is fed with.
+"""A pipeline of images as a graph of NVIDIA DALI, and the data that it is fed with.
 
 The graph is static; everything random comes in as data, from the same plan that the cpu engine executes.
 """
@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from nvidia import dali
 from nvidia.dali import fn, math
 
+from mbaas.prep.dali_runs import types
 from mbaas.prep.plan import Stage
 from mbaas.transforms import (
     CenterCrop,
@@ -26,23 +26,10 @@ from mbaas.transforms import (
 from mbaas.transforms.base import Flips, Step, Windows, WindowTransform
 
 ENCODED = "encoded"
-types: Any = dali.types
-Graph: Any = dali.pipeline.Pipeline
-"""DALI's pipeline class, which comes from C++ without types, as `types` does."""
 
 _HEIGHT_WIDTH = (0, 1)
 _WINDOWS = (RandomResizedCrop, RandomIoUCrop, CenterCrop, RandomZoomOut)
 """Transforms whose window is an input of the graph; a Resize's is the whole image."""
-
-
-def build(stages: Sequence[Stage], *, batch: int, threads: int, device_id: int | None) -> Any:
-    """Build a graph that takes up to ``batch`` samples and gives uint8 [height, width, 3] for each."""
-    # One batch at a time: its inputs are read where they lie, and they are there only while it is prepared.
-    graph = Graph(batch_size=batch, num_threads=threads, device_id=device_id, prefetch_queue_depth=1)
-    with graph:
-        graph.set_outputs(_images(stages, device_id is not None))
-    graph.build()
-    return graph
 
 
 def feeds(stages: Sequence[Stage], steps: Sequence[Step]) -> dict[str, NDArray[Any]]:
@@ -65,16 +52,17 @@ def feeds(stages: Sequence[Stage], steps: Sequence[Step]) -> dict[str, NDArray[A
     return inputs
 
 
-def _images(stages: Sequence[Stage], gpu: bool) -> Any:
-    images, rest = _decoded(stages, gpu)
+def images(stages: Sequence[Stage], *, gpu: bool) -> Any:
+    """Make the nodes of a graph, whose output is uint8 [height, width, 3] for each sample."""
+    made, rest = _decoded(stages, gpu)
     for index, transform in rest:
         if isinstance(transform, WindowTransform):
-            images = _cut(images, index, transform)
+            made = _cut(made, index, transform)
         elif isinstance(transform, RandomHorizontalFlip):
-            images = fn.flip(images, horizontal=_input(f"flip {index}", types.INT32, 0))
+            made = fn.flip(made, horizontal=_input(f"flip {index}", types.INT32, 0))
         elif isinstance(transform, ColorJitter):
-            images = _jittered(images, _input(f"blends {index}", types.FLOAT, 2))
-    return images
+            made = _jittered(made, _input(f"blends {index}", types.FLOAT, 2))
+    return made
 
 
 def _decoded(stages: Sequence[Stage], gpu: bool) -> tuple[Any, Sequence[Stage]]:
