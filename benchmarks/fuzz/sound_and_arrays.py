@@ -15,6 +15,7 @@ from benchmarks.fuzz.run import Case
 from mbaas import transforms
 from mbaas.errors import BadSampleError
 from mbaas.fields import Packed
+from mbaas.messages import EngineName
 from mbaas.prep.engines import make_engine
 
 MAX_BYTES = 1 << 20
@@ -67,6 +68,13 @@ def sound(_: Path) -> Case:
     return _damaged_between(_sounds(), [cropped, masked])
 
 
+def dali_sound(_: Path) -> Case:
+    """The dali engine for sound on the CPU: one damaged recording between good ones."""
+    decode, mels = transforms.DecodeAudio(_RATE, max_s=1), transforms.MelSpectrogram(n_fft=64, n_mels=8)
+    masked = transforms.Pipeline([decode, mels, transforms.AmplitudeToDB(), transforms.SpecAugment(1, 9, 1, 3)])
+    return _damaged_between(_sounds(), [masked], "dali")
+
+
 def arrays(_: Path) -> Case:
     """npy, npz and raw files of one shape, and of any up to a bound: a damaged one between good ones."""
     raw = transforms.DecodeArray("raw", dtype="uint8", shape=(None, 2), longest=4000)
@@ -75,8 +83,8 @@ def arrays(_: Path) -> Case:
     return _damaged_between(_arrays(), [npy, npz, transforms.Pipeline([raw])])
 
 
-def _damaged_between(good: list[bytes], pipelines: list[transforms.Pipeline]) -> Case:
-    engines = [make_engine("cpu", pipeline, seed=0, max_bytes=MAX_BYTES) for pipeline in pipelines]
+def _damaged_between(good: list[bytes], pipelines: list[transforms.Pipeline], kind: EngineName = "cpu") -> Case:
+    engines = [make_engine(kind, pipeline, seed=0, max_bytes=MAX_BYTES) for pipeline in pipelines]
     firsts = []  # of each engine a file that it can prepare, and its field
     for engine in engines:
         found = ((file, _field_of(engine, file)) for file in good)

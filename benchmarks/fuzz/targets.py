@@ -181,9 +181,10 @@ def cpu(_: Path) -> Case:
     return _engine("cpu")
 
 
-def dali(_: Path) -> Case:
-    """The dali engine on the CPU: one damaged image between good ones."""
-    return _engine("dali")
+def dali(folder: Path) -> Case:
+    """The dali engine on the CPU: one damaged image between good ones, or one recording."""
+    cases = _engine("dali"), sound_and_arrays.dali_sound(folder)
+    return lambda chance: chance.choice(cases)(chance)
 
 
 # ---- folders and files ----
@@ -947,7 +948,7 @@ def _expected() -> Iterator[None]:
 TARGETS = {
     "header": Target(header, 3000),
     "cpu": Target(cpu, 200),
-    "dali": Target(dali, 8),
+    "dali": Target(dali, 16),
     "sound": Target(sound_and_arrays.sound, 300),
     "arrays": Target(sound_and_arrays.arrays, 500),
     "listing": Target(listing, 60),

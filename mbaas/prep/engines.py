@@ -6,7 +6,7 @@ from mbaas.errors import ConfigError
 from mbaas.messages import EngineName
 from mbaas.prep.engine import DEFAULT_MAX_BYTES, DEFAULT_MAX_PIXELS, Engine
 from mbaas.prep.sound import sound_libraries
-from mbaas.transforms import DecodeAudio, Pipeline
+from mbaas.transforms import DecodeAudio, Map, MelSpectrogram, Pipeline, Transform
 
 
 def resolve_engine(kind: str, pipeline: Pipeline, *, gpus: int) -> EngineName:
@@ -17,19 +17,28 @@ def resolve_engine(kind: str, pipeline: Pipeline, *, gpus: int) -> EngineName:
         gpus: how many GPUs prep may use.
 
     Raises:
-        ConfigError: another kind, or DALI asked for with a Map or a change of hue in the pipeline, or without images.
+        ConfigError: another kind, or DALI asked for with a transform that only the cpu engine runs.
     """
     if kind not in ("auto", "cpu", "dali"):
         raise ConfigError(f"engine must be 'auto', 'cpu' or 'dali', got {kind!r}")
-    if kind == "dali" and not pipeline.has_images:
-        raise ConfigError(f"engine 'dali' prepares images; use 'cpu' or 'auto' for {pipeline.decoder!r}")
     cpu_only = pipeline.cpu_only
     if kind == "dali" and cpu_only:
-        reason = "runs neither a Map nor ColorJitter's hue"
-        raise ConfigError(f"engine 'dali' {reason}; use 'cpu' or 'auto' for a pipeline with {cpu_only!r}")
-    if kind == "cpu" or cpu_only or not pipeline.has_images or (kind == "auto" and gpus == 0):
+        wanted = f"use 'cpu' or 'auto' for a pipeline with {cpu_only!r}"
+        raise ConfigError(f"engine 'dali' {_limit_of_dali(cpu_only, pipeline)}; {wanted}")
+    if kind == "cpu" or cpu_only or (kind == "auto" and gpus == 0):
         return "cpu"
     return "dali"
+
+
+def _limit_of_dali(cpu_only: Transform, pipeline: Pipeline) -> str:
+    """Say of a transform that DALI does not run what DALI can do instead."""
+    if pipeline.has_images:
+        return "runs neither a Map nor ColorJitter's hue"
+    if isinstance(cpu_only, Map):
+        return "runs no Map after MelSpectrogram"
+    if isinstance(cpu_only, MelSpectrogram):
+        return "makes spectrograms of an even n_fft from 4 on, and of power 1 or 2"
+    return "prepares images, and sound that becomes a MelSpectrogram"
 
 
 def check_packages(pipeline: Pipeline) -> None:
@@ -80,6 +89,10 @@ def make_engine(
 
         return CpuEngine(pipeline, seed=seed, threads=threads, max_pixels=max_pixels)
     resolve_engine(kind, pipeline, gpus=0)  # for its error: DALI's own would come with the first block
+    if not pipeline.has_images:
+        from mbaas.prep.dali_sound import DaliSoundEngine
+
+        return DaliSoundEngine(pipeline, seed=seed, threads=threads, device_id=device_id, max_bytes=max_bytes)
     from mbaas.prep.dali import DaliEngine
 
     return DaliEngine(pipeline, seed=seed, threads=threads, device_id=device_id, max_pixels=max_pixels)

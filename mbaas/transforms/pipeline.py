@@ -14,11 +14,12 @@ from mbaas.transforms.arrays import Form
 from mbaas.transforms.base import Size, Transform
 from mbaas.transforms.boxes import Boxes
 from mbaas.transforms.color import ColorJitter
-from mbaas.transforms.decoders import DecodeImage, Decoder
+from mbaas.transforms.decoders import DecodeArray, DecodeAudio, DecodeImage, Decoder
 from mbaas.transforms.forms import forms_of
 from mbaas.transforms.function import Map
 from mbaas.transforms.normalize import Normalize
 from mbaas.transforms.on_image import Keypoints, Masks
+from mbaas.transforms.sound import MelSpectrogram
 
 _VERSION = "mbaas-pipeline-1"
 """Part of every fingerprint; goes up when the same transforms come to make other pixels."""
@@ -193,8 +194,16 @@ class Pipeline:
 
     @property
     def cpu_only(self) -> Transform | None:
-        """The first transform that the cpu engine alone can run, if there is one: a Map, or a change of hue."""
-        return next(filter(_is_cpu_only, self.transforms), None)
+        """The first transform that the cpu engine alone can run, if there is one.
+
+        Of images a Map or a change of hue. Of sound a MelSpectrogram of an odd ``n_fft``, or below 4, or of a ``power``
+        that is neither 1 nor 2; or a Map after it. Without a MelSpectrogram DALI has nothing to do, and it is the
+        decoder, as it always is of other arrays.
+        """
+        if self.has_images:
+            return next(filter(_is_cpu_only, self.transforms), None)
+        first = next((index for index, each in enumerate(self.transforms) if isinstance(each, MelSpectrogram)), 0)
+        return next(filter(_is_cpu_only, self.transforms[first:]), None)
 
     @property
     def is_random(self) -> bool:
@@ -214,7 +223,11 @@ _ON_IMAGE: dict[str, type] = {"boxes": Boxes, "keypoints": Keypoints, "masks": M
 
 
 def _is_cpu_only(transform: Transform) -> bool:
-    return isinstance(transform, Map) or (isinstance(transform, ColorJitter) and transform.turns_hue)
+    if isinstance(transform, MelSpectrogram):
+        return transform.n_fft % 2 == 1 or transform.n_fft < 4 or transform.power not in (1.0, 2.0)
+    if isinstance(transform, ColorJitter):
+        return transform.turns_hue
+    return isinstance(transform, Map | DecodeAudio | DecodeArray)
 
 
 def _checked(transforms: Iterable[Transform]) -> tuple[Transform, ...]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
-from typing import Literal, TypeAlias, get_args
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,9 +12,7 @@ from numpy.typing import NDArray
 from mbaas.errors import ConfigError
 from mbaas.transforms import checks
 from mbaas.transforms.arrays import Array, ArrayTransform, Form, UnfitError
-
-MelScale: TypeAlias = Literal["htk", "slaney"]
-"""HTK's formula, torchaudio's default; that of Slaney's Auditory Toolbox, librosa's default."""
+from mbaas.transforms.mel import MelScale, hann, mel_filters
 
 _FRAMES = 1024
 """How many frames are transformed at once: memory for them does not grow with the sound."""
@@ -74,12 +72,22 @@ class MelSpectrogram(ArrayTransform):
             raise checks.refused("MelSpectrogram's mel_scale", 'must be "htk" or "slaney"', self.mel_scale)
 
     @property
-    def _window(self) -> int:
-        return self.n_fft if self.win_length is None else self.win_length
+    def hop(self) -> int:
+        """Samples from one frame to the next."""
+        return max(1, self._length // 2) if self.hop_length is None else self.hop_length
 
     @property
-    def _hop(self) -> int:
-        return max(1, self._window // 2) if self.hop_length is None else self.hop_length
+    def window(self) -> NDArray[np.float32]:
+        """The window, float32 [n_fft], with zeros around it where it is shorter."""
+        return hann(self._length, self.n_fft)
+
+    @property
+    def _length(self) -> int:
+        return self.n_fft if self.win_length is None else self.win_length
+
+    def frames(self, samples: int) -> int:
+        """Return how many frames sound of so many samples has."""
+        return 1 + samples // self.hop
 
     def result(self, form: Form) -> Form:
         if form.kind != "sound":
@@ -88,10 +96,15 @@ class MelSpectrogram(ArrayTransform):
         if self.f_min >= top or (self.f_max is not None and self.f_max > top):
             limits = f"f_min={self.f_min}, f_max={self.f_max}"
             raise ConfigError(f"{self!r} needs frequencies up to half of the rate, {top} Hz, got {limits}")
-        longest = None if form.longest is None else 1 + form.longest // self._hop
+        longest = None if form.longest is None else self.frames(form.longest)
         return replace(form, kind="spectrogram", longest=longest)
 
-    def apply(self, array: Array, u: NDArray[np.float64], form: Form) -> Array:  # noqa: ARG002 (has no chance)
+    def check(self, array: Array, form: Form) -> None:
+        """Check that it can be transformed.
+
+        Raises:
+            UnfitError: it is no such sound as the pipeline knows of, or too short.
+        """
         if array.dtype != np.float32 or array.ndim != (1 if form.channels == 1 else 2):
             wanted = "[time]" if form.channels == 1 else "[time, channels]"
             got = f"{array.dtype.name} {list(array.shape)}"
@@ -101,6 +114,9 @@ class MelSpectrogram(ArrayTransform):
                 f"its sound has {len(array)} samples, but MelSpectrogram with n_fft={self.n_fft} needs more than "
                 f"{self.n_fft // 2}"
             )
+
+    def apply(self, array: Array, u: NDArray[np.float64], form: Form) -> Array:  # noqa: ARG002 (has no chance)
+        self.check(array, form)
         if array.ndim == 1:
             return self._mels(array, form.rate)
         return np.stack([self._mels(channel, form.rate) for channel in array.T], axis=1)
@@ -108,10 +124,10 @@ class MelSpectrogram(ArrayTransform):
     def _mels(self, sound: NDArray[np.float32], rate: int) -> NDArray[np.float32]:
         """Compute float32 [frames, n_mels] of one channel."""
         padded = np.pad(sound, self.n_fft // 2, mode="reflect")
-        frames = np.lib.stride_tricks.sliding_window_view(padded, self.n_fft)[:: self._hop]
-        window = _hann(self._window, self.n_fft)
+        frames = np.lib.stride_tricks.sliding_window_view(padded, self.n_fft)[:: self.hop]
+        window = self.window
         top = rate / 2 if self.f_max is None else self.f_max
-        filters = _filters(rate, self.n_fft, self.f_min, top, self.n_mels, self.norm, self.mel_scale)
+        filters = mel_filters(rate, self.n_fft, self.f_min, top, self.n_mels, self.norm, self.mel_scale)
         mels = np.empty((self.n_mels, len(frames)), np.float32)
         for start in range(0, len(frames), _FRAMES):
             some = slice(start, start + _FRAMES)
@@ -132,53 +148,6 @@ class MelSpectrogram(ArrayTransform):
             return np.sqrt(power)
         # In float64, whose rounding shows no more what instructions the processor has for it.
         return np.asarray(power.astype(np.float64) ** (self.power / 2), np.float32)
-
-
-@lru_cache(maxsize=16)
-def _hann(length: int, n_fft: int) -> NDArray[np.float32]:
-    """Make a periodic Hann window, float32 [n_fft], with zeros around it where it is shorter."""
-    window = np.zeros(n_fft, np.float32)
-    first = (n_fft - length) // 2
-    window[first : first + length] = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(length) / length)
-    return window
-
-
-@lru_cache(maxsize=16)
-def _filters(
-    rate: int, n_fft: int, f_min: float, f_max: float, n_mels: int, norm: str | None, scale: MelScale
-) -> tuple[tuple[int, NDArray[np.float32]], ...]:
-    """Make triangular filters: of each the first frequency that it spans, and the weights from there on."""
-    frequencies = np.fft.rfftfreq(n_fft, 1 / rate)
-    lowest, highest = _mel(np.array([f_min, f_max]), scale).tolist()
-    corners = _hertz(np.linspace(lowest, highest, n_mels + 2), scale)
-    found = []
-    for low, centre, high in zip(corners, corners[1:], corners[2:], strict=False):
-        rising, falling = (frequencies - low) / (centre - low), (high - frequencies) / (high - centre)
-        weights = np.maximum(0.0, np.minimum(rising, falling))
-        if norm == "slaney":
-            weights *= 2.0 / (high - low)
-        (spanned,) = np.nonzero(weights)
-        first, end = (int(spanned[0]), int(spanned[-1]) + 1) if len(spanned) else (0, 0)
-        found.append((first, weights[first:end].astype(np.float32)))
-    return tuple(found)
-
-
-# Slaney's scale is linear up to 1 kHz, and logarithmic above.
-_LINEAR_HZ, _BREAK_HZ, _LOG_STEP = 200.0 / 3, 1000.0, np.log(6.4) / 27
-
-
-def _mel(hertz: NDArray[np.float64], scale: MelScale) -> NDArray[np.float64]:
-    if scale == "htk":
-        return np.asarray(2595.0 * np.log10(1.0 + hertz / 700.0))
-    above = np.log(np.maximum(hertz, _BREAK_HZ) / _BREAK_HZ) / _LOG_STEP
-    return np.where(hertz < _BREAK_HZ, hertz / _LINEAR_HZ, _BREAK_HZ / _LINEAR_HZ + above)
-
-
-def _hertz(mel: NDArray[np.float64], scale: MelScale) -> NDArray[np.float64]:
-    if scale == "htk":
-        return np.asarray(700.0 * (10.0 ** (mel / 2595.0) - 1.0))
-    above = _BREAK_HZ * np.exp(_LOG_STEP * (mel - _BREAK_HZ / _LINEAR_HZ))
-    return np.where(mel < _BREAK_HZ / _LINEAR_HZ, mel * _LINEAR_HZ, above)
 
 
 @dataclass(frozen=True)
@@ -255,16 +224,25 @@ class SpecAugment(ArrayTransform):
         _check_spectrogram(self, array)
         masked = array.copy()
         value = 0.0 if self.zero_masking or not array.size else array.mean(dtype=np.float64)
+        of_time, of_frequency = self.stretches(array.shape, u)
+        for stretch in of_time:
+            masked[stretch] = value
+        for stretch in of_frequency:
+            masked[..., stretch] = value
+        return masked
+
+    def stretches(self, shape: Sequence[int], u: NDArray[np.float64]) -> tuple[list[slice], list[slice]]:
+        """Return which stretches of time and which of frequency of a spectrogram of this shape are masked."""
+        found: tuple[list[slice], list[slice]] = ([], [])
         widths, places = u.reshape(-1, 2).T
         for number, (wide, place) in enumerate(zip(widths.tolist(), places.tolist(), strict=True)):
             is_time = number < self.n_time_masks
-            length = array.shape[0 if is_time else -1]
+            length = shape[0 if is_time else -1]
             greatest = self.time_mask_param if is_time else self.freq_mask_param
             width = wide * (greatest if self.p == 1.0 else min(greatest, int(length * self.p)))
             start = int(place * max(0.0, length - width))
-            stretch = slice(start, start + int(width))
-            masked[stretch if is_time else (..., stretch)] = value
-        return masked
+            found[0 if is_time else 1].append(slice(start, start + int(width)))
+        return found
 
 
 def _of_spectrograms(transform: ArrayTransform, form: Form) -> Form:

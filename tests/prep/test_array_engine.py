@@ -24,7 +24,7 @@ from mbaas.errors import BadSampleError, ConfigError
 from mbaas.fields import Field, Packed
 from mbaas.order import generator, uniforms
 from mbaas.prep.engine import Prepared
-from mbaas.prep.engines import make_engine, resolve_engine
+from mbaas.prep.engines import make_engine
 
 RATE = 16_000
 
@@ -529,10 +529,3 @@ def test_what_is_no_number_cannot_be_served() -> None:
         prepared([DECODE, T.Map(number)], CLIPS)
     made, _, field = prepared([T.DecodeArray(), T.Map(number)], [npy(VOLUME)])
     assert (made.tolist(), field.shape) == ([VOLUME.mean()], ())
-
-
-def test_dali_prepares_images_alone() -> None:
-    pipeline = T.Pipeline([T.DecodeArray()])
-    with pytest.raises(ConfigError, match=r"engine 'dali' prepares images; use 'cpu' or 'auto' for DecodeArray\("):
-        resolve_engine("dali", pipeline, gpus=1)
-    assert resolve_engine("auto", pipeline, gpus=1) == resolve_engine("cpu", pipeline, gpus=0) == "cpu"

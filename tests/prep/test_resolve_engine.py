@@ -18,6 +18,10 @@ MAPPED = T.Pipeline([T.DecodeImage(), T.Map(same)])
 JITTERED = T.Pipeline([T.DecodeImage(), T.ColorJitter(0.4, 0.4, 0.4)])
 HUED = T.Pipeline([T.DecodeImage(), T.ColorJitter(hue=(0.0, 0.1))])
 
+DECODE, MELS = T.DecodeAudio(max_s=1), T.MelSpectrogram()
+SPECTROGRAMS = T.Pipeline([DECODE, T.Map(same), T.RandomCrop(900), MELS, T.AmplitudeToDB(), T.SpecAugment(1, 2, 1, 2)])
+MAPPED_SPECTROGRAMS = T.Pipeline([DECODE, MELS, T.Map(same)])
+
 
 @pytest.mark.parametrize(
     ("kind", "pipeline", "gpus", "chosen"),
@@ -32,6 +36,14 @@ HUED = T.Pipeline([T.DecodeImage(), T.ColorJitter(hue=(0.0, 0.1))])
         ("cpu", HUED, 1, "cpu"),
         ("dali", PLAIN, 0, "dali"),
         ("dali", PLAIN, 2, "dali"),
+        ("auto", SPECTROGRAMS, 0, "cpu"),
+        ("auto", SPECTROGRAMS, 1, "dali"),
+        ("cpu", SPECTROGRAMS, 1, "cpu"),
+        ("dali", SPECTROGRAMS, 0, "dali"),
+        ("auto", MAPPED_SPECTROGRAMS, 1, "cpu"),
+        ("auto", T.Pipeline([DECODE, T.RandomCrop(9)]), 1, "cpu"),
+        ("auto", T.Pipeline([DECODE, T.MelSpectrogram(401)]), 1, "cpu"),
+        ("auto", T.Pipeline([T.DecodeArray()]), 1, "cpu"),
     ],
 )
 def test_auto_takes_dali_only_with_a_gpu_and_a_pipeline_that_it_can_run(kind, pipeline, gpus, chosen):
@@ -54,3 +66,29 @@ def test_what_cannot_run_is_refused():
         make_engine("cpu", PLAIN, seed=0, max_pixels=0)
     with pytest.raises(ConfigError, match="max_bytes must be at least 1, got 0"):
         make_engine("cpu", PLAIN, seed=0, max_bytes=0)
+
+
+@pytest.mark.parametrize(
+    ("transforms", "reason", "named"),
+    [
+        ([DECODE, MELS, T.Map(same)], "runs no Map after MelSpectrogram", repr(T.Map(same))),
+        ([DECODE], "prepares images, and sound that becomes a MelSpectrogram", repr(DECODE)),
+        ([DECODE, T.Map(same)], "prepares images, and sound that becomes a MelSpectrogram", repr(DECODE)),
+        ([T.DecodeArray()], "prepares images, and sound that becomes a MelSpectrogram", repr(T.DecodeArray())),
+        *(
+            (
+                [DECODE, T.Map(same), T.MelSpectrogram(**odd), T.Map(same)],
+                "makes spectrograms of an even n_fft from 4 on, and of power 1 or 2",
+                repr(T.MelSpectrogram(**odd)),
+            )
+            for odd in ({"n_fft": 401}, {"n_fft": 2}, {"power": 1.5})
+        ),
+    ],
+)
+def test_of_sound_dali_says_which_transform_it_does_not_run(transforms, reason, named):
+    pipeline = T.Pipeline(transforms)
+    with pytest.raises(ConfigError) as caught:
+        resolve_engine("dali", pipeline, gpus=1)
+    assert str(caught.value) == f"engine 'dali' {reason}; use 'cpu' or 'auto' for a pipeline with {named}"
+    with pytest.raises(ConfigError, match=f"engine 'dali' {reason}"):
+        make_engine("dali", pipeline, seed=0)

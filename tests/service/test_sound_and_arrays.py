@@ -132,6 +132,20 @@ def test_spectrograms_are_the_same_however_they_are_shared(ray_session: None, re
                     np.testing.assert_array_equal(made, wanted)
 
 
+def test_dali_serves_what_the_cpu_engine_makes_but_for_rounding(ray_session: None, recordings: mbaas.Dataset) -> None:
+    """Spectrograms as long as they are, with masks."""
+    decibels, masks, form = T.AmplitudeToDB(), T.SpecAugment(1, 9, 1, 3), Form("sound", rate=RATE)
+    pipeline = T.Pipeline([T.DecodeAudio(RATE, max_s=0.3), MELS, decibels, masks])
+    with mbaas.serve("by dali", recordings, pipeline, batch_size=8, seed=5, engine="dali", prep_workers=1) as feed:
+        assert feed.status().engine == "dali"
+        with mbaas.join(feed.name) as loader:
+            found = seen(loader, listed)
+    u = uniforms(5, 0, np.arange(CLIPS), substream=3, draws=masks.draws)
+    for number, made in found.items():
+        loud = decibels.apply(MELS.apply(decoded(number), np.empty(0), form), np.empty(0), form)
+        np.testing.assert_allclose(made, masks.apply(loud, u[number], form), rtol=0, atol=1e-3)
+
+
 def test_a_recording_that_is_too_long_is_left_out_and_named(
     ray_session: None, recordings: mbaas.Dataset, tmp_path: Path
 ) -> None:

@@ -1,0 +1,141 @@
+"""The dali engine for sound: spectrograms are made by NVIDIA DALI, on a GPU or the CPU.
+
+Decoding, resampling and whatever else comes before MelSpectrogram is done as the cpu engine does it, in threads over
+samples. So samples are bad for the same reasons, and sound has the same numbers. DALI's decoder also is libsndfile, on
+the CPU, but knows no MP3, and refuses a whole batch for one damaged file; DALI's resampling has another filter.
+
+What is not finite in a result is made again by the cpu engine: DALI's masks make NaN where that has infinity.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mbaas.fields import Arrays, Field
+from mbaas.messages import EngineName
+from mbaas.prep import dali_sound_graph
+from mbaas.prep.array_engine import ArrayEngine
+from mbaas.prep.array_steps import Array, ArraySteps, deliver, finish
+from mbaas.prep.dali_runs import Again, GraphRuns
+from mbaas.prep.engine import DEFAULT_MAX_BYTES, BadRow, Encoded, Prepared
+from mbaas.prep.header import UndecodableError
+from mbaas.prep.threads import SampleThreads
+from mbaas.prep.user_code import SampleFields
+from mbaas.transforms import MelSpectrogram, Pipeline
+from mbaas.transforms.arrays import UnfitError
+
+BATCH_VALUES = 64_000_000
+"""Values of the spectra, before filters are put on them, that DALI has at a time: 256 MB. A second of 16 kHz has 26,000
+with MelSpectrogram(n_fft=512, hop_length=160).
+"""
+
+
+class DaliSoundEngine:
+    """An engine that prepares spectrograms of sound with DALI. See ``prep.engine.Engine``."""
+
+    name: EngineName = "dali"
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        *,
+        seed: int,
+        threads: int = 1,
+        device_id: int | None = None,
+        max_bytes: int = DEFAULT_MAX_BYTES,
+        batch_values: int = BATCH_VALUES,
+    ) -> None:
+        """Build no graph yet: the first block says for how many samples it must be.
+
+        Args:
+            device_id: the GPU; None runs DALI on the CPU.
+            batch_values: of the spectra of a batch together, unless those of one sample alone are more.
+            pipeline, seed, threads, max_bytes: see `mbaas.prep.engines.make_engine`.
+
+        Raises:
+            ConfigError: a package is not installed that decodes sound.
+        """
+        stages = list(enumerate(pipeline.transforms))
+        first, mels = next((index, each) for index, each in stages if isinstance(each, MelSpectrogram))
+        self._pipeline, self._stages = pipeline, stages[first:]
+        self._mels, self._form = mels, pipeline.forms[first - 1]
+        self._steps = ArraySteps(pipeline, seed=seed, max_bytes=max_bytes, count=first)
+        self._threads = SampleThreads(threads)
+        self._cpu = ArrayEngine(pipeline, seed=seed, max_bytes=max_bytes)
+        self._runs = GraphRuns(
+            lambda: dali_sound_graph.spectrograms(self._stages, self._form, gpu=device_id is not None),
+            threads=threads,
+            device_id=device_id,
+            limit=batch_values,
+            unit="values",
+        )
+
+    def field(self, encoded: Encoded, uri: str, known: Arrays) -> Field:
+        return self._cpu.field(encoded, uri, known)
+
+    def prepare(
+        self, encoded: Sequence[Encoded], sample_ids: NDArray[np.int64], epoch: int, known: Arrays, out: Array
+    ) -> Prepared:
+        chance = self._steps.chance(sample_ids, epoch)
+        fields = SampleFields(known, self._pipeline)
+        count, differs = len(encoded), self._pipeline.forms[-1].differs
+        lengths = np.zeros(count, np.int64)
+        values = np.zeros(count, np.int64)
+        inputs: list[dict[str, NDArray[Any]]] = [{}] * count  # empty of bad samples
+        bad: list[BadRow] = []
+
+        def decode(row: int) -> None:
+            try:
+                sound = self._steps.sample(encoded[row], int(sample_ids[row]), epoch, chance, row, fields)
+                self._mels.check(sound, self._form)
+                own = [numbers[row] for numbers in chance]
+                inputs[row] = dali_sound_graph.feeds(self._stages, np.ascontiguousarray(sound), own)
+            except (UndecodableError, UnfitError) as error:
+                bad.append(BadRow(row, str(error)))
+            else:
+                channels = sound.size // len(sound)
+                values[row] = self._mels.frames(len(sound)) * channels * (self._mels.n_fft // 2 + 1)
+
+        again: list[int] = []
+
+        def put(row: int, made: Array) -> None:
+            lengths[row] = deliver(made, out[row], differs=differs)
+
+        def take(row: int, made: Array) -> None:
+            if not np.isfinite(made).all():
+                again.append(row)
+                return
+            try:
+                put(row, made)
+            except UndecodableError as error:
+                bad.append(BadRow(row, str(error)))
+
+        self._threads.run(decode, count)
+        taken = np.flatnonzero(values)
+        names = inputs[taken[0]] if len(taken) else {}
+        feeds = {name: [each.get(name, _NOTHING) for each in inputs] for name in names}
+        again += self._runs.run(taken, values, feeds, take)
+        if again:
+            rows = sorted(again)
+            some = {name: column[np.array(rows)] for name, column in known.items()}
+            left = Again(rows, [encoded[row] for row in rows], sample_ids[rows], some, epoch)
+            bad += left.prepare(self._cpu, out, put)
+        return finish(bad, fields.columns(), lengths if differs else None, out)
+
+    def set_threads(self, threads: int) -> None:
+        self._threads.close()
+        self._threads = SampleThreads(threads)
+        self._runs.set_threads(threads)
+
+    def close(self) -> None:
+        self._threads.close()
+        self._runs.close()
+        self._cpu.close()
+
+
+_NOTHING = np.zeros(0, np.float32)
+"""In place of the inputs of a bad sample, which no run asks for."""
