@@ -27,7 +27,7 @@ from mbaas.dataset.bounded import bounded
 from mbaas.errors import ConfigError, FeedExistsError, ResourceError, last_line
 from mbaas.feed import CALL_S, SERVED, Feed
 from mbaas.messages import Claims, EngineName
-from mbaas.prep.engines import check_packages, resolve_engine
+from mbaas.prep.engines import check_packages, resolve_engine, workers_per_gpu
 from mbaas.settings import (
     Disk,
     FeedOptions,
@@ -88,7 +88,7 @@ def serve(
         staging_bytes: memory for prepared minibatches; default: 15 % of a node's object store, at most 1 GiB.
         prep_workers: actors that prepare, each of which reserves one CPU; default: half of the CPUs that other feeds
             have left, one of which is kept for a trial. Where that is less than one CPU, it is one worker that reserves
-            as much. With dali it is at most one worker for each GPU.
+            as much. With dali it is at most one worker for each GPU; of sound, which is decoded on CPUs, four.
         engine: what prepares samples: "cpu", "dali", or "auto", which is dali where there is a GPU and the pipeline can
             run on it, else cpu.
         gpus_per_worker: GPUs, or a fraction, that each worker of the dali engine reserves; 0 runs it on the CPU;
@@ -151,7 +151,8 @@ def serve(
     dataset = bounded(dataset, largest_sample(runtime.store_bytes(with_cpus=True).values()))
 
     def fill_in() -> FeedSettings:
-        return _filled_in(name, given, asked, dataset, claims=kept_claims.in_order(), gpus=gpus, engine=chosen)
+        claims, per_gpu = kept_claims.in_order(), workers_per_gpu(pipeline)
+        return _filled_in(name, given, asked, dataset, claims=claims, gpus=gpus, per_gpu=per_gpu, engine=chosen)
 
     return _started_where_the_name_is_free(name, lambda: _start(fill_in, dataset, pipeline, gpus=gpus, engine=chosen))
 
@@ -164,6 +165,7 @@ def _filled_in(
     *,
     claims: list[Claims],
     gpus: int,
+    per_gpu: int,
     engine: EngineName,
 ) -> FeedSettings:
     """Fill in what was not asked for, from what the cluster has and other feeds leave of it.
@@ -180,8 +182,9 @@ def _filled_in(
         smallest_store=min(runtime.store_bytes().values(), default=0),
         earlier=earlier,
     )
-    usable = runtime.markable_gpus() if asked.gpus_per_worker is None else gpus
-    resources = _prep_resources(asked, claims, usable if engine == "dali" and gpus else None)
+    # Of those that reserve parts of GPUs more than one may not find room on each.
+    usable, per_gpu = (runtime.markable_gpus(), per_gpu) if asked.gpus_per_worker is None else (gpus, 1)
+    resources = _prep_resources(asked, claims, usable * per_gpu if engine == "dali" and gpus else None)
     chosen: dict[str, Any] = {
         "cache_bytes": cache,
         "staging_bytes": staged,
@@ -297,10 +300,10 @@ def _check(dataset: object, pipeline: object) -> None:
     check_packages(pipeline)
 
 
-def _prep_resources(asked: FeedOptions, claims: list[Claims], gpus: int | None) -> PrepResources:
+def _prep_resources(asked: FeedOptions, claims: list[Claims], on_gpus: int | None) -> PrepResources:
     """Return the prep workers that a feed begins with: as many as the user said, or what leaves room for trials."""
     if asked.prep_workers is not None:
         return PrepResources(asked.prep_workers)
-    resources = default_prep(cpus=runtime.cpus(), claimed_cpus=sum(claim.cpus for claim in claims), gpus=gpus)
+    resources = default_prep(cpus=runtime.cpus(), claimed_cpus=sum(claim.cpus for claim in claims), on_gpus=on_gpus)
     most = asked.scaling.max_prep_workers
     return resources if most is None else replace(resources, workers=min(resources.workers, most))

@@ -247,7 +247,7 @@ class FeedOptions:
     prep_workers: AtLeast1 | None = None
     """Actors that prepare, each of which reserves one CPU; default: half of the CPUs that other feeds have left, one of
     which is kept for a trial. Where that is less than one CPU, it is one worker that reserves as much. With dali it is
-    at most one worker for each GPU."""
+    at most one worker for each GPU; of sound, which is decoded on CPUs, four."""
 
     engine: Literal["auto", "cpu", "dali"] = "auto"
     """What prepares samples: "cpu", "dali", or "auto", which is dali where there is a GPU and the pipeline can run on

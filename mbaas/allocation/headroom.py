@@ -30,13 +30,13 @@ class PrepResources:
         return self.workers * self.cpus_per_worker
 
 
-def default_prep(*, cpus: float, claimed_cpus: float = 0.0, gpus: int | None = None) -> PrepResources:
+def default_prep(*, cpus: float, claimed_cpus: float = 0.0, on_gpus: int | None = None) -> PrepResources:
     """Return the prep workers of a feed of which nobody said how many it is to have.
 
     Args:
         cpus: of the whole cluster.
         claimed_cpus: those that the workers of other feeds reserve.
-        gpus: number of GPUs on which the feed prepares, for one worker on each; None: it prepares on CPUs.
+        on_gpus: how many workers may share the GPUs on which the feed prepares; None: it prepares on CPUs.
 
     Example:
         Of 8 CPUs a first feed takes half of 7, rounded up: 4. A second one takes half of 3, that is 2, a third one half
@@ -49,7 +49,7 @@ def default_prep(*, cpus: float, claimed_cpus: float = 0.0, gpus: int | None = N
         # has others beside it, which is better than a search that never starts.
         return PrepResources(1, max(0, math.floor(half * GRAIN)) / GRAIN)
     workers = math.ceil(half)
-    return PrepResources(workers if gpus is None else max(1, min(workers, gpus)))
+    return PrepResources(workers if on_gpus is None else max(1, min(workers, on_gpus)))
 
 
 def node_for_part(part: float, free_cpus: Mapping[str, float]) -> str | None:

@@ -41,6 +41,14 @@ def _limit_of_dali(cpu_only: Transform, pipeline: Pipeline) -> str:
     return "prepares images, and sound that becomes a MelSpectrogram"
 
 
+def workers_per_gpu(pipeline: Pipeline) -> int:
+    """Return how many workers of the dali engine work on a GPU, if nobody said how many there are to be.
+
+    One keeps a GPU busy with images, which are decoded there. Sound is decoded on CPUs, by several.
+    """
+    return 1 if pipeline.has_images else 4
+
+
 def check_packages(pipeline: Pipeline) -> None:
     """Check that this machine has what a pipeline needs: its nodes will lack what it lacks.
 

@@ -66,9 +66,9 @@ def test_a_part_of_a_cpu_is_one_that_ray_can_count(cpus: int, claimed: float) ->
     assert round(resources.cpus_per_worker * 10_000) == pytest.approx(resources.cpus_per_worker * 10_000, abs=1e-9)
 
 
-@pytest.mark.parametrize(("cpus", "gpus", "workers"), [(64, 4, 4), (64, 1, 1), (4, 8, 2), (2, 8, 1), (16, 0, 1)])
-def test_a_gpu_has_one_worker_at_most(cpus: int, gpus: int, workers: int) -> None:
-    assert default_prep(cpus=cpus, gpus=gpus).workers == workers
+@pytest.mark.parametrize(("cpus", "on_gpus", "workers"), [(64, 4, 4), (64, 1, 1), (4, 8, 2), (2, 8, 1), (16, 0, 1)])
+def test_gpus_have_no_more_workers_than_may_share_them(cpus: int, on_gpus: int, workers: int) -> None:
+    assert default_prep(cpus=cpus, on_gpus=on_gpus).workers == workers
 
 
 @pytest.mark.parametrize(

@@ -218,8 +218,24 @@ def test_what_is_infinite_is_what_the_cpu_engine_makes(device_id: int | None) ->
     np.testing.assert_allclose(theirs[2], ours[2], rtol=0, atol=1e-3)
 
 
+def longer(sound: Any, rng: np.random.Generator) -> Any:
+    return np.repeat(sound, 1 if len(sound) == 9000 else 4)
+
+
+def test_what_is_too_long_is_bad_whether_or_not_it_is_finite() -> None:
+    steps = [DECODE, T.Map(longer), MELS]
+    files = [FILES[0], encoded(np.full(12_000, 1e30), "WAV", "FLOAT"), FILES[2]]
+    (_, ours), (_, theirs) = (prepared(kind, steps, files) for kind in ("cpu", "dali"))
+    assert [bad.row for bad in theirs.bad] == [1, 2]
+    assert theirs.bad == ours.bad
+
+
 def louder(given: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
     return {"audio": given["audio"] * np.float32(1 + rng.random()), "id": given["id"] + 100}
+
+
+def backwards(sound: Any, rng: np.random.Generator) -> Any:
+    return sound[::-1]
 
 
 def as_double(sound: Any, rng: np.random.Generator) -> Any:
@@ -229,11 +245,13 @@ def as_double(sound: Any, rng: np.random.Generator) -> Any:
 @every_device
 def test_a_map_before_the_spectrogram_is_called(device_id: int | None) -> None:
     steps: list[T.Transform] = [DECODE, T.Map(louder, fields=["id"]), MELS, DECIBELS]
-    ours, _ = prepared("cpu", steps, FILES)
-    theirs, said = prepared("dali", steps, FILES, device_id=device_id)
+    ours, _ = prepared("cpu", steps, FILES, epoch=2)
+    theirs, said = prepared("dali", steps, FILES, epoch=2, device_id=device_id)
     for one, other in zip(ours, theirs, strict=True):
         np.testing.assert_allclose(other, one, rtol=0, atol=1e-3)
     assert said.known["id"].tolist() == list(range(100, 107))
+    for one, other in both([DECODE, T.Map(backwards), MELS, DECIBELS], FILES, device_id):
+        np.testing.assert_allclose(other, one, rtol=0, atol=1e-3)
     files = [FILES[1], FILES[0], FILES[2]]
     _, said = prepared("dali", [DECODE, T.Map(as_double), MELS], files, device_id=device_id)
     assert said.bad == prepared("cpu", [DECODE, T.Map(as_double), MELS], files)[1].bad

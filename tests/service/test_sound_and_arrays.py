@@ -15,6 +15,7 @@ import soundfile
 import torch
 
 import mbaas
+from mbaas import runtime, serving
 from mbaas import transforms as T
 from mbaas.order import uniforms
 from mbaas.transforms.arrays import Form
@@ -144,6 +145,27 @@ def test_dali_serves_what_the_cpu_engine_makes_but_for_rounding(ray_session: Non
     for number, made in found.items():
         loud = decibels.apply(MELS.apply(decoded(number), np.empty(0), form), np.empty(0), form)
         np.testing.assert_allclose(made, masks.apply(loud, u[number], form), rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize(("reserved", "images", "sound"), [(None, 1, 4), (0.25, 1, 1)])
+def test_a_gpu_has_several_workers_that_decode_sound(
+    ray_session: None,
+    recordings: mbaas.Dataset,
+    monkeypatch: pytest.MonkeyPatch,
+    reserved: float | None,
+    images: int,
+    sound: int,
+) -> None:
+    """On a machine of 64 CPUs and a GPU, if nobody says how many; the engine is "auto", which is DALI there."""
+    monkeypatch.setattr(runtime, "cpus", lambda: 64)
+    monkeypatch.setattr(runtime, "gpus", lambda: 1)
+    monkeypatch.setattr(runtime, "markable_gpus", lambda: 1)
+    monkeypatch.setattr(serving, "_start", lambda fill_in, *_given, **_options: fill_in())
+    of_images = T.Pipeline([T.DecodeImage(), T.Resize((8, 8))])
+    of_sound = T.Pipeline([T.DecodeAudio(RATE, max_s=1), MELS])
+    for workers, pipeline in ((images, of_images), (sound, of_sound)):
+        settings: Any = mbaas.serve("filled in", recordings, pipeline, batch_size=8, gpus_per_worker=reserved)
+        assert settings.prep_workers == workers
 
 
 def test_a_recording_that_is_too_long_is_left_out_and_named(
