@@ -1,8 +1,9 @@
 """The dali engine for sound: spectrograms are made by NVIDIA DALI, on a GPU or the CPU.
 
 Decoding, resampling and whatever else comes before MelSpectrogram is done as the cpu engine does it, in threads over
-samples. So samples are bad for the same reasons, and sound has the same numbers. DALI's decoder also is libsndfile, on
-the CPU, but knows no MP3, and refuses a whole batch for one damaged file; DALI's resampling has another filter.
+samples. So samples are bad for the same reasons, and sound has the same numbers. DALI's decoder is libsndfile, too, on
+the CPU, but knows no MP3, and refuses a whole batch for one damaged file. DALI's resampling to a lower rate leaves out
+no frequencies first: those above half of the new rate come back as lower ones.
 
 What is not finite in a result is made again by the cpu engine: DALI's masks make NaN where that has infinity.
 """

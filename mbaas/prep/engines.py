@@ -13,7 +13,7 @@ def resolve_engine(kind: str, pipeline: Pipeline, *, gpus: int) -> EngineName:
     """Choose the engine that runs ``pipeline``: "auto" is DALI where there is a GPU and DALI can run it, else cpu.
 
     Args:
-        kind: "auto", "cpu" or "dali". DALI runs without a GPU too, but is then slower than cpu.
+        kind: "auto", "cpu" or "dali". DALI runs without a GPU too, but images are then slower than with cpu.
         gpus: how many GPUs prep may use.
 
     Raises:

@@ -1,4 +1,4 @@
-"""What both engines start from: the samples of a block whose headers are good; and what they end with."""
+"""What both engines of images start from: the samples of a block whose headers are good; and what they end with."""
 
 from __future__ import annotations
 
