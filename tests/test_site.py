@@ -1,27 +1,21 @@
-"""The documentation as a site: it builds without a warning, names everything public, and what it shows works."""
+"""The documentation as a site: it builds without a warning, and names everything public.
+
+What its pages show is run in `tests/documents/`.
+"""
 
 from __future__ import annotations
 
 import re
-import shlex
 import subprocess
 import sys
-import tempfile
-import textwrap
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-import typer
-import yaml
 
-from mbaas.cli import app, feed_file
 from mbaas.metrics import METRICS
+from support.pages import ROOT
 
-ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 
 PUBLIC = {
     "mbaas": ("feeds.md", "data.md", "errors.md"),
@@ -32,14 +26,6 @@ PUBLIC = {
     "tune_integration": ("tune.md",),
 }
 """A public module, and the pages of the reference that have its names."""
-
-
-def blocks(page: Path, language: str) -> list[str]:
-    """The blocks of code of a page in a language."""
-    return [
-        textwrap.dedent(text)
-        for text in re.findall(rf"^ *```{language}\n(.*?)^ *```", page.read_text(), re.DOTALL | re.MULTILINE)
-    ]
 
 
 @pytest.fixture(scope="module")
@@ -82,79 +68,3 @@ def test_the_reference_has_every_public_name(site: Path, module: str) -> None:
     shown = (f"{module}.{{}}", "mbaas.{}", "mbaas.errors.{}", f"{module}.{{0}}.{{0}}")
     names = sys.modules[module].__all__
     assert [name for name in names if not {each.format(name) for each in shown} & anchors] == []
-
-
-def test_the_quick_start_runs(
-    ray_clean: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    (program,) = blocks(DOCS / "quick-start.md", "python")
-    exec(compile(program, "quick-start.md", "exec"), {"__name__": "pasted"})
-    ((received, prepared),) = re.findall(r"^received (\{.*\}) prepared (\d+)$", capsys.readouterr().out, re.MULTILINE)
-    assert yaml.safe_load(received) == {"ann": 1500, "bob": 1500}
-    assert 1500 <= int(prepared) < 2700  # 3,000 if they shared nothing
-
-
-def test_the_first_question_is_answered_by_its_program() -> None:
-    (program,) = blocks(DOCS / "loading.md", "python")
-    names: dict[str, Any] = {}
-    exec(compile(program, "loading.md", "exec"), names)
-    seen: list[int] = []
-    assert 0 < names["seconds_per_step"](seen.append, iter(range(50))) < 0.1
-    assert seen == list(range(50))
-
-
-@pytest.mark.parametrize("page", [DOCS / "quick-start.md"], ids=lambda page: page.name)
-def test_files_of_feeds_are_read(page: Path, tmp_path: Path) -> None:
-    (text,) = blocks(page, "yaml")
-    (tmp_path / "feed.yaml").write_text(text)
-    assert feed_file.load(tmp_path / "feed.yaml").name == "quick"
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
-def test_python_that_is_shown_compiles(page: Path) -> None:
-    for number, program in enumerate(blocks(page, "python")):
-        compile(program, f"{page.name}, block {number}", "exec")
-
-
-def command_lines(page: Path) -> Iterator[list[str]]:
-    """The words of the lines with which a page runs mbaas."""
-    for block in blocks(page, "sh"):
-        for line in block.replace("\\\n", " ").splitlines():
-            if line.startswith("mbaas "):
-                yield shlex.split(line.partition("|")[0].partition(" > ")[0].partition("&")[0], comments=True)[1:]
-
-
-def misused(words: list[str]) -> list[str]:
-    """What of a command line mbaas does not know: the command, or options."""
-    command: Any = typer.main.get_command(app)
-    for word in words:
-        commands = getattr(command, "commands", None)  # of a group
-        if commands is None or word.startswith("-"):
-            break
-        if word not in commands:
-            return [word]
-        command = commands[word]
-    words = words[: words.index("--")] if "--" in words else words  # what follows is another program's
-    known = {"--help", *(opt for param in command.params for opt in (*param.opts, *param.secondary_opts))}
-    return [word for word in words if word.startswith("-") and word.partition("=")[0] not in known]
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
-def test_command_lines_that_are_shown_exist(page: Path) -> None:
-    found = {" ".join(words): misused(words) for words in command_lines(page)}
-    assert {line: wrong for line, wrong in found.items() if wrong} == {}
-
-
-@pytest.mark.parametrize(
-    ("line", "wrong"),
-    [
-        ("serve feed.yaml --detach", []),
-        ("serves feed.yaml", ["serves"]),
-        ("simulate policies imagenet-1k --plot=a.svg", []),
-        ("cluster copy node.env", ["copy"]),
-        ("top train --json", ["--json"]),
-    ],
-)
-def test_a_command_line_that_does_not_exist_is_found(line: str, wrong: list[str]) -> None:
-    assert misused(line.split()) == wrong

@@ -17,6 +17,7 @@ import mbaas
 from mbaas import runtime
 from mbaas import transforms as T
 from mbaas.dataset import synthetic
+from support.pages import ROOT, block_with
 from support.waiting import wait_until
 
 SAMPLES, EPOCHS, TRIALS = 3003, 2, 2
@@ -163,6 +164,21 @@ def test_without_detach_a_feed_ends_with_its_program(head: Head) -> None:
     assert feeds == "['brief', 'lasting']"
     wait_until(lambda: names_on(head) == ["lasting"], "the other feed is gone")
     assert head.run(*command("stop", "lasting")).returncode == 0
+
+
+@pytest.mark.long
+def test_what_the_page_shows_serves_a_detached_feed(head: Head, tmp_path: Path) -> None:
+    """With a folder in place of the shared disk."""
+    for number in range(12):
+        image = tmp_path / "train" / f"class-{number % 2}" / f"{number}.png"
+        image.parent.mkdir(parents=True, exist_ok=True)
+        cv2.imwrite(str(image), np.zeros((24, 30, 3), np.uint8))
+    shown = block_with(ROOT / "docs" / "cluster.md", "detached=True").text
+    done = head.run(sys.executable, "-c", shown.replace("/shared/train", str(tmp_path / "train")))
+    assert done.returncode == 0, done.stdout
+    status = json.loads(head.run(*command("status", "train", "--json")).stdout.splitlines()[-1])
+    assert (status["samples"], status["batch_size"]) == (12, 256)
+    assert head.run(*command("stop", "train")).returncode == 0
 
 
 def names_on(head: Head) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from lightning.pytorch.callbacks import Callback
 from trainer_feeds import EVERY, SAMPLES, STEPS, finished, ids_of, join, loss_of, model
 
 import mbaas
+from support.pages import ROOT, block_with
 from support.waiting import wait_until
 
 pytestmark = [
@@ -135,14 +137,19 @@ def test_a_run_resumes_exactly_where_it_was_saved(training, validation, trainer,
 
 
 @pytest.mark.parametrize("place", [("epoch", 0), ("epoch", 1), ("validation", 0), ("validation", 1)], ids=str)
-def test_a_run_resumes_between_two_epochs(training, validation, trainer, tmp_path, place):
-    """Lightning loads no loader's state from a checkpoint of `on_train_epoch_end`, so it is given to `join`."""
-    path, nets = tmp_path / "saved.ckpt", (Net(), Net())
+def test_a_run_resumes_between_two_epochs(training, validation, trainer, tmp_path, monkeypatch, place):
+    """Lightning loads no loader's state from a checkpoint of `on_train_epoch_end`, so the guide's lines give it to
+    `join`.
+    """
+    path, nets = tmp_path / "last.ckpt", (Net(), Net())
     with join(training, "between") as loader:
         with pytest.raises(EndOfRunError):
             trainer(callbacks=[Save(path, *place)]).fit(nets[0], loader, validation)
-    (state,) = torch.load(path)["loops"]["fit_loop"]["state_dict"]["combined_loader"]
-    with join(training, "between", state=state) as loader:
+    shown = block_with(ROOT / "docs" / "guide.md", "last.ckpt")
+    names = {"mbaas": mbaas, "torch": torch}
+    monkeypatch.chdir(tmp_path)
+    replace(shown, text=shown.text.replace('"train"', repr(training.name))).run(names)
+    with names["loader"] as loader:
         trainer().fit(nets[1], loader, validation, ckpt_path=path)
         assert loader.epoch == EPOCHS
     assert sorted_epochs(*nets) == EXACT

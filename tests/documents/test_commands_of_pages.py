@@ -1,0 +1,172 @@
+"""The command lines of mbaas that pages show: the real command takes each, and those that need no cluster are run."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import page_data
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from mbaas.cli import app
+from support.pages import PAGES, ROOT, blocks_of, text_of
+
+RUN = (
+    "show feed.yaml --out grid.png",
+    "serve --schema",
+    "cluster list",
+    "cluster write raycluster.yaml",
+    "cluster write grafana/feed.json",
+    "cluster write grafana/search.json",
+    "plan examples/plan/jobs.yaml",
+    "plan examples/plan/jobs.yaml --json",
+    "simulate presets",
+    "simulate presets imagenet-1k",
+    "simulate cache --policy lru --cached 0.5",
+    "simulate frequency --workers 16 --epochs 90 --samples 1281167 --delta 0.8 --monte-carlo",
+    "simulate imbalance --nodes 16 --local-batch 64",
+)
+"""Commands of pages that need no cluster and take a second at most. `tests/cli` runs the others."""
+
+LONG = (
+    "simulate policies imagenet-1k --set trials=16 --plot policies.svg",
+    'simulate sweep imagenet-1k --x "cache_bytes=5 GB,20 GB,80 GB" --y trials=1,4,16 --versus minio',
+)
+"""Those that need no cluster either, and take longer."""
+
+
+USAGE_ERROR: Any = typer.BadParameter.__base__
+"""What the command raises for what it does not take; typer has no name for it."""
+
+
+@cache
+def mbaas_command() -> Any:
+    """The command with all of its own."""
+    return typer.main.get_command(app)
+
+
+def _of_a_line(line: str) -> list[str]:
+    """The words after ``mbaas``, without what a shell does with them."""
+    return shlex.split(re.split(r"[|&]| > ", line)[0], comments=True)[1:]
+
+
+def command_lines(page: Path) -> Iterator[list[str]]:
+    """The words of the lines with which a page runs mbaas: in its blocks, and between backticks if there are options or
+    arguments.
+    """
+    for block in blocks_of(page, "sh"):
+        for line in block.text.replace("\\\n", " ").splitlines():
+            if line.startswith("mbaas "):
+                yield _of_a_line(line)
+    for span in re.findall(r"`(mbaas [^`]+)`", text_of(page)):
+        yield _of_a_line(" ".join(span.split()))
+
+
+def misused(words: list[str]) -> str:
+    """What the command says of words that it does not take; nothing is run."""
+    command = mbaas_command()
+    if words[-1] == "--help":
+        words = words[:-1]
+    try:
+        context = command.make_context("mbaas", [*words], resilient_parsing=not words)
+        while hasattr(context.command, "commands"):  # a group
+            left = [*context._protected_args, *context.args]
+            if not left:
+                return ""
+            name, command, rest = context.command.resolve_command(context, left)
+            # A command by itself is only named: its arguments are elsewhere.
+            context = command.make_context(name, rest, parent=context, resilient_parsing=not rest)
+    except USAGE_ERROR as error:
+        return str(error.format_message())
+    return ""
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_command_lines_that_are_shown_are_taken(page: Path) -> None:
+    found = {shlex.join(words): misused(words) for words in command_lines(page)}
+    assert {line: wrong for line, wrong in found.items() if wrong} == {}
+
+
+@pytest.mark.parametrize(
+    ("line", "wrong"),
+    [
+        ("serve feed.yaml --detach", ""),
+        ("serve", ""),
+        ("simulate sweep --help", ""),
+        ("chaos --faults 50 -- python my_search.py --epochs 3", ""),
+        ("serves feed.yaml", "No such command 'serves'"),
+        ("simulate policies imagenet-1k --plot=a.svg", ""),
+        ("cluster copy node.env", "No such command 'copy'"),
+        ("top train --json", "No such option: --json"),
+        ("show feed.yaml --count many", "Invalid value for '--count': Input should be a valid integer"),
+        ("show feed.yaml grid.png", "Got unexpected extra argument"),
+        ("ledger --inexact", "Missing argument 'name'"),
+    ],
+)
+def test_a_command_line_that_is_not_taken_is_found(line: str, wrong: str) -> None:
+    assert misused(shlex.split(line)).startswith(wrong)
+    assert bool(misused(shlex.split(line))) == bool(wrong)
+
+
+def run(line: str) -> str:
+    """Run a command in this process; return what it writes, as wide as in the documents."""
+    ended = CliRunner().invoke(app, shlex.split(line), env={"COLUMNS": "100", "TERM": "dumb", "NO_COLOR": "1"})
+    assert ended.exit_code == 0, ended.output
+    return ended.stdout
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the quick start's feed, and the examples of a checkout."""
+    monkeypatch.chdir(tmp_path)
+    page_data.for_quick_start(tmp_path)
+    (block,) = blocks_of(ROOT / "docs" / "quick-start.md", "yaml")
+    (tmp_path / "feed.yaml").write_text(block.text)
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    return tmp_path
+
+
+@pytest.mark.parametrize("line", [*RUN, *(pytest.param(line, marks=pytest.mark.long) for line in LONG)])
+def test_a_command_line_runs(line: str, here: Path) -> None:
+    shown = {shlex.join(words) for page in PAGES for words in command_lines(page)}
+    assert shlex.join(shlex.split(line)) in shown, "no page shows it any more"
+    out = run(line)
+    assert out
+    for name in re.findall(r"[\w-]+\.(?:png|svg)", line):
+        assert (here / name).stat().st_size > 1000
+
+
+def cells(table: str) -> list[list[str]]:
+    """The words of each line, without lines and spaces of a table."""
+    return [words for line in table.splitlines() if (words := re.sub(r"[│┃─━]", " ", line).split())]
+
+
+def test_the_plan_is_what_its_page_shows(here: Path) -> None:
+    page = ROOT / "docs" / "plan.md"
+    (shown,) = blocks_of(page, "")
+    assert [line.rstrip() for line in run("plan examples/plan/jobs.yaml").splitlines()] == [
+        line.rstrip() for line in shown.text.splitlines()
+    ]
+
+
+@pytest.mark.long
+def test_the_simulation_has_the_rows_that_its_page_shows(here: Path) -> None:
+    """The page leaves out rows and columns."""
+    (shown,) = blocks_of(ROOT / "docs" / "simulate.md", "")
+    rows = {row[0]: row for row in cells(run(LONG[0]))}
+    for row in cells(shown.text)[2:]:
+        there = iter(rows[row[0]])
+        assert all(cell in there for cell in row), (row, rows[row[0]])
+
+
+def test_all_commands_are_on_the_page_that_lists_them() -> None:
+    """The guide's list has each command; `docs/reference/commands.md` is made from the code."""
+    (listed,) = blocks_of(ROOT / "docs" / "guide.md", "")
+    named = {line.split()[1] for line in listed.text.splitlines()}
+    assert named == set(mbaas_command().commands)

@@ -1,0 +1,275 @@
+"""The Python of each page runs, from the top down, on small data that has the names which the page uses."""
+
+from __future__ import annotations
+
+import json
+import re
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import page_data
+import pytest
+import torch
+
+import mbaas
+from mbaas import runtime
+from mbaas import transforms as T
+from mbaas.prep.preview import first_samples
+from support.pages import PAGES, ROOT, Block, blocks_of
+
+Names = dict[str, Any]
+"""What a page's programs have defined so far."""
+
+ELSEWHERE = {
+    ("README.md", "tune.Tuner("): "tests/examples/test_readme.py, on a machine of its own: a whole search",
+    ("docs/guide.md", "TorchTrainer("): "tests/documents/test_page_of_ranks.py, marked long: two trials of two ranks",
+    ("docs/cluster.md", "detached=True"): "tests/cluster/test_detached.py, marked long: on a cluster that stays",
+    ("docs/guide.md", "last.ckpt"): "tests/trainers/test_lightning.py, which has such a checkpoint",
+}
+"""(page, what one of its blocks has) -> where that block runs instead."""
+
+
+@dataclass(frozen=True)
+class Page:
+    """How the programs of a page are run.
+
+    Attributes:
+        prepare: writes into an empty folder what they read there.
+        checks: what a block has -> what is looked at after it.
+    """
+
+    prepare: Callable[[Path], None] = lambda _: None
+    checks: Mapping[str, Callable[[Names], None]] = field(default_factory=dict)
+
+
+def a_table(names: Names) -> None:
+    data = names["data"]
+    assert (len(data), data.class_names) == (3, ("cat", "dog"))
+    assert data.values(np.arange(3))["age"].tolist() == [1, 2, 3]
+
+
+def pipeline_with_boxes(names: Names) -> None:
+    assert names["pipeline"].boxes == T.Boxes("boxes", format="xywh", beside=("classes",))
+
+
+def shards(names: Names) -> None:
+    """The second call is that of two shards; the first one left the listing of 128."""
+    data = names["data"]
+    assert (len(data), data.class_names) == (2, ("cat",))
+    again = mbaas.read_webdataset("bucket/train-{000000..000127}.tar", listing="shards.parquet")
+    assert again.labels(np.arange(128)).tolist() == list(range(128))
+
+
+def parquet_files(names: Names) -> None:
+    assert names["data"].labels(np.arange(8)).tolist() == list(range(8))
+    assert Path("shared/train").is_dir()
+
+
+def hugging_face(names: Names) -> None:
+    data = names["data"]
+    assert (data.labels(np.arange(3)).tolist(), data.class_names) == ([0, 1, 1], ("rust", "healthy"))
+
+
+def a_reader(names: Names) -> None:
+    assert names["data"].values(np.arange(1))["year"].tolist() == [2024]
+
+
+def parts(names: Names) -> None:
+    train, validation, small, both = (names[name] for name in ("train", "validation", "small", "both"))
+    kinds = {train.class_names[label] for label in train.labels(np.arange(len(train))).tolist()}
+    ages = train.values(np.arange(len(train)))["age"]
+    assert (kinds, int(ages.min())) == ({"cat", "dog"}, 18)
+    assert len(train) == pytest.approx(0.8 * (len(train) + len(validation)), abs=2)
+    assert (len(small), len(both)) == (1000, len(train) + 3)
+
+
+def draws(names: Names) -> None:
+    labels = names["even"].labels(np.arange(len(names["even"])))
+    counts = np.bincount(labels)[np.unique(labels)]
+    assert counts.max() - counts.min() <= 1
+    assert len(names["drawn"]) == 50_000
+
+
+def a_map(names: Names) -> None:
+    """The pipeline hides tokens, and does so in the place where prep workers do."""
+    Path("text.jsonl").write_text(json.dumps({"uri": "a.png", "tokens": [7] * 200}))
+    found = first_samples(mbaas.read_manifest("text.jsonl"), names["pipeline"], count=1)
+    hidden = int((np.asarray(found.known["tokens"]) == 0).sum())
+    assert 10 < hidden < 60  # 15 % of 200
+
+
+def three_epochs(names: Names) -> None:
+    assert (names["epoch"], len(names["batch"]["image"])) == (2, 12)
+    assert names["feed"].status().inexact_epochs == 0
+
+
+def annotations(names: Names) -> None:
+    data = names["data"]
+    assert (len(data), data.class_names) == (12, ("cat",))
+    assert Path("train.parquet").exists()
+    page = (ROOT / "docs" / "detection.md").read_text()
+    told = re.findall(r"^\| (`\w+`.*?) \|", page, re.MULTILINE)
+    listed = [name for cell in told for name in re.findall(r"`(\w+)`", cell)]
+    there = [name for name in listed if name not in ("keypoints", "segmentation")]
+    assert [field.name for field in data.fields] == there
+
+
+def served(names: Names) -> None:
+    assert names["pipeline"].output_shape == (512, 512, 3)
+    assert mbaas.connect("train").status().samples == len(names["train"])
+
+
+def objects(names: Names) -> None:
+    image, batch, targets = names["image"], names["batch"], names["targets"]
+    assert torch.bincount(image, minlength=len(batch["image"])).tolist() == batch["boxes_bounds"].diff().tolist()
+    assert all(len(target["boxes"]) == len(target["labels"]) for target in targets)
+
+
+def masks(names: Names) -> None:
+    known = names["pipeline"].known(names["data"].fields)
+    assert [(field.name, field.shape) for field in known][2] == ("masks", (None, 256, 256))
+
+
+def first_of(feed: str, **options: Any) -> dict[str, Any]:
+    with mbaas.join(feed, format="numpy", **options) as loader:
+        return {name: np.array(values) for name, values in next(iter(loader)).items()}
+
+
+def sounds(names: Names) -> None:
+    for feed, samples in (("train", 18), ("validation", 2)):
+        batch = first_of(feed)
+        assert (batch["audio"].shape, batch["audio"].dtype) == ((samples, 101, 64), np.float32)
+
+
+def utterances(names: Names) -> None:
+    with names["loader"] as loader:
+        batch = next(iter(loader))
+    assert batch["audio"].shape == (16, int(batch["audio_length"].max()), 80)
+
+
+def scans(names: Names) -> None:
+    assert first_of("scans")["array"].shape == (2, 64, 64, 64)
+
+
+def volumes(names: Names) -> None:
+    batch = first_of("cosmo")
+    assert (batch["volume"].dtype, batch["volume"].shape) == (np.int16, (4, 32, 32, 32, 4))
+    assert batch["parameters"].shape == (4, 4)
+
+
+def clouds(names: Names) -> None:
+    with names["batches"] as loader:
+        batch = next(iter(loader))
+    assert (batch["points"].shape, batch["points_bounds"].diff().sort().values.tolist()) == ((11, 3), [5, 6])
+
+
+def steps(names: Names) -> None:
+    seen: list[int] = []
+    assert 0 < names["seconds_per_step"](seen.append, iter(range(50))) < 0.1
+    assert seen == list(range(50))
+
+
+def two_trials(names: Names) -> None:
+    assert names["received"] == {"ann": 1500, "bob": 1500}
+    assert 1500 <= names["prepared"] < 2700  # 3,000 if they shared nothing
+
+
+SHOWN = {
+    "README.md": Page(),
+    "docs/loading.md": Page(checks={"seconds_per_step": steps}),
+    "docs/quick-start.md": Page(page_data.for_quick_start, {"trial": two_trials}),
+    "docs/guide.md": Page(
+        page_data.for_guide,
+        {
+            'read_manifest("s3': a_table,
+            "T.Boxes(": pipeline_with_boxes,
+            "read_webdataset(": shards,
+            "read_parquet(": parquet_files,
+            "read_huggingface(": hugging_face,
+            "read_zip(": a_reader,
+            "adults": parts,
+            "balanced(": draws,
+            "mask_tokens": a_map,
+            'consumer="me"': three_epochs,
+        },
+    ),
+    "docs/detection.md": Page(
+        page_data.for_detection,
+        {
+            "instances_train2017": annotations,
+            "RandomZoomOut": served,
+            "repeat_interleave": objects,
+            "T.Masks()": masks,
+        },
+    ),
+    "docs/sound.md": Page(page_data.for_sound, {'"commands/"': sounds, "utterances": utterances}),
+    "docs/arrays.md": Page(page_data.for_arrays, {'"scans"': scans, '"cosmo"': volumes, "packed": clouds}),
+    "docs/cluster.md": Page(),
+}
+"""Each page that shows Python."""
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty folder in which a page's programs run, as on a machine of two CPUs; their feeds are stopped."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(runtime, "cpus", lambda: 2)
+    monkeypatch.syspath_prepend(ROOT / "examples")
+    yield tmp_path
+    for feed in mbaas.feeds():
+        feed.stop()
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_the_python_of_a_page_runs(name: str, ray_clean: None, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = SHOWN[name]
+    page.prepare(here)
+    if name == "docs/guide.md":  # the hub of Hugging Face cannot be reached: what stands for it was saved to a folder
+        hub = datasets.load_from_disk("bucket/beans")
+        monkeypatch.setattr(datasets, "load_dataset", {"AI-Lab-Makerere/beans": hub}.get)
+    names: Names = {"__name__": "pasted"}
+    left = dict(page.checks)
+    for block in here_only(name):
+        adapted(block).run(names)
+        for text in [text for text in left if text in block.text]:
+            left.pop(text)(names)
+    assert not left, "no block has these"
+    names.clear()  # functions refer to it, and it to minibatches
+
+
+def here_only(name: str) -> list[Block]:
+    """The Python of a page that does not run elsewhere."""
+    others = [text for page, text in ELSEWHERE if page == name]
+    return [each for each in blocks_of(ROOT / name, "python") if not any(text in each.text for text in others)]
+
+
+def adapted(block: Block) -> Block:
+    """The block with what the test has in place of what it has not."""
+    text = block.text
+    for absent, present in page_data.INSTEAD.items():
+        text = text.replace(absent, present)
+    return Block(block.page, block.line, block.language, text)
+
+
+def test_all_python_that_is_shown_runs_here_or_elsewhere() -> None:
+    assert {page.relative_to(ROOT).as_posix() for page in PAGES if blocks_of(page, "python")} == set(SHOWN)
+    for page, text in ELSEWHERE:
+        assert sum(text in block.text for block in blocks_of(ROOT / page, "python")) == 1, (page, text)
+    for reason in ELSEWHERE.values():
+        assert (ROOT / reason.split(",")[0]).is_file()
+
+
+def test_the_pairs_of_points_of_people_are_left_and_right() -> None:
+    """By COCO's names of key points."""
+    sides = ["eye", "ear", "shoulder", "elbow", "wrist", "hip", "knee", "ankle"]
+    points = ["nose", *(f"{side} {part}" for part in sides for side in ("left", "right"))]
+    (swaps,) = re.findall(r"`swaps=(\[.*?\])`", (ROOT / "docs" / "detection.md").read_text())
+    pairs = T.Keypoints(swaps=json.loads(swaps.replace("(", "[").replace(")", "]"))).swaps
+    told = [(points[one], points[other]) for one, other in pairs]
+    assert told == [(f"left {part}", f"right {part}") for part in sides]
