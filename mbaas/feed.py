@@ -50,10 +50,11 @@ class Feed:
         name: the name under which trials join it.
     """
 
-    def __init__(self, name: str, coordinator: Any) -> None:
+    def __init__(self, name: str, coordinator: Any, draw: Callable[[], str] = str) -> None:
         self.name = name
         self._coordinator = coordinator
         self._is_stopped = False
+        self._draw = draw
 
     def status(self, *, timeout_s: float = CALL_S) -> FeedStatus:
         """Tell how the feed is doing: who takes part and where, what is staged and cached, rates, stalls, ledgers.
@@ -208,17 +209,24 @@ class Feed:
     def __exit__(self, *exc_info: object) -> None:
         self.stop()
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_draw": str}  # not the dataset, of which it draws samples: it may be large
+
     def __repr__(self) -> str:
         return f"Feed({self.name!r})"
 
     def _repr_html_(self) -> str:
-        """Return what notebooks show: a table of how the feed is doing now."""
+        """Return what notebooks show: a table of how the feed is doing now, and its first samples if they are images.
+
+        The samples are prepared in this process, as `mbaas show` does, so the feed does not notice. Only the program
+        that serves the feed has its dataset and pipeline: a feed that `connect` found shows the table alone.
+        """
         title = f"Feed {self.name}"
         try:
             status = self.status(timeout_s=SHOWN_WITHIN_S)
         except MbaasError as error:  # a cell that ends with a feed that was stopped is no error
             return table(title, {"state": str(error)})
-        return table(title, _facts(status))
+        return f"<div>{table(title, _facts(status))}{self._draw()}</div>"
 
 
 def _facts(status: FeedStatus) -> dict[str, str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal
 
 import ray
@@ -264,7 +265,14 @@ def _start(
         raise
     if not settings.detached:
         SERVED[settings.name] = coordinator
-    return Feed(settings.name, coordinator)
+    return Feed(settings.name, coordinator, partial(_picture, dataset, pipeline, settings))
+
+
+def _picture(dataset: Dataset, pipeline: Pipeline, settings: FeedSettings) -> str:
+    """Return what a notebook shows of a feed's first samples, as HTML."""
+    from mbaas.pictures.samples import html_of  # here: most programs draw nothing
+
+    return html_of(dataset, pipeline, seed=settings.seed, shuffle=settings.shuffle)
 
 
 def _registered(settings: FeedSettings, pipeline: Pipeline, gpus: int) -> Any:

@@ -29,6 +29,7 @@ LAYERS = (
     "coordinator",
     "client",
     "core",
+    "pictures",
     "prep",
     "cache",
     "status",

@@ -117,7 +117,7 @@ def show(
         typer.Option(help="How many samples. Default: a minibatch, 32 at most.", min=1, show_default=False),
     ] = None,
 ) -> None:
-    """Draw the first samples of an epoch as a grid, with their classes and boxes.
+    """Draw the first samples of an epoch as a grid, with their classes, boxes, masks and key points.
 
     They are exactly what trials will get, up to [bold]Normalize[/], which runs in the trial: a minibatch follows from
     the data, the pipeline and the seed. So neither a feed nor Ray is needed. The cpu engine prepares them; what dali

@@ -14,10 +14,11 @@ from numpy.typing import NDArray
 import mbaas
 from mbaas import runtime
 from mbaas import transforms as T
-from mbaas.cli import feed_file, picture_grid
-from mbaas.cli.picture_grid import Cell, Layout
-from mbaas.cli.show import cells_of
+from mbaas.cli import feed_file
 from mbaas.errors import ConfigError
+from mbaas.pictures import grid
+from mbaas.pictures.grid import Cell, Layout
+from mbaas.pictures.samples import MASK_COLOURS, cells_of
 from mbaas.prep.preview import first_samples
 
 SAMPLES, SIDE = 12, 40
@@ -120,13 +121,13 @@ def test_cells_say_class_and_number(feed: Path) -> None:
     ],
 )
 def test_small_images_are_shown_larger_and_large_ones_smaller(image: tuple[int, int], shown: tuple[int, int]) -> None:
-    assert picture_grid.shown_size(image) == shown
+    assert grid.shown_size(image) == shown
 
 
 @pytest.mark.parametrize(("count", "size"), [(1, (20, 50)), (5, (20, 50)), (32, (20, 50)), (12, (90, 220))])
 def test_no_two_images_meet_and_none_leaves_the_picture(count: int, size: tuple[int, int], tmp_path: Path) -> None:
-    cells = [Cell(np.full((*size, 3), number, np.uint8), ("",), np.zeros((0, 4))) for number in range(count)]
-    layout = picture_grid.draw(cells, tmp_path / "grid.png", title=["title"])
+    cells = [Cell(np.full((*size, 3), number, np.uint8), ("",)) for number in range(count)]
+    layout = grid.draw(cells, tmp_path / "grid.png", title=["title"])
     drawn = picture(tmp_path / "grid.png")
     height, width = layout.shown
     for number in range(count):
@@ -158,9 +159,9 @@ def test_what_cannot_be_drawn_is_one_sentence(feed: Path, tmp_path: Path) -> Non
 
 def test_a_folder_that_cannot_be_written_is_an_error_of_ours(tmp_path: Path) -> None:
     (tmp_path / "grid.png").mkdir()
-    cell = Cell(np.zeros((8, 8, 3), np.uint8), (), np.zeros((0, 4)))
+    cell = Cell(np.zeros((8, 8, 3), np.uint8), ())
     with pytest.raises(ConfigError, match=r"cannot write .*grid\.png: Is a directory"):
-        picture_grid.draw([cell], tmp_path / "grid.png", title=[])
+        grid.draw([cell], tmp_path / "grid.png", title=[])
 
 
 def test_what_is_no_image_is_refused_before_any_data_is_read(feed: Path, tmp_path: Path) -> None:
@@ -168,3 +169,37 @@ def test_what_is_no_image_is_refused_before_any_data_is_read(feed: Path, tmp_pat
     said = call("show", feed, "--out", tmp_path / "grid.png")
     assert said.exit_code != 0
     assert "only images can be drawn, but DecodeAudio(rate=16000, " in " ".join(said.stderr.split())
+
+
+POINTS = [[[5.0, 30.0, 2.0], [0.0, 0.0, 0.0], [12.0, 8.0, 1.0]]]
+"""Of one object: the second one is not labelled."""
+
+
+def test_key_points_are_drawn_where_they_are_labelled(tmp_path: Path) -> None:
+    cv2.imwrite(str(tmp_path / "0.png"), np.full((40, 40, 3), 60, np.uint8))
+    (tmp_path / "t.jsonl").write_text(json.dumps({"uri": "0.png", "keypoints": POINTS}) + "\n")
+    data, pipeline = mbaas.read_manifest(tmp_path / "t.jsonl"), T.Pipeline([T.DecodeImage()], keypoints=T.Keypoints())
+    cells = cells_of(data, pipeline, first_samples(data, pipeline, count=1))
+    layout = grid.draw(cells, tmp_path / "grid.png", title=[])
+    (top, left), (height, width) = layout.corner(0), layout.shown
+    drawn = picture(tmp_path / "grid.png")[top : top + height, left : left + width]
+    centres = cv2.connectedComponentsWithStats((drawn != 60).any(axis=2).astype(np.uint8))[3]
+    enlarged = height / 40
+    wanted = [[(x + 0.5) * enlarged - 0.5, (y + 0.5) * enlarged - 0.5] for x, y, seen in POINTS[0] if seen]
+    assert np.array(sorted(centres[1:].tolist())) == pytest.approx(np.array(sorted(wanted)), abs=1)
+
+
+def test_masks_lie_over_their_objects(tmp_path: Path) -> None:
+    pytest.importorskip("pycocotools")
+    cv2.imwrite(str(tmp_path / "0.png"), np.full((40, 40, 3), 60, np.uint8))
+    corners = [[4, 4, 16, 4, 16, 20, 4, 20]], [[20, 8, 36, 8, 36, 12, 20, 12]]
+    objects = [{"image_id": 0, "category_id": 1, "bbox": [4, 4, 12, 16], "segmentation": corner} for corner in corners]
+    said = {"images": [{"id": 0, "file_name": "0.png"}], "annotations": objects, "categories": [{"id": 1, "name": "a"}]}
+    (tmp_path / "a.json").write_text(json.dumps(said))
+    data = mbaas.read_coco(tmp_path / "a.json", tmp_path, fields=["boxes", "segmentation"])
+    pipeline = T.Pipeline([T.DecodeImage(), T.CenterCrop(40)], boxes=T.Boxes(), masks=T.Masks())
+    (cell,) = cells_of(data, pipeline, first_samples(data, pipeline, count=1))
+    wanted = np.full((40, 40, 3), 60.0)
+    for (x0, y0, _, _, x1, y1, *_), colour in zip((corners[0][0], corners[1][0]), MASK_COLOURS[:2], strict=True):
+        wanted[y0:y1, x0:x1] = (60 + colour) / 2
+    assert np.abs(cell.image - wanted).max() <= 0.5

@@ -1,13 +1,13 @@
-"""Draws prepared images as one picture: a grid, with what is known of each image below it, and boxes on it."""
+"""Draws images as one picture: a grid, with what is known of each image below it, and boxes and key points on it."""
 
 from __future__ import annotations
 
 import math
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import cv2
 import numpy as np
@@ -36,9 +36,12 @@ CHARACTER = 7.0
 """Size of text, and how wide a character of it is, on average and rounded up."""
 
 LEAST_WIDTH = 640
-"""Pixels of the whole picture, so that there is room for its title."""
+"""Pixels of a picture that has a title, so that there is room for it."""
 
 BOX = "#ffd23f"
+POINT, POINT_RADIUS = "#00e5ff", 2.5
+"""Colour of key points, and their radius in pixels of the picture."""
+
 INK = "#333333"
 
 
@@ -50,11 +53,13 @@ class Cell:
         image: its pixels.
         lines: what is written below it.
         edges: float[k, 4], left, top, right and bottom of the boxes on it, in its pixels.
+        points: float[n, 2], x and y of the key points on it; 0 is the middle of its first pixel.
     """
 
     image: Image
     lines: tuple[str, ...]
-    edges: NDArray[np.float64]
+    edges: NDArray[np.float64] = field(default_factory=lambda: np.zeros((0, 4)))
+    points: NDArray[np.float64] = field(default_factory=lambda: np.zeros((0, 2)))
 
 
 @dataclass(frozen=True)
@@ -76,14 +81,16 @@ class Layout:
     size: tuple[int, int]
 
     @classmethod
-    def of(cls, count: int, image: tuple[int, int], *, title_lines: int, lines: int) -> Layout:
+    def of(
+        cls, count: int, image: tuple[int, int], *, title_lines: int, lines: int, most_side: int = MOST_SIDE
+    ) -> Layout:
         """Lay out ``count`` images of (height, width) ``image``, in a grid about half as wide again as high."""
-        height, width = shown_size(image)
+        height, width = shown_size(image, most_side)
         text = lines * LINE + GAP
         columns = min(count, max(1, round(math.sqrt(1.5 * count * (height + text) / (width + GAP)))))
         rows = -(-count // columns)
         top = title_lines * LINE + 2 * GAP
-        across = max(LEAST_WIDTH, columns * (width + GAP) + GAP)
+        across = max(LEAST_WIDTH if title_lines else 0, columns * (width + GAP) + GAP)
         return cls(columns, (height, width), top, text, (top + rows * (height + text) + GAP, across))
 
     def corner(self, number: int) -> tuple[int, int]:
@@ -93,10 +100,10 @@ class Layout:
         return self.top + row * (height + self.text), GAP + column * (width + GAP)
 
 
-def shown_size(image: tuple[int, int]) -> tuple[int, int]:
+def shown_size(image: tuple[int, int], most_side: int = MOST_SIDE) -> tuple[int, int]:
     """Return (height, width) in the grid of an image of (height, width)."""
     longer = max(image)
-    factor = -(-LEAST_SIDE // longer) if longer < LEAST_SIDE else min(1.0, MOST_SIDE / longer)
+    factor = -(-LEAST_SIDE // longer) if longer < LEAST_SIDE else min(1.0, most_side / longer)
     height, width = (max(1, round(side * factor)) for side in image)
     return height, width
 
@@ -113,20 +120,21 @@ def check_path(path: Path) -> None:
         raise ConfigError(f"the folder of a picture must exist, got {path.parent}")
 
 
-def draw(cells: Sequence[Cell], path: Path, *, title: Sequence[str]) -> Layout:
+def draw(cells: Sequence[Cell], to: Path | IO[bytes], *, title: Sequence[str], most_side: int = MOST_SIDE) -> Layout:
     """Write a PNG of images that all have one size; return where each is.
 
     Args:
         cells: at least one.
-        path: see `check_path`.
+        to: a file, by its path (see `check_path`) or open for writing.
         title: lines above the grid.
+        most_side: pixels of the longer side of an image; larger ones are shrunk to that.
 
     Raises:
         ConfigError: the file cannot be written.
     """
     height, width = cells[0].image.shape[:2]
     most_lines = max(len(cell.lines) for cell in cells)
-    layout = Layout.of(len(cells), (height, width), title_lines=len(title), lines=most_lines)
+    layout = Layout.of(len(cells), (height, width), title_lines=len(title), lines=most_lines, most_side=most_side)
     figure = _figure(layout.size)
     for number, line in enumerate(title):
         _write(figure, layout, (GAP + number * LINE, GAP), line, layout.size[1] - 2 * GAP)
@@ -136,9 +144,9 @@ def draw(cells: Sequence[Cell], path: Path, *, title: Sequence[str]) -> Layout:
         with warnings.catch_warnings():
             # A name in a script that the font lacks shows boxes for letters, which says it plainly enough.
             warnings.filterwarnings("ignore", message="Glyph .* missing from font")
-            figure.savefig(path, dpi=figure.dpi, format="png")
+            figure.savefig(to, dpi=figure.dpi, format="png")
     except OSError as error:
-        raise ConfigError(f"cannot write {path}: {error.strerror}") from None
+        raise ConfigError(f"cannot write {to}: {error.strerror}") from None
     return layout
 
 
@@ -152,18 +160,22 @@ def _figure(size: tuple[int, int]) -> Figure:
 
 
 def _draw_cell(figure: Figure, layout: Layout, number: int, cell: Cell) -> None:
-    from matplotlib.patches import Rectangle
+    from matplotlib.patches import Circle, Rectangle
     from matplotlib.transforms import IdentityTransform
 
     (top, left), (height, width) = layout.corner(number), layout.shown
     whole = layout.size[0]
     figure.figimage(_scaled(cell.image, (height, width)), left, whole - top - height)
-    scale = np.array([width / cell.image.shape[1], height / cell.image.shape[0]] * 2)
-    for x0, y0, x1, y1 in (cell.edges * scale).tolist():
+    scale = np.array([width / cell.image.shape[1], height / cell.image.shape[0]])
+    for x0, y0, x1, y1 in (cell.edges * np.tile(scale, 2)).tolist():
         corner = left + x0, whole - top - y1
         box = Rectangle(corner, x1 - x0, y1 - y0, fill=False, edgecolor=BOX, linewidth=1.5)
         box.set_transform(IdentityTransform())
         figure.add_artist(box)
+    for x, y in ((cell.points + 0.5) * scale).tolist():
+        point = Circle((left + x, whole - top - y), POINT_RADIUS, facecolor=POINT, edgecolor=INK, linewidth=0.5)
+        point.set_transform(IdentityTransform())
+        figure.add_artist(point)
     for line, text in enumerate(cell.lines):
         _write(figure, layout, (top + height + 2 + line * LINE, left), text, width)
 
