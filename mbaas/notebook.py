@@ -1,10 +1,20 @@
-"""Small tables and pictures in HTML, as notebooks show them instead of a value's ``repr``."""
+"""What notebooks show: tables and pictures in HTML instead of a value's ``repr``, and bars of what takes long."""
 
 from __future__ import annotations
 
 import base64
+import sys
+import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
+from typing import Any
+
+BAR_AFTER_S = 1.0
+"""Work that takes no longer than this shows no bar."""
+
+BAR_EVERY_S = 0.2
+"""How often a bar moves, at most: each time is a message to the browser."""
 
 
 def table(title: str, rows: Mapping[str, str]) -> str:
@@ -31,3 +41,47 @@ def sentence(text: str) -> str:
 def some(names: Sequence[str], most: int = 8) -> str:
     """Write the first of some names, and how many more there are."""
     return ", ".join(names[:most]) + (f" and {len(names) - most:,} more" if len(names) > most else "")
+
+
+def is_running() -> bool:
+    """Return whether this process is the kernel of a notebook; IPython in a terminal is none."""
+    ipython = sys.modules.get("IPython")
+    return ipython is not None and getattr(ipython.get_ipython(), "kernel", None) is not None
+
+
+@dataclass(frozen=True)
+class _Shown:
+    """One state of a bar."""
+
+    text: str
+    share: float
+
+    def __repr__(self) -> str:
+        return self.text
+
+    def _repr_html_(self) -> str:
+        return f'<progress value="{self.share:.3f}" style="width:20em"></progress> {escape(self.text)}'
+
+
+class Bar:
+    """A bar below a notebook's cell, which moves in its place; it stays there when the work is done."""
+
+    def __init__(self) -> None:
+        self._handle: Any = None
+        self._began = time.monotonic()
+        self._next = self._began + BAR_AFTER_S
+
+    def show(self, things: str, done: int, total: int) -> None:
+        """Say that so many of some things are done."""
+        from IPython.display import display
+
+        now, is_over = time.monotonic(), done >= total
+        if (is_over and self._handle is None) or (not is_over and now < self._next):
+            return
+        self._next = now + BAR_EVERY_S
+        elapsed = f", {now - self._began:,.0f} s" if is_over else ""
+        state = _Shown(f"{done:,} of {total:,} {things}{elapsed}", done / max(1, total))
+        if self._handle is None:
+            self._handle = display(state, display_id=True)
+        else:
+            self._handle.update(state)

@@ -1,7 +1,8 @@
 """How far long work is: whoever does it counts, and whoever waits for it may watch.
 
 Readers of datasets count what they list and look into. Nobody has to watch, and nothing is passed through their
-arguments for it: who watches is known within the thread, or the task, that watches.
+arguments for it: who watches is known within the thread, or the task, that watches. In a notebook, where nobody does,
+work that takes long shows a bar by itself.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, TypeVar
+
+from mbaas import notebook
 
 _T = TypeVar("_T")
 
@@ -45,7 +48,7 @@ def watched(tell: Watch) -> Iterator[None]:
 
 
 def track(items: Iterable[_T], things: str, total: int, *, amount: Callable[[Any], int] = lambda _: 1) -> Iterator[_T]:
-    """Pass items on, and tell whoever watches how many have come.
+    """Pass items on, and tell whoever watches, or a notebook, how many have come.
 
     Args:
         items: results, as they come; those of a pool of threads are taken by the thread that watches.
@@ -53,7 +56,7 @@ def track(items: Iterable[_T], things: str, total: int, *, amount: Callable[[Any
         total: how many will come.
         amount: for how many things an item stands.
     """
-    tell, done = _watch.get(), 0
+    tell, done = _watch.get() or _in_notebook(), 0
     if tell is None:
         yield from items
         return
@@ -62,3 +65,11 @@ def track(items: Iterable[_T], things: str, total: int, *, amount: Callable[[Any
         done += amount(item)
         tell(Progress(things, done, total))
         yield item
+
+
+def _in_notebook() -> Watch | None:
+    """Return what shows progress in a notebook; None elsewhere."""
+    if not notebook.is_running():
+        return None
+    bar = notebook.Bar()
+    return lambda progress: bar.show(progress.things, progress.done, progress.total)
