@@ -20,6 +20,7 @@ from annotated_types import Ge, Gt, Le, Lt, MinLen
 from pydantic import Discriminator, Tag
 
 from mbaas import files
+from mbaas.cli.reader_files import PATHS, DataFile, form
 from mbaas.errors import ConfigError, shown
 from mbaas.order import MOST_SEED
 from mbaas.validation import Checked, options
@@ -28,216 +29,6 @@ if TYPE_CHECKING:
     from mbaas.dataset import Dataset
 
 _OF_SEVERAL = ("in", "not in")
-
-_PATHS = {
-    "read_manifest": ("path", "root"),
-    "read_webdataset": ("shards", "listing"),
-    "read_parquet": ("shards", "unpacked"),
-    "read_coco": ("annotations", "images", "listing"),
-    "read_audio": ("uri", "listing"),
-    "read_arrays": ("uri", "listing"),
-    "read_huggingface": ("dataset", "listing", "unpacked"),
-}
-"""What reads data -> its options that are paths; the first one names the data."""
-
-
-def _form(said: Any) -> str:
-    return "mapping" if isinstance(said, dict) else "value"
-
-
-@options(within="data.read_manifest")
-class ManifestFile:
-    """A table with a row for each sample, which names its file."""
-
-    path: str
-    """The table: CSV, JSON lines or Parquet; relative to this file, absolute, or a URI."""
-
-    uri: str = "uri"
-    """The column with paths or URIs of the files."""
-
-    label: str | None = None
-    """The column that minibatches have as ``label``; default: that of this name, if there is one."""
-
-    fields: tuple[str, ...] | None = None
-    """The other columns that minibatches have; default: all of numbers."""
-
-    length: str | None = None
-    """The column with the files' lengths in bytes; default: they are asked for."""
-
-    root: str | None = None
-    """Where the files are: relative to this file, absolute, or a URI; default: the folder of the table."""
-
-
-@options(within="data.read_webdataset")
-class WebdatasetFile:
-    """Tar shards, in which the members of a sample follow one another."""
-
-    shards: str
-    """The shards: a path relative to this file or absolute, or a URI; {000000..000127} stands for a number of each."""
-
-    image: str | tuple[str, ...] = ("jpg", "jpeg", "png", "webp")
-    """Endings of the names of images."""
-
-    label: str | None = "cls"
-    """The ending of the members with labels, cls, or a key of each sample's .json."""
-
-    fields: tuple[str, ...] = ()
-    """Further keys of the .json that minibatches have."""
-
-    listing: str | None = None
-    """A Parquet file that keeps what was found, until a shard changes; relative to this file, absolute, or a URI."""
-
-
-@options(within="data.read_parquet")
-class ParquetFile:
-    """Parquet files with a column of encoded images."""
-
-    shards: str
-    """The files: a path relative to this file or absolute, or a URI; {00000..00007} stands for a number of each."""
-
-    unpacked: str
-    """A folder that all nodes can read, into which the images are unpacked once: relative to this file, or a URI."""
-
-    image: str = "image"
-    """The column with the images."""
-
-    label: str | None = None
-    """The column that minibatches have as ``label``; default: that of this name, if there is one."""
-
-    fields: tuple[str, ...] | None = None
-    """The other columns that minibatches have; default: all of numbers."""
-
-
-@options(within="data.read_coco")
-class CocoFile:
-    """COCO's annotations: which objects are on images."""
-
-    annotations: str
-    """The JSON file of instances or key points: relative to this file, absolute, or a URI."""
-
-    images: str
-    """The folder below which the images are: relative to this file, absolute, or a URI."""
-
-    fields: tuple[str, ...] | None = None
-    """Those that minibatches have, of boxes, labels, area, iscrowd, keypoints, segmentation and image_id; default: all
-    but segmentation, which masks need."""
-
-    keep_empty: bool = True
-    """Whether images without annotations are samples, too."""
-
-    listing: str | None = None
-    """A Parquet file that keeps what was found, until the JSON file changes; relative to this file, absolute, or a URI.
-    """
-
-
-@options(within="data.read_audio")
-class AudioFile:
-    """A folder of recordings."""
-
-    uri: str
-    """The folder: relative to this file, absolute, or a URI."""
-
-    classes: bool = True
-    """Whether the folders right below it are the classes; if not, recordings have no label."""
-
-    extensions: tuple[str, ...] = (".wav", ".flac", ".mp3", ".ogg", ".oga", ".opus", ".aif", ".aiff", ".au")
-    """Endings of the names of recordings, each with its dot."""
-
-    listing: str | None = None
-    """A Parquet file that keeps the listing, written if it is not there: relative to this file, absolute, or a URI."""
-
-
-@options(within="data.read_arrays")
-class ArraysFile:
-    """A folder of files of arrays."""
-
-    uri: str
-    """The folder: relative to this file, absolute, or a URI."""
-
-    classes: bool = True
-    """Whether the folders right below it are the classes; if not, arrays have no label."""
-
-    extensions: tuple[str, ...] = (".npy", ".npz")
-    """Endings of the names of arrays, each with its dot."""
-
-    listing: str | None = None
-    """A Parquet file that keeps the listing, written if it is not there: relative to this file, absolute, or a URI."""
-
-
-@options(within="data.read_huggingface")
-class HuggingfaceFile:
-    """A folder that ``save_to_disk`` of Hugging Face's datasets wrote."""
-
-    dataset: str
-    """The folder: relative to this file, absolute, or a URI."""
-
-    split: str | None = None
-    """Which one, if the folder has several."""
-
-    image: str = "image"
-    """The column with the images, or their paths."""
-
-    label: str | None = None
-    """The column that minibatches have as ``label``; default: that of this name, if there is one."""
-
-    fields: tuple[str, ...] | None = None
-    """The other columns that minibatches have; default: all of numbers."""
-
-    listing: str | None = None
-    """A Parquet file that keeps what was found, until a file changes; relative to this file, absolute, or a URI."""
-
-    unpacked: str | None = None
-    """A folder that all nodes can read, into which the images are unpacked once; needed if the files are compressed."""
-
-
-@options(within="data")
-class DataFile:
-    """Data that is not a folder of classes of images: the name of what reads it, and its options."""
-
-    read_manifest: (
-        Annotated[Annotated[str, Tag("value")] | Annotated[ManifestFile, Tag("mapping")], Discriminator(_form)] | None
-    ) = None
-    """A table that names a file for each sample: its path, or its options."""
-
-    read_webdataset: (
-        Annotated[Annotated[str, Tag("value")] | Annotated[WebdatasetFile, Tag("mapping")], Discriminator(_form)] | None
-    ) = None
-    """Tar shards: their path, or their options."""
-
-    read_parquet: ParquetFile | None = None
-    """Parquet files with images inside."""
-
-    read_coco: CocoFile | None = None
-    """Images with COCO's annotations."""
-
-    read_audio: (
-        Annotated[Annotated[str, Tag("value")] | Annotated[AudioFile, Tag("mapping")], Discriminator(_form)] | None
-    ) = None
-    """A folder with one folder of recordings per class: its path, or its options."""
-
-    read_arrays: (
-        Annotated[Annotated[str, Tag("value")] | Annotated[ArraysFile, Tag("mapping")], Discriminator(_form)] | None
-    ) = None
-    """A folder with one folder of arrays per class: its path, or its options."""
-
-    read_huggingface: (
-        Annotated[Annotated[str, Tag("value")] | Annotated[HuggingfaceFile, Tag("mapping")], Discriminator(_form)]
-        | None
-    ) = None
-    """A folder that ``save_to_disk`` of Hugging Face's datasets wrote: its path, or its options."""
-
-    @property
-    def reader(self) -> tuple[str, Any]:
-        """The name of what reads the data, and what is said of it.
-
-        Raises:
-            ConfigError: none is named, or several.
-        """
-        named = [(each.name, said) for each in fields(self) if (said := getattr(self, each.name)) is not None]
-        if len(named) != 1:
-            got = " and ".join(name for name, _ in named) or "none"
-            raise ConfigError(f"name one of {', '.join(_PATHS)}, got {got}")
-        return named[0]
 
 
 @options(within="split")
@@ -321,7 +112,7 @@ Condition = Annotated[
 class DataOptions:
     """The keys of a feed's file that say which samples it serves."""
 
-    data: Annotated[Annotated[str, Tag("value")] | Annotated[DataFile, Tag("mapping")], Discriminator(_form)]
+    data: Annotated[Annotated[str, Tag("value")] | Annotated[DataFile, Tag("mapping")], Discriminator(form)]
     """A folder with one folder of images per class: relative to the file, absolute, or a URI such as s3://bucket/train.
     Or ``read_manifest``, ``read_webdataset``, ``read_parquet``, ``read_coco``, ``read_audio``, ``read_arrays`` or
     ``read_huggingface`` with the path of what it reads, or its options."""
@@ -373,7 +164,7 @@ class FeedData:
         name, options = top.fields["data"].made(lambda: data.reader)
         if said.listing is not None:
             raise top.fields["listing"].error(f"listing keeps what is in a folder, and data is for {name}")
-        where = options if isinstance(options, str) else getattr(options, _PATHS[name][0])
+        where = options if isinstance(options, str) else getattr(options, PATHS[name][0])
         return cls(_from(top.file, where), said, top)
 
     def read(self) -> Dataset:
@@ -404,7 +195,7 @@ class FeedData:
             return mbaas.read_images(self.where, listing=None if listing is None else _from(file, listing))
         name, said = data.reader
         given = {} if isinstance(said, str) else {each.name: getattr(said, each.name) for each in fields(said)}
-        first, *others = _PATHS[name]
+        first, *others = PATHS[name]
         given.pop(first, None)
         for option in others:
             if given.get(option) is not None:

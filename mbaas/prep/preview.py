@@ -20,7 +20,7 @@ from mbaas.messages import BadSample
 from mbaas.order import Ids, SampleOrder, Shuffle
 from mbaas.prep.engine import Engine
 from mbaas.prep.engines import make_engine
-from mbaas.prep.probe import PROBE_SAMPLES
+from mbaas.prep.probe import PROBE_SAMPLES, first_good
 from mbaas.transforms import Pipeline
 
 _READERS = 8
@@ -107,14 +107,11 @@ def _made(dataset: Dataset, reader: SampleReader, engine: Engine) -> Field:
     Raises:
         BadSampleError: none of the first can be prepared; names the first.
     """
-    error: BadSampleError | None = None
-    for sample_id in range(min(PROBE_SAMPLES, len(dataset))):
+
+    def made(sample_id: int) -> Field:
         encoded = _read(dataset, reader, sample_id)
-        try:
-            if isinstance(encoded, BadSample):
-                raise BadSampleError(encoded.uri, encoded.reason)
-            return engine.field(encoded, dataset.uri(sample_id), dataset.values(np.array([sample_id])))
-        except BadSampleError as bad:
-            error = error or bad
-    assert error is not None
-    raise error
+        if isinstance(encoded, BadSample):
+            raise BadSampleError(encoded.uri, encoded.reason)
+        return engine.field(encoded, dataset.uri(sample_id), dataset.values(np.array([sample_id])))
+
+    return first_good(made, min(PROBE_SAMPLES, len(dataset)))

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from collections.abc import Callable
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +18,8 @@ from mbaas.errors import BadSampleError
 from mbaas.fields import Arrays, Field
 from mbaas.messages import Probe, SampleSpec
 from mbaas.prep.engine import Engine
+
+_T = TypeVar("_T")
 
 PROBE_SAMPLES = 16
 """How many samples are tried until one can be prepared."""
@@ -44,17 +47,30 @@ def first_probe(dataset: Dataset, engine: Engine, known: tuple[Field, ...], fetc
         StorageError: none of the first `PROBE_SAMPLES` can be read now, but storage may give this one later.
         BadSampleError: none of them can ever be prepared; names the first.
     """
-    reader, errors = dataset.reader(), []
-    for sample_id in range(min(PROBE_SAMPLES, len(dataset))):
+    reader = dataset.reader()
+
+    def probed(sample_id: int) -> tuple[Field, float]:
         encoded = np.empty(int(dataset.lengths(np.array([sample_id]))[0]), np.uint8)
+        reader.read_into(sample_id, encoded)
+        return _probe_one(engine, encoded, sample_id, dataset)
+
+    made, sample_s = first_good(probed, min(PROBE_SAMPLES, len(dataset)))
+    return Probe(SampleSpec(made, known), sample_s, read_s=_seconds_to_read(dataset, reader, fetch_threads))
+
+
+def first_good(make: Callable[[int], _T], samples: int) -> _T:
+    """Return what ``make`` makes of the first sample, from 0, that is not bad.
+
+    Raises:
+        StorageError: all of so many samples are bad, but storage may give this one later.
+        BadSampleError: all are; names the first.
+    """
+    errors = []
+    for number in range(samples):
         try:
-            reader.read_into(sample_id, encoded)
-            made, sample_s = _probe_one(engine, encoded, sample_id, dataset)
+            return make(number)
         except BadSampleError as error:
             errors.append(error)
-        else:
-            spec = SampleSpec(made, known)
-            return Probe(spec, sample_s, read_s=_seconds_to_read(dataset, reader, fetch_threads))
     raise next((error for error in errors if may_pass(error)), errors[0])
 
 

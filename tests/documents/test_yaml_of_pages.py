@@ -43,7 +43,7 @@ def of_quick_start(text: Text, here: Path) -> None:
 def of_guide(text: Text, here: Path) -> None:
     page_data.for_guide(here)
     config, found = a_feed(text, here)
-    assert (len(config.data.read()), set(found.known)) == (1000, {"label", "age"})
+    assert (len(config.data.read()), set(found.known)) == (1000, {"label", "age", "weight"})
 
 
 def of_detection(text: Text, here: Path) -> None:

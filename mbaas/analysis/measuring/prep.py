@@ -23,6 +23,7 @@ from mbaas.errors import BadSampleError, ConfigError
 from mbaas.fields import Arrays, Field
 from mbaas.messages import EngineName
 from mbaas.prep.engines import make_engine
+from mbaas.prep.probe import first_good
 from mbaas.transforms import Pipeline
 
 SUBSET_BYTES = 256 << 20
@@ -170,18 +171,16 @@ def _made(raw: Raw, pipeline: Pipeline, seed: int) -> Field:
         BadSampleError: names the first sample, if none can be prepared.
     """
     # whichever engine prepares, a sample has the same shape, and this one needs no GPU here
-    engine, error = make_engine("cpu", pipeline, seed=seed), None
+    engine, rows = make_engine("cpu", pipeline, seed=seed), raw.rows()
+
+    def made(number: int) -> Field:
+        known = {name: column[number : number + 1] for name, column in raw.known.items()}
+        return engine.field(rows[number], raw.uris[number], known)
+
     try:
-        for number, (row, uri) in enumerate(zip(raw.rows(), raw.uris, strict=True)):
-            known = {name: column[number : number + 1] for name, column in raw.known.items()}
-            try:
-                return engine.field(row, uri, known)
-            except BadSampleError as bad:
-                error = error or bad
+        return first_good(made, len(rows))
     finally:
         engine.close()
-    assert error is not None
-    raise error
 
 
 class _WorkerGroup:
