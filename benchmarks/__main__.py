@@ -10,7 +10,7 @@ from typing import Annotated, Any, cast, get_args
 
 import typer
 
-from mbaas.bench import IMAGES
+from mbaas.bench import SAMPLES
 from mbaas.cli.bench import check_installed, numbers
 from mbaas.cli.console import AsJson, command, end_as_ctrl_c, err, examples, group, line, out, write_json
 from mbaas.errors import ConfigError, MbaasError
@@ -64,7 +64,7 @@ def ready(
     batch: Annotated[str, typer.Option(help="Samples in a minibatch.", metavar="N,N")] = "64",
     rounds: Annotated[int, typer.Option(help="How often everything is run; results are medians.")] = 7,
     data: Data = None,
-    images: Images = IMAGES,
+    images: Images = SAMPLES,
     cores: Annotated[int | None, typer.Option(help="CPUs that may be used. Default: all.", show_default=False)] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -72,17 +72,17 @@ def ready(
     check_installed()
     from benchmarks.ready import measure, table
     from mbaas.bench.report import BenchSettings, usable_cores
-    from mbaas.bench.runner import images as folder_with_images
+    from mbaas.bench.runner import find_data
 
     settings = BenchSettings(
         data=data,
-        images=images,
+        samples=images,
         batch=numbers("--batch", batch),
         rounds=rounds,
         cores=usable_cores() if cores is None else cores,
     )
     with end_as_ctrl_c():
-        folder = folder_with_images(settings, _progress)
+        folder = find_data(settings, _progress).folder
         results = [
             result
             for size in settings.batch

@@ -22,7 +22,7 @@ import mbaas
 from benchmarks import ID_BYTES
 from mbaas import runtime
 from mbaas.bench.render import figure_table
-from mbaas.bench.rows import SAMPLE_BYTES, Minibatch, pipeline
+from mbaas.bench.tasks.images import Images
 from mbaas.bench.trial import touch
 
 FEED = "ready"
@@ -60,13 +60,15 @@ def measure(
 ) -> list[Readiness]:
     """Serve ``folder`` on ``cores - 1`` prep workers and train on it with a step of ``step_s`` seconds."""
     data = mbaas.read_images(folder)
-    ahead_bytes = 2 * len(data) * (SAMPLE_BYTES + ID_BYTES)  # two epochs, so that the next one is made during this one
+    ahead_bytes = (
+        2 * len(data) * (Images.made.nbytes + ID_BYTES)
+    )  # two epochs, so that the next one is made during this one
     runtime.start_ray(cores)
     try:
         with mbaas.serve(
             FEED,
             data,
-            pipeline(),
+            Images().pipeline(),
             batch_size=batch,
             seed=seed,
             prep_workers=max(1, cores - 1),
@@ -83,31 +85,30 @@ def _measure_format(array: str, batch: int, rounds: int, work: Callable[[], None
     step_times, losses = [], []
     with mbaas.join(FEED, consumer=array, format=array) as loader:
 
-        def epoch() -> Iterable[Minibatch]:
+        def epoch() -> Iterable[NDArray[np.uint8]]:
             for minibatch in loader:
-                pixels, ids = minibatch["image"], minibatch["sample_id"]
+                pixels = minibatch["image"]
                 if array == "torch":  # NumPy sees the same memory, without a copy
-                    pixels, ids = pixels.permute(0, 2, 3, 1).numpy(), ids.numpy()
-                yield pixels, ids
-                del minibatch, pixels, ids
+                    pixels = pixels.permute(0, 2, 3, 1).numpy()
+                yield pixels
+                del minibatch, pixels
 
         for _ in range(WARM_UP_EPOCHS):
             _step_s(epoch(), work)
-        memory: NDArray[np.uint8] = np.ones((batch, SAMPLE_BYTES), np.uint8)
-        ids = np.arange(batch)
+        memory: NDArray[np.uint8] = np.ones((batch, Images.made.nbytes), np.uint8)
         for _ in range(rounds):
-            from_memory = _step_s(((memory, ids) for _ in range(len(loader))), work)
+            from_memory = _step_s((memory for _ in range(len(loader))), work)
             losses.append(_step_s(epoch(), work) / from_memory - 1.0)
             step_times.append(from_memory)
         return Readiness(array, batch, median(step_times), tuple(losses))
 
 
-def _step_s(minibatches: Iterable[Minibatch], work: Callable[[], None]) -> float:
+def _step_s(minibatches: Iterable[NDArray[np.uint8]], work: Callable[[], None]) -> float:
     """Return the seconds of a step: all that passes between two minibatches counts."""
     began, steps = time.perf_counter(), 0
-    for pixels, ids in minibatches:
+    for pixels in minibatches:
         touch(pixels)  # as a training step would: views cost nothing until they are read
-        del pixels, ids
+        del pixels
         work()
         steps += 1
     return (time.perf_counter() - began) / steps

@@ -24,8 +24,8 @@ from benchmarks.nodes.trials import EpochSeen, LoneTrial, SharingTrial
 from benchmarks.throttled import ReadLog, ThrottledDataset, measured_bytes_per_s, throttled
 from mbaas.bench.photos import make_photos
 from mbaas.bench.report import Machine
-from mbaas.bench.rows import SAMPLE_BYTES, pipeline
 from mbaas.bench.rows.feed import spilled_bytes
+from mbaas.bench.tasks.images import Images
 from mbaas.errors import MbaasError
 from mbaas.feed import Feed
 from mbaas.status import FeedStatus
@@ -84,7 +84,7 @@ def _measure(settings: NodesSettings, data: mbaas.Dataset, cluster: LocalCluster
         cache_share=share,
         cache_bytes=cache_bytes,
         dataset_bytes=data.total_bytes,
-        sample_bytes=SAMPLE_BYTES + ID_BYTES,
+        sample_bytes=Images.made.nbytes + ID_BYTES,
         samples=len(data),
         limit_bytes_per_s=rate,
         # the most of three: another program on this machine can only make it slower
@@ -103,7 +103,7 @@ def _measure_sharing(
     with mbaas.serve(
         f"nodes-{os.getpid()}",
         data,
-        pipeline(),
+        Images().pipeline(),
         batch_size=settings.batch,
         seed=settings.seed,
         prep_workers=len(cluster.node_ids),
@@ -122,7 +122,7 @@ def _measure_sharing(
                 crossed.append(feed.status().fetched.remote.nbytes)
             status = _idle(feed)  # before trials leave: what was made ahead of them is still counted as staged
             answers([trial.close.remote() for trial in trials], START_S, "the trials to leave")
-        sample_bytes = SAMPLE_BYTES + ID_BYTES
+        sample_bytes = Images.made.nbytes + ID_BYTES
         # a worker read one sample to learn its shape; that is not part of any epoch
         log = ReadLog.of(data, but=[worker.pid for worker in status.workers])
         loading = Loading(
@@ -141,7 +141,7 @@ def _measure_sharing(
 def _load_alone(settings: NodesSettings, data: ThrottledDataset, cluster: LocalCluster, cache_bytes: int) -> Loading:
     """Have every node load all that it trains on, all at the same time."""
     options = {"seed": settings.seed, "block_samples": settings.batch, "cache_bytes": cache_bytes}
-    with _on_each_node(LoneTrial, cluster, lambda _: (data, pipeline()), options) as trials:
+    with _on_each_node(LoneTrial, cluster, lambda _: (data, Images().pipeline()), options) as trials:
         began = time.monotonic()
         epochs = [_epoch(trials) for _ in range(settings.epochs)]
         cached = answers([trial.cached_bytes.remote() for trial in trials], START_S, "what the caches hold")
@@ -151,7 +151,7 @@ def _load_alone(settings: NodesSettings, data: ThrottledDataset, cluster: LocalC
         storage_bytes=log.epoch_bytes(settings.epochs, together=False),
         fastest_bytes_per_s=log.fastest_bytes_per_s(),
         remote_bytes=(0,) * settings.epochs,
-        prepared_bytes=float(len(trials) * len(data) * (SAMPLE_BYTES + ID_BYTES)),
+        prepared_bytes=float(len(trials) * len(data) * (Images.made.nbytes + ID_BYTES)),
         cached_bytes=tuple(cached),
         missing=_sum(epochs, "missing"),
         repeated=_sum(epochs, "repeated"),

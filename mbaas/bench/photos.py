@@ -8,8 +8,6 @@ of a photograph, resized to about 500x400 pixels and compressed to 90-110 KB, th
 from __future__ import annotations
 
 import importlib.util
-import os
-import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,6 +17,7 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
+from mbaas.bench.generated import made_once
 from mbaas.errors import DatasetError
 
 SOURCES = (
@@ -47,8 +46,6 @@ Photo = NDArray[Any]
 def make_photos(root: Path, count: int, *, seed: int = 0, report: Callable[[str], None] = print) -> Path:
     """Make, or find again, a class-per-folder tree of ``count`` JPEGs under ``root``; return the tree's folder.
 
-    The tree appears under its final name only when it is complete, so an interrupted run is made again.
-
     Args:
         root: where trees are kept, one for each (count, seed).
         count: number of files, spread evenly over `SOURCES`.
@@ -59,25 +56,7 @@ def make_photos(root: Path, count: int, *, seed: int = 0, report: Callable[[str]
         DatasetError: scikit-image or one of its photographs is not installed.
     """
     folder = root / f"photos-v{_VERSION}-n{count}-s{seed}"
-    if folder.is_dir():
-        return folder
-    report(f"making {count} photographs in {folder}")
-    unfinished = root / f".{folder.name}-{os.getpid()}"
-    try:
-        _write_tree(unfinished, count, seed)
-        _publish(unfinished, folder)
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
-    return folder
-
-
-def _publish(unfinished: Path, folder: Path) -> None:
-    """Give the tree its name; another process may have made the same tree meanwhile, which is as good."""
-    try:
-        unfinished.rename(folder)
-    except OSError:
-        if not folder.is_dir():
-            raise
+    return made_once(folder, lambda path: _write_tree(path, count, seed), f"{count} photographs", report)
 
 
 def _write_tree(folder: Path, count: int, seed: int) -> None:

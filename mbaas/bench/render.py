@@ -11,6 +11,7 @@ from rich.text import Text
 
 from mbaas import units
 from mbaas.bench.report import BenchReport, Machine, RowResult
+from mbaas.bench.tasks import TASKS
 
 NAMES = {
     "prep": "P, prep alone",
@@ -53,8 +54,9 @@ def _named(result: RowResult) -> str:
 
 def _heading(report: BenchReport) -> str:
     settings = report.settings
+    task = TASKS[settings.task]
     return (
-        f"{report.samples:,} images, random-resized-crop 224 and flip; medians of {settings.rounds} rounds\n"
+        f"{report.samples:,} {task.things}, {task.work}; medians of {settings.rounds} rounds\n"
         f"{machine_line(report.machine, settings.cores)}"
     )
 

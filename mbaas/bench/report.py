@@ -14,8 +14,9 @@ from pathlib import Path
 from statistics import median
 from typing import Literal
 
-from mbaas.bench import IMAGES
+from mbaas.bench import SAMPLES
 from mbaas.bench.host import RowRun
+from mbaas.bench.tasks import TASKS
 from mbaas.errors import ConfigError
 
 ROWS = ("prep", "dataloader", "dali", "mbaas")
@@ -32,9 +33,13 @@ class BenchSettings:
     """Options of `mbaas.bench.runner.run`; those that `mbaas bench` has are called the same there.
 
     Attributes:
-        data: a folder of JPEG, PNG or WebP files; None makes `images` photographs (see `mbaas.bench.photos`).
-        cache_dir: where photographs that were made are kept for the next time.
-        images: how many photographs to make.
+        task: one of `mbaas.bench.tasks.TASKS`: "images", "detection" or "audio".
+        data: the user's own: a folder with a folder of images, or of recordings, for each class; for detection a JSON
+            file of COCO's instances. None makes `samples` of them (see `mbaas.bench.photos`, `mbaas.bench.objects` and
+            `mbaas.bench.sounds`).
+        image_folder: where the images of that JSON file are.
+        cache_dir: where what was made is kept for the next time.
+        samples: how many photographs or recordings to make.
         rows: which of `ROWS` to run. "prep" has to be one of them for the share of N x P.
         trials: numbers of trials N, each tried with each batch size.
         batch: numbers of samples in a minibatch.
@@ -54,9 +59,11 @@ class BenchSettings:
         ConfigError: an option out of range.
     """
 
+    task: str = "images"
     data: Path | None = None
+    image_folder: Path | None = None
     cache_dir: Path = field(default_factory=lambda: Path(tempfile.gettempdir()) / "mbaas-bench")
-    images: int = IMAGES
+    samples: int = SAMPLES
     rows: tuple[str, ...] = ROWS
     trials: tuple[int, ...] = (1, 4, 8)
     batch: tuple[int, ...] = (64, 256)
@@ -72,7 +79,7 @@ class BenchSettings:
     def __post_init__(self) -> None:
         self._check_choices()
         counts: dict[str, tuple[int, ...]] = {
-            "images": (self.images,),
+            "samples": (self.samples,),
             "rounds": (self.rounds,),
             "cores": (self.cores,),
             "epochs": (1 if self.epochs is None else self.epochs,),
@@ -91,6 +98,12 @@ class BenchSettings:
             raise ConfigError(f"dataloader_workers must be 0 or more, got {self.dataloader_workers}")
 
     def _check_choices(self) -> None:
+        if self.task not in TASKS:
+            raise ConfigError(f"task must be one of {', '.join(TASKS)}, got {self.task}")
+        if self.task == "detection" and self.data is not None and self.image_folder is None:
+            raise ConfigError(f"image_folder must name the folder of the images that {self.data} tells of, got nothing")
+        if self.image_folder is not None and (self.task != "detection" or self.data is None):
+            raise ConfigError("image_folder is for task detection, beside data, which names the file that tells of it")
         unknown = [row for row in self.rows if row not in ROWS]
         if unknown or not self.rows:
             raise ConfigError(f"rows must be among {', '.join(ROWS)}, got {', '.join(unknown) or 'none'}")

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 
 from mbaas import units
 from mbaas.bench.host import RowRun, RowSpec, run_row
-from mbaas.bench.photos import make_photos
 from mbaas.bench.report import BenchReport, BenchSettings, Machine, Round, summarize
-from mbaas.bench.rows import TrialSpec, find_files
+from mbaas.bench.rows import TrialSpec
 from mbaas.bench.rows.dataloader import workers_for
+from mbaas.bench.tasks import TASKS
+from mbaas.bench.tasks.base import Data, Report
 from mbaas.bench.trial import Window
-from mbaas.errors import DatasetError
 from mbaas.units import counted
-
-Report = Callable[[str], None]
-"""A function that is told a line about every run, as soon as it is over."""
 
 
 def run(settings: BenchSettings, report: Report = print) -> BenchReport:
@@ -25,46 +21,43 @@ def run(settings: BenchSettings, report: Report = print) -> BenchReport:
     A row that fails does not end the benchmark: its error is in the report.
 
     Raises:
-        DatasetError: no photographs can be made, or ``settings.data`` holds no images.
+        DatasetError: no samples can be made, or ``settings.data`` has none of the task.
     """
-    folder = images(settings, report)
-    samples = len(find_files(folder))
+    data = find_data(settings, report)
+    samples = len(TASKS[settings.task].samples(data).files)
     points = [(trials, batch) for trials in settings.trials for batch in settings.batch]
     rounds: dict[tuple[int, int], list[Round]] = {point: [] for point in points}
     # rounds outside: what changes on the machine in the course of minutes meets all points alike
     for number in range(1, settings.rounds + 1):
         for trials, batch in points:
-            runs = _run_rows(settings, folder, trials, batch, f"round {number}/{settings.rounds}", report)
+            runs = _run_rows(settings, data, trials, batch, f"round {number}/{settings.rounds}", report)
             rounds[trials, batch].append(Round(tuple(runs)))
     results = [result for (trials, _), some in rounds.items() for result in summarize(some, trials)]
     return BenchReport(settings, Machine(), samples, tuple(results))
 
 
-def images(settings: BenchSettings, report: Report = print) -> Path:
-    """Return the folder that is benchmarked; its photographs are made if it is not the user's own.
+def find_data(settings: BenchSettings, report: Report = print) -> Data:
+    """Return where the samples are that are benchmarked; they are made if they are not the user's own.
 
     Raises:
         DatasetError: as `run`.
     """
-    if settings.data is not None and not settings.data.is_dir():
-        problem = "is no folder" if settings.data.exists() else "does not exist"
-        raise DatasetError(f"{settings.data} {problem}; data must be a folder with a folder of images for each class")
-    folder = settings.data or make_photos(settings.cache_dir, settings.images, seed=settings.seed, report=report)
-    if not find_files(folder):
-        raise DatasetError(f"no JPEG, PNG or WebP files below the class folders of {folder}")
-    return folder
+    task = TASKS[settings.task]
+    if settings.data is not None:
+        return task.find(settings.data, settings.image_folder)
+    return task.make(settings.cache_dir, settings.samples, seed=settings.seed, report=report)
 
 
 def _run_rows(
-    settings: BenchSettings, folder: Path, trials: int, batch: int, label: str, report: Report
+    settings: BenchSettings, data: Data, trials: int, batch: int, label: str, report: Report
 ) -> Iterator[RowRun]:
     for row in settings.rows:
-        run = run_row(row_spec(settings, folder, row, trials, batch))
+        run = run_row(row_spec(settings, data, row, trials, batch))
         report(f"{label}, {_described(run)}")
         yield run
 
 
-def row_spec(settings: BenchSettings, folder: Path, row: str, trials: int, batch: int) -> RowSpec:
+def row_spec(settings: BenchSettings, data: Data, row: str, trials: int, batch: int) -> RowSpec:
     """Describe one run of ``row`` with N = ``trials``; P runs one process for each core, whatever N is."""
     processes = settings.cores if row == "prep" else trials
     workers = settings.dataloader_workers
@@ -72,7 +65,8 @@ def row_spec(settings: BenchSettings, folder: Path, row: str, trials: int, batch
         row=row,
         trial=0,
         trials=processes,
-        folder=folder,
+        task=TASKS[settings.task],
+        data=data,
         batch=batch,
         cores=settings.cores,
         seed=settings.seed,

@@ -1,4 +1,4 @@
-"""The consumer that all rows share: a process that takes minibatches and touches their pixels.
+"""The consumer that all rows share: a process that takes minibatches and touches their arrays.
 
 It warms up through whole epochs for as long as its window will last, and then goes through its window. Afterwards it
 goes on, unmeasured, until every other trial has finished too: otherwise the last ones would have the machine to
@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mbaas.bench.rows import EpochLoader, Pixels, TrialSpec, open_loader
+from mbaas.bench.rows import EpochLoader, Minibatch, TrialSpec, open_loader
 
 PAGE_BYTES = 4096
 
@@ -103,15 +103,15 @@ class Ledger:
         self._counts[:] = 0
 
 
-def touch(pixels: Pixels) -> int:
+def touch(array: NDArray[Any]) -> int:
     """Read one byte of every page, as a trial that uses its data does; return their sum.
 
     Raises:
         ValueError: the array is not in C order, and reading it would mean copying it.
     """
-    if not pixels.flags.c_contiguous:
-        raise ValueError("a row must deliver its pixels in C order")
-    return int(pixels.reshape(-1)[::PAGE_BYTES].sum())
+    if not array.flags.c_contiguous:
+        raise ValueError("a row must deliver its arrays in C order")
+    return int(array.reshape(-1).view(np.uint8)[::PAGE_BYTES].sum())
 
 
 def run_trial(spec: TrialSpec, window: Window, gate: Gate, host: Any) -> None:
@@ -153,14 +153,15 @@ def _measure(loader: EpochLoader, window: Window, ledger: Ledger) -> TrialResult
     return TrialResult(samples, seconds, cpu_s, ledger.epochs, ledger.missing, ledger.repeated)
 
 
-def _take(minibatches: Iterator[tuple[Pixels, NDArray[np.int64]]], ledger: Ledger) -> int:
+def _take(minibatches: Iterator[Minibatch], ledger: Ledger) -> int:
     """Use up ``minibatches``; return the number of samples."""
     samples = 0
-    for pixels, sample_ids in minibatches:
-        touch(pixels)
+    for values, sample_ids in minibatches:
+        for array in values:
+            touch(array)
         ledger.add(sample_ids)
         samples += len(sample_ids)
-        del pixels, sample_ids  # a minibatch that is held while the next is asked for takes up room in staging
+        del values, array, sample_ids  # a minibatch that is held while the next is asked for takes up room in staging
     return samples
 
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from mbaas.bench import IMAGES
+from mbaas.bench import SAMPLES
 from mbaas.cli.console import AsJson, end_as_ctrl_c, err, line, out, write_json
 from mbaas.errors import ConfigError, MbaasError
 
@@ -18,10 +18,16 @@ EXAMPLES = (
     "mbaas bench                                   [dim]takes about half an hour[/]",
     "mbaas bench --trials 8 --batch 64 --rows prep,mbaas",
     "mbaas bench --data ~/imagenet/val --json > bench.json",
+    "mbaas bench --task detection --data instances_val2017.json --image-folder val2017",
+    "mbaas bench --task audio",
 )
 
-NEEDED = {"skimage": "scikit-image"}
-"""Modules of the bench extra, and the names under which pip knows them."""
+NEEDED = {
+    "images": {"skimage": "scikit-image"},
+    "detection": {"skimage": "scikit-image", "msgspec": "msgspec"},
+    "audio": {"soundfile": "soundfile", "soxr": "soxr"},
+}
+"""What each task needs of the bench extra: modules, and the names under which pip knows them."""
 
 MOVED = {
     "--bookkeeping": "bookkeeping",
@@ -34,13 +40,14 @@ MOVED = {
 """Options that `mbaas bench` used to have, and the commands of ``python -m benchmarks`` that do it now."""
 
 
-def check_installed() -> None:
+def check_installed(task: str = "images") -> None:
     """Refuse at once what would fail in the middle.
 
     Raises:
         MbaasError: the bench extra is not installed.
     """
-    missing = [package for module, package in NEEDED.items() if importlib.util.find_spec(module) is None]
+    needed = NEEDED.get(task, {})  # of a task that there is not, `BenchSettings` says so
+    missing = [package for module, package in needed.items() if importlib.util.find_spec(module) is None]
     if missing:
         raise MbaasError(f"mbaas bench needs {' and '.join(missing)}; install them with: pip install 'mbaas[bench]'")
 
@@ -65,6 +72,7 @@ def _moved(option: str) -> Any:
 
 
 def bench(
+    task: Annotated[str, typer.Option(help="What is loaded: images, detection or audio.")] = "images",
     trials: Annotated[str, typer.Option(help="Trials at a time; a table for each number.", metavar="N,N")] = "1,4,8",
     batch: Annotated[str, typer.Option(help="Samples in a minibatch.", metavar="N,N")] = "64,256",
     rounds: Annotated[int, typer.Option(help="How often each row is run; results are medians.")] = 3,
@@ -77,12 +85,20 @@ def bench(
     data: Annotated[
         Path | None,
         typer.Option(
-            help="Your own images, one folder per class, instead of generated photographs.",
-            metavar="DIR",
+            help="Your own images or recordings, one folder per class, instead of those that it makes; for detection "
+            "a JSON file of COCO's instances.",
+            metavar="PATH",
             show_default=False,
         ),
     ] = None,
-    images: Annotated[int, typer.Option(help="How many photographs to make, without --data.")] = IMAGES,
+    image_folder: Annotated[
+        Path | None,
+        typer.Option(help="Where the images of that JSON file are.", metavar="DIR", show_default=False),
+    ] = None,
+    samples: Annotated[
+        int,
+        typer.Option("--samples", "--images", help="How many photographs or recordings to make, without --data."),
+    ] = SAMPLES,
     seconds: Annotated[float, typer.Option(help="Least length of each measurement.")] = 8.0,
     cores: Annotated[
         int | None,
@@ -98,17 +114,21 @@ def bench(
 ) -> None:
     """Measure mbaas side by side with a PyTorch DataLoader per trial and DALI per trial, on this machine.
 
-    Each row runs N trials in processes of their own: random-resized-crop to 224 and flip. Every epoch of every trial
-    is checked for missing and repeated samples. Needs the bench extra: pip install 'mbaas\\[bench]'
+    Each row runs N trials in processes of their own. Their task is images (random-resized-crop to 224 and flip),
+    detection (images and boxes: random-IoU-crop to 300, flip and colour) or audio (log-mel spectrograms of a second,
+    with SpecAugment). Every epoch of every trial is checked for missing and repeated samples. Needs the bench extra:
+    pip install 'mbaas\\[bench]'
     """
-    check_installed()
+    check_installed(task)
     from mbaas.bench.render import render
     from mbaas.bench.report import ROWS, BenchSettings, usable_cores
     from mbaas.bench.runner import run
 
     settings = BenchSettings(
+        task=task,
         data=data,
-        images=images,
+        image_folder=image_folder,
+        samples=samples,
         trials=numbers("--trials", trials),
         batch=numbers("--batch", batch),
         rows=tuple(row.strip() for row in rows.split(",")) if rows is not None else ROWS,

@@ -68,6 +68,21 @@ def test_tables_show_the_figures(results: tuple[RowResult, ...]) -> None:
         assert shown in text
 
 
+@pytest.mark.parametrize(
+    ("task", "said"),
+    [
+        ("images", "1,500 images, random-resized-crop 224 and flip; medians of 3 rounds"),
+        ("detection", "1,500 images with boxes, random-IoU-crop to 300, flip and colour; medians of 3 rounds"),
+        ("audio", "1,500 recordings, resampled to 16 kHz, a random second, 64 log-mel bands, SpecAugment; medians"),
+    ],
+)
+def test_the_heading_says_what_is_done(task: str, said: str, results: tuple[RowResult, ...]) -> None:
+    out = io.StringIO()
+    report = BenchReport(BenchSettings(task=task, trials=(4,), batch=(64,)), Machine(), 1500, results)
+    Console(file=out, width=200).print(render(report))
+    assert out.getvalue().startswith(said)
+
+
 def test_the_table_is_whole_in_80_columns(results: tuple[RowResult, ...]) -> None:
     report = BenchReport(BenchSettings(trials=(4,), batch=(64,)), Machine(cpu="Abacus 3000"), 1500, results)
     out = io.StringIO()

@@ -15,8 +15,9 @@ from mbaas.bench import host
 from mbaas.bench.host import RowRun, run_row
 from mbaas.bench.photos import make_photos
 from mbaas.bench.report import BenchSettings
-from mbaas.bench.rows import find_files
 from mbaas.bench.runner import row_spec, run
+from mbaas.bench.tasks.base import Data, files_below
+from mbaas.bench.tasks.images import EXTENSIONS
 from mbaas.errors import DatasetError
 from support.waiting import wait_until
 
@@ -43,7 +44,7 @@ def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def run_small(photos: Path, row: str, trials: int, **options: object) -> RowRun:
     settings = BenchSettings(epochs=2, cores=2, timeout_s=100.0, **options)  # type: ignore[arg-type]
-    return run_row(row_spec(settings, photos, row, trials, 16))
+    return run_row(row_spec(settings, Data(photos), row, trials, 16))
 
 
 @pytest.mark.parametrize(
@@ -80,7 +81,7 @@ def test_a_row_that_fails_says_why(photos: Path, tmp_path: Path) -> None:
 @pytest.mark.long
 def test_a_row_that_takes_too_long_is_ended(photos: Path) -> None:
     settings = BenchSettings(seconds=1e6, cores=2, timeout_s=8.0)
-    result = run_row(row_spec(settings, photos, "dataloader", 2, 16))
+    result = run_row(row_spec(settings, Data(photos), "dataloader", 2, 16))
     assert "took longer than 8 s" in result.error
 
 
@@ -128,7 +129,7 @@ def test_a_row_that_is_interrupted_leaves_nothing(
     monkeypatch.setattr(subprocess.Popen, "wait", interrupt)
     settings = BenchSettings(seconds=1e6, cores=2)
     with pytest.raises(KeyboardInterrupt):
-        run_row(row_spec(settings, photos, "dataloader", 2, 16))
+        run_row(row_spec(settings, Data(photos), "dataloader", 2, 16))
     assert not made[0].exists()
 
 
@@ -138,7 +139,8 @@ from pathlib import Path
 from mbaas.bench.host import run_row
 from mbaas.bench.report import BenchSettings
 from mbaas.bench.runner import row_spec
-run_row(row_spec(BenchSettings(seconds=1e6, cores=2), Path(sys.argv[1]), "dataloader", 2, 16))
+from mbaas.bench.tasks.base import Data
+run_row(row_spec(BenchSettings(seconds=1e6, cores=2), Data(Path(sys.argv[1])), "dataloader", 2, 16))
 """
 
 
@@ -175,9 +177,13 @@ def test_a_folder_without_images_is_refused(tmp_path: Path) -> None:
         run(BenchSettings(data=tmp_path))
 
 
-def test_find_files_sees_what_read_images_sees(tmp_path: Path) -> None:
+def test_files_below_sees_what_read_images_sees(tmp_path: Path) -> None:
     for name in ("a/1.jpg", "a/deep/2.PNG", "b/3.jpeg", "b/.hidden.jpg", ".c/4.jpg", "b/notes.txt", "5.jpg"):
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"x")
-    assert [str(path.relative_to(tmp_path)) for path in find_files(tmp_path)] == ["a/1.jpg", "a/deep/2.PNG", "b/3.jpeg"]
+    assert [str(path.relative_to(tmp_path)) for path in files_below(tmp_path, EXTENSIONS)] == [
+        "a/1.jpg",
+        "a/deep/2.PNG",
+        "b/3.jpeg",
+    ]

@@ -32,7 +32,7 @@ class FaultyLoader:
             self.stop.set()  # type: ignore[attr-defined]
         for start in range(0, len(ids), 3):
             part: NDArray[np.int64] = np.array(ids[start : start + 3])
-            yield np.zeros((len(part), 2, 2, 3), np.uint8), part
+            yield [np.zeros((len(part), 2, 2, 3), np.uint8)], part
 
     def close(self) -> None: ...
 
@@ -62,6 +62,10 @@ def test_touch_reads_each_page_and_copies_nothing() -> None:
     pixels = np.zeros((4, 64, 64, 3), np.uint8)  # 12 pages
     pixels.reshape(-1)[::4096] = 1
     assert touch(pixels) == 12
+    decibels = np.zeros((4, 4096), np.float32)  # 16 pages
+    decibels.view(np.uint8).reshape(-1)[::4096] = 1
+    assert touch(decibels) == 16
+    assert touch(np.zeros((0, 4), np.float32)) == 0, "an image without boxes"
     with pytest.raises(ValueError, match="C order"):
         touch(pixels.transpose(0, 3, 1, 2))
 

@@ -57,7 +57,14 @@ def test_help_imports_nothing_heavy() -> None:
         (["chaos", "--minutes", "0"], "--minutes and --every must be above 0, got 0 and 6"),
         (["chaos", "--kinds", "kil-worker"], "did you mean 'kill-worker'?"),
         (["bench", "--rounds", "0"], "rounds must be at least 1, got 0"),
-        (["bench", "--images", "0"], "images must be at least 1, got 0"),
+        (["bench", "--samples", "0"], "samples must be at least 1, got 0"),
+        (["bench", "--images", "0"], "samples must be at least 1, got 0"),
+        (["bench", "--task", "poems"], "task must be one of images, detection, audio, got poems"),
+        (
+            ["bench", "--task", "detection", "--data", "a.json"],
+            "image_folder must name the folder of the images that a.json tells of, got nothing",
+        ),
+        (["bench", "--image-folder", "b"], "image_folder is for task detection, beside data, which names the file"),
         (["bench", "--batch", "0"], "batch must be at least 1, got 0"),
         (["bench", "--scale", "--nodes", "1,2"], "run python -m benchmarks scale"),
         (["bench", "--cache-share", "0.5"], "mbaas bench has no --cache-share any more"),
@@ -75,11 +82,16 @@ def test_wrong_command_lines(arguments: list[str], sentence: str) -> None:
 @pytest.mark.parametrize(
     "arguments",
     [
-        *([f"--{name}", wrong] for name in ("rounds", "images", "cores", "trials", "batch") for wrong in ("0", "-3")),
+        *([f"--{name}", wrong] for name in ("rounds", "samples", "cores", "trials", "batch") for wrong in ("0", "-3")),
         *(["--seconds", wrong] for wrong in ("-1", "inf", "nan")),
         *(["--rows", wrong] for wrong in ("magic", "")),
         *([f"--{name}", wrong] for name in ("trials", "batch") for wrong in ("one", "1,,2", "")),
-        ["--data", "/no/such/folder"],
+        *(["--task", task, "--data", "/no/such/folder"] for task in ("images", "audio")),
+        ["--task", "detection", "--data", "/no/such/file.json", "--image-folder", "/no/such/folder"],
+        ["--task", "detection", "--data", "/no/such/file.json"],
+        ["--task", "detection", "--data", "/proc/version", "--image-folder", "/no/such/folder"],
+        ["--task", "audio", "--data", "sounds", "--image-folder", "images"],
+        ["--task", "poems"],
     ],
     ids=" ".join,
 )
@@ -102,7 +114,7 @@ def test_help_of_analyze_names_no_time_that_it_takes() -> None:
 
 
 def test_bench_without_its_extra_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench, "NEEDED", {"no_such_module": "some-package"})
+    monkeypatch.setattr(bench, "NEEDED", {"images": {"no_such_module": "some-package"}})
     with pytest.raises(MbaasError, match=r"needs some-package; install them with: pip install 'mbaas\[bench\]'"):
         bench.check_installed()
 
@@ -116,6 +128,10 @@ def test_bench_runs_what_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     assert done.exit_code == 0
     settings = json.loads(done.stdout)["settings"]
     assert (settings["trials"], settings["batch"], settings["rows"]) == ([2, 3], [32], ["prep", "mbaas"])
+    assert (settings["task"], settings["data"], settings["image_folder"]) == ("images", None, None)
+    own = ["--task", "detection", "--data", "coco.json", "--image-folder", "val"]
+    settings = json.loads(CliRunner().invoke(app, ["bench", *own, "--json"]).stdout)["settings"]
+    assert (settings["task"], settings["data"], settings["image_folder"]) == ("detection", "coco.json", "val")
 
 
 def test_interrupted_work_ends_with_130(monkeypatch: pytest.MonkeyPatch) -> None:

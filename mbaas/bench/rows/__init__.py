@@ -8,25 +8,25 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
+from itertools import pairwise
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mbaas.bench.tasks.base import Data, Samples, Task
 from mbaas.errors import BadSampleError
+from mbaas.fields import Arrays, Packed
 from mbaas.prep.engine import BadRow
-from mbaas.transforms import DecodeImage, Pipeline, RandomHorizontalFlip, RandomResizedCrop
 
-Pixels = NDArray[np.uint8]
-"""uint8[n, 224, 224, 3] in C order, whatever view of it a row's trial would get."""
+Values: TypeAlias = Sequence[NDArray[Any]]
+"""All arrays of a minibatch that a trial reads, each in C order: what is made of the samples, [n, *shape], whatever
+view of it a row's trial would get; and of fields that differ in length the array of each sample.
+"""
 
-Minibatch = tuple[Pixels, NDArray[np.int64]]
-"""Pixels and the ids of their samples. They are valid until the next minibatch is taken."""
-
-EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp")
-IMAGE_SIZE = 224
-SAMPLE_BYTES = IMAGE_SIZE * IMAGE_SIZE * 3
+Minibatch: TypeAlias = tuple[Values, NDArray[np.int64]]
+"""Values and the ids of their samples. They are valid until the next minibatch is taken."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,8 @@ class TrialSpec:
         row: one of `mbaas.bench.report.ROWS`.
         trial: number of the trial, from 0.
         trials: how many of them run at once.
-        folder: the samples, in a folder for each class.
+        task: what is done to samples.
+        data: where they are.
         batch: samples in a minibatch.
         cores: CPUs that prep may use, all trials together.
         seed: order and transforms follow from it.
@@ -49,7 +50,8 @@ class TrialSpec:
     row: str
     trial: int
     trials: int
-    folder: Path
+    task: Task
+    data: Data
     batch: int
     cores: int
     seed: int
@@ -57,10 +59,9 @@ class TrialSpec:
     array: str = "numpy"
     address: str = ""
 
-    @property
-    def files(self) -> tuple[Path, ...]:
-        """The samples of ``folder``; a sample's id is its index."""
-        return find_files(self.folder)
+    def samples(self) -> Samples:
+        """List the samples; a sample's id is its index."""
+        return self.task.samples(self.data)
 
 
 class EpochLoader(Protocol):
@@ -84,16 +85,6 @@ _MODULES = {
 }
 
 
-def find_files(folder: Path) -> tuple[Path, ...]:
-    """List the images of a class-per-folder tree, sorted; leave out hidden ones, as `mbaas.read_images`."""
-
-    def is_sample(path: Path) -> bool:
-        is_hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
-        return path.suffix.lower() in EXTENSIONS and not is_hidden
-
-    return tuple(sorted(filter(is_sample, folder.glob("*/**/*"))))
-
-
 def open_loader(spec: TrialSpec) -> EpochLoader:
     """Open the loader of ``spec.row``. Only that row's libraries are imported."""
     opener: Callable[[TrialSpec], EpochLoader] = import_module(_MODULES[spec.row]).open_loader
@@ -110,6 +101,12 @@ def refuse_bad(bad: Sequence[BadRow], sample_ids: NDArray[np.int64], files: Sequ
         raise BadSampleError(str(files[sample_ids[bad[0].row]]), bad[0].reason)
 
 
-def pipeline() -> Pipeline:
-    """Make the pipeline of all rows but DALI's, which has an equivalent: random-resized-crop to 224 and flip."""
-    return Pipeline([DecodeImage(), RandomResizedCrop(IMAGE_SIZE), RandomHorizontalFlip()])
+def known_of(samples: Samples, sample_ids: NDArray[np.int64]) -> Arrays:
+    """Return what is known of some samples, for an engine."""
+    return {name: column[sample_ids] for name, column in samples.known.items()}
+
+
+def listed(column: Packed) -> list[NDArray[Any]]:
+    """Return the values of each sample as views."""
+    values, bounds = column.own()
+    return [values[start:stop] for start, stop in pairwise(bounds.tolist())]

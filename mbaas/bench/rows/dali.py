@@ -1,44 +1,128 @@
 """Row "dali": an NVIDIA DALI pipeline on the CPU in every trial.
 
-DALI's own operators throughout: its reader maps the files, its decoder decodes only the window that is kept, its resize
-filters with antialiasing as the other rows do. Prep runs in DALI's threads, asynchronously, two minibatches ahead.
+DALI's own operators throughout, which for each task come as close to the other rows' work as there are. Of images, its
+reader maps the files, its decoder decodes only the window that is kept, its resize filters with antialiasing. Boxes go
+through its own crop by their overlap with the window, which is SSD's, as RandomIoUCrop. Sound is decoded and resampled
+by libsndfile and a windowed sinc, and masks are cut out with 0 dB instead of the mean. Prep runs in DALI's threads,
+asynchronously, two minibatches ahead.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from mbaas.bench.rows import IMAGE_SIZE, Minibatch, TrialSpec
+from mbaas.bench.rows import Minibatch, TrialSpec
+from mbaas.bench.tasks import audio, detection, images
+from mbaas.transforms import RandomIoUCrop
+
+Nodes = tuple[Any, ...]
+"""What a graph puts out: what is made of a sample, its id, and fields that differ in length."""
 
 
-def build(spec: TrialSpec, files: Sequence[Path], threads: int) -> Any:
-    """Build a pipeline that gives (uint8[224, 224, 3], int32[1] sample id) for each sample."""
-    from nvidia.dali import fn, pipeline_def, types
+_EPOCHS: dict[str, Any] = {
+    "shuffle_after_epoch": True,
+    "pad_last_batch": True,  # else the reader would fill the last minibatch from the next epoch
+    "name": "files",
+}
+"""Options of all readers."""
+
+
+def _files(spec: TrialSpec) -> tuple[Any, Any]:
+    """Read files: encoded bytes, and sample ids instead of classes, so that epochs can be checked."""
+    from nvidia.dali import fn
+
+    files = [str(file) for file in spec.samples().files]
+    encoded, ids = fn.readers.file(files=files, labels=list(range(len(files))), **_EPOCHS)
+    return encoded, ids
+
+
+def _images(spec: TrialSpec) -> Nodes:
+    from nvidia.dali import fn, types
+
+    encoded, ids = _files(spec)
+    crop = fn.decoders.image_random_crop(
+        encoded,
+        device="cpu",
+        output_type=types.RGB,
+        random_area=[0.08, 1.0],
+        random_aspect_ratio=[3 / 4, 4 / 3],
+    )
+    image = fn.resize(crop, size=images.SIDE, interp_type=types.INTERP_LINEAR, antialias=True)
+    return fn.flip(image, horizontal=fn.random.coin_flip()), ids
+
+
+def _detection(spec: TrialSpec) -> Nodes:
+    from nvidia.dali import fn, types
+
+    read: Any = fn.readers.coco(
+        file_root=str(spec.data.folder),
+        annotations_file=str(spec.data.annotations),
+        ltrb=True,
+        ratio=True,
+        image_ids=True,
+        skip_empty=False,
+        **_EPOCHS,
+    )
+    encoded, boxes, labels, ids = read
+    like = RandomIoUCrop()
+    window: Any = fn.random_bbox_crop(
+        boxes,
+        labels,
+        bbox_layout="xyXY",
+        thresholds=[option for option in like.sampler_options if option < 1],
+        allow_no_crop=True,  # the option of 1
+        scaling=[like.min_scale, like.max_scale],
+        aspect_ratio=[like.min_aspect_ratio, like.max_aspect_ratio],
+        num_attempts=like.trials,
+    )
+    start, size, boxes, labels = window
+    crop = fn.decoders.image_slice(encoded, start, size, device="cpu", output_type=types.RGB)
+    side = detection.SIDE
+    image = fn.resize(crop, size=(side, side), interp_type=types.INTERP_LINEAR, antialias=True)
+    is_mirrored = fn.random.coin_flip()
+    image = fn.flip(image, horizontal=is_mirrored)
+    amounts = detection.BRIGHTNESS, detection.CONTRAST, detection.SATURATION
+    brightness, contrast, saturation = (fn.random.uniform(range=(1 - amount, 1 + amount)) for amount in amounts)
+    image = fn.color_twist(image, brightness=brightness, contrast=contrast, saturation=saturation)
+    return image, ids, fn.bb_flip(boxes, ltrb=True, horizontal=is_mirrored) * float(side), labels
+
+
+def _audio(spec: TrialSpec) -> Nodes:
+    from nvidia.dali import fn, types
+
+    encoded, ids = _files(spec)
+    rate = audio.RATE
+    sound, _ = fn.decoders.audio(encoded, sample_rate=float(rate), downmix=True, dtype=types.FLOAT)
+    longer = fn.cast(sound.shape()[0], dtype=types.FLOAT) - float(rate)  # by so much than what is kept
+    start = fn.cast(fn.random.uniform(range=(0.0, 1.0)) * longer, dtype=types.INT32)
+    second = fn.slice(sound, start=start, shape=rate, axes=[0], out_of_bounds_policy="pad")
+    power = fn.spectrogram(second, nfft=audio.WINDOW, window_length=audio.WINDOW, window_step=audio.HOP, power=2)
+    mels = fn.mel_filter_bank(power, sample_rate=float(rate), nfilter=audio.MELS, mel_formula="htk", normalize=False)
+    decibels = fn.to_decibels(mels, multiplier=10.0, reference=1.0, cutoff_db=-audio.TOP_DB)
+    for axis, (count, most) in enumerate((audio.FREQ_MASKS, audio.TIME_MASKS)):
+        length = audio.Audio.made.shape[1 - axis]
+        width = fn.random.uniform(range=(0.0, float(most)), shape=[count])
+        place = fn.random.uniform(range=(0.0, 1.0), shape=[count]) * (float(length or 0) - width)
+        decibels = fn.erase(decibels, anchor=place, shape=width, axes=[axis])
+    return fn.transpose(decibels, perm=[1, 0]), ids
+
+
+_GRAPHS: dict[str, Callable[[TrialSpec], Nodes]] = {"images": _images, "detection": _detection, "audio": _audio}
+
+
+def build(spec: TrialSpec, threads: int) -> Any:
+    """Build the pipeline of a task, which gives `Nodes`."""
+    from nvidia.dali import pipeline_def
 
     @pipeline_def
-    def random_resized_crop() -> Any:
-        encoded, ids = fn.readers.file(
-            files=[str(file) for file in files],
-            labels=list(range(len(files))),  # ids instead of classes, so that epochs can be checked
-            shuffle_after_epoch=True,
-            pad_last_batch=True,  # else the reader would fill the last minibatch from the next epoch
-            name="files",
-        )
-        crop = fn.decoders.image_random_crop(
-            encoded,
-            device="cpu",
-            output_type=types.RGB,
-            random_area=[0.08, 1.0],
-            random_aspect_ratio=[3 / 4, 4 / 3],
-        )
-        image = fn.resize(crop, size=IMAGE_SIZE, interp_type=types.INTERP_LINEAR, antialias=True)
-        return fn.flip(image, horizontal=fn.random.coin_flip()), ids
+    def graph() -> Nodes:
+        return _GRAPHS[spec.task.name](spec)
 
-    pipe = random_resized_crop(
+    pipe = graph(
         batch_size=spec.batch,
         num_threads=threads,
         device_id=None,  # no GPU
@@ -53,20 +137,30 @@ class PerTrialPipeline:
     """A DALI pipeline. See `mbaas.bench.rows.EpochLoader`."""
 
     def __init__(self, spec: TrialSpec) -> None:
-        files = spec.files
-        self.samples = len(files)
-        self._pipe = build(spec, files, max(1, spec.cores // spec.trials))
+        self.samples = len(spec.samples().files)
+        self._sample_of = _sample_of(spec)
+        self._pipe = build(spec, max(1, spec.cores // spec.trials))
 
     def epoch(self) -> Iterator[Minibatch]:
         left = self.samples
         while left > 0:
-            images, labels = self._pipe.run()
-            ids = labels.as_array()[:left, 0].astype(np.int64)  # the last minibatch is padded: cut that off
-            yield np.asarray(images.as_tensor())[: len(ids)], ids  # a view; as_array would copy
+            made, labels, *beside = self._pipe.run()
+            ids = self._sample_of(labels.as_array()[:left, 0].astype(np.int64))  # the last one is padded: cut that off
+            pieces = [np.asarray(values[row]) for values in beside for row in range(len(ids))]
+            yield [np.asarray(made.as_tensor())[: len(ids)], *pieces], ids  # views; as_array would copy
             left -= len(ids)
 
     def close(self) -> None:
         del self._pipe
+
+
+def _sample_of(spec: TrialSpec) -> Callable[[NDArray[np.int64]], NDArray[np.int64]]:
+    """Return what turns the ids that a graph gives into those of samples."""
+    if spec.data.annotations is None:
+        return lambda ids: ids
+    known = detection.image_ids(spec.data.annotations)  # DALI's reader of COCO's files gives these
+    order = np.argsort(known)
+    return lambda ids: order[np.searchsorted(known, ids, sorter=order)]
 
 
 def open_loader(spec: TrialSpec) -> PerTrialPipeline:

@@ -1,15 +1,17 @@
 """Row "dataloader": a PyTorch DataLoader of its own in every trial.
 
 It is set up as somebody who knows it well would: the engine of mbaas decodes, so that decoders are not what is
-compared; one ``__getitems__`` makes a whole minibatch; files are read into memory that is used again; pixels are made
-in the shared memory in which they travel to the trial, by workers that persist over epochs.
+compared; one ``__getitems__`` makes a whole minibatch; files are read into memory that is used again; pixels and
+spectrograms are made in the shared memory in which they travel to the trial, by workers that persist over epochs. The
+boxes of a minibatch travel end to end, as two small arrays beside it, and the trial cuts them into the list that a
+detector takes: a tensor for each image would cost it an open file and a mapping.
 """
 
 from __future__ import annotations
 
+import math
 import warnings
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -17,12 +19,14 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset, RandomSampler, Sampler, get_worker_info
 
-from mbaas.bench.rows import IMAGE_SIZE, SAMPLE_BYTES, Minibatch, TrialSpec, pipeline, refuse_bad
+from mbaas.bench.rows import Minibatch, TrialSpec, known_of, listed, refuse_bad
+from mbaas.bench.tasks.base import Samples, Task
+from mbaas.fields import Field, Packed
 from mbaas.prep.engine import Engine
 from mbaas.prep.engines import make_engine
 
-TorchMinibatch = tuple[torch.Tensor, torch.Tensor]
-"""uint8[n, 224, 224, 3] and int64[n] sample ids."""
+TorchMinibatch = tuple[torch.Tensor, torch.Tensor, list[Packed]]
+"""[n, *shape], int64[n] sample ids, and fields that differ in length."""
 
 
 def workers_for(cores: int, trials: int) -> int:
@@ -34,31 +38,31 @@ def workers_for(cores: int, trials: int) -> int:
     return max(1, cores // trials)
 
 
-class Photos(Dataset[Any]):
+class Minibatches(Dataset[Any]):
     """Prepares whole minibatches.
 
     An index is epoch * samples + sample id, because persistent workers are not told the epoch.
     """
 
-    def __init__(self, files: Sequence[Path], seed: int) -> None:
-        self._files = files
-        self._seed = seed
-        self._largest_bytes = max(file.stat().st_size for file in files)
+    def __init__(self, samples: Samples, task: Task, seed: int) -> None:
+        self._samples, self._task, self._seed = samples, task, seed
+        self._largest_bytes = max(file.stat().st_size for file in samples.files)
         self._encoded = np.empty(0, np.uint8)
         self._engine: Engine | None = None
 
     def __len__(self) -> int:
-        return len(self._files)
+        return len(self._samples.files)
 
     def __getitems__(self, indices: list[int]) -> TorchMinibatch:
-        epoch, first = divmod(indices[0], len(self._files))
+        epoch, first = divmod(indices[0], len(self))
         ids = np.array(indices, np.int64) - (indices[0] - first)  # no minibatch reaches across an epoch's end
         raw = self._read(ids.tolist())
         if self._engine is None:  # made by the process that uses it
-            self._engine = make_engine("cpu", pipeline(), seed=self._seed)
-        out = _empty(len(ids))
-        refuse_bad(self._engine.prepare(raw, ids, epoch, {}, out.numpy()).bad, ids, self._files)
-        return out, torch.from_numpy(ids)
+            self._engine = make_engine("cpu", self._task.pipeline(), seed=self._seed)
+        out = _empty(len(ids), self._task.made)
+        prepared = self._engine.prepare(raw, ids, epoch, known_of(self._samples, ids), out.numpy())
+        refuse_bad(prepared.bad, ids, self._samples.files)
+        return out, torch.from_numpy(ids), [prepared.known[name] for name in self._task.beside]
 
     def _read(self, ids: list[int]) -> list[NDArray[np.uint8]]:
         """Read files into one array, which the next call overwrites: fresh memory would cost a page fault a page."""
@@ -66,21 +70,22 @@ class Photos(Dataset[Any]):
             self._encoded = np.empty(len(ids) * self._largest_bytes, np.uint8)
         raw, start = [], 0
         for i in ids:
-            with self._files[i].open("rb", buffering=0) as file:
+            with self._samples.files[i].open("rb", buffering=0) as file:
                 stop = start + file.readinto(self._encoded[start:].data)
             raw.append(self._encoded[start:stop])
             start = stop
         return raw
 
 
-def _empty(n: int) -> torch.Tensor:
-    """Make an empty uint8[n, 224, 224, 3]; in a worker it lies in shared memory, so that nothing is copied."""
+def _empty(n: int, made: Field) -> torch.Tensor:
+    """Make an empty [n, *shape]; in a worker it lies in shared memory, so that nothing is copied."""
+    shape = made.empty(0).shape[1:]
     # the way of torch's own default_collate, which knows no public one either
-    out = torch.empty(0, dtype=torch.uint8)
+    out = torch.empty(0, dtype=getattr(torch, made.dtype))
     if get_worker_info() is not None:
-        storage = out._typed_storage()._new_shared(n * SAMPLE_BYTES, device=out.device)
+        storage = out._typed_storage()._new_shared(n * math.prod(shape), device=out.device)
         out = out.new(storage)
-    return out.resize_(n, IMAGE_SIZE, IMAGE_SIZE, 3)
+    return out.resize_(n, *shape)
 
 
 class _Indices(Sampler[int]):
@@ -100,7 +105,7 @@ class _Indices(Sampler[int]):
 
 
 def _as_is(minibatch: Any) -> Any:
-    """Collate nothing: `Photos` makes whole minibatches. A lambda would do, but cannot be pickled for workers."""
+    """Collate nothing: `Minibatches` makes whole minibatches. A lambda would do, but cannot be pickled for workers."""
     return minibatch
 
 
@@ -108,13 +113,13 @@ class PerTrialLoader:
     """A DataLoader. See `mbaas.bench.rows.EpochLoader`."""
 
     def __init__(self, spec: TrialSpec) -> None:
-        files = spec.files
-        self.samples = len(files)
+        samples = spec.samples()
+        self.samples = len(samples.files)
         with warnings.catch_warnings():
             # torch counts the workers of one trial against the cores; the benchmark counts all trials on purpose
             warnings.filterwarnings("ignore", message="This DataLoader will create")
             self._loader: DataLoader[TorchMinibatch] = DataLoader(
-                Photos(files, spec.seed + spec.trial),
+                Minibatches(samples, spec.task, spec.seed + spec.trial),
                 batch_size=spec.batch,
                 sampler=_Indices(self.samples, spec.seed + spec.trial),
                 num_workers=spec.workers,
@@ -126,8 +131,8 @@ class PerTrialLoader:
 
     def epoch(self) -> Iterator[Minibatch]:
         self._iterator = iter(self._loader)
-        for pixels, ids in self._iterator:
-            yield pixels.numpy(), ids.numpy()
+        for made, ids, beside in self._iterator:
+            yield [made.numpy(), *(value for column in beside for value in listed(column))], ids.numpy()
 
     def close(self) -> None:
         """Drop the loader; persistent workers are joined when their iterator goes, or end with the trial's process."""

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import ray
 
 import mbaas
 from mbaas import runtime
-from mbaas.bench.rows import Minibatch, TrialSpec, pipeline
+from mbaas.bench.rows import Minibatch, TrialSpec
+from mbaas.fields import IMAGE
 
 FEED = "bench"
 
@@ -32,8 +34,8 @@ class Service:
         self.address = ray.get_runtime_context().gcs_address
         self._feed = mbaas.serve(
             FEED,
-            mbaas.read_images(self._spec.folder),
-            pipeline(),
+            self._spec.task.dataset(self._spec.data),
+            self._spec.task.pipeline(),
             batch_size=self._spec.batch,
             seed=self._spec.seed,
             prep_workers=self._spec.cores,
@@ -71,21 +73,29 @@ class SharedFeed:
 
     def __init__(self, spec: TrialSpec) -> None:
         os.environ["RAY_ADDRESS"] = spec.address
-        self._loader = mbaas.join(FEED, consumer=_consumer(spec.trial), format=spec.array)
+        self._loader = mbaas.join(FEED, consumer=_consumer(spec.trial), format=spec.array, collate="list")
+        self._fields = (spec.task.made.name, *spec.task.beside)
         self._torch = spec.array == "torch"
-        self.samples = len(spec.files)
+        self.samples = len(spec.samples().files)
 
     def epoch(self) -> Iterator[Minibatch]:
         for batch in self._loader:
-            pixels, ids = batch["image"], batch["sample_id"]
-            if self._torch:  # NHWC bytes either way; torch shows them as NCHW
-                pixels, ids = pixels.permute(0, 2, 3, 1).numpy(), ids.numpy()
-            yield np.asarray(pixels), ids
-            del batch, pixels, ids
+            if self._torch and IMAGE in batch:  # NHWC bytes either way; torch shows them as NCHW
+                batch[IMAGE] = batch[IMAGE].permute(0, 2, 3, 1)
+            values = [np.asarray(array) for name in self._fields for array in _arrays(batch[name])]
+            ids = np.asarray(batch["sample_id"])  # of a tensor, as above: its own memory
+            del batch
+            yield values, ids
+            del values, ids
 
     def close(self) -> None:
         self._loader.close()
         ray.shutdown()
+
+
+def _arrays(value: Any) -> list[Any]:
+    """Return the arrays of a field: that of all samples, or those of each."""
+    return value if isinstance(value, list) else [value]
 
 
 def open_loader(spec: TrialSpec) -> SharedFeed:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from mbaas.bench.rows import IMAGE_SIZE, SAMPLE_BYTES, Minibatch, TrialSpec, pipeline, refuse_bad
+from mbaas.bench.rows import Minibatch, TrialSpec, known_of, listed, refuse_bad
 from mbaas.core.layout import block_samples
 from mbaas.order import SampleOrder
 from mbaas.prep.engines import make_engine
@@ -21,12 +21,13 @@ class PrepRate:
     """Prepares blocks in this process. See `mbaas.bench.rows.EpochLoader`."""
 
     def __init__(self, spec: TrialSpec) -> None:
-        self._files = spec.files
-        self._raw = [np.fromfile(file, np.uint8) for file in self._files]
+        self._all = spec.samples()
+        self._beside = spec.task.beside
+        self._raw = [np.fromfile(file, np.uint8) for file in self._all.files]
         self.samples = len(self._raw)
         self._order = SampleOrder(self.samples, spec.seed + spec.trial, _block_samples(spec, self.samples))
-        self._engine = make_engine("cpu", pipeline(), seed=spec.seed)
-        self._out = np.empty((self._order.block_samples, IMAGE_SIZE, IMAGE_SIZE, 3), np.uint8)
+        self._engine = make_engine("cpu", spec.task.pipeline(), seed=spec.seed)
+        self._out = spec.task.made.empty(self._order.block_samples)
         self._epoch = 0
 
     def epoch(self) -> Iterator[Minibatch]:
@@ -35,9 +36,10 @@ class PrepRate:
         for block in range(first, first + blocks):
             ids = self._order.sample_ids(block)
             out = self._out[: len(ids)]
-            prepared = self._engine.prepare([self._raw[i] for i in ids], ids, epoch, {}, out)
-            refuse_bad(prepared.bad, ids, self._files)
-            yield out, ids
+            raw, known = [self._raw[i] for i in ids], known_of(self._all, ids)
+            prepared = self._engine.prepare(raw, ids, epoch, known, out)
+            refuse_bad(prepared.bad, ids, self._all.files)
+            yield [out, *(value for name in self._beside for value in listed(prepared.known[name]))], ids
 
     def close(self) -> None:
         self._engine.close()
@@ -45,11 +47,12 @@ class PrepRate:
 
 def _block_samples(spec: TrialSpec, samples: int) -> int:
     """Choose the block size that an mbaas feed with a roomy staging budget would have."""
+    sample_bytes = spec.task.made.nbytes
     return block_samples(
         num_samples=samples,
         batch_size=spec.batch,
-        sample_bytes=SAMPLE_BYTES,
-        staging_bytes=max(2**30, 8 * spec.batch * SAMPLE_BYTES),
+        sample_bytes=sample_bytes,
+        staging_bytes=max(2**30, 8 * spec.batch * sample_bytes),
         workers=spec.cores,
         sample_s=0.0,
     )

@@ -1,0 +1,11 @@
+"""The tasks of the benchmark: what is loaded, and what is done to it. Each is a module here."""
+
+from __future__ import annotations
+
+from mbaas.bench.tasks.audio import Audio
+from mbaas.bench.tasks.base import Task
+from mbaas.bench.tasks.detection import Detection
+from mbaas.bench.tasks.images import Images
+
+TASKS: dict[str, Task] = {task.name: task for task in (Images(), Detection(), Audio())}
+"""All tasks by their names; the first one is measured unless somebody says otherwise."""

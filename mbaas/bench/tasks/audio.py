@@ -1,0 +1,60 @@
+"""Task "audio": classification of sound by the mel spectrogram of a second of each recording."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mbaas.bench.tasks.base import Data, Report, Samples, Task, checked_folder, files_below
+from mbaas.errors import DatasetError
+from mbaas.fields import Field
+from mbaas.transforms import AmplitudeToDB, DecodeAudio, MelSpectrogram, Pipeline, RandomCrop, SpecAugment
+
+if TYPE_CHECKING:
+    from mbaas.dataset import Dataset
+
+EXTENSIONS = (".wav", ".flac", ".mp3", ".ogg", ".oga", ".opus", ".aif", ".aiff", ".au")
+RATE = 16_000
+WINDOW, HOP, MELS = 512, 160, 64
+TOP_DB = 80.0
+TIME_MASKS, FREQ_MASKS = (2, 20), (2, 8)
+"""How many masks SpecAugment puts over time and over frequency, and the width that they stay below."""
+
+
+class Audio(Task):
+    """Recordings in a folder for each class."""
+
+    name = "audio"
+    things = "recordings"
+    work = f"resampled to {RATE // 1000} kHz, a random second, {MELS} log-mel bands, SpecAugment"
+    made = Field("audio", (1 + RATE // HOP, MELS), "float32")
+
+    def make(self, cache_dir: Path, count: int, *, seed: int, report: Report) -> Data:
+        from mbaas.bench.sounds import make_sounds
+
+        return Data(make_sounds(cache_dir, count, seed=seed, report=report))
+
+    def find(self, data: Path, image_folder: Path | None) -> Data:  # noqa: ARG002
+        folder = checked_folder(data, "data must be a folder with a folder of recordings for each class")
+        if not files_below(folder, EXTENSIONS):
+            raise DatasetError(f"no WAV, FLAC or other files of sound below the class folders of {folder}")
+        return Data(folder)
+
+    def samples(self, data: Data) -> Samples:
+        return Samples(files_below(data.folder, EXTENSIONS))
+
+    def dataset(self, data: Data) -> Dataset:
+        from mbaas.dataset import read_audio
+
+        return read_audio(data.folder)
+
+    def pipeline(self) -> Pipeline:
+        return Pipeline(
+            [
+                DecodeAudio(RATE),
+                RandomCrop(RATE),
+                MelSpectrogram(n_fft=WINDOW, hop_length=HOP, n_mels=MELS),
+                AmplitudeToDB(top_db=TOP_DB),
+                SpecAugment(*TIME_MASKS, *FREQ_MASKS),
+            ]
+        )
