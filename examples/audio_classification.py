@@ -1,6 +1,7 @@
 """A hyper-parameter search on sound: trials share the decoding, the resampling and the spectrograms.
 
     python examples/audio_classification.py                short tones, chirps and noises, written as WAV and FLAC files
+    python examples/audio_classification.py --compare      the same search, each trial with a DataLoader of its own
     python examples/audio_classification.py --data DIR     your recordings, one folder per class
 
 Needs soundfile and soxr: pip install "mbaas[audio]", or the extra examples.
@@ -19,6 +20,7 @@ os.environ |= {  # before Ray is imported: no boxes and warnings between the lin
 import argparse
 import logging
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,6 +30,7 @@ import numpy as np
 import ray
 import soundfile
 import torch
+from comparing import Outcome, OwnLoader, of_own_loaders, show
 from ray import tune
 
 import mbaas
@@ -38,6 +41,9 @@ RATE = 8000
 """Samples of sound a second that the model gets, whatever rate a recording has."""
 
 MELS = 32
+
+Parts = tuple[mbaas.Dataset, mbaas.Dataset]
+"""What is trained on, and what is validated with."""
 
 AT_ONCE = 4
 """Trials that run at the same time, with half a CPU each."""
@@ -52,10 +58,23 @@ VALIDATION = T.Pipeline([DECODE, T.CropOrPad(RATE // 2), *SPECTROGRAM])
 
 
 def train(config: dict[str, Any]) -> None:
-    """Train one trial."""
+    """Train one trial on the feeds."""
+    loader = get_loader("train", batch_size=config["batch_size"])
+    for accuracy in learn(config, loader, get_loader("validation")):
+        tune.report({"accuracy": accuracy, "exact": loader.ledger.exact})
+
+
+def train_alone(config: dict[str, Any], parts: Parts) -> None:
+    """Train one trial that prepares everything itself."""
+    loader = OwnLoader(parts[0], TRAIN, config["batch_size"], shuffle=True)
+    for accuracy in learn(config, loader, OwnLoader(parts[1], VALIDATION, 64, shuffle=False)):
+        tune.report({"accuracy": accuracy, "samples": loader.samples})
+
+
+def learn(config: dict[str, Any], loader: Any, validation: Any) -> Iterator[float]:
+    """Train a small network; yield the validation accuracy after each epoch."""
     torch.set_num_threads(1)  # trials share cores
     torch.manual_seed(0)
-    loader, validation = get_loader("train", batch_size=config["batch_size"]), get_loader("validation")
     model = network(config["width"], len(loader.class_names))
     optimizer = torch.optim.Adam(model.parameters(), lr=config["learning_rate"])
     for _ in range(config["epochs"]):
@@ -67,7 +86,7 @@ def train(config: dict[str, Any]) -> None:
         model.eval()
         with torch.no_grad():
             right = torch.cat([model(batch["audio"]).argmax(dim=1) == batch["label"] for batch in validation])
-        tune.report({"accuracy": right.float().mean().item(), "exact": loader.ledger.exact})
+        yield right.float().mean().item()
 
 
 class FromDecibels(torch.nn.Module):
@@ -138,63 +157,93 @@ def write_sounds(folder: Path, count: int) -> Path:
 # ---- the search ----
 
 
-def search(epochs: int, trials: int) -> tune.ResultGrid:
+def search(trainable: Any, args: argparse.Namespace, *callbacks: tune.Callback) -> tune.ResultGrid:
     """Search by ASHA over learning rate, width and batch size."""
     space = {
         "learning_rate": tune.loguniform(1e-3, 1e-2),
         "width": tune.choice([8, 16]),
         "batch_size": tune.choice([8, 16]),
-        "epochs": epochs,
+        "epochs": args.epochs,
     }
+    scheduler = tune.schedulers.ASHAScheduler(max_t=args.epochs, grace_period=min(3, args.epochs), reduction_factor=2)
     np.random.seed(0)  # of Tune's choices
     with tempfile.TemporaryDirectory(prefix="tune") as folder:
         return tune.Tuner(
-            tune.with_resources(train, {"cpu": 0.5}),
+            tune.with_resources(trainable, {"cpu": 0.5}),
             param_space=space,
             tune_config=tune.TuneConfig(
                 metric="accuracy",
                 mode="max",
-                num_samples=trials,
+                num_samples=args.trials,
                 max_concurrent_trials=AT_ONCE,
-                scheduler=tune.schedulers.ASHAScheduler(max_t=epochs, grace_period=min(3, epochs), reduction_factor=2),
+                scheduler=scheduler,
                 reuse_actors=True,
             ),
-            run_config=tune.RunConfig(storage_path=folder, callbacks=[FeedCallback("train", "validation")], verbose=0),
+            run_config=tune.RunConfig(storage_path=folder, callbacks=[*callbacks], verbose=0),
         ).fit()
 
 
+def search_shared(args: argparse.Namespace, parts: Parts) -> Outcome:
+    """Search on two feeds."""
+    began = time.monotonic()
+    with (
+        mbaas.serve("train", parts[0], TRAIN, batch_size=32, prep_workers=1) as feed,
+        mbaas.serve("validation", parts[1], VALIDATION, batch_size=64, shuffle=False, prep_workers=1),
+    ):
+        results = search(train, args, FeedCallback("train", "validation"))
+        status = feed.status()
+    return Outcome(results, time.monotonic() - began, status.prepared_samples, status.delivered_samples)
+
+
+def search_alone(args: argparse.Namespace, parts: Parts) -> Outcome:
+    """Search with a DataLoader of its own in every trial."""
+    began = time.monotonic()
+    results = search(tune.with_parameters(train_alone, parts=parts), args)
+    return of_own_loaders(results, time.monotonic() - began)
+
+
 @contextmanager
-def recordings(data: Path | None, count: int) -> Iterator[tuple[mbaas.Dataset, mbaas.Dataset]]:
+def recordings(data: Path | None, count: int) -> Iterator[Parts]:
     """Yield recordings to train on and to validate with."""
     with tempfile.TemporaryDirectory(prefix="sounds") as folder:
         found = mbaas.read_audio(data or write_sounds(Path(folder), count))
         yield found.split(0.8, stratify="label")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="A hyper-parameter search on sound.")
-    parser.add_argument("--data", type=Path, metavar="DIR", help="recordings, one folder per class")
-    parser.add_argument("--recordings", type=int, default=400, help="to write, without --data")
-    parser.add_argument("--trials", type=int, default=6)
-    parser.add_argument("--epochs", type=int, default=8)
-    args = parser.parse_args()
-    # a CPU for each of the two prep workers, and two that four trials share: places, not cores
-    ray.init(num_cpus=2 + AT_ONCE // 2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
-    logging.getLogger("ray.tune").setLevel(logging.ERROR)
-    with recordings(args.data, args.recordings) as (to_train, to_validate):
-        print(f"{len(to_train)} recordings to train on, {len(to_validate)} to validate with")
-        with (
-            mbaas.serve("train", to_train, TRAIN, batch_size=32, prep_workers=1) as feed,
-            mbaas.serve("validation", to_validate, VALIDATION, batch_size=64, shuffle=False, prep_workers=1),
-        ):
-            results, status = search(args.epochs, args.trials), feed.status()
-    if results.num_errors:
-        raise SystemExit(f"{results.num_errors} of {len(results)} trials failed: {results.errors[0]}")
-    best = results.get_best_result()
+def run(args: argparse.Namespace) -> None:
+    with recordings(args.data, args.recordings) as parts:
+        print(f"{len(parts[0])} recordings to train on, {len(parts[1])} to validate with")
+        # a CPU for each of the two prep workers, and two that four trials share: places, not cores
+        ray.init(num_cpus=2 + AT_ONCE // 2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+        logging.getLogger("ray.tune").setLevel(logging.ERROR)
+        outcomes = {"one feed": search_shared(args, parts)}
+        if args.compare:
+            outcomes["a DataLoader per trial"] = search_alone(args, parts)
+    for each in outcomes.values():
+        if each.results.num_errors:
+            raise SystemExit(f"{each.results.num_errors} trials failed: {each.results.errors[0]}")
+    shared = outcomes["one feed"]
+    best = shared.results.get_best_result()
     chosen = ", ".join(f"{name} {best.config[name]:.4g}" for name in ("learning_rate", "width", "batch_size"))
     print(f"best trial: {best.metrics['accuracy']:.1%} validation accuracy with {chosen}")
-    print(f"{len(results)} trials, exact: {all(result.metrics['exact'] for result in results)}")
-    print(f"{status.prepared_samples:,} samples prepared, {status.delivered_samples:,} delivered")
+    print(f"{len(shared.results)} trials, exact: {all(result.metrics['exact'] for result in shared.results)}")
+    print(f"{shared.prepared:,} samples prepared, {shared.delivered:,} delivered")
+    if args.compare:
+        show("accuracy", outcomes)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, metavar="DIR", help="recordings, one folder per class")
+    parser.add_argument("--recordings", type=int, default=400, help="to write, without --data (default: 400)")
+    parser.add_argument("--trials", type=int, default=6, help="configurations to try (default: 6)")
+    parser.add_argument("--epochs", type=int, default=8, help="of the longest trial (default: 8)")
+    parser.add_argument("--compare", action="store_true", help="search again without sharing, and show both")
+    args = parser.parse_args()
+    try:
+        run(args)
+    except mbaas.MbaasError as error:
+        parser.exit(2, f"{parser.prog}: {error}\n")
 
 
 if __name__ == "__main__":

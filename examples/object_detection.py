@@ -1,8 +1,12 @@
-"""A search for an object detector whose trials share every minibatch: python examples/object_detection.py
+"""A search for an object detector whose trials share every minibatch.
 
-The data are coloured shapes on photographs, which it writes as JPEG files with COCO's annotations. Each trial trains a
-small detector without anchors (after Zhou et al., Objects as Points, 2019): for each cell of 8x8 pixels the network
-says whether the centre of an object lies there, where exactly, how large the object is, and of which class.
+    python examples/object_detection.py              coloured shapes on photographs, which it writes as COCO has them
+    python examples/object_detection.py --compare    the same search beside it, each trial with a DataLoader of its own
+    python examples/object_detection.py --data FILE.json --image-folder DIR    your images, with COCO's annotations
+
+Each trial trains a small detector without anchors (after Zhou et al., Objects as Points, 2019): for each cell of 8x8
+pixels the network says whether the centre of an object lies there, where exactly, how large the object is, and of which
+class.
 """
 
 from __future__ import annotations
@@ -16,12 +20,16 @@ os.environ |= {
 
 import argparse
 import tempfile
+import time
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import ray
 import torch
+from comparing import Outcome, OwnLoader, of_own_loaders, show
 from ray import tune
 from shapes import SIDE, write_shapes
 from torch.nn.functional import cross_entropy, l1_loss, max_pool2d
@@ -30,8 +38,11 @@ import mbaas
 from mbaas import transforms as T
 from tune_integration import FeedCallback, get_loader
 
+Parts = tuple[mbaas.Dataset, mbaas.Dataset]
+"""What is trained on, and what is validated with."""
+
 CELL = 8
-BOXES = T.Boxes(beside=("labels", "area", "iscrowd"), min_size=4)
+BOXES = T.Boxes(beside=("labels",), min_size=4)
 SCALE = T.Normalize(mean=(0.5, 0.5, 0.5), std=(0.25, 0.25, 0.25))
 TRAIN = T.Pipeline(
     [
@@ -48,12 +59,24 @@ VALIDATION = T.Pipeline([T.DecodeImage(), T.Resize((SIDE, SIDE)), SCALE], boxes=
 
 
 def train(config: dict[str, Any]) -> None:
-    """Train one trial."""
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
+    """Train one trial on the feeds."""
     # All boxes of a minibatch end to end, and where those of each image begin.
     loader = get_loader("train", batch_size=config["batch_size"], collate="packed")
-    validation = get_loader("validation", collate="packed")
+    for found in learn(config, loader, get_loader("validation", collate="packed")):
+        tune.report({"found": found})
+
+
+def train_alone(config: dict[str, Any], parts: Parts) -> None:
+    """Train one trial that prepares everything itself."""
+    loader = OwnLoader(parts[0], TRAIN, config["batch_size"], shuffle=True)
+    for found in learn(config, loader, OwnLoader(parts[1], VALIDATION, 50, shuffle=False)):
+        tune.report({"found": found, "samples": loader.samples})
+
+
+def learn(config: dict[str, Any], loader: Any, validation: Any) -> Iterator[float]:
+    """Train a detector; yield the share of objects that it finds after each epoch."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
     model = network(config["width"], len(loader.class_names))
     optimizer = torch.optim.AdamW(model.parameters(), lr=config["learning_rate"])
     steps = config["epochs"] * len(loader)
@@ -65,7 +88,7 @@ def train(config: dict[str, Any]) -> None:
             loss_of(model(batch["image"]), batch).backward()
             optimizer.step()
             schedule.step()
-        tune.report({"found": found_share(model.eval(), validation)})
+        yield found_share(model.eval(), validation)
 
 
 def network(width: int, classes: int) -> torch.nn.Module:
@@ -135,42 +158,76 @@ def overlaps(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     return shared / (areas[0][:, None] + areas[1] - shared)
 
 
-def search(folder: str, trials: int, epochs: int) -> tune.ResultGrid:
+def search(trainable: Any, args: argparse.Namespace, *callbacks: tune.Callback) -> tune.ResultGrid:
     """Search at random over the learning rate, the width of the network and the batch size."""
     space = {
         "learning_rate": tune.loguniform(2e-3, 1e-2),
         "width": tune.choice([8, 12]),
         "batch_size": tune.choice([16, 32]),
-        "epochs": epochs,
+        "epochs": args.epochs,
     }
-    return tune.Tuner(
-        tune.with_resources(train, {"cpu": 0.25}),
-        param_space=space,
-        tune_config=tune.TuneConfig(metric="found", mode="max", num_samples=trials, max_concurrent_trials=4),
-        run_config=tune.RunConfig(storage_path=folder, callbacks=[FeedCallback("train", "validation")], verbose=0),
-    ).fit()
+    np.random.seed(0)  # of Tune's choices
+    with tempfile.TemporaryDirectory() as folder:
+        return tune.Tuner(
+            tune.with_resources(trainable, {"cpu": 0.25}),
+            param_space=space,
+            tune_config=tune.TuneConfig(metric="found", mode="max", num_samples=args.trials, max_concurrent_trials=4),
+            run_config=tune.RunConfig(storage_path=folder, callbacks=[*callbacks], verbose=0),
+        ).fit()
+
+
+def search_shared(args: argparse.Namespace, parts: Parts) -> Outcome:
+    """Search on two feeds."""
+    began = time.monotonic()
+    with (
+        mbaas.serve("train", parts[0], TRAIN, batch_size=32, prep_workers=1) as feed,
+        mbaas.serve("validation", parts[1], VALIDATION, batch_size=50, shuffle=False, prep_workers=1),
+    ):
+        results = search(train, args, FeedCallback("train", "validation"))
+        status = feed.status()
+    return Outcome(results, time.monotonic() - began, status.prepared_samples, status.delivered_samples)
+
+
+def search_alone(args: argparse.Namespace, parts: Parts) -> Outcome:
+    """Search with a DataLoader of its own in every trial."""
+    began = time.monotonic()
+    results = search(tune.with_parameters(train_alone, parts=parts), args)
+    return of_own_loaders(results, time.monotonic() - began)
+
+
+def run(args: argparse.Namespace) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        annotations = args.data or write_shapes(Path(folder, "data"), args.images)
+        images = args.image_folder or Path(folder, "data/images")
+        parts = mbaas.read_coco(annotations, images, fields=["boxes", "labels"]).split(0.8)
+        ray.init(num_cpus=3, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+        outcomes = {"one feed": search_shared(args, parts)}
+        if args.compare:
+            outcomes["a DataLoader per trial"] = search_alone(args, parts)
+        ray.shutdown()
+    best = outcomes["one feed"].results.get_best_result()
+    print(f"best trial: {best.metrics['found']:.1%} of the objects found with {best.config}")
+    shared = outcomes["one feed"]
+    print(f"{shared.prepared:,} training images prepared, {shared.delivered:,} delivered")
+    if args.compare:
+        show("found", outcomes)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--images", type=int, default=500, help="to write (default: 500)")
+    parser.add_argument("--data", type=Path, metavar="FILE", help="COCO's annotations of your images")
+    parser.add_argument("--image-folder", type=Path, metavar="DIR", help="where these images are")
+    parser.add_argument("--images", type=int, default=500, help="to write, without --data (default: 500)")
     parser.add_argument("--trials", type=int, default=4, help="configurations to try (default: 4)")
     parser.add_argument("--epochs", type=int, default=6, help="of each trial (default: 6)")
+    parser.add_argument("--compare", action="store_true", help="search again without sharing, and show both")
     args = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        data = mbaas.read_coco(write_shapes(Path(folder, "data"), args.images), Path(folder, "data/images"))
-        train_part, validation_part = data.split(0.8)
-        ray.init(num_cpus=3, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
-        with (
-            mbaas.serve("train", train_part, TRAIN, batch_size=32, prep_workers=1) as feed,
-            mbaas.serve("validation", validation_part, VALIDATION, batch_size=50, shuffle=False, prep_workers=1),
-        ):
-            results = search(folder, args.trials, args.epochs)
-            status = feed.status()
-        ray.shutdown()
-    best = results.get_best_result()
-    print(f"best trial: {best.metrics['found']:.1%} of the objects found with {best.config}")
-    print(f"{status.prepared_samples:,} training images prepared, {status.delivered_samples:,} delivered")
+    if (args.data is None) != (args.image_folder is None):
+        parser.exit(2, f"{parser.prog}: --data, COCO's annotations, and --image-folder, of the images, go together\n")
+    try:
+        run(args)
+    except mbaas.MbaasError as error:
+        parser.exit(2, f"{parser.prog}: {error}\n")
 
 
 if __name__ == "__main__":

@@ -62,8 +62,8 @@ SEE_THE_FACE = ("cli", "bench", "analysis")
 PUBLIC = ("mbaas", "mbaas.analysis", "mbaas.dataset", "mbaas.errors", "mbaas.transforms", "tune_integration")
 """What users may import; of each the names in its ``__all__``. Everything else is private."""
 
-USES_PRIVATE = {"examples/tune_digits.py": "mbaas.prep.engines"}
-"""Who is let in, and where: the example compares a feed with a DataLoader that prepares by the very same code."""
+USES_PRIVATE = {"examples/comparing.py": "mbaas.prep.engines", "examples/tune_digits.py": "mbaas.prep.engines"}
+"""Who is let in, and where: the examples compare a feed with a DataLoader that prepares by the very same code."""
 
 CORE_MAY_IMPORT = ("core", "order", "placement", "messages", "settings", "errors", "allocation", "units", "fields")
 """What the pure core may know of mbaas: values and arithmetic, nothing that acts."""

@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "audio_classification.py"
-LIMIT_S = 200
+LIMIT_S = 300
 CHANCE = 1 / 5
 """Of five classes."""
 
@@ -24,7 +24,7 @@ CHANCE = 1 / 5
     ("arguments", "trials", "least"),
     [
         (("--recordings", "200", "--trials", "2", "--epochs", "5"), 2, 3 * CHANCE),
-        pytest.param((), 6, 0.9, marks=pytest.mark.long),
+        pytest.param(("--compare",), 6, 0.9, marks=pytest.mark.long),
     ],
     ids=["short", "whole"],
 )
@@ -49,3 +49,9 @@ def test_it_learns_to_tell_sounds_apart(arguments: tuple[str, ...], trials: int,
     assert counts, out
     prepared, delivered = (int(count.replace(",", "")) for count in counts.groups())
     assert delivered > prepared, "trials share what is prepared"
+    if "--compare" in arguments:
+        alone = re.search(r"a DataLoader per trial +([\d.]+)% +([\d,]+) +([\d,]+) +[\d.]+\n", out)
+        assert alone, out
+        assert float(alone[1]) / 100 > least
+        assert alone[2] == alone[3]
+        assert re.search(rf"one feed +{accuracy[1]}% +{counts[1]} +{counts[2]} +[\d.]+\n", out)

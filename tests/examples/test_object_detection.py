@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import subprocess
@@ -57,6 +58,18 @@ def test_a_search_finds_a_detector_and_shares(arguments: tuple[str, ...], images
     prepared, delivered = (int(count.replace(",", "")) for count in counts.groups())
     assert delivered == images
     assert least == 0 or delivered > 1.2 * prepared
+
+
+@pytest.mark.long
+@pytest.mark.timeout(LIMIT_S)
+def test_own_images_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """40 images, 32 of them to train on: without sharing, 2 trials of 2 epochs prepare 128."""
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    annotations = importlib.import_module("shapes").write_shapes(tmp_path, 40)
+    own = "--data", str(annotations), "--image-folder", str(tmp_path / "images")
+    out = run("object_detection.py", *own, "--trials", "2", "--epochs", "2", "--compare")
+    assert re.search(r"a DataLoader per trial +[\d.]+% +128 +128 +[\d.]+\n", out), out
+    assert re.search(r"one feed +[\d.]+% +[\d,]+ +128 +[\d.]+\n", out), out
 
 
 @pytest.mark.long
