@@ -147,7 +147,7 @@ def found_share(model: torch.nn.Module, validation: Any) -> float:
             right = there[:, 5:].argmax(1)[:, None] == batch["labels"][start:stop]
             found += int((right & (overlaps(guessed, batch["boxes"][start:stop]) >= 0.5)).any(0).sum())
             total += stop - start
-    return found / total
+    return found / max(1, total)
 
 
 def overlaps(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
