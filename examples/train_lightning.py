@@ -21,20 +21,20 @@ class Classifier(lightning.LightningModule):
 
     def validation_step(self, batch, number):
         right = self.network(batch["image"]).argmax(1) == batch["label"]
-        self.log("right", right.float().mean(), batch_size=len(right), prog_bar=True)
+        self.log("right", right.float().mean(), batch_size=len(right), sync_dist=True)
 
     def configure_optimizers(self):
         return torch.optim.Adam(self.parameters(), lr=0.01)
 
 
-with tempfile.TemporaryDirectory() as folder, digit_feeds():
-    for path in (None, "last"):  # "last": the newest checkpoint, of step 100
-        with mbaas.join("train", "me") as loader, mbaas.join("validation", "me") as validation:
-            saving = ModelCheckpoint(folder, every_n_train_steps=100, save_last=True)
-            trainer = lightning.Trainer(
-                max_epochs=5 if path else 3, callbacks=[saving], logger=False, accelerator="cpu"
-            )
-            trainer.fit(Classifier(), loader, validation, ckpt_path=path and f"{folder}/last.ckpt")
-            print(
-                f"epoch {trainer.current_epoch}: {trainer.callback_metrics['right']:.1%} right, {loader.ledger.exact=}"
-            )
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as folder, digit_feeds():
+        for path in (None, "last"):  # "last": the newest checkpoint, of step 100
+            with mbaas.join("train", "me") as loader, mbaas.join("validation", "me") as validation:
+                saving = ModelCheckpoint(folder, every_n_train_steps=100, save_last=True)
+                trainer = lightning.Trainer(
+                    max_epochs=5 if path else 3, callbacks=[saving], logger=False, accelerator="cpu"
+                )
+                trainer.fit(Classifier(), loader, validation, ckpt_path=path and f"{folder}/last.ckpt")
+                right = trainer.callback_metrics["right"]
+                print(f"epoch {trainer.current_epoch}: {right:.1%} right, {loader.ledger.exact=}")

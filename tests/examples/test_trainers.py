@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-LIMIT_S = 110
+LIMIT_S, LONG_LIMIT_S = 110, 240
 EXACT = [str(epoch) for epoch in range(5)]
 
 
-def run(name: str) -> str:
+def run(name: str, limit_s: float = LIMIT_S) -> str:
     """What an example prints, on a Ray of its own."""
     with tempfile.TemporaryDirectory(prefix="ex", dir="/tmp", ignore_cleanup_errors=True) as folder:
         ended = subprocess.run(
@@ -30,7 +30,7 @@ def run(name: str) -> str:
             },
             capture_output=True,
             text=True,
-            timeout=LIMIT_S,
+            timeout=limit_s,
         )
         assert not list(Path(folder).glob("tmp*")), "what it wrote is gone"
     assert ended.returncode == 0, ended.stdout + ended.stderr
@@ -53,6 +53,16 @@ def test_lightning_resumes() -> None:
     assert float(ends[-1][1]) > 90
 
 
+@pytest.mark.long
+@pytest.mark.timeout(LONG_LIMIT_S + 10)
+def test_lightning_in_ray_train_resumes() -> None:
+    """Each of the two runs starts two processes that import all of Lightning."""
+    out = run("train_ray_lightning.py", limit_s=LONG_LIMIT_S)
+    ends = re.findall(r"after (\d) epochs: ([\d.]+)% right, epochs that were not exact: 0$", out, re.MULTILINE)
+    assert [epochs for epochs, _ in ends] == ["3", "5"]
+    assert float(ends[-1][1]) > 90
+
+
 @pytest.mark.slow
 def test_the_trainer_of_hugging_face_resumes() -> None:
     """45 steps are an epoch; 100 were made before, and the third epoch ends 35 later."""
@@ -63,5 +73,5 @@ def test_the_trainer_of_hugging_face_resumes() -> None:
 
 def test_each_is_short() -> None:
     lines = {path.name: len(path.read_text().splitlines()) for path in EXAMPLES.glob("train_*.py")}
-    assert len(lines) == 4
+    assert len(lines) == 5
     assert max(lines.values()) <= 40

@@ -10,14 +10,17 @@ import numpy as np
 import pytest
 import ray
 import searching
+import train_runs
 from searching import SAMPLES, Gate, OneOfMany
+from train_runs import Driver, Register
 
 import mbaas
 from mbaas import transforms
 from support.trials import record_epoch
 
 os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")
-ray.cloudpickle.register_pickle_by_value(searching)  # trials run where this folder is not on the path
+for module in (searching, train_runs):
+    ray.cloudpickle.register_pickle_by_value(module)  # trials run where this folder is not on the path
 
 
 @pytest.fixture(scope="session")
@@ -77,3 +80,24 @@ def make_gate(ray_clean: None) -> Iterator[Callable[[int], Any]]:
     yield make
     for gate in gates:
         ray.kill(gate)
+
+
+@pytest.fixture
+def register() -> Iterator[Any]:
+    register = Register.remote()
+    yield register
+    ray.kill(register)
+
+
+@pytest.fixture
+def driver(train_clean: None) -> Iterator[Any]:
+    driver = Driver.remote()
+    yield driver
+    ray.kill(driver)
+
+
+@pytest.fixture
+def train_clean(ray_clean: None) -> Iterator[None]:
+    """Ends the actor that Ray Train leaves to whatever run comes next."""
+    yield
+    ray.kill(ray.get_actor("AutoscalingCoordinator", namespace="AutoscalingCoordinator"))

@@ -8,7 +8,6 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,9 +16,9 @@ import numpy as np
 import pytest
 import ray
 from ray import train, tune
-from ray.train.torch import TorchTrainer
 from ray.tune.integration.ray_train import TuneReportCallback
 from searching import SAMPLES, OneOfMany, check_ledgers, final_status, search
+from train_runs import RANKS, fit
 
 import mbaas
 from support.ranks import union_flaws
@@ -27,61 +26,8 @@ from support.trials import EpochRecord, Recorder, record_epoch
 from tune_integration import callback, get_loader
 
 EPOCHS = 2
-RANKS = 2
 
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers run where this folder is not on the path
-
-
-@ray.remote(num_cpus=0)
-class Register:
-    """Keeps what every rank of every trial saw."""
-
-    def __init__(self) -> None:
-        self._seen: dict[str, dict[int, list[EpochRecord]]] = {}
-
-    def add(self, trial: str, rank: int, record: EpochRecord) -> None:
-        self._seen.setdefault(trial, {}).setdefault(rank, []).append(record)
-
-    def seen(self) -> dict[str, dict[int, list[EpochRecord]]]:
-        return self._seen
-
-
-@pytest.fixture
-def register() -> Iterator[Any]:
-    register = Register.remote()
-    yield register
-    ray.kill(register)
-
-
-@ray.remote(num_cpus=0)
-class Driver:
-    """A process that starts runs: it keeps their controllers, and a handler for Ctrl-C, until it ends."""
-
-    def fit(self, *args: Any, **run: Any) -> None:
-        fit(*args, **run)
-
-
-@pytest.fixture
-def driver(train_clean: None) -> Iterator[Any]:
-    driver = Driver.remote()
-    yield driver
-    ray.kill(driver)
-
-
-@pytest.fixture
-def train_clean(ray_clean: None) -> Iterator[None]:
-    """Ends the actor that Ray Train leaves to whatever run comes next."""
-    yield
-    ray.kill(ray.get_actor("AutoscalingCoordinator", namespace="AutoscalingCoordinator"))
-
-
-def fit(
-    work: Callable[[dict[str, Any]], None], config: dict[str, Any], folder: str, name: str, cpus: int = 1, **run: Any
-) -> None:
-    """A Ray Train run of 2 workers."""
-    workers = train.ScalingConfig(num_workers=RANKS, resources_per_worker={"CPU": cpus})
-    run_config = train.RunConfig(name=name, storage_path=folder, **run)
-    TorchTrainer(work, train_loop_config=config, scaling_config=workers, run_config=run_config).fit()
 
 
 def epochs(config: dict[str, Any]) -> None:
