@@ -19,6 +19,7 @@ import ray
 from mbaas.client.batches import BatchCutter, BlockView
 from mbaas.client.collate import Collate, check_names, collating
 from mbaas.client.convert import Converter, Minibatch, make_converter
+from mbaas.client.epoch_end import known_to_accelerate
 from mbaas.client.heartbeat import Heartbeat
 from mbaas.client.join import feed_info, open_stream
 from mbaas.client.ledger import EpochProgress
@@ -207,7 +208,7 @@ class Loader:
         self._at_end = None
         if self._has_begun:
             self._leave_epoch()
-        return self._run_epoch(self._loop)
+        return known_to_accelerate(self._run_epoch(self._loop), lambda: self._at_end is not None)
 
     def _begin_epoch(self) -> None:
         self._progress = EpochProgress(self._name.rank, self._name.world_size)

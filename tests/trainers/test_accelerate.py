@@ -10,6 +10,8 @@ from accelerate import Accelerator, skip_first_batches
 from accelerate.state import AcceleratorState, GradientState, PartialState
 from trainer_feeds import EVERY, STEPS, ids_of, join, loss_of, model, read
 
+import mbaas
+
 pytestmark = pytest.mark.usefixtures("ray_clean")
 
 
@@ -19,6 +21,12 @@ def accelerator() -> Iterator[Accelerator]:
     yield Accelerator(cpu=True)
     for state in (AcceleratorState, GradientState, PartialState):
         state._reset_state()
+
+
+@pytest.fixture
+def validation(validating: mbaas.Feed) -> Iterator[mbaas.Loader]:
+    with join(validating, "accelerate") as loader:
+        yield loader
 
 
 def test_prepare_neither_shards_nor_shuffles_nor_reads_ahead(training, accelerator):
@@ -58,23 +66,42 @@ def test_save_state_and_load_state_go_on_exactly(training, accelerator, tmp_path
         assert loader.epoch == 2
 
 
-def test_gradients_accumulate_over_the_ends_of_epochs(training, accelerator):
-    """accelerate knows the end of its own DataLoaders only: 4 epochs of 13 minibatches are 13 steps of 4."""
+def test_accumulated_gradients_step_at_the_end_of_each_epoch(training, validation, accelerator):
+    """Also where a validation comes between: each epoch of 13 minibatches is 3 steps of 4 and one of what is left."""
     accelerator.gradient_accumulation_steps = 4
     net = model()
     optimizer = torch.optim.SGD(net.parameters(), 0.1)
-    steps = 0
+    stepped = []
     with join(training, "accumulating") as loader:
         net, optimizer, loader = accelerator.prepare(net, optimizer, loader)
-        for _ in range(4):
-            for batch in loader:
+        for _ in range(2):
+            for number, batch in enumerate(loader, 1):
                 with accelerator.accumulate(net):
                     accelerator.backward(loss_of(net, batch))
                     optimizer.step()
                     optimizer.zero_grad()
-                    steps += accelerator.sync_gradients
+                stepped += [number] * accelerator.sync_gradients
+                if number in (4, STEPS):
+                    assert sorted(read(validation)) == EVERY
             assert loader.ledger.exact
-    assert steps == 13
+    assert stepped == [4, 8, 12, STEPS] * 2
+    assert not accelerator.gradient_state.in_dataloader
+
+
+def test_an_epoch_that_is_left_half_way_is_no_loop_of_accelerate_any_more(training, accelerator):
+    with join(training, "leaving") as loader:
+        for _ in loader:
+            assert accelerator.gradient_state.in_dataloader
+            assert not accelerator.gradient_state.end_of_dataloader
+            assert accelerator.gradient_state.remainder == 0
+            break
+        assert not accelerator.gradient_state.in_dataloader
+        loop = iter(loader)
+        assert not accelerator.gradient_state.in_dataloader, "nothing was drawn"
+        next(loop)
+        assert accelerator.gradient_state.in_dataloader
+        del loop
+        assert not accelerator.gradient_state.in_dataloader
 
 
 def test_skip_first_batches_of_a_loader_that_loaded_its_state_reads_the_rest(training, accelerator):

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterator
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
-
 import pytest
-import torch
-from trainer_feeds import BATCH, EVERY, SAMPLES, STEPS, finished, join, model
-from transformers import Trainer, TrainerCallback, TrainingArguments
+from hugging_face import FeedTrainer, Net, SaveLoader
+from trainer_feeds import BATCH, EVERY, SAMPLES, STEPS, finished, join
+from transformers import TrainingArguments
 
 import mbaas
 from support.waiting import wait_until
@@ -22,53 +19,6 @@ from support.waiting import wait_until
 pytestmark = pytest.mark.usefixtures("ray_clean")
 
 EPOCHS = 3
-
-
-class Net(torch.nn.Module):
-    """Notes the ids of the samples in each minibatch."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = model()
-        self.trained: list[list[int]] = []
-        self.evaluated: list[int] = []
-
-    def forward(self, image: torch.Tensor, label: torch.Tensor, sample_id: torch.Tensor) -> dict[str, torch.Tensor]:
-        if self.training:
-            self.trained.append(sample_id.tolist())
-        else:
-            self.evaluated += sample_id.tolist()
-        logits = self.net(image)
-        return {"loss": torch.nn.functional.cross_entropy(logits, label), "logits": logits}
-
-
-class FeedTrainer(Trainer):
-    """What users write; the example sets the two methods instead."""
-
-    def __init__(self, loader: mbaas.Loader, validation: mbaas.Loader, **options: Any) -> None:
-        super().__init__(eval_dataset=validation.dataset, **options)
-        self._loaders = loader, validation
-
-    def get_train_dataloader(self) -> Any:
-        return self._loaders[0]
-
-    def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
-        return self._loaders[1]
-
-
-class SaveLoader(TrainerCallback):
-    """Saves the loader's state beside the trainer's, and stops at a step."""
-
-    def __init__(self, stop_at: int = 0) -> None:
-        self._stop_at = stop_at
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
-        if state.global_step == self._stop_at:
-            control.should_save = control.should_training_stop = True
-
-    def on_save(self, args: Any, state: Any, control: Any, train_dataloader: Any, **others: Any) -> None:
-        path = Path(args.output_dir, f"checkpoint-{state.global_step}", "loader.json")
-        path.write_text(json.dumps(train_dataloader.state_dict()))
 
 
 @pytest.fixture
@@ -141,6 +91,19 @@ def test_it_evaluates_every_few_steps_with_a_second_feed(training, trainer, vali
     assert sorted_epochs(net) == [EVERY]
     assert sorted(net.evaluated) == sorted(EVERY * 3), "after 5 steps, after 10 and at the end"
     assert validation.ledger.exact
+
+
+def test_metrics_by_the_minibatch_are_summed_up_at_the_end_of_an_evaluation(training, trainer):
+    sizes: list[int] = []
+
+    def metrics(minibatch: Any, compute_result: bool) -> dict[str, int]:
+        sizes.append(len(minibatch.label_ids))
+        return {"all": sum(sizes)} if compute_result else {}
+
+    with join(training, "summing") as loader:
+        runs = trainer(Net(), loader, batch_eval_metrics=True)
+        runs.compute_metrics = metrics
+        assert runs.evaluate()["eval_all"] == SAMPLES
 
 
 def test_a_run_of_so_many_steps_ends_in_the_middle_of_an_epoch(training, trainer):

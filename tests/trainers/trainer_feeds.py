@@ -18,7 +18,11 @@ EVERY = list(range(SAMPLES))
 
 
 def join(feed: mbaas.Feed, consumer: str, **options: Any) -> mbaas.Loader:
-    return mbaas.join(feed.name, consumer, wait_timeout_s=60, **options)
+    return join_feed(feed.name, consumer, **options)
+
+
+def join_feed(feed: str, consumer: str, **options: Any) -> mbaas.Loader:
+    return mbaas.join(feed, consumer, wait_timeout_s=60, **options)
 
 
 def warm(feed: mbaas.Feed) -> mbaas.Feed:
