@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -106,6 +106,7 @@ def search(
     reuse_actors: bool = False,
     max_failures: int = 0,
     watch: Watch | None = None,
+    callbacks: Sequence[tune.Callback] = (),
 ) -> tune.ResultGrid:
     """Run a search; the metric is ``score``, to be large."""
     with tempfile.TemporaryDirectory() as folder:
@@ -122,7 +123,7 @@ def search(
             ),
             run_config=tune.RunConfig(
                 storage_path=folder,
-                callbacks=[FeedCallback(*feeds), watch or Watch()],
+                callbacks=[FeedCallback(*feeds), watch or Watch(), *callbacks],
                 failure_config=tune.FailureConfig(max_failures=max_failures),
                 verbose=0,
             ),
