@@ -114,8 +114,8 @@ class DataOptions:
 
     data: Annotated[Annotated[str, Tag("value")] | Annotated[DataFile, Tag("mapping")], Discriminator(form)]
     """A folder with one folder of images per class: relative to the file, absolute, or a URI such as s3://bucket/train.
-    Or ``read_manifest``, ``read_webdataset``, ``read_parquet``, ``read_coco``, ``read_audio``, ``read_arrays`` or
-    ``read_huggingface`` with the path of what it reads, or its options."""
+    Or ``read_images``, ``read_manifest``, ``read_webdataset``, ``read_tfrecord``, ``read_parquet``, ``read_coco``,
+    ``read_audio``, ``read_arrays`` or ``read_huggingface`` with the path of what it reads, or its options."""
 
     listing: str | None = None
     """A Parquet file that keeps the listing of a folder, relative to the file, absolute, or a URI: written if it is not

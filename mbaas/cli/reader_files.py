@@ -17,8 +17,10 @@ from mbaas.errors import ConfigError
 from mbaas.validation import options
 
 PATHS = {
+    "read_images": ("uri", "listing"),
     "read_manifest": ("path", "root"),
     "read_webdataset": ("shards", "listing"),
+    "read_tfrecord": ("shards", "listing"),
     "read_parquet": ("shards", "unpacked"),
     "read_coco": ("annotations", "images", "listing"),
     "read_audio": ("uri", "listing"),
@@ -31,6 +33,23 @@ PATHS = {
 def form(said: Any) -> str:
     """Return whether a file says options, "mapping", or one value."""
     return "mapping" if isinstance(said, dict) else "value"
+
+
+@options(within="data.read_images")
+class ImagesFile:
+    """A folder of images."""
+
+    uri: str
+    """The folder: relative to this file, absolute, or a URI."""
+
+    classes: bool = True
+    """Whether the folders right below it are the classes; if not, images have no label."""
+
+    extensions: tuple[str, ...] = (".jpg", ".jpeg", ".png", ".webp")
+    """Endings of the names of images, each with its dot."""
+
+    listing: str | None = None
+    """A Parquet file that keeps the listing, written if it is not there: relative to this file, absolute, or a URI."""
 
 
 @options(within="data.read_manifest")
@@ -47,7 +66,7 @@ class ManifestFile:
     """The column that minibatches have as ``label``; default: that of this name, if there is one."""
 
     fields: tuple[str, ...] | None = None
-    """The other columns that minibatches have; default: all of numbers."""
+    """The other columns that minibatches have; default: all but those of texts."""
 
     length: str | None = None
     """The column with the files' lengths in bytes; default: they are asked for."""
@@ -76,6 +95,26 @@ class WebdatasetFile:
     """A Parquet file that keeps what was found, until a shard changes; relative to this file, absolute, or a URI."""
 
 
+@options(within="data.read_tfrecord")
+class TfrecordFile:
+    """Files of TensorFlow's records, each with an Example."""
+
+    shards: str
+    """The files: a path relative to this file or absolute, or a URI; {00000..00127} stands for a number of each."""
+
+    image: str = "image/encoded"
+    """The feature with the bytes of an image."""
+
+    label: str | None = "image/class/label"
+    """The feature that minibatches have as ``label``."""
+
+    fields: tuple[str, ...] = ()
+    """Further features that minibatches have."""
+
+    listing: str | None = None
+    """A Parquet file that keeps what was found, until a file changes; relative to this file, absolute, or a URI."""
+
+
 @options(within="data.read_parquet")
 class ParquetFile:
     """Parquet files with a column of encoded images."""
@@ -93,7 +132,7 @@ class ParquetFile:
     """The column that minibatches have as ``label``; default: that of this name, if there is one."""
 
     fields: tuple[str, ...] | None = None
-    """The other columns that minibatches have; default: all of numbers."""
+    """The other columns that minibatches have; default: all but those of texts."""
 
 
 @options(within="data.read_coco")
@@ -169,7 +208,7 @@ class HuggingfaceFile:
     """The column that minibatches have as ``label``; default: that of this name, if there is one."""
 
     fields: tuple[str, ...] | None = None
-    """The other columns that minibatches have; default: all of numbers."""
+    """The other columns that minibatches have; default: all but those of texts."""
 
     listing: str | None = None
     """A Parquet file that keeps what was found, until a file changes; relative to this file, absolute, or a URI."""
@@ -182,6 +221,11 @@ class HuggingfaceFile:
 class DataFile:
     """Data that is not a folder of classes of images: the name of what reads it, and its options."""
 
+    read_images: (
+        Annotated[Annotated[str, Tag("value")] | Annotated[ImagesFile, Tag("mapping")], Discriminator(form)] | None
+    ) = None
+    """A folder of images: its path, or its options."""
+
     read_manifest: (
         Annotated[Annotated[str, Tag("value")] | Annotated[ManifestFile, Tag("mapping")], Discriminator(form)] | None
     ) = None
@@ -191,6 +235,11 @@ class DataFile:
         Annotated[Annotated[str, Tag("value")] | Annotated[WebdatasetFile, Tag("mapping")], Discriminator(form)] | None
     ) = None
     """Tar shards: their path, or their options."""
+
+    read_tfrecord: (
+        Annotated[Annotated[str, Tag("value")] | Annotated[TfrecordFile, Tag("mapping")], Discriminator(form)] | None
+    ) = None
+    """TensorFlow's records: the path of their files, or their options."""
 
     read_parquet: ParquetFile | None = None
     """Parquet files with images inside."""

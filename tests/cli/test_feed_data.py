@@ -23,6 +23,7 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 from commandline import running
+from tfrecord import TFRecordWriter
 
 import mbaas
 from mbaas import (
@@ -33,6 +34,7 @@ from mbaas import (
     read_images,
     read_manifest,
     read_parquet,
+    read_tfrecord,
     read_webdataset,
 )
 from mbaas.cli.feed_file import BoxesFile, KeypointsFile, MasksFile, load
@@ -41,8 +43,10 @@ from mbaas.cli.reader_files import (
     AudioFile,
     CocoFile,
     HuggingfaceFile,
+    ImagesFile,
     ManifestFile,
     ParquetFile,
+    TfrecordFile,
     WebdatasetFile,
 )
 from mbaas.errors import ConfigError, DatasetError
@@ -92,7 +96,9 @@ def test_a_folder_is_listed_once(write: Write, images: Path) -> None:
     ("kind", "read"),
     [
         (ManifestFile, read_manifest),
+        (ImagesFile, read_images),
         (WebdatasetFile, read_webdataset),
+        (TfrecordFile, read_tfrecord),
         (ParquetFile, read_parquet),
         (CocoFile, read_coco),
         (AudioFile, read_audio),
@@ -158,7 +164,12 @@ def test_shards_and_parquet_files_are_read(write: Write, images: Path) -> None:
     saved = datasets.Dataset.from_dict({"image": [png] * 2, "label": [7, 8]})
     saved.save_to_disk(folder / "h")
     datasets.DatasetDict({"train": saved, "test": saved.select([1])}).save_to_disk(folder / "hs")
+    writer = TFRecordWriter(str(folder / "r-0.tfrecord"))
+    for label in (4, 6):
+        writer.write({"image": (png, "byte"), "image/class/label": (label, "int")})
+    writer.close()
     for said, labels in (
+        ("read_tfrecord: {shards: 'r-{0..0}.tfrecord', image: image, listing: kept-r.parquet}", [4, 6]),
         ('read_webdataset: "s-{0..1}.tar"', [5, 5]),
         ('read_webdataset: {shards: "s-{0..0}.tar", listing: kept.parquet}', [5]),
         ('read_parquet: {shards: "p-{0..0}.parquet", unpacked: unpacked}', [1, 2, 3]),
@@ -169,6 +180,9 @@ def test_shards_and_parquet_files_are_read(write: Write, images: Path) -> None:
         data = load(write(f"data:\n  {said}\n{REST}")).data.read()
         assert data.labels(np.arange(len(data))).tolist() == labels
     assert (folder / "kept.parquet").exists()
+    assert (folder / "kept-r.parquet").exists()
+    flat = load(write(f"data: {{read_images: {{uri: images, classes: false}}}}\n{REST}")).data.read()
+    assert (flat.fields, len(flat)) == ((), len(read_images(images)))
     assert (folder / "kept-hs.parquet").exists()
     assert (folder / "unpacked").is_dir()
     assert (folder / "unpacked-h").is_dir()
@@ -245,12 +259,12 @@ def test_conditions_compare_as_they_say(write: Write) -> None:
         ),
         (
             "data: {}\n",
-            "1: data: name one of read_manifest, read_webdataset, read_parquet, read_coco, read_audio, read_arr",
+            "1: data: name one of read_images, read_manifest, read_webdataset, read_tfrecord, read_parquet, rea",
         ),
         (
             "data:\n  read_manifest: x\n  read_webdataset: y\n",
-            "1: data: name one of read_manifest, read_webdataset, read_parquet, read_coco, read_audio, read_arrays, "
-            "read_huggingface, "
+            "1: data: name one of read_images, read_manifest, read_webdataset, read_tfrecord, read_parquet, read_coco, "
+            "read_audio, read_arrays, read_huggingface, "
             "got read_manifest and read_webdataset",
         ),
         ("data: {read_parquet: x}\n", "1: data.read_parquet must be 'key: value' lines, got 'x' (text)"),

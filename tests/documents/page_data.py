@@ -18,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 import soundfile
 from pyarrow import csv, parquet
+from tfrecord import TFRecordWriter
 
 INSTEAD: Mapping[str, str] = {
     "s3://bucket": "bucket",
@@ -64,6 +65,13 @@ def write_shard(file: Path, members: Mapping[str, bytes]) -> None:
             shard.add(file.parent / "member", name)
 
 
+def write_records(file: Path, **features: Any) -> None:
+    """Write a file of one of TensorFlow's records."""
+    writer = TFRecordWriter(str(file))
+    writer.write(features)
+    writer.close()
+
+
 def write_coco(file: Path, images: Path, samples: int = 12) -> None:
     """Write images, and COCO's annotations of three objects on two of them; the others have none."""
     known = [{"id": number, "file_name": f"{number}.png"} for number in range(samples)]
@@ -87,7 +95,11 @@ def for_guide(here: Path) -> None:
         write_shard(here / "bucket" / f"train-{number:06d}.tar", {"x.png": PNG, "x.cls": b"%d" % number})
     for name in ("a.tar", "b.tar"):
         write_shard(here / name, {"x.png": PNG, "x.json": json.dumps({"species": "cat", "age": 7}).encode()})
+    write_records(here / "birds.tfrecord", image=(PNG, "byte"), species=(b"wren", "byte"), wing=(4.5, "float"))
     for number in range(8):
+        name = f"train-{number:05d}-of-00008.tfrecord"
+        record = {"image/encoded": (PNG, "byte"), "image/class/label": (number, "int")}
+        write_records(here / "bucket" / name, **record)
         table = pa.table({"image": pa.array([PNG]), "label": [number]})
         parquet.write_table(table, here / "bucket" / f"train-{number:05d}-of-00008.parquet")
     features = datasets.Features({"image": datasets.Image(), "labels": datasets.ClassLabel(names=["rust", "healthy"])})

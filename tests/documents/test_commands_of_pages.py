@@ -8,13 +8,14 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import page_data
 import pytest
 import typer
 from typer.testing import CliRunner
 
-from mbaas.cli import app
+from mbaas.cli import app, console
 from support.pages import PAGES, ROOT, blocks_of, text_of
 
 RUN = (
@@ -116,7 +117,9 @@ def test_a_command_line_that_is_not_taken_is_found(line: str, wrong: str) -> Non
 
 def run(line: str) -> str:
     """Run a command in this process; return what it writes, as wide as in the documents."""
-    ended = CliRunner().invoke(app, shlex.split(line), env={"COLUMNS": "100", "TERM": "dumb", "NO_COLOR": "1"})
+    # Not by COLUMNS: a console keeps what that was when it was made, which was for another test perhaps.
+    with mock.patch.object(console.out, "_width", 100):
+        ended = CliRunner().invoke(app, shlex.split(line), env={"NO_COLOR": "1"})
     assert ended.exit_code == 0, ended.output
     return ended.stdout
 

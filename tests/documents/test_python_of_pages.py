@@ -29,6 +29,7 @@ ELSEWHERE = {
     ("README.md", "tune.Tuner("): "tests/examples/test_readme.py, on a machine of its own: a whole search",
     ("docs/guide.md", "TorchTrainer("): "tests/documents/test_page_of_ranks.py, marked long: two trials of two ranks",
     ("docs/cluster.md", "detached=True"): "tests/cluster/test_detached.py, marked long: on a cluster that stays",
+    ("docs/guide.md", "WandbLoggerCallback"): "tests/tune_integration/test_trackers.py, whose search logs to both",
     ("docs/guide.md", "last.ckpt"): "tests/trainers/test_lightning.py, which has such a checkpoint",
 }
 """(page, what one of its blocks has) -> where that block runs instead."""
@@ -63,6 +64,13 @@ def shards(names: Names) -> None:
     assert (len(data), data.class_names) == (2, ("cat",))
     again = mbaas.read_webdataset("bucket/train-{000000..000127}.tar", listing="shards.parquet")
     assert again.labels(np.arange(128)).tolist() == list(range(128))
+
+
+def records(names: Names) -> None:
+    """The second call is that of one file; the first one left the listing of eight."""
+    assert (names["data"].class_names, names["data"].values(np.arange(1))["wing"].tolist()) == (("wren",), [4.5])
+    again = mbaas.read_tfrecord("bucket/train-{00000..00007}-of-00008.tfrecord", listing="records.parquet")
+    assert again.labels(np.arange(8)).tolist() == list(range(8))
 
 
 def parquet_files(names: Names) -> None:
@@ -189,6 +197,7 @@ SHOWN = {
             'read_manifest("s3': a_table,
             "T.Boxes(": pipeline_with_boxes,
             "read_webdataset(": shards,
+            "read_tfrecord(": records,
             "read_parquet(": parquet_files,
             "read_huggingface(": hugging_face,
             "read_zip(": a_reader,
