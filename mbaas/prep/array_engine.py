@@ -10,12 +10,13 @@ from numpy.typing import NDArray
 from mbaas.errors import BadSampleError, ConfigError
 from mbaas.fields import Arrays, Field
 from mbaas.messages import EngineName
-from mbaas.prep.array_steps import Array, ArraySteps, deliver, finish
-from mbaas.prep.engine import DEFAULT_MAX_BYTES, BadRow, Encoded, Prepared
+from mbaas.prep.array_results import Array, ArrayResults
+from mbaas.prep.array_steps import ArraySteps
+from mbaas.prep.engine import DEFAULT_MAX_BYTES, Encoded, Prepared
 from mbaas.prep.header import UndecodableError
 from mbaas.prep.threads import SampleThreads
-from mbaas.prep.user_code import SampleFields
 from mbaas.transforms import Pipeline
+from mbaas.transforms.arrays import UnfitError
 from mbaas.transforms.decoders import is_numeric
 
 
@@ -41,10 +42,8 @@ class ArrayEngine:
 
     def field(self, encoded: Encoded, uri: str, known: Arrays) -> Field:
         try:
-            fields = SampleFields(known, self._pipeline)
-            chance = self._steps.chance(np.zeros(1, np.int64), 0)
-            sample = self._steps.sample(encoded, 0, 0, chance, 0, fields)
-        except UndecodableError as error:
+            sample = self._steps.sample(self._steps.part([encoded], np.zeros(1, np.int64), 0, known), 0)
+        except (UndecodableError, UnfitError) as error:
             raise BadSampleError(uri, str(error)) from error
         last, name = self._pipeline.forms[-1], self._pipeline.decoder.made
         if not is_numeric(sample.dtype):
@@ -59,21 +58,15 @@ class ArrayEngine:
     def prepare(
         self, encoded: Sequence[Encoded], sample_ids: NDArray[np.int64], epoch: int, known: Arrays, out: Array
     ) -> Prepared:
-        chance = self._steps.chance(sample_ids, epoch)
-        differs = self._pipeline.forms[-1].differs
-        fields = SampleFields(known, self._pipeline)
-        lengths = np.zeros(len(encoded), np.int64)
-        bad: list[BadRow] = []
+        part = self._steps.part(encoded, sample_ids, epoch, known)
+        results = ArrayResults(out, differs=self._pipeline.forms[-1].differs)
 
         def work(row: int) -> None:
-            try:
-                sample = self._steps.sample(encoded[row], int(sample_ids[row]), epoch, chance, row, fields)
-                lengths[row] = deliver(sample, out[row, ...], differs=differs)  # an array, also of one number
-            except UndecodableError as error:
-                bad.append(BadRow(row, str(error)))
+            with results.judged(row):
+                results.put(row, self._steps.sample(part, row))
 
         self._threads.run(work, len(encoded))
-        return finish(bad, fields.columns(), lengths if differs else None, out)
+        return results.finish(part.fields.columns())
 
     def set_threads(self, threads: int) -> None:
         self.close()

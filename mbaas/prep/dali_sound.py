@@ -20,14 +20,12 @@ from mbaas.fields import Arrays, Field
 from mbaas.messages import EngineName
 from mbaas.prep import dali_sound_graph
 from mbaas.prep.array_engine import ArrayEngine
-from mbaas.prep.array_steps import Array, ArraySteps, deliver, finish
+from mbaas.prep.array_results import Array, ArrayResults
+from mbaas.prep.array_steps import ArrayPart, ArraySteps
 from mbaas.prep.dali_runs import Again, GraphRuns
-from mbaas.prep.engine import DEFAULT_MAX_BYTES, BadRow, Encoded, Prepared
-from mbaas.prep.header import UndecodableError
+from mbaas.prep.engine import DEFAULT_MAX_BYTES, Encoded, Prepared
 from mbaas.prep.threads import SampleThreads
-from mbaas.prep.user_code import SampleFields
 from mbaas.transforms import MelSpectrogram, Pipeline
-from mbaas.transforms.arrays import UnfitError
 
 BATCH_VALUES = 64_000_000
 """Values of the spectra, before filters are put on them, that DALI has at a time: 256 MB. A second of 16 kHz has 26,000
@@ -81,41 +79,18 @@ class DaliSoundEngine:
     def prepare(
         self, encoded: Sequence[Encoded], sample_ids: NDArray[np.int64], epoch: int, known: Arrays, out: Array
     ) -> Prepared:
-        chance = self._steps.chance(sample_ids, epoch)
-        fields = SampleFields(known, self._pipeline)
-        count, differs = len(encoded), self._pipeline.forms[-1].differs
-        lengths = np.zeros(count, np.int64)
-        values = np.zeros(count, np.int64)
-        inputs: list[dict[str, NDArray[Any]]] = [{}] * count  # empty of bad samples
-        bad: list[BadRow] = []
-
-        def decode(row: int) -> None:
-            try:
-                sound = self._steps.sample(encoded[row], int(sample_ids[row]), epoch, chance, row, fields)
-                self._mels.check(sound, self._form)
-                own = [numbers[row] for numbers in chance]
-                inputs[row] = dali_sound_graph.feeds(self._stages, np.ascontiguousarray(sound), own)
-            except (UndecodableError, UnfitError) as error:
-                bad.append(BadRow(row, str(error)))
-            else:
-                channels = sound.size // len(sound)
-                values[row] = self._mels.frames(len(sound)) * channels * (self._mels.n_fft // 2 + 1)
-
+        part = self._steps.part(encoded, sample_ids, epoch, known)
+        results = ArrayResults(out, differs=self._pipeline.forms[-1].differs)
+        inputs, values = self._decoded(part, results)
         again: list[int] = []
-
-        def put(row: int, made: Array) -> None:
-            lengths[row] = deliver(made, out[row], differs=differs)
 
         def take(row: int, made: Array) -> None:
             if not np.isfinite(made).all():
                 again.append(row)
                 return
-            try:
-                put(row, made)
-            except UndecodableError as error:
-                bad.append(BadRow(row, str(error)))
+            with results.judged(row):
+                results.put(row, made)
 
-        self._threads.run(decode, count)
         taken = np.flatnonzero(values)
         names = inputs[taken[0]] if len(taken) else {}
         feeds = {name: [each.get(name, _NOTHING) for each in inputs] for name in names}
@@ -124,8 +99,8 @@ class DaliSoundEngine:
             rows = sorted(again)
             some = {name: column[np.array(rows)] for name, column in known.items()}
             left = Again(rows, [encoded[row] for row in rows], sample_ids[rows], some, epoch)
-            bad += left.prepare(self._cpu, out, put)
-        return finish(bad, fields.columns(), lengths if differs else None, out)
+            results.bad += left.prepare(self._cpu, out, results.put)
+        return results.finish(part.fields.columns())
 
     def set_threads(self, threads: int) -> None:
         self._threads.close()
@@ -136,6 +111,28 @@ class DaliSoundEngine:
         self._threads.close()
         self._runs.close()
         self._cpu.close()
+
+    def _decoded(
+        self, part: ArrayPart, results: ArrayResults
+    ) -> tuple[list[dict[str, NDArray[Any]]], NDArray[np.int64]]:
+        """Decode sound, and return the graph's inputs for each sample, and how many values its spectrum has.
+
+        Bad samples are told to ``results``; they have no inputs, and no values.
+        """
+        inputs: list[dict[str, NDArray[Any]]] = [{} for _ in part.encoded]
+        values = np.zeros(len(inputs), np.int64)
+
+        def work(row: int) -> None:
+            with results.judged(row):
+                sound = self._steps.sample(part, row)
+                self._mels.check(sound, self._form)
+                chance = [numbers[row] for numbers in part.chance]
+                inputs[row] = dali_sound_graph.feeds(self._stages, np.ascontiguousarray(sound), chance)
+                channels = sound.size // len(sound)
+                values[row] = self._mels.frames(len(sound)) * channels * (self._mels.n_fft // 2 + 1)
+
+        self._threads.run(work, len(inputs))
+        return inputs, values
 
 
 _NOTHING = np.zeros(0, np.float32)

@@ -263,7 +263,7 @@ def test_a_map_before_the_spectrogram_is_called(device_id: int | None) -> None:
 def test_batches_are_bounded_in_values_and_change_nothing(
     monkeypatch: pytest.MonkeyPatch, device_id: int | None, limit: int
 ) -> None:
-    """Sound of 9,000 samples has 57 frames of 257 values: 14,649. Two of them are below 30,000."""
+    """Sound of 9,000 samples has 57 frames of 257 values, 14,649: two are below 30,000, and not with two channels."""
     expected, _ = prepared("dali", WHOLE, FILES, device_id=device_id)
     batches, once = [], GraphRuns._run_graph
 
@@ -279,6 +279,11 @@ def test_batches_are_bounded_in_values_and_change_nothing(
         np.testing.assert_array_equal(one, expected[number])
     whole = {1: [[k] for k in range(7)], 30_000: [[0, 1], [2], [3], [4], [5], [6]], 10**9: [list(range(7))]}
     assert batches == whole[limit]
+    if limit == 30_000:
+        batches.clear()
+        stereo = T.Pipeline([T.DecodeAudio(RATE, channels=2, max_s=2), MELS])
+        run(DaliSoundEngine(stereo, seed=7, device_id=device_id, batch_values=limit), [STEREO[0], STEREO[0]])
+        assert batches == [[0], [1]]
 
 
 @pytest.mark.parametrize("room", [2, 0])
