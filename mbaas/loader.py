@@ -252,7 +252,7 @@ class Loader:
     def _converter(self) -> Converter:
         info = self._info
         converter = make_converter(self._format, self._device, info.normalize, has_images=info.has_images)
-        return collating(converter, self._info.spec, self._collate)
+        return collating(converter, self._info.spec, self._collate, has_images=self._info.has_images)
 
     def _started(self, converter: Converter) -> Iterator[tuple[Any, Ids, BatchEnd, bool]]:
         """Begin to convert minibatches as far ahead of their use as the converter works in the background.

@@ -47,9 +47,18 @@ def check_names(spec: SampleSpec, how: Collate) -> None:
                 raise ConfigError(f"collate={how!r} adds {name!r} to a minibatch, which is a field of the feed already")
 
 
-def collating(converter: Converter, spec: SampleSpec, how: Collate) -> Converter:
-    """Return a converter that also takes `Packed` values, if samples have any."""
-    return _Collating(converter, how) if any(field.is_packed for field in spec.fields) else converter
+def collating(converter: Converter, spec: SampleSpec, how: Collate, *, has_images: bool = True) -> Converter:
+    """Return a converter that also takes `Packed` values, if samples have any.
+
+    Args:
+        converter: makes what a trial gets of plain arrays.
+        spec: what samples have.
+        how: a minibatch has such values.
+        has_images: as `make_converter` has it.
+    """
+    if not any(field.is_packed for field in spec.fields):
+        return converter
+    return _Collating(converter, how, IMAGE if has_images else None)
 
 
 @dataclass(frozen=True)
@@ -67,11 +76,11 @@ class _Sized:
     is_image: bool
 
     @classmethod
-    def of(cls, name: str, column: Packed) -> _Sized:
+    def of(cls, column: Packed, *, may_be_image: bool) -> _Sized:
         assert column.shapes is not None
         tail = column.values.shape[1:]
-        is_image = (name, column.dtype.name, column.shapes.shape[1], tail) == (IMAGE, "uint8", 2, (3,))
-        return cls(column.shapes.tolist(), tail, is_image)
+        is_image = (column.dtype.name, column.shapes.shape[1], tail) == ("uint8", 2, (3,))
+        return cls(column.shapes.tolist(), tail, is_image and may_be_image)
 
     def finish(self, values: Any, how: Collate) -> Any:
         """Return the field as the minibatch has it: an image as torch is channels-first, in a list and padded."""
@@ -117,8 +126,8 @@ class _Started:
 class _Collating:
     """A converter around another one, which never sees `Packed` values."""
 
-    def __init__(self, converter: Converter, how: Collate) -> None:
-        self._converter, self._how = converter, how
+    def __init__(self, converter: Converter, how: Collate, image: str | None) -> None:
+        self._converter, self._how, self._image = converter, how, image
         self.ahead = converter.ahead
 
     def start(self, arrays: Arrays) -> _Started:
@@ -138,7 +147,7 @@ class _Collating:
                 if column.shapes is None:
                     lengths |= {name: column.lengths.tolist()} if self._how == "list" else {}
                     continue
-                sized[name] = _Sized.of(name, column)
+                sized[name] = _Sized.of(column, may_be_image=name == self._image)
                 if sized[name].is_image:
                     plain[name] = plain[name][None, :, None]
                 if self._how != "list":

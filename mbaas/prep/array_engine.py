@@ -50,16 +50,19 @@ class ArrayEngine:
             raise ConfigError(f"samples are arrays of {sample.dtype.name}, and must be numbers that torch has")
         if not last.differs:
             return Field(name, sample.shape, sample.dtype.name)
-        if not sample.ndim:
-            raise ConfigError("samples may differ in their first length, but the first one is a number without any")
+        if sample.ndim < last.differing:
+            first = "length" if last.differing == 1 else f"{last.differing} lengths"
+            has = "a number without any" if not sample.ndim else f"{sample.dtype.name} {list(sample.shape)}"
+            raise ConfigError(f"samples may differ in their first {first}, but the first one is {has}")
         assert last.longest is not None  # the pipeline has checked it
-        return Field(name, (None, *sample.shape[1:]), sample.dtype.name, last.longest)
+        shape = (*(None,) * last.differing, *sample.shape[last.differing :])
+        return Field(name, shape, sample.dtype.name, last.longest)
 
     def prepare(
         self, encoded: Sequence[Encoded], sample_ids: NDArray[np.int64], epoch: int, known: Arrays, out: Array
     ) -> Prepared:
         part = self._steps.part(encoded, sample_ids, epoch, known)
-        results = ArrayResults(out, differs=self._pipeline.forms[-1].differs)
+        results = ArrayResults(out, self._pipeline.forms[-1].differing)
 
         def work(row: int) -> None:
             with results.judged(row):

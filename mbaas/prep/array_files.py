@@ -50,8 +50,13 @@ class ArrayReader:
         if len(shape) != len(wanted) or any(n not in (None, m) for n, m in zip(wanted, shape, strict=True)):
             lengths = ", ".join("any" if n is None else str(n) for n in wanted)
             raise UndecodableError(f"it has the shape {list(shape)}, and must have [{lengths}]")
-        if longest is not None and shape[0] > longest:
-            raise UndecodableError(f"its first length is {shape[0]:,}, over the limit of {longest:,} (longest)")
+        differing = wanted.count(None)
+        if longest is not None and math.prod(shape[:differing]) > longest:
+            first = f"its first length is {shape[0]:,}"
+            if differing > 1:
+                first = f"it has the shape {list(shape)}, of whose first {differing} lengths the product is "
+                first += f"{math.prod(shape[:differing]):,}"
+            raise UndecodableError(f"{first}, over the limit of {longest:,} (longest)")
 
     def _npy(self, encoded: memoryview) -> Array:
         if bytes(encoded[: len(_MAGIC)]) != _MAGIC:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -22,16 +23,17 @@ class ArrayResults:
 
     Args:
         out: [n, *shape], where they are made; see `Engine.prepare`.
-        differs: whether they differ in their first length; each row of ``out`` has room for the longest then.
+        differing: in how many of their first lengths they differ, which are one in ``out``: each row has room for the
+            greatest product of these; 0 if all have one shape.
 
     Attributes:
         bad: those that could not be prepared so far, in any order.
     """
 
-    def __init__(self, out: Array, *, differs: bool) -> None:
+    def __init__(self, out: Array, differing: int) -> None:
         self.bad: list[BadRow] = []
-        self._out, self._differs = out, differs
-        self._lengths = np.zeros(len(out), np.int64)
+        self._out, self._differing = out, differing
+        self._shapes = np.zeros((len(out), differing), np.int64)
 
     @contextmanager
     def judged(self, row: int) -> Iterator[None]:
@@ -48,7 +50,7 @@ class ArrayResults:
             UndecodableError: it does not fit.
         """
         room = self._out[row, ...]  # an array, also of one number
-        into = _beginning(sample, room) if self._differs else room
+        into = _room_for(sample, room, self._differing) if self._differing else room
         if (sample.shape, sample.dtype) != (into.shape, into.dtype):
             got, wanted = (f"{each.dtype.name} {list(each.shape)}" for each in (sample, into))
             raise UndecodableError(
@@ -56,8 +58,7 @@ class ArrayResults:
                 "the pipeline gives all the same lengths"
             )
         np.copyto(into, sample)
-        if self._differs:
-            self._lengths[row] = len(into)
+        self._shapes[row] = into.shape[: self._differing]
 
     def finish(self, known: Arrays) -> Prepared:
         """Zero the rows of bad samples, and return them in order, with the fields of the good ones.
@@ -71,13 +72,22 @@ class ArrayResults:
             self._out[rows] = 0
             good = np.setdiff1d(np.arange(len(self._out)), rows)
             known = {name: column[good] for name, column in known.items()}
-        made: Column = Packed.closed_up(self._out, self._lengths) if self._differs else self._out
-        return Prepared(bad, known, made)
+        return Prepared(bad, known, self._made())
+
+    def _made(self) -> Column:
+        if not self._differing:
+            return self._out
+        return Packed.closed_up(self._out, self._shapes.prod(axis=1), self._shapes if self._differing > 1 else None)
 
 
-def _beginning(sample: Array, room: Array) -> Array:
-    """Return the first places of a row, as many as a sample has."""
-    if not sample.ndim or len(sample) > len(room):
-        got = f"{sample.dtype.name} {list(sample.shape)}"
-        raise UndecodableError(f"it is prepared to {got}, and its first length must be at most {len(room):,}")
-    return room[: len(sample)]
+def _room_for(sample: Array, row: Array, differing: int) -> Array:
+    """Return the first places of a row, as many as a sample has, in the shape of its first lengths."""
+    first = sample.shape[:differing]
+    count = math.prod(first)
+    if len(first) == differing and count <= len(row):
+        return row[:count].reshape(*first, *row.shape[1:])
+    must = f"and must have the {differing} lengths in which samples differ"
+    if differing == 1 or len(first) == differing:
+        of = "its first length" if differing == 1 else f"the product of its first {differing} lengths"
+        must = f"and {of} must be at most {len(row):,}"
+    raise UndecodableError(f"it is prepared to {sample.dtype.name} {list(sample.shape)}, {must}")

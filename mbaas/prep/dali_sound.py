@@ -80,7 +80,7 @@ class DaliSoundEngine:
         self, encoded: Sequence[Encoded], sample_ids: NDArray[np.int64], epoch: int, known: Arrays, out: Array
     ) -> Prepared:
         part = self._steps.part(encoded, sample_ids, epoch, known)
-        results = ArrayResults(out, differs=self._pipeline.forms[-1].differs)
+        results = ArrayResults(out, self._pipeline.forms[-1].differing)
         inputs, values = self._decoded(part, results)
         again: list[int] = []
 

@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from mbaas.errors import ConfigError
 from mbaas.transforms import checks
 from mbaas.transforms.base import Transform
 
@@ -25,17 +26,23 @@ class Form:
     Attributes:
         kind: "image": uint8 [height, width, 3]. "sound": float32 [time], or [time, channels]. "spectrogram": float32
             [time, frequency], or [time, channels, frequency]. "array": any other, whose axes mean what they mean.
-        differs: whether samples differ in their first length; else all have one shape.
-        longest: the greatest first length, if they differ in it; None if nothing bounds it.
+        differing: in how many of their first lengths samples differ; 0 if all have one shape.
+        longest: the greatest first length, if they differ in it, or the greatest product of those in which they differ;
+            None if nothing bounds it.
         rate: of sound, samples a second.
         channels: of sound; one has no axis of its own.
     """
 
     kind: Kind
-    differs: bool = False
+    differing: int = 0
     longest: int | None = None
     rate: int = 0
     channels: int = 1
+
+    @property
+    def differs(self) -> bool:
+        """Whether samples differ in their first length, or in several."""
+        return self.differing > 0
 
 
 class UnfitError(Exception):
@@ -91,7 +98,12 @@ class ArrayWindow(ArrayTransform, ABC):
         return self.size if isinstance(self.size, tuple) else (self.size,)
 
     def result(self, form: Form) -> Form:
-        return replace(form, differs=False, longest=None)
+        if form.differing > len(self.sizes):
+            raise ConfigError(
+                f"{self!r} gives one length to {len(self.sizes)} of the axes, but samples differ in {form.differing}: "
+                "its size must have as many lengths"
+            )
+        return replace(form, differing=0, longest=None)
 
     def starts(self, shape: Sequence[int], u: NDArray[np.float64]) -> list[int]:
         """Return where the window begins along each of its axes: below 0 where an array of this shape is shorter.

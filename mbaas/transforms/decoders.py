@@ -114,7 +114,7 @@ class DecodeAudio(Decoder):
     @property
     def form(self) -> Form:
         longest = None if self.max_s is None else math.ceil(self.max_s * self.rate)
-        return Form("sound", differs=True, longest=longest, rate=self.rate, channels=self.channels)
+        return Form("sound", differing=1, longest=longest, rate=self.rate, channels=self.channels)
 
 
 @dataclass(frozen=True)
@@ -127,8 +127,10 @@ class DecodeArray(Decoder):
         dtype: of the numbers, such as "int16" or ">f4"; raw files need it, others must have it if it is given. They are
             delivered in the byte order of the machine.
         shape: of each array; raw files need it, others must have it if it is given. By default all have the shape of
-            the first one, unless a crop gives them another. If the first length is None, arrays differ in it.
-        longest: the greatest first length, where arrays differ in it: a longer one is a bad sample.
+            the first one, unless a crop gives them another. If the first length is None, arrays differ in it, and if
+            more of the first ones are, in all of these; raw files in one at most.
+        longest: the greatest first length, where arrays differ in it: a longer one is a bad sample. Where they differ
+            in several, the greatest product of these, such as the most voxels of a volume.
         field: name under which minibatches have it.
     """
 
@@ -153,14 +155,17 @@ class DecodeArray(Decoder):
             raise checks.refused(f"DecodeArray's {lacking}", "must be given for raw files", None)
         if self.longest is not None:
             self._set("longest", checks.whole("DecodeArray's longest", self.longest, least=1, most=2**40))
-            if not self._differs:
+            if not self._differing:
                 must = "must be left out, unless shape begins with None"
                 raise checks.refused("DecodeArray's longest", must, self.longest)
         _check_name("DecodeArray's field", self.field)
 
+        if self.format == "raw" and self._differing > 1:
+            raise checks.refused("DecodeArray's shape", "may have one None for raw files", self.shape)
+
     @property
-    def _differs(self) -> bool:
-        return self.shape is not None and self.shape[:1] == (None,)
+    def _differing(self) -> int:
+        return 0 if self.shape is None else self.shape.count(None)
 
     @property
     def made(self) -> str:
@@ -168,7 +173,7 @@ class DecodeArray(Decoder):
 
     @property
     def form(self) -> Form:
-        return Form("array", differs=self._differs, longest=self.longest)
+        return Form("array", differing=self._differing, longest=self.longest)
 
 
 def _dtype(value: object) -> str:
@@ -185,8 +190,8 @@ def _shape(value: object) -> tuple[int | None, ...]:
     where = "DecodeArray's shape"
     if not isinstance(value, (list, tuple)):
         raise checks.refused(where, "must be a list of lengths", value)
-    if None in value[1:]:
-        raise checks.refused(where, "must be whole numbers, of which only the first may be None", value)
+    if None in value[value.count(None) :]:
+        raise checks.refused(where, "must be whole numbers, of which only the first ones may be None", value)
     lengths = [None if length is None else checks.whole(where, length, least=1, most=2**40) for length in value]
     return tuple(lengths)
 

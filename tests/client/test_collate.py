@@ -131,6 +131,16 @@ def test_what_a_map_made_keeps_its_axes(format: str) -> None:
         np.testing.assert_array_equal(found, alone)
 
 
+@both
+@pytest.mark.parametrize("how", ["list", "pad"])
+def test_what_no_image_decoder_made_keeps_its_axes_whatever_it_looks_like(how: Any, format: str) -> None:
+    converter = collating(make_converter(format, None, None, has_images=False), SPEC, how, has_images=False)
+    found = converter.finish(converter.start({"image": packed(images(), 2)}))["image"]
+    for row, alone in enumerate(images()):
+        np.testing.assert_array_equal(found[row][: alone.shape[0], : alone.shape[1]], alone)
+    assert found[0].shape == ((4, 6, 3) if how == "list" else (7, 9, 3))
+
+
 def test_names_beside_a_field_are_not_taken() -> None:
     spec = SampleSpec(SPEC.made, (Field("image_size", (2,), "int64"),))
     check_names(spec, "list")

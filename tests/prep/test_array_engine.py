@@ -167,6 +167,11 @@ def zip_bomb() -> bytes:
             npy(np.zeros((5, 3))),
             "its first length is 5, over the limit of 4 (longest)",
         ),
+        (
+            T.DecodeArray(shape=(None, None, 3), longest=19),
+            npy(np.zeros((5, 4, 3))),
+            "it has the shape [5, 4, 3], of whose first 2 lengths the product is 20, over the limit of 19 (longest)",
+        ),
         (T.DecodeArray("npz"), npy(VOLUME), "it is no npz file: it starts with b'\\x93NUMPY\\x01\\x00'"),
         (T.DecodeArray("npz"), npz(a=VOLUME, b=VOLUME), "it has the arrays 'a', 'b'; name one with DecodeArray's key"),
         (T.DecodeArray("npz", "c"), npz(a=VOLUME, b=VOLUME), "it has no array 'c'; it has 'a', 'b'"),
@@ -454,6 +459,42 @@ def test_samples_that_differ_in_length_are_as_long_as_they_are() -> None:
 
 def emptied(sound: Any, rng: np.random.Generator) -> Any:
     return np.zeros((20_000,) if len(sound) > 4000 else (), np.float32)
+
+
+def turned(volume: Any, rng: np.random.Generator) -> Any:
+    return volume.swapaxes(0, 1) if rng.random() < 0.5 else volume
+
+
+def test_volumes_that_differ_in_several_lengths_are_as_large_as_they_are() -> None:
+    shapes = [(2, 3, 4, 2), (1, 5, 1, 2), (3, 0, 2, 2), (4, 2, 3, 2), (2, 2, 7, 2)]
+    volumes = [np.arange(int(np.prod(shape)), dtype=np.int16).reshape(shape) for shape in shapes]
+    decode = T.DecodeArray(shape=(None, None, None, 2), longest=24)
+    made, said, field = prepared([decode, T.Map(turned)], [npy(volume) for volume in volumes], threads=2)
+    assert field == Field("array", (None, None, None, 2), "int16", longest=24)
+    assert [bad.row for bad in said.bad] == [4]
+    kept = 0
+    for row, volume in enumerate(volumes[:4]):
+        found = made.value(row)
+        kept += found.shape == volume.shape
+        np.testing.assert_array_equal(found, volume if found.shape == volume.shape else volume.swapaxes(0, 1))
+    assert 0 < kept < 4
+    assert made.value(4).size == 0
+    cropped, _, _ = prepared([decode, T.CropOrPad((2, 2, 2))], [npy(volumes[0]), npy(volumes[1])])
+    assert cropped.shape == (2, 2, 2, 2, 2)
+
+
+def flattened(volume: Any, rng: np.random.Generator) -> Any:
+    return volume.ravel() if volume.size > 12 else volume
+
+
+def test_what_differs_in_several_lengths_must_have_as_many() -> None:
+    decode = T.DecodeArray(shape=(None, None), longest=99)
+    _, said, _ = prepared([decode, T.Map(flattened)], [npy(np.zeros((3, 4))), npy(np.zeros((4, 4)))])
+    assert [bad.reason for bad in said.bad] == [
+        "it is prepared to float64 [16], and must have the 2 lengths in which samples differ"
+    ]
+    with pytest.raises(ConfigError, match=r"may differ in their first 2 lengths, but the first one is float64 \[16\]$"):
+        prepared([decode, T.Map(flattened)], [npy(np.zeros((4, 4)))])
 
 
 @pytest.mark.parametrize("threads", [1, 2])

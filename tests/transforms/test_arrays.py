@@ -67,7 +67,16 @@ def halved(array: Any, rng: np.random.Generator) -> Any:
             lambda: T.DecodeArray(dtype="longdouble"),
             r"dtype must be the name of a type of numbers, such as .*, got 'lon",
         ),
-        (lambda: T.DecodeArray(shape=(3, None)), r"of which only the first may be None, got \(3, None\)"),
+        (lambda: T.DecodeArray(shape=(3, None)), r"of which only the first ones may be None, got \(3, None\)"),
+        (lambda: T.DecodeArray(shape=(None, 3, None)), r"of which only the first ones may be None, got \(None, 3, N"),
+        (
+            lambda: T.DecodeArray("raw", dtype="int8", shape=(None, None)),
+            r"shape may have one None for raw files, got \(None, None\)",
+        ),
+        (
+            lambda: T.Pipeline([T.DecodeArray(shape=(None, None)), T.CropOrPad(3)]),
+            r"^CropOrPad\(size=3\) gives one length to 1 of the axes, but samples differ in 2: its size must have ",
+        ),
         (lambda: T.DecodeArray(shape=(0,)), r"shape must be a whole number in \[1, .*, got 0"),
         (lambda: T.DecodeArray(shape=3), r"shape must be a list of lengths, got 3"),
         (lambda: T.DecodeArray(longest=3), r"longest must be left out, unless shape begins with None, got 3"),
@@ -103,6 +112,8 @@ def test_what_does_not_fit_is_refused_at_construction(build: Any, says: str) -> 
         ([T.DecodeArray()], "array", False, None),
         ([T.DecodeArray(shape=(None, 4), longest=9), T.SpecAugment(1, 5, 1, 5)], "array", True, 9),
         ([T.DecodeArray(shape=(None, 4)), T.CropOrPad((3, 3))], "array", False, None),
+        ([T.DecodeArray(shape=(None, None, 4), longest=99)], "array", True, 99),
+        ([T.DecodeArray(shape=(None, None, 4)), T.RandomCrop((3, 3))], "array", False, None),
     ],
 )
 def test_what_is_known_of_samples_before_any_is_seen(steps: Any, kind: str, differs: bool, longest: int | None) -> None:

@@ -122,7 +122,7 @@ def synthetic_batch(
     known = {field.name: field.zeros(batch_size) for field in spec.known}
     arrays = {spec.made.name: noise, **known, SAMPLE_ID.name: np.arange(batch_size)}
     converter = make_converter(format, device, normalize, has_images=has_images)
-    converter = collating(converter, spec, "list")
+    converter = collating(converter, spec, "list", has_images=has_images)
     return converter.finish(converter.start(arrays))
 
 
