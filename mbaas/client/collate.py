@@ -42,9 +42,8 @@ def check_names(spec: SampleSpec, how: Collate) -> None:
     names = {field.name for field in spec.fields}
     for field in spec.fields:
         beside = (_BESIDE_SIZED if field.differing > 1 else _BESIDE).get(how, ()) if field.is_packed else ()
-        for name in [f"{field.name}_{each}" for each in beside]:
-            if name in names:
-                raise ConfigError(f"collate={how!r} adds {name!r} to a minibatch, which is a field of the feed already")
+        for name in names.intersection(f"{field.name}_{each}" for each in beside):
+            raise ConfigError(f"collate={how!r} adds {name!r} to a minibatch, which is a field of this feed already")
 
 
 def collating(converter: Converter, spec: SampleSpec, how: Collate, *, has_images: bool = True) -> Converter:
