@@ -129,7 +129,7 @@ class SampleSpec:
 
     Attributes:
         made: the field that prep makes of a sample's bytes: of images uint8 (height, width, 3), unless a Map makes
-            something else. If samples differ in their first length, its greatest one bounds all of them.
+            something else. If samples differ in their first length, or in several, `Field.longest` bounds all of them.
         known: the fields that the dataset knows.
     """
 
