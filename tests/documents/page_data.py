@@ -148,5 +148,5 @@ def for_arrays(here: Path) -> None:
 
 
 def for_quick_start(here: Path) -> None:
-    """What the file of docs/quick-start.md reads; its program makes its own."""
+    """What the file of docs/quick-start.md reads, which the program above it has made."""
     write_classes(here / "images")

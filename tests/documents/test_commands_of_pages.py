@@ -1,4 +1,6 @@
-"""The command lines of mbaas that pages show: the real command takes each, and those that need no cluster are run."""
+"""The command lines of mbaas and its benchmarks that pages show: the real command takes each, and those of mbaas that
+need no cluster are run.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from mbaas.cli import app, console
+from benchmarks.__main__ import app as benchmarks_app
+from mbaas.cli import app as mbaas_app
+from mbaas.cli import console
 from support.pages import PAGES, ROOT, blocks_of, text_of
 
 RUN = (
@@ -46,36 +50,34 @@ USAGE_ERROR: Any = typer.BadParameter.__base__
 """What the command raises for what it does not take; typer has no name for it."""
 
 
+PROGRAMS = {"mbaas": mbaas_app, "python -m benchmarks": benchmarks_app}
+"""What pages run -> the program; in a virtual environment its path may stand before it."""
+
+SHOWN = re.compile(rf"(?:\.venv/bin/)?({'|'.join(PROGRAMS)}) (.+)")
+
+
 @cache
-def mbaas_command() -> Any:
-    """The command with all of its own."""
-    return typer.main.get_command(app)
+def command_of(program: str) -> Any:
+    """A program's command with all of its own."""
+    return typer.main.get_command(PROGRAMS[program])
 
 
-def _of_a_line(line: str) -> list[str]:
-    """The words after ``mbaas``, without what a shell does with them."""
-    return shlex.split(re.split(r"[|&]| > ", line)[0], comments=True)[1:]
+def command_lines(page: Path) -> Iterator[tuple[str, list[str]]]:
+    """The programs that a page runs, and the words after their names: in its blocks, and between backticks."""
+    blocks = [block.text.replace("\\\n", " ") for block in blocks_of(page, "sh")]
+    lines = [line for block in blocks for line in block.splitlines()]
+    for line in [*lines, *(" ".join(span.split()) for span in re.findall(r"`([^`]+)`", text_of(page)))]:
+        if found := SHOWN.fullmatch(line):
+            # Without what a shell does with them.
+            yield found[1], shlex.split(re.split(r"[|&]| > ", found[2])[0], comments=True)
 
 
-def command_lines(page: Path) -> Iterator[list[str]]:
-    """The words of the lines with which a page runs mbaas: in its blocks, and between backticks if there are options or
-    arguments.
-    """
-    for block in blocks_of(page, "sh"):
-        for line in block.text.replace("\\\n", " ").splitlines():
-            if line.startswith("mbaas "):
-                yield _of_a_line(line)
-    for span in re.findall(r"`(mbaas [^`]+)`", text_of(page)):
-        yield _of_a_line(" ".join(span.split()))
-
-
-def misused(words: list[str]) -> str:
+def misused(words: list[str], program: str = "mbaas") -> str:
     """What the command says of words that it does not take; nothing is run."""
-    command = mbaas_command()
-    if words[-1] == "--help":
-        words = words[:-1]
+    command = command_of(program)
+    words = words[:-1] if words[-1] == "--help" else words
     try:
-        context = command.make_context("mbaas", [*words], resilient_parsing=not words)
+        context = command.make_context(program, [*words], resilient_parsing=not words)
         while hasattr(context.command, "commands"):  # a group
             left = [*context._protected_args, *context.args]
             if not left:
@@ -90,7 +92,7 @@ def misused(words: list[str]) -> str:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_command_lines_that_are_shown_are_taken(page: Path) -> None:
-    found = {shlex.join(words): misused(words) for words in command_lines(page)}
+    found = {f"{program} {shlex.join(words)}": misused(words, program) for program, words in command_lines(page)}
     assert {line: wrong for line, wrong in found.items() if wrong} == {}
 
 
@@ -115,11 +117,16 @@ def test_a_command_line_that_is_not_taken_is_found(line: str, wrong: str) -> Non
     assert bool(misused(shlex.split(line))) == bool(wrong)
 
 
+def test_a_benchmark_that_does_not_exist_is_found() -> None:
+    assert misused(["late", "--trials", "8"], "python -m benchmarks") == ""
+    assert misused(["latest"], "python -m benchmarks").startswith("No such command 'latest'")
+
+
 def run(line: str) -> str:
     """Run a command in this process; return what it writes, as wide as in the documents."""
     # Not by COLUMNS: a console keeps what that was when it was made, which was for another test perhaps.
     with mock.patch.object(console.out, "_width", 100):
-        ended = CliRunner().invoke(app, shlex.split(line), env={"NO_COLOR": "1"})
+        ended = CliRunner().invoke(mbaas_app, shlex.split(line), env={"NO_COLOR": "1"})
     assert ended.exit_code == 0, ended.output
     return ended.stdout
 
@@ -137,7 +144,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("line", [*RUN, *(pytest.param(line, marks=pytest.mark.long) for line in LONG)])
 def test_a_command_line_runs(line: str, here: Path) -> None:
-    shown = {shlex.join(words) for page in PAGES for words in command_lines(page)}
+    shown = {shlex.join(words) for page in PAGES for _, words in command_lines(page)}
     assert shlex.join(shlex.split(line)) in shown, "no page shows it any more"
     out = run(line)
     assert out
@@ -172,4 +179,4 @@ def test_all_commands_are_on_the_page_that_lists_them() -> None:
     """The guide's list has each command; `docs/reference/commands.md` is made from the code."""
     (listed,) = blocks_of(ROOT / "docs" / "guide.md", "")
     named = {line.split()[1] for line in listed.text.splitlines()}
-    assert named == set(mbaas_command().commands)
+    assert named == set(command_of("mbaas").commands)
