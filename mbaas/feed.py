@@ -44,7 +44,9 @@ SERVED: dict[str, Any] = {}
 
 
 class Feed:
-    """A running feed. It ends with `stop`, or with the program that served it unless it is detached.
+    """A running feed, as `serve`, `connect` and `feeds` return it.
+
+    It ends with `stop`, or with the program that served it unless it is detached.
 
     Attributes:
         name: the name under which trials join it.
