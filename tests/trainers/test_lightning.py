@@ -174,6 +174,29 @@ def test_accumulated_gradients_step_at_the_end_of_each_epoch(training, trainer):
     assert runs.global_step == EPOCHS * -(-STEPS // 4)
 
 
+def test_a_run_resumes_between_two_steps_of_accumulated_gradients(training, trainer, tmp_path):
+    """It is saved behind the sixth minibatch, of which two have not been stepped on."""
+    path, nets = tmp_path / "saved.ckpt", (Net(), Net())
+    with join(training, "gathering") as loader:
+        with pytest.raises(EndOfRunError):
+            trainer(callbacks=[Save(path, "batch", 1, 5)], accumulate_grad_batches=4).fit(nets[0], loader)
+    with join(training, "gathering") as loader:
+        trainer(accumulate_grad_batches=4).fit(nets[1], loader, ckpt_path=path)
+        assert loader.ledger.exact
+    assert sorted_epochs(*nets) == EXACT
+
+
+def test_epochs_that_are_limited_begin_anew_each_time(training, validation, trainer):
+    """Of each epoch of the loader 5 minibatches are used, and the rest is left."""
+    net = Net()
+    with join(training, "limited") as loader:
+        trainer(limit_train_batches=5, limit_val_batches=2, num_sanity_val_steps=0).fit(net, loader, validation)
+        assert loader.state_dict()["epoch"] == EPOCHS - 1
+        assert loader.state_dict()["position"] == 5 * 16
+    assert {epoch: len(set(ids)) for epoch, ids in net.seen.items()} == dict.fromkeys(range(EPOCHS), 5 * 16)
+    assert net.validated == EVERY[: 2 * 16] * EPOCHS
+
+
 def test_a_run_of_so_many_steps_ends_in_the_middle_of_an_epoch_and_the_next_one_begins_a_whole_one(training, trainer):
     net = Net()
     with join(training, "counted") as loader:

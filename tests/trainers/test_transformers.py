@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from hugging_face import FeedTrainer, Net, SaveLoader
 from trainer_feeds import BATCH, EVERY, SAMPLES, STEPS, finished, join
-from transformers import TrainingArguments
+from transformers import TrainerCallback, TrainingArguments
 
 import mbaas
 from support.waiting import wait_until
@@ -81,6 +81,54 @@ def test_a_run_resumes_exactly_where_it_was_saved(training, trainer, tmp_path, p
     assert sorted_epochs(*nets) == [EVERY] * EPOCHS
     assert nets[0].trained
     assert nets[1].trained
+
+
+class StopAfterEpoch(TrainerCallback):
+    """Ends a run after its first epoch, when that was evaluated and saved."""
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        control.should_training_stop = True
+
+
+def test_a_run_resumes_between_two_epochs(training, trainer, validation, tmp_path):
+    often = {"save_strategy": "epoch", "eval_strategy": "epoch"}
+    nets = Net(), Net()
+    with join(training, "between") as loader:
+        runs = trainer(nets[0], loader, **often)
+        runs.add_callback(StopAfterEpoch())
+        runs.train()
+    saved = tmp_path / f"checkpoint-{STEPS}"
+    state = json.loads((saved / "loader.json").read_text())
+    with join(training, "between", state=state) as loader:
+        trainer(nets[1], loader, **often).train(resume_from_checkpoint=str(saved))
+        assert loader.epoch == EPOCHS
+    assert [len(net.trained) for net in nets] == [STEPS, 2 * STEPS]
+    assert sorted_epochs(*nets) == [EVERY] * EPOCHS
+    assert sorted(net.evaluated for net in nets) == sorted([EVERY, EVERY * 2])
+
+
+def test_a_run_that_so_many_steps_ended_goes_on_in_the_middle_of_its_epoch(training, trainer, tmp_path):
+    nets, steps = (Net(), Net()), STEPS + 3
+    with join(training, "counted") as loader:
+        trainer(nets[0], loader, max_steps=steps, stop_at=steps).train()
+    saved = tmp_path / f"checkpoint-{steps}"
+    state = json.loads((saved / "loader.json").read_text())
+    with join(training, "counted", state=state) as loader:
+        trainer(nets[1], loader, max_steps=2 * STEPS).train(resume_from_checkpoint=str(saved))
+        assert loader.epoch == 2
+        assert loader.ledger.exact
+    assert [len(net.trained) for net in nets] == [steps, 2 * STEPS - steps]
+    assert sorted_epochs(*nets) == [EVERY] * 2
+
+
+def test_it_trains_twice_on_the_same_loader(training, trainer):
+    net = Net()
+    with join(training, "twice") as loader:
+        runs = trainer(net, loader, num_train_epochs=1)
+        runs.train()
+        runs.train()
+        assert loader.epoch == 2
+    assert sorted_epochs(net) == [EVERY] * 2
 
 
 def test_it_evaluates_every_few_steps_with_a_second_feed(training, trainer, validation):
