@@ -16,10 +16,10 @@ from typing import Any, NoReturn
 import numpy as np
 import ray
 
+from mbaas.client.accelerate import check_is_read_once, known_to_accelerate
 from mbaas.client.batches import BatchCutter, BlockView
 from mbaas.client.collate import Collate, check_names, collating
 from mbaas.client.convert import Converter, Minibatch, make_converter
-from mbaas.client.epoch_end import known_to_accelerate
 from mbaas.client.heartbeat import Heartbeat
 from mbaas.client.join import feed_info, open_stream
 from mbaas.client.ledger import EpochProgress
@@ -204,6 +204,7 @@ class Loader:
     def __iter__(self) -> Iterator[Minibatch]:
         """Begin an epoch, or go on in the one that `load_state_dict` named; give up a loop that was left half-way."""
         self._check_open()
+        check_is_read_once(self, self._name)
         self._loop += 1
         self._at_end = None
         if self._has_begun:

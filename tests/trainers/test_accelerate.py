@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 
 import pytest
 import torch
 from accelerate import Accelerator, skip_first_batches
+from accelerate.data_loader import prepare_data_loader
 from accelerate.state import AcceleratorState, GradientState, PartialState
+from torch.utils.data import DataLoader
 from trainer_feeds import EVERY, STEPS, ids_of, join, loss_of, model, read
 
 import mbaas
@@ -115,6 +118,22 @@ def test_skip_first_batches_of_a_loader_that_loaded_its_state_reads_the_rest(tra
         assert len(skipping) == STEPS - 5
         assert sorted(before + read(skipping)) == EVERY
         assert loader.ledger.exact
+
+
+def test_a_rank_is_not_shared_out_once_more(training, accelerator):
+    """`prepare` makes this of a DataLoader where there are two processes; all of them begin to read it."""
+    loaders = [join(training, "wrapped", rank=rank, world_size=2) for rank in range(2)]
+    for loader in loaders:
+        wrapped = prepare_data_loader(
+            DataLoader(loader, batch_size=None), num_processes=2, put_on_device=True, dispatch_batches=True
+        )
+        with pytest.raises(mbaas.StateError, match=r"a rank's share of 2 already.* prepare the loader itself"):
+            next(iter(wrapped))
+        del wrapped  # accelerate takes it for one that is being read
+    batches = chain.from_iterable(zip(*loaders, strict=True))
+    assert sorted(chain.from_iterable(map(ids_of, batches))) == EVERY
+    for loader in loaders:
+        loader.close()
 
 
 def test_ranks_share_every_minibatch_once(training):
