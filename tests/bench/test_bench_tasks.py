@@ -218,6 +218,26 @@ def test_own_annotations_may_have_any_ids(folder: Path, tmp_path: Path) -> None:
         assert any(len(boxes) for _, boxes, _ in seen.values())
 
 
+def test_own_recordings_may_be_short_and_have_two_channels(tmp_path: Path) -> None:
+    """A quarter of a second is a quarter of the frames, with silence around it."""
+    rng = np.random.default_rng(0)
+    (tmp_path / "noise").mkdir()
+    for number in range(SAMPLES):
+        rate, seconds = ((8000, 0.25), (48_000, 1.5))[number % 2]
+        sound = 0.1 * rng.standard_normal((round(rate * seconds), 1 + number % 3 % 2))
+        soundfile.write(tmp_path / "noise" / f"{number:02d}.{('wav', 'flac', 'ogg')[number % 3]}", sound, rate)
+    data = find_data(BenchSettings(task="audio", data=tmp_path))
+    spec = TrialSpec("", 0, 1, TASKS["audio"], data, BATCH, cores=1, seed=5)
+    for row in (prep, dali):
+        with opened(row.open_loader(spec)) as loader:
+            seen = epoch_of(loader, 0)
+        decibels = np.stack([seen[sample][0] for sample in range(SAMPLES)])
+        is_loud = (decibels > -30) & (decibels != 0.0)  # which is where DALI masks
+        loud = np.median(is_loud.mean(axis=1), axis=1)  # the share of frames in which a band is loud
+        assert np.median(loud[0::2]) == pytest.approx(0.25, abs=0.06)
+        assert np.median(loud[1::2]) > 0.7
+
+
 @pytest.mark.parametrize(
     ("task", "data", "image_folder", "said"),
     [

@@ -1,9 +1,8 @@
 """Row "dali": an NVIDIA DALI pipeline on the CPU in every trial.
 
-DALI's own operators throughout, which for each task come as close to the other rows' work as there are. Of images, its
-reader maps the files, its decoder decodes only the window that is kept, its resize filters with antialiasing. Boxes go
-through its own crop by their overlap with the window, which is SSD's, as RandomIoUCrop. Sound is decoded and resampled
-by libsndfile and a windowed sinc, and masks are cut out with 0 dB instead of the mean. Prep runs in DALI's threads,
+DALI's own operators throughout, those that come closest to what other rows do: its readers map the files, its decoder
+decodes only the window of an image that is kept, its resize filters with antialiasing, its crop for boxes is SSD's, as
+RandomIoUCrop. It resamples sound by a filter of its own, and masks are 0 dB, not the mean. Prep runs in DALI's threads,
 asynchronously, two minibatches ahead.
 """
 
@@ -21,7 +20,6 @@ from mbaas.transforms import RandomIoUCrop
 
 Nodes = tuple[Any, ...]
 """What a graph puts out: what is made of a sample, its id, and fields that differ in length."""
-
 
 _EPOCHS: dict[str, Any] = {
     "shuffle_after_epoch": True,
@@ -74,6 +72,7 @@ def _detection(spec: TrialSpec) -> Nodes:
         labels,
         bbox_layout="xyXY",
         thresholds=[option for option in like.sampler_options if option < 1],
+        all_boxes_above_threshold=False,  # one is enough, as in torchvision
         allow_no_crop=True,  # the option of 1
         scaling=[like.min_scale, like.max_scale],
         aspect_ratio=[like.min_aspect_ratio, like.max_aspect_ratio],
@@ -97,7 +96,8 @@ def _audio(spec: TrialSpec) -> Nodes:
     encoded, ids = _files(spec)
     rate = audio.RATE
     sound, _ = fn.decoders.audio(encoded, sample_rate=float(rate), downmix=True, dtype=types.FLOAT)
-    longer = fn.cast(sound.shape()[0], dtype=types.FLOAT) - float(rate)  # by so much than what is kept
+    # below 0 where a recording is shorter: the second is then somewhere around it, with zeros
+    longer = fn.cast(sound.shape()[0], dtype=types.FLOAT) - float(rate)
     start = fn.cast(fn.random.uniform(range=(0.0, 1.0)) * longer, dtype=types.INT32)
     second = fn.slice(sound, start=start, shape=rate, axes=[0], out_of_bounds_policy="pad")
     power = fn.spectrogram(second, nfft=audio.WINDOW, window_length=audio.WINDOW, window_step=audio.HOP, power=2)
