@@ -10,6 +10,7 @@ import torch
 from accelerate import Accelerator, skip_first_batches
 from accelerate.data_loader import prepare_data_loader
 from accelerate.state import AcceleratorState, GradientState, PartialState
+from rank_processes import SHARES, notes, run
 from torch.utils.data import DataLoader
 from trainer_feeds import EVERY, STEPS, ids_of, join, loss_of, model, read
 
@@ -148,3 +149,18 @@ def test_ranks_share_every_minibatch_once(training):
     for loader in loaders:
         assert loader.ledger.exact
         loader.close()
+
+
+def test_a_loop_in_two_processes_accumulates_saves_and_goes_on(training, validating, tmp_path):
+    """An epoch and 5 minibatches of the next, then the rest of it; a step for 4 minibatches and at an epoch's end."""
+    run("two_processes.py", "own_loop", training.name, validating.name, str(tmp_path))
+    first, second = notes(tmp_path, "rank")
+    for epoch in range(2):
+        minibatches = [seen["epochs"][epoch] for seen in (first, second)]
+        assert [[len(ids) for ids in share] for share in minibatches] == SHARES
+        assert sorted(chain(*minibatches[0], *minibatches[1])) == EVERY
+    for seen in (first, second):
+        assert seen["exact"]
+        assert seen["stepped"] == [4, 8, 12, STEPS]
+        assert sorted(seen["gathered"]) == EVERY, "accelerate cuts nothing off the last minibatch"
+    assert first["weights"] == second["weights"]

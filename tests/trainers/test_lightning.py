@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import lightning
 import pytest
 import torch
 from lightning.pytorch.callbacks import Callback
+from rank_processes import SHARES, notes, run
 from trainer_feeds import EVERY, SAMPLES, STEPS, finished, ids_of, join, loss_of, model
 
 import mbaas
@@ -207,3 +209,16 @@ def test_a_run_of_so_many_steps_ends_in_the_middle_of_an_epoch_and_the_next_one_
         trainer(max_epochs=1).fit(again, loader)
         assert sorted_epochs(again) == {0: EVERY}
         assert loader.epoch == 3, "one whole, one left, one whole"
+
+
+@pytest.mark.long
+def test_two_processes_share_each_epoch_and_go_on_in_its_middle(training, tmp_path):
+    """Two epochs with a checkpoint behind the 5th minibatch of the second; from there to the end of a third."""
+    run("lightning_processes.py", training.name, str(tmp_path))
+    first, second = notes(tmp_path, "first"), notes(tmp_path, "second")
+    assert all(seen["exact"] for seen in first + second)
+    heads, tails = ([seen["epochs"]["1"] for seen in ranks] for ranks in (first, second))
+    went_on = [head[:5] + tail for head, tail in zip(heads, tails, strict=True)]
+    for minibatches in ([seen["epochs"]["0"] for seen in first], heads, went_on, [s["epochs"]["2"] for s in second]):
+        assert [[len(ids) for ids in share] for share in minibatches] == SHARES
+        assert sorted(chain(*minibatches[0], *minibatches[1])) == EVERY

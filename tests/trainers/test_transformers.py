@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from hugging_face import FeedTrainer, Net, SaveLoader
+from rank_processes import SHARES, notes, run
 from trainer_feeds import BATCH, EVERY, SAMPLES, STEPS, finished, join
 from transformers import TrainerCallback, TrainingArguments
 
@@ -162,3 +163,17 @@ def test_a_run_of_so_many_steps_ends_in_the_middle_of_an_epoch(training, trainer
         assert loader.epoch == 1
     assert sorted_epochs(net)[0] == EVERY
     assert len(net.trained) == STEPS + 3
+
+
+@pytest.mark.long
+def test_two_processes_share_each_epoch_evaluate_save_and_go_on(training, validating, tmp_path):
+    """An epoch and 5 minibatches of the next, then the rest of it and an evaluation."""
+    run("two_processes.py", "trainer", training.name, validating.name, str(tmp_path))
+    ranks = notes(tmp_path, "rank")
+    for epoch in range(2):
+        minibatches = [seen["trained"][epoch * STEPS : (epoch + 1) * STEPS] for seen in ranks]
+        assert [[len(ids) for ids in share] for share in minibatches] == SHARES
+        assert sorted(chain(*minibatches[0], *minibatches[1])) == EVERY
+    assert [len(seen["trained"]) for seen in ranks] == [2 * STEPS] * 2
+    assert sorted(ranks[0]["evaluated"] + ranks[1]["evaluated"]) == EVERY
+    assert [(seen["exact"], seen["samples"]) for seen in ranks] == [(True, SAMPLES)] * 2
