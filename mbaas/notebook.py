@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
+from mbaas import units
+
 BAR_AFTER_S = 1.0
 """Work that takes no longer than this shows no bar."""
 
@@ -54,13 +56,15 @@ class _Shown:
     """One state of a bar."""
 
     text: str
-    share: float
+    done: int
+    total: int
 
     def __repr__(self) -> str:
         return self.text
 
     def _repr_html_(self) -> str:
-        return f'<progress value="{self.share:.3f}" style="width:20em"></progress> {escape(self.text)}'
+        bar = f'<progress value="{self.done}" max="{max(1, self.total)}" style="width:20em"></progress>'
+        return f"{bar} {escape(self.text)}"
 
 
 class Bar:
@@ -79,8 +83,8 @@ class Bar:
         if (is_over and self._handle is None) or (not is_over and now < self._next):
             return
         self._next = now + BAR_EVERY_S
-        elapsed = f", {now - self._began:,.0f} s" if is_over else ""
-        state = _Shown(f"{done:,} of {total:,} {things}{elapsed}", done / max(1, total))
+        elapsed = f", {units.seconds(now - self._began)}" if is_over else ""
+        state = _Shown(f"{done:,} of {total:,} {things}{elapsed}", done, total)
         if self._handle is None:
             self._handle = display(state, display_id=True)
         else:

@@ -47,7 +47,7 @@ def test_a_bar_stays_one_output(outputs: dict[str, list[Any]]) -> None:
     (bar,) = outputs["long"]
     assert bar.output_type == "display_data"
     assert bar.data["text/plain"].startswith("12 of 12 letters, ")
-    assert '<progress value="1.000"' in bar.data["text/html"]
+    assert '<progress value="12" max="12"' in bar.data["text/html"]
     assert "12 of 12 letters" in bar.data["text/html"]
 
 
