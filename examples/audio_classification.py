@@ -15,6 +15,7 @@ os.environ |= {  # before Ray is imported: no boxes and warnings between the lin
     "RAY_AIR_NEW_OUTPUT": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
+    "TUNE_DISABLE_SIGINT_HANDLER": "1",
 }
 
 import argparse
@@ -242,6 +243,8 @@ def main() -> None:
     args = parser.parse_args()
     try:
         run(args)
+    except KeyboardInterrupt:
+        parser.exit(130, "interrupted: feeds are stopped, temporary files are gone\n")
     except mbaas.MbaasError as error:
         parser.exit(2, f"{parser.prog}: {error}\n")
 

@@ -16,6 +16,7 @@ import os
 os.environ |= {
     "RAY_AIR_NEW_OUTPUT": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "TUNE_DISABLE_SIGINT_HANDLER": "1",
 }
 
 import argparse
@@ -226,6 +227,8 @@ def main() -> None:
         parser.exit(2, f"{parser.prog}: --data, COCO's annotations, and --image-folder, of the images, go together\n")
     try:
         run(args)
+    except KeyboardInterrupt:
+        parser.exit(130, "interrupted: feeds are stopped, temporary files are gone\n")
     except mbaas.MbaasError as error:
         parser.exit(2, f"{parser.prog}: {error}\n")
 
