@@ -193,7 +193,7 @@ class Field:
 
     @property
     def differing(self) -> int:
-        """In how many of their first lengths values differ."""
+        """The number of first lengths in which values differ: 0 if all have one shape."""
         return self.shape.count(None)
 
     @property

@@ -221,8 +221,6 @@ class Dataset(ABC):
         return self._drawn(balanced_draws(self, field, samples, seed), each_epoch)
 
     def _drawn(self, draws: Draws, each_epoch: bool) -> Dataset:
-        if draws.change_nothing:
-            return self
         if not each_epoch:
             return self._chosen(draws.once())
         from mbaas.dataset.redrawn import Redrawn  # which is a dataset itself

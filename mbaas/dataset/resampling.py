@@ -74,11 +74,6 @@ class Draws:
         """Return what is drawn for an epoch: int64[samples], ascending, read-only."""
         return _drawn(self, epoch)
 
-    @property
-    def change_nothing(self) -> bool:
-        """Whether they are each sample once."""
-        return self.samples == len(self.weights) and bool((self.weights == self.weights[0]).all())
-
     def among(self, ids: Ids) -> Draws:
         """Return the same draws from the samples ``ids`` alone, which are all that have a weight."""
         return Draws(self.weights[ids], self.samples, self.seed, None if self.strata is None else self.strata[ids])

@@ -136,4 +136,4 @@ class DaliSoundEngine:
 
 
 _NOTHING = np.zeros(0, np.float32)
-"""In place of the inputs of a bad sample, which no run asks for."""
+"""What stands in place of the inputs of a bad sample: no run asks for it."""

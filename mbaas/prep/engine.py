@@ -15,12 +15,13 @@ from numpy.typing import NDArray
 
 from mbaas.fields import Arrays, Column, Field
 from mbaas.messages import EngineName
+from mbaas.transforms.decoders import MOST_PIXELS
 
 Encoded = bytes | memoryview | NDArray[np.uint8]
 """The bytes of one encoded sample; read-only for engines."""
 
-DEFAULT_MAX_PIXELS = 100_000_000
-"""Pixels of the largest image that is prepared: 300 MB once it is decoded. More is a damaged header, or an attack."""
+DEFAULT_MAX_PIXELS = MOST_PIXELS
+"""Pixels of the largest image that is prepared, unless an engine is told otherwise."""
 
 DEFAULT_MAX_BYTES = 1 << 30
 """The same for sound and other arrays, in bytes once they are decoded: as many as a file may have."""

@@ -15,8 +15,8 @@ from mbaas.transforms.base import Transform
 
 ArrayFormat: TypeAlias = Literal["npy", "npz", "raw"]
 
-_MOST_PIXELS = 100_000_000
-"""Of an image: one that claims more is a damaged header, or an attack, and is not decoded at all."""
+MOST_PIXELS = 100_000_000
+"""Pixels of the largest image that is decoded: 300 MB. More is a damaged header, or an attack."""
 
 _TAKEN = (SAMPLE_ID.name, "row")
 """Names that a minibatch has for other things."""
@@ -61,7 +61,7 @@ class DecodeImage(Decoder):
     def __post_init__(self) -> None:
         if self.max_pixels is not None:
             where = "DecodeImage's max_pixels"
-            self._set("max_pixels", checks.whole(where, self.max_pixels, least=1, most=_MOST_PIXELS))
+            self._set("max_pixels", checks.whole(where, self.max_pixels, least=1, most=MOST_PIXELS))
 
     def __repr__(self) -> str:
         # Where it is left out, what it always was: fingerprints of pipelines are kept in saved states.

@@ -92,8 +92,12 @@ def test_draws_are_the_same_on_every_machine_and_in_every_version() -> None:
 
 
 def test_equal_weights_and_as_many_draws_as_samples_change_nothing(data: Dataset) -> None:
-    assert data.resampled(np.ones(ROWS)) is data
-    assert data.resampled(np.full(ROWS, 1.7e308), seed=5) is data
+    assert data.resampled(np.ones(ROWS), each_epoch=False) is data
+    assert data.resampled(np.full(ROWS, 1.7e308), seed=5, each_epoch=False) is data
+    anew = data.resampled(np.ones(ROWS))
+    for epoch in (0, 9):
+        assert anew.stored_ids(np.arange(ROWS), epoch).tolist() == list(range(ROWS))
+    assert anew.fields[-1].name == "source_id", "which trials may read, whatever the weights are"
 
 
 def test_a_dataset_has_what_was_drawn(data: Dataset) -> None:
@@ -125,7 +129,7 @@ def test_classes_come_equally_often(data: Dataset) -> None:
         assert times[:80].max() == 1
         assert {*times[80:96].tolist()} == {2, 3}
     assert len(data.balanced()) == ROWS
-    assert data.balanced("weight") is data, "each has a weight of its own"
+    assert data.balanced("weight", each_epoch=False) is data, "each has a weight of its own"
 
 
 def test_what_was_drawn_can_be_divided_and_joined(data: Dataset) -> None:
