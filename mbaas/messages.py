@@ -70,21 +70,31 @@ class FetchCounts:
         remote: samples that came from the memory of another node.
         disk: samples that came from a disk tier.
         storage: samples that were read from storage, those included that could not be read; these have no bytes.
+        decoded: those of all these that came decoded, so that their pipeline begins after its prefix.
     """
 
     local: Amount = Amount()
     remote: Amount = Amount()
     disk: Amount = Amount()
     storage: Amount = Amount()
+    decoded: Amount = Amount()
 
     def __add__(self, other: FetchCounts) -> FetchCounts:
         return FetchCounts(
-            self.local + other.local, self.remote + other.remote, self.disk + other.disk, self.storage + other.storage
+            self.local + other.local,
+            self.remote + other.remote,
+            self.disk + other.disk,
+            self.storage + other.storage,
+            self.decoded + other.decoded,
         )
 
     def __sub__(self, other: FetchCounts) -> FetchCounts:
         return FetchCounts(
-            self.local - other.local, self.remote - other.remote, self.disk - other.disk, self.storage - other.storage
+            self.local - other.local,
+            self.remote - other.remote,
+            self.disk - other.disk,
+            self.storage - other.storage,
+            self.decoded - other.decoded,
         )
 
     @property
@@ -100,7 +110,7 @@ class FetchCounts:
 
     def from_afar(self) -> FetchCounts:
         """Count the same samples for another node that asked for them: what was local here is remote there."""
-        return FetchCounts(Amount(), self.remote + self.local, self.disk, self.storage)
+        return FetchCounts(Amount(), self.remote + self.local, self.disk, self.storage, self.decoded)
 
 
 @dataclass(frozen=True)

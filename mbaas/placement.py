@@ -235,10 +235,13 @@ class Holders:
     Attributes:
         nodes: their ids.
         index: int16[samples of the dataset], index into ``nodes``; -1 where a sample was kept nowhere.
+        decoded_bytes: int64[samples of the dataset], of samples that were kept decoded, 0 for others; None if all are
+            others.
     """
 
     nodes: tuple[str, ...]
     index: NDArray[np.int16]
+    decoded_bytes: NDArray[np.int64] | None = None
 
 
 class Holdings(NamedTuple):
@@ -247,10 +250,12 @@ class Holdings(NamedTuple):
     Attributes:
         version: of the newest placement that it knows; 0 if it knows none.
         sample_ids: int64[k], ascending.
+        decoded_bytes: int64[k], of those that are kept decoded, 0 for others; None if all are others.
     """
 
     version: int
     sample_ids: Ids
+    decoded_bytes: NDArray[np.int64] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -405,6 +410,12 @@ class PlacementHistory:
         index = self._holders.index[sample_ids]
         me = self._holders.nodes.index(self._node) if self._node in self._holders.nodes else -1
         return np.where(index == me, np.int16(-1), index)
+
+    def decoded_bytes(self, sample_ids: Ids) -> NDArray[np.int64]:
+        """Return the bytes of samples that were kept decoded when the placement changed, 0 for others: int64[n]."""
+        if self._holders is None or self._holders.decoded_bytes is None:
+            return np.zeros(len(sample_ids), np.int64)
+        return self._holders.decoded_bytes[sample_ids]
 
     def lenders(self, request: PartRequest, sample_ids: Ids) -> NDArray[np.int64]:
         """Return the nodes that keep samples of a part now which this node has handed over: int64[n].

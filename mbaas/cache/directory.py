@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mbaas.errors import ConfigError
+from mbaas.messages import Amount
 from mbaas.order import Ids
 
-LOCATION = np.dtype([("offset", np.int64), ("length", np.int64), ("slab", np.int32)], align=True)
-"""Where a sample lies: `offset` in bytes from the start of `slab`; slab 0 if it is not kept."""
+LOCATION = np.dtype([("offset", np.int64), ("length", np.int64), ("slab", np.int32), ("decoded", np.bool_)], align=True)
+"""Where a sample lies: `offset` in bytes from the start of `slab`; slab 0 if it is not kept. `decoded` if it is kept as
+the pipeline's prefix makes it (`mbaas.prep.decoded`), and not as storage has it.
+"""
 
 Locations = NDArray[np.void]
 """An array of `LOCATION`: its columns are `locations["slab"]` and so on."""
@@ -55,24 +59,39 @@ class MinIO:
         Returns:
             bool[n], true where the sample was admitted.
         """
-        admitted = self._fitting(lengths)
+        admitted = fitting(lengths, self.free_bytes)
         self.used_bytes += int(lengths[admitted].sum())
         return admitted
+
+    def take(self, nbytes: int) -> None:
+        """Charge bytes that were found to fit."""
+        self.used_bytes += nbytes
 
     def give_back(self, nbytes: int) -> None:
         """Free the bytes of samples that were admitted, and that could not be read or have moved to another node."""
         self.used_bytes -= nbytes
 
-    def _fitting(self, lengths: NDArray[np.int64]) -> NDArray[np.bool_]:
-        # Until the cache is nearly full all of them fit, and none is looked at alone. Then each is taken that still
-        # fits: images differ in size, and a small one may fill what a large one left.
-        fitting = (lengths > 0) & (lengths <= self.free_bytes)
-        if int(lengths[fitting].sum()) > self.free_bytes:
-            free = self.free_bytes
-            for row in np.flatnonzero(fitting).tolist():
-                fitting[row] = lengths[row] <= free
-                free -= int(lengths[row]) if fitting[row] else 0
-        return fitting
+
+def fitting(lengths: NDArray[np.int64], free_bytes: int) -> NDArray[np.bool_]:
+    """Choose samples one after the other, each if it fits what those before it left: bool[n]; no empty one.
+
+    Args:
+        lengths: int64[n], bytes of each sample.
+        free_bytes: what there is room for.
+    """
+    # Until the cache is nearly full all of them fit, and none is looked at alone. Then each is taken that still
+    # fits: images differ in size, and a small one may fill what a large one left.
+    fits: NDArray[np.bool_] = (lengths > 0) & (lengths <= free_bytes)
+    if int(lengths[fits].sum()) > free_bytes:
+        for row in np.flatnonzero(fits).tolist():
+            fits[row] = lengths[row] <= free_bytes
+            free_bytes -= int(lengths[row]) if fits[row] else 0
+    return fits
+
+
+def among(sample_ids: Ids, members: Container[int]) -> NDArray[np.bool_]:
+    """Tell which samples are members of a collection that is no array: bool[n]."""
+    return np.array([i in members for i in sample_ids.tolist()], np.bool_)
 
 
 @dataclass
@@ -86,12 +105,14 @@ class Directory:
         num_samples: samples of the dataset.
         samples: how many are kept.
         nbytes: bytes of all of them.
+        decoded: how many of them are kept decoded, and the bytes of these.
         slab_bytes: slab -> its bytes, withdrawn samples included.
     """
 
     num_samples: int
     samples: int = 0
     nbytes: int = 0
+    decoded: Amount = field(default_factory=Amount)
     slab_bytes: dict[int, int] = field(default_factory=dict)
     _live: dict[int, int] = field(default_factory=dict)  # samples of each slab that were not withdrawn
     _locations: Locations = field(init=False, repr=False)
@@ -100,15 +121,26 @@ class Directory:
         # One record, not three columns: a sample costs one cache miss. Zeros take no memory until written to.
         self._locations = np.zeros(self.num_samples, LOCATION)
 
-    def publish(self, slab: int, sample_ids: Ids, *, offsets: NDArray[np.int64], lengths: NDArray[np.int64]) -> None:
+    def publish(
+        self,
+        slab: int,
+        sample_ids: Ids,
+        *,
+        offsets: NDArray[np.int64],
+        lengths: NDArray[np.int64],
+        decoded: bool = False,
+    ) -> None:
         """Enter the samples of a full slab (number > 0); none of them may be kept already."""
         locations = np.zeros(len(sample_ids), LOCATION)
         locations["offset"], locations["length"], locations["slab"] = offsets, lengths, slab
+        locations["decoded"] = decoded
         self._locations[sample_ids] = locations
         self.slab_bytes[slab] = int(lengths.sum())
         self._live[slab] = len(sample_ids)
         self.nbytes += int(lengths.sum())
         self.samples += len(sample_ids)
+        if decoded:
+            self.decoded += Amount(len(sample_ids), int(lengths.sum()))
 
     def withdraw(self, sample_ids: Ids) -> dict[int, int]:
         """Take out samples that are kept, and return the slabs that hold none any more, with their bytes."""
@@ -117,6 +149,9 @@ class Directory:
         self._locations[sample_ids] = np.zeros((), LOCATION)
         self.samples -= len(sample_ids)
         self.nbytes -= int(locations["length"].sum())
+        if self.decoded.samples:
+            lengths = locations["length"][locations["decoded"]]
+            self.decoded += Amount(-len(lengths), -int(lengths.sum()))
         emptied = {}
         slabs, counts = np.unique(locations["slab"], return_counts=True)
         for slab, count in zip(slabs.tolist(), counts.tolist(), strict=True):
@@ -135,6 +170,14 @@ class Directory:
         """Look up the slab of each sample, 0 where it is not kept: int32[n]."""
         return self._locations["slab"][sample_ids]
 
+    def samples_in(self, slab: int) -> Ids:
+        """List the samples of a slab that were not withdrawn, ascending: int64[k]. It looks at all samples."""
+        return np.flatnonzero(self._locations["slab"] == slab)
+
+    def live_samples(self, slab: int) -> int:
+        """Count the samples of a slab that were not withdrawn."""
+        return self._live[slab]
+
     def lookup(self, sample_ids: Ids) -> Locations:
         """Look up the locations of samples: LOCATION[n]."""
         return self._locations[sample_ids]
@@ -142,6 +185,10 @@ class Directory:
     def cached_ids(self) -> Ids:
         """List the samples that are kept, ascending: int64[samples]."""
         return np.flatnonzero(self._locations["slab"])
+
+    def decoded_ids(self) -> Ids:
+        """List the samples that are kept decoded, ascending: int64[k]."""
+        return np.flatnonzero(self._locations["decoded"])
 
     def validate(self) -> None:
         """Check every entry against the totals.
@@ -153,6 +200,8 @@ class Directory:
         locations = self.lookup(kept)
         assert len(kept) == self.samples == sum(self._live.values()), (len(kept), self.samples)
         assert self.nbytes == int(locations["length"].sum()) <= self.slab_total, (self.nbytes, self.slab_bytes)
+        lengths = locations["length"][locations["decoded"]]
+        assert self.decoded == Amount(len(lengths), int(lengths.sum())), self.decoded
         # In the order in which they lie: then only neighbours can overlap.
         locations = locations[np.lexsort((locations["offset"], locations["slab"]))]
         same = np.diff(locations["slab"]) == 0

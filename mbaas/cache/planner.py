@@ -1,7 +1,7 @@
-"""What the cache node decides: what is a hit, what is read, what is kept, what is read ahead. Pure.
+"""What the cache node decides: what is a hit, what is read, what is kept, in which form, what is read ahead. Pure.
 
 No Ray, clock, thread or I/O: events come in as calls (`begin_fetch`, `filled`, `failed`, `retry_awaited`, `end_fetch`,
-`look_ahead`), what is to be done comes back as `Load`s to fill and numbers of slabs to let go.
+`look_ahead`, `begin_keeping`, `kept`), what is to be done comes back as `Load`s to fill and numbers of slabs to let go.
 
 Everything is decided when a part of a block is scheduled, from the known lengths. So two parts that are in flight at
 the same time never read a sample twice if the cache keeps it: the later one counts it as a hit and waits.
@@ -10,14 +10,15 @@ the same time never read a sample twice if the cache keeps it: the later one cou
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mbaas.cache.directory import Directory, MinIO
+from mbaas.cache.decoded_tier import DecodedTier, HandIn
+from mbaas.cache.directory import Directory, MinIO, among, fitting
 from mbaas.cache.readahead import DEPTH_BLOCKS, FetchSequence, ReadAhead
 from mbaas.cache.slab import Failures, Load, PartPlan, RowLocations, pack
 from mbaas.order import Ids, SampleOrder
@@ -50,12 +51,34 @@ class UpcomingPart:
     lengths: NDArray[np.int64]
 
 
+class _Found(NamedTuple):
+    """Where samples are read, and in which form.
+
+    Attributes:
+        sample_ids: int64[n].
+        lengths: int64[n], bytes of what is read.
+        holders: int[n], another node that may have each; -1 where none has.
+        decoded: bool[n], whether it has it decoded.
+    """
+
+    sample_ids: Ids
+    lengths: NDArray[np.int64]
+    holders: NDArray[np.integer[Any]]
+    decoded: NDArray[np.bool_]
+
+    def only(self, chosen: NDArray[np.bool_]) -> _Found:
+        """Return the chosen ones: bool[n]."""
+        return _Found(self.sample_ids[chosen], self.lengths[chosen], self.holders[chosen], self.decoded[chosen])
+
+
 class Planner:
     """The state of one cache node.
 
     Attributes:
         directory: the samples of all permanent slabs that are full.
-        minio: charged with exactly the samples in the directory and in permanent slabs that are being read.
+        minio: charged with exactly the samples in the directory and in permanent slabs that are being read, and with
+            what the decoded tier promises and is handed in.
+        tier: which samples are kept decoded, and how many bytes are for these; none until `aim`.
         ahead: holds the slabs of blocks that nobody asked for, permanent ones until they are full.
         placements: which part of a block is this node's own, and what else it has to know of other nodes.
     """
@@ -82,6 +105,7 @@ class Planner:
         self._num_samples = order.num_samples if num_samples is None else num_samples
         self.directory = Directory(self._num_samples)
         self.minio = MinIO(cache_bytes)
+        self.tier = DecodedTier()
         self.ahead = ReadAhead(readahead_bytes)
         self.placements = placements if placements is not None else PlacementHistory(order)
         self._order = order
@@ -90,11 +114,16 @@ class Planner:
         self._plans: dict[PartRequest, PartPlan] = {}  # each is fetched, or read ahead and likely to be
         self._loading: dict[int, Load] = {}  # by slab; every slab that is not full yet
         self._awaited_in: dict[int, int] = {}  # sample -> slab: the samples of all permanent slabs in _loading
+        self._not_decoded: set[int] = set()  # that another node was to have decoded, and had not
+        self._dropped: list[int] = []  # slabs that gave way, until somebody takes them
 
     # ---- fetches ----
 
     def begin_fetch(self, request: PartRequest) -> list[Load]:
         """Begin a fetch of a part, which lasts until `end_fetch`. Returns the slabs to fill."""
+        self.minio.give_back(self.tier.fetched(request))
+        # For what will be promised next. Not while blocks are read ahead, whose bytes are counted before.
+        self._make_room(min(self.tier.free_bytes, self.tier.hand_in_bytes), decoded=True)
         # A part that was read ahead, or that another worker fetches, has a plan: its reads are under way.
         loads = [] if request in self._plans else self._schedule(request)
         plan = self._plans[request]
@@ -131,6 +160,14 @@ class Planner:
             raise plan.failure
         return plan.locate(self.directory.lookup(plan.sample_ids))
 
+    def to_hand_in(self, request: PartRequest) -> tuple[NDArray[np.int64], int]:
+        """Tell which rows of a part the worker that fetches it is to hand in decoded, and how many bytes at most."""
+        expected, nbytes = self.tier.promised(request)
+        if not expected:
+            return np.zeros(0, np.int64), 0
+        ids = self._plans[request].sample_ids
+        return np.flatnonzero(among(ids, expected)), nbytes
+
     def end_fetch(self, request: PartRequest) -> list[int]:
         """End a fetch of a part, which went well or not. Returns the transient slabs to let go."""
         plan = self._plans[request]
@@ -145,20 +182,26 @@ class Planner:
         ``origins`` int8[rows] say from where the samples came (`Origin`); by default from storage.
         """
         self._end_loading(load)
+        readable = load.readable(failures)
         if load.permanent:
-            readable = load.readable(failures)
             ids, lengths = load.sample_ids[readable], load.lengths[readable]
-            self.minio.give_back(load.nbytes - int(lengths.sum()))
+            self._give_back(load, load.nbytes - int(lengths.sum()))
             if len(ids):
-                self.directory.publish(load.slab, ids, offsets=pack(lengths), lengths=lengths)
+                offsets = pack(lengths)
+                self.directory.publish(load.slab, ids, offsets=offsets, lengths=lengths, decoded=load.decoded)
+        if load.decoded:
+            self._not_decoded.update(load.sample_ids[~readable].tolist())
         if plan := self._plan_of(load):
-            plan.filled(load, failures, np.zeros(len(load.rows), np.int8) if origins is None else origins)
+            origins = np.zeros(len(load.rows), np.int8) if origins is None else origins
+            if load.decoded and failures:  # those that nobody has decoded are read from storage
+                load, origins, failures = plan.give_up(load, failures), origins[readable], {}
+            plan.filled(load, failures, origins)
 
     def failed(self, load: Load, failure: Exception) -> list[int]:
         """Note that a slab cannot be filled. Returns the other slabs of its part to let go, if that was read ahead."""
         self._end_loading(load)
         if load.permanent:
-            self.minio.give_back(load.nbytes)
+            self._give_back(load, load.nbytes)
         plan = self._plan_of(load)
         if plan is None:
             return []
@@ -228,17 +271,73 @@ class Planner:
         """Keep samples here that other nodes kept, before anybody asks. Returns the slabs to fill."""
         # Admitted again here: the placement may have changed since the caller asked which samples to move.
         ids = sample_ids[self._absent(sample_ids) & self.placements.admits(sample_ids)]
-        admitted = self.minio.admit(self._lengths(ids))  # what there is no room for stays where it is
-        ids = ids[admitted]
-        holders, keep = self.placements.former_holders(ids), np.ones(len(ids), np.bool_)
-        return self._loads(None, np.arange(len(ids)), ids, self._lengths(ids), holders, keep)
+        found = self._found_at(self.placements.former_holders(ids), ids, self._lengths(ids))
+        found = found.only(self._admit(found, np.ones(len(ids), np.bool_)))  # the rest stays where it is
+        return self._loads(None, np.arange(len(found.sample_ids)), found, np.ones(len(found.sample_ids), np.bool_))
 
     def hand_over(self, sample_ids: Ids) -> list[int]:
         """Keep samples no more that moved to another node. Returns the slabs to let go, which hold nothing else."""
-        emptied = self.directory.withdraw(sample_ids)
         # Whole slabs only: the bytes of a sample that went are there until those of its neighbours go.
-        self.minio.give_back(sum(emptied.values()))
-        return [*emptied]
+        return self._withdraw(sample_ids)
+
+    def placement_changed(self) -> None:
+        """Note that there is a new placement, and news of who keeps what."""
+        self._not_decoded.clear()
+
+    # ---- the decoded tier ----
+
+    def aim(self, target_bytes: int, sample_bytes: float) -> None:
+        """Set what decoded samples may take of the memory. What is kept by then gives way only to what needs the room.
+
+        Args:
+            target_bytes: of decoded samples; the rest is for samples as storage has them.
+            sample_bytes: of one decoded sample, on average.
+        """
+        self.tier.target_bytes, self.tier.sample_bytes = min(target_bytes, self.minio.budget_bytes), sample_bytes
+
+    def begin_keeping(
+        self, request: PartRequest, sample_ids: Ids, lengths: NDArray[np.int64], unfit: Sequence[int] = ()
+    ) -> HandIn:
+        """Choose what to keep of what a worker hands in. Unless that is nothing, `kept` or `keeping_failed` follows.
+
+        Args:
+            request: the part that the worker made.
+            sample_ids: int64[n], decoded samples of it, each once.
+            lengths: int64[n], bytes of each.
+            unfit: samples that were asked for and cannot be kept decoded.
+        """
+        self.not_handed_in(request)
+        self.tier.unfit.update(unfit)
+        new = self.placements.admits(sample_ids) & ~self.directory.lookup(sample_ids)["decoded"]
+        new &= ~among(sample_ids, self._awaited_in)
+        self._make_room(min(int(lengths[new].sum()), self.tier.free_bytes), decoded=True)
+        hand_in = self.tier.admit(next(self._numbers), sample_ids, lengths, new, self.minio.free_bytes)
+        self.minio.take(hand_in.nbytes)
+        return hand_in
+
+    def kept(self, hand_in: HandIn) -> None:
+        """Note that the slab of a hand-in is readable. The same samples are kept in one form only."""
+        self.tier.arrived(hand_in)
+        ids, lengths = hand_in.sample_ids, hand_in.lengths
+        self._dropped += self._withdraw(ids[self.directory.slabs(ids) > 0])
+        self.directory.publish(hand_in.slab, ids, offsets=pack(lengths), lengths=lengths, decoded=True)
+        # Some may have moved to another node meanwhile.
+        self._dropped += self._withdraw(ids[~self.placements.admits(ids)])
+
+    def keeping_failed(self, hand_in: HandIn) -> None:
+        """Note that the slab of a hand-in could not be made."""
+        self.tier.arrived(hand_in)
+        self.tier.dropped(hand_in.slab)
+        self.minio.give_back(hand_in.nbytes)
+
+    def not_handed_in(self, request: PartRequest) -> None:
+        """Note that nothing will be handed in for a part, or that it was."""
+        self.minio.give_back(self.tier.release(request))
+
+    def take_dropped(self) -> list[int]:
+        """Return the slabs to let go that gave way to others since the last call."""
+        dropped, self._dropped = self._dropped, []
+        return dropped
 
     # ---- how it is doing ----
 
@@ -264,75 +363,163 @@ class Planner:
 
     def _schedule(self, request: PartRequest, *, ahead: bool = False) -> list[Load]:
         ids = self.placements.stored(request)
-        plan = self._plans[request] = PartPlan(request, ids, self._lengths(ids))
+        plan = self._plans[request] = PartPlan(request, ids, self._lengths(ids).copy())
+        self._promise(plan)
         loads = self._read(plan, np.arange(len(ids)))
         for load in loads if ahead else ():
             self.ahead.hold(load.slab, block=request.block, nbytes=load.nbytes)
         return loads
 
+    def _promise(self, plan: PartPlan) -> None:
+        """Choose the samples of a part that its worker is to hand in decoded."""
+        request, ids = plan.request, plan.sample_ids
+        if not self.tier.free_bytes or request != self.placements.own(request.block, request.shuffle):
+            return  # of other nodes' parts nothing is kept here
+        if self.tier.promised(request)[0]:
+            return
+        # Whatever is to be kept here and is not decoded: what lacks, and what is kept as storage has it.
+        ids = ids[self.placements.admits(ids) & ~self.directory.lookup(ids)["decoded"]]
+        ids = ids[~among(ids, self._awaited_in)]
+        ids = ids[self._decoded_at(self.placements.former_holders(ids), ids) == 0]
+        self.minio.take(self.tier.promise(request, ids[self.tier.wanted(ids, self.minio.free_bytes)]))
+
     def _read(self, plan: PartPlan, rows: NDArray[np.int64]) -> list[Load]:
-        """Decide for rows of a part: hit, fetched and kept, or fetched for this part alone; and from where."""
+        """Decide for rows of a part: hit, fetched and kept, or fetched for it alone; from where, and in which form."""
         missing = rows[self._absent(plan.sample_ids[rows])]
-        ids, lengths = plan.sample_ids[missing], plan.lengths[missing]
+        ids = plan.sample_ids[missing]
+        lengths = self._lengths(ids)
         # Only samples that placement gives to this node: whatever else came here, for a part of another node, would
         # take the room of samples that all nodes expect here.
         admits = self.placements.admits(ids)
-        keep = admits.copy()
-        keep[admits] = self.minio.admit(lengths[admits])
         # Another node hands over only what is to live here from now on; the rest it goes on keeping for its own home.
         holders = np.where(admits, self.placements.former_holders(ids), -1)
         lenders = np.where(admits, -1, self.placements.lenders(plan.request, ids))
         lent = lenders >= 0
-        loads = self._loads(
-            plan.request, missing[~lent], ids[~lent], lengths[~lent], holders[~lent], keep[~lent]
-        ) + self._loads(plan.request, missing[lent], ids[lent], lengths[lent], lenders[lent], keep[lent], lends=True)
+        found = self._found_at(np.where(lent, lenders, holders), ids, lengths)
+        # What a worker will hand in decoded, or has handed in, is not kept as storage has it, too.
+        passing = self.tier.expects(ids)
+        keep = self._admit(found, admits & ~passing)
+        loads = []
+        for lends, chosen in ((False, ~lent), (True, lent)):
+            loads += self._loads(
+                plan.request, missing[chosen], found.only(chosen), keep[chosen], passing=passing[chosen], lends=lends
+            )
         for load in loads:
             plan.add(load)
         return loads
+
+    def _decoded_at(self, holders: NDArray[np.integer[Any]], sample_ids: Ids) -> NDArray[np.int64]:
+        """Return the bytes of samples that another node may have decoded, 0 for others: int64[n]."""
+        lengths = np.where(holders >= 0, self.placements.decoded_bytes(sample_ids), 0)
+        if self._not_decoded and lengths.any():
+            lengths[among(sample_ids, self._not_decoded)] = 0
+        return lengths
+
+    def _found_at(self, holders: NDArray[np.integer[Any]], sample_ids: Ids, lengths: NDArray[np.int64]) -> _Found:
+        """Tell in which form samples are read, of these lengths in storage, if other nodes may have them."""
+        decoded = self._decoded_at(holders, sample_ids)
+        return _Found(sample_ids, np.where(decoded > 0, decoded, lengths), holders, decoded > 0)
+
+    def _admit(self, found: _Found, keep: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Admit samples to the cache, of those that are to be kept: bool[n]."""
+        admitted = np.zeros(len(keep), np.bool_)
+        for form in (found.decoded, ~found.decoded):
+            chosen = np.flatnonzero(keep & form)
+            if not len(chosen):
+                continue
+            lengths, decoded = found.lengths[chosen], bool(found.decoded[chosen[0]])
+            if decoded:
+                self._make_room(min(int(lengths.sum()), self.tier.free_bytes), decoded=True)
+                lengths = np.where(fitting(lengths, self.tier.free_bytes), lengths, 0)
+            elif self.tier.excess_bytes:
+                self._make_room(int(lengths.sum()), decoded=False)
+            admitted[chosen] = self.minio.admit(lengths)
+        return admitted
 
     def _loads(
         self,
         request: PartRequest | None,
         rows: NDArray[np.int64],
-        ids: Ids,
-        lengths: NDArray[np.int64],
-        holders: NDArray[np.integer[Any]],
+        found: _Found,
         keep: NDArray[np.bool_],
         *,
+        passing: NDArray[np.bool_] | None = None,
         lends: bool = False,
     ) -> list[Load]:
-        """Plan slabs for samples: those that one node may still have go together, and so do those that are kept."""
+        """Plan slabs for samples: those go together that one node may still have, that are kept, and of one form."""
         name = self.placements.lender if lends else self.placements.holder
+        passing = np.zeros(len(rows), np.bool_) if passing is None else passing
         loads = []
-        for holder, kept in itertools.product(np.unique(holders).tolist(), (True, False)):
-            chosen = (holders == holder) & (keep == kept)
-            if chosen.any():
-                number = next(self._numbers)
-                load = Load(
-                    slab=number if kept else -number,
-                    request=request,
-                    epoch=self._order.chance_epoch(request.block, request.shuffle) if request is not None else None,
-                    peer=name(holder) if holder >= 0 else None,
-                    rows=rows[chosen],
-                    sample_ids=ids[chosen],
-                    lengths=lengths[chosen],
-                    lends=lends,
-                )
-                self._begin_loading(load)
-                loads.append(load)
+        # A number for each kind, so that all samples of one are found at once.
+        kinds = ((found.holders.astype(np.int64) * 2 + keep) * 2 + found.decoded) * 2 + passing
+        for kind in np.unique(kinds)[::-1].tolist():
+            chosen = np.flatnonzero(kinds == kind)
+            first, number = chosen[0], next(self._numbers)
+            holder = int(found.holders[first])
+            load = Load(
+                slab=number if keep[first] else -number,
+                request=request,
+                epoch=self._order.chance_epoch(request.block, request.shuffle) if request is not None else None,
+                peer=name(holder) if holder >= 0 else None,
+                rows=rows[chosen],
+                sample_ids=found.sample_ids[chosen],
+                lengths=found.lengths[chosen],
+                lends=lends,
+                decoded=bool(found.decoded[first]),
+                passing=bool(passing[first]),
+            )
+            self._begin_loading(load)
+            loads.append(load)
         return loads
+
+    def _make_room(self, nbytes: int, *, decoded: bool) -> None:
+        """Drop slabs of the other form until so many bytes are free, or until that form is within its part.
+
+        Those with the fewest samples go first: what they hold beside is free memory to nobody.
+        """
+        while self.minio.free_bytes < nbytes:
+            excess = self._encoded_excess if decoded else self.tier.excess_bytes
+            slabs = [slab for slab in self.directory.slab_bytes if (slab in self.tier.slabs) != decoded]
+            if excess <= 0 or not slabs:
+                return
+            slab = min(slabs, key=lambda slab: (self.directory.live_samples(slab), slab))
+            self._dropped += self._withdraw(self.directory.samples_in(slab))
+
+    @property
+    def _encoded_excess(self) -> int:
+        """Bytes that samples as storage has them take beyond what decoded samples leave."""
+        encoded = self.minio.used_bytes - self.tier.used_bytes - self.tier.promised_bytes
+        return encoded - (self.minio.budget_bytes - self.tier.target_bytes)
+
+    def _withdraw(self, sample_ids: Ids) -> list[int]:
+        """Keep samples no more. Returns the slabs to let go, which hold nothing else."""
+        emptied = self.directory.withdraw(sample_ids)
+        self.minio.give_back(sum(emptied.values()))
+        for slab in self.tier.slabs.keys() & emptied.keys():
+            self.tier.dropped(slab)
+        for plan in self._plans.values() if emptied else ():
+            plan.lose(emptied)
+        return [*emptied]
+
+    def _give_back(self, load: Load, nbytes: int) -> None:
+        """Free bytes of a permanent slab that it turned out not to need."""
+        self.minio.give_back(nbytes)
+        if load.decoded:
+            self.tier.shrunk(load.slab, nbytes)
 
     def _begin_loading(self, load: Load) -> None:
         self._loading[load.slab] = load
         if load.permanent:
             self._awaited_in.update(dict.fromkeys(load.sample_ids.tolist(), load.slab))
+            if load.decoded:
+                self.tier.take(load.slab, load.nbytes)
 
     def _absent(self, sample_ids: Ids) -> NDArray[np.bool_]:
         """Tell which samples are neither kept nor being read to be kept: bool[n]."""
         absent = self.directory.slabs(sample_ids) == 0
         # A look into a dict for each sample, but only of those that are not kept, and only while slabs are read.
         if self._awaited_in:
-            absent[absent] = [i not in self._awaited_in for i in sample_ids[absent].tolist()]
+            absent[absent] = ~among(sample_ids[absent], self._awaited_in)
         return absent
 
     def _missing_bytes(self, request: PartRequest) -> int:
@@ -371,7 +558,13 @@ class Planner:
         awaited_in = {int(i): load.slab for load in permanent for i in load.sample_ids}
         assert self._awaited_in == awaited_in, "a sample is read for two permanent slabs, or forgotten"
         assert not self.directory.slabs(np.array([*awaited_in], dtype=np.int64)).any(), "kept and read again"
-        charged = self.directory.slab_total + sum(load.nbytes for load in permanent)
+        self.tier.validate()
+        charged = self.directory.slab_total + sum(load.nbytes for load in permanent) + self.tier.promised_bytes
+        charged += sum(hand_in.nbytes for hand_in in self.tier.coming.values())
+        assert not self.tier.coming.keys() & self.directory.slab_bytes.keys(), "readable and still coming"
+        holding = {load.slab for load in permanent if load.decoded} | self.tier.coming.keys()
+        holding |= {int(slab) for slab in np.unique(self.directory.slabs(self.directory.decoded_ids()))}
+        assert holding == self.tier.slabs.keys(), (holding, self.tier.slabs)
         assert self.minio.used_bytes == charged <= self.minio.budget_bytes, (charged, self.minio.used_bytes)
         for plan in self._plans.values():
             assert plan.fetches or self.ahead.budget_bytes, f"{plan.request} is fetched by nobody"

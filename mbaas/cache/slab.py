@@ -9,8 +9,8 @@ negative numbers and carry one part of a block; 0 is no slab. No number is used 
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, TypeAlias
 
@@ -58,6 +58,8 @@ class Load:
         sample_ids: int64[k].
         lengths: int64[k], bytes.
         lends: whether ``peer`` goes on keeping them.
+        decoded: whether they are read as the pipeline's prefix made them, which only nodes have, and no storage.
+        passing: whether they are read to be decoded, and come to be kept so.
     """
 
     slab: int
@@ -68,6 +70,8 @@ class Load:
     sample_ids: Ids
     lengths: NDArray[np.int64]
     lends: bool = False
+    decoded: bool = False
+    passing: bool = False
 
     @cached_property
     def offsets(self) -> NDArray[np.int64]:
@@ -180,11 +184,12 @@ class PartPlan:
     Attributes:
         request: which part of which block.
         sample_ids: int64[n].
-        lengths: int64[n], bytes.
+        lengths: int64[n], bytes, of what is read for the row; of a hit, as storage has it.
         hit: bool[n]; each row is either a hit or lies in exactly one of `loads`.
         slab: int64[n], the slab that is read for the row.
         offset: int64[n], bytes, where the row lies in that slab.
         origin: int8[n], `Origin` of each row that is no hit.
+        decoded: bool[n], whether what is read for the row is decoded.
         loads: the slabs that are read for this part.
         fetches: fetches that wait for it; 0 means that it is read ahead.
         errors: row -> why its sample could not be read, always from a read made for this very part.
@@ -198,6 +203,7 @@ class PartPlan:
     slab: NDArray[np.int64] = field(init=False)
     offset: NDArray[np.int64] = field(init=False)
     origin: NDArray[np.int8] = field(init=False)
+    decoded: NDArray[np.bool_] = field(init=False)
     loads: list[Load] = field(default_factory=list)
     fetches: int = 0
     errors: dict[int, str] = field(default_factory=dict)
@@ -207,6 +213,7 @@ class PartPlan:
         self.hit = np.ones(len(self.sample_ids), dtype=np.bool_)  # until a load has the row
         self.slab, self.offset = np.zeros((2, len(self.sample_ids)), dtype=np.int64)
         self.origin = np.zeros(len(self.sample_ids), np.int8)
+        self.decoded = np.zeros(len(self.sample_ids), np.bool_)
 
     def transient_slabs(self) -> list[int]:
         """List those of `loads` that go with this plan."""
@@ -215,7 +222,8 @@ class PartPlan:
     def add(self, load: Load) -> None:
         """Add a load: its rows are no hits, they are fetched for this part."""
         self.hit[load.rows] = False
-        self.slab[load.rows] = load.slab
+        self.slab[load.rows], self.lengths[load.rows] = load.slab, load.lengths
+        self.decoded[load.rows] = load.decoded
         self.loads.append(load)
 
     def filled(self, load: Load, failures: Failures, origins: NDArray[np.int8]) -> None:
@@ -225,11 +233,32 @@ class PartPlan:
         self.offset[load.rows[readable]] = pack(load.lengths[readable])  # which moved up when the slab was squeezed
         self.errors.update({int(load.rows[i]): reason for i, reason in failures.items()})
 
+    def lose(self, slabs: Container[int]) -> None:
+        """Have rows of ``loads`` that went into these slabs read again: they are hits again, which lie nowhere."""
+        for load in self.loads:
+            if load.slab in slabs:
+                self.hit[load.rows] = True
+                self.errors = {row: why for row, why in self.errors.items() if not self.hit[row]}
+        self.loads = [load for load in self.loads if load.slab not in slabs]
+
+    def give_up(self, load: Load, failures: Failures) -> Load:
+        """Have rows of one of `loads` read from elsewhere: they are hits again, which lie nowhere.
+
+        Returns:
+            The load with the other rows, in whose place it is.
+        """
+        left = load.readable(failures)
+        self.hit[load.rows[~left]] = True
+        rest = replace(load, rows=load.rows[left], sample_ids=load.sample_ids[left], lengths=load.lengths[left])
+        self.loads = [rest if each is load else each for each in self.loads]
+        return rest
+
     def locate(self, kept: Locations) -> RowLocations:
         """Tell where everything lies at last, given where the directory has the samples."""
         own = ~self.hit  # read for this part; hits lie where the directory says
         slab = np.where(own, self.slab, kept["slab"])
         offset = np.where(own, self.offset, kept["offset"])
+        length = np.where(own, self.lengths, kept["length"])
         good = np.ones(len(slab), dtype=np.bool_)
         good[list(self.errors)] = False
         # Slabs are named by their index among those that this part needs: a reader asks Ray for each of them once.
@@ -239,7 +268,7 @@ class PartPlan:
 
         def amount(rows: NDArray[np.bool_]) -> Amount:
             """Count the samples of these rows, and the bytes of those that could be read."""
-            return Amount(int(rows.sum()), int(self.lengths[good & rows].sum()))
+            return Amount(int(rows.sum()), int(length[good & rows].sum()))
 
         def fetched(origin: Origin) -> Amount:
             return amount(own & (self.origin == origin))
@@ -248,13 +277,14 @@ class PartPlan:
             slab_ids=tuple(slab_ids.tolist()),
             slab=column,
             offset=np.where(good, offset, 0),
-            length=np.where(good, self.lengths, 0),
+            length=np.where(good, length, 0),
             errors=dict(self.errors),
             counts=FetchCounts(
                 local=amount(self.hit),
                 remote=fetched(Origin.REMOTE),
                 disk=fetched(Origin.DISK),
                 storage=fetched(Origin.STORAGE),
+                decoded=amount(np.where(own, self.decoded, kept["decoded"])),
             ),
         )
 

@@ -3,139 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections import Counter
 
-import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from played_node import Node
 
-from mbaas.cache.planner import Planner
 from mbaas.cache.readahead import DEPTH_BLOCKS, IDLE_FETCHES
-from mbaas.cache.slab import Load, RowLocations
-from mbaas.order import SampleOrder
 from mbaas.placement import PartRequest
-
-
-class Node:
-    """Plays the node's part: fills slabs, in any order, when told to, and checks what it is told.
-
-    Args:
-        bad: samples that storage cannot read; may be changed at any time.
-    """
-
-    def __init__(self, lengths: list[int], *, block_samples: int, cache: int, readahead: int = 0) -> None:
-        self.lengths = np.array(lengths, dtype=np.int64)
-        self.order = SampleOrder(len(lengths), seed=3, block_samples=block_samples)
-        self.planner = Planner(self.order, lambda ids: self.lengths[ids], cache_bytes=cache, readahead_bytes=readahead)
-        self.bad: set[int] = set()
-        self.filling: dict[int, Load] = {}
-        self.full: dict[int, dict[int, tuple[int, int]]] = {}  # slab -> offset -> (sample, length)
-        self.reads: Counter[int] = Counter()  # by epoch
-        self.waiting: Counter[int] = Counter()  # fetches in progress, by block
-
-    def check(self) -> None:
-        self.planner.validate()
-        ahead, minio = self.planner.ahead, self.planner.minio
-        assert set(self.filling) == set(self.planner._loading)
-        assert ahead.used_bytes <= ahead.budget_bytes
-        assert sum(n for slab in self.full if slab > 0 for _, n in self.full[slab].values()) <= minio.used_bytes
-        most = sum(int(self.lengths[self.order.sample_ids(b)].sum()) for b in self.waiting)
-        assert self.planner.transient_bytes <= ahead.budget_bytes + most + self.orphan_bytes()
-
-    def orphan_bytes(self) -> int:
-        """Permanent slabs that are being read and were dropped or given up by the part that asked for them."""
-        loads = self.filling.values()
-        return sum(x.nbytes for x in loads if x.permanent and self.planner._plan_of(x) is None)
-
-    def start(self, loads: list[Load]) -> None:
-        for load in loads:
-            assert load.slab not in self.filling
-            assert load.slab not in self.full
-            self.filling[load.slab] = load
-
-    def drop(self, slabs: list[int]) -> None:
-        for slab in slabs:
-            assert (slab in self.filling) != (slab in self.full), f"slab {slab} is not there, or is there twice"
-            self.filling.pop(slab, None)
-            self.full.pop(slab, None)
-
-    def look_ahead(self) -> None:
-        ahead = self.planner.look_ahead()
-        self.drop(ahead.dropped)
-        self.start(ahead.loads)
-        self.check()
-
-    def begin(self, block: int) -> None:
-        self.start(self.planner.begin_fetch(PartRequest(block)))
-        self.waiting[block] += 1
-        self.look_ahead()
-        self.start(self.planner.retry_awaited(PartRequest(block)))
-
-    def fill(self, slab: int) -> None:
-        load = self.filling.pop(slab)
-        failures = {i: "gone" for i, s in enumerate(load.sample_ids.tolist()) if s in self.bad}
-        readable = load.readable(failures)
-        self.reads[load.epoch] += len(load.rows)
-        lengths = load.lengths[readable]
-        spans = zip((np.cumsum(lengths) - lengths).tolist(), load.sample_ids[readable].tolist(), lengths, strict=True)
-        # Empty samples share their offset with a neighbour and are looked for nowhere.
-        self.full[slab] = {offset: (sample, int(n)) for offset, sample, n in spans if n}
-        if not readable.any():
-            del self.full[slab]
-            if slab < 0:
-                self.full[slab] = {}
-        self.planner.filled(load, failures)
-        self.look_ahead()
-        for block in self.waiting:
-            self.start(self.planner.retry_awaited(PartRequest(block)))
-
-    def fail(self, slab: int) -> None:
-        self.drop(self.planner.failed(self.filling.pop(slab), MemoryError("full")))
-        self.check()
-        for block in self.waiting:
-            self.start(self.planner.retry_awaited(PartRequest(block)))
-
-    def end(self, block: int) -> None:
-        self.waiting[block] -= 1
-        self.waiting += Counter()
-        self.drop([slab for slab in self.planner.end_fetch(PartRequest(block)) if self.known(slab)])
-        self.check()
-
-    def known(self, slab: int) -> bool:
-        return slab in self.filling or slab in self.full
-
-    def ready(self) -> list[int]:
-        return [block for block in self.waiting if not self.planner.awaited(PartRequest(block))]
-
-    def deliver(self, block: int) -> RowLocations:
-        """Ends a fetch and checks that every row points at its own sample."""
-        rows = self.planner.locate(PartRequest(block))
-        ids = self.order.sample_ids(block).tolist()
-        assert rows.counts.all.samples == len(ids)
-        for i, sample in enumerate(ids):
-            if i in rows.errors:
-                assert (rows.slab[i], rows.length[i]) == (-1, 0)
-            elif self.lengths[sample]:
-                slab = self.full[rows.slab_ids[rows.slab[i]]]
-                assert slab[int(rows.offset[i])] == (sample, rows.length[i])
-        self.end(block)
-        return rows
-
-    def fetch(self, block: int) -> RowLocations:
-        """A fetch from beginning to end, filling only what it waits for, and then what is read ahead."""
-        self.begin(block)
-        while awaited := self.planner.awaited(PartRequest(block)):
-            self.fill(min(awaited))
-        rows = self.deliver(block)
-        while self.filling:
-            self.fill(min(self.filling))
-        return rows
-
-    def epoch(self, epoch: int) -> list[RowLocations]:
-        blocks = self.order.blocks_per_epoch
-        return [self.fetch(epoch * blocks + b) for b in range(blocks)]
-
 
 SIZES = st.lists(st.integers(0, 30), min_size=1, max_size=60)
 

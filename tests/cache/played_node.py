@@ -1,0 +1,209 @@
+"""A cache node that is played: it fills slabs in any order, when told to, and checks what its planner says."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+import numpy as np
+
+from mbaas.cache.decoded_tier import HandIn
+from mbaas.cache.planner import Planner
+from mbaas.cache.slab import Load, RowLocations
+from mbaas.order import SampleOrder
+from mbaas.placement import PartRequest, PlacementHistory
+
+GROWTH = 3
+"""Bytes of a decoded sample for each byte of what storage has."""
+
+
+class Node:
+    """Plays the node's part: fills slabs, in any order, when told to, and checks what it is told.
+
+    A decoded sample has `GROWTH` times the bytes of what storage has.
+
+    Args:
+        bad: samples that storage cannot read; may be changed at any time.
+        undecoded: samples that other nodes were to have decoded, and have not.
+    """
+
+    def __init__(
+        self,
+        lengths: list[int],
+        *,
+        block_samples: int,
+        cache: int,
+        readahead: int = 0,
+        name: str = "",
+    ) -> None:
+        self.lengths = np.array(lengths, dtype=np.int64)
+        self.order = SampleOrder(len(lengths), seed=3, block_samples=block_samples)
+        self.placements = PlacementHistory(self.order, name)
+        self.planner = Planner(
+            self.order,
+            lambda ids: self.lengths[ids],
+            cache_bytes=cache,
+            readahead_bytes=readahead,
+            placements=self.placements,
+        )
+        self.bad: set[int] = set()
+        self.undecoded: set[int] = set()
+        self.coming: dict[int, HandIn] = {}
+        self.filling: dict[int, Load] = {}
+        self.full: dict[int, dict[int, tuple[int, int]]] = {}  # slab -> offset -> (sample, length)
+        self.reads: Counter[int] = Counter()  # by epoch
+        self.waiting: Counter[int] = Counter()  # fetches in progress, by block
+
+    def check(self) -> None:
+        self.planner.validate()
+        ahead, minio = self.planner.ahead, self.planner.minio
+        assert set(self.filling) == set(self.planner._loading)
+        assert ahead.used_bytes <= ahead.budget_bytes
+        assert sum(n for slab in self.full if slab > 0 for _, n in self.full[slab].values()) <= minio.used_bytes
+        decoded = set(self.planner.directory.decoded_ids().tolist())
+        kept = [(slab, i) for slab in self.full if slab > 0 for i, n in self.full[slab].values() if n]
+        for slab, i in kept:
+            if self.planner.directory.slabs(np.array([i]))[0] == slab:
+                assert (slab in self.planner.tier.slabs) == (i in decoded)
+        most = GROWTH * sum(int(self.lengths[self.order.sample_ids(b)].sum()) for b in self.waiting)
+        assert self.planner.transient_bytes <= ahead.budget_bytes + most + self.orphan_bytes()
+
+    def orphan_bytes(self) -> int:
+        """Permanent slabs that are being read and were dropped or given up by the part that asked for them."""
+        loads = self.filling.values()
+        return sum(x.nbytes for x in loads if x.permanent and self.planner._plan_of(x) is None)
+
+    def start(self, loads: list[Load]) -> None:
+        for load in loads:
+            assert load.slab not in self.filling
+            assert load.slab not in self.full
+            self.filling[load.slab] = load
+
+    def drop(self, slabs: list[int]) -> None:
+        for slab in slabs:
+            assert (slab in self.filling) != (slab in self.full), f"slab {slab} is not there, or is there twice"
+            self.filling.pop(slab, None)
+            self.full.pop(slab, None)
+
+    def look_ahead(self) -> None:
+        ahead = self.planner.look_ahead()
+        self.drop(ahead.dropped)
+        self.start(ahead.loads)
+        self.give_way()
+
+    def give_way(self) -> None:
+        self.drop(self.planner.take_dropped())
+        self.check()
+
+    # ---- the decoded tier ----
+
+    def aim(self, target: int) -> None:
+        self.planner.aim(target, float(GROWTH * self.lengths.mean()))
+
+    def hand_in(self, block: int, sample_ids: Iterable[int], unfit: Iterable[int] = ()) -> HandIn:
+        """A worker hands in samples of a block, and the node begins to copy them."""
+        ids = np.array([*sample_ids], np.int64)
+        lengths = GROWTH * self.lengths[ids]
+        hand_in = self.planner.begin_keeping(PartRequest(block), ids, lengths, [*unfit])
+        if len(hand_in.sample_ids):
+            self.coming[hand_in.slab] = hand_in
+        self.give_way()
+        return hand_in
+
+    def land(self, slab: int, *, fails: bool = False) -> None:
+        """What was handed in has been copied, or could not be."""
+        hand_in = self.coming.pop(slab)
+        if fails:
+            self.planner.keeping_failed(hand_in)
+        else:
+            starts = (np.cumsum(hand_in.lengths) - hand_in.lengths).tolist()
+            spans = zip(starts, hand_in.sample_ids.tolist(), hand_in.lengths.tolist(), strict=True)
+            self.full[slab] = {offset: (sample, n) for offset, sample, n in spans}
+            self.planner.kept(hand_in)
+        self.give_way()
+
+    def asked(self, block: int) -> list[int]:
+        """The samples that a worker which fetches a block is to hand in."""
+        rows, nbytes = self.planner.to_hand_in(PartRequest(block))
+        assert (nbytes > 0) == (len(rows) > 0)
+        ids: list[int] = self.placements.stored(PartRequest(block))[rows].tolist()
+        return ids
+
+    # ---- fetches ----
+
+    def begin(self, block: int) -> None:
+        self.start(self.planner.begin_fetch(PartRequest(block)))
+        self.waiting[block] += 1
+        self.look_ahead()
+        self.start(self.planner.retry_awaited(PartRequest(block)))
+
+    def fill(self, slab: int) -> None:
+        load = self.filling.pop(slab)
+        lacking = self.undecoded if load.decoded else self.bad
+        failures = {i: "gone" for i, s in enumerate(load.sample_ids.tolist()) if s in lacking}
+        readable = load.readable(failures)
+        self.reads[load.epoch] += 0 if load.decoded else len(load.rows)
+        lengths = load.lengths[readable]
+        spans = zip((np.cumsum(lengths) - lengths).tolist(), load.sample_ids[readable].tolist(), lengths, strict=True)
+        # Empty samples share their offset with a neighbour and are looked for nowhere.
+        self.full[slab] = {offset: (sample, int(n)) for offset, sample, n in spans if n}
+        if not readable.any():
+            del self.full[slab]
+            if slab < 0:
+                self.full[slab] = {}
+        self.planner.filled(load, failures)
+        self.look_ahead()
+        for block in self.waiting:
+            self.start(self.planner.retry_awaited(PartRequest(block)))
+
+    def fail(self, slab: int) -> None:
+        self.drop(self.planner.failed(self.filling.pop(slab), MemoryError("full")))
+        self.check()
+        for block in self.waiting:
+            self.start(self.planner.retry_awaited(PartRequest(block)))
+
+    def end(self, block: int) -> None:
+        self.waiting[block] -= 1
+        self.waiting += Counter()
+        self.drop([slab for slab in self.planner.end_fetch(PartRequest(block)) if self.known(slab)])
+        self.check()
+
+    def known(self, slab: int) -> bool:
+        return slab in self.filling or slab in self.full
+
+    def ready(self) -> list[int]:
+        for block in self.waiting:
+            self.start(self.planner.retry_awaited(PartRequest(block)))
+        return [block for block in self.waiting if not self.planner.awaited(PartRequest(block))]
+
+    def deliver(self, block: int) -> RowLocations:
+        """Ends a fetch and checks that every row points at its own sample."""
+        rows = self.planner.locate(PartRequest(block))
+        ids = self.order.sample_ids(block).tolist()
+        assert rows.counts.all.samples == len(ids)
+        for i, sample in enumerate(ids):
+            if i in rows.errors:
+                assert (rows.slab[i], rows.length[i]) == (-1, 0)
+            elif self.lengths[sample]:
+                slab = self.full[rows.slab_ids[rows.slab[i]]]
+                assert slab[int(rows.offset[i])] == (sample, rows.length[i])
+        good = [i for i in range(len(ids)) if i not in rows.errors and self.lengths[ids[i]]]
+        growth = [int(rows.length[i]) / int(self.lengths[ids[i]]) for i in good]
+        assert {*growth} <= {1, GROWTH}
+        assert growth.count(GROWTH) == rows.counts.decoded.samples
+        self.end(block)
+        return rows
+
+    def fetch(self, block: int) -> RowLocations:
+        """A fetch from beginning to end, filling only what it waits for, and then what is read ahead."""
+        self.begin(block)
+        while awaited := self.planner.awaited(PartRequest(block)):
+            self.fill(min(awaited))
+        rows = self.deliver(block)
+        while self.filling:
+            self.fill(min(self.filling))
+        return rows
+
+    def epoch(self, epoch: int) -> list[RowLocations]:
+        blocks = self.order.blocks_per_epoch
+        return [self.fetch(epoch * blocks + b) for b in range(blocks)]

@@ -1,0 +1,194 @@
+"""Which samples a node keeps decoded, through schedules that no real clock would ever produce."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from played_node import GROWTH, Node
+
+from mbaas.cache.decoded_tier import LAPSE_FETCHES
+from mbaas.placement import PartRequest
+
+SIZES = st.lists(st.integers(1, 30), min_size=1, max_size=60)
+
+
+def epoch(node: Node, number: int) -> int:
+    """An epoch whose workers hand in all that they are asked for. Returns how many samples came decoded."""
+    decoded, blocks = 0, node.order.blocks_per_epoch
+    for block in range(number * blocks, (number + 1) * blocks):
+        node.begin(block)
+        while awaited := node.planner.awaited(PartRequest(block)):
+            node.fill(min(awaited))
+        asked = node.asked(block)
+        decoded += node.deliver(block).counts.decoded.samples
+        node.hand_in(block, asked)
+        for slab in [*node.coming]:
+            node.land(slab)
+    return decoded
+
+
+def test_what_is_decoded_anyway_is_kept_as_it_comes_and_storage_is_not_read_again() -> None:
+    node = Node([5] * 40, block_samples=7, cache=40 * 5 * GROWTH)
+    node.aim(40 * 5 * GROWTH)
+    assert epoch(node, 0) == 0
+    assert node.planner.directory.decoded.samples == 40
+    assert node.planner.minio.used_bytes == 40 * 5 * GROWTH, "nothing is kept in two forms"
+    assert epoch(node, 1) == 40
+    assert (node.reads[0], node.reads[1]) == (40, 0)
+
+
+@pytest.mark.parametrize("share", [0.2, 0.5, 0.8])
+def test_memory_is_divided_by_the_plan_and_what_was_admitted_stays(share: float) -> None:
+    node = Node([5] * 100, block_samples=7, cache=300)
+    node.aim(int(share * 300))
+    for number in range(3):
+        epoch(node, number)
+    kept = node.planner.directory.cached_ids().tolist()
+    decoded = node.planner.directory.decoded_ids().tolist()
+    assert len(decoded) == int(share * 300) // (5 * GROWTH)
+    assert len(kept) == len(decoded) + (300 - len(decoded) * 5 * GROWTH) // 5
+    assert epoch(node, 3) == len(decoded)
+    assert node.reads[3] == 100 - len(kept)
+    assert (node.planner.directory.cached_ids().tolist(), node.planner.directory.decoded_ids().tolist()) == (
+        kept,
+        decoded,
+    )
+
+
+def test_what_one_form_has_beyond_its_part_gives_way_when_the_other_needs_the_room() -> None:
+    node = Node([5] * 60, block_samples=6, cache=300)
+    epoch(node, 0)
+    assert (node.planner.directory.samples, node.planner.directory.decoded.samples) == (60, 0)
+    node.aim(150)
+    for number in range(1, 5):
+        epoch(node, number)
+    assert node.planner.directory.decoded.samples == 10
+    # Of slabs that hold others, too, the bytes of samples that were handed in stay.
+    assert 10 + 30 * 0.8 <= node.planner.directory.samples <= 10 + 30
+    node.aim(0)
+    for number in range(5, 8):
+        epoch(node, number)
+    assert node.planner.directory.decoded.samples == 0
+    assert 60 * 0.9 <= node.planner.directory.samples <= 60
+
+
+def test_while_there_is_room_for_both_nothing_gives_way() -> None:
+    """All decoded samples fit; those kept as storage has them are handed in when they come, and not dropped."""
+    node = Node([5] * 60, block_samples=6, cache=60 * 5 * (GROWTH + 1))
+    epoch(node, 0)
+    node.aim(60 * 5 * GROWTH)
+    epoch(node, 1)
+    assert node.reads[1] == 0
+    assert node.planner.directory.decoded.samples == 60
+    assert node.planner.minio.used_bytes == 60 * 5 * GROWTH, "their slabs went when the last sample had gone"
+
+
+def test_a_sample_that_cannot_be_handed_in_is_kept_as_storage_has_it() -> None:
+    node = Node([5] * 10, block_samples=10, cache=1000)
+    node.aim(900)
+    node.begin(0)
+    node.fill(min(node.filling))
+    asked = node.asked(0)
+    node.deliver(0)
+    node.hand_in(0, [i for i in asked if i != 3], unfit=[3])
+    node.land(*node.coming)
+    node.begin(1)
+    assert node.asked(1) == []
+    node.fill(min(node.filling))
+    node.deliver(1)
+    assert node.planner.directory.samples == 10
+    assert node.planner.directory.decoded.samples == 9
+
+
+def test_a_promise_to_a_worker_that_died_lapses() -> None:
+    node = Node([5] * 10 * 200, block_samples=10, cache=10 * 5 * GROWTH)
+    node.aim(10 * 5 * GROWTH)
+    node.fetch(0)
+    assert node.planner.minio.free_bytes == 0
+    for block in range(1, LAPSE_FETCHES + 1):
+        node.fetch(block)
+        assert node.planner.minio.free_bytes == 0
+    node.begin(LAPSE_FETCHES + 1)
+    assert len(node.asked(LAPSE_FETCHES + 1)) == 10
+
+
+def test_a_worker_that_comes_late_or_twice_does_no_harm() -> None:
+    node = Node([5] * 20, block_samples=10, cache=1000)
+    node.aim(1000)
+    node.fetch(0)
+    ids = node.order.sample_ids(0).tolist()
+    first = node.hand_in(0, ids)
+    again = node.hand_in(0, ids)
+    assert (first.chosen.sum(), again.chosen.sum()) == (10, 0)
+    node.land(first.slab)
+    assert node.hand_in(0, ids).chosen.sum() == 0
+    assert node.planner.directory.decoded.samples == 10
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    lengths=SIZES,
+    block_samples=st.integers(1, 13),
+    share=st.sampled_from([0.0, 0.4, 1.0, 2.0, 5.0]),
+    readahead=st.sampled_from([0, 60, 500]),
+)
+def test_any_schedule_of_events_keeps_every_invariant(
+    seed: int, lengths: list[int], block_samples: int, share: float, readahead: int
+) -> None:
+    """Fetches and hand-ins in any order: late, twice, never, of other samples, in part; the plan changes meanwhile."""
+    any_schedule(seed, lengths, block_samples, share, readahead)
+
+
+def any_schedule(seed: int, lengths: list[int], block_samples: int, share: float, readahead: int) -> None:
+    chance = random.Random(seed)
+    cache = int(sum(lengths) * share)
+    node = Node(lengths, block_samples=block_samples, cache=cache, readahead=readahead)
+    node.aim(chance.randint(0, cache))
+    wanted, given_out = 0, {0: list[int]()}
+    for _ in range(80):
+        action = chance.choices(
+            ["demand", "land", "deliver", "abort", "give up", "spoil", "hand in", "copied", "aim"],
+            [4, 6, 6, 1, 1, 1, 4, 4, 0.5],
+        )[0]
+        if action == "demand" and len(node.waiting) < 6:
+            wanted = chance.choice([wanted + 1, wanted + 1, wanted + 1, max(0, wanted - 3), chance.randrange(300)])
+            node.begin(wanted)
+        elif action == "land" and node.filling:
+            node.fill(chance.choice(list(node.filling)))
+        elif action == "abort" and node.filling:
+            node.fail(chance.choice(list(node.filling)))
+        elif action == "deliver" and node.ready():
+            block = chance.choice(node.ready())
+            if node.planner._plans[PartRequest(block)].failure:
+                node.end(block)
+            else:
+                given_out[block] = node.asked(block)
+                node.deliver(block)
+        elif action == "give up" and node.waiting:
+            node.end(chance.choice(list(node.waiting)))
+        elif action == "spoil":
+            node.bad = set(chance.sample(range(len(lengths)), min(3, len(lengths))))
+        elif action == "hand in":
+            block = chance.choice([*given_out])
+            ids = given_out[block] or chance.sample(range(len(lengths)), min(4, len(lengths)))
+            node.hand_in(block, [i for i in ids if chance.random() < 0.9], unfit=[i for i in ids[:1] if i % 5 == 0])
+        elif action == "copied" and node.coming:
+            node.land(chance.choice(list(node.coming)), fails=chance.random() < 0.1)
+        elif action == "aim":
+            node.aim(chance.randint(0, cache))
+    while node.waiting or node.filling or node.coming:  # nothing waits for ever
+        for slab in list(node.filling):
+            if slab in node.filling:
+                node.fill(slab)
+        for slab in list(node.coming):
+            node.land(slab)
+        for block in node.ready():
+            node.end(block)
+    assert node.planner.transient_bytes == node.planner.ahead.used_bytes
+    assert not node.planner.tier.coming
+    assert np.all(node.planner.directory.lookup(node.planner.directory.decoded_ids())["length"] % GROWTH == 0)
