@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -89,7 +90,7 @@ class ArraySteps:
         for index, transform in self._later:
             if isinstance(transform, Map):
                 # A copy, because the function may change what it gets, and this may be a view of the sample's bytes.
-                rng = generator(self._seed, part.epoch, int(part.sample_ids[row]), substream=index)
+                rng = partial(generator, self._seed, part.epoch, int(part.sample_ids[row]), substream=index)
                 array = call_map(transform, self._pipeline.decoder.made, array.copy(), part.fields, row, rng)
             elif isinstance(transform, ArrayTransform):
                 # A sample's numbers may be so large that their squares are none; a warning would not say whose.

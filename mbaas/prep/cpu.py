@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import cv2
@@ -159,7 +160,7 @@ class CpuEngine:
         sample_id, epoch = int(block.sample_ids[index]), block.epoch
         (substream, transform), *stages = run
         assert isinstance(transform, Map)
-        rng = generator(self._seed, epoch, sample_id, substream=substream)
+        rng = partial(generator, self._seed, epoch, sample_id, substream=substream)
         # A copy, because the function may keep or change what it gets, and this memory is the next sample's.
         result = call_map(transform, IMAGE, image.copy(), fields, index, rng)
         if _is_image(result) and fields.on_image:

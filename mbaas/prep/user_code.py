@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import pairwise
 from typing import Any
 
@@ -127,7 +127,7 @@ def _column(values: list[Array], before: Column) -> Column:
 
 
 def call_map(
-    transform: Map, name: str, sample: Array, fields: SampleFields, row: int, rng: np.random.Generator
+    transform: Map, name: str, sample: Array, fields: SampleFields, row: int, rng: Callable[[], np.random.Generator]
 ) -> Array:
     """Return what a Map's function makes of a sample.
 
@@ -137,7 +137,7 @@ def call_map(
         sample: which the function may keep and change.
         fields: of all samples; the function's changes go there.
         row: of the sample in them.
-        rng: of the sample.
+        rng: makes the sample's generator, for a function that may draw.
 
     Raises:
         UndecodableError: it raised something, returned no array, or a field that there is not or of another form.
@@ -146,7 +146,7 @@ def call_map(
     if transform.fields:
         given = {name: sample, **{each: fields.value(row, each) for each in transform.fields}}
     try:
-        result = transform.fn(given, rng)
+        result = transform.fn(given) if transform.deterministic else transform.fn(given, rng())
     except Exception as error:  # a user's code may raise anything
         raise UndecodableError(f"{name_of(transform.fn)} raised {type(error).__name__}: {error}") from error
     if transform.fields:

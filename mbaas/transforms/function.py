@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from types import CellType, CodeType, FunctionType, MethodType
@@ -16,7 +17,8 @@ from mbaas.fields import Field
 from mbaas.transforms import checks
 from mbaas.transforms.base import Transform
 
-SampleFunction = Callable[[Any, np.random.Generator], Any]
+SampleFunction = Callable[..., Any]
+"""fn(sample, rng), or fn(sample) if it is deterministic."""
 
 
 @dataclass(frozen=True)
@@ -41,16 +43,22 @@ class Map(Transform):
     arrays, those of numbers with shape (). What the returned dict leaves out stays as it was. A field keeps its dtype
     and its shape; a list of varying length may become shorter, and with ``longest`` also longer.
 
+    A function that needs no chance is best said to be ``deterministic``: it is then called without the generator,
+    ``fn(image)`` or ``fn(sample)``, and makes the same of a sample in every epoch. So its results may be kept instead
+    of being made again, and epochs of a pipeline without any chance are the same.
+
     Args:
         fn: a function that pickles (by cloudpickle) and depends on nothing but its arguments.
         fields: names of the dataset's fields that ``fn`` takes and may change.
         longest: how long ``fn`` may make lists of varying length among these. By default it may make none longer than
             it was: memory is granted for the longest that the dataset has.
+        deterministic: whether ``fn`` takes the sample alone and always makes the same of it.
     """
 
     fn: SampleFunction
     fields: tuple[str, ...] = ()
     longest: int | None = None
+    deterministic: bool = False
 
     def __post_init__(self) -> None:
         names: object = self.fields  # as an object: type checkers take the checks below for needless
@@ -66,8 +74,12 @@ class Map(Transform):
                     f"Map's longest is for lists among its fields, of which it has none, got {self.longest}",
                     option="longest",
                 )
+        if not isinstance(self.deterministic, bool):
+            raise checks.refused("Map's deterministic", "must be true or false", self.deterministic)
         if not callable(self.fn):
             raise ConfigError(f"Map's fn must be a function fn(image, rng), got {self.fn!r}", option="fn")
+        if self.deterministic:
+            _check_takes_one(self.fn)
         # Tried here, where the user can see which line it was, and not when the first worker starts. A pickler runs
         # code of the user's objects, which may raise anything.
         try:
@@ -77,12 +89,14 @@ class Map(Transform):
             raise ConfigError(message, option="fn") from error
 
     def __repr__(self) -> str:
-        return f"Map({name_of(self.fn)}{self._of_fields})"
+        return f"Map({name_of(self.fn)}{self._options})"
 
     @property
-    def _of_fields(self) -> str:
+    def _options(self) -> str:
+        """What is given beside the function: nothing where it is left out, as fingerprints of saved states have it."""
         longest = "" if self.longest is None else f", longest={self.longest}"
-        return f", fields={list(self.fields)!r}{longest}" if self.fields else ""
+        fields = f", fields={list(self.fields)!r}{longest}" if self.fields else ""
+        return f"{fields}, deterministic=True" if self.deterministic else fields
 
     def made(self, fields: tuple[Field, ...]) -> tuple[Field, ...]:
         """Return the fields of a sample after it: lists may be longer.
@@ -109,7 +123,7 @@ class Map(Transform):
         names that the function reads are not followed: a changed helper function or module constant goes
         unnoticed.
         """
-        return f"Map({name_of(self.fn)}, {_digest_of(self.fn)}{self._of_fields})"
+        return f"Map({name_of(self.fn)}, {_digest_of(self.fn)}{self._options})"
 
 
 def name_of(fn: object) -> str:
@@ -119,6 +133,25 @@ def name_of(fn: object) -> str:
     named = fn if hasattr(fn, "__qualname__") else type(fn)
     # Some builtins have no module.
     return f"{getattr(named, '__module__', None) or 'builtins'}.{getattr(named, '__qualname__', repr(named))}"
+
+
+def _check_takes_one(fn: SampleFunction) -> None:
+    """Check that a deterministic function can be called with a sample alone.
+
+    Raises:
+        ConfigError: it needs more, or takes nothing.
+    """
+    try:
+        signature = inspect.signature(fn)
+    except (TypeError, ValueError):  # some builtins have none that Python knows
+        return
+    try:
+        signature.bind(object())
+    except TypeError as error:
+        raise ConfigError(
+            f"a deterministic Map calls fn(image), without a generator, but {name_of(fn)} takes {signature}",
+            option="fn",
+        ) from error
 
 
 def _pickled(value: object) -> bytes:

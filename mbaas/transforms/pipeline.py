@@ -207,8 +207,33 @@ class Pipeline:
 
     @property
     def is_random(self) -> bool:
-        """Whether it may make something else of a sample in each epoch; a Map's function may."""
-        return any(transform.draws or isinstance(transform, Map) for transform in self.transforms)
+        """Whether it may make something else of a sample in each epoch; a Map's function may, unless it is
+        deterministic.
+        """
+        return any(map(_is_random, self.transforms))
+
+    @cached_property
+    def prefix(self) -> int:
+        """How many leading transforms make the same of a sample in every epoch, from its bytes alone: at least the
+        decoder.
+
+        What they make, the decoded sample, may be kept in place of the bytes. They have no chance, do not go by fields
+        of the sample, and move what lies on the image in a way that the sizes of the image tell, which a Map does not.
+        """
+        for index, transform in enumerate(self.transforms):
+            if _is_random(transform) or transform.needs_boxes or isinstance(transform, Normalize):
+                return index
+            if isinstance(transform, Map) and (transform.fields or self.has_fields_on_image):
+                return index
+        return len(self.transforms)
+
+    @cached_property
+    def prefix_fingerprint(self) -> str:
+        """32 hex digits, as `fingerprint`, of the transforms of the `prefix`: pipelines that have it in common may
+        share decoded samples, whatever they do afterwards.
+        """
+        text = "\n".join([_VERSION, "prefix", *(transform.identity() for transform in self.transforms[: self.prefix])])
+        return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
     @cached_property
     def fingerprint(self) -> str:
@@ -220,6 +245,10 @@ class Pipeline:
 
 _ON_IMAGE: dict[str, type] = {"boxes": Boxes, "keypoints": Keypoints, "masks": Masks}
 """What may lie on the image: keyword -> its kind."""
+
+
+def _is_random(transform: Transform) -> bool:
+    return transform.draws > 0 or (isinstance(transform, Map) and not transform.deterministic)
 
 
 def _is_cpu_only(transform: Transform) -> bool:

@@ -134,6 +134,21 @@ def test_what_is_of_another_form_is_a_bad_sample(returned: Any, reason: str) -> 
     assert reason in bad[0].reason
 
 
+def test_a_deterministic_function_gets_the_sample_alone_with_fields_or_without() -> None:
+    def more(*given: Any) -> dict[str, Any]:
+        (sample,) = given
+        return {"label": sample["label"] + 10}
+
+    def double(*given: Any) -> Any:
+        (array,) = given
+        return array * np.float32(2)
+
+    out, bad, fields = prepared(T.Map(more, fields=["label"], deterministic=True), T.Map(double, deterministic=True))
+    assert not bad
+    assert out[:, 0].tolist() == [0, 2, 4, 6, 8]
+    assert fields["label"].tolist() == [10, 11, 12, 13, 14]
+
+
 def test_images_are_mapped_with_their_fields_too() -> None:
     """Of a block in which a sample has no good header: fields stay with their own samples."""
     import cv2

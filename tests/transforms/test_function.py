@@ -137,3 +137,48 @@ def test_a_value_that_holds_itself_is_refused_with_a_reason():
     loop.append(loop)
     with pytest.raises(ConfigError, match="refers to itself"):
         T.Map(adder(loop)).identity()
+
+
+def turned(image):
+    return np.rot90(image)
+
+
+def test_a_deterministic_function_is_another_transform_than_the_same_with_a_generator():
+    assert repr(T.Map(turned, deterministic=True)).endswith("test_function.turned, deterministic=True)")
+    assert T.Map(np.sort, deterministic=True).identity() != T.Map(np.sort).identity()
+    fields = T.Map(np.sort, fields=["label"], deterministic=True)
+    assert repr(fields) == "Map(numpy.sort, fields=['label'], deterministic=True)"
+
+
+def test_what_is_left_out_changes_no_fingerprint():
+    """Fingerprints are in saved states: they stay as they were before there was ``deterministic``."""
+    assert T.Map(brighten).identity() == T.Map(brighten, deterministic=False).identity()
+    assert "deterministic" not in T.Map(brighten).identity() + repr(T.Map(brighten))
+
+
+@pytest.mark.parametrize("value", [1, "true", None])
+def test_deterministic_is_true_or_false(value):
+    with pytest.raises(ConfigError, match=f"^Map's deterministic must be true or false, got {value!r}$") as raised:
+        T.Map(brighten, deterministic=value)
+    assert raised.value.option == "deterministic"
+
+
+@pytest.mark.parametrize(
+    ("fn", "takes"),
+    [
+        (brighten, r"brighten takes \(image, rng\)"),
+        (Add(1), r"Add takes \(image, rng\)"),
+        (lambda: 1, r"<lambda> takes \(\)"),
+        (lambda image, *, by: image, r"<lambda> takes \(image, \*, by\)"),
+    ],
+)
+def test_a_deterministic_function_takes_the_sample_alone(fn, takes):
+    with pytest.raises(
+        ConfigError, match=rf"^a deterministic Map calls fn\(image\), without a generator, but .*{takes}"
+    ):
+        T.Map(fn, deterministic=True)
+
+
+@pytest.mark.parametrize("fn", [turned, np.abs, lambda image, by=2: image, functools.partial(np.roll, shift=1)])
+def test_a_deterministic_function_may_have_more_parameters_with_defaults(fn):
+    assert T.Map(fn, deterministic=True).deterministic

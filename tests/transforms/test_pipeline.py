@@ -185,3 +185,63 @@ def test_fingerprints_are_the_same_in_every_process():
     ]
     assert runs[0] == runs[1]
     assert len(set(runs[0])) == 3
+
+
+def same(sample):
+    return sample
+
+
+def drawn(sample, rng):
+    return sample
+
+
+IMAGE, SOUND = T.DecodeImage(), T.DecodeAudio(max_s=2)
+TURN = T.Map(same, deterministic=True)
+CROP, FLIP = T.RandomResizedCrop(8), T.RandomHorizontalFlip()
+LABELLED = T.Map(same, fields=["label"], deterministic=True)
+BOXES, POINTS = {"boxes": T.Boxes()}, {"keypoints": T.Keypoints()}
+
+
+@pytest.mark.parametrize(
+    ("prefix", "transforms", "lying"),
+    [
+        (1, [IMAGE], {}),
+        (1, [IMAGE, CROP, FLIP], {}),
+        (1, [IMAGE, IMAGENET], {}),
+        (1, [IMAGE, T.RandomHorizontalFlip(1.0), T.Resize(9)], {}),
+        (1, [IMAGE, T.ColorJitter(), T.Resize(9)], {}),
+        (3, [IMAGE, T.Resize(9), T.CenterCrop(8), FLIP, T.Resize(7)], {}),
+        (3, [IMAGE, T.Resize(9), T.CenterCrop(8), IMAGENET], {}),
+        (3, [IMAGE, T.Resize(9), TURN, CROP], {}),
+        (2, [IMAGE, T.Resize(9), T.Map(drawn), T.CenterCrop(8)], {}),
+        (2, [IMAGE, T.Resize(9), LABELLED, T.CenterCrop(8)], {}),
+        (3, [IMAGE, T.Resize(9), T.CenterCrop(8), FLIP], BOXES),
+        (2, [IMAGE, T.Resize(9), TURN, T.CenterCrop(8)], BOXES),
+        (2, [IMAGE, T.Resize(9), TURN, T.CenterCrop(8)], POINTS),
+        (1, [IMAGE, T.RandomIoUCrop(), T.Resize((9, 9))], BOXES),
+        (1, [IMAGE, T.RandomZoomOut(), T.Resize((9, 9))], BOXES),
+        (1, [SOUND, T.RandomCrop(9), T.MelSpectrogram()], {}),
+        (4, [SOUND, T.CropOrPad(9), T.MelSpectrogram(), T.AmplitudeToDB(), T.SpecAugment(1, 1, 0, 0)], {}),
+        (2, [T.DecodeArray(), TURN, T.Map(drawn), TURN], {}),
+    ],
+    ids=str,
+)
+def test_the_prefix_is_what_makes_the_same_of_a_sample_in_every_epoch(prefix, transforms, lying):
+    assert T.Pipeline(transforms, **lying).prefix == prefix
+
+
+def test_what_follows_and_what_lies_on_the_image_changes_no_fingerprint_of_the_prefix():
+    first = [IMAGE, T.Resize(9)]
+    alike = [
+        T.Pipeline([*first, *more], **on) for more, on in (([], {}), ([FLIP, TURN], {}), ([CROP, IMAGENET], BOXES))
+    ]
+    assert len({each.prefix_fingerprint for each in alike}) == 1
+    others = [[IMAGE], [IMAGE, T.Resize(8)], [IMAGE, T.Resize(9), T.CenterCrop(8)], [IMAGE, T.Resize(9), TURN]]
+    assert len({T.Pipeline(each).prefix_fingerprint for each in [first, *others]}) == 5
+    assert alike[0].prefix_fingerprint != alike[0].fingerprint
+
+
+def test_only_a_map_that_is_not_deterministic_may_make_something_else_in_each_epoch():
+    assert T.Pipeline([IMAGE, T.Map(drawn)]).is_random
+    assert not T.Pipeline([IMAGE, T.Resize(9), TURN, LABELLED]).is_random
+    assert T.Pipeline([IMAGE, TURN, FLIP]).is_random
