@@ -10,5 +10,6 @@ counts and, where a person would ask why, one sentence.
 - `threads`, `tuning`: fetch and prep threads of one machine, threads between the queues of ranks (Lobster).
 - `balance`: the samples of a minibatch between the ranks of a data-parallel trial, by locality.
 - `weights`: the shares of samples that nodes have, by their speed.
+- `forms`: what share of its samples a node keeps encoded and decoded, in memory and on disk.
 - `scaling`: how many prep workers the cluster should have.
 """

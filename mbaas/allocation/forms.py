@@ -1,0 +1,252 @@
+"""Decides in which form a node keeps its samples, and where: encoded or decoded, in memory or on disk, or not at all.
+
+A sample that is kept encoded is not read from storage again. One that is kept decoded (after the transforms without
+random draws) is not decoded again either, but mostly takes more room. What is best follows from what was measured. If x
+are the shares of a node's samples that it keeps, by form and place, a sample takes on average
+
+=========  ===================================================================================
+resource   seconds
+=========  ===================================================================================
+storage    (1 - sum of all x) storage_s
+CPUs       (encoded_s (1 - x decoded) + decoded_s (x decoded)) / threads
+disk       (encoded_bytes (x encoded there) + decoded_bytes (x decoded there)) / disk_bytes_per_s
+=========  ===================================================================================
+
+The three work at the same time, so an epoch takes as long as the busiest of them needs. Work of one resource adds up:
+to average the rates of encoded and decoded samples, as Seneca (FAST 2025, equation 9) does, promises more than comes.
+The shares with the shortest epoch are a linear programme. Of those, the ones that need the least CPU and storage time
+are taken, because others use both as well, and then those that keep most.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mbaas import units
+from mbaas.errors import ConfigError
+
+WORTHWHILE = 0.05
+"""Decoded samples are kept if they save at least this share of the CPU time of preparing: for less, it is not worth to
+make them."""
+
+TOLERANCE = 1e-9
+"""Relative: what is equal on paper may differ by this much."""
+
+SHARES = ("memory_encoded", "memory_decoded", "disk_encoded", "disk_decoded")
+"""The variables of the programme, as `FormPlan` names them."""
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleCosts:
+    """What a sample costs on one node, on average.
+
+    Attributes:
+        encoded_bytes, decoded_bytes: its size in each form.
+        encoded_s: CPU seconds of one thread to prepare it from its encoded bytes.
+        decoded_s: the same from its decoded form.
+        storage_s: seconds a node takes for each sample that it reads from storage, many at once: 1 / rate.
+        disk_bytes_per_s: what the node's disk gives all threads that read it together; None: nobody has measured it.
+
+    Raises:
+        ConfigError: a number that cannot be.
+    """
+
+    encoded_bytes: float
+    decoded_bytes: float
+    encoded_s: float
+    decoded_s: float
+    storage_s: float
+    disk_bytes_per_s: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("encoded_bytes", "decoded_bytes", "encoded_s"):
+            _check(name, getattr(self, name), is_positive=True)
+        for name in ("decoded_s", "storage_s"):
+            _check(name, getattr(self, name))
+        if self.disk_bytes_per_s is not None:
+            _check("disk_bytes_per_s", self.disk_bytes_per_s, is_positive=True)
+
+    @property
+    def saved_s(self) -> float:
+        """Return the CPU seconds that a decoded sample saves each time it is prepared; negative if it costs some."""
+        return self.encoded_s - self.decoded_s
+
+    @property
+    def disk_s_per_byte(self) -> float:
+        """Return the seconds of the disk for a byte; 0 where nobody has measured it."""
+        return 0.0 if self.disk_bytes_per_s is None else 1 / self.disk_bytes_per_s
+
+
+@dataclass(frozen=True, kw_only=True)
+class FormPlan:
+    """How much of a node's samples is kept in which form.
+
+    Attributes:
+        memory_encoded, memory_decoded, disk_encoded, disk_decoded: shares of the node's samples, together at most 1;
+            the rest is read from storage in every epoch.
+        seconds_per_sample: what an epoch takes on this node, for each of its samples, if training is not slower.
+        told: why a form, or room, is not used: a clause each.
+    """
+
+    memory_encoded: float
+    memory_decoded: float
+    disk_encoded: float
+    disk_decoded: float
+    seconds_per_sample: float
+    told: tuple[str, ...] = ()
+
+    @property
+    def decoded(self) -> float:
+        """Return the share of the samples that is kept decoded."""
+        return self.memory_decoded + self.disk_decoded
+
+    @property
+    def kept(self) -> float:
+        """Return the share of the samples that is kept in whatever form."""
+        return self.memory_encoded + self.disk_encoded + self.decoded
+
+
+def plan_forms(
+    costs: SampleCosts, *, samples: float, threads: float, memory_bytes: float, disk_bytes: float = 0
+) -> FormPlan:
+    """Decide what a node keeps in which form.
+
+    Without an advantage of decoded samples all are kept encoded, in memory until it is full and then on disk.
+
+    Args:
+        costs: of a sample there.
+        samples: how many have their home on the node.
+        threads: that prepare there, all together.
+        memory_bytes, disk_bytes: room for samples of both forms together.
+
+    Raises:
+        ConfigError: fewer samples or bytes than none, or no threads.
+    """
+    _check("threads", threads, is_positive=True)
+    for name, value in (("samples", samples), ("memory_bytes", memory_bytes), ("disk_bytes", disk_bytes)):
+        _check(name, value)
+    # bytes for each sample, and never more than it takes in both forms: so all numbers are of a similar size
+    most = costs.encoded_bytes + costs.decoded_bytes
+    memory, disk = (min(most, nbytes / samples) if samples else most for nbytes in (memory_bytes, disk_bytes))
+    too_slow = _slow_disk(costs, threads) if disk else None
+    both = _solved(costs, SHARES if too_slow is None else SHARES[:-1], threads=threads, memory=memory, disk=disk)
+    saved = both.decoded * costs.saved_s / costs.encoded_s
+    if saved >= WORTHWHILE:
+        plan, told = both, [too_slow if both.decoded < 1 - TOLERANCE else None]
+    else:
+        plan = _solved(costs, ("memory_encoded", "disk_encoded"), threads=threads, memory=memory, disk=disk)
+        told = [_not_worthwhile(costs, saved) if memory or disk else None]
+    if plan.kept < 1 - TOLERANCE and _disk_bytes(costs, plan) < disk - TOLERANCE * most:
+        told.append("the disk is not filled, because reading more of it would take longer than storage does")
+    return replace(plan, told=tuple(clause for clause in told if clause is not None))
+
+
+def seconds_per_sample(costs: SampleCosts, plan: FormPlan, *, threads: float) -> float:
+    """Return the seconds for a sample, those of the busiest resource, with any shares."""
+    return max(
+        (1 - plan.kept) * costs.storage_s,
+        (costs.encoded_s - costs.saved_s * plan.decoded) / threads,
+        _disk_bytes(costs, plan) * costs.disk_s_per_byte,
+    )
+
+
+def _check(name: str, value: float, *, is_positive: bool = False) -> None:
+    if not (0 < value < math.inf if is_positive else 0 <= value < math.inf):
+        raise ConfigError(f"{name} must be {'above 0' if is_positive else '0 or more'} and finite, got {value}")
+
+
+def _disk_bytes(costs: SampleCosts, plan: FormPlan) -> float:
+    return costs.encoded_bytes * plan.disk_encoded + costs.decoded_bytes * plan.disk_decoded
+
+
+def _slow_disk(costs: SampleCosts, threads: float) -> str | None:
+    """Say why the disk keeps no decoded samples, if it is so."""
+    if costs.disk_bytes_per_s is None:
+        return "the disk keeps no decoded samples, because nobody has measured how fast it is"
+    read_s, decode_s = costs.decoded_bytes * costs.disk_s_per_byte, costs.saved_s / threads
+    if read_s < decode_s:
+        return None
+    decoding = f"decoding it anew takes only {units.seconds(decode_s)}" if decode_s > 0 else "decoding it saves no time"
+    return f"the disk keeps no decoded samples, because it reads one in {units.seconds(read_s)}, and {decoding}"
+
+
+def _not_worthwhile(costs: SampleCosts, saved: float) -> str:
+    """Say why no decoded samples are kept: because of what they are, or because of the room that there is."""
+    of_one = costs.saved_s / costs.encoded_s
+    if of_one < WORTHWHILE:
+        share = units.percent(max(0.0, of_one))
+        return f"no decoded samples are kept, because preparing one takes only {share} less CPU time"
+    size = f"one is as large as {units.number(costs.decoded_bytes / costs.encoded_bytes)} encoded ones"
+    saving = f"those that are worth the room save {units.percent(saved)} of the CPU time"
+    return f"no decoded samples are kept, because {size}: {saving}"
+
+
+def _solved(costs: SampleCosts, names: Sequence[str], *, threads: float, memory: float, disk: float) -> FormPlan:
+    """Solve the programme with the shares of these names; the others are 0.
+
+    Args:
+        memory, disk: room, in bytes for each sample.
+    """
+    # The optimum of a linear programme is at a corner of what is allowed: where as many constraints hold with equality
+    # as there are variables. Here these are up to four shares and the seconds of the busiest resource, with eleven
+    # constraints at most. So all 462 candidates are tried, which takes less time than to import a solver.
+    constraints, limits, unit_s = _constraints(costs, names, threads=threads, memory=memory, disk=disk)
+    chosen = np.array(list(combinations(range(len(limits)), len(names) + 1)))
+    is_point = np.linalg.det(constraints[chosen]) != 0
+    chosen = chosen[is_point]
+    points = np.linalg.solve(constraints[chosen], limits[chosen][..., None])[..., 0]
+    corners = points[(points @ constraints.T <= limits + TOLERANCE).all(axis=1)].clip(min=0)
+    shares, busiest = corners[:, :-1], corners[:, -1]
+    kept, decoded, in_memory = shares.sum(axis=1), shares @ _names(names, "decoded"), shares @ _names(names, "memory")
+    used_s = (1 - kept) * costs.storage_s + costs.encoded_s - decoded * costs.saved_s
+    # each of these chooses among the corners that are best by all before it
+    best = np.arange(len(corners))
+    for cost in (busiest, used_s / (costs.storage_s + costs.encoded_s), -kept, -in_memory):
+        best = best[cost[best] <= cost[best].min() + 2 * TOLERANCE]
+    found = dict(zip(names, shares[best[0]].tolist(), strict=True))
+    return FormPlan(
+        **{name: found.get(name, 0.0) for name in SHARES}, seconds_per_sample=float(busiest[best[0]]) * unit_s
+    )
+
+
+def _constraints(
+    costs: SampleCosts, names: Sequence[str], *, threads: float, memory: float, disk: float
+) -> tuple[Floats, Floats, float]:
+    """Write down what is allowed: A x <= b, where x are the shares of these names and the seconds, in the unit given.
+
+    Returns:
+        A: float64[constraints, shares + 1]; b: float64[constraints]; the unit of x's last element, in seconds.
+    """
+    decoded, in_memory = _names(names, "decoded"), _names(names, "memory")
+    nbytes = np.where(decoded, costs.decoded_bytes, costs.encoded_bytes)
+    ones, most = np.ones(len(names)), costs.encoded_bytes + costs.decoded_bytes
+    unit_s = max(costs.storage_s, costs.encoded_s / threads, costs.decoded_s / threads)
+    rows = [
+        (ones, 0.0, 1.0),
+        (nbytes * in_memory / most, 0.0, memory / most),
+        (nbytes * (1 - in_memory) / most, 0.0, disk / most),
+        (-ones * costs.storage_s / unit_s, -1.0, -costs.storage_s / unit_s),
+        (-decoded * costs.saved_s / threads / unit_s, -1.0, -costs.encoded_s / threads / unit_s),
+    ]
+    if costs.disk_bytes_per_s is not None:
+        # divided by the largest number in it, for a disk may be as slow as it likes
+        seconds = nbytes * (1 - in_memory) * costs.disk_s_per_byte / unit_s
+        largest = max(1.0, float(seconds.max()))
+        rows.append((seconds / largest, -1.0 / largest, 0.0))
+    not_negative = -np.eye(len(names) + 1)
+    constraints = np.vstack([np.array([[*shares, seconds] for shares, seconds, _ in rows]), not_negative])
+    limits = np.array([*(limit for _, _, limit in rows), *np.zeros(len(not_negative))])
+    return constraints, limits, unit_s
+
+
+def _names(names: Sequence[str], part: str) -> Floats:
+    """Tell for each share whether its name has this part: 1 or 0."""
+    return np.array([float(part in name) for name in names])
