@@ -19,6 +19,7 @@ from mbaas.client.rpc import CALL_TIMEOUT_S, call, call_patiently
 from mbaas.coordinator import kept_claims, recovery
 from mbaas.core import calls
 from mbaas.core.cluster_events import FeedEnd
+from mbaas.costs import LoadingCosts
 from mbaas.errors import (
     ConfigError,
     FeedFailedError,
@@ -76,6 +77,23 @@ class Feed:
             lambda: self._coordinator.status.remote(), f"status of feed {self.name!r}", timeout_s
         )
         return status
+
+    def costs(self, *, timeout_s: float = CALL_S) -> LoadingCosts:
+        """Tell what it took so far to give trials their samples: CPU time, and what a DataLoader in each would take.
+
+        It is `status().costs` for programs that ask often: caches are not asked, so theirs is as of some seconds ago.
+
+        Args:
+            timeout_s: as for `status`.
+
+        Raises:
+            ConfigError, WaitTimeoutError, FeedRestartingError, FeedGoneError, FeedFailedError: as for `status`.
+        """
+        calls.number("timeout_s", timeout_s)
+        costs: LoadingCosts = self._call(
+            lambda: self._coordinator.costs.remote(), f"costs of feed {self.name!r}", timeout_s
+        )
+        return costs
 
     def story(self, thing: str) -> list[str]:
         """Tell what happened to a thing, a line for each change: when, what, and the event that it followed from.

@@ -186,6 +186,7 @@ class BlockMeta:
         fetched: the raw samples, by where their bytes came from, as the worker's node sees it.
         nbytes: bytes of the staged arrays.
         away: a sample that storage does not give, and may give later: nothing was made.
+        cpu_s: CPU-seconds that the worker's process took for the feed until then, of all of its threads.
     """
 
     block: int
@@ -197,6 +198,7 @@ class BlockMeta:
     fetched: FetchCounts
     nbytes: int
     away: BadSample | None = None
+    cpu_s: float = 0.0
 
     @property
     def rows(self) -> int:

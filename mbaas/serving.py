@@ -63,6 +63,7 @@ def serve(
     gpus_per_worker: float | None = None,
     drop_last: bool = False,
     on_bad_sample: Literal["raise", "skip"] = "raise",
+    cpu_price_per_h: float | None = None,
     detached: bool = False,
     timeouts: Timeouts = Timeouts(),
     disk: Disk | None = None,
@@ -98,6 +99,8 @@ def serve(
         on_bad_sample: what becomes of a sample that cannot be prepared: "raise" gives consumers an error that names the
             file, "skip" leaves it out, counts it and lists it. A file of more than 1 GiB, or than 30 % of the smallest
             object store of a node that prepares, is bad, too.
+        cpu_price_per_h: price of a CPU for an hour, in any currency: what loading costs a trial is then told in money,
+            too.
         detached: outlive the program that serves the feed, and its Ray job: it ends with `mbaas.stop`, or with the
             cluster, which must have been started by somebody else.
         timeouts: how long a feed waits for consumers, for workers and for storage.
@@ -128,6 +131,7 @@ def serve(
         "gpus_per_worker": gpus_per_worker,
         "drop_last": drop_last,
         "on_bad_sample": on_bad_sample,
+        "cpu_price_per_h": cpu_price_per_h,
         "detached": detached,
         "timeouts": timeouts,
         "disk": disk,

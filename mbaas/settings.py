@@ -265,6 +265,9 @@ class FeedOptions:
     leaves it out, counts it and lists it. A file of more than 1 GiB, or than 30 % of the smallest object store of a
     node that prepares, is bad, too."""
 
+    cpu_price_per_h: Annotated[float, Ge(0)] | None = None
+    """Price of a CPU for an hour, in any currency: what loading costs a trial is then told in money, too."""
+
     detached: bool = False
     """Outlive the program that serves the feed, and its Ray job: it ends with `mbaas.stop`, or with the cluster, which
     must have been started by somebody else."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from mbaas.costs import LoadingCosts
 from mbaas.messages import Claims, ConsumerReport, EpochLedger, FetchCounts, FetchSpeeds
 
 
@@ -120,6 +121,7 @@ class FeedStatus:
         fetched: prepared samples since the start, by where their bytes came from: the memory of the node that
             prepared them, that of another, a disk tier, storage.
         fetch_s, prep_s: seconds that workers waited for bytes, and prepared, since the start, summed over workers.
+        costs: what it took to give trials their samples: CPU time, and money if the price of a CPU is known.
         prediction_error: how far the last prediction of an epoch's time (`mbaas.analysis`) was off, once an epoch has
             shown it: 0.05 was 5 % too long; None if there is none.
         internal_errors: bugs in mbaas that coordinators met and went on.
@@ -161,6 +163,7 @@ class FeedStatus:
     fetched: FetchCounts
     fetch_s: float
     prep_s: float
+    costs: LoadingCosts
     prediction_error: float | None
     internal_errors: int
     restarts: int

@@ -48,6 +48,7 @@ LAYERS = (
     "files",
     "validation",
     "budgets",
+    "costs",
     "progress",
     "notebook",
     "units",

@@ -188,7 +188,16 @@ def test_the_example_is_valid_by_the_schema_with_all_that_it_shows() -> None:
 
 def test_the_example_shows_the_defaults() -> None:
     """What is commented out is the default, as far as it is a number or a word that does not depend on the machine."""
-    chosen = {"listing", "cache_bytes", "staging_bytes", "prep_workers", "gpus_per_worker", "disk", "detached"}
+    chosen = {
+        "listing",
+        "cache_bytes",
+        "staging_bytes",
+        "prep_workers",
+        "gpus_per_worker",
+        "cpu_price_per_h",
+        "disk",
+        "detached",
+    }
     chosen |= {
         "boxes",
         "keypoints",

@@ -12,6 +12,9 @@ from ray.train._internal.session import get_session
 
 import mbaas
 
+COSTS_S = 10.0
+"""How long a feed may take to say what it took; a report without that is better than one that comes late."""
+
 
 def get_loader(name: str, *, consumer: str | None = None, **options: Any) -> mbaas.Loader:
     """Join a feed as the Ray Tune trial in which this is called.
@@ -33,6 +36,13 @@ def get_loader(name: str, *, consumer: str | None = None, **options: Any) -> mba
     ``prepared_samples``, those of them that were prepared for this trial, while all others had been given to another
     one before. Over all trials, prepared over delivered says how well they share. ``time_to_first_batch_s`` are the
     seconds from ``get_loader`` to the first minibatch.
+
+    ``mbaas/cpu_hours`` are the trial's part of the CPU time of all its feeds until then: of the prep workers, the cache
+    nodes and the coordinators of a feed, each sample that was delivered costs the same, whichever trial it was
+    delivered to. Each feed has ``cpu_hours``, too, and beside them ``dataloader_cpu_hours``, what a DataLoader of its
+    own would have taken for the trial at least: that of preparing each sample that was delivered. Where feeds know the
+    price of a CPU (``cpu_price_per_h`` of `mbaas.serve`), ``mbaas/cost`` is the same in money, and each feed has
+    ``cost`` and ``dataloader_cost``. Until a feed has said what it took, these are missing.
 
     In a Ray Train worker, rank and world size are those of the worker, and the consumer's name is the run's: of
     ``RunConfig(name=f"train-{trial_id}")`` it is the trial's id, by which ``FeedCallback`` announces all of its ranks.
@@ -87,11 +97,15 @@ class _Run:
         trial_id: the id that Tune gave it.
         loaders: the loaders that the trial opened, by feed and consumer; closed ones stay, because what they did still
             counts in the trial's next report.
+        feeds: the feeds of these loaders, by name.
+        costs: what each feed said last of what it took so far; nothing until it did.
     """
 
     session: Any
     trial_id: str
     loaders: dict[tuple[str, str], mbaas.Loader] = field(default_factory=dict)
+    feeds: dict[str, mbaas.Feed] = field(default_factory=dict)
+    costs: dict[str, Any] = field(default_factory=dict)
 
     def join(self, name: str, consumer: str, options: dict[str, Any]) -> mbaas.Loader:
         """Open a loader of a feed; close an older one of the same consumer."""
@@ -99,7 +113,7 @@ class _Run:
         if old is not None:
             old.close()
         loader = mbaas.join(name, consumer, **options)
-        self.loaders[name, consumer] = loader
+        self.loaders[name, consumer], self.feeds[name] = loader, mbaas.connect(name)
         return loader
 
     def close(self) -> None:
@@ -109,10 +123,13 @@ class _Run:
         self.loaders.clear()
 
     def flush(self) -> None:
-        """Tell the feeds what the trial did: Tune may end it inside its report, before it can close its loaders."""
-        for loader in self.loaders.values():
+        """Tell the feeds what the trial did, and hear what they took so far: Tune may end it inside its report, before
+        it can close its loaders.
+        """
+        for (feed, _), loader in self.loaders.items():
             with contextlib.suppress(mbaas.MbaasError):
                 loader.flush()
+                self.costs[feed] = self.feeds[feed].costs(timeout_s=COSTS_S)
 
 
 _run: _Run | None = None
@@ -135,7 +152,7 @@ def _current_trial() -> _Run | None:
 
 
 def _report_stalls(session: Any) -> None:
-    """Have each report of this session carry the trial's stall shares, once per session.
+    """Have each report of this session carry the trial's stall shares and costs, once per session.
 
     This wraps ``report`` of the one session object of this trial's process; no module or class is changed.
     The driver's ``Callback.on_trial_result`` could add them too (Ray 2.60 lets callbacks change a result
@@ -145,7 +162,7 @@ def _report_stalls(session: Any) -> None:
     reports itself wins.
 
     The table that Tune prints has columns for the first four plain numbers of a result: the trial's own come first, and
-    of ours there is one, because what is nested gets no column.
+    of ours there are three at most, because what is nested gets no column.
     """
     if getattr(session, "_mbaas_reports", False):
         return
@@ -155,20 +172,22 @@ def _report_stalls(session: Any) -> None:
         run = _run
         if run is not None and run.trial_id == session.trial_id:
             run.flush()
-            metrics = {**metrics, **_stall_shares(run.loaders), **metrics}  # the first place, and the last value
+            metrics = {**metrics, **_metrics(run.loaders, run.costs), **metrics}  # the first place, and the last value
         inner(metrics, checkpoint=checkpoint)
 
     session.report, session._mbaas_reports = report, True
 
 
-def _stall_shares(loaders: Mapping[tuple[str, str], mbaas.Loader]) -> dict[str, Any]:
-    """Return the metrics of one trial by its loaders, which are kept by (feed, consumer); see `get_loader`."""
+def _metrics(loaders: Mapping[tuple[str, str], mbaas.Loader], costs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the metrics of one trial by its loaders, which are kept by (feed, consumer), and what feeds took."""
     feeds: dict[str, dict[str, float]] = {}
+    samples: dict[str, int] = {}
     wait_s = total_s = 0.0
     for (feed, _), loader in loaders.items():
         report = loader.report()
         busy_s = report.wait_s + report.step_s
         wait_s, total_s = wait_s + report.wait_s, total_s + busy_s
+        samples[feed] = samples.get(feed, 0) + report.samples
         feeds[feed] = {
             "stall_share": _share(report.wait_s, busy_s),
             "fetch_stall_share": _share(report.fetch_stall_s, busy_s),
@@ -179,7 +198,21 @@ def _stall_shares(loaders: Mapping[tuple[str, str], mbaas.Loader]) -> dict[str, 
             "prepared_samples": report.prepared,
             "time_to_first_batch_s": report.time_to_first_batch_s,
         }
-    return {"mbaas/stall_share": _share(wait_s, total_s), "mbaas": feeds}
+    for feed, known in costs.items():
+        feeds[feed] |= _costs(known, samples[feed])
+    sums = {
+        f"mbaas/{name}": sum(each[name] for each in feeds.values())
+        for name in ("cpu_hours", "cost")
+        if feeds and all(name in each for each in feeds.values())  # a sum that lacks a feed would look cheap
+    }
+    return {"mbaas/stall_share": _share(wait_s, total_s), **sums, "mbaas": feeds}
+
+
+def _costs(known: Any, samples: int) -> dict[str, float]:
+    """Return what samples of a feed cost, by what it took so far (`mbaas.costs.LoadingCosts`)."""
+    hours = {"": known.cpu_hours(samples), "dataloader_": known.alone_cpu_hours(samples)}
+    prices = {f"{who}cost": price for who, each in hours.items() if (price := known.price(each)) is not None}
+    return {**{f"{who}cpu_hours": each for who, each in hours.items()}, **prices}
 
 
 def _share(part_s: float, total_s: float) -> float:

@@ -318,6 +318,7 @@ class CacheNode:
             threads=self._pool.threads,
             readahead_depth_bytes=planner.ahead.depth_bytes,
             speeds=self._tuner.speeds,
+            cpu_s=time.process_time(),
         )
 
     async def flow(self, pace_per_s: float) -> Flow:
@@ -345,6 +346,7 @@ class CacheNode:
             speeds=tuner.speeds,
             told=tuner.told,
             log=tuple(tuner.log),
+            cpu_s=time.process_time(),
         )
 
     async def set_threads(self, threads: int) -> None:

@@ -55,6 +55,7 @@ class CacheStats:
         threads: that may read storage at once.
         readahead_depth_bytes: how much of the budget is worth using, by the bandwidth model.
         speeds: what one thread gets from each tier, as far as it was measured.
+        cpu_s: CPU-seconds that the process took, of all of its threads.
     """
 
     incarnation: int
@@ -74,6 +75,7 @@ class CacheStats:
     threads: int
     readahead_depth_bytes: int
     speeds: FetchSpeeds
+    cpu_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,7 @@ class Flow:
         speeds: what one thread gets from each tier, as far as it was measured.
         told: how many sentences the node has written into its log, about what it decided.
         log: the last of them.
+        cpu_s: as in `CacheStats`.
     """
 
     incarnation: int
@@ -97,6 +100,7 @@ class Flow:
     speeds: FetchSpeeds
     told: int
     log: tuple[str, ...]
+    cpu_s: float = 0.0
 
 
 @dataclass

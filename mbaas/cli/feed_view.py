@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mbaas.cli.console import stack, table_of
+from mbaas.costs import HOUR_S, LoadingCosts
 from mbaas.errors import FeedRestartingError, MbaasError, WaitTimeoutError
 from mbaas.status import ConsumerStatus, FeedStatus
 from mbaas.units import count, counted, duration, number, percent, seconds, size
@@ -193,6 +194,8 @@ def _facts(status: FeedStatus, rates: Rates) -> RenderableType:
     if firsts:
         waited = f"median of {counted(len(firsts), 'trial')}, at most {seconds(max(firsts))}, from joining"
         grid.add_row("first batch", seconds(median(firsts)), waited)
+    if costs := _costs(status.costs):
+        grid.add_row("cost", *costs)
     if status.skipped_total:
         grid.add_row(Text("skipped", "yellow"), count(status.skipped_total), "bad samples left out")
     if status.inexact_epochs:
@@ -200,6 +203,19 @@ def _facts(status: FeedStatus, rates: Rates) -> RenderableType:
             Text("inexact", "bold red"), count(status.inexact_epochs), "epochs with missing or repeated samples"
         )
     return Padding(grid, (0, 0, 0, 2), expand=False)
+
+
+def _costs(costs: LoadingCosts) -> tuple[str, str] | None:
+    """Say what a delivered sample costs, beside one of a DataLoader in each trial; None before the first."""
+    if not costs.sample_cpu_s or not costs.alone_sample_cpu_s:
+        return None
+    price, per_h = costs.price(costs.cpu_s / HOUR_S), costs.cpu_price_per_h
+    money = f" ({number(price)} in all at {number(per_h)} an hour)" if price is not None and per_h is not None else ""
+    each, alone = seconds(costs.sample_cpu_s), seconds(costs.alone_sample_cpu_s)
+    return (
+        f"{number(costs.cpu_s / HOUR_S)} CPU-h",
+        f"{each} of a CPU for a delivered sample{money}; a DataLoader in each trial: at least {alone}",
+    )
 
 
 def _first_epoch(status: FeedStatus, rates: Rates) -> tuple[str, Text] | None:

@@ -40,6 +40,7 @@ from mbaas.core.demand import DemandEstimator, Look
 from mbaas.core.lane_messages import LaneConfig
 from mbaas.core.ranks import RankTable
 from mbaas.core.waits import WaitTable
+from mbaas.costs import LoadingCosts
 from mbaas.dataset import Dataset
 from mbaas.errors import FeedFailedError, FeedRestartingError, ResourceError
 from mbaas.messages import (
@@ -454,6 +455,11 @@ class Coordinator(ConsumerApi):
             caches={} if has_ended else await running.supervision.caches.stats(),
             lane_reports=[] if has_ended else await running.lanes.lane_reports(),
         )
+
+    async def costs(self) -> LoadingCosts:
+        """Return what it took so far to give trials their samples; of caches what was heard a few seconds ago."""
+        await self._until_running(STATUS_S)
+        return self._counters.costs(self._settings.cpu_price_per_h)
 
     async def story(self, thing: str) -> list[str]:
         """Return what happened to a thing, in all lanes; see `mbaas.Feed.story`.

@@ -6,8 +6,10 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
+from collections.abc import Hashable
 
 from mbaas.core.ledgers import LedgerBook
+from mbaas.costs import LoadingCosts
 from mbaas.messages import (
     MUCH_LEFT_OUT,
     BadSample,
@@ -32,6 +34,26 @@ then they stay, because a scan costs more than the few bytes that each takes.
 """
 
 
+class Sums:
+    """The running sums of many processes, each of which counts from its own beginning.
+
+    Attributes:
+        total: of all that ever told theirs.
+    """
+
+    def __init__(self) -> None:
+        self.total = 0.0
+        self._latest: dict[Hashable, float] = {}  # who told something last at the end
+
+    def enter(self, process: Hashable, so_far: float) -> None:
+        """Take in what a process has counted so far; one that is smaller than an earlier one came late."""
+        before = self._latest.pop(process, 0.0)
+        self._latest[process] = max(before, so_far)
+        self.total += self._latest[process] - before
+        if len(self._latest) > KEPT_NAMES:  # its part of the total stays
+            del self._latest[next(iter(self._latest))]
+
+
 class Counters:
     """Counters of one feed.
 
@@ -45,6 +67,7 @@ class Counters:
         ledgers: of all epochs that consumers finished.
         prediction_error: see `FeedStatus`.
         internal_errors: bugs that coordinators met and went on.
+        workers_cpu_s, caches_cpu_s, coordinators_cpu_s: CPU-seconds of the feed's processes.
         restarts: times that the main coordinator died and came back, as far as this one knows.
         start_s: see `FeedStatus`.
     """
@@ -59,6 +82,7 @@ class Counters:
         self.rows_made: dict[int, int] = {}
         self.worker_samples: Counter[str] = Counter()
         self.worker_prep_s: Counter[str] = Counter()
+        self.workers_cpu_s, self.caches_cpu_s, self.coordinators_cpu_s = Sums(), Sums(), Sums()
         self.reports: dict[str, ConsumerReport] = {}
         self.past: ConsumerReport = ConsumerReport()
         self.ledgers = LedgerBook()
@@ -83,6 +107,7 @@ class Counters:
         self.parts += 1
         add(self.worker_samples, worker, meta.samples)
         add(self.worker_prep_s, worker, meta.prep_s)
+        self.workers_cpu_s.enter(worker, meta.cpu_s)
         self.samples += meta.samples
         self.fetch_s += meta.fetch_s
         self.prep_s += meta.prep_s
@@ -169,6 +194,18 @@ class Counters:
             self.note(
                 f"an epoch took {took}; {predicted} were predicted ({percent(self.prediction_error, signed=True)})"
             )
+
+    def costs(self, cpu_price_per_h: float | None) -> LoadingCosts:
+        """Return what it took so far to give trials their samples."""
+        self.coordinators_cpu_s.enter("this one", time.process_time())
+        return LoadingCosts(
+            prep_cpu_s=self.workers_cpu_s.total,
+            cache_cpu_s=self.caches_cpu_s.total,
+            coordinator_cpu_s=self.coordinators_cpu_s.total,
+            prepared_samples=self.samples,
+            delivered_samples=self.delivered().samples,
+            cpu_price_per_h=cpu_price_per_h,
+        )
 
     def delivered(self) -> ConsumerReport:
         """Return the sum over all consumers that ever were."""

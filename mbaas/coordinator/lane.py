@@ -149,6 +149,7 @@ class LaneCoordinator(ConsumerApi):
             internal_errors=counters.internal_errors,
             detached=service.detached,
             in_full=in_full,
+            cpu_s=time.process_time(),
         )
         counters.made.clear()
         counters.news.clear()

@@ -170,6 +170,7 @@ class LaneSync:
             for text in lane_report.notes:
                 self._counters.note(text)
             self._counters.internal_errors += lane_report.internal_errors
+            self._counters.coordinators_cpu_s.enter((lane.number, lane_report.serial[0]), lane_report.cpu_s)
         for event in heard.for_supervisor:
             self._supervision.handle(event)
         for moved in heard.for_first_lane:

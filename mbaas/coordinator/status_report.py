@@ -45,6 +45,8 @@ def snapshot(
         lane_reports: what the further lanes tell, in full.
     """
     settings, order, core, worker_pool = info.settings, info.order, service.core, supervision.workers
+    for node, stats in caches.items():
+        counters.caches_cpu_s.enter((node, stats.incarnation), stats.cpu_s)
     return FeedStatus(
         name=settings.name,
         samples=order.num_samples,
@@ -78,6 +80,7 @@ def snapshot(
         fetched=counters.fetched,
         fetch_s=counters.fetch_s,
         prep_s=counters.prep_s,
+        costs=counters.costs(settings.cpu_price_per_h),
         prediction_error=counters.prediction_error,
         internal_errors=counters.internal_errors,
         restarts=counters.restarts,

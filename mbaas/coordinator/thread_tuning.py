@@ -159,6 +159,7 @@ class ThreadTuning:
         if flow is None:
             return
         self._note(node, looks, flow)
+        counters.caches_cpu_s.enter((node, flow.incarnation), flow.cpu_s)
         span = looks.add(NodeSums(time.monotonic(), flow, samples, prep_s, float(counters.samples)))
         load = self._load(looks, span, demand_per_s) if span is not None else None
         if load is None or not self._settings.threads.tuned:

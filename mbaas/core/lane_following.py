@@ -151,6 +151,7 @@ class LaneFollower:
         internal_errors: int = 0,
         detached: Mapping[str, int],
         in_full: bool = False,
+        cpu_s: float = 0.0,
     ) -> LaneReport:
         """Tell how the lane stands; the arguments are as for `LaneReport`, ``in_full`` asks for what consumers hold."""
         if self.update is None:
@@ -170,6 +171,7 @@ class LaneFollower:
             held={m.name: m.cursor - m.released for m in core.consumers.by_name.values()} if in_full else {},
             detached=dict(detached),
             placements=self._placements.all,
+            cpu_s=cpu_s,
         )
 
 

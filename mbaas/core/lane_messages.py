@@ -107,6 +107,7 @@ class LaneReport:
         staged_blocks, staged_bytes: what is staged or being made.
         held: consumer -> blocks it was given and has not let go of; only if that was asked for.
         detached: consumer -> how often this lane moved it out of step.
+        cpu_s: CPU-seconds that the lane's process took, of all of its threads.
     """
 
     version: Version | None = None
@@ -121,3 +122,4 @@ class LaneReport:
     staged_bytes: int = 0
     held: Mapping[str, int] = field(default_factory=dict)
     detached: Mapping[str, int] = field(default_factory=dict)
+    cpu_s: float = 0.0

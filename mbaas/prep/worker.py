@@ -67,6 +67,7 @@ class _Work:
         placements: how blocks are cut; empty until the first `PrepWorker.update_placement`.
         readers: node id -> reader of its cache; replaced as a whole, never changed.
         free_since: when the engine became free, on the clock of `time.perf_counter`.
+        cpu_before_s: CPU-seconds that the process had taken for other feeds before.
     """
 
     brief: WorkerBrief
@@ -77,6 +78,7 @@ class _Work:
     placements: PlacementHistory
     readers: dict[str, CacheReader] = field(default_factory=dict)
     free_since: float = 0.0
+    cpu_before_s: float = 0.0
 
     def is_of(self, dataset: Dataset, brief: WorkerBrief) -> bool:
         """Tell whether it makes the same blocks of the same feed."""
@@ -175,6 +177,8 @@ class PrepWorker:
             watchdog=_watchdog_of(config),
             buffers=_Buffers(order.block_samples, brief.spec.made),
             placements=PlacementHistory(order, stored_ids=dataset.stored_ids),
+            # What it took to start is a cost of the feed that started it.
+            cpu_before_s=0.0 if self._work is None else time.process_time(),
         )
         with self._lock:  # held until the block in hand is made: its engine is closed here
             before, self._work = self._work, work
@@ -256,6 +260,7 @@ class PrepWorker:
             prep_s=ended - started,
             fetched=counts,
             nbytes=sum(array.nbytes for array in arrays.values()),
+            cpu_s=time.process_time() - work.cpu_before_s,
         )
         return meta, arrays
 

@@ -17,6 +17,7 @@ from mbaas.analysis.rates import Rates
 from mbaas.analysis.simulator import POLICIES
 from mbaas.analysis.whatif import Waits, predict
 from mbaas.budgets import MemoryClaim
+from mbaas.costs import LoadingCosts
 from mbaas.dataset import synthetic
 from mbaas.errors import StateError
 from mbaas.messages import Amount, Claims, ConsumerReport, FeedInfo, FetchCounts
@@ -77,7 +78,7 @@ def member(name: str, report: ConsumerReport, *, trial: str | None = None, state
 def status_of(*members: ConsumerStatus) -> FeedStatus:
     """Make the status of a feed of 10,000 samples of 100 kB, with a worker that makes 2,000 of them a second."""
     lists = ("members", "workers", "waits_for", "skipped", "notes", "ledgers", "nodes")
-    others = ("name", "engine", "claims", "fetched", "prediction_error", "failed", "samples")
+    others = ("name", "engine", "claims", "fetched", "costs", "prediction_error", "failed", "samples")
     given: dict[str, Any] = {each.name: 1 for each in fields(FeedStatus) if each.name not in (*lists, *others)}
     given |= {
         **dict.fromkeys(lists, ()),
@@ -86,6 +87,7 @@ def status_of(*members: ConsumerStatus) -> FeedStatus:
         "fetched": FetchCounts(local=Amount(1000, 100_000_000)),
         "claims": Claims(memory=MemoryClaim(0, 1), cpus=1.0, gpus=0.0),
         "samples": 10_000,
+        "costs": LoadingCosts(),
     }
     return FeedStatus(**given, name="train", engine="cpu", prediction_error=None, failed=None)
 

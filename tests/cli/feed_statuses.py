@@ -6,11 +6,12 @@ from dataclasses import fields
 from typing import Any
 
 from mbaas.budgets import MemoryClaim
+from mbaas.costs import LoadingCosts
 from mbaas.messages import Claims, ConsumerReport, FetchCounts
 from mbaas.status import ConsumerStatus, FeedStatus
 
 LISTS = ("members", "workers", "waits_for", "skipped", "notes", "ledgers", "nodes")
-OTHERS = ("name", "engine", "claims", "fetched", "prediction_error", "failed")
+OTHERS = ("name", "engine", "claims", "fetched", "costs", "prediction_error", "failed")
 
 
 def feed_status(**given: Any) -> FeedStatus:
@@ -18,7 +19,7 @@ def feed_status(**given: Any) -> FeedStatus:
     numbers = {field.name: 1 for field in fields(FeedStatus) if field.name not in (*LISTS, *OTHERS)}
     values: dict[str, Any] = {**numbers, **dict.fromkeys(LISTS, ())}
     claims = Claims(memory=MemoryClaim(0, 1), cpus=1.0, gpus=0.0)
-    values |= {"name": "train", "engine": "cpu", "claims": claims, "fetched": FetchCounts()}
+    values |= {"name": "train", "engine": "cpu", "claims": claims, "fetched": FetchCounts(), "costs": LoadingCosts()}
     return FeedStatus(**{**values, "prediction_error": None, "failed": None, **given})
 
 

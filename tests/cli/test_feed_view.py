@@ -12,6 +12,7 @@ from rich.console import Console
 
 from mbaas.cli import feed_view
 from mbaas.cli.status import to_json
+from mbaas.costs import LoadingCosts
 from mbaas.errors import FeedGoneError, FeedRestartingError
 from mbaas.messages import ConsumerReport
 from mbaas.status import ConsumerStatus, FeedStatus
@@ -94,3 +95,15 @@ def test_the_ranks_of_a_trial_are_one_trial_and_places_that_are_held_are_none(se
     assert [each["trial"] for each in to_json("train", status)["members"]][3:5] == ["a", "b"]
     nobody = replace(serving, members=(member("b", "b", "busy"),))
     assert feed_view.one_line(nobody, rates).startswith("train: 1 trial, prepared")
+
+
+def test_what_a_sample_costs_is_shown_beside_a_dataloader(serving: FeedStatus) -> None:
+    assert "CPU-h" not in shown(feed_view.feed(serving, feed_view.since_start(serving)))
+    costs = LoadingCosts(3600.0, 300.0, 300.0, prepared_samples=10**6, delivered_samples=10**7)
+    known = replace(serving, costs=costs)
+    text = " ".join(shown(feed_view.feed(known, feed_view.since_start(known))).split())
+    alone = "a DataLoader in each trial: at least 3.6 ms"
+    assert f"cost 1.17 CPU-h 420 µs of a CPU for a delivered sample; {alone}" in text
+    known = replace(known, costs=replace(costs, cpu_price_per_h=0.06))
+    text = " ".join(shown(feed_view.feed(known, feed_view.since_start(known))).split())
+    assert f"of a CPU for a delivered sample (0.07 in all at 0.06 an hour); {alone}" in text

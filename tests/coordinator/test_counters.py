@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from mbaas.coordinator import counters
-from mbaas.coordinator.counters import Counters
+from mbaas.coordinator.counters import Counters, Sums
 from mbaas.coordinator.status_report import metric_values
 from mbaas.messages import BadSample, BlockMeta, ConsumerReport, EpochLedger, FetchCounts
 from mbaas.metrics import METRICS
@@ -117,3 +117,13 @@ def test_every_metric_has_a_value() -> None:
     assert metric_values(kept, staged_bytes=0, workers=0).keys() == names - {"mbaas_prediction_error"}
     kept.prediction_error = 0.0
     assert metric_values(kept, staged_bytes=0, workers=0).keys() == names
+
+
+def test_sums_of_processes_that_end_and_come_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(counters, "KEPT_NAMES", 2)
+    sums = Sums()
+    for process, so_far in [("a", 2.0), ("b", 1.0), ("a", 3.0), ("a", 2.5), ("c", 4.0), ("d", 1.0)]:
+        sums.enter(process, so_far)
+    assert sums.total == 3.0 + 1.0 + 4.0 + 1.0
+    sums.enter("d", 1.5)
+    assert sums.total == 9.5

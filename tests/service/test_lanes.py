@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import time
+from pathlib import Path
 
 import cv2
 import numpy as np
@@ -231,3 +233,27 @@ def test_what_cannot_be_in_lanes_is_refused(ray_clean, photos_data, feed_name):
         mbaas.serve(feed_name, photos_data, augmented(), staging=mbaas.Staging(lanes=0), **options)
     with pytest.raises(mbaas.ConfigError, match=r"at most the blocks of an epoch, 3 of 400 samples, got 4"):
         mbaas.serve(feed_name, photos_data, augmented(), staging=mbaas.Staging(lanes=4), **options)
+
+
+def cpu_s(pid):
+    """User and system time of all threads of a process, as Linux counts it."""
+    user, system = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+
+
+def test_costs_are_the_cpu_time_of_all_processes_of_a_feed(laned):
+    """Of workers, as the operating system counts it; of the cache node and of three coordinators, which Python alone
+    keeps busy for a twentieth of a second while they start.
+    """
+    with mbaas.join(laned.name, consumer="me", format="numpy") as loader:
+        record_epoch(loader)
+    status = laned.status()
+    costs, of_workers = status.costs, sum(cpu_s(worker.pid) for worker in status.workers)
+    # What workers did after their last part is told with the next; Linux counts in hundredths of a second.
+    assert 0.5 * of_workers < costs.prep_cpu_s <= of_workers + 0.1
+    assert costs.cache_cpu_s > 0.05
+    assert costs.coordinator_cpu_s > LANES * 0.05
+    assert (costs.delivered_samples, costs.prepared_samples) == (status.delivered_samples, status.prepared_samples)
+    later = laned.costs()
+    assert later.cpu_s >= costs.cpu_s
+    assert later.delivered_samples == costs.delivered_samples

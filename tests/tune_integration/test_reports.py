@@ -9,6 +9,8 @@ import pytest
 from ray._private.dict import flatten_dict
 from ray.tune.experimental.output import _infer_user_metrics
 
+import mbaas
+from mbaas.costs import LoadingCosts
 from mbaas.messages import ConsumerReport
 from tune_integration import trial
 
@@ -24,13 +26,27 @@ class FixedLoader:
         pass
 
 
+class FixedFeed:
+    """Stands for a feed that took 450 s of prep and 50 s beside it for 900 delivered samples, 300 of them prepared."""
+
+    def __init__(self, price: float | None = 3.6) -> None:
+        self.price = price
+        self.is_there = True
+
+    def costs(self, *, timeout_s: float) -> LoadingCosts:
+        if not self.is_there:
+            raise mbaas.WaitTimeoutError(f"it did not answer within {timeout_s} s")
+        return LoadingCosts(450.0, 40.0, 10.0, prepared_samples=300, delivered_samples=900, cpu_price_per_h=self.price)
+
+
 @pytest.fixture
 def reported(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """What reached Tune of each report of a trial with two feeds; its session is ``trial._run.session``."""
     sent: list[dict[str, Any]] = []
     session = SimpleNamespace(trial_id="t1", report=lambda metrics, checkpoint: sent.append(metrics))
     loader: Any = FixedLoader()
-    run = trial._Run(session, "t1", {("train", "t1"): loader, ("val", "t1"): loader})
+    feeds: dict[str, Any] = {"train": FixedFeed(), "val": FixedFeed()}
+    run = trial._Run(session, "t1", {("train", "t1"): loader, ("val", "t1"): loader}, feeds)
     monkeypatch.setattr(trial, "_run", run)
     trial._report_stalls(session)
     return sent
@@ -51,7 +67,7 @@ def test_the_trials_own_metrics_come_first_in_tunes_table(reported: list[dict[st
     report(loss=0.5, accuracy=0.9)
     report(a=1, b=2, c=3, loss=0.5)
     assert [columns(metrics) for metrics in reported] == [
-        ["loss", "accuracy", "mbaas/stall_share"],
+        ["loss", "accuracy", "mbaas/stall_share", "mbaas/cpu_hours"],
         ["a", "b", "c", "loss"],
     ]
 
@@ -69,6 +85,10 @@ def test_shares_of_each_feed_and_of_all(reported: list[dict[str, Any]]) -> None:
             "delivered_samples": 90,
             "prepared_samples": 30,
             "time_to_first_batch_s": 0.25,
+            "cpu_hours": pytest.approx(90 * 500 / 900 / 3600),
+            "dataloader_cpu_hours": pytest.approx(90 * 450 / 300 / 3600),
+            "cost": pytest.approx(0.05),
+            "dataloader_cost": pytest.approx(0.135),
         }
         for feed in ("train", "val")
     }
@@ -77,6 +97,28 @@ def test_shares_of_each_feed_and_of_all(reported: list[dict[str, Any]]) -> None:
     assert names >= {"mbaas/stall_share", "mbaas/train/stall_share", "mbaas/val/prep_stall_share"}
 
 
+def test_costs_of_all_feeds_are_told_only_if_all_are_known(reported: list[dict[str, Any]]) -> None:
+    """What one feed takes would look cheap for both. A feed that is silent later keeps what it said last."""
+    assert trial._run is not None
+    train, val = trial._run.feeds.values()
+    val.is_there = False
+    report(loss=0.5)
+    val.is_there, val.price, train.is_there = True, None, False
+    report(loss=0.5)
+    train.is_there = True
+    train.price = None
+    report(loss=0.5)
+    sums = [{name for name in sent if name.startswith("mbaas/")} for sent in reported]
+    known = {"mbaas/stall_share", "mbaas/cpu_hours"}
+    assert sums == [{"mbaas/stall_share"}, known, known]
+    assert "cpu_hours" not in reported[0]["mbaas"]["val"]
+    assert reported[1]["mbaas/cpu_hours"] == pytest.approx(2 * 90 * 500 / 900 / 3600)
+    assert [sorted(name for name in sent["mbaas"]["train"] if "cost" in name) for sent in reported] == [
+        ["cost", "dataloader_cost"], ["cost", "dataloader_cost"], []
+    ]  # fmt: skip
+
+
 def test_what_a_trial_reports_itself_wins(reported: list[dict[str, Any]]) -> None:
-    report(**{"mbaas/stall_share": 0.1, "mbaas": "mine"})
-    assert reported == [{"mbaas/stall_share": 0.1, "mbaas": "mine"}]
+    own = {"mbaas/stall_share": 0.1, "mbaas/cpu_hours": 7, "mbaas/cost": 8, "mbaas": "mine"}
+    report(**own)
+    assert reported == [own]

@@ -91,6 +91,8 @@ def test_lockstep(feed: OneOfMany, make_gate: MakeGate) -> None:
         assert parts == pytest.approx(own["stall_share"])
         assert own["delivered_samples"] == 3 * SAMPLES
         assert own["wait_s"] > 0
+        assert 0 < own["cpu_hours"] == result.metrics["mbaas/cpu_hours"]
+        assert own["dataloader_cpu_hours"] > 0
     prepared = [result.metrics["mbaas"][feed.name]["prepared_samples"] for result in results]
     assert sum(prepared) == 3 * SAMPLES, f"each was prepared for one of them: {prepared}"
 
