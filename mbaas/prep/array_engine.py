@@ -12,6 +12,7 @@ from mbaas.fields import Arrays, Field
 from mbaas.messages import EngineName
 from mbaas.prep.array_results import Array, ArrayResults
 from mbaas.prep.array_steps import ArraySteps
+from mbaas.prep.decoded import Keep
 from mbaas.prep.engine import DEFAULT_MAX_BYTES, Encoded, Prepared
 from mbaas.prep.header import UndecodableError
 from mbaas.prep.threads import SampleThreads
@@ -59,14 +60,20 @@ class ArrayEngine:
         return Field(name, shape, sample.dtype.name, last.longest)
 
     def prepare(
-        self, encoded: Sequence[Encoded], sample_ids: NDArray[np.int64], epoch: int, known: Arrays, out: Array
+        self,
+        encoded: Sequence[Encoded],
+        sample_ids: NDArray[np.int64],
+        epoch: int,
+        known: Arrays,
+        out: Array,
+        keep: Keep | None = None,
     ) -> Prepared:
         part = self._steps.part(encoded, sample_ids, epoch, known)
         results = ArrayResults(out, self._pipeline.forms[-1].differing)
 
         def work(row: int) -> None:
-            with results.judged(row):
-                results.put(row, self._steps.sample(part, row))
+            with results.judged(row, keep):
+                results.put(row, self._steps.sample(part, row, keep))
 
         self._threads.run(work, len(encoded))
         return results.finish(part.fields.columns())

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mbaas.fields import Arrays, Column, Packed
+from mbaas.prep.decoded import Keep
 from mbaas.prep.engine import BadRow, Prepared
 from mbaas.prep.header import UndecodableError
 from mbaas.transforms.arrays import UnfitError
@@ -36,12 +37,16 @@ class ArrayResults:
         self._shapes = np.zeros((len(out), differing), np.int64)
 
     @contextmanager
-    def judged(self, row: int) -> Iterator[None]:
-        """Make a sample bad that cannot be decoded, does not fit a transform, or has no place in its row."""
+    def judged(self, row: int, keep: Keep | None = None) -> Iterator[None]:
+        """Make a sample bad that cannot be decoded, does not fit a transform, or has no place in its row; of such a one
+        nothing is kept.
+        """
         try:
             yield
         except (UndecodableError, UnfitError) as error:
             self.bad.append(BadRow(row, str(error)))
+            if keep is not None:
+                keep.drop(row)
 
     def put(self, row: int, sample: Array) -> None:
         """Copy a sample to its row.

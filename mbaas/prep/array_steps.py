@@ -13,11 +13,13 @@ from numpy.typing import NDArray
 from mbaas.fields import Arrays
 from mbaas.order import generator, uniforms
 from mbaas.prep.array_files import ArrayReader
+from mbaas.prep.decoded import Keep, KeptSample, is_decoded, read_decoded
 from mbaas.prep.engine import Encoded
+from mbaas.prep.header import UndecodableError
 from mbaas.prep.sound import SoundDecoder
 from mbaas.prep.user_code import SampleFields, call_map
 from mbaas.transforms import DecodeAudio, Map, Pipeline
-from mbaas.transforms.arrays import ArrayTransform, ArrayWindow
+from mbaas.transforms.arrays import ArrayTransform, ArrayWindow, UnfitError
 from mbaas.transforms.decoders import DecodeArray
 
 Array = NDArray[Any]
@@ -58,14 +60,16 @@ class ArraySteps:
 
     def __init__(self, pipeline: Pipeline, *, seed: int, max_bytes: int, count: int | None = None) -> None:
         self._pipeline, self._seed = pipeline, seed
-        first, *later = list(enumerate(pipeline.transforms))[:count]
-        window = later[0][1] if later else None
-        if isinstance(pipeline.decoder, DecodeAudio) and isinstance(window, ArrayWindow) and len(window.sizes) == 1:
-            first, *later = later
-        else:
+        self._stages = list(enumerate(pipeline.transforms))[:count]
+        window = self._stages[1][1] if len(self._stages) > 1 else None
+        of_sound = isinstance(pipeline.decoder, DecodeAudio)
+        if not (of_sound and isinstance(window, ArrayWindow) and len(window.sizes) == 1):
             window = None
-        self._decode, self._chance_of_decoding = _decoder_of(pipeline, max_bytes, window), first[0]
-        self._later = later
+        # A window of sound is read alone: the decoder does two transforms.
+        self._decode, self._decodes = _decoder_of(pipeline, max_bytes, window), 1 if window is None else 2
+        # As far as these steps go, which may end before the pipeline's prefix does.
+        self._kept = min(pipeline.prefix, len(self._stages))
+        self._whole = _decoder_of(pipeline, max_bytes, None) if self._kept < self._decodes else None
 
     def part(self, encoded: Sequence[Encoded], sample_ids: NDArray[np.int64], epoch: int, known: Arrays) -> ArrayPart:
         """Draw the random numbers of samples, all at once: drawing for each alone would cost more than a transform.
@@ -78,16 +82,55 @@ class ArraySteps:
         ]
         return ArrayPart(encoded, sample_ids, epoch, chance, SampleFields(known, self._pipeline))
 
-    def sample(self, part: ArrayPart, row: int) -> Array:
-        """Prepare one sample.
+    def sample(self, part: ArrayPart, row: int, keep: Keep | None = None) -> Array:
+        """Prepare one sample, and keep its decoded form if ``keep`` wants it.
 
         Raises:
             UndecodableError: it cannot be decoded, or a Map's function fails.
             UnfitError: it is none for a transform.
         """
         encoded = memoryview(cast("Any", part.encoded[row]))
-        array = self._decode(encoded, part.chance[self._chance_of_decoding][row])
-        for index, transform in self._later:
+        if is_decoded(encoded):
+            return self._rest(part, row, *self._opened(encoded), None)
+        kept = KeptSample(keep, row, self._kept) if keep is not None and keep.wants(row) else None
+        array, done = self._decode(encoded, part.chance[self._decodes - 1][row]), self._decodes
+        if kept is not None and self._whole is not None:
+            self._keep_whole(encoded, array, part.chance[1][row], kept)
+        elif kept is not None and self._kept == done:
+            kept.put(array)
+        return self._rest(part, row, array, done, kept)
+
+    def _opened(self, container: memoryview) -> tuple[Array, int]:
+        """Return what is in the container of a decoded sample, and how many transforms made it."""
+        decoded = read_decoded(container)
+        if decoded.original is not None or decoded.applied > self._kept:
+            what = "sample" if decoded.original is None else "image"
+            raise UndecodableError(
+                f"it is a decoded {what} after {decoded.applied} transforms, of which this pipeline begins with "
+                f"{self._kept} that may be done beforehand, and makes no images"
+            )
+        return decoded.values, decoded.applied
+
+    def _keep_whole(self, encoded: memoryview, window: Array, u: NDArray[np.float64], kept: KeptSample) -> None:
+        """Keep all of a recording of which only a window was read.
+
+        Not if it is damaged elsewhere: this sample is good as long as windows do not reach there. And not if that
+        window of it is another one, as it may be of a file in which the decoder does not find its way.
+        """
+        assert self._whole is not None
+        transform = self._pipeline.transforms[1]
+        assert isinstance(transform, ArrayWindow)
+        try:
+            whole = self._whole(encoded, u)
+            same = np.array_equal(transform.apply(whole, u, self._pipeline.forms[0]), window)
+        except (UndecodableError, UnfitError):
+            same = False
+        if same:
+            kept.put(whole)
+
+    def _rest(self, part: ArrayPart, row: int, array: Array, done: int, kept: KeptSample | None) -> Array:
+        """Apply all transforms from number ``done`` on."""
+        for index, transform in self._stages[done:]:
             if isinstance(transform, Map):
                 # A copy, because the function may change what it gets, and this may be a view of the sample's bytes.
                 rng = partial(generator, self._seed, part.epoch, int(part.sample_ids[row]), substream=index)
@@ -96,6 +139,8 @@ class ArraySteps:
                 # A sample's numbers may be so large that their squares are none; a warning would not say whose.
                 with np.errstate(over="ignore", invalid="ignore"):
                     array = transform.apply(array, part.chance[index][row], self._pipeline.forms[index - 1])
+            if kept is not None and self._kept == index + 1:
+                kept.put(array)
         return array
 
 

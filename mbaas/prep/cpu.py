@@ -17,7 +17,8 @@ from mbaas.messages import EngineName
 from mbaas.order import generator
 from mbaas.prep import pixels
 from mbaas.prep.boxes import placed, sizes_after_all
-from mbaas.prep.decode import decode
+from mbaas.prep.decode import decode, decode_whole
+from mbaas.prep.decoded import Decoded, Keep, KeptSample, sealed
 from mbaas.prep.engine import DEFAULT_MAX_PIXELS, BadRow, Encoded, Prepared
 from mbaas.prep.header import UndecodableError
 from mbaas.prep.on_image import fields_between
@@ -101,7 +102,13 @@ class CpuEngine:
         return Field(IMAGE, (None, None, *sample.shape[2:]), sample.dtype.name, most)
 
     def prepare(
-        self, encoded: Sequence[Encoded], sample_ids: NDArray[np.int64], epoch: int, known: Arrays, out: Array
+        self,
+        encoded: Sequence[Encoded],
+        sample_ids: NDArray[np.int64],
+        epoch: int,
+        known: Arrays,
+        out: Array,
+        keep: Keep | None = None,
     ) -> Prepared:
         block = read_headers(encoded, sample_ids, epoch, known, self._max_pixels)
         steps, fields = self._begin(block)
@@ -113,11 +120,16 @@ class CpuEngine:
             into = places.at(row)
             if into is not None and not into.size:
                 return  # it is too large, and among the bad ones already
+            kept = None
+            if keep is not None and keep.wants(row) and block.decoded[index] is None:
+                kept = KeptSample(keep, row, self._pipeline.prefix, block.headers[index].size)
             try:
-                places.put(row, self._sample(block, listed, index, into, fields), into)
+                places.put(row, self._sample(block, listed, index, into, fields, kept), into)
             except UndecodableError as error:
                 fields.reset(index)
                 block.bad.append(BadRow(row, str(error)))
+                if kept is not None:
+                    kept.drop()
 
         self._threads.run(work, len(block.rows))
         block, made = replace(block, known=fields.columns()), places.made()
@@ -142,29 +154,83 @@ class CpuEngine:
         return steps, SampleFields(known, self._pipeline, sizes)
 
     def _sample(
-        self, block: PartInput, steps: list[_Listed], index: int, into: Array | None, fields: SampleFields
+        self,
+        block: PartInput,
+        steps: list[_Listed],
+        index: int,
+        into: Array | None,
+        fields: SampleFields,
+        kept: KeptSample | None = None,
     ) -> Array:
-        """Prepare a sample, in ``into`` if it fits, else in memory that the next sample overwrites."""
+        """Prepare a sample, in ``into`` if it fits, else in memory that the next sample overwrites, or that is read
+        alone.
+        """
+        decoded = block.decoded[index]
+        if decoded is None:
+            image, done = self._decode(block, steps, index, kept), 1
+        else:
+            image, done = self._checked(decoded, steps, index), decoded.applied
+        # A Map's result is a new array: what comes before it need not be where the sample ends up.
+        image = self._run(image, steps, index, into if not self._after_maps else None, done=done, kept=kept)
+        for run in self._after_maps:
+            if run[-1][0] >= done:
+                image = self._map(run, image, block, index, fields, done, kept)
+        return image
+
+    def _decode(self, block: PartInput, steps: list[_Listed], index: int, kept: KeptSample | None) -> Image:
+        data, header = block.encoded[index], block.headers[index]
+        if kept is not None and kept.applied == 1:
+            room: Image | None = kept.room((*header.size, 3), np.dtype(np.uint8))
+            if room is not None and decode_whole(data, header, self._scratch, room):
+                return sealed(room)
+            kept.drop()
         first = steps[0] if steps else None
         # What lies below the first window is never looked at: the decoder may stop there.
         rows = first.boxes[index][0] + first.boxes[index][2] if first and first.boxes else None
-        image: Array = decode(block.encoded[index], block.headers[index], self._scratch, rows=rows)
-        # A Map's result is a new array: what comes before it need not be where the sample ends up.
-        image = self._run(image, steps, index, into if not self._after_maps else None)
-        for run in self._after_maps:
-            image = self._map(run, image, block, index, fields)
-        return image
+        return decode(data, header, self._scratch, rows=rows)
 
-    def _map(self, run: Sequence[Stage], image: Array, block: PartInput, index: int, fields: SampleFields) -> Array:
-        """Apply a Map and the transforms up to the next one, whose plan depends on the Map's result."""
+    def _checked(self, decoded: Decoded, steps: list[_Listed], index: int) -> Array:
+        """Return the values of a decoded sample, if the transforms that follow can go on from there."""
+        values, applied = decoded.values, decoded.applied
+        if applied > self._pipeline.prefix:
+            raise UndecodableError(
+                f"it is a decoded sample after {applied} transforms, of which this pipeline begins with "
+                f"{self._pipeline.prefix} that may be done beforehand"
+            )
+        if applied <= len(steps) + 1:  # no Map is among them, so it is known what they make
+            sizes = steps[applied - 2].sizes if applied > 1 else None
+            size = decoded.original if sizes is None else tuple(sizes[index])
+            if not _is_image(values) or values.shape[:2] != size:
+                wanted = f"uint8 {[*(size or ()), 3]} after {applied} transforms"
+                raise UndecodableError(f"it is a decoded sample, {described(values)}, but must be {wanted}")
+        return values
+
+    def _map(
+        self,
+        run: Sequence[Stage],
+        image: Array,
+        block: PartInput,
+        index: int,
+        fields: SampleFields,
+        done: int,
+        kept: KeptSample | None,
+    ) -> Array:
+        """Apply a Map and the transforms up to the next one, whose plan depends on the Map's result; but those whose
+        numbers are below ``done``, which a decoded sample has behind it.
+        """
         sample_id, epoch = int(block.sample_ids[index]), block.epoch
         (substream, transform), *stages = run
         assert isinstance(transform, Map)
-        rng = partial(generator, self._seed, epoch, sample_id, substream=substream)
-        # A copy, because the function may keep or change what it gets, and this memory is the next sample's.
-        result = call_map(transform, IMAGE, image.copy(), fields, index, rng)
-        if _is_image(result) and fields.on_image:
-            fields.sizes[index] = result.shape[:2]
+        result = image
+        if substream >= done:
+            rng = partial(generator, self._seed, epoch, sample_id, substream=substream)
+            # A copy, because the function may keep or change what it gets, and this memory is the next sample's.
+            result = call_map(transform, IMAGE, image.copy(), fields, index, rng)
+            if _is_image(result) and fields.on_image:
+                fields.sizes[index] = result.shape[:2]
+            if kept is not None and kept.applied == substream + 1:
+                result = kept.put(result)
+        stages = [stage for stage in stages if stage[0] >= done]
         if not stages:
             return result
         if not _is_image(result):
@@ -178,28 +244,68 @@ class CpuEngine:
             fields.put(index, fields_between(self._pipeline, on_image, sizes, steps))
             fields.sizes[index] = sizes_after_all(sizes, steps)[0]
         # Another copy, because the function may still hold what it returned, and steps change an image in place.
-        return self._run(result.copy(), [_listed(step) for step in steps], 0, None)
+        result = result.copy() if result.flags.writeable else result
+        return self._run(result, [_listed(step) for step in steps], 0, None, first=stages[0][0], kept=kept)
 
-    def _run(self, image: Image, steps: Sequence[_Listed], index: int, into: Array | None) -> Image:
-        """Apply ``steps`` to ``image``, whose memory may change; the last window goes to ``into`` if it fits."""
+    def _run(
+        self,
+        image: Image,
+        steps: Sequence[_Listed],
+        index: int,
+        into: Array | None,
+        *,
+        first: int = 1,
+        done: int = 0,
+        kept: KeptSample | None = None,
+    ) -> Image:
+        """Apply steps to an image. Its memory may change, unless it is read-only.
+
+        Args:
+            image: uint8 [height, width, 3].
+            steps: what is done.
+            index: of the sample in them.
+            into: where the last window goes, if it fits.
+            first: the number in the pipeline of the first of the steps.
+            done: all transforms before this number are done already.
+            kept: takes the result of the last transform of the pipeline's prefix.
+        """
         # Only the last: a window reads the result of the one before it, so the two must not share memory.
         last = max((k for k, step in enumerate(steps) if step.sizes), default=-1)
         for k, step in enumerate(steps):
+            if first + k < done:
+                continue
+            place = into if k >= last else None
             if step.boxes is not None and step.sizes is not None:
-                target = self._target(k, step.sizes[index], into if k == last else None)
+                target = self._target(k, step.sizes[index], place)
                 pixels.cut(image, step.boxes[index], target, self._scratch)
                 image = target
+                if kept is not None and kept.applied == first + k + 1:
+                    image = kept.put(image)
             elif step.flips is not None:
                 if step.flips[index]:
-                    pixels.mirror(image)
+                    target = self._writable(k, image, place)
+                    pixels.mirror(image, target)
+                    image = target
             elif step.changes is not None:
+                target = self._writable(k, image, place)
+                if target is not image:
+                    np.copyto(target, image)
+                    image = target
                 pixels.recolor(image, step.changes[index])
         return image
+
+    def _writable(self, step: int, image: Image, into: Array | None) -> Image:
+        """Find memory for an image whose colours or sides change: its own, unless that is read-only."""
+        if image.flags.writeable:
+            return image
+        if into is not None and _fits(into, image.shape[:2]):
+            return into
+        return self._scratch.array(f"step {step}", image.shape)
 
     def _target(self, step: int, size: list[int], into: Array | None) -> Image:
         """Find memory for the result of a window: ``into`` if it fits."""
         height, width = size
-        if into is not None and into.shape == (height, width, 3) and into.dtype == np.uint8:
+        if into is not None and _fits(into, size):
             return into
         if height * width > self._max_pixels:
             limit = f"over the limit of {self._max_pixels:,} pixels (max_pixels)"
@@ -209,6 +315,10 @@ class CpuEngine:
 
 
 _IMAGE = "uint8 [height, width, 3]"
+
+
+def _fits(into: Array, size: Sequence[int]) -> bool:
+    return into.shape == (*size, 3) and into.dtype == np.uint8
 
 
 def _is_image(array: Array) -> bool:

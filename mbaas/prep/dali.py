@@ -26,6 +26,7 @@ from mbaas.messages import EngineName
 from mbaas.prep import dali_graph
 from mbaas.prep.cpu import CpuEngine
 from mbaas.prep.dali_runs import Again, Feed, GraphRuns
+from mbaas.prep.decoded import Keep
 from mbaas.prep.engine import DEFAULT_MAX_PIXELS, BadRow, Encoded, Prepared
 from mbaas.prep.header import Header, UndecodableError
 from mbaas.prep.part_input import PartInput, read_headers
@@ -78,7 +79,13 @@ class DaliEngine:
         return self._cpu.field(encoded, uri, known)
 
     def prepare(
-        self, encoded: Sequence[Encoded], sample_ids: NDArray[np.int64], epoch: int, known: Arrays, out: NDArray[Any]
+        self,
+        encoded: Sequence[Encoded],
+        sample_ids: NDArray[np.int64],
+        epoch: int,
+        known: Arrays,
+        out: NDArray[Any],
+        keep: Keep | None = None,  # noqa: ARG002 (nothing is kept yet)
     ) -> Prepared:
         block = read_headers(encoded, sample_ids, epoch, known, self._max_pixels)
         placed = block.placed(self._pipeline)

@@ -23,6 +23,7 @@ from mbaas.prep.array_engine import ArrayEngine
 from mbaas.prep.array_results import Array, ArrayResults
 from mbaas.prep.array_steps import ArrayPart, ArraySteps
 from mbaas.prep.dali_runs import Again, GraphRuns
+from mbaas.prep.decoded import Keep
 from mbaas.prep.engine import DEFAULT_MAX_BYTES, Encoded, Prepared
 from mbaas.prep.threads import SampleThreads
 from mbaas.transforms import MelSpectrogram, Pipeline
@@ -77,7 +78,13 @@ class DaliSoundEngine:
         return self._cpu.field(encoded, uri, known)
 
     def prepare(
-        self, encoded: Sequence[Encoded], sample_ids: NDArray[np.int64], epoch: int, known: Arrays, out: Array
+        self,
+        encoded: Sequence[Encoded],
+        sample_ids: NDArray[np.int64],
+        epoch: int,
+        known: Arrays,
+        out: Array,
+        keep: Keep | None = None,  # noqa: ARG002 (nothing is kept yet)
     ) -> Prepared:
         part = self._steps.part(encoded, sample_ids, epoch, known)
         results = ArrayResults(out, self._pipeline.forms[-1].differing)

@@ -44,12 +44,33 @@ def decode(data: memoryview, header: Header, scratch: Scratch, *, rows: int | No
     """
     # Where the image is turned, its upper rows are not the upper rows of what is stored.
     upright = header.orientation == 1
+    assert header.format != "decoded", "the engine opens these"
     if header.format == "jpeg":
         image = _decode_jpeg(data, header, scratch, rows if upright else None)
     else:
         otherwise = f"corrupt {_NAMES[header.format]}: its pixels cannot be decompressed"
         image = _as_said(_decode_by_opencv(data, otherwise), header)
     return image if upright else _turned(image, header.orientation)
+
+
+def decode_whole(data: memoryview, header: Header, scratch: Scratch, into: Image) -> bool:
+    """Decode the whole image into ``into``, uint8 [height, width, 3] of the upright image.
+
+    Returns:
+        Whether it was done, and its upper rows are sure to be what `decode` makes of them alone. Of a file that is
+        damaged, or odd in a way that only the lower rows show, they are not.
+    """
+    if header.format == "jpeg" and header.orientation == 1:
+        try:
+            return simplejpeg.decode_jpeg(data, buffer=into).shape == into.shape
+        except ValueError:
+            if header.sequential:
+                return False
+    try:
+        np.copyto(into, decode(data, header, scratch))
+    except UndecodableError:
+        return False
+    return True
 
 
 def _decode_by_opencv(data: memoryview, otherwise: str) -> Image:

@@ -10,14 +10,15 @@ from __future__ import annotations
 import math
 import threading
 import zlib
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from struct import Struct
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mbaas.prep.header import UndecodableError
+from mbaas.messages import EngineName
+from mbaas.prep.header import Header, UndecodableError, check_pixels
 from mbaas.transforms.base import Size
 from mbaas.transforms.decoders import is_numeric
 
@@ -33,11 +34,12 @@ MOST_AXES = 8
 
 _ALIGNED = 64  # bytes of a cache line, and of the widest vector instructions
 _VERSION = 1
-# Magic, version, transforms applied, axes, kind and size of a number, height and width of the original image (0 of what
-# is none), and the lengths of the axes; a checksum of all that ends the header.
-_HEADER = Struct("<8sHHBcBxII8Q")
+# Magic, version, transforms applied, axes, kind and size of a number, engine, height and width of the original image (0
+# of what is none), and the lengths of the axes; a checksum of all that ends the header.
+_HEADER = Struct("<8sHHBcBBII8Q")
 _CHECKSUM = Struct("<I")
 _CHECKED_BYTES = HEADER_BYTES - _CHECKSUM.size
+_ENGINES: tuple[EngineName, ...] = ("cpu", "dali")
 
 
 class Decoded(NamedTuple):
@@ -47,11 +49,13 @@ class Decoded(NamedTuple):
         values: what the first transforms of the pipeline made of it: read-only, in C order.
         applied: how many transforms that were, at least the decoder.
         original: (height, width) in pixels of the upright image as its file has it; None if it is no image.
+        made_by: the engine that made it: another one would have made other values.
     """
 
     values: Array
     applied: int
     original: Size | None
+    made_by: EngineName
 
 
 def is_decoded(data: memoryview) -> bool:
@@ -75,13 +79,14 @@ def read_decoded(data: memoryview) -> Decoded:
         raise UndecodableError(f"it is no decoded sample: it starts with {header[:8]!r}")
     if _CHECKSUM.unpack_from(header, _CHECKED_BYTES)[0] != zlib.crc32(header[:_CHECKED_BYTES]):
         raise UndecodableError("damaged decoded sample: its header has the wrong checksum")
-    _, version, applied, axes, kind, itemsize, height, width, *lengths = _HEADER.unpack_from(header)
+    _, version, applied, axes, kind, itemsize, engine, height, width, *lengths = _HEADER.unpack_from(header)
     if version != _VERSION:
         raise UndecodableError(f"it was decoded by another version of mbaas: format {version}, here {_VERSION}")
     shape, dtype = tuple(lengths[:axes]), _dtype(kind, itemsize)
-    if dtype is None or axes > MOST_AXES or applied < 1:
+    if dtype is None or axes > MOST_AXES or applied < 1 or engine >= len(_ENGINES):
         raise UndecodableError(
-            f"damaged decoded sample: it claims {axes} axes of {kind!r}{itemsize} after {applied} transforms"
+            f"damaged decoded sample: it claims {axes} axes of {kind!r}{itemsize} after {applied} transforms of engine "
+            f"{engine}"
         )
     if len(data) != container_bytes(shape, dtype):
         raise UndecodableError(
@@ -92,7 +97,20 @@ def read_decoded(data: memoryview) -> Decoded:
     if not values.flags.aligned:
         values = values.copy()
     values.flags.writeable = False
-    return Decoded(values, applied, (height, width) if height or width else None)
+    return Decoded(values, applied, (height, width) if height or width else None, _ENGINES[engine])
+
+
+def image_header(decoded: Decoded, max_pixels: int) -> Header:
+    """Return what `mbaas.prep.header.peek` says of an image, for one that is decoded, and check it in the same way.
+
+    Raises:
+        UndecodableError: it is no image, or its original is larger than ``max_pixels``.
+    """
+    if decoded.original is None:
+        raise UndecodableError("it is a decoded sample, but not of an image")
+    height, width = decoded.original
+    check_pixels(height, width, max_pixels)
+    return Header("decoded", height, width, channels=3, bits=8)
 
 
 def _dtype(kind: bytes, itemsize: int) -> np.dtype[Any] | None:
@@ -150,7 +168,14 @@ class KeptRows:
         return row in self._wanted
 
     def room(
-        self, row: int, shape: tuple[int, ...], dtype: np.dtype[Any], *, applied: int, original: Size | None = None
+        self,
+        row: int,
+        shape: tuple[int, ...],
+        dtype: np.dtype[Any],
+        *,
+        applied: int,
+        original: Size | None = None,
+        made_by: EngineName = "cpu",
     ) -> Array | None:
         """Return memory in which the decoded sample of a row is to be written, in C order; or none, if it is not
         wanted, does not fit into the bytes that are left, or is no array of numbers of up to 8 axes.
@@ -161,6 +186,7 @@ class KeptRows:
             dtype: of the decoded sample.
             applied: how many transforms of the pipeline made it.
             original: (height, width) in pixels of the upright image, as its file has it.
+            made_by: the engine that makes it.
         """
         if row not in self._wanted or not is_numeric(dtype) or not dtype.isnative or len(shape) > MOST_AXES:
             return None
@@ -184,6 +210,7 @@ class KeptRows:
             len(shape),
             dtype.kind.encode(),
             dtype.itemsize,
+            _ENGINES.index(made_by),
             height,
             width,
             *lengths,
@@ -222,3 +249,69 @@ class KeptRows:
             rows = np.fromiter(self._places, np.int64, len(self._places))
             lengths = np.array([place.nbytes for place in self._places.values()], np.int64)
             return rows, lengths, self._memory[:end]
+
+
+class KeptPart:
+    """The same for some rows of a block, which another engine prepares as a block of their own.
+
+    Args:
+        whole: of the block.
+        rows: which rows of it, in their order there.
+    """
+
+    def __init__(self, whole: KeptRows, rows: Sequence[int]) -> None:
+        self._whole, self._rows = whole, rows
+
+    def wants(self, row: int) -> bool:
+        """See `KeptRows.wants`."""
+        return self._whole.wants(self._rows[row])
+
+    def room(self, row: int, shape: tuple[int, ...], dtype: np.dtype[Any], **made: Any) -> Array | None:
+        """See `KeptRows.room`."""
+        return self._whole.room(self._rows[row], shape, dtype, **made)
+
+    def drop(self, row: int) -> None:
+        """See `KeptRows.drop`."""
+        self._whole.drop(self._rows[row])
+
+
+Keep = KeptRows | KeptPart
+
+
+class KeptSample:
+    """Where the decoded form of one sample goes.
+
+    Args:
+        keep: of its block.
+        row: its row there.
+        applied: how many transforms make what is kept.
+        original: see `KeptRows.room`.
+    """
+
+    def __init__(self, keep: Keep, row: int, applied: int, original: Size | None = None) -> None:
+        self.applied = applied
+        self._keep, self._row, self._original = keep, row, original
+
+    def room(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array | None:
+        """See `KeptRows.room`."""
+        return self._keep.room(self._row, shape, dtype, applied=self.applied, original=self._original)
+
+    def put(self, values: Array) -> Array:
+        """Copy a decoded sample there, and return a view that stays as it is; if there is no room, ``values``."""
+        # Of a class of its own an array may be another thing than its numbers.
+        room = self.room(values.shape, values.dtype) if type(values) is np.ndarray else None
+        if room is None:
+            return values
+        np.copyto(room, values)
+        return sealed(room)
+
+    def drop(self) -> None:
+        """See `KeptRows.drop`."""
+        self._keep.drop(self._row)
+
+
+def sealed(values: Array) -> Array:
+    """Return a view of an array that cannot be written."""
+    view = values.view()
+    view.flags.writeable = False
+    return view

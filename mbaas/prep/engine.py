@@ -1,7 +1,8 @@
 """What an engine is: it turns encoded samples into prepared ones.
 
 The result is a pure function of (seed, epoch, sample id, encoded bytes):
-it does not depend on the block that a sample comes in, the number of threads, or earlier calls.
+it does not depend on the block that a sample comes in, the number of threads, or earlier calls. Nor does it depend on
+whether a sample comes encoded or decoded: what the engine kept of it when it prepared it before (`mbaas.prep.decoded`).
 """
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ from numpy.typing import NDArray
 
 from mbaas.fields import Arrays, Column, Field
 from mbaas.messages import EngineName
+from mbaas.prep.decoded import Keep
 from mbaas.transforms.decoders import MOST_PIXELS
 
 Encoded = bytes | memoryview | NDArray[np.uint8]
-"""The bytes of one encoded sample; read-only for engines."""
+"""The bytes of one sample, a file or the container of a decoded one; read-only for engines."""
 
 DEFAULT_MAX_PIXELS = MOST_PIXELS
 """Pixels of the largest image that is prepared, unless an engine is told otherwise."""
@@ -76,7 +78,13 @@ class Engine(Protocol):
         """
 
     def prepare(
-        self, encoded: Sequence[Encoded], sample_ids: NDArray[np.int64], epoch: int, known: Arrays, out: NDArray[Any]
+        self,
+        encoded: Sequence[Encoded],
+        sample_ids: NDArray[np.int64],
+        epoch: int,
+        known: Arrays,
+        out: NDArray[Any],
+        keep: Keep | None = None,
     ) -> Prepared:
         """Prepare n samples.
 
@@ -88,6 +96,9 @@ class Engine(Protocol):
             out: [n, *field.shape], where what is made of them goes; the rows of bad samples become zero. Where samples
                 differ in size it is contiguous memory for as many of the largest (`Field.empty`), in which they come to
                 lie end to end.
+            keep: takes the decoded form of the samples that are to be kept. It is given those that come encoded and are
+                good, as far as it has room, and as far as their decoded form is what decides: not a recording that is
+                damaged outside of the window that this epoch reads.
 
         Raises:
             DatasetError: a field that lies on the image, or beside one that does, does not fit it.

@@ -51,7 +51,8 @@ class Header(NamedTuple):
     """The header of an image, as far as prep needs it.
 
     Attributes:
-        format: of the encoding.
+        format: of the encoding; "decoded" for an image that comes in a container (`mbaas.prep.decoded`), whose size
+            here is that of the upright original.
         height: in pixels, as stored: before EXIF turns the image.
         width: in pixels, as stored.
         channels: as stored; 1 grey, 3 colour, 4 CMYK or YCCK for a JPEG. A PNG's palette counts as 3, and so does a
@@ -64,7 +65,7 @@ class Header(NamedTuple):
         scans: how often a JPEG's decoder goes over the whole image.
     """
 
-    format: Literal["jpeg", "png", "webp"]
+    format: Literal["jpeg", "png", "webp", "decoded"]
     height: int
     width: int
     channels: int
@@ -97,16 +98,24 @@ def peek(data: memoryview, max_pixels: int) -> Header:
     else:
         raise UndecodableError(_unknown(data))
     # Before anybody allocates memory for it: a header of twenty bytes can claim gigabytes.
-    pixels = header.height * header.width
+    check_pixels(header.height, header.width, max_pixels, header.scans)
+    return header
+
+
+def check_pixels(height: int, width: int, max_pixels: int, scans: int = 1) -> None:
+    """Check what a header says of the size of an image; see `peek`.
+
+    Raises:
+        UndecodableError: it is too large, or has no pixels.
+    """
+    pixels = height * width
     if pixels > max_pixels:
-        size = f"{header.width}x{header.height}"
-        raise UndecodableError(f"{size} is {pixels:,} pixels, over the limit of {max_pixels:,} (max_pixels)")
-    if pixels * header.scans > _MOST_PASSES * max_pixels:
-        passes = f"its {header.scans:,} scans of {pixels:,} pixels each"
+        raise UndecodableError(f"{width}x{height} is {pixels:,} pixels, over the limit of {max_pixels:,} (max_pixels)")
+    if pixels * scans > _MOST_PASSES * max_pixels:
+        passes = f"its {scans:,} scans of {pixels:,} pixels each"
         raise UndecodableError(f"{passes} are more than {_MOST_PASSES} of {max_pixels:,} (max_pixels)")
     if pixels == 0:
-        raise UndecodableError(f"its header says {header.width}x{header.height} pixels")
-    return header
+        raise UndecodableError(f"its header says {width}x{height} pixels")
 
 
 def _unknown(data: memoryview) -> str:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from mbaas.fields import Arrays, Column, Packed
 from mbaas.prep.boxes import placed
+from mbaas.prep.decoded import Decoded, image_header, is_decoded, read_decoded
 from mbaas.prep.engine import BadRow, Encoded, Prepared
 from mbaas.prep.header import Header, UndecodableError, peek
 from mbaas.prep.on_image import moved_fields
@@ -26,6 +27,7 @@ class PartInput:
         rows: indices in the block of the n samples that have a good header.
         encoded: their bytes.
         headers: their headers.
+        decoded: what is in the containers of those that come decoded; None for all others.
         sample_ids: int64[n], their ids.
         epoch: of the block; random transforms depend on it.
         known: the dataset's fields of the n samples.
@@ -35,6 +37,7 @@ class PartInput:
     rows: list[int]
     encoded: list[memoryview]
     headers: list[Header]
+    decoded: list[Decoded | None]
     sample_ids: NDArray[np.int64]
     epoch: int
     known: Arrays
@@ -84,20 +87,23 @@ class PartInput:
 def read_headers(
     encoded: Sequence[Encoded], sample_ids: NDArray[np.int64], epoch: int, known: Arrays, max_pixels: int
 ) -> PartInput:
-    """Read the headers of samples; see `Engine.prepare` for what they are."""
+    """Read the headers of samples, encoded or decoded; see `Engine.prepare` for what they are."""
     rows: list[int] = []
     views: list[memoryview] = []
     headers: list[Header] = []
+    opened: list[Decoded | None] = []
     bad: list[BadRow] = []
     for row, item in enumerate(encoded):
         view = memoryview(cast("Any", item))
         try:
-            headers.append(peek(view, max_pixels))
+            decoded = read_decoded(view) if is_decoded(view) else None
+            headers.append(peek(view, max_pixels) if decoded is None else image_header(decoded, max_pixels))
         except UndecodableError as error:
             bad.append(BadRow(row, str(error)))
         else:
             rows.append(row)
             views.append(view)
+            opened.append(decoded)
     if bad:
         known = {name: column[np.array(rows, np.intp)] for name, column in known.items()}
-    return PartInput(rows, views, headers, sample_ids[rows], epoch, known, bad)
+    return PartInput(rows, views, headers, opened, sample_ids[rows], epoch, known, bad)

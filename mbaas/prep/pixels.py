@@ -67,7 +67,18 @@ def cut(image: Image, box: Sequence[int], into: Image, scratch: Scratch) -> None
         np.copyto(packed, window)
         window = packed
     as_tensor, resample = resampler()
+    if not window.flags.writeable:
+        window = np.asarray(_Unsealed(window))
     resample(_channels_last(as_tensor(window)), into.shape[:2], False, None, None, out=_channels_last(as_tensor(into)))
+
+
+class _Unsealed:
+    """The same memory for NumPy as one that may be written: torch has no other, and warns. It is only read."""
+
+    def __init__(self, image: Image) -> None:
+        self._image = image  # so that its memory stays
+        said = image.__array_interface__
+        self.__array_interface__ = {**said, "data": (said["data"][0], False)}
 
 
 @functools.cache
@@ -95,9 +106,9 @@ def _copy(image: Image, top: int, left: int, into: Image) -> None:
     into[y : y + inside.shape[0], x : x + inside.shape[1]] = inside
 
 
-def mirror(image: Image) -> None:
-    """Flip ``image`` left to right in place."""
-    cv2.flip(image, 1, dst=image)
+def mirror(image: Image, into: Image) -> None:
+    """Flip ``image`` left to right into ``into``, which may be itself."""
+    cv2.flip(image, 1, dst=into)
 
 
 def recolor(image: Image, changes: Sequence[Sequence[float]]) -> None:

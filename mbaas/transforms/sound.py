@@ -223,7 +223,8 @@ class SpecAugment(ArrayTransform):
     def apply(self, array: Array, u: NDArray[np.float64], form: Form) -> Array:  # noqa: ARG002 (of all forms alike)
         _check_spectrogram(self, array)
         masked = array.copy()
-        value = 0.0 if self.zero_masking or not array.size else array.mean(dtype=np.float64)
+        # Of the copy, which is in C order: another order of memory would be summed up, and rounded, in another order.
+        value = 0.0 if self.zero_masking or not array.size else masked.mean(dtype=np.float64)
         of_time, of_frequency = self.stretches(array.shape, u)
         for stretch in of_time:
             masked[stretch] = value

@@ -123,13 +123,14 @@ def test_what_is_no_whole_container_is_refused(data, says):
         ({"kind": b"O"}, "1 axes of b'O'4"),
         ({"kind": b"\xff"}, "1 axes of b'.xff'4"),
         ({"itemsize": 16}, "1 axes of b'f'16"),
+        ({"engine": 2}, "after 1 transforms of engine 2"),
         ({"length": 2**63}, "takes 36,893,488,147,419,103,360 bytes, and it has 192"),
     ],
 )
 def test_claims_that_cannot_be_are_refused_although_the_checksum_is_right(claim, says):
     from mbaas.prep import decoded
 
-    said = {"version": 1, "applied": 1, "axes": 1, "kind": b"f", "itemsize": 4, "length": 3} | claim
+    said = {"version": 1, "applied": 1, "axes": 1, "kind": b"f", "itemsize": 4, "engine": 0, "length": 3} | claim
     data = bytearray(container(np.zeros(3, np.float32)))
     *first, length = said.values()
     decoded._HEADER.pack_into(data, 0, decoded.MAGIC, *first, 0, 0, length, *(0,) * 7)

@@ -1,0 +1,97 @@
+"""Prepares the same samples encoded, decoded and in any mix, and checks that nothing else differs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mbaas.fields import Arrays, Column, memory
+from mbaas.prep.decoded import KeptRows
+from mbaas.prep.engine import Encoded, Engine, Prepared
+
+_ROOM_BYTES = 1 << 28
+
+
+def containers(keep: KeptRows) -> dict[int, NDArray[np.uint8]]:
+    """Copies of the containers that were kept, read-only: row -> container."""
+    rows, lengths, packed = keep.taken()
+    ends = np.cumsum(lengths)
+    found = {
+        row: packed[end - length : end].copy()
+        for row, length, end in zip(rows.tolist(), lengths.tolist(), ends.tolist(), strict=True)
+    }
+    for container in found.values():
+        container.flags.writeable = False
+    return found
+
+
+def check_any_mix(
+    make: Callable[[int], Engine],
+    files: Sequence[bytes],
+    known: Mapping[str, Column] | None = None,
+    *,
+    first: int = 0,
+    epochs: Sequence[int] = (0, 1, 2),
+) -> dict[int, NDArray[np.uint8]]:
+    """Check that an engine makes the same of samples however they come, whatever it keeps, and by any threads.
+
+    Args:
+        make: makes the engine for a number of threads.
+        files: the samples, encoded.
+        known: their fields.
+        first: which of them is good for sure.
+        epochs: of which all is made. What is decoded comes from the first.
+
+    Returns:
+        The containers of those that were kept: row -> container.
+    """
+    engines, values = [make(1), make(3)], dict(known or {})
+    count = len(files)
+    ids = np.arange(count) * 7 + 3
+    field = engines[0].field(files[first], "first", {name: each[first : first + 1] for name, each in values.items()})
+
+    def prepared(engine: Engine, samples: Sequence[Encoded], epoch: int, keep: KeptRows | None = None) -> Prepared:
+        out = np.full_like(field.empty(count), 77)
+        return engine.prepare(samples, ids, epoch, values, out, keep)
+
+    try:
+        wanted = {epoch: prepared(engines[0], files, epoch) for epoch in epochs}
+        everything = KeptRows(range(count), _ROOM_BYTES)
+        check_same(prepared(engines[1], files, epochs[0], everything), wanted[epochs[0]], "all kept")
+        kept = containers(everything)
+        before = {row: container.tobytes() for row, container in kept.items()}
+        chance = np.random.default_rng(5)
+        for epoch in epochs:
+            for engine, share in zip(engines, (1.0, 0.5), strict=True):
+                is_decoded = chance.random(count) < share
+                samples = [kept[row] if row in kept and is_decoded[row] else files[row] for row in range(count)]
+                some = KeptRows(np.flatnonzero(chance.random(count) < 0.7).tolist(), int(chance.integers(1 << 20)))
+                check_same(prepared(engine, samples, epoch, some), wanted[epoch], f"epoch {epoch}, share {share}")
+                for row, again in containers(some).items():
+                    assert samples[row] is files[row], "what comes decoded is not kept again"
+                    # One that is good in some epochs only may have been bad in the first.
+                    assert again.tobytes() == before.get(row, again.tobytes())
+        assert {row: container.tobytes() for row, container in kept.items()} == before, "they are read-only"
+    finally:
+        for engine in engines:
+            engine.close()
+    return kept
+
+
+def check_same(found: Prepared, wanted: Prepared, what: str) -> None:
+    """Check that samples were prepared alike, bit for bit."""
+    assert found.bad == wanted.bad, what
+    assert list(found.known) == list(wanted.known), what
+    _check_columns({"made": found.made, **found.known}, {"made": wanted.made, **wanted.known}, what)
+
+
+def _check_columns(found: Arrays, wanted: Arrays, what: str) -> None:
+    for name, column in wanted.items():
+        assert type(found[name]) is type(column), (what, name)
+        for one, other in zip(memory(found[name]), memory(column), strict=True):
+            assert (one.shape, one.dtype) == (other.shape, other.dtype), (what, name)
+            if one.tobytes() != other.tobytes():
+                differs = [row for row in range(len(one)) if one[row].tobytes() != other[row].tobytes()]
+                raise AssertionError(f"{what}: {name} differs at {differs[:8]}")
