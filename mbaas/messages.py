@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mbaas.allocation.balance import assign
+from mbaas.allocation.forms import SampleCosts
 from mbaas.budgets import MemoryClaim
 from mbaas.errors import MbaasError
 from mbaas.fields import SAMPLE_ID, Field
@@ -207,6 +208,21 @@ class BlockMeta:
 
 
 @dataclass(frozen=True)
+class DecodedCosts:
+    """What decoded samples cost and save, on average over the samples that were tried.
+
+    Attributes:
+        sample_bytes: bytes of one.
+        sample_s: seconds that one thread takes to prepare a sample from what storage has.
+        rest_s: the same from its decoded form.
+    """
+
+    sample_bytes: float
+    sample_s: float
+    rest_s: float
+
+
+@dataclass(frozen=True)
 class Probe:
     """What is learned of a feed's samples before it is laid out.
 
@@ -214,11 +230,28 @@ class Probe:
         spec: shape and dtype of a prepared sample.
         sample_s: seconds that a worker takes to prepare one.
         read_s: seconds that a node takes for each sample that it reads from storage, many at once.
+        decoded: what decoded samples cost; None if none could be made.
     """
 
     spec: SampleSpec
     sample_s: float
     read_s: float
+    decoded: DecodedCosts | None = None
+
+
+@dataclass(frozen=True)
+class DecodedSamples:
+    """What the decoded samples of a feed are, and what it costs and saves to keep them.
+
+    Attributes:
+        prefix: the transforms that made them, and the engine: equal for feeds whose decoded samples are the same.
+        costs: of a sample.
+        threads: that prepare on a node, all together.
+    """
+
+    prefix: str
+    costs: SampleCosts
+    threads: int
 
 
 @dataclass(frozen=True)

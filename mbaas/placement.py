@@ -394,6 +394,13 @@ class PlacementHistory:
         home, kept = placement.homes_and_kept(sample_ids)
         return kept & (home == placement.index(self._node))
 
+    def home_share(self, num_stored: int) -> float:
+        """Return the share of the stored samples that have their home on this node, 0 to 1; of many an estimate."""
+        if self.newest is None or len(self.newest.node_weights) == 1:
+            return float(self.newest is None or self._node in self.newest.nodes)
+        ids = np.linspace(0, num_stored - 1, min(num_stored, BINS)).astype(np.int64)
+        return float(self.is_home(ids).mean())
+
     def is_home(self, sample_ids: Ids) -> NDArray[np.bool_]:
         """Return which samples have their home on this node, kept in memory or not: int64[n] -> bool[n]."""
         if self.newest is None:

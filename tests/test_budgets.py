@@ -41,7 +41,14 @@ def nodes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def budgets(**said: Any) -> tuple[int, int]:
-    given = {"cache_bytes": None, "staging_bytes": None, "dataset_bytes": 100 * GB, "earlier": (), **said}
+    given = {
+        "cache_bytes": None,
+        "staging_bytes": None,
+        "dataset_bytes": 100 * GB,
+        "grows": False,
+        "earlier": (),
+        **said,
+    }
     stores = runtime.store_bytes(with_cpus=True).values()
     return memory_budgets(stores=stores, smallest_store=min(runtime.store_bytes().values()), **given)
 
@@ -49,6 +56,15 @@ def budgets(**said: Any) -> tuple[int, int]:
 def test_the_cache_may_be_as_large_as_the_largest_node_allows_that_prepares(nodes: None) -> None:
     """70 % of 20 GB are 14 GB; staged minibatches may be read on the head, too: 15 % of its 1 GB."""
     assert budgets() == (14 * GB - 150_000_000, 150_000_000)
+
+
+@pytest.mark.parametrize(("dataset", "cache"), [(0.1, 0.8), (0.5, 4), (5, 13.85 / 2), (10, 10), (100, 13.85)])
+def test_a_cache_that_keeps_decoded_samples_leaves_half_to_feeds_that_come_later(
+    nodes: None, dataset: float, cache: float
+) -> None:
+    """Eight times what the dataset has, up to half of the 13.85 GB beside staging; or just what the dataset has."""
+    found, _ = budgets(dataset_bytes=int(dataset * GB), grows=True)
+    assert found == pytest.approx(cache * GB)
 
 
 def test_what_other_feeds_may_use_is_left_to_them(nodes: None) -> None:

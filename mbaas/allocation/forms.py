@@ -15,7 +15,8 @@ disk       (encoded_bytes (x encoded there) + decoded_bytes (x decoded there)) /
 The three work at the same time, so an epoch takes as long as the busiest of them needs. Work of one resource adds up:
 to average the rates of encoded and decoded samples, as Seneca (FAST 2025, equation 9) does, promises more than comes.
 The shares with the shortest epoch are a linear programme. Of those, the ones that need the least CPU and storage time
-are taken, because others use both as well, and then those that keep most.
+are taken, because others use both as well, and then those that keep most. Where the memory has room for all encoded
+samples, all are kept, some of them decoded: storage is read once, whatever it costs.
 """
 
 from __future__ import annotations
@@ -196,8 +197,8 @@ def _solved(costs: SampleCosts, names: Sequence[str], *, threads: float, memory:
         memory, disk: room, in bytes for each sample.
     """
     # The optimum of a linear programme is at a corner of what is allowed: where as many constraints hold with equality
-    # as there are variables. Here these are up to four shares and the seconds of the busiest resource, with eleven
-    # constraints at most. So all 462 candidates are tried, which takes less time than to import a solver.
+    # as there are variables. Here these are up to four shares and the seconds of the busiest resource, with twelve
+    # constraints at most. So all 792 candidates are tried, which takes less time than to import a solver.
     constraints, limits, unit_s = _constraints(costs, names, threads=threads, memory=memory, disk=disk)
     chosen = np.array(list(combinations(range(len(limits)), len(names) + 1)))
     is_point = np.linalg.det(constraints[chosen]) != 0
@@ -231,6 +232,7 @@ def _constraints(
     unit_s = max(costs.storage_s, costs.encoded_s / threads, costs.decoded_s / threads)
     rows = [
         (ones, 0.0, 1.0),
+        *([(-ones, 0.0, -1.0)] if memory >= costs.encoded_bytes * (1 - TOLERANCE) else []),
         (nbytes * in_memory / most, 0.0, memory / most),
         (nbytes * (1 - in_memory) / most, 0.0, disk / most),
         (-ones * costs.storage_s / unit_s, -1.0, -costs.storage_s / unit_s),

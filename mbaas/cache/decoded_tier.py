@@ -11,6 +11,7 @@ was room, gives way when the other needs the room for its own.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -35,13 +36,15 @@ class HandIn:
 
     Attributes:
         slab: its number, positive.
-        chosen: bool[n], which of the samples that were handed in are kept.
-        sample_ids: int64[k], these.
+        chosen: bool[n], which of the samples that were handed in are kept in memory.
+        to_disk: bool[n], which of the others may be kept on disk.
+        sample_ids: int64[k], those that are kept in memory.
         lengths: int64[k], bytes.
     """
 
     slab: int
     chosen: NDArray[np.bool_]
+    to_disk: NDArray[np.bool_]
     sample_ids: Ids
     lengths: NDArray[np.int64]
 
@@ -57,12 +60,16 @@ class _Promise:
 
     Attributes:
         sample_ids: that are expected.
-        nbytes: of the room.
+        in_memory: those of them that are for memory; the others are for the disk.
+        nbytes: of the room in memory.
+        disk_bytes: that go to disk.
         since: how many fetches had begun when the promise was last needed.
     """
 
     sample_ids: frozenset[int]
+    in_memory: frozenset[int]
     nbytes: int
+    disk_bytes: int
     since: int
 
 
@@ -73,8 +80,9 @@ class DecodedTier:
     Attributes:
         sample_bytes: of a decoded sample, on average; 0 if none is to be kept.
         target_bytes: the node's memory that is for decoded samples.
-        promised_bytes: room that is set aside; with ``used_bytes`` within the target, unless that fell.
-        used_bytes: of all slabs. Beyond the target if that fell.
+        disk_free_bytes: what the node's disk has left for decoded samples.
+        promised_bytes: room that is set aside.
+        used_bytes: of all slabs. Beyond the target if that fell, or if samples were larger than was expected.
         slabs: slab -> its bytes; all slabs of decoded samples, those included that are being made.
         unfit: samples that no worker could hand in; they are not asked for again.
         coming: by slab, what was handed in and is not readable yet.
@@ -82,6 +90,7 @@ class DecodedTier:
 
     sample_bytes: float = 0.0
     target_bytes: int = 0
+    disk_free_bytes: int = 0
     used_bytes: int = 0
     promised_bytes: int = 0
     slabs: dict[int, int] = field(default_factory=dict)
@@ -108,30 +117,31 @@ class DecodedTier:
 
     # ---- promises ----
 
-    def wanted(self, sample_ids: Ids, free_bytes: int) -> NDArray[np.bool_]:
-        """Choose the samples of a part that a worker is to hand in, as many as there is room for: bool[n].
-
-        Args:
-            sample_ids: int64[n], none of them kept decoded.
-            free_bytes: of the node's memory, beside all that is used or promised.
-        """
+    def wanted(self, sample_ids: Ids, room_bytes: int) -> NDArray[np.bool_]:
+        """Choose the samples that a worker is to hand in, as many as there is room for: bool[n]."""
         wanted = np.zeros(len(sample_ids), np.bool_)
-        if not self.sample_bytes:
-            return wanted
-        most = int(min(self.free_bytes, self.hand_in_bytes, free_bytes) // self.sample_bytes)
+        most = int(max(0, room_bytes) // self.sample_bytes) if self.sample_bytes else 0
         if most:
             fit = ~self.expects(sample_ids) & ~among(sample_ids, self.unfit)
             wanted[np.flatnonzero(fit)[:most]] = True
         return wanted
 
-    def promise(self, request: PartRequest, sample_ids: Ids) -> int:
-        """Set room aside for samples of a part that a worker is to hand in. Returns its bytes."""
-        if not len(sample_ids):
+    def promise(self, request: PartRequest, sample_ids: Ids, to_disk: Ids) -> int:
+        """Set room aside for samples of a part that a worker is to hand in. Returns its bytes in memory.
+
+        Args:
+            request: the part.
+            sample_ids: that are to be kept in memory.
+            to_disk: others, that are to be kept on disk.
+        """
+        if not len(sample_ids) + len(to_disk):
             return 0
-        nbytes = int(np.ceil(len(sample_ids) * self.sample_bytes))
+        nbytes, disk_bytes = (math.ceil(len(ids) * self.sample_bytes) for ids in (sample_ids, to_disk))
         assert request not in self._promises, f"room for {request} was promised before"
-        self._promises[request] = _Promise(frozenset(sample_ids.tolist()), nbytes, self._fetches)
-        self._expected |= self._promises[request].sample_ids
+        in_memory = frozenset(sample_ids.tolist())
+        expected = in_memory.union(to_disk.tolist())
+        self._promises[request] = _Promise(expected, in_memory, nbytes, disk_bytes, self._fetches)
+        self._expected |= expected
         self.promised_bytes += nbytes
         return nbytes
 
@@ -139,10 +149,14 @@ class DecodedTier:
         """Tell which samples are to be handed in, or were and are not readable yet: bool[n]."""
         return among(sample_ids, self._expected) if self._expected else np.zeros(len(sample_ids), np.bool_)
 
+    def room_for(self, request: PartRequest) -> int:
+        """Return the bytes of memory that are set aside for what is handed in for a part."""
+        return self._promises[request].nbytes if request in self._promises else 0
+
     def promised(self, request: PartRequest) -> tuple[frozenset[int], int]:
         """Return the samples of a part that are to be handed in, and the bytes that are set aside for them."""
         promise = self._promises.get(request)
-        return (promise.sample_ids, promise.nbytes) if promise is not None else (frozenset(), 0)
+        return (frozenset(), 0) if promise is None else (promise.sample_ids, promise.nbytes + promise.disk_bytes)
 
     def fetched(self, request: PartRequest) -> int:
         """Note that a fetch of a part begins. Returns the bytes of promises that lapse."""
@@ -171,20 +185,41 @@ class DecodedTier:
     # ---- what is handed in ----
 
     def admit(
-        self, slab: int, sample_ids: Ids, lengths: NDArray[np.int64], new: NDArray[np.bool_], free: int
+        self,
+        slab: int,
+        request: PartRequest,
+        sample_ids: Ids,
+        lengths: NDArray[np.int64],
+        *,
+        new: NDArray[np.bool_],
+        to_disk: NDArray[np.bool_],
+        free: int,
     ) -> HandIn:
-        """Choose of what was handed in the samples that are kept, and charge them.
+        """Choose of what was handed in for a part the samples that are kept in memory, and charge them.
+
+        The promise for the part ends before: its room is free again.
 
         Args:
             slab: number of the slab that they get.
+            request: the part.
             sample_ids: int64[n].
             lengths: int64[n], bytes.
-            new: bool[n], those that are to be kept here, and are not yet.
+            new: bool[n], those that memory is to keep, and does not yet.
+            to_disk: bool[n], those that the disk may keep if memory does not.
             free: bytes of the node's memory, beside all that is used or promised.
         """
+        promise = self._promises.get(request)
+        expected = np.zeros(len(sample_ids), np.bool_)
+        if promise is not None:
+            expected = among(sample_ids, promise.in_memory)
+            self.release(request)
         new = new & ~self.expects(sample_ids)
-        chosen = fitting(np.where(new, lengths, 0), min(self.free_bytes, free))
-        hand_in = HandIn(slab, chosen, sample_ids[chosen], lengths[chosen])
+        # Samples may be larger than the mean, for which room was promised, and are kept nowhere else.
+        room = min(free, max(self.free_bytes, 2 * promise.nbytes if promise is not None else 0))
+        chosen = fitting(np.where(new & expected, lengths, 0), room)
+        left = min(free, self.free_bytes) - int(lengths[chosen].sum())
+        chosen |= fitting(np.where(new & ~expected, lengths, 0), max(0, left))
+        hand_in = HandIn(slab, chosen, to_disk & ~chosen, sample_ids[chosen], lengths[chosen])
         if len(hand_in.sample_ids):
             self.coming[slab] = hand_in
             self._expected.update(hand_in.sample_ids.tolist())

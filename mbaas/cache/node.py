@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import math
 import os
 import time
 from collections.abc import AsyncIterator, Iterable
@@ -16,20 +17,35 @@ import ray
 from numpy.typing import NDArray
 from ray.exceptions import RayError
 
-from mbaas import bugs, runtime
-from mbaas.cache.disk.tier import DiskTier
+from mbaas import bugs, runtime, units
+from mbaas.allocation.forms import FormPlan, plan_forms
+from mbaas.cache.disk.tier import DISK_THREADS, DiskTier
 from mbaas.cache.planner import Planner
 from mbaas.cache.read_pool import ReadPool
-from mbaas.cache.reader import LOCAL_S, FetchReply, KnownSlabs
+from mbaas.cache.reader import LOCAL_S, NO_ROWS, FetchReply, KnownSlabs
 from mbaas.cache.row_server import RowPool, check_pick
-from mbaas.cache.slab import Load, Origin, RowLocations, Slab, away, joined, pack, squeeze, views
+from mbaas.cache.slab import (
+    Failures,
+    Load,
+    Origin,
+    PassingReason,
+    RowLocations,
+    Slab,
+    away,
+    joined,
+    pack,
+    squeeze,
+    views,
+)
 from mbaas.cache.stats import CacheStats, EpochCounts, Flow, Meter
 from mbaas.cache.tuner import ReadaheadTuner
 from mbaas.errors import ConfigError
 from mbaas.fields import Arrays
+from mbaas.messages import Amount, DecodedSamples
 from mbaas.order import Ids, SampleOrder
 from mbaas.placement import Holdings, PartRequest, PlacementHistory, PlacementUpdate
 from mbaas.settings import FIRST_FETCH_THREADS, Disk, Timeouts
+from mbaas.units import counted
 
 if TYPE_CHECKING:
     from mbaas.dataset import Dataset
@@ -83,6 +99,7 @@ class CacheNode:
         coordinator: str = "",
         disk: Disk | None = None,
         storage_s: float = Timeouts().storage_s,
+        decoded: DecodedSamples | None = None,
     ) -> None:
         """
         Args:
@@ -97,6 +114,7 @@ class CacheNode:
             feed: the feed that it belongs to; "" for one that stands alone.
             coordinator: actor id of the feed's coordinator, with which it ends; "" for one that stands alone.
             storage_s: how long storage is asked again for a sample that it does not give, before that counts as bad.
+            decoded: what decoded samples are and cost, from which follows how many are kept; None: none are.
 
         Raises:
             ConfigError: a budget is negative, or the order is not that of the dataset.
@@ -114,6 +132,12 @@ class CacheNode:
         self._whole, self._dataset, self._feed = dataset, dataset.stored, feed
         if coordinator:
             runtime.end_with(coordinator)
+        self._meter = Meter()
+        self._disk: DiskTier | None = None
+        if disk is not None:
+            prefix = "" if decoded is None else decoded.prefix
+            self._disk = DiskTier(disk.path, disk.max_bytes, self._dataset, self._placements, self._meter, prefix)
+            self._to_close.callback(self._disk.close)
         self._planner = Planner(
             order,
             self._dataset.lengths,
@@ -121,12 +145,8 @@ class CacheNode:
             readahead_bytes=readahead_bytes,
             placements=self._placements,
             num_samples=len(self._dataset),
+            decoded_on_disk=None if self._disk is None else self._disk.decoded_lengths,
         )
-        self._meter = Meter()
-        self._disk: DiskTier | None = None
-        if disk is not None:
-            self._disk = DiskTier(disk.path, disk.max_bytes, self._dataset, self._placements, self._meter)
-            self._to_close.callback(self._disk.close)
         self._tuner = ReadaheadTuner(self._planner, self._meter, self._disk, block_samples=order.block_samples)
         self._pool = ReadPool(self._dataset.reader(), threads=threads, meter=self._meter, storage_s=storage_s)
         self._to_close.callback(self._pool.close)
@@ -140,6 +160,10 @@ class CacheNode:
         self._refs: dict[int, SlabRef] = {}  # by slab; full ones, transient ones until released
         self._drops_slabs = False  # whether permanent slabs were ever let go
         self._peak_transient_bytes = 0
+        self._decoded = decoded
+        self._aimed: FormPlan | None = None  # what was planned last
+        self._knows_disk = False  # whether it was planned with the disk's speed
+        self._aim()
 
     # ---- what readers ask for ----
 
@@ -158,7 +182,33 @@ class CacheNode:
         If one of these is a `PassingReason`, the caller is to come again: the sample is not bad.
         """
         async with self._fetched(request) as rows:
-            return self._reply(rows, known)
+            asked, nbytes = self._planner.to_hand_in(request) if rows.slab_ids else (NO_ROWS, 0)
+            return dataclasses.replace(self._reply(rows, known), hand_in=asked, hand_in_bytes=nbytes)
+
+    async def keep_decoded(
+        self,
+        request: PartRequest,
+        sample_ids: Ids,
+        lengths: NDArray[np.int64],
+        packed: Slab,
+        unfit: list[int],
+    ) -> None:
+        """Keep decoded samples that a worker of this node hands in; see `CacheReader.hand_in`."""
+        hand_in = self._planner.begin_keeping(request, sample_ids, lengths, unfit)
+        self._check()
+        if self._disk is not None and hand_in.to_disk.any():
+            chosen = hand_in.to_disk
+            await self._disk.write_decoded(sample_ids[chosen], lengths[chosen], _of(packed, lengths, chosen))
+        if not len(hand_in.sample_ids):
+            return
+        try:
+            self._refs[hand_in.slab] = await self._put(_of(packed, lengths, hand_in.chosen))
+        except Exception as error:
+            bugs.log_bug(error, "while decoded samples were kept")
+            self._planner.keeping_failed(hand_in)
+        else:
+            self._planner.kept(hand_in)
+        self._check()
 
     async def fetch_packed(self, request: PartRequest) -> tuple[FetchReply, Slab]:
         """Fetch for a caller on another node: all samples end to end in one array, which alone travels."""
@@ -166,6 +216,7 @@ class CacheNode:
             reply = self._reply(rows, None)
             # One array instead of many slabs: Ray would fetch each slab whole, with the samples that nobody asked for.
             slabs = await asyncio.gather(*(ref for ref in reply.slab_refs if ref is not None))
+            self._planner.not_handed_in(request)  # by a worker elsewhere
             # In the same thread as puts: it makes a copy on the heap, too.
             packed = await asyncio.get_running_loop().run_in_executor(self._putter, _pack, rows, slabs)
             return dataclasses.replace(reply, slab_refs=[]), packed
@@ -207,6 +258,8 @@ class CacheNode:
             return
         # A bound, because each fetch may hold a block's bytes in the object store beyond what the cache may take.
         async with self._slots:
+            if self._knows_disk and self._disk is not None:
+                self._planner.tier.disk_free_bytes = self._disk.free_for_decoded_bytes
             self._start(self._planner.begin_fetch(request), urgent=True)
             try:
                 # Before the wait: threads that this part leaves idle read the next ones meanwhile.
@@ -230,6 +283,8 @@ class CacheNode:
         self._peers = update.caches
         if self._disk is not None:
             self._disk.update_nodes(len(update.placement.node_weights))
+        self._planner.placement_changed()
+        self._aim()
 
     async def _learn_placement(self) -> None:
         """Ask the coordinator for the placement, which this node has forgotten if it was restarted."""
@@ -240,8 +295,12 @@ class CacheNode:
 
     async def holdings(self) -> Holdings:
         """Tell what this node keeps."""
-        newest = self._placements.newest
-        return Holdings(newest.version if newest is not None else 0, self._planner.directory.cached_ids())
+        newest, directory = self._placements.newest, self._planner.directory
+        ids, decoded = directory.cached_ids(), None
+        if directory.decoded.samples:
+            kept = directory.lookup(ids)
+            decoded = np.where(kept["decoded"], kept["length"], 0)
+        return Holdings(newest.version if newest is not None else 0, ids, decoded)
 
     async def dataset(self) -> Dataset:
         """Return the dataset, for a coordinator that was restarted."""
@@ -256,18 +315,21 @@ class CacheNode:
             # Shielded: what was begun is kept, even if the caller gives up.
             await asyncio.gather(*(asyncio.shield(self._filling[load.slab]) for load in loads))
 
-    async def hand_over(self, sample_ids: Ids, lacking: NDArray[np.bool_]) -> tuple[NDArray[np.bool_], Slab]:
+    async def hand_over(
+        self, sample_ids: Ids, lacking: NDArray[np.bool_], lengths: NDArray[np.int64]
+    ) -> tuple[NDArray[np.bool_], Slab]:
         """Give samples to the node that is their home now, and keep them no more.
 
         Args:
             sample_ids: int64[n].
             lacking: bool[n], whose bytes that node lacks; of the others it has them.
+            lengths: int64[n], bytes for which it has room: those of the form in which it believes them to be here.
 
         Returns:
             bool[n], which of those that it lacks were kept here, and their bytes end to end.
         """
         present: NDArray[np.bool_] = self._planner.directory.slabs(sample_ids) > 0
-        kept, packed = await self._packed(sample_ids, lacking)
+        kept, packed = await self._packed(sample_ids, lacking, lengths)
         # While slabs were awaited, another call may have handed over some of the samples.
         still = present & (self._planner.directory.slabs(sample_ids) > 0)
         emptied = self._planner.hand_over(sample_ids[still])
@@ -276,7 +338,9 @@ class CacheNode:
         self._check()
         return kept, packed
 
-    async def lend(self, sample_ids: Ids, lacking: NDArray[np.bool_]) -> tuple[NDArray[np.bool_], Slab]:
+    async def lend(
+        self, sample_ids: Ids, lacking: NDArray[np.bool_], lengths: NDArray[np.int64]
+    ) -> tuple[NDArray[np.bool_], Slab]:
         """Give copies of samples that live here now to the node where they were, for a part that was cut before.
 
         Arguments and what is returned are those of `hand_over`. Samples that are still on their way are waited for.
@@ -284,12 +348,14 @@ class CacheNode:
         to_come = [self._filling[slab] for slab in self._planner.slabs_to_come(sample_ids) if slab in self._filling]
         if to_come:
             await asyncio.wait(to_come)
-        return await self._packed(sample_ids, lacking)
+        return await self._packed(sample_ids, lacking, lengths)
 
-    async def _packed(self, sample_ids: Ids, wanted: NDArray[np.bool_]) -> tuple[NDArray[np.bool_], Slab]:
-        """Return which of the wanted samples are kept here, bool[n], and their bytes end to end."""
+    async def _packed(
+        self, sample_ids: Ids, wanted: NDArray[np.bool_], lengths: NDArray[np.int64]
+    ) -> tuple[NDArray[np.bool_], Slab]:
+        """Return which of the wanted samples are kept here with these lengths, bool[n], and their bytes end to end."""
         locations = self._planner.directory.lookup(sample_ids)
-        kept: NDArray[np.bool_] = wanted & (locations["slab"] > 0)
+        kept: NDArray[np.bool_] = wanted & (locations["slab"] > 0) & (locations["length"] == lengths)
         locations = locations[kept]
         numbers = np.unique(locations["slab"]).tolist()
         slabs = dict(zip(numbers, await asyncio.gather(*(self._refs[slab] for slab in numbers)), strict=True))
@@ -308,6 +374,9 @@ class CacheNode:
             cached_bytes=planner.directory.nbytes,
             cached_samples=planner.directory.samples,
             cached_slabs=len(planner.directory.slab_bytes),
+            decoded=planner.directory.decoded,
+            decoded_on_disk=Amount() if self._disk is None else self._disk.decoded,
+            decoded_target_bytes=planner.tier.target_bytes,
             readahead_budget_bytes=planner.ahead.budget_bytes,
             readahead_bytes=planner.ahead.used_bytes,
             readahead_blocks=planner.ahead_blocks,
@@ -333,6 +402,8 @@ class CacheNode:
         self._tuner.watch(self._pool.oldest(), hanging, self._dataset.uri, now)
         for sentence in self._pool.troubles.log(self._dataset.uri, now):
             self._tuner.tell(sentence)
+        if self._disk is not None and not self._knows_disk and self._tuner.speeds.disk is not None:
+            self._aim()
         for sentence in self._disk.log() if self._disk is not None else ():
             self._tuner.tell(sentence)
         self._look_ahead()
@@ -414,7 +485,10 @@ class CacheNode:
             origins = np.full(len(load.rows), Origin.STORAGE, np.int8)  # unless something nearer has it
             await self._fill_from_nearer(load, slab, origins)
             rows = np.flatnonzero(origins == Origin.STORAGE)
-            failures = await self._pool.fill(load, slab, urgent=urgent, rows=rows)
+            if load.decoded:  # which storage has not: those are read anew as it has them
+                failures: Failures = dict.fromkeys(rows.tolist(), PassingReason("no node has it decoded any more"))
+            else:
+                failures = await self._pool.fill(load, slab, urgent=urgent, rows=rows)
             if self._disk is not None and self._tuner.uses_disk:
                 await self._tuner.until_probed()  # until then the disk's room is taken by the file that is measured
                 await self._disk.write(load, slab, origins, failures)
@@ -451,7 +525,7 @@ class CacheNode:
         try:
             with self._meter.remote.using():
                 give = peer.lend if load.lends else peer.hand_over
-                asked = give.remote(load.sample_ids, lacking)
+                asked = give.remote(load.sample_ids, lacking, load.lengths)
                 kept, packed = await asyncio.wait_for(_result(asked), PEER_TIMEOUT_S)
                 self._meter.remote.moved(len(packed))
         except asyncio.TimeoutError:
@@ -482,7 +556,51 @@ class CacheNode:
         dropped = known.without(self._refs) if known is not None and self._drops_slabs else ()
         return FetchReply(**vars(rows), incarnation=self._incarnation, slab_refs=refs, dropped_slabs=dropped)
 
+    def _aim(self) -> None:
+        """Decide how much of the memory and the disk is for decoded samples: anew where samples have come or gone."""
+        if self._decoded is None:
+            return
+        costs, memory_bytes, disk_bytes = self._decoded.costs, self._planner.minio.budget_bytes, 0
+        speed = self._tuner.speeds.disk
+        if self._disk is not None and self._tuner.uses_disk and speed is not None:
+            costs, disk_bytes = dataclasses.replace(costs, disk_bytes_per_s=speed * DISK_THREADS), self._disk.disk_bytes
+            self._knows_disk = True
+        samples = self._placements.home_share(len(self._dataset)) * len(self._dataset)
+        plan = plan_forms(
+            costs,
+            samples=samples,
+            threads=self._decoded.threads,
+            memory_bytes=memory_bytes,
+            disk_bytes=disk_bytes,
+        )
+        # What files take is known; of decoded samples only a few were seen. So these have all that files do not need,
+        # which may be some more than their mean says: the larger ones may be those that are not decoded.
+        encoded_bytes = [
+            (share * samples + math.sqrt(share * samples)) * costs.encoded_bytes
+            for share in (plan.memory_encoded, plan.disk_encoded)
+        ]
+        memory_bytes = max(0, math.floor(memory_bytes - encoded_bytes[0])) if plan.memory_decoded else 0
+        self._planner.aim(memory_bytes, costs.decoded_bytes)
+        disk_bytes = max(0, math.floor(disk_bytes - encoded_bytes[1])) if plan.disk_decoded else 0
+        if self._knows_disk and self._disk is not None:
+            self._disk.divide(disk_bytes)
+        if plan == self._aimed:
+            return
+        self._aimed = plan
+        for share, nbytes, place in (
+            (plan.memory_decoded, memory_bytes, "in memory"),
+            (plan.disk_decoded, disk_bytes, "on disk"),
+        ):
+            if share:
+                of_all = f"{units.percent(share)} of {counted(round(samples), 'sample')}"
+                self._tuner.tell(f"{of_all} are to be kept decoded {place}, in up to {units.size(nbytes)}")
+        for clause in plan.told:
+            self._tuner.tell(clause)
+
     def _check(self) -> None:
+        if dropped := self._planner.take_dropped():
+            self._drops_slabs = True
+            self._let_go(dropped)
         self._peak_transient_bytes = max(self._peak_transient_bytes, self._planner.transient_bytes)
         if VALIDATE:
             self._planner.validate()
@@ -491,6 +609,13 @@ class CacheNode:
 def _pack(rows: RowLocations, slabs: list[Slab]) -> Slab:
     """Copy the rows end to end; those that could not be read take no bytes."""
     return joined(views(slabs, rows.slab, rows.offset, rows.length))
+
+
+def _of(packed: Slab, lengths: NDArray[np.int64], chosen: NDArray[np.bool_]) -> Slab:
+    """Return the chosen ones, bool[n], of samples of these lengths that lie end to end, end to end."""
+    if chosen.all():
+        return packed
+    return joined(views([packed], np.where(chosen, 0, -1), pack(lengths), lengths))
 
 
 async def _result(ref: Any) -> Any:

@@ -24,6 +24,9 @@ from mbaas.cache.slab import Failures, Load, PartPlan, RowLocations, pack
 from mbaas.order import Ids, SampleOrder
 from mbaas.placement import PartRequest, PlacementHistory
 
+SEEN = 32
+"""Decoded samples whose mean size is believed more than what was estimated."""
+
 Lengths = Callable[[Ids], NDArray[np.int64]]
 """Bytes of samples: int64[n] -> int64[n]."""
 
@@ -49,6 +52,10 @@ class UpcomingPart:
     samples: int
     lacking: Ids
     lengths: NDArray[np.int64]
+
+
+def _none_of(sample_ids: Ids) -> NDArray[np.int64]:
+    return np.zeros(len(sample_ids), np.int64)
 
 
 class _Found(NamedTuple):
@@ -92,6 +99,7 @@ class Planner:
         readahead_bytes: int,
         placements: PlacementHistory | None = None,
         num_samples: int | None = None,
+        decoded_on_disk: Lengths | None = None,
     ) -> None:
         """
         Args:
@@ -101,6 +109,7 @@ class Planner:
             readahead_bytes: the most that may be held for blocks that nobody asked for.
             placements: see above; by default one that knows of no other node.
             num_samples: of the dataset, as it is stored; by default those of the order.
+            decoded_on_disk: of decoded samples that this node's disk has, 0 for others; by default it has none.
         """
         self._num_samples = order.num_samples if num_samples is None else num_samples
         self.directory = Directory(self._num_samples)
@@ -110,6 +119,7 @@ class Planner:
         self.placements = placements if placements is not None else PlacementHistory(order)
         self._order = order
         self._lengths = lengths
+        self._decoded_on_disk = decoded_on_disk if decoded_on_disk is not None else _none_of
         self._numbers = itertools.count(1)  # of slabs, of either kind
         self._plans: dict[PartRequest, PartPlan] = {}  # each is fetched, or read ahead and likely to be
         self._loading: dict[int, Load] = {}  # by slab; every slab that is not full yet
@@ -192,10 +202,7 @@ class Planner:
         if load.decoded:
             self._not_decoded.update(load.sample_ids[~readable].tolist())
         if plan := self._plan_of(load):
-            origins = np.zeros(len(load.rows), np.int8) if origins is None else origins
-            if load.decoded and failures:  # those that nobody has decoded are read from storage
-                load, origins, failures = plan.give_up(load, failures), origins[readable], {}
-            plan.filled(load, failures, origins)
+            plan.filled(load, failures, np.zeros(len(load.rows), np.int8) if origins is None else origins)
 
     def failed(self, load: Load, failure: Exception) -> list[int]:
         """Note that a slab cannot be filled. Returns the other slabs of its part to let go, if that was read ahead."""
@@ -306,12 +313,20 @@ class Planner:
             lengths: int64[n], bytes of each.
             unfit: samples that were asked for and cannot be kept decoded.
         """
-        self.not_handed_in(request)
+        self.minio.give_back(self.tier.room_for(request))
         self.tier.unfit.update(unfit)
         new = self.placements.admits(sample_ids) & ~self.directory.lookup(sample_ids)["decoded"]
         new &= ~among(sample_ids, self._awaited_in)
         self._make_room(min(int(lengths[new].sum()), self.tier.free_bytes), decoded=True)
-        hand_in = self.tier.admit(next(self._numbers), sample_ids, lengths, new, self.minio.free_bytes)
+        hand_in = self.tier.admit(
+            next(self._numbers),
+            request,
+            sample_ids,
+            lengths,
+            new=new,
+            to_disk=self._absent(sample_ids) & self.placements.is_home(sample_ids),
+            free=self.minio.free_bytes,
+        )
         self.minio.take(hand_in.nbytes)
         return hand_in
 
@@ -323,6 +338,8 @@ class Planner:
         self.directory.publish(hand_in.slab, ids, offsets=pack(lengths), lengths=lengths, decoded=True)
         # Some may have moved to another node meanwhile.
         self._dropped += self._withdraw(ids[~self.placements.admits(ids)])
+        if (decoded := self.directory.decoded).samples >= SEEN:
+            self.tier.sample_bytes = decoded.nbytes / decoded.samples
 
     def keeping_failed(self, hand_in: HandIn) -> None:
         """Note that the slab of a hand-in could not be made."""
@@ -331,7 +348,7 @@ class Planner:
         self.minio.give_back(hand_in.nbytes)
 
     def not_handed_in(self, request: PartRequest) -> None:
-        """Note that nothing will be handed in for a part, or that it was."""
+        """Note that nothing will be handed in for a part."""
         self.minio.give_back(self.tier.release(request))
 
     def take_dropped(self) -> list[int]:
@@ -373,29 +390,29 @@ class Planner:
     def _promise(self, plan: PartPlan) -> None:
         """Choose the samples of a part that its worker is to hand in decoded."""
         request, ids = plan.request, plan.sample_ids
-        if not self.tier.free_bytes or request != self.placements.own(request.block, request.shuffle):
+        if not self.tier.free_bytes + self.tier.disk_free_bytes:
+            return
+        if request != self.placements.own(request.block, request.shuffle):
             return  # of other nodes' parts nothing is kept here
         if self.tier.promised(request)[0]:
             return
-        # Whatever is to be kept here and is not decoded: what lacks, and what is kept as storage has it.
-        ids = ids[self.placements.admits(ids) & ~self.directory.lookup(ids)["decoded"]]
-        ids = ids[~among(ids, self._awaited_in)]
+        ids = ids[~self.directory.lookup(ids)["decoded"] & ~among(ids, self._awaited_in)]
         ids = ids[self._decoded_at(self.placements.former_holders(ids), ids) == 0]
-        self.minio.take(self.tier.promise(request, ids[self.tier.wanted(ids, self.minio.free_bytes)]))
+        # What lacks here, and what memory keeps as storage has it.
+        in_memory = ids[self.placements.admits(ids)]
+        room = min(self.tier.free_bytes, self.tier.hand_in_bytes, self.minio.free_bytes)
+        in_memory = in_memory[self.tier.wanted(in_memory, room)]
+        # What memory has no room for, and does not keep.
+        on_disk = ids[~np.isin(ids, in_memory) & self._absent(ids) & self.placements.is_home(ids)]
+        room = int(self.tier.hand_in_bytes - len(in_memory) * self.tier.sample_bytes)
+        on_disk = on_disk[self.tier.wanted(on_disk, min(self.tier.disk_free_bytes, room))]
+        self.minio.take(self.tier.promise(request, in_memory, on_disk))
 
     def _read(self, plan: PartPlan, rows: NDArray[np.int64]) -> list[Load]:
         """Decide for rows of a part: hit, fetched and kept, or fetched for it alone; from where, and in which form."""
         missing = rows[self._absent(plan.sample_ids[rows])]
         ids = plan.sample_ids[missing]
-        lengths = self._lengths(ids)
-        # Only samples that placement gives to this node: whatever else came here, for a part of another node, would
-        # take the room of samples that all nodes expect here.
-        admits = self.placements.admits(ids)
-        # Another node hands over only what is to live here from now on; the rest it goes on keeping for its own home.
-        holders = np.where(admits, self.placements.former_holders(ids), -1)
-        lenders = np.where(admits, -1, self.placements.lenders(plan.request, ids))
-        lent = lenders >= 0
-        found = self._found_at(np.where(lent, lenders, holders), ids, lengths)
+        found, admits, lent = self._sources(plan.request, ids)
         # What a worker will hand in decoded, or has handed in, is not kept as storage has it, too.
         passing = self.tier.expects(ids)
         keep = self._admit(found, admits & ~passing)
@@ -408,9 +425,22 @@ class Planner:
             plan.add(load)
         return loads
 
+    def _sources(self, request: PartRequest, ids: Ids) -> tuple[_Found, NDArray[np.bool_], NDArray[np.bool_]]:
+        """Tell where samples are read that a part lacks, which of them are to be kept here, and which are lent."""
+        # Only samples that placement gives to this node: whatever else came here, for a part of another node, would
+        # take the room of samples that all nodes expect here.
+        admits = self.placements.admits(ids)
+        # Another node hands over only what is to live here from now on; the rest it goes on keeping for its own home.
+        holders = np.where(admits, self.placements.former_holders(ids), -1)
+        lenders = np.where(admits, -1, self.placements.lenders(request, ids))
+        lent = lenders >= 0
+        return self._found_at(np.where(lent, lenders, holders), ids, self._lengths(ids)), admits, lent
+
     def _decoded_at(self, holders: NDArray[np.integer[Any]], sample_ids: Ids) -> NDArray[np.int64]:
-        """Return the bytes of samples that another node may have decoded, 0 for others: int64[n]."""
-        lengths = np.where(holders >= 0, self.placements.decoded_bytes(sample_ids), 0)
+        """Return the bytes of samples that the disk has decoded, or another node may have, 0 for others: int64[n]."""
+        lengths = self._decoded_on_disk(sample_ids)
+        elsewhere = (lengths == 0) & (holders >= 0)
+        lengths[elsewhere] = self.placements.decoded_bytes(sample_ids[elsewhere])
         if self._not_decoded and lengths.any():
             lengths[among(sample_ids, self._not_decoded)] = 0
         return lengths
@@ -524,7 +554,8 @@ class Planner:
 
     def _missing_bytes(self, request: PartRequest) -> int:
         ids = self.placements.stored(request)
-        return int(self._lengths(ids[self._absent(ids)]).sum())
+        found, _, _ = self._sources(request, ids[self._absent(ids)])
+        return int(found.lengths.sum())
 
     def _end_loading(self, load: Load) -> None:
         del self._loading[load.slab]

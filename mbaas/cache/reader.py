@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Container
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -16,12 +16,16 @@ from ray.exceptions import ActorUnavailableError, GetTimeoutError, ObjectLostErr
 from mbaas import units
 from mbaas.cache.slab import RowLocations, Slab, views
 from mbaas.errors import PlacementGoneError, StateError, WaitTimeoutError
+from mbaas.order import Ids
 from mbaas.placement import PartRequest
 
 EncodedRows: TypeAlias = list[NDArray[np.uint8]]
 """For each row of a part the encoded sample, uint8[length]: a read-only view into a slab; empty where the sample could
 not be read.
 """
+
+NO_ROWS = np.zeros(0, np.int64)
+NO_ROWS.flags.writeable = False
 
 RETRY_S = 0.05
 """Pause before a cache node that is being restarted is asked again."""
@@ -73,12 +77,17 @@ class FetchReply(RowLocations):
         slab_refs: the slabs, in the order of `slab_ids`; each is uint8[nbytes] in the object store. None where the
             caller said that it has the slab. While these references or views of them live, so do transient slabs;
             nobody else holds those. Empty if the bytes came packed.
-        dropped_slabs: slabs that the caller has and that the node let go, because their samples moved to other nodes.
+        dropped_slabs: slabs that the caller has and that the node let go, because their samples moved to other nodes or
+            are kept in another form.
+        hand_in: int64[k], the rows whose decoded samples the node would keep: see `CacheReader.hand_in`.
+        hand_in_bytes: how many bytes they may have together.
     """
 
     incarnation: int
     slab_refs: list[ray.ObjectRef[Slab] | None]
     dropped_slabs: tuple[int, ...] = ()
+    hand_in: NDArray[np.int64] = field(default_factory=lambda: NO_ROWS)
+    hand_in_bytes: int = 0
 
 
 class SlabViews:
@@ -182,6 +191,20 @@ class CacheReader:
                 if time.monotonic() > deadline:
                     raise self._too_late(request.block, f"it is restarting ({type(error).__name__})") from error
                 time.sleep(RETRY_S)
+
+    def hand_in(
+        self, request: PartRequest, sample_ids: Ids, lengths: NDArray[np.int64], packed: Slab, unfit: list[int]
+    ) -> None:
+        """Hand decoded samples of a part to the node, which keeps those for which it has room; nobody waits for that.
+
+        Args:
+            request: the part, in the answer to whose fetch the node asked for them.
+            sample_ids: int64[n].
+            lengths: int64[n], bytes of each.
+            packed: the samples end to end. They are copied before this returns.
+            unfit: samples that it asked for and that cannot be kept decoded.
+        """
+        self.node.keep_decoded.remote(request, sample_ids, lengths, packed, unfit)
 
     def read_packed(self, request: PartRequest) -> tuple[FetchReply, EncodedRows]:
         """Read from another node: one call brings all bytes, and nothing else of the slabs that they lie in.

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeAlias
 
@@ -227,11 +227,17 @@ class PartPlan:
         self.loads.append(load)
 
     def filled(self, load: Load, failures: Failures, origins: NDArray[np.int8]) -> None:
-        """Note that one of `loads` is full, and squeezed: offsets are those of the samples that could be read."""
+        """Note that one of `loads` is full, and squeezed: offsets are those of the samples that could be read.
+
+        What nobody has decoded any more is no error: its rows are hits again, which lie nowhere, and are read anew.
+        """
         self.origin[load.rows] = origins
         readable = load.readable(failures)
         self.offset[load.rows[readable]] = pack(load.lengths[readable])  # which moved up when the slab was squeezed
-        self.errors.update({int(load.rows[i]): reason for i, reason in failures.items()})
+        if load.decoded:
+            self.hit[load.rows[~readable]] = True
+        else:
+            self.errors.update({int(load.rows[i]): reason for i, reason in failures.items()})
 
     def lose(self, slabs: Container[int]) -> None:
         """Have rows of ``loads`` that went into these slabs read again: they are hits again, which lie nowhere."""
@@ -240,18 +246,6 @@ class PartPlan:
                 self.hit[load.rows] = True
                 self.errors = {row: why for row, why in self.errors.items() if not self.hit[row]}
         self.loads = [load for load in self.loads if load.slab not in slabs]
-
-    def give_up(self, load: Load, failures: Failures) -> Load:
-        """Have rows of one of `loads` read from elsewhere: they are hits again, which lie nowhere.
-
-        Returns:
-            The load with the other rows, in whose place it is.
-        """
-        left = load.readable(failures)
-        self.hit[load.rows[~left]] = True
-        rest = replace(load, rows=load.rows[left], sample_ids=load.sample_ids[left], lengths=load.lengths[left])
-        self.loads = [rest if each is load else each for each in self.loads]
-        return rest
 
     def locate(self, kept: Locations) -> RowLocations:
         """Tell where everything lies at last, given where the directory has the samples."""
@@ -294,8 +288,8 @@ class PartPlan:
         Raises:
             AssertionError: a row lies nowhere, or in two slabs.
         """
-        rows = np.concatenate([np.flatnonzero(self.hit), *(load.rows for load in self.loads)])
+        read = [load.rows[~self.hit[load.rows] & (self.slab[load.rows] == load.slab)] for load in self.loads]
+        rows = np.concatenate([np.flatnonzero(self.hit), *read])
         assert sorted(rows.tolist()) == list(range(len(self.sample_ids))), f"rows of {self.request}"
-        for load in self.loads:
-            assert (self.slab[load.rows] == load.slab).all(), load
+        assert all(len(rows) == len(load.rows) for load, rows in zip(self.loads, read, strict=True) if not load.decoded)
         assert not self.hit[list(self.errors)].any(), f"{self.request} inherited an error: {self.errors}"

@@ -45,6 +45,9 @@ class CacheStats:
             the budget. Near the budget, or near the dataset's size: the cache is filled.
         cached_samples: samples it keeps.
         cached_slabs: slabs that they lie in.
+        decoded: those of the samples that it keeps decoded, and their bytes, which are part of the above.
+        decoded_on_disk: the samples that its disk has decoded, and the bytes of their files.
+        decoded_target_bytes: what the plan gives to decoded samples.
         readahead_budget_bytes: the most that may be held for blocks nobody has asked for.
         readahead_bytes: what is held for them; zero while samples stall means that storage is too slow.
         readahead_blocks: blocks that are read ahead, wholly kept ones included.
@@ -65,6 +68,9 @@ class CacheStats:
     cached_bytes: int
     cached_samples: int
     cached_slabs: int
+    decoded: Amount
+    decoded_on_disk: Amount
+    decoded_target_bytes: int
     readahead_budget_bytes: int
     readahead_bytes: int
     readahead_blocks: int

@@ -117,6 +117,7 @@ class CachePool:
             coordinator=ray.get_runtime_context().get_actor_id(),
             disk=self._settings.disk,
             storage_s=self._settings.timeouts.storage_s,
+            decoded=self._layout.decoded,
         )
         self._others[node, generation] = cache
         try:
@@ -207,11 +208,15 @@ class CachePool:
         answers = await asyncio.gather(
             *(answer_or_none(self.actors[node].holdings.remote(), ANSWER_S) for node in nodes)
         )
-        index = np.full(len(self._dataset.stored), -1, np.int16)
+        index, decoded_bytes = np.full(len(self._dataset.stored), -1, np.int16), None
         for number, holdings in enumerate(answers):
-            if holdings is not None:
-                index[holdings.sample_ids] = number
-        return Holders(tuple(nodes), index) if (index >= 0).any() else None
+            if holdings is None:
+                continue
+            index[holdings.sample_ids] = number
+            if holdings.decoded_bytes is not None:
+                decoded_bytes = np.zeros(len(index), np.int64) if decoded_bytes is None else decoded_bytes
+                decoded_bytes[holdings.sample_ids] = holdings.decoded_bytes
+        return Holders(tuple(nodes), index, decoded_bytes) if (index >= 0).any() else None
 
     async def move_out(self, node: str) -> None:
         """Have the other nodes fetch what a node keeps that is to go."""

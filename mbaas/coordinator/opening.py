@@ -87,6 +87,7 @@ async def prepare(
         mean_raw_bytes=float(np.mean(dataset.lengths(np.arange(min(LOOKED_AT, len(dataset)))))),
         is_random=pipeline.is_random,
         redrawn=dataset.stored is not dataset,
+        prefix=f"{pipeline.prefix_fingerprint} {workers.engine}",
         earlier=await asyncio.to_thread(recovery.recall_layout, settings.name),
     )
     await asyncio.to_thread(recovery.remember, settings.name, layout, dataset)

@@ -102,12 +102,13 @@ class WorkerPool:
         engine: "cpu" or "dali".
 
     Attributes:
+        engine: the same.
         workers: by name, those that answered and were not ended.
         needs: what each reserves, and where it may run, for people: "1 CPU and 0.5 GPU".
     """
 
     def __init__(self, settings: FeedSettings, pipeline: Any, engine: EngineName) -> None:
-        self._settings = settings
+        self._settings, self.engine = settings, engine
         self._config = PrepConfig(
             feed=settings.name,
             pipeline=pipeline,

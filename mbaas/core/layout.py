@@ -11,8 +11,9 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from mbaas.allocation.forms import SampleCosts
 from mbaas.errors import ConfigError
-from mbaas.messages import Lane, Probe, SampleSpec
+from mbaas.messages import DecodedSamples, Lane, Probe, SampleSpec
 from mbaas.order import SampleOrder
 from mbaas.settings import FeedSettings, Timeouts
 from mbaas.units import size
@@ -84,6 +85,7 @@ class Layout:
         ahead_blocks: how far prep may run ahead of the slowest consumer, over all lanes.
         readahead_bytes: raw bytes that each node reads ahead of prep.
         keeps_all: whether all epochs are the same, and all blocks of one fit the staging budget: each is made once.
+        decoded: what decoded samples are; None: none are kept.
     """
 
     order: SampleOrder
@@ -91,6 +93,7 @@ class Layout:
     ahead_blocks: int
     readahead_bytes: int
     keeps_all: bool = False
+    decoded: DecodedSamples | None = None
 
     @property
     def sample_bytes(self) -> int:
@@ -132,6 +135,7 @@ def lay_out(
     mean_raw_bytes: float,
     is_random: bool,
     redrawn: bool = False,
+    prefix: str = "",
     earlier: Layout | None = None,
 ) -> Layout:
     """Choose the layout of a feed.
@@ -144,6 +148,7 @@ def lay_out(
         mean_raw_bytes: what a sample takes in storage, on average.
         is_random: whether the pipeline may make something else of a sample in each epoch.
         redrawn: whether each epoch draws its samples anew.
+        prefix: see `DecodedSamples`.
         earlier: of a feed of this name whose program was killed. Its blocks are kept if they will do: consumers that
             wait for the feed go on among them, and what was measured is never quite the same again.
 
@@ -187,6 +192,19 @@ def lay_out(
         readahead_bytes=readahead if settings.staging.readahead_bytes is None else settings.staging.readahead_bytes,
         keeps_all=not (settings.shuffle or is_random or redrawn)
         and of_a_lane * sample_bytes <= settings.staging_bytes // lanes,
+        decoded=None
+        if probe.decoded is None or not settings.decoded
+        else DecodedSamples(
+            prefix,
+            SampleCosts(
+                encoded_bytes=max(1.0, mean_raw_bytes),
+                decoded_bytes=probe.decoded.sample_bytes,
+                encoded_s=probe.decoded.sample_s,
+                decoded_s=probe.decoded.rest_s,
+                storage_s=probe.read_s,
+            ),
+            threads=workers * settings.threads.prep,
+        ),
     )
 
 

@@ -181,9 +181,10 @@ class CpuEngine:
         data, header = block.encoded[index], block.headers[index]
         if kept is not None and kept.applied == 1:
             room: Image | None = kept.room((*header.size, 3), np.dtype(np.uint8))
-            if room is not None and decode_whole(data, header, self._scratch, room):
-                return sealed(room)
-            kept.drop()
+            if room is not None:
+                if decode_whole(data, header, self._scratch, room):
+                    return sealed(room)
+                kept.drop()
         first = steps[0] if steps else None
         # What lies below the first window is never looked at: the decoder may stop there.
         rows = first.boxes[index][0] + first.boxes[index][2] if first and first.boxes else None

@@ -6,7 +6,7 @@ import functools
 import os
 import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ import ray
 from numpy.typing import NDArray
 
 from mbaas import bugs, runtime
-from mbaas.cache.reader import CacheReader, EncodedRows
+from mbaas.cache.reader import NO_ROWS, CacheReader, EncodedRows, FetchReply
 from mbaas.cache.slab import PassingReason
 from mbaas.dataset import Dataset
 from mbaas.errors import ResourceError, StateError, WaitTimeoutError
@@ -30,6 +30,7 @@ from mbaas.messages import (
     WorkerLocation,
 )
 from mbaas.placement import PartRequest, Placement, PlacementHistory
+from mbaas.prep.decoded import KeptMemory, KeptRows
 from mbaas.prep.devices import choose_gpu
 from mbaas.prep.engine import Engine
 from mbaas.prep.engines import make_engine
@@ -56,6 +57,7 @@ class _Buffers(threading.local):
 
     def __init__(self, rows: int, made: Field) -> None:
         self.samples = made.empty(rows)
+        self.decoded = KeptMemory()
 
 
 @dataclass(eq=False)
@@ -112,6 +114,23 @@ class _Work:
             return encoded, unread
         rows = np.unique(stored, return_inverse=True)[1].tolist()
         return [encoded[row] for row in rows], {at: unread[row] for at, row in enumerate(rows) if row in unread}
+
+    def asked_for(self, request: PartRequest, ids: NDArray[np.int64], reply: FetchReply) -> dict[int, int]:
+        """Tell which samples the cache would keep decoded: row of the part -> id of the stored sample.
+
+        Args:
+            request: the part.
+            ids: its samples.
+            reply: the answer of the cache.
+        """
+        if not len(reply.hand_in):
+            return {}
+        wanted = self.placements.stored(request)[reply.hand_in]
+        stored = self.dataset.stored_ids(ids, self.epoch_of(request))
+        # Of several draws of a sample the first one.
+        found, first = np.unique(stored, return_index=True)
+        rows = first[np.searchsorted(found, wanted)]
+        return dict(zip(rows.tolist(), wanted.tolist(), strict=True))
 
 
 # What a coordinator says and asks has a thread of its own: one that was restarted must not take a worker that is busy
@@ -226,8 +245,8 @@ class PrepWorker:
     def _prepare(self, work: _Work, request: PartRequest, leave_out: tuple[BadSample, ...]) -> tuple[BlockMeta, Arrays]:
         arrived = time.perf_counter()
         rows_of_block, ids = work.placements.rows(request), work.placements.ids(request)
-        encoded, unread, counts = self._fetch(work, request)
-        encoded, unread = work.spread(request, ids, encoded, unread)
+        reply, encoded = self._fetch(work, request)
+        encoded, unread = work.spread(request, ids, encoded, reply.errors)
         # Samples that stay out are not waited for.
         reasons = unread | _rows_of(ids, leave_out)
         if any(isinstance(reason, PassingReason) for reason in reasons.values()):
@@ -239,7 +258,8 @@ class PrepWorker:
             started = time.perf_counter()
             # What was fetched while the engine was busy with the block before cost nobody any time.
             fetch_s = max(0.0, started - max(arrived, work.free_since))
-            made, rows, bad = _make(work, request, ids, encoded, reasons)
+            asked_for = work.asked_for(request, ids, reply)
+            made, rows, bad, decoded = _make(work, request, ids, encoded, reasons, asked_for, reply.hand_in_bytes)
             if bad and work.brief.config.on_bad_sample != "skip":
                 # The block fails as a whole, with an error that names one sample: no bytes need travel.
                 # None of them, as copies: a slice of packed values holds them all.
@@ -248,6 +268,8 @@ class PrepWorker:
             ids = ids[rows]
             del encoded  # so that transient slabs go before Ray copies the answer
             ended = work.free_since = time.perf_counter()
+        if asked_for:  # without the lock: the other thread has memory of its own
+            work.readers[self._node].hand_in(request, *decoded)
         arrays = {**made, SAMPLE_ID.name: ids}
         if rows_of_block is not None:
             arrays[ROW] = rows_of_block[rows]
@@ -258,7 +280,7 @@ class PrepWorker:
             bad=tuple(bad),
             fetch_s=fetch_s,
             prep_s=ended - started,
-            fetched=counts,
+            fetched=reply.counts,
             nbytes=sum(array.nbytes for array in arrays.values()),
             cpu_s=time.process_time() - work.cpu_before_s,
         )
@@ -269,12 +291,8 @@ class PrepWorker:
             raise StateError(f"a worker that feed {self._started_by!r} started is idle: it was not engaged yet")
         return self._work
 
-    def _fetch(self, work: _Work, request: PartRequest) -> tuple[EncodedRows, dict[int, str], FetchCounts]:
-        """Fetch a part from the cache of its home; if that is gone, from this node's own, which reads what it lacks.
-
-        Returns:
-            The encoded samples; the rows that could not be read, and why; where the others came from.
-        """
+    def _fetch(self, work: _Work, request: PartRequest) -> tuple[FetchReply, EncodedRows]:
+        """Fetch a part from the cache of its home; if that is gone, from this node's own, which reads what it lacks."""
         home, readers = request.block_part.home, work.readers
         if home != self._node and home in readers:
             try:
@@ -283,9 +301,8 @@ class PrepWorker:
                 # If that node is gone, a new placement is on its way; this block is made all the same.
                 bugs.log_bug(error, f"in the cache of node {home[:8]}")
             else:
-                return encoded, reply.errors, reply.counts.from_afar()
-        reply, encoded = readers[self._node].read(request)
-        return encoded, reply.errors, reply.counts
+                return replace(reply, counts=reply.counts.from_afar()), encoded
+        return readers[self._node].read(request)
 
     def _reader(self, work: _Work, node: str, cache: Any) -> CacheReader:
         """Return the reader of a node's cache; a new one for a cache that took another's place."""
@@ -363,22 +380,38 @@ def _nothing_of(
     return meta, {}
 
 
+HandedIn = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.uint8], list[int]]
+"""Decoded samples: their ids, lengths in bytes, and they themselves end to end; and the ids of those that are unfit."""
+
+
 def _make(
     work: _Work,
     request: PartRequest,
     ids: NDArray[np.int64],
     encoded: EncodedRows,
     left_out: dict[int, str],
-) -> tuple[Arrays, NDArray[np.intp], list[BadSample]]:
-    """Return the fields of the good rows, the numbers of these rows, and the bad samples; ``left_out`` tells of each
-    row that is not to be prepared, why.
+    asked_for: dict[int, int],
+    hand_in_bytes: int,
+) -> tuple[Arrays, NDArray[np.intp], list[BadSample], HandedIn]:
+    """Return the fields of the good rows, the numbers of these rows, the bad samples, and what is handed in.
+
+    Args:
+        work: of the worker.
+        request: the part that is made.
+        ids: its samples.
+        encoded: the bytes of each.
+        left_out: row that is not to be prepared -> why.
+        asked_for: row whose decoded sample the cache would keep -> id of the stored sample.
+        hand_in_bytes: what these may have together.
     """
     reasons = dict(left_out)
     rows = np.array([row for row in range(len(ids)) if row not in reasons], np.intp)
     out = work.buffers.samples[: len(rows)]
     epoch = work.epoch_of(request)
     known = work.dataset.values_in(epoch, ids[rows])
-    prepared = work.engine.prepare([encoded[row] for row in rows], ids[rows], epoch, known, out)
+    wanted = {at: asked_for[row] for at, row in enumerate(rows.tolist()) if row in asked_for}
+    keep = KeptRows(wanted, hand_in_bytes, work.buffers.decoded) if wanted else None
+    prepared = work.engine.prepare([encoded[row] for row in rows], ids[rows], epoch, known, out, keep)
     made = prepared.made
     reasons.update({int(rows[flaw.row]): flaw.reason for flaw in prepared.bad})
     if prepared.bad:
@@ -386,4 +419,16 @@ def _make(
         good = np.setdiff1d(np.arange(len(rows)), [flaw.row for flaw in prepared.bad])
         made, rows = made[good], rows[good]
     bad = [work.bad(request, int(ids[row]), reason) for row, reason in sorted(reasons.items())]
-    return {work.brief.spec.made.name: made, **prepared.known}, rows, bad
+    return {work.brief.spec.made.name: made, **prepared.known}, rows, bad, _handed_in(wanted, keep, hand_in_bytes)
+
+
+def _handed_in(wanted: dict[int, int], keep: KeptRows | None, hand_in_bytes: int) -> HandedIn:
+    """Return what is handed in of the rows that an engine prepared: row -> id of the stored sample."""
+    if keep is None:
+        return NO_ROWS, NO_ROWS, np.zeros(0, np.uint8), []
+    rows, lengths, packed = keep.taken()
+    taken = {*rows.tolist()}
+    # Those for which there was no room are asked for again, unless they need more than all that was left unused.
+    was_full = len(packed) > hand_in_bytes / 2
+    unfit = [i for row, i in wanted.items() if row not in taken and not (was_full and keep.wants(row))]
+    return np.array([wanted[row] for row in rows.tolist()], np.int64), lengths, packed, unfit

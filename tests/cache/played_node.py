@@ -24,7 +24,9 @@ class Node:
 
     Args:
         bad: samples that storage cannot read; may be changed at any time.
-        undecoded: samples that other nodes were to have decoded, and have not.
+        undecoded: samples that other nodes, or the disk, were to have decoded, and have not.
+        disk: samples that the node's disk has decoded.
+        disk_bytes: what these may take together.
     """
 
     def __init__(
@@ -35,6 +37,7 @@ class Node:
         cache: int,
         readahead: int = 0,
         name: str = "",
+        disk_bytes: int = 0,
     ) -> None:
         self.lengths = np.array(lengths, dtype=np.int64)
         self.order = SampleOrder(len(lengths), seed=3, block_samples=block_samples)
@@ -45,7 +48,10 @@ class Node:
             cache_bytes=cache,
             readahead_bytes=readahead,
             placements=self.placements,
+            decoded_on_disk=lambda ids: np.where(np.isin(ids, [*self.disk]), GROWTH * self.lengths[ids], 0),
         )
+        self.disk: set[int] = set()
+        self.disk_bytes = disk_bytes
         self.bad: set[int] = set()
         self.undecoded: set[int] = set()
         self.coming: dict[int, HandIn] = {}
@@ -53,6 +59,10 @@ class Node:
         self.full: dict[int, dict[int, tuple[int, int]]] = {}  # slab -> offset -> (sample, length)
         self.reads: Counter[int] = Counter()  # by epoch
         self.waiting: Counter[int] = Counter()  # fetches in progress, by block
+
+    def request(self, block: int) -> PartRequest:
+        """The part of a block that is the node's own."""
+        return self.placements.own(block)
 
     def check(self) -> None:
         self.planner.validate()
@@ -65,7 +75,8 @@ class Node:
         for slab, i in kept:
             if self.planner.directory.slabs(np.array([i]))[0] == slab:
                 assert (slab in self.planner.tier.slabs) == (i in decoded)
-        most = GROWTH * sum(int(self.lengths[self.order.sample_ids(b)].sum()) for b in self.waiting)
+        # Decoded, and once more as storage has them, where nobody had them decoded.
+        most = (GROWTH + 1) * sum(int(self.lengths[self.order.sample_ids(b)].sum()) for b in self.waiting)
         assert self.planner.transient_bytes <= ahead.budget_bytes + most + self.orphan_bytes()
 
     def orphan_bytes(self) -> int:
@@ -104,11 +115,19 @@ class Node:
         """A worker hands in samples of a block, and the node begins to copy them."""
         ids = np.array([*sample_ids], np.int64)
         lengths = GROWTH * self.lengths[ids]
-        hand_in = self.planner.begin_keeping(PartRequest(block), ids, lengths, [*unfit])
+        hand_in = self.planner.begin_keeping(self.request(block), ids, lengths, [*unfit])
+        assert not (hand_in.chosen & hand_in.to_disk).any()
         if len(hand_in.sample_ids):
             self.coming[hand_in.slab] = hand_in
+        for i in ids[hand_in.to_disk].tolist():
+            if GROWTH * self.lengths[i] <= self.disk_free_bytes:
+                self.disk.add(i)
         self.give_way()
         return hand_in
+
+    @property
+    def disk_free_bytes(self) -> int:
+        return self.disk_bytes - GROWTH * int(self.lengths[[*self.disk]].sum())
 
     def land(self, slab: int, *, fails: bool = False) -> None:
         """What was handed in has been copied, or could not be."""
@@ -124,23 +143,25 @@ class Node:
 
     def asked(self, block: int) -> list[int]:
         """The samples that a worker which fetches a block is to hand in."""
-        rows, nbytes = self.planner.to_hand_in(PartRequest(block))
+        rows, nbytes = self.planner.to_hand_in(self.request(block))
         assert (nbytes > 0) == (len(rows) > 0)
-        ids: list[int] = self.placements.stored(PartRequest(block))[rows].tolist()
+        ids: list[int] = self.placements.stored(self.request(block))[rows].tolist()
         return ids
 
     # ---- fetches ----
 
     def begin(self, block: int) -> None:
-        self.start(self.planner.begin_fetch(PartRequest(block)))
+        self.planner.tier.disk_free_bytes = self.disk_free_bytes
+        self.start(self.planner.begin_fetch(self.request(block)))
         self.waiting[block] += 1
         self.look_ahead()
-        self.start(self.planner.retry_awaited(PartRequest(block)))
+        self.start(self.planner.retry_awaited(self.request(block)))
 
     def fill(self, slab: int) -> None:
         load = self.filling.pop(slab)
         lacking = self.undecoded if load.decoded else self.bad
         failures = {i: "gone" for i, s in enumerate(load.sample_ids.tolist()) if s in lacking}
+        self.disk -= self.undecoded  # a disk drops what it cannot read
         readable = load.readable(failures)
         self.reads[load.epoch] += 0 if load.decoded else len(load.rows)
         lengths = load.lengths[readable]
@@ -154,18 +175,18 @@ class Node:
         self.planner.filled(load, failures)
         self.look_ahead()
         for block in self.waiting:
-            self.start(self.planner.retry_awaited(PartRequest(block)))
+            self.start(self.planner.retry_awaited(self.request(block)))
 
     def fail(self, slab: int) -> None:
         self.drop(self.planner.failed(self.filling.pop(slab), MemoryError("full")))
         self.check()
         for block in self.waiting:
-            self.start(self.planner.retry_awaited(PartRequest(block)))
+            self.start(self.planner.retry_awaited(self.request(block)))
 
     def end(self, block: int) -> None:
         self.waiting[block] -= 1
         self.waiting += Counter()
-        self.drop([slab for slab in self.planner.end_fetch(PartRequest(block)) if self.known(slab)])
+        self.drop([slab for slab in self.planner.end_fetch(self.request(block)) if self.known(slab)])
         self.check()
 
     def known(self, slab: int) -> bool:
@@ -173,12 +194,12 @@ class Node:
 
     def ready(self) -> list[int]:
         for block in self.waiting:
-            self.start(self.planner.retry_awaited(PartRequest(block)))
-        return [block for block in self.waiting if not self.planner.awaited(PartRequest(block))]
+            self.start(self.planner.retry_awaited(self.request(block)))
+        return [block for block in self.waiting if not self.planner.awaited(self.request(block))]
 
     def deliver(self, block: int) -> RowLocations:
         """Ends a fetch and checks that every row points at its own sample."""
-        rows = self.planner.locate(PartRequest(block))
+        rows = self.planner.locate(self.request(block))
         ids = self.order.sample_ids(block).tolist()
         assert rows.counts.all.samples == len(ids)
         for i, sample in enumerate(ids):
@@ -197,7 +218,7 @@ class Node:
     def fetch(self, block: int) -> RowLocations:
         """A fetch from beginning to end, filling only what it waits for, and then what is read ahead."""
         self.begin(block)
-        while awaited := self.planner.awaited(PartRequest(block)):
+        while awaited := self.planner.awaited(self.request(block)):
             self.fill(min(awaited))
         rows = self.deliver(block)
         while self.filling:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from played_node import GROWTH, Node
 
 from mbaas.cache.decoded_tier import LAPSE_FETCHES
-from mbaas.placement import PartRequest
+from mbaas.placement import Holders, NodeWeight, PartRequest, Placement
 
 SIZES = st.lists(st.integers(1, 30), min_size=1, max_size=60)
 
@@ -129,6 +129,64 @@ def test_a_worker_that_comes_late_or_twice_does_no_harm() -> None:
     assert node.planner.directory.decoded.samples == 10
 
 
+def test_what_memory_has_no_room_for_goes_to_disk_and_comes_from_there() -> None:
+    """Room for 10 of 40 decoded in memory, and for 20 on disk; memory has 50 bytes left, for the other 10."""
+    node = Node([5] * 40, block_samples=8, cache=200, disk_bytes=20 * 5 * GROWTH)
+    node.aim(10 * 5 * GROWTH)
+    for number in range(2):
+        epoch(node, number)
+    assert node.planner.directory.decoded.samples == 10
+    assert len(node.disk) == 20
+    assert node.planner.directory.samples == 20
+    assert not node.disk & set(node.planner.directory.cached_ids().tolist()), "what the disk has is kept nowhere else"
+    assert epoch(node, 2) == 30
+    assert node.reads[2] == 0
+
+
+def test_what_a_disk_has_lost_is_read_from_storage() -> None:
+    node = Node([5] * 40, block_samples=8, cache=0, disk_bytes=40 * 5 * GROWTH)
+    node.aim(0)
+    epoch(node, 0)
+    assert len(node.disk) == 40
+    node.undecoded = {1, 2, 3}
+    assert epoch(node, 1) == 37
+    assert node.reads[1] == 3
+
+
+def moved_to(name: str, decoded: list[int], *, cache: int) -> Node:
+    """A node to which all 40 samples have moved, of which another one kept some decoded."""
+    node = Node([5] * 40, block_samples=8, cache=cache, name=name)
+    kept = np.zeros(40, np.int64)
+    kept[decoded] = 5 * GROWTH
+    weights = (NodeWeight(name, cache),)
+    node.placements.add(Placement(2, weights, (np.inf,)), Holders(("a",), np.zeros(40, np.int16), kept))
+    return node
+
+
+def test_decoded_samples_move_as_they_are_and_as_far_as_the_plan_of_their_new_home_has_room() -> None:
+    node = moved_to("b", [*range(20)], cache=10 * 5 * GROWTH + 20 * 5)
+    node.aim(10 * 5 * GROWTH)
+    loads = node.planner.move_in(np.arange(40))
+    assert {(load.peer, load.decoded, len(load.rows), load.nbytes) for load in loads} == {
+        ("a", True, 10, 10 * 5 * GROWTH),
+        ("a", False, 20, 20 * 5),
+    }
+    node.start(loads)
+    for load in loads:
+        node.fill(load.slab)
+    assert node.planner.directory.decoded.samples == 10
+    assert node.planner.directory.samples == 30
+
+
+def test_a_sample_that_its_last_home_has_decoded_no_more_is_read_from_storage() -> None:
+    node = moved_to("b", [*range(20)], cache=1000)
+    node.aim(1000)
+    node.undecoded = {*range(5, 40)}
+    rows = node.fetch(0)
+    assert not rows.errors
+    assert rows.length.tolist() == [5 * GROWTH if i < 5 else 5 for i in node.order.sample_ids(0).tolist()]
+
+
 @settings(max_examples=150, deadline=None)
 @given(
     seed=st.integers(0, 2**32),
@@ -147,7 +205,8 @@ def test_any_schedule_of_events_keeps_every_invariant(
 def any_schedule(seed: int, lengths: list[int], block_samples: int, share: float, readahead: int) -> None:
     chance = random.Random(seed)
     cache = int(sum(lengths) * share)
-    node = Node(lengths, block_samples=block_samples, cache=cache, readahead=readahead)
+    disk_bytes = chance.choice([0, 0, cache])
+    node = Node(lengths, block_samples=block_samples, cache=cache, readahead=readahead, disk_bytes=disk_bytes)
     node.aim(chance.randint(0, cache))
     wanted, given_out = 0, {0: list[int]()}
     for _ in range(80):
@@ -173,6 +232,7 @@ def any_schedule(seed: int, lengths: list[int], block_samples: int, share: float
             node.end(chance.choice(list(node.waiting)))
         elif action == "spoil":
             node.bad = set(chance.sample(range(len(lengths)), min(3, len(lengths))))
+            node.undecoded = set(chance.sample(range(len(lengths)), min(3, len(lengths))))
         elif action == "hand in":
             block = chance.choice([*given_out])
             ids = given_out[block] or chance.sample(range(len(lengths)), min(4, len(lengths)))

@@ -136,6 +136,17 @@ class DiskStore:
         with self._lock:
             return self._table.held(sample_ids)
 
+    def lengths(self, sample_ids: Ids) -> NDArray[np.int64]:
+        """Return the bytes of the samples that are here, 0 for others: int64[n]."""
+        with self._lock:
+            spots = self._table.lookup(sample_ids)
+        return np.where(spots["address"] > COMING, spots["length"], 0).astype(np.int64)
+
+    def set_budget(self, budget_bytes: int) -> None:
+        """Keep at most so many bytes from now on, or as many as are kept already."""
+        self._budget_bytes = budget_bytes
+        self._make_room(0)
+
     def put(self, sample_ids: Ids, lengths: NDArray[np.int64], data: NDArray[np.uint8]) -> NDArray[np.bool_]:
         """Keep samples that are not here yet, as long as the budget lasts.
 

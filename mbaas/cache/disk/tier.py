@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import hashlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
@@ -11,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mbaas.cache.disk.store import DiskStore
+from mbaas.cache.disk.store import DiskStats, DiskStore
 from mbaas.cache.slab import Failures, Load, Origin, Slab, squeeze
 from mbaas.cache.stats import Meter
+from mbaas.messages import Amount
 from mbaas.order import Ids
 from mbaas.placement import PlacementHistory
 from mbaas.units import counted
@@ -37,37 +39,84 @@ class DiskTier:
         dataset: whose samples they are.
         placements: which of them have their home here.
         meter: counts what is read.
+        prefix: what decoded samples are, told from all that others of the dataset may be; "": there are none.
     """
 
     def __init__(
-        self, path: str, disk_bytes: int, dataset: Dataset, placements: PlacementHistory, meter: Meter
+        self,
+        path: str,
+        disk_bytes: int,
+        dataset: Dataset,
+        placements: PlacementHistory,
+        meter: Meter,
+        prefix: str = "",
     ) -> None:
         self.path = path
         self._store = DiskStore(path, disk_bytes, dataset.fingerprint, num_samples=len(dataset))
+        self._decoded: DiskStore | None = None
+        if prefix:
+            named = hashlib.blake2b(f"{dataset.fingerprint} {prefix}".encode(), digest_size=16).hexdigest()
+            left = max(0, disk_bytes - self._store.stats().used_bytes)
+            try:
+                self._decoded = DiskStore(path, left, f"{named}-decoded", num_samples=len(dataset))
+            except BaseException:
+                self._store.close()
+                raise
         self._disk_bytes, self._dataset_bytes = disk_bytes, dataset.total_bytes
         self._holds_all = disk_bytes >= dataset.total_bytes  # as long as this is the only node
         self._placements, self._meter = placements, meter
-        self._told = self._store.stats()  # as it was when `log` was last asked
+        self._told = [store.stats() for store in self._stores]  # as it was when `log` was last asked
         self._threads = ThreadPoolExecutor(DISK_THREADS, thread_name_prefix="mbaas-disk")
 
     @property
+    def _stores(self) -> list[DiskStore]:
+        return [self._store] if self._decoded is None else [self._store, self._decoded]
+
+    @property
+    def disk_bytes(self) -> int:
+        """The budget."""
+        return self._disk_bytes
+
+    @property
     def free_bytes(self) -> int:
-        """What is left of the budget."""
-        stats = self._store.stats()
-        return max(0, stats.budget_bytes - stats.used_bytes - stats.stale_bytes)
+        """What is left of the budget for samples as storage has them."""
+        return _free_bytes(self._store)
+
+    @property
+    def free_for_decoded_bytes(self) -> int:
+        """What is left of the budget for decoded samples."""
+        return 0 if self._decoded is None else _free_bytes(self._decoded)
+
+    @property
+    def decoded(self) -> Amount:
+        """The decoded samples that are here, and the bytes of their files."""
+        stats = None if self._decoded is None else self._decoded.stats()
+        return Amount() if stats is None else Amount(stats.samples, stats.used_bytes)
+
+    def divide(self, decoded_bytes: int) -> None:
+        """Set how much of the budget is for decoded samples, as far as others leave it."""
+        if self._decoded is None:
+            return
+        others = self._store.stats().used_bytes
+        decoded_bytes = max(0, min(decoded_bytes, self._disk_bytes - others))
+        self._decoded.set_budget(decoded_bytes)
+        self._store.set_budget(self._disk_bytes - max(decoded_bytes, self._decoded.stats().used_bytes))
 
     def log(self) -> list[str]:
         """Write sentences about what went wrong since the last call."""
-        before, self._told = self._told, self._store.stats()
+        before, self._told = self._told, [store.stats() for store in self._stores]
+        return [sentence for pair in zip(before, self._told, strict=True) for sentence in self._changes(*pair)]
+
+    def _changes(self, before: DiskStats, now: DiskStats) -> list[str]:
         told = []
-        if self._told.write_failure and not before.write_failure:
-            told.append(f"the disk cache keeps nothing more: {self._told.write_failure}")
-        if self._told.removal_failure and not before.removal_failure:
-            told.append(f"the disk cache has less room: {self._told.removal_failure}")
-        if damaged := self._told.damaged_samples - before.damaged_samples:
+        if now.write_failure and not before.write_failure:
+            told.append(f"the disk cache keeps nothing more: {now.write_failure}")
+        if now.removal_failure and not before.removal_failure:
+            told.append(f"the disk cache has less room: {now.removal_failure}")
+        if damaged := now.damaged_samples - before.damaged_samples:
             told.append(
                 f"{counted(damaged, 'sample')} in the disk cache {self.path} could not be read, or had other "
-                f"bytes than were written ({self._told.damaged_samples} since it was opened): read from storage"
+                f"bytes than were written ({now.damaged_samples} since it was opened): read from storage"
             )
         return told
 
@@ -76,22 +125,26 @@ class DiskTier:
         self._holds_all = self._disk_bytes >= DISK_SLACK * self._dataset_bytes / nodes
 
     def has(self, sample_ids: Ids) -> NDArray[np.bool_]:
-        """Tell which samples are here: bool[n]."""
-        return self._store.has(sample_ids)
+        """Tell which samples are here, in whatever form: bool[n]."""
+        return self._store.has(sample_ids) | (self.decoded_lengths(sample_ids) > 0)
+
+    def decoded_lengths(self, sample_ids: Ids) -> NDArray[np.int64]:
+        """Return the bytes of the samples that are here decoded, 0 for others: int64[n]."""
+        return np.zeros(len(sample_ids), np.int64) if self._decoded is None else self._decoded.lengths(sample_ids)
 
     async def read(self, load: Load, slab: Slab, origins: NDArray[np.int8]) -> None:
-        """Fill what of a slab is here, where ``origins`` still say storage, and mark it."""
+        """Fill what of a slab is here in its form, where ``origins`` still say storage, and mark it."""
+        store = self._decoded if load.decoded else self._store
         rows = np.flatnonzero(origins == Origin.STORAGE)
-        rows = rows[self.has(load.sample_ids[rows])]
-        if not len(rows):
+        if store is None or not len(rows := rows[store.has(load.sample_ids[rows])]):
             return
-        get = functools.partial(self._get, buffer=slab, offsets=load.offsets[rows])
+        get = functools.partial(self._get, store, buffer=slab, offsets=load.offsets[rows])
         found = await self._in_thread(get, load.sample_ids[rows], load.lengths[rows])
         origins[rows[found]] = Origin.DISK
 
-    def _get(self, sample_ids: Ids, lengths: NDArray[np.int64], **target: Any) -> NDArray[np.bool_]:
+    def _get(self, store: DiskStore, sample_ids: Ids, lengths: NDArray[np.int64], **target: Any) -> NDArray[np.bool_]:
         with self._meter.disk.using():
-            found = self._store.get(sample_ids, lengths, **target)
+            found = store.get(sample_ids, lengths, **target)
             self._meter.disk.moved(int(lengths[found].sum()))
         return found
 
@@ -99,7 +152,7 @@ class DiskTier:
         """Keep what was read from storage and has its home here: what memory has no room for, and all of it if the disk
         holds everything that has its home here, so that a restart finds it.
         """
-        if load.permanent and not self._holds_all:
+        if load.decoded or ((load.permanent or load.passing) and not self._holds_all):
             return  # memory keeps it: here it would take the room of what memory has no room for
         keep = self._placements.is_home(load.sample_ids) & (origins == Origin.STORAGE) & load.readable(failures)
         if keep.any():
@@ -108,10 +161,21 @@ class DiskTier:
             packed = squeeze(slab, load, left_out)
             await self._in_thread(self._store.put, load.sample_ids[keep], load.lengths[keep], packed)
 
+    async def write_decoded(self, sample_ids: Ids, lengths: NDArray[np.int64], packed: Slab) -> None:
+        """Keep decoded samples that are not here yet, as far as there is room; ``packed`` has them end to end."""
+        if self._decoded is not None and len(sample_ids):
+            await self._in_thread(self._decoded.put, sample_ids, lengths, packed)
+
     async def _in_thread(self, work: Callable[..., NDArray[np.bool_]], *arguments: Any) -> NDArray[np.bool_]:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
 
     def close(self) -> None:
         """End the threads, after what is being read and written, and let the folder go."""
         self._threads.shutdown()
-        self._store.close()
+        for store in self._stores:
+            store.close()
+
+
+def _free_bytes(store: DiskStore) -> int:
+    stats = store.stats()
+    return max(0, stats.budget_bytes - stats.used_bytes - stats.stale_bytes)

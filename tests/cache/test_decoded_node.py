@@ -1,0 +1,191 @@
+"""Cache nodes on real Ray that keep decoded samples: here three times the bytes of a file, as a cache looks at none."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import ray
+from watched_files import DEADLINE_S, Folder, eventually
+
+from mbaas.allocation.forms import SampleCosts
+from mbaas.cache.node import CacheNode
+from mbaas.cache.reader import CacheReader
+from mbaas.cache.stats import CacheStats
+from mbaas.messages import DecodedSamples
+from mbaas.order import SampleOrder
+from mbaas.placement import Holders, NodeWeight, PartRequest, PlacementHistory, PlacementUpdate, place_samples
+from mbaas.settings import Disk
+
+ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import it
+pytestmark = pytest.mark.usefixtures("ray_clean")
+MakeFolder = Callable[..., Folder]
+GROWTH = 3
+SAMPLES = 103
+
+
+class Worker:
+    """Reads parts as a prep worker does, and hands in what it is asked for."""
+
+    def __init__(self, folder: Folder, node: Any) -> None:
+        self.order = SampleOrder(len(folder.dataset), seed=5, block_samples=16)
+        self.contents, self.reader = folder.contents(), CacheReader(node)
+        self.placements = PlacementHistory(self.order)
+
+    def part(self, request: PartRequest) -> int:
+        """Works on a part; returns how many samples came decoded, each of which is compared with its file."""
+        reply, encoded = self.reader.read(request)
+        ids, decoded = self.placements.ids(request).tolist(), 0
+        for i, view in zip(ids, encoded, strict=True):
+            decoded += len(view) == GROWTH * len(self.contents[i])
+            assert view.tobytes() in (self.contents[i], GROWTH * self.contents[i])
+        assert reply.counts.decoded.samples == decoded
+        asked = [ids[row] for row in reply.hand_in.tolist()]
+        made = [np.frombuffer(GROWTH * self.contents[i], np.uint8) for i in asked]
+        assert sum(map(len, made)) <= 2 * reply.hand_in_bytes
+        if made:
+            lengths = np.array([len(one) for one in made], np.int64)
+            self.reader.hand_in(request, np.array(asked), lengths, np.concatenate(made), [])
+        return decoded
+
+    def epoch(self, number: int) -> int:
+        blocks = self.order.blocks_per_epoch
+        return sum(self.part(PartRequest(block)) for block in range(number * blocks, (number + 1) * blocks))
+
+
+@pytest.fixture
+def start(ray_clean: None) -> Iterator[Callable[..., Any]]:
+    """Starts cache nodes that check their invariants after every event, and ends them after the test."""
+    nodes = []
+
+    def start_node(folder: Folder, *, memory: float, **options: Any) -> Any:
+        """With memory for so many bytes for each of the files."""
+        order = SampleOrder(len(folder.dataset), seed=5, block_samples=16)
+        total = folder.dataset.total_bytes
+        costs = SampleCosts(
+            encoded_bytes=total / SAMPLES,
+            decoded_bytes=GROWTH * total / SAMPLES,
+            encoded_s=10e-3,
+            decoded_s=1e-3,
+            storage_s=1e-4,
+        )
+        node = CacheNode.options(max_restarts=-1).remote(
+            folder.dataset,
+            order,
+            cache_bytes=int(total * memory),
+            readahead_bytes=0,
+            decoded=DecodedSamples("tripled", costs, threads=1),
+            **options,
+        )
+        nodes.append(node)
+        return node
+
+    yield start_node
+    for node in nodes:
+        ray.kill(node)
+
+
+def stats_of(node: Any) -> CacheStats:
+    stats: CacheStats = ray.get(node.stats.remote(), timeout=DEADLINE_S)
+    return stats
+
+
+def settled(node: Any) -> None:
+    """Waits until what was handed in is kept, which no worker waits for: until two looks see the same."""
+    seen = [-1]
+
+    def unchanged() -> bool:
+        seen.append(stats_of(node).decoded.samples)
+        return seen[-1] == seen[-2]
+
+    eventually(unchanged, "a cache to which nothing is handed in any more")
+
+
+@pytest.mark.parametrize("memory", [0.5, 1.0, 2.0, 3.5])
+def test_decoded_samples_are_kept_as_far_as_the_plan_says_and_nothing_is_read_twice(
+    memory: float, make_folder: MakeFolder, start: Any
+) -> None:
+    """With 2 bytes for each byte of the files, half of the samples are decoded: 3 x + 1 (1 - x) = 2."""
+    folder = make_folder(SAMPLES)
+    node = start(folder, memory=memory)
+    worker = Worker(folder, node)
+    assert worker.epoch(0) == 0
+    settled(node)
+    decoded = worker.epoch(1)
+    wanted = {0.5: 0.5 / 3, 1.0: 0.0, 2.0: 0.5, 3.5: 1.0}[memory]
+    assert decoded == pytest.approx(wanted * SAMPLES, abs=0.08 * SAMPLES)
+    assert worker.epoch(2) >= decoded
+    stats = stats_of(node)
+    assert stats.cached_bytes <= stats.budget_bytes
+    if memory >= 1:
+        assert folder.opened().total() == stats.cached_samples == SAMPLES
+
+
+def test_a_node_that_was_killed_has_nothing_decoded_and_fills_anew(make_folder: MakeFolder, start: Any) -> None:
+    folder = make_folder(SAMPLES)
+    node = start(folder, memory=3.5)
+    worker = Worker(folder, node)
+    assert worker.epoch(0) == 0
+    settled(node)
+    assert worker.epoch(1) == SAMPLES
+    ray.kill(node, no_restart=False)
+    assert worker.epoch(2) < SAMPLES / 2  # some of it may be served by the node before it dies
+    settled(node)
+    assert worker.epoch(3) == SAMPLES
+
+
+def test_a_disk_keeps_decoded_samples_over_a_restart(make_folder: MakeFolder, start: Any, tmp_path: Path) -> None:
+    folder = make_folder(SAMPLES)
+    node = start(folder, memory=0.0, disk=Disk(path=str(tmp_path / "disk"), max_bytes=100_000_000))
+    worker = Worker(folder, node)
+
+    def knows_its_disk() -> bool:
+        return "decoded on disk" in " ".join(ray.get(node.flow.remote(0.0), timeout=DEADLINE_S).log)
+
+    eventually(knows_its_disk, "a disk whose speed is known")
+    worker.epoch(0)
+    eventually(lambda: stats_of(node).decoded_on_disk.samples == SAMPLES, "all samples decoded on disk")
+    opened = folder.opened().total()
+    assert worker.epoch(1) == SAMPLES
+    ray.kill(node, no_restart=False)
+    assert worker.epoch(2) == SAMPLES
+    assert folder.opened().total() == opened
+
+
+def test_decoded_samples_move_with_their_homes(make_folder: MakeFolder, start: Any) -> None:
+    """Two nodes, then one of them has nearly all: nothing is read from storage, what was decoded stays so."""
+    folder = make_folder(SAMPLES)
+    nodes = {name: start(folder, memory=4.0, node=name) for name in "ab"}
+    workers = {name: Worker(folder, node) for name, node in nodes.items()}
+
+    def use(version: int, speed: float, holders: Holders | None) -> None:
+        weights = [NodeWeight("a", 10**9, 1.0), NodeWeight("b", 10**9, speed)]
+        placement = place_samples(weights, num_samples=SAMPLES, lengths=folder.dataset.lengths, version=version)
+        update = PlacementUpdate(placement, holders, nodes)
+        ray.get([node.update_placement.remote(update) for node in nodes.values()], timeout=DEADLINE_S)
+        for worker in workers.values():
+            worker.placements.add(placement)
+
+    def epoch() -> int:
+        placements = workers["a"].placements
+        requests = [PartRequest(block, part) for block in range(7) for part in placements.parts(block)]
+        return sum(workers[request.block_part.home].part(request) for request in requests)
+
+    use(1, 1.0, None)
+    epoch()
+    for node in nodes.values():
+        settled(node)
+    assert epoch() == SAMPLES
+    opened = folder.opened().total()
+    index, decoded_bytes = np.full(SAMPLES, -1, np.int16), np.zeros(SAMPLES, np.int64)
+    for number, name in enumerate("ab"):
+        held = ray.get(nodes[name].holdings.remote(), timeout=DEADLINE_S)
+        index[held.sample_ids], decoded_bytes[held.sample_ids] = number, held.decoded_bytes
+    use(2, 30.0, Holders(("a", "b"), index, decoded_bytes))
+    assert epoch() == SAMPLES
+    assert folder.opened().total() == opened
+    assert stats_of(nodes["b"]).decoded.samples > 0.9 * SAMPLES
