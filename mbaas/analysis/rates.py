@@ -136,6 +136,10 @@ class Rates:
         storage: S, samples/s against readers, nothing cached.
         cache: C, bytes/s at which cached samples come from memory.
         disk: bytes/s of the local disk that keeps what memory has no room for; None: there is none.
+        decoded_bytes: size of a sample that is kept decoded, after the pipeline's transforms without random draws; None
+            where it was not measured what decoded samples bring.
+        decoded_prep: P of decoded samples, samples/s against workers; None as ``decoded_bytes``.
+        decoded_cpu_s: CPU seconds to prepare a decoded sample; None: 1 / decoded_prep(1).
         prep_cpu_s: CPU seconds to prepare a sample; None: those of one worker that is busy all the time, 1 / P(1).
         serving_s: seconds a sample that a prep worker of a feed takes longer than one that prepares alone (P): it also
             hands its samples on, and those who take them work beside it.
@@ -160,6 +164,9 @@ class Rates:
     storage: MeasuredCurve
     cache: Quantity
     disk: Quantity | None = None
+    decoded_bytes: float | None = None
+    decoded_prep: MeasuredCurve | None = None
+    decoded_cpu_s: Quantity | None = None
     prep_cpu_s: Quantity | None = None
     serving_s: Quantity = INSTANT
     read_cpu_s: Quantity = FREE
@@ -173,9 +180,12 @@ class Rates:
         for name in ("samples", "cores", "batch_size"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("sample_bytes", "pixel_bytes"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ConfigError(f"{name} must be above 0 and finite, got {getattr(self, name)}")
+        for name in ("sample_bytes", "pixel_bytes", "decoded_bytes"):
+            nbytes = getattr(self, name)
+            if nbytes is not None and not 0 < nbytes < math.inf:
+                raise ConfigError(f"{name} must be above 0 and finite, got {nbytes}")
+        if (self.decoded_bytes is None) != (self.decoded_prep is None):
+            raise ConfigError("decoded_bytes and decoded_prep must both be given, or neither")
         for name in ("step", "cache", "disk"):
             rate = getattr(self, name)
             if rate is not None and not rate.low > 0:
@@ -198,9 +208,26 @@ class Rates:
         # prep does nothing but compute, so a worker that is never short of bytes keeps one core busy
         return self.prep_cpu_s if self.prep_cpu_s is not None else self.prep.quantity(1).inverse(unit="CPU-s")
 
-    def feed_rate(self, workers: float, bound: Bound = "value") -> float:
-        """Return the samples/s that w workers of a feed prepare: each needs w / P(w) + `serving_s` for one."""
-        return _served(self.prep.rate(workers, bound), workers, self.serving_s.at(OPPOSITE[bound]))
+    def cpu_s(self, decoded: float) -> Quantity:
+        """Return the CPU seconds to prepare a sample, on average, if this share of them is kept decoded."""
+        if not decoded or self.decoded_prep is None:
+            return self.prepared_cpu_s
+        cost = self.decoded_cpu_s
+        cost = self.decoded_prep.quantity(1).inverse(unit="CPU-s") if cost is None else cost
+        return self.prepared_cpu_s.scaled(1 - decoded).plus(cost.scaled(decoded))
+
+    def feed_rate(self, workers: float, bound: Bound = "value", *, decoded: float = 0.0) -> float:
+        """Return the samples/s that w workers of a feed prepare: each needs w / P(w) + `serving_s` for one.
+
+        If a share of the samples is kept decoded, the seconds of both forms add up.
+        """
+        serving_s = self.serving_s.at(OPPOSITE[bound])
+        encoded = _served(self.prep.rate(workers, bound), workers, serving_s)
+        if not decoded or self.decoded_prep is None:
+            return encoded
+        return 1 / (
+            (1 - decoded) / encoded + decoded / _served(self.decoded_prep.rate(workers, bound), workers, serving_s)
+        )
 
     def feed_quantity(self, workers: float) -> Quantity:
         """Return `feed_rate` with its interval."""
@@ -243,6 +270,7 @@ class Rates:
 
 COSTS = (
     "prep_cpu_s",
+    "decoded_cpu_s",
     "serving_s",
     "read_cpu_s",
     "step_cpu_s",

@@ -20,8 +20,9 @@ class Setup:
         cores: cores of each node; None: as many as the measured machine has.
         prep_workers: prep workers on each node; None: one for each core.
         readers: threads of each node that read storage; None: as many as were measured to be fastest.
-        cache_bytes: memory of each node that keeps raw samples for good (MinIO).
+        cache_bytes: memory of each node that keeps samples for good (MinIO).
         disk_bytes: room on each node's local disk for samples that memory has no room for.
+        decoded: samples may be kept decoded where that makes epochs shorter; otherwise all are kept as they were read.
         dram_bytes: memory of each node that the operating system may use for files that were read (its page cache); 0
             where storage is not a file system.
         storage_factor: how many times as fast as the measured storage.
@@ -44,6 +45,7 @@ class Setup:
     readers: int | None = None
     cache_bytes: Annotated[float, BYTES] = 0.0
     disk_bytes: Annotated[float, BYTES] = 0.0
+    decoded: bool = True
     dram_bytes: Annotated[float, BYTES] = 0.0
     storage_factor: float = 1.0
     storage_shared: bool = True

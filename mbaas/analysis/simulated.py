@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from statistics import mean
 
+from mbaas.analysis.kept import form_plan, node_prep_rate
 from mbaas.analysis.rates import Rates
 from mbaas.analysis.setup import Setup
 from mbaas.analysis.simulator import Cores, System, simulate, system_of
-from mbaas.analysis.stages import node_prep_rate
 
 EPOCHS = 3
 """The first fills caches; the others are alike."""
@@ -45,6 +45,8 @@ def system_for(
         disk_bytes=setup.disk_bytes * part,
         network_bytes_per_s=setup.network_bytes_per_s,
         pixel_bytes=rates.pixel_bytes,
+        decoded_bytes=rates.decoded_bytes if setup.decoded else None,
+        decoded_speedup=node_prep_rate(rates, setup, decoded=1.0) / node_prep_rate(rates, setup),
         cores=Cores(
             count=setup.cores_of(rates.cores),
             prep_cpu_s=rates.prepared_cpu_s.value,
@@ -52,6 +54,7 @@ def system_for(
             delivery_cpu_s=rates.delivery_cpu_s.value,
             step_cpu_s=rates.step_cpu_s.value / setup.accelerator_factor,
             read_cpu_s=rates.read_cpu_s.value,
+            decoded_cpu_s=rates.cpu_s(1.0).value,
         ),
         workers=setup.nodes,
         trials=setup.trials,
@@ -63,9 +66,10 @@ def system_for(
 def simulated_epoch_s(rates: Rates, setup: Setup) -> float:
     """Simulate the seconds of an epoch after the first.
 
-    Trials that share a feed have this project's policy, others a private MinIO cache each.
+    Trials that share a feed have this project's policy, others a private MinIO cache each, of encoded samples.
     """
-    policy = "mbaas" if setup.sharing else "minio"
+    kept = "mbaas_decoded" if form_plan(rates, setup) is not None else "mbaas"
+    policy = kept if setup.sharing else "minio"
     system = system_for(rates, setup, policies=(policy,))
     (outcome,) = simulate(system)
     return mean(outcome.epoch_s[1:]) * rates.samples / system.dataset.samples  # it may have had a part of the dataset

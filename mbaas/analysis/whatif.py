@@ -15,10 +15,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from mbaas import units
+from mbaas.analysis.kept import Reads, stored_share
 from mbaas.analysis.quantity import BOUNDS, Quantity, plain_fields, spanning
 from mbaas.analysis.rates import Rates
 from mbaas.analysis.setup import Setup
-from mbaas.analysis.stages import Reads, Stages, stages, stored_share
+from mbaas.analysis.stages import Stages, stages
 from mbaas.errors import ConfigError
 
 

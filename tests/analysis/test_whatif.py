@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from stated_rates import about, any_rates, any_setup, line, round_rates
+from stated_rates import about, any_rates, any_setup, decodable_rates, line, round_rates
 
+from mbaas.analysis.kept import lru_hits, stored_share
 from mbaas.analysis.quantity import Quantity, stated
 from mbaas.analysis.rates import MeasuredCurve, Rates, step_overhead
 from mbaas.analysis.setup import Setup
-from mbaas.analysis.stages import lru_hits, stored_share
 from mbaas.analysis.whatif import Epoch, predict
 from mbaas.errors import ConfigError
 
@@ -150,6 +150,66 @@ def test_reading_takes_cores_too() -> None:
         pytest.approx([1.0, 1.5, 0.0]),
     ]
     assert [epoch.limit for epoch in found] == ["cores", "cores", "prep"]
+
+
+def test_samples_that_are_kept_decoded_are_prepared_faster() -> None:
+    """500 MB would keep all decoded. With 250: 0.5 x 5 / 4 + 0.5 x 0.5 / 4 = 0.6875 ms; of 4 cores each sample takes
+    the same. The first epoch finds nothing kept, and a feed that keeps no decoded samples is as fast with either.
+    """
+    rates = decodable_rates()
+    for cache_bytes, epoch_s in ((0, 1.25), (250e6, 0.6875), (500e6, 0.125), (900e6, 0.125)):
+        found = predict(rates, Setup(cache_bytes=cache_bytes))
+        assert found.steady.epoch_s.value == pytest.approx(epoch_s)
+        assert found.first.epoch_s.value == pytest.approx(1.25)
+        assert steady(rates, cache_bytes=cache_bytes, decoded=False).epoch_s.value == pytest.approx(1.25)
+    half = steady(rates, cache_bytes=250e6)
+    assert (half.reads.memory, half.reads.decoded_memory, half.reads.storage) == pytest.approx((0.5, 0.5, 0.5))
+    assert half.bounds["cores"].value == half.bounds["prep"].value == pytest.approx(1 / 0.0006875)
+    # prep reads them where they lie, which P of decoded samples contains
+    assert "fetch" not in steady(rates, cache_bytes=500e6).bounds
+
+
+def test_serving_and_cores_count_for_decoded_samples_too() -> None:
+    """0.5 ms of serving: (0.5 + 0.5) / 4. Cores spend 1 ms of CPU on a decoded sample, 0.2 on staging: 1.2 / 4."""
+    costs = {"serving_s": stated(5e-4, unit="s"), "decoded_cpu_s": stated(1e-3, unit="CPU-s")}
+    rates = decodable_rates(staging_cpu_s=stated(2e-4, unit="CPU-s"), **costs)
+    found = steady(rates, cache_bytes=500e6).bounds
+    assert (found["prep"].value, found["cores"].value) == pytest.approx((1 / 0.25e-3, 1 / 0.3e-3))
+
+
+def test_nodes_keep_decoded_samples_of_their_own_and_private_caches_are_divided() -> None:
+    """2 nodes of 125 MB keep half as one of 250 does, and are twice as fast. 2 trials that do not share have 125 MB
+    each, a quarter of all: each of them takes 0.75 x 1.25 + 0.25 x 0.125 ms, twice.
+    """
+    rates = decodable_rates()
+    assert steady(rates, nodes=2, cache_bytes=125e6).epoch_s.value == pytest.approx(0.6875 / 2)
+    alone = steady(rates, trials=2, sharing=False, cache_bytes=250e6)
+    assert alone.reads.decoded == pytest.approx(0.25)
+    assert alone.epoch_s.value == pytest.approx(2 * (0.75 * 1.25 + 0.25 * 0.125))
+
+
+def test_a_fast_disk_keeps_decoded_samples_and_a_slow_one_does_not() -> None:
+    """500 kB from 5 GB/s take 0.1 ms, less than decoding, 1.125 ms, and than prep, 0.125 ms; from 100 MB/s 5 ms.
+
+    Reading a sample takes 1 ms of CPU, a decoded one is five times as large: (0.5 + 5) / 4 ms.
+    """
+    room = {"disk_bytes": 500e6}
+    fast = steady(decodable_rates(disk=about(5e9, unit="bytes/s")), **room)
+    assert (fast.reads.disk, fast.reads.decoded_disk) == pytest.approx((1, 1))
+    assert (fast.epoch_s.value, fast.bounds["fetch"].value) == (pytest.approx(0.125), pytest.approx(1e4))
+    busy = decodable_rates(disk=about(5e9, unit="bytes/s"), read_cpu_s=stated(1e-3, unit="CPU-s"))
+    assert steady(busy, **room).epoch_s.value == pytest.approx(5.5 / 4)
+    slow = steady(decodable_rates(disk=about(100e6, unit="bytes/s"), storage=line((1, 500))), **room)
+    assert (slow.reads.disk, slow.reads.decoded_disk) == (pytest.approx(1), 0)
+
+
+def test_decoded_rates_are_saved_and_both_or_none_are_given() -> None:
+    rates = decodable_rates(decoded_cpu_s=stated(1e-3, unit="CPU-s"))
+    assert Rates.from_json(json.loads(json.dumps(rates.to_json()))) == rates
+    with pytest.raises(ConfigError, match="decoded_bytes and decoded_prep must both be given, or neither"):
+        decodable_rates(decoded_prep=None)
+    with pytest.raises(ConfigError, match="decoded_bytes must be above 0 and finite, got 0"):
+        decodable_rates(decoded_bytes=0)
 
 
 def test_a_worker_of_a_feed_also_hands_on_what_it_made() -> None:

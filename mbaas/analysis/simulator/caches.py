@@ -22,7 +22,7 @@ def hit_fractions(
     """Find hits / samples of each epoch, the first of which finds the cache empty.
 
     MinIO keeps what it admitted, so it hits its own contents once an epoch, exactly. LRU is simulated, access by
-    access; in a long run it comes to `mbaas.analysis.stages.lru_hits`.
+    access; in a long run it comes to `mbaas.analysis.kept.lru_hits`.
 
     Args:
         policy: "minio" or "lru".

@@ -181,6 +181,7 @@ class CoresSection(files.Section):
     delivery: Seconds = 0.0
     step: Seconds = 0.0
     read: Seconds = 0.0
+    decoded: Seconds | None = None
 
     def cores(self) -> Cores:
         """Make the cores that the simulator takes."""
@@ -206,11 +207,18 @@ class DatasetSection(files.Section):
     sample: Bytes
     sigma: Bytes = 0
     pixels: Bytes | None = None
+    decoded: Bytes | None = None
+    decoded_speedup: float = 1.0
 
     def shape(self) -> DatasetShape:
         """Make the dataset that the simulator takes."""
         return DatasetShape(
-            samples=self.samples, sample_bytes=self.sample, sigma_bytes=self.sigma, pixel_bytes=self.pixels
+            samples=self.samples,
+            sample_bytes=self.sample,
+            sigma_bytes=self.sigma,
+            pixel_bytes=self.pixels,
+            decoded_bytes=self.decoded,
+            decoded_speedup=self.decoded_speedup,
         )
 
 

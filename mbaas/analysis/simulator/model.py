@@ -248,6 +248,12 @@ class Load:
         read = self._per_core(nbytes[..., tiers.pfs])
         return prepared * (self.cores.prep_cpu_s + self.cores.staging_cpu_s) + read * self.cores.read_cpu_s
 
+    def saved_s(self, nbytes: Floats, *, speedup: float) -> Floats:
+        """Return the seconds less that preparing takes where samples of these raw bytes are kept decoded: [H, N]."""
+        cores = self.cores
+        decoded_cpu_s = cores.prep_cpu_s / speedup if cores.decoded_cpu_s is None else cores.decoded_cpu_s
+        return self._per_core(nbytes) * (cores.prep_cpu_s - decoded_cpu_s)
+
     def delivering_s(self, nbytes: Floats) -> Floats:
         """Return the seconds of handing minibatches to trials: [H]."""
         return self._taken_per_core(nbytes) * self.cores.delivery_cpu_s

@@ -40,6 +40,9 @@ class DatasetShape:
         sigma_bytes: standard deviation of a normal distribution of sizes.
         pixel_bytes: size of a sample once prepared; None where it is as large as before. Only policies that move
             prepared samples between machines, or stage them as such, look at it.
+        decoded_bytes: mean size of a sample once decoded; None: nothing is known of decoded samples. Only policies that
+            keep samples decoded look at it.
+        decoded_speedup: how many times as fast prep is with a decoded sample.
 
     Raises:
         ConfigError: an attribute is out of range.
@@ -49,6 +52,8 @@ class DatasetShape:
     sample_bytes: float
     sigma_bytes: float = 0.0
     pixel_bytes: float | None = None
+    decoded_bytes: float | None = None
+    decoded_speedup: float = 1.0
 
     def __post_init__(self) -> None:
         if not 1 <= self.samples < 2**31:  # ids are int32: orders of all epochs take half the memory of int64
@@ -57,6 +62,10 @@ class DatasetShape:
             raise ConfigError(f"sample_bytes must be above 0, got {self.sample_bytes}")
         if self.sigma_bytes < 0:
             raise ConfigError(f"sigma_bytes must be at least 0, got {self.sigma_bytes}")
+        if self.decoded_bytes is not None and not self.decoded_bytes > 0:
+            raise ConfigError(f"decoded_bytes must be above 0, got {self.decoded_bytes}")
+        if not 0 < self.decoded_speedup < math.inf:
+            raise ConfigError(f"decoded_speedup must be above 0 and finite, got {self.decoded_speedup}")
 
     @property
     def nbytes(self) -> float:
@@ -122,6 +131,7 @@ class Cores:
         delivery_cpu_s: CPU seconds for a prepared sample and each trial that takes it.
         step_cpu_s: CPU seconds of a trial's step for a sample; 0 on an accelerator.
         read_cpu_s: CPU seconds to read a sample from shared storage.
+        decoded_cpu_s: CPU seconds to prepare a decoded sample; None: ``prep_cpu_s / decoded_speedup``.
 
     Raises:
         ConfigError: fewer cores than one, or a cost that cannot be.
@@ -133,16 +143,18 @@ class Cores:
     delivery_cpu_s: float = 0.0
     step_cpu_s: float = 0.0
     read_cpu_s: float = 0.0
+    decoded_cpu_s: float | None = None
 
     def __post_init__(self) -> None:
         if not self.count >= 1:
             raise ConfigError(f"count of cores must be at least 1, got {self.count}")
         for name in CORE_COSTS:
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ConfigError(f"{name} must be 0 or more and finite, got {getattr(self, name)}")
+            cost = getattr(self, name)
+            if cost is not None and not 0 <= cost < math.inf:
+                raise ConfigError(f"{name} must be 0 or more and finite, got {cost}")
 
 
-CORE_COSTS = ("prep_cpu_s", "staging_cpu_s", "delivery_cpu_s", "step_cpu_s", "read_cpu_s")
+CORE_COSTS = ("prep_cpu_s", "staging_cpu_s", "delivery_cpu_s", "step_cpu_s", "read_cpu_s", "decoded_cpu_s")
 """What a sample costs `Cores`."""
 
 
@@ -231,6 +243,8 @@ def system_of(
     network_bytes_per_s: float = math.inf,
     staging_bytes: float = math.inf,
     pixel_bytes: float | None = None,
+    decoded_bytes: float | None = None,
+    decoded_speedup: float = 1.0,
     cores: Cores | None = None,
     workers: int = 1,
     trials: int = 1,
@@ -257,6 +271,8 @@ def system_of(
         network_bytes_per_s: between two machines.
         staging_bytes: for prepared minibatches of one machine.
         pixel_bytes: of a prepared sample; None for the raw size.
+        decoded_bytes, decoded_speedup: size of a decoded sample, and how many times as fast it is prepared; see
+            `DatasetShape`.
         cores: of one worker's machine, and what a sample costs them; None: there are enough.
         workers: machines; each has an accelerator for each trial.
         trials: that run at a time.
@@ -292,6 +308,12 @@ def system_of(
         ),
         cores=cores,
     )
-    dataset = DatasetShape(samples=samples, sample_bytes=sample_bytes, pixel_bytes=pixel_bytes)
+    dataset = DatasetShape(
+        samples=samples,
+        sample_bytes=sample_bytes,
+        pixel_bytes=pixel_bytes,
+        decoded_bytes=decoded_bytes,
+        decoded_speedup=decoded_speedup,
+    )
     training = Training(workers=workers, batch=batch, epochs=epochs, trials=trials, seed=seed)
     return System(name=name, machine=machine, dataset=dataset, training=training, policies=policies)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -74,10 +75,12 @@ class Traffic:
     Attributes:
         nbytes: raw bytes by step, worker that reads, and tier: float64[H, N, tiers].
         samples: by tier: int64[tiers]; their sum is F.
+        decoded: of ``nbytes`` those whose samples are kept decoded there: float64[H, N, tiers]; None: none are.
     """
 
     nbytes: Floats
     samples: Ints
+    decoded: Floats | None = None
 
 
 class World:
@@ -184,21 +187,36 @@ class World:
         elsewhere = np.where(local, held, held + np.int8(self.tiers.remote))
         return self._fastest[np.where(held < 0, np.int8(self.tiers.pfs), elsewhere)]
 
-    def traffic(self, samples: Samples, tiers: Codes, *, workers: Owners | None = None) -> Traffic:
+    def traffic(
+        self,
+        samples: Samples,
+        tiers: Codes,
+        *,
+        workers: Owners | None = None,
+        decoded: NDArray[np.bool_] | None = None,
+    ) -> Traffic:
         """Count what is read.
 
         Args:
             samples: int32[H B N], step after step.
             tiers: from where each is read.
             workers: who reads each; by default position q is read by q % N.
+            decoded: bool[H B N], whether it is decoded there.
         """
         # one number for each step, worker and tier: a single bincount adds up the bytes of all of them
         count = self.tiers.count
         cells = self._cells if workers is None else self._cells_of(workers)
-        nbytes = np.bincount(cells + tiers, weights=self.sizes[samples], minlength=self.steps * self.workers * count)
+        nbytes = self._by_cell(cells + tiers, self.sizes[samples])
         numbers = np.bincount(tiers[samples < self.samples], minlength=count)
-        shaped = np.asarray(nbytes, dtype=np.float64).reshape(self.steps, self.workers, count)
-        return Traffic(shaped, numbers)
+        return Traffic(
+            nbytes, numbers, None if decoded is None else self._by_cell(cells + tiers, self.sizes[samples] * decoded)
+        )
+
+    def _by_cell(self, cells: NDArray[np.intp], weights: NDArray[np.float32]) -> Floats:
+        """Add weights up by step, worker and tier: float64[H, N, tiers]."""
+        shape = (self.steps, self.workers, self.tiers.count)
+        sums = np.bincount(cells, weights=weights, minlength=math.prod(shape))
+        return np.asarray(sums, dtype=np.float64).reshape(shape)
 
     def from_pfs(self, samples: Samples, *, workers: Owners | None = None) -> Traffic:
         """Count an epoch in which everything comes from the PFS, as before anything is cached."""

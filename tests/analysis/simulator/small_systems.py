@@ -47,6 +47,25 @@ def system(
     return System(name="small", machine=given, dataset=shape, training=Training(**training))
 
 
+def decodable(*, ram_bytes: float, ssd_bytes: float = 0, ssd_rate: float = 0.5, threads: int = 1) -> System:
+    """Make the system of four samples for two epochs in which prep sets the pace: training and the PFS are fast.
+
+    Decoded samples have two bytes, and are prepared four times as fast.
+    """
+    given = machine(ram_bytes=ram_bytes, ssd_bytes=ssd_bytes, threads=threads)
+    ram, ssd = given.classes
+    found = system(
+        replace(
+            given,
+            compute_bytes_per_s=1e6,
+            storage=ThroughputCurve.through({1: 100, 64: 6400}),
+            classes=(ram, replace(ssd, read=ThroughputCurve.through({1: ssd_rate}))),
+        ),
+        epochs=2,
+    )
+    return replace(found, dataset=replace(found.dataset, decoded_bytes=2.0, decoded_speedup=4.0))
+
+
 def run(given: System, policy: str) -> Outcome:
     return next(iter(simulate(given, [policy])))
 
@@ -84,7 +103,7 @@ def systems(draw: st.DrawFn) -> System:
             ),
         ),
     )
-    return system(
+    found = system(
         given,
         samples=draw(st.integers(1, 97)),
         sigma_bytes=draw(st.sampled_from([0, 0.5])),
@@ -94,3 +113,5 @@ def systems(draw: st.DrawFn) -> System:
         trials=draw(st.sampled_from([1, 3])),
         seed=draw(st.integers(0, 99)),
     )
+    decoded = {"decoded_bytes": draw(st.none() | st.floats(0.5, 9)), "decoded_speedup": draw(st.floats(0.8, 9))}
+    return replace(found, dataset=replace(found.dataset, **decoded))  # type: ignore[arg-type]

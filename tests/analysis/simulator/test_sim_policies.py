@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_systems import machine, preset, run, system, systems, with_cache
+from small_systems import decodable, machine, preset, run, system, systems, with_cache
 
 from mbaas.allocation.throughput import ThroughputCurve
-from mbaas.analysis.simulator import POLICIES, System, locations_of, simulate
+from mbaas.analysis.simulator import POLICIES, Cores, StorageClass, System, locations_of, simulate
 from mbaas.analysis.simulator.policies.clairvoyant import held_by_workers, reads_by_workers
+from mbaas.analysis.simulator.policies.decoded import MbaasDecoded, classes_by_form, planned
 from mbaas.analysis.simulator.policies.partitioned import assigned
 from mbaas.analysis.simulator.report import plain_outcomes
 from mbaas.analysis.simulator.world import NOWHERE, World
@@ -159,6 +160,94 @@ def test_trials_that_do_not_share_take_turns() -> None:
     assert run(three, "mbaas").total_s == pytest.approx(run(one, "mbaas").total_s)
 
 
+def test_decoded_samples_by_hand() -> None:
+    """Four samples of one byte, loading bound; decoded ones have two bytes and are prepared in 0.25 s instead of 1 s.
+
+    The first epoch takes the fetching of a sample, 0.01 s, and 4 x 1 s. With 4 bytes of ram two are kept decoded then:
+    2 x 0.25 + 2 x 1 s, or, where the other two come first and wait for theirs to be fetched, 0.01 s more.
+    """
+    found = run(decodable(ram_bytes=4), "mbaas_decoded")
+    assert found.epoch_s == pytest.approx((4.01, 2.5), abs=0.02)
+    assert found.samples == {"staging": 0, "ram": 2, "ssd": 0, "remote": 0, "pfs": 6}
+    assert found.remark == "50 % of the samples are kept decoded"
+    assert run(decodable(ram_bytes=4), "mbaas").epoch_s[1] == pytest.approx(4, abs=0.02)
+
+
+def test_a_fast_ssd_keeps_decoded_samples_and_a_slow_one_encoded_ones() -> None:
+    """From the ssd a decoded sample takes 0.02 s, or 4 s: longer than to decode one, which is 0.75 s."""
+    fast = run(decodable(ram_bytes=2, ssd_bytes=6, ssd_rate=100), "mbaas_decoded")
+    assert fast.epoch_s[1] == pytest.approx(1, abs=0.05)
+    assert (fast.samples["ram"], fast.samples["ssd"]) == (1, 3)
+    slow = run(decodable(ram_bytes=2, ssd_bytes=6), "mbaas_decoded")
+    assert slow.epoch_s[1] == pytest.approx(3.25, abs=0.05)
+    assert slow.samples["ram"] == 1
+
+
+def test_slower_classes_than_the_second_take_encoded_samples_that_are_left() -> None:
+    """The ram keeps one decoded, the slow ssd one encoded, and a disk after it one more; one is left in storage."""
+    given = decodable(ram_bytes=2, ssd_bytes=1)
+    disk = StorageClass(name="disk", capacity_bytes=1, read=ThroughputCurve.through({1: 200}))
+    given = replace(given, machine=replace(given.machine, classes=(*given.machine.classes, disk)))
+    world = World(given)
+    plan = planned(world)
+    assert plan is not None
+    held, decoded = classes_by_form(world, plan)
+    assert held.tolist() == [0, 1, 2, NOWHERE, NOWHERE]
+    assert decoded.tolist() == [True, False, False, False, False]
+
+
+def test_a_decoded_sample_takes_its_bytes_from_a_disk_and_none_from_memory() -> None:
+    """One of the four in ram, and three of two bytes each on the ssd: 6 bytes."""
+    world = World(decodable(ram_bytes=2, ssd_bytes=6, ssd_rate=100))
+    _, traffic = MbaasDecoded().traffic(world)
+    moved = MbaasDecoded().moved_bytes(world, traffic).sum(axis=(0, 1))
+    assert (moved[0], moved[1], moved.sum()) == (0, 6, 6)
+
+
+def test_cores_spend_less_on_decoded_samples() -> None:
+    """One core: 1 s a sample, or what is said of a decoded one, by default 0.25 s as the speedup of 4 says."""
+    for said, epoch_s in ((None, 1.0), (0.5, 2.0)):
+        given = decodable(ram_bytes=8, threads=4)
+        cores = Cores(count=1, prep_cpu_s=1.0, decoded_cpu_s=said)
+        given = replace(given, machine=replace(given.machine, cores=cores))
+        assert run(given, "mbaas_decoded").epoch_s[1] == pytest.approx(epoch_s, abs=0.05)
+
+
+def test_without_decoded_samples_it_is_the_policy_that_keeps_encoded_ones() -> None:
+    plain = system(machine(ram_bytes=2, ssd_bytes=1), samples=20, epochs=3)
+    found, other = run(plain, "mbaas_decoded"), run(plain, "mbaas")
+    assert (found.total_s, found.samples) == (other.total_s, other.samples)
+    assert found.remark == "nothing is said about decoded samples, so none are kept"
+    useless = replace(plain, dataset=replace(plain.dataset, decoded_bytes=3.0, decoded_speedup=1.01))
+    assert run(useless, "mbaas_decoded").total_s == other.total_s
+    assert (
+        run(useless, "mbaas_decoded").remark
+        == "no decoded samples are kept, because preparing one takes only 1.0 % less CPU time"
+    )
+
+
+@settings(max_examples=25, deadline=None)
+@given(given=systems())
+def test_forms_fill_the_classes_of_every_home(given: System) -> None:
+    """No class has more bytes than it has room for, and the plan's shares are there but for a sample or two."""
+    world, dataset = World(given), given.dataset
+    plan = planned(world)
+    if plan is None:
+        return
+    held, decoded = classes_by_form(world, plan)
+    large = np.where(decoded[:-1], (dataset.decoded_bytes or 0) / dataset.sample_bytes, 1.0) * world.sizes[:-1]
+    for home in range(world.workers):
+        mine = slice(home, world.samples, world.workers)
+        for number, each in enumerate(world.classes):
+            used = large[mine][held[mine] == number].sum()
+            assert used <= each.capacity_bytes * (1 + 1e-6) + 1e-6
+        count = len(held[mine])
+        bytes_each = world.sizes[mine] / dataset.sample_bytes
+        for number, share in ((0, plan.memory_decoded), (1, plan.disk_decoded)):
+            kept = bytes_each[(held[mine] == number) & decoded[mine]].sum()
+            assert share * count - 2 * bytes_each.max(initial=1.0) <= kept <= share * count * (1 + 1e-6) + 1e-6
+
+
 def test_nopfs_keeps_what_a_worker_reads_most() -> None:
     """With room for k samples, no sample outside a worker's ram is read more often than one inside."""
     world = World(system(machine(ram_bytes=7), samples=50, workers=3, batch=2, epochs=9))
@@ -282,7 +371,7 @@ def test_a_full_cache_stays_as_it_is() -> None:
 
 
 def test_unknown_policies_are_named() -> None:
-    with pytest.raises(ConfigError, match=r"one of perfect, naive, .*, mbaas, got 'nopf'"):
+    with pytest.raises(ConfigError, match=r"one of perfect, naive, .*, mbaas, mbaas_decoded, got 'nopf'"):
         simulate(system(machine()), ["minio", "nopf"])
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from mbaas.analysis.simulator.policies.base import Naive, Perfect, Policy, StagingBuffer
 from mbaas.analysis.simulator.policies.clairvoyant import Lobster, Nopfs
+from mbaas.analysis.simulator.policies.decoded import MbaasDecoded
 from mbaas.analysis.simulator.policies.partitioned import (
     DeepioOptimistic,
     DeepioOrdered,
@@ -34,6 +35,7 @@ POLICIES: dict[str, Policy] = {
         PartitionedMinio,
         Lobster,
         Mbaas,
+        MbaasDecoded,
     )
 }
 

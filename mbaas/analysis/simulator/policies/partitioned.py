@@ -240,8 +240,8 @@ class Mbaas(Policy):
 
     def read_s(self, world: World, traffic: Traffic) -> Floats:
         """Return the seconds of p_0 threads that read ahead, p_0 workers that prepare, and pixels that travel."""
-        seconds = fetch_seconds(traffic.nbytes, tiers=world.tiers)
-        seconds[..., -1] = write_seconds(traffic.nbytes, machine=world.system.machine)
+        seconds = fetch_seconds(self.moved_bytes(world, traffic), tiers=world.tiers)
+        seconds[..., -1] = self.prep_s(world, traffic)
         # on average: each worker is home of 1 / N of the samples of its minibatch; the last step may not be full
         global_batch = world.batch * world.workers
         full = np.minimum(world.samples - np.arange(world.steps) * global_batch, global_batch) / global_batch
@@ -250,6 +250,14 @@ class Mbaas(Policy):
         seconds[..., world.tiers.pixels] = (full * travel_s)[:, None]
         seconds /= world.system.machine.staging.threads
         return seconds
+
+    def moved_bytes(self, _world: World, traffic: Traffic) -> Floats:
+        """Return the bytes that threads which read move from each tier: float64[H, N, tiers]."""
+        return traffic.nbytes
+
+    def prep_s(self, world: World, traffic: Traffic) -> Floats:
+        """Return the thread-seconds of preparing for a step: float64[H, N]."""
+        return write_seconds(traffic.nbytes, machine=world.system.machine)
 
     def staged_bytes(self, world: World) -> float:
         return world.system.dataset.staged_bytes  # what waits for trials is prepared
