@@ -24,6 +24,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import combinations
 
 import numpy as np
@@ -138,12 +139,13 @@ def plan_forms(
     most = costs.encoded_bytes + costs.decoded_bytes
     memory, disk = (min(most, nbytes / samples) if samples else most for nbytes in (memory_bytes, disk_bytes))
     too_slow = _slow_disk(costs, threads) if disk else None
-    both = _solved(costs, SHARES if too_slow is None else SHARES[:-1], threads=threads, memory=memory, disk=disk)
+    names = SHARES[: 2 if not disk else 4 if too_slow is None else 3]
+    both = _solved(costs, names, threads=threads, memory=memory, disk=disk)
     saved = both.decoded * costs.saved_s / costs.encoded_s
     if saved >= WORTHWHILE:
         plan, told = both, [too_slow if both.decoded < 1 - TOLERANCE else None]
     else:
-        plan = _solved(costs, ("memory_encoded", "disk_encoded"), threads=threads, memory=memory, disk=disk)
+        plan = _solved(costs, names[::2], threads=threads, memory=memory, disk=disk)
         told = [_not_worthwhile(costs, saved) if memory or disk else None]
     if plan.kept < 1 - TOLERANCE and _disk_bytes(costs, plan) < disk - TOLERANCE * most:
         told.append("the disk is not filled, because reading more of it would take longer than storage does")
@@ -200,7 +202,7 @@ def _solved(costs: SampleCosts, names: Sequence[str], *, threads: float, memory:
     # as there are variables. Here these are up to four shares and the seconds of the busiest resource, with twelve
     # constraints at most. So all 792 candidates are tried, which takes less time than to import a solver.
     constraints, limits, unit_s = _constraints(costs, names, threads=threads, memory=memory, disk=disk)
-    chosen = np.array(list(combinations(range(len(limits)), len(names) + 1)))
+    chosen = _choices(len(limits), len(names) + 1)
     is_point = np.linalg.det(constraints[chosen]) != 0
     chosen = chosen[is_point]
     points = np.linalg.solve(constraints[chosen], limits[chosen][..., None])[..., 0]
@@ -212,10 +214,17 @@ def _solved(costs: SampleCosts, names: Sequence[str], *, threads: float, memory:
     best = np.arange(len(corners))
     for cost in (busiest, used_s / (costs.storage_s + costs.encoded_s), -kept, -in_memory):
         best = best[cost[best] <= cost[best].min() + 2 * TOLERANCE]
-    found = dict(zip(names, shares[best[0]].tolist(), strict=True))
+    chosen_shares = shares[best[0]] / max(1.0, kept[best[0]])  # rounding must not make them more than all
+    found = dict(zip(names, chosen_shares.tolist(), strict=True))
     return FormPlan(
         **{name: found.get(name, 0.0) for name in SHARES}, seconds_per_sample=float(busiest[best[0]]) * unit_s
     )
+
+
+@cache
+def _choices(number: int, length: int) -> NDArray[np.intp]:
+    """List all ways to choose so many of a number of things: intp[ways, length]."""
+    return np.array(list(combinations(range(number), length)))
 
 
 def _constraints(

@@ -84,6 +84,7 @@ class Curve:
 def smallest_cache(rates: Rates, setup: Setup) -> Enough:
     """Find the fewest bytes of memory, on each node, with which fetch does not set the pace of steady epochs.
 
+    They are for samples as they were read: what decoded ones bring is another question (`mbaas.analysis.decoding`).
     That is where F = D / (D x / C + D (1 - x) / S) crosses min(P, G), found by bisection to the byte: more cache never
     slows down.
     """
@@ -91,7 +92,7 @@ def smallest_cache(rates: Rates, setup: Setup) -> Enough:
 
     def fewest(others: Bound, supply: Bound) -> int | None:
         def suffices(cache_bytes: int) -> bool:
-            tried = replace(setup, cache_bytes=cache_bytes)
+            tried = replace(setup, cache_bytes=cache_bytes, decoded=False)
             found = stages(rates, tried, steady=True, step=others, prep=others, supply=supply)
             return found.fetch_s <= max(found.compute_s, found.prep_s)
 

@@ -13,10 +13,12 @@ from pydantic import Field
 from mbaas import units
 from mbaas.analysis import words
 from mbaas.analysis.answers import fewest_prep_cores, smallest_cache
-from mbaas.analysis.quantity import BOUNDS, Quantity, plain_fields, spanning
+from mbaas.analysis.decoding import decoding
+from mbaas.analysis.kept import stored_share
+from mbaas.analysis.quantity import Quantity, plain_fields
 from mbaas.analysis.rates import Rates
 from mbaas.analysis.setup import Setup
-from mbaas.analysis.whatif import Epoch, Prediction, Waits, predict
+from mbaas.analysis.whatif import Epoch, Prediction, Waits, predict, speedup
 from mbaas.errors import ConfigError
 from mbaas.units import BYTES, BytesPerS
 from mbaas.validation import options
@@ -68,6 +70,10 @@ class Change:
         }
 
 
+Candidate = tuple[Kind, str, Setup]
+"""A change that may help: its kind, its advice, and the setup afterwards."""
+
+
 def recommend(rates: Rates, setup: Setup, *, memory_bytes: float = math.inf) -> list[Change]:
     """Find changes that make steady epochs at least 2 % faster, each on its own: clear settings first, then by gain.
 
@@ -78,14 +84,11 @@ def recommend(rates: Rates, setup: Setup, *, memory_bytes: float = math.inf) -> 
     made = []
     for kind, advice, changed in (*_settings(rates, setup, memory_bytes), *_purchases(rates, setup, memory_bytes)):
         prediction = predict(rates, changed)
-        speedup = _speedup(now, prediction)
-        if speedup.value >= LEAST_GAIN:
-            made.append(Change(kind=kind, advice=advice, setup=changed, prediction=prediction, speedup=speedup))
+        gain = speedup(now, prediction)
+        if gain.value >= LEAST_GAIN:
+            made.append(Change(kind=kind, advice=advice, setup=changed, prediction=prediction, speedup=gain))
     # a setting costs nothing, so it comes before a purchase that gains more; but one that gains little does not
     return sorted(made, key=lambda c: (c.kind != "setting" or c.speedup.value < CLEAR_GAIN, -c.speedup.value))
-
-
-Candidate = tuple[Kind, str, Setup]
 
 
 def _settings(rates: Rates, setup: Setup, memory_bytes: float) -> Iterator[Candidate]:
@@ -101,6 +104,25 @@ def _settings(rates: Rates, setup: Setup, memory_bytes: float) -> Iterator[Candi
     affordable_bytes = min(wanted_bytes, memory_bytes)
     if affordable_bytes > setup.cache_bytes:
         yield "setting", _about_cache(setup, affordable_bytes), replace(setup, cache_bytes=affordable_bytes)
+    yield from _decoded(rates, setup, memory_bytes)
+
+
+def _decoded(rates: Rates, setup: Setup, memory_bytes: float) -> Iterator[Candidate]:
+    """Keep samples decoded: in the cache that there is, and in one that is large enough."""
+    found = decoding(rates, setup)
+    if found is None or not found.is_worthwhile:
+        return
+    keeping = replace(setup, decoded=True)
+    if not setup.decoded:
+        yield "setting", "keep samples decoded (decoded: true)", keeping
+    if found.enough_bytes > setup.cache_bytes:
+        share = stored_share(rates, replace(keeping, cache_bytes=found.enough_bytes), steady=True).decoded
+        kept = "all samples are" if share > 0.995 else f"{units.percent(share)} of samples are"
+        advice = f"{_about_cache(setup, found.enough_bytes)}, so that {kept} kept decoded"
+        # more memory than raw samples would ever need: a setting only where it is known that there is as much
+        has_room = math.isfinite(memory_bytes) and found.enough_bytes <= memory_bytes
+        larger = replace(keeping, cache_bytes=found.enough_bytes)
+        yield ("setting" if has_room else "purchase"), advice, larger
 
 
 def _purchases(rates: Rates, setup: Setup, memory_bytes: float) -> Iterator[Candidate]:
@@ -122,12 +144,6 @@ def _purchases(rates: Rates, setup: Setup, memory_bytes: float) -> Iterator[Cand
         doubled: dict[str, Any] = {name: 2 * getattr(setup, name)}
         yield "purchase", f"use {thing} twice as fast", replace(setup, **doubled)
     yield "purchase", f"use {setup.nodes + 1} nodes instead of {setup.nodes}", replace(setup, nodes=setup.nodes + 1)
-
-
-def _speedup(now: Prediction, then: Prediction) -> Quantity:
-    """Divide the epochs; rates are the same before and after, so slow ends belong together, and so do fast ends."""
-    before, after = now.steady.epoch_s, then.steady.epoch_s
-    return spanning(*(before.at(bound) / after.at(bound) for bound in BOUNDS), unit="times")
 
 
 def _best_workers(rates: Rates, setup: Setup) -> int:

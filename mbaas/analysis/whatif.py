@@ -130,6 +130,15 @@ def predict(rates: Rates, setup: Setup) -> Prediction:
     )
 
 
+def speedup(now: Prediction, then: Prediction) -> Quantity:
+    """Return how many times as fast steady epochs become.
+
+    Rates are the same before and after, so slow ends belong together, and so do fast ends.
+    """
+    before, after = now.steady.epoch_s, then.steady.epoch_s
+    return spanning(*(before.at(bound) / after.at(bound) for bound in BOUNDS), unit="times")
+
+
 @dataclass(frozen=True)
 class _Times:
     """The seconds a sample takes with synthetic data, with all data in memory, and as it is: the three runs."""

@@ -1,0 +1,134 @@
+"""What it is worth to keep samples decoded: how much of prep decoding is, how much memory ends it, what that brings."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from dataclasses import dataclass, replace
+from typing import Any
+
+from mbaas import units
+from mbaas.allocation.forms import WORTHWHILE
+from mbaas.analysis import words
+from mbaas.analysis.kept import form_plan, node_prep_rate, stored_share
+from mbaas.analysis.quantity import Bound, Quantity, plain_fields, spanning
+from mbaas.analysis.rates import Rates
+from mbaas.analysis.setup import Setup
+from mbaas.analysis.whatif import predict, speedup
+
+LEAST_GAIN = 1.02
+"""Epochs that become less than 2 % shorter are no gain."""
+
+AS_GOOD = 1.01
+"""A cache is large enough if epochs take no longer than this times the shortest."""
+
+STEPS = 128
+"""A large enough cache is found to such a part of the largest one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decoding:
+    """What keeping samples decoded is worth.
+
+    Attributes:
+        share: of the CPU time of preparing a sample, what its decoding takes: from 0 to 1, below 0 if it saves some.
+        decoded: share of the samples that is kept decoded with the setup as it is.
+        whole_bytes: memory of each node that keeps all of its samples decoded.
+        more_bytes: of these, what its cache lacks.
+        enough_bytes: memory of each node's cache from which on epochs hardly become shorter.
+        prep_speedup: how many times as fast as now prep is if all samples are kept decoded.
+        epoch_speedup: the same of steady epochs, which may then wait for something else.
+        told: why the plan of what is kept leaves out decoded samples, or a disk: a clause each.
+        sentence: the answer as a clause for people.
+    """
+
+    share: Quantity
+    decoded: float
+    whole_bytes: int
+    more_bytes: int
+    enough_bytes: int
+    prep_speedup: Quantity
+    epoch_speedup: Quantity
+    told: tuple[str, ...]
+    sentence: str
+
+    @property
+    def is_worthwhile(self) -> bool:
+        """Return whether decoded samples would be kept at all, if there is room."""
+        return self.share.value >= WORTHWHILE
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields by name."""
+        return plain_fields(self)
+
+
+def decoding(rates: Rates, setup: Setup) -> Decoding | None:
+    """Say what keeping samples decoded is worth; None if it was not measured how fast decoded ones are prepared."""
+    if rates.decoded_prep is None or rates.decoded_bytes is None:
+        return None
+    whole_bytes = math.ceil(setup.read_bytes(rates.samples * rates.decoded_bytes))
+    whole = replace(setup, decoded=True, cache_bytes=max(setup.cache_bytes, float(whole_bytes)))
+    plan, decoded = form_plan(rates, setup), stored_share(rates, setup, steady=True).decoded
+    encoded, cost = rates.cpu_s(0.0), rates.cpu_s(1.0)
+    # both were measured for themselves, so the ends may be off in opposite ways
+    share = spanning(
+        1 - cost.value / encoded.value, 1 - cost.high / encoded.low, 1 - cost.low / encoded.high, unit="of prep"
+    )
+    found = Decoding(
+        share=share,
+        decoded=decoded,
+        whole_bytes=whole_bytes,
+        more_bytes=max(0, math.ceil(whole_bytes - setup.cache_bytes)),
+        enough_bytes=_enough_bytes(rates, whole, whole_bytes),
+        prep_speedup=_prep_speedup(rates, setup, decoded),
+        epoch_speedup=speedup(predict(rates, setup), predict(rates, whole)),
+        told=() if plan is None else plan.told,
+        sentence="",
+    )
+    return replace(found, sentence=_sentence(found, setup, predict(rates, whole).steady.limit))
+
+
+def _enough_bytes(rates: Rates, whole: Setup, whole_bytes: int) -> int:
+    """Find the smallest cache with which epochs are about as short as with all samples decoded, and never shorter."""
+
+    def epoch_s(cache_bytes: float) -> float:
+        return predict(rates, replace(whole, cache_bytes=cache_bytes)).steady.epoch_s.value
+
+    # more cache never makes epochs longer, but for what a plan that hardly differs leaves to chance
+    most_s = AS_GOOD * epoch_s(whole_bytes)
+    steps = range(STEPS + 1)
+    step = bisect_left(steps, True, key=lambda number: epoch_s(whole_bytes * number / STEPS) <= most_s)
+    return math.ceil(whole_bytes * min(step, STEPS) / STEPS)
+
+
+def _prep_speedup(rates: Rates, setup: Setup, decoded: float) -> Quantity:
+    """Divide what prep takes now by what it takes with all samples decoded."""
+
+    def times(encoded_end: Bound, decoded_end: Bound) -> float:
+        encoded_s = 1 / node_prep_rate(rates, setup, encoded_end)
+        decoded_s = 1 / node_prep_rate(rates, setup, decoded_end, decoded=1.0)
+        return ((1 - decoded) * encoded_s + decoded * decoded_s) / decoded_s
+
+    return spanning(times("value", "value"), times("high", "low"), times("low", "high"), unit="times")
+
+
+def _sentence(found: Decoding, setup: Setup, limit: str) -> str:
+    """Say it all; ``limit`` is what sets the pace if all samples are kept decoded."""
+    share = words.with_interval(found.share, units.percent)
+    if not found.is_worthwhile:
+        return f"decoding is only {units.percent(max(0.0, found.share.value))} of prep, so no samples are kept decoded"
+    if found.decoded > 1 - 1e-6:
+        return f"decoding is {share} of prep, and all samples are kept decoded"
+    each = " on each node" if setup.nodes > 1 else ""
+    now = f", and {units.percent(found.decoded)} of the samples are kept decoded" if found.decoded else ""
+    with_what = f"{units.size(found.more_bytes)} more memory{each}" if found.more_bytes else "the memory that there is"
+    verb, times = "would" if setup.decoded else "could", words.with_interval(found.prep_speedup)
+    prep = f"{with_what} {verb} keep all of them decoded and make prep {times} times as fast"
+    return f"decoding is {share} of prep{now}; {prep}, {_epochs(found, limit)}"
+
+
+def _epochs(found: Decoding, limit: str) -> str:
+    """Say what all of that brings to epochs, if anything."""
+    if found.epoch_speedup.value < LEAST_GAIN:
+        return f"but epochs no shorter, because {words.NAMES[limit]} sets their pace"
+    return f"and epochs {words.with_interval(found.epoch_speedup)} times"
