@@ -12,6 +12,7 @@ from typing import Any
 
 from mbaas import units
 from mbaas.analysis.changes import DISAGREEMENT, Change, recommend, verdict
+from mbaas.analysis.decoding import Decoding, decoding
 from mbaas.analysis.measuring.effort import Effort
 from mbaas.analysis.measuring.progress import Progress
 from mbaas.analysis.measuring.service import Workload
@@ -67,6 +68,7 @@ class Analysis:
         setup: how the workload is run.
         prediction: with that setup.
         changes: what would help, the recommended one first.
+        decoding: what keeping samples decoded is worth; None if that was not measured.
         prep_threads: P of one worker against its threads; None if it was not measured.
         split: an epoch's time by the differential method, and by the loaders; None if no feed was run.
         verification: predicted points that were run; None if none were.
@@ -79,6 +81,7 @@ class Analysis:
     setup: Setup
     prediction: Prediction
     changes: tuple[Change, ...]
+    decoding: Decoding | None = None
     prep_threads: MeasuredCurve | None = None
     split: Split | None = None
     verification: Verification | None = None
@@ -295,6 +298,7 @@ def conclude(
         setup=setup,
         prediction=prediction,
         changes=tuple(changes),
+        decoding=decoding(rates, setup),
         prep_threads=prep_threads,
         split=split,
         verification=verification,

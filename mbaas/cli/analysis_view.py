@@ -11,6 +11,7 @@ from mbaas import units
 from mbaas.analysis import words
 from mbaas.analysis.answers import Curve, bottleneck, fewest_prep_cores, smallest_cache
 from mbaas.analysis.changes import Change, Offer, verdict
+from mbaas.analysis.decoding import Decoding, decoding
 from mbaas.analysis.measuring.verify import Split, Verification
 from mbaas.analysis.quantity import Quantity
 from mbaas.analysis.rates import Rates
@@ -35,6 +36,8 @@ def page(found: Analysis) -> RenderableType:
     ]
     if len(found.rates.prep.points) > 1:
         parts.append(_curves(found))
+    if found.decoding is not None:
+        parts.append(_decoding(found.decoding))
     if found.split is not None:
         parts.append(_split(found.split))
     if found.changes:
@@ -67,7 +70,12 @@ def what_if_page(
         parts.append(_comparison(before, after))
     parts.append(_epoch(after))
     reasons = (smallest_cache(rates, changed).reason, fewest_prep_cores(rates, changed).reason)
-    sentences = (bottleneck(rates, changed).sentence, *reasons)
+    kept = decoding(rates, changed)
+    sentences = (
+        bottleneck(rates, changed).sentence,
+        *reasons,
+        *((kept.sentence, *kept.told) if kept is not None else ()),
+    )
     parts.append(Group(*(Text(f"· {sentence}") for sentence in sentences)))
     if curve is not None:
         parts.append(_curve(curve))
@@ -109,6 +117,11 @@ def _rates(rates: Rates, setup: Setup) -> RenderableType:
     ]
     if rates.serving_s.high:
         rows.insert(2, ("", rates.feed_quantity(workers), "the same workers in a feed, handing on what they made"))
+    if rates.decoded_prep is not None:
+        after = next(number for number, row in enumerate(rows) if row[0] == "S")
+        rows.insert(
+            after, ("", rates.decoded_prep.quantity(workers), "the same workers prepare samples that are decoded")
+        )
     for name, rate, meaning in rows:
         table.add_row(
             Text(name, "bold"), f"{units.number(rate.value)}/s", units.percent(rate.spread), Text(meaning, "dim")
@@ -122,12 +135,19 @@ def _curves(found: Analysis) -> RenderableType:
     curves = [("prep workers", found.rates.prep), ("readers of storage", found.rates.storage)]
     if found.prep_threads is not None:
         curves.insert(1, ("threads of one worker", found.prep_threads))
+    if found.rates.decoded_prep is not None:
+        curves.insert(1, ("the same, decoded samples", found.rates.decoded_prep))
     for name, curve in curves:
         for number, (count, rate) in enumerate(curve.points):
             stage = curve.fit.curve.stage(count)
             shown = f"{units.number(rate.value)}/s", units.percent(rate.spread), Text(stage, "dim")
             table.add_row("" if number else name, units.exact(count), *shown)
     return table
+
+
+def _decoding(found: Decoding) -> RenderableType:
+    """Say what keeping samples decoded is worth, and what keeps the cache from more of it."""
+    return Group(*(Text(f"· {sentence}") for sentence in (found.sentence, *found.told)))
 
 
 def _split(split: Split) -> RenderableType:
@@ -160,8 +180,6 @@ def _verification(verification: Verification) -> RenderableType:
         ">predicted",
         ">found",
         ">error",
-        ">machine",
-        ">error then",
         ">simulated",
         ">error",
         "limit",

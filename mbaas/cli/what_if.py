@@ -36,6 +36,7 @@ def what_if(
     from mbaas.analysis.answers import bottleneck, fewest_prep_cores, smallest_cache
     from mbaas.analysis.answers import curve as curve_of
     from mbaas.analysis.changes import offers
+    from mbaas.analysis.decoding import decoding
     from mbaas.analysis.whatif import predict
 
     rates, setup = load(file)
@@ -48,6 +49,8 @@ def what_if(
         "fewest_prep_cores": fewest_prep_cores(rates, asked).to_json(),
         "bottleneck": vars(bottleneck(rates, asked)),
     }
+    if (kept := decoding(rates, asked)) is not None:
+        answer["decoding"] = kept.to_json()
     drawn = None
     if curve is not None:
         name, values = read_curve(curve)

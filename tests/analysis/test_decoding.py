@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import io
 import json
 from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
+from reported import bare_analysis, check_of
+from rich.console import Console
 from stated_rates import about, any_rates, any_setup, decodable_rates, line, round_rates
 
 from mbaas.analysis.changes import recommend
 from mbaas.analysis.decoding import AS_GOOD, Decoding, decoding
+from mbaas.analysis.measuring.verify import Verification
 from mbaas.analysis.quantity import stated
 from mbaas.analysis.rates import Rates
 from mbaas.analysis.setup import Setup
 from mbaas.analysis.whatif import predict
+from mbaas.cli import analysis_view
 
 
 def asked(rates: Rates, setup: Setup) -> Decoding:
@@ -69,6 +74,22 @@ def test_training_that_sets_the_pace_needs_less_memory() -> None:
     slow = asked(decodable_rates(step=about(100)), Setup())
     assert slow.enough_bytes == 0
     assert slow.sentence.endswith("times as fast, but epochs no shorter, because the training step sets their pace")
+
+
+def test_a_terminal_shows_it_and_every_figure_of_a_check_stands_below_its_heading() -> None:
+    rates, setup = decodable_rates(), Setup(cache_bytes=250e6)
+    checked = Verification((check_of(rates, setup, "cache_bytes", 125e6, 0.02),))
+    console = Console(width=400, record=True, file=io.StringIO())
+    console.print(analysis_view.page(bare_analysis(rates, setup, verification=checked)))
+    lines = [[cell.strip() for cell in line.split("│")] for line in console.export_text().splitlines()]
+    text = " ".join(" ".join(line) for line in lines)
+    assert "· decoding is 90 % of prep, and 50 % of the samples are kept decoded; 250 MB more memory" in text
+    assert "8,000/s 0.0 % the same workers prepare samples that are decoded" in " ".join(text.split())
+    assert "cache_bytes = 125 MB 1,030/s 1,010/s +2.0 % 1,020/s +0.4 % prep" in " ".join(text.split())
+    heading = next(line for line in console.export_text(clear=False).splitlines() if "predicted" in line)
+    assert heading.split("predictions that were run")[1].replace("┃", " ").split() == [
+        *("predicted", "found", "error", "simulated", "error", "limit")
+    ]
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from jinja2 import UndefinedError
 from reported import NASTY, bare_analysis, check_of, full_analysis, split_of_2_s
-from stated_rates import about, any_rates, any_setup, line, round_rates
+from stated_rates import about, any_rates, any_setup, decodable_rates, line, round_rates
 
 from mbaas.analysis import words
 from mbaas.analysis.answers import curve
@@ -103,6 +103,25 @@ def test_what_workers_make_in_a_feed() -> None:
     rates = said(section(page(served), "rates"))
     assert "Prep of a feed makes 667 656 to 678 the same workers, who hand on what they made: 1,000 µs more" in rates
     assert "Prep of a feed makes" not in said(section(page(alone), "rates"))
+
+
+def test_what_decoded_samples_would_bring() -> None:
+    """500 MB keep all decoded; the curve of the cache goes a little further than that, and falls until there."""
+    analysis = bare_analysis(decodable_rates(), Setup(cache_bytes=250e6))
+    html = page(analysis)
+    assert "250 MB more memory would keep all of them decoded" in said(section(html, "change"))
+    assert "and 500 kB where it is kept decoded" in said(section(html, "rates"))
+    assert "Prep of decoded samples makes 8,000" in said(section(html, "rates"))
+    assert "to prepare it if it is kept decoded 500" in said(section(html, "rates"))
+    (study,) = [each for each in studies(analysis) if each.parameter == "cache_bytes"]
+    assert study.values[-1] == pytest.approx(550e6)
+    assert any("250 MB more memory" in sentence for sentence in study.sentences)
+    seconds = [found.steady.epoch_s.value for _, found in study.main.points]
+    assert (seconds[0], seconds[-1]) == pytest.approx((1.25, 0.125))
+    assert seconds == sorted(seconds, reverse=True)
+    never = studies(bare_analysis(decodable_rates(), Setup(decoded=False)))
+    assert next(each for each in never if each.parameter == "cache_bytes").values[-1] == pytest.approx(110e6)
+    assert "kept decoded" not in said(parsed(page(bare_analysis(round_rates(), Setup()))))
 
 
 def test_no_text_becomes_markup(full_page: str) -> None:

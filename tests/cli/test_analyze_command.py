@@ -104,6 +104,23 @@ def test_what_if_answers_in_words(saved: Path) -> None:
     assert "limit storage" in words
 
 
+def test_what_if_says_what_decoded_samples_are_worth(saved: Path) -> None:
+    """Ten times as fast once decoded, 500 MB for all. Storage takes 4 ms, so 10 MB are better used for encoded ones."""
+    plain = json.loads(saved.read_text())
+    plain["rates"] |= {"decoded_bytes": 500_000, "decoded_prep": per_s(2000).to_json()}
+    saved.write_text(json.dumps(plain))
+    code, text, _ = run("what-if", saved, "--set", "cache_bytes=500MB", "--set", "accelerator_factor=100")
+    assert code == 0
+    assert "· decoding is 90 % of prep, and all samples are kept decoded" in " ".join(text.split())
+    assert "an epoch takes 125 ms" in " ".join(text.split())
+    code, text, _ = run("what-if", saved, "--set", "decoded=off", "--set", "cache_bytes=500MB", "--json")
+    answer = json.loads(text)
+    assert answer["after"]["steady"]["epoch_s"]["value"] == pytest.approx(1.25)
+    assert (answer["decoding"]["whole_bytes"], answer["decoding"]["decoded"]) == (500_000_000, 0)
+    code, text, _ = run("what-if", saved, "--set", "cache_bytes=10MB")
+    assert "· no decoded samples are kept, because one is as large as 5 encoded ones" in " ".join(text.split())
+
+
 def test_what_if_answers_programs(saved: Path) -> None:
     code, text, _ = run(
         "what-if", saved, "--set", "trials=4", "--set", "sharing=off", "--curve", "cache_bytes=0,50MB,100MB", "--json"

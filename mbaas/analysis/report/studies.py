@@ -118,7 +118,7 @@ def studies(analysis: Analysis) -> list[Study]:
     rates, setup = analysis.rates, analysis.setup
     cache, cores = smallest_cache(rates, setup), fewest_prep_cores(rates, setup)
     told = {
-        "cache_bytes": [_about_enough(cache, units.size)],
+        "cache_bytes": [_about_enough(cache, units.size), *_about_decoding(analysis)],
         "prep_workers": ["Here, workers share the cores that there are.", _about_enough(cores, str)],
         "nodes": _about_nodes(setup),
     }
@@ -177,7 +177,8 @@ def _values(analysis: Analysis, parameter: str) -> Sequence[float]:
         most = cores if parameter == "prep_workers" else max(8, 2 * getattr(setup, parameter))
         return sorted({round(1 + (most - 1) * number / (POINTS - 1)) for number in range(POINTS)})
     if parameter == "cache_bytes":
-        most_bytes = 1.1 * setup.read_bytes(rates.dataset_bytes)  # a little more than all of it, which brings nothing
+        # a little more than all of it, which brings nothing
+        most_bytes = 1.1 * max(setup.read_bytes(rates.dataset_bytes), _decoded_bytes(analysis))
         return [most_bytes * number / (POINTS - 1) for number in range(POINTS)]
     return FACTORS
 
@@ -225,6 +226,17 @@ def _about_enough(enough: Enough, say: Callable[[int], str]) -> str:
         return said
     low, high = ("no amount" if end is None else say(end) for end in (enough.low, enough.high))
     return said if low == high else f"{said} Within what was measured it is {low} to {high}."
+
+
+def _decoded_bytes(analysis: Analysis) -> float:
+    """Return the bytes of memory with which a node keeps all samples decoded; 0 if it never keeps any."""
+    found = analysis.decoding
+    return found.whole_bytes if found is not None and analysis.setup.decoded and found.is_worthwhile else 0.0
+
+
+def _about_decoding(analysis: Analysis) -> list[str]:
+    found = analysis.decoding
+    return [] if found is None else [words.sentence(found.sentence)]
 
 
 def _about_nodes(setup: Setup) -> list[str]:
