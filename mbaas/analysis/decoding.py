@@ -89,16 +89,22 @@ def decoding(rates: Rates, setup: Setup) -> Decoding | None:
 
 
 def _enough_bytes(rates: Rates, whole: Setup, whole_bytes: int) -> int:
-    """Find the smallest cache with which epochs are about as short as with all samples decoded, and never shorter."""
+    """Find the smallest cache with which epochs are about as short as with all samples decoded."""
 
     def epoch_s(cache_bytes: float) -> float:
         return predict(rates, replace(whole, cache_bytes=cache_bytes)).steady.epoch_s.value
 
-    # more cache never makes epochs longer, but for what a plan that hardly differs leaves to chance
     most_s = AS_GOOD * epoch_s(whole_bytes)
-    steps = range(STEPS + 1)
-    step = bisect_left(steps, True, key=lambda number: epoch_s(whole_bytes * number / STEPS) <= most_s)
-    return math.ceil(whole_bytes * min(step, STEPS) / STEPS)
+
+    def is_enough(step: int) -> bool:
+        return epoch_s(whole_bytes * step / STEPS) <= most_s
+
+    # From where on all samples fit encoded, all are kept: a little more memory than that may make epochs longer. On
+    # each side of that more memory never does.
+    all_kept = min(STEPS, math.ceil(whole.read_bytes(rates.dataset_bytes) / whole_bytes * STEPS))
+    steps = range(all_kept) if is_enough(all_kept) else range(all_kept, STEPS)
+    step = steps.start + bisect_left(steps, True, key=is_enough)
+    return math.ceil(whole_bytes * step / STEPS)
 
 
 def _prep_speedup(rates: Rates, setup: Setup, decoded: float) -> Quantity:

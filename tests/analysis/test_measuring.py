@@ -15,6 +15,7 @@ import pytest
 
 import mbaas
 from mbaas import transforms as T
+from mbaas.analysis.measuring.decoded import decoded
 from mbaas.analysis.measuring.effort import Effort, repeated
 from mbaas.analysis.measuring.portion import Span, drop, local_spans, portion, resident_share
 from mbaas.analysis.measuring.prep import prep_rate, subset
@@ -29,6 +30,8 @@ from mbaas.dataset.base import SampleReader, WrappedDataset
 from mbaas.errors import BadSampleError, ConfigError
 from mbaas.fields import LABEL, Field
 from mbaas.messages import SampleSpec
+from mbaas.prep.decoded import container_bytes
+from mbaas.prep.engines import make_engine
 
 QUICK = Effort(least=3, most=8, window_s=0.2, budget_s=2.0)
 SPEC = SampleSpec(Field("image", (8, 8, 3), "uint8"), (LABEL,))
@@ -322,6 +325,42 @@ def test_the_cpu_time_of_prep_is_found(ray_clean: None) -> None:
     assert found.workers.points[0][1].value <= 1 / 0.015 * 1.01
     assert found.threads is not None
     assert found.from_memory
+
+
+def test_prep_of_decoded_samples_does_only_what_is_left(ray_clean: None) -> None:
+    """15 ms of CPU for what is alike in every epoch, 5 ms for what is not: decoded samples take the latter alone."""
+    burn_before, burn_after = burner(0.015), burner(0.005)
+
+    def alike(image):
+        burn_before()
+        return image[:4]
+
+    def random(image, rng):
+        burn_after()
+        return image
+
+    pipeline = T.Pipeline([T.DecodeImage(), T.Map(alike, deterministic=True), T.RandomHorizontalFlip(), T.Map(random)])
+    kept = decoded(subset(synthetic(70)), pipeline)
+    assert kept is not None
+    assert len(kept.ends) == 70
+    assert np.diff(kept.ends, prepend=0).tolist() == [container_bytes((4, 8, 3), np.dtype(np.uint8))] * 70
+    found = prep_rate(kept, pipeline, QUICK, workers=(1,))
+    assert found.cpu_s.value == pytest.approx(0.005, rel=0.1)
+
+
+def test_decoded_samples_are_prepared_like_the_encoded_ones_and_only_as_many_as_fit() -> None:
+    raw, pipeline = subset(synthetic(130)), T.Pipeline([T.DecodeImage(), T.RandomResizedCrop(6)])
+    kept = decoded(raw, pipeline, most_bytes=70 * 320)  # 8 x 8 x 3 bytes and a header
+    assert kept is not None
+    assert kept.sample_ids.tolist() == raw.sample_ids[:70].tolist()
+    assert kept.uris == raw.uris[:70]
+    engine, made = make_engine("cpu", pipeline, seed=0), [np.empty((70, 6, 6, 3), np.uint8) for _ in range(2)]
+    for each, out in zip((raw, kept), made, strict=True):
+        known = {name: column[:70] for name, column in each.known.items()}
+        engine.prepare(each.rows()[:70], each.sample_ids[:70], 3, known, out)
+    assert np.array_equal(*made)
+    engine.close()
+    assert decoded(raw, pipeline, most_bytes=100) is None
 
 
 def test_prep_goes_by_the_boxes_of_samples(ray_clean: None, tmp_path: Path) -> None:

@@ -216,6 +216,9 @@ def test_what_is_missing_follows_from_what_is_there() -> None:
     so_far.prep.append((4.0, rate))
     assert so_far.missing == ("P (prep) with several threads",)
     so_far.pixel_bytes = 12.0
+    so_far.decoded_prep.append((1.0, rate))
+    assert so_far.missing == ("P of decoded samples with more than 1 worker",)
+    so_far.has_decoded = False
     assert so_far.missing == ()
 
 

@@ -106,19 +106,20 @@ def test_what_workers_make_in_a_feed() -> None:
 
 
 def test_what_decoded_samples_would_bring() -> None:
-    """500 MB keep all decoded; the curve of the cache goes a little further than that, and falls until there."""
-    analysis = bare_analysis(decodable_rates(), Setup(cache_bytes=250e6))
+    """500 MB keep all decoded; the curve of the cache goes a little further than that, and epochs fall until there."""
+    analysis = bare_analysis(decodable_rates(), Setup(cache_bytes=300e6))
     html = page(analysis)
-    assert "250 MB more memory would keep all of them decoded" in said(section(html, "change"))
+    assert "200 MB more memory would keep all of them decoded" in said(section(html, "change"))
     assert "and 500 kB where it is kept decoded" in said(section(html, "rates"))
     assert "Prep of decoded samples makes 8,000" in said(section(html, "rates"))
     assert "to prepare it if it is kept decoded 500" in said(section(html, "rates"))
     (study,) = [each for each in studies(analysis) if each.parameter == "cache_bytes"]
     assert study.values[-1] == pytest.approx(550e6)
-    assert any("250 MB more memory" in sentence for sentence in study.sentences)
-    seconds = [found.steady.epoch_s.value for _, found in study.main.points]
-    assert (seconds[0], seconds[-1]) == pytest.approx((1.25, 0.125))
-    assert seconds == sorted(seconds, reverse=True)
+    assert any("200 MB more memory" in sentence for sentence in study.sentences)
+    seconds = [(value, found.steady.epoch_s.value) for value, found in study.main.points]
+    assert (seconds[0][1], seconds[-1][1]) == pytest.approx((1.25, 0.125))
+    falling = [epoch_s for value, epoch_s in seconds if value >= 100e6]  # from where on all are kept
+    assert falling == sorted(falling, reverse=True)
     never = studies(bare_analysis(decodable_rates(), Setup(decoded=False)))
     assert next(each for each in never if each.parameter == "cache_bytes").values[-1] == pytest.approx(110e6)
     assert "kept decoded" not in said(parsed(page(bare_analysis(round_rates(), Setup()))))

@@ -73,14 +73,15 @@ def test_both_models_agree_on_shared_cores() -> None:
         assert simulated_epoch_s(rates, setup) == pytest.approx(epoch_s, rel=0.06), setup
 
 
-@pytest.mark.parametrize(("cache_bytes", "epoch_s"), [(0, 2.0), (100e6, 1.0959), (350e6, 0.4795), (500e6, 0.125)])
+@pytest.mark.parametrize(("cache_bytes", "epoch_s"), [(0, 1.667), (90e6, 1.0935), (300e6, 0.6875), (500e6, 0.125)])
 def test_both_models_agree_on_decoded_samples(cache_bytes: float, epoch_s: float) -> None:
-    """Storage takes 2 ms for a sample, prep 1.25 or 0.125 ms; 1 MB for each 10 encoded or 2 decoded samples.
+    """Storage takes 1.667 ms for a sample, prep 1.25 or 0.125 ms; 0.1 MB for an encoded sample, 0.5 for a decoded one.
 
-    With 100 MB, x decoded and y encoded use it up, 5 x + y = 1, and storage takes as long for the others as prep does
-    for all: 2 (1 - x - y) = 8 x = 1.25 - 1.125 x. With 350 MB that is 8 x - 5 = 1.25 - 1.125 x.
+    With 90 MB, x decoded and y encoded use it up, 5 x + y = 0.9, and storage takes as long for the others as prep does
+    for all: 1.667 (1 - x - y) = 1.667 (0.1 + 4 x) = 1.25 - 1.125 x, so x = 0.1391 and both 1.0935 ms.
+    300 MB hold all, half of them decoded.
     """
-    rates = decodable_rates(storage=line((1, 500)), cache=about(1e12, unit="bytes/s"))
+    rates = decodable_rates(storage=line((1, 600)), cache=about(1e12, unit="bytes/s"))
     setup = Setup(cache_bytes=cache_bytes)
     assert predict(rates, setup).steady.epoch_s.value == pytest.approx(epoch_s, rel=0.01)
     assert simulated_epoch_s(rates, setup) == pytest.approx(epoch_s, rel=0.06)

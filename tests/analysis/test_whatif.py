@@ -153,19 +153,21 @@ def test_reading_takes_cores_too() -> None:
 
 
 def test_samples_that_are_kept_decoded_are_prepared_faster() -> None:
-    """500 MB would keep all decoded. With 250: 0.5 x 5 / 4 + 0.5 x 0.5 / 4 = 0.6875 ms; of 4 cores each sample takes
-    the same. The first epoch finds nothing kept, and a feed that keeps no decoded samples is as fast with either.
+    """300 MB hold all 1,000 samples, half of them decoded: 100 + 400 x = 300. 0.5 x 5 / 4 + 0.5 x 0.5 / 4 = 0.6875 ms;
+    of 4 cores each sample takes the same. 50 MB hold a tenth decoded, 0.9 x 1.25 + 0.1 x 0.125. The first epoch finds
+    nothing kept, and a feed that keeps no decoded samples is as fast with any cache.
     """
     rates = decodable_rates()
-    for cache_bytes, epoch_s in ((0, 1.25), (250e6, 0.6875), (500e6, 0.125), (900e6, 0.125)):
+    for cache_bytes, epoch_s in ((0, 1.25), (50e6, 1.1375), (300e6, 0.6875), (500e6, 0.125), (900e6, 0.125)):
         found = predict(rates, Setup(cache_bytes=cache_bytes))
         assert found.steady.epoch_s.value == pytest.approx(epoch_s)
         assert found.first.epoch_s.value == pytest.approx(1.25)
         assert steady(rates, cache_bytes=cache_bytes, decoded=False).epoch_s.value == pytest.approx(1.25)
-    half = steady(rates, cache_bytes=250e6)
-    assert (half.reads.memory, half.reads.decoded_memory, half.reads.storage) == pytest.approx((0.5, 0.5, 0.5))
+    half = steady(rates, cache_bytes=300e6)
+    assert (half.reads.memory, half.reads.decoded_memory) == pytest.approx((1, 0.5))
     assert half.bounds["cores"].value == half.bounds["prep"].value == pytest.approx(1 / 0.0006875)
     # prep reads them where they lie, which P of decoded samples contains
+    assert half.bounds["fetch"].value == pytest.approx(1 / (0.5 * 0.0001))
     assert "fetch" not in steady(rates, cache_bytes=500e6).bounds
 
 
@@ -178,12 +180,12 @@ def test_serving_and_cores_count_for_decoded_samples_too() -> None:
 
 
 def test_nodes_keep_decoded_samples_of_their_own_and_private_caches_are_divided() -> None:
-    """2 nodes of 125 MB keep half as one of 250 does, and are twice as fast. 2 trials that do not share have 125 MB
-    each, a quarter of all: each of them takes 0.75 x 1.25 + 0.25 x 0.125 ms, twice.
+    """2 nodes of 150 MB keep half decoded as one of 300 does, and are twice as fast. 2 trials that do not share have
+    200 MB each, for a quarter of all: each of them takes 0.75 x 1.25 + 0.25 x 0.125 ms, twice.
     """
     rates = decodable_rates()
-    assert steady(rates, nodes=2, cache_bytes=125e6).epoch_s.value == pytest.approx(0.6875 / 2)
-    alone = steady(rates, trials=2, sharing=False, cache_bytes=250e6)
+    assert steady(rates, nodes=2, cache_bytes=150e6).epoch_s.value == pytest.approx(0.6875 / 2)
+    alone = steady(rates, trials=2, sharing=False, cache_bytes=400e6)
     assert alone.reads.decoded == pytest.approx(0.25)
     assert alone.epoch_s.value == pytest.approx(2 * (0.75 * 1.25 + 0.25 * 0.125))
 

@@ -2,7 +2,8 @@
 
 - `effort`: repeats a measurement until its spread is small.
 - `steps`: G, a training step on synthetic data that lies on its device.
-- `prep`: P, prep alone with its bytes in memory, against workers and threads.
+- `prep`: P, prep alone with its bytes in memory, against workers and threads; `decoded`: samples to measure it with
+  that are decoded already.
 - `portion`: parts of a dataset, slower storage, and files that are not in the page cache.
 - `storage`: S, random reads of cold storage against readers; the rate of a disk tier's disk; C, of cached bytes.
 - `service`: real feeds with real trials: what they take, wait for and cost.

@@ -137,7 +137,7 @@ def prep_rate(
     for name, counts in (("workers", workers), ("threads", threads)):
         if not counts or list(counts) != sorted(set(counts)) or counts[0] != 1:
             raise ConfigError(f"{name} must ascend from 1, got {list(counts)}")
-    made = _made(raw, pipeline, seed)
+    made = made_of(raw, pipeline, seed)
     # one copy of the raw samples in the object store, which all workers map: each would need one of its own otherwise
     options = (ray.put(raw), pipeline, engine, seed, made)
     points, cpu_s, faults = [], None, 0
@@ -164,8 +164,8 @@ def prep_rate(
     )
 
 
-def _made(raw: Raw, pipeline: Pipeline, seed: int) -> Field:
-    """Find shape and dtype of a prepared sample.
+def made_of(raw: Raw, pipeline: Pipeline, seed: int) -> Field:
+    """Return shape and dtype of a prepared sample.
 
     Raises:
         BadSampleError: names the first sample, if none can be prepared.

@@ -36,6 +36,9 @@ class SoFar:
         step: G, as stated or measured.
         storage, prep: the points of S and P that were measured, in samples/s.
         pixel_bytes: size of a prepared sample; None until all that there is to know of prep was measured.
+        decoded_bytes: size of a sample that is kept decoded; None until that is known.
+        decoded_prep: the points of P of decoded samples, in samples/s.
+        has_decoded: whether samples can be kept decoded; as long as nobody knows they are taken to.
         cache, disk: bytes/s of memory and of the disk tier's disk.
     """
 
@@ -50,6 +53,9 @@ class SoFar:
     storage: Points = field(default_factory=list)
     prep: Points = field(default_factory=list)
     pixel_bytes: float | None = None
+    decoded_bytes: float | None = None
+    decoded_prep: Points = field(default_factory=list)
+    has_decoded: bool = True
     cache: Quantity | None = None
     disk: Quantity | None = None
 
@@ -80,7 +86,7 @@ class SoFar:
         return (
             *_lacking(self.storage, self.readers, "S (storage)", "reader"),
             *(["C (memory)"] if self.cache is None else []),
-            *(_lacking(self.prep, self.workers, "P (prep)", "worker") or self._lacking_threads()),
+            *(_lacking(self.prep, self.workers, "P (prep)", "worker") or self._lacking_of_prep()),
             *(["the rate of the disk tier's disk"] if self.has_disk and self.disk is None else []),
             *(["G (the training step)"] if self.step is None else []),
         )
@@ -93,6 +99,7 @@ class SoFar:
             found.append(Row("G", self.step, "one trial trains, its data always ready"))
         for name, points, thing, what in (
             ("P", self.prep, "prep worker", "from memory"),
+            ("", self.decoded_prep, "prep worker", "decoded samples from memory"),
             ("S", self.storage, "reader", "from cold storage, at random"),
         ):
             found += [Row(name, rate, f"{units.counted(round(count), thing)}, {what}") for count, rate in points]
@@ -102,8 +109,10 @@ class SoFar:
                 found.append(Row(name, each, f"{what}, {units.rate(rate.value)}"))
         return found
 
-    def _lacking_threads(self) -> list[str]:
-        return ["P (prep) with several threads"] if self.pixel_bytes is None else []
+    def _lacking_of_prep(self) -> list[str]:
+        if self.pixel_bytes is None:
+            return ["P (prep) with several threads"]
+        return _lacking(self.decoded_prep, self.workers, "P of decoded samples", "worker") if self.has_decoded else []
 
     def to_json(self) -> dict[str, Any]:
         """Return what is there, by the names that `Rates` has for it."""

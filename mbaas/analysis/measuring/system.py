@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from mbaas import units
+from mbaas.analysis.measuring.decoded import decoded
 from mbaas.analysis.measuring.effort import Effort
 from mbaas.analysis.measuring.portion import portion
 from mbaas.analysis.measuring.prep import PrepRate, prep_rate, subset
@@ -130,6 +131,23 @@ def measure(
     )
     so_far.pixel_bytes = float(prep.made.nbytes)
     progress.found(f"P: {_best(prep.workers, 'prep worker')}")
+    progress.begin("decoded", "P of decoded samples: the same, with samples that are decoded")
+    kept = decoded(raw, pipeline, seed=workload.options.seed)
+    of_kept = None
+    so_far.has_decoded = kept is not None
+    if kept is not None:
+        so_far.decoded_bytes = float(len(kept.content) / len(kept.ends))
+        of_kept = prep_rate(
+            kept,
+            pipeline,
+            effort,
+            workers=counts,
+            engine=engine,
+            gpus_per_worker=workload.options.gpus_per_worker or 0.0,
+            found=lambda *point: so_far.decoded_prep.append(point),
+        )
+        progress.found(f"P of decoded samples: {_best(of_kept.workers, 'prep worker')}")
+        del kept  # up to 256 MB, as below
     disk = None
     if workload.options.disk is not None:
         progress.begin("disk", "the disk tier's disk: random reads of what it keeps, cold")
@@ -157,6 +175,9 @@ def measure(
         storage=storage.curve,
         cache=cache,
         disk=disk.rate if disk is not None else None,
+        decoded_bytes=so_far.decoded_bytes,
+        decoded_prep=of_kept.workers if of_kept is not None else None,
+        decoded_cpu_s=of_kept.cpu_s if of_kept is not None else None,
         prep_cpu_s=prep.cpu_s,
         read_cpu_s=storage.cpu_s,
         step_cpu_s=steps[-1].cpu_s if steps else FREE,
@@ -190,6 +211,7 @@ def expected_s(
         "memory": each_s / 2,
         "subset": 4.0,
         "prep": each_s * (len(_worker_counts(cores)) + len(_thread_counts(cores))),
+        "decoded": 2.0 + each_s * len(_worker_counts(cores)),
         "disk": each_s if has_disk else 0.0,
         "step": 2 * each_s if is_step_measured else 0.0,
         "costs": 4 * ROUNDS * (FEED_S + (EPOCHS + 2) * EPOCH_S),

@@ -126,8 +126,8 @@ def _filled(world: World, plan: FormPlan, sizes: Sizes) -> tuple[Codes, Flags]:
         (1, True, plan.disk_decoded),
         (1, False, plan.disk_encoded),
     ):
-        # the plan is for samples of mean size: those that differ fill the same bytes
-        until = (ends[start - 1] if start else 0.0) + share * len(sizes) * encoded_bytes
+        # the plan is for as many samples on each worker, of mean size: others fill the same bytes
+        until = (ends[start - 1] if start else 0.0) + share * world.samples / world.workers * encoded_bytes
         stop = int(np.searchsorted(ends, until * (1 + TOLERANCE), side="right"))
         held[start:stop], decoded[start:stop] = number, is_decoded
         start = max(start, stop)
