@@ -16,15 +16,15 @@ import tempfile
 import threading
 import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
-from typing import IO, Any
+from typing import IO, Any, NoReturn
 
 import psutil
 
 from mbaas.bench.cpu import TreeWatch
-from mbaas.bench.rows import TrialSpec
+from mbaas.bench.rows import TrialSpec, open_service
 from mbaas.bench.trial import Failed, Gate, Message, TrialResult, Warm, Window, run_trial
 from mbaas.units import seconds
 
@@ -44,12 +44,14 @@ class RowSpec:
         trials: how many there are.
         window: how long each is measured.
         timeout_s: the row is given up after this long.
+        python: the interpreter that runs it, which must have mbaas and what the row needs.
     """
 
     trial: TrialSpec
     trials: int
     window: Window
     timeout_s: float
+    python: str = sys.executable
 
 
 @dataclass(frozen=True)
@@ -101,7 +103,7 @@ def run_row(spec: RowSpec) -> RowRun:
     reading, writing = os.pipe()
     with os.fdopen(reading, "rb") as results, tempfile.TemporaryFile() as log, _own_temporary_files() as environment:
         host = subprocess.Popen(
-            [sys.executable, "-c", HOST, str(writing)],
+            [spec.python, "-c", HOST, str(writing)],
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=log,
@@ -185,6 +187,11 @@ def _end_with_parent() -> None:
     # By the descriptor: a thread that waits in a file of Python's holds its lock, and Python could not end.
     while os.read(0, 4096):
         pass
+    end_host()
+
+
+def end_host() -> NoReturn:
+    """End this process and all below it, from any thread; for whoever runs the row the host has then failed."""
     for child in psutil.Process().children():
         kill_tree(child.pid)
     os._exit(1)
@@ -192,22 +199,13 @@ def _end_with_parent() -> None:
 
 def measure(spec: RowSpec) -> RowRun:
     """Run a row below this process."""
-    with _service(spec.trial, spec.trials) as service, TreeWatch() as watch:
+    with open_service(spec.trial, spec.trials) as service, TreeWatch() as watch:
         trial = replace(spec.trial, address=service.address) if service is not None else spec.trial
         with _tasks(spec, trial) as (connections, gate):
             results, cores = _collect(connections, watch)
             gate.stop.set()
         spilled_bytes = service.spilled_bytes() if service is not None else 0
         return _summary(spec, results, cores, watch.peak_bytes, spilled_bytes)
-
-
-def _service(trial: TrialSpec, trials: int) -> AbstractContextManager[Any]:
-    """Return what a row needs served; a context of None where it needs nothing."""
-    if trial.row != "mbaas":
-        return nullcontext()
-    from mbaas.bench.rows.feed import Service  # brings Ray, whose memory would count for every row
-
-    return Service(trial, trials)
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mbaas import units
+from mbaas.bench.peers import PEERS
 from mbaas.bench.report import BenchReport, Machine, RowResult
 from mbaas.bench.tasks import TASKS
 
@@ -17,6 +18,7 @@ NAMES = {
     "prep": "P, prep alone",
     "dataloader": "DataLoader per trial",
     "dali": "DALI per trial",
+    **{row: peer.name for row, peer in PEERS.items()},
     "mbaas": "one mbaas feed",
 }
 
@@ -38,6 +40,8 @@ def _parts(report: BenchReport) -> Iterator[RenderableType]:
     for result in report.results:
         for error in result.errors:
             yield Text(f"{_named(result)}, failed:\n{error.strip()}")
+    for sentence in report.left_out:
+        yield Text(sentence)
     yield Text(_notes(report), style="dim")
 
 
@@ -71,18 +75,22 @@ def machine_line(machine: Machine, cores: int | None = None) -> str:
 
 def _table(report: BenchReport, trials: int, batch: int) -> Table:
     headings = ("", "samples/s", "of NxP", "by CPU", "CPU-s", "cores", "GB", "faults")
-    table = figure_table(f"{units.counted(trials, 'trial')}, batches of {batch}", headings, words=("",))
+    table = figure_table(
+        f"{units.counted(trials, 'trial')}, batches of {batch}", headings, words=("",), wrapped=("faults",)
+    )
     for result in report.results:
         if (result.trials, result.batch) == (trials, batch):
             table.add_row(NAMES[result.row], *_cells(result), style="bold" if result.row == "mbaas" else None)
     return table
 
 
-def figure_table(title: str, headings: Iterable[str], words: Collection[str] = ()) -> Table:
-    """Make a table of figures that fits 80 columns; columns of ``words`` begin at the left."""
+def figure_table(
+    title: str, headings: Iterable[str], words: Collection[str] = (), wrapped: Collection[str] = ()
+) -> Table:
+    """Make a table of figures that fits 80 columns; columns of ``words`` begin at the left, some may be ``wrapped``."""
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for heading in headings:
-        table.add_column(heading, justify="left" if heading in words else "right", no_wrap=True)
+        table.add_column(heading, justify="left" if heading in words else "right", no_wrap=heading not in wrapped)
     return table
 
 
@@ -127,5 +135,15 @@ def _notes(report: BenchReport) -> str:
         "spilled to disk.\n"
         "No row reads storage: files are in the page cache for DataLoader and DALI, in the feed's cache for mbaas, "
         "in the processes for P. The same decode code runs in P, DataLoader and mbaas; "
-        f"mbaas trials get {array}."
+        f"mbaas trials get {array}.{_of_peers(report)}"
+    )
+
+
+def _of_peers(report: BenchReport) -> str:
+    if not report.peers:
+        return ""
+    return (
+        f"\nPeers: {', '.join(report.peers)}. They promise less of an epoch, so samples that are missing there, or "
+        "repeated, do not make the benchmark fail. TensorSocket and Ray Data prepare by the code of mbaas, the tf.data "
+        "service by TensorFlow's operators. Ray Data shares by an actor that holds two epochs in memory."
     )

@@ -16,11 +16,15 @@ from typing import Literal
 
 from mbaas.bench import SAMPLES
 from mbaas.bench.host import RowRun
+from mbaas.bench.peers import PEERS
 from mbaas.bench.tasks import TASKS
 from mbaas.errors import ConfigError
 
-ROWS = ("prep", "dataloader", "dali", "mbaas")
+ROWS = ("prep", "dataloader", "dali", *PEERS, "mbaas")
 """All rows, in the order in which they are run and shown; "prep" is P, which the others are compared with."""
+
+USUAL_ROWS = tuple(row for row in ROWS if row not in PEERS)
+"""Those that are run unless somebody says otherwise: they need nothing but mbaas[bench]."""
 
 
 def usable_cores() -> int:
@@ -52,6 +56,7 @@ class BenchSettings:
         dataloader_workers: worker processes of each trial's DataLoader; None: see
             `mbaas.bench.rows.dataloader.workers_for`.
         array: what an mbaas trial asks for: "numpy" are read-only views of shared memory, "torch" are private copies.
+        peers_python: the interpreter of another environment, for peers that are not installed in this one.
         seed: order and transforms follow from it.
         timeout_s: a row that takes longer is stopped and reported as failed.
 
@@ -64,7 +69,7 @@ class BenchSettings:
     image_folder: Path | None = None
     cache_dir: Path = field(default_factory=lambda: Path(tempfile.gettempdir()) / "mbaas-bench")
     samples: int = SAMPLES
-    rows: tuple[str, ...] = ROWS
+    rows: tuple[str, ...] = USUAL_ROWS
     trials: tuple[int, ...] = (1, 4, 8)
     batch: tuple[int, ...] = (64, 256)
     rounds: int = 3
@@ -73,6 +78,7 @@ class BenchSettings:
     cores: int = field(default_factory=usable_cores)
     dataloader_workers: int | None = None
     array: Literal["torch", "numpy"] = "numpy"
+    peers_python: Path | None = None
     seed: int = 0
     timeout_s: float = 300.0
 
@@ -107,6 +113,13 @@ class BenchSettings:
         unknown = [row for row in self.rows if row not in ROWS]
         if unknown or not self.rows:
             raise ConfigError(f"rows must be among {', '.join(ROWS)}, got {', '.join(unknown) or 'none'}")
+        peers = [row for row in self.rows if row in PEERS]
+        if peers and self.task != "images":
+            raise ConfigError(f"task must be images where peers are run ({', '.join(peers)}), got {self.task}")
+        if self.peers_python is not None and not os.access(self.peers_python, os.X_OK):
+            raise ConfigError(
+                f"peers_python must be a Python interpreter, got {self.peers_python}, which cannot be run"
+            )
         if self.array not in ("torch", "numpy"):
             raise ConfigError(f"array must be 'torch' or 'numpy', got {self.array!r}")
 
@@ -197,17 +210,28 @@ class RowResult:
 
 @dataclass(frozen=True)
 class BenchReport:
-    """Settings, machine, and a result for each row, number of trials and batch size."""
+    """What came of the benchmark.
+
+    Attributes:
+        settings: what was asked.
+        machine: where it ran.
+        samples: how many there are in an epoch.
+        results: one for each row, number of trials and batch size.
+        peers: which peers were run, with their versions.
+        left_out: why rows of peers were not run, a sentence each.
+    """
 
     settings: BenchSettings
     machine: Machine
     samples: int
     results: tuple[RowResult, ...]
+    peers: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
 
     @property
     def is_sound(self) -> bool:
-        """Whether every result is (see `RowResult.is_sound`)."""
-        return all(result.is_sound for result in self.results)
+        """Whether every result is (see `RowResult.is_sound`), but for those of peers: what these lose is a finding."""
+        return all(result.is_sound for result in self.results if result.row not in PEERS)
 
 
 def summarize(rounds: Sequence[Round], trials: int) -> tuple[RowResult, ...]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from dataclasses import replace
 
 from mbaas import units
 from mbaas.bench.host import RowRun, RowSpec, run_row
+from mbaas.bench.peers import PEERS, find_peers
 from mbaas.bench.report import BenchReport, BenchSettings, Machine, Round, summarize
 from mbaas.bench.rows import TrialSpec
 from mbaas.bench.rows.dataloader import workers_for
@@ -18,22 +19,40 @@ from mbaas.units import counted
 def run(settings: BenchSettings, report: Report = print) -> BenchReport:
     """Measure all rows side by side.
 
-    A row that fails does not end the benchmark: its error is in the report.
+    A row that fails does not end the benchmark: its error is in the report. A peer that fails once is not run again
+    with as many trials and that batch size.
 
     Raises:
+        ConfigError: ``settings.peers_python`` is no Python.
         DatasetError: no samples can be made, or ``settings.data`` has none of the task.
     """
     data = find_data(settings, report)
     samples = len(TASKS[settings.task].samples(data).files)
+    found, left_out = find_peers(settings.rows, settings.peers_python)
+    for sentence in left_out:
+        report(sentence)
+    rows = [row for row in settings.rows if row in found or row not in PEERS]
     points = [(trials, batch) for trials in settings.trials for batch in settings.batch]
     rounds: dict[tuple[int, int], list[Round]] = {point: [] for point in points}
+    given_up: set[tuple[str, int, int]] = set()
     # rounds outside: what changes on the machine in the course of minutes meets all points alike
     for number in range(1, settings.rounds + 1):
         for trials, batch in points:
-            runs = _run_rows(settings, data, trials, batch, f"round {number}/{settings.rounds}", report)
+            runs = []
+            for row in rows:
+                if (row, trials, batch) in given_up:
+                    continue
+                spec = row_spec(settings, data, row, trials, batch)
+                if row in found:
+                    spec = replace(spec, python=found[row].python)
+                runs.append(run_row(spec))
+                report(f"round {number}/{settings.rounds}, {_described(runs[-1])}")
+                if row in PEERS and runs[-1].error:
+                    given_up.add((row, trials, batch))  # it may have hung, and would again: that takes minutes
             rounds[trials, batch].append(Round(tuple(runs)))
     results = [result for (trials, _), some in rounds.items() for result in summarize(some, trials)]
-    return BenchReport(settings, Machine(), samples, tuple(results))
+    peers = tuple(each.version for each in found.values())
+    return BenchReport(settings, Machine(), samples, tuple(results), peers, left_out)
 
 
 def find_data(settings: BenchSettings, report: Report = print) -> Data:
@@ -46,15 +65,6 @@ def find_data(settings: BenchSettings, report: Report = print) -> Data:
     if settings.data is not None:
         return task.find(settings.data, settings.image_folder)
     return task.make(settings.cache_dir, settings.samples, seed=settings.seed, report=report)
-
-
-def _run_rows(
-    settings: BenchSettings, data: Data, trials: int, batch: int, label: str, report: Report
-) -> Iterator[RowRun]:
-    for row in settings.rows:
-        run = run_row(row_spec(settings, data, row, trials, batch))
-        report(f"{label}, {_described(run)}")
-        yield run
 
 
 def row_spec(settings: BenchSettings, data: Data, row: str, trials: int, batch: int) -> RowSpec:

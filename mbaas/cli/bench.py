@@ -20,6 +20,7 @@ EXAMPLES = (
     "mbaas bench --data ~/imagenet/val --json > bench.json",
     "mbaas bench --task detection --data instances_val2017.json --image-folder val2017",
     "mbaas bench --task audio",
+    "mbaas bench --peers --peers-python ~/peers/bin/python",
 )
 
 NEEDED = {
@@ -79,7 +80,25 @@ def bench(
     rows: Annotated[
         str | None,
         typer.Option(
-            help="Which of prep, dataloader, dali, mbaas to run. Default: all.", metavar="ROW,ROW", show_default=False
+            help="Which of prep, dataloader, dali, mbaas to run. Default: all of them.",
+            metavar="ROW,ROW",
+            show_default=False,
+        ),
+    ] = None,
+    peers: Annotated[
+        bool,
+        typer.Option(
+            "--peers",
+            help="Also run tensorsocket, tf-data (its service) and ray-data, which share samples between trials, too; "
+            "with images only.",
+        ),
+    ] = False,
+    peers_python: Annotated[
+        Path | None,
+        typer.Option(
+            help="The interpreter of an environment with mbaas\\[bench,peers], for peers that are not installed here.",
+            metavar="PATH",
+            show_default=False,
         ),
     ] = None,
     data: Annotated[
@@ -120,10 +139,12 @@ def bench(
     pip install 'mbaas\\[bench]'
     """
     check_installed(task)
+    from mbaas.bench.peers import PEERS
     from mbaas.bench.render import render
-    from mbaas.bench.report import ROWS, BenchSettings, usable_cores
+    from mbaas.bench.report import USUAL_ROWS, BenchSettings, usable_cores
     from mbaas.bench.runner import run
 
+    chosen = tuple(row.strip() for row in rows.split(",")) if rows is not None else USUAL_ROWS
     settings = BenchSettings(
         task=task,
         data=data,
@@ -131,9 +152,10 @@ def bench(
         samples=samples,
         trials=numbers("--trials", trials),
         batch=numbers("--batch", batch),
-        rows=tuple(row.strip() for row in rows.split(",")) if rows is not None else ROWS,
+        rows=tuple(dict.fromkeys([*chosen, *(PEERS if peers else ())])),
         rounds=rounds,
         seconds=seconds,
+        peers_python=peers_python,
         cores=usable_cores() if cores is None else cores,
     )
     with end_as_ctrl_c():

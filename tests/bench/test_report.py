@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -104,6 +105,11 @@ def test_the_table_is_whole_in_80_columns(results: tuple[RowResult, ...]) -> Non
         ({"array": "jax"}, "got 'jax'"),
         ({"timeout_s": 0.0}, "timeout_s"),
         ({"dataloader_workers": -1}, "got -1"),
+        (
+            {"task": "audio", "rows": ("prep", "ray-data")},
+            r"task must be images where peers are run \(ray-data\), got a",
+        ),
+        ({"peers_python": Path("/none")}, "peers_python must be a Python interpreter, got /none, which cannot be run"),
     ],
 )
 def test_settings_check_themselves(wrong: dict[str, object], said: str) -> None:

@@ -70,7 +70,18 @@ def test_help_imports_nothing_heavy() -> None:
         (["bench", "--cache-share", "0.5"], "mbaas bench has no --cache-share any more"),
         (["bench", "--seconds", "-1"], "seconds must be at least 0 and finite, got -1.0"),
         (["bench", "--seconds", "nan"], "seconds must be at least 0 and finite, got nan"),
-        (["bench", "--rows", "prep,magic"], "rows must be among prep, dataloader, dali, mbaas, got magic"),
+        (
+            ["bench", "--rows", "prep,magic"],
+            "rows must be among prep, dataloader, dali, tensorsocket, tf-data, ray-data, mbaas, got magic",
+        ),
+        (
+            ["bench", "--peers", "--task", "audio"],
+            "task must be images where peers are run (tensorsocket, tf-data, ray-data), got audio",
+        ),
+        (
+            ["bench", "--peers", "--peers-python", "/none"],
+            "peers_python must be a Python interpreter, got /none, which",
+        ),
     ],
 )
 def test_wrong_command_lines(arguments: list[str], sentence: str) -> None:

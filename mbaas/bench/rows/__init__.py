@@ -6,6 +6,7 @@ Each row is a module here, imported only by the processes that run it, so that n
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from importlib import import_module
 from itertools import pairwise
@@ -44,7 +45,7 @@ class TrialSpec:
         seed: order and transforms follow from it.
         workers: worker processes of a DataLoader.
         array: what an mbaas trial asks for, "torch" or "numpy".
-        address: of the Ray cluster that serves the feed, or "" in rows without one.
+        address: where trials find what serves the row, or "" in rows that need nothing served.
     """
 
     row: str
@@ -77,12 +78,42 @@ class EpochLoader(Protocol):
         """Stop processes and threads; may be called in the middle of an epoch."""
 
 
+class Service(Protocol):
+    """What serves all trials of a row; a context manager, and all of its processes are below the one that enters it."""
+
+    address: str
+    """Where trials find it, once it was entered."""
+
+    def __enter__(self) -> Service:
+        """Start it."""
+
+    def __exit__(self, *exc_info: object) -> None:
+        """Stop it."""
+
+    def spilled_bytes(self) -> int:
+        """Return the bytes that it wrote to disk because memory was full."""
+
+
 _MODULES = {
     "prep": "mbaas.bench.rows.prep",
     "dataloader": "mbaas.bench.rows.dataloader",
     "dali": "mbaas.bench.rows.dali",
     "mbaas": "mbaas.bench.rows.feed",
+    "tensorsocket": "mbaas.bench.rows.tensor_socket",
+    "tf-data": "mbaas.bench.rows.tf_data",
+    "ray-data": "mbaas.bench.rows.ray_data",
 }
+
+_SERVED = frozenset(["mbaas", "tensorsocket", "tf-data", "ray-data"])
+"""Rows whose modules have a `Service`."""
+
+
+def open_service(spec: TrialSpec, trials: int) -> AbstractContextManager[Service | None]:
+    """Return what ``trials`` trials of ``spec.row`` need served; a context of None where they need nothing."""
+    if spec.row not in _SERVED:
+        return nullcontext()  # and nothing is imported, whose memory would count
+    service: AbstractContextManager[Service] = import_module(_MODULES[spec.row]).Service(spec, trials)
+    return service
 
 
 def open_loader(spec: TrialSpec) -> EpochLoader:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -109,24 +109,29 @@ def _as_is(minibatch: Any) -> Any:
     return minibatch
 
 
+def make_loader(spec: TrialSpec, workers: int, collate: Callable[[Any], Any] = _as_is) -> DataLoader[Any]:
+    """Make a DataLoader of `Minibatches` with so many worker processes; ``collate`` changes what each gives."""
+    samples = spec.samples()
+    with warnings.catch_warnings():
+        # torch counts the workers of one trial against the cores; the benchmark counts all trials on purpose
+        warnings.filterwarnings("ignore", message="This DataLoader will create")
+        return DataLoader(
+            Minibatches(samples, spec.task, spec.seed + spec.trial),
+            batch_size=spec.batch,
+            sampler=_Indices(len(samples.files), spec.seed + spec.trial),
+            num_workers=workers,
+            persistent_workers=workers > 0,
+            prefetch_factor=2 if workers else None,
+            collate_fn=collate,
+        )
+
+
 class PerTrialLoader:
     """A DataLoader. See `mbaas.bench.rows.EpochLoader`."""
 
     def __init__(self, spec: TrialSpec) -> None:
-        samples = spec.samples()
-        self.samples = len(samples.files)
-        with warnings.catch_warnings():
-            # torch counts the workers of one trial against the cores; the benchmark counts all trials on purpose
-            warnings.filterwarnings("ignore", message="This DataLoader will create")
-            self._loader: DataLoader[TorchMinibatch] = DataLoader(
-                Minibatches(samples, spec.task, spec.seed + spec.trial),
-                batch_size=spec.batch,
-                sampler=_Indices(self.samples, spec.seed + spec.trial),
-                num_workers=spec.workers,
-                persistent_workers=spec.workers > 0,
-                prefetch_factor=2 if spec.workers else None,
-                collate_fn=_as_is,
-            )
+        self.samples = len(spec.samples().files)
+        self._loader: DataLoader[TorchMinibatch] = make_loader(spec, spec.workers)
         self._iterator: Iterator[TorchMinibatch] | None = None
 
     def epoch(self) -> Iterator[Minibatch]:

@@ -1,0 +1,139 @@
+"""Row "ray-data": Ray Data prepares each epoch once, holds it in Ray's object store, and all trials go through it.
+
+Ray Data shares nothing between trials by itself. But a dataset that was materialised may be handed to anybody in the
+cluster, so an actor makes each epoch, one ahead of the trials, by tasks on all cores and with the engine of mbaas. A
+whole epoch and the next one have to fit into the object store.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cache
+from typing import Any
+
+import numpy as np
+import ray
+
+from mbaas import runtime
+from mbaas.bench.rows import Minibatch, TrialSpec, known_of, refuse_bad
+from mbaas.bench.rows.feed import spilled_bytes
+from mbaas.bench.tasks.base import Samples
+from mbaas.fields import IMAGE
+from mbaas.order import SampleOrder
+from mbaas.prep.engine import Engine
+from mbaas.prep.engines import make_engine
+
+EPOCHS = "bench-epochs"
+ID, EPOCH = "sample_id", "epoch"
+
+
+class Service:
+    """A Ray cluster, and in it the actor that makes epochs. See `mbaas.bench.rows.Service`."""
+
+    def __init__(self, spec: TrialSpec, trials: int) -> None:
+        self._spec, self._trials = spec, trials
+        self.address = ""
+
+    def __enter__(self) -> Service:
+        runtime.start_ray(self._spec.cores)
+        self.address = ray.get_runtime_context().gcs_address
+        remote: Any = ray.remote
+        actor = remote(num_cpus=0, max_concurrency=self._trials)(Epochs)
+        named = actor.options(name=EPOCHS, namespace=runtime.NAMESPACE)
+        self._epochs = named.remote(self._spec, self._trials)  # the actor lives as long as this handle
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        ray.shutdown()
+
+    def spilled_bytes(self) -> int:
+        """Return what the object store wrote to disk."""
+        return spilled_bytes()
+
+
+class Epochs:
+    """Makes epochs, each once; an actor."""
+
+    def __init__(self, spec: TrialSpec, trials: int) -> None:
+        self._spec = spec
+        self._order = SampleOrder(len(spec.samples().files), spec.seed, spec.batch)
+        self._lock = threading.Lock()
+        self._pool = ThreadPoolExecutor(1)
+        self._asked = [0] * trials
+        """The epoch that each trial asked for last."""
+        self._made: dict[int, Future[Any]] = {}
+        """Epochs that are being made, or that trials may still read."""
+
+    def get(self, trial: int, number: int) -> Any:
+        """Return an epoch, counted from 0; each trial asks for one after the other."""
+        with self._lock:
+            self._asked[trial] = number
+            for epoch in (number, number + 1):
+                if epoch not in self._made:
+                    self._made[epoch] = self._pool.submit(self._make, epoch)
+            for old in [epoch for epoch in self._made if epoch < min(self._asked)]:
+                del self._made[old]
+            made = self._made[number]
+        return made.result()
+
+    def close(self) -> None:
+        """End its thread; an actor has no need of it."""
+        self._pool.shutdown()
+
+    def _make(self, number: int) -> Any:
+        """Prepare all samples of an epoch in its order: a dataset in memory, each block of which is a minibatch."""
+        import pyarrow as pa
+        from ray.data import DataContext, from_arrow
+
+        DataContext.get_current().enable_progress_bars = False
+        blocks = self._order.blocks_per_epoch
+        some = [self._order.sample_ids(block) for block in range(number * blocks, (number + 1) * blocks)]
+        todo: Any = from_arrow([pa.table({ID: ids, EPOCH: np.full(len(ids), number)}) for ids in some])
+        return todo.map_batches(_prepare, batch_size=None, fn_kwargs={"spec": self._spec}).materialize()
+
+
+@cache
+def _tools(spec: TrialSpec) -> tuple[Samples, Engine]:
+    """Return what a task needs to prepare; its process keeps them for the next one."""
+    return spec.samples(), make_engine("cpu", spec.task.pipeline(), seed=spec.seed)
+
+
+def _prepare(todo: dict[str, Any], spec: TrialSpec) -> dict[str, Any]:
+    """Prepare a minibatch of the ids in ``todo``."""
+    samples, engine = _tools(spec)
+    ids = np.asarray(todo[ID])
+    raw = [np.fromfile(samples.files[sample], np.uint8) for sample in ids]
+    out = spec.task.made.empty(len(ids))
+    prepared = engine.prepare(raw, ids, int(todo[EPOCH][0]), known_of(samples, ids), out)
+    refuse_bad(prepared.bad, ids, samples.files)
+    return {IMAGE: out, ID: ids}
+
+
+class MaterialisedEpochs:
+    """A trial's view of the epochs. See `mbaas.bench.rows.EpochLoader`."""
+
+    def __init__(self, spec: TrialSpec) -> None:
+        os.environ["RAY_ADDRESS"] = spec.address
+        ray.init(logging_level=logging.ERROR, log_to_driver=False)
+        self.samples = len(spec.samples().files)
+        self._trial, self._batch = spec.trial, spec.batch
+        self._epochs: Any = ray.get_actor(EPOCHS, namespace=runtime.NAMESPACE)
+        self._next = 0
+
+    def epoch(self) -> Iterator[Minibatch]:
+        number, self._next = self._next, self._next + 1
+        dataset = ray.get(self._epochs.get.remote(self._trial, number))
+        for minibatch in dataset.iter_batches(batch_size=self._batch, batch_format="numpy"):
+            yield [np.ascontiguousarray(minibatch[IMAGE])], minibatch[ID]
+
+    def close(self) -> None:
+        ray.shutdown()
+
+
+def open_loader(spec: TrialSpec) -> MaterialisedEpochs:
+    """Open the loader of one trial."""
+    return MaterialisedEpochs(spec)

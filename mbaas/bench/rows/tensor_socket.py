@@ -1,0 +1,116 @@
+"""Row "tensorsocket": one DataLoader for all trials, shared by TensorSocket (Robroek et al., 2024).
+
+A producer process wraps the DataLoader of row "dataloader", with workers on all cores, and sends each minibatch to the
+consumers in all trials. Options are TensorSocket's defaults, but for one: by default it joins eight minibatches before
+it sends them, and does not send the last eight of an epoch, nor one that is smaller. With two it loses the least;
+with one (version 0.0.5) it ends with an error.
+"""
+
+from __future__ import annotations
+
+import multiprocessing as mp
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from multiprocessing.connection import wait
+from typing import Any
+
+from mbaas.bench.host import end_host, kill_tree
+from mbaas.bench.rows import Minibatch, TrialSpec
+
+SENT_TOGETHER = 2
+"""Minibatches of the DataLoader that TensorSocket joins before it sends them."""
+
+LOOK_S = 0.1
+
+
+class Service:
+    """The producer, in a process of its own. See `mbaas.bench.rows.Service`."""
+
+    def __init__(self, spec: TrialSpec, trials: int) -> None:
+        ports = _free_ports(4)
+        self.address = ",".join(map(str, ports))
+        self._process = mp.get_context("spawn").Process(target=_produce, args=(spec, trials, ports))
+        self._stopped = False
+
+    def __enter__(self) -> Service:
+        self._process.start()
+        threading.Thread(target=self._watch, name="tensorsocket-watch", daemon=True).start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._stopped = True
+        assert self._process.pid is not None
+        kill_tree(self._process.pid)  # it goes through epochs without an end
+        self._process.join()
+
+    def _watch(self) -> None:
+        """End the row if the producer ends: its consumers would wait for ever."""
+        wait([self._process.sentinel])
+        if not self._stopped:
+            end_host()  # the producer has told why
+
+    def spilled_bytes(self) -> int:
+        """Return 0: it keeps nothing."""
+        return 0
+
+
+def _free_ports(count: int) -> list[int]:
+    """Find so many ports that nobody listens on."""
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+
+
+def _produce(spec: TrialSpec, trials: int, ports: list[int]) -> None:
+    """Be the producer: send epoch after epoch, from when all consumers are there."""
+    from tensorsocket import producer
+
+    from mbaas.bench.rows.dataloader import make_loader
+
+    producer.LOCALHOST = "tcp://127.0.0.1"  # by default it listens to the whole network
+    data, acknowledged, *heart = ports
+    sender = producer.TensorProducer(
+        make_loader(spec, spec.cores, _tensors),
+        port=data,
+        ack_port=acknowledged,
+        heart_ports=tuple(heart),
+        producer_batch_size=SENT_TOGETHER,
+    )
+    while len(sender.hb.consumers) < trials:  # it would send without those that are late
+        time.sleep(LOOK_S)
+    while True:
+        for _ in sender:
+            pass
+
+
+def _tensors(minibatch: Any) -> Any:
+    """Leave what TensorSocket can send: pixels and sample ids."""
+    return minibatch[:2]
+
+
+class Consumer:
+    """A consumer in a trial. See `mbaas.bench.rows.EpochLoader`."""
+
+    def __init__(self, spec: TrialSpec) -> None:
+        from tensorsocket import TensorConsumer
+
+        self.samples = len(spec.samples().files)
+        data, acknowledged, *heart = map(int, spec.address.split(","))
+        self._consumer = TensorConsumer(data, acknowledged, tuple(heart), batch_size=spec.batch)
+
+    def epoch(self) -> Iterator[Minibatch]:
+        for pixels, ids in self._consumer:
+            yield [pixels.numpy()], ids.numpy()
+
+    def close(self) -> None:
+        """Do nothing: its threads are daemons, and it has no way to be closed."""
+
+
+def open_loader(spec: TrialSpec) -> Consumer:
+    """Open the loader of one trial."""
+    return Consumer(spec)
