@@ -35,6 +35,7 @@ Images = Annotated[int, typer.Option(help="How many photographs to make, without
         "python -m benchmarks late --trials 8",
         "python -m benchmarks paces --steps-ms 30,60,120",
         "python -m benchmarks searches --schedulers FIFO,ASHA,HyperBand,PBT",
+        "python -m benchmarks costs --trials 32",
         "python -m benchmarks accuracy --seeds 5",
         'python -m benchmarks nodes --nodes 1,2,4 --storage "8 MB/s"',
         "python -m benchmarks scale --check 1,2,4",
@@ -164,6 +165,34 @@ def searches(
             schedulers=names, ways=ways, trials=trials, slots=slots, step_s=step_ms / 1e3, side=side, rounds=rounds
         )
     _tell([asdict(result) for result in results], table(results), as_json=as_json)
+
+
+@command(app, "python -m benchmarks costs --trials 32")
+def costs(
+    images: Images = SAMPLES,
+    trials: Annotated[int, typer.Option(help="How many trials a search has.")] = 16,
+    slots: Annotated[int, typer.Option(help="How many of them run at once.")] = 4,
+    step_ms: Annotated[float, typer.Option(help="How long a trial works on a minibatch.")] = 50.0,
+    rounds: Annotated[int, typer.Option(help="How often everything is run; results are medians.")] = 3,
+    cores: Annotated[int | None, typer.Option(help="CPUs that may be used. Default: all.", show_default=False)] = None,
+    as_json: AsJson = False,
+) -> None:
+    """A whole ASHA search over photographs with mbaas and with a DataLoader for each trial: time, CPU time, samples."""
+    check_installed()
+    from benchmarks.costs import figures, measure, table
+    from mbaas.bench.report import usable_cores
+
+    with end_as_ctrl_c():
+        results = measure(
+            images=images,
+            trials=trials,
+            slots=slots,
+            step_s=step_ms / 1e3,
+            rounds=rounds,
+            cores=usable_cores() if cores is None else cores,
+            tell=_progress,
+        )
+    _tell(figures(results), table(results), as_json=as_json)
 
 
 @command(app, "python -m benchmarks accuracy --seeds 5")

@@ -18,14 +18,22 @@ from mbaas.prep.engines import make_engine
 
 
 class OwnLoader:
-    """Minibatches of uint8[n, side, side, 3], made by a worker process of its own, which lives as long as the loader.
+    """Minibatches of uint8[n, side, side, 3], made by worker processes of its own, which live as long as the loader.
 
     Attributes:
         epoch: epochs that were gone through, those of ``state`` included.
     """
 
     def __init__(
-        self, data: Dataset, pipeline: T.Pipeline, *, side: int, batch: int, shuffle: bool, state: Any = None
+        self,
+        data: Dataset,
+        pipeline: T.Pipeline,
+        *,
+        side: int,
+        batch: int,
+        shuffle: bool,
+        workers: int = 1,
+        state: Any = None,
     ) -> None:
         self.epoch: int = 0 if state is None else state["epoch"]
         with warnings.catch_warnings():
@@ -35,7 +43,7 @@ class OwnLoader:
                 _Minibatches(data, pipeline, side),
                 batch_size=batch,
                 shuffle=shuffle,
-                num_workers=1,
+                num_workers=workers,
                 persistent_workers=True,
                 collate_fn=_as_is,
             )

@@ -40,8 +40,6 @@ from tune_integration import FeedCallback, get_loader
 
 SAMPLES, HELD_OUT, BATCH = 1728, 288, 32
 TRAIN, VALIDATE = "train", "validation"
-PLAIN = T.Pipeline([T.DecodeImage()])
-AUGMENTED = T.Pipeline([T.DecodeImage(), T.RandomHorizontalFlip()])
 
 EPOCHS = 9
 """Of a trial that is not stopped before."""
@@ -69,6 +67,44 @@ Way = Literal["epoch", "now", "dataloader"]
 
 
 @dataclass(frozen=True)
+class SearchData:
+    """What a search trains on, and what it evaluates with after each epoch; picklable.
+
+    Attributes:
+        train, held_out: images.
+        augmented, plain: what is done to them.
+        side: height and width of what is made.
+        batch: samples in a minibatch.
+        workers: worker processes of each DataLoader, where trials have their own.
+    """
+
+    train: Dataset
+    held_out: Dataset
+    augmented: T.Pipeline
+    plain: T.Pipeline
+    side: int
+    batch: int
+    workers: int = 1
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a search goes.
+
+    Attributes:
+        scheduler: one of `SCHEDULERS`, which decides which trials go on.
+        trials: how many there are.
+        slots: how many of them run at once.
+        step_s: how long a trial works on a minibatch.
+    """
+
+    scheduler: str
+    trials: int
+    slots: int
+    step_s: float
+
+
+@dataclass(frozen=True)
 class Search:
     """What came of a search; medians over rounds.
 
@@ -77,6 +113,8 @@ class Search:
         way: how they got their minibatches.
         epochs: epochs of training that trials finished.
         seconds: how long it took.
+        delivered: samples that trials got, to train and to evaluate.
+        prepared: samples that were prepared for that.
         train_prepared: training samples that were prepared for each that was delivered; 1 with a DataLoader.
         train_least: the least that is possible, had those that ran at the same time shared everything.
         validation_prepared: as ``train_prepared``. A feed that keeps all of it prepares each sample once.
@@ -89,6 +127,8 @@ class Search:
     way: Way
     epochs: int
     seconds: float
+    delivered: int
+    prepared: int
     train_prepared: float
     train_least: float
     validation_prepared: float
@@ -175,25 +215,33 @@ def measure(
 ) -> list[Search]:
     """Run each search ``rounds`` times, with so many trials, ``slots`` of them at once, on images of ``side``."""
     rows = [(name, way) for name in schedulers for way in ways]
+    data = made_up(side)
     runtime.start_ray(slots + 2)
     try:
-        found = [_search(*row, trials, slots, step_s, side) for _ in range(rounds) for row in rows]
+        found = [
+            search(Plan(scheduler, trials, slots, step_s), way, data) for _ in range(rounds) for scheduler, way in rows
+        ]
     finally:
         ray.shutdown()
-    return [_median([each for each in found if (each.scheduler, each.way) == row]) for row in rows]
+    return [median_of([each for each in found if (each.scheduler, each.way) == row]) for row in rows]
 
 
-def _median(rounds: list[Search]) -> Search:
+def median_of(rounds: Sequence[Search]) -> Search:
+    """Return the median of each figure."""
     names = [field.name for field in fields(Search) if field.name not in ("scheduler", "way")]
     figures: dict[str, Any] = {name: median(getattr(each, name) for each in rounds) for name in names}
-    return replace(rounds[0], **{**figures, "epochs": round(figures["epochs"])})
+    return replace(
+        rounds[0], **{**figures, **{name: round(figures[name]) for name in ("epochs", "delivered", "prepared")}}
+    )
 
 
-def _search(scheduler: str, way: Way, trials: int, slots: int, step_s: float, side: int) -> Search:
+def search(plan: Plan, way: Way, data: SearchData, **options: Any) -> Search:
+    """Run a search; ``options`` are of the feeds."""
+    scheduler = plan.scheduler
     with contextlib.ExitStack() as stack:
-        feeds = [] if way == "dataloader" else [stack.enter_context(feed) for feed in _served(side)]
+        feeds = [] if way == "dataloader" else [stack.enter_context(feed) for feed in _served(data, options)]
         folder = stack.enter_context(tempfile.TemporaryDirectory())
-        quality = list(range(trials))
+        quality = list(range(plan.trials))
         # Were each trial better than those before it, a scheduler that asks how it compares with these would stop none.
         random.Random(0).shuffle(quality)
         # HyperBand stops all trials. If one ends by itself, Tune (2.60) may leave others paused for ever: once a
@@ -201,8 +249,8 @@ def _search(scheduler: str, way: Way, trials: int, slots: int, step_s: float, si
         epochs = sys.maxsize if scheduler == "HyperBand" else EPOCHS
         space = {
             "way": way,
-            "side": side,
-            "step_s": step_s,
+            "data": data,
+            "step_s": plan.step_s,
             "epochs": epochs,
             "quality": tune.grid_search(quality),
             "rate": 0.1,
@@ -217,7 +265,7 @@ def _search(scheduler: str, way: Way, trials: int, slots: int, step_s: float, si
                 metric="score",
                 mode="max",
                 scheduler=SCHEDULERS[scheduler](),
-                max_concurrent_trials=slots,
+                max_concurrent_trials=plan.slots,
                 # To start a process takes longer here than a short trial. But Tune (2.60) may wait for ever at the end
                 # of a search if trials that were paused shared processes.
                 reuse_actors=scheduler not in PAUSING,
@@ -229,15 +277,19 @@ def _search(scheduler: str, way: Way, trials: int, slots: int, step_s: float, si
         seconds = time.perf_counter() - began
         if results.num_errors:
             raise results.errors[0]
-        prepared = [status.prepared_samples / status.delivered_samples for status in map(mbaas.Feed.status, feeds)]
+        counts = [(status.prepared_samples, status.delivered_samples) for status in map(mbaas.Feed.status, feeds)]
     runs = recorder.runs
     epochs, waited_s = sum(len(run.epochs) for run in runs), sum(run.waited_s for run in runs)
-    train_prepared, validation_prepared = prepared or (1.0, 1.0)
+    if not counts:
+        counts = [(epochs * samples,) * 2 for samples in (len(data.train), len(data.held_out))]
+    train_prepared, validation_prepared = (prepared / delivered for prepared, delivered in counts)
     return Search(
         scheduler,
         way,
         epochs=epochs,
         seconds=seconds,
+        delivered=sum(delivered for _, delivered in counts),
+        prepared=sum(prepared for prepared, _ in counts),
         train_prepared=train_prepared,
         train_least=least_prepared(runs) / epochs,
         validation_prepared=validation_prepared,
@@ -247,29 +299,36 @@ def _search(scheduler: str, way: Way, trials: int, slots: int, step_s: float, si
     )
 
 
-def _data(side: int) -> tuple[Dataset, Dataset]:
-    return synthetic(SAMPLES, height=side, width=side), synthetic(HELD_OUT, height=side, width=side)
+def made_up(side: int) -> SearchData:
+    """Make images of noise, of ``side`` pixels."""
+    train, held_out = (synthetic(samples, height=side, width=side) for samples in (SAMPLES, HELD_OUT))
+    augmented = T.Pipeline([T.DecodeImage(), T.RandomHorizontalFlip()])
+    return SearchData(train, held_out, augmented, T.Pipeline([T.DecodeImage()]), side, BATCH)
 
 
-def _served(side: int) -> Iterator[mbaas.Feed]:
+def _served(data: SearchData, options: dict[str, Any]) -> Iterator[mbaas.Feed]:
     """Serve what to train on, and then what to validate with."""
-    (data, held_out), staging_bytes = _data(side), STAGED * BATCH * (side * side * 3 + ID_BYTES)
-    yield mbaas.serve(TRAIN, data, AUGMENTED, batch_size=BATCH, prep_workers=1, staging_bytes=staging_bytes)
-    yield mbaas.serve(VALIDATE, held_out, PLAIN, batch_size=BATCH, prep_workers=1, shuffle=False)
+    staging_bytes = STAGED * data.batch * (data.side * data.side * 3 + ID_BYTES)
+    each = {"batch_size": data.batch, **options}
+    workers = options.get("prep_workers", 1)
+    yield mbaas.serve(
+        TRAIN, data.train, data.augmented, **{"prep_workers": workers, **each}, staging_bytes=staging_bytes
+    )
+    yield mbaas.serve(VALIDATE, data.held_out, data.plain, **{**each, "prep_workers": 1}, shuffle=False)
 
 
 def _train(config: dict[str, Any]) -> None:
     """Train, evaluate, save and report; go on where a checkpoint was taken."""
-    side, step_s, state = config["side"], config["step_s"], _restored()
+    data, step_s, state = config["data"], config["step_s"], _restored()
     opened = time.monotonic()
     loader: Any
     evaluation: contextlib.AbstractContextManager[Any]
     if config["way"] == "dataloader":
         from benchmarks.own_loader import OwnLoader  # imports torch, which trials that share a feed do without
 
-        data, held_out = _data(side)
-        loader = OwnLoader(data, AUGMENTED, side=side, batch=BATCH, shuffle=True, state=state)
-        own_evaluation = OwnLoader(held_out, PLAIN, side=side, batch=BATCH, shuffle=False)
+        size: Any = {"side": data.side, "batch": data.batch, "workers": data.workers}
+        loader = OwnLoader(data.train, data.augmented, **size, shuffle=True, state=state)
+        own_evaluation = OwnLoader(data.held_out, data.plain, **size, shuffle=False)
     else:
         loader, own_evaluation = get_loader(TRAIN, format="numpy", start=config["way"], state=state), None
     first_batch_s = 0.0
