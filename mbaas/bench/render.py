@@ -11,16 +11,20 @@ from rich.text import Text
 
 from mbaas import units
 from mbaas.bench.peers import PEERS
-from mbaas.bench.report import BenchReport, Machine, RowResult
+from mbaas.bench.report import DECODED_ROWS, BenchReport, Machine, RowResult
 from mbaas.bench.tasks import TASKS
 
 NAMES = {
     "prep": "P, prep alone",
+    "prep-decoded": "P', of decoded",
     "dataloader": "DataLoader per trial",
     "dali": "DALI per trial",
     **{row: peer.name for row, peer in PEERS.items()},
     "mbaas": "one mbaas feed",
+    "mbaas-decoded": "one feed, decoded",
 }
+
+FEEDS = ("mbaas", "mbaas-decoded")
 
 
 def render(report: BenchReport) -> RenderableType:
@@ -35,7 +39,7 @@ def _parts(report: BenchReport) -> Iterator[RenderableType]:
         for batch in settings.batch:
             yield _table(report, trials, batch)
     for result in report.results:
-        if result.row == "mbaas" and result.rounds:
+        if result.row in FEEDS and result.rounds:
             yield Text(_breakdown(result))
     for result in report.results:
         for error in result.errors:
@@ -49,7 +53,9 @@ def _breakdown(result: RowResult) -> str:
     """Say where the CPU seconds of a delivered sample go."""
     busy = ((kind, 1e6 * cores / result.samples_per_s) for kind, cores in result.cores_by_kind)
     parts = ", ".join(f"{kind} {units.number(us)}" for kind, us in busy if us >= 0.05)
-    return f"{_named(result)}, CPU-us a delivered sample: {parts}"
+    decoded = result.decoded_share
+    share = "," if decoded is None else f": {units.percent(decoded)} of N x P';"
+    return f"{_named(result)}{share} CPU-us a delivered sample: {parts}"
 
 
 def _named(result: RowResult) -> str:
@@ -80,7 +86,7 @@ def _table(report: BenchReport, trials: int, batch: int) -> Table:
     )
     for result in report.results:
         if (result.trials, result.batch) == (trials, batch):
-            table.add_row(NAMES[result.row], *_cells(result), style="bold" if result.row == "mbaas" else None)
+            table.add_row(NAMES[result.row], *_cells(result), style="bold" if result.row in FEEDS else None)
     return table
 
 
@@ -128,14 +134,24 @@ def _notes(report: BenchReport) -> str:
         "samples/s: delivered, summed over trials, in whole epochs after a warm-up as long. "
         "P: what all cores prepare without any transport; "
         "NxP: what N trials would get if each sample were prepared once and given to all for nothing. "
+        f"{_of_decoded(report)}"
         "by CPU: the same share from CPU seconds, which other programs on the machine hardly change. "
         "CPU-s: of all processes of the row, daemons included, for 1,000 delivered samples. "
         "cores: that were busy. GB: peak memory of all processes, shared pages counted once, page cache not counted. "
         f"faults: samples missing or repeated in {epochs:,} epochs, each checked sample by sample, and bytes that Ray "
         "spilled to disk.\n"
         "No row reads storage: files are in the page cache for DataLoader and DALI, in the feed's cache for mbaas, "
-        "in the processes for P. The same decode code runs in P, DataLoader and mbaas; "
+        "in the processes for P. The same code prepares in P, DataLoader and mbaas; "
         f"mbaas trials get {array}.{_of_peers(report)}"
+    )
+
+
+def _of_decoded(report: BenchReport) -> str:
+    if not set(DECODED_ROWS) & set(report.settings.rows):
+        return ""
+    return (
+        "P': the same from decoded samples in memory, so N x P' is the limit of a feed that keeps samples decoded. Its "
+        "shares are of N x P, too, and may be above 100 %. "
     )
 
 

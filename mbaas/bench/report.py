@@ -20,8 +20,14 @@ from mbaas.bench.peers import PEERS
 from mbaas.bench.tasks import TASKS
 from mbaas.errors import ConfigError
 
-ROWS = ("prep", "dataloader", "dali", *PEERS, "mbaas")
+ROWS = ("prep", "prep-decoded", "dataloader", "dali", *PEERS, "mbaas", "mbaas-decoded")
 """All rows, in the order in which they are run and shown; "prep" is P, which the others are compared with."""
+
+PREP_ROWS = ("prep", "prep-decoded")
+"""Rows that run a process for each core, whatever the number of trials."""
+
+DECODED_ROWS = ("prep-decoded", "mbaas-decoded")
+"""Rows that keep samples decoded. All others have them encoded, and can be compared with older figures."""
 
 USUAL_ROWS = tuple(row for row in ROWS if row not in PEERS)
 """Those that are run unless somebody says otherwise: they need nothing but mbaas[bench]."""
@@ -154,7 +160,15 @@ class Round:
     @property
     def prep(self) -> RowRun | None:
         """The run of P; None if it was not asked for, or failed."""
-        return next((run for run in self.runs if run.row == "prep" and not run.error), None)
+        return self._run("prep")
+
+    @property
+    def prep_decoded(self) -> RowRun | None:
+        """The run of P'; None as above."""
+        return self._run("prep-decoded")
+
+    def _run(self, row: str) -> RowRun | None:
+        return next((run for run in self.runs if run.row == row and not run.error), None)
 
 
 @dataclass(frozen=True)
@@ -167,7 +181,9 @@ class RowResult:
         batch: samples in a minibatch.
         rounds: number of runs that succeeded; all medians are over them.
         samples_per_s: median of the delivered samples, summed over trials.
-        share: median of samples/s divided by N x P of the same round; None where P is not known, and for P itself.
+        share: median of samples/s divided by N x P of the same round; None where P is not known, and for P and P'.
+            What has decoded samples may be above 1.
+        decoded_share: the same of N x P', for a row that has decoded samples; else None.
         cpu_share: median of P's CPU seconds a sample divided by N x this row's: the share of N x P that this row's
             CPU seconds allow. Other programs on the machine hardly change it. None as above.
         cpu_s_per_1000: median CPU seconds, of all processes of the row, for 1,000 delivered samples.
@@ -186,6 +202,7 @@ class RowResult:
     rounds: int
     samples_per_s: float
     share: float | None
+    decoded_share: float | None
     cpu_share: float | None
     cpu_s_per_1000: float
     cores_by_kind: tuple[tuple[str, float], ...]
@@ -241,18 +258,21 @@ def summarize(rounds: Sequence[Round], trials: int) -> tuple[RowResult, ...]:
 
 
 def _summarize_row(rounds: Sequence[Round], row: str, trials: int) -> RowResult:
-    pairs = [(run, one.prep) for one in rounds for run in one.runs if run.row == row]
+    pairs = [(run, one) for one in rounds for run in one.runs if run.row == row]
     runs = [run for run, _ in pairs]
     good = [run for run in runs if not run.error]
     # each run against P of its own round: both met the machine in the same state
-    against = [(run, prep) for run, prep in pairs if prep and not run.error and row != "prep"]
+    delivering = [(run, one) for run, one in pairs if not run.error and row not in PREP_ROWS]
+    against = [(run, one.prep) for run, one in delivering if one.prep]
+    decoded = [(run, one.prep_decoded) for run, one in delivering if one.prep_decoded and row in DECODED_ROWS]
     return RowResult(
         row=row,
         trials=trials,
         batch=runs[0].batch,
         rounds=len(good),
         samples_per_s=_median(run.samples_per_s for run in good),
-        share=_median_or_none(run.samples_per_s / (trials * prep.samples_per_s) for run, prep in against),
+        share=_median_or_none(_share(run, prep, trials) for run, prep in against),
+        decoded_share=_median_or_none(_share(run, prep, trials) for run, prep in decoded),
         cpu_share=_median_or_none(prep.cpu_s_per_1000 / (trials * run.cpu_s_per_1000) for run, prep in against),
         cpu_s_per_1000=_median(run.cpu_s_per_1000 for run in good),
         cores_by_kind=_medians(good),
@@ -264,6 +284,10 @@ def _summarize_row(rounds: Sequence[Round], row: str, trials: int) -> RowResult:
         repeated=sum(run.repeated for run in good),
         errors=tuple(run.error for run in runs if run.error),
     )
+
+
+def _share(run: RowRun, prep: RowRun, trials: int) -> float:
+    return run.samples_per_s / (trials * prep.samples_per_s)
 
 
 def _medians(runs: Sequence[RowRun]) -> tuple[tuple[str, float], ...]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from mbaas import units
 from mbaas.bench.host import RowRun, RowSpec, run_row
 from mbaas.bench.peers import PEERS, find_peers
-from mbaas.bench.report import BenchReport, BenchSettings, Machine, Round, summarize
+from mbaas.bench.report import PREP_ROWS, BenchReport, BenchSettings, Machine, Round, summarize
 from mbaas.bench.rows import TrialSpec
 from mbaas.bench.rows.dataloader import workers_for
 from mbaas.bench.tasks import TASKS
@@ -68,8 +68,8 @@ def find_data(settings: BenchSettings, report: Report = print) -> Data:
 
 
 def row_spec(settings: BenchSettings, data: Data, row: str, trials: int, batch: int) -> RowSpec:
-    """Describe one run of ``row`` with N = ``trials``; P runs one process for each core, whatever N is."""
-    processes = settings.cores if row == "prep" else trials
+    """Describe one run of ``row`` with N = ``trials``; P and P' run one process for each core, whatever N is."""
+    processes = settings.cores if row in PREP_ROWS else trials
     workers = settings.dataloader_workers
     trial = TrialSpec(
         row=row,
@@ -87,7 +87,7 @@ def row_spec(settings: BenchSettings, data: Data, row: str, trials: int, batch: 
 
 
 def _described(run: RowRun) -> str:
-    noun = "core" if run.row == "prep" else "trial"
+    noun = "core" if run.row in PREP_ROWS else "trial"
     what = f"{run.row}, {counted(run.trials, noun)}, batches of {run.batch}"
     if run.error:
         return f"{what}: failed: {run.error.strip().splitlines()[-1]}"

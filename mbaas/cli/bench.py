@@ -80,11 +80,18 @@ def bench(
     rows: Annotated[
         str | None,
         typer.Option(
-            help="Which of prep, dataloader, dali, mbaas to run. Default: all of them.",
+            help="Which of prep, prep-decoded, dataloader, dali, mbaas, mbaas-decoded to run. Default: all of them.",
             metavar="ROW,ROW",
             show_default=False,
         ),
     ] = None,
+    decoded: Annotated[
+        bool,
+        typer.Option(
+            help="Run prep-decoded and mbaas-decoded, which keep samples decoded, as a feed does by default. All other "
+            "rows have them encoded.",
+        ),
+    ] = True,
     peers: Annotated[
         bool,
         typer.Option(
@@ -141,10 +148,11 @@ def bench(
     check_installed(task)
     from mbaas.bench.peers import PEERS
     from mbaas.bench.render import render
-    from mbaas.bench.report import USUAL_ROWS, BenchSettings, usable_cores
+    from mbaas.bench.report import DECODED_ROWS, USUAL_ROWS, BenchSettings, usable_cores
     from mbaas.bench.runner import run
 
     chosen = tuple(row.strip() for row in rows.split(",")) if rows is not None else USUAL_ROWS
+    chosen = tuple(row for row in chosen if decoded or row not in DECODED_ROWS)
     settings = BenchSettings(
         task=task,
         data=data,

@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,8 @@ from mbaas.bench.sounds import CLASSES, make_sounds
 from mbaas.bench.tasks import TASKS, audio, images
 from mbaas.bench.tasks.base import Data
 from mbaas.dataset import AUDIO_EXTENSIONS, IMAGE_EXTENSIONS
-from mbaas.errors import DatasetError
+from mbaas.errors import DatasetError, MbaasError
+from mbaas.prep.decoded import is_decoded
 from mbaas.prep.engines import make_engine
 
 Array = NDArray[Any]
@@ -70,6 +72,28 @@ def opened(loader: EpochLoader) -> Iterator[EpochLoader]:
         yield loader
     finally:
         loader.close()
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_p_from_decoded_samples_makes_the_same_bytes(task: str, folder: Path) -> None:
+    spec = spec_of(task, folder, "prep")
+    with opened(prep.open_loader(spec)) as own:
+        wanted = epoch_of(own, len(spec.task.beside))
+    with prep.Service(replace(spec, row="prep-decoded"), 1) as service:
+        again = replace(spec, row="prep-decoded", address=service.address)
+        with opened(prep.open_loader(again)) as loader:
+            assert all(is_decoded(each.data) for each in loader._raw)
+            got = epoch_of(loader, len(spec.task.beside))
+    for sample, arrays in wanted.items():
+        for mine, same in zip(arrays, got[sample], strict=True):
+            np.testing.assert_array_equal(mine, same, strict=True)
+
+
+def test_without_room_for_what_is_decoded_there_is_no_p_of_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prep, "MOST_BYTES", 1_500_000)  # two photographs
+    with pytest.raises(MbaasError, match=r"\.jpg cannot be kept decoded, so there is no P' with this data"):
+        with prep.Service(spec_of("images", folder, "prep-decoded"), 1):
+            pass
 
 
 @pytest.mark.parametrize("task", TASKS)

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from mbaas.bench.host import RowRun
 from mbaas.bench.render import render
-from mbaas.bench.report import BenchReport, BenchSettings, Machine, Round, RowResult, summarize
+from mbaas.bench.report import ROWS, BenchReport, BenchSettings, Machine, Round, RowResult, summarize
 from mbaas.errors import ConfigError
 
 
@@ -42,6 +42,27 @@ def test_shares_are_taken_within_a_round(results: tuple[RowResult, ...]) -> None
     assert mbaas.cpu_share == pytest.approx(0.75)
     assert mbaas.cores_by_kind == (("PrepWorker", 1.5), ("trial", 0.5))
     assert mbaas.epochs == 24
+
+
+def test_decoded_rows_have_shares_of_p_and_of_p_from_decoded_samples() -> None:
+    """N = 4: 4,800 / (4 x 1,000) and / (4 x 3,000), then 3,200 / (4 x 500) and / (4 x 1,600)."""
+    rounds = [
+        Round(tuple(run_of(row, rate) for row, rate in [*zip(ROWS[:2], prep, strict=True), *rest]))
+        for prep, rest in [
+            ((1000.0, 3000.0), (("mbaas", 3600.0), ("mbaas-decoded", 4800.0))),
+            ((500.0, 1600.0), (("mbaas", 1600.0), ("mbaas-decoded", 3200.0))),
+        ]
+    ]
+    prep, decoded, mbaas, feed = summarize(rounds, 4)
+    assert (prep.share, prep.decoded_share, decoded.share, decoded.decoded_share) == (None,) * 4
+    assert (mbaas.share, mbaas.decoded_share) == (pytest.approx(0.85), None)
+    assert (feed.share, feed.decoded_share) == (pytest.approx(1.4), pytest.approx(0.45))
+    out = io.StringIO()
+    settings = BenchSettings(trials=(4,), batch=(64,))
+    Console(file=out, width=80).print(render(BenchReport(settings, Machine(), 1500, (prep, decoded, mbaas, feed))))
+    assert "one feed, decoded, 4 trials, batches of 64: 45 % of N x P'; CPU-us" in " ".join(out.getvalue().split())
+    assert "one mbaas feed, 4 trials, batches of 64, CPU-us" in " ".join(out.getvalue().split())
+    assert "N x P' is the limit" in " ".join(out.getvalue().split())
 
 
 def test_rows_are_in_order_and_failures_are_kept(results: tuple[RowResult, ...]) -> None:

@@ -51,17 +51,19 @@ def run_small(photos: Path, row: str, trials: int, **options: object) -> RowRun:
     ("row", "trials", "options"),
     [
         ("prep", 1, {}),
+        pytest.param("prep-decoded", 1, {}, marks=pytest.mark.long),
         ("dataloader", 2, {}),
         ("dataloader", 1, {"dataloader_workers": 0}),
         ("dali", 2, {}),
         pytest.param("mbaas", 3, {}, marks=pytest.mark.long),
         pytest.param("mbaas", 1, {"array": "torch"}, marks=pytest.mark.long),
+        pytest.param("mbaas-decoded", 2, {}, marks=pytest.mark.long),
     ],
 )
 def test_each_sample_comes_once_in_each_epoch(photos: Path, row: str, trials: int, options: dict[str, object]) -> None:
     result = run_small(photos, row, trials, **options)
     assert result.error == ""
-    processes = 2 if row == "prep" else trials
+    processes = 2 if row.startswith("prep") else trials
     assert (result.row, result.trials, result.epochs) == (row, processes, 4 * processes)
     assert (result.missing, result.repeated, result.spilled_bytes) == (0, 0, 0)
     assert result.samples_per_s > 0

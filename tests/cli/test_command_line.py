@@ -72,7 +72,7 @@ def test_help_imports_nothing_heavy() -> None:
         (["bench", "--seconds", "nan"], "seconds must be at least 0 and finite, got nan"),
         (
             ["bench", "--rows", "prep,magic"],
-            "rows must be among prep, dataloader, dali, tensorsocket, tf-data, ray-data, mbaas, got magic",
+            "ray-data, mbaas, mbaas-decoded, got magic",
         ),
         (
             ["bench", "--peers", "--task", "audio"],

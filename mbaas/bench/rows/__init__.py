@@ -96,15 +96,17 @@ class Service(Protocol):
 
 _MODULES = {
     "prep": "mbaas.bench.rows.prep",
+    "prep-decoded": "mbaas.bench.rows.prep",
     "dataloader": "mbaas.bench.rows.dataloader",
     "dali": "mbaas.bench.rows.dali",
     "mbaas": "mbaas.bench.rows.feed",
+    "mbaas-decoded": "mbaas.bench.rows.feed",
     "tensorsocket": "mbaas.bench.rows.tensor_socket",
     "tf-data": "mbaas.bench.rows.tf_data",
     "ray-data": "mbaas.bench.rows.ray_data",
 }
 
-_SERVED = frozenset(["mbaas", "tensorsocket", "tf-data", "ray-data"])
+_SERVED = frozenset(["prep-decoded", "mbaas", "mbaas-decoded", "tensorsocket", "tf-data", "ray-data"])
 """Rows whose modules have a `Service`."""
 
 

@@ -1,6 +1,7 @@
-"""Row "mbaas": one feed for all trials, prep workers on all cores.
+"""Rows "mbaas" and "mbaas-decoded": one feed for all trials, prep workers on all cores.
 
-The cache holds the whole dataset, as the page cache does for the other rows: no row reads storage in its window.
+The cache holds the whole dataset, as the page cache does for the other rows: no row reads storage in its window. Row
+"mbaas" keeps samples encoded, "mbaas-decoded" decoded where that saves more, as a feed does by default.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ class Service:
             seed=self._spec.seed,
             prep_workers=self._spec.cores,
             engine="cpu",
+            decoded=self._spec.row == "mbaas-decoded",
         )
         self._feed.announce(self._consumers)  # so that all trials begin the same epoch, as those of a search do
         return self

@@ -1,20 +1,95 @@
-"""Row "prep": P, the rate at which all cores prepare samples when nothing has to be moved anywhere.
+"""Rows "prep" and "prep-decoded": P and P', the rates at which all cores prepare samples and nothing has to be moved.
 
-One process per core goes through the dataset with the engine and the block size of an mbaas prep worker. Bytes are in
-the process's own memory, and the output array is used again for every block. It is the most that any row can make of
-these cores.
+One process per core goes through the dataset with the engine and the block size of an mbaas prep worker. Encoded bytes
+are in the process's own memory, decoded samples in memory that all of the processes share; the output array is used
+again for every block. It is the most that any row can make of these cores: P of encoded, P' of decoded samples.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, pairwise
+from typing import BinaryIO
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mbaas.bench.rows import Minibatch, TrialSpec, known_of, listed, refuse_bad
 from mbaas.core.layout import block_samples
+from mbaas.errors import MbaasError
 from mbaas.order import SampleOrder
+from mbaas.prep.decoded import KeptMemory, KeptRows
 from mbaas.prep.engines import make_engine
+
+TOGETHER = 16
+"""Samples that are decoded in one call."""
+
+MOST_BYTES = 1 << 30
+"""What their decoded forms may take; only what is written takes memory."""
+
+
+class Service:
+    """Decodes all samples into memory that processes of this machine can map. See `mbaas.bench.rows.Service`."""
+
+    def __init__(self, spec: TrialSpec, trials: int) -> None:  # noqa: ARG002
+        self._spec = spec
+        self.address = ""
+
+    def __enter__(self) -> Service:
+        # memory without a name: nothing is left of it, however this process ends
+        self._memory = os.memfd_create("mbaas-decoded")
+        self.address = f"/proc/{os.getpid()}/fd/{self._memory}"
+        with open(self._memory, "wb", closefd=False) as file:
+            _decode_all(self._spec, file)
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        os.close(self._memory)
+
+    def spilled_bytes(self) -> int:
+        """Return 0: it keeps memory only."""
+        return 0
+
+
+def _decode_all(spec: TrialSpec, file: BinaryIO) -> None:
+    """Write the lengths of all containers, int64[n], and from the next multiple of 64 on the containers themselves."""
+    samples = spec.samples()
+    engine, memory = make_engine("cpu", spec.task.pipeline(), seed=spec.seed, threads=spec.cores), KeptMemory()
+    lengths = np.empty(len(samples.files), np.int64)
+    out = spec.task.made.empty(TOGETHER)
+    file.seek(_start(len(lengths)))
+    for first in range(0, len(lengths), TOGETHER):
+        ids = np.arange(first, min(first + TOGETHER, len(lengths)))
+        raw = [np.fromfile(samples.files[i], np.uint8) for i in ids.tolist()]
+        keep = KeptRows(range(len(ids)), MOST_BYTES, memory)
+        prepared = engine.prepare(raw, ids, 0, known_of(samples, ids), out[: len(ids)], keep=keep)
+        refuse_bad(prepared.bad, ids, samples.files)
+        rows, sizes, containers = keep.taken()
+        if len(rows) < len(ids):
+            missing = samples.files[ids[min({*range(len(ids))} - {*rows.tolist()})]]
+            raise MbaasError(f"{missing} cannot be kept decoded, so there is no P' with this data")
+        bounds = [0, *accumulate(sizes.tolist())]
+        file.writelines(containers[bounds[row] : bounds[row + 1]].data for row in np.argsort(rows))
+        lengths[ids[rows]] = sizes
+    file.seek(0)
+    file.write(lengths.data)
+    engine.close()
+
+
+def _start(samples: int) -> int:
+    """Return where containers begin: after the lengths of so many."""
+    return -(-8 * samples // 64) * 64
+
+
+def _decoded(path: str, samples: int) -> list[NDArray[np.uint8]]:
+    """Map what `_decode_all` wrote; return the container of each sample."""
+    memory = np.memmap(path, np.uint8, "r")
+    bounds = [
+        start := _start(samples),
+        *(start + end for end in accumulate(memory[: 8 * samples].view(np.int64).tolist())),
+    ]
+    return [memory[start:stop] for start, stop in pairwise(bounds)]
 
 
 class PrepRate:
@@ -23,8 +98,12 @@ class PrepRate:
     def __init__(self, spec: TrialSpec) -> None:
         self._all = spec.samples()
         self._beside = spec.task.beside
-        self._raw = [np.fromfile(file, np.uint8) for file in self._all.files]
-        self.samples = len(self._raw)
+        self.samples = len(self._all.files)
+        self._raw: Sequence[NDArray[np.uint8]]
+        if spec.row == "prep-decoded":
+            self._raw = _decoded(spec.address, self.samples)
+        else:
+            self._raw = [np.fromfile(file, np.uint8) for file in self._all.files]
         self._order = SampleOrder(self.samples, spec.seed + spec.trial, _block_samples(spec, self.samples))
         self._engine = make_engine("cpu", spec.task.pipeline(), seed=spec.seed)
         self._out = spec.task.made.empty(self._order.block_samples)
