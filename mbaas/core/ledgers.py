@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from functools import lru_cache
 
@@ -40,6 +40,7 @@ class LedgerBook:
         self.inexact = 0
         self._full: dict[int, bytes] = {}  # pages by number, as `written` writes them
         self._newest: list[LedgerEntry] = []  # the page after them, which is not full
+        self._lines: list[str] = []  # the same, each as it is written down: the page is written whenever one comes
         self._number = 0  # of that page
         self._changed: set[int] = set()
         self._last: dict[str, tuple[LedgerEntry, ...]] = {}
@@ -50,11 +51,12 @@ class LedgerBook:
         if any(_is_same(entry, last) for last in self._last.get(entry.consumer, ())):
             return False
         self._newest.append(entry)
+        self._lines.append(_line(entry))
         self._changed.add(self._number)
         self._note(entry)
         if len(self._newest) == PAGE:
-            self._full[self._number] = written(self._newest)
-            self._newest, self._number = [], self._number + 1
+            self._full[self._number] = _page(self._lines)
+            self._newest, self._lines, self._number = [], [], self._number + 1
             if len(self._full) > MOST_PAGES:
                 self._changed.add(given_up := min(self._full))
                 del self._full[given_up]
@@ -70,7 +72,7 @@ class LedgerBook:
     def take_changed(self) -> dict[int, bytes | None]:
         """Return the pages that are to be written down, by number; None for one that is given up."""
         changed, self._changed = self._changed, set()
-        return {n: written(self._newest) if n == self._number else self._full.get(n) for n in sorted(changed)}
+        return {n: _page(self._lines) if n == self._number else self._full.get(n) for n in sorted(changed)}
 
     def keep_again(self, numbers: Iterable[int]) -> None:
         """Note that pages which `take_changed` returned could not be written down."""
@@ -86,7 +88,7 @@ class LedgerBook:
             self._full[number], self._number = pages[number], number + 1
         if entries and len(entries) < PAGE:
             self._number -= 1
-            self._newest = list(entries)
+            self._newest, self._lines = list(entries), [*map(_line, entries)]
             del self._full[self._number]
 
     def page(self, number: int) -> tuple[LedgerEntry, ...]:
@@ -115,9 +117,17 @@ def _is_same(one: LedgerEntry, other: LedgerEntry) -> bool:
     return (one.loader, one.ledger, one.ledger.seconds) == (other.loader, other.ledger, other.ledger.seconds)
 
 
-def written(entries: Sequence[LedgerEntry]) -> bytes:
+def written(entries: Iterable[LedgerEntry]) -> bytes:
     """Write entries down: compressed JSON."""
-    return zlib.compress(json.dumps([[e.consumer, e.loader, e.at, asdict(e.ledger)] for e in entries]).encode())
+    return _page(map(_line, entries))
+
+
+def _line(entry: LedgerEntry) -> str:
+    return json.dumps([entry.consumer, entry.loader, entry.at, asdict(entry.ledger)])
+
+
+def _page(lines: Iterable[str]) -> bytes:
+    return zlib.compress(f"[{', '.join(lines)}]".encode())
 
 
 @lru_cache(maxsize=8)  # a page takes a millisecond, and each status shows the last ones
