@@ -250,9 +250,10 @@ def block_samples(
     most = min(
         nodes * TARGET_BYTES / sample_bytes,
         staging_bytes / max(MIN_BLOCKS_IN_BUDGET, MIN_BLOCKS_PER_LANE * lanes) / sample_bytes,
-        math.ceil(num_samples / workers),
         per_s * TARGET_S,
         max(per_s * QUICK_S, MANY_MINIBATCHES * batch_size),
     )
-    # Whole minibatches: loaders with the feed's own size then never need two blocks for one minibatch.
-    return batch_size * max(1, int(most // batch_size))
+    # Whole minibatches: loaders with the feed's own size then never need two blocks for one minibatch. A worker's part
+    # of a small epoch is rounded up: what it lacked of a whole minibatch would be one more block for every trial.
+    part_of_worker = math.ceil(math.ceil(num_samples / batch_size) / workers)
+    return batch_size * max(1, min(int(most // batch_size), part_of_worker))

@@ -37,8 +37,8 @@ def test_an_eighth_of_the_budget_is_the_most():
 
 
 def test_a_small_epoch_gives_every_worker_a_block():
-    """1,797 samples / 2 = 898.5, rounded up 899: 14 x 64 = 896."""
-    assert size(num_samples=1797, sample_bytes=1000) == 896
+    """1,797 samples are 29 minibatches, of which each of two workers has 14 or 15: two blocks, and no third for 5."""
+    assert size(num_samples=1797, sample_bytes=1000) == 15 * 64
 
 
 def test_slow_samples_make_small_blocks():
@@ -129,7 +129,7 @@ def test_blocks_are_kept_if_three_of_each_lane_fit_the_budget_to_the_byte(lanes)
 
 
 def test_blocks_that_will_not_do_are_not_kept():
-    """Three blocks of 448 do not fit a budget for 1,000 samples; nor do those of other samples tell anything."""
+    """Three blocks of 512 do not fit a budget for 1,000 samples; nor do those of other samples tell anything."""
     before, _ = laid_out()
     tight = 1000 * (PHOTO + 16)
     assert laid_out(earlier=before, staging_bytes=tight)[0].order == laid_out(staging_bytes=tight)[0].order
@@ -141,13 +141,13 @@ def test_blocks_that_will_not_do_are_not_kept():
 
 
 def test_a_feed_runs_ahead_by_what_its_workers_have_in_hand_and_two_blocks():
-    """1,000 / 2 workers = 500, in whole minibatches 448: 3 blocks. Two workers have 4 in hand."""
+    """1,000 are 16 minibatches, of which two workers have 8 each: 2 blocks. Two workers have 4 in hand."""
     layout, _ = laid_out()
-    assert layout.order.block_samples == 448
+    assert layout.order.block_samples == 512
     assert layout.ahead_blocks == 2 * 2 + 2
-    assert layout.readahead_bytes == 64_000 * 448 * 4
+    assert layout.readahead_bytes == 64_000 * 512 * 4
     assert layout.sample_bytes == PHOTO + 16
-    assert layout.block_bytes(2) == (1000 - 2 * 448) * (PHOTO + 16)
+    assert layout.block_bytes(1) == (1000 - 512) * (PHOTO + 16)
 
 
 def test_an_epoch_is_kept_if_all_are_the_same_and_it_fits():
@@ -179,7 +179,7 @@ def test_what_is_set_is_not_computed_and_no_more_is_made_ahead_than_fits():
     layout, _ = laid_out(ahead_blocks=5, readahead_bytes=7)
     assert (layout.ahead_blocks, layout.readahead_bytes) == (5, 7)
     layout, _ = laid_out(ahead_blocks=50)
-    assert layout.ahead_blocks == 2**30 // (448 * (PHOTO + 16))
+    assert layout.ahead_blocks == 2**30 // (512 * (PHOTO + 16))
 
 
 def test_the_id_of_a_sample_takes_its_place_in_the_budget():
@@ -191,9 +191,9 @@ def test_the_id_of_a_sample_takes_its_place_in_the_budget():
 
 
 def test_a_block_is_large_enough_for_the_node_that_has_most_workers():
-    """1,000 / 3 = 333.3: 5 x 64 = 320."""
+    """16 minibatches / 3 workers = 5.3: 6 x 64."""
     layout, _ = laid_out(nodes=("a", "b", "a", "a"))
-    assert layout.order.block_samples == 320
+    assert layout.order.block_samples == 384
 
 
 def test_while_one_block_is_read_the_next_is_made_however_little_is_asked_for():
@@ -203,10 +203,10 @@ def test_while_one_block_is_read_the_next_is_made_however_little_is_asked_for():
 
 
 def test_workers_have_a_task_of_each_lane_in_hand():
-    """Two workers with a task of each of two lanes are at 4 blocks of 448 samples, and 2 more may be ready."""
+    """Two workers with a task of each of two lanes are at 4 blocks of 512 samples, and 2 more may be ready."""
     layout, _ = laid_out(lanes=2)
     assert layout.ahead_blocks == 4 + 2
-    assert layout.readahead_bytes == 64_000 * 448 * 4
+    assert layout.readahead_bytes == 64_000 * 512 * 4
 
 
 def test_as_many_lanes_as_blocks_are_taken():
