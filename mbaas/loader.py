@@ -24,6 +24,7 @@ from mbaas.client.heartbeat import Heartbeat
 from mbaas.client.join import feed_info, open_stream
 from mbaas.client.ledger import EpochProgress
 from mbaas.client.numbered import MinibatchNumbers, NumberedMinibatches, as_it_is
+from mbaas.client.recycled import RecycledMemory
 from mbaas.client.saved_state import STATE_VERSION, SavedState, read_state, resumption, schema
 from mbaas.client.sharding import BatchEnd, BlockShard, RankSharding
 from mbaas.client.stalls import StreamStats
@@ -113,6 +114,7 @@ class Loader:
         self._coordinator, self._name, self._find, self._again = coordinator, name, find, again
         self._format, self._device, self._collate, self._wait_timeout_s = format, device, collate, wait_timeout_s
         self._begins_now = start == "now"
+        self._memory = RecycledMemory()  # over all epochs
         self._info = feed_info(coordinator, name, wait_timeout_s)
         check_names(self._info.spec, collate)
         self._batch_size = _checked_batch_size(batch_size, self._info.settings.batch_size, name.world_size)
@@ -252,7 +254,9 @@ class Loader:
 
     def _converter(self) -> Converter:
         info = self._info
-        converter = make_converter(self._format, self._device, info.normalize, has_images=info.has_images)
+        converter = make_converter(
+            self._format, self._device, info.normalize, has_images=info.has_images, memory=self._memory
+        )
         return collating(converter, self._info.spec, self._collate, has_images=self._info.has_images)
 
     def _started(self, converter: Converter) -> Iterator[tuple[Any, Ids, BatchEnd, bool]]:
@@ -274,7 +278,7 @@ class Loader:
         """Yield this rank's samples of each minibatch of the rest of the current epoch, where it ends, and whether it
         is known to be the last.
         """
-        cutter, shards = BatchCutter(), self._shards()
+        cutter, shards = BatchCutter(self._memory), self._shards()
         for samples, shard in shards:
             cutter.put(samples)
             del samples
@@ -282,7 +286,9 @@ class Loader:
                 is_last = (shard.is_last and end is shard.ends[-1]) or self._too_few_follow(end.position)
                 if is_last:
                     # The variable of a trial's loop outlives it: as a view, the last minibatch would hold the block.
-                    cutter.detach_copy()
+                    # What becomes a tensor is copied anyway.
+                    if self._format == "numpy":
+                        cutter.detach_copy()
                     for rest in shards:  # to the epoch's end: blocks of which no minibatch can be made
                         del rest
                 yield cutter.cut(end.size), end, is_last

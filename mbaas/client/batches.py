@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mbaas.client.recycled import RecycledMemory
 from mbaas.fields import Arrays, Column, Packed, concatenated, interleaved
 from mbaas.messages import ROW
 
@@ -50,10 +51,14 @@ def _shared(column: Column) -> Column:
     return read_only(column)
 
 
-def _own(column: Column) -> Column:
+def _own(column: Column, memory: RecycledMemory) -> Column:
     """Return a copy, unless it is private already."""
-    is_own = is_private(column.values if isinstance(column, Packed) else column)
-    return column if is_own else column.copy()
+    if not isinstance(column, Packed):
+        return column if is_private(column) else memory.copy(column)
+    if is_private(column.values):
+        return column
+    values, bounds = column.own()
+    return Packed(memory.copy(values), bounds.copy(), None if column.shapes is None else column.shapes.copy())
 
 
 @dataclass(frozen=True, eq=False)
@@ -186,12 +191,16 @@ class BatchCutter:
 
     A minibatch that lies in one piece of a block is a read-only view of it; any other is a copy, and writable.
 
+    Args:
+        memory: where copies of what is left of a block go; default: of its own.
+
     Attributes:
         pending: what was put in and not yet cut, in order; none of it is empty.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, memory: RecycledMemory | None = None) -> None:
         self.pending: deque[_Remainder] = deque()
+        self._memory = RecycledMemory() if memory is None else memory
 
     def put(self, block: BlockView) -> None:
         """Append a block."""
@@ -203,7 +212,7 @@ class BatchCutter:
         if self.pending:
             left = self.pending[-1]
             taken = left.take(len(left))
-            own = {name: _own(column) for name, column in taken.items()}
+            own = {name: _own(column, self._memory) for name, column in taken.items()}
             self.pending[-1] = _Remainder(BlockView([own]), 0, rows_of(own))
 
     def cut(self, size: int) -> Arrays:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from mbaas.client.batches import is_private, read_only
+from mbaas.client.recycled import RecycledMemory
 from mbaas.errors import ConfigError
 from mbaas.fields import Arrays
 from mbaas.transforms import Normalize
@@ -33,7 +34,14 @@ class Converter(Protocol):
         """Return the minibatch, ready for use, of what `start` gave."""
 
 
-def make_converter(format: str, device: Any, normalize: Normalize | None, *, has_images: bool = True) -> Converter:
+def make_converter(
+    format: str,
+    device: Any,
+    normalize: Normalize | None,
+    *,
+    has_images: bool = True,
+    memory: RecycledMemory | None = None,
+) -> Converter:
     """Make the converter for ``format`` and ``device``.
 
     Args:
@@ -41,6 +49,7 @@ def make_converter(format: str, device: Any, normalize: Normalize | None, *, has
         normalize: what is to be computed of images.
         has_images: whether the field "image" is what DecodeImage begins: it then becomes channels-first as torch. All
             else keeps its axes, whatever it looks like.
+        memory: where private copies go; default: of its own.
 
     Raises:
         ConfigError: an unknown format or device, or a device with format "numpy".
@@ -51,10 +60,10 @@ def make_converter(format: str, device: Any, normalize: Normalize | None, *, has
         if device is not None:
             raise ConfigError(f"device needs format='torch'; got format='numpy' and device={device!r}")
         return NumpyConverter(normalize)
-    return _torch_converter(device, normalize, has_images)
+    return _torch_converter(device, normalize, has_images, RecycledMemory() if memory is None else memory)
 
 
-def _torch_converter(device: Any, normalize: Normalize | None, has_images: bool) -> Converter:
+def _torch_converter(device: Any, normalize: Normalize | None, has_images: bool, memory: RecycledMemory) -> Converter:
     import torch  # here and below: its import is slow, and trials on NumPy do without
 
     try:
@@ -62,7 +71,7 @@ def _torch_converter(device: Any, normalize: Normalize | None, has_images: bool)
     except (RuntimeError, TypeError) as error:
         raise ConfigError(f"device must name a torch device such as 'cuda:0', got {device!r}: {error}") from None
     if target.type != "cuda":
-        return TorchConverter(target, normalize, has_images)
+        return TorchConverter(target, normalize, has_images, memory)
     if not torch.cuda.is_available():
         raise ConfigError(f"device {device!r} was asked for, but torch finds no CUDA device in this process")
     return CudaConverter(target, normalize, has_images)
@@ -91,13 +100,16 @@ class TorchConverter:
 
     ahead = 0
 
-    def __init__(self, device: torch.device, normalize: Normalize | None, has_images: bool) -> None:
+    def __init__(
+        self, device: torch.device, normalize: Normalize | None, has_images: bool, memory: RecycledMemory
+    ) -> None:
         self._device, self._normalize, self._has_images = device, normalize, has_images
+        self._memory = memory
 
     def start(self, arrays: Arrays) -> Minibatch:
         import torch
 
-        own = {name: array if is_private(array) else np.array(array) for name, array in arrays.items()}
+        own = {name: array if is_private(array) else self._memory.copy(array) for name, array in arrays.items()}
         return {name: torch.from_numpy(array) for name, array in own.items()}
 
     def finish(self, started: Minibatch) -> Minibatch:
