@@ -512,8 +512,9 @@ class DeliveredPart:
 
     Attributes:
         meta: what it holds.
-        refs: the reference to its `Arrays`, or none if it ended in an error. In a list, because Ray replaces a bare
-            reference in a call's arguments by the object, which nobody needs on the way.
+        refs: the reference to its `Arrays`, or none if it ended in an error; on the way to consumers it is
+            `mbaas.uncounted.Uncounted`. In a list, because Ray replaces a bare reference in a call's arguments by the
+            object, which nobody needs on the way.
         number: its number in the block.
         task: the task that made it; a part that is made again has another one.
         node: id of the node where it lies.
@@ -559,6 +560,45 @@ class UnreadablePart:
     block: int
     part: int
     task: int
+
+
+@dataclass(frozen=True)
+class BlockCall:
+    """A consumer's call for blocks.
+
+    Attributes:
+        consumer, session: who calls.
+        cursor, released, done, want, number, began, unheld: see `mbaas.core.events.Ask`.
+        poll_s: seconds after which it wants an answer, even if that brings nothing.
+        unreadable: parts of blocks that it was given and could not read.
+    """
+
+    consumer: str
+    session: int
+    cursor: int
+    released: int
+    done: int
+    want: int
+    poll_s: float
+    unreadable: tuple[UnreadablePart, ...]
+    number: int
+    began: int | None
+    unheld: tuple[int, int] | None
+
+    def plain(self) -> list[Any]:
+        """Return one list of plain values, as `mbaas.core.calls.block_call` takes it.
+
+        Ray packs each argument of a call by itself, and all but plain values by pickle. That costs a trial and the
+        coordinator 0.2 ms each, for every block.
+        """
+        unreadable = [[part.block, part.part, part.task] for part in self.unreadable]
+        unheld = None if self.unheld is None else list(self.unheld)
+        # fmt: off
+        return [
+            self.consumer, self.session, self.cursor, self.released, self.done, self.want, self.poll_s,
+            unreadable, self.number, self.began, unheld,
+        ]
+        # fmt: on
 
 
 @dataclass(frozen=True)

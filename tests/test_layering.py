@@ -35,6 +35,7 @@ LAYERS = (
     "status",
     "ledger",
     "messages",
+    "uncounted",
     "transforms",
     "dataset",
     "placement",

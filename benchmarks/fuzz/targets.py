@@ -52,6 +52,7 @@ from mbaas.errors import MbaasError
 from mbaas.fields import Arrays, Packed
 from mbaas.messages import (
     ROW,
+    BlockCall,
     ConsumerName,
     ConsumerReport,
     EngineName,
@@ -667,7 +668,7 @@ def state(_: Path) -> Case:
 
 def consumers(_: Path) -> Case:
     """What consumers send to a coordinator."""
-    names = ("join", "ask", "hand_back", "heartbeat", "leave", "announce", "unreadable", "made_parts")
+    names = ("join", "ask", "block_call", "hand_back", "heartbeat", "leave", "announce", "unreadable", "made_parts")
     order = SampleOrder(1000, 0, block_samples=64)
     counts = {"join": 9, "ask": 9, "hand_back": 4, "heartbeat": 4, "leave": 3, "made_parts": 2}
 
@@ -709,6 +710,8 @@ def consumers(_: Path) -> Case:
                 start = Start(*arguments[3:7]) if chance.random() < 0.9 else arguments[3]
                 request = JoinRequest(who, start, *arguments[7:9]) if chance.random() < 0.95 else arguments[7]
                 calls.join(request, 1, leads=chance.random() < 0.5, order=order)
+            elif name == "block_call" and chance.random() < 0.9:
+                calls.block_call([value(chance) for _ in BlockCall.__dataclass_fields__])
             else:
                 checks[name](*arguments)
 

@@ -72,10 +72,16 @@ def call(ref: Any, timeout_s: float, what: str) -> Any:
         FeedGoneError: the coordinator is gone for good.
     """
     try:
-        return get(ref, timeout_s)
+        return answer(ref, timeout_s, what)
     except ray.exceptions.GetTimeoutError:
         late = f"{what}: the feed's coordinator did not answer within {seconds(timeout_s)}"
         raise WaitTimeoutError(": ".join(filter(None, (late, runtime.lost_cluster())))) from None
+
+
+def answer(ref: Any, timeout_s: float, what: str) -> Any:
+    """Do as `call` does, but raise `ray.exceptions.GetTimeoutError` if there is no answer within ``timeout_s``."""
+    try:
+        return get(ref, timeout_s)
     except ray.exceptions.RayTaskError as error:
         if isinstance(error.cause, MbaasError):
             raise error.cause from None

@@ -7,6 +7,7 @@ that it holds it no more, so `LaneSession` knows which arrays are still alive in
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -22,12 +23,13 @@ from numpy.typing import NDArray
 from mbaas.client.lane_position import LanePosition
 from mbaas.client.part_fetch import BlockFetch
 from mbaas.client.patience import Patience
-from mbaas.client.rpc import ANSWER_S, CALL_TIMEOUT_S, await_restart, call, call_patiently
+from mbaas.client.rpc import ANSWER_S, CALL_TIMEOUT_S, answer, await_restart, call, call_patiently
 from mbaas.errors import ConsumerRemovedError, FeedRestartingError, WaitTimeoutError
 from mbaas.fields import Arrays, memory
 from mbaas.messages import (
     POLL_S,
     Admission,
+    BlockCall,
     ConsumerName,
     ConsumerReport,
     DeliveredBlock,
@@ -209,7 +211,11 @@ class LaneSession(LanePosition[ReceivedBlock]):
         """Return what the coordinator answers; a silent one is waited for, and told to the log, as long as any is."""
         now = time.monotonic()
         late, pause_s = now + self._poll_s + ANSWER_S, min(self._poll_s, patience.left_s(now)) + ANSWER_S
-        while not ray.wait([ref], timeout=pause_s)[0]:
+        while True:
+            # Without a `ray.wait` before it, which would be one more round through Ray for each block.
+            with contextlib.suppress(ray.exceptions.GetTimeoutError):
+                delivery: Delivery = answer(ref, pause_s, f"consumer {self.consumer!r} asks for blocks")
+                return delivery
             now = time.monotonic()
             end_s = patience.left_s(now - ANSWER_S)
             if not end_s:
@@ -219,8 +225,6 @@ class LaneSession(LanePosition[ReceivedBlock]):
             if now >= late and patience.is_to_be_told(now):
                 _log.warning("%s: the feed's coordinator does not answer", self._waited(patience.waited_s(now)))
             pause_s = min(end_s, max(patience.until_word_s(now), late - now))
-        delivery: Delivery = call(ref, CALL_TIMEOUT_S, f"consumer {self.consumer!r} asks for blocks")
-        return delivery
 
     def _await_return(self, error: FeedRestartingError, patience: Patience) -> None:
         """Join again as soon as a coordinator that starts, or is being restarted, is there."""
@@ -261,7 +265,7 @@ class LaneSession(LanePosition[ReceivedBlock]):
             self.ask_ahead()
 
     def _ask(self, unreadable: tuple[UnreadablePart, ...] = ()) -> None:
-        self._in_flight = self._coordinator.ask.remote(
+        asked = BlockCall(
             self.consumer,
             self.number,
             self.following,
@@ -274,6 +278,7 @@ class LaneSession(LanePosition[ReceivedBlock]):
             self.began,
             self.unheld(),
         )
+        self._in_flight = self._coordinator.ask.remote(asked.plain())
 
     def ask_ahead(self) -> None:
         """Have a call in flight, unless there is one, or blocks enough that it brought."""

@@ -39,7 +39,6 @@ from mbaas.errors import (
     StateError,
 )
 from mbaas.messages import (
-    POLL_S,
     Admission,
     BlockMeta,
     ConsumerReport,
@@ -49,9 +48,9 @@ from mbaas.messages import (
     FeedInfo,
     JoinRequest,
     Lane,
-    UnreadablePart,
 )
 from mbaas.placement import PartRequest, PlacementHistory
+from mbaas.uncounted import Uncounted
 
 MOVE_S = 40.0
 """How long the copy of a part to another node may take; the cache node that makes it gives up sooner."""
@@ -218,7 +217,7 @@ class ConsumerService:
         parts, error = self._staged.get(staged_as, {}), self.core.window.blocks[staged_as].error
         shuffle = self.core.epochs.shuffle_of(number)
         if error is None:
-            return DeliveredBlock(number, shuffle, tuple(part for _, part in sorted(parts.items())))
+            return DeliveredBlock(number, shuffle, tuple(_lent(part) for _, part in sorted(parts.items())))
         # A part that ended in a bad sample has no arrays, and says which; else workers died over the block.
         bad = tuple(part for _, part in sorted(parts.items()) if not part.refs)
         first, end = self._info.order.span(self.lane.feed_block(number))
@@ -336,6 +335,11 @@ class ConsumerService:
         self._counters.forget_below(self.lane.feed_block(floor))
 
 
+def _lent(part: DeliveredPart) -> DeliveredPart:
+    """Return a part as consumers get it: the service keeps its references until they have let go of it."""
+    return replace(part, refs=[Uncounted(ref) for ref in part.refs])
+
+
 class ConsumerApi(abc.ABC):
     """The calls of consumers, which every coordinator of a feed takes.
 
@@ -360,30 +364,9 @@ class ConsumerApi(abc.ABC):
         service = await self._until_open()
         return service.join(request)
 
-    async def ask(
-        self,
-        consumer: str,
-        session: int,
-        cursor: int,
-        released: int,
-        done: int,
-        want: int,
-        poll_s: float = POLL_S,
-        unreadable: tuple[UnreadablePart, ...] = (),
-        number: int = 0,
-        began: int | None = None,
-        unheld: tuple[int, int] | None = None,
-    ) -> Delivery:
-        """Wait until at least one block from ``cursor`` on is there, at most ``poll_s``.
-
-        ``unreadable`` are parts of blocks that the consumer was given and could not read; ``number``, ``began`` and
-        ``unheld`` as in `ev.Ask`.
-        """
-        event, parts, poll_s = (
-            calls.ask(consumer, session, cursor, released, done, want, number, began, unheld),
-            calls.unreadable(unreadable),
-            calls.poll_s(poll_s),
-        )
+    async def ask(self, call: list[Any]) -> Delivery:
+        """Wait until at least one block from a consumer's cursor on is there; ``call`` is a `BlockCall.plain`."""
+        event, parts, poll_s = calls.block_call(call)
         service = await self._until_open()
         calls.within_reach("cursor", event.cursor, service.core.out_of_reach)
         for part in parts:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import fields
 from itertools import zip_longest
 
 from mbaas.core import events as ev
@@ -16,6 +17,7 @@ from mbaas.errors import ConfigError, shown
 from mbaas.messages import (
     MOST_NAME,
     MOST_SHUFFLED,
+    BlockCall,
     ConsumerName,
     ConsumerReport,
     EpochLedger,
@@ -182,6 +184,22 @@ def ask(
         None if began is None else whole("began", began),
         unheld,
     )
+
+
+def block_call(value: object) -> tuple[ev.Ask, list[UnreadablePart], float]:
+    """Check a call for blocks, as `BlockCall.plain` gives it: return its event, parts as `unreadable`, and `poll_s`."""
+    if not isinstance(value, list) or len(value) != len(fields(BlockCall)):
+        raise ConfigError(f"a call for blocks must be a list of {len(fields(BlockCall))} values, got {shown(value)}")
+    consumer, session, cursor, released, done, want, wait_s, parts, number, began, unheld = value
+    found = []
+    for part in _several("unreadable", parts):
+        if not isinstance(part, list) or len(part) != len(fields(UnreadablePart)):
+            raise ConfigError(f"unreadable must hold lists of a block, a part and its task, got {shown(part)}")
+        found.append(UnreadablePart(*part))
+    if isinstance(unheld, list):
+        unheld = tuple(unheld)
+    event = ask(consumer, session, cursor, released, done, want, number, began, unheld)
+    return event, unreadable(found), poll_s(wait_s)
 
 
 def hand_back(consumer: object, session: object, cursor: object, released: object, number: object = 0) -> ev.HandBack:

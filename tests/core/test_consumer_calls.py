@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
@@ -19,6 +19,7 @@ from mbaas.core.state import MOST_AHEAD_EPOCHS, StagingState
 from mbaas.errors import ConfigError
 from mbaas.messages import (
     MOST_NAME,
+    BlockCall,
     ConsumerName,
     ConsumerReport,
     EpochLedger,
@@ -95,6 +96,13 @@ def joining(block: Any, name: Any = "bad", resumed: Any = None) -> tuple[str, Jo
     return "join", JoinRequest(ConsumerName(name), Start(block, resumed=resumed))
 
 
+def plain(value: Any) -> Any:
+    """As `BlockCall.plain` has it: lists, and no values of our own."""
+    if isinstance(value, UnreadablePart):
+        return [value.block, value.part, value.task]
+    return [*map(plain, value)] if isinstance(value, (list, tuple)) else value
+
+
 class Lane:
     """What a coordinator does with calls, without Ray: the core, a worker, and one consumer that knows how to behave.
 
@@ -151,7 +159,10 @@ class Lane:
                 reach = self.core.out_of_reach
                 self.send(calls.join(*sent, self.sessions, leads=self.leads, order=self.order, out_of_reach=reach))
             case "ask":
-                event, unreadable = calls.ask(*sent[:-1]), calls.unreadable(sent[-1])
+                first, others = sent[:6], [*sent[6:-1], *(0, None, None)[len(sent) - 7 :]]
+                number, began, unheld = others
+                sent = [*first, 1.0, plain(sent[-1]), number, began, plain(unheld)]
+                event, unreadable, _ = calls.block_call(sent)
                 calls.within_reach("cursor", event.cursor, self.core.out_of_reach)
                 for part in unreadable:
                     self.send(part)
@@ -283,6 +294,13 @@ def join(name: Any = "a", block: Any = 2, leads: bool = True, **start: Any) -> e
     return calls.join(JoinRequest(who, Start(block, **start)), 1, leads=leads)
 
 
+def called(**changed: Any) -> object:
+    """A call for blocks that is right but for what is changed."""
+    right = BlockCall("a", 1, 1, 1, 1, 1, 0.5, (), 1, 1, None).plain()
+    named = dict(zip((field.name for field in fields(BlockCall)), right, strict=True))
+    return calls.block_call([*(named | changed).values()])
+
+
 def nested(levels: int) -> Shuffle:
     shuffle = Shuffle(0)
     for _ in range(levels):
@@ -326,6 +344,15 @@ def nested(levels: int) -> Shuffle:
         (lambda: resume(shuffle=nested(200)), "a shuffle must have at most 128 levels, got 129"),
         (lambda: calls.ask("a", 1, 10**5000, 0, 0), "cursor must be in .*, got a value of type int"),
         (lambda: calls.ask("a", 1, 0, 0, 0, 0), r"want must be in \[1, 10000\], got 0"),
+        (lambda: calls.block_call(("a", 1)), r"a call for blocks must be a list of 11 values, got \('a', 1\)"),
+        (lambda: calls.block_call([1] * 12), "a call for blocks must be a list of 11 values, got "),
+        (
+            lambda: called(unreadable=[[1, 2]]),
+            r"unreadable must hold lists of a block, a part and its task, got \[1, 2\]",
+        ),
+        (lambda: called(unreadable=[[1, 2, "x"]]), "task must be a whole number, got 'x'"),
+        (lambda: called(unheld=[1]), r"unheld must be two block numbers, got \(1,\)"),
+        (lambda: called(cursor=2.5), "cursor must be a whole number, got 2.5"),
         (lambda: calls.poll_s(float("nan")), r"poll_s must be in \[0, 60\], got nan"),
         (lambda: calls.unreadable([(1, 2, 3)]), r"unreadable must hold UnreadablePart values, got \(1, 2, 3\)"),
         (lambda: calls.made_parts(1, [(1, 2, 3)]), r"parts must hold pairs of a part's number and its task, got"),
@@ -431,6 +458,13 @@ def test_what_fits_is_an_event_with_just_these_values():
     alone = JoinRequest(ConsumerName("a"), Start(8))
     assert calls.join(alone, 3, leads=False) == ev.Join("a", 3, 8, trial="a")
     assert calls.ask("a", 1, 5, 3, 4, 2, 9) == ev.Ask("a", 1, cursor=5, released=3, done=4, want=2, number=9)
+    parts = UnreadablePart(1, 2, 3), UnreadablePart(0, 0, -1)
+    sent = BlockCall("a", 1, 5, 3, 4, 2, 0.5, parts, 9, 7, (6, 8)).plain()
+    asked = ev.Ask("a", 1, cursor=5, released=3, done=4, want=2, number=9, began=7, unheld=(6, 8))
+    assert calls.block_call(sent) == (asked, [*parts], 0.5)
+    assert calls.block_call(BlockCall("a", 1, 5, 3, 4, 2, 0.5, (), 9, None, None).plain()) == (
+        calls.ask("a", 1, 5, 3, 4, 2, 9), [], 0.5
+    )  # fmt: skip
     assert calls.hand_back("a", 1, 5, 3, 9) == ev.HandBack("a", 1, cursor=5, released=3, number=9)
     assert calls.heartbeat("a", 1, 3, 4) == ev.Heartbeat("a", 1, released=3, done=4)
     assert calls.leave("a", None, 3) == ev.Leave("a", None, 3)
