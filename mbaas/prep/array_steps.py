@@ -103,12 +103,9 @@ class ArraySteps:
     def _opened(self, container: memoryview) -> tuple[Array, int]:
         """Return what is in the container of a decoded sample, and how many transforms made it."""
         decoded = read_decoded(container)
-        if decoded.original is not None or decoded.applied > self._kept:
-            what = "sample" if decoded.original is None else "image"
-            raise UndecodableError(
-                f"it is a decoded {what} after {decoded.applied} transforms, of which this pipeline begins with "
-                f"{self._kept} that may be done beforehand, and makes no images"
-            )
+        if decoded.original is not None:
+            raise UndecodableError("it is a decoded image, and this pipeline makes none")
+        decoded.check_applied(self._kept)
         return decoded.values, decoded.applied
 
     def _keep_whole(self, encoded: memoryview, window: Array, u: NDArray[np.float64], kept: KeptSample) -> None:

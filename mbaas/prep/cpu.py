@@ -121,7 +121,7 @@ class CpuEngine:
             if into is not None and not into.size:
                 return  # it is too large, and among the bad ones already
             kept = None
-            if keep is not None and keep.wants(row) and block.decoded[index] is None:
+            if keep is not None and keep.wants(row):
                 kept = KeptSample(keep, row, self._pipeline.prefix, block.headers[index].size)
             try:
                 places.put(row, self._sample(block, listed, index, into, fields, kept), into)
@@ -173,8 +173,7 @@ class CpuEngine:
         # A Map's result is a new array: what comes before it need not be where the sample ends up.
         image = self._run(image, steps, index, into if not self._after_maps else None, done=done, kept=kept)
         for run in self._after_maps:
-            if run[-1][0] >= done:
-                image = self._map(run, image, block, index, fields, done, kept)
+            image = self._map(run, image, block, index, fields, done, kept)
         return image
 
     def _decode(self, block: PartInput, steps: list[_Listed], index: int, kept: KeptSample | None) -> Image:
@@ -192,19 +191,12 @@ class CpuEngine:
 
     def _checked(self, decoded: Decoded, steps: list[_Listed], index: int) -> Array:
         """Return the values of a decoded sample, if the transforms that follow can go on from there."""
-        values, applied = decoded.values, decoded.applied
-        if applied > self._pipeline.prefix:
-            raise UndecodableError(
-                f"it is a decoded sample after {applied} transforms, of which this pipeline begins with "
-                f"{self._pipeline.prefix} that may be done beforehand"
-            )
+        applied = decoded.applied
+        decoded.check_applied(self._pipeline.prefix)
         if applied <= len(steps) + 1:  # no Map is among them, so it is known what they make
             sizes = steps[applied - 2].sizes if applied > 1 else None
-            size = decoded.original if sizes is None else tuple(sizes[index])
-            if not _is_image(values) or values.shape[:2] != size:
-                wanted = f"uint8 {[*(size or ()), 3]} after {applied} transforms"
-                raise UndecodableError(f"it is a decoded sample, {described(values)}, but must be {wanted}")
-        return values
+            decoded.check_image(decoded.original if sizes is None else (sizes[index][0], sizes[index][1]))
+        return decoded.values
 
     def _map(
         self,

@@ -9,13 +9,18 @@ Three rules keep a sample's result independent of the minibatch that it comes in
 * What DALI refuses is found by halving its batch (`dali_runs`), and is left to the cpu engine; so is an image that is
   too large for the device's memory by itself.
 
+To keep a sample decoded, it is decoded once more, by a graph that ends with the pipeline's prefix; and it is kept only
+if the rest of the pipeline makes the same of that. For where a crop comes first, only its window is decoded, and it is
+the decoder's affair whether that has the same pixels as the whole image. What was left to the cpu engine is kept by
+that, and left to it again.
+
 Damage inside a JPEG's entropy-coded data shows only while it is decoded: DALI then fills with grey where the
 cpu engine refuses. Truncated files are found by both.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,14 +31,15 @@ from mbaas.messages import EngineName
 from mbaas.prep import dali_graph
 from mbaas.prep.cpu import CpuEngine
 from mbaas.prep.dali_runs import Again, Feed, GraphRuns
-from mbaas.prep.decoded import Keep
+from mbaas.prep.decoded import Keep, KeptPart
 from mbaas.prep.engine import DEFAULT_MAX_PIXELS, BadRow, Encoded, Prepared
 from mbaas.prep.header import Header, UndecodableError
 from mbaas.prep.part_input import PartInput, read_headers
+from mbaas.prep.pixels import Image
 from mbaas.prep.places import Places, places_of
 from mbaas.prep.plan import plan, stages_of
 from mbaas.transforms import Pipeline
-from mbaas.transforms.base import Step, Windows
+from mbaas.transforms.base import Size, Step, Windows
 
 BATCH_PIXELS = 64_000_000
 """Pixels, before anything is cropped, of the images that DALI has at a time: 128 of 700x700, or 5 of 12 megapixels.
@@ -64,15 +70,19 @@ class DaliEngine:
             pipeline, seed, threads, max_pixels: see `mbaas.prep.engines.make_engine`.
         """
         self._pipeline, self._stages = pipeline, stages_of(pipeline.prep)[0]
+        # Of the stages, which begin after the decoder, those that make what is kept.
+        self._in_prefix = min(pipeline.prefix - 1, len(self._stages))
         self._seed = seed
         self._max_pixels = max_pixels
         self._cpu = CpuEngine(pipeline, seed=seed, max_pixels=max_pixels)
-        self._runs = GraphRuns(
-            lambda: dali_graph.images(self._stages, gpu=device_id is not None),
-            threads=threads,
-            device_id=device_id,
-            limit=batch_pixels,
-            unit="pixels",
+        gpu, first, rest = device_id is not None, self._stages[: self._in_prefix], self._stages[self._in_prefix :]
+        self._runs, self._first_runs, self._rest_runs = (
+            GraphRuns(outputs, threads=threads, device_id=device_id, limit=batch_pixels, unit="pixels")
+            for outputs in (
+                lambda: dali_graph.images(self._stages, gpu=gpu),
+                lambda: dali_graph.images(first, gpu=gpu),
+                lambda: dali_graph.images(rest, gpu=gpu, decoded=True),
+            )
         )
 
     def field(self, encoded: Encoded, uri: str, known: Arrays) -> Field:
@@ -85,15 +95,13 @@ class DaliEngine:
         epoch: int,
         known: Arrays,
         out: NDArray[Any],
-        keep: Keep | None = None,  # noqa: ARG002 (nothing is kept yet)
+        keep: Keep | None = None,
     ) -> Prepared:
         block = read_headers(encoded, sample_ids, epoch, known, self._max_pixels)
         placed = block.placed(self._pipeline)
         steps = plan(self._stages, self._seed, epoch, block.sample_ids, block.sizes, placed)
-        # DALI reads these arrays in place: they live until the run is over.
-        feeds: dict[str, Feed] = {dali_graph.ENCODED: [np.frombuffer(each, np.uint8) for each in block.encoded]}
-        feeds |= dali_graph.feeds(self._stages, steps)
         places = places_of(block, self._pipeline, steps, out)
+        opened = self._opened(block, steps)
 
         def take(index: int, image: NDArray[Any]) -> None:
             row = block.rows[index]
@@ -103,31 +111,120 @@ class DaliEngine:
                 block.bad.append(BadRow(row, str(error)))
 
         fitting = ~np.isin(block.rows, [bad.row for bad in block.bad])
-        takes = self._takes(block, steps)
-        taken, refused = np.flatnonzero(fitting & takes), np.flatnonzero(fitting & ~takes).tolist()
-        refused += self._runs.run(taken, block.sizes.prod(axis=1), feeds, take)
+        takes, is_opened = self._takes(block, steps), np.isin(np.arange(len(block.rows)), [*opened])
+        files, refused = np.flatnonzero(fitting & takes & ~is_opened), np.flatnonzero(fitting & ~takes).tolist()
+        # DALI reads these arrays in place: they live until the run is over.
+        encoded_of: Feed = [np.frombuffer(each, np.uint8) for each in block.encoded]
+        feeds = {dali_graph.ENCODED: encoded_of, **dali_graph.feeds(self._stages, steps)}
+        refused += self._runs.run(files, block.sizes.prod(axis=1), feeds, take)
+        going_on = {index: image for index, image in opened.items() if fitting[index] and takes[index]}
+        refused += self._run_rest(block, steps, going_on, take)
+        if keep is not None:
+            lost = {*refused, *np.flatnonzero(np.isin(block.rows, [bad.row for bad in block.bad])).tolist()}
+            self._keep(block, steps, [index for index in files.tolist() if index not in lost], places, keep)
         if refused:
-            self._leave_to_cpu(block, sorted(refused), places, out)
+            self._leave_to_cpu(block, sorted(refused), places, out, keep)
         return block.finish(self._pipeline, steps, places.made())
 
     def set_threads(self, threads: int) -> None:
-        self._runs.set_threads(threads)
+        for runs in (self._runs, self._first_runs, self._rest_runs):
+            runs.set_threads(threads)
 
     def close(self) -> None:
-        self._runs.close()
+        for runs in (self._runs, self._first_runs, self._rest_runs):
+            runs.close()
         self._cpu.close()
+
+    def _size_after_prefix(self, block: PartInput, steps: Sequence[Step], index: int) -> Size:
+        """Return (height, width) in pixels of what is kept of a sample."""
+        if self._in_prefix == 0:
+            return block.headers[index].size
+        step = steps[self._in_prefix - 1]
+        assert isinstance(step, Windows), "what has no chance changes sizes only"
+        height, width = step.sizes[index].tolist()
+        return height, width
+
+    def _opened(self, block: PartInput, steps: Sequence[Step]) -> dict[int, Image]:
+        """Return what DALI decoded of the samples that come decoded; those with which it cannot go on become bad."""
+        opened = {}
+        for index, decoded in enumerate(block.decoded):
+            if decoded is None or decoded.made_by != self.name:
+                continue
+            try:
+                decoded.check_applied(self._in_prefix + 1)
+                if decoded.applied <= self._in_prefix:
+                    raise UndecodableError(
+                        f"it is a decoded sample after {decoded.applied} transforms, and DALI goes on after "
+                        f"{self._in_prefix + 1}"
+                    )
+                decoded.check_image(self._size_after_prefix(block, steps, index))
+            except UndecodableError as error:
+                block.bad.append(BadRow(block.rows[index], str(error)))
+            else:
+                opened[index] = decoded.values
+        return opened
+
+    def _run_rest(
+        self, block: PartInput, steps: Sequence[Step], decoded: Mapping[int, Image], take: Callable[[int, Image], None]
+    ) -> list[int]:
+        """Do what follows on the prefix to decoded samples; return those that DALI refuses."""
+        rest = slice(self._in_prefix, None)
+        if not decoded:
+            return []
+        if not self._stages[rest]:
+            for index, image in decoded.items():
+                take(index, image)
+            return []
+        images: Feed = [decoded.get(index, _NOTHING) for index in range(len(block.rows))]
+        feeds = {dali_graph.DECODED: images, **dali_graph.feeds(self._stages[rest], steps[rest])}
+        return self._rest_runs.run(np.array([*decoded], np.intp), block.sizes.prod(axis=1), feeds, take)
+
+    def _keep(
+        self, block: PartInput, steps: Sequence[Step], indices: Sequence[int], places: Places, keep: Keep
+    ) -> None:
+        """Keep samples that DALI prepared of their files, as far as they are wanted and there is room."""
+        rooms: dict[int, Image] = {}
+        for index in indices:
+            size, original = self._size_after_prefix(block, steps, index), block.headers[index].size
+            shape, dtype = (*size, 3), np.dtype(np.uint8)
+            applied = self._in_prefix + 1
+            room = keep.room(block.rows[index], shape, dtype, applied=applied, original=original, made_by=self.name)
+            if room is not None:
+                rooms[index] = room
+        if not rooms:
+            return
+
+        def fill(index: int, image: Image) -> None:
+            np.copyto(rooms[index], image)
+
+        def compare(index: int, image: Image) -> None:
+            made = places.at(block.rows[index])
+            if made is None or not np.array_equal(image, made):
+                keep.drop(block.rows[index])
+
+        first = slice(self._in_prefix)
+        encoded: Feed = [np.frombuffer(each, np.uint8) for each in block.encoded]
+        feeds = {dali_graph.ENCODED: encoded, **dali_graph.feeds(self._stages[first], steps[first])}
+        refused = self._first_runs.run(np.array([*rooms], np.intp), block.sizes.prod(axis=1), feeds, fill)
+        filled = {index: room for index, room in rooms.items() if index not in refused}
+        refused += self._run_rest(block, steps, filled, compare)
+        for index in refused:
+            keep.drop(block.rows[index])
 
     def _takes(self, block: PartInput, steps: Sequence[Step]) -> NDArray[np.bool_]:
         """Decide which samples go to DALI: bool[n]. Those whose result is too large do not: the cpu engine says what is
         wrong with them.
         """
         takes = np.array([not _is_left_to_cpu(header) for header in block.headers], bool)
+        takes &= np.array([each is None or each.made_by == self.name for each in block.decoded], bool)
         for step in steps:
             if isinstance(step, Windows):
                 takes &= step.sizes.prod(axis=1) <= self._max_pixels
         return takes
 
-    def _leave_to_cpu(self, block: PartInput, indices: list[int], places: Places, out: NDArray[Any]) -> None:
+    def _leave_to_cpu(
+        self, block: PartInput, indices: list[int], places: Places, out: NDArray[Any], keep: Keep | None
+    ) -> None:
         # Their fields go along, because transforms may be drawn by them; what becomes of fields is told by `finish`.
         again = Again(
             [block.rows[index] for index in indices],
@@ -136,9 +233,14 @@ class DaliEngine:
             {name: column[np.array(indices)] for name, column in block.known.items()},
             block.epoch,
         )
-        block.bad.extend(again.prepare(self._cpu, out, lambda row, image: places.put(row, image, None)))
+        kept = None if keep is None else KeptPart(keep, again.rows)
+        block.bad.extend(again.prepare(self._cpu, out, lambda row, image: places.put(row, image, None), kept))
 
 
 def _is_left_to_cpu(header: Header) -> bool:
     """Whether DALI decodes it in another way, or not everywhere: a JPEG of four channels; a WebP."""
     return header.format == "webp" or (header.format == "jpeg" and header.channels == 4)
+
+
+_NOTHING = np.zeros((0, 0, 3), np.uint8)
+"""What stands in place of a sample that does not come decoded: no run asks for it."""

@@ -25,7 +25,8 @@ from mbaas.transforms import (
 )
 from mbaas.transforms.base import Flips, Step, Windows, WindowTransform
 
-ENCODED = "encoded"
+ENCODED, DECODED = "encoded", "decoded"
+"""What a graph begins with: files, or what other transforms made of them."""
 
 _HEIGHT_WIDTH = (0, 1)
 _WINDOWS = (RandomResizedCrop, RandomIoUCrop, CenterCrop, RandomZoomOut)
@@ -52,9 +53,19 @@ def feeds(stages: Sequence[Stage], steps: Sequence[Step]) -> dict[str, NDArray[A
     return inputs
 
 
-def images(stages: Sequence[Stage], *, gpu: bool) -> Any:
-    """Make the nodes of a graph, whose output is uint8 [height, width, 3] for each sample."""
-    made, rest = _decoded(stages, gpu)
+def images(stages: Sequence[Stage], *, gpu: bool, decoded: bool = False) -> Any:
+    """Make the nodes of a graph, whose output is uint8 [height, width, 3] for each sample.
+
+    Args:
+        stages: what is done to images.
+        gpu: whether it is done on a GPU.
+        decoded: whether the graph begins with images that are decoded, and not with files.
+    """
+    if decoded:
+        made = fn.external_source(name=DECODED, no_copy=True, dtype=types.UINT8, ndim=3, layout="HWC")
+        made, rest = made.gpu() if gpu else made, stages
+    else:
+        made, rest = _decoded(stages, gpu)
     for index, transform in rest:
         if isinstance(transform, WindowTransform):
             made = _cut(made, index, transform)

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from nvidia import dali
 
 from mbaas.fields import Arrays, Packed
+from mbaas.prep.decoded import Keep
 from mbaas.prep.engine import BadRow, Encoded, Engine
 
 types: Any = dali.types
@@ -151,17 +152,24 @@ class Again:
     known: Arrays
     epoch: int
 
-    def prepare(self, engine: Engine, out: NDArray[Any], put: Callable[[int, NDArray[Any]], None]) -> list[BadRow]:
+    def prepare(
+        self,
+        engine: Engine,
+        out: NDArray[Any],
+        put: Callable[[int, NDArray[Any]], None],
+        keep: Keep | None = None,
+    ) -> list[BadRow]:
         """Have them prepared, and put in their rows of the block; return those that are bad.
 
         Args:
             engine: prepares them.
             out: the memory of the block, of whose form it needs more.
             put: takes a row of the block and what was made of that sample.
+            keep: takes their decoded form, of each by its number among them.
         """
         # Made apart: a choice of rows of `out` is a copy of them.
         apart = np.empty((len(self.rows), *out.shape[1:]), out.dtype)
-        done = engine.prepare(self.encoded, self.sample_ids, self.epoch, self.known, apart)
+        done = engine.prepare(self.encoded, self.sample_ids, self.epoch, self.known, apart, keep)
         made, bad = done.made, {each.row: each.reason for each in done.bad}
         for number, row in enumerate(self.rows):
             if number not in bad:

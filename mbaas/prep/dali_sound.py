@@ -6,6 +6,8 @@ the CPU, but knows no MP3, and refuses a whole batch for one damaged file. DALI'
 no frequencies first: those above half of the new rate come back as lower ones.
 
 What is not finite in a result is made again by the cpu engine: DALI's masks make NaN where that has infinity.
+
+What is kept of a sample is its sound, before MelSpectrogram at the latest: that is the same for both engines.
 """
 
 from __future__ import annotations
@@ -84,18 +86,18 @@ class DaliSoundEngine:
         epoch: int,
         known: Arrays,
         out: Array,
-        keep: Keep | None = None,  # noqa: ARG002 (nothing is kept yet)
+        keep: Keep | None = None,
     ) -> Prepared:
         part = self._steps.part(encoded, sample_ids, epoch, known)
         results = ArrayResults(out, self._pipeline.forms[-1].differing)
-        inputs, values = self._decoded(part, results)
+        inputs, values = self._decoded(part, results, keep)
         again: list[int] = []
 
         def take(row: int, made: Array) -> None:
             if not np.isfinite(made).all():
                 again.append(row)
                 return
-            with results.judged(row):
+            with results.judged(row, keep):
                 results.put(row, made)
 
         taken = np.flatnonzero(values)
@@ -106,7 +108,11 @@ class DaliSoundEngine:
             rows = sorted(again)
             some = {name: column[np.array(rows)] for name, column in known.items()}
             left = Again(rows, [encoded[row] for row in rows], sample_ids[rows], some, epoch)
-            results.bad += left.prepare(self._cpu, out, results.put)
+            lost = left.prepare(self._cpu, out, results.put)
+            results.bad += lost
+            if keep is not None:
+                for each in lost:
+                    keep.drop(each.row)
         return results.finish(part.fields.columns())
 
     def set_threads(self, threads: int) -> None:
@@ -120,7 +126,7 @@ class DaliSoundEngine:
         self._cpu.close()
 
     def _decoded(
-        self, part: ArrayPart, results: ArrayResults
+        self, part: ArrayPart, results: ArrayResults, keep: Keep | None
     ) -> tuple[list[dict[str, NDArray[Any]]], NDArray[np.int64]]:
         """Decode sound, and return the graph's inputs for each sample, and how many values its spectrum has.
 
@@ -130,8 +136,8 @@ class DaliSoundEngine:
         values = np.zeros(len(inputs), np.int64)
 
         def work(row: int) -> None:
-            with results.judged(row):
-                sound = self._steps.sample(part, row)
+            with results.judged(row, keep):
+                sound = self._steps.sample(part, row, keep)
                 self._mels.check(sound, self._form)
                 chance = [numbers[row] for numbers in part.chance]
                 inputs[row] = dali_sound_graph.feeds(self._stages, np.ascontiguousarray(sound), chance)

@@ -57,6 +57,31 @@ class Decoded(NamedTuple):
     original: Size | None
     made_by: EngineName
 
+    def check_applied(self, most: int) -> None:
+        """Check that no more transforms made it than a pipeline begins with that may be done beforehand.
+
+        Raises:
+            UndecodableError: it is of another pipeline.
+        """
+        if self.applied > most:
+            raise UndecodableError(
+                f"it is a decoded sample after {self.applied} transforms, of which this pipeline begins with {most} "
+                "that may be done beforehand"
+            )
+
+    def check_image(self, size: Size | None) -> None:
+        """Check that it is an image of this size, uint8 [height, width, 3].
+
+        Raises:
+            UndecodableError: it is of another pipeline.
+        """
+        wanted = (*(size or ()), 3)
+        if self.values.dtype != np.uint8 or self.values.shape != wanted:
+            raise UndecodableError(
+                f"it is a decoded sample, {self.values.dtype.name} {list(self.values.shape)}, but must be uint8 "
+                f"{list(wanted)} after {self.applied} transforms"
+            )
+
 
 def is_decoded(data: memoryview) -> bool:
     """Whether these bytes claim to be a container."""
@@ -259,7 +284,7 @@ class KeptPart:
         rows: which rows of it, in their order there.
     """
 
-    def __init__(self, whole: KeptRows, rows: Sequence[int]) -> None:
+    def __init__(self, whole: Keep, rows: Sequence[int]) -> None:
         self._whole, self._rows = whole, rows
 
     def wants(self, row: int) -> bool:

@@ -96,9 +96,9 @@ class Engine(Protocol):
             out: [n, *field.shape], where what is made of them goes; the rows of bad samples become zero. Where samples
                 differ in size it is contiguous memory for as many of the largest (`Field.empty`), in which they come to
                 lie end to end.
-            keep: takes the decoded form of the samples that are to be kept. It is given those that come encoded and are
-                good, as far as it has room, and as far as their decoded form is what decides: not a recording that is
-                damaged outside of the window that this epoch reads.
+            keep: takes the decoded form of the samples that are to be kept, as far as it has room: of those that come
+                encoded and are good; but not of all that are good in this epoch alone, such as a recording that is
+                damaged outside of the window that the epoch reads.
 
         Raises:
             DatasetError: a field that lies on the image, or beside one that does, does not fit it.

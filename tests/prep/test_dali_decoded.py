@@ -1,0 +1,175 @@
+"""The dali engines make the same of a sample whether it comes encoded or decoded, on the CPU and on a GPU."""
+
+from __future__ import annotations
+
+import io
+import zlib
+from collections import Counter
+
+import numpy as np
+import pytest
+import simplejpeg
+import soundfile
+import torch
+
+from mbaas import transforms as T
+from mbaas.prep.dali import DaliEngine
+from mbaas.prep.dali_runs import GraphRuns
+from mbaas.prep.decoded import KeptRows, read_decoded
+from mbaas.prep.engines import make_engine
+from support.decoded import check_any_mix, containers
+
+NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA device")
+DEVICES = [pytest.param(None, id="cpu"), pytest.param(0, id="gpu", marks=[pytest.mark.gpu, NO_GPU])]
+every_device = pytest.mark.parametrize("device_id", DEVICES)
+
+CROP, FLIP = T.RandomResizedCrop((48, 40)), T.RandomHorizontalFlip()
+IMAGES = {
+    "crop": (1, [T.DecodeImage(), CROP, FLIP]),
+    "resize, jitter": (2, [T.DecodeImage(), T.Resize(66), CROP, T.ColorJitter(0.4, 0.4, 0.4)]),
+    "all of it": (3, [T.DecodeImage(), T.Resize(66), T.CenterCrop(50)]),
+    "any size": (2, [T.DecodeImage(max_pixels=9_000), T.Resize(66), FLIP]),
+}
+
+
+def broken_inside(png):
+    """A PNG whose checksums are right but whose compressed pixels are not: DALI refuses it, and the cpu engine, too."""
+    start = png.index(b"IDAT")
+    length = int.from_bytes(png[start - 4 : start], "big")
+    body = b"IDAT" + png[start + 4 : start + 4 + length // 2] + bytes(length - length // 2)
+    return png[:start] + body + zlib.crc32(body).to_bytes(4, "big") + png[start + 8 + length :]
+
+
+@pytest.fixture(scope="module")
+def files(photos, odd_files, bad_files, encode):
+    """Photographs with their colours sampled in all ways, odd files; and those that DALI or both engines refuse."""
+    small = [np.ascontiguousarray(photo[::3, ::3]) for photo in photos]
+    ways = ("420", "422", "444")
+    jpegs = [simplejpeg.encode_jpeg(photo, quality=85, colorsubsampling=way) for photo in small for way in ways]
+    damaged = jpegs[0][:2000] + bytes(20) + jpegs[0][2020:]
+    tables = jpegs[1].index(b"\xff\xdb")
+    stray = jpegs[1][:tables] + bytes(2) + jpegs[1][tables:]
+    odd = [raw for raw, _ in odd_files.values()]
+    bad = [broken_inside(encode(small[0], "PNG")), *(raw for raw, _ in bad_files.values())]
+    return [*jpegs, damaged, *odd], [stray, *bad]
+
+
+def made_by(kept):
+    return Counter(read_decoded(memoryview(container)).made_by for container in kept.values())
+
+
+@every_device
+@pytest.mark.parametrize("name", IMAGES)
+def test_images(files, name, device_id):
+    """CMYK, WebP, and what DALI refuses, is prepared by the cpu engine from its own pixels, again and again."""
+    prefix, steps = IMAGES[name]
+    pipeline = T.Pipeline(steps)
+    assert pipeline.prefix == prefix
+    good, refused = files
+    kept = check_any_mix(
+        lambda threads: make_engine("dali", pipeline, seed=4, threads=threads, device_id=device_id),
+        [*good, *refused] if name == "crop" else good,
+        epochs=(0, 1),
+    )
+    found = made_by(kept)
+    assert found["dali"] > 30
+    assert found["cpu"] >= 14
+    assert {read_decoded(memoryview(container)).applied for container in kept.values()} == {prefix}
+
+
+@pytest.mark.parametrize("limit", [1, 10**9])
+def test_batches_are_bounded_and_halved_for_decoded_samples_too(files, monkeypatch, limit):
+    """Two at most fit into memory here."""
+    run, sizes = GraphRuns._run_graph, []
+
+    def cramped(runs, feeds, indices):
+        sizes.append(len(indices))
+        if len(indices) > 2:
+            raise MemoryError("std::bad_alloc")
+        return run(runs, feeds, indices)
+
+    monkeypatch.setattr(GraphRuns, "_run_graph", cramped)
+    pipeline = T.Pipeline(IMAGES["crop"][1])
+    kept = check_any_mix(
+        lambda threads: DaliEngine(pipeline, seed=4, threads=threads, batch_pixels=limit), files[0][:9], epochs=(0, 1)
+    )
+    assert made_by(kept) == {"dali": 9}
+    assert max(sizes) == (1 if limit == 1 else 9)
+
+
+def test_a_sample_is_not_kept_that_decodes_to_something_else_when_only_its_crop_is_decoded(jpegs, monkeypatch):
+    """As may be on a GPU: where the crop ends, colours that are stored more coarsely are interpolated from less."""
+    from mbaas.prep import dali_graph
+
+    images = dali_graph.images
+
+    def off_by_one(stages, *, gpu, decoded=False):
+        made = images(stages, gpu=gpu, decoded=decoded)
+        return made if stages else made ^ np.uint8(1)
+
+    monkeypatch.setattr(dali_graph, "images", off_by_one)
+    engine, out = DaliEngine(T.Pipeline(IMAGES["crop"][1]), seed=4), np.empty((5, 48, 40, 3), np.uint8)
+    keep = KeptRows(range(5), 1 << 24)
+    assert engine.prepare(jpegs, np.arange(5), 0, {}, out, keep).bad == []
+    engine.close()
+    assert not containers(keep)
+
+
+def test_what_another_pipeline_kept_is_refused(jpegs):
+    def decoded(steps):
+        engine, keep = DaliEngine(T.Pipeline(steps), seed=4), KeptRows([0], 1 << 24)
+        out = engine.field(jpegs[0], "x", {}).empty(1)
+        assert engine.prepare(jpegs[:1], np.arange(1), 0, {}, out, keep).bad == []
+        engine.close()
+        (container,) = containers(keep).values()
+        return container
+
+    plain, resized = decoded([T.DecodeImage()]), decoded([T.DecodeImage(), T.Resize((50, 60))])
+    for steps, container, says in [
+        ([T.DecodeImage(), CROP], resized, "it is a decoded sample after 2 transforms, of which this pipeline begins"),
+        ([T.DecodeImage(), T.Resize((9, 9)), CROP], plain, "after 1 transforms, and DALI goes on after 2"),
+        ([T.DecodeImage(), T.Resize((9, 9)), CROP], resized, "uint8 [50, 60, 3], but must be uint8 [9, 9, 3] after 2"),
+    ]:
+        engine, out = DaliEngine(T.Pipeline(steps), seed=4), np.empty((2, 48, 40, 3), np.uint8)
+        (bad,) = engine.prepare([container, jpegs[0]], np.arange(2), 0, {}, out).bad
+        engine.close()
+        assert bad.row == 0
+        assert says in bad.reason
+        assert not out[0].any()
+        assert out[1].any()
+
+
+def sound(number, rate=16_000, channels=1):
+    noise = np.random.default_rng(number).standard_normal((6000 + 911 * number, channels)) * 0.1
+    stream = io.BytesIO()
+    soundfile.write(stream, noise, rate, format="WAV" if number % 2 else "FLAC", subtype="PCM_16")
+    return stream.getvalue()
+
+
+def infinite():
+    """The square of 1e30 has no float32: the cpu engine makes it."""
+    stream = io.BytesIO()
+    soundfile.write(stream, np.full(9000, 1e30), 16_000, format="WAV", subtype="FLOAT")
+    return stream.getvalue()
+
+
+MELS, MASKS = T.MelSpectrogram(n_fft=256, n_mels=20), T.SpecAugment(1, 9, 1, 5)
+
+
+@every_device
+@pytest.mark.parametrize(
+    ("applied", "steps"),
+    [
+        (1, [T.DecodeAudio(), T.RandomCrop(5000), MELS, T.AmplitudeToDB(top_db=60), MASKS]),
+        (1, [T.DecodeAudio(max_s=1), MELS, T.AmplitudeToDB(top_db=60), MASKS]),
+        (2, [T.DecodeAudio(channels=2), T.CropOrPad(5000), MELS, T.RandomCrop(9)]),
+    ],
+    ids=str,
+)
+def test_sound(applied, steps, device_id):
+    files = [*map(sound, range(8)), infinite(), b"no sound", sound(0)[:-900], sound(3, rate=22_050)]
+    kept = check_any_mix(
+        lambda threads: make_engine("dali", T.Pipeline(steps), seed=4, threads=threads, device_id=device_id), files
+    )
+    assert sorted(kept) == [*range(9), 11]
+    assert {read_decoded(memoryview(container)).applied for container in kept.values()} == {applied}
