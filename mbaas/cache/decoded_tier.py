@@ -24,11 +24,6 @@ from mbaas.placement import PartRequest
 LAPSE_FETCHES = 64
 """A promise lapses after this many further fetches: the worker to which it was given has died, most likely."""
 
-LEAST_HAND_IN, MOST_HAND_IN, HAND_INS = 16 << 20, 128 << 20, 16
-"""A worker hands in at most a sixteenth of the node's budget for decoded samples at a time, within these bounds, in
-bytes: until the cache has copied them, they lie in the object store a second time.
-"""
-
 
 @dataclass(frozen=True, eq=False)
 class HandIn:
@@ -61,16 +56,19 @@ class _Promise:
     Attributes:
         sample_ids: that are expected.
         in_memory: those of them that are for memory; the others are for the disk.
-        nbytes: of the room in memory.
-        disk_bytes: that go to disk.
+        each_bytes: of one of them.
         since: how many fetches had begun when the promise was last needed.
     """
 
     sample_ids: frozenset[int]
     in_memory: frozenset[int]
-    nbytes: int
-    disk_bytes: int
+    each_bytes: int
     since: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the room in memory."""
+        return len(self.in_memory) * self.each_bytes
 
 
 @dataclass
@@ -110,11 +108,6 @@ class DecodedTier:
         """What decoded samples have beyond the target."""
         return max(0, self.used_bytes - self.target_bytes)
 
-    @property
-    def hand_in_bytes(self) -> int:
-        """The most that a worker hands in at a time."""
-        return min(max(LEAST_HAND_IN, self.target_bytes // HAND_INS), MOST_HAND_IN)
-
     # ---- promises ----
 
     def wanted(self, sample_ids: Ids, room_bytes: int) -> NDArray[np.bool_]:
@@ -136,27 +129,25 @@ class DecodedTier:
         """
         if not len(sample_ids) + len(to_disk):
             return 0
-        nbytes, disk_bytes = (math.ceil(len(ids) * self.sample_bytes) for ids in (sample_ids, to_disk))
         assert request not in self._promises, f"room for {request} was promised before"
         in_memory = frozenset(sample_ids.tolist())
         expected = in_memory.union(to_disk.tolist())
-        self._promises[request] = _Promise(expected, in_memory, nbytes, disk_bytes, self._fetches)
+        promise = _Promise(expected, in_memory, math.floor(self.sample_bytes), self._fetches)
+        self._promises[request] = promise
         self._expected |= expected
-        self.promised_bytes += nbytes
-        return nbytes
+        self.promised_bytes += promise.nbytes
+        return promise.nbytes
 
     def expects(self, sample_ids: Ids) -> NDArray[np.bool_]:
         """Tell which samples are to be handed in, or were and are not readable yet: bool[n]."""
         return among(sample_ids, self._expected) if self._expected else np.zeros(len(sample_ids), np.bool_)
 
-    def room_for(self, request: PartRequest) -> int:
-        """Return the bytes of memory that are set aside for what is handed in for a part."""
-        return self._promises[request].nbytes if request in self._promises else 0
-
     def promised(self, request: PartRequest) -> tuple[frozenset[int], int]:
-        """Return the samples of a part that are to be handed in, and the bytes that are set aside for them."""
+        """Return the samples of a part that are to be handed in, and the bytes that are expected of them."""
         promise = self._promises.get(request)
-        return (frozenset(), 0) if promise is None else (promise.sample_ids, promise.nbytes + promise.disk_bytes)
+        if promise is None:
+            return frozenset(), 0
+        return promise.sample_ids, len(promise.sample_ids) * promise.each_bytes
 
     def fetched(self, request: PartRequest) -> int:
         """Note that a fetch of a part begins. Returns the bytes of promises that lapse."""
@@ -173,6 +164,20 @@ class DecodedTier:
             lapsed += self.release(oldest)
         return lapsed
 
+    def keep_promise(self, request: PartRequest, sample_ids: Ids) -> NDArray[np.bool_]:
+        """End the promise for some samples of a part, which are handed in: bool[n], for which room in memory was."""
+        promise = self._promises.get(request)
+        if promise is None:
+            return np.zeros(len(sample_ids), np.bool_)
+        in_memory, handed = among(sample_ids, promise.in_memory), promise.sample_ids & {*sample_ids.tolist()}
+        self.promised_bytes -= promise.nbytes
+        self._expected -= handed
+        promise.sample_ids, promise.in_memory = promise.sample_ids - handed, promise.in_memory - handed
+        self.promised_bytes += promise.nbytes
+        if not promise.sample_ids:
+            del self._promises[request]
+        return in_memory
+
     def release(self, request: PartRequest) -> int:
         """End a promise, if there is one. Returns the bytes that were set aside."""
         promise = self._promises.pop(request, None)
@@ -187,38 +192,31 @@ class DecodedTier:
     def admit(
         self,
         slab: int,
-        request: PartRequest,
         sample_ids: Ids,
         lengths: NDArray[np.int64],
         *,
         new: NDArray[np.bool_],
+        promised: NDArray[np.bool_],
         to_disk: NDArray[np.bool_],
         free: int,
     ) -> HandIn:
-        """Choose of what was handed in for a part the samples that are kept in memory, and charge them.
-
-        The promise for the part ends before: its room is free again.
+        """Choose of what was handed in the samples that are kept in memory, and charge them.
 
         Args:
             slab: number of the slab that they get.
-            request: the part.
             sample_ids: int64[n].
             lengths: int64[n], bytes.
             new: bool[n], those that memory is to keep, and does not yet.
+            promised: bool[n], those for which there was room in memory, which is free again: see `keep_promise`.
             to_disk: bool[n], those that the disk may keep if memory does not.
             free: bytes of the node's memory, beside all that is used or promised.
         """
-        promise = self._promises.get(request)
-        expected = np.zeros(len(sample_ids), np.bool_)
-        if promise is not None:
-            expected = among(sample_ids, promise.in_memory)
-            self.release(request)
         new = new & ~self.expects(sample_ids)
         # Samples may be larger than the mean, for which room was promised, and are kept nowhere else.
-        room = min(free, max(self.free_bytes, 2 * promise.nbytes if promise is not None else 0))
-        chosen = fitting(np.where(new & expected, lengths, 0), room)
+        beyond = min(free, max(self.free_bytes, int(2 * promised.sum() * self.sample_bytes)))
+        chosen = fitting(np.where(new & promised, lengths, 0), beyond)
         left = min(free, self.free_bytes) - int(lengths[chosen].sum())
-        chosen |= fitting(np.where(new & ~expected, lengths, 0), max(0, left))
+        chosen |= fitting(np.where(new & ~promised, lengths, 0), max(0, left))
         hand_in = HandIn(slab, chosen, to_disk & ~chosen, sample_ids[chosen], lengths[chosen])
         if len(hand_in.sample_ids):
             self.coming[slab] = hand_in
@@ -257,6 +255,7 @@ class DecodedTier:
         """
         assert self.used_bytes == sum(self.slabs.values()), self.used_bytes
         assert self.promised_bytes == sum(each.nbytes for each in self._promises.values()), self.promised_bytes
+        assert all(each.in_memory <= each.sample_ids for each in self._promises.values()), self._promises
         expected = [i for each in self._promises.values() for i in each.sample_ids]
         expected += [i for each in self.coming.values() for i in each.sample_ids.tolist()]
         assert len(expected) == len(set(expected)), "a sample is expected twice"

@@ -192,9 +192,12 @@ class CacheNode:
         lengths: NDArray[np.int64],
         packed: Slab,
         unfit: list[int],
+        is_last: bool,
     ) -> None:
         """Keep decoded samples that a worker of this node hands in; see `CacheReader.hand_in`."""
         hand_in = self._planner.begin_keeping(request, sample_ids, lengths, unfit)
+        if is_last:
+            self._planner.not_handed_in(request)
         self._check()
         if self._disk is not None and hand_in.to_disk.any():
             chosen = hand_in.to_disk

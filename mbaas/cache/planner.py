@@ -133,7 +133,7 @@ class Planner:
         """Begin a fetch of a part, which lasts until `end_fetch`. Returns the slabs to fill."""
         self.minio.give_back(self.tier.fetched(request))
         # For what will be promised next. Not while blocks are read ahead, whose bytes are counted before.
-        self._make_room(min(self.tier.free_bytes, self.tier.hand_in_bytes), decoded=True)
+        self._make_room(min(self.tier.free_bytes, self._decoded_bytes(request)), decoded=True)
         # A part that was read ahead, or that another worker fetches, has a plan: its reads are under way.
         loads = [] if request in self._plans else self._schedule(request)
         plan = self._plans[request]
@@ -307,23 +307,28 @@ class Planner:
     ) -> HandIn:
         """Choose what to keep of what a worker hands in. Unless that is nothing, `kept` or `keeping_failed` follows.
 
+        A worker may hand in a part in pieces; `not_handed_in` ends what else was expected.
+
         Args:
             request: the part that the worker made.
             sample_ids: int64[n], decoded samples of it, each once.
             lengths: int64[n], bytes of each.
             unfit: samples that were asked for and cannot be kept decoded.
         """
-        self.minio.give_back(self.tier.room_for(request))
+        before = self.tier.promised_bytes
+        done = np.array([*sample_ids.tolist(), *unfit], np.int64)
+        promised = self.tier.keep_promise(request, done)[: len(sample_ids)]
+        self.minio.give_back(before - self.tier.promised_bytes)
         self.tier.unfit.update(unfit)
         new = self.placements.admits(sample_ids) & ~self.directory.lookup(sample_ids)["decoded"]
         new &= ~among(sample_ids, self._awaited_in)
         self._make_room(min(int(lengths[new].sum()), self.tier.free_bytes), decoded=True)
         hand_in = self.tier.admit(
             next(self._numbers),
-            request,
             sample_ids,
             lengths,
             new=new,
+            promised=promised,
             to_disk=self._absent(sample_ids) & self.placements.is_home(sample_ids),
             free=self.minio.free_bytes,
         )
@@ -348,7 +353,7 @@ class Planner:
         self.minio.give_back(hand_in.nbytes)
 
     def not_handed_in(self, request: PartRequest) -> None:
-        """Note that nothing will be handed in for a part."""
+        """Note that nothing more will be handed in for a part."""
         self.minio.give_back(self.tier.release(request))
 
     def take_dropped(self) -> list[int]:
@@ -382,7 +387,7 @@ class Planner:
         ids = self.placements.stored(request)
         plan = self._plans[request] = PartPlan(request, ids, self._lengths(ids).copy())
         self._promise(plan)
-        loads = self._read(plan, np.arange(len(ids)))
+        loads = self._read(plan, np.arange(len(ids)), ahead=ahead)
         for load in loads if ahead else ():
             self.ahead.hold(load.slab, block=request.block, nbytes=load.nbytes)
         return loads
@@ -400,17 +405,17 @@ class Planner:
         ids = ids[self._decoded_at(self.placements.former_holders(ids), ids) == 0]
         # What lacks here, and what memory keeps as storage has it.
         in_memory = ids[self.placements.admits(ids)]
-        room = min(self.tier.free_bytes, self.tier.hand_in_bytes, self.minio.free_bytes)
-        in_memory = in_memory[self.tier.wanted(in_memory, room)]
+        in_memory = in_memory[self.tier.wanted(in_memory, min(self.tier.free_bytes, self.minio.free_bytes))]
         # What memory has no room for, and does not keep.
         on_disk = ids[~np.isin(ids, in_memory) & self._absent(ids) & self.placements.is_home(ids)]
-        room = int(self.tier.hand_in_bytes - len(in_memory) * self.tier.sample_bytes)
-        on_disk = on_disk[self.tier.wanted(on_disk, min(self.tier.disk_free_bytes, room))]
+        on_disk = on_disk[self.tier.wanted(on_disk, self.tier.disk_free_bytes)]
         self.minio.take(self.tier.promise(request, in_memory, on_disk))
 
-    def _read(self, plan: PartPlan, rows: NDArray[np.int64]) -> list[Load]:
+    def _read(self, plan: PartPlan, rows: NDArray[np.int64], *, ahead: bool = False) -> list[Load]:
         """Decide for rows of a part: hit, fetched and kept, or fetched for it alone; from where, and in which form."""
         missing = rows[self._absent(plan.sample_ids[rows])]
+        if ahead:
+            missing = missing[~self._comes_decoded(plan.request, plan.sample_ids[missing])]
         ids = plan.sample_ids[missing]
         found, admits, lent = self._sources(plan.request, ids)
         # What a worker will hand in decoded, or has handed in, is not kept as storage has it, too.
@@ -424,6 +429,13 @@ class Planner:
         for load in loads:
             plan.add(load)
         return loads
+
+    def _comes_decoded(self, request: PartRequest, ids: Ids) -> NDArray[np.bool_]:
+        """Tell which samples other parts will most likely have handed in by the time that this one is fetched.
+
+        They are not read ahead; what lacks then is read then.
+        """
+        return self.tier.expects(ids) & ~among(ids, self.tier.promised(request)[0])
 
     def _sources(self, request: PartRequest, ids: Ids) -> tuple[_Found, NDArray[np.bool_], NDArray[np.bool_]]:
         """Tell where samples are read that a part lacks, which of them are to be kept here, and which are lent."""
@@ -502,6 +514,13 @@ class Planner:
             loads.append(load)
         return loads
 
+    def _decoded_bytes(self, request: PartRequest) -> int:
+        """Estimate what the samples of a part take that could be kept decoded here, and are not."""
+        if not self.tier.free_bytes or request != self.placements.own(request.block, request.shuffle):
+            return 0
+        ids = self.placements.stored(request)
+        return int((~self.directory.lookup(ids)["decoded"]).sum() * self.tier.sample_bytes)
+
     def _make_room(self, nbytes: int, *, decoded: bool) -> None:
         """Drop slabs of the other form until so many bytes are free, or until that form is within its part.
 
@@ -554,7 +573,8 @@ class Planner:
 
     def _missing_bytes(self, request: PartRequest) -> int:
         ids = self.placements.stored(request)
-        found, _, _ = self._sources(request, ids[self._absent(ids)])
+        ids = ids[self._absent(ids)]
+        found, _, _ = self._sources(request, ids[~self._comes_decoded(request, ids)])
         return int(found.lengths.sum())
 
     def _end_loading(self, load: Load) -> None:

@@ -80,7 +80,7 @@ class FetchReply(RowLocations):
         dropped_slabs: slabs that the caller has and that the node let go, because their samples moved to other nodes or
             are kept in another form.
         hand_in: int64[k], the rows whose decoded samples the node would keep: see `CacheReader.hand_in`.
-        hand_in_bytes: how many bytes they may have together.
+        hand_in_bytes: how many bytes they have on average, together.
     """
 
     incarnation: int
@@ -193,18 +193,30 @@ class CacheReader:
                 time.sleep(RETRY_S)
 
     def hand_in(
-        self, request: PartRequest, sample_ids: Ids, lengths: NDArray[np.int64], packed: Slab, unfit: list[int]
-    ) -> None:
-        """Hand decoded samples of a part to the node, which keeps those for which it has room; nobody waits for that.
+        self,
+        request: PartRequest,
+        sample_ids: Ids,
+        lengths: NDArray[np.int64],
+        packed: Slab,
+        unfit: list[int],
+        *,
+        is_last: bool,
+    ) -> ray.ObjectRef[None]:
+        """Hand decoded samples of a part to the node, which keeps those for which it has room.
 
         Args:
             request: the part, in the answer to whose fetch the node asked for them.
             sample_ids: int64[n].
             lengths: int64[n], bytes of each.
-            packed: the samples end to end. They are copied before this returns.
+            packed: the samples end to end. They are copied to the object store before this returns.
             unfit: samples that it asked for and that cannot be kept decoded.
+            is_last: whether nothing more comes of this part.
+
+        Returns:
+            What tells that the node has copied them.
         """
-        self.node.keep_decoded.remote(request, sample_ids, lengths, packed, unfit)
+        done: ray.ObjectRef[None] = self.node.keep_decoded.remote(request, sample_ids, lengths, packed, unfit, is_last)
+        return done
 
     def read_packed(self, request: PartRequest) -> tuple[FetchReply, EncodedRows]:
         """Read from another node: one call brings all bytes, and nothing else of the slabs that they lie in.

@@ -179,9 +179,13 @@ class KeptRows:
         rows: of the block, whose decoded samples are wanted.
         most_bytes: of their containers together; rows for which there is no room any more are not kept.
         memory: for the containers, of nobody else until what `taken` returned is not needed any more; by default, new.
+
+    Attributes:
+        most_bytes: the same.
     """
 
     def __init__(self, rows: Collection[int], most_bytes: int, memory: KeptMemory | None = None) -> None:
+        self.most_bytes = most_bytes
         self._wanted = {*rows}
         self._memory = (KeptMemory() if memory is None else memory).first(most_bytes)
         self._places: dict[int, _Place] = {}  # in ascending order of their starts

@@ -14,11 +14,11 @@ import ray
 from numpy.typing import NDArray
 
 from mbaas import bugs, runtime
-from mbaas.cache.reader import NO_ROWS, CacheReader, EncodedRows, FetchReply
+from mbaas.cache.reader import CacheReader, EncodedRows, FetchReply
 from mbaas.cache.slab import PassingReason
 from mbaas.dataset import Dataset
 from mbaas.errors import ResourceError, StateError, WaitTimeoutError
-from mbaas.fields import SAMPLE_ID, Arrays, Field
+from mbaas.fields import SAMPLE_ID, Arrays, Column, Field, Packed, concatenated
 from mbaas.messages import (
     ROW,
     BadSample,
@@ -30,10 +30,11 @@ from mbaas.messages import (
     WorkerLocation,
 )
 from mbaas.placement import PartRequest, Placement, PlacementHistory
-from mbaas.prep.decoded import KeptMemory, KeptRows
+from mbaas.prep.decoded import KeptMemory
 from mbaas.prep.devices import choose_gpu
-from mbaas.prep.engine import Engine
+from mbaas.prep.engine import Engine, Prepared
 from mbaas.prep.engines import make_engine
+from mbaas.prep.hand_in import PartHandIn
 from mbaas.prep.probe import first_probe
 from mbaas.prep.stall_watchdog import StallWatchdog
 
@@ -258,8 +259,14 @@ class PrepWorker:
             started = time.perf_counter()
             # What was fetched while the engine was busy with the block before cost nobody any time.
             fetch_s = max(0.0, started - max(arrived, work.free_since))
-            asked_for = work.asked_for(request, ids, reply)
-            made, rows, bad, decoded = _make(work, request, ids, encoded, reasons, asked_for, reply.hand_in_bytes)
+            hand_in = PartHandIn(
+                work.readers[self._node],
+                request,
+                work.asked_for(request, ids, reply),
+                reply.hand_in_bytes,
+                work.buffers.decoded,
+            )
+            made, rows, bad = _make(work, request, ids, encoded, reasons, hand_in)
             if bad and work.brief.config.on_bad_sample != "skip":
                 # The block fails as a whole, with an error that names one sample: no bytes need travel.
                 # None of them, as copies: a slice of packed values holds them all.
@@ -268,8 +275,6 @@ class PrepWorker:
             ids = ids[rows]
             del encoded  # so that transient slabs go before Ray copies the answer
             ended = work.free_since = time.perf_counter()
-        if asked_for:  # without the lock: the other thread has memory of its own
-            work.readers[self._node].hand_in(request, *decoded)
         arrays = {**made, SAMPLE_ID.name: ids}
         if rows_of_block is not None:
             arrays[ROW] = rows_of_block[rows]
@@ -380,38 +385,28 @@ def _nothing_of(
     return meta, {}
 
 
-HandedIn = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.uint8], list[int]]
-"""Decoded samples: their ids, lengths in bytes, and they themselves end to end; and the ids of those that are unfit."""
-
-
 def _make(
     work: _Work,
     request: PartRequest,
     ids: NDArray[np.int64],
     encoded: EncodedRows,
     left_out: dict[int, str],
-    asked_for: dict[int, int],
-    hand_in_bytes: int,
-) -> tuple[Arrays, NDArray[np.intp], list[BadSample], HandedIn]:
-    """Return the fields of the good rows, the numbers of these rows, the bad samples, and what is handed in.
-
-    Args:
-        work: of the worker.
-        request: the part that is made.
-        ids: its samples.
-        encoded: the bytes of each.
-        left_out: row that is not to be prepared -> why.
-        asked_for: row whose decoded sample the cache would keep -> id of the stored sample.
-        hand_in_bytes: what these may have together.
+    hand_in: PartHandIn,
+) -> tuple[Arrays, NDArray[np.intp], list[BadSample]]:
+    """Return the fields of the good rows, the numbers of these rows, and the bad samples; ``left_out`` tells of each
+    row that is not to be prepared, why.
     """
     reasons = dict(left_out)
     rows = np.array([row for row in range(len(ids)) if row not in reasons], np.intp)
     out = work.buffers.samples[: len(rows)]
     epoch = work.epoch_of(request)
-    known = work.dataset.values_in(epoch, ids[rows])
-    wanted = {at: asked_for[row] for at, row in enumerate(rows.tolist()) if row in asked_for}
-    keep = KeptRows(wanted, hand_in_bytes, work.buffers.decoded) if wanted else None
-    prepared = work.engine.prepare([encoded[row] for row in rows], ids[rows], epoch, known, out, keep)
+    pieces: list[Prepared] = []
+    for piece, keep in hand_in.pieces(rows.tolist()):
+        these = rows[piece]
+        known = work.dataset.values_in(epoch, ids[these])
+        prepared = work.engine.prepare([encoded[row] for row in these], ids[these], epoch, known, out[piece], keep)
+        pieces.append(replace(prepared, bad=[replace(bad, row=bad.row + piece.start) for bad in prepared.bad]))
+    prepared = pieces[0] if len(pieces) == 1 else _together(pieces, out)
     made = prepared.made
     reasons.update({int(rows[flaw.row]): flaw.reason for flaw in prepared.bad})
     if prepared.bad:
@@ -419,16 +414,13 @@ def _make(
         good = np.setdiff1d(np.arange(len(rows)), [flaw.row for flaw in prepared.bad])
         made, rows = made[good], rows[good]
     bad = [work.bad(request, int(ids[row]), reason) for row, reason in sorted(reasons.items())]
-    return {work.brief.spec.made.name: made, **prepared.known}, rows, bad, _handed_in(wanted, keep, hand_in_bytes)
+    return {work.brief.spec.made.name: made, **prepared.known}, rows, bad
 
 
-def _handed_in(wanted: dict[int, int], keep: KeptRows | None, hand_in_bytes: int) -> HandedIn:
-    """Return what is handed in of the rows that an engine prepared: row -> id of the stored sample."""
-    if keep is None:
-        return NO_ROWS, NO_ROWS, np.zeros(0, np.uint8), []
-    rows, lengths, packed = keep.taken()
-    taken = {*rows.tolist()}
-    # Those for which there was no room are asked for again, unless they need more than all that was left unused.
-    was_full = len(packed) > hand_in_bytes / 2
-    unfit = [i for row, i in wanted.items() if row not in taken and not (was_full and keep.wants(row))]
-    return np.array([wanted[row] for row in rows.tolist()], np.int64), lengths, packed, unfit
+def _together(pieces: list[Prepared], out: NDArray[Any]) -> Prepared:
+    """Return what became of the samples of several pieces, which were prepared one after the other in ``out``."""
+    made: Column = out  # where samples are equally large
+    if isinstance(pieces[0].made, Packed):
+        made = concatenated([each.made for each in pieces])
+    known = {name: concatenated([each.known[name] for each in pieces]) for name in pieces[0].known}
+    return Prepared([bad for each in pieces for bad in each.bad], known, made)

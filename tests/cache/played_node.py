@@ -111,12 +111,16 @@ class Node:
     def aim(self, target: int) -> None:
         self.planner.aim(target, float(GROWTH * self.lengths.mean()))
 
-    def hand_in(self, block: int, sample_ids: Iterable[int], unfit: Iterable[int] = ()) -> HandIn:
+    def hand_in(
+        self, block: int, sample_ids: Iterable[int], unfit: Iterable[int] = (), *, is_last: bool = True
+    ) -> HandIn:
         """A worker hands in samples of a block, and the node begins to copy them."""
         ids = np.array([*sample_ids], np.int64)
         lengths = GROWTH * self.lengths[ids]
         hand_in = self.planner.begin_keeping(self.request(block), ids, lengths, [*unfit])
         assert not (hand_in.chosen & hand_in.to_disk).any()
+        if is_last:
+            self.planner.not_handed_in(self.request(block))
         if len(hand_in.sample_ids):
             self.coming[hand_in.slab] = hand_in
         for i in ids[hand_in.to_disk].tolist():

@@ -236,7 +236,9 @@ def any_schedule(seed: int, lengths: list[int], block_samples: int, share: float
         elif action == "hand in":
             block = chance.choice([*given_out])
             ids = given_out[block] or chance.sample(range(len(lengths)), min(4, len(lengths)))
-            node.hand_in(block, [i for i in ids if chance.random() < 0.9], unfit=[i for i in ids[:1] if i % 5 == 0])
+            some = [i for i in ids if chance.random() < 0.9]
+            unfit = [i for i in ids[:1] if i % 5 == 0 and i not in some]
+            node.hand_in(block, some, unfit, is_last=chance.random() < 0.7)
         elif action == "copied" and node.coming:
             node.land(chance.choice(list(node.coming)), fails=chance.random() < 0.1)
         elif action == "aim":
