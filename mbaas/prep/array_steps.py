@@ -124,6 +124,8 @@ class ArraySteps:
             same = False
         if same:
             kept.put(whole)
+        else:
+            kept.drop()
 
     def _rest(self, part: ArrayPart, row: int, array: Array, done: int, kept: KeptSample | None) -> Array:
         """Apply all transforms from number ``done`` on."""

@@ -193,7 +193,7 @@ class KeptRows:
         self._lock = threading.Lock()
 
     def wants(self, row: int) -> bool:
-        """Whether a row is to be kept, as far as there is room."""
+        """Whether a row is to be kept, as far as there is room; not any more if it turned out that it cannot be."""
         return row in self._wanted
 
     def room(
@@ -250,7 +250,7 @@ class KeptRows:
         return container[HEADER_BYTES:end].view(dtype).reshape(shape)
 
     def drop(self, row: int) -> None:
-        """Keep nothing of a row: its decoding failed, or it is bad for another reason."""
+        """Keep nothing of a row: its decoding failed, it is bad for another reason, or it is not to be relied on."""
         with self._lock:
             self._wanted.discard(row)
             self._forget(row)

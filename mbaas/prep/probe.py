@@ -1,11 +1,13 @@
-"""What the samples of a feed cost, before it is laid out: one is prepared, and some are read as a cache node would."""
+"""What the samples of a feed cost, before it is laid out: one is prepared, some are read as a cache node would, and of
+these a few are prepared from both forms, encoded and decoded.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
@@ -16,7 +18,8 @@ from mbaas.dataset import Dataset, SampleReader
 from mbaas.dataset.faults import may_pass
 from mbaas.errors import BadSampleError
 from mbaas.fields import Arrays, Field
-from mbaas.messages import Probe, SampleSpec
+from mbaas.messages import DecodedCosts, Probe, SampleSpec
+from mbaas.prep.decoded import KeptMemory, KeptRows
 from mbaas.prep.engine import Engine
 
 _T = TypeVar("_T")
@@ -34,8 +37,19 @@ PROBE_READS_S = 0.5
 """How long these reads may take together: what has come by then is enough to know that storage is slow."""
 
 
+PROBE_DECODED = 8
+"""How many of the samples that were read are prepared from both of their forms, at most."""
+
+PROBE_DECODED_S = 0.05
+"""After how much time no further one of these is decoded. To measure them then takes about four times as long."""
+
+_MOST_DECODED_BYTES = 1 << 28
+"""Of one decoded sample, to be measured. Of this memory only what is written is ever there."""
+
+
 def first_probe(dataset: Dataset, engine: Engine, known: tuple[Field, ...], fetch_threads: int) -> Probe:
-    """Probe the first sample that can be read and prepared, and reading. Each is tried once: the caller may come again.
+    """Probe the first sample that can be read and prepared, reading, and decoded samples. The first ones are tried once
+    each: the caller may come again.
 
     Args:
         dataset: the samples.
@@ -55,7 +69,9 @@ def first_probe(dataset: Dataset, engine: Engine, known: tuple[Field, ...], fetc
         return _probe_one(engine, encoded, sample_id, dataset)
 
     made, sample_s = first_good(probed, min(PROBE_SAMPLES, len(dataset)))
-    return Probe(SampleSpec(made, known), sample_s, read_s=_seconds_to_read(dataset, reader, fetch_threads))
+    read_s, samples = _read_some(dataset, reader, fetch_threads)
+    decoded = _decoded_costs(engine, dataset, made, samples)
+    return Probe(SampleSpec(made, known), sample_s, read_s, decoded)
 
 
 def first_good(make: Callable[[int], _T], samples: int) -> _T:
@@ -93,11 +109,53 @@ def _time_one(
     return time.perf_counter() - began
 
 
-def _seconds_to_read(dataset: Dataset, reader: SampleReader, threads: int) -> float:
-    """Return the seconds that a node needs for each sample that it reads, with ``threads`` threads at once.
+def _decoded_costs(
+    engine: Engine, dataset: Dataset, made: Field, samples: Sequence[tuple[int, NDArray[np.uint8]]]
+) -> DecodedCosts | None:
+    """Return what it costs to prepare these samples, (id, bytes), from both of their forms, on average.
+
+    They are prepared together, as in a block, and in two epochs: how much of a sample is looked at may be a matter of
+    chance. Of two tries the faster one counts.
+    """
+    memory, end = KeptMemory(), time.perf_counter() + PROBE_DECODED_S
+    kept: list[tuple[int, NDArray[np.uint8], NDArray[np.uint8]]] = []
+    for sample_id, encoded in samples:
+        ids, keep = np.array([sample_id]), KeptRows([0], _MOST_DECODED_BYTES, memory)
+        engine.prepare([encoded], ids, 0, dataset.values(ids), made.empty(1), keep)
+        _, lengths, container = keep.taken()
+        if len(lengths):
+            kept.append((sample_id, encoded, container.copy()))
+        if time.perf_counter() > end:
+            break
+    if not kept:
+        return None
+    numbers, *forms = zip(*kept, strict=True)
+    ids, out = np.array(numbers), made.empty(len(kept))
+    known = dataset.values(ids)
+    # Whether other processes are busy, too, is no matter of this feed; but a GPU works while this process waits.
+    clock = time.process_time if engine.name == "cpu" else time.perf_counter
+
+    def seconds(form: tuple[NDArray[np.uint8], ...], epoch: int) -> float:
+        began = clock()
+        engine.prepare(form, ids, epoch, known, out)
+        return (clock() - began) / len(ids)
+
+    encoded_s, decoded_s = (
+        sum(min(seconds(form, epoch) for _ in range(2)) for epoch in range(2)) / 2 for form in forms
+    )
+    return DecodedCosts(sum(map(len, forms[1])) / len(ids), encoded_s, decoded_s)
+
+
+def _read_some(
+    dataset: Dataset, reader: SampleReader, threads: int
+) -> tuple[float, list[tuple[int, NDArray[np.uint8]]]]:
+    """Read samples as a node does, with ``threads`` threads at once.
 
     Samples from everywhere in the dataset are read: neighbours may lie in one archive, or in one page of the disk. One
     that cannot be read is none; a read that does not come back is left behind, in a thread that keeps nobody waiting.
+
+    Returns:
+        The seconds that a node needs for each sample; and some of them, up to `PROBE_DECODED`: (id, bytes).
     """
     ids = np.linspace(0, len(dataset) - 1, min(PROBE_READS, max(1, len(dataset) // 4))).astype(np.int64)
     waiting: SimpleQueue[tuple[int, int]] = SimpleQueue()
@@ -105,6 +163,8 @@ def _seconds_to_read(dataset: Dataset, reader: SampleReader, threads: int) -> fl
         waiting.put(sample)
     end = time.perf_counter() + PROBE_READS_S
     busy_s, came = [0.0] * min(threads, len(ids)), [0] * min(threads, len(ids))  # of each thread
+    looked_at = {*ids[np.linspace(0, len(ids) - 1, min(PROBE_DECODED, len(ids))).astype(np.intp)].tolist()}
+    samples: list[tuple[int, NDArray[np.uint8]]] = []
 
     def read(thread: int) -> None:
         with contextlib.suppress(Empty):
@@ -112,8 +172,11 @@ def _seconds_to_read(dataset: Dataset, reader: SampleReader, threads: int) -> fl
                 sample_id, length = waiting.get_nowait()
                 busy_s[thread] += end - began  # as long as it does not come back
                 with contextlib.suppress(BadSampleError):
-                    reader.read_into(sample_id, np.empty(length, np.uint8))
+                    encoded = np.empty(length, np.uint8)
+                    reader.read_into(sample_id, encoded)
                     came[thread] += 1
+                    if sample_id in looked_at:
+                        samples.append((sample_id, encoded))
                 busy_s[thread] -= max(0.0, end - time.perf_counter())  # it came back before the end
 
     readers = [threading.Thread(target=read, args=(n,), name="mbaas-probe", daemon=True) for n in range(len(came))]
@@ -121,4 +184,5 @@ def _seconds_to_read(dataset: Dataset, reader: SampleReader, threads: int) -> fl
         thread.start()
     for thread in readers:
         thread.join(max(0.0, end - time.perf_counter()))
-    return sum(busy_s) / max(1, sum(came)) / threads
+    # A copy: a thread that is left behind may add to it.
+    return sum(busy_s) / max(1, sum(came)) / threads, [*samples]

@@ -21,7 +21,7 @@ from mbaas.dataset.bounded import bounded
 from mbaas.errors import BadSampleError, StorageError
 from mbaas.messages import Probe
 from mbaas.prep.engines import make_engine
-from mbaas.prep.probe import PROBE_READS_S, PROBE_SAMPLES, first_probe
+from mbaas.prep.probe import PROBE_DECODED_S, PROBE_READS_S, PROBE_REPEATS, PROBE_SAMPLES, first_probe
 
 SAMPLES = PROBE_SAMPLES + 4
 
@@ -121,3 +121,44 @@ def test_what_a_node_takes_to_read_a_sample_is_measured(
         release.set()
     assert least <= found.read_s <= most
     assert time.monotonic() - began < PROBE_READS_S + 2.0
+
+
+def test_what_decoded_samples_take_and_save_is_measured() -> None:
+    """Mean bytes of 64 pixels high and wide, in a container; a function that takes its time is among what is saved."""
+
+    def busy(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        end = time.process_time() + 0.002
+        while time.process_time() < end:
+            pass
+        return image
+
+    data = synthetic(40, height=64, width=64)
+    steps = [T.DecodeImage(), T.Map(busy, deterministic=True), T.RandomResizedCrop(16)]
+    found = first_probe(data, make_engine("cpu", T.Pipeline(steps), seed=0, threads=2), data.fields, 2).decoded
+    assert found is not None
+    assert found.sample_bytes == 64 * 64 * 3 + 128
+    assert found.sample_s > 0.002
+    assert 0 < found.rest_s < 0.001
+
+
+def test_no_more_samples_are_decoded_than_there_is_time_for() -> None:
+    def slow(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        calls.append(len(image))
+        time.sleep(2 * PROBE_DECODED_S)
+        return image
+
+    calls: list[int] = []
+    data = synthetic(40)
+    pipeline = T.Pipeline([T.DecodeImage(max_pixels=1 << 20), T.Map(slow, deterministic=True)])
+    engine = make_engine("cpu", pipeline, seed=0)
+    assert first_probe(data, engine, data.fields, 2).decoded is not None
+    assert len(calls) == 1 + 1 + PROBE_REPEATS + 1 + 4, "field, first, timed; kept; two epochs twice"
+
+
+def test_where_nothing_can_be_kept_decoded_there_are_no_costs_of_it() -> None:
+    masked = T.Map(lambda image: np.ma.masked_less(image, 9), deterministic=True)
+    data = synthetic(40)
+    engine = make_engine("cpu", T.Pipeline([T.DecodeImage(), T.Resize((9, 9)), masked]), seed=0)
+    found = first_probe(data, engine, data.fields, 2)
+    assert found.decoded is None
+    assert found.sample_s > 0
