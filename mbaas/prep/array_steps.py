@@ -23,7 +23,8 @@ from mbaas.transforms.arrays import ArrayTransform, ArrayWindow, UnfitError
 from mbaas.transforms.decoders import DecodeArray
 
 Array = NDArray[Any]
-_Decode = Callable[[memoryview, NDArray[np.float64]], Array]
+_Decode = Callable[[memoryview, NDArray[np.float64]], tuple[Array, bool]]
+"""(bytes, random numbers of the second transform) -> the decoded sample; and whether that transform is done, too."""
 
 
 @dataclass(frozen=True)
@@ -65,11 +66,9 @@ class ArraySteps:
         of_sound = isinstance(pipeline.decoder, DecodeAudio)
         if not (of_sound and isinstance(window, ArrayWindow) and len(window.sizes) == 1):
             window = None
-        # A window of sound is read alone: the decoder does two transforms.
-        self._decode, self._decodes = _decoder_of(pipeline, max_bytes, window), 1 if window is None else 2
+        self._decode, self._decode_whole = (_decoder_of(pipeline, max_bytes, each) for each in (window, None))
         # As far as these steps go, which may end before the pipeline's prefix does.
         self._kept = min(pipeline.prefix, len(self._stages))
-        self._whole = _decoder_of(pipeline, max_bytes, None) if self._kept < self._decodes else None
 
     def part(self, encoded: Sequence[Encoded], sample_ids: NDArray[np.int64], epoch: int, known: Arrays) -> ArrayPart:
         """Draw the random numbers of samples, all at once: drawing for each alone would cost more than a transform.
@@ -93,11 +92,13 @@ class ArraySteps:
         if is_decoded(encoded):
             return self._rest(part, row, *self._opened(encoded), None)
         kept = KeptSample(keep, row, self._kept) if keep is not None and keep.wants(row) else None
-        array, done = self._decode(encoded, part.chance[self._decodes - 1][row]), self._decodes
-        if kept is not None and self._whole is not None:
-            self._keep_whole(encoded, array, part.chance[1][row], kept)
-        elif kept is not None and self._kept == done:
+        u = part.chance[1 if len(part.chance) > 1 else 0][row]
+        array, is_window = self._decode(encoded, u)
+        done = 2 if is_window else 1
+        if kept is not None and self._kept == done:
             kept.put(array)
+        elif kept is not None and self._kept < done:
+            self._keep_whole(encoded, array, u, kept)
         return self._rest(part, row, array, done, kept)
 
     def _opened(self, container: memoryview) -> tuple[Array, int]:
@@ -114,11 +115,10 @@ class ArraySteps:
         Not if it is damaged elsewhere: this sample is good as long as windows do not reach there. And not if that
         window of it is another one, as it may be of a file in which the decoder does not find its way.
         """
-        assert self._whole is not None
         transform = self._pipeline.transforms[1]
         assert isinstance(transform, ArrayWindow)
         try:
-            whole = self._whole(encoded, u)
+            whole, _ = self._decode_whole(encoded, u)
             same = np.array_equal(transform.apply(whole, u, self._pipeline.forms[0]), window)
         except (UndecodableError, UnfitError):
             same = False
@@ -149,4 +149,4 @@ def _decoder_of(pipeline: Pipeline, max_bytes: int, window: ArrayWindow | None) 
         return SoundDecoder(decoder, max_bytes, window)
     assert isinstance(decoder, DecodeArray), decoder
     read = ArrayReader(decoder, max_bytes)
-    return lambda encoded, _: read(encoded)
+    return lambda encoded, _: (read(encoded), False)

@@ -76,7 +76,8 @@ class SoundDecoder:
     Args:
         decode: what it is to make.
         max_bytes: of one recording, decoded; one that claims more is refused from its header.
-        window: what is cut out of the sound at once, if anything is; along its first axis only.
+        window: what is cut out of the sound next, if anything is, along its first axis only; only that is read where it
+            can be read alone.
 
     Raises:
         ConfigError: soundfile or soxr is not installed.
@@ -86,12 +87,15 @@ class SoundDecoder:
         self._soundfile, self._soxr = sound_libraries()
         self._to, self._max_bytes, self._window = decode, max_bytes, window
 
-    def __call__(self, encoded: memoryview, u: NDArray[np.float64]) -> NDArray[np.float32]:
+    def __call__(self, encoded: memoryview, u: NDArray[np.float64]) -> tuple[NDArray[np.float32], bool]:
         """Decode one recording, or the window of it.
 
         Args:
             encoded: its bytes.
             u: float64[draws], the window's random numbers.
+
+        Returns:
+            The sound, and whether it is the window alone.
 
         Raises:
             UndecodableError: it is damaged, of too many channels, or too long.
@@ -111,9 +115,7 @@ class SoundDecoder:
             sound = cast("NDArray[np.float32]", self._soxr.resample(sound, rate, self._to.rate, quality=_QUALITY))
         if not len(sound):
             raise UndecodableError("it has no sound (0 samples)")
-        if self._window is None or (start, end) != (0, length):
-            return sound
-        return cast("NDArray[np.float32]", self._window.apply(sound, u, self._to.form))
+        return sound, (start, end) != (0, length)
 
     def _stretch(self, file: Any, u: NDArray[np.float64]) -> tuple[int, int]:
         """Return which samples of a file are read, the second number excluded: the window, or all."""
