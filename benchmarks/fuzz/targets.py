@@ -30,7 +30,7 @@ import simplejpeg
 from pyarrow import parquet
 from pyarrow.fs import PyFileSystem
 
-from benchmarks.fuzz import sound_and_arrays
+from benchmarks.fuzz import decoded, sound_and_arrays
 from benchmarks.fuzz.lying import LyingHandler
 from benchmarks.fuzz.mutations import NAMES, changed, damaged, odd_value, sealed_png
 from benchmarks.fuzz.run import Case, Target
@@ -954,6 +954,7 @@ TARGETS = {
     "dali": Target(dali, 16),
     "sound": Target(sound_and_arrays.sound, 300),
     "arrays": Target(sound_and_arrays.arrays, 500),
+    "decoded": Target(decoded.decoded, 300),
     "listing": Target(listing, 60),
     "remote": Target(remote, 300),
     "kept listing": Target(kept_listing, 300),
