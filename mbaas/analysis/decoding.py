@@ -88,6 +88,13 @@ def decoding(rates: Rates, setup: Setup) -> Decoding | None:
     return replace(found, sentence=_sentence(found, setup, predict(rates, whole).steady.limit))
 
 
+def largest_cache(rates: Rates, setup: Setup) -> float:
+    """Return the bytes of each node's cache beyond which more are of no use, in whatever form samples are kept."""
+    found = decoding(rates, setup) if setup.decoded else None
+    whole_bytes = found.whole_bytes if found is not None and found.is_worthwhile else 0
+    return max(setup.read_bytes(rates.dataset_bytes), whole_bytes)
+
+
 def _enough_bytes(rates: Rates, whole: Setup, whole_bytes: int) -> int:
     """Find the smallest cache with which epochs are about as short as with all samples decoded."""
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from mbaas import units
 from mbaas.analysis.changes import DISAGREEMENT, Change, recommend, verdict
-from mbaas.analysis.decoding import Decoding, decoding
+from mbaas.analysis.decoding import Decoding, decoding, largest_cache
 from mbaas.analysis.measuring.effort import Effort
 from mbaas.analysis.measuring.progress import Progress
 from mbaas.analysis.measuring.service import Workload
@@ -153,6 +154,7 @@ class Findings:
         cores: of this machine.
         setup: how the workload is to be run.
         so_far: rates, as they are measured.
+        memory_bytes: see `analyze`.
         measured: all rates, as soon as they are.
         split, verification: see `Analysis`.
     """
@@ -161,6 +163,7 @@ class Findings:
     cores: int
     setup: Setup
     so_far: SoFar
+    memory_bytes: float = math.inf
     measured: Measured | None = None
     split: Split | None = None
     verification: Verification | None = None
@@ -177,6 +180,7 @@ class Findings:
             self.setup,
             **self.words,
             notes=(*found.notes, *notes),
+            memory_bytes=self.memory_bytes,
             prep_threads=found.prep.threads,
             split=self.split,
             verification=self.verification,
@@ -192,6 +196,7 @@ def analyze(
     check: bool = False,
     run: bool = True,
     gpus: int = 0,
+    memory_bytes: float = math.inf,
     effort: Effort | None = None,
     tell: Callable[[str], None] = lambda _: None,
     keep: Callable[[Findings], None] = lambda _: None,
@@ -205,6 +210,7 @@ def analyze(
         check: run some of the predicted points, and report the error.
         run: also run the workload, to split an epoch.
         gpus: that prep may use.
+        memory_bytes: that a feed's cache may have on this machine; infinite where nobody knows.
         tell: gets a line whenever something else is measured: what, and how long the rest will take.
         keep: gets what is found, at the beginning: for a caller that may have to end without an answer.
 
@@ -229,7 +235,7 @@ def analyze(
         "step": step,
     }
     so_far = begun(workload, rate_per_s=rate_per_s, cores=cores)
-    findings = Findings(words=words, cores=cores, setup=setup, so_far=so_far)
+    findings = Findings(words=words, cores=cores, setup=setup, so_far=so_far, memory_bytes=memory_bytes)
     keep(findings)
     try:
         found = measure(
@@ -241,6 +247,8 @@ def analyze(
             raise
         raise AnalysisStoppedError(stopped) from None
     findings.measured = found
+    # What a cache would not use is no part of the answer; how large decoded samples are is known only now.
+    setup = findings.setup = replace(setup, cache_bytes=min(setup.cache_bytes, largest_cache(found.rates, setup)))
     # On a part, because every run has several epochs; predictions are about shares of a dataset and rates, which do not
     # depend on its size.
     part = trained_on(workload, found.rates)
@@ -269,6 +277,7 @@ def conclude(
     pipeline: str,
     step: str,
     notes: Sequence[str],
+    memory_bytes: float = math.inf,
     prep_threads: MeasuredCurve | None = None,
     split: Split | None = None,
     verification: Verification | None = None,
@@ -280,11 +289,12 @@ def conclude(
     Args:
         data, pipeline, step: what was analyzed, in words.
         notes: what makes the rates doubtful.
+        memory_bytes: see `recommend`.
         prep_threads, split, verification: what else was measured.
         seen: what trials wait for, by who says so, beside the ``split``.
         knows_cores: see `verdict`.
     """
-    changes, prediction = recommend(rates, setup), predict(rates, setup)
+    changes, prediction = recommend(rates, setup, memory_bytes=memory_bytes), predict(rates, setup)
     doubts = [*notes, *prediction.notes]
     views = split.waits if split is not None else {}
     # two ways that have nothing in common: where they differ, one of them did not see what really happened

@@ -17,6 +17,7 @@ import typer
 
 from mbaas import units
 from mbaas.analysis.whole import STOPPED, Analysis, AnalysisStoppedError, Findings, StoppedAnalysis
+from mbaas.budgets import DEFAULT_STAGING_BYTES, DEFAULT_STAGING_SHARE, default_cache, free_bytes
 from mbaas.cli import analysis_view, feed_file, reading
 from mbaas.cli.connection import connect
 from mbaas.cli.console import CUT_OFF, end_as_ctrl_c, err, line, out, say_error, say_note, write_json
@@ -24,6 +25,8 @@ from mbaas.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from mbaas.settings import FeedOptions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,14 +180,7 @@ def _of_file(request: AnalyzeRequest, keep: Callable[[Findings], None]) -> Analy
     dataset = reading.read(described.data)
     if request.storage_bytes_per_s is not None:
         dataset = portion(dataset, bytes_per_s=request.storage_bytes_per_s)
-    cores, total_bytes = cores_here(), dataset.total_bytes
-    # No tier holds more than the data, whatever room it is given.
-    setup = Setup(
-        prep_workers=options.prep_workers or cores,
-        cache_bytes=total_bytes if options.cache_bytes is None else min(options.cache_bytes, total_bytes),
-        disk_bytes=min(options.disk.max_bytes, total_bytes) if options.disk is not None else 0,
-        trials=request.trials,
-    )
+    cores = cores_here()
     workload = Workload(
         dataset=dataset,
         pipeline=described.pipeline,
@@ -193,18 +189,46 @@ def _of_file(request: AnalyzeRequest, keep: Callable[[Findings], None]) -> Analy
         options=replace(options, detached=False),  # feeds that are only measured end with this command
     )
     # Ray gets at least as many CPUs as there are workers, even if cores are fewer: they would wait for one for ever.
-    with _own_ray(max(cores, setup.workers_of(cores))):
+    workers = options.prep_workers or cores
+    with _own_ray(max(cores, workers)):
+        memory_bytes = _memory_bytes(options)
         return analyze(
             workload,
-            setup=setup,
+            setup=Setup(
+                prep_workers=workers,
+                cache_bytes=_cache_bytes(options, dataset.total_bytes, memory_bytes),
+                # no tier holds more than the data, whatever room it is given
+                disk_bytes=min(options.disk.max_bytes, dataset.total_bytes) if options.disk is not None else 0,
+                decoded=options.decoded,
+                trials=request.trials,
+            ),
             step=_said_of_step(request),
             rate_per_s=request.rate_per_s,
             check=request.verify,
             run=request.run,
             gpus=runtime.gpus(),
+            memory_bytes=memory_bytes,
             tell=lambda text: line(err, text, style="dim"),
             keep=keep,
         )
+
+
+def _memory_bytes(options: FeedOptions) -> int:
+    """Return the bytes of memory that a feed's cache may have on this machine, beside what the feed stages."""
+    from mbaas import runtime
+
+    store_bytes = max(runtime.store_bytes().values())
+    staging_bytes = options.staging_bytes
+    if staging_bytes is None:
+        staging_bytes = min(DEFAULT_STAGING_BYTES, int(store_bytes * DEFAULT_STAGING_SHARE))
+    return max(0, free_bytes(store_bytes, ()) - staging_bytes)
+
+
+def _cache_bytes(options: FeedOptions, total_bytes: int, memory_bytes: int) -> int:
+    """Return the bytes of a feed's cache as `mbaas.serve` sets it."""
+    if options.cache_bytes is not None:
+        return options.cache_bytes
+    return default_cache(total_bytes, memory_bytes, grows=options.decoded)
 
 
 def _said_of_step(request: AnalyzeRequest) -> str:

@@ -15,7 +15,7 @@ from stated_rates import about, any_rates, any_setup, decodable_rates, line, rou
 
 from mbaas.analysis.changes import recommend
 from mbaas.analysis.decoding import AS_GOOD, Decoding, decoding
-from mbaas.analysis.measuring.verify import Verification
+from mbaas.analysis.measuring.verify import MOST_POINTS, Verification, points
 from mbaas.analysis.quantity import stated
 from mbaas.analysis.rates import Rates
 from mbaas.analysis.setup import Setup
@@ -133,6 +133,16 @@ def test_what_to_change() -> None:
     ]
     part = recommend(decodable_rates(step=about(1000)), Setup())
     assert "give the cache 188 MB, so that 22 % of samples are kept decoded" in [change.advice for change in part]
+
+
+def test_eight_budgets_from_nothing_to_everything_are_checked() -> None:
+    """And three where nothing is kept decoded; a setup that is one of them is not run twice."""
+    found = [point.cache_bytes for name, point in points(decodable_rates(), Setup()) if name == "cache_bytes"]
+    assert found == pytest.approx([number / 7 * 500e6 for number in range(8)])
+    for rates, setup in ((round_rates(), Setup()), (decodable_rates(), Setup(decoded=False))):
+        found = [point.cache_bytes for name, point in points(rates, setup) if name == "cache_bytes"]
+        assert found == [0, 50e6, 100e6]
+    assert len(points(decodable_rates(), Setup())) <= MOST_POINTS
 
 
 @settings(max_examples=25, deadline=None)

@@ -131,6 +131,7 @@ def run_service(
     prep_workers: int,
     cache_bytes: int,
     disk_bytes: int = 0,
+    decoded: bool = False,
     epochs: int = 3,
     warm_up: int = 1,
     cold: bool = False,
@@ -141,6 +142,7 @@ def run_service(
         sample_bytes: size of a prepared sample.
         cache_bytes: the feed's cache.
         disk_bytes: the feed's disk tier, which needs a disk in the workload's options.
+        decoded: let the feed keep samples decoded.
         epochs: how many count.
         warm_up: epochs before these; they fill the cache and the disk tier.
         cold: drop the dataset's files, as far as they are local, and those of the disk tier from the page cache before
@@ -158,6 +160,7 @@ def run_service(
                 **workload.options.given(),
                 "prep_workers": prep_workers,
                 "cache_bytes": cache_bytes,
+                "decoded": decoded,
                 "staging_bytes": workload.options.staging_bytes or _staging_bytes(workload, sample_bytes),
                 "disk": disk,
                 # predictions are for a number of workers, so a feed that starts or ends some would be another one

@@ -14,6 +14,7 @@ from statistics import median
 from typing import Any
 
 from mbaas.analysis import words
+from mbaas.analysis.decoding import largest_cache
 from mbaas.analysis.measuring.progress import Progress
 from mbaas.analysis.measuring.service import EpochRun, ServiceRun, Workload, pooled, run_service
 from mbaas.analysis.quantity import Quantity, measured, plain_fields, spanning
@@ -85,7 +86,7 @@ class Split:
 
 def split_epoch(workload: Workload, rates: Rates, setup: Setup) -> Split:
     """Run the workload with all data in memory, and as it is; the synthetic run is G's, measured alone."""
-    in_memory = replace(setup, cache_bytes=rates.dataset_bytes, disk_bytes=0.0)
+    in_memory = replace(setup, cache_bytes=max(setup.cache_bytes, rates.dataset_bytes), disk_bytes=0.0)
     cached = _run(workload, rates, in_memory, epochs=SPLIT_EPOCHS, warm_up=2)
     real = _run(workload, rates, setup, epochs=SPLIT_EPOCHS)
     return split_of(len(workload.dataset), rates.step, cached, real)
@@ -178,14 +179,19 @@ class Verification:
         return {**plain_fields(self), "median_error": self.median_error, "worst_error": self.worst_error}
 
 
-MOST_POINTS = 8
+BUDGETS = 8
+"""Sizes of the cache that are checked where samples may be kept decoded, from nothing to room for all of them."""
+
+MOST_POINTS = BUDGETS + 5
 """The most that `points` finds."""
 
 
 def points(rates: Rates, setup: Setup) -> list[tuple[str, Setup]]:
     """List the points worth checking on this machine: cache sizes, workers and trials."""
+    largest = largest_cache(rates, setup)
+    parts = 2 if largest <= rates.dataset_bytes else BUDGETS - 1
     found = [
-        *(("cache_bytes", replace(setup, cache_bytes=share * rates.dataset_bytes)) for share in (0.0, 0.5, 1.0)),
+        *(("cache_bytes", replace(setup, cache_bytes=largest * number / parts)) for number in range(parts + 1)),
         *(("prep_workers", replace(setup, prep_workers=count)) for count in sorted({1, rates.cores})),
         *(("trials", replace(setup, trials=count)) for count in (1, 2, 4)),
     ]
@@ -223,8 +229,9 @@ def _run(workload: Workload, rates: Rates, setup: Setup, *, epochs: int, warm_up
         trials=setup.trials,
         prep_workers=setup.workers_of(rates.cores),
         # no more than there is to cache: it would bring nothing, and `mbaas.serve` refuses more than there is room for
-        cache_bytes=round(min(setup.cache_bytes, rates.dataset_bytes) * scale),
+        cache_bytes=round(min(setup.cache_bytes, largest_cache(rates, setup)) * scale),
         disk_bytes=round(setup.disk_bytes * scale),
+        decoded=setup.decoded,
         epochs=epochs,
         warm_up=warm_up,
         # where the cache holds everything, dropping files would only cost the first epoch, which does not count

@@ -11,6 +11,7 @@ from typing import Any
 from mbaas import units
 from mbaas.analysis import words
 from mbaas.analysis.answers import Curve, Enough, curve, fewest_prep_cores, smallest_cache
+from mbaas.analysis.decoding import largest_cache
 from mbaas.analysis.measuring.verify import Check
 from mbaas.analysis.rates import Rates
 from mbaas.analysis.setup import Setup
@@ -178,7 +179,7 @@ def _values(analysis: Analysis, parameter: str) -> Sequence[float]:
         return sorted({round(1 + (most - 1) * number / (POINTS - 1)) for number in range(POINTS)})
     if parameter == "cache_bytes":
         # a little more than all of it, which brings nothing
-        most_bytes = 1.1 * max(setup.read_bytes(rates.dataset_bytes), _decoded_bytes(analysis))
+        most_bytes = 1.1 * largest_cache(rates, setup)
         return [most_bytes * number / (POINTS - 1) for number in range(POINTS)]
     return FACTORS
 
@@ -226,12 +227,6 @@ def _about_enough(enough: Enough, say: Callable[[int], str]) -> str:
         return said
     low, high = ("no amount" if end is None else say(end) for end in (enough.low, enough.high))
     return said if low == high else f"{said} Within what was measured it is {low} to {high}."
-
-
-def _decoded_bytes(analysis: Analysis) -> float:
-    """Return the bytes of memory with which a node keeps all samples decoded; 0 if it never keeps any."""
-    found = analysis.decoding
-    return found.whole_bytes if found is not None and analysis.setup.decoded and found.is_worthwhile else 0.0
 
 
 def _about_decoding(analysis: Analysis) -> list[str]:
