@@ -238,6 +238,12 @@ class Rates:
         """Return `feed_rate` where P was measured: (workers, samples/s)."""
         return tuple((n, _served(rate.value, n, self.serving_s.value)) for n, rate in self.prep.points)
 
+    @property
+    def decoded_feed_points(self) -> tuple[tuple[float, float], ...]:
+        """Return the same where P of decoded samples was measured; nothing if it was not."""
+        points = self.decoded_prep.points if self.decoded_prep is not None else ()
+        return tuple((n, _served(rate.value, n, self.serving_s.value)) for n, rate in points)
+
     def step_s(self, batch_size: int, bound: Bound = "value") -> float:
         """Return the seconds of a trial's step for a sample, in minibatches of another size; ``bound`` is of the speed.
 

@@ -125,6 +125,8 @@ class JobSection(files.Section):
     reserved_workers: int = 1
     staging_bytes: Bytes | None = None
     prep_cores: int | None = None
+    decoded_prep: Points | None = None
+    decoded_bytes: Bytes | None = None
 
     def job(self, name: str, datasets: Mapping[str, Samples], *, folder: Path) -> TrainingJob:
         """Return the same as the planner takes it.
@@ -144,11 +146,12 @@ class JobSection(files.Section):
         rates = _measured(folder / Path(self.rates).expanduser()) if self.rates is not None else {}
         if missing := [name for name in MEASURED if name not in {**rates, **said}]:
             raise ConfigError(f"{' and '.join(map(repr, missing))} must be given, or 'rates', a file that holds them")
+        for points in {"prep", "decoded_prep"} & said.keys():
+            said[points] = _points(said[points])
         if "prep" in said:
-            said["prep"] = _points(said["prep"])
             rates.pop("prep_cores", None)  # they are of the points that were measured
-        for rate in {"step_per_s", "prep"} & said.keys():  # a rate that the job states itself is exact
-            rates.pop(f"{rate.removesuffix('_per_s')}_spread", None)
+        for rate in {"step_per_s", "prep", "decoded_prep"} & said.keys():  # a rate that the job states itself is exact
+            rates.pop(f"{rate.removesuffix('_per_s')}_spread".replace("decoded_prep", "decoded"), None)
         return TrainingJob(name=name, dataset=datasets[self.dataset], **{**rates, **said})
 
 
@@ -178,4 +181,16 @@ def _measured(path: Path) -> dict[str, Any]:
         "prep_cores": rates.cores,
         "batch_size": rates.batch_size,
         "pixel_bytes": round(rates.pixel_bytes),
+        **_decoded(rates),
+    }
+
+
+def _decoded(rates: Rates) -> dict[str, Any]:
+    """Return what was measured of samples that are kept decoded, if anything was."""
+    if rates.decoded_prep is None or rates.decoded_bytes is None:
+        return {}
+    return {
+        "decoded_prep": rates.decoded_feed_points,
+        "decoded_spread": rates.decoded_prep.spread,
+        "decoded_bytes": round(rates.decoded_bytes),
     }

@@ -50,7 +50,8 @@ def _between(job: JobPlan) -> str:
 
 
 def _limits(plan: Plan) -> RenderableType:
-    return Group(*(Text.assemble((job.job, "bold"), f": {job.reason}") for job in plan.jobs))
+    said = ((job.job, f"{job.reason}; {job.decoding}" if job.decoding else job.reason) for job in plan.jobs)
+    return Group(*(Text.assemble((name, "bold"), f": {reason}") for name, reason in said))
 
 
 def _threads(plan: Plan) -> RenderableType:

@@ -76,6 +76,34 @@ def test_intervals_of_what_was_measured() -> None:
         job(prep_spread=(1.1, 1.2))
 
 
+def test_what_memory_for_decoded_samples_would_bring() -> None:
+    """4 workers prepare 400, or 4,000, 3,200 to 4,800 of decoded ones: 10 times. 24,000 of 500 kB are 12 GB, caches of
+    a node may use 1.65; two nodes need half each. 1,000 of 500 kB fit.
+    """
+    given: dict[str, Any] = {
+        "step_per_s": 1e5,
+        "decoded_prep": ((1, 1000), (2, 2000), (4, 4000)),
+        "decoded_bytes": 500_000,
+        "decoded_spread": (0.8, 1.2),
+    }
+    (made,) = plan([job("a", LARGE, **given)], cluster()).jobs
+    assert made.decoding == (
+        "decoding is 90 % of prep; 10.4 GB more memory for caches on each node would keep all samples decoded: prep 10 "
+        "(8 to 12) times as fast"
+    )
+    (two,) = plan([job("a", LARGE, **given)], cluster(nodes=(2, 2))).jobs
+    assert "; 4.35 GB more memory for caches on each node would" in two.decoding
+    (small,) = plan([job("b", TINY, **given)], cluster()).jobs
+    assert "; the memory that caches may use on each node can keep all samples decoded: prep 10" in small.decoding
+    _, beside = plan([job("a", LARGE, **given), job("b", TINY, **given)], cluster()).jobs
+    assert "; 499 MB more memory" in beside.decoding  # the other dataset takes all that there is but 1 MB
+    little = plan([job("a", decoded_bytes=500_000, decoded_prep=((1, 102),))], cluster()).jobs[0]
+    assert little.decoding == "decoding is only 2.0 % of prep, so no samples are kept decoded"
+    assert plan([job()], cluster()).jobs[0].decoding == ""
+    with pytest.raises(ConfigError, match="decoded_prep and decoded_bytes must both be given, or neither"):
+        job(decoded_bytes=5)
+
+
 def test_prep_that_has_a_peak() -> None:
     """320 samples/s from 4 workers on; two nodes have two such peaks."""
     saturated = job(step_per_s=1000, prep=tuple((n, min(80.0 * n, 320.0)) for n in range(1, 9)))

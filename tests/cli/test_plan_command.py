@@ -98,6 +98,13 @@ def test_rates_that_were_measured(write: Write, tmp_path: Path) -> None:
     assert (stated.step_spread, stated.prep_spread) == ((1, 1), job.prep_spread)
     ((stated,), _) = load(write(text + "    prep: 120\n"))
     assert stated.prep_cores is None
+    assert (job.decoded_prep, job.decoded_bytes) == (None, None)
+    measured |= {"decoded_bytes": 5e5, "decoded_prep": [[1, {"value": 99.0, **rate}]]}
+    (tmp_path / "found.json").write_text(json.dumps(measured))
+    ((job,), _) = load(write(text))
+    assert (job.decoded_prep, job.decoded_bytes, job.decoded_spread) == (((1, 99.0),), 500_000, job.prep_spread)
+    ((stated,), _) = load(write(text + "    decoded_prep: 900\n    decoded_bytes: 1 MB\n"))
+    assert (stated.decoded_prep, stated.decoded_bytes, stated.decoded_spread) == (((1, 900.0),), 10**6, (1, 1))
     (tmp_path / "found.json").write_text("{}")
     with pytest.raises(ConfigError, match=r"feed.yaml:12: .*does not hold measured rates: rates lack 'samples'"):
         load(write(text))

@@ -147,6 +147,9 @@ class TrainingJob:
         prep: (workers, samples/s), measured with the data in memory; one point is a line.
         prep_cores: of the machine where `prep` was measured; None: as many as a node has.
         step_spread, prep_spread: what the measurements of both leave open.
+        decoded_prep: the same as `prep` for samples that are kept decoded; None: nobody has measured that.
+        decoded_bytes: of a sample that is kept decoded.
+        decoded_spread: what the measurements of ``decoded_prep`` leave open.
         batch_size: samples in a minibatch.
         pixel_bytes: of a prepared sample.
         trials: how many run at a time.
@@ -172,13 +175,20 @@ class TrainingJob:
     prep_cores: int | None = None
     step_spread: Spread = EXACT
     prep_spread: Spread = EXACT
+    decoded_prep: Points | None = None
+    decoded_bytes: int | None = None
+    decoded_spread: Spread = EXACT
 
     def __post_init__(self) -> None:
         _at_least(self, 1, "batch_size", "pixel_bytes", "trials", "reserved_workers")
         _at_least(self, 0, "cores_per_trial", "gpus_per_trial")
-        _above_zero(self, "step_per_s", "staging_bytes", "prep_cores")
+        _above_zero(self, "step_per_s", "staging_bytes", "prep_cores", "decoded_bytes")
         _check_points("prep", self.prep)
-        for name in ("step_spread", "prep_spread"):
+        if (self.decoded_prep is None) != (self.decoded_bytes is None):
+            raise ConfigError("decoded_prep and decoded_bytes must both be given, or neither", option="decoded_prep")
+        if self.decoded_prep is not None:
+            _check_points("decoded_prep", self.decoded_prep)
+        for name in ("step_spread", "prep_spread", "decoded_spread"):
             low, high = getattr(self, name)
             if not 0 < low <= 1 <= high < math.inf:
                 reach = f"{exact(low)} to {exact(high)}"
@@ -196,6 +206,12 @@ class TrainingJob:
         the measured ones, as in `mbaas.analysis.stages`.
         """
         return self.prep_fit.curve.over(cores / (self.prep_cores or cores))
+
+    def decoded_curve(self, cores: int) -> ThroughputCurve:
+        """Return the same for samples that are kept decoded; as for others if nobody has measured that."""
+        if self.decoded_prep is None:
+            return self.prep_curve(cores)
+        return fit_curve(self.decoded_prep).curve.over(cores / (self.prep_cores or cores))
 
     @property
     def worker_per_s(self) -> float:

@@ -11,6 +11,7 @@ from mbaas.allocation.scaling import Observation
 from mbaas.allocation.threads import Split, divide_threads, split_threads
 from mbaas.allocation.throughput import Fit
 from mbaas.allocation.workers import Job, JobWorkers, allocate
+from mbaas.analysis.plan.decoded import about_decoding
 from mbaas.analysis.plan.jobs import Cluster, Points, TrainingJob
 from mbaas.analysis.plan.result import CachePlan, FitQuality, JobPlan, Limit, Plan
 from mbaas.analysis.plan.supply import (
@@ -94,6 +95,12 @@ def plan_on(jobs: Sequence[TrainingJob], cluster: Cluster, nodes: int) -> Plan:
         for job, want, given in zip(jobs, wants, allocation.by_job, strict=True)
     ]
     threads = _threads(made, cluster, nodes)
+    memory_bytes = cache_bytes(jobs, cluster)
+    spare_bytes = memory_bytes - sum(each.memory_bytes for each in kept.values())
+    told = [
+        about_decoding(m.job, cluster, nodes, workers=m.given.workers, room_bytes=spare_bytes + m.kept.memory_bytes)
+        for m in made
+    ]
     return Plan(
         nodes=nodes,
         least_nodes=cluster.least_nodes,
@@ -101,8 +108,11 @@ def plan_on(jobs: Sequence[TrainingJob], cluster: Cluster, nodes: int) -> Plan:
         why_nodes="",
         pool=pool,
         idle_workers=allocation.idle,
-        cache_memory_bytes=cache_bytes(jobs, cluster),
-        jobs=tuple(_job_plan(each, split, pool=pool) for each, split in zip(made, threads, strict=True)),
+        cache_memory_bytes=memory_bytes,
+        jobs=tuple(
+            _job_plan(each, split, pool=pool, decoding=said)
+            for each, split, said in zip(made, threads, told, strict=True)
+        ),
         caches=caches,
         storage=quality(cluster.storage_fit, cluster.storage),
     )
@@ -199,7 +209,7 @@ def _threads(made: Sequence[_Made], cluster: Cluster, nodes: int) -> list[Split]
     return splits
 
 
-def _job_plan(made: _Made, split: Split, *, pool: int) -> JobPlan:
+def _job_plan(made: _Made, split: Split, *, pool: int, decoding: str) -> JobPlan:
     job, (limit, reason) = made.job, _limit(made, pool=pool)
     return JobPlan(
         job=job.name,
@@ -218,6 +228,7 @@ def _job_plan(made: _Made, split: Split, *, pool: int) -> JobPlan:
         epoch_s=job.dataset.samples / made.rate_per_s,
         limit=limit,
         reason=reason,
+        decoding=decoding,
         threads=split,
         fit=quality(job.prep_fit, job.prep),
     )

@@ -52,6 +52,8 @@ class JobPlan:
         trial_low_per_s, trial_high_per_s: its interval, from what measurements of its step and its prep leave open.
         epoch_s: seconds of an epoch at that rate.
         limit, reason: what keeps it from going faster, in a word and in a sentence.
+        decoding: how much of prep decoding is, and what memory for decoded samples would bring: a clause, empty if
+            nobody has measured that. Rates are those without it.
         threads: how one node's threads for this job are split between preparing and reading.
         fit: how well the curve of its prep agrees with the points.
     """
@@ -72,6 +74,7 @@ class JobPlan:
     epoch_s: float
     limit: Limit
     reason: str
+    decoding: str
     threads: Split
     fit: FitQuality
 
