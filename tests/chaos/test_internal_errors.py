@@ -255,7 +255,9 @@ def test_a_bug_of_a_cache_node_is_in_its_own_log_and_the_feed_goes_on(ray_sessio
     def fill_from_nearer(*_: Any) -> None:
         raise LookupError("provoked over a slab")
 
-    options = {"batch_size": 20, "cache_bytes": 0, "prep_workers": 1}
+    # Two blocks and a bit in an epoch, and two ahead: none of the next epoch is tried in vain meanwhile.
+    memory = {"cache_bytes": 0, "staging_bytes": 8 * 1000 * 200, "staging": mbaas.Staging(ahead_blocks=2)}
+    options: dict[str, Any] = {"batch_size": 20, "prep_workers": 1, **memory}
     with mbaas.serve("reads", synthetic(SAMPLES), T.Pipeline([T.DecodeImage()]), **options) as feed:
         wait_until(lambda: cache_node_pids(feed.name), "the cache node is up")
         (pid,), (name,) = cache_node_pids(feed.name), runtime.children(feed.name, "cache")
