@@ -33,11 +33,13 @@ HELD_OUT_SHARE = 1 / 8
 
 WAYS: dict[str, tuple[Way, dict[str, Any]]] = {
     "dataloader": ("dataloader", {}),
-    "mbaas": ("now", {}),
+    "mbaas": ("now", {"decoded": False}),
+    "mbaas-decoded": ("now", {}),
 }
-"""What is compared: how trials get their minibatches, and options of the feeds. "now" is the default in a trial."""
+"""What is compared: how trials get their minibatches, and options of the feeds. "now" is the default in a trial,
+and so is to keep samples decoded."""
 
-NAMES = {"dataloader": "DataLoader", "mbaas": "mbaas"}
+NAMES = {"dataloader": "DataLoader", "mbaas": "mbaas", "mbaas-decoded": "mbaas, decoded"}
 
 
 @dataclass(frozen=True)
