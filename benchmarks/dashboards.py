@@ -150,10 +150,14 @@ DELIVERED, PREPARED = per_second("samples_delivered", "delivered"), per_second("
 FOR_PREP, FOR_BYTES = per_second("prep_stall_seconds", "for prep"), per_second("fetch_stall_seconds", "for bytes")
 FOR_OTHERS = per_second("peer_stall_seconds", "for other trials")
 HITS, MISSES = per_second("cache_hits"), per_second("cache_misses")
+DECODED = per_second("decoded_samples")
 
 WAITING = "How many trials wait at a moment, on average: each of them waits one second a second."
 SHARING = "How many trials each prepared sample served."
-HIT_SHARE = "Of the samples that came from their node's memory or from storage, the part that came from memory."
+HIT_SHARE = (
+    "Of the samples that came from their node's memory or from storage, the part that came from memory; and of all "
+    "prepared samples, the part that came decoded."
+)
 
 HEALTH = Row(
     "Health",
@@ -200,7 +204,13 @@ OF_A_FEED = Dashboard(
                     ),
                     is_stacked=True,
                 ),
-                Panel("Cache hits", "percentunit", (ratio(HITS, [HITS, MISSES], "hits"),), HIT_SHARE, columns=6),
+                Panel(
+                    "Cache hits",
+                    "percentunit",
+                    (ratio(HITS, [HITS, MISSES], "hits"), ratio(DECODED, [PREPARED], "decoded")),
+                    HIT_SHARE,
+                    columns=6,
+                ),
                 Panel("Staged minibatches", "bytes", (now("staged_bytes", "staged"),), columns=6),
             ),
         ),

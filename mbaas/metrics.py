@@ -62,7 +62,7 @@ METRICS = (
     Metric(
         "mbaas_cache_hits",
         "counter",
-        "Samples whose raw bytes came from the memory of the node that prepared them; what came from that of another "
+        "Samples whose bytes came from the memory of the node that prepared them; what came from that of another "
         "node or from a disk tier is in mbaas_remote_bytes and mbaas_disk_bytes. High against misses is good.",
     ),
     Metric(
@@ -72,9 +72,15 @@ METRICS = (
         "dataset.",
     ),
     Metric(
+        "mbaas_decoded_samples",
+        "counter",
+        "Samples that came decoded from a cache, in memory or on disk, and were not decoded again. A high share of all "
+        "prepared samples is good; a low one after the first epochs means that there is no memory for more.",
+    ),
+    Metric(
         "mbaas_cache_hit_bytes",
         "counter",
-        "Bytes of raw samples that came from the memory of the node that prepared them.",
+        "Bytes of samples that came from the memory of the node that prepared them.",
     ),
     Metric(
         "mbaas_remote_bytes",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mbaas.costs import LoadingCosts
-from mbaas.messages import Claims, ConsumerReport, EpochLedger, FetchCounts, FetchSpeeds
+from mbaas.messages import Amount, Claims, ConsumerReport, EpochLedger, FetchCounts, FetchSpeeds
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,8 @@ class NodeStatus:
     Attributes:
         node: its id.
         workers: number of prep workers there.
-        cached_samples, cached_bytes: raw samples in its memory.
+        cached_samples, cached_bytes: samples in its memory, in whatever form.
+        decoded, decoded_on_disk: those that it keeps decoded, in memory and on disk.
         storage_bytes, storage_s: what it has read from storage, and for how many seconds it was reading.
         fetch_threads: how many threads may read storage at once.
         readahead_bytes: how much it reads ahead at most now.
@@ -69,6 +70,8 @@ class NodeStatus:
     workers: int
     cached_samples: int
     cached_bytes: int
+    decoded: Amount
+    decoded_on_disk: Amount
     storage_bytes: int
     storage_s: float
     fetch_threads: int
@@ -116,7 +119,8 @@ class FeedStatus:
             block counts.
         remade_blocks: parts of blocks that were made more than once (a worker died, a consumer was out of step).
         delivered_samples: handed to trials, summed over trials, those that left included.
-        cached_samples, cached_bytes, cache_bytes: raw samples in memory, and the budget.
+        cached_samples, cached_bytes, cache_bytes: samples in memory, in whatever form, and the budget.
+        decoded, decoded_on_disk: those that are kept decoded, in memory and on disks.
         nodes: the nodes on which the feed has a cache.
         fetched: prepared samples since the start, by where their bytes came from: the memory of the node that
             prepared them, that of another, a disk tier, storage.
@@ -160,6 +164,8 @@ class FeedStatus:
     cached_samples: int
     cached_bytes: int
     cache_bytes: int
+    decoded: Amount
+    decoded_on_disk: Amount
     fetched: FetchCounts
     fetch_s: float
     prep_s: float

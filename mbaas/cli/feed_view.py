@@ -190,6 +190,8 @@ def _facts(status: FeedStatus, rates: Rates) -> RenderableType:
     grid.add_row(
         "cached", size(status.cached_bytes), Text.assemble(bar(status.cached_bytes, status.cache_bytes), cached)
     )
+    if decoded := _decoded(status):
+        grid.add_row("decoded", *decoded)
     firsts = _first_batches(status)
     if firsts:
         waited = f"median of {counted(len(firsts), 'trial')}, at most {seconds(max(firsts))}, from joining"
@@ -203,6 +205,20 @@ def _facts(status: FeedStatus, rates: Rates) -> RenderableType:
             Text("inexact", "bold red"), count(status.inexact_epochs), "epochs with missing or repeated samples"
         )
     return Padding(grid, (0, 0, 0, 2), expand=False)
+
+
+def _decoded(status: FeedStatus) -> tuple[str, str] | None:
+    """Say what is kept decoded, and how many samples came so; None if nothing is."""
+    memory, disk = status.decoded, status.decoded_on_disk
+    if not memory.samples and not disk.samples:
+        return None
+    places = [
+        f"{counted(amount.samples, 'sample')} {place}"
+        for amount, place in ((memory, "of the cache"), (disk, "on disk"))
+        if amount.samples
+    ]
+    came = f"{percent(status.fetched.decoded.samples / max(1, status.fetched.all.samples))} of prepared samples came so"
+    return size(memory.nbytes + disk.nbytes), f"{' and '.join(places)}, {came}"
 
 
 def _costs(costs: LoadingCosts) -> tuple[str, str] | None:
@@ -297,7 +313,7 @@ def _workers(status: FeedStatus) -> RenderableType:
 
 def _nodes(status: FeedStatus) -> RenderableType:
     """Show the caches; the last column is what one thread gets from storage."""
-    table = table_of("node", ">workers", ">fetch threads", ">cached", ">read ahead", ">storage/s")
+    table = table_of("node", ">workers", ">fetch threads", ">cached", ">decoded", ">read ahead", ">storage/s")
     for node in status.nodes:
         rate = size(node.speeds.storage) if node.speeds.storage is not None else "-"
         table.add_row(
@@ -305,6 +321,7 @@ def _nodes(status: FeedStatus) -> RenderableType:
             str(node.workers),
             str(node.fetch_threads),
             size(node.cached_bytes),
+            count(node.decoded.samples + node.decoded_on_disk.samples),
             size(node.readahead_bytes),
             rate,
         )

@@ -14,7 +14,7 @@ from mbaas.core.consumers import Consumer
 from mbaas.core.lane_messages import LaneReport
 from mbaas.core.state import StagingState
 from mbaas.core.supervised import WorkerPhase
-from mbaas.messages import Claims, ConsumerReport, FeedInfo
+from mbaas.messages import Amount, Claims, ConsumerReport, FeedInfo
 from mbaas.status import ConsumerStatus, FeedStatus, NodeStatus, WorkerStatus
 
 SHOWN_LEDGERS = 1000
@@ -77,6 +77,8 @@ def snapshot(
         cached_samples=sum(stats.cached_samples for stats in caches.values()),
         cached_bytes=sum(stats.cached_bytes for stats in caches.values()),
         cache_bytes=sum(supervision.caches.budgets.get(node, 0) for node in caches),
+        decoded=sum((stats.decoded for stats in caches.values()), Amount()),
+        decoded_on_disk=sum((stats.decoded_on_disk for stats in caches.values()), Amount()),
         fetched=counters.fetched,
         fetch_s=counters.fetch_s,
         prep_s=counters.prep_s,
@@ -101,6 +103,7 @@ def metric_values(counters: Counters, *, staged_bytes: int, workers: int) -> dic
         "mbaas_peer_stall_seconds": delivered.peer_stall_s,
         "mbaas_cache_hits": fetched.local.samples,
         "mbaas_cache_misses": fetched.storage.samples,
+        "mbaas_decoded_samples": fetched.decoded.samples,
         "mbaas_cache_hit_bytes": fetched.local.nbytes,
         "mbaas_remote_bytes": fetched.remote.nbytes,
         "mbaas_disk_bytes": fetched.disk.nbytes,
@@ -155,6 +158,8 @@ def _node(node: str, stats: CacheStats, workers: Mapping[str, int]) -> NodeStatu
         workers=workers.get(node, 0),
         cached_samples=stats.cached_samples,
         cached_bytes=stats.cached_bytes,
+        decoded=stats.decoded,
+        decoded_on_disk=stats.decoded_on_disk,
         storage_bytes=stats.total.reads.nbytes,
         storage_s=stats.storage_s,
         fetch_threads=stats.threads,

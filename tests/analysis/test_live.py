@@ -78,10 +78,12 @@ def member(name: str, report: ConsumerReport, *, trial: str | None = None, state
 def status_of(*members: ConsumerStatus) -> FeedStatus:
     """Make the status of a feed of 10,000 samples of 100 kB, with a worker that makes 2,000 of them a second."""
     lists = ("members", "workers", "waits_for", "skipped", "notes", "ledgers", "nodes")
-    others = ("name", "engine", "claims", "fetched", "costs", "prediction_error", "failed", "samples")
+    decoded = ("decoded", "decoded_on_disk")
+    others = ("name", "engine", "claims", *decoded, "fetched", "costs", "prediction_error", "failed", "samples")
     given: dict[str, Any] = {each.name: 1 for each in fields(FeedStatus) if each.name not in (*lists, *others)}
     given |= {
         **dict.fromkeys(lists, ()),
+        **dict.fromkeys(decoded, Amount()),
         "members": members,
         "workers": (WorkerStatus("prep-0", 1, 0, 1000, 2000.0),),
         "fetched": FetchCounts(local=Amount(1000, 100_000_000)),

@@ -7,11 +7,11 @@ from typing import Any
 
 from mbaas.budgets import MemoryClaim
 from mbaas.costs import LoadingCosts
-from mbaas.messages import Claims, ConsumerReport, FetchCounts
+from mbaas.messages import Amount, Claims, ConsumerReport, FetchCounts
 from mbaas.status import ConsumerStatus, FeedStatus
 
 LISTS = ("members", "workers", "waits_for", "skipped", "notes", "ledgers", "nodes")
-OTHERS = ("name", "engine", "claims", "fetched", "costs", "prediction_error", "failed")
+OTHERS = ("name", "engine", "claims", "decoded", "decoded_on_disk", "fetched", "costs", "prediction_error", "failed")
 
 
 def feed_status(**given: Any) -> FeedStatus:
@@ -20,6 +20,7 @@ def feed_status(**given: Any) -> FeedStatus:
     values: dict[str, Any] = {**numbers, **dict.fromkeys(LISTS, ())}
     claims = Claims(memory=MemoryClaim(0, 1), cpus=1.0, gpus=0.0)
     values |= {"name": "train", "engine": "cpu", "claims": claims, "fetched": FetchCounts(), "costs": LoadingCosts()}
+    values |= {"decoded": Amount(), "decoded_on_disk": Amount()}
     return FeedStatus(**{**values, "prediction_error": None, "failed": None, **given})
 
 

@@ -37,6 +37,7 @@ def told(status):
         "ray_mbaas_samples_delivered_total": status.delivered_samples,
         "ray_mbaas_cache_hits_total": status.fetched.local.samples,
         "ray_mbaas_cache_misses_total": status.fetched.storage.samples,
+        "ray_mbaas_decoded_samples_total": status.fetched.decoded.samples,
         "ray_mbaas_cache_hit_bytes_total": status.fetched.local.nbytes,
         "ray_mbaas_storage_bytes_total": status.fetched.storage.nbytes,
         "ray_mbaas_staged_bytes": status.staged_bytes,
