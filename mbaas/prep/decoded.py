@@ -39,6 +39,7 @@ _VERSION = 1
 _HEADER = Struct("<8sHHBcBBII8Q")
 _CHECKSUM = Struct("<I")
 _CHECKED_BYTES = HEADER_BYTES - _CHECKSUM.size
+_KINDS = (b"b", b"i", b"u", b"f", b"c")  # of numbers, by NumPy's letters
 _ENGINES: tuple[EngineName, ...] = ("cpu", "dali")
 
 
@@ -140,9 +141,11 @@ def image_header(decoded: Decoded, max_pixels: int) -> Header:
 
 def _dtype(kind: bytes, itemsize: int) -> np.dtype[Any] | None:
     """Return the type of numbers that a header names, in the byte order of the machine; None if there is none."""
+    if kind not in _KINDS:  # NumPy takes other letters for text that says more, and parses it
+        return None
     try:
         dtype = np.dtype(f"{kind.decode()}{itemsize}")
-    except (TypeError, ValueError):
+    except TypeError:
         return None
     return dtype if is_numeric(dtype) else None
 

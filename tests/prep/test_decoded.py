@@ -122,6 +122,7 @@ def test_what_is_no_whole_container_is_refused(data, says):
         ({"axes": 9}, "9 axes"),
         ({"kind": b"O"}, "1 axes of b'O'4"),
         ({"kind": b"\xff"}, "1 axes of b'.xff'4"),
+        ({"kind": b","}, "1 axes of b','4"),
         ({"itemsize": 16}, "1 axes of b'f'16"),
         ({"engine": 2}, "after 1 transforms of engine 2"),
         ({"length": 2**63}, "takes 36,893,488,147,419,103,360 bytes, and it has 192"),
