@@ -11,12 +11,13 @@ from rich.text import Text
 
 from mbaas import units
 from mbaas.bench.peers import PEERS
-from mbaas.bench.report import DECODED_ROWS, BenchReport, Machine, RowResult
+from mbaas.bench.report import DECODED_ROWS, READ_ROW, BenchReport, Machine, RowResult
 from mbaas.bench.tasks import TASKS
 
 NAMES = {
     "prep": "P, prep alone",
     "prep-decoded": "P', of decoded",
+    "memory": "reading alone",
     "dataloader": "DataLoader per trial",
     "dali": "DALI per trial",
     **{row: peer.name for row, peer in PEERS.items()},
@@ -53,9 +54,16 @@ def _breakdown(result: RowResult) -> str:
     """Say where the CPU seconds of a delivered sample go."""
     busy = ((kind, 1e6 * cores / result.samples_per_s) for kind, cores in result.cores_by_kind)
     parts = ", ".join(f"{kind} {units.number(us)}" for kind, us in busy if us >= 0.05)
-    decoded = result.decoded_share
-    share = "," if decoded is None else f": {units.percent(decoded)} of N x P';"
-    return f"{_named(result)}{share} CPU-us a delivered sample: {parts}"
+    return f"{_named(result)}{_shares(result)} CPU-us a delivered sample: {parts}"
+
+
+def _shares(result: RowResult) -> str:
+    """Say the shares for which the table has no room."""
+    shares = [] if result.decoded_share is None else [f"{units.percent(result.decoded_share)} of N x P'"]
+    if result.best_share is not None and result.best_cpu_share is not None:
+        by_cpu = units.percent(result.best_cpu_share)
+        shares.append(f"{units.percent(result.best_share)} of what the machine could carry at best ({by_cpu} by CPU)")
+    return f": {', '.join(shares)};" if shares else ","
 
 
 def _named(result: RowResult) -> str:
@@ -134,7 +142,7 @@ def _notes(report: BenchReport) -> str:
         "samples/s: delivered, summed over trials, in whole epochs after a warm-up as long. "
         "P: what all cores prepare without any transport; "
         "NxP: what N trials would get if each sample were prepared once and given to all for nothing. "
-        f"{_of_decoded(report)}"
+        f"{_of_decoded(report)}{_of_reading(report)}"
         "by CPU: the same share from CPU seconds, which other programs on the machine hardly change. "
         "CPU-s: of all processes of the row, daemons included, for 1,000 delivered samples. "
         "cores: that were busy. GB: peak memory of all processes, shared pages counted once, page cache not counted. "
@@ -152,6 +160,16 @@ def _of_decoded(report: BenchReport) -> str:
     return (
         "P': the same from decoded samples in memory, so N x P' is the limit of a feed that keeps samples decoded. Its "
         "shares are of N x P, too, and may be above 100 %. "
+    )
+
+
+def _of_reading(report: BenchReport) -> str:
+    if READ_ROW not in report.settings.rows:
+        return ""
+    what = "a byte of each page" if report.settings.read == "pages" else "every byte"
+    return (
+        f"Reading alone: N processes read one minibatch in shared memory as trials do, {what}. At best the machine "
+        "could carry what is left when each sample is prepared once, without transport, and every trial reads it. "
     )
 
 

@@ -20,11 +20,14 @@ from mbaas.bench.peers import PEERS
 from mbaas.bench.tasks import TASKS
 from mbaas.errors import ConfigError
 
-ROWS = ("prep", "prep-decoded", "dataloader", "dali", *PEERS, "mbaas", "mbaas-decoded")
+ROWS = ("prep", "prep-decoded", "memory", "dataloader", "dali", *PEERS, "mbaas", "mbaas-decoded")
 """All rows, in the order in which they are run and shown; "prep" is P, which the others are compared with."""
 
 PREP_ROWS = ("prep", "prep-decoded")
 """Rows that run a process for each core, whatever the number of trials."""
+
+READ_ROW = "memory"
+"""The row of trials that only read: what the machine could carry if minibatches were there for nothing."""
 
 DECODED_ROWS = ("prep-decoded", "mbaas-decoded")
 """Rows that keep samples decoded. All others have them encoded, and can be compared with older figures."""
@@ -63,6 +66,7 @@ class BenchSettings:
             `mbaas.bench.rows.dataloader.workers_for`.
         array: what an mbaas trial asks for: "numpy" are read-only views of shared memory, "torch" are private copies.
         peers_python: the interpreter of another environment, for peers that are not installed in this one.
+        read: what trials read of their minibatches, in all rows: a byte of each page ("pages"), or "all".
         seed: order and transforms follow from it.
         timeout_s: a row that takes longer is stopped and reported as failed.
 
@@ -84,6 +88,7 @@ class BenchSettings:
     cores: int = field(default_factory=usable_cores)
     dataloader_workers: int | None = None
     array: Literal["torch", "numpy"] = "numpy"
+    read: Literal["pages", "all"] = "pages"
     peers_python: Path | None = None
     seed: int = 0
     timeout_s: float = 300.0
@@ -128,6 +133,8 @@ class BenchSettings:
             )
         if self.array not in ("torch", "numpy"):
             raise ConfigError(f"array must be 'torch' or 'numpy', got {self.array!r}")
+        if self.read not in ("pages", "all"):
+            raise ConfigError(f"read must be 'pages' or 'all', got {self.read!r}")
 
 
 @dataclass(frozen=True)
@@ -167,6 +174,11 @@ class Round:
         """The run of P'; None as above."""
         return self._run("prep-decoded")
 
+    @property
+    def reading(self) -> RowRun | None:
+        """The run of trials that only read; None as above."""
+        return self._run(READ_ROW)
+
     def _run(self, row: str) -> RowRun | None:
         return next((run for run in self.runs if run.row == row and not run.error), None)
 
@@ -181,11 +193,15 @@ class RowResult:
         batch: samples in a minibatch.
         rounds: number of runs that succeeded; all medians are over them.
         samples_per_s: median of the delivered samples, summed over trials.
-        share: median of samples/s divided by N x P of the same round; None where P is not known, and for P and P'.
-            What has decoded samples may be above 1.
+        share: median of samples/s divided by N x P of the same round; None where P is not known, and for rows that
+            deliver nothing. What has decoded samples may be above 1.
         decoded_share: the same of N x P', for a row that has decoded samples; else None.
         cpu_share: median of P's CPU seconds a sample divided by N x this row's: the share of N x P that this row's
             CPU seconds allow. Other programs on the machine hardly change it. None as above.
+        best_share: median of samples/s divided by the most that the machine could carry: by all cores preparing each
+            sample once (P, or P' for a row that has decoded samples), and N trials reading it, one after the other.
+            None where one of both is not known, and for rows that deliver nothing.
+        best_cpu_share: the same by CPU seconds, as `cpu_share` is.
         cpu_s_per_1000: median CPU seconds, of all processes of the row, for 1,000 delivered samples.
         cores_by_kind: medians of the cores kept busy by each kind of process (see `mbaas.bench.cpu.kind_of`).
         trial_us: median CPU microseconds of a trial's own process for a sample.
@@ -204,6 +220,8 @@ class RowResult:
     share: float | None
     decoded_share: float | None
     cpu_share: float | None
+    best_share: float | None
+    best_cpu_share: float | None
     cpu_s_per_1000: float
     cores_by_kind: tuple[tuple[str, float], ...]
     trial_us: float
@@ -262,9 +280,14 @@ def _summarize_row(rounds: Sequence[Round], row: str, trials: int) -> RowResult:
     runs = [run for run, _ in pairs]
     good = [run for run in runs if not run.error]
     # each run against P of its own round: both met the machine in the same state
-    delivering = [(run, one) for run, one in pairs if not run.error and row not in PREP_ROWS]
+    delivering = [(run, one) for run, one in pairs if not run.error and row not in (*PREP_ROWS, READ_ROW)]
     against = [(run, one.prep) for run, one in delivering if one.prep]
     decoded = [(run, one.prep_decoded) for run, one in delivering if one.prep_decoded and row in DECODED_ROWS]
+    reading = [
+        (run, prep, one.reading)
+        for run, one in delivering
+        if one.reading and (prep := one.prep_decoded if row in DECODED_ROWS else one.prep)
+    ]
     return RowResult(
         row=row,
         trials=trials,
@@ -274,6 +297,10 @@ def _summarize_row(rounds: Sequence[Round], row: str, trials: int) -> RowResult:
         share=_median_or_none(_share(run, prep, trials) for run, prep in against),
         decoded_share=_median_or_none(_share(run, prep, trials) for run, prep in decoded),
         cpu_share=_median_or_none(prep.cpu_s_per_1000 / (trials * run.cpu_s_per_1000) for run, prep in against),
+        best_share=_median_or_none(_best(trials, prep, reads) * run.samples_per_s for run, prep, reads in reading),
+        best_cpu_share=_median_or_none(
+            (prep.cpu_s_per_1000 / trials + reads.cpu_s_per_1000) / run.cpu_s_per_1000 for run, prep, reads in reading
+        ),
         cpu_s_per_1000=_median(run.cpu_s_per_1000 for run in good),
         cores_by_kind=_medians(good),
         trial_us=_median(run.trial_us for run in good),
@@ -284,6 +311,11 @@ def _summarize_row(rounds: Sequence[Round], row: str, trials: int) -> RowResult:
         repeated=sum(run.repeated for run in good),
         errors=tuple(run.error for run in runs if run.error),
     )
+
+
+def _best(trials: int, prep: RowRun, reading: RowRun) -> float:
+    """Return the seconds that the machine takes at best for each sample that it delivers."""
+    return 1 / (trials * prep.samples_per_s) + 1 / reading.samples_per_s
 
 
 def _share(run: RowRun, prep: RowRun, trials: int) -> float:

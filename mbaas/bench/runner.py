@@ -82,6 +82,7 @@ def row_spec(settings: BenchSettings, data: Data, row: str, trials: int, batch: 
         seed=settings.seed,
         workers=workers_for(settings.cores, trials) if workers is None else workers,
         array=settings.array,
+        reads_all=settings.read == "all",
     )
     return RowSpec(trial, processes, Window(settings.seconds, settings.epochs), settings.timeout_s)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.synchronize import Barrier, Event
@@ -114,6 +114,11 @@ def touch(array: NDArray[Any]) -> int:
     return int(array.reshape(-1).view(np.uint8)[::PAGE_BYTES].sum())
 
 
+def read(array: NDArray[Any]) -> int:
+    """Read every byte, as a trial that computes with all of its data does; return the largest."""
+    return int(array.reshape(-1).view(np.uint8).max(initial=0))
+
+
 def run_trial(spec: TrialSpec, window: Window, gate: Gate, host: Any) -> None:
     """Be a trial; this is the main function of its process.
 
@@ -123,42 +128,48 @@ def run_trial(spec: TrialSpec, window: Window, gate: Gate, host: Any) -> None:
     try:
         loader = open_loader(spec)
         try:
-            consume(loader, window, gate, connection)
+            consume(loader, window, gate, connection, read if spec.reads_all else touch)
         finally:
             loader.close()
     except Exception:  # of any library that a row uses: the host has to hear why, or it would wait
         connection.send(Failed(f"trial {spec.trial}: {traceback.format_exc()}"))
 
 
-def consume(loader: EpochLoader, window: Window, gate: Gate, host: Connection[Message, None]) -> None:
-    """Warm up, be measured, and go on until all others were."""
+def consume(
+    loader: EpochLoader,
+    window: Window,
+    gate: Gate,
+    host: Connection[Message, None],
+    use: Callable[[NDArray[Any]], int] = touch,
+) -> None:
+    """Warm up, be measured, and go on until all others were; ``use`` is done to every array of a minibatch."""
     ledger = Ledger(loader.samples)
     gate.start.wait()  # alone, a trial would warm up with the machine to itself
-    _measure(loader, window, ledger)
+    _measure(loader, window, ledger, use)
     host.send(Warm())
-    host.send(_measure(loader, window, ledger))
+    host.send(_measure(loader, window, ledger, use))
     while not gate.stop.is_set():
-        _take(_until(gate.stop, loader.epoch()), ledger)
+        _take(_until(gate.stop, loader.epoch()), ledger, use)
 
 
-def _measure(loader: EpochLoader, window: Window, ledger: Ledger) -> TrialResult:
+def _measure(loader: EpochLoader, window: Window, ledger: Ledger, use: Callable[[NDArray[Any]], int]) -> TrialResult:
     samples = epochs = 0
     began, began_cpu = time.monotonic(), time.process_time()
     # whole epochs: what a row pays between two of them counts, too, and every one is checked
     while not window.is_over(epochs, time.monotonic() - began):
-        samples += _take(loader.epoch(), ledger)
+        samples += _take(loader.epoch(), ledger, use)
         ledger.close_epoch()
         epochs += 1
     seconds, cpu_s = time.monotonic() - began, time.process_time() - began_cpu
     return TrialResult(samples, seconds, cpu_s, ledger.epochs, ledger.missing, ledger.repeated)
 
 
-def _take(minibatches: Iterator[Minibatch], ledger: Ledger) -> int:
+def _take(minibatches: Iterator[Minibatch], ledger: Ledger, use: Callable[[NDArray[Any]], int]) -> int:
     """Use up ``minibatches``; return the number of samples."""
     samples = 0
     for values, sample_ids in minibatches:
         for array in values:
-            touch(array)
+            use(array)
         ledger.add(sample_ids)
         samples += len(sample_ids)
         del values, array, sample_ids  # a minibatch that is held while the next is asked for takes up room in staging

@@ -6,7 +6,7 @@ import importlib.util
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
 
@@ -80,7 +80,7 @@ def bench(
     rows: Annotated[
         str | None,
         typer.Option(
-            help="Which of prep, prep-decoded, dataloader, dali, mbaas, mbaas-decoded to run. Default: all of them.",
+            help="Which of prep, prep-decoded, memory, dataloader, dali, mbaas, mbaas-decoded to run. Default: all.",
             metavar="ROW,ROW",
             show_default=False,
         ),
@@ -130,6 +130,9 @@ def bench(
         int | None,
         typer.Option(help="CPUs that prep may use. Default: all.", show_default=False),
     ] = None,
+    read: Annotated[
+        str, typer.Option(help="What trials read of each minibatch: a byte of each page, or all.", metavar="pages|all")
+    ] = "pages",
     as_json: AsJson = False,
     bookkeeping: Annotated[bool, _moved("--bookkeeping")] = False,  # noqa: ARG001
     ready: Annotated[bool, _moved("--ready")] = False,  # noqa: ARG001
@@ -163,6 +166,7 @@ def bench(
         rows=tuple(dict.fromkeys([*chosen, *(PEERS if peers else ())])),
         rounds=rounds,
         seconds=seconds,
+        read=cast("Any", read),
         peers_python=peers_python,
         cores=usable_cores() if cores is None else cores,
     )

@@ -65,6 +65,27 @@ def test_decoded_rows_have_shares_of_p_and_of_p_from_decoded_samples() -> None:
     assert "N x P' is the limit" in " ".join(out.getvalue().split())
 
 
+def test_at_best_each_sample_is_prepared_once_and_read_by_every_trial() -> None:
+    """N = 4, reading alone 12,000/s: 1 / (1 / (4 x 1,000) + 1 / 12,000) = 3,000, of which 2,400 are 0.8; of decoded
+    samples 1 / (1 / (4 x 3,000) + 1 / 12,000) = 6,000, of which 4,500 are 0.75. By CPU: P has 2.0 CPU-s per 1,000, P'
+    2/3, reading alone 1/6, the feeds 2 / 2.4 and 2 / 4.5: (0.5 + 1/6) * 1.2 = 0.8, and (1/6 + 1/6) * 2.25 = 0.75.
+    """
+    rates = {"prep": 1000.0, "prep-decoded": 3000.0, "memory": 12_000.0, "mbaas": 2400.0, "mbaas-decoded": 4500.0}
+    one = Round(tuple(run_of(row, rate) for row, rate in rates.items()))
+    results = summarize([one], 4)
+    assert [result.best_share for result in results] == [None] * 3 + [pytest.approx(0.8), pytest.approx(0.75)]
+    assert [result.best_cpu_share for result in results] == [None] * 3 + [pytest.approx(0.8), pytest.approx(0.75)]
+    assert (results[2].share, results[2].cpu_share) == (None, None)
+    out = io.StringIO()
+    settings = BenchSettings(trials=(4,), batch=(64,), read="all")
+    Console(file=out, width=80).print(render(BenchReport(settings, Machine(), 1500, results)))
+    said = " ".join(out.getvalue().split())
+    assert "batches of 64: 80 % of what the machine could carry at best (80 % by CPU); CPU-us" in said
+    assert "as trials do, every byte." in said
+    without = summarize([Round(one.runs[:2] + one.runs[3:])], 4)
+    assert [result.best_share for result in without] == [None] * 4
+
+
 def test_rows_are_in_order_and_failures_are_kept(results: tuple[RowResult, ...]) -> None:
     assert [result.row for result in results] == ["prep", "dali", "mbaas"]
     dali = results[1]
@@ -124,6 +145,7 @@ def test_the_table_is_whole_in_80_columns(results: tuple[RowResult, ...]) -> Non
         ({"epochs": 0}, "epochs must be at least 1, got 0"),
         ({"rows": ("prep", "dalli")}, "got dalli"),
         ({"array": "jax"}, "got 'jax'"),
+        ({"read": "some"}, "read must be 'pages' or 'all', got 'some'"),
         ({"timeout_s": 0.0}, "timeout_s"),
         ({"dataloader_workers": -1}, "got -1"),
         (

@@ -51,6 +51,8 @@ def run_small(photos: Path, row: str, trials: int, **options: object) -> RowRun:
     ("row", "trials", "options"),
     [
         ("prep", 1, {}),
+        ("memory", 2, {}),
+        ("memory", 1, {"read": "all"}),
         pytest.param("prep-decoded", 1, {}, marks=pytest.mark.long),
         ("dataloader", 2, {}),
         ("dataloader", 1, {"dataloader_workers": 0}),
@@ -67,7 +69,7 @@ def test_each_sample_comes_once_in_each_epoch(photos: Path, row: str, trials: in
     assert (result.row, result.trials, result.epochs) == (row, processes, 4 * processes)
     assert (result.missing, result.repeated, result.spilled_bytes) == (0, 0, 0)
     assert result.samples_per_s > 0
-    assert result.cpu_s_per_1000 > 0
+    assert result.cpu_s_per_1000 > 0 or row == "memory", "two epochs are read in less than a tick"
     assert result.peak_bytes > 10 * 2**20
 
 

@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from mbaas.bench.rows import Minibatch
-from mbaas.bench.trial import Gate, Ledger, TrialResult, Warm, Window, consume, touch
+from mbaas.bench.trial import Gate, Ledger, TrialResult, Warm, Window, consume, read, touch
 
 
 class FaultyLoader:
@@ -56,6 +56,15 @@ def test_ledger_starts_every_epoch_afresh() -> None:
         ledger.add(np.array(ids))
         ledger.close_epoch()
     assert (ledger.epochs, ledger.missing, ledger.repeated) == (3, 1, 1)
+
+
+def test_read_reads_every_byte() -> None:
+    pixels = np.zeros((5, 7, 3), np.uint8)
+    assert read(pixels) == 0
+    pixels[4, 6, 2] = 7  # in a page of which `touch` reads the first byte
+    assert (read(pixels), touch(pixels)) == (7, 0)
+    assert read(np.array([0.0, -1.0], np.float32)) == 0xBF
+    assert read(np.zeros((0, 4))) == 0
 
 
 def test_touch_reads_each_page_and_copies_nothing() -> None:

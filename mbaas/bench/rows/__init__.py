@@ -45,6 +45,7 @@ class TrialSpec:
         seed: order and transforms follow from it.
         workers: worker processes of a DataLoader.
         array: what an mbaas trial asks for, "torch" or "numpy".
+        reads_all: whether a trial reads every byte of a minibatch, or one of each page.
         address: where trials find what serves the row, or "" in rows that need nothing served.
     """
 
@@ -58,6 +59,7 @@ class TrialSpec:
     seed: int
     workers: int = 0
     array: str = "numpy"
+    reads_all: bool = False
     address: str = ""
 
     def samples(self) -> Samples:
@@ -97,6 +99,7 @@ class Service(Protocol):
 _MODULES = {
     "prep": "mbaas.bench.rows.prep",
     "prep-decoded": "mbaas.bench.rows.prep",
+    "memory": "mbaas.bench.rows.memory",
     "dataloader": "mbaas.bench.rows.dataloader",
     "dali": "mbaas.bench.rows.dali",
     "mbaas": "mbaas.bench.rows.feed",
@@ -106,7 +109,7 @@ _MODULES = {
     "ray-data": "mbaas.bench.rows.ray_data",
 }
 
-_SERVED = frozenset(["prep-decoded", "mbaas", "mbaas-decoded", "tensorsocket", "tf-data", "ray-data"])
+_SERVED = frozenset(["prep-decoded", "memory", "mbaas", "mbaas-decoded", "tensorsocket", "tf-data", "ray-data"])
 """Rows whose modules have a `Service`."""
 
 
