@@ -24,6 +24,7 @@ from support.waiting import wait_until
 pytestmark = pytest.mark.usefixtures("ray_clean")
 
 SAMPLES, BATCH_SIZE = 61, 8
+SAMPLE_BYTES = 8 * 8 * 3 + 16  # an image, its label and its id
 Switch = Callable[..., Path]
 Serve = Callable[..., mbaas.Feed]
 
@@ -53,7 +54,8 @@ def serve(feed_name: str, tmp_path: Path, switch: Switch) -> Iterator[Serve]:
     feeds = []
 
     def start(*, storage_s: float, **options: Any) -> mbaas.Feed:
-        given: dict[str, Any] = {"batch_size": BATCH_SIZE, "prep_workers": 1, "cache_bytes": 0} | options
+        memory = {"cache_bytes": 0, "staging_bytes": 8 * BATCH_SIZE * SAMPLE_BYTES}
+        given: dict[str, Any] = {"batch_size": BATCH_SIZE, "prep_workers": 1} | memory | options
         pipeline = T.Pipeline([T.DecodeImage()])
         feeds.append(mbaas.serve(feed_name, data, pipeline, timeouts=mbaas.Timeouts(storage_s=storage_s), **given))
         return feeds[-1]
