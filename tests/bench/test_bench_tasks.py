@@ -89,6 +89,12 @@ def test_p_from_decoded_samples_makes_the_same_bytes(task: str, folder: Path) ->
             np.testing.assert_array_equal(mine, same, strict=True)
 
 
+def test_decoded_samples_are_written_in_order() -> None:
+    containers = np.frombuffer(b"bbbaacccc", np.uint8)
+    found = prep._by_row(np.array([1, 0, 2]), np.array([3, 2, 4]), containers)
+    assert [each.tobytes() for each in found] == [b"aa", b"bbb", b"cccc"]
+
+
 def test_without_room_for_what_is_decoded_there_is_no_p_of_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prep, "MOST_BYTES", 1_500_000)  # two photographs
     with pytest.raises(MbaasError, match=r"\.jpg cannot be kept decoded, so there is no P' with this data"):

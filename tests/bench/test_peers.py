@@ -63,6 +63,20 @@ def test_what_is_not_installed_is_left_out_and_a_sentence_says_how_to_install_it
     assert f"because {sys.executable} has no nowhere.at.all" in sentence
 
 
+def test_a_peer_of_another_environment_is_run_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "only_there").mkdir()
+    (tmp_path / "only_there" / "only_there.py").touch()
+    python = tmp_path / "python"
+    python.write_text(
+        f'#!/bin/sh\nPYTHONPATH={tmp_path}/only_there:{":".join(filter(None, sys.path))} exec {sys.executable} "$@"\n'
+    )
+    python.chmod(0o755)
+    monkeypatch.setitem(PEERS, "tf-data", Peer("Its Data", ("only_there",), ("only-there", "numpy")))
+    found, left_out = find_peers(["tf-data"], python)
+    assert (found["tf-data"].python, left_out) == (str(python), ())
+    assert find_peers(["tf-data"], None)[0] == {}
+
+
 def test_an_environment_with_another_mbaas_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peers, "__version__", "99.0")
     found, (sentence,) = find_peers(["ray-data"], None)

@@ -69,12 +69,19 @@ def _decode_all(spec: TrialSpec, file: BinaryIO) -> None:
         if len(rows) < len(ids):
             missing = samples.files[ids[min({*range(len(ids))} - {*rows.tolist()})]]
             raise MbaasError(f"{missing} cannot be kept decoded, so there is no P' with this data")
-        bounds = [0, *accumulate(sizes.tolist())]
-        file.writelines(containers[bounds[row] : bounds[row + 1]].data for row in np.argsort(rows))
+        file.writelines(each.data for each in _by_row(rows, sizes, containers))
         lengths[ids[rows]] = sizes
     file.seek(0)
     file.write(lengths.data)
     engine.close()
+
+
+def _by_row(
+    rows: NDArray[np.int64], sizes: NDArray[np.int64], containers: NDArray[np.uint8]
+) -> list[NDArray[np.uint8]]:
+    """Return views of containers in the order of their rows: threads of an engine keep samples in any order."""
+    views = np.split(containers, np.cumsum(sizes)[:-1])
+    return [views[place] for place in np.argsort(rows)]
 
 
 def _start(samples: int) -> int:
