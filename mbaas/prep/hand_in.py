@@ -30,7 +30,7 @@ class PartHandIn:
     """What a worker hands in of a part.
 
     Args:
-        reader: of the node's cache.
+        reader: of the node's cache; it may be missing where nothing is asked for.
         request: the part.
         asked_for: row of the part whose decoded sample the cache would keep -> id of the stored sample.
         nbytes: what these take on average, together.
@@ -39,7 +39,7 @@ class PartHandIn:
 
     def __init__(
         self,
-        reader: CacheReader,
+        reader: CacheReader | None,
         request: PartRequest,
         asked_for: Mapping[int, int],
         nbytes: int,
@@ -76,6 +76,7 @@ class PartHandIn:
         if self._before is not None and not ray.wait([self._before], timeout=COPIED_S)[0]:
             _log.warning("the cache has not copied decoded samples within %g s; it gets no more of this part", COPIED_S)
             return False
+        assert self._reader is not None, "rows are asked for by nobody"
         ids, lengths, packed, unfit = _kept_of(asked, keep)
         self._before = self._reader.hand_in(self._request, ids, lengths, packed, unfit, is_last=is_last)
         return True

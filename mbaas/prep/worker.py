@@ -260,7 +260,7 @@ class PrepWorker:
             # What was fetched while the engine was busy with the block before cost nobody any time.
             fetch_s = max(0.0, started - max(arrived, work.free_since))
             hand_in = PartHandIn(
-                work.readers[self._node],
+                work.readers.get(self._node),
                 request,
                 work.asked_for(request, ids, reply),
                 reply.hand_in_bytes,

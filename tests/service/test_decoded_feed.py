@@ -1,0 +1,73 @@
+"""Feeds that keep samples decoded, not at all, in part or all of them: minibatches have the same bytes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import ray
+
+import mbaas
+from mbaas import runtime
+from mbaas import transforms as T
+from mbaas.dataset import synthetic
+from support.trials import record_epoch
+from support.waiting import wait_until
+
+pytestmark = pytest.mark.usefixtures("ray_clean")
+
+DATA = synthetic(331, height=96, width=128)
+"""331 images; decoded they take 37 kB each."""
+
+DECODED_BYTES = 331 * (96 * 128 * 3 + 128)
+
+
+def augmented() -> T.Pipeline:
+    return T.Pipeline([T.DecodeImage(), T.CenterCrop(90), T.RandomHorizontalFlip()])
+
+
+def epochs(feed: mbaas.Feed, count: int) -> list[str]:
+    with mbaas.join(feed.name, consumer="me", format="numpy") as loader:
+        records = [record_epoch(loader) for _ in range(count)]
+    assert all(record.ledger is not None and record.ledger.exact for record in records)
+    return [record.row_digest for record in records]
+
+
+@pytest.fixture(scope="module")
+def plain(ray_session: None) -> list[str]:
+    with mbaas.serve("plain", DATA, augmented(), batch_size=32, prep_workers=1, decoded=False) as feed:
+        digests = epochs(feed, 4)
+        assert feed.status().decoded.samples == feed.status().fetched.decoded.samples == 0
+    return digests
+
+
+@pytest.mark.parametrize("share", [0.5, 1.2])
+def test_the_same_bytes_come_with_some_and_with_all_samples_kept_decoded(
+    share: float, plain: list[str], feed_name: str
+) -> None:
+    options: dict[str, Any] = {"cache_bytes": int(share * DECODED_BYTES), "prep_workers": 2}
+    with mbaas.serve(feed_name, DATA, augmented(), batch_size=32, **options) as feed:
+        assert epochs(feed, 4) == plain
+        status = feed.status()
+        assert 0 < status.fetched.decoded.samples <= status.fetched.all.samples
+        assert status.cached_bytes <= options["cache_bytes"]
+        if share > 1:
+            wait_until(lambda: feed.status().decoded.samples == len(DATA), "all samples decoded")
+        else:
+            assert 0 < status.decoded.samples < len(DATA)
+        told = " ".join(status.notes)
+        assert "samples are to be kept decoded in memory, in up to " in told
+
+
+def test_the_same_bytes_come_when_workers_and_the_cache_die_again_and_again(plain: list[str], feed_name: str) -> None:
+    """Both at once, in each of three epochs: what was handed in, or was about to be, is lost."""
+    with mbaas.serve(feed_name, DATA, augmented(), batch_size=32, prep_workers=2) as feed:
+        digests = []
+        with mbaas.join(feed.name, consumer="me", format="numpy") as loader:
+            for epoch in range(4):
+                for actor in [*runtime.children(feed.name, "cache").values()] if epoch else []:
+                    ray.kill(actor, no_restart=False)
+                for actor in [*runtime.children(feed.name, "prep").values()][:1] if epoch else []:
+                    ray.kill(actor)
+                digests.append(record_epoch(loader).row_digest)
+        assert digests == plain
