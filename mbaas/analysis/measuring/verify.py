@@ -233,7 +233,8 @@ def _run(workload: Workload, rates: Rates, setup: Setup, *, epochs: int, warm_up
         disk_bytes=round(setup.disk_bytes * scale),
         decoded=setup.decoded,
         epochs=epochs,
-        warm_up=warm_up,
+        # one more in which what the first one kept, and is to be kept in the other form, is handed in
+        warm_up=warm_up + setup.decoded,
         # where the cache holds everything, dropping files would only cost the first epoch, which does not count
         cold=setup.cache_bytes < rates.dataset_bytes,
     )
