@@ -59,7 +59,7 @@ def test_the_next_block_comes_from_its_node_while_the_trial_works(three_nodes, d
     """The trial runs where no block is made."""
     here = ray.get_runtime_context().get_node_id()
     with (
-        mbaas.serve(feed_name, data, augmented(), prep_workers=1, batch_size=BATCH),
+        mbaas.serve(feed_name, data, augmented(), prep_workers=1, **OPTIONS),
         mbaas.join(feed_name, consumer="me", format="numpy") as loader,
     ):
 
