@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import psutil
 
-LOOK_S = 0.25
+LOOK_S = 1.0
 """What a process used in the last so many seconds of its life may be missed."""
 
 

@@ -59,7 +59,10 @@ def _breakdown(result: RowResult) -> str:
 
 def _shares(result: RowResult) -> str:
     """Say the shares for which the table has no room."""
-    shares = [] if result.decoded_share is None else [f"{units.percent(result.decoded_share)} of N x P'"]
+    shares = []
+    if result.decoded_share is not None and result.decoded_cpu_share is not None:
+        by_cpu = units.percent(result.decoded_cpu_share)
+        shares.append(f"{units.percent(result.decoded_share)} of N x P' ({by_cpu} by CPU)")
     if result.best_share is not None and result.best_cpu_share is not None:
         by_cpu = units.percent(result.best_cpu_share)
         shares.append(f"{units.percent(result.best_share)} of what the machine could carry at best ({by_cpu} by CPU)")

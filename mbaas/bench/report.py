@@ -198,6 +198,7 @@ class RowResult:
         decoded_share: the same of N x P', for a row that has decoded samples; else None.
         cpu_share: median of P's CPU seconds a sample divided by N x this row's: the share of N x P that this row's
             CPU seconds allow. Other programs on the machine hardly change it. None as above.
+        decoded_cpu_share: the same of N x P'; None as above.
         best_share: median of samples/s divided by the most that the machine could carry: by all cores preparing each
             sample once (P, or P' for a row that has decoded samples), and N trials reading it, one after the other.
             None where one of both is not known, and for rows that deliver nothing.
@@ -220,6 +221,7 @@ class RowResult:
     share: float | None
     decoded_share: float | None
     cpu_share: float | None
+    decoded_cpu_share: float | None
     best_share: float | None
     best_cpu_share: float | None
     cpu_s_per_1000: float
@@ -296,7 +298,8 @@ def _summarize_row(rounds: Sequence[Round], row: str, trials: int) -> RowResult:
         samples_per_s=_median(run.samples_per_s for run in good),
         share=_median_or_none(_share(run, prep, trials) for run, prep in against),
         decoded_share=_median_or_none(_share(run, prep, trials) for run, prep in decoded),
-        cpu_share=_median_or_none(prep.cpu_s_per_1000 / (trials * run.cpu_s_per_1000) for run, prep in against),
+        cpu_share=_median_or_none(_cpu_share(run, prep, trials) for run, prep in against),
+        decoded_cpu_share=_median_or_none(_cpu_share(run, prep, trials) for run, prep in decoded),
         best_share=_median_or_none(_best(trials, prep, reads) * run.samples_per_s for run, prep, reads in reading),
         best_cpu_share=_median_or_none(
             (prep.cpu_s_per_1000 / trials + reads.cpu_s_per_1000) / run.cpu_s_per_1000 for run, prep, reads in reading
@@ -320,6 +323,10 @@ def _best(trials: int, prep: RowRun, reading: RowRun) -> float:
 
 def _share(run: RowRun, prep: RowRun, trials: int) -> float:
     return run.samples_per_s / (trials * prep.samples_per_s)
+
+
+def _cpu_share(run: RowRun, prep: RowRun, trials: int) -> float:
+    return prep.cpu_s_per_1000 / (trials * run.cpu_s_per_1000)
 
 
 def _medians(runs: Sequence[RowRun]) -> tuple[tuple[str, float], ...]:

@@ -57,10 +57,14 @@ def test_decoded_rows_have_shares_of_p_and_of_p_from_decoded_samples() -> None:
     assert (prep.share, prep.decoded_share, decoded.share, decoded.decoded_share) == (None,) * 4
     assert (mbaas.share, mbaas.decoded_share) == (pytest.approx(0.85), None)
     assert (feed.share, feed.decoded_share) == (pytest.approx(1.4), pytest.approx(0.45))
+    # all have two cores busy: by CPU it is the same
+    assert (feed.cpu_share, feed.decoded_cpu_share) == (pytest.approx(1.4), pytest.approx(0.45))
     out = io.StringIO()
     settings = BenchSettings(trials=(4,), batch=(64,))
     Console(file=out, width=80).print(render(BenchReport(settings, Machine(), 1500, (prep, decoded, mbaas, feed))))
-    assert "one feed, decoded, 4 trials, batches of 64: 45 % of N x P'; CPU-us" in " ".join(out.getvalue().split())
+    assert "one feed, decoded, 4 trials, batches of 64: 45 % of N x P' (45 % by CPU); CPU-us" in " ".join(
+        out.getvalue().split()
+    )
     assert "one mbaas feed, 4 trials, batches of 64, CPU-us" in " ".join(out.getvalue().split())
     assert "N x P' is the limit" in " ".join(out.getvalue().split())
 
