@@ -304,6 +304,7 @@ class Offer:
         nodes: how many.
         job_s: seconds.
         cost: in the currency of the price list.
+        alone_cost: of the same job on the same machines if each trial loads for itself.
         limit: what sets the pace of steady epochs, by its name in `mbaas.analysis.stages`.
         in_time: whether the job is predicted to end before the deadline; without one, all do.
     """
@@ -312,6 +313,7 @@ class Offer:
     nodes: int
     job_s: Quantity
     cost: Quantity
+    alone_cost: Quantity
     limit: str
     in_time: bool
 
@@ -338,14 +340,18 @@ def offers(
     found = []
     for machine in machines:
         for nodes in range(1, machine.most + 1):
-            prediction = predict(rates, machine.setup(setup, nodes=nodes))
-            job_s = prediction.run_s(epochs)
+            rented, per_s = machine.setup(setup, nodes=nodes), nodes * machine.price_per_h / 3600
+            prediction = predict(rates, rented)
+            job_s, alone_s = (
+                each.run_s(epochs) for each in (prediction, predict(rates, replace(rented, sharing=False)))
+            )
             found.append(
                 Offer(
                     machine=machine.name,
                     nodes=nodes,
                     job_s=job_s,
-                    cost=job_s.scaled(nodes * machine.price_per_h / 3600, unit="price"),
+                    cost=job_s.scaled(per_s, unit="price"),
+                    alone_cost=alone_s.scaled(per_s, unit="price"),
                     limit=prediction.steady.limit,
                     in_time=job_s.value <= deadline_s,
                 )

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import mbaas
 from mbaas import units
+from mbaas.analysis.costs import costs_so_far
 from mbaas.analysis.measuring.effort import Effort
 from mbaas.analysis.measuring.storage import memory_rate
 from mbaas.analysis.quantity import Quantity, measured
@@ -50,6 +51,7 @@ def analyze_feed(name: str) -> Analysis:
         notes=_notes(status),
         seen=seen_by_loaders(status),
         knows_cores=False,  # but those of prep workers
+        costs=costs_so_far(status.costs, status.samples),
     )
 
 

@@ -34,6 +34,7 @@ class Setup:
         sharing: all trials share one feed: a sample is fetched and prepared once an epoch for all. Otherwise each
             trial fetches and prepares by itself on its own node, with an equal part of the cache there.
         batch_size: samples in a trial's minibatch; None: as measured.
+        cpu_price_per_h: price of a CPU for an hour, in any currency; None: nobody said.
 
     Raises:
         ConfigError: a number that is out of its bounds.
@@ -55,6 +56,7 @@ class Setup:
     trials: int = 1
     sharing: bool = True
     batch_size: int | None = None
+    cpu_price_per_h: float | None = None
 
     def __post_init__(self) -> None:
         for name in ("nodes", "cores", "prep_workers", "readers", "accelerators", "trials", "batch_size"):
@@ -67,6 +69,8 @@ class Setup:
         for name in ("storage_factor", "accelerator_factor"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ConfigError(f"{name} must be above 0 and finite, got {getattr(self, name)}")
+        if self.cpu_price_per_h is not None and not 0 <= self.cpu_price_per_h < math.inf:
+            raise ConfigError(f"cpu_price_per_h must be 0 or more and finite, got {self.cpu_price_per_h}")
         if not self.network_bytes_per_s > 0:  # no upper bound: infinite is a network that nothing was said about
             raise ConfigError(f"network_bytes_per_s must be above 0, got {self.network_bytes_per_s}")
 

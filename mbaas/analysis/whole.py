@@ -13,6 +13,7 @@ from typing import Any
 
 from mbaas import units
 from mbaas.analysis.changes import DISAGREEMENT, Change, recommend, verdict
+from mbaas.analysis.costs import EpochCosts, epoch_costs
 from mbaas.analysis.decoding import Decoding, decoding, largest_cache
 from mbaas.analysis.measuring.effort import Effort
 from mbaas.analysis.measuring.progress import Progress
@@ -69,6 +70,7 @@ class Analysis:
         setup: how the workload is run.
         prediction: with that setup.
         changes: what would help, the recommended one first.
+        costs: what loading costs each trial, beside a DataLoader for each.
         decoding: what keeping samples decoded is worth; None if that was not measured.
         prep_threads: P of one worker against its threads; None if it was not measured.
         split: an epoch's time by the differential method, and by the loaders; None if no feed was run.
@@ -82,6 +84,7 @@ class Analysis:
     setup: Setup
     prediction: Prediction
     changes: tuple[Change, ...]
+    costs: EpochCosts
     decoding: Decoding | None = None
     prep_threads: MeasuredCurve | None = None
     split: Split | None = None
@@ -283,6 +286,7 @@ def conclude(
     verification: Verification | None = None,
     seen: Mapping[str, Waits] = MappingProxyType({}),
     knows_cores: bool = True,
+    costs: EpochCosts | None = None,
 ) -> Analysis:
     """Say what follows from rates that were measured, here or by a running feed.
 
@@ -293,6 +297,7 @@ def conclude(
         prep_threads, split, verification: what else was measured.
         seen: what trials wait for, by who says so, beside the ``split``.
         knows_cores: see `verdict`.
+        costs: what loading was seen to cost; None: it follows from the rates.
     """
     changes, prediction = recommend(rates, setup, memory_bytes=memory_bytes), predict(rates, setup)
     doubts = [*notes, *prediction.notes]
@@ -308,6 +313,7 @@ def conclude(
         setup=setup,
         prediction=prediction,
         changes=tuple(changes),
+        costs=epoch_costs(rates, setup) if costs is None else costs,
         decoding=decoding(rates, setup),
         prep_threads=prep_threads,
         split=split,

@@ -11,6 +11,7 @@ from mbaas import units
 from mbaas.analysis import words
 from mbaas.analysis.answers import Curve, bottleneck, fewest_prep_cores, smallest_cache
 from mbaas.analysis.changes import Change, Offer, verdict
+from mbaas.analysis.costs import epoch_costs
 from mbaas.analysis.decoding import Decoding, decoding
 from mbaas.analysis.measuring.verify import Split, Verification
 from mbaas.analysis.quantity import Quantity
@@ -44,6 +45,7 @@ def page(found: Analysis) -> RenderableType:
         parts.append(_changes(found.changes))
     if found.verification is not None:
         parts.append(_verification(found.verification))
+    parts.append(Text(words.sentence(found.costs.sentence)))
     parts.append(Text(f"{found.subject.data}\n{found.subject.machine}, {found.subject.date}", "dim"))
     return stack(parts)
 
@@ -74,6 +76,7 @@ def what_if_page(
     sentences = (
         bottleneck(rates, changed).sentence,
         *reasons,
+        epoch_costs(rates, changed).sentence,
         *((kept.sentence, *kept.told) if kept is not None else ()),
     )
     parts.append(Group(*(Text(f"· {sentence}") for sentence in sentences)))
@@ -226,13 +229,14 @@ def _curve(curve: Curve) -> RenderableType:
 
 
 def _offers(offered: Sequence[Offer]) -> RenderableType:
-    table = table_of("machines", ">nodes", ">job", ">cost", "limit")
+    table = table_of("machines", ">nodes", ">job", ">cost", ">each loads alone", "limit")
     for number, offer in enumerate(offered):
         table.add_row(
             Text(offer.machine, "bold" if not number else ""),
             str(offer.nodes),
             words.duration(offer.job_s),
             units.number(offer.cost.value),
+            units.number(offer.alone_cost.value),
             Text(words.NAMES[offer.limit], "dim"),
         )
     return table

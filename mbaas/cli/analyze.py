@@ -201,6 +201,7 @@ def _of_file(request: AnalyzeRequest, keep: Callable[[Findings], None]) -> Analy
                 disk_bytes=min(options.disk.max_bytes, dataset.total_bytes) if options.disk is not None else 0,
                 decoded=options.decoded,
                 trials=request.trials,
+                cpu_price_per_h=options.cpu_price_per_h,
             ),
             step=_said_of_step(request),
             rate_per_s=request.rate_per_s,

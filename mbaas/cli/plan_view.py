@@ -17,7 +17,9 @@ GOOD_FIT = 0.05
 
 def page(plan: Plan) -> RenderableType:
     """Show the whole plan: nodes, jobs, what limits them, threads, caches, fits."""
-    return stack([_headline(plan), _jobs(plan), _limits(plan), _threads(plan), _caches(plan), _fits(plan)])
+    return stack(
+        [_headline(plan), _jobs(plan), _limits(plan), _threads(plan), _costs(plan), _caches(plan), _fits(plan)]
+    )
 
 
 def _headline(plan: Plan) -> Text:
@@ -59,6 +61,17 @@ def _threads(plan: Plan) -> RenderableType:
     for job in plan.jobs:
         split = job.threads
         table.add_row(Text(job.job, "bold"), str(split.prep), str(split.fetch), Text(split.reason, "dim"))
+    return table
+
+
+def _costs(plan: Plan) -> RenderableType:
+    """Show what preparing takes for an epoch of each trial, beside a DataLoader for each."""
+    priced = any(job.price is not None for job in plan.jobs)
+    headings = (">CPU-hours", ">DataLoaders", *((">cost", ">DataLoaders") if priced else ()))
+    table = table_of("an epoch of each trial", *headings, text_folds=True)
+    for job in plan.jobs:
+        prices = (job.price or 0.0, job.alone_price or 0.0) if priced else ()
+        table.add_row(Text(job.job, "bold"), *map(units.number, (job.cpu_h, job.alone_cpu_h, *prices)))
     return table
 
 

@@ -36,6 +36,7 @@ def what_if(
     from mbaas.analysis.answers import bottleneck, fewest_prep_cores, smallest_cache
     from mbaas.analysis.answers import curve as curve_of
     from mbaas.analysis.changes import offers
+    from mbaas.analysis.costs import epoch_costs
     from mbaas.analysis.decoding import decoding
     from mbaas.analysis.whatif import predict
 
@@ -48,6 +49,7 @@ def what_if(
         "smallest_cache": smallest_cache(rates, asked).to_json(),
         "fewest_prep_cores": fewest_prep_cores(rates, asked).to_json(),
         "bottleneck": vars(bottleneck(rates, asked)),
+        "costs": epoch_costs(rates, asked).to_json(),
     }
     if (kept := decoding(rates, asked)) is not None:
         answer["decoding"] = kept.to_json()

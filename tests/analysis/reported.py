@@ -8,6 +8,7 @@ from typing import Any
 from stated_rates import about, line, round_rates
 
 from mbaas.analysis.changes import recommend, verdict
+from mbaas.analysis.costs import epoch_costs
 from mbaas.analysis.decoding import decoding
 from mbaas.analysis.measuring.verify import Check, Split, Verification
 from mbaas.analysis.quantity import stated
@@ -82,6 +83,7 @@ def bare_analysis(rates: Rates, setup: Setup, **more: Any) -> Analysis:
         "prediction": predict(rates, setup),
         "sentence": verdict(rates, setup, changes=changes),
         "changes": tuple(changes),
+        "costs": epoch_costs(rates, setup),
         "decoding": decoding(rates, setup),
     }
     return Analysis(**{**given, **more})

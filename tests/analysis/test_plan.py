@@ -56,6 +56,15 @@ def test_too_few_workers() -> None:
     assert a.scaler_workers == 5  # it would ask for 10, of 5 that there are
 
 
+def test_what_an_epoch_of_each_trial_costs() -> None:
+    """1,000 samples of 10 ms are a 360th of an hour; four trials share them."""
+    (known,) = plan([job(trials=4)], cluster(cpu_price_per_h=7.2)).jobs
+    assert (known.cpu_h, known.alone_cpu_h) == pytest.approx((1 / 1440, 1 / 360))
+    assert (known.price, known.alone_price) == pytest.approx((0.005, 0.02))
+    (unknown,) = plan([job(trials=4)], cluster()).jobs
+    assert (unknown.price, unknown.alone_price) == (None, None)
+
+
 def test_intervals_of_what_was_measured() -> None:
     """4 workers prepare 400, 360 to 420. 3 of them 300, 150 to 600, for a step of 250, 240 to 260: 150 to 260."""
     spread = {"prep_spread": (0.9, 1.05), "step_spread": (0.96, 1.04)}

@@ -47,6 +47,8 @@ class Node:
         disk_bytes_per_s: the rate at which they come from there.
         network_bytes_per_s: rate of the network in each direction.
         read_threads: threads of the cache node that read; they mostly wait, so they take no cores.
+        cpu_price_per_h: price of a core for an hour, in any currency; None: nobody said. Of a node with GPUs it is
+            what a core costs on a node without.
 
     Raises:
         ConfigError: a number that cannot be, or a disk without its rate.
@@ -61,6 +63,7 @@ class Node:
     disk_bytes_per_s: Above0 | None = None
     network_bytes_per_s: Above0 = math.inf
     read_threads: AtLeast1 = 8
+    cpu_price_per_h: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
 
     def __post_init__(self) -> None:
         if self.disk_bytes and self.disk_bytes_per_s is None:

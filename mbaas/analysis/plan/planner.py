@@ -25,6 +25,7 @@ from mbaas.analysis.plan.supply import (
     network_rates,
     pool_of,
 )
+from mbaas.costs import HOUR_S
 from mbaas.errors import ConfigError
 
 AS_GOOD = 0.99
@@ -94,7 +95,7 @@ def plan_on(jobs: Sequence[TrainingJob], cluster: Cluster, nodes: int) -> Plan:
         _Made(job, want, given, fetch[job.name], prepared[job.name], network[job.name], kept[job.dataset.name])
         for job, want, given in zip(jobs, wants, allocation.by_job, strict=True)
     ]
-    threads = _threads(made, cluster, nodes)
+    threads, per_h = _threads(made, cluster, nodes), cluster.node.cpu_price_per_h
     memory_bytes = cache_bytes(jobs, cluster)
     spare_bytes = memory_bytes - sum(each.memory_bytes for each in kept.values())
     told = [
@@ -110,7 +111,7 @@ def plan_on(jobs: Sequence[TrainingJob], cluster: Cluster, nodes: int) -> Plan:
         idle_workers=allocation.idle,
         cache_memory_bytes=memory_bytes,
         jobs=tuple(
-            _job_plan(each, split, pool=pool, decoding=said)
+            _job_plan(each, split, pool=pool, decoding=said, per_h=per_h)
             for each, split, said in zip(made, threads, told, strict=True)
         ),
         caches=caches,
@@ -209,8 +210,11 @@ def _threads(made: Sequence[_Made], cluster: Cluster, nodes: int) -> list[Split]
     return splits
 
 
-def _job_plan(made: _Made, split: Split, *, pool: int, decoding: str) -> JobPlan:
+def _job_plan(made: _Made, split: Split, *, pool: int, decoding: str, per_h: float | None) -> JobPlan:
     job, (limit, reason) = made.job, _limit(made, pool=pool)
+    # A worker that is never short of bytes keeps one core busy, whether it is a feed's or a DataLoader's.
+    alone_cpu_h = job.dataset.samples / job.worker_per_s / HOUR_S
+    cpu_h = alone_cpu_h / job.trials
     return JobPlan(
         job=job.name,
         dataset=job.dataset.name,
@@ -231,6 +235,10 @@ def _job_plan(made: _Made, split: Split, *, pool: int, decoding: str) -> JobPlan
         decoding=decoding,
         threads=split,
         fit=quality(job.prep_fit, job.prep),
+        cpu_h=cpu_h,
+        alone_cpu_h=alone_cpu_h,
+        price=None if per_h is None else cpu_h * per_h,
+        alone_price=None if per_h is None else alone_cpu_h * per_h,
     )
 
 

@@ -56,6 +56,9 @@ class JobPlan:
             nobody has measured that. Rates are those without it.
         threads: how one node's threads for this job are split between preparing and reading.
         fit: how well the curve of its prep agrees with the points.
+        cpu_h: CPU-hours of preparing for an epoch of each trial: its part of what is prepared once for all of them.
+        alone_cpu_h: the same if each trial has a DataLoader of its own.
+        price, alone_price: what these hours cost; None where the price of a core is not known.
     """
 
     job: str
@@ -77,6 +80,10 @@ class JobPlan:
     decoding: str
     threads: Split
     fit: FitQuality
+    cpu_h: float
+    alone_cpu_h: float
+    price: float | None
+    alone_price: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
