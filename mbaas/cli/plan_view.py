@@ -16,10 +16,8 @@ GOOD_FIT = 0.05
 
 
 def page(plan: Plan) -> RenderableType:
-    """Show the whole plan: nodes, jobs, what limits them, threads, caches, fits."""
-    return stack(
-        [_headline(plan), _jobs(plan), _limits(plan), _threads(plan), _costs(plan), _caches(plan), _fits(plan)]
-    )
+    """Show the whole plan: nodes, jobs, what limits them, threads, costs, caches, fits."""
+    return stack([part(plan) for part in (_headline, _jobs, _limits, _threads, _costs, _caches, _fits)])
 
 
 def _headline(plan: Plan) -> Text:

@@ -142,6 +142,13 @@ def test_the_cheapest_machines() -> None:
     assert [o.limit for o in found] == ["step", "storage", "step", "step"]
 
 
+def test_what_machines_cost_if_each_trial_loads_for_itself() -> None:
+    """Four trials. Shared: 4 s, then 1,000 epochs of 1 s, the step's. Alone, 16 cores prepare 4 x 5 ms in 1.25."""
+    (offer,) = offers(round_rates(), Setup(trials=4), [replace(LARGE, cache_bytes=1e9)], epochs=1001)
+    assert offer.cost.value * 3600 / 4 == pytest.approx(4 + 1000)
+    assert offer.alone_cost.value * 3600 / 4 == pytest.approx(16 + 1250)
+
+
 def test_the_cheapest_that_is_in_time() -> None:
     """One small machine is cheapest at 0.2 an hour for the second; but takes 248 s."""
     cheap = replace(SMALL, price_per_h=1.0, most=1)
