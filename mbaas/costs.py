@@ -19,16 +19,18 @@ class LoadingCosts:
 
     Attributes:
         prep_cpu_s, cache_cpu_s, coordinator_cpu_s: CPU-seconds by who took them.
-        prepared_samples: samples that prep workers made, those included that were made again.
         delivered_samples: samples that trials were given, summed over trials.
+        encoded_cpu_s, encoded_samples: the part of ``prep_cpu_s`` that was for blocks of which nothing had been decoded
+            before, without what workers took to start, and the samples of these.
         cpu_price_per_h: price of a CPU for an hour, in any currency; None: nobody said.
     """
 
     prep_cpu_s: float = 0.0
     cache_cpu_s: float = 0.0
     coordinator_cpu_s: float = 0.0
-    prepared_samples: int = 0
     delivered_samples: int = 0
+    encoded_cpu_s: float = 0.0
+    encoded_samples: int = 0
     cpu_price_per_h: float | None = None
 
     @property
@@ -43,12 +45,12 @@ class LoadingCosts:
 
     @property
     def alone_sample_cpu_s(self) -> float:
-        """CPU-seconds that a DataLoader in each trial would take for a sample, at least; 0 before the first.
+        """CPU-seconds that a DataLoader in each trial would take for a sample, at least; 0 while that is not known.
 
-        They are those of the feed's prep workers for a sample that they prepare: such a DataLoader prepares each sample
-        that it delivers. It would also read the sample, and hand it from its own workers to the trial.
+        They are those of the feed's prep workers for a sample that they decode and transform: such a DataLoader does so
+        with each sample that it delivers. It would also read it, and hand it from its own workers to the trial.
         """
-        return self.prep_cpu_s / self.prepared_samples if self.prepared_samples else 0.0
+        return self.encoded_cpu_s / self.encoded_samples if self.encoded_samples else 0.0
 
     def cpu_hours(self, samples: int) -> float:
         """Return the CPU-hours for ``samples`` that were delivered."""

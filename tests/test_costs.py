@@ -8,8 +8,8 @@ from mbaas.costs import HOUR_S, LoadingCosts
 
 
 def test_each_delivered_sample_costs_the_same() -> None:
-    """360 CPU-s for 1,000 delivered samples, of which 250 were prepared in 300: alone 1.2 s each, here 0.36."""
-    costs = LoadingCosts(300.0, 50.0, 10.0, prepared_samples=250, delivered_samples=1000, cpu_price_per_h=0.5)
+    """360 CPU-s for 1,000 delivered samples, and 240 to decode and prepare 200: alone 1.2 s each, here 0.36."""
+    costs = LoadingCosts(300.0, 50.0, 10.0, 1000, 240.0, 200, cpu_price_per_h=0.5)
     trials = (100, 300, 600)
     assert sum(map(costs.cpu_hours, trials)) == pytest.approx(costs.cpu_s / HOUR_S)
     assert costs.cpu_hours(300) == pytest.approx(0.03)
@@ -18,5 +18,5 @@ def test_each_delivered_sample_costs_the_same() -> None:
 
 
 def test_before_the_first_sample_nothing_costs_anything() -> None:
-    costs = LoadingCosts(prep_cpu_s=1.0, prepared_samples=0)
+    costs = LoadingCosts(prep_cpu_s=1.0, encoded_samples=0)
     assert (costs.cpu_hours(10), costs.alone_cpu_hours(10), costs.price(1.0)) == (0.0, 0.0, None)

@@ -50,7 +50,7 @@ def epoch_costs(rates: Rates, setup: Setup) -> EpochCosts:
 
 def costs_so_far(costs: LoadingCosts, samples: int) -> EpochCosts | None:
     """Return what a running feed took on average for an epoch of ``samples``; None before it has delivered any."""
-    if not costs.delivered_samples or not costs.prepared_samples:
+    if not costs.delivered_samples or not costs.encoded_samples:
         return None
     hours, alone = (stated(each(samples), unit="CPU-h") for each in (costs.cpu_hours, costs.alone_cpu_hours))
     return _priced(hours, alone, costs.cpu_price_per_h)

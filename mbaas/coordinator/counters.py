@@ -45,13 +45,18 @@ class Sums:
         self.total = 0.0
         self._latest: dict[Hashable, float] = {}  # who told something last at the end
 
-    def enter(self, process: Hashable, so_far: float) -> None:
-        """Take in what a process has counted so far; one that is smaller than an earlier one came late."""
-        before = self._latest.pop(process, 0.0)
-        self._latest[process] = max(before, so_far)
-        self.total += self._latest[process] - before
+    def enter(self, process: Hashable, so_far: float) -> float | None:
+        """Take in what a process has counted so far, and return how much that is more than before; None at first.
+
+        A sum that is smaller than an earlier one came late.
+        """
+        before = self._latest.pop(process, None)
+        more = max(0.0, so_far - (before or 0.0))
+        self._latest[process] = (before or 0.0) + more
+        self.total += more
         if len(self._latest) > KEPT_NAMES:  # its part of the total stays
             del self._latest[next(iter(self._latest))]
+        return more if before is not None else None
 
 
 class Counters:
@@ -68,6 +73,7 @@ class Counters:
         prediction_error: see `FeedStatus`.
         internal_errors: bugs that coordinators met and went on.
         workers_cpu_s, caches_cpu_s, coordinators_cpu_s: CPU-seconds of the feed's processes.
+        encoded_cpu_s, encoded_samples: see `LoadingCosts`.
         restarts: times that the main coordinator died and came back, as far as this one knows.
         start_s: see `FeedStatus`.
     """
@@ -83,6 +89,7 @@ class Counters:
         self.worker_samples: Counter[str] = Counter()
         self.worker_prep_s: Counter[str] = Counter()
         self.workers_cpu_s, self.caches_cpu_s, self.coordinators_cpu_s = Sums(), Sums(), Sums()
+        self.encoded_cpu_s, self.encoded_samples = 0.0, 0
         self.reports: dict[str, ConsumerReport] = {}
         self.past: ConsumerReport = ConsumerReport()
         self.ledgers = LedgerBook()
@@ -107,7 +114,10 @@ class Counters:
         self.parts += 1
         add(self.worker_samples, worker, meta.samples)
         add(self.worker_prep_s, worker, meta.prep_s)
-        self.workers_cpu_s.enter(worker, meta.cpu_s)
+        spent_s = self.workers_cpu_s.enter(worker, meta.cpu_s)
+        if spent_s is not None and not meta.fetched.decoded.samples:
+            self.encoded_cpu_s += spent_s
+            self.encoded_samples += meta.samples
         self.samples += meta.samples
         self.fetch_s += meta.fetch_s
         self.prep_s += meta.prep_s
@@ -202,8 +212,9 @@ class Counters:
             prep_cpu_s=self.workers_cpu_s.total,
             cache_cpu_s=self.caches_cpu_s.total,
             coordinator_cpu_s=self.coordinators_cpu_s.total,
-            prepared_samples=self.samples,
             delivered_samples=self.delivered().samples,
+            encoded_cpu_s=self.encoded_cpu_s,
+            encoded_samples=self.encoded_samples,
             cpu_price_per_h=cpu_price_per_h,
         )
 

@@ -69,7 +69,7 @@ def test_no_trial_pays_for_more_than_a_feed_of_its_own(given_rates: Rates, setup
 
 
 def test_a_running_feed_tells_what_it_took_on_average() -> None:
-    costs = LoadingCosts(3000.0, 500.0, 100.0, prepared_samples=1000, delivered_samples=4000, cpu_price_per_h=1.0)
+    costs = LoadingCosts(3000.0, 500.0, 100.0, 4000, 1500.0, 500, cpu_price_per_h=1.0)
     found = costs_so_far(costs, 2000)
     assert found is not None
     assert found.price is not None

@@ -99,7 +99,7 @@ def test_the_ranks_of_a_trial_are_one_trial_and_places_that_are_held_are_none(se
 
 def test_what_a_sample_costs_is_shown_beside_a_dataloader(serving: FeedStatus) -> None:
     assert "CPU-h" not in shown(feed_view.feed(serving, feed_view.since_start(serving)))
-    costs = LoadingCosts(3600.0, 300.0, 300.0, prepared_samples=10**6, delivered_samples=10**7)
+    costs = LoadingCosts(3600.0, 300.0, 300.0, 10**7, encoded_cpu_s=3600.0, encoded_samples=10**6)
     known = replace(serving, costs=costs)
     text = " ".join(shown(feed_view.feed(known, feed_view.since_start(known))).split())
     alone = "a DataLoader in each trial: at least 3.6 ms"

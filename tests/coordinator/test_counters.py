@@ -9,7 +9,7 @@ import pytest
 from mbaas.coordinator import counters
 from mbaas.coordinator.counters import Counters, Sums
 from mbaas.coordinator.status_report import metric_values
-from mbaas.messages import BadSample, BlockMeta, ConsumerReport, EpochLedger, FetchCounts
+from mbaas.messages import Amount, BadSample, BlockMeta, ConsumerReport, EpochLedger, FetchCounts
 from mbaas.metrics import METRICS
 from mbaas.order import ASIDE, SampleOrder
 
@@ -125,5 +125,16 @@ def test_sums_of_processes_that_end_and_come_late(monkeypatch: pytest.MonkeyPatc
     for process, so_far in [("a", 2.0), ("b", 1.0), ("a", 3.0), ("a", 2.5), ("c", 4.0), ("d", 1.0)]:
         sums.enter(process, so_far)
     assert sums.total == 3.0 + 1.0 + 4.0 + 1.0
-    sums.enter("d", 1.5)
-    assert sums.total == 9.5
+    assert sums.enter("d", 1.5) == 0.5
+    assert sums.enter("b", 1.0) is None, "it was forgotten"
+
+
+def test_a_dataloader_is_compared_with_blocks_that_were_decoded() -> None:
+    """Not with what a worker took to start, nor with blocks some samples of which had been decoded before."""
+    counted = Counters()
+    decoded = FetchCounts(local=Amount(6, 60), decoded=Amount(2, 50))
+    for block, cpu_s, fetched in ((0, 5.0, FetchCounts()), (1, 6.5, FetchCounts()), (2, 7.0, decoded)):
+        counted.finished("prep-0", replace(made(block), cpu_s=cpu_s, fetched=fetched), ORDER)
+    costs = counted.costs(None)
+    assert (costs.prep_cpu_s, costs.encoded_cpu_s, costs.encoded_samples) == (7.0, 1.5, 6)
+    assert costs.alone_sample_cpu_s == 0.25

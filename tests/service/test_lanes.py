@@ -253,7 +253,9 @@ def test_costs_are_the_cpu_time_of_all_processes_of_a_feed(laned):
     assert 0.5 * of_workers < costs.prep_cpu_s <= of_workers + 0.1
     assert costs.cache_cpu_s > 0.05
     assert costs.coordinator_cpu_s > LANES * 0.05
-    assert (costs.delivered_samples, costs.prepared_samples) == (status.delivered_samples, status.prepared_samples)
+    assert costs.delivered_samples == status.delivered_samples
+    assert 0 < costs.encoded_cpu_s < costs.prep_cpu_s
+    assert 0 < costs.encoded_samples < status.prepared_samples
     later = laned.costs()
     assert later.cpu_s >= costs.cpu_s
     assert later.delivered_samples == costs.delivered_samples

@@ -27,7 +27,7 @@ class FixedLoader:
 
 
 class FixedFeed:
-    """Stands for a feed that took 450 s of prep and 50 s beside it for 900 delivered samples, 300 of them prepared."""
+    """Stands for a feed that took 450 s of prep and 50 s beside it for 900 delivered samples; it decoded 200 in 300."""
 
     def __init__(self, price: float | None = 3.6) -> None:
         self.price = price
@@ -36,7 +36,7 @@ class FixedFeed:
     def costs(self, *, timeout_s: float) -> LoadingCosts:
         if not self.is_there:
             raise mbaas.WaitTimeoutError(f"it did not answer within {timeout_s} s")
-        return LoadingCosts(450.0, 40.0, 10.0, prepared_samples=300, delivered_samples=900, cpu_price_per_h=self.price)
+        return LoadingCosts(450.0, 40.0, 10.0, 900, 300.0, 200, cpu_price_per_h=self.price)
 
 
 @pytest.fixture
