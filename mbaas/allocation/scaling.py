@@ -3,12 +3,17 @@
 Trials that stall on prep ask for workers, a model says how many would help, and idle workers are retired. Signals have
 two thresholds each and have to hold for a while, and after every change there is a pause, so that noise changes
 nothing and a load that comes and goes is not chased.
+
+Workers may be idle for two reasons. Trials ask for less than before: they may ask again, so that has to hold for long.
+Or each worker has become faster, because more and more samples are kept decoded: what is kept stays, so workers are
+retired as soon as that rate is sure, if it would have been enough for all that trials asked for lately.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from statistics import median_low
@@ -73,11 +78,18 @@ class Observation:
 
         It is None while the rate of a worker is not known.
         """
-        useful_per_s = min(self.demand_per_s, self.fetch_per_s)
-        if useful_per_s and not self.worker_per_s:
+        if self.useful_per_s and not self.worker_per_s:
             return None
-        # More workers than fetch can feed would wait for bytes: the slower of training and fetch is what prep serves.
-        count = math.ceil(useful_per_s / self.worker_per_s * (1 - ROUNDING)) if useful_per_s else 0
+        return self.workers_for(self.useful_per_s, self.worker_per_s)
+
+    @property
+    def useful_per_s(self) -> float:
+        """The samples/s that prep serves: more workers than fetch can feed would wait for bytes."""
+        return min(self.demand_per_s, self.fetch_per_s)
+
+    def workers_for(self, useful_per_s: float, worker_per_s: float) -> int:
+        """Return the workers that make ``useful_per_s`` samples/s if each makes ``worker_per_s``; within the bounds."""
+        count = math.ceil(useful_per_s / worker_per_s * (1 - ROUNDING)) if useful_per_s else 0
         return min(max(count, self.reserved), self.most)
 
     def spare(self, wanted: int) -> float:
@@ -154,7 +166,8 @@ class Scaler:
         self._settings = settings
         self._stalled = Hold(high=settings.stall_high, low=settings.stall_low)
         self._idle = Hold(high=settings.idle_high, low=settings.idle_low)
-        self._needed: deque[tuple[float, int]] = deque()  # (time, workers) of the model, as far back as a hold reaches
+        self._seen: deque[tuple[float, Observation]] = deque()  # with a known need, as far back as a hold reaches
+        self._seen_since = float("inf")  # the first of all of them
         self._last_s = self._changed_s = float("-inf")
 
     def moved(self, wanted: int) -> None:
@@ -171,7 +184,8 @@ class Scaler:
         What is reserved and the maximum are kept at once. More workers are asked for when trials have stalled on prep
         for ``grow_hold_s`` and the model needed more over that time (its lower median, so that a spike asks for
         nothing). Workers are retired when some have been idle for ``idle_hold_s``, down to the most that the model
-        needed in that time.
+        needed in that time; or for ``cooldown_s``, down to the workers that would have served all that was asked for in
+        ``idle_hold_s`` at the lowest rate of a worker since they are idle.
 
         Raises:
             StateError: the clock went back.
@@ -205,10 +219,11 @@ class Scaler:
         # Workers idle while trials stall if a few of them hold all others up: that is no reason to retire any.
         self._idle.watch(seen.spare(self._current) if self._stalled.since is None else 0.0, now)
         if seen.needed is not None:
-            self._needed.append((now, seen.needed))
+            self._seen.append((now, seen))
+            self._seen_since = min(self._seen_since, now)
         horizon = now - max(self._settings.grow_hold_s, self._settings.idle_hold_s)
-        while self._needed and self._needed[0][0] < horizon:
-            self._needed.popleft()
+        while self._seen and self._seen[0][0] < horizon:
+            self._seen.popleft()
 
     def _grow(self, seen: Observation, now: float, needed: int) -> Decision:
         hold_s = self._settings.grow_hold_s
@@ -218,7 +233,7 @@ class Scaler:
         if wait := self._waiting(self._stalled, hold_s, now):
             return self._stay(f"{seen.stalls}; {needed} would help, {wait}")
         # a spike at the end of the hold must not buy workers that the rest of it did not need
-        more = min(needed, median_low(self._within(hold_s, now)))
+        more = min(needed, median_low(_needed(self._within(hold_s, now))))
         if more <= self._current:
             return self._stay(
                 f"{seen.stalls}; {needed} would help now, but {more} were enough most of the {units.seconds(hold_s)}"
@@ -230,16 +245,33 @@ class Scaler:
     def _shrink(self, seen: Observation, now: float) -> Decision:
         hold_s = self._settings.idle_hold_s
         # the most that was needed, not the median: a load that comes and goes would find its workers gone
-        fewer = max(seen.reserved, *self._within(hold_s, now))
+        fewer, because = max(seen.reserved, *_needed(self._within(hold_s, now))), ""
+        faster = self._needed_if_faster(seen, now)
+        if faster is not None and faster < min(fewer, self._current):
+            fewer, hold_s = faster, min(hold_s, self._settings.cooldown_s)
+            because = f", because each prepares {units.number(self._slowest(now))} samples/s by now"
         idle = f"workers are {units.percent(seen.spare(self._current))} idle"
         if fewer >= self._current:
             return self._stay(f"{idle}, but {fewer} were needed or reserved lately")
         if wait := self._waiting(self._idle, hold_s, now):
             return self._stay(f"{idle}; {fewer} would do, {wait}")
-        return self._change(fewer, now, f"{idle} after {units.seconds(hold_s)}, and no more were needed or reserved")
+        return self._change(
+            fewer, now, f"{idle} after {units.seconds(hold_s)}{because}, and no more were needed or reserved"
+        )
 
-    def _within(self, hold_s: float, now: float) -> list[int]:
-        return [needed for time, needed in self._needed if time >= now - hold_s]
+    def _needed_if_faster(self, seen: Observation, now: float) -> int | None:
+        """Return how many workers would have been enough lately if each had been as fast as now; None: not known."""
+        hold_s = self._settings.idle_hold_s
+        if now - self._seen_since < hold_s or not (slowest := self._slowest(now)):
+            return None
+        return seen.workers_for(max(each.useful_per_s for each in self._within(hold_s, now)), slowest)
+
+    def _slowest(self, now: float) -> float:
+        """Return the lowest rate of a worker since workers are idle, in samples/s."""
+        return min((each.worker_per_s for each in self._within(self._idle.held_s(now), now)), default=0.0)
+
+    def _within(self, hold_s: float, now: float) -> list[Observation]:
+        return [seen for time, seen in self._seen if time >= now - hold_s]
 
     def _waiting(self, hold: Hold, hold_s: float, now: float) -> str:
         """Say why a change has to wait; "" if it has not."""
@@ -262,3 +294,7 @@ class Scaler:
         self._stalled.since = self._idle.since = None  # what was seen was of the old number of workers
         verb = "grow" if workers > before else "shrink"
         return Decision(workers, workers - before, f"{verb} from {before} to {workers}: {why}")
+
+
+def _needed(seen: Sequence[Observation]) -> list[int]:
+    return [needed for each in seen if (needed := each.needed) is not None]

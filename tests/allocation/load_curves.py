@@ -89,11 +89,12 @@ def play(
     workers: int = 1,
     reserved: int = 1,
     most: int = 16,
+    worker_per_s: Callable[[float], float] = lambda now: WORKER_PER_S,
 ) -> Recording:
     """A service under ``load`` whose new workers take ``boot_s`` to come; those that are retired go at once.
 
     Trials get the least of what they could consume, what workers prepare and what fetch delivers; they stall for the
-    rest of their time, on whichever of the two is slower.
+    rest of their time, on whichever of the two is slower. ``worker_per_s`` is what each worker prepares at a time.
     """
     recording = Recording()
     coming: list[float] = []  # when each pending worker is up
@@ -102,7 +103,7 @@ def play(
         up = [time for time in coming if time <= now]
         coming = [time for time in coming if time > now]
         workers += len(up)
-        prepared = workers * WORKER_PER_S
+        prepared = workers * worker_per_s(now)
         served = min(demand, prepared, fetch_per_s)
         stall = 1 - served / demand if demand else 0.0
         on_fetch = fetch_per_s < prepared
@@ -110,7 +111,7 @@ def play(
             prep_stall=0.0 if on_fetch else stall,
             fetch_stall=stall if on_fetch else 0.0,
             demand_per_s=demand,
-            worker_per_s=WORKER_PER_S,
+            worker_per_s=worker_per_s(now),
             fetch_per_s=fetch_per_s,
             workers=workers,
             pending=len(coming),

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from itertools import pairwise
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from load_curves import PERIOD_S, WORKER_PER_S, Load, diurnal, noisy, on_and_off, play, sawtooth, spikes, step
+from load_curves import PERIOD_S, WORKER_PER_S, Load, diurnal, noisy, on_and_off, play, sampled, sawtooth, spikes, step
 
 from mbaas.allocation.scaling import Decision, Hold, Observation, Scaler
 from mbaas.errors import ConfigError, StateError
@@ -267,6 +268,55 @@ def test_a_step_brings_workers_and_sends_them_home() -> None:
     assert (recording.workers(1270), recording.workers(1275)) == (1, 8)
     stalls = [observation.prep_stall for observation in recording.observations]
     assert max(stalls[int(1275 / PERIOD_S) :]) == 0
+
+
+def filling(now: float) -> float:
+    """What a worker makes while more and more samples are kept decoded: 100 to 500 samples/s from 600 s to 900 s."""
+    return 500 / (5 - 4 * min(1.0, max(0.0, (now - 600) / 300)))
+
+
+def test_workers_go_soon_after_each_has_become_faster() -> None:
+    """Trials ask for 750 samples/s all the time. Of 8 workers 2 are left 75 s after the rate has its height: what was
+    needed in the 300 s before does not count.
+    """
+    recording = play(Scaler(Scaling()), sampled(lambda now: 750.0, seconds=1200), worker_per_s=filling)
+    grown, *retired = recording.changes
+    assert grown == (15.0, 7)
+    assert sum(change for _, change in retired) == -6
+    assert retired[-1][0] <= 900 + 75
+    assert recording.workers(1195) == 2
+    assert all(seen.prep_stall == 0 for seen in recording.observations[15 + 1 :])
+    (why,) = {decision.reason for decision in recording.decisions if decision.change and decision.workers == 2}
+    assert "% idle after 60 s, because each prepares 469 samples/s by now, and no more were needed" in why
+
+
+def test_workers_that_became_faster_wait_for_a_load_that_comes_and_goes() -> None:
+    """They are as fast as they will be from 900 s on; the load comes and goes every 240 s."""
+    recording = play(Scaler(Scaling()), on_and_off(480, seconds=1800), worker_per_s=filling)
+    assert all(decision.workers >= 2 for decision in recording.decisions[int(900 / PERIOD_S) :])
+    assert all(seen.prep_stall == 0 for seen in recording.observations[int(120 / PERIOD_S) :])
+
+
+def test_workers_are_asked_for_again_when_samples_lose_their_decoded_form() -> None:
+    """Machines change, and so do homes: from 1,500 s on a worker makes 100 samples/s again."""
+    recording = play(
+        Scaler(Scaling()),
+        sampled(lambda now: 750.0, seconds=2400),
+        worker_per_s=lambda now: filling(now) if now < 1500 else WORKER_PER_S,
+    )
+    assert recording.changes[-1] == (1515.0, 6)
+    assert recording.workers(1580) == 8
+
+
+def test_a_rate_that_scatters_does_not_make_it_flap() -> None:
+    """Of 8 workers 3 are idle on average, but for moments they are as slow as before."""
+    scatter = np.random.default_rng(3).uniform(0.9, 1.9, 1000)
+    recording = play(
+        Scaler(Scaling()),
+        sampled(lambda now: 750.0, seconds=4000),
+        worker_per_s=lambda now: WORKER_PER_S * float(scatter[int(now / PERIOD_S)]),
+    )
+    assert recording.reversals <= 1, recording.changes
 
 
 def test_a_day_is_followed() -> None:
