@@ -421,6 +421,8 @@ class CacheNode:
             told=tuner.told,
             log=tuple(tuner.log),
             cpu_s=time.process_time(),
+            kept_bytes=self._planner.minio.used_bytes,
+            budget_bytes=self._planner.minio.budget_bytes,
         )
 
     async def set_threads(self, threads: int) -> None:

@@ -96,6 +96,7 @@ class Flow:
         told: how many sentences the node has written into its log, about what it decided.
         log: the last of them.
         cpu_s: as in `CacheStats`.
+        kept_bytes, budget_bytes: what the cache keeps or is about to keep, and the most that it may.
     """
 
     incarnation: int
@@ -107,6 +108,8 @@ class Flow:
     told: int
     log: tuple[str, ...]
     cpu_s: float = 0.0
+    kept_bytes: int = 0
+    budget_bytes: int = 0
 
 
 @dataclass

@@ -58,6 +58,7 @@ class CachePool:
         actors: node id -> its cache node.
         budgets: node id -> bytes that its cache may have, once the node was looked at; of earlier nodes, too.
         rooms: node id -> bytes of prepared minibatches that its object store has room for, likewise.
+        kept: node id -> bytes that its cache keeps, and that it may, as it said last.
         dataset_ref: the samples, in the object store.
     """
 
@@ -72,6 +73,7 @@ class CachePool:
         self.actors: dict[str, Any] = {}
         self.budgets: dict[str, int] = {}
         self.rooms: dict[str, int] = {}
+        self.kept: dict[str, tuple[float, float]] = {}
 
     # ---- beginning and end ----
 
@@ -144,6 +146,7 @@ class CachePool:
         if self._generations.get(node) == generation:
             cache = self.actors.pop(node)
             del self._generations[node]
+            self.kept.pop(node, None)
         if cache is not None:
             ray.kill(cache)
 
@@ -234,7 +237,10 @@ class CachePool:
     async def flow(self, node: str, pace_per_s: float) -> Flow | None:
         """Ask a node's cache what it measured and decided; None if it does not answer."""
         cache = self.actors.get(node)
-        return None if cache is None else await answer_or_none(cache.flow.remote(pace_per_s), ANSWER_S)
+        flow: Flow | None = None if cache is None else await answer_or_none(cache.flow.remote(pace_per_s), ANSWER_S)
+        if flow is not None and self.actors.get(node) is cache:
+            self.kept[node] = flow.kept_bytes, flow.budget_bytes
+        return flow
 
     async def set_threads(self, node: str, threads: int) -> None:
         """Have a node's cache read storage with ``threads`` threads; one that is gone is left alone."""

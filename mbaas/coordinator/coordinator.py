@@ -326,6 +326,7 @@ class Coordinator(ConsumerApi):
             name: (float(counters.worker_samples[name]), float(counters.worker_prep_s[name])) for name in state.workers
         }
         running.supervision.handle(cluster.WorkMeasured(work))
+        running.supervision.handle(cluster.CachesMeasured(dict(running.supervision.caches.kept)))
         self._tasks.spawn(running.tuning.look(seen.demand_per_s if seen is not None else 0.0))
         if seen is None:
             return

@@ -81,6 +81,13 @@ class WorkMeasured:
     work: Mapping[str, tuple[float, float]]
 
 
+@dataclass(frozen=True)
+class CachesMeasured:
+    """How full caches are: machine -> (bytes that its cache keeps, bytes that it may keep)."""
+
+    kept: Mapping[str, tuple[float, float]]
+
+
 # ---- events: how many workers, and for whom ----
 
 
@@ -305,6 +312,7 @@ Event: TypeAlias = (
     | WorkerDied
     | WorkerDone
     | WorkMeasured
+    | CachesMeasured
     | Scale
     | Lend
     | HandedOver

@@ -46,6 +46,7 @@ import math
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator
 
+from mbaas.allocation.giving_back import KeptBytes, Machine, to_let_go
 from mbaas.core import cluster_events as ev
 from mbaas.core import events as staging
 from mbaas.core.homes import MOVE_S, Homes, HomeWeights
@@ -136,6 +137,8 @@ class Supervisor:
         self._credit, self._lane_count = credit, lanes
         self._start_s, self._staging_bytes, self._needs = start_s, staging_bytes, needs
         self._waits = WaitTable()
+        self._kept = KeptBytes()
+        self._held_back = 0  # workers that are not needed and stay for what their machines keep, as was said last
         self._begun = False
         self._numbers: Iterator[int]  # the numbers of workers that will come; from `Begin` on
         self._generation = 0
@@ -191,6 +194,8 @@ class Supervisor:
                 self._done(event.worker, event.lane)
             case ev.WorkMeasured():
                 self.homes.measured(event.work, self._now)
+            case ev.CachesMeasured():
+                self._kept.observe(event.kept, self._now)
             case ev.Scale():
                 self._scale(event.workers)
             case ev.Lend():
@@ -306,6 +311,8 @@ class Supervisor:
         own are lent: they may be gone before they come back.
         """
         missing = self._missing()
+        if missing >= 0:
+            self._held_back = 0
         if self._now >= self._start_after:
             for _ in range(missing):
                 worker = self._new_worker(None)
@@ -321,13 +328,46 @@ class Supervisor:
     def _let_some_go(self, count: int) -> None:
         # Those with a key come from another feed or back from one: they run already, and answer in a moment.
         waiting = [w for w in self.workers.values() if w.phase is WorkerPhase.STARTING and w.key is None]
-        staying = [w for w in self.dispensable() if w.owner is None]
-        for worker in [*reversed(waiting), *staying][:count]:
-            if worker.phase is WorkerPhase.STARTING:
-                self._forget(worker)
-                self._out.append(ev.EndWorker(worker.name))
-            else:
-                self._let_go(worker, None)
+        for worker in list(reversed(waiting))[:count]:
+            self._forget(worker)
+            self._out.append(ev.EndWorker(worker.name))
+        count -= min(count, len(waiting))
+        spared = self._spared(count)
+        for worker in spared:
+            self._let_go(worker, None)
+        self._hold_back(count - len(spared))
+
+    def _spared(self, count: int) -> list[SupervisedWorker]:
+        """Choose workers of its own to let go: not more than can go without losing what their machines keep."""
+        staying = self.dispensable()
+        own = [worker for worker in staying if worker.owner is None]
+        here, ours = Counter(worker.node for worker in staying), Counter(worker.node for worker in own)
+        if len(here) == 1:  # it stays, or somebody comes back who is up already
+            return own[:count]
+        machines = []
+        for node, workers in here.items():
+            keeps, room = self._kept.of(node, self._now)
+            machines.append(
+                Machine(
+                    node=node,
+                    workers=workers,
+                    own=ours[node],
+                    keeps_bytes=keeps,
+                    room_bytes=room,
+                    is_of_use=self.homes.has_room(node),
+                )
+            )
+        chosen = []
+        for node in to_let_go(machines, count):
+            chosen.append(next(worker for worker in own if worker.node == node and worker not in chosen))
+        return chosen
+
+    def _hold_back(self, workers: int) -> None:
+        """Note how many workers stay although they are not needed, if that is news."""
+        if workers and workers != self._held_back:
+            stay = f"{counted(workers, 'prep worker')} {'stays' if workers == 1 else 'stay'} though fewer would do"
+            self._note(f"{stay}: other machines have no room for the samples that theirs keep")
+        self._held_back = workers
 
     def _own_present(self) -> int:
         """Workers of its own that the feed has, or has asked for, here or lent.
@@ -769,11 +809,20 @@ class Supervisor:
         return {name: worker for name, worker in self.workers.items() if worker.phase is phase}
 
     def dispensable(self) -> list[SupervisedWorker]:
-        """The workers that stay, in the order in which they can be spared: first those whose machine lacks room, then
-        those on machines with the fewest workers, so that machines become free.
+        """The workers that stay, in the order in which they can be spared one by one: first those whose machine lacks
+        room, then those on machines with the fewest workers, so that machines become free; last those on machines that
+        keep what no other has room for, and of these first on machines with the most.
         """
         staying = [worker for worker in self.workers.values() if worker.stays and worker.node not in self.draining]
-        return sorted(staying, key=lambda w: (self.homes.has_room(w.node), self.workers_on(w.node), w.node))
+        kept = {node: self._kept.of(node, self._now) for node in {worker.node for worker in staying}}
+        room = sum(room for _, room in kept.values())
+
+        def place(worker: SupervisedWorker) -> tuple[bool, bool, int, str]:
+            keeps, own_room = kept[worker.node]
+            is_lost, workers = keeps > room - own_room, self.workers_on(worker.node)
+            return self.homes.has_room(worker.node), is_lost, -workers if is_lost else workers, worker.node
+
+        return sorted(staying, key=place)
 
     @property
     def waits_for(self) -> tuple[str, ...]:

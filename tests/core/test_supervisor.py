@@ -3,6 +3,7 @@
 import pytest
 from supervised_feeds import Feed
 
+from mbaas.allocation.giving_back import SETTLED_S
 from mbaas.core import cluster_events as ev
 from mbaas.core import events as staging
 from mbaas.core.homes import KEEP_HOME_S, MOVE_S
@@ -885,3 +886,71 @@ def test_words_of_workers_that_are_unknown_or_elsewhere_change_nothing():
     ):
         assert feed.send(event) == []
         assert {name: worker.phase for name, worker in feed.supervisor.workers.items()} == phases
+
+
+def leave(feed):
+    """The machines of workers that were just told to leave, once lanes are done with these."""
+    leaving = [told.worker for told in feed.told(staging.WorkerLeaves)]
+    nodes = [feed.supervisor.workers[name].node for name in leaving]
+    for name in leaving:
+        feed.send(ev.WorkerDone(name))
+    return nodes
+
+
+def full(*nodes, keeps=100, most=100):
+    return ev.CachesMeasured(dict.fromkeys(nodes, (keeps, most)))
+
+
+def test_a_machine_is_given_back_when_the_others_have_room_for_what_it_keeps():
+    """Not before: each of three keeps all that it may. Then two of them have room for half as much."""
+    feed = Feed(own=3)
+    feed.open("a", "b", "c")
+    feed.send(full("a", "b", "c"))
+    feed.send(ev.Scale(2))
+    assert leave(feed) == []
+    (note,) = feed.kinds(ev.Note)
+    assert "1 prep worker stays though fewer would do: other machines have no room" in note.text
+    feed.send(full("a", "b", "c"))
+    assert not feed.kinds(ev.Note), "it is said once"
+    feed.send(ev.CachesMeasured({"a": (50, 100), "b": (50, 100), "c": (80, 100)}))
+    feed.wait(SETTLED_S)
+    move = feed.only(ev.MovePlacement)
+    assert leave(feed) == ["a"]
+    feed.send(ev.PlacementMoved(move.version, move.workers))
+    assert feed.only(ev.VacateNode).node == "a", "its samples move before it goes"
+    assert feed.supervisor.wanted == feed.supervisor.staying == 2
+
+
+def test_machines_that_keep_what_nobody_has_room_for_give_all_workers_but_one():
+    feed = Feed(own=5)
+    feed.open("a", "a", "a", "b", "b")
+    feed.send(full("a", "b"))
+    feed.send(ev.Scale(1))
+    assert leave(feed) == ["a", "b", "a"]
+    assert feed.supervisor.staying == 2
+    feed.send(ev.Scale(4))
+    assert len(feed.kinds(ev.StartWorker)) == 2, "the one that was kept is one of the four"
+
+
+def test_while_caches_fill_no_machine_is_given_back():
+    """A cache that has room now may need it for what it is still to keep."""
+    feed = Feed(own=2)
+    feed.open("a", "b")
+    for part in range(4):
+        feed.send(ev.CachesMeasured({"a": (10 * part, 100), "b": (10 * part, 100)}))
+        feed.send(ev.Scale(1))
+        assert leave(feed) == []
+        feed.wait(SETTLED_S / 2)
+    feed.wait(SETTLED_S / 2)
+    assert leave(feed) == ["a"]
+
+
+def test_a_worker_is_lent_from_a_machine_that_loses_nothing():
+    """As long as there is one; a machine with more workers than another is of no use if its last one may not go."""
+    feed = Feed(own=4)
+    feed.open("a", "b", "b", "b")
+    assert feed.supervisor.workers[feed.lend("other")].node == "a"
+    feed = Feed(own=4)
+    feed.open("a", "b", "b", "b")
+    feed.send(full("a", "b"))
+    assert feed.supervisor.workers[feed.lend("other")].node == "b"

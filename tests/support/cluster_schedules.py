@@ -166,6 +166,8 @@ class Cluster(abc.ABC):
         self._wanted = self.rng.randint(1, 4)
         # Drawn by names and by a generator of its own, so that a seed gives the schedule that it gave before.
         self._small_share = random.Random(f"stores {seed}").choice([0.0, 0.0, 0.0, 0.3, 1.0])
+        self._draws = random.Random(f"caches {seed}")
+        self._kept: dict[str, tuple[float, float]] = {}  # machine -> bytes that its cache keeps, and that it may
 
     # ---- the shell's part ----
 
@@ -647,7 +649,18 @@ class Cluster(abc.ABC):
         assert not self._silent_lent, "a silent worker of ours lives on, and nobody knows it"
 
     def scale(self) -> None:
-        self.send(ev.Scale(self.rng.randint(1, 4)))
+        """Machines that lose their last worker by it leave room on others for what they keep."""
+        self.send(ev.CachesMeasured(self._kept))
+        before, workers = self._staying(), self.rng.randint(1, 4)
+        self.send(ev.Scale(workers))
+        after = self._staying()
+        if not (self.draining or self.supervisor.borrowed or self.is_down):
+            moving = sum(self._kept.get(node, (0.0, 0.0))[0] for node in before - after)
+            room = sum(most - keeps for keeps, most in (self._kept.get(node, (0.0, 0.0)) for node in after))
+            assert moving <= room, f"what {before - after} keep is lost for want of room"
+
+    def _staying(self) -> set[str]:
+        return {worker.node for worker in self.supervisor.workers.values() if worker.stays}
 
     def lend(self) -> None:
         self.send(ev.Lend("other"))
@@ -679,6 +692,10 @@ class Cluster(abc.ABC):
                 {name: (self.rng.uniform(0, 1000), self.rng.uniform(0, 100)) for name in sorted(self.workers)}
             )
         )
+        # of some machines nothing is known
+        known = [node for node in self.nodes if self._draws.random() < 0.8]
+        self._kept = {node: (self._draws.choice([0.0, 50.0, 100.0]), 100.0) for node in known}
+        self.send(ev.CachesMeasured(self._kept))
 
     # ---- promises ----
 
