@@ -325,6 +325,7 @@ def analyze(
     "mbaas what-if a.json --set cache_bytes=20GB --set storage_factor=0.5",
     "mbaas what-if a.json --curve cache_bytes=0,10GB,20GB,40GB",
     "mbaas what-if a.json --machines prices.yaml --epochs 90    [dim]the cheapest first[/]",
+    "mbaas what-if a.json --gpu gpu.yaml    [dim]decode on the CPU, or on the GPU?[/]",
 )
 def what_if(
     measured: Annotated[
@@ -342,12 +343,16 @@ def what_if(
         typer.Option(help="A price list; see docs/analyze.md.", metavar="FILE.yaml", show_default=False),
     ] = None,
     epochs: Annotated[int, typer.Option(help="Epochs of the job that --machines is for.")] = 90,
+    gpu: Annotated[
+        Path | None,
+        typer.Option(help="What was measured on a GPU; see docs/analyze.md.", metavar="FILE.yaml", show_default=False),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """What would be, on the rates that were measured: more cache, cores, nodes, trials, faster storage."""
     from mbaas.cli.what_if import what_if
 
-    what_if(measured, changes or [], curve=curve, machines=machines, epochs=epochs, as_json=as_json)
+    what_if(measured, changes or [], curve=curve, machines=machines, epochs=epochs, gpu=gpu, as_json=as_json)
 
 
 @command(

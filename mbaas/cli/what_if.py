@@ -18,7 +18,14 @@ from mbaas.errors import ConfigError
 
 
 def what_if(
-    file: Path, changes: list[str], *, curve: str | None, machines: Path | None, epochs: int, as_json: bool
+    file: Path,
+    changes: list[str],
+    *,
+    curve: str | None,
+    machines: Path | None,
+    epochs: int,
+    gpu: Path | None,
+    as_json: bool,
 ) -> None:
     """Answer questions on saved measurements.
 
@@ -28,6 +35,7 @@ def what_if(
         curve: a text such as "name=value,value,...".
         machines: a price list; see `read_machines`.
         epochs: how long the job is that prices are for.
+        gpu: what was measured on a GPU: YAML, the fields of `GpuRates`.
         as_json: write one line that holds one object.
 
     Raises:
@@ -37,6 +45,7 @@ def what_if(
     from mbaas.analysis.answers import curve as curve_of
     from mbaas.analysis.changes import offers
     from mbaas.analysis.costs import epoch_costs
+    from mbaas.analysis.crossing import GpuRates, crossing
     from mbaas.analysis.decoding import decoding
     from mbaas.analysis.whatif import predict
 
@@ -62,10 +71,16 @@ def what_if(
     if machines is not None:
         offered = offers(rates, asked, read_machines(machines), epochs=epochs)
         answer["machines"] = [offer.to_json() for offer in offered]
+    crosses = None
+    if gpu is not None:
+        said = files.read(gpu)
+        on_gpu = said.to(GpuRates)
+        crosses = said.made(lambda: crossing(rates, asked, on_gpu))
+        answer["gpu"] = crosses.to_json()
     if as_json:
         write_json(json.dumps(answer))
     else:
-        out.print(what_if_page(rates, setup, asked, curve=drawn, offered=offered))
+        out.print(what_if_page(rates, setup, asked, curve=drawn, offered=offered, crosses=crosses))
 
 
 def load(file: Path) -> tuple[Rates, Setup]:

@@ -151,9 +151,30 @@ def test_the_cheapest_machine_comes_first(saved: Path, tmp_path: Path) -> None:
     assert small["cost"]["value"] == pytest.approx(40 / 3600)
 
 
+GPU = "gpus: 2\nlink_bytes_per_s: 10 GB/s\ndecode: {per_s: 2000, step_per_s: %s, cpu_s: 0.1 ms, memory_bytes: 3 GB}\n"
+
+
+def test_where_samples_cross_to_the_gpu(saved: Path, tmp_path: Path) -> None:
+    file = tmp_path / "gpu.yaml"
+    file.write_text(GPU % 10)
+    code, text, _ = run("what-if", saved, "--gpu", file, "--set", "cpu_price_per_h=0.5", "--json")
+    answer = json.loads(text)
+    assert code == 0
+    assert answer["gpu"]["plan"]["shares"].keys() == {"normalize", "decode"}
+    assert answer["costs"]["price"]["value"] == pytest.approx(answer["costs"]["cpu_h"]["value"] / 2)
+    code, text, _ = run("what-if", saved, "--gpu", file)
+    assert "of the samples cross to the GPU before" in " ".join(text.split())
+    file.write_text(GPU % 1_000_000)
+    code, _, errors = run("what-if", saved, "--gpu", file)
+    assert code != 0
+    assert "gpu.yaml:3" in errors
+    assert "step_per_s of decode must be at most the step's rate" in " ".join(errors.split())
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
+        (["--set", "cpu_price_per_h=-1"], "cpu_price_per_h must be 0 or more and finite, got -1"),
         (["--set", "cach_bytes=1"], "unknown name 'cach_bytes'; did you mean 'cache_bytes'?"),
         (["--set", "trials=two"], "trials must be a whole number, got 'two'"),
         (["--set", "trials=0"], "trials must be at least 1, got 0"),

@@ -12,7 +12,9 @@ import page_data
 import pytest
 import yaml
 
+from mbaas import files
 from mbaas import transforms as T
+from mbaas.analysis.crossing import GpuRates, OnGpu
 from mbaas.analysis.simulator import catalog
 from mbaas.cli import feed_file
 from mbaas.cli.what_if import read_machines
@@ -66,11 +68,17 @@ def of_arrays(text: Text, here: Path) -> None:
     assert np.shape(found.samples) == (2, 64, 64, 64)
 
 
-def prices(text: Text, here: Path) -> None:
+def prices(text: Text, here: Path, *gpus: Text) -> None:
+    """The first block is a price list, the second one what was measured on a GPU."""
     (here / "prices.yaml").write_text(text)
     assert [(machine.name, machine.cores) for machine in read_machines(here / "prices.yaml")] == [
         ("small", 8), ("large", 32)
     ]  # fmt: skip
+    for gpu in gpus:
+        (here / "gpu.yaml").write_text(gpu)
+        assert files.read(here / "gpu.yaml").to(GpuRates).decode == OnGpu(
+            per_s=3200, step_per_s=900, cpu_s=0.0002, memory_bytes=3 * 10**9
+        )
 
 
 def systems(text: Text, here: Path, *cores: Text) -> None:

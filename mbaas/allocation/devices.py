@@ -1,0 +1,274 @@
+"""Decides at which stage of preparing a sample crosses to the GPU, from measured rates.
+
+A sample is decoded, cropped and resized (with whatever else the pipeline does to it), and normalized, the last always
+on the trial's device. A way to prepare it crosses before one of these stages. From there on it takes time of a GPU that
+its trials train on. With shares x of the samples that are prepared in each way, one sample for all trials takes
+
+=============  ======================================================================================
+resource       seconds
+=============  ======================================================================================
+steps          trials on the fullest GPU / G
+GPUs           (trials / G + sum of x gpu_s) / GPUs
+CPUs           sum of x cpu_s / CPUs
+to the GPUs    (sum of x bytes that go there + trials * bytes of a prepared sample) / (GPUs * link)
+from the GPUs  sum of x bytes that come back / (GPUs * link)
+=============  ======================================================================================
+
+of which the longest sets the pace; G is the rate of a trial's step with nothing beside it. A worker on a GPU hands what
+it made to trials through the host's memory, so it comes back, and goes to each trial. The shares that make the longest
+shortest are a linear programme; of these the ones that leave trials most of their GPUs are taken, then of the CPUs.
+
+Engines differ by grey levels. A feed prepares all of its samples in one way, as long as it lives, so that its bytes
+stay exact: `best_way`. `best_mix` says what it would gain if each block had its way for good; no feed does that yet.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mbaas import units
+from mbaas.errors import ConfigError
+
+Stage = Literal["decode", "resize", "normalize"]
+"""The first stage on a GPU: "resize" stands for all between decoding and normalizing."""
+
+TOLERANCE = 1e-9
+"""Relative: what is equal on paper may differ by this much."""
+
+PACE = {
+    "steps": "the training step sets the pace",
+    "GPUs": "GPUs, which train and prepare, set the pace",
+    "CPUs": "CPUs set the pace",
+    "to the GPUs": "the way to the GPUs sets the pace",
+    "from the GPUs": "the way back from the GPUs sets the pace",
+}
+"""The resources in the order of the table, and how it is said that one takes longest."""
+
+BEFORE: dict[Stage, str] = {"decode": "decoding", "resize": "resizing", "normalize": "normalizing"}
+"""Stages as sentences name them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Way:
+    """A way to prepare samples, as measured.
+
+    Attributes:
+        first_on_gpu: the stage before which samples cross to the GPU.
+        cpu_s: CPU-seconds for a sample.
+        gpu_s: seconds of a GPU for a sample, which the steps of its trials lose; see `gpu_seconds`.
+        up_bytes, down_bytes: for a sample, that go to the GPU where it is prepared, and come back from there.
+        memory_bytes: of the GPU's memory.
+
+    Raises:
+        ConfigError: a number that cannot be; or time of a GPU where only the trial's device normalizes.
+    """
+
+    first_on_gpu: Stage
+    cpu_s: float
+    gpu_s: float = 0.0
+    up_bytes: float = 0.0
+    down_bytes: float = 0.0
+    memory_bytes: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("cpu_s", "gpu_s", "up_bytes", "down_bytes", "memory_bytes"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ConfigError(f"{name} must be 0 or more and finite, got {getattr(self, name)}")
+        if self.first_on_gpu == "normalize" and self.gpu_s:
+            raise ConfigError(f"gpu_s must be 0 where a GPU only normalizes, got {self.gpu_s}")
+
+    @property
+    def uses_gpu(self) -> bool:
+        """Whether a worker prepares on a GPU."""
+        return self.first_on_gpu != "normalize"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Devices:
+    """What trials and prep share.
+
+    Attributes:
+        cpus: cores that prep may use.
+        gpus: on which trials train.
+        trials: spread evenly over the GPUs, or over as many of these as there are trials.
+        step_per_s: G, samples/s of a trial that has a GPU for itself.
+        pixel_bytes: of a prepared sample.
+        memory_bytes: of each GPU's memory that training leaves.
+        link_bytes_per_s: between the host and each GPU, in each direction.
+
+    Raises:
+        ConfigError: a number that cannot be.
+    """
+
+    cpus: float
+    gpus: int
+    trials: int
+    step_per_s: float
+    pixel_bytes: float
+    memory_bytes: float = math.inf
+    link_bytes_per_s: float = math.inf
+
+    def __post_init__(self) -> None:
+        for name in ("gpus", "trials"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for name in ("cpus", "step_per_s", "link_bytes_per_s"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"{name} must be above 0, got {getattr(self, name)}")
+        for name in ("pixel_bytes", "memory_bytes"):
+            if not getattr(self, name) >= 0:
+                raise ConfigError(f"{name} must be 0 or more, got {getattr(self, name)}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DevicePlan:
+    """How samples are to be prepared.
+
+    Attributes:
+        shares: of the samples, by the first stage on a GPU; they add up to 1.
+        trial_per_s: samples/s that each trial gets and trains on.
+        limit: the resource that sets the pace, one of `PACE`.
+        cpu_workers, gpu_workers: prep workers that are needed, those on CPUs with a core each; one on each GPU.
+        told: why a way is not among those that were compared: a clause each.
+    """
+
+    shares: dict[Stage, float]
+    trial_per_s: float
+    limit: str
+    cpu_workers: int
+    gpu_workers: int
+    told: tuple[str, ...] = ()
+
+    @property
+    def sentence(self) -> str:
+        """Say it as a clause for people."""
+        parts = [
+            f"{units.percent(share)} of the samples cross to the GPU before {BEFORE[stage]}"
+            for stage, share in self.shares.items()
+            if share
+        ]
+        workers = [f"{self.gpu_workers} on GPUs"] if self.gpu_workers else []
+        workers += [f"{self.cpu_workers} on CPUs"] if self.cpu_workers else []
+        return (
+            f"{' and '.join(parts)}, with prep workers {' and '.join(workers)}: each trial gets "
+            f"{units.number(self.trial_per_s)} samples/s, and {PACE[self.limit]}"
+        )
+
+
+def gpu_seconds(*, step_per_s: float, step_beside_per_s: float, made_per_s: float) -> float:
+    """Return the seconds of a GPU that preparing a sample takes from training there.
+
+    Beside preparing, a step that makes ``step_beside_per_s`` of ``step_per_s`` has that share of the GPU; the rest of
+    each second made so many samples.
+
+    Raises:
+        ConfigError: a rate that is not above 0.
+    """
+    for name, rate in (("step_per_s", step_per_s), ("made_per_s", made_per_s)):
+        if not 0 < rate < math.inf:
+            raise ConfigError(f"{name} must be above 0 and finite, got {rate}")
+    if not 0 <= step_beside_per_s < math.inf:
+        raise ConfigError(f"step_beside_per_s must be 0 or more and finite, got {step_beside_per_s}")
+    return max(0.0, 1 - step_beside_per_s / step_per_s) / made_per_s  # a step is not faster beside something
+
+
+def best_way(ways: Sequence[Way], devices: Devices) -> DevicePlan:
+    """Choose the one way in which a feed prepares all samples, for as long as it lives.
+
+    Raises:
+        ConfigError: no way, or two that cross before the same stage, or none that fits the GPUs' memory.
+    """
+    usable, told = _usable(ways, devices)
+    return _plan(usable, devices, np.eye(len(usable)), told)
+
+
+def best_mix(ways: Sequence[Way], devices: Devices) -> DevicePlan:
+    """Choose which share of the samples is prepared in which way, if a feed could prepare blocks in different ways.
+
+    Raises:
+        ConfigError: as for `best_way`.
+    """
+    usable, told = _usable(ways, devices)
+    return _plan(usable, devices, _corners(usable, devices), told)
+
+
+def _usable(ways: Sequence[Way], devices: Devices) -> tuple[list[Way], tuple[str, ...]]:
+    stages = [way.first_on_gpu for way in ways]
+    if not ways or len(set(stages)) < len(stages):
+        raise ConfigError(f"ways must be one or more that cross before different stages, got {', '.join(stages) or 0}")
+    usable = [way for way in ways if way.memory_bytes <= devices.memory_bytes]
+    left = units.size(devices.memory_bytes)
+    told = tuple(
+        f"no sample crosses to the GPU before {BEFORE[way.first_on_gpu]}: that takes {units.size(way.memory_bytes)} of "
+        f"a GPU's memory, and training leaves {left}"
+        for way in ways
+        if way not in usable
+    )
+    if not usable:
+        raise ConfigError("; ".join(told))
+    return usable, told
+
+
+def _seconds(ways: Sequence[Way], devices: Devices) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return the seconds of each resource for a sample, as fixed + of_way @ shares: [resources], [resources, ways]."""
+    g, gpus, trials = devices.step_per_s, devices.gpus, devices.trials
+    link = gpus * devices.link_bytes_per_s
+    fixed = [math.ceil(trials / gpus) / g, trials / g / gpus, 0.0, trials * devices.pixel_bytes / link, 0.0]
+    of_way = [
+        [0.0, way.gpu_s / gpus, way.cpu_s / devices.cpus, way.up_bytes / link, way.down_bytes / link] for way in ways
+    ]
+    return np.array(fixed), np.array(of_way).T
+
+
+def _corners(ways: Sequence[Way], devices: Devices) -> NDArray[np.float64]:
+    """Return the shares at all corners of the linear programme: float64[corners, ways]."""
+    # Unknown are the shares and the seconds of the busiest resource. A corner is where as many constraints hold with
+    # equality as there are unknowns: that shares add up to 1, and any of the others. There are at most 56 candidates.
+    fixed, of_way = _seconds(ways, devices)
+    unit_s, count = float((fixed[:, None] + of_way).max()), len(ways)
+    seconds = np.eye(count + 1)[count]
+    rows = [(np.append(each, 0.0) / unit_s - seconds, -f / unit_s) for f, each in zip(fixed, of_way, strict=True)]
+    rows += [(np.eye(count + 1)[way], 0.0) for way in range(count)]
+    whole = (np.append(np.ones(count), 0.0), 1.0)
+    found = list(np.eye(count))
+    for chosen in combinations(rows, count):
+        matrix, limits = (np.array(part) for part in zip(whole, *chosen, strict=True))
+        if np.linalg.matrix_rank(matrix) <= count:
+            continue  # these never meet in one point
+        shares = np.linalg.solve(matrix, limits)[:-1]
+        if (shares >= -TOLERANCE).all():
+            shares = shares.clip(min=0)
+            found.append(shares / shares.sum())
+    return np.array(found)
+
+
+def _plan(ways: Sequence[Way], devices: Devices, candidates: NDArray[np.float64], told: tuple[str, ...]) -> DevicePlan:
+    """Choose the best of some shares: float64[candidates, ways]."""
+    fixed, of_way = _seconds(ways, devices)
+    seconds = fixed + candidates @ of_way.T
+    gpu_s, cpu_s = ([getattr(way, name) for way in ways] for name in ("gpu_s", "cpu_s"))
+    best = np.arange(len(candidates))
+    # each of these chooses among those that are best by all before it
+    for cost in (seconds.max(axis=1), candidates @ gpu_s, candidates @ cpu_s):
+        best = best[cost[best] <= cost[best].min() * (1 + TOLERANCE)]
+    shares, pace_s = candidates[best[0]], float(seconds[best[0]].max())
+    # training first, where others take as long: it lacks nothing then
+    limit = next(name for name, s in zip(PACE, seconds[best[0]], strict=True) if s >= pace_s * (1 - TOLERANCE))
+    per_s = 1 / pace_s
+    on_cpus = sum(per_s * share * way.cpu_s for share, way in zip(shares, ways, strict=True) if not way.uses_gpu)
+    on_gpus = any(share and way.uses_gpu for share, way in zip(shares, ways, strict=True))
+    return DevicePlan(
+        shares={way.first_on_gpu: float(share) for way, share in zip(ways, shares, strict=True)},
+        trial_per_s=per_s,
+        limit=limit,
+        cpu_workers=math.ceil(on_cpus * (1 - TOLERANCE)),
+        gpu_workers=devices.gpus if on_gpus else 0,
+        told=told,
+    )

@@ -1,0 +1,264 @@
+"""Where samples cross to the GPU: against arithmetic by hand, all shares that there are, and a simulation."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mbaas.allocation.devices import DevicePlan, Devices, Stage, Way, best_mix, best_way, gpu_seconds
+from mbaas.errors import ConfigError
+
+MS = 1e-3
+DECODE = Way(first_on_gpu="decode", cpu_s=0.2 * MS, gpu_s=0.4 * MS, up_bytes=100e3, down_bytes=150e3, memory_bytes=3e9)
+RESIZE = Way(first_on_gpu="resize", cpu_s=3 * MS, gpu_s=0.1 * MS, up_bytes=600e3, down_bytes=150e3, memory_bytes=1e9)
+NORMALIZE = Way(first_on_gpu="normalize", cpu_s=4 * MS)
+WAYS = DECODE, RESIZE, NORMALIZE
+
+
+def devices(**changes: Any) -> Devices:
+    """Four trials on four GPUs, each of which trains on 2,000 samples/s; eight cores prepare."""
+    usual: dict[str, Any] = {"cpus": 8.0, "gpus": 4, "trials": 4, "step_per_s": 2000.0, "pixel_bytes": 150e3}
+    return Devices(**{**usual, **changes})
+
+
+def only(plan: DevicePlan) -> Stage:
+    (stage,) = (stage for stage, share in plan.shares.items() if share)
+    return stage
+
+
+def test_cpus_prepare_all_where_they_are_fast_enough() -> None:
+    """8 cores make 2,000 samples/s, as many as each trial takes: no GPU need do anything but train."""
+    plan = best_way(WAYS, devices())
+    assert [only(plan), plan.trial_per_s, plan.limit] == ["normalize", pytest.approx(2000), "steps"]
+    assert (plan.cpu_workers, plan.gpu_workers) == (8, 0)
+    assert plan.sentence == (
+        "100 % of the samples cross to the GPU before normalizing, with prep workers 8 on CPUs: each trial gets 2,000 "
+        "samples/s, and the training step sets the pace"
+    )
+
+
+def test_gpus_decode_where_there_are_few_cores() -> None:
+    """2 cores: 500 samples/s by CPUs alone, 667 if they decode, 1 / (0.5 ms + 0.1 ms) = 1,667 if GPUs do."""
+    plan = best_way(WAYS, devices(cpus=2.0))
+    assert [only(plan), plan.trial_per_s, plan.limit] == ["decode", pytest.approx(1 / 0.6e-3), "GPUs"]
+    assert (plan.cpu_workers, plan.gpu_workers) == (0, 4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "stage", "per_s", "limit"),
+    [
+        ({"cpus": 2.0, "memory_bytes": 2e9}, "resize", 2000 / 3, "CPUs"),
+        ({"cpus": 2.0, "memory_bytes": 5e8}, "normalize", 500, "CPUs"),
+        ({"cpus": 2.0, "link_bytes_per_s": 0.1e9}, "decode", 0.4e9 / (100e3 + 4 * 150e3), "to the GPUs"),
+        ({"cpus": 1.0, "gpus": 1}, "decode", 1 / (2e-3 + 0.4e-3), "GPUs"),
+        ({"cpus": 2.0, "gpus": 1}, "normalize", 500, "steps"),
+        ({"cpus": 7.0, "step_per_s": 5000.0}, "decode", 1 / 0.3e-3, "GPUs"),
+        ({"cpus": 2.0, "gpus": 8, "trials": 4}, "decode", 2000, "steps"),  # four GPUs have nothing else to do
+    ],
+)
+def test_what_decides(changes: dict[str, Any], stage: str, per_s: float, limit: str) -> None:
+    plan = best_way(WAYS, devices(**changes))
+    assert [only(plan), plan.trial_per_s, plan.limit] == [stage, pytest.approx(per_s), limit]
+
+
+def test_a_way_for_which_a_gpu_has_no_memory_is_told() -> None:
+    assert best_way(WAYS, devices(memory_bytes=2e9)).told == (
+        "no sample crosses to the GPU before decoding: that takes 3 GB of a GPU's memory, and training leaves 2 GB",
+    )
+
+
+def test_a_mix_uses_all_that_there_is() -> None:
+    """2 cores, G = 2,000: x decoded on GPUs so that 0.5 + 0.1 x and (0.2 x + 4 (1 - x)) / 2 ms are equal: x = 0.75."""
+    plan = best_mix((DECODE, NORMALIZE), devices(cpus=2.0))
+    assert plan.shares == pytest.approx({"decode": 0.75, "normalize": 0.25})
+    assert plan.trial_per_s == pytest.approx(1 / 0.575e-3)
+    assert (plan.cpu_workers, plan.gpu_workers) == (2, 4)
+    assert plan.sentence.startswith(
+        "75 % of the samples cross to the GPU before decoding and 25 % of the samples cross to the GPU before "
+        "normalizing, with prep workers 4 on GPUs and 2 on CPUs: each trial gets 1,740 samples/s"
+    )
+
+
+def test_the_time_of_a_gpu_follows_from_what_training_loses() -> None:
+    """Beside 1,000 prepared samples/s a step falls from 2,000 to 1,500 samples/s: a quarter of a second for 1,000."""
+    assert gpu_seconds(step_per_s=2000, step_beside_per_s=1500, made_per_s=1000) == pytest.approx(0.25 * MS)
+    assert gpu_seconds(step_per_s=2000, step_beside_per_s=2010, made_per_s=1000) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (lambda: best_way([], devices()), "ways must be one or more that cross before different stages, got 0"),
+        (lambda: best_way([DECODE, DECODE], devices()), "different stages, got decode, decode"),
+        (lambda: best_way([DECODE], devices(memory_bytes=1e9)), "that takes 3 GB of a GPU's memory"),
+        (lambda: devices(gpus=0), "gpus must be at least 1, got 0"),
+        (lambda: devices(cpus=0.0), "cpus must be above 0, got 0.0"),
+        (lambda: Way(first_on_gpu="decode", cpu_s=-1.0), "cpu_s must be 0 or more and finite, got -1.0"),
+        (lambda: Way(first_on_gpu="normalize", cpu_s=1.0, gpu_s=1.0), "gpu_s must be 0 where a GPU only normalizes"),
+        (lambda: gpu_seconds(step_per_s=0, step_beside_per_s=1, made_per_s=1), "step_per_s must be above 0"),
+    ],
+)
+def test_what_cannot_be(make: Any, sentence: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        make()
+    assert sentence in str(caught.value)
+
+
+def pace(ways: Sequence[Way], shares: Sequence[float], d: Devices) -> float:
+    """Samples/s of each trial with these shares, resource by resource."""
+
+    def mean(name: str) -> float:
+        return sum(share * getattr(way, name) for way, share in zip(ways, shares, strict=True))
+
+    link = d.gpus * d.link_bytes_per_s
+    return 1 / max(
+        math.ceil(d.trials / d.gpus) / d.step_per_s,
+        (d.trials / d.step_per_s + mean("gpu_s")) / d.gpus,
+        mean("cpu_s") / d.cpus,
+        (mean("up_bytes") + d.trials * d.pixel_bytes) / link,
+        mean("down_bytes") / link,
+    )
+
+
+@st.composite
+def any_ways(draw: st.DrawFn) -> list[Way]:
+    stages: list[Stage] = draw(st.permutations(["decode", "resize", "normalize"]))
+    ways = []
+    for stage in stages[: draw(st.integers(1, 3))]:
+        on_gpu = 0.0 if stage == "normalize" else 1.0
+        ways.append(
+            Way(
+                first_on_gpu=stage,
+                cpu_s=draw(st.floats(1e-5, 1e-2)),
+                gpu_s=on_gpu * draw(st.just(0.0) | st.floats(1e-6, 2e-3)),
+                up_bytes=on_gpu * draw(st.just(0.0) | st.floats(1, 1e6)),
+                down_bytes=on_gpu * draw(st.just(0.0) | st.floats(1, 1e6)),
+            )
+        )
+    return ways
+
+
+DEVICES = st.builds(
+    Devices,
+    cpus=st.floats(0.5, 64),
+    gpus=st.integers(1, 8),
+    trials=st.integers(1, 16),
+    step_per_s=st.floats(50, 20_000),
+    pixel_bytes=st.just(0.0) | st.floats(1, 1e6),
+    link_bytes_per_s=st.sampled_from([math.inf, 1e8, 1e10]),
+)
+
+
+@settings(max_examples=50)
+@given(any_ways(), DEVICES)
+def test_no_other_shares_are_faster(ways: list[Way], d: Devices) -> None:
+    """Shares in steps of a twelfth; and what is planned is what its shares give."""
+    mix, one = best_mix(ways, d), best_way(ways, d)
+    parts = 12
+    grid = [each for each in itertools.product(range(parts + 1), repeat=len(ways)) if sum(each) == parts]
+    tried = [pace(ways, [part / parts for part in each], d) for each in grid]
+    assert mix.trial_per_s >= max(tried) * (1 - 1e-6)
+    assert one.trial_per_s == pytest.approx(max(pace(ways, row, d) for row in corners(len(ways))))
+    for plan in (mix, one):
+        assert sum(plan.shares.values()) == pytest.approx(1)
+        assert min(plan.shares.values()) >= 0
+        assert plan.trial_per_s == pytest.approx(pace(ways, list(plan.shares.values()), d))
+    on_cpus = sum(one.shares[way.first_on_gpu] * way.cpu_s for way in ways if not way.uses_gpu)
+    assert one.cpu_workers == math.ceil(on_cpus * one.trial_per_s * (1 - 1e-9))
+
+
+def corners(count: int) -> list[list[float]]:
+    return [[float(a == b) for b in range(count)] for a in range(count)]
+
+
+class Simulation:
+    """A feed that makes each block in one way, in turn by their shares, and whose trials all take all blocks.
+
+    A block's work on CPUs is one core's, then a GPU's if its way has any. It is begun when all trials have taken the
+    block 16 before. A GPU does one thing at a time, and what is to be made before a step.
+    """
+
+    AHEAD, SAMPLES = 16, 64
+
+    def __init__(self, ways: Sequence[Way], plan: DevicePlan, d: Devices) -> None:
+        self.ways, self.shares, self.d = {way.first_on_gpu: way for way in ways}, plan.shares, d
+        self.behind = dict.fromkeys(plan.shares, 0.0)
+        self.now, self.events, self.count = 0.0, list[tuple[float, int, Callable[[], None]]](), itertools.count()
+        self.cores, self.begun = int(d.cpus), 0
+        self.to_make: list[tuple[int, float]] = []  # blocks that wait for a GPU, and the seconds that each takes
+        self.made: set[int] = set()
+        self.is_free = [True] * d.gpus
+        self.taken = [0] * d.trials
+
+    def later(self, seconds: float, then: Callable[[], None]) -> None:
+        heapq.heappush(self.events, (self.now + seconds, next(self.count), then))
+
+    def begin(self) -> None:
+        """Put all to work that is free."""
+        while self.cores and self.begun < min(self.taken) + self.AHEAD:
+            self.behind = {stage: lag + self.shares[stage] for stage, lag in self.behind.items()}
+            stage = max(self.behind, key=self.behind.__getitem__)
+            self.behind[stage] -= 1
+            self.cores -= 1
+            self.later(self.SAMPLES * self.ways[stage].cpu_s, partial(self.prepared, self.begun, self.ways[stage]))
+            self.begun += 1
+        # First those whose trials are furthest: the others have less time for what is to be made.
+        free = [gpu for gpu, is_free in enumerate(self.is_free) if is_free]
+        for gpu in sorted(free, key=lambda gpu: -min(self.taken[gpu :: self.d.gpus], default=math.inf)):
+            ready = [trial for trial in range(gpu, self.d.trials, self.d.gpus) if self.taken[trial] in self.made]
+            if self.to_make:
+                block, seconds = self.to_make.pop(0)
+                self.later(seconds, partial(self.ended, gpu, partial(self.made.add, block)))
+            elif ready:
+                trial = min(ready, key=self.taken.__getitem__)
+                self.later(self.SAMPLES / self.d.step_per_s, partial(self.ended, gpu, partial(self.take, trial)))
+            else:
+                continue
+            self.is_free[gpu] = False
+
+    def prepared(self, block: int, way: Way) -> None:
+        self.cores += 1
+        if way.gpu_s:
+            self.to_make.append((block, self.SAMPLES * way.gpu_s))
+        else:
+            self.made.add(block)
+
+    def ended(self, gpu: int, then: Callable[[], None]) -> None:
+        self.is_free[gpu] = True
+        then()
+
+    def take(self, trial: int) -> None:
+        self.taken[trial] += 1
+
+    def per_s(self, blocks: int = 400) -> float:
+        """Samples/s of each trial, over the second half of so many blocks."""
+        half: float | None = None
+        while min(self.taken) < blocks:
+            self.begin()
+            self.now = self.events[0][0]
+            while self.events and self.events[0][0] <= self.now + 1e-9:  # all that ends at the same time
+                heapq.heappop(self.events)[2]()
+            if half is None and min(self.taken) >= blocks // 2:
+                half = self.now
+        assert half is not None
+        return self.SAMPLES * (blocks - blocks // 2) / (self.now - half)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"cpus": 2.0}, {"cpus": 4.0}, {"cpus": 2.0, "gpus": 1}, {"cpus": 6.0, "step_per_s": 5000.0}, {"trials": 8}],
+    ids=str,
+)
+def test_a_simulated_feed_is_as_fast_as_planned(changes: dict[str, Any]) -> None:
+    """Within 6 %: blocks are whole, and a block is not everywhere at the same time."""
+    d = devices(**changes)
+    for plan in (best_way(WAYS, d), best_mix(WAYS, d)):
+        assert Simulation(WAYS, plan, d).per_s() == pytest.approx(plan.trial_per_s, rel=0.06)

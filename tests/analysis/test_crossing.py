@@ -1,0 +1,66 @@
+"""Where samples should cross to the GPU, from saved rates and what was measured on a GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from stated_rates import about, line, round_rates
+
+from mbaas.analysis.crossing import GpuRates, OnGpu, crossing
+from mbaas.analysis.rates import Rates
+from mbaas.analysis.setup import Setup
+from mbaas.errors import ConfigError
+
+DECODE = OnGpu(per_s=2000, step_per_s=600, cpu_s=0.0001)
+"""Beside 2,000 samples/s that it makes, a GPU trains on 600 of 1,000: 0.2 ms of it for each."""
+
+
+def rates(**changes: Any) -> Rates:
+    """A step of 1,000 samples/s; 4 cores prepare 5 ms for a sample, 3 of which decode it to 600 kB."""
+    decoded = {"decoded_bytes": 600e3, "decoded_prep": line((1, 500))}
+    return round_rates(**{**decoded, **changes})
+
+
+def gpu(**changes: Any) -> GpuRates:
+    return GpuRates(**{"gpus": 1, "decode": DECODE, **changes})
+
+
+def test_a_gpu_decodes_what_four_cores_cannot() -> None:
+    """800 samples/s by CPUs; decoded on the GPU 1 / (1 ms + 0.2 ms)."""
+    found = crossing(rates(), Setup(), gpu())
+    assert found.plan.trial_per_s == pytest.approx(1000 / 1.2)
+    assert found.plan.shares == {"normalize": 0.0, "decode": 1.0}
+    assert found.mix.trial_per_s > 900
+    first, second = found.sentences
+    assert first.startswith("100 % of the samples cross to the GPU before decoding, with prep workers 1 on GPUs")
+    assert second.startswith("if blocks could be prepared in different ways: ")
+
+
+def test_cpus_suffice_with_more_of_them() -> None:
+    found = crossing(rates(), Setup(cores=5, prep_workers=5), gpu())
+    assert (found.plan.shares["normalize"], found.plan.limit) == (1.0, "steps")
+    assert len(found.sentences) == 1
+    assert crossing(rates(), Setup(nodes=2, trials=2), gpu()).plan.gpu_workers == 0, "8 cores on two nodes"
+
+
+def test_where_samples_cross_before_resizing() -> None:
+    """Memory is too small to decode there; over 0.5 GB/s 600 kB and the trial's 150 kB take 1.5 ms."""
+    resize = OnGpu(per_s=5000, step_per_s=900, cpu_s=0.003, memory_bytes=10**9)
+    few = Setup(cores=3, prep_workers=3)
+    decode = OnGpu(per_s=2000, step_per_s=600, cpu_s=0.0001, memory_bytes=3 * 10**9)
+    found = crossing(rates(), few, gpu(decode=decode, resize=resize, memory_bytes=2 * 10**9))
+    assert (found.plan.shares["resize"], found.plan.trial_per_s) == (1.0, pytest.approx(1000 / 1.02))
+    assert found.plan.told[0].startswith("no sample crosses to the GPU before decoding")
+    slow = gpu(decode=None, resize=resize, link_bytes_per_s=0.5e9)
+    found = crossing(rates(), few, slow)
+    assert (found.plan.trial_per_s, found.plan.limit) == (pytest.approx(1000 / 1.5), "to the GPUs")
+
+
+def test_rates_that_do_not_fit_each_other() -> None:
+    fast = OnGpu(per_s=2000, step_per_s=1100, cpu_s=0.0001)
+    with pytest.raises(ConfigError, match=r"step_per_s of decode must be at most .* 1,000 samples/s, got 1,100"):
+        crossing(rates(), Setup(), gpu(decode=fast))
+    without = round_rates(step=about(1000))
+    with pytest.raises(ConfigError, match="resize needs the size of decoded samples"):
+        crossing(without, Setup(), gpu(resize=DECODE))
