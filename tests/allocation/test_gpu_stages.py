@@ -61,6 +61,7 @@ def test_gpus_decode_where_there_are_few_cores() -> None:
         ({"cpus": 1.0, "gpus": 1}, "decode", 1 / (2e-3 + 0.4e-3), "GPUs"),
         ({"cpus": 2.0, "gpus": 1}, "normalize", 500, "steps"),
         ({"cpus": 7.0, "step_per_s": 5000.0}, "decode", 1 / 0.3e-3, "GPUs"),
+        ({"cpus": 8.0, "gpus": 8, "trials": 4}, "normalize", 2000, "steps"),  # GPUs are spared where CPUs suffice
         ({"cpus": 2.0, "gpus": 8, "trials": 4}, "decode", 2000, "steps"),  # four GPUs have nothing else to do
     ],
 )
