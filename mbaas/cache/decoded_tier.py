@@ -149,6 +149,11 @@ class DecodedTier:
             return frozenset(), 0
         return promise.sample_ids, len(promise.sample_ids) * promise.each_bytes
 
+    def for_memory(self, request: PartRequest) -> frozenset[int]:
+        """Return the samples of a part that are to be handed in, and kept in memory."""
+        promise = self._promises.get(request)
+        return frozenset() if promise is None else promise.in_memory
+
     def fetched(self, request: PartRequest) -> int:
         """Note that a fetch of a part begins. Returns the bytes of promises that lapse."""
         self._fetches += 1

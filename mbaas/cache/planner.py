@@ -418,9 +418,11 @@ class Planner:
             missing = missing[~self._comes_decoded(plan.request, plan.sample_ids[missing])]
         ids = plan.sample_ids[missing]
         found, admits, lent = self._sources(plan.request, ids)
-        # What a worker will hand in decoded, or has handed in, is not kept as storage has it, too.
+        # What a worker of this part will hand in decoded is kept as storage has it until then, if there is room; what
+        # comes decoded from another part is not kept for this one, too.
         passing = self.tier.expects(ids)
-        keep = self._admit(found, admits & ~passing)
+        own = among(ids, self.tier.for_memory(plan.request))
+        keep = self._admit(found, admits & (own | ~passing))
         loads = []
         for lends, chosen in ((False, ~lent), (True, lent)):
             loads += self._loads(

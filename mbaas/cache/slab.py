@@ -59,7 +59,7 @@ class Load:
         lengths: int64[k], bytes.
         lends: whether ``peer`` goes on keeping them.
         decoded: whether they are read as the pipeline's prefix made them, which only nodes have, and no storage.
-        passing: whether they are read to be decoded, and come to be kept so.
+        passing: whether they are to be handed in decoded; if that happens, the slab goes as a whole.
     """
 
     slab: int

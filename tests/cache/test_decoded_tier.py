@@ -98,7 +98,6 @@ def test_a_sample_that_cannot_be_handed_in_is_kept_as_storage_has_it() -> None:
     node.land(*node.coming)
     node.begin(1)
     assert node.asked(1) == []
-    node.fill(min(node.filling))
     node.deliver(1)
     assert node.planner.directory.samples == 10
     assert node.planner.directory.decoded.samples == 9
