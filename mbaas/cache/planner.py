@@ -517,11 +517,11 @@ class Planner:
         return loads
 
     def _decoded_bytes(self, request: PartRequest) -> int:
-        """Estimate what the samples of a part take that could be kept decoded here, and are not."""
+        """Estimate what the samples of a part take that could be kept decoded here, and for which nothing is promised."""
         if not self.tier.free_bytes or request != self.placements.own(request.block, request.shuffle):
             return 0
         ids = self.placements.stored(request)
-        return int((~self.directory.lookup(ids)["decoded"]).sum() * self.tier.sample_bytes)
+        return int((~self.directory.lookup(ids)["decoded"] & ~self.tier.expects(ids)).sum() * self.tier.sample_bytes)
 
     def _make_room(self, nbytes: int, *, decoded: bool) -> None:
         """Drop slabs of the other form until so many bytes are free, or until that form is within its part.
