@@ -517,7 +517,7 @@ class Planner:
         return loads
 
     def _decoded_bytes(self, request: PartRequest) -> int:
-        """Estimate what the samples of a part take that could be kept decoded here, and for which nothing is promised."""
+        """Estimate what samples of a part take that could be kept decoded here, and for which nothing is promised."""
         if not self.tier.free_bytes or request != self.placements.own(request.block, request.shuffle):
             return 0
         ids = self.placements.stored(request)

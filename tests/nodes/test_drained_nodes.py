@@ -22,7 +22,7 @@ def test_nothing_is_read_or_prepared_again_that_lay_on_a_node_which_was_given_no
         mbaas.join(feed_name, consumer="me", format="numpy") as loader,
     ):
         records = [record_epoch(loader)]
-        wait_until(lambda: feed.status().cached_bytes == data.total_bytes, "all samples are kept")
+        wait_until(lambda: feed.status().cached_samples == SAMPLES, "all samples are kept")
         read_before = feed.status().fetched.storage.nbytes
         nodes.add()
         nodes.drain(first, NOTICE_S)

@@ -47,7 +47,7 @@ def test_a_node_dies_and_another_comes(nodes, data, feed_name):
         # Parts of the third epoch that were made before the node died are not fetched again: the fourth has them kept,
         # of which none was made by then, because less than an epoch is staged.
         third, fourth = record_epoch(loader), record_epoch(loader)
-        wait_until(lambda: feed.status().cached_bytes == data.total_bytes, "what is being read is kept")
+        wait_until(lambda: feed.status().cached_samples == SAMPLES, "what is being read is kept")
         read_before = feed.status().fetched.storage.nbytes
 
         nodes.add()
@@ -56,7 +56,7 @@ def test_a_node_dies_and_another_comes(nodes, data, feed_name):
         for record in records:
             assert record.flaws(range(SAMPLES)) == []
         assert [record.row_digest for record in records] == [alone[0], *alone[2:]]
-        wait_until(lambda: feed.status().cached_bytes == data.total_bytes, "all samples that are on their way are kept")
+        wait_until(lambda: feed.status().cached_samples == SAMPLES, "all samples that are on their way are kept")
         status = feed.status()
         moved = min(node.cached_samples for node in status.nodes)
         assert 0.3 * SAMPLES < moved < 0.7 * SAMPLES

@@ -48,7 +48,7 @@ def test_each_draw_comes_once_and_has_colours_of_its_own(each_epoch: bool, ray_c
                 assert sorted(made) == list(range(1, 11))
                 assert all(len(found) == np.sum(sources == source) for source, found in made.items())
                 epochs.append(seen)
-        assert feed.status().cached_bytes == data.total_bytes
+        assert feed.status().cached_samples == len(data.stored)
         assert (data.total_bytes < synthetic(11).total_bytes) == each_epoch, "caches keep each sample once"
     assert all(not np.array_equal(epochs[0][draw], epochs[1][draw]) for draw in range(135))
     shown = first_samples(data, pipeline, count=20, epoch=2)
