@@ -568,7 +568,14 @@ class CacheNode:
         costs, memory_bytes, disk_bytes = self._decoded.costs, self._planner.minio.budget_bytes, 0
         speed = self._tuner.speeds.disk
         if self._disk is not None and self._tuner.uses_disk and speed is not None:
-            costs, disk_bytes = dataclasses.replace(costs, disk_bytes_per_s=speed * DISK_THREADS), self._disk.disk_bytes
+            costs, disk_bytes = (
+                dataclasses.replace(costs, disk_bytes_per_s=speed * DISK_THREADS),
+                self._disk.for_decoded_bytes,
+            )
+            if self._disk.holds_all:  # and so none is read from storage again
+                costs = dataclasses.replace(
+                    costs, storage_s=min(costs.storage_s, costs.encoded_bytes * costs.disk_s_per_byte)
+                )
             self._knows_disk = True
         samples = self._placements.home_share(len(self._dataset)) * len(self._dataset)
         plan = plan_forms(

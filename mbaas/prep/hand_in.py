@@ -10,6 +10,7 @@ import numpy as np
 import ray
 from numpy.typing import NDArray
 
+from mbaas import units
 from mbaas.cache.reader import CacheReader
 from mbaas.placement import PartRequest
 from mbaas.prep.decoded import KeptMemory, KeptRows
@@ -74,7 +75,8 @@ class PartHandIn:
     def _hand_in(self, asked: Mapping[int, int], keep: KeptRows | None, *, is_last: bool) -> bool:
         """Return whether the cache keeps pace."""
         if self._before is not None and not ray.wait([self._before], timeout=COPIED_S)[0]:
-            _log.warning("the cache has not copied decoded samples within %g s; it gets no more of this part", COPIED_S)
+            waited = units.seconds(COPIED_S)
+            _log.warning("the cache has not copied decoded samples within %s; it gets no more of this part", waited)
             return False
         assert self._reader is not None, "rows are asked for by nobody"
         ids, lengths, packed, unfit = _kept_of(asked, keep)

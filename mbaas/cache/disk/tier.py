@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import hashlib
+import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
@@ -63,7 +64,7 @@ class DiskTier:
                 self._store.close()
                 raise
         self._disk_bytes, self._dataset_bytes = disk_bytes, dataset.total_bytes
-        self._holds_all = disk_bytes >= dataset.total_bytes  # as long as this is the only node
+        self._needed_bytes = float(dataset.total_bytes)  # for all samples that have their home here
         self._placements, self._meter = placements, meter
         self._told = [store.stats() for store in self._stores]  # as it was when `log` was last asked
         self._threads = ThreadPoolExecutor(DISK_THREADS, thread_name_prefix="mbaas-disk")
@@ -73,9 +74,21 @@ class DiskTier:
         return [self._store] if self._decoded is None else [self._store, self._decoded]
 
     @property
-    def disk_bytes(self) -> int:
-        """The budget."""
-        return self._disk_bytes
+    def holds_all(self) -> bool:
+        """Whether the disk has room for all samples that have their home here, as storage has them."""
+        return self._disk_bytes >= self._needed_bytes
+
+    @property
+    def for_decoded_bytes(self) -> int:
+        """What of the budget may be for decoded samples.
+
+        A disk that holds all samples as storage has them goes on to do so: then a restart finds them.
+        """
+        return (
+            max(0, self._disk_bytes - math.ceil(DISK_SLACK * self._needed_bytes))
+            if self.holds_all
+            else self._disk_bytes
+        )
 
     @property
     def free_bytes(self) -> int:
@@ -98,7 +111,7 @@ class DiskTier:
         if self._decoded is None:
             return
         others = self._store.stats().used_bytes
-        decoded_bytes = max(0, min(decoded_bytes, self._disk_bytes - others))
+        decoded_bytes = max(0, min(decoded_bytes, self.for_decoded_bytes, self._disk_bytes - others))
         self._decoded.set_budget(decoded_bytes)
         self._store.set_budget(self._disk_bytes - max(decoded_bytes, self._decoded.stats().used_bytes))
 
@@ -122,7 +135,7 @@ class DiskTier:
 
     def update_nodes(self, nodes: int) -> None:
         """Note on how many nodes the dataset's homes are from now on."""
-        self._holds_all = self._disk_bytes >= DISK_SLACK * self._dataset_bytes / nodes
+        self._needed_bytes = DISK_SLACK * self._dataset_bytes / nodes
 
     def has(self, sample_ids: Ids) -> NDArray[np.bool_]:
         """Tell which samples are here, in whatever form: bool[n]."""
@@ -152,7 +165,7 @@ class DiskTier:
         """Keep what was read from storage and has its home here: what memory has no room for, and all of it if the disk
         holds everything that has its home here, so that a restart finds it.
         """
-        if load.decoded or ((load.permanent or load.passing) and not self._holds_all):
+        if load.decoded or ((load.permanent or load.passing) and not self.holds_all):
             return  # memory keeps it: here it would take the room of what memory has no room for
         keep = self._placements.is_home(load.sample_ids) & (origins == Origin.STORAGE) & load.readable(failures)
         if keep.any():
