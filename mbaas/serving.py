@@ -109,7 +109,7 @@ def serve(
         detached: outlive the program that serves the feed, and its Ray job: it ends with `mbaas.stop`, or with the
             cluster, which must have been started by somebody else.
         timeouts: how long a feed waits for consumers, for workers and for storage.
-        disk: local disks of the nodes, for raw samples that memory has no room for; default: none.
+        disk: local disks of the nodes, for samples that memory has no room for; default: none.
         scaling: how many prep workers there are beyond the reserved ones, where they run, and when their number
             changes.
         lending: when idle prep workers work for other feeds of the cluster that need them more.

@@ -101,7 +101,7 @@ def _as_text(path: Any) -> Any:
 
 @options(within="disk", renamed=RENAMED)
 class Disk:
-    """Local disks of the nodes, for raw samples that memory has no room for. What they hold survives a restart."""
+    """Local disks of the nodes, for samples that memory has no room for. What they hold survives a restart."""
 
     path: Annotated[str, Checked(_as_text, first=True)]
     """A folder, the same on each node; it is made where it is missing."""

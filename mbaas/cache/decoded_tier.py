@@ -21,7 +21,7 @@ from mbaas.cache.directory import among, fitting
 from mbaas.order import Ids
 from mbaas.placement import PartRequest
 
-LAPSE_FETCHES = 64
+LAPSE_FETCHES = 256
 """A promise lapses after this many further fetches: the worker to which it was given has died, most likely."""
 
 

@@ -104,7 +104,7 @@ def test_a_sample_that_cannot_be_handed_in_is_kept_as_storage_has_it() -> None:
 
 
 def test_a_promise_to_a_worker_that_died_lapses() -> None:
-    node = Node([5] * 10 * 200, block_samples=10, cache=10 * 5 * GROWTH)
+    node = Node([5] * 10 * 300, block_samples=10, cache=10 * 5 * GROWTH)
     node.aim(10 * 5 * GROWTH)
     node.fetch(0)
     assert node.planner.minio.free_bytes == 0
