@@ -63,14 +63,15 @@ def first_probe(dataset: Dataset, engine: Engine, known: tuple[Field, ...], fetc
     """
     reader = dataset.reader()
 
-    def probed(sample_id: int) -> tuple[Field, float]:
+    def probed(sample_id: int) -> tuple[Field, float, tuple[int, NDArray[np.uint8]]]:
         encoded = np.empty(int(dataset.lengths(np.array([sample_id]))[0]), np.uint8)
         reader.read_into(sample_id, encoded)
-        return _probe_one(engine, encoded, sample_id, dataset)
+        return *_probe_one(engine, encoded, sample_id, dataset), (sample_id, encoded)
 
-    made, sample_s = first_good(probed, min(PROBE_SAMPLES, len(dataset)))
+    made, sample_s, first = first_good(probed, min(PROBE_SAMPLES, len(dataset)))
     read_s, samples = _read_some(dataset, reader, fetch_threads)
-    decoded = _decoded_costs(engine, dataset, made, samples)
+    # Storage may be so slow that no other has come: the one that is there says as much as there is to know.
+    decoded = _decoded_costs(engine, dataset, made, samples or [first])
     return Probe(SampleSpec(made, known), sample_s, read_s, decoded)
 
 

@@ -141,6 +141,15 @@ def test_what_decoded_samples_take_and_save_is_measured() -> None:
     assert 0 < found.rest_s < 0.001
 
 
+def test_where_storage_gives_no_other_sample_in_time_the_first_one_tells_what_decoding_saves() -> None:
+    data, release = synthetic(1000), threading.Event()
+    slow = MagicMock(wraps=data, spec=Dataset)
+    slow.__len__.return_value = len(data)
+    slow.reader.side_effect = lambda: Slow(data.reader(), PROBE_READS_S + 0.1, range(0), release)
+    engine = make_engine("cpu", T.Pipeline([T.DecodeImage(), T.RandomHorizontalFlip()]), seed=0)
+    assert first_probe(slow, engine, slow.fields, 2).decoded is not None
+
+
 def test_no_more_samples_are_decoded_than_there_is_time_for() -> None:
     def slow(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
         calls.append(len(image))
