@@ -17,7 +17,13 @@ def augmented() -> T.Pipeline:
 
 
 def warm(feed: mbaas.Feed) -> mbaas.Feed:
-    """Run one epoch, so that the cache is full and no test changes what it holds."""
+    """Run epochs until the cache is full, with all samples in one form, so that no test changes what it holds."""
     with mbaas.join(feed.name, consumer="warm", format="numpy") as loader:
-        record_epoch(loader)
-    return feed
+        kept = -1
+        for _ in range(40):
+            record_epoch(loader)
+            status = feed.status()
+            if status.cached_bytes == kept and status.decoded.samples in (0, status.samples):
+                return feed
+            kept = status.cached_bytes
+    raise AssertionError(f"the cache of {feed.name} still changes after 40 epochs: {feed.status()}")

@@ -65,7 +65,7 @@ def test_a_trial_that_waits_for_a_slower_one_says_so_and_not_that_prep_is_slow(n
         assert running.result(60.0).flaws(range(1003)) == []
         assert fast.ledger.feed_epoch == slow.ledger.feed_epoch
         report = fast.report()
-        assert report.wait_s > 2.0
+        assert report.wait_s > 1.5  # 3.4 on a quiet machine; on a busy one the fast trial needs some of it for itself
         assert report.peer_stall_s > 0.6 * report.wait_s
         assert slow.report().peer_stall_s < 0.1 * report.peer_stall_s
 
