@@ -118,13 +118,16 @@ class _Trial:
         while True:
             try:
                 with _joined(name, writer.state) as loader:
+                    # Of an epoch whose last minibatch was written down nothing is left: the first loop has none.
+                    is_at_end = writer.state is not None and writer.state["position"] == SAMPLES
                     while not stop.exists() or _is_amid(writer.state):
                         got_any = False
                         for _ in _written(loader, writer):
                             got_any = True
                             time.sleep(chance.uniform(*STEP_S))
-                        if not got_any:
+                        if not got_any and not is_at_end:
                             writer.nothing(loader.state_dict())
+                        is_at_end = False
                     writer.close()
                     return
             except MbaasError as error:
