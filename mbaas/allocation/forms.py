@@ -152,6 +152,30 @@ def plan_forms(
     return replace(plan, told=tuple(clause for clause in told if clause is not None))
 
 
+def room_for_decoded(
+    plan: FormPlan, costs: SampleCosts, *, samples: float, memory_bytes: int, disk_bytes: int = 0
+) -> tuple[int, int]:
+    """Return the bytes of memory and of disk that a plan leaves to decoded samples; 0 where none are to be kept.
+
+    What encoded samples take is known; of decoded ones only a few were seen. So these have all that encoded ones do not
+    need, which may be some more than their mean says: the larger ones may be those that are not decoded.
+
+    Args:
+        plan: of the node.
+        costs: of a sample there.
+        samples: how many have their home on the node.
+        memory_bytes, disk_bytes: room for samples of both forms together.
+    """
+
+    def left(nbytes: int, encoded: float, decoded: float) -> int:
+        count = encoded * samples
+        needed = (count + math.sqrt(count)) * costs.encoded_bytes
+        return max(0, math.floor(nbytes - needed)) if decoded else 0
+
+    memory = left(memory_bytes, plan.memory_encoded, plan.memory_decoded)
+    return memory, left(disk_bytes, plan.disk_encoded, plan.disk_decoded)
+
+
 def seconds_per_sample(costs: SampleCosts, plan: FormPlan, *, threads: float) -> float:
     """Return the seconds for a sample, those of the busiest resource, with any shares."""
     return max(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import math
 import os
 import time
 from collections.abc import AsyncIterator, Iterable
@@ -18,7 +17,8 @@ from numpy.typing import NDArray
 from ray.exceptions import RayError
 
 from mbaas import bugs, runtime, units
-from mbaas.allocation.forms import FormPlan, plan_forms
+from mbaas.allocation.forms import FormPlan, plan_forms, room_for_decoded
+from mbaas.cache.decoded_tier import HandIn
 from mbaas.cache.disk.tier import DISK_THREADS, DiskTier
 from mbaas.cache.planner import Planner
 from mbaas.cache.read_pool import ReadPool
@@ -199,13 +199,15 @@ class CacheNode:
         if is_last:
             self._planner.not_handed_in(request)
         self._check()
+        if len(hand_in.sample_ids):
+            await self._put_decoded(hand_in, _of(packed, lengths, hand_in.chosen))
         if self._disk is not None and hand_in.to_disk.any():
             chosen = hand_in.to_disk
             await self._disk.write_decoded(sample_ids[chosen], lengths[chosen], _of(packed, lengths, chosen))
-        if not len(hand_in.sample_ids):
-            return
+
+    async def _put_decoded(self, hand_in: HandIn, slab: Slab) -> None:
         try:
-            self._refs[hand_in.slab] = await self._put(_of(packed, lengths, hand_in.chosen))
+            self._refs[hand_in.slab] = await self._put(slab)
         except Exception as error:
             bugs.log_bug(error, "while decoded samples were kept")
             self._planner.keeping_failed(hand_in)
@@ -585,15 +587,10 @@ class CacheNode:
             memory_bytes=memory_bytes,
             disk_bytes=disk_bytes,
         )
-        # What files take is known; of decoded samples only a few were seen. So these have all that files do not need,
-        # which may be some more than their mean says: the larger ones may be those that are not decoded.
-        encoded_bytes = [
-            (share * samples + math.sqrt(share * samples)) * costs.encoded_bytes
-            for share in (plan.memory_encoded, plan.disk_encoded)
-        ]
-        memory_bytes = max(0, math.floor(memory_bytes - encoded_bytes[0])) if plan.memory_decoded else 0
+        memory_bytes, disk_bytes = room_for_decoded(
+            plan, costs, samples=samples, memory_bytes=memory_bytes, disk_bytes=disk_bytes
+        )
         self._planner.aim(memory_bytes, costs.decoded_bytes)
-        disk_bytes = max(0, math.floor(disk_bytes - encoded_bytes[1])) if plan.disk_decoded else 0
         if self._knows_disk and self._disk is not None:
             self._disk.divide(disk_bytes)
         if plan == self._aimed:

@@ -10,7 +10,14 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from mbaas.allocation.forms import WORTHWHILE, FormPlan, SampleCosts, plan_forms, seconds_per_sample
+from mbaas.allocation.forms import (
+    WORTHWHILE,
+    FormPlan,
+    SampleCosts,
+    plan_forms,
+    room_for_decoded,
+    seconds_per_sample,
+)
 from mbaas.errors import ConfigError
 
 PHOTOS = SampleCosts(encoded_bytes=100_000, decoded_bytes=500_000, encoded_s=2e-3, decoded_s=0.2e-3, storage_s=0.2e-3)
@@ -45,6 +52,16 @@ def test_where_all_samples_fit_encoded_all_are_kept_however_fast_storage_is() ->
     plan = plan_forms(PHOTOS, samples=1000, threads=2, memory_bytes=250_000_000)
     assert shares(plan) == pytest.approx((0.625, 0.375, 0, 0))
     assert plan.seconds_per_sample == pytest.approx((2 - 0.375 * 1.8) / 2 * 1e-3)
+
+
+def test_decoded_samples_have_the_room_that_encoded_ones_do_not_need() -> None:
+    """Of 250 MB 625 encoded samples take 62.5 MB, and 25 more, their root, are left to them: 2.5 MB."""
+    plan = plan_forms(PHOTOS, samples=1000, threads=2, memory_bytes=250_000_000)
+    memory, disk = room_for_decoded(plan, PHOTOS, samples=1000, memory_bytes=250_000_000)
+    assert memory == pytest.approx(185_000_000, abs=10)
+    assert disk == 0
+    none = plan_forms(replace(PHOTOS, decoded_s=2e-3), samples=1000, threads=2, memory_bytes=250_000_000)
+    assert room_for_decoded(none, PHOTOS, samples=1000, memory_bytes=250_000_000) == (0, 0)
 
 
 def test_slow_storage_gets_its_samples_kept_first_and_then_shares_the_memory() -> None:
