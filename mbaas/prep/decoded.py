@@ -25,7 +25,7 @@ from mbaas.transforms.decoders import is_numeric
 Array = NDArray[Any]
 
 MAGIC = b"\x93mbaas\xff\n"
-"""With which a container begins, and no file of images, sound or arrays that there is a decoder for."""
+"""The first bytes of a container. No file of images, sound or arrays that there is a decoder for begins so."""
 
 HEADER_BYTES = 128
 """Before the values."""

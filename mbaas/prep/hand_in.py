@@ -69,7 +69,8 @@ class PartHandIn:
             keep = KeptRows(asked, int(SLACK * len(asked) * self._sample_bytes), self._memory)
             yield slice(start, end), keep
             if not self._hand_in(asked, keep, is_last=end == len(rows)):
-                yield slice(end, len(rows)), None
+                if end < len(rows):
+                    yield slice(end, len(rows)), None
                 return
 
     def _hand_in(self, asked: Mapping[int, int], keep: KeptRows | None, *, is_last: bool) -> bool:

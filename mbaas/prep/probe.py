@@ -44,7 +44,7 @@ PROBE_DECODED_S = 0.05
 """After how much time no further one of these is decoded. To measure them then takes about four times as long."""
 
 _MOST_DECODED_BYTES = 1 << 28
-"""Of one decoded sample, to be measured. Of this memory only what is written is ever there."""
+"""The most bytes of a decoded sample that is measured. Of this memory only what is written is ever there."""
 
 
 def first_probe(dataset: Dataset, engine: Engine, known: tuple[Field, ...], fetch_threads: int) -> Probe:

@@ -54,18 +54,18 @@ def test_a_consumer_that_hoards_views_gets_copies_in_the_end_and_holds_up_nobody
 
 
 def test_a_trial_that_waits_for_a_slower_one_says_so_and_not_that_prep_is_slow(narrow):
-    """16 minibatches, of which at most 6 are staged: ten times the fast one waits for a step of 0.3 s of the other."""
+    """16 minibatches, of which at most 6 are staged: ten times the fast one waits for a step of 0.4 s of the other."""
     with (
         mbaas.join(narrow.name, consumer="fast", format="numpy") as fast,
         mbaas.join(narrow.name, consumer="slow", format="numpy") as slow,
         ThreadPoolExecutor(1) as other,
     ):
-        running = other.submit(record_epoch, slow, 0.3)
+        running = other.submit(record_epoch, slow, 0.4)  # long beside what a busy machine takes to prepare
         assert record_epoch(fast).flaws(range(1003)) == []
         assert running.result(60.0).flaws(range(1003)) == []
         assert fast.ledger.feed_epoch == slow.ledger.feed_epoch
         report = fast.report()
-        assert report.wait_s > 1.5  # 3.4 on a quiet machine; on a busy one the fast trial needs some of it for itself
+        assert report.wait_s > 2.0
         assert report.peer_stall_s > 0.6 * report.wait_s
         assert slow.report().peer_stall_s < 0.1 * report.peer_stall_s
 

@@ -60,7 +60,7 @@ class DiskTier:
             left = max(0, disk_bytes - self._store.stats().used_bytes)
             try:
                 self._decoded = DiskStore(path, left, f"{named}-decoded", num_samples=len(dataset))
-            except BaseException:
+            except BaseException:  # whatever it is, an interrupt too: the lock of the first would stay
                 self._store.close()
                 raise
         self._disk_bytes, self._dataset_bytes = disk_bytes, dataset.total_bytes
