@@ -32,7 +32,7 @@ class Delivery:
     rows: tuple[Row, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Flaw:
     """What is wrong with samples that a trial got in one epoch.
 
@@ -52,6 +52,9 @@ class Flaw:
     def __str__(self) -> str:
         named = ", ".join(map(str, self.samples[:NAMED])) + (", ..." if len(self.samples) > NAMED else "")
         return f"{self.trial}, epoch {self.epoch}: {len(self.samples)} samples {self.kind}: {named}"
+
+    def __repr__(self) -> str:  # thousands of ids would hide everything else that a failed run prints
+        return f"Flaw({self})"
 
 
 def by_epoch(history: Sequence[Delivery]) -> dict[int, list[Row]]:
