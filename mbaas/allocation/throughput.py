@@ -176,6 +176,24 @@ class ThroughputCurve:
         """Return what one machine gets with d workers while each of the n machines uses as many: P(n d) / n."""
         return ThroughputCurve(tuple((count / machines, rate / machines) for count, rate in self.knots), self.slope)
 
+    def blended(self, other: ThroughputCurve, share: float) -> ThroughputCurve:
+        """Return the curve of workers for whom ``share`` of the samples is what ``other`` is of, and the rest as here.
+
+        The seconds of both kinds add up. That is exact at whole counts up to the last knot of both, and where both are
+        lines from the origin; in between it is a line, and so it is beyond.
+        """
+        if share in (0, 1):
+            return other if share else self
+        last = max((count for count, _ in (*self.knots, *other.knots)), default=0.0)
+        counts = sorted({count for count, _ in (*self.knots, *other.knots)} | set(range(1, math.floor(last) + 1)))
+        rates = [_blend(self.rate(count), other.rate(count), share) for count in (*counts, last + 1)]
+        return ThroughputCurve(tuple(zip(counts, rates, strict=False)), rates[-1] - (rates[-2] if counts else 0.0))
+
+
+def _blend(rate: float, other: float, share: float) -> float:
+    """Average two rates by the seconds of a sample."""
+    return 1 / ((1 - share) / rate + share / other) if rate and other else 0.0
+
 
 @dataclass(frozen=True)
 class Fit:

@@ -58,6 +58,26 @@ def test_stages_are_told_by_what_one_more_worker_adds() -> None:
     assert stages == ["no contention", "no contention", "contention", "contention", "saturation", "saturation"]
 
 
+def test_the_seconds_of_two_kinds_of_samples_add_up() -> None:
+    """Half at 100/s and half at 1,000/s for each worker: 5.5 ms a sample."""
+    slow, fast = ThroughputCurve.linear(100), ThroughputCurve.linear(1000)
+    blend = slow.blended(fast, 0.5)
+    assert [blend.rate(count) for count in (1, 2, 50)] == pytest.approx([1 / 5.5e-3, 2 / 5.5e-3, 50 / 5.5e-3])
+    assert slow.blended(fast, 0) == slow
+    assert slow.blended(fast, 1) == fast
+    # 100, 200, then flat, and 1,000, 2,000, 3,000, then falling: a quarter of these
+    bent = ThroughputCurve.through({1: 100, 2: 200}).blended(ThroughputCurve(((3.0, 3000.0),), -500.0), 0.25)
+    by_hand = {
+        1: 1 / (0.75 / 100 + 0.25 / 1000),
+        2.0: 1 / (0.75 / 200 + 0.25 / 2000),
+        3: 1 / (0.75 / 200 + 0.25 / 3000),
+    }
+    assert {count: bent.rate(count) for count in by_hand} == pytest.approx(by_hand)
+    assert bent.rate(4) == pytest.approx(1 / (0.75 / 200 + 0.25 / 2500))
+    assert bent.rate(1.5) == pytest.approx((by_hand[1] + by_hand[2]) / 2)
+    assert ThroughputCurve.linear(0).blended(fast, 0.5).rate(7) == 0
+
+
 @given(
     first=st.floats(0.1, 1e4),
     knots=st.lists(st.tuples(st.integers(1, 20), st.floats(0, 1)), min_size=1, max_size=2),

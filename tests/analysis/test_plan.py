@@ -100,10 +100,15 @@ def test_what_memory_for_decoded_samples_would_bring() -> None:
         "decoding is 90 % of prep; 10.4 GB more memory for caches on each node would keep all samples decoded: prep 10 "
         "(8 to 12) times as fast"
     )
+    # Two nodes keep all encoded, and have 450 of the 4,800 MB that each lacks: 9.375 % take 1 ms, the others 10.
     (two,) = plan([job("a", LARGE, **given)], cluster(nodes=(2, 2))).jobs
-    assert "; 4.35 GB more memory for caches on each node would" in two.decoding
+    assert two.decoded_share == pytest.approx(0.09375)
+    assert two.decoding == (
+        "decoding is 90 % of prep, and 9.4 % of the samples are kept decoded; 4.35 GB more memory for caches on each "
+        "node would keep all samples decoded: prep 9.16 (7.31 to 11) times as fast"
+    )
     (small,) = plan([job("b", TINY, **given)], cluster()).jobs
-    assert "; the memory that caches may use on each node can keep all samples decoded: prep 10" in small.decoding
+    assert small.decoding == "decoding is 90 % of prep, and all samples are kept decoded"
     _, beside = plan([job("a", LARGE, **given), job("b", TINY, **given)], cluster()).jobs
     assert "; 499 MB more memory" in beside.decoding  # the other dataset takes all that there is but 1 MB
     little = plan([job("a", decoded_bytes=500_000, decoded_prep=((1, 102),))], cluster()).jobs[0]
@@ -111,6 +116,30 @@ def test_what_memory_for_decoded_samples_would_bring() -> None:
     assert plan([job()], cluster()).jobs[0].decoding == ""
     with pytest.raises(ConfigError, match="decoded_prep and decoded_bytes must both be given, or neither"):
         job(decoded_bytes=5)
+
+
+def test_rates_and_costs_with_decoded_samples() -> None:
+    """Half of 1,000 samples take 1 ms instead of 10: 5.5 ms, so 7 workers prepare 1,273 samples/s."""
+    given: dict[str, Any] = {"decoded_prep": ((1, 1000),), "decoded_bytes": 499_000, "staging_bytes": 100_000_000}
+    roomy, tight = cluster(memory_bytes_per_s=2e9), cluster(object_store_bytes=500_000_000)
+    (whole,) = plan([job(step_per_s=2500, **given)], roomy).jobs
+    assert (whole.decoded_share, whole.workers, whole.limit, whole.scaler_workers) == (1, 3, "training", 3)
+    assert whole.fetch_per_s == pytest.approx(2e9 / 499_000)
+    assert whole.threads.fetch_s == pytest.approx(64 * 499_000 / 2e9)
+    assert (whole.cpu_h, whole.alone_cpu_h) == pytest.approx((1 / 3600, 10 / 3600))
+    # 70 % of the store less staging are 250 MB: all encoded, which is 1 MB, and half of the 498 MB that are lacking
+    made = plan([job(step_per_s=2500, decoded_spread=(0.5, 2.0), **given)], tight)
+    (half,) = made.jobs
+    assert half.decoded_share == pytest.approx(0.5)
+    assert (half.workers, half.limit, half.prep_per_s) == (7, "pool", pytest.approx(7 / 5.5e-3))
+    assert (half.trial_low_per_s, half.trial_high_per_s) == pytest.approx((7 / 6e-3, 7 / 5.25e-3))
+    assert half.cpu_h == pytest.approx(5.5 / 3600)
+    assert (made.caches[0].memory_bytes, made.caches[0].memory_share) == (250_000_000, 1)
+    # nothing of what one job has decoded is of use to another, and both need what is encoded
+    first, second = plan([job("a", **given), job("b", **given)], cluster(object_store_bytes=1_000_000_000)).jobs
+    assert (first.decoded_share, second.decoded_share) == (1, 0)
+    # where not all are in memory, nothing is said of decoded ones
+    assert plan([job("a", LARGE, step_per_s=2500, **given)], cluster()).jobs[0].decoded_share == 0
 
 
 def test_prep_that_has_a_peak() -> None:
@@ -181,7 +210,14 @@ def test_storage_makes_up_for_slow_memory() -> None:
     """
     slow, other = job("a", LARGE), job("b", Samples(name="other", samples=1000, dataset_bytes=100_000_000))
     kept = {"large": Kept(0, 0, 0.6875, 0.0), "other": Kept(0, 0, 0.0, 0.0)}
-    found = fetches([slow, other], cluster(memory_bytes_per_s=50e6), 1, kept=kept, demands={"a": 300, "b": 40})
+    found = fetches(
+        [slow, other],
+        cluster(memory_bytes_per_s=50e6),
+        1,
+        kept=kept,
+        decoded={"a": 0.0, "b": 0.0},
+        demands={"a": 300, "b": 40},
+    )
     assert found["a"].per_s == pytest.approx(300, rel=2e-3)
     assert found["b"].per_s == pytest.approx(40, rel=3e-3)
 

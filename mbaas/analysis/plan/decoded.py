@@ -1,17 +1,84 @@
-"""What keeping samples decoded would bring to a job of a plan, in a sentence."""
+"""What jobs of a plan have decoded in their caches, and what memory for more of that would bring."""
 
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from mbaas import units
 from mbaas.allocation.forms import WORTHWHILE
 from mbaas.analysis import words
 from mbaas.analysis.plan.jobs import Cluster, TrainingJob
+from mbaas.analysis.plan.supply import Kept
 from mbaas.analysis.quantity import spanning
 
 
-def about_decoding(job: TrainingJob, cluster: Cluster, nodes: int, *, workers: int, room_bytes: int) -> str:
+@dataclass(frozen=True)
+class KeptDecoded:
+    """What a job has decoded in the memory of each node.
+
+    Attributes:
+        share: of its samples, on all nodes together.
+        more_bytes: of each node's memory, beside those that the same samples would need encoded.
+    """
+
+    share: float = 0.0
+    more_bytes: int = 0
+
+
+NOTHING = KeptDecoded()
+
+
+def fill_with_decoded(
+    jobs: Sequence[TrainingJob],
+    *,
+    nodes: int,
+    kept: Mapping[str, Kept],
+    spare_bytes: int,
+    epochs_per_s: Mapping[str, float],
+) -> dict[str, KeptDecoded]:
+    """Give memory that encoded samples leave to decoded ones, first where a byte saves most time of prep.
+
+    Jobs are taken to have pipelines of their own, so that none can use what another has decoded. A job has decoded
+    samples only if all of its samples are in memory. With less a feed decides by what storage costs it, and may do
+    better than this says.
+
+    Args:
+        kept: what is kept encoded, by name of the dataset.
+        spare_bytes: memory of each node's caches that nobody uses.
+        epochs_per_s: of each job.
+
+    Returns:
+        By name of the job.
+    """
+    found = {job.name: NOTHING for job in jobs}
+    users = Counter(job.dataset.name for job in jobs)
+    gains = []
+    for job in jobs:
+        saved_s = _saved_s(job) * epochs_per_s[job.name]
+        if saved_s and kept[job.dataset.name].memory_share >= 1:
+            # in place of the encoded sample, unless others need that
+            more_bytes = (job.decoded_bytes or 0) - (job.dataset.sample_bytes if users[job.dataset.name] == 1 else 0)
+            gains.append((saved_s / more_bytes if more_bytes > 0 else math.inf, max(0.0, more_bytes), job))
+    for _, more_bytes, job in sorted(gains, key=lambda gain: -gain[0]):
+        whole_bytes = math.ceil(job.dataset.samples * more_bytes / nodes)
+        given = min(spare_bytes, whole_bytes)
+        found[job.name] = KeptDecoded(given / whole_bytes if whole_bytes else 1.0, given)
+        spare_bytes -= given
+    return found
+
+
+def _saved_s(job: TrainingJob) -> float:
+    """Return the CPU-seconds that a decoded sample saves; 0 if that is too little to make them."""
+    encoded_s, decoded_s = 1 / job.worker_per_s(), 1 / job.worker_per_s(1.0)
+    return encoded_s - decoded_s if encoded_s - decoded_s >= WORTHWHILE * encoded_s else 0.0
+
+
+def about_decoding(
+    job: TrainingJob, cluster: Cluster, nodes: int, *, workers: int, kept: KeptDecoded, room_bytes: int
+) -> str:
     """Say how much of prep decoding is, and what memory for decoded samples would bring; nothing if nobody knows.
 
     Args:
@@ -19,7 +86,8 @@ def about_decoding(job: TrainingJob, cluster: Cluster, nodes: int, *, workers: i
         cluster: where it runs.
         nodes: how many of them.
         workers: of the job, on all nodes.
-        room_bytes: memory of each node that caches may use and that no other dataset has.
+        kept: what it has decoded.
+        room_bytes: memory of each node that caches may use and that no other dataset or job has.
     """
     if job.decoded_bytes is None or job.decoded_prep is None:
         return ""
@@ -28,14 +96,17 @@ def about_decoding(job: TrainingJob, cluster: Cluster, nodes: int, *, workers: i
     share = 1 - encoded / decoded
     if share < WORTHWHILE:
         return f"decoding is only {units.percent(max(0.0, share))} of prep, so no samples are kept decoded"
+    if kept.share >= 1:
+        return f"decoding is {units.percent(share)} of prep, and all samples are kept decoded"
     # both were measured for themselves, so their ends may be off in opposite ways
-    (low, high), (decoded_low, decoded_high) = job.prep_spread, job.decoded_spread
-    times = decoded / encoded
+    (low, high), (decoded_low, decoded_high) = job.blended_spread(kept.share), job.decoded_spread
+    times = decoded / job.blended_curve(cores, kept.share).rate(each)
     speedup = spanning(times, times * decoded_low / high, times * decoded_high / low, unit="times")
     more_bytes = math.ceil(job.dataset.samples * job.decoded_bytes / nodes) - room_bytes
     memory = f"{units.size(more_bytes)} more memory for caches" if more_bytes > 0 else "the memory that caches may use"
     keeps = "would keep" if more_bytes > 0 else "can keep"
-    all_decoded = f"{memory} on each node {keeps} all samples decoded"
+    some = f", and {units.percent(kept.share)} of the samples are kept decoded" if kept.share else ""
     return (
-        f"decoding is {units.percent(share)} of prep; {all_decoded}: prep {words.with_interval(speedup)} times as fast"
+        f"decoding is {units.percent(share)} of prep{some}; {memory} on each node {keeps} all samples decoded: prep "
+        f"{words.with_interval(speedup)} times as fast"
     )

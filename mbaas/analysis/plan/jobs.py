@@ -216,10 +216,23 @@ class TrainingJob:
             return self.prep_curve(cores)
         return fit_curve(self.decoded_prep).curve.over(cores / (self.prep_cores or cores))
 
-    @property
-    def worker_per_s(self) -> float:
-        """Return the samples/s that one worker prepares."""
-        return self.prep_fit.curve.rate(1)
+    def blended_curve(self, cores: int, decoded: float) -> ThroughputCurve:
+        """Return the same if this share of the samples is kept decoded."""
+        return self.prep_curve(cores).blended(self.decoded_curve(cores), decoded)
+
+    def blended_spread(self, decoded: float) -> Spread:
+        """Return what the measurements of `blended_curve` leave open: both ends of both kinds, by their seconds."""
+        if not decoded:
+            return self.prep_spread
+        whole_s = 1 / self.worker_per_s(decoded)
+        decoded_s = decoded / self.worker_per_s(1.0)
+        ends = zip(self.prep_spread, self.decoded_spread, strict=True)
+        low, high = (whole_s / ((whole_s - decoded_s) / prep + decoded_s / kept) for prep, kept in ends)
+        return low, high
+
+    def worker_per_s(self, decoded: float = 0.0) -> float:
+        """Return the samples/s that one worker prepares if this share of the samples is kept decoded."""
+        return self.blended_curve(self.prep_cores or 1, decoded).rate(1)
 
 
 def _at_least(thing: object, least: int, *names: str) -> None:

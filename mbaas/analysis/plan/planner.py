@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from mbaas import units
 from mbaas.allocation.scaling import Observation
 from mbaas.allocation.threads import Split, divide_threads, split_threads
-from mbaas.allocation.throughput import Fit
+from mbaas.allocation.throughput import Fit, ThroughputCurve
 from mbaas.allocation.workers import Job, JobWorkers, allocate
-from mbaas.analysis.plan.decoded import about_decoding
+from mbaas.analysis.plan.decoded import KeptDecoded, about_decoding, fill_with_decoded
 from mbaas.analysis.plan.jobs import Cluster, Points, TrainingJob
 from mbaas.analysis.plan.result import CachePlan, FitQuality, JobPlan, Limit, Plan
 from mbaas.analysis.plan.supply import (
@@ -68,19 +68,32 @@ def speed(made: Plan) -> float:
 def plan_on(jobs: Sequence[TrainingJob], cluster: Cluster, nodes: int) -> Plan:
     """Plan for a given number of nodes.
 
-    1. Datasets get room in the caches by how often jobs would read them if fetch were no limit.
+    1. Datasets get room in the caches by how often jobs would read them if fetch were no limit. Decoded samples get
+       what that leaves.
     2. Storage is shared between jobs by what they need beside the caches.
     3. Prep workers go to jobs by A-Dloader's rule: as fast as training, or as fetch where that is slower.
     4. The network is shared by what travels then; threads of a node by Lobster's rule.
     """
     pool = pool_of(jobs, cluster, nodes)
-    # workers on several nodes contend only with those on their own node
-    curves = {job.name: job.prep_curve(cluster.node.cores).over(nodes) for job in jobs}
     # What each job could use if bytes were no limit. Caches and storage are shared out by it before workers are: a job
     # that gets fewer workers leaves some of its share unused, so the plan promises the others too little, not too much.
-    demands = {job.name: min(job.step_per_s, curves[job.name].peak(most=pool).rate_per_s) for job in jobs}
-    kept, caches = _caches(jobs, cluster, nodes, demands)
-    fetch = fetches(jobs, cluster, nodes, kept=kept, demands=demands)
+    demands = {job.name: _demand(job, job.prep_curve(cluster.node.cores).over(nodes), pool) for job in jobs}
+    kept = _kept(jobs, cluster, nodes, demands)
+    memory_bytes = cache_bytes(jobs, cluster)
+    spare_bytes = memory_bytes - sum(each.memory_bytes for each in kept.values())
+    decoded = fill_with_decoded(
+        jobs,
+        nodes=nodes,
+        kept=kept,
+        spare_bytes=spare_bytes,
+        epochs_per_s={job.name: demands[job.name] / job.dataset.samples for job in jobs},
+    )
+    spare_bytes -= sum(each.more_bytes for each in decoded.values())
+    shares = {name: each.share for name, each in decoded.items()}
+    # workers on several nodes contend only with those on their own node
+    curves = {job.name: job.blended_curve(cluster.node.cores, shares[job.name]).over(nodes) for job in jobs}
+    demands = {job.name: _demand(job, curves[job.name], pool) for job in jobs}
+    fetch = fetches(jobs, cluster, nodes, kept=kept, decoded=shares, demands=demands)
     wanted = {job.name: min(job.step_per_s, fetch[job.name].per_s) for job in jobs}
     wants = [
         Job(name=j.name, demand_per_s=wanted[j.name], prep=curves[j.name], reserved=j.reserved_workers) for j in jobs
@@ -92,14 +105,28 @@ def plan_on(jobs: Sequence[TrainingJob], cluster: Cluster, nodes: int) -> Plan:
         jobs, cluster, nodes, rates={name: min(rate, prepared[name]) for name, rate in wanted.items()}
     )
     made = [
-        _Made(job, want, given, fetch[job.name], prepared[job.name], network[job.name], kept[job.dataset.name])
+        _Made(
+            job,
+            want,
+            given,
+            fetch[job.name],
+            prepared[job.name],
+            network[job.name],
+            kept[job.dataset.name],
+            decoded[job.name],
+        )
         for job, want, given in zip(jobs, wants, allocation.by_job, strict=True)
     ]
     threads, per_h = _threads(made, cluster, nodes), cluster.node.cpu_price_per_h
-    memory_bytes = cache_bytes(jobs, cluster)
-    spare_bytes = memory_bytes - sum(each.memory_bytes for each in kept.values())
     told = [
-        about_decoding(m.job, cluster, nodes, workers=m.given.workers, room_bytes=spare_bytes + m.kept.memory_bytes)
+        about_decoding(
+            m.job,
+            cluster,
+            nodes,
+            workers=m.given.workers,
+            kept=m.decoded,
+            room_bytes=spare_bytes + m.kept.memory_bytes + m.decoded.more_bytes,
+        )
         for m in made
     ]
     return Plan(
@@ -114,7 +141,7 @@ def plan_on(jobs: Sequence[TrainingJob], cluster: Cluster, nodes: int) -> Plan:
             _job_plan(each, split, pool=pool, decoding=said, per_h=per_h)
             for each, split, said in zip(made, threads, told, strict=True)
         ),
-        caches=caches,
+        caches=_caches(jobs, kept, decoded, demands),
         storage=quality(cluster.storage_fit, cluster.storage),
     )
 
@@ -142,6 +169,7 @@ class _Made:
     prepared_per_s: float
     network_per_s: float
     kept: Kept
+    decoded: KeptDecoded
 
     @property
     def rate_per_s(self) -> float:
@@ -155,7 +183,7 @@ class _Made:
         job = self.job
         slow, fast = (
             self._rate_per_s(job.step_per_s * step, self.prepared_per_s * prep)
-            for step, prep in zip(job.step_spread, job.prep_spread, strict=True)
+            for step, prep in zip(job.step_spread, job.blended_spread(self.decoded.share), strict=True)
         )
         return slow, fast
 
@@ -164,26 +192,48 @@ class _Made:
         return full_per_s if loaded_per_s >= full_per_s * (1 - CLOSE) else loaded_per_s
 
 
-def _caches(
-    jobs: Sequence[TrainingJob], cluster: Cluster, nodes: int, demands: Mapping[str, float]
-) -> tuple[dict[str, Kept], tuple[CachePlan, ...]]:
-    # by dataset, not by job: jobs on the same one share a feed's cache, so a byte kept serves all of them
-    datasets = {job.dataset.name: job.dataset for job in jobs}
-    epochs_per_s = dict.fromkeys(datasets, 0.0)
+def _demand(job: TrainingJob, curve: ThroughputCurve, pool: int) -> float:
+    """Return the samples/s that a job could use: what it trains on, or all workers prepare."""
+    return min(job.step_per_s, curve.peak(most=pool).rate_per_s)
+
+
+def _epochs_per_s(jobs: Sequence[TrainingJob], demands: Mapping[str, float]) -> dict[str, float]:
+    """Add up how often jobs would read each dataset: on the same one they share a cache, and a byte serves all."""
+    found = dict.fromkeys((job.dataset.name for job in jobs), 0.0)
     for job in jobs:
-        epochs_per_s[job.dataset.name] += demands[job.name] / job.dataset.samples
-    ranked = [(dataset, epochs_per_s[name]) for name, dataset in datasets.items()]
-    kept = fill_caches(ranked, nodes=nodes, memory_bytes=cache_bytes(jobs, cluster), disk_bytes=cluster.node.disk_bytes)
-    plans = tuple(
-        CachePlan(
-            dataset=name,
-            dataset_bytes=dataset.dataset_bytes,
-            **vars(kept[name]),
-            epochs_per_h=3600 * epochs_per_s[name],
+        found[job.dataset.name] += demands[job.name] / job.dataset.samples
+    return found
+
+
+def _kept(jobs: Sequence[TrainingJob], cluster: Cluster, nodes: int, demands: Mapping[str, float]) -> dict[str, Kept]:
+    """Decide what is kept of each dataset, encoded."""
+    epochs_per_s = _epochs_per_s(jobs, demands)
+    ranked = [(dataset, epochs_per_s[name]) for name, dataset in {j.dataset.name: j.dataset for j in jobs}.items()]
+    return fill_caches(ranked, nodes=nodes, memory_bytes=cache_bytes(jobs, cluster), disk_bytes=cluster.node.disk_bytes)
+
+
+def _caches(
+    jobs: Sequence[TrainingJob],
+    kept: Mapping[str, Kept],
+    decoded: Mapping[str, KeptDecoded],
+    demands: Mapping[str, float],
+) -> tuple[CachePlan, ...]:
+    epochs_per_s = _epochs_per_s(jobs, demands)
+    plans = []
+    for name, dataset in {job.dataset.name: job.dataset for job in jobs}.items():
+        more_bytes = sum(decoded[job.name].more_bytes for job in jobs if job.dataset.name == name)
+        plans.append(
+            CachePlan(
+                dataset=name,
+                dataset_bytes=dataset.dataset_bytes,
+                memory_bytes=kept[name].memory_bytes + more_bytes,
+                disk_bytes=kept[name].disk_bytes,
+                memory_share=kept[name].memory_share,
+                disk_share=kept[name].disk_share,
+                epochs_per_h=3600 * epochs_per_s[name],
+            )
         )
-        for name, dataset in datasets.items()
-    )
-    return kept, plans
+    return tuple(plans)
 
 
 def _threads(made: Sequence[_Made], cluster: Cluster, nodes: int) -> list[Split]:
@@ -201,9 +251,9 @@ def _threads(made: Sequence[_Made], cluster: Cluster, nodes: int) -> list[Split]
             split_threads(
                 workers + 1 + readers,
                 # more threads than workers cannot prepare, so they are better given to reading
-                prep=each.job.prep_curve(cluster.node.cores).flat_beyond(workers),
+                prep=each.job.blended_curve(cluster.node.cores, each.decoded.share).flat_beyond(workers),
                 samples=each.job.batch_size / nodes,
-                tiers=bytes_by_tier(each.job, cluster, nodes, each.kept),
+                tiers=bytes_by_tier(each.job, cluster, nodes, each.kept, each.decoded.share),
                 step_s=each.job.batch_size / each.job.step_per_s,
             )
         )
@@ -213,8 +263,9 @@ def _threads(made: Sequence[_Made], cluster: Cluster, nodes: int) -> list[Split]
 def _job_plan(made: _Made, split: Split, *, pool: int, decoding: str, per_h: float | None) -> JobPlan:
     job, (limit, reason) = made.job, _limit(made, pool=pool)
     # A worker that is never short of bytes keeps one core busy, whether it is a feed's or a DataLoader's.
-    alone_cpu_h = job.dataset.samples / job.worker_per_s / HOUR_S
-    cpu_h = alone_cpu_h / job.trials
+    # But a DataLoader decodes in every epoch.
+    alone_cpu_h = job.dataset.samples / job.worker_per_s() / HOUR_S
+    cpu_h = job.dataset.samples / job.worker_per_s(made.decoded.share) / HOUR_S / job.trials
     return JobPlan(
         job=job.name,
         dataset=job.dataset.name,
@@ -232,6 +283,7 @@ def _job_plan(made: _Made, split: Split, *, pool: int, decoding: str, per_h: flo
         epoch_s=job.dataset.samples / made.rate_per_s,
         limit=limit,
         reason=reason,
+        decoded_share=made.decoded.share,
         decoding=decoding,
         threads=split,
         fit=quality(job.prep_fit, job.prep),
@@ -278,7 +330,7 @@ def _scaler_workers(made: _Made, *, pool: int) -> int:
         prep_stall=0.0,
         fetch_stall=0.0,
         demand_per_s=made.job.step_per_s,
-        worker_per_s=made.job.worker_per_s,
+        worker_per_s=made.job.worker_per_s(made.decoded.share),
         fetch_per_s=made.fetch.per_s,
         workers=made.given.workers,
         idle=0.0,

@@ -52,8 +52,9 @@ class JobPlan:
         trial_low_per_s, trial_high_per_s: its interval, from what measurements of its step and its prep leave open.
         epoch_s: seconds of an epoch at that rate.
         limit, reason: what keeps it from going faster, in a word and in a sentence.
+        decoded_share: share of its samples that its feed keeps decoded, from 0 to 1; with that all rates are.
         decoding: how much of prep decoding is, and what memory for decoded samples would bring: a clause, empty if
-            nobody has measured that. Rates are those without it.
+            nobody has measured that.
         threads: how one node's threads for this job are split between preparing and reading.
         fit: how well the curve of its prep agrees with the points.
         cpu_h: CPU-hours of preparing for an epoch of each trial: its part of what is prepared once for all of them.
@@ -77,6 +78,7 @@ class JobPlan:
     epoch_s: float
     limit: Limit
     reason: str
+    decoded_share: float
     decoding: str
     threads: Split
     fit: FitQuality
@@ -94,7 +96,7 @@ class CachePlan:
         dataset: its name.
         dataset_bytes: size of all of it.
         memory_bytes, disk_bytes: kept on each node: of the feeds on it together, for ``cache_bytes`` and
-            ``disk_bytes``.
+            ``disk_bytes``. Decoded samples are in it.
         memory_share, disk_share: of the dataset, on all nodes together.
         epochs_per_h: in which all jobs together would read it if fetch were no limit; caches are given out by it.
     """

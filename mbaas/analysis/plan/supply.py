@@ -142,7 +142,13 @@ class Fetch:
 
 
 def fetches(
-    jobs: Sequence[TrainingJob], cluster: Cluster, nodes: int, *, kept: Mapping[str, Kept], demands: Mapping[str, float]
+    jobs: Sequence[TrainingJob],
+    cluster: Cluster,
+    nodes: int,
+    *,
+    kept: Mapping[str, Kept],
+    decoded: Mapping[str, float],
+    demands: Mapping[str, float],
 ) -> dict[str, Fetch]:
     """Find each job's share of what storage gives, and how fast its samples are fetched with that.
 
@@ -151,10 +157,12 @@ def fetches(
     are taken to be fast enough for all jobs at once.
 
     Args:
+        kept: what is kept of each dataset.
+        decoded: the share of each job's samples that is kept decoded, which is in memory.
         demands: samples/s that each job could use.
     """
     capacity = cluster.storage_bytes_per_s(nodes)
-    alone = {job.name: _unshared(job, cluster, nodes, kept[job.dataset.name]) for job in jobs}
+    alone = {job.name: _unshared(job, cluster, nodes, kept[job.dataset.name], decoded[job.name]) for job in jobs}
     # no job is given more than there is, also where its caches alone are too slow and its need is infinite
     needs = {name: min(capacity, _needs_per_s(fetch, demands[name])) for name, fetch in alone.items()}
     parts = fair_split(needs, capacity)
@@ -164,17 +172,22 @@ def fetches(
     }
 
 
-def _unshared(job: TrainingJob, cluster: Cluster, nodes: int, kept: Kept) -> Fetch:
+def _unshared(job: TrainingJob, cluster: Cluster, nodes: int, kept: Kept, decoded: float) -> Fetch:
     """Find how a job is fetched for if storage took no time."""
     node, nbytes = cluster.node, job.dataset.sample_bytes
     disk_per_s = math.inf if node.disk_bytes_per_s is None else node.disk_bytes_per_s
     return Fetch(
-        memory_s=kept.memory_share * nbytes / (nodes * node.memory_bytes_per_s),
+        memory_s=_memory_bytes(job, kept, decoded) / (nodes * node.memory_bytes_per_s),
         disk_s=kept.disk_share * nbytes / (nodes * disk_per_s),
         storage_s=0.0,
         stored_share=kept.stored_share,
         stored_bytes=kept.stored_share * nbytes,
     )
+
+
+def _memory_bytes(job: TrainingJob, kept: Kept, decoded: float) -> float:
+    """Return the bytes of a sample that come from memory, on average."""
+    return (kept.memory_share - decoded) * job.dataset.sample_bytes + decoded * (job.decoded_bytes or 0)
 
 
 def _needs_per_s(fetch: Fetch, demand_per_s: float) -> float:
@@ -201,12 +214,13 @@ def network_rates(
     return {name: parts[name] / nbytes for name, nbytes in travels.items()}
 
 
-def bytes_by_tier(job: TrainingJob, cluster: Cluster, nodes: int, kept: Kept) -> list[TierBytes]:
+def bytes_by_tier(job: TrainingJob, cluster: Cluster, nodes: int, kept: Kept, decoded: float) -> list[TierBytes]:
     """List what one node reads of its part of a job's minibatch from each tier: memory, disk, storage."""
     node = cluster.node
-    part_bytes = job.batch_size / nodes * job.dataset.sample_bytes
+    samples = job.batch_size / nodes
+    part_bytes = samples * job.dataset.sample_bytes
     # memory and disk are taken to be as fast for one thread as for many; only storage has been measured against readers
-    found = [TierBytes(kept.memory_share * part_bytes, ThroughputCurve.flat(node.memory_bytes_per_s))]
+    found = [TierBytes(samples * _memory_bytes(job, kept, decoded), ThroughputCurve.flat(node.memory_bytes_per_s))]
     if node.disk_bytes_per_s is not None:
         found.append(TierBytes(kept.disk_share * part_bytes, ThroughputCurve.flat(node.disk_bytes_per_s)))
     # what one node gets with a number of readers, while all nodes read with as many
