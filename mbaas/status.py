@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from mbaas.allocation.forms import SampleCosts
 from mbaas.costs import LoadingCosts
 from mbaas.messages import Amount, Claims, ConsumerReport, EpochLedger, FetchCounts, FetchSpeeds
 
@@ -121,6 +122,8 @@ class FeedStatus:
         delivered_samples: handed to trials, summed over trials, those that left included.
         cached_samples, cached_bytes, cache_bytes: samples in memory, in whatever form, and the budget.
         decoded, decoded_on_disk: those that are kept decoded, in memory and on disks.
+        decoded_costs: what it costs and saves to keep a sample decoded, as the feed found when it was served; None if
+            none are kept.
         nodes: the nodes on which the feed has a cache.
         fetched: prepared samples since the start, by where their bytes came from: the memory of the node that
             prepared them, that of another, a disk tier, storage.
@@ -176,6 +179,7 @@ class FeedStatus:
     uptime_s: float
     start_s: float | None
     failed: str | None
+    decoded_costs: SampleCosts | None = None
 
     @property
     def state(self) -> str:

@@ -28,6 +28,9 @@ from mbaas.status import FeedStatus
 QUICK = Effort(least=6, most=6, window_s=0.02)
 """Repetitions for the rate of memory, the one thing that is measured: a running feed is not to be disturbed."""
 
+LEAST_REST = 0.001
+"""A sample takes at least this share of its time when it is decoded already: a probe may not see so little."""
+
 NOTED_SHARE = 0.02
 """The share of their time from which on it is noted that trials wait for each other."""
 
@@ -80,15 +83,18 @@ def _observed(feed: mbaas.Feed, status: FeedStatus) -> tuple[Rates, Setup]:
 
 
 def sample_bytes(status: FeedStatus) -> float:
-    """Return the mean bytes of a raw sample, over those that were prepared.
+    """Return the mean bytes of an encoded sample, over those that were prepared.
 
     Raises:
         StateError: none was.
     """
-    fetched = status.fetched.all
-    if not fetched.samples:
+    fetched = status.fetched
+    if not fetched.all.samples:
         raise StateError(f"feed {status.name!r} has prepared nothing yet; analyze it when its trials have begun")
-    return fetched.nbytes / fetched.samples
+    encoded = fetched.all - fetched.decoded
+    if encoded.samples or status.decoded_costs is None:
+        return encoded.nbytes / encoded.samples
+    return status.decoded_costs.encoded_bytes  # a coordinator that came back has seen decoded samples only
 
 
 def rates_of(status: FeedStatus, info: FeedInfo, cache: Quantity) -> Rates:
@@ -107,6 +113,7 @@ def rates_of(status: FeedStatus, info: FeedInfo, cache: Quantity) -> Rates:
         who = "no trial has trained" if not steps else "no worker has prepared anything"
         raise StateError(f"feed {status.name!r}: {who} yet; analyze it after some minibatches")
     each_bytes = sample_bytes(status)
+    prep, decoded_prep = _prep_rates(status, measured(workers, unit="samples/s"))
     # A feed cannot tell whether storage is shared. Each node's rate is what it gets while all of them read, so S is
     # taken for each node (`setup_of`), and its interval is how much nodes differ.
     read = [node.storage_bytes / node.storage_s / each_bytes for node in status.nodes if node.storage_s > 0]
@@ -119,10 +126,27 @@ def rates_of(status: FeedStatus, info: FeedInfo, cache: Quantity) -> Rates:
         cores=max(1, max((node.workers for node in status.nodes), default=1)),
         batch_size=status.batch_size,
         step=measured(steps, unit="samples/s"),
-        prep=MeasuredCurve.linear(measured(workers, unit="samples/s")),
+        prep=MeasuredCurve.linear(prep),
         storage=MeasuredCurve.linear(storage),
         cache=cache,
+        decoded_prep=None if decoded_prep is None else MeasuredCurve.linear(decoded_prep),
+        decoded_bytes=None if status.decoded_costs is None else status.decoded_costs.decoded_bytes,
     )
+
+
+def _prep_rates(status: FeedStatus, worker: Quantity) -> tuple[Quantity, Quantity | None]:
+    """Tell the rate of a worker apart into those of encoded and of decoded samples; of these None if none are kept.
+
+    Workers prepared both, and it is known how many of each. How much faster decoded ones are was measured when the feed
+    was served, on a worker that had nothing else to do.
+    """
+    costs = status.decoded_costs
+    if costs is None:
+        return worker, None
+    ratio = max(costs.decoded_s, LEAST_REST * costs.encoded_s) / costs.encoded_s
+    decoded = status.fetched.decoded.samples / status.fetched.all.samples
+    encoded = worker.scaled(1 - decoded + decoded * ratio, unit=worker.unit)
+    return encoded, encoded.scaled(1 / ratio, unit=worker.unit)
 
 
 def setup_of(status: FeedStatus) -> Setup:
@@ -134,6 +158,7 @@ def setup_of(status: FeedStatus) -> Setup:
         cache_bytes=status.cache_bytes / nodes,
         trials=max(1, len(_trials(status))),
         storage_shared=False,  # S is that of each node (`rates_of`)
+        decoded=status.decoded_costs is not None,
     )
 
 

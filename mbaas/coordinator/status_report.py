@@ -89,6 +89,7 @@ def snapshot(
         uptime_s=time.monotonic() - counters.began,
         start_s=counters.start_s,
         failed=core.failed,
+        decoded_costs=None if supervision.layout.decoded is None else supervision.layout.decoded.costs,
     )
 
 

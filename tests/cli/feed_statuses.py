@@ -11,7 +11,8 @@ from mbaas.messages import Amount, Claims, ConsumerReport, FetchCounts
 from mbaas.status import ConsumerStatus, FeedStatus
 
 LISTS = ("members", "workers", "waits_for", "skipped", "notes", "ledgers", "nodes")
-OTHERS = ("name", "engine", "claims", "decoded", "decoded_on_disk", "fetched", "costs", "prediction_error", "failed")
+NOTHING = ("prediction_error", "failed", "decoded_costs")
+OTHERS = ("name", "engine", "claims", "decoded", "decoded_on_disk", "fetched", "costs", *NOTHING)
 
 
 def feed_status(**given: Any) -> FeedStatus:
@@ -21,7 +22,7 @@ def feed_status(**given: Any) -> FeedStatus:
     claims = Claims(memory=MemoryClaim(0, 1), cpus=1.0, gpus=0.0)
     values |= {"name": "train", "engine": "cpu", "claims": claims, "fetched": FetchCounts(), "costs": LoadingCosts()}
     values |= {"decoded": Amount(), "decoded_on_disk": Amount()}
-    return FeedStatus(**{**values, "prediction_error": None, "failed": None, **given})
+    return FeedStatus(**{**values, **dict.fromkeys(NOTHING), **given})
 
 
 def consumer(name: str, *, trial: str = "", state: str = "busy", **given: Any) -> ConsumerStatus:
