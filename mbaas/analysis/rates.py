@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, fields, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
@@ -109,6 +109,10 @@ class MeasuredCurve:
     def _fitted(self, count: float) -> float:
         highest = max(rate.value for _, rate in self.points)
         return max(self._lines.rate(count), TINY * highest * count / self.most)
+
+    def scaled(self, factor: float) -> MeasuredCurve:
+        """Return the curve with every rate ``factor`` times as high."""
+        return MeasuredCurve(tuple((count, rate.scaled(factor)) for count, rate in self.points))
 
     def to_json(self) -> list[list[Any]]:
         """Return a list of [count, quantity]."""
@@ -256,6 +260,20 @@ class Rates:
         overhead_s = self.step_overhead_s.at(OPPOSITE[bound] if smaller else bound)
         # not below 0: o and G were measured apart, and each has its own error
         return max(0.0, 1 / self.step.at(bound) - overhead_s / self.batch_size) + overhead_s / batch_size
+
+    def at_pace(self, pace: float) -> Rates:
+        """Return the rates while the cores are ``pace`` times as fast; storage, and what steps wait for, stay."""
+        waited_s = max(0.0, 1 / self.step.value - self.step_cpu_s.value)
+        step_s = waited_s + (1 / self.step.value - waited_s) / pace
+        costs = {name: getattr(self, name) for name in COSTS if name != "step_overhead_s"}
+        return replace(
+            self,
+            step=self.step.scaled(1 / step_s / self.step.value),
+            prep=self.prep.scaled(pace),
+            decoded_prep=None if self.decoded_prep is None else self.decoded_prep.scaled(pace),
+            cache=self.cache.scaled(pace),
+            **{name: cost.scaled(1 / pace) for name, cost in costs.items() if cost is not None},
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields by name."""

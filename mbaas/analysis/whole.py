@@ -43,6 +43,7 @@ from mbaas.analysis.quantity import plain_fields
 from mbaas.analysis.rates import MeasuredCurve, Rates
 from mbaas.analysis.setup import Setup
 from mbaas.analysis.whatif import Prediction, Waits, predict
+from mbaas.prep.engines import resolve_engine
 
 STOPPED = "the analysis was stopped before the workload was run to its end: predictions are not compared with that"
 """A note that says so."""
@@ -264,7 +265,9 @@ def analyze(
             progress.begin("split", "splitting an epoch into compute, prep stall and fetch stall")
             findings.split = split_epoch(part, found.rates, setup)
         if check:
-            findings.verification = verify(part, found.rates, points(found.rates, setup), progress=progress)
+            engine = resolve_engine(workload.options.engine, workload.pipeline, gpus=gpus)
+            chosen = points(found.rates, setup)
+            findings.verification = verify(part, found.rates, chosen, progress=progress, engine=engine)
     except KeyboardInterrupt:  # all rates are there: what follows from them is worth having
         notes = (STOPPED,)
     answer = findings.conclude(*notes)

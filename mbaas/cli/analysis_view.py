@@ -206,7 +206,9 @@ def _verification(verification: Verification) -> RenderableType:
             Text(words.NAMES[check.limit], "dim"),
         )
     median, worst = (units.percent(error) for error in (verification.median_error, verification.worst_error))
-    summary = f"  median error {median}, worst {worst}"
+    slowest, fastest = map(units.number, verification.paces)
+    pace = f"the machine was {slowest} to {fastest} times as fast as when rates were measured; predictions are for that"
+    summary = f"  median error {median}, worst {worst}\n  {pace}"
     return Group(table, Text(summary, "dim"))
 
 

@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,12 +16,13 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from stated_rates import round_rates
+from stated_rates import decodable_rates, round_rates
 from typer.testing import CliRunner
 
 from mbaas import transforms as T
 from mbaas.analysis import Setup, Workload, analyze, whole
 from mbaas.analysis.measuring.effort import Effort
+from mbaas.analysis.measuring.pace import Pace
 from mbaas.analysis.measuring.progress import Progress
 from mbaas.analysis.measuring.steps import PacedStep
 from mbaas.analysis.measuring.system import NO_COSTS, begun, expected_s
@@ -31,6 +33,7 @@ from mbaas.analysis.whole import AnalysisStoppedError
 from mbaas.cli import app
 from mbaas.dataset import synthetic
 from mbaas.dataset.base import SampleReader, WrappedDataset
+from mbaas.messages import EngineName
 from mbaas.settings import Disk, FeedOptions
 
 WORKLOAD = Workload(
@@ -75,6 +78,32 @@ def test_what_is_checked_is_said_with_its_unit() -> None:
     with pytest.raises(KeyboardInterrupt):
         verify(WORKLOAD, rates, points(rates, Setup())[1:], progress=Progress({"check": 1.0}, stop))
     assert lines == ["checking cache_bytes = 50 MB, round 1 of 2"]
+
+
+@pytest.mark.parametrize(("engine", "pace"), [("cpu", 0.5), ("dali", 1.0)])
+def test_the_pace_of_the_machine_is_told_from_how_fast_it_prepares(engine: EngineName, pace: float) -> None:
+    """A block of 64 samples in each look of 0.64 s: half of the 200/s of P; as fast as before, for another engine."""
+    # when a look begins, before the block, after it, and when the look is over
+    clock = chain.from_iterable([at, at, at + 0.64, at + 0.64] for at in range(100)).__next__
+    with Pace(replace(WORKLOAD, dataset=synthetic(64)), round_rates(), engine, clock) as found:
+        assert found.now() == pytest.approx(pace)
+        assert found.now() == pytest.approx(pace)
+
+
+def test_rates_of_a_machine_that_is_half_as_fast() -> None:
+    """Of a step of 1 ms a sample the 0.4 ms of CPU take twice as long; storage is as fast as before."""
+    costs = {"step_cpu_s": stated(0.0004, unit="CPU-s"), "serving_s": stated(0.001, unit="s")}
+    rates = decodable_rates(step=stated(1000, unit="samples/s"), **costs)
+    half = rates.at_pace(0.5)
+    assert half.step.value == pytest.approx(1 / 0.0014)
+    assert half.step_cpu_s.value == pytest.approx(0.0008)
+    assert half.serving_s.value == pytest.approx(0.002)
+    assert half.decoded_prep is not None
+    assert (half.prep.rate(4), half.decoded_prep.rate(4), half.cache.value) == pytest.approx((400, 4000, 5e8))
+    assert half.storage == rates.storage
+    same = rates.at_pace(1.0)
+    assert same.step.value == pytest.approx(rates.step.value)
+    assert replace(same, step=rates.step) == rates
 
 
 def test_an_analysis_that_is_stopped_keeps_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -83,15 +83,15 @@ class PrepRate:
     from_memory: bool
 
 
-def subset(dataset: Dataset, *, seed: int = 0) -> Raw:
-    """Read a random part of the dataset into memory; samples that cannot be read are left out.
+def subset(dataset: Dataset, *, samples: int = SUBSET_SAMPLES, seed: int = 0) -> Raw:
+    """Read a random part of the dataset into memory, at most ``samples``; those that cannot be read are left out.
 
     Raises:
         BadSampleError: none of them can be read.
     """
     dataset = bounded(dataset)
     # Random, because neighbours in a listing are often of one class, one camera, one size.
-    order = np.random.default_rng(seed).permutation(len(dataset))[:SUBSET_SAMPLES]
+    order = np.random.default_rng(seed).permutation(len(dataset))[:samples]
     lengths = dataset.lengths(order)
     # one at least, however large it is
     order = order[: max(1, int(np.searchsorted(np.cumsum(lengths), SUBSET_BYTES, side="right")))]

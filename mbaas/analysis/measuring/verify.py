@@ -15,6 +15,7 @@ from typing import Any
 
 from mbaas.analysis import words
 from mbaas.analysis.decoding import largest_cache
+from mbaas.analysis.measuring.pace import Pace
 from mbaas.analysis.measuring.progress import Progress
 from mbaas.analysis.measuring.service import EpochRun, ServiceRun, Workload, pooled, run_service
 from mbaas.analysis.quantity import Quantity, measured, plain_fields, spanning
@@ -22,6 +23,7 @@ from mbaas.analysis.rates import Rates
 from mbaas.analysis.setup import Setup
 from mbaas.analysis.simulated import simulated_epoch_s
 from mbaas.analysis.whatif import Waits, predict
+from mbaas.messages import EngineName
 
 SPLIT_EPOCHS = 5
 """Epochs that count of a run for the split: it is run once."""
@@ -134,6 +136,7 @@ class Check:
         predicted, found: samples/s of each trial in a steady epoch.
         limit: the resource that was predicted to set the pace.
         simulated: the same rate by the simulator.
+        pace: how many times as fast as when rates were measured the machine was; predictions are for that.
     """
 
     parameter: str
@@ -142,6 +145,7 @@ class Check:
     found: Quantity
     limit: str
     simulated: float
+    pace: float = 1.0
 
     @property
     def error(self) -> float:
@@ -173,6 +177,12 @@ class Verification:
     def worst_error(self) -> float:
         """Return the largest absolute error."""
         return max(abs(check.error) for check in self.checks)
+
+    @property
+    def paces(self) -> tuple[float, float]:
+        """Return the least and the greatest pace of all."""
+        paces = [check.pace for check in self.checks]
+        return min(paces), max(paces)
 
     def to_json(self) -> dict[str, Any]:
         """Return ``checks``, ``median_error`` and ``worst_error``."""
@@ -206,17 +216,34 @@ def verify(
     chosen: Sequence[tuple[str, Setup]],
     *,
     progress: Progress,
+    engine: EngineName = "cpu",
 ) -> Verification:
-    """Run each point with feeds of its own; the workload's dataset may be a part of the measured one."""
+    """Run each point with feeds of its own; the workload's dataset may be a part of the measured one.
+
+    A machine that others use, too, is not as fast all the time. So its pace is measured before and after each run, and
+    what is predicted is the rate at that pace.
+
+    Args:
+        engine: with which P was measured.
+    """
     runs: list[list[ServiceRun]] = [[] for _ in chosen]
-    # all points in each round, so that a minute in which the machine is busy does not fall on one of them alone
-    for number in range(ROUNDS):
-        for (name, setup), found in zip(chosen, runs, strict=True):
-            value = words.setting(name, getattr(setup, name))
-            progress.begin("check", f"checking {name} = {value}, round {number + 1} of {ROUNDS}")
-            found.append(_run(workload, rates, setup, epochs=EPOCHS))
+    paces: list[list[float]] = [[] for _ in chosen]
+    with Pace(workload, rates, engine) as pace:
+        before = pace.now()
+        # all points in each round, so that a minute in which the machine is busy does not fall on one of them alone
+        for number in range(ROUNDS):
+            for (name, setup), found, seen in zip(chosen, runs, paces, strict=True):
+                value = words.setting(name, getattr(setup, name))
+                progress.begin("check", f"checking {name} = {value}, round {number + 1} of {ROUNDS}")
+                found.append(_run(workload, rates, setup, epochs=EPOCHS))
+                after = pace.now()
+                seen.append((before + after) / 2)
+                before = after
     return Verification(
-        tuple(_check(rates, name, setup, pooled(found)) for (name, setup), found in zip(chosen, runs, strict=True))
+        tuple(
+            _check(rates, name, setup, pooled(found), sum(seen) / len(seen))
+            for (name, setup), found, seen in zip(chosen, runs, paces, strict=True)
+        )
     )
 
 
@@ -240,13 +267,15 @@ def _run(workload: Workload, rates: Rates, setup: Setup, *, epochs: int, warm_up
     )
 
 
-def _check(rates: Rates, name: str, setup: Setup, run: ServiceRun) -> Check:
-    expected = predict(rates, setup).steady
+def _check(rates: Rates, name: str, setup: Setup, run: ServiceRun, pace: float) -> Check:
+    then = rates.at_pace(pace)
+    expected = predict(then, setup).steady
     return Check(
         parameter=name,
         value=getattr(setup, name),
         predicted=expected.trial_per_s,
         found=measured(run.trial_per_s, unit="samples/s"),
         limit=expected.limit,
-        simulated=rates.samples / simulated_epoch_s(rates, setup),
+        simulated=rates.samples / simulated_epoch_s(then, setup),
+        pace=pace,
     )

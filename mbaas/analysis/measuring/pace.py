@@ -1,0 +1,65 @@
+"""How fast a machine is now, against when its rates were measured: others may use it, too."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from types import TracebackType
+
+from mbaas.analysis.measuring.prep import BLOCK_SAMPLES, made_of, subset
+from mbaas.analysis.measuring.service import Workload
+from mbaas.analysis.rates import Rates
+from mbaas.messages import EngineName
+from mbaas.prep.engines import make_engine
+
+MOST_SAMPLES = 512
+"""So many samples are prepared at most: a random few of a dataset may take longer than its mean."""
+
+WINDOW_S = 0.5
+"""Each look takes about this long."""
+
+
+class Pace:
+    """Prepares samples from memory, as P was measured, with one thread; a context manager.
+
+    Args:
+        workload: what trials train on.
+        rates: of which P says how fast the machine was.
+        engine: with which P was measured. If that is not the cpu engine, which is always used here, the first look
+            says how fast the machine was.
+        clock: in seconds.
+    """
+
+    def __init__(
+        self,
+        workload: Workload,
+        rates: Rates,
+        engine: EngineName = "cpu",
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._clock = clock
+        self._raw = subset(workload.dataset, samples=MOST_SAMPLES)
+        self._out = made_of(self._raw, workload.pipeline, 0).empty(BLOCK_SAMPLES)
+        self._engine = make_engine("cpu", workload.pipeline, seed=0)
+        self._at = 0
+        self._expected_per_s = 1.0
+        self.now()  # loads code, and touches memory
+        count, rate = rates.prep.points[0]
+        self._expected_per_s = rate.value / count if engine == "cpu" else self.now()
+
+    def __enter__(self) -> Pace:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._engine.close()
+
+    def now(self) -> float:
+        """Measure how many times as fast as then the machine is."""
+        rows, ids, done, began = self._raw.rows(), self._raw.sample_ids, 0, self._clock()
+        while self._clock() < began + WINDOW_S:
+            block = slice(self._at, min(self._at + BLOCK_SAMPLES, len(rows)))
+            self._at = block.stop % len(rows)
+            known = {name: column[block] for name, column in self._raw.known.items()}
+            self._engine.prepare(rows[block], ids[block], 0, known, self._out[: block.stop - block.start])
+            done += block.stop - block.start
+        return done / (self._clock() - began) / self._expected_per_s
