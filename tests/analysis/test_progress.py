@@ -77,7 +77,7 @@ def test_what_is_checked_is_said_with_its_unit() -> None:
 
     with pytest.raises(KeyboardInterrupt):
         verify(WORKLOAD, rates, points(rates, Setup())[1:], progress=Progress({"check": 1.0}, stop))
-    assert lines == ["checking cache_bytes = 50 MB, round 1 of 2"]
+    assert lines == ["checking cache_bytes = 50 MB, round 1 of 3"]
 
 
 @pytest.mark.parametrize(("engine", "pace"), [("cpu", 0.5), ("dali", 1.0)])

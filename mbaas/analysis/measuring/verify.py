@@ -31,7 +31,7 @@ SPLIT_EPOCHS = 5
 EPOCHS = 4
 """Epochs that count of a run that checks a prediction, in each round."""
 
-ROUNDS = 2
+ROUNDS = 3
 """How often each point is run, with all others in between: a machine that others use too is not always as fast."""
 
 
