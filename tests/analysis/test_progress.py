@@ -51,10 +51,13 @@ def test_what_is_left_follows_from_how_slow_the_machine_turned_out_to_be() -> No
     now[0] = 60.0
     progress.found("100 samples/s")
     progress.begin("runs", "running")
+    now[0] = 90.0
+    progress.begin("runs", "still running", done=0.5)
     assert lines == [
         "reading (0 s gone, about 1 min 30 s to go)",
         "  100 samples/s",
         "running (1 min 00 s gone, about 2 min 00 s to go)",
+        "still running (1 min 30 s gone, about 45 s to go)",
     ]
 
 

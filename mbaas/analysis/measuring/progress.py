@@ -24,12 +24,13 @@ class Progress:
         self._expected_s, self._tell, self._clock = dict(expected_s), tell, clock
         self._began = clock()
 
-    def begin(self, phase: str, text: str) -> None:
-        """Tell what is measured now."""
+    def begin(self, phase: str, text: str, *, done: float = 0.0) -> None:
+        """Tell what is measured now; ``done`` is the share of its phase that is over, from 0 to 1."""
         phases = list(self._expected_s)
         now = phases.index(phase)
-        done_s = sum(self._expected_s[name] for name in phases[:now])
-        left_s = sum(self._expected_s[name] for name in phases[now:])
+        over_s = done * self._expected_s[phase]
+        done_s = sum(self._expected_s[name] for name in phases[:now]) + over_s
+        left_s = sum(self._expected_s[name] for name in phases[now:]) - over_s
         gone_s = self._clock() - self._began
         if done_s:
             left_s *= gone_s / done_s

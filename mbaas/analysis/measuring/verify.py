@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from statistics import median
 from typing import Any
 
@@ -231,14 +232,14 @@ def verify(
     with Pace(workload, rates, engine) as pace:
         before = pace.now()
         # all points in each round, so that a minute in which the machine is busy does not fall on one of them alone
-        for number in range(ROUNDS):
-            for (name, setup), found, seen in zip(chosen, runs, paces, strict=True):
-                value = words.setting(name, getattr(setup, name))
-                progress.begin("check", f"checking {name} = {value}, round {number + 1} of {ROUNDS}")
-                found.append(_run(workload, rates, setup, epochs=EPOCHS))
-                after = pace.now()
-                seen.append((before + after) / 2)
-                before = after
+        for number, index in product(range(ROUNDS), range(len(chosen))):
+            name, setup = chosen[index]
+            text = f"checking {name} = {words.setting(name, getattr(setup, name))}, round {number + 1} of {ROUNDS}"
+            progress.begin("check", text, done=(number + index / len(chosen)) / ROUNDS)
+            runs[index].append(_run(workload, rates, setup, epochs=EPOCHS))
+            after = pace.now()
+            paces[index].append((before + after) / 2)
+            before = after
     return Verification(
         tuple(
             _check(rates, name, setup, pooled(found), sum(seen) / len(seen))
