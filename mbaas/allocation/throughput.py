@@ -186,12 +186,12 @@ class ThroughputCurve:
             return other if share else self
         last = max((count for count, _ in (*self.knots, *other.knots)), default=0.0)
         counts = sorted({count for count, _ in (*self.knots, *other.knots)} | set(range(1, math.floor(last) + 1)))
-        rates = [_blend(self.rate(count), other.rate(count), share) for count in (*counts, last + 1)]
+        rates = [blended_rate(self.rate(count), other.rate(count), share) for count in (*counts, last + 1)]
         return ThroughputCurve(tuple(zip(counts, rates, strict=False)), rates[-1] - (rates[-2] if counts else 0.0))
 
 
-def _blend(rate: float, other: float, share: float) -> float:
-    """Average two rates by the seconds of a sample."""
+def blended_rate(rate: float, other: float, share: float) -> float:
+    """Return the rate where ``share`` of the samples come at the ``other`` one: the seconds of both kinds add up."""
     return 1 / ((1 - share) / rate + share / other) if rate and other else 0.0
 
 

@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import Any
 
 from mbaas import units
-from mbaas.allocation.throughput import Fit, ThroughputCurve, fit_curve
+from mbaas.allocation.throughput import Fit, ThroughputCurve, blended_rate, fit_curve
 from mbaas.analysis.quantity import BOUNDS, OPPOSITE, Bound, Quantity, plain, plain_fields, spanning, stated
 from mbaas.errors import ConfigError
 
@@ -229,9 +229,7 @@ class Rates:
         encoded = _served(self.prep.rate(workers, bound), workers, serving_s)
         if not decoded or self.decoded_prep is None:
             return encoded
-        return 1 / (
-            (1 - decoded) / encoded + decoded / _served(self.decoded_prep.rate(workers, bound), workers, serving_s)
-        )
+        return blended_rate(encoded, _served(self.decoded_prep.rate(workers, bound), workers, serving_s), decoded)
 
     def feed_quantity(self, workers: float) -> Quantity:
         """Return `feed_rate` with its interval."""

@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -21,9 +22,11 @@ from typer.testing import CliRunner
 
 from mbaas import transforms as T
 from mbaas.analysis import Setup, Workload, analyze, whole
+from mbaas.analysis.measuring import verify as verifying
 from mbaas.analysis.measuring.effort import Effort
 from mbaas.analysis.measuring.pace import Pace
 from mbaas.analysis.measuring.progress import Progress
+from mbaas.analysis.measuring.service import EpochRun, ServiceRun
 from mbaas.analysis.measuring.steps import PacedStep
 from mbaas.analysis.measuring.system import NO_COSTS, begun, expected_s
 from mbaas.analysis.measuring.verify import points, verify
@@ -91,6 +94,26 @@ def test_the_pace_of_the_machine_is_told_from_how_fast_it_prepares(engine: Engin
     with Pace(replace(WORKLOAD, dataset=synthetic(64)), round_rates(), engine, clock) as found:
         assert found.now() == pytest.approx(pace)
         assert found.now() == pytest.approx(pace)
+
+
+def test_predictions_that_are_checked_are_for_the_pace_at_that_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prep sets the pace with 800/s. The machine is half as fast, as fast as ever, and half as fast again."""
+    paces = iter([0.5, 1.0, 0.5])
+    monkeypatch.setattr(verifying, "ROUNDS", 1)
+    monkeypatch.setattr(verifying, "Pace", lambda *_: nullcontext(SimpleNamespace(now=lambda: next(paces))))
+    run = ServiceRun(((EpochRun(600, 1.0, 0.0, 0.0, 0.0),),), 1.0)
+    monkeypatch.setattr(verifying, "run_service", lambda *_, **__: run)
+    rates, told = round_rates(), Progress({"check": 1.0}, lambda _: None)
+    chosen = [
+        ("trials", Setup(cache_bytes=1e8, prep_workers=4)),
+        ("prep_workers", Setup(cache_bytes=1e8, prep_workers=2)),
+    ]
+    found = verify(WORKLOAD, rates, chosen, progress=told)
+    assert [check.pace for check in found.checks] == [0.75, 0.75]
+    assert [check.predicted.value for check in found.checks] == pytest.approx([600, 300])
+    assert [check.error for check in found.checks] == pytest.approx([0.0, -0.5])
+    assert [check.simulated for check in found.checks] == pytest.approx([600, 300], rel=0.1)
+    assert found.paces == (0.75, 0.75)
 
 
 def test_rates_of_a_machine_that_is_half_as_fast() -> None:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from types import TracebackType
 
-from mbaas.analysis.measuring.prep import BLOCK_SAMPLES, made_of, subset
+from mbaas.analysis.measuring.prep import Blocks, made_of, subset
 from mbaas.analysis.measuring.service import Workload
 from mbaas.analysis.rates import Rates
 from mbaas.messages import EngineName
@@ -41,10 +41,10 @@ class Pace:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._clock = clock
-        self._raw = subset(workload.dataset, samples=MOST_SAMPLES)
-        self._out = made_of(self._raw, workload.pipeline, 0).empty(BLOCK_SAMPLES)
+        raw = subset(workload.dataset, samples=MOST_SAMPLES)
+        made = made_of(raw, workload.pipeline, 0)
         self._engine = make_engine("cpu", workload.pipeline, seed=0)
-        self._at = 0
+        self._blocks = Blocks(raw, self._engine, made)
         self._expected_per_s = 1.0
         self.now()  # loads code, and touches memory
         count, rate = rates.prep.points[0]
@@ -63,11 +63,7 @@ class Pace:
 
     def _prepare(self, seconds: float) -> float:
         """Return the samples/s of one thread that prepares for some time."""
-        rows, ids, done, began = self._raw.rows(), self._raw.sample_ids, 0, self._clock()
+        done, began = 0, self._clock()
         while self._clock() < began + seconds:
-            block = slice(self._at, min(self._at + BLOCK_SAMPLES, len(rows)))
-            self._at = block.stop % len(rows)
-            known = {name: column[block] for name, column in self._raw.known.items()}
-            self._engine.prepare(rows[block], ids[block], 0, known, self._out[: block.stop - block.start])
-            done += block.stop - block.start
+            done += self._blocks.prepare()
         return done / (self._clock() - began)

@@ -22,6 +22,7 @@ from mbaas.dataset.retry import PatientReader
 from mbaas.errors import BadSampleError, ConfigError
 from mbaas.fields import Arrays, Field
 from mbaas.messages import EngineName
+from mbaas.prep.engine import Engine
 from mbaas.prep.engines import make_engine
 from mbaas.prep.probe import first_good
 from mbaas.transforms import Pipeline
@@ -237,6 +238,34 @@ class _Seen:
     faults: int
 
 
+class Blocks:
+    """Prepares the same samples over and over, a block at a time in the same memory, as a prep worker does.
+
+    Args:
+        raw: the samples.
+        engine: prepares them.
+        made: what is made of a sample.
+        first: number of the sample with which it begins.
+    """
+
+    def __init__(self, raw: Raw, engine: Engine, made: Field, *, first: int = 0) -> None:
+        self._rows, self._ids, self._known = raw.rows(), raw.sample_ids, raw.known
+        self._engine = engine
+        self._at = first
+        self._epoch = 0
+        self._out = made.empty(min(BLOCK_SAMPLES, len(self._rows)))
+
+    def prepare(self) -> int:
+        """Prepare the next block; return how many samples it has."""
+        if self._at >= len(self._rows):
+            self._at, self._epoch = 0, self._epoch + 1  # another epoch: other random crops, as in a feed
+        rows = slice(self._at, self._at + len(self._out))
+        raw, known = self._rows[rows], {name: column[rows] for name, column in self._known.items()}
+        self._engine.prepare(raw, self._ids[rows], self._epoch, known, self._out[: len(raw)])
+        self._at = rows.stop
+        return len(raw)
+
+
 # No CPU is reserved: twice as many workers as cores are measured, too, and they must all be there at once.
 @ray.remote(num_cpus=0)
 class _Worker:
@@ -247,11 +276,9 @@ class _Worker:
     ) -> None:
         # Ray shows an actor only its own GPUs, numbered from 0
         device = 0 if engine == "dali" and ray.get_gpu_ids() else None
-        self._engine = make_engine(engine, pipeline, seed=seed, threads=threads, device_id=device)
-        self._rows, self._ids, self._known = raw.rows(), raw.sample_ids, raw.known
-        self._at = number * BLOCK_SAMPLES  # workers begin at different samples, as they do in a feed
-        self._epoch = 0
-        self._out = made.empty(min(BLOCK_SAMPLES, len(self._rows)))
+        made_by = make_engine(engine, pipeline, seed=seed, threads=threads, device_id=device)
+        # workers begin at different samples, as they do in a feed
+        self._blocks = Blocks(raw, made_by, made, first=number * BLOCK_SAMPLES)
 
     def run(self, start: float, seconds: float) -> _Seen:
         """Prepare whole blocks for about ``seconds``, from ``start`` on ``time.monotonic``."""
@@ -261,15 +288,6 @@ class _Worker:
         samples, cpu, faults = 0, time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_majflt
         began = time.monotonic()
         while (elapsed := time.monotonic() - began) < seconds:
-            samples += self._block()
+            samples += self._blocks.prepare()
         used = time.process_time() - cpu
         return _Seen(samples, elapsed, used, resource.getrusage(resource.RUSAGE_SELF).ru_majflt - faults)
-
-    def _block(self) -> int:
-        if self._at >= len(self._rows):
-            self._at, self._epoch = 0, self._epoch + 1  # another epoch: other random crops, as in a feed
-        rows = slice(self._at, self._at + len(self._out))
-        raw, known = self._rows[rows], {name: column[rows] for name, column in self._known.items()}
-        self._engine.prepare(raw, self._ids[rows], self._epoch, known, self._out[: len(raw)])
-        self._at = rows.stop
-        return len(raw)

@@ -210,14 +210,17 @@ class TrainingJob:
         """
         return self.prep_fit.curve.over(cores / (self.prep_cores or cores))
 
+    @cached_property
+    def decoded_fit(self) -> Fit:
+        """Fit the same for samples that are kept decoded; as for others if nobody has measured that."""
+        return self.prep_fit if self.decoded_prep is None else fit_curve(self.decoded_prep)
+
     def decoded_curve(self, cores: int) -> ThroughputCurve:
-        """Return the same for samples that are kept decoded; as for others if nobody has measured that."""
-        if self.decoded_prep is None:
-            return self.prep_curve(cores)
-        return fit_curve(self.decoded_prep).curve.over(cores / (self.prep_cores or cores))
+        """Return the samples/s against workers of one node, of samples that are kept decoded."""
+        return self.decoded_fit.curve.over(cores / (self.prep_cores or cores))
 
     def blended_curve(self, cores: int, decoded: float) -> ThroughputCurve:
-        """Return the same if this share of the samples is kept decoded."""
+        """Return the same if this share of the samples is kept decoded, and the others encoded."""
         return self.prep_curve(cores).blended(self.decoded_curve(cores), decoded)
 
     def blended_spread(self, decoded: float) -> Spread:

@@ -219,21 +219,18 @@ def _caches(
     demands: Mapping[str, float],
 ) -> tuple[CachePlan, ...]:
     epochs_per_s = _epochs_per_s(jobs, demands)
-    plans = []
-    for name, dataset in {job.dataset.name: job.dataset for job in jobs}.items():
-        more_bytes = sum(decoded[job.name].more_bytes for job in jobs if job.dataset.name == name)
-        plans.append(
-            CachePlan(
-                dataset=name,
-                dataset_bytes=dataset.dataset_bytes,
-                memory_bytes=kept[name].memory_bytes + more_bytes,
-                disk_bytes=kept[name].disk_bytes,
-                memory_share=kept[name].memory_share,
-                disk_share=kept[name].disk_share,
-                epochs_per_h=3600 * epochs_per_s[name],
-            )
+    more_bytes = dict.fromkeys(epochs_per_s, 0)
+    for job in jobs:
+        more_bytes[job.dataset.name] += decoded[job.name].more_bytes
+    return tuple(
+        CachePlan(
+            dataset=name,
+            dataset_bytes=dataset.dataset_bytes,
+            **vars(replace(kept[name], memory_bytes=kept[name].memory_bytes + more_bytes[name])),
+            epochs_per_h=3600 * epochs_per_s[name],
         )
-    return tuple(plans)
+        for name, dataset in {job.dataset.name: job.dataset for job in jobs}.items()
+    )
 
 
 def _threads(made: Sequence[_Made], cluster: Cluster, nodes: int) -> list[Split]:
