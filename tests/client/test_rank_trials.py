@@ -15,6 +15,7 @@ from mbaas import transforms as T
 from mbaas.chaos.participants import coordinator_pid, kill, lane_pids
 from mbaas.core.ranks import KEPT_EPOCHS
 from mbaas.dataset import synthetic
+from support.feeds import warm
 from support.leaks import store_use
 from support.ranks import union_flaws
 from support.trials import EpochRecord, Recorder, Trials, record_epoch, result
@@ -33,9 +34,7 @@ def feed(request: pytest.FixtureRequest, ray_session: None) -> Iterator[mbaas.Fe
     data = synthetic(SAMPLES, height=32, width=32)
     options = {"batch_size": 64, "prep_workers": 2, "staging_bytes": (5 << 20) * request.param}
     with mbaas.serve("ranks", data, pipeline, staging=mbaas.Staging(lanes=request.param), **options) as feed:
-        with mbaas.join(feed.name, consumer="warm", format="numpy") as loader:
-            record_epoch(loader)
-        yield feed
+        yield warm(feed)
 
 
 class Ranks:

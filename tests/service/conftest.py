@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from service_feeds import MEAN, SAMPLES, STAGING_BYTES, STD, augmented, warm
+from service_feeds import MEAN, SAMPLES, STAGING_BYTES, STD, augmented
 
 import mbaas
 from mbaas import transforms as T
 from mbaas.dataset import synthetic
+from support.feeds import warm
 
 
 @pytest.fixture(scope="module")

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from trainer_feeds import BATCH, SAMPLES, SIDE, warm
+from trainer_feeds import BATCH, SAMPLES, SIDE
 
 import mbaas
 from mbaas import transforms as T
 from mbaas.dataset import synthetic
+from support.feeds import warm
 
 SCALE = T.Normalize((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 

@@ -25,13 +25,6 @@ def join_feed(feed: str, consumer: str, **options: Any) -> mbaas.Loader:
     return mbaas.join(feed, consumer, wait_timeout_s=60, **options)
 
 
-def warm(feed: mbaas.Feed) -> mbaas.Feed:
-    """Run one epoch, so that no test changes what the caches hold."""
-    with join(feed, "warm") as loader:
-        read(loader)
-    return feed
-
-
 def ids_of(batch: dict[str, Any]) -> list[int]:
     return [int(number) for number in batch["sample_id"]]
 
