@@ -12,6 +12,7 @@ import ray
 from ray._private.internal_api import get_memory_info_reply, get_state_from_address, memory_summary
 
 from mbaas.chaos.usage import shared_files
+from support.trials import POOL
 
 GRACE_S = 10.0
 """Dropped objects and killed actors are given so long to go."""
@@ -36,9 +37,10 @@ def store_use() -> StoreUse:
 
 
 def alive_actors() -> set[str]:
-    """Ids of all actors that are not dead, with their class names."""
-    actors = ray._private.state.actors().values()
-    return {f"{a['ActorClassName']} {a['ActorID']}" for a in actors if a["State"] != "DEAD"}
+    """Ids of all actors that are not dead, with their class names; without processes that wait for their next trial."""
+    actors, idle = ray._private.state.actors().values(), POOL.ids()
+    alive = [a for a in actors if a["State"] != "DEAD" and a["ActorID"] not in idle]
+    return {f"{a['ActorClassName']} {a['ActorID']}" for a in alive}
 
 
 @dataclass(frozen=True)

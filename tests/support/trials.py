@@ -28,6 +28,12 @@ from mbaas.messages import EpochLedger
 RESULT_S = 90.0
 """A trial's answer is awaited for so long at most."""
 
+CLOSE_S = 2.0
+"""A trial that has not left by then, because it works or its feed does not answer, ends with its process."""
+
+KEPT = 4
+"""Processes that are kept for the next trials."""
+
 
 @dataclass(frozen=True, eq=False)
 class EpochRecord:
@@ -101,8 +107,8 @@ class TrialProcess:
 
     def join(self, feed: str, consumer: str, options: dict[str, Any]) -> int:
         """Join the feed; the process id."""
-        self._loader = join(feed, consumer, format="numpy", **options)
         self._loop: Iterator[Minibatch] | None = None
+        self._loader = join(feed, consumer, format="numpy", **options)
         return os.getpid()
 
     def take(self, minibatches: int) -> None:
@@ -207,6 +213,47 @@ class Trial:
         return self.actor.close.remote()
 
 
+class Pool:
+    """Processes whose trial has left: to start another one takes a second of the CPU. Those of a Ray that has ended
+    are forgotten.
+    """
+
+    def __init__(self) -> None:
+        self._cluster = ""
+        self._idle: list[Any] = []
+
+    def take(self) -> Any:
+        """A process without a trial."""
+        self._forget_others()
+        return self._idle.pop() if self._idle else TrialProcess.remote()  # type: ignore[attr-defined]
+
+    def give_back(self, actor: Any) -> None:
+        """Keep a process whose trial leaves at once, and end any other."""
+        self._forget_others()
+        try:
+            ray.get(actor.close.remote(), timeout=CLOSE_S)
+        except (ray.exceptions.RayError, MbaasError):
+            ray.kill(actor)
+            return
+        self._idle.append(actor)
+        if len(self._idle) > KEPT:
+            ray.kill(self._idle.pop(0))
+
+    def ids(self) -> set[str]:
+        """Ray's ids of the actors that are kept."""
+        self._forget_others()
+        return {actor._actor_id.hex() for actor in self._idle}
+
+    def _forget_others(self) -> None:
+        worker: Any = ray._private.worker.global_worker
+        cluster = worker.node.session_name
+        if cluster != self._cluster:
+            self._cluster, self._idle = cluster, []
+
+
+POOL = Pool()
+
+
 class Trials:
     """Trials of one feed; a context manager that closes and ends all of them."""
 
@@ -216,7 +263,7 @@ class Trials:
 
     def join(self, consumer: str, **options: Any) -> Trial:
         """Start a trial that joins at once; ``options`` are those of `mbaas.join`."""
-        actor = TrialProcess.remote()  # type: ignore[attr-defined]
+        actor = POOL.take()
         trial = Trial(consumer, actor, actor.join.remote(self._feed, consumer, options))
         self._trials.append(trial)
         return trial
@@ -228,7 +275,7 @@ class Trials:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         for trial in self._trials:
-            ray.kill(trial.actor)
+            POOL.give_back(trial.actor)
             with contextlib.suppress(MbaasError):
                 connect(self._feed).remove(trial.consumer)
 
