@@ -89,8 +89,12 @@ def tree(tmp_path_factory):
     return data
 
 
-def serve(name, tree, on_bad_sample):
-    pipeline = T.Pipeline([T.DecodeImage(), T.Resize((30, 40))])
+CROPPED, RESIZED = T.CenterCrop(20), T.Resize((30, 40))
+"""Make images one size; for resampling each prep worker imports torch, so only who looks at pixels resizes."""
+
+
+def serve(name, tree, on_bad_sample, to_one_size=CROPPED):
+    pipeline = T.Pipeline([T.DecodeImage(), to_one_size])
     options = {"batch_size": BATCH_SIZE, "prep_workers": 1, "staging_bytes": 4 << 20, "cache_bytes": 0}
     limits = {"staging": mbaas.Staging(readahead_bytes=0), "timeouts": mbaas.Timeouts(storage_s=5.0)}
     return mbaas.serve(name, tree, pipeline, on_bad_sample=on_bad_sample, **limits, **options)
@@ -99,7 +103,7 @@ def serve(name, tree, on_bad_sample):
 @pytest.fixture(scope="module")
 def skipping(ray_session, tree):
     """A feed that leaves bad samples out."""
-    with serve("skipping", tree, "skip") as feed:
+    with serve("skipping", tree, "skip", RESIZED) as feed:
         yield feed
 
 

@@ -13,14 +13,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from numpy.typing import NDArray
+from service_feeds import augmented
 
 import mbaas
-from mbaas import transforms as T
 
 SAMPLES = 151
 SHARDS = 4
 KINDS = (".jpg", ".png", ".webp")
-PIPELINE = T.Pipeline([T.DecodeImage(), T.RandomResizedCrop(16), T.RandomHorizontalFlip()])
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +75,7 @@ def epoch(loader: mbaas.Loader) -> dict[int, tuple[int, NDArray[Any]]]:
 
 
 def two_epochs(data: mbaas.Dataset, name: str, batch_size: int) -> list[dict[int, tuple[int, NDArray[Any]]]]:
-    with mbaas.serve(name, data, PIPELINE, batch_size=20, prep_workers=2, engine="cpu") as feed:
+    with mbaas.serve(name, data, augmented(), batch_size=20, prep_workers=1, engine="cpu") as feed:
         with mbaas.join(feed.name, format="numpy", batch_size=batch_size) as loader:
             return [epoch(loader), epoch(loader)]
 
@@ -90,7 +89,7 @@ def expected(ray_session: None, folder: Path) -> list[dict[int, tuple[int, NDArr
 def test_epochs_have_the_same_bytes_as_of_a_folder(
     expected: list[dict[int, tuple[int, NDArray[Any]]]], kind: str, request: pytest.FixtureRequest, ray_clean: None
 ) -> None:
-    """Whatever the trials' batch sizes are; each epoch has other crops and flips."""
+    """Whatever the trials' batch sizes are; each epoch has other colours and flips."""
     found = two_epochs(request.getfixturevalue(kind), kind, 7)
     for one, other in zip(found, expected, strict=True):
         assert sorted(one) == sorted(other) == list(range(SAMPLES))
@@ -100,7 +99,7 @@ def test_epochs_have_the_same_bytes_as_of_a_folder(
 
 
 def test_a_loader_that_is_restored_gets_the_rest(ray_clean: None, shards: mbaas.Dataset) -> None:
-    with mbaas.serve("shards", shards, PIPELINE, batch_size=20, prep_workers=1) as feed:
+    with mbaas.serve("shards", shards, augmented(), batch_size=20, prep_workers=1) as feed:
         with mbaas.join(feed.name, consumer="first", format="numpy", batch_size=7) as loader:
             batches = iter(loader)
             seen = [next(batches)["sample_id"].tolist() for _ in range(5)]
@@ -116,4 +115,4 @@ def test_a_bad_image_is_named_by_its_shard_and_member(ray_clean: None, tmp_path:
         tar.add(tmp_path / "1.jpg", "cat/1.jpg")
     data = mbaas.read_webdataset(tmp_path / "a.tar", label=None)
     with pytest.raises(mbaas.BadSampleError, match=r"a\.tar#cat/1\.jpg: it is a GIF image, not JPEG, PNG or WebP"):
-        mbaas.serve("bad", data, PIPELINE, batch_size=1, prep_workers=1)
+        mbaas.serve("bad", data, augmented(), batch_size=1, prep_workers=1)
