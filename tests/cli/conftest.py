@@ -1,33 +1,17 @@
-"""A Ray cluster that nobody else uses, and files to serve."""
+"""The Ray cluster that commands join, and files to serve."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from commandline import running
-
-HEAD = """
-import sys, ray
-ray.init(num_cpus=4, include_dashboard=False, object_store_memory=256 << 20, _temp_dir=sys.argv[1],
-         logging_level="ERROR", log_to_driver=False)
-print(ray.get_runtime_context().gcs_address, flush=True)
-sys.stdin.read()
-ray.shutdown()
-"""
+import ray
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[str]:
-    """Address of a small cluster that no other test uses."""
-    with tempfile.TemporaryDirectory(prefix="cli", dir="/tmp", ignore_cleanup_errors=True) as folder:
-        with running([sys.executable, "-c", HEAD, folder], stderr=subprocess.DEVNULL) as head:
-            yield head.wait_for(":").strip()
-            head.end()
+def cluster(ray_session: None) -> str:
+    """Address of the session's cluster, on which no other feeds run meanwhile; for the commands it is another's."""
+    return str(ray.get_runtime_context().gcs_address)
 
 
 @pytest.fixture

@@ -309,6 +309,7 @@ ray.get(runtime.find_coordinator("short").__ray_call__.remote(broken), timeout=6
 """
 
 
+@pytest.mark.meets_bugs
 def test_an_internal_error_does_not_end_the_feed_and_ctrl_c_does(
     config: Path, cluster: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
