@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,8 +17,30 @@ LIMIT_S, LONG_LIMIT_S = 110, 240
 EXACT = [str(epoch) for epoch in range(5)]
 
 
-def run(name: str, limit_s: float = LIMIT_S) -> str:
-    """What an example prints, on a Ray of its own."""
+SMALL = """
+import sys, ray
+ray.init(num_cpus=2, include_dashboard=False, object_store_memory=256 << 20, _temp_dir=sys.argv[1],
+         logging_level="ERROR", log_to_driver=False)
+print(ray.get_runtime_context().gcs_address, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[str]:
+    """Address of a cluster of two CPUs, for all examples: a Ray of its own costs each of them six seconds of CPU."""
+    with tempfile.TemporaryDirectory(prefix="ex", dir="/tmp", ignore_cleanup_errors=True) as folder:
+        command = [sys.executable, "-c", SMALL, folder]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as head:
+            assert head.stdin is not None
+            assert head.stdout is not None
+            yield head.stdout.readline().strip()
+            head.stdin.close()
+            assert head.wait(30) == 0
+
+
+def run(name: str, cluster: str = "local", limit_s: float = LIMIT_S) -> str:
+    """What an example prints, on a cluster or on a Ray of its own."""
     with tempfile.TemporaryDirectory(prefix="ex", dir="/tmp", ignore_cleanup_errors=True) as folder:
         ended = subprocess.run(
             [sys.executable, str(EXAMPLES / name)],
@@ -26,7 +49,7 @@ def run(name: str, limit_s: float = LIMIT_S) -> str:
                 "PYTHONPATH": str(EXAMPLES.parent),
                 "TMPDIR": folder,
                 "HOME": folder,
-                "RAY_ADDRESS": "local",
+                "RAY_ADDRESS": cluster,
             },
             capture_output=True,
             text=True,
@@ -40,15 +63,15 @@ def run(name: str, limit_s: float = LIMIT_S) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["train_torch.py", "train_accelerate.py"])
-def test_own_loops_go_on_after_a_stop(name: str) -> None:
-    out = run(name)
+def test_own_loops_go_on_after_a_stop(cluster: str, name: str) -> None:
+    out = run(name, cluster)
     assert re.findall(r"^epoch (\d): .*, exact: True$", out, re.MULTILINE) == EXACT
     assert out.index("epoch 1") < out.index("stopped, and on") < out.index("epoch 2")
 
 
 @pytest.mark.slow
-def test_lightning_resumes() -> None:
-    ends = re.findall(r"epoch (\d): ([\d.]+)% right, loader.ledger.exact=True", run("train_lightning.py"))
+def test_lightning_resumes(cluster: str) -> None:
+    ends = re.findall(r"epoch (\d): ([\d.]+)% right, loader.ledger.exact=True", run("train_lightning.py", cluster))
     assert [epoch for epoch, _ in ends] == ["3", "5"]
     assert float(ends[-1][1]) > 90
 
@@ -64,9 +87,9 @@ def test_lightning_in_ray_train_resumes() -> None:
 
 
 @pytest.mark.slow
-def test_the_trainer_of_hugging_face_resumes() -> None:
+def test_the_trainer_of_hugging_face_resumes(cluster: str) -> None:
     """45 steps are an epoch; 100 were made before, and the third epoch ends 35 later."""
-    out = run("train_transformers.py")
+    out = run("train_transformers.py", cluster)
     assert re.findall(r"'eval_loss'.*?'epoch': '(\d)'", out) == ["1", "2", "3", "4", "5"]
     assert len(re.findall(r"'train_runtime'", out)) == 2
 
