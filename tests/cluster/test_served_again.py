@@ -4,17 +4,18 @@ that live on go on.
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import cv2
 import numpy as np
 import pytest
+import ray
 from ray_heads import Head, ray_head
 
 from mbaas.chaos.participants import kill
@@ -68,10 +69,11 @@ for thread in threads:
 """A trial of its own program, and one of two ranks, which go through epochs until they get an error."""
 
 
-@pytest.fixture(scope="module")
-def head() -> Iterator[Head]:
-    with ray_head() as head:
-        yield head
+@pytest.fixture
+def head(ray_session: None) -> Head:
+    """The session's cluster, which for the programs is another one's."""
+    address = ray.get_runtime_context().gcs_address
+    return Head(address, "", os.environ | {"RAY_ADDRESS": address})
 
 
 def epochs_of(program: subprocess.Popen[str]) -> list[int]:
