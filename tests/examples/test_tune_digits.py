@@ -52,7 +52,7 @@ def folder() -> Iterator[Path]:
 @pytest.mark.timeout(LIMIT_S)
 @pytest.mark.parametrize(
     ("arguments", "trials"),
-    [(("--trials", "4", "--epochs", "6"), 4), pytest.param((), 8, marks=pytest.mark.long)],
+    [(("--trials", "3", "--epochs", "6"), 3), pytest.param((), 8, marks=pytest.mark.long)],
     ids=["short", "whole"],
 )
 def test_it_finds_a_good_model_and_shares(folder: Path, arguments: tuple[str, ...], trials: int) -> None:
