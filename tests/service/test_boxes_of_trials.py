@@ -41,7 +41,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> mbaas.Dataset:
 
 @pytest.fixture(scope="module")
 def feed(ray_session: None, data: mbaas.Dataset) -> Iterator[mbaas.Feed]:
-    with mbaas.serve("boxes", data, PIPELINE, batch_size=8, prep_workers=2, seed=5) as served:
+    with mbaas.serve("boxes", data, PIPELINE, batch_size=8, prep_workers=1, seed=5) as served:
         yield served
 
 

@@ -53,7 +53,7 @@ def test_a_trial_gets_boxes_points_and_masks_where_the_objects_are(ray_session: 
         masks=T.Masks(),
     )
     seen = 0
-    with mbaas.serve("objects", data, pipeline, batch_size=8, prep_workers=2) as feed:
+    with mbaas.serve("objects", data, pipeline, batch_size=8, prep_workers=1) as feed:
         with mbaas.join(feed.name) as loader, mbaas.join(feed.name, collate="packed", consumer="other") as other:
             assert loader.class_names == ("even", "odd")
             for batch, packed in zip(loader, other, strict=True):
