@@ -19,6 +19,7 @@ from fsspec.implementations.local import LocalFileSystem
 import mbaas
 from mbaas import transforms as T
 from mbaas.chaos.participants import kill
+from support.feeds import warm
 from support.ranks import union_flaws
 from support.readers import BAD, CLASSES, READERS, SAMPLES, FileSystem, images, picture
 from support.trials import EpochRecord, Recorder, record_epoch
@@ -120,7 +121,7 @@ def joined(tmp_path_factory: pytest.TempPathFactory) -> mbaas.Dataset:
 @pytest.fixture(scope="module")
 def feed(ray_session: None, joined: mbaas.Dataset) -> Iterator[mbaas.Feed]:
     with serve("every-reader", joined, "skip") as feed:
-        yield feed
+        yield warm(feed)
 
 
 @pytest.fixture(scope="module")
