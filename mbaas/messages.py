@@ -173,6 +173,50 @@ class BadSample:
 
 
 @dataclass(frozen=True)
+class SlotColumn:
+    """Where an array lies in a slot.
+
+    Attributes:
+        name: of the field.
+        at: the first byte, from the slot's beginning.
+        dtype: NumPy's text for it.
+        shape: of the array.
+        part: 0; of a `Packed` field, which has several arrays, the number of this one.
+    """
+
+    name: str
+    at: int
+    dtype: str
+    shape: tuple[int, ...]
+    part: int
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A block's arrays in the memory of the worker that made them; see `mbaas.slots`.
+
+    Attributes:
+        path: under which processes of its node open that memory.
+        token: 16 random bytes at the beginning of that memory: what has this path may be another process's, or another
+            machine's.
+        number: of the slot.
+        begin, nbytes: where it lies in that memory.
+        written: how often the slot had been written when the arrays were in it.
+        columns: the arrays.
+        packed: names of the fields that are `Packed`.
+    """
+
+    path: str
+    token: bytes
+    number: int
+    begin: int
+    nbytes: int
+    written: int
+    columns: tuple[SlotColumn, ...]
+    packed: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class BlockMeta:
     """What the coordinator learns of a finished part of a block, without its pixels.
 
@@ -188,6 +232,7 @@ class BlockMeta:
         nbytes: bytes of the staged arrays.
         away: a sample that storage does not give, and may give later: nothing was made.
         cpu_s: CPU-seconds that the worker's process took for the feed until then, of all of its threads.
+        slot: where the arrays lie, if that is not Ray's object store.
     """
 
     block: int
@@ -200,6 +245,7 @@ class BlockMeta:
     nbytes: int
     away: BadSample | None = None
     cpu_s: float = 0.0
+    slot: Slot | None = None
 
     @property
     def rows(self) -> int:
@@ -514,7 +560,8 @@ class DeliveredPart:
         meta: what it holds.
         refs: the reference to its `Arrays`, or none if it ended in an error; on the way to consumers it is
             `mbaas.uncounted.Uncounted`. In a list, because Ray replaces a bare reference in a call's arguments by the
-            object, which nobody needs on the way.
+            object, which nobody needs on the way. Where the arrays lie in a slot of the worker's memory: the
+            `mbaas.slots.HeldSlot`, and on the way its `Slot`.
         number: its number in the block.
         task: the task that made it; a part that is made again has another one.
         node: id of the node where it lies.

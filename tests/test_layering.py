@@ -34,6 +34,7 @@ LAYERS = (
     "cache",
     "status",
     "ledger",
+    "slots",
     "messages",
     "uncounted",
     "transforms",

@@ -9,9 +9,10 @@ from typing import Any
 
 import ray
 
-from mbaas import runtime
+from mbaas import runtime, slots
 from mbaas.errors import FeedGoneError, FeedRestartingError, MbaasError, WaitTimeoutError
 from mbaas.fields import Arrays
+from mbaas.messages import Slot
 from mbaas.units import seconds
 
 RESTART_LOOK_S = 0.1
@@ -39,18 +40,30 @@ class UnreadableError(Exception):
 
 
 def read(refs: list[Any], timeout_s: float) -> list[Arrays]:
-    """Return the arrays that ``refs`` stand for.
+    """Return the arrays that ``refs`` stand for: references to objects, and slots of this node's workers.
 
     Raises:
         UnreadableError: one is not here within ``timeout_s``, or never will be.
     """
+    in_store = _of_store(refs)
     try:
-        values: list[Arrays] = get(refs, timeout_s)
+        values = iter(get(in_store, timeout_s) if in_store else [])
     except ray.exceptions.GetTimeoutError:
         raise UnreadableError(for_good=False) from None
     except ray.exceptions.ObjectLostError:
         raise UnreadableError(for_good=True) from None
-    return values
+    return [_in_slot(ref) if isinstance(ref, Slot) else next(values) for ref in refs]
+
+
+def _in_slot(slot: Slot) -> Arrays:
+    arrays = slots.arrays_in(slot)
+    if arrays is None:
+        raise UnreadableError(for_good=True)
+    return arrays
+
+
+def _of_store(refs: list[Any]) -> list[Any]:
+    return [ref for ref in refs if not isinstance(ref, Slot)]
 
 
 def bring(refs: list[Any]) -> None:
@@ -59,6 +72,7 @@ def bring(refs: list[Any]) -> None:
     `ray.get` with a deadline alone would not do: when the deadline passes, Ray forgets what has come so far, and on a
     slow link a large block would never arrive. A transfer that `ray.wait` has asked for goes on.
     """
+    refs = _of_store(refs)
     if refs:
         ray.wait(refs, num_returns=len(refs), timeout=0)
 

@@ -20,6 +20,7 @@ import numpy as np
 import ray
 from numpy.typing import NDArray
 
+from mbaas import slots
 from mbaas.client.lane_position import LanePosition
 from mbaas.client.part_fetch import BlockFetch
 from mbaas.client.patience import Patience
@@ -370,6 +371,7 @@ class LaneSession(LanePosition[ReceivedBlock]):
     def leave(self, report: ConsumerReport | None) -> None:
         """End the session; what was received ahead is let go."""
         self.received.clear()
+        slots.forget_all()
         self._in_flight = None
         what = f"consumer {self.consumer!r} leaves"
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import ray
 
+from mbaas import slots
 from mbaas.bugs import in_short, is_bug
 from mbaas.coordinator.asking import answer_or_none
 from mbaas.coordinator.background import InternalErrors, decide
@@ -50,10 +51,17 @@ from mbaas.messages import (
     Lane,
 )
 from mbaas.placement import PartRequest, PlacementHistory
+from mbaas.slots import HeldSlot
 from mbaas.uncounted import Uncounted
 
 MOVE_S = 40.0
 """How long the copy of a part to another node may take; the cache node that makes it gives up sooner."""
+
+SPARE_SLOTS = 2
+"""Slots that each worker has beyond its part of the staging memory: one is written, and one was just let go."""
+
+MOST_LOST_SLOTS = 3
+"""When so many slots that workers were asked to write could not be read, one after the other, no more are asked for."""
 
 ANSWER_S = 1.0
 """The second answer of a task that failed comes with the first, so this is not waited for."""
@@ -127,6 +135,8 @@ class ConsumerService:
         self._calls: dict[str, _Call] = {}
         self._sessions = time.time_ns() // 1_000_000  # above those of an earlier coordinator of this lane
         self._progress = 0
+        self._node = ray.get_runtime_context().get_node_id()
+        self._uses_slots, self._lost_slots = True, 0
 
     # ---- what consumers want ----
 
@@ -157,6 +167,15 @@ class ConsumerService:
             return call.answer.result()
         del self._calls[consumer]
         return Delivery(waits_for=self.explain_wait(consumer), progress=self._progress)
+
+    def part_unreadable(self, event: ev.UnreadablePart) -> None:
+        """Have a part made again that a consumer could not read."""
+        part = self._staged.get(self.core.window.staged_as(event.block), {}).get(event.part)
+        held = part.refs[0] if part is not None and part.refs and part.task == event.task else None
+        # Of a worker that died, or by a consumer on another node, that was to be expected.
+        if isinstance(held, HeldSlot) and held.is_there and self._is_one_node():
+            self._give_up_slots("a consumer cannot read what was made in a worker's memory")
+        self.send(event)
 
     def explain_wait(self, consumer: str) -> str:
         """Say in one clause what a waiting consumer waits for."""
@@ -258,8 +277,8 @@ class ConsumerService:
 
     # ---- work ----
 
-    async def _make(self, order: ev.Prepare) -> None:
-        """Have one part of a block made, and turn the outcome into an event."""
+    async def _make(self, order: ev.Prepare, *, in_slots: bool = True) -> None:
+        """Have one part of a block made, in a slot if that may be, and turn the outcome into an event."""
         worker = self._worker_of(order.worker)
         if worker is None:
             return  # the core hears of its death in a moment, and gives the part to another
@@ -268,7 +287,10 @@ class ConsumerService:
         skips = self._info.settings.on_bad_sample == "skip"
         left_out = self._counters.left_out(block) if skips else ()
         meta_ref, arrays_ref = worker.actor.prepare.remote(
-            self._info.settings.name, PartRequest(block, order.block_part, order.shuffle), left_out
+            self._info.settings.name,
+            PartRequest(block, order.block_part, order.shuffle),
+            left_out,
+            self._most_slots(worker) if in_slots else 0,
         )
         try:
             meta: BlockMeta = await meta_ref
@@ -285,10 +307,28 @@ class ConsumerService:
         else:
             self._finished(order, meta, arrays_ref)
 
+    def _most_slots(self, worker: WorkerHandle) -> int:
+        """Return in how many slots of its memory a worker may make blocks: 0 unless all that read them run there."""
+        if not self._uses_slots or worker.node != self._node or not self._is_one_node():
+            return 0
+        settings, workers = self._info.settings, max(1, len(self.core.tasks.workers))
+        block_bytes = self._info.order.block_samples * self._info.spec.nbytes
+        return settings.staging_bytes // block_bytes // workers + SPARE_SLOTS
+
+    def _is_one_node(self) -> bool:
+        """Whether all consumers run on this node, and all workers do; not if nobody knows where consumers will be."""
+        workers = {worker.node for worker in self.core.tasks.workers.values()}
+        return self.core.consumers.nodes == {self._node} == workers
+
+    def _give_up_slots(self, why: str) -> None:
+        if self._uses_slots:
+            self._uses_slots = False
+            self._counters.note(self._named(f"blocks go through the object store from now on: {why}"))
+
     async def _move(self, order: ev.MovePart) -> None:
         """Have a part copied to another node, in an object that this coordinator owns like those of workers."""
         part, cache = self._staged.get(order.block, {}).get(order.part), self._cache_of(order.node)
-        if part is None or cache is None or not part.refs:
+        if part is None or cache is None or not part.refs or isinstance(part.refs[0], HeldSlot):
             self.send(ev.PartStays(order.move))
             return
         done_ref, copy_ref = cache.adopt.remote(part.refs)
@@ -323,11 +363,20 @@ class ConsumerService:
         if (away := meta.away) is not None:
             self.send(ev.PutOff(order.task, f"storage does not give {away.uri}: {away.reason}"))
             return
+        held = None
+        if meta.slot is not None and (held := slots.hold(meta.slot)) is None:
+            self._lost_slots += 1  # the worker died meanwhile; or this process can never open its memory
+            if self._lost_slots > MOST_LOST_SLOTS:
+                self._give_up_slots(f"the coordinator cannot read what {order.worker} made in memory of its own")
+            self._spawn(self._make(order, in_slots=False))
+            return
+        self._lost_slots = 0
         self._progress += 1
         self._counters.finished(order.worker, meta, self._info.order)
         fatal = self._info.settings.on_bad_sample == "raise" and meta.bad
         node = self.core.tasks.workers[order.worker].node
-        part = DeliveredPart(meta, [] if fatal else [arrays_ref], order.part, order.task, node, order.block_part)
+        refs = [] if fatal else [arrays_ref if held is None else held]
+        part = DeliveredPart(replace(meta, slot=None), refs, order.part, order.task, node, order.block_part)
         self._staged.setdefault(order.block, {})[order.part] = part
         error = str(BadSampleError(meta.bad[0].uri, meta.bad[0].reason)) if fatal else None
         self.send(ev.TaskEnded(order.task, error, lacks=bool(meta.bad) and not fatal))
@@ -337,7 +386,7 @@ class ConsumerService:
 
 def _lent(part: DeliveredPart) -> DeliveredPart:
     """Return a part as consumers get it: the service keeps its references until they have let go of it."""
-    return replace(part, refs=[Uncounted(ref) for ref in part.refs])
+    return replace(part, refs=[ref.slot if isinstance(ref, HeldSlot) else Uncounted(ref) for ref in part.refs])
 
 
 class ConsumerApi(abc.ABC):
@@ -370,7 +419,7 @@ class ConsumerApi(abc.ABC):
         service = await self._until_open()
         calls.within_reach("cursor", event.cursor, service.core.out_of_reach)
         for part in parts:
-            service.send(part)
+            service.part_unreadable(part)
         return await service.ask(event, poll_s)
 
     async def hand_back(self, consumer: str, session: int, cursor: int, released: int, number: int = 0) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import ray
 from numpy.typing import NDArray
 
-from mbaas import bugs, runtime
+from mbaas import bugs, runtime, slots
 from mbaas.cache.reader import CacheReader, EncodedRows, FetchReply
 from mbaas.cache.slab import PassingReason
 from mbaas.dataset import Dataset
@@ -37,6 +37,7 @@ from mbaas.prep.engines import make_engine
 from mbaas.prep.hand_in import PartHandIn
 from mbaas.prep.probe import first_probe
 from mbaas.prep.stall_watchdog import StallWatchdog
+from mbaas.slots import SlotMemory
 
 FETCH_TIMEOUT_S = 60.0
 """How long a worker waits for its cache node (or the node's successor) before the block ends in an error."""
@@ -49,7 +50,7 @@ STALL_WARNING_S = 20.0
 
 
 class _Buffers(threading.local):
-    """Memory for the samples of a prepared block: an array for each thread, used again for each block.
+    """Memory for samples of blocks that are not made in slots: an array for each thread, used again for each block.
 
     A thread's array is free again when its call returns to Ray, which copies the answer; the other thread may be
     writing the next block by then. Both are made when a thread first looks, which is what `threading.local` does with
@@ -67,6 +68,7 @@ class _Work:
 
     Attributes:
         engine: used under the worker's lock only.
+        slots: as the engine; None where the system has no such memory.
         placements: how blocks are cut; empty until the first `PrepWorker.update_placement`.
         readers: node id -> reader of its cache; replaced as a whole, never changed.
         free_since: when the engine became free, on the clock of `time.perf_counter`.
@@ -78,6 +80,7 @@ class _Work:
     engine: Engine
     watchdog: StallWatchdog
     buffers: _Buffers
+    slots: SlotMemory | None
     placements: PlacementHistory
     readers: dict[str, CacheReader] = field(default_factory=dict)
     free_since: float = 0.0
@@ -196,6 +199,7 @@ class PrepWorker:
             engine=_engine_of(config),
             watchdog=_watchdog_of(config),
             buffers=_Buffers(order.block_samples, brief.spec.made),
+            slots=_slots_for(brief),
             placements=PlacementHistory(order, stored_ids=dataset.stored_ids),
             # What it took to start is a cost of the feed that started it.
             cpu_before_s=0.0 if self._work is None else time.process_time(),
@@ -227,12 +231,16 @@ class PrepWorker:
             self._engaged().engine.set_threads(threads)
 
     @ray.method(num_returns=2)
-    def prepare(self, feed: str, request: PartRequest, leave_out: tuple[BadSample, ...]) -> tuple[BlockMeta, Arrays]:
+    def prepare(
+        self, feed: str, request: PartRequest, leave_out: tuple[BadSample, ...], most_slots: int = 0
+    ) -> tuple[BlockMeta, Arrays]:
         """Make one part of a block of a feed, as two returns: the caller waits for the small one, and owns both.
 
         ``leave_out`` are samples that were bad when the block was made before: they stay out, so that all consumers
         see the same set. If storage does not give a sample that it may give later, nothing is made, and the small one
         says so: the caller comes again, and the worker is free for others.
+
+        If one of ``most_slots`` slots is free the arrays are made there: the small one tells where, the other is empty.
 
         Raises:
             StateError: the worker is idle, or works for another feed by now.
@@ -241,9 +249,11 @@ class PrepWorker:
         if feed != work.brief.config.feed:
             raise _moved_on(feed, work)
         with work.watchdog:
-            return self._prepare(work, request, leave_out)
+            return self._prepare(work, request, leave_out, most_slots)
 
-    def _prepare(self, work: _Work, request: PartRequest, leave_out: tuple[BadSample, ...]) -> tuple[BlockMeta, Arrays]:
+    def _prepare(
+        self, work: _Work, request: PartRequest, leave_out: tuple[BadSample, ...], most_slots: int
+    ) -> tuple[BlockMeta, Arrays]:
         arrived = time.perf_counter()
         rows_of_block, ids = work.placements.rows(request), work.placements.ids(request)
         reply, encoded = self._fetch(work, request)
@@ -266,18 +276,27 @@ class PrepWorker:
                 reply.hand_in_bytes,
                 work.buffers.decoded,
             )
-            made, rows, bad = _make(work, request, ids, encoded, reasons, hand_in)
+            place = work.slots.take(most_slots) if work.slots is not None and most_slots else None
+            own = work.buffers.samples
+            out = own if place is None else place.samples(own)
+            made, rows, bad = _make(work, request, ids, encoded, reasons, hand_in, out)
             if bad and work.brief.config.on_bad_sample != "skip":
                 # The block fails as a whole, with an error that names one sample: no bytes need travel.
                 # None of them, as copies: a slice of packed values holds them all.
                 none = np.arange(0)
                 made, rows, bad = {name: column[none] for name, column in made.items()}, rows[:0], bad[:1]
             ids = ids[rows]
+            arrays = {**made, SAMPLE_ID.name: ids}
+            if rows_of_block is not None:
+                arrays[ROW] = rows_of_block[rows]
+            nbytes = sum(array.nbytes for array in arrays.values())
+            slot = place.hand_out(arrays) if place is not None and len(ids) else None
+            if slot is not None:
+                arrays = {}
+            elif place is not None:  # the slot is written again before Ray has copied what lies there
+                arrays = {name: column.copy() for name, column in arrays.items()}
             del encoded  # so that transient slabs go before Ray copies the answer
             ended = work.free_since = time.perf_counter()
-        arrays = {**made, SAMPLE_ID.name: ids}
-        if rows_of_block is not None:
-            arrays[ROW] = rows_of_block[rows]
         meta = BlockMeta(
             block=request.block,
             epoch=work.epoch_of(request),
@@ -286,8 +305,9 @@ class PrepWorker:
             fetch_s=fetch_s,
             prep_s=ended - started,
             fetched=reply.counts,
-            nbytes=sum(array.nbytes for array in arrays.values()),
+            nbytes=nbytes,
             cpu_s=time.process_time() - work.cpu_before_s,
+            slot=slot,
         )
         return meta, arrays
 
@@ -347,6 +367,20 @@ def _device() -> int:
     return choose_gpu(gpus)
 
 
+def _slots_for(brief: WorkerBrief) -> SlotMemory | None:
+    """Return memory whose slots hold a block each; None where the system has none."""
+    if not slots.are_supported():
+        return None
+    arrays = len(brief.spec.fields) + 1
+    # A packed field is up to three arrays, and has one bound more than samples.
+    spare = 3 * arrays * (slots.ALIGNED_BYTES + np.dtype(np.int64).itemsize)
+    row = Field(ROW, (), "int64")
+    try:
+        return SlotMemory(brief.order.block_samples * (brief.spec.nbytes + row.nbytes) + spare)
+    except OSError:  # as in a sandbox that does not know the call
+        return None
+
+
 def _watchdog_of(config: PrepConfig) -> StallWatchdog:
     # Before the coordinator kills a worker that takes too long: its log then says where it was.
     return StallWatchdog(min(STALL_WARNING_S, config.prep_s / 2))
@@ -392,13 +426,14 @@ def _make(
     encoded: EncodedRows,
     left_out: dict[int, str],
     hand_in: PartHandIn,
+    memory: NDArray[Any],
 ) -> tuple[Arrays, NDArray[np.intp], list[BadSample]]:
     """Return the fields of the good rows, the numbers of these rows, and the bad samples; ``left_out`` tells of each
-    row that is not to be prepared, why.
+    row that is not to be prepared, why; samples are made in ``memory``.
     """
     reasons = dict(left_out)
     rows = np.array([row for row in range(len(ids)) if row not in reasons], np.intp)
-    out = work.buffers.samples[: len(rows)]
+    out = memory[: len(rows)]
     epoch = work.epoch_of(request)
     pieces: list[Prepared] = []
     for piece, keep in hand_in.pieces(rows.tolist()):

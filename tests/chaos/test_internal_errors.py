@@ -230,10 +230,10 @@ def test_a_block_over_which_a_worker_meets_a_bug_is_bad_after_three_tries_and_th
     def breaking(worker: Any) -> Callable[..., Any]:
         whole = worker._prepare
 
-        def prepare(work: Any, request: Any, leave_out: Any) -> Any:
+        def prepare(work: Any, request: Any, *rest: Any) -> Any:
             if request.block % work.brief.order.blocks_per_epoch == block:
                 raise LookupError(f"provoked over block {block}")
-            return whole(work, request, leave_out)
+            return whole(work, request, *rest)
 
         return prepare
 

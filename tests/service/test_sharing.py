@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from typing import Any
 
 import numpy as np
 import pytest
@@ -62,13 +63,13 @@ def test_trials_share_exact_epochs_of_minibatches_that_were_prepared_once(feed_n
 @pytest.mark.timeout(120)
 def test_a_part_on_its_own_node_that_cannot_be_read_is_asked_for_again_in_seconds(feed_name, monkeypatch):
     """As when Ray forgets a part that lies in its store: it is made once more, and the epoch is what it should be."""
-    forgotten: list[str] = []
+    forgotten: list[Any] = []
     armed = False
 
     def read(refs, timeout_s):
         if armed and not forgotten:
-            forgotten.extend(ref.hex() for ref in refs)
-        if any(ref.hex() in forgotten for ref in refs):
+            forgotten.extend(refs)
+        if any(ref in forgotten for ref in refs):
             time.sleep(timeout_s)
             raise UnreadableError(for_good=False)
         return rpc.read(refs, timeout_s)

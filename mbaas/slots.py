@@ -1,0 +1,310 @@
+"""Memory in which a worker makes blocks and other processes of its node read them, so that nothing is copied.
+
+A block that goes through Ray's object store is made in memory of its worker and copied there. Where all who read it
+run on the worker's node it is made where they read it: in memory that the worker shares (Linux's memfd), a slot for
+each block. What travels is a `Slot`, which says where the arrays lie. What that saves is in docs/scaling.md.
+
+The kernel says whether a slot may be written anew. Whoever needs what is in it holds a shared lock on it: the
+coordinator as long as the block is staged, a consumer as long as it refers to any of its arrays. The worker writes
+under an exclusive lock, which it gets at once or not at all. A process that dies loses its locks, however it dies; one
+that hangs keeps its slots, and nobody waits for them, since a worker that finds none free makes an ordinary object. A
+slot counts how often it was written, and whoever locks one looks whether it is still what it was told of.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import itertools
+import mmap
+import os
+import stat
+import struct
+import threading
+import time
+import weakref
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mbaas.fields import Arrays, Packed, memory
+from mbaas.messages import Slot, SlotColumn
+
+HEADER_BYTES = mmap.ALLOCATIONGRANULARITY
+"""The first bytes of a worker's memory: a token that no other memory has, and int64 [2, `MOST_SLOTS`], how often each
+slot was written and which of these times a coordinator has locked it.
+"""
+
+TOKEN_BYTES = 16
+
+MOST_SLOTS = (HEADER_BYTES - TOKEN_BYTES) // 16
+
+UNSEEN_S = 5.0
+"""So long a worker leaves a slot alone that no coordinator has locked since it was written: that one may be busy."""
+
+ALIGNED_BYTES = 64
+"""Arrays begin at multiples of this, as NumPy's own and Ray's do."""
+
+_SHARED, _EXCLUSIVE = fcntl.F_RDLCK, fcntl.F_WRLCK
+
+
+def are_supported() -> bool:
+    """Tell whether this system has such memory and such locks: Linux does."""
+    return hasattr(os, "memfd_create") and hasattr(fcntl, "F_OFD_SETLK")
+
+
+def _try_lock(fd: int, kind: int, number: int) -> bool:
+    # Locks of an open file description, not of a process: two loaders in one process do not lose each other's.
+    try:
+        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, struct.pack("hhqqi", kind, os.SEEK_SET, number, 1, 0))
+    except (BlockingIOError, PermissionError):  # another one has it: POSIX allows both answers
+        return False
+    return True
+
+
+def _counts_in(header: mmap.mmap) -> NDArray[np.int64]:
+    return np.frombuffer(header, np.int64, 2 * MOST_SLOTS, TOKEN_BYTES).reshape(2, MOST_SLOTS)
+
+
+# ---- who writes ----
+
+
+class SlotMemory:
+    """A worker's slots, which come when they are needed; not thread-safe.
+
+    Args:
+        slot_bytes: what a slot holds at least.
+
+    Raises:
+        OSError: the system gives no such memory.
+    """
+
+    def __init__(self, slot_bytes: int) -> None:
+        self._slot_bytes = -(-slot_bytes // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
+        self._fd = os.memfd_create("mbaas-blocks", os.MFD_CLOEXEC)
+        weakref.finalize(self, os.close, self._fd).atexit = False
+        os.ftruncate(self._fd, HEADER_BYTES)
+        header = mmap.mmap(self._fd, HEADER_BYTES)
+        self._written, self._seen = _counts_in(header)
+        self._path, self._token = f"/proc/{os.getpid()}/fd/{self._fd}", os.urandom(TOKEN_BYTES)
+        header[:TOKEN_BYTES] = self._token
+        self._slots: list[mmap.mmap] = []
+        self._newest_first: list[int] = []
+        self._made_at: dict[int, float] = {}  # of slots that were handed out and not seen by a coordinator since
+
+    def take(self, most: int) -> Place | None:
+        """Return a slot to write to, the one that was written last if several are free: its memory is in the caches.
+
+        None if none is free, and there are ``most`` of them.
+        """
+        for number in self._newest_first:
+            if not self._is_awaited(number) and _try_lock(self._fd, _EXCLUSIVE, number):
+                break
+        else:
+            if len(self._slots) >= min(most, MOST_SLOTS):
+                return None
+            number = self._add()
+        self._made_at.pop(number, None)
+        self._newest_first.remove(number)
+        self._newest_first.insert(0, number)
+        self._written[number] += 1  # before the first byte is: who was told of what was there cannot take it for that
+        return Place(self, number, self._slots[number])
+
+    def _is_awaited(self, number: int) -> bool:
+        made_at = self._made_at.get(number)
+        if made_at is None or self._seen[number] == self._written[number]:
+            return False
+        return time.monotonic() - made_at < UNSEEN_S
+
+    def _add(self) -> int:
+        number = len(self._slots)
+        os.ftruncate(self._fd, self._begin(number + 1))
+        self._slots.append(mmap.mmap(self._fd, self._slot_bytes, offset=self._begin(number)))
+        self._newest_first.append(number)
+        taken = _try_lock(self._fd, _EXCLUSIVE, number)
+        assert taken, f"slot {number} is new, and somebody has locked it"
+        return number
+
+    def _begin(self, number: int) -> int:
+        return HEADER_BYTES + number * self._slot_bytes
+
+    def hand_out(self, number: int, columns: tuple[SlotColumn, ...], packed: tuple[str, ...]) -> Slot:
+        """Let others read a slot."""
+        self._made_at[number] = time.monotonic()
+        shared = _try_lock(self._fd, _SHARED, number)
+        assert shared, f"the exclusive lock on slot {number} is lost"
+        written = int(self._written[number])
+        return Slot(self._path, self._token, number, self._begin(number), self._slot_bytes, written, columns, packed)
+
+
+class Place:
+    """A slot that a worker writes; it is free again if it is not handed out.
+
+    Args:
+        memory: whose slot it is.
+        number: of the slot.
+        room: its bytes.
+    """
+
+    def __init__(self, memory: SlotMemory, number: int, room: mmap.mmap) -> None:
+        self._memory, self._number = memory, number
+        self._bytes = np.frombuffer(room, np.uint8)
+
+    def samples(self, like: NDArray[Any]) -> NDArray[Any]:
+        """Return the slot's beginning as an array of the shape and type of another one."""
+        return self._bytes[: like.nbytes].view(like.dtype).reshape(like.shape)
+
+    def hand_out(self, arrays: Arrays) -> Slot | None:
+        """Let others read these arrays, of which some may lie in the slot; others are copied there, behind those.
+
+        None if they do not fit; the slot is free again then.
+        """
+        flat = [(name, part, array) for name, column in arrays.items() for part, array in enumerate(memory(column))]
+        end = max((self._end_of(array) for _, _, array in flat if self._has(array)), default=0)
+        columns = []
+        for name, part, array in flat:
+            at = self._address_of(array) if self._has(array) else -(-end // ALIGNED_BYTES) * ALIGNED_BYTES
+            if not self._has(array):
+                end = at + array.nbytes
+                if end > self._bytes.nbytes:
+                    return None
+                self._bytes[at:end].view(array.dtype).reshape(array.shape)[...] = array
+            columns.append(SlotColumn(name, at, array.dtype.str, array.shape, part))
+        packed = tuple(name for name, column in arrays.items() if isinstance(column, Packed))
+        return self._memory.hand_out(self._number, tuple(columns), packed)
+
+    def _has(self, array: NDArray[Any]) -> bool:
+        return array.flags.c_contiguous and 0 <= self._address_of(array) <= self._bytes.nbytes - max(array.nbytes, 1)
+
+    def _address_of(self, array: NDArray[Any]) -> int:
+        return int(array.ctypes.data - self._bytes.ctypes.data)
+
+    def _end_of(self, array: NDArray[Any]) -> int:
+        return self._address_of(array) + array.nbytes
+
+
+# ---- who reads ----
+
+
+class _Opened:
+    """The memory of a worker as a reader has it: its slots are mapped once."""
+
+    def __init__(self, slot: Slot) -> None:
+        self._path = Path(slot.path)
+        found = self._path.stat()
+        if not stat.S_ISREG(found.st_mode) or found.st_size < HEADER_BYTES:
+            raise FileNotFoundError(f"{slot.path} is something else")
+        self.fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+        weakref.finalize(self, os.close, self.fd).atexit = False
+        header = mmap.mmap(self.fd, HEADER_BYTES, prot=mmap.PROT_READ)
+        if header[:TOKEN_BYTES] != slot.token:
+            raise FileNotFoundError(f"{slot.path} is the memory of another worker")
+        self._written, _ = _counts_in(header)
+        self._seen: NDArray[np.int64] | None = None
+        self._slots: dict[int, mmap.mmap] = {}
+
+    @property
+    def is_there(self) -> bool:
+        """Whether the worker has it open, so that others can open it."""
+        try:
+            return os.path.samestat(self._path.stat(), os.fstat(self.fd))
+        except OSError:
+            return False
+
+    def lock(self, slot: Slot) -> int | None:
+        """Hold a slot until the file descriptor that is returned is closed; None if it is not what it was."""
+        fd = self._reopened(os.O_RDONLY)
+        if _try_lock(fd, _SHARED, slot.number) and self._written[slot.number] == slot.written:
+            return fd
+        os.close(fd)
+        return None
+
+    def see(self, slot: Slot) -> None:
+        """Tell the worker that a coordinator has the slot."""
+        if self._seen is None:
+            fd = self._reopened(os.O_RDWR)
+            _, self._seen = _counts_in(mmap.mmap(fd, HEADER_BYTES))
+            os.close(fd)
+        self._seen[slot.number] = slot.written
+
+    def _reopened(self, mode: int) -> int:
+        return os.open(f"/proc/self/fd/{self.fd}", mode | os.O_CLOEXEC)
+
+    def room(self, slot: Slot) -> mmap.mmap:
+        if slot.number not in self._slots:
+            self._slots[slot.number] = mmap.mmap(self.fd, slot.nbytes, offset=slot.begin, prot=mmap.PROT_READ)
+        return self._slots[slot.number]
+
+
+_opened: dict[bytes, _Opened] = {}  # token -> memory that this process has opened
+_lock = threading.Lock()
+
+
+def _open(slot: Slot) -> _Opened | None:
+    """Return a worker's memory; None if it cannot be opened, as that of a process that has ended."""
+    with _lock, contextlib.suppress(OSError):
+        if slot.token not in _opened:
+            for token in [token for token, opened in _opened.items() if not opened.is_there]:
+                del _opened[token]  # its worker has ended
+            _opened[slot.token] = _Opened(slot)
+        return _opened[slot.token]
+    return None
+
+
+def forget_all() -> None:
+    """Let go of all memory in which nothing is held here any more."""
+    with _lock:
+        _opened.clear()
+
+
+class HeldSlot:
+    """A slot that nobody writes as long as this object lives; see `hold`.
+
+    Attributes:
+        slot: the slot.
+    """
+
+    def __init__(self, slot: Slot, opened: _Opened, fd: int) -> None:
+        self.slot, self._opened = slot, opened
+        weakref.finalize(self, os.close, fd).atexit = False
+
+    @property
+    def is_there(self) -> bool:
+        """Whether the worker that made it is there, so that processes of its node can open its memory."""
+        return self._opened.is_there
+
+
+def hold(slot: Slot) -> HeldSlot | None:
+    """Hold a slot for others, as its coordinator; None if it is gone, or was written anew."""
+    opened = _open(slot)
+    fd = None if opened is None else opened.lock(slot)
+    if opened is None or fd is None:
+        return None
+    opened.see(slot)
+    return HeldSlot(slot, opened, fd)
+
+
+def arrays_in(slot: Slot) -> Arrays | None:
+    """Return the arrays in a slot, read-only, which stay what they are as long as one of them or a view is referred to.
+
+    None if they are gone: the worker's memory cannot be opened, or the slot was written anew.
+    """
+    opened = _open(slot)
+    fd = None if opened is None else opened.lock(slot)
+    if opened is None or fd is None:
+        return None
+    whole = np.frombuffer(opened.room(slot), np.uint8)
+    # Every array below is a view of this one, which NumPy lets go with the last of them.
+    weakref.finalize(whole, os.close, fd).atexit = False
+    found: Arrays = {}
+    for name, columns in itertools.groupby(slot.columns, key=lambda column: column.name):
+        parts = [_view(whole, column) for column in columns]
+        found[name] = Packed(*parts) if name in slot.packed else parts[0]
+    return found
+
+
+def _view(whole: NDArray[np.uint8], column: SlotColumn) -> NDArray[Any]:
+    nbytes = int(np.prod(column.shape, dtype=np.int64)) * np.dtype(column.dtype).itemsize
+    return whole[column.at : column.at + nbytes].view(column.dtype).reshape(column.shape)

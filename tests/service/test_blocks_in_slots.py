@@ -1,0 +1,116 @@
+"""A feed of one node makes its blocks where trials read them, and goes on through the object store where that fails."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import ray
+from service_feeds import augmented
+
+import mbaas
+from mbaas import runtime, slots
+from mbaas.chaos.participants import kill, prep_worker_pids
+from mbaas.dataset import synthetic
+from mbaas.slots import HeldSlot
+from support.trials import EpochRecord, Recorder, record_epoch
+
+pytestmark = pytest.mark.usefixtures("ray_clean")
+
+SAMPLES = 1003
+OPTIONS: dict[str, Any] = {"batch_size": 64, "prep_workers": 2, "staging_bytes": 2 << 20}
+NOTE = "blocks go through the object store from now on"
+
+
+def staged(feed: mbaas.Feed) -> list[bool]:
+    """Of each staged part, whether it lies in a slot."""
+    coordinator = ray.get_actor(runtime.actor_name(feed.name), runtime.NAMESPACE)
+
+    def look(self: Any) -> list[bool]:
+        parts = [part for block in self._running.service._staged.values() for part in block.values()]
+        return [isinstance(ref, HeldSlot) for part in parts for ref in part.refs]
+
+    return ray.get(coordinator.__ray_call__.remote(look), timeout=30)
+
+
+def epochs(loader: mbaas.Loader, count: int) -> list[EpochRecord]:
+    records = [record_epoch(loader) for _ in range(count)]
+    assert [record.flaws(range(SAMPLES)) for record in records] == [[]] * count
+    return records
+
+
+@pytest.fixture(scope="module")
+def known(ray_session: None) -> list[str]:
+    """Digests of the first epochs, which went through the object store because their consumer could open no slot."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(slots, "arrays_in", lambda _: None)
+        with mbaas.serve("by-objects", synthetic(SAMPLES, height=32, width=32), augmented(), **OPTIONS) as feed:
+            with mbaas.join(feed.name, format="numpy") as loader:
+                records = epochs(loader, 4)
+                assert not any(staged(feed))
+            assert NOTE in " ".join(feed.status().notes)
+    return [record.row_digest for record in records]
+
+
+def check(record: EpochRecord, known: list[str]) -> None:
+    """The epoch is exact, and has the bytes that it has through the object store."""
+    assert record.flaws(range(SAMPLES)) == []
+    assert record.row_digest == known[record.ledger.feed_epoch]
+
+
+def serve(name: str) -> mbaas.Feed:
+    return mbaas.serve(name, synthetic(SAMPLES, height=32, width=32), augmented(), **OPTIONS)
+
+
+def test_blocks_lie_in_slots_and_have_the_bytes_of_those_in_the_object_store(known: list[str], feed_name: str) -> None:
+    with serve(feed_name) as feed, mbaas.join(feed.name, format="numpy") as loader:
+        records = epochs(loader, 2)
+        where = staged(feed)
+        assert where
+        assert all(where)
+        assert feed.status().remade_blocks == 0
+    for record in records:
+        check(record, known)
+
+
+def test_a_consumer_on_another_node_has_blocks_made_anew_where_it_can_read_them(
+    known: list[str], feed_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It says that it runs elsewhere, and cannot open what lies in slots; those who run here can again when it left."""
+    with serve(feed_name) as feed, mbaas.join(feed.name, "here", format="numpy") as here:
+        recorder, loop = Recorder(), iter(here)
+        recorder.add(next(loop))
+        assert any(staged(feed))
+        with monkeypatch.context() as patch:
+            patch.setattr(ray.runtime_context.RuntimeContext, "get_node_id", lambda _: "f" * 56)
+            with mbaas.join(feed.name, "there", format="numpy") as there:
+                for batch in loop:
+                    recorder.add(batch)
+                del batch
+                patch.setattr(slots, "arrays_in", lambda _: None)
+                (second,) = epochs(there, 1)
+        check(recorder.record(here.ledger), known)
+        check(second, known)
+        epochs(here, 2)
+        assert any(staged(feed))
+        assert NOTE not in " ".join(feed.status().notes)
+
+
+def test_what_a_dead_worker_made_is_made_again(known: list[str], feed_name: str) -> None:
+    """A consumer that comes later has not opened its memory. The one that has reads on."""
+    with serve(feed_name) as feed, mbaas.join(feed.name, "first", format="numpy") as first:
+        recorder, loop = Recorder(), iter(first)
+        recorder.add(next(loop))
+        held = next(loop)
+        before = held["image"].copy()
+        feed.announce(["second"])
+        for pid in prep_worker_pids(feed.name):
+            kill(pid)
+        with mbaas.join(feed.name, "second", format="numpy") as second:
+            assert (held["image"] == before).all()
+            recorder.add(held)
+            for batch in loop:
+                recorder.add(batch)
+            del batch, held
+            check(recorder.record(first.ledger), known)
+            check(epochs(second, 1)[0], known)
