@@ -13,7 +13,6 @@ slot counts how often it was written, and whoever locks one looks whether it is 
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import itertools
 import mmap
@@ -72,26 +71,27 @@ def _counts_in(header: mmap.mmap) -> NDArray[np.int64]:
 
 
 class SlotMemory:
-    """A worker's slots, which come when they are needed; not thread-safe.
+    """A worker's slots; not thread-safe. They take memory when they are first written.
 
     Args:
         slot_bytes: what a slot holds at least.
 
     Raises:
-        OSError: the system gives no such memory.
+        OSError: the system gives no such memory, or has no such locks.
     """
 
     def __init__(self, slot_bytes: int) -> None:
         self._slot_bytes = -(-slot_bytes // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
         self._fd = os.memfd_create("mbaas-blocks", os.MFD_CLOEXEC)
         weakref.finalize(self, os.close, self._fd).atexit = False
-        os.ftruncate(self._fd, HEADER_BYTES)
-        header = mmap.mmap(self._fd, HEADER_BYTES)
-        self._written, self._seen = _counts_in(header)
+        _try_lock(self._fd, _SHARED, MOST_SLOTS)  # a byte that stands for no slot: for the error
+        # As large as it may ever be, so that all map it once: a mapping takes a file descriptor.
+        os.ftruncate(self._fd, self._begin(MOST_SLOTS))
+        self._all = mmap.mmap(self._fd, self._begin(MOST_SLOTS))
+        self._written, self._seen = _counts_in(self._all)
         self._path, self._token = f"/proc/{os.getpid()}/fd/{self._fd}", os.urandom(TOKEN_BYTES)
-        header[:TOKEN_BYTES] = self._token
-        self._slots: list[mmap.mmap] = []
-        self._newest_first: list[int] = []
+        self._all[:TOKEN_BYTES] = self._token
+        self._newest_first: list[int] = []  # those that were ever written
         self._made_at: dict[int, float] = {}  # of slots that were handed out and not seen by a coordinator since
 
     def take(self, most: int) -> Place | None:
@@ -103,29 +103,23 @@ class SlotMemory:
             if not self._is_awaited(number) and _try_lock(self._fd, _EXCLUSIVE, number):
                 break
         else:
-            if len(self._slots) >= min(most, MOST_SLOTS):
+            number = len(self._newest_first)
+            if number >= min(most, MOST_SLOTS):
                 return None
-            number = self._add()
+            locked = _try_lock(self._fd, _EXCLUSIVE, number)
+            assert locked, f"nobody was told of slot {number}, and somebody has locked it"
+            self._newest_first.append(number)
         self._made_at.pop(number, None)
         self._newest_first.remove(number)
         self._newest_first.insert(0, number)
         self._written[number] += 1  # before the first byte is: who was told of what was there cannot take it for that
-        return Place(self, number, self._slots[number])
+        return Place(self, number, np.frombuffer(self._all, np.uint8, self._slot_bytes, self._begin(number)))
 
     def _is_awaited(self, number: int) -> bool:
         made_at = self._made_at.get(number)
         if made_at is None or self._seen[number] == self._written[number]:
             return False
         return time.monotonic() - made_at < UNSEEN_S
-
-    def _add(self) -> int:
-        number = len(self._slots)
-        os.ftruncate(self._fd, self._begin(number + 1))
-        self._slots.append(mmap.mmap(self._fd, self._slot_bytes, offset=self._begin(number)))
-        self._newest_first.append(number)
-        taken = _try_lock(self._fd, _EXCLUSIVE, number)
-        assert taken, f"slot {number} is new, and somebody has locked it"
-        return number
 
     def _begin(self, number: int) -> int:
         return HEADER_BYTES + number * self._slot_bytes
@@ -145,12 +139,11 @@ class Place:
     Args:
         memory: whose slot it is.
         number: of the slot.
-        room: its bytes.
+        room: uint8 [bytes], its memory.
     """
 
-    def __init__(self, memory: SlotMemory, number: int, room: mmap.mmap) -> None:
-        self._memory, self._number = memory, number
-        self._bytes = np.frombuffer(room, np.uint8)
+    def __init__(self, memory: SlotMemory, number: int, room: NDArray[np.uint8]) -> None:
+        self._memory, self._number, self._bytes = memory, number, room
 
     def samples(self, like: NDArray[Any]) -> NDArray[Any]:
         """Return the slot's beginning as an array of the shape and type of another one."""
@@ -189,7 +182,7 @@ class Place:
 
 
 class _Opened:
-    """The memory of a worker as a reader has it: its slots are mapped once."""
+    """The memory of a worker as a reader has it."""
 
     def __init__(self, slot: Slot) -> None:
         self._path = Path(slot.path)
@@ -198,12 +191,11 @@ class _Opened:
             raise FileNotFoundError(f"{slot.path} is something else")
         self.fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
         weakref.finalize(self, os.close, self.fd).atexit = False
-        header = mmap.mmap(self.fd, HEADER_BYTES, prot=mmap.PROT_READ)
-        if header[:TOKEN_BYTES] != slot.token:
+        self._all = mmap.mmap(self.fd, 0, prot=mmap.PROT_READ)
+        if self._all[:TOKEN_BYTES] != slot.token:
             raise FileNotFoundError(f"{slot.path} is the memory of another worker")
-        self._written, _ = _counts_in(header)
+        self._written, _ = _counts_in(self._all)
         self._seen: NDArray[np.int64] | None = None
-        self._slots: dict[int, mmap.mmap] = {}
 
     @property
     def is_there(self) -> bool:
@@ -216,10 +208,13 @@ class _Opened:
     def lock(self, slot: Slot) -> int | None:
         """Hold a slot until the file descriptor that is returned is closed; None if it is not what it was."""
         fd = self._reopened(os.O_RDONLY)
-        if _try_lock(fd, _SHARED, slot.number) and self._written[slot.number] == slot.written:
-            return fd
-        os.close(fd)
-        return None
+        held = False
+        try:
+            held = _try_lock(fd, _SHARED, slot.number) and bool(self._written[slot.number] == slot.written)
+        finally:
+            if not held:
+                os.close(fd)
+        return fd if held else None
 
     def see(self, slot: Slot) -> None:
         """Tell the worker that a coordinator has the slot."""
@@ -232,30 +227,36 @@ class _Opened:
     def _reopened(self, mode: int) -> int:
         return os.open(f"/proc/self/fd/{self.fd}", mode | os.O_CLOEXEC)
 
-    def room(self, slot: Slot) -> mmap.mmap:
-        if slot.number not in self._slots:
-            self._slots[slot.number] = mmap.mmap(self.fd, slot.nbytes, offset=slot.begin, prot=mmap.PROT_READ)
-        return self._slots[slot.number]
+    def bytes_of(self, slot: Slot) -> NDArray[np.uint8]:
+        return np.frombuffer(self._all, np.uint8, slot.nbytes, slot.begin)
 
 
 _opened: dict[bytes, _Opened] = {}  # token -> memory that this process has opened
-_lock = threading.Lock()
+_opening = threading.Lock()
 
 
-def _open(slot: Slot) -> _Opened | None:
-    """Return a worker's memory; None if it cannot be opened, as that of a process that has ended."""
-    with _lock, contextlib.suppress(OSError):
+def _lock(slot: Slot) -> tuple[_Opened, int] | None:
+    """Hold a slot; return its memory, and the file descriptor to close. None if it is gone, or cannot be opened."""
+    try:
+        opened = _open(slot)
+        fd = opened.lock(slot)
+    except OSError:  # its worker has ended, or is none of this machine, or this process has too many files open
+        return None
+    return None if fd is None else (opened, fd)
+
+
+def _open(slot: Slot) -> _Opened:
+    with _opening:
         if slot.token not in _opened:
             for token in [token for token, opened in _opened.items() if not opened.is_there]:
                 del _opened[token]  # its worker has ended
             _opened[slot.token] = _Opened(slot)
         return _opened[slot.token]
-    return None
 
 
 def forget_all() -> None:
     """Let go of all memory in which nothing is held here any more."""
-    with _lock:
+    with _opening:
         _opened.clear()
 
 
@@ -278,12 +279,16 @@ class HeldSlot:
 
 def hold(slot: Slot) -> HeldSlot | None:
     """Hold a slot for others, as its coordinator; None if it is gone, or was written anew."""
-    opened = _open(slot)
-    fd = None if opened is None else opened.lock(slot)
-    if opened is None or fd is None:
+    locked = _lock(slot)
+    if locked is None:
         return None
-    opened.see(slot)
-    return HeldSlot(slot, opened, fd)
+    opened, fd = locked
+    held = HeldSlot(slot, opened, fd)
+    try:
+        opened.see(slot)
+    except OSError:
+        return None
+    return held
 
 
 def arrays_in(slot: Slot) -> Arrays | None:
@@ -291,11 +296,11 @@ def arrays_in(slot: Slot) -> Arrays | None:
 
     None if they are gone: the worker's memory cannot be opened, or the slot was written anew.
     """
-    opened = _open(slot)
-    fd = None if opened is None else opened.lock(slot)
-    if opened is None or fd is None:
+    locked = _lock(slot)
+    if locked is None:
         return None
-    whole = np.frombuffer(opened.room(slot), np.uint8)
+    opened, fd = locked
+    whole = opened.bytes_of(slot)
     # Every array below is a view of this one, which NumPy lets go with the last of them.
     weakref.finalize(whole, os.close, fd).atexit = False
     found: Arrays = {}
