@@ -177,18 +177,16 @@ class SlotColumn:
     """Where an array lies in a slot.
 
     Attributes:
-        name: of the field.
+        name: of the field; a `Packed` one has several arrays.
         at: the first byte, from the slot's beginning.
         dtype: NumPy's text for it.
         shape: of the array.
-        part: 0; of a `Packed` field, which has several arrays, the number of this one.
     """
 
     name: str
     at: int
     dtype: str
     shape: tuple[int, ...]
-    part: int
 
 
 @dataclass(frozen=True)

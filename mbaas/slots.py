@@ -154,17 +154,17 @@ class Place:
 
         None if they do not fit; the slot is free again then.
         """
-        flat = [(name, part, array) for name, column in arrays.items() for part, array in enumerate(memory(column))]
-        end = max((self._end_of(array) for _, _, array in flat if self._has(array)), default=0)
+        flat = [(name, array) for name, column in arrays.items() for array in memory(column)]
+        end = max((self._end_of(array) for _, array in flat if self._has(array)), default=0)
         columns = []
-        for name, part, array in flat:
+        for name, array in flat:
             at = self._address_of(array) if self._has(array) else -(-end // ALIGNED_BYTES) * ALIGNED_BYTES
             if not self._has(array):
                 end = at + array.nbytes
                 if end > self._bytes.nbytes:
                     return None
                 self._bytes[at:end].view(array.dtype).reshape(array.shape)[...] = array
-            columns.append(SlotColumn(name, at, array.dtype.str, array.shape, part))
+            columns.append(SlotColumn(name, at, array.dtype.str, array.shape))
         packed = tuple(name for name, column in arrays.items() if isinstance(column, Packed))
         return self._memory.hand_out(self._number, tuple(columns), packed)
 

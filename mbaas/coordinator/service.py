@@ -29,6 +29,7 @@ from mbaas.core import cluster_events as cluster
 from mbaas.core import events as ev
 from mbaas.core.lane_following import WorkerEvent
 from mbaas.core.layout import Layout
+from mbaas.core.slot_use import SlotUse
 from mbaas.core.state import StagingState
 from mbaas.errors import (
     BadSampleError,
@@ -56,12 +57,6 @@ from mbaas.uncounted import Uncounted
 
 MOVE_S = 40.0
 """How long the copy of a part to another node may take; the cache node that makes it gives up sooner."""
-
-SPARE_SLOTS = 2
-"""Slots that each worker has beyond its part of the staging memory: one is written, and one was just let go."""
-
-MOST_LOST_SLOTS = 3
-"""When so many slots that workers were asked to write could not be read, one after the other, no more are asked for."""
 
 ANSWER_S = 1.0
 """The second answer of a task that failed comes with the first, so this is not waited for."""
@@ -135,8 +130,8 @@ class ConsumerService:
         self._calls: dict[str, _Call] = {}
         self._sessions = time.time_ns() // 1_000_000  # above those of an earlier coordinator of this lane
         self._progress = 0
-        self._node = ray.get_runtime_context().get_node_id()
-        self._uses_slots, self._lost_slots = True, 0
+        block_bytes = info.order.block_samples * info.spec.nbytes
+        self._slot_use = SlotUse(ray.get_runtime_context().get_node_id(), info.settings.staging_bytes // block_bytes)
 
     # ---- what consumers want ----
 
@@ -173,8 +168,8 @@ class ConsumerService:
         part = self._staged.get(self.core.window.staged_as(event.block), {}).get(event.part)
         held = part.refs[0] if part is not None and part.refs and part.task == event.task else None
         # Of a worker that died, or by a consumer on another node, that was to be expected.
-        if isinstance(held, HeldSlot) and held.is_there and self._is_one_node():
-            self._give_up_slots("a consumer cannot read what was made in a worker's memory")
+        if isinstance(held, HeldSlot) and held.is_there and self._most_slots() and self._slot_use.give_up():
+            self._note_slots("a consumer cannot read what was made in a worker's memory")
         self.send(event)
 
     def explain_wait(self, consumer: str) -> str:
@@ -290,7 +285,7 @@ class ConsumerService:
             self._info.settings.name,
             PartRequest(block, order.block_part, order.shuffle),
             left_out,
-            self._most_slots(worker) if in_slots else 0,
+            self._most_slots() if in_slots else 0,
         )
         try:
             meta: BlockMeta = await meta_ref
@@ -307,23 +302,14 @@ class ConsumerService:
         else:
             self._finished(order, meta, arrays_ref)
 
-    def _most_slots(self, worker: WorkerHandle) -> int:
-        """Return in how many slots of its memory a worker may make blocks: 0 unless all that read them run there."""
-        if not self._uses_slots or worker.node != self._node or not self._is_one_node():
-            return 0
-        settings, workers = self._info.settings, max(1, len(self.core.tasks.workers))
-        block_bytes = self._info.order.block_samples * self._info.spec.nbytes
-        return settings.staging_bytes // block_bytes // workers + SPARE_SLOTS
+    def _most_slots(self) -> int:
+        """See `SlotUse.most`."""
+        return self._slot_use.most(
+            (worker.node for worker in self.core.tasks.workers.values()), self.core.consumers.nodes
+        )
 
-    def _is_one_node(self) -> bool:
-        """Whether all consumers run on this node, and all workers do; not if nobody knows where consumers will be."""
-        workers = {worker.node for worker in self.core.tasks.workers.values()}
-        return self.core.consumers.nodes == {self._node} == workers
-
-    def _give_up_slots(self, why: str) -> None:
-        if self._uses_slots:
-            self._uses_slots = False
-            self._counters.note(self._named(f"blocks go through the object store from now on: {why}"))
+    def _note_slots(self, why: str) -> None:
+        self._counters.note(self._named(f"blocks go through the object store from now on: {why}"))
 
     async def _move(self, order: ev.MovePart) -> None:
         """Have a part copied to another node, in an object that this coordinator owns like those of workers."""
@@ -365,12 +351,12 @@ class ConsumerService:
             return
         held = None
         if meta.slot is not None and (held := slots.hold(meta.slot)) is None:
-            self._lost_slots += 1  # the worker died meanwhile; or this process can never open its memory
-            if self._lost_slots > MOST_LOST_SLOTS:
-                self._give_up_slots(f"the coordinator cannot read what {order.worker} made in memory of its own")
+            if self._slot_use.lost():
+                self._note_slots(f"the coordinator cannot read what {order.worker} made in memory of its own")
             self._spawn(self._make(order, in_slots=False))
             return
-        self._lost_slots = 0
+        if held is not None:
+            self._slot_use.held()
         self._progress += 1
         self._counters.finished(order.worker, meta, self._info.order)
         fatal = self._info.settings.on_bad_sample == "raise" and meta.bad

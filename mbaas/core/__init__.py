@@ -39,6 +39,7 @@ A map, each module in one line:
 `demand`          what the last seconds say: how much trials want, what prep can make
 `pace`            which trials go apart because of their pace
 `peer_idle`       how long prep was idle because consumers wait for each other
+`slot_use`        whether blocks are made in slots of workers' memory, and in how many
 `ledgers`         what each consumer received in each of its epochs
 ================  ======================================================================================================
 

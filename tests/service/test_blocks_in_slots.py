@@ -114,3 +114,19 @@ def test_what_a_dead_worker_made_is_made_again(known: list[str], feed_name: str)
             del batch, held
             check(recorder.record(first.ledger), known)
             check(epochs(second, 1)[0], known)
+
+
+def test_a_coordinator_that_can_open_no_slot_gives_up_after_a_few(known: list[str], feed_name: str) -> None:
+    """Each of them is made once more, as an object; then no more are asked for."""
+    with serve(feed_name) as feed:
+        coordinator = ray.get_actor(runtime.actor_name(feed.name), runtime.NAMESPACE)
+
+        def blind(_: Any) -> None:
+            slots.hold = lambda _: None
+
+        ray.get(coordinator.__ray_call__.remote(blind), timeout=30)
+        with mbaas.join(feed.name, format="numpy") as loader:
+            for record in epochs(loader, 2):
+                check(record, known)
+            assert not any(staged(feed))
+        assert sum(NOTE in note for note in feed.status().notes) == 1

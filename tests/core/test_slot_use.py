@@ -1,0 +1,44 @@
+"""When blocks are made in slots."""
+
+from __future__ import annotations
+
+import random
+
+from mbaas.core.slot_use import MOST_LOST, SPARE_SLOTS, SlotUse
+
+
+def test_slots_are_for_feeds_all_of_whose_workers_and_consumers_run_beside_the_coordinator() -> None:
+    use = SlotUse("a", staging_blocks=10)
+    assert use.most(["a", "a"], {"a"}) == 5 + SPARE_SLOTS
+    assert use.most(["a", "a", "a"], {"a"}) == 3 + SPARE_SLOTS
+    elsewhere = [("a", ""), ("ab", "a"), ("a", "ab"), ("b", "b"), ("", "a"), ("", "")]
+    for workers, consumers in elsewhere:  # a letter is a node
+        assert use.most(workers, consumers) == 0
+    assert use.most(["a"], {"a"}) == 10 + SPARE_SLOTS, "they are used again when others have left"
+
+
+def test_slots_are_given_up_when_too_many_are_lost_one_after_the_other_and_that_is_told_once() -> None:
+    """What was made as an object in between says nothing of slots."""
+    choose = random.Random(0)
+    for _ in range(200):
+        use, lost, told = SlotUse("a", 4), 0, 0
+        for _ in range(40):
+            if choose.random() < 0.3:
+                use.held()
+                lost = 0
+            else:
+                told += use.lost()
+                lost += 1
+            given_up = told > 0
+            assert not (lost > MOST_LOST and not given_up)
+            assert (use.most(["a"], {"a"}) == 0) == given_up
+        assert told <= 1
+
+
+def test_slots_that_a_consumer_cannot_read_are_given_up_at_once() -> None:
+    use = SlotUse("a", 4)
+    assert use.give_up()
+    assert not use.give_up()
+    assert not use.lost()
+    use.held()
+    assert use.most(["a"], {"a"}) == 0
