@@ -10,7 +10,7 @@ from service_feeds import MEAN, SAMPLES, STAGING_BYTES, STD, augmented
 import mbaas
 from mbaas import transforms as T
 from mbaas.dataset import synthetic
-from support.feeds import warm
+from support.feeds import through_objects, warm
 
 
 @pytest.fixture(scope="module")
@@ -25,6 +25,14 @@ def plain(ray_session: None, photos_data: mbaas.Dataset) -> Iterator[mbaas.Feed]
     with mbaas.serve(
         "plain", photos_data, augmented(), batch_size=64, prep_workers=2, staging_bytes=STAGING_BYTES
     ) as feed:
+        yield warm(through_objects(feed))
+
+
+@pytest.fixture(scope="module")
+def slotted(ray_session: None, photos_data: mbaas.Dataset) -> Iterator[mbaas.Feed]:
+    """As `plain`, with one worker, in whose slots blocks lie."""
+    options = {"batch_size": 64, "prep_workers": 1, "staging_bytes": STAGING_BYTES}
+    with mbaas.serve("slotted", photos_data, augmented(), **options) as feed:
         yield warm(feed)
 
 
@@ -42,4 +50,4 @@ def tiny(ray_session: None) -> Iterator[mbaas.Feed]:
     pipeline = T.Pipeline([T.DecodeImage(), T.Normalize(MEAN, STD)])
     options = {"batch_size": 64, "prep_workers": 1, "staging_bytes": 300_000, "staging": mbaas.Staging(ahead_blocks=16)}
     with mbaas.serve("tiny", synthetic(SAMPLES), pipeline, **options) as feed:
-        yield warm(feed)
+        yield warm(through_objects(feed))

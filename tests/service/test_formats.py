@@ -12,7 +12,12 @@ import mbaas
 from mbaas.dataset import synthetic
 from support.trials import record_epoch
 
-pytestmark = pytest.mark.usefixtures("ray_clean")
+pytestmark = pytest.mark.usefixtures("slotted", "ray_clean")
+
+WAYS = pytest.mark.parametrize(
+    "feed_fixture", ["plain", "tiny", "slotted"], ids=["in the object store", "inside of messages", "in slots"]
+)
+"""How a block comes to a trial."""
 
 
 def first_batches(feed, format, consumers=("one", "two")):
@@ -82,7 +87,9 @@ def test_small_arrays_that_travel_inside_of_messages_refuse_to_be_written_too(ti
         del batch
 
 
-@pytest.mark.parametrize("feed_fixture", ["plain", "tiny"], ids=["in the object store", "inside of messages"])
+@pytest.mark.parametrize(
+    "feed_fixture", ["plain", "tiny", "slotted"], ids=["in the object store", "inside of messages", "in slots"]
+)
 def test_a_trial_that_overwrites_its_tensors_changes_nothing_for_another(feed_fixture, request):
     """Both trials live in one process and read the same block, the worst case: even its deserialized form is shared."""
     feed = request.getfixturevalue(feed_fixture)
@@ -100,7 +107,9 @@ def test_a_trial_that_overwrites_its_tensors_changes_nothing_for_another(feed_fi
     close(loaders)
 
 
-@pytest.mark.parametrize("feed_fixture", ["plain", "tiny"], ids=["in the object store", "inside of messages"])
+@pytest.mark.parametrize(
+    "feed_fixture", ["plain", "tiny", "slotted"], ids=["in the object store", "inside of messages", "in slots"]
+)
 def test_what_one_trial_overwrites_is_not_what_a_later_reader_of_the_block_gets(feed_fixture, request):
     """The vandal finishes its epoch before the other reads: whatever it could reach, it has spoilt by then."""
     feed = request.getfixturevalue(feed_fixture)

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import ray
+
 import mbaas
+from mbaas import runtime
 from support.trials import record_epoch
 
 EPOCHS = 40
@@ -21,3 +26,11 @@ def warm(feed: mbaas.Feed) -> mbaas.Feed:
                 return feed
             kept = status.cached_bytes
     raise AssertionError(f"the cache of {feed.name} still changes after {EPOCHS} epochs: {feed.status()}")
+
+
+def through_objects(feed: mbaas.Feed) -> mbaas.Feed:
+    """Have all blocks of a feed of one lane go through Ray's object store, also on one node."""
+    coordinator: Any = ray.get_actor(runtime.actor_name(feed.name), runtime.NAMESPACE)
+    given_up: Any = coordinator.__ray_call__.remote(lambda self: self._running.service._slot_use.give_up())
+    assert ray.get(given_up, timeout=30)
+    return feed
