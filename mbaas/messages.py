@@ -291,11 +291,14 @@ class DecodedSamples:
         prefix: the transforms that made them, and the engine: equal for feeds whose decoded samples are the same.
         costs: of a sample.
         threads: that prepare on a node, all together.
+        dali_share: of the samples, which DALI makes beside the cpu engine, and of which none is kept decoded; 0 if one
+            engine makes all.
     """
 
     prefix: str
     costs: SampleCosts
     threads: int
+    dali_share: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -311,6 +314,7 @@ class PrepConfig:
         on_bad_sample: "raise" ends a block at its first bad sample, "skip" leaves bad samples out.
         prep_s: the feed's ``timeouts.prep_s``, after which a worker that makes no progress is taken for stuck.
         shares_gpu: whether it works on a GPU of which it reserves nothing.
+        dali_share: of the samples, which the dali engine makes with DALI.
     """
 
     feed: str
@@ -321,6 +325,7 @@ class PrepConfig:
     on_bad_sample: str
     prep_s: float
     shares_gpu: bool = False
+    dali_share: float = 1.0
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from mbaas.dataset.bounded import bounded
 from mbaas.errors import ConfigError, FeedExistsError, ResourceError, last_line
 from mbaas.feed import CALL_S, SERVED, Feed
 from mbaas.messages import Claims, EngineName
-from mbaas.prep.engines import check_packages, resolve_engine, workers_per_gpu
+from mbaas.prep.engines import check_packages, check_share, resolve_engine, workers_per_gpu
 from mbaas.settings import (
     Disk,
     FeedOptions,
@@ -62,6 +62,7 @@ def serve(
     prep_workers: int | None = None,
     engine: Literal["auto", "cpu", "dali"] = "auto",
     gpus_per_worker: float | None = None,
+    dali_share: float = 1.0,
     drop_last: bool = False,
     on_bad_sample: Literal["raise", "skip"] = "raise",
     cpu_price_per_h: float | None = None,
@@ -95,11 +96,15 @@ def serve(
         staging_bytes: memory for prepared minibatches; default: 15 % of a node's object store, at most 1 GiB.
         prep_workers: actors that prepare, each of which reserves one CPU; default: half of the CPUs that other feeds
             have left, one of which is kept for a trial. Where that is less than one CPU, it is one worker that reserves
-            as much. With dali it is at most one worker for each GPU; of sound, which is decoded on CPUs, four.
+            as much. With dali it is at most one worker for each GPU; of sound, which is decoded on CPUs, four. With a
+            ``dali_share`` below 1 these divide that half among them, and have as many threads as CPUs.
         engine: what prepares samples: "cpu", "dali", or "auto", which is dali where there is a GPU and the pipeline can
             run on it, else cpu.
         gpus_per_worker: GPUs, or a fraction, that each worker of the dali engine reserves; 0 runs it on the CPU;
             default: it works on a GPU of which it reserves nothing, so that trials can have whole ones.
+        dali_share: share of the images that the dali engine prepares with DALI; the same workers prepare the others on
+            their CPUs meanwhile. Which are which stays so, so that minibatches have the same bytes as long as the share
+            is the same.
         drop_last: leave out the samples at the end of an epoch that do not fill a minibatch.
         on_bad_sample: what becomes of a sample that cannot be prepared: "raise" gives consumers an error that names the
             file, "skip" leaves it out, counts it and lists it. A file of more than 1 GiB, or than 30 % of the smallest
@@ -135,6 +140,7 @@ def serve(
         "prep_workers": prep_workers,
         "engine": engine,
         "gpus_per_worker": gpus_per_worker,
+        "dali_share": dali_share,
         "drop_last": drop_last,
         "on_bad_sample": on_bad_sample,
         "cpu_price_per_h": cpu_price_per_h,
@@ -149,6 +155,7 @@ def serve(
     check_feed_name(name)
     asked = FeedOptions(**given)
     _check(dataset, pipeline)
+    check_share(asked.dali_share, engine, pipeline)
     # What can be refused without a cluster was refused above: nobody should wait for Ray to learn of a typing error.
     if detached:
         ensure_lasting_ray()
@@ -212,6 +219,8 @@ def _filled_in(
         "staging_bytes": staged,
         "prep_workers": resources.workers,
         "cpus_per_worker": resources.cpus_per_worker,
+        "threads": replace(asked.threads, prep=max(asked.threads.prep, resources.threads)),
+        "dali_share": asked.dali_share if engine == "dali" else 1.0,
         "gpus_per_worker": 0.0 if asked.gpus_per_worker is None and not gpus else asked.gpus_per_worker,
         "earlier": earlier,
     }
@@ -333,6 +342,11 @@ def _prep_resources(asked: FeedOptions, claims: list[Claims], on_gpus: int | Non
     """Return the prep workers that a feed begins with: as many as the user said, or what leaves room for trials."""
     if asked.prep_workers is not None:
         return PrepResources(asked.prep_workers)
-    resources = default_prep(cpus=runtime.cpus(), claimed_cpus=sum(claim.cpus for claim in claims), on_gpus=on_gpus)
+    resources = default_prep(
+        cpus=runtime.cpus(),
+        claimed_cpus=sum(claim.cpus for claim in claims),
+        on_gpus=on_gpus,
+        also_on_cpus=asked.dali_share < 1,
+    )
     most = asked.scaling.max_prep_workers
     return resources if most is None else replace(resources, workers=min(resources.workers, most))

@@ -252,7 +252,8 @@ class FeedOptions:
     prep_workers: AtLeast1 | None = None
     """Actors that prepare, each of which reserves one CPU; default: half of the CPUs that other feeds have left, one of
     which is kept for a trial. Where that is less than one CPU, it is one worker that reserves as much. With dali it is
-    at most one worker for each GPU; of sound, which is decoded on CPUs, four."""
+    at most one worker for each GPU; of sound, which is decoded on CPUs, four. With a ``dali_share`` below 1 these
+    divide that half among them, and have as many threads as CPUs."""
 
     engine: Literal["auto", "cpu", "dali"] = "auto"
     """What prepares samples: "cpu", "dali", or "auto", which is dali where there is a GPU and the pipeline can run on
@@ -261,6 +262,10 @@ class FeedOptions:
     gpus_per_worker: Annotated[float, Ge(0)] | None = None
     """GPUs, or a fraction, that each worker of the dali engine reserves; 0 runs it on the CPU; default: it works on a
     GPU of which it reserves nothing, so that trials can have whole ones."""
+
+    dali_share: Annotated[float, Gt(0), Le(1)] = 1.0
+    """Share of the images that the dali engine prepares with DALI; the same workers prepare the others on their CPUs
+    meanwhile. Which are which stays so, so that minibatches have the same bytes as long as the share is the same."""
 
     drop_last: bool = False
     """Leave out the samples at the end of an epoch that do not fill a minibatch."""
@@ -309,7 +314,8 @@ class FeedSettings(FeedOptions):
     staging_bytes: Annotated[Bytes, Ge(1)]
     prep_workers: AtLeast1
     cpus_per_worker: Annotated[float, Ge(0)] = 1.0
-    """What each prep worker reserves: 1, or a part of a CPU where a whole one would leave none to trials."""
+    """What each prep worker reserves: 1; or a part of a CPU where a whole one would leave none to trials; or more where
+    a few workers on GPUs prepare on CPUs, too."""
 
     earlier: tuple[MemoryClaim, ...] = ()
     """What the feeds that ran already may take of each node's memory."""

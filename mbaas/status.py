@@ -104,6 +104,7 @@ class FeedStatus:
     Attributes:
         samples, blocks_per_epoch, block_samples: size of the dataset and of its cut into blocks.
         engine: the engine that runs, "cpu" or "dali".
+        dali_share: of the images, which the dali engine makes with DALI, and the others on CPUs.
         lanes: coordinators among which blocks are dealt out.
         members, workers: who takes part.
         workers_at_work: of the workers, those that are up, know where samples have their homes, and get tasks.
@@ -180,6 +181,7 @@ class FeedStatus:
     start_s: float | None
     failed: str | None
     decoded_costs: SampleCosts | None = None
+    dali_share: float = 1.0
 
     @property
     def state(self) -> str:

@@ -194,6 +194,7 @@ def test_the_example_shows_the_defaults() -> None:
         "staging_bytes",
         "prep_workers",
         "gpus_per_worker",
+        "dali_share",
         "cpu_price_per_h",
         "disk",
         "detached",

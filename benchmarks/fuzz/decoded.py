@@ -60,8 +60,7 @@ def decoded(_: Path) -> Case:
     files, pipelines = _files(), _pipelines()
     engines, wanted, kept = [], [], []
     for pipeline in pipelines:
-        limits = {"max_pixels": _MAX_PIXELS} if pipeline.has_images else {"max_bytes": _KEPT_BYTES}
-        engines.append(make_engine("cpu", pipeline, seed=0, **limits))
+        engines.append(make_engine("cpu", pipeline, seed=0, max_pixels=_MAX_PIXELS, max_bytes=_KEPT_BYTES))
         kept.append(_containers(engines[-1], files[type(pipeline.decoder).__name__]))
     fields = [engine.field(containers[0], "a good one", {}) for engine, containers in zip(engines, kept, strict=True)]
 

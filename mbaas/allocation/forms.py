@@ -8,10 +8,11 @@ are the shares of a node's samples that it keeps, by form and place, a sample ta
 resource   seconds
 =========  ===================================================================================
 storage    (1 - sum of all x) storage_s
-CPUs       (encoded_s (1 - x decoded) + decoded_s (x decoded)) / threads
+CPUs       (encoded_s (d - x decoded) + decoded_s (x decoded)) / threads
 disk       (encoded_bytes (x encoded there) + decoded_bytes (x decoded there)) / disk_bytes_per_s
 =========  ===================================================================================
 
+where d, mostly 1, is the share that may be kept decoded at all: a GPU prepares the others, at no cost of the CPUs.
 The three work at the same time, so an epoch takes as long as the busiest of them needs. Work of one resource adds up:
 to average the rates of encoded and decoded samples, as Seneca (FAST 2025, equation 9) does, promises more than comes.
 The shares with the shortest epoch are a linear programme. Of those, the ones that need the least CPU and storage time
@@ -56,6 +57,8 @@ class SampleCosts:
         decoded_s: the same from its decoded form.
         storage_s: seconds a node takes for each sample that it reads from storage, many at once: 1 / rate.
         disk_bytes_per_s: what the node's disk gives all threads that read it together; None: nobody has measured it.
+        decodable: share of the samples that may be kept decoded. The others, which a GPU prepares, take none of the
+            CPU seconds above.
 
     Raises:
         ConfigError: a number that cannot be.
@@ -67,6 +70,7 @@ class SampleCosts:
     decoded_s: float
     storage_s: float
     disk_bytes_per_s: float | None = None
+    decodable: float = 1.0
 
     def __post_init__(self) -> None:
         for name in ("encoded_bytes", "decoded_bytes", "encoded_s"):
@@ -75,6 +79,13 @@ class SampleCosts:
             _check(name, getattr(self, name))
         if self.disk_bytes_per_s is not None:
             _check("disk_bytes_per_s", self.disk_bytes_per_s, is_positive=True)
+        if not 0 < self.decodable <= 1:
+            raise ConfigError(f"decodable must be above 0 and at most 1, got {self.decodable}")
+
+    @property
+    def all_encoded_s(self) -> float:
+        """Return the CPU seconds of a sample on average, of whoever prepares it, if none is kept decoded."""
+        return self.encoded_s * self.decodable
 
     @property
     def saved_s(self) -> float:
@@ -141,9 +152,9 @@ def plan_forms(
     too_slow = _slow_disk(costs, threads) if disk else None
     names = SHARES[: 2 if not disk else 4 if too_slow is None else 3]
     both = _solved(costs, names, threads=threads, memory=memory, disk=disk)
-    saved = both.decoded * costs.saved_s / costs.encoded_s
+    saved = both.decoded * costs.saved_s / costs.all_encoded_s
     if saved >= WORTHWHILE:
-        plan, told = both, [too_slow if both.decoded < 1 - TOLERANCE else None]
+        plan, told = both, [too_slow if both.decoded < costs.decodable - TOLERANCE else None]
     else:
         plan = _solved(costs, names[::2], threads=threads, memory=memory, disk=disk)
         told = [_not_worthwhile(costs, saved) if memory or disk else None]
@@ -180,7 +191,7 @@ def seconds_per_sample(costs: SampleCosts, plan: FormPlan, *, threads: float) ->
     """Return the seconds for a sample, those of the busiest resource, with any shares."""
     return max(
         (1 - plan.kept) * costs.storage_s,
-        (costs.encoded_s - costs.saved_s * plan.decoded) / threads,
+        (costs.all_encoded_s - costs.saved_s * plan.decoded) / threads,
         _disk_bytes(costs, plan) * costs.disk_s_per_byte,
     )
 
@@ -223,8 +234,8 @@ def _solved(costs: SampleCosts, names: Sequence[str], *, threads: float, memory:
         memory, disk: room, in bytes for each sample.
     """
     # The optimum of a linear programme is at a corner of what is allowed: where as many constraints hold with equality
-    # as there are variables. Here these are up to four shares and the seconds of the busiest resource, with twelve
-    # constraints at most. So all 792 candidates are tried, which takes less time than to import a solver.
+    # as there are variables. Here these are up to four shares and the seconds of the busiest resource, with thirteen
+    # constraints at most. So all 1,287 candidates are tried, which takes less time than to import a solver.
     constraints, limits, unit_s = _constraints(costs, names, threads=threads, memory=memory, disk=disk)
     chosen = _choices(len(limits), len(names) + 1)
     is_point = np.linalg.det(constraints[chosen]) != 0
@@ -233,7 +244,7 @@ def _solved(costs: SampleCosts, names: Sequence[str], *, threads: float, memory:
     corners = points[(points @ constraints.T <= limits + TOLERANCE).all(axis=1)].clip(min=0)
     shares, busiest = corners[:, :-1], corners[:, -1]
     kept, decoded, in_memory = shares.sum(axis=1), shares @ _names(names, "decoded"), shares @ _names(names, "memory")
-    used_s = (1 - kept) * costs.storage_s + costs.encoded_s - decoded * costs.saved_s
+    used_s = (1 - kept) * costs.storage_s + costs.all_encoded_s - decoded * costs.saved_s
     # each of these chooses among the corners that are best by all before it
     best = np.arange(len(corners))
     for cost in (busiest, used_s / (costs.storage_s + costs.encoded_s), -kept, -in_memory):
@@ -265,11 +276,12 @@ def _constraints(
     unit_s = max(costs.storage_s, costs.encoded_s / threads, costs.decoded_s / threads)
     rows = [
         (ones, 0.0, 1.0),
+        *([(decoded, 0.0, costs.decodable)] if costs.decodable < 1 else []),
         *([(-ones, 0.0, -1.0)] if memory >= costs.encoded_bytes * (1 - TOLERANCE) else []),
         (nbytes * in_memory / most, 0.0, memory / most),
         (nbytes * (1 - in_memory) / most, 0.0, disk / most),
         (-ones * costs.storage_s / unit_s, -1.0, -costs.storage_s / unit_s),
-        (-decoded * costs.saved_s / threads / unit_s, -1.0, -costs.encoded_s / threads / unit_s),
+        (-decoded * costs.saved_s / threads / unit_s, -1.0, -costs.all_encoded_s / threads / unit_s),
     ]
     if costs.disk_bytes_per_s is not None:
         # divided by the largest number in it, for a disk may be as slow as it likes

@@ -19,10 +19,13 @@ GRAIN = 10_000
 
 @dataclass(frozen=True)
 class PrepResources:
-    """Prep workers, and the CPUs that each of them reserves: 1, or a part of one that it shares with others."""
+    """Prep workers, and the CPUs that each of them reserves: 1, a part of one that it shares with others, or several,
+    with a thread on each.
+    """
 
     workers: int
     cpus_per_worker: float = 1.0
+    threads: int = 1
 
     @property
     def cpus(self) -> float:
@@ -30,13 +33,16 @@ class PrepResources:
         return self.workers * self.cpus_per_worker
 
 
-def default_prep(*, cpus: float, claimed_cpus: float = 0.0, on_gpus: int | None = None) -> PrepResources:
+def default_prep(
+    *, cpus: float, claimed_cpus: float = 0.0, on_gpus: int | None = None, also_on_cpus: bool = False
+) -> PrepResources:
     """Return the prep workers of a feed of which nobody said how many it is to have.
 
     Args:
         cpus: of the whole cluster.
         claimed_cpus: those that the workers of other feeds reserve.
         on_gpus: how many workers may share the GPUs on which the feed prepares; None: it prepares on CPUs.
+        also_on_cpus: whether workers on GPUs prepare on CPUs, too.
 
     Example:
         Of 8 CPUs a first feed takes half of 7, rounded up: 4. A second one takes half of 3, that is 2, a third one half
@@ -49,7 +55,11 @@ def default_prep(*, cpus: float, claimed_cpus: float = 0.0, on_gpus: int | None 
         # has others beside it, which is better than a search that never starts.
         return PrepResources(1, max(0, math.floor(half * GRAIN)) / GRAIN)
     workers = math.ceil(half)
-    return PrepResources(workers if on_gpus is None else max(1, min(workers, on_gpus)))
+    if on_gpus is None:
+        return PrepResources(workers)
+    few = max(1, min(workers, on_gpus))
+    each = workers // few if also_on_cpus else 1
+    return PrepResources(few, each, threads=each)
 
 
 def node_for_part(part: float, free_cpus: Mapping[str, float]) -> str | None:

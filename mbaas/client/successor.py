@@ -63,8 +63,9 @@ def await_successor(
 
 def _check_same(known: FeedInfo, successor: FeedInfo, name: ConsumerName) -> None:
     """Refuse a feed in which blocks, or what a consumer makes of them, are others than those that it was given."""
+    names = ("dataset, pipeline, seed and order", "engine", "dali_share", "samples in a block", "drop_last")
     for what, before, now in zip(
-        ("dataset, pipeline, seed and order", "engine", "samples in a block", "drop_last", "on_bad_sample"),
+        (*names, "on_bad_sample"),
         *(_essence(info) for info in (known, successor)),
         strict=True,
     ):
@@ -77,4 +78,5 @@ def _check_same(known: FeedInfo, successor: FeedInfo, name: ConsumerName) -> Non
 
 def _essence(info: FeedInfo) -> tuple[object, ...]:
     settings = info.settings
-    return info.fingerprint, info.engine, info.order.block_samples, settings.drop_last, settings.on_bad_sample
+    of_engines, of_samples = (info.engine, settings.dali_share), (settings.drop_last, settings.on_bad_sample)
+    return info.fingerprint, *of_engines, info.order.block_samples, *of_samples

@@ -54,6 +54,7 @@ def snapshot(
         block_samples=order.block_samples,
         blocks_per_epoch=order.blocks_per_epoch,
         engine=engine,
+        dali_share=settings.dali_share,
         lanes=settings.staging.lanes,
         members=tuple(_member(counters, service, m, lane_reports) for m in core.consumers.by_name.values()),
         claims=claims,

@@ -116,6 +116,7 @@ class WorkerPool:
             seed=settings.seed,
             threads=settings.threads.prep,
             shares_gpu=shares_gpu(settings, engine),
+            dali_share=settings.dali_share,
             on_bad_sample=settings.on_bad_sample,
             prep_s=settings.timeouts.prep_s,
         )

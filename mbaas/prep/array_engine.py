@@ -12,7 +12,7 @@ from mbaas.fields import Arrays, Field
 from mbaas.messages import EngineName
 from mbaas.prep.array_results import Array, ArrayResults
 from mbaas.prep.array_steps import ArraySteps
-from mbaas.prep.decoded import Keep
+from mbaas.prep.decoded import KeptRows
 from mbaas.prep.engine import DEFAULT_MAX_BYTES, Encoded, Prepared
 from mbaas.prep.header import UndecodableError
 from mbaas.prep.threads import SampleThreads
@@ -66,7 +66,7 @@ class ArrayEngine:
         epoch: int,
         known: Arrays,
         out: Array,
-        keep: Keep | None = None,
+        keep: KeptRows | None = None,
     ) -> Prepared:
         part = self._steps.part(encoded, sample_ids, epoch, known)
         results = ArrayResults(out, self._pipeline.forms[-1].differing)

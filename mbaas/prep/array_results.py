@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mbaas.fields import Arrays, Column, Packed
-from mbaas.prep.decoded import Keep
+from mbaas.prep.decoded import KeptRows
 from mbaas.prep.engine import BadRow, Prepared
 from mbaas.prep.header import UndecodableError
 from mbaas.transforms.arrays import UnfitError
@@ -37,7 +37,7 @@ class ArrayResults:
         self._shapes = np.zeros((len(out), differing), np.int64)
 
     @contextmanager
-    def judged(self, row: int, keep: Keep | None = None) -> Iterator[None]:
+    def judged(self, row: int, keep: KeptRows | None = None) -> Iterator[None]:
         """Make a sample bad that cannot be decoded, does not fit a transform, or has no place in its row; of such a one
         nothing is kept.
         """

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from mbaas.fields import Arrays
 from mbaas.order import generator, uniforms
 from mbaas.prep.array_files import ArrayReader
-from mbaas.prep.decoded import Keep, KeptSample, is_decoded, read_decoded
+from mbaas.prep.decoded import KeptRows, KeptSample, is_decoded, read_decoded
 from mbaas.prep.engine import Encoded
 from mbaas.prep.header import UndecodableError
 from mbaas.prep.sound import SoundDecoder
@@ -81,7 +81,7 @@ class ArraySteps:
         ]
         return ArrayPart(encoded, sample_ids, epoch, chance, SampleFields(known, self._pipeline))
 
-    def sample(self, part: ArrayPart, row: int, keep: Keep | None = None) -> Array:
+    def sample(self, part: ArrayPart, row: int, keep: KeptRows | None = None) -> Array:
         """Prepare one sample, and keep its decoded form if ``keep`` wants it.
 
         Raises:

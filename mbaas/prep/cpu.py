@@ -18,13 +18,13 @@ from mbaas.order import generator
 from mbaas.prep import pixels
 from mbaas.prep.boxes import placed, sizes_after_all
 from mbaas.prep.decode import decode, decode_whole
-from mbaas.prep.decoded import Decoded, Keep, KeptSample, sealed
+from mbaas.prep.decoded import Decoded, KeptRows, KeptSample, sealed
 from mbaas.prep.engine import DEFAULT_MAX_PIXELS, BadRow, Encoded, Prepared
 from mbaas.prep.header import UndecodableError
 from mbaas.prep.on_image import fields_between
 from mbaas.prep.part_input import PartInput, read_headers
 from mbaas.prep.pixels import Image, Scratch
-from mbaas.prep.places import described, places_of
+from mbaas.prep.places import Places, described, places_of
 from mbaas.prep.plan import Stage, plan, stages_of
 from mbaas.prep.threads import SampleThreads
 from mbaas.prep.user_code import SampleFields, call_map
@@ -108,14 +108,40 @@ class CpuEngine:
         epoch: int,
         known: Arrays,
         out: Array,
-        keep: Keep | None = None,
+        keep: KeptRows | None = None,
     ) -> Prepared:
         block = read_headers(encoded, sample_ids, epoch, known, self._max_pixels)
         steps, fields = self._begin(block)
-        listed = [_listed(step) for step in steps]
         places = places_of(block, self._pipeline, steps, out)
+        self.make(block, steps, range(len(block.rows)), places, fields, keep)
+        block, made = replace(block, known=fields.columns()), places.made()
+        if fields.on_image:  # which were moved on the way: what is left is to see what is left of them
+            return block.finish(self._pipeline, [], made, fields.sizes)
+        return block.finish(self._pipeline, steps, made)
 
-        def work(index: int) -> None:
+    def make(
+        self,
+        block: PartInput,
+        steps: Sequence[Step],
+        indices: Sequence[int],
+        places: Places,
+        fields: SampleFields,
+        keep: KeptRows | None,
+    ) -> None:
+        """Make some samples of a block; those that cannot be made become bad.
+
+        Args:
+            block: its samples.
+            steps: what is done to them before the first Map.
+            indices: which of the samples.
+            places: where they go.
+            fields: of the samples, as that Map gets them.
+            keep: see `Engine.prepare`.
+        """
+        listed = [_listed(step) for step in steps]
+
+        def work(number: int) -> None:
+            index = indices[number]
             row = block.rows[index]
             into = places.at(row)
             if into is not None and not into.size:
@@ -131,11 +157,7 @@ class CpuEngine:
                 if kept is not None:
                     kept.drop()
 
-        self._threads.run(work, len(block.rows))
-        block, made = replace(block, known=fields.columns()), places.made()
-        if fields.on_image:  # which were moved on the way: what is left is to see what is left of them
-            return block.finish(self._pipeline, [], made, fields.sizes)
-        return block.finish(self._pipeline, steps, made)
+        self._threads.run(work, len(indices))
 
     def set_threads(self, threads: int) -> None:
         self.close()

@@ -9,6 +9,10 @@ Three rules keep a sample's result independent of the minibatch that it comes in
 * What DALI refuses is found by halving its batch (`dali_runs`), and is left to the cpu engine; so is an image that is
   too large for the device's memory by itself.
 
+The cpu engine may also have a share of all samples, so that CPUs and a GPU prepare the same block at the same time.
+Which engine makes a sample is fixed for good then, and of DALI's none is kept decoded: the memory saves more CPU time
+with one of the others, and to a GPU a file is sent in less time than an image.
+
 To keep a sample decoded, it is decoded once more, by a graph that ends with the pipeline's prefix; and it is kept only
 if the rest of the pipeline makes the same of that. For where a crop comes first, only its window is decoded, and it is
 the decoder's affair whether that has the same pixels as the whole image. What was left to the cpu engine is kept by
@@ -20,7 +24,9 @@ cpu engine refuses. Truncated files are found by both.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -30,14 +36,15 @@ from mbaas.fields import Arrays, Field
 from mbaas.messages import EngineName
 from mbaas.prep import dali_graph
 from mbaas.prep.cpu import CpuEngine
-from mbaas.prep.dali_runs import Again, Feed, GraphRuns
-from mbaas.prep.decoded import Keep, KeptPart
-from mbaas.prep.engine import DEFAULT_MAX_PIXELS, BadRow, Encoded, Prepared
+from mbaas.prep.dali_runs import Feed, GraphRuns
+from mbaas.prep.decoded import KeptRows
+from mbaas.prep.engine import DEFAULT_MAX_PIXELS, BadRow, Encoded, EngineOf, Prepared
 from mbaas.prep.header import Header, UndecodableError
 from mbaas.prep.part_input import PartInput, read_headers
 from mbaas.prep.pixels import Image
 from mbaas.prep.places import Places, places_of
 from mbaas.prep.plan import plan, stages_of
+from mbaas.prep.user_code import SampleFields
 from mbaas.transforms import Pipeline
 from mbaas.transforms.base import Size, Step, Windows
 
@@ -60,12 +67,14 @@ class DaliEngine:
         threads: int = 1,
         device_id: int | None = None,
         max_pixels: int = DEFAULT_MAX_PIXELS,
+        is_dalis: EngineOf | None = None,
         batch_pixels: int = BATCH_PIXELS,
     ) -> None:
         """Build nothing yet: the first block says for how many samples the graph must be.
 
         Args:
             device_id: the GPU; None runs DALI on the CPU.
+            is_dalis: which samples DALI makes, as far as it can; None: all of them.
             batch_pixels: of the images of a batch together, unless one alone has more.
             pipeline, seed, threads, max_pixels: see `mbaas.prep.engines.make_engine`.
         """
@@ -74,7 +83,9 @@ class DaliEngine:
         self._in_prefix = min(pipeline.prefix - 1, len(self._stages))
         self._seed = seed
         self._max_pixels = max_pixels
-        self._cpu = CpuEngine(pipeline, seed=seed, max_pixels=max_pixels)
+        self._is_dalis = is_dalis
+        self._cpu = CpuEngine(pipeline, seed=seed, threads=threads, max_pixels=max_pixels)
+        self._beside = ThreadPoolExecutor(1, "prep-beside")
         gpu, first, rest = device_id is not None, self._stages[: self._in_prefix], self._stages[self._in_prefix :]
         self._runs, self._first_runs, self._rest_runs = (
             GraphRuns(outputs, threads=threads, device_id=device_id, limit=batch_pixels, unit="pixels")
@@ -95,7 +106,7 @@ class DaliEngine:
         epoch: int,
         known: Arrays,
         out: NDArray[Any],
-        keep: Keep | None = None,
+        keep: KeptRows | None = None,
     ) -> Prepared:
         block = read_headers(encoded, sample_ids, epoch, known, self._max_pixels)
         placed = block.placed(self._pipeline)
@@ -112,28 +123,49 @@ class DaliEngine:
 
         fitting = ~np.isin(block.rows, [bad.row for bad in block.bad])
         takes, is_opened = self._takes(block, steps), np.isin(np.arange(len(block.rows)), [*opened])
-        files, refused = np.flatnonzero(fitting & takes & ~is_opened), np.flatnonzero(fitting & ~takes).tolist()
+        files = np.flatnonzero(fitting & takes & ~is_opened)
         # DALI reads these arrays in place: they live until the run is over.
         encoded_of: Feed = [np.frombuffer(each, np.uint8) for each in block.encoded]
         feeds = {dali_graph.ENCODED: encoded_of, **dali_graph.feeds(self._stages, steps)}
-        refused += self._runs.run(files, block.sizes.prod(axis=1), feeds, take)
         going_on = {index: image for index, image in opened.items() if fitting[index] and takes[index]}
-        refused += self._run_rest(block, steps, going_on, take)
-        if keep is not None:
+
+        def leave_to_cpu(indices: Sequence[int]) -> None:
+            fields = SampleFields(block.known, self._pipeline, block.sizes)
+            self._cpu.make(block, steps, indices, places, fields, keep)
+
+        with self._meanwhile(leave_to_cpu, np.flatnonzero(fitting & ~takes).tolist()):
+            refused = self._runs.run(files, block.sizes.prod(axis=1), feeds, take)
+            refused += self._run_rest(block, steps, going_on, take)
+        if keep is not None and self._is_dalis is None:
             lost = {*refused, *np.flatnonzero(np.isin(block.rows, [bad.row for bad in block.bad])).tolist()}
             self._keep(block, steps, [index for index in files.tolist() if index not in lost], places, keep)
         if refused:
-            self._leave_to_cpu(block, sorted(refused), places, out, keep)
+            leave_to_cpu(sorted(refused))
         return block.finish(self._pipeline, steps, places.made())
 
     def set_threads(self, threads: int) -> None:
+        self._cpu.set_threads(threads)
         for runs in (self._runs, self._first_runs, self._rest_runs):
             runs.set_threads(threads)
 
     def close(self) -> None:
         for runs in (self._runs, self._first_runs, self._rest_runs):
             runs.close()
+        self._beside.shutdown()
         self._cpu.close()
+
+    @contextmanager
+    def _meanwhile(self, work: Callable[[Sequence[int]], None], indices: Sequence[int]) -> Iterator[None]:
+        """Do work on samples in another thread, and raise what it raises at the end."""
+        if not indices:
+            yield
+            return
+        working = self._beside.submit(work, indices)
+        try:
+            yield
+        finally:
+            wait([working])  # it writes to the block
+        working.result()
 
     def _size_after_prefix(self, block: PartInput, steps: Sequence[Step], index: int) -> Size:
         """Return (height, width) in pixels of what is kept of a sample."""
@@ -180,7 +212,7 @@ class DaliEngine:
         return self._rest_runs.run(np.array([*decoded], np.intp), block.sizes.prod(axis=1), feeds, take)
 
     def _keep(
-        self, block: PartInput, steps: Sequence[Step], indices: Sequence[int], places: Places, keep: Keep
+        self, block: PartInput, steps: Sequence[Step], indices: Sequence[int], places: Places, keep: KeptRows
     ) -> None:
         """Keep samples that DALI prepared of their files, as far as they are wanted and there is room."""
         rooms: dict[int, Image] = {}
@@ -217,24 +249,12 @@ class DaliEngine:
         """
         takes = np.array([not _is_left_to_cpu(header) for header in block.headers], bool)
         takes &= np.array([each is None or each.made_by == self.name for each in block.decoded], bool)
+        if self._is_dalis is not None:
+            takes &= self._is_dalis(block.sample_ids, block.epoch)
         for step in steps:
             if isinstance(step, Windows):
                 takes &= step.sizes.prod(axis=1) <= self._max_pixels
         return takes
-
-    def _leave_to_cpu(
-        self, block: PartInput, indices: list[int], places: Places, out: NDArray[Any], keep: Keep | None
-    ) -> None:
-        # Their fields go along, because transforms may be drawn by them; what becomes of fields is told by `finish`.
-        again = Again(
-            [block.rows[index] for index in indices],
-            [block.encoded[index] for index in indices],
-            block.sample_ids[indices],
-            {name: column[np.array(indices)] for name, column in block.known.items()},
-            block.epoch,
-        )
-        kept = None if keep is None else KeptPart(keep, again.rows)
-        block.bad.extend(again.prepare(self._cpu, out, lambda row, image: places.put(row, image, None), kept))
 
 
 def _is_left_to_cpu(header: Header) -> bool:

@@ -8,16 +8,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 from nvidia import dali
-
-from mbaas.fields import Arrays, Packed
-from mbaas.prep.decoded import Keep
-from mbaas.prep.engine import BadRow, Encoded, Engine
 
 types: Any = dali.types
 _Graph: Any = dali.pipeline.Pipeline
@@ -132,49 +127,6 @@ class GraphRuns:
             graph.build()
             self._graph = graph
         return self._graph
-
-
-@dataclass(frozen=True)
-class Again:
-    """Samples that are prepared again, by another engine.
-
-    Attributes:
-        rows: which of a block.
-        encoded: the bytes of each.
-        sample_ids: int64[n], their ids.
-        known: their fields.
-        epoch: of the block.
-    """
-
-    rows: list[int]
-    encoded: Sequence[Encoded]
-    sample_ids: NDArray[np.int64]
-    known: Arrays
-    epoch: int
-
-    def prepare(
-        self,
-        engine: Engine,
-        out: NDArray[Any],
-        put: Callable[[int, NDArray[Any]], None],
-        keep: Keep | None = None,
-    ) -> list[BadRow]:
-        """Have them prepared, and put in their rows of the block; return those that are bad.
-
-        Args:
-            engine: prepares them.
-            out: the memory of the block, of whose form it needs more.
-            put: takes a row of the block and what was made of that sample.
-            keep: takes their decoded form, of each by its number among them.
-        """
-        # Made apart: a choice of rows of `out` is a copy of them.
-        apart = np.empty((len(self.rows), *out.shape[1:]), out.dtype)
-        done = engine.prepare(self.encoded, self.sample_ids, self.epoch, self.known, apart, keep)
-        made, bad = done.made, {each.row: each.reason for each in done.bad}
-        for number, row in enumerate(self.rows):
-            if number not in bad:
-                put(row, made.value(number) if isinstance(made, Packed) else made[number])
-        return [BadRow(self.rows[number], reason) for number, reason in bad.items()]
 
 
 def _fitting(sizes: NDArray[np.int64], limit: int) -> int:

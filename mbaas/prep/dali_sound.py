@@ -18,15 +18,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mbaas.fields import Arrays, Field
+from mbaas.fields import Arrays, Field, Packed
 from mbaas.messages import EngineName
 from mbaas.prep import dali_sound_graph
 from mbaas.prep.array_engine import ArrayEngine
 from mbaas.prep.array_results import Array, ArrayResults
 from mbaas.prep.array_steps import ArrayPart, ArraySteps
-from mbaas.prep.dali_runs import Again, GraphRuns
-from mbaas.prep.decoded import Keep
-from mbaas.prep.engine import DEFAULT_MAX_BYTES, Encoded, Prepared
+from mbaas.prep.dali_runs import GraphRuns
+from mbaas.prep.decoded import KeptRows
+from mbaas.prep.engine import DEFAULT_MAX_BYTES, BadRow, Encoded, Prepared
 from mbaas.prep.threads import SampleThreads
 from mbaas.transforms import MelSpectrogram, Pipeline
 
@@ -86,7 +86,7 @@ class DaliSoundEngine:
         epoch: int,
         known: Arrays,
         out: Array,
-        keep: Keep | None = None,
+        keep: KeptRows | None = None,
     ) -> Prepared:
         part = self._steps.part(encoded, sample_ids, epoch, known)
         results = ArrayResults(out, self._pipeline.forms[-1].differing)
@@ -107,12 +107,16 @@ class DaliSoundEngine:
         if again:
             rows = sorted(again)
             some = {name: column[np.array(rows)] for name, column in known.items()}
-            left = Again(rows, [encoded[row] for row in rows], sample_ids[rows], some, epoch)
-            lost = left.prepare(self._cpu, out, results.put)
-            results.bad += lost
-            if keep is not None:
-                for each in lost:
-                    keep.drop(each.row)
+            # Made apart: a choice of rows of `out` is a copy of them.
+            apart = np.empty((len(rows), *out.shape[1:]), out.dtype)
+            left = self._cpu.prepare([encoded[row] for row in rows], sample_ids[rows], epoch, some, apart)
+            lost = {rows[each.row]: each.reason for each in left.bad}
+            for number, row in enumerate(rows):
+                if row not in lost:
+                    results.put(row, left.made.value(number) if isinstance(left.made, Packed) else left.made[number])
+                elif keep is not None:
+                    keep.drop(row)
+            results.bad += [BadRow(row, reason) for row, reason in lost.items()]
         return results.finish(part.fields.columns())
 
     def set_threads(self, threads: int) -> None:
@@ -126,7 +130,7 @@ class DaliSoundEngine:
         self._cpu.close()
 
     def _decoded(
-        self, part: ArrayPart, results: ArrayResults, keep: Keep | None
+        self, part: ArrayPart, results: ArrayResults, keep: KeptRows | None
     ) -> tuple[list[dict[str, NDArray[Any]]], NDArray[np.int64]]:
         """Decode sound, and return the graph's inputs for each sample, and how many values its spectrum has.
 

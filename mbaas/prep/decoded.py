@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import threading
 import zlib
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from struct import Struct
 from typing import Any, NamedTuple
 
@@ -283,33 +283,6 @@ class KeptRows:
             return rows, lengths, self._memory[:end]
 
 
-class KeptPart:
-    """The same for some rows of a block, which another engine prepares as a block of their own.
-
-    Args:
-        whole: of the block.
-        rows: which rows of it, in their order there.
-    """
-
-    def __init__(self, whole: Keep, rows: Sequence[int]) -> None:
-        self._whole, self._rows = whole, rows
-
-    def wants(self, row: int) -> bool:
-        """See `KeptRows.wants`."""
-        return self._whole.wants(self._rows[row])
-
-    def room(self, row: int, shape: tuple[int, ...], dtype: np.dtype[Any], **made: Any) -> Array | None:
-        """See `KeptRows.room`."""
-        return self._whole.room(self._rows[row], shape, dtype, **made)
-
-    def drop(self, row: int) -> None:
-        """See `KeptRows.drop`."""
-        self._whole.drop(self._rows[row])
-
-
-Keep = KeptRows | KeptPart
-
-
 class KeptSample:
     """Where the decoded form of one sample goes.
 
@@ -320,7 +293,7 @@ class KeptSample:
         original: see `KeptRows.room`.
     """
 
-    def __init__(self, keep: Keep, row: int, applied: int, original: Size | None = None) -> None:
+    def __init__(self, keep: KeptRows, row: int, applied: int, original: Size | None = None) -> None:
         self.applied = applied
         self._keep, self._row, self._original = keep, row, original
 

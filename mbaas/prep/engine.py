@@ -7,7 +7,7 @@ whether a sample comes encoded or decoded: what the engine kept of it when it pr
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -16,11 +16,14 @@ from numpy.typing import NDArray
 
 from mbaas.fields import Arrays, Column, Field
 from mbaas.messages import EngineName
-from mbaas.prep.decoded import Keep
+from mbaas.prep.decoded import KeptRows
 from mbaas.transforms.decoders import MOST_PIXELS
 
 Encoded = bytes | memoryview | NDArray[np.uint8]
 """The bytes of one sample, a file or the container of a decoded one; read-only for engines."""
+
+EngineOf = Callable[[NDArray[np.int64], int], NDArray[np.bool_]]
+"""Tells of samples, int64[n], in an epoch which are one engine's and not the other's: bool[n]."""
 
 DEFAULT_MAX_PIXELS = MOST_PIXELS
 """Pixels of the largest image that is prepared, unless an engine is told otherwise."""
@@ -84,7 +87,7 @@ class Engine(Protocol):
         epoch: int,
         known: Arrays,
         out: NDArray[Any],
-        keep: Keep | None = None,
+        keep: KeptRows | None = None,
     ) -> Prepared:
         """Prepare n samples.
 

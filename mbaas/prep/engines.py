@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mbaas.errors import ConfigError
 from mbaas.messages import EngineName
-from mbaas.prep.engine import DEFAULT_MAX_BYTES, DEFAULT_MAX_PIXELS, Engine
+from mbaas.prep.engine import DEFAULT_MAX_BYTES, DEFAULT_MAX_PIXELS, Engine, EngineOf
 from mbaas.prep.sound import sound_libraries
 from mbaas.transforms import DecodeAudio, Map, MelSpectrogram, Pipeline, Transform
 
@@ -41,6 +41,23 @@ def _limit_of_dali(cpu_only: Transform, pipeline: Pipeline) -> str:
     return "prepares images, and sound that becomes a MelSpectrogram"
 
 
+def check_share(dali_share: float, engine: str, pipeline: Pipeline) -> None:
+    """Check that DALI may have a part of the samples only.
+
+    Raises:
+        ConfigError: the cpu engine was asked for, or the pipeline is not of images.
+    """
+    if dali_share == 1:
+        return
+    if engine == "cpu":
+        raise ConfigError(f"dali_share must be 1 with engine='cpu', which leaves nothing to DALI, got {dali_share}")
+    if not pipeline.has_images:
+        raise ConfigError(
+            f"dali_share must be 1 for a pipeline that begins with {pipeline.decoder!r}: only images are shared out, "
+            f"got {dali_share}"
+        )
+
+
 def workers_per_gpu(pipeline: Pipeline) -> int:
     """Return how many workers of the dali engine work on a GPU, if nobody said how many there are to be.
 
@@ -66,6 +83,7 @@ def make_engine(
     seed: int,
     threads: int = 1,
     device_id: int | None = None,
+    is_dalis: EngineOf | None = None,
     max_pixels: int = DEFAULT_MAX_PIXELS,
     max_bytes: int = DEFAULT_MAX_BYTES,
 ) -> Engine:
@@ -76,6 +94,7 @@ def make_engine(
         seed: of the feed, in [0, 2**63).
         threads: that work on one block.
         device_id: the GPU, for DALI; None runs DALI on the CPU.
+        is_dalis: which images the dali engine makes with DALI, and which with the cpu engine meanwhile; None: all.
         max_pixels: an image that claims more is refused from its header, before memory is allocated.
         max_bytes: the same for sound and other arrays, once they are decoded.
 
@@ -103,4 +122,6 @@ def make_engine(
         return DaliSoundEngine(pipeline, seed=seed, threads=threads, device_id=device_id, max_bytes=max_bytes)
     from mbaas.prep.dali import DaliEngine
 
-    return DaliEngine(pipeline, seed=seed, threads=threads, device_id=device_id, max_pixels=max_pixels)
+    return DaliEngine(
+        pipeline, seed=seed, threads=threads, device_id=device_id, max_pixels=max_pixels, is_dalis=is_dalis
+    )

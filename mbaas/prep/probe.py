@@ -47,13 +47,16 @@ _MOST_DECODED_BYTES = 1 << 28
 """The most bytes of a decoded sample that is measured. Of this memory only what is written is ever there."""
 
 
-def first_probe(dataset: Dataset, engine: Engine, known: tuple[Field, ...], fetch_threads: int) -> Probe:
+def first_probe(
+    dataset: Dataset, engine: Engine, keeping: Engine, known: tuple[Field, ...], fetch_threads: int
+) -> Probe:
     """Probe the first sample that can be read and prepared, reading, and decoded samples. The first ones are tried once
     each: the caller may come again.
 
     Args:
         dataset: the samples.
         engine: prepares the sample.
+        keeping: the engine whose samples are kept decoded, which may be the same.
         known: what prepared samples have of the dataset's fields.
         fetch_threads: how many threads read on a node at the beginning.
 
@@ -71,7 +74,7 @@ def first_probe(dataset: Dataset, engine: Engine, known: tuple[Field, ...], fetc
     made, sample_s, first = first_good(probed, min(PROBE_SAMPLES, len(dataset)))
     read_s, samples = _read_some(dataset, reader, fetch_threads)
     # Storage may be so slow that no other has come: the one that is there says as much as there is to know.
-    decoded = _decoded_costs(engine, dataset, made, samples or [first])
+    decoded = _decoded_costs(keeping, dataset, made, samples or [first])
     return Probe(SampleSpec(made, known), sample_s, read_s, decoded)
 
 

@@ -29,6 +29,7 @@ from mbaas.messages import (
     WorkerBrief,
     WorkerLocation,
 )
+from mbaas.order import in_share
 from mbaas.placement import PartRequest, Placement, PlacementHistory
 from mbaas.prep.decoded import KeptMemory
 from mbaas.prep.devices import choose_gpu
@@ -160,7 +161,7 @@ class PrepWorker:
             runtime.end_with(coordinator)
         # The first engine of a process loads its libraries, which may take a second: better now, while the feed's other
         # workers start, than when somebody waits for a block.
-        _engine_of(config).close()
+        _engine_of(config, None).close()
 
     @ray.method(concurrency_group="control")
     def location(self) -> WorkerLocation:
@@ -174,12 +175,15 @@ class PrepWorker:
         Raises:
             BadSampleError: see `first_probe`.
         """
-        engine = _engine_of(config)
+        engine = _engine_of(config, dataset)
+        # Of the samples of two engines the cpu engine's alone are kept decoded.
+        keeping = engine if config.dali_share == 1 else make_engine("cpu", config.pipeline, seed=config.seed)
         try:
             with _watchdog_of(config):
-                return first_probe(dataset, engine, config.pipeline.known(dataset.fields), fetch_threads)
+                return first_probe(dataset, engine, keeping, config.pipeline.known(dataset.fields), fetch_threads)
         finally:
             engine.close()
+            keeping.close()
 
     @ray.method(concurrency_group="control")
     def engage(self, dataset: Dataset, brief: WorkerBrief) -> None:
@@ -196,7 +200,7 @@ class PrepWorker:
         work = _Work(
             brief,
             dataset,
-            engine=_engine_of(config),
+            engine=_engine_of(config, dataset),
             watchdog=_watchdog_of(config),
             buffers=_Buffers(order.block_samples, brief.spec.made),
             slots=_slots_for(brief),
@@ -346,9 +350,22 @@ def _identity(dataset: Dataset, brief: WorkerBrief) -> tuple[object, ...]:
     return config.feed, dataset.fingerprint, config.pipeline.fingerprint, brief.order, brief.spec
 
 
-def _engine_of(config: PrepConfig) -> Engine:
+def _engine_of(config: PrepConfig, dataset: Dataset | None) -> Engine:
     device_id = _device() if config.engine == "dali" and (config.shares_gpu or ray.get_gpu_ids()) else None
-    return make_engine(config.engine, config.pipeline, seed=config.seed, threads=config.threads, device_id=device_id)
+
+    def is_dalis(sample_ids: NDArray[np.int64], epoch: int) -> NDArray[np.bool_]:
+        # By what is stored: however often a dataset draws it, its decoded form is kept by one engine.
+        stored = sample_ids if dataset is None else dataset.stored_ids(sample_ids, epoch)
+        return in_share(stored, config.dali_share)
+
+    return make_engine(
+        config.engine,
+        config.pipeline,
+        seed=config.seed,
+        threads=config.threads,
+        device_id=device_id,
+        is_dalis=None if config.dali_share == 1 else is_dalis,
+    )
 
 
 @functools.cache  # a worker stays with its GPU

@@ -72,6 +72,24 @@ def test_gpus_have_no_more_workers_than_may_share_them(cpus: int, on_gpus: int, 
 
 
 @pytest.mark.parametrize(
+    ("cpus", "on_gpus", "expected"),
+    [
+        (16, 1, PrepResources(1, 8, threads=8)),
+        (16, 4, PrepResources(4, 2, threads=2)),
+        (64, 5, PrepResources(5, 6, threads=6)),
+        (4, 8, PrepResources(2, 1)),
+        (2, 1, PrepResources(1, 0.5)),
+    ],
+)
+def test_workers_on_gpus_that_prepare_on_cpus_too_share_out_these(
+    cpus: int, on_gpus: int, expected: PrepResources
+) -> None:
+    resources = default_prep(cpus=cpus, on_gpus=on_gpus, also_on_cpus=True)
+    assert resources == expected
+    assert resources.cpus <= default_prep(cpus=cpus).cpus
+
+
+@pytest.mark.parametrize(
     ("part", "free", "node"),
     [
         (0.25, {"a": 0.5, "b": 1.0}, "a"),

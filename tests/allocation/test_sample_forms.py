@@ -54,6 +54,17 @@ def test_where_all_samples_fit_encoded_all_are_kept_however_fast_storage_is() ->
     assert plan.seconds_per_sample == pytest.approx((2 - 0.375 * 1.8) / 2 * 1e-3)
 
 
+def test_what_a_gpu_prepares_is_never_kept_decoded_and_takes_no_time_of_cpus() -> None:
+    """A quarter of 1,000 samples is the CPUs': 0.25 x 2 ms by two threads, or 0.25 x 0.2 ms of decoded ones."""
+    costs = replace(PHOTOS, decodable=0.25)
+    none = plan_forms(costs, samples=1000, threads=2, memory_bytes=0)
+    assert none.seconds_per_sample == pytest.approx(0.25e-3)
+    plan = plan_forms(costs, samples=1000, threads=2, memory_bytes=10**9)
+    assert shares(plan) == pytest.approx((0.75, 0.25, 0, 0))
+    assert plan.seconds_per_sample == pytest.approx(0.025e-3)
+    assert plan.told == ()
+
+
 def test_decoded_samples_have_the_room_that_encoded_ones_do_not_need() -> None:
     """Of 250 MB 625 encoded samples take 62.5 MB, and 25 more, their root, are left to them: 2.5 MB."""
     plan = plan_forms(PHOTOS, samples=1000, threads=2, memory_bytes=250_000_000)
@@ -172,6 +183,9 @@ def test_costs_that_cannot_be_are_refused() -> None:
         replace(PHOTOS, storage_s=-1)
     with pytest.raises(ConfigError, match="disk_bytes_per_s must be above 0 and finite, got inf"):
         replace(PHOTOS, disk_bytes_per_s=float("inf"))
+    for share in (0.0, 1.5):
+        with pytest.raises(ConfigError, match=f"decodable must be above 0 and at most 1, got {share}"):
+            replace(PHOTOS, decodable=share)
 
 
 def spread(low: float, high: float) -> st.SearchStrategy[float]:
@@ -187,6 +201,7 @@ COSTS = st.builds(
     decoded_s=st.just(0.0) | spread(1e-6, 1e-1),
     storage_s=st.just(0.0) | spread(1e-6, 1e-1),
     disk_bytes_per_s=st.none() | spread(1e6, 1e10),
+    decodable=st.sampled_from([1.0, 1.0, 0.75, 0.125]),
 )
 THREADS = st.sampled_from([1, 2, 16])
 ROOM = st.just(0.0) | spread(1e-2, 10)
@@ -212,6 +227,7 @@ def test_shares_fit_and_are_never_slower_than_plain_minio(
     plan, room = planned(costs, threads, memory, disk), budgets(costs, memory, disk)
     assert min(shares(plan)) >= 0
     assert plan.kept <= 1 + 1e-12
+    assert plan.decoded <= costs.decodable + 1e-8
     for place, nbytes in (("memory", room["memory_bytes"]), ("disk", room["disk_bytes"])):
         encoded, decoded = getattr(plan, f"{place}_encoded"), getattr(plan, f"{place}_decoded")
         used = SAMPLES * (encoded * costs.encoded_bytes + decoded * costs.decoded_bytes)
@@ -245,6 +261,7 @@ def test_no_shares_that_fit_are_better(costs: SampleCosts, threads: int, memory:
     sizes = np.array([costs.encoded_bytes, costs.decoded_bytes])
     fits = GRID[:, :2] @ sizes * SAMPLES <= room["memory_bytes"]
     fits &= GRID[:, 2:] @ sizes * SAMPLES <= room["disk_bytes"]
+    fits &= GRID[:, 1] + GRID[:, 3] <= costs.decodable
     if memory >= 1:
         fits &= GRID.sum(axis=1) == 1
     has_none = any(said.startswith("no decoded") for said in plan.told)
@@ -264,5 +281,5 @@ def test_no_shares_that_fit_are_better(costs: SampleCosts, threads: int, memory:
 
 def used_s(costs: SampleCosts, plan: FormPlan) -> float:
     """Return the CPU and storage seconds of a sample."""
-    cpu_s = costs.encoded_s * (1 - plan.decoded) + costs.decoded_s * plan.decoded
+    cpu_s = costs.encoded_s * (costs.decodable - plan.decoded) + costs.decoded_s * plan.decoded
     return cpu_s + costs.storage_s * (1 - plan.kept)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from played_node import GROWTH, Node
 
 from mbaas.cache.decoded_tier import LAPSE_FETCHES
+from mbaas.order import in_share
 from mbaas.placement import Holders, NodeWeight, PartRequest, Placement
 
 SIZES = st.lists(st.integers(1, 30), min_size=1, max_size=60)
@@ -39,6 +40,16 @@ def test_what_is_decoded_anyway_is_kept_as_it_comes_and_storage_is_not_read_agai
     assert node.planner.minio.used_bytes == 40 * 5 * GROWTH, "nothing is kept in two forms"
     assert epoch(node, 1) == 40
     assert (node.reads[0], node.reads[1]) == (40, 0)
+
+
+def test_what_dali_makes_beside_the_cpu_engine_is_never_asked_for() -> None:
+    node = Node([5] * 40, block_samples=7, cache=40 * 5 * GROWTH, dali_share=0.6)
+    node.aim(40 * 5 * GROWTH)
+    for number in range(3):
+        epoch(node, number)
+    assert node.planner.directory.decoded_ids().tolist() == np.flatnonzero(~in_share(np.arange(40), 0.6)).tolist()
+    assert len(node.planner.directory.cached_ids()) == 40
+    assert not node.planner.tier.unfit
 
 
 @pytest.mark.parametrize("share", [0.2, 0.5, 0.8])

@@ -58,6 +58,7 @@ def test_the_old_coordinator_and_one_that_did_not_come_up_are_passed_over(monkey
             "another dataset, pipeline, seed and order: 'data-pipeline-1' instead of",
         ),
         (replace(INFO, engine="dali"), "another engine: 'dali' instead of 'cpu'"),
+        (replace(INFO, settings=replace(SETTINGS, dali_share=0.5)), "another dali_share: 0.5 instead of 1.0"),
         (replace(INFO, order=SampleOrder(20, 0, 8)), "another samples in a block: 8 instead of 4"),
         (replace(INFO, settings=replace(SETTINGS, drop_last=True)), "another drop_last: True instead of False"),
         (replace(INFO, settings=replace(SETTINGS, on_bad_sample="skip")), "another on_bad_sample: 'skip' instead of"),

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mbaas.errors import ConfigError
-from mbaas.order import generator, id_hash, id_hash_of_range, uniforms
+from mbaas.order import generator, id_hash, id_hash_of_range, in_share, uniforms
 
 seeds = st.integers(0, 2**63 - 1)
 id_lists = st.lists(st.integers(0, 2**63 - 1), max_size=40)
@@ -87,6 +87,27 @@ def test_the_draws_never_change() -> None:
         [0.6682390110787679, 0.5874900599418187],
         [0.6031130918017038, 0.267196238287431],
     ]
+
+
+@given(ids=id_lists, shares=st.tuples(st.floats(0, 1), st.floats(0, 1)))
+def test_a_larger_share_has_all_samples_of_a_smaller_one(ids: list[int], shares: tuple[float, float]) -> None:
+    smaller, larger = (in_share(np.array(ids, np.int64), share) for share in sorted(shares))
+    assert not np.any(smaller & ~larger)
+    assert not in_share(np.array(ids, np.int64), 0).any()
+    assert in_share(np.array(ids, np.int64), 1).all()
+
+
+@pytest.mark.parametrize("share", [0.01, 0.3, 0.97])
+def test_a_share_is_as_large_as_it_says_and_has_no_neighbours_for_reasons(share: float) -> None:
+    """100,000 samples, and pairs of neighbours: five standard deviations."""
+    chosen = in_share(np.arange(100_001), share)
+    for found, expected in ((chosen[:-1], share), (chosen[:-1] & chosen[1:], share**2)):
+        assert abs(found.mean() - expected) < 5 * math.sqrt(expected * (1 - expected) / 100_000) * 1.5
+
+
+def test_the_samples_of_a_share_never_change() -> None:
+    """A feed that is served by a later release must have each sample prepared by the same engine."""
+    assert np.flatnonzero(in_share(np.arange(20), 0.3)).tolist() == [5, 7, 13, 14, 18]
 
 
 @given(seed=seeds, epoch=st.integers(0, 2**40), sample_id=st.integers(0, 2**63 - 1), substream=st.integers(0, 9))

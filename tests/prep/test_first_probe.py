@@ -34,7 +34,7 @@ def data(tmp_path: Path) -> Dataset:
 @pytest.fixture
 def probe(data: Dataset) -> Callable[[], Probe]:
     engine = make_engine("cpu", T.Pipeline([T.DecodeImage()]), seed=0)
-    return lambda: first_probe(data, engine, data.fields, 8)
+    return lambda: first_probe(data, engine, engine, data.fields, 8)
 
 
 def test_the_first_good_sample_is_enough(data: Dataset, probe: Callable[[], Probe]) -> None:
@@ -51,12 +51,12 @@ def test_files_that_are_too_large_are_passed_over_and_named_if_there_is_nothing_
         os.truncate(data.uri(number), 64 << 30)
     listed = bounded(mbaas.read_images(data.root))
     engine = make_engine("cpu", T.Pipeline([T.DecodeImage()]), seed=0)
-    assert first_probe(listed, engine, listed.fields, 8).spec.made.shape == (16, 16, 3)
+    assert first_probe(listed, engine, engine, listed.fields, 8).spec.made.shape == (16, 16, 3)
     for number in range(3, SAMPLES):
         os.truncate(data.uri(number), 64 << 30)
     listed = bounded(mbaas.read_images(data.root))
     with pytest.raises(BadSampleError, match=r"68,719,476,736 bytes, over the limit of 1,073,741,824 bytes") as caught:
-        first_probe(listed, engine, listed.fields, 8)
+        first_probe(listed, engine, engine, listed.fields, 8)
     assert caught.value.uri == data.uri(0)
 
 
@@ -116,7 +116,8 @@ def test_what_a_node_takes_to_read_a_sample_is_measured(
     slow.reader.side_effect = lambda: Slow(data.reader(), seconds, stuck, release)
     began = time.monotonic()
     try:
-        found = first_probe(slow, make_engine("cpu", T.Pipeline([T.DecodeImage()]), seed=0), slow.fields, threads)
+        engine = make_engine("cpu", T.Pipeline([T.DecodeImage()]), seed=0)
+        found = first_probe(slow, engine, engine, slow.fields, threads)
     finally:
         release.set()
     assert least <= found.read_s <= most
@@ -134,7 +135,8 @@ def test_what_decoded_samples_take_and_save_is_measured() -> None:
 
     data = synthetic(40, height=64, width=64)
     steps = [T.DecodeImage(), T.Map(busy, deterministic=True), T.RandomResizedCrop(16)]
-    found = first_probe(data, make_engine("cpu", T.Pipeline(steps), seed=0, threads=2), data.fields, 2).decoded
+    engine = make_engine("cpu", T.Pipeline(steps), seed=0, threads=2)
+    found = first_probe(data, engine, engine, data.fields, 2).decoded
     assert found is not None
     assert found.sample_bytes == 64 * 64 * 3 + 128
     assert found.sample_s > 0.002
@@ -147,7 +149,7 @@ def test_where_storage_gives_no_other_sample_in_time_the_first_one_tells_what_de
     slow.__len__.return_value = len(data)
     slow.reader.side_effect = lambda: Slow(data.reader(), PROBE_READS_S + 0.1, range(0), release)
     engine = make_engine("cpu", T.Pipeline([T.DecodeImage(), T.RandomHorizontalFlip()]), seed=0)
-    assert first_probe(slow, engine, slow.fields, 2).decoded is not None
+    assert first_probe(slow, engine, engine, slow.fields, 2).decoded is not None
 
 
 def test_no_more_samples_are_decoded_than_there_is_time_for() -> None:
@@ -160,7 +162,7 @@ def test_no_more_samples_are_decoded_than_there_is_time_for() -> None:
     data = synthetic(40)
     pipeline = T.Pipeline([T.DecodeImage(max_pixels=1 << 20), T.Map(slow, deterministic=True)])
     engine = make_engine("cpu", pipeline, seed=0)
-    assert first_probe(data, engine, data.fields, 2).decoded is not None
+    assert first_probe(data, engine, engine, data.fields, 2).decoded is not None
     assert len(calls) == 1 + 1 + PROBE_REPEATS + 1 + 4, "field, first, timed; kept; two epochs twice"
 
 
@@ -168,6 +170,6 @@ def test_where_nothing_can_be_kept_decoded_there_are_no_costs_of_it() -> None:
     masked = T.Map(lambda image: np.ma.masked_less(image, 9), deterministic=True)
     data = synthetic(40)
     engine = make_engine("cpu", T.Pipeline([T.DecodeImage(), T.Resize((9, 9)), masked]), seed=0)
-    found = first_probe(data, engine, data.fields, 2)
+    found = first_probe(data, engine, engine, data.fields, 2)
     assert found.decoded is None
     assert found.sample_s > 0

@@ -6,7 +6,7 @@ import pytest
 
 from mbaas import transforms as T
 from mbaas.errors import ConfigError
-from mbaas.prep.engines import make_engine, resolve_engine
+from mbaas.prep.engines import check_share, make_engine, resolve_engine
 
 
 def same(image, rng):
@@ -66,6 +66,19 @@ def test_what_cannot_run_is_refused():
         make_engine("cpu", PLAIN, seed=0, max_pixels=0)
     with pytest.raises(ConfigError, match="max_bytes must be at least 1, got 0"):
         make_engine("cpu", PLAIN, seed=0, max_bytes=0)
+
+
+def test_only_the_images_of_an_engine_that_has_dali_are_shared_out():
+    for engine in ("auto", "dali"):
+        check_share(0.5, engine, PLAIN)
+    check_share(1.0, "cpu", PLAIN)
+    check_share(1.0, "dali", SPECTROGRAMS)
+    with pytest.raises(ConfigError, match=r"dali_share must be 1 with engine='cpu', which leaves .*, got 0.5"):
+        check_share(0.5, "cpu", PLAIN)
+    with pytest.raises(
+        ConfigError, match=r"dali_share must be 1 for a pipeline that begins with DecodeAudio.* got 0.5"
+    ):
+        check_share(0.5, "auto", SPECTROGRAMS)
 
 
 @pytest.mark.parametrize(
