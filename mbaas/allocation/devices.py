@@ -18,8 +18,9 @@ of which the longest sets the pace; G is the rate of a trial's step with nothing
 it made to trials through the host's memory, so it comes back, and goes to each trial. The shares that make the longest
 shortest are a linear programme; of these the ones that leave trials most of their GPUs are taken, then of the CPUs.
 
-Engines differ by grey levels. A feed prepares all of its samples in one way, as long as it lives, so that its bytes
-stay exact: `best_way`. `best_mix` says what it would gain if each block had its way for good; no feed does that yet.
+A feed prepares all samples in one way, or decodes a share of them on GPUs and has CPUs prepare the others
+(``dali_share``). Engines differ by grey levels, so that share holds for the feed's life, and is one that people can
+write: whole percent.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,6 +54,9 @@ PACE = {
 
 BEFORE: dict[Stage, str] = {"decode": "decoding", "resize": "resizing", "normalize": "normalizing"}
 """Stages as sentences name them."""
+
+PERCENT = 100
+"""Shares are whole parts of so many."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,31 +139,40 @@ class DevicePlan:
         shares: of the samples, by the first stage on a GPU; they add up to 1.
         trial_per_s: samples/s that each trial gets and trains on.
         limit: the resource that sets the pace, one of `PACE`.
-        cpu_workers, gpu_workers: prep workers that are needed, those on CPUs with a core each; one on each GPU.
+        cpu_cores: that prepare what no GPU does.
+        gpu_workers: one on each GPU, if GPUs prepare.
         told: why a way is not among those that were compared: a clause each.
     """
 
     shares: dict[Stage, float]
     trial_per_s: float
     limit: str
-    cpu_workers: int
+    cpu_cores: int
     gpu_workers: int
     told: tuple[str, ...] = ()
 
     @property
+    def options(self) -> dict[str, Any]:
+        """Return the options of a feed that does so."""
+        on_cpus = self.shares.get("normalize", 0.0)
+        if on_cpus == 1:
+            return {"engine": "cpu"}
+        return {"engine": "dali", **({"dali_share": self.shares["decode"]} if on_cpus else {})}
+
+    @property
     def sentence(self) -> str:
         """Say it as a clause for people."""
-        parts = [
-            f"{units.percent(share)} of the samples cross to the GPU before {BEFORE[stage]}"
-            for stage, share in self.shares.items()
-            if share
-        ]
-        workers = [f"{self.gpu_workers} on GPUs"] if self.gpu_workers else []
-        workers += [f"{self.cpu_workers} on CPUs"] if self.cpu_workers else []
-        return (
-            f"{' and '.join(parts)}, with prep workers {' and '.join(workers)}: each trial gets "
-            f"{units.number(self.trial_per_s)} samples/s, and {PACE[self.limit]}"
-        )
+        cores, gpus = units.counted(self.cpu_cores, "core"), units.counted(self.gpu_workers, "GPU")
+        share = self.shares.get("decode", 0.0)
+        who = f"{cores} {'prepares' if self.cpu_cores == 1 else 'prepare'} all samples"
+        if self.shares.get("resize"):
+            who = f"DALI prepares all samples on {gpus} from what caches keep decoded"
+        elif share == 1:
+            who = f"DALI prepares all samples on {gpus}"
+        elif share:
+            who = f"DALI prepares {units.percent(share)} of the samples on {gpus}, and {cores} the others"
+        written = ", ".join(f"{name}: {value}" for name, value in self.options.items())
+        return f"{who} ({written}): each trial gets {units.number(self.trial_per_s)} samples/s, and {PACE[self.limit]}"
 
 
 def gpu_seconds(*, step_per_s: float, step_beside_per_s: float, made_per_s: float) -> float:
@@ -179,24 +192,22 @@ def gpu_seconds(*, step_per_s: float, step_beside_per_s: float, made_per_s: floa
     return max(0.0, 1 - step_beside_per_s / step_per_s) / made_per_s  # a step is not faster beside something
 
 
-def best_way(ways: Sequence[Way], devices: Devices) -> DevicePlan:
-    """Choose the one way in which a feed prepares all samples, for as long as it lives.
+def best_plan(ways: Sequence[Way], devices: Devices) -> DevicePlan:
+    """Choose the way in which a feed prepares all samples, or the share of them that is decoded on GPUs.
 
     Raises:
         ConfigError: no way, or two that cross before the same stage, or none that fits the GPUs' memory.
     """
     usable, told = _usable(ways, devices)
-    return _plan(usable, devices, np.eye(len(usable)), told)
-
-
-def best_mix(ways: Sequence[Way], devices: Devices) -> DevicePlan:
-    """Choose which share of the samples is prepared in which way, if a feed could prepare blocks in different ways.
-
-    Raises:
-        ConfigError: as for `best_way`.
-    """
-    usable, told = _usable(ways, devices)
-    return _plan(usable, devices, _corners(usable, devices), told)
+    candidates = np.eye(len(usable))
+    pair = [number for number, way in enumerate(usable) if way.first_on_gpu in ("decode", "normalize")]
+    if len(pair) == 2:
+        first = _corners([usable[number] for number in pair], devices)[:, 0] * PERCENT
+        written = np.concatenate([np.floor(first), np.ceil(first)])
+        mixed = np.zeros((len(written), len(usable)))
+        mixed[:, pair] = np.array([written, PERCENT - written]).T / PERCENT
+        candidates = np.concatenate([candidates, mixed])
+    return _plan(usable, devices, candidates, told)
 
 
 def _usable(ways: Sequence[Way], devices: Devices) -> tuple[list[Way], tuple[str, ...]]:
@@ -230,7 +241,7 @@ def _seconds(ways: Sequence[Way], devices: Devices) -> tuple[NDArray[np.float64]
 def _corners(ways: Sequence[Way], devices: Devices) -> NDArray[np.float64]:
     """Return the shares at all corners of the linear programme: float64[corners, ways]."""
     # Unknown are the shares and the seconds of the busiest resource. A corner is where as many constraints hold with
-    # equality as there are unknowns: that shares add up to 1, and any of the others. There are at most 56 candidates.
+    # equality as there are unknowns: that shares add up to 1, and any of the others. There are at most 21 candidates.
     fixed, of_way = _seconds(ways, devices)
     unit_s, count = float((fixed[:, None] + of_way).max()), len(ways)
     seconds = np.eye(count + 1)[count]
@@ -268,7 +279,7 @@ def _plan(ways: Sequence[Way], devices: Devices, candidates: NDArray[np.float64]
         shares={way.first_on_gpu: float(share) for way, share in zip(ways, shares, strict=True)},
         trial_per_s=per_s,
         limit=limit,
-        cpu_workers=math.ceil(on_cpus * (1 - TOLERANCE)),
+        cpu_cores=math.ceil(on_cpus * (1 - TOLERANCE)),
         gpu_workers=devices.gpus if on_gpus else 0,
         told=told,
     )

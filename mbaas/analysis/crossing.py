@@ -1,23 +1,23 @@
-"""At which stage samples should cross to the GPU, from measured rates and from what was measured on a GPU."""
+"""At which stage samples should cross to the GPU, from measured rates and from what was measured on a GPU.
+
+Of a mix of both it is taken that CPUs get no more of their samples decoded from caches than without a GPU.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, Any
+from dataclasses import replace
+from typing import Annotated
 
 from annotated_types import Ge, Gt
 
 from mbaas import units
-from mbaas.allocation.devices import DevicePlan, Devices, Stage, Way, best_mix, best_way, gpu_seconds
-from mbaas.analysis.quantity import plain_fields
+from mbaas.allocation.devices import DevicePlan, Devices, Stage, Way, best_plan, gpu_seconds
+from mbaas.analysis.kept import stored_share
 from mbaas.analysis.rates import Rates
 from mbaas.analysis.setup import Setup
 from mbaas.errors import ConfigError
 from mbaas.units import Bytes, BytesPerS, Seconds
 from mbaas.validation import options
-
-WORTH_SAYING = 1.02
-"""A mix of ways that is less than 2 % faster is not worth a sentence."""
 
 PerS = Annotated[float, Gt(0)]
 
@@ -47,7 +47,8 @@ class GpuRates:
         gpus: on each node.
         memory_bytes: of each GPU's memory that training leaves; None: enough.
         link_bytes_per_s: between the host and each GPU, in each direction; None: no limit.
-        decode, resize: workers that take over before decoding, and before resizing; None: not measured.
+        decode: workers that begin with files; None: not measured.
+        resize: workers that begin with what caches keep decoded; None: not measured.
     """
 
     gpus: Annotated[int, Ge(1)]
@@ -57,31 +58,7 @@ class GpuRates:
     resize: OnGpu | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Crossing:
-    """Where samples should cross to the GPU.
-
-    Attributes:
-        plan: for a feed, which prepares all samples in one way.
-        mix: if blocks could be prepared in different ways.
-    """
-
-    plan: DevicePlan
-    mix: DevicePlan
-
-    @property
-    def sentences(self) -> tuple[str, ...]:
-        """Say it in clauses for people."""
-        gain = self.mix.trial_per_s / self.plan.trial_per_s
-        mixed = f"if blocks could be prepared in different ways: {self.mix.sentence}" if gain >= WORTH_SAYING else None
-        return (self.plan.sentence, *([mixed] if mixed else []), *self.plan.told)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the fields by name."""
-        return plain_fields(self)
-
-
-def crossing(rates: Rates, setup: Setup, gpu: GpuRates) -> Crossing:
+def crossing(rates: Rates, setup: Setup, gpu: GpuRates) -> DevicePlan:
     """Decide at which stage samples should cross to the GPU.
 
     Raises:
@@ -97,8 +74,10 @@ def crossing(rates: Rates, setup: Setup, gpu: GpuRates) -> Crossing:
         **({} if gpu.memory_bytes is None else {"memory_bytes": float(gpu.memory_bytes)}),
         **({} if gpu.link_bytes_per_s is None else {"link_bytes_per_s": gpu.link_bytes_per_s}),
     )
+    told: str | None = None
     staging_s = rates.staging_cpu_s.value  # whoever made a sample
-    ways = [Way(first_on_gpu="normalize", cpu_s=rates.prepared_cpu_s.value + staging_s)]
+    decoded = stored_share(rates, setup, steady=True).decoded
+    ways = [Way(first_on_gpu="normalize", cpu_s=rates.cpu_s(decoded).value + staging_s)]
     if gpu.decode is not None:
         ways.append(_way("decode", gpu.decode, rates, step_per_s, up_bytes=rates.sample_bytes))
     if gpu.resize is not None:
@@ -106,8 +85,15 @@ def crossing(rates: Rates, setup: Setup, gpu: GpuRates) -> Crossing:
             raise ConfigError(
                 "resize needs the size of decoded samples, which these rates lack: measure them again", option="resize"
             )
-        ways.append(_way("resize", gpu.resize, rates, step_per_s, up_bytes=rates.decoded_bytes))
-    return Crossing(plan=best_way(ways, devices), mix=best_mix(ways, devices))
+        lacking = rates.samples * rates.decoded_bytes - setup.nodes * setup.cache_bytes
+        if lacking <= 0:
+            ways.append(_way("resize", gpu.resize, rates, step_per_s, up_bytes=rates.decoded_bytes))
+        else:
+            told = (
+                f"no sample crosses to the GPU before resizing: to keep all decoded, caches lack {units.size(lacking)}"
+            )
+    plan = best_plan(ways, devices)
+    return plan if told is None else replace(plan, told=(*plan.told, told))
 
 
 def _way(stage: Stage, on_gpu: OnGpu, rates: Rates, step_per_s: float, *, up_bytes: float) -> Way:

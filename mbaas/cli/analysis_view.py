@@ -8,11 +8,11 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from mbaas import units
+from mbaas.allocation.devices import DevicePlan
 from mbaas.analysis import words
 from mbaas.analysis.answers import Curve, bottleneck, fewest_prep_cores, smallest_cache
 from mbaas.analysis.changes import Change, Offer, verdict
 from mbaas.analysis.costs import epoch_costs
-from mbaas.analysis.crossing import Crossing
 from mbaas.analysis.decoding import Decoding, decoding
 from mbaas.analysis.measuring.verify import Split, Verification
 from mbaas.analysis.quantity import Quantity
@@ -70,7 +70,7 @@ def what_if_page(
     *,
     curve: Curve | None,
     offered: Sequence[Offer] | None,
-    crosses: Crossing | None = None,
+    crosses: DevicePlan | None = None,
 ) -> RenderableType:
     """Show what the changes would bring, and what would be enough."""
     before, after = predict(rates, setup).steady, predict(rates, changed).steady
@@ -84,7 +84,7 @@ def what_if_page(
         bottleneck(rates, changed).sentence,
         *reasons,
         epoch_costs(rates, changed).sentence,
-        *(crosses.sentences if crosses is not None else ()),
+        *((crosses.sentence, *crosses.told) if crosses is not None else ()),
         *((kept.sentence, *kept.told) if kept is not None else ()),
     )
     parts.append(Group(*(Text(f"· {sentence}") for sentence in sentences)))

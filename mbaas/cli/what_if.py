@@ -10,6 +10,7 @@ from typing import Any, get_type_hints
 from mbaas import files, validation
 from mbaas.analysis.answers import PARAMETERS
 from mbaas.analysis.changes import MachineType, verdict
+from mbaas.analysis.quantity import plain_fields
 from mbaas.analysis.rates import Rates
 from mbaas.analysis.setup import Setup
 from mbaas.cli.analysis_view import what_if_page
@@ -76,7 +77,7 @@ def what_if(
         said = files.read(gpu)
         on_gpu = said.to(GpuRates)
         crosses = said.made(lambda: crossing(rates, asked, on_gpu))
-        answer["gpu"] = crosses.to_json()
+        answer["gpu"] = {**plain_fields(crosses), "options": crosses.options}
     if as_json:
         write_json(json.dumps(answer))
     else:

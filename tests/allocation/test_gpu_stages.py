@@ -6,6 +6,7 @@ import heapq
 import itertools
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mbaas.allocation.devices import DevicePlan, Devices, Stage, Way, best_mix, best_way, gpu_seconds
+from mbaas.allocation.devices import DevicePlan, Devices, Stage, Way, best_plan, gpu_seconds
 from mbaas.errors import ConfigError
 
 MS = 1e-3
@@ -36,55 +37,68 @@ def only(plan: DevicePlan) -> Stage:
 
 def test_cpus_prepare_all_where_they_are_fast_enough() -> None:
     """8 cores make 2,000 samples/s, as many as each trial takes: no GPU need do anything but train."""
-    plan = best_way(WAYS, devices())
+    plan = best_plan(WAYS, devices())
     assert [only(plan), plan.trial_per_s, plan.limit] == ["normalize", pytest.approx(2000), "steps"]
-    assert (plan.cpu_workers, plan.gpu_workers) == (8, 0)
+    assert (plan.cpu_cores, plan.gpu_workers, plan.options) == (8, 0, {"engine": "cpu"})
     assert plan.sentence == (
-        "100 % of the samples cross to the GPU before normalizing, with prep workers 8 on CPUs: each trial gets 2,000 "
-        "samples/s, and the training step sets the pace"
+        "8 cores prepare all samples (engine: cpu): each trial gets 2,000 samples/s, and the training step "
+        "sets the pace"
     )
 
 
 def test_gpus_decode_where_there_are_few_cores() -> None:
-    """2 cores: 500 samples/s by CPUs alone, 667 if they decode, 1 / (0.5 ms + 0.1 ms) = 1,667 if GPUs do."""
-    plan = best_way(WAYS, devices(cpus=2.0))
+    """2 cores: 500 samples/s by CPUs alone, 667 of decoded samples, 1 / (0.5 ms + 0.1 ms) = 1,667 by GPUs alone. Slow
+    ones, of which CPUs can do hardly anything, decode all.
+    """
+    slow = replace(NORMALIZE, cpu_s=2.0)
+    plan = best_plan((DECODE, RESIZE, slow), devices(cpus=2.0))
     assert [only(plan), plan.trial_per_s, plan.limit] == ["decode", pytest.approx(1 / 0.6e-3), "GPUs"]
-    assert (plan.cpu_workers, plan.gpu_workers) == (0, 4)
+    assert (plan.cpu_cores, plan.gpu_workers, plan.options) == (0, 4, {"engine": "dali"})
+    assert plan.sentence.startswith(
+        "DALI prepares all samples on 4 GPUs (engine: dali): each trial gets 1,670 samples/s"
+    )
 
 
 @pytest.mark.parametrize(
-    ("changes", "stage", "per_s", "limit"),
+    ("changes", "shares", "per_s", "limit"),
     [
-        ({"cpus": 2.0, "memory_bytes": 2e9}, "resize", 2000 / 3, "CPUs"),
-        ({"cpus": 2.0, "memory_bytes": 5e8}, "normalize", 500, "CPUs"),
-        ({"cpus": 2.0, "link_bytes_per_s": 0.1e9}, "decode", 0.4e9 / (100e3 + 4 * 150e3), "to the GPUs"),
-        ({"cpus": 1.0, "gpus": 1}, "decode", 1 / (2e-3 + 0.4e-3), "GPUs"),
-        ({"cpus": 2.0, "gpus": 1}, "normalize", 500, "steps"),
-        ({"cpus": 7.0, "step_per_s": 5000.0}, "decode", 1 / 0.3e-3, "GPUs"),
-        ({"cpus": 8.0, "gpus": 8, "trials": 4}, "normalize", 2000, "steps"),  # GPUs are spared where CPUs suffice
-        ({"cpus": 2.0, "gpus": 8, "trials": 4}, "decode", 2000, "steps"),  # four GPUs have nothing else to do
+        ({"cpus": 2.0, "memory_bytes": 2e9}, {"resize": 1.0}, 2000 / 3, "CPUs"),
+        ({"cpus": 2.0, "memory_bytes": 5e8}, {"normalize": 1.0}, 500, "CPUs"),
+        ({"cpus": 2.0, "gpus": 1}, {"normalize": 1.0}, 500, "steps"),
+        # GPUs are spared where CPUs suffice, and do no more than they must where these do not
+        ({"cpus": 8.0, "gpus": 8, "trials": 4}, {"normalize": 1.0}, 2000, "steps"),
+        ({"cpus": 2.0, "gpus": 8, "trials": 4}, {"decode": 0.79, "normalize": 0.21}, 2000, "steps"),
     ],
 )
-def test_what_decides(changes: dict[str, Any], stage: str, per_s: float, limit: str) -> None:
-    plan = best_way(WAYS, devices(**changes))
-    assert [only(plan), plan.trial_per_s, plan.limit] == [stage, pytest.approx(per_s), limit]
+def test_what_decides(changes: dict[str, Any], shares: dict[Stage, float], per_s: float, limit: str) -> None:
+    plan = best_plan(WAYS, devices(**changes))
+    assert {stage: share for stage, share in plan.shares.items() if share} == pytest.approx(shares)
+    assert [plan.trial_per_s, plan.limit] == [pytest.approx(per_s), limit]
+
+
+def test_samples_that_are_kept_decoded_may_be_what_gpus_begin_with() -> None:
+    plan = best_plan((replace(RESIZE, cpu_s=0.1 * MS), DECODE, NORMALIZE), devices(cpus=2.0))
+    assert (only(plan), plan.options) == ("resize", {"engine": "dali"})
+    assert plan.sentence.startswith(
+        "DALI prepares all samples on 4 GPUs from what caches keep decoded (engine: dali): "
+    )
 
 
 def test_a_way_for_which_a_gpu_has_no_memory_is_told() -> None:
-    assert best_way(WAYS, devices(memory_bytes=2e9)).told == (
+    assert best_plan(WAYS, devices(memory_bytes=2e9)).told == (
         "no sample crosses to the GPU before decoding: that takes 3 GB of a GPU's memory, and training leaves 2 GB",
     )
 
 
 def test_a_mix_uses_all_that_there_is() -> None:
     """2 cores, G = 2,000: x decoded on GPUs so that 0.5 + 0.1 x and (0.2 x + 4 (1 - x)) / 2 ms are equal: x = 0.75."""
-    plan = best_mix((DECODE, NORMALIZE), devices(cpus=2.0))
-    assert plan.shares == pytest.approx({"decode": 0.75, "normalize": 0.25})
+    plan = best_plan(WAYS, devices(cpus=2.0))
+    assert plan.shares == pytest.approx({"decode": 0.75, "resize": 0.0, "normalize": 0.25})
     assert plan.trial_per_s == pytest.approx(1 / 0.575e-3)
-    assert (plan.cpu_workers, plan.gpu_workers) == (2, 4)
+    assert (plan.cpu_cores, plan.gpu_workers, plan.options) == (2, 4, {"engine": "dali", "dali_share": 0.75})
     assert plan.sentence.startswith(
-        "75 % of the samples cross to the GPU before decoding and 25 % of the samples cross to the GPU before "
-        "normalizing, with prep workers 4 on GPUs and 2 on CPUs: each trial gets 1,740 samples/s"
+        "DALI prepares 75 % of the samples on 4 GPUs, and 2 cores the others (engine: dali, dali_share: 0.75): each "
+        "trial gets 1,740 samples/s"
     )
 
 
@@ -97,9 +111,9 @@ def test_the_time_of_a_gpu_follows_from_what_training_loses() -> None:
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
-        (lambda: best_way([], devices()), "ways must be one or more that cross before different stages, got 0"),
-        (lambda: best_way([DECODE, DECODE], devices()), "different stages, got decode, decode"),
-        (lambda: best_way([DECODE], devices(memory_bytes=1e9)), "that takes 3 GB of a GPU's memory"),
+        (lambda: best_plan([], devices()), "ways must be one or more that cross before different stages, got 0"),
+        (lambda: best_plan([DECODE, DECODE], devices()), "different stages, got decode, decode"),
+        (lambda: best_plan([DECODE], devices(memory_bytes=1e9)), "that takes 3 GB of a GPU's memory"),
         (lambda: devices(gpus=0), "gpus must be at least 1, got 0"),
         (lambda: devices(cpus=0.0), "cpus must be above 0, got 0.0"),
         (lambda: Way(first_on_gpu="decode", cpu_s=-1.0), "cpu_s must be 0 or more and finite, got -1.0"),
@@ -161,19 +175,21 @@ DEVICES = st.builds(
 @settings(max_examples=50)
 @given(any_ways(), DEVICES)
 def test_no_other_shares_are_faster(ways: list[Way], d: Devices) -> None:
-    """Shares in steps of a twelfth; and what is planned is what its shares give."""
-    mix, one = best_mix(ways, d), best_way(ways, d)
-    parts = 12
-    grid = [each for each in itertools.product(range(parts + 1), repeat=len(ways)) if sum(each) == parts]
-    tried = [pace(ways, [part / parts for part in each], d) for each in grid]
-    assert mix.trial_per_s >= max(tried) * (1 - 1e-6)
-    assert one.trial_per_s == pytest.approx(max(pace(ways, row, d) for row in corners(len(ways))))
-    for plan in (mix, one):
-        assert sum(plan.shares.values()) == pytest.approx(1)
-        assert min(plan.shares.values()) >= 0
-        assert plan.trial_per_s == pytest.approx(pace(ways, list(plan.shares.values()), d))
-    on_cpus = sum(one.shares[way.first_on_gpu] * way.cpu_s for way in ways if not way.uses_gpu)
-    assert one.cpu_workers == math.ceil(on_cpus * one.trial_per_s * (1 - 1e-9))
+    """Of all that a feed can do, in whole percent; and what is planned is what its shares give."""
+    plan = best_plan(ways, d)
+    feasible = corners(len(ways))
+    pair = [number for number, way in enumerate(ways) if way.first_on_gpu in ("decode", "normalize")]
+    if len(pair) == 2:
+        for percent in range(101):
+            row = [0.0] * len(ways)
+            row[pair[0]], row[pair[1]] = percent / 100, (100 - percent) / 100
+            feasible.append(row)
+    assert plan.trial_per_s == pytest.approx(max(pace(ways, row, d) for row in feasible))
+    assert any(list(plan.shares.values()) == pytest.approx(row) for row in feasible)
+    assert plan.trial_per_s == pytest.approx(pace(ways, list(plan.shares.values()), d))
+    on_cpus = sum(plan.shares[way.first_on_gpu] * way.cpu_s for way in ways if not way.uses_gpu)
+    assert plan.cpu_cores == math.ceil(on_cpus * plan.trial_per_s * (1 - 1e-9))
+    assert plan.options["engine"] == ("cpu" if plan.shares.get("normalize") == 1 else "dali")
 
 
 def corners(count: int) -> list[list[float]]:
@@ -261,5 +277,6 @@ class Simulation:
 def test_a_simulated_feed_is_as_fast_as_planned(changes: dict[str, Any]) -> None:
     """Within 6 %: blocks are whole, and a block is not everywhere at the same time."""
     d = devices(**changes)
-    for plan in (best_way(WAYS, d), best_mix(WAYS, d)):
-        assert Simulation(WAYS, plan, d).per_s() == pytest.approx(plan.trial_per_s, rel=0.06)
+    for ways in (WAYS, WAYS[1:], WAYS[:1]):
+        plan = best_plan(ways, d)
+        assert Simulation(ways, plan, d).per_s() == pytest.approx(plan.trial_per_s, rel=0.06)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -26,35 +27,38 @@ def gpu(**changes: Any) -> GpuRates:
     return GpuRates(**{"gpus": 1, "decode": DECODE, **changes})
 
 
-def test_a_gpu_decodes_what_four_cores_cannot() -> None:
-    """800 samples/s by CPUs; decoded on the GPU 1 / (1 ms + 0.2 ms)."""
+def test_a_gpu_decodes_some_of_what_four_cores_cannot() -> None:
+    """800 samples/s by CPUs, 833 decoded on the GPU; x of them so that 1 + 0.2 x = (5 (1 - x) + 0.1 x) / 4: 17.5 %."""
     found = crossing(rates(), Setup(), gpu())
-    assert found.plan.trial_per_s == pytest.approx(1000 / 1.2)
-    assert found.plan.shares == {"normalize": 0.0, "decode": 1.0}
-    assert found.mix.trial_per_s > 900
-    first, second = found.sentences
-    assert first.startswith("100 % of the samples cross to the GPU before decoding, with prep workers 1 on GPUs")
-    assert second.startswith("if blocks could be prepared in different ways: ")
+    assert found.options == {"engine": "dali", "dali_share": 0.18}
+    assert found.trial_per_s == pytest.approx(1000 / (1 + 0.2 * 0.18))
+    assert "each trial gets 965 samples/s" in found.sentence
 
 
 def test_cpus_suffice_with_more_of_them() -> None:
     found = crossing(rates(), Setup(cores=5, prep_workers=5), gpu())
-    assert (found.plan.shares["normalize"], found.plan.limit) == (1.0, "steps")
-    assert len(found.sentences) == 1
-    assert crossing(rates(), Setup(nodes=2, trials=2), gpu()).plan.gpu_workers == 0, "8 cores on two nodes"
+    assert (found.options, found.limit) == ({"engine": "cpu"}, "steps")
+    assert crossing(rates(), Setup(nodes=2, trials=2), gpu()).gpu_workers == 0, "8 cores on two nodes"
+    decoded = crossing(rates(), Setup(cache_bytes=1e12), gpu())
+    assert decoded.options == {"engine": "cpu"}, "4 cores prepare 2,000 samples/s that are kept decoded"
 
 
 def test_where_samples_cross_before_resizing() -> None:
     """Memory is too small to decode there; over 0.5 GB/s 600 kB and the trial's 150 kB take 1.5 ms."""
     resize = OnGpu(per_s=5000, step_per_s=900, cpu_s=0.003, memory_bytes=10**9)
-    few = Setup(cores=3, prep_workers=3)
+    few = Setup(cores=3, prep_workers=3, cache_bytes=1e12, decoded=False)
     decode = OnGpu(per_s=2000, step_per_s=600, cpu_s=0.0001, memory_bytes=3 * 10**9)
     found = crossing(rates(), few, gpu(decode=decode, resize=resize, memory_bytes=2 * 10**9))
-    assert (found.plan.shares["resize"], found.plan.trial_per_s) == (1.0, pytest.approx(1000 / 1.02))
-    assert found.plan.told[0].startswith("no sample crosses to the GPU before decoding")
+    assert (found.shares["resize"], found.trial_per_s) == (1.0, pytest.approx(1000 / 1.02))
+    assert found.told[0].startswith("no sample crosses to the GPU before decoding")
     slow = gpu(decode=None, resize=resize, link_bytes_per_s=0.5e9)
     found = crossing(rates(), few, slow)
-    assert (found.plan.trial_per_s, found.plan.limit) == (pytest.approx(1000 / 1.5), "to the GPUs")
+    assert (found.trial_per_s, found.limit) == (pytest.approx(1000 / 1.5), "to the GPUs")
+    found = crossing(rates(), replace(few, cache_bytes=rates().samples * 600e3 - 5e6), slow)
+    assert (found.options, found.told) == (
+        {"engine": "cpu"},
+        ("no sample crosses to the GPU before resizing: to keep all decoded, caches lack 5 MB",),
+    )
 
 
 def test_rates_that_do_not_fit_each_other() -> None:
