@@ -14,6 +14,7 @@ from typing import Any
 
 from mbaas import units
 from mbaas.allocation.throughput import Fit, ThroughputCurve, blended_rate, fit_curve
+from mbaas.analysis.gpu_rates import GpuRates
 from mbaas.analysis.quantity import BOUNDS, OPPOSITE, Bound, Quantity, plain, plain_fields, spanning, stated
 from mbaas.errors import ConfigError
 
@@ -152,6 +153,7 @@ class Rates:
         staging_cpu_s: CPU seconds for a prepared sample, once for all trials.
         delivery_cpu_s: CPU seconds for a prepared sample and each trial that takes it.
         step_overhead_s: seconds of a step that do not depend on its batch size (`step_overhead`).
+        on_gpu: what was measured on a GPU; None if nothing was.
         overlap: how well steps, prep and fetch mask each other: 1 perfectly, 0 not at all (one after the other).
 
     Raises:
@@ -179,6 +181,7 @@ class Rates:
     delivery_cpu_s: Quantity = FREE
     step_overhead_s: Quantity = INSTANT
     overlap: float = 1.0
+    on_gpu: GpuRates | None = None
 
     def __post_init__(self) -> None:
         for name in ("samples", "cores", "batch_size"):
@@ -333,7 +336,9 @@ def _served(alone_per_s: float, workers: float, serving_s: float) -> float:
 
 
 def _read(value: Any) -> Any:
-    """Tell by its form what a value of the JSON was: only quantities are mappings, only curves are lists."""
+    """Tell by its form what a value of the JSON was: only `GpuRates` name GPUs, all other mappings are quantities, and
+    only curves are lists.
+    """
     if isinstance(value, Mapping):
-        return Quantity.from_json(value)
+        return GpuRates.from_json(value) if "gpus" in value else Quantity.from_json(value)
     return MeasuredCurve.from_json(value) if isinstance(value, Sequence) else value

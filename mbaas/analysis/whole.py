@@ -12,8 +12,10 @@ from types import MappingProxyType
 from typing import Any
 
 from mbaas import units
+from mbaas.allocation.devices import DevicePlan
 from mbaas.analysis.changes import DISAGREEMENT, Change, recommend, verdict
 from mbaas.analysis.costs import EpochCosts, epoch_costs
+from mbaas.analysis.crossing import crossing
 from mbaas.analysis.decoding import Decoding, decoding, largest_cache
 from mbaas.analysis.measuring.effort import Effort
 from mbaas.analysis.measuring.progress import Progress
@@ -73,6 +75,7 @@ class Analysis:
         changes: what would help, the recommended one first.
         costs: what loading costs each trial, beside a DataLoader for each.
         decoding: what keeping samples decoded is worth; None if that was not measured.
+        devices: at which stage samples should cross to the GPU; None if no GPU was measured.
         prep_threads: P of one worker against its threads; None if it was not measured.
         split: an epoch's time by the differential method, and by the loaders; None if no feed was run.
         verification: predicted points that were run; None if none were.
@@ -87,6 +90,7 @@ class Analysis:
     changes: tuple[Change, ...]
     costs: EpochCosts
     decoding: Decoding | None = None
+    devices: DevicePlan | None = None
     prep_threads: MeasuredCurve | None = None
     split: Split | None = None
     verification: Verification | None = None
@@ -226,7 +230,7 @@ def analyze(
     feed_s = FEED_S + SPLIT_EPOCHS * EPOCH_S
     progress = Progress(
         {
-            **expected_s(workload, effort, cores=cores, is_step_measured=rate_per_s is None),
+            **expected_s(workload, effort, cores=cores, rate_per_s=rate_per_s, gpus=gpus),
             "split": 2 * feed_s if run else 0.0,
             "check": MOST_POINTS * ROUNDS * feed_s if check else 0.0,
         },
@@ -318,6 +322,7 @@ def conclude(
         changes=tuple(changes),
         costs=epoch_costs(rates, setup) if costs is None else costs,
         decoding=decoding(rates, setup),
+        devices=None if rates.on_gpu is None else crossing(rates, setup, rates.on_gpu),
         prep_threads=prep_threads,
         split=split,
         verification=verification,

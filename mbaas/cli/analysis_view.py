@@ -47,6 +47,8 @@ def page(found: Analysis) -> RenderableType:
     if found.verification is not None:
         parts.append(_verification(found.verification))
     parts.append(Text(words.sentence(found.costs.sentence)))
+    if found.devices is not None:
+        parts.append(Text(" ".join(map(words.sentence, (found.devices.sentence, *found.devices.told)))))
     parts.append(Text(f"{found.subject.data}\n{found.subject.machine}, {found.subject.date}", "dim"))
     return stack(parts)
 

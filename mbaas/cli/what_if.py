@@ -36,7 +36,7 @@ def what_if(
         curve: a text such as "name=value,value,...".
         machines: a price list; see `read_machines`.
         epochs: how long the job is that prices are for.
-        gpu: what was measured on a GPU: YAML, the fields of `GpuRates`.
+        gpu: what was measured on a GPU: YAML, the fields of `GpuRates`; None: what the file of rates has of it.
         as_json: write one line that holds one object.
 
     Raises:
@@ -46,8 +46,9 @@ def what_if(
     from mbaas.analysis.answers import curve as curve_of
     from mbaas.analysis.changes import offers
     from mbaas.analysis.costs import epoch_costs
-    from mbaas.analysis.crossing import GpuRates, crossing
+    from mbaas.analysis.crossing import crossing
     from mbaas.analysis.decoding import decoding
+    from mbaas.analysis.gpu_rates import GpuRates
     from mbaas.analysis.whatif import predict
 
     rates, setup = load(file)
@@ -72,11 +73,12 @@ def what_if(
     if machines is not None:
         offered = offers(rates, asked, read_machines(machines), epochs=epochs)
         answer["machines"] = [offer.to_json() for offer in offered]
-    crosses = None
+    crosses = None if rates.on_gpu is None else crossing(rates, asked, rates.on_gpu)
     if gpu is not None:
         said = files.read(gpu)
         on_gpu = said.to(GpuRates)
         crosses = said.made(lambda: crossing(rates, asked, on_gpu))
+    if crosses is not None:
         answer["gpu"] = {**plain_fields(crosses), "options": crosses.options}
     if as_json:
         write_json(json.dumps(answer))

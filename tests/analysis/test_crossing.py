@@ -35,6 +35,21 @@ def test_a_gpu_decodes_some_of_what_four_cores_cannot() -> None:
     assert "each trial gets 965 samples/s" in found.sentence
 
 
+def test_where_prep_was_measured_with_dali_the_cpu_engine_has_rates_of_its_own() -> None:
+    """5 cores and 5 ms are enough; with 10 ms, or half of the samples decoded and 10 and 2 ms, they are not."""
+    five = Setup(cores=5, prep_workers=5)
+    assert crossing(rates(), five, gpu(cpu_s=0.01)).options["engine"] == "dali"
+    half = replace(five, cache_bytes=rates().dataset_bytes + 0.5 * (600e3 * rates().samples - rates().dataset_bytes))
+    plan = crossing(rates(), half, gpu(cpu_s=0.01, decoded_cpu_s=0.002))
+    one = crossing(rates(), half, gpu(cpu_s=0.006))
+    assert plan.shares["decode"] == pytest.approx(one.shares["decode"], abs=0.01)
+
+
+def test_a_step_on_a_faster_accelerator_loses_as_large_a_share() -> None:
+    twice = crossing(rates(), Setup(cores=9, prep_workers=9, accelerator_factor=2.0), gpu())
+    assert twice.trial_per_s == pytest.approx(1 / (1 / 2000 + 0.2e-3 * twice.shares["decode"]))
+
+
 def test_cpus_suffice_with_more_of_them() -> None:
     found = crossing(rates(), Setup(cores=5, prep_workers=5), gpu())
     assert (found.options, found.limit) == ({"engine": "cpu"}, "steps")

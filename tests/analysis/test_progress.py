@@ -65,10 +65,11 @@ def test_what_is_left_follows_from_how_slow_the_machine_turned_out_to_be() -> No
 
 
 def test_every_phase_is_expected_to_take_as_long_as_there_is_to_measure() -> None:
-    def phases(cores: int, *, is_step_measured: bool = True) -> dict[str, float]:
-        return expected_s(WORKLOAD, Effort(), cores=cores, is_step_measured=is_step_measured)
+    def phases(cores: int, *, rate_per_s: float | None = None, gpus: int = 0) -> dict[str, float]:
+        return expected_s(WORKLOAD, Effort(), cores=cores, rate_per_s=rate_per_s, gpus=gpus)
 
-    assert phases(2)["step"] > phases(2, is_step_measured=False)["step"] == 0.0
+    assert phases(2)["step"] > phases(2, rate_per_s=100.0)["step"] == 0.0
+    assert phases(2, gpus=1)["gpu"] > phases(2)["gpu"] == phases(2, rate_per_s=100.0, gpus=1)["gpu"] == 0.0
     assert phases(64)["prep"] > phases(2)["prep"] > 0.0
     assert phases(2)["disk"] == 0.0
 

@@ -19,6 +19,8 @@ from stated_rates import about, any_rates, any_setup, decodable_rates, line, rou
 
 from mbaas.analysis import words
 from mbaas.analysis.answers import curve
+from mbaas.analysis.crossing import crossing
+from mbaas.analysis.gpu_rates import GpuRates, OnGpu
 from mbaas.analysis.measuring.verify import Verification
 from mbaas.analysis.rates import Rates
 from mbaas.analysis.report import page, write_plots, write_report
@@ -123,6 +125,14 @@ def test_what_decoded_samples_would_bring() -> None:
     never = studies(bare_analysis(decodable_rates(), Setup(decoded=False)))
     assert next(each for each in never if each.parameter == "cache_bytes").values[-1] == pytest.approx(110e6)
     assert "kept decoded" not in said(parsed(page(bare_analysis(round_rates(), Setup()))))
+
+
+def test_where_samples_cross_to_the_gpu_is_said_if_it_was_measured() -> None:
+    rates = round_rates()
+    plan = crossing(rates, Setup(), GpuRates(gpus=1, decode=OnGpu(per_s=2000, step_per_s=500, cpu_s=1e-4)))
+    told = said(section(page(bare_analysis(rates, Setup(), devices=plan), command=COMMAND), "change"))
+    assert f"CPU or GPU {words.sentence(plan.sentence)}" in told
+    assert "CPU or GPU" not in page(bare_analysis(rates, Setup()), command=COMMAND)
 
 
 def test_no_text_becomes_markup(full_page: str) -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+from mbaas import files
+from mbaas.analysis.gpu_rates import GpuRates
 from mbaas.analysis.quantity import stated
 from mbaas.analysis.rates import MeasuredCurve, Rates
 from mbaas.analysis.setup import Setup
@@ -154,16 +157,30 @@ def test_the_cheapest_machine_comes_first(saved: Path, tmp_path: Path) -> None:
 GPU = "gpus: 2\nlink_bytes_per_s: 10 GB/s\ndecode: {per_s: 2000, step_per_s: %s, cpu_s: 0.1 ms, memory_bytes: 3 GB}\n"
 
 
+def answer_of(file: Path) -> dict[str, float]:
+    """Return what a file says of decoding on a GPU, in plain numbers."""
+    said = files.read(file).to(GpuRates).decode
+    assert said is not None
+    return vars(said)
+
+
 def test_where_samples_cross_to_the_gpu(saved: Path, tmp_path: Path) -> None:
     file = tmp_path / "gpu.yaml"
     file.write_text(GPU % 10)
     code, text, _ = run("what-if", saved, "--gpu", file, "--set", "cpu_price_per_h=0.5", "--json")
     answer = json.loads(text)
     assert code == 0
-    assert answer["gpu"]["plan"]["shares"].keys() == {"normalize", "decode"}
+    assert answer["gpu"]["shares"].keys() == {"normalize", "decode"}
+    assert answer["gpu"]["options"]["engine"] in ("cpu", "dali")
     assert answer["costs"]["price"]["value"] == pytest.approx(answer["costs"]["cpu_h"]["value"] / 2)
     code, text, _ = run("what-if", saved, "--gpu", file)
-    assert "of the samples cross to the GPU before" in " ".join(text.split())
+    assert re.search(r"(prepares?|the others) .*\(engine: (cpu|dali.*)\): each trial gets", " ".join(text.split()))
+    kept = json.loads(saved.read_text())
+    kept["rates"]["on_gpu"] = {"gpus": 2, "decode": answer_of(file), "resize": None}
+    again = tmp_path / "on_gpu.json"
+    again.write_text(json.dumps(kept))
+    code, text, _ = run("what-if", again, "--json")
+    assert (code, json.loads(text)["gpu"]["gpu_workers"]) == (0, answer["gpu"]["gpu_workers"])
     file.write_text(GPU % 1_000_000)
     code, _, errors = run("what-if", saved, "--gpu", file)
     assert code != 0

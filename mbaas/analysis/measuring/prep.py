@@ -22,6 +22,7 @@ from mbaas.dataset.retry import PatientReader
 from mbaas.errors import BadSampleError, ConfigError
 from mbaas.fields import Arrays, Field
 from mbaas.messages import EngineName
+from mbaas.order import in_share
 from mbaas.prep.engine import Engine
 from mbaas.prep.engines import make_engine
 from mbaas.prep.probe import first_good
@@ -122,13 +123,18 @@ def prep_rate(
     workers: Sequence[int],
     threads: Sequence[int] = (1,),
     engine: EngineName = "cpu",
-    gpus_per_worker: float = 0.0,
+    gpus_per_worker: float | None = None,
+    gpus: int = 0,
+    dali_share: float = 1.0,
     seed: int = 0,
     found: Callable[[float, Quantity], None] = lambda *_: None,
 ) -> PrepRate:
     """Measure with each number of workers, and then one worker with each number of threads. Ray has to run.
 
     Args:
+        gpus_per_worker: GPUs that each worker reserves; None: those of the dali engine share all and reserve nothing.
+        gpus: how many there are.
+        dali_share: of the samples, which the dali engine makes with DALI.
         found: is told each number of workers and its rate as soon as that is measured.
 
     Raises:
@@ -140,11 +146,12 @@ def prep_rate(
             raise ConfigError(f"{name} must ascend from 1, got {list(counts)}")
     made = made_of(raw, pipeline, seed)
     # one copy of the raw samples in the object store, which all workers map: each would need one of its own otherwise
-    options = (ray.put(raw), pipeline, engine, seed, made)
+    options = (ray.put(raw), pipeline, engine, seed, made, dali_share)
+    device = (gpus_per_worker or 0.0, gpus if gpus_per_worker is None else 0)
     points, cpu_s, faults = [], None, 0
     for count in workers:
         # New workers for each number, so that none has warmer caches than the others.
-        with _worker_group(count, 1, gpus_per_worker, options) as group:
+        with _worker_group(count, 1, device, options) as group:
             points.append((float(count), group.rate(effort)))
             # of one worker, the first number: several contend for caches and memory, which P against workers shows
             cpu_s = cpu_s or measured(group.cpu_s, unit="CPU-s")
@@ -152,7 +159,7 @@ def prep_rate(
         found(*points[-1])
     by_threads = []
     for count in threads[1:]:
-        with _worker_group(1, count, gpus_per_worker, options) as group:
+        with _worker_group(1, count, device, options) as group:
             by_threads.append((float(count), group.rate(effort)))
             faults += group.faults
     assert cpu_s is not None
@@ -219,8 +226,15 @@ class _WorkerGroup:
 
 
 @contextmanager
-def _worker_group(count: int, threads: int, gpus: float, options: tuple[Any, ...]) -> Iterator[_WorkerGroup]:
-    made = [_Worker.options(num_gpus=gpus).remote(*options, threads, number) for number in range(count)]  # type: ignore[attr-defined]
+def _worker_group(
+    count: int, threads: int, device: tuple[float, int], options: tuple[Any, ...]
+) -> Iterator[_WorkerGroup]:
+    """Start workers: ``device`` are the GPUs that each reserves, and those that all share if none does."""
+    reserved, shared = device
+    made = [
+        PrepProcess.options(num_gpus=reserved).remote(*options, threads, number, number % shared if shared else None)  # type: ignore[attr-defined]
+        for number in range(count)
+    ]
     try:
         yield _WorkerGroup(made)
     finally:
@@ -229,7 +243,7 @@ def _worker_group(count: int, threads: int, gpus: float, options: tuple[Any, ...
 
 
 @dataclass(frozen=True)
-class _Seen:
+class Seen:
     """What a worker did in a window; ``faults`` are pages that were read from a disk."""
 
     samples: int
@@ -268,19 +282,50 @@ class Blocks:
 
 # No CPU is reserved: twice as many workers as cores are measured, too, and they must all be there at once.
 @ray.remote(num_cpus=0)
-class _Worker:
+class PrepProcess:
     """A worker: an actor that prepares the same samples over and over, as a prep worker does, and hands nothing on."""
 
     def __init__(
-        self, raw: Raw, pipeline: Pipeline, engine: EngineName, seed: int, made: Field, threads: int, number: int
+        self,
+        raw: Raw,
+        pipeline: Pipeline,
+        engine: EngineName,
+        seed: int,
+        made: Field,
+        dali_share: float,
+        threads: int,
+        number: int,
+        gpu: int | None,
     ) -> None:
-        # Ray shows an actor only its own GPUs, numbered from 0
-        device = 0 if engine == "dali" and ray.get_gpu_ids() else None
-        made_by = make_engine(engine, pipeline, seed=seed, threads=threads, device_id=device)
+        # Ray shows an actor only its own GPUs, numbered from 0; to one that reserved none it shows all
+        device = 0 if ray.get_gpu_ids() else gpu
+        self._gpu = device
+        self._gpu_bytes_before = self.free_gpu_bytes()
+        made_by = make_engine(
+            engine,
+            pipeline,
+            seed=seed,
+            threads=threads,
+            device_id=device,
+            is_dalis=None if dali_share == 1 else lambda sample_ids, _: in_share(sample_ids, dali_share),
+        )
         # workers begin at different samples, as they do in a feed
         self._blocks = Blocks(raw, made_by, made, first=number * BLOCK_SAMPLES)
 
-    def run(self, start: float, seconds: float) -> _Seen:
+    def free_gpu_bytes(self) -> int:
+        """Return what nobody has of its GPU's memory; 0 without a GPU."""
+        if self._gpu is None:
+            return 0
+        import torch  # here: only who works on a GPU needs it
+
+        free, _ = torch.cuda.mem_get_info(self._gpu)
+        return int(free)
+
+    def taken_gpu_bytes(self) -> int:
+        """Return what was taken of its GPU's memory since it began: by itself, as long as nobody else begins."""
+        return max(0, self._gpu_bytes_before - self.free_gpu_bytes())
+
+    def run(self, start: float, seconds: float) -> Seen:
         """Prepare whole blocks for about ``seconds``, from ``start`` on ``time.monotonic``."""
         # the clock counts from the machine's start, so it is the same for all processes of this machine
         while (early := start - time.monotonic()) > 0:
@@ -290,4 +335,4 @@ class _Worker:
         while (elapsed := time.monotonic() - began) < seconds:
             samples += self._blocks.prepare()
         used = time.process_time() - cpu
-        return _Seen(samples, elapsed, used, resource.getrusage(resource.RUSAGE_SELF).ru_majflt - faults)
+        return Seen(samples, elapsed, used, resource.getrusage(resource.RUSAGE_SELF).ru_majflt - faults)

@@ -109,18 +109,25 @@ class Workload:
 
 def measure_step(workload: Workload, made: Field, batch_sizes: Sequence[int], effort: Effort) -> list[StepRate]:
     """Measure G at each batch size, in a process like a trial's."""
-    with _trials(workload, 1) as (trial,):
-        found: list[StepRate] = ray.get(
-            trial.synthetic.remote(
-                SampleSpec(made, workload.known),
-                list(batch_sizes),
-                effort,
-                normalize=workload.pipeline.normalize,
-                has_images=workload.pipeline.has_images,
-            ),
-            timeout=EPOCH_S,
-        )
+    with training(workload, made, batch_sizes, effort) as ended:
+        found: list[StepRate] = ray.get(ended, timeout=EPOCH_S)
     return found
+
+
+@contextmanager
+def training(
+    workload: Workload, made: Field, batch_sizes: Sequence[int], effort: Effort
+) -> Iterator[ray.ObjectRef[list[StepRate]]]:
+    """Begin to measure G at each batch size, in a process like a trial's; give what it will have measured."""
+    with _trials(workload, 1) as (trial,):
+        ray.get(trial.__ray_ready__.remote(), timeout=EPOCH_S)
+        yield trial.synthetic.remote(
+            SampleSpec(made, workload.known),
+            list(batch_sizes),
+            effort,
+            normalize=workload.pipeline.normalize,
+            has_images=workload.pipeline.has_images,
+        )
 
 
 def run_service(

@@ -10,6 +10,7 @@ from typing import Any
 from mbaas import units
 from mbaas.analysis.measuring.decoded import decoded
 from mbaas.analysis.measuring.effort import Effort
+from mbaas.analysis.measuring.gpu import gpu_rates
 from mbaas.analysis.measuring.portion import portion
 from mbaas.analysis.measuring.prep import PrepRate, prep_rate, subset
 from mbaas.analysis.measuring.progress import Progress
@@ -38,6 +39,9 @@ FEED_S = 6.0
 
 ROUNDS = 2
 """How often each feed is run, with all others in between: a machine that others use too is not always as fast."""
+
+FIRST_GPU: int | None = 0
+"""On which a worker and a training step are measured side by side; None: on CPUs, for tests."""
 
 NO_COSTS = (
     "the analysis was stopped before it was measured what a feed and a trial cost: predictions take serving to cost "
@@ -126,13 +130,15 @@ def measure(
         workers=counts,
         threads=threads,
         engine=engine,
-        gpus_per_worker=workload.options.gpus_per_worker or 0.0,
+        gpus_per_worker=workload.options.gpus_per_worker,
+        gpus=gpus,
+        dali_share=workload.options.dali_share if engine == "dali" else 1.0,
         found=lambda *point: so_far.prep.append(point),
     )
     so_far.pixel_bytes = float(prep.made.nbytes)
     progress.found(f"P: {_best(prep.workers, 'prep worker')}")
     progress.begin("decoded", "P of decoded samples: the same, with samples that are decoded")
-    kept = decoded(raw, pipeline, seed=workload.options.seed)
+    kept = decoded(raw, pipeline, engine=engine, seed=workload.options.seed)
     of_kept = None
     so_far.has_decoded = kept is not None
     if kept is not None:
@@ -143,18 +149,20 @@ def measure(
             effort,
             workers=counts,
             engine=engine,
-            gpus_per_worker=workload.options.gpus_per_worker or 0.0,
+            gpus_per_worker=workload.options.gpus_per_worker,
+            gpus=gpus,
+            dali_share=workload.options.dali_share if engine == "dali" else 1.0,
             found=lambda *point: so_far.decoded_prep.append(point),
         )
         progress.found(f"P of decoded samples: {_best(of_kept.workers, 'prep worker')}")
-        del kept  # up to 256 MB, as below
     disk = None
     if workload.options.disk is not None:
         progress.begin("disk", "the disk tier's disk: random reads of what it keeps, cold")
         disk = disk_rate(raw, workload.options.disk.path, effort)
         so_far.disk = disk.rate
         progress.found(f"disk: {units.rate(disk.rate.value)}")
-    del raw  # up to 256 MB that a trial may need
+    if not crosses_to_gpu(workload, rate_per_s, gpus):
+        del raw, kept  # up to 256 MB each, that a trial may need
     steps: list[StepRate] = []
     if rate_per_s is None:
         progress.begin("step", "G: the training step on synthetic minibatches")
@@ -188,11 +196,27 @@ def measure(
     trials = "trials that do nothing, on one worker, on all, four of them, with no cache"
     notes, was_stopped = _notes(prep, storage, disk), False
     try:
+        if crosses_to_gpu(workload, rate_per_s, gpus):
+            progress.begin("gpu", "a worker and a training step side by side on a GPU, and the cpu engine")
+            on_gpu = gpu_rates(workload, rates, raw, kept, prep.made, effort, gpus=gpus, gpu=FIRST_GPU)
+            rates = replace(rates, on_gpu=on_gpu)
+            assert on_gpu.decode is not None
+            made, trained = (f"{units.number(each)}/s" for each in (on_gpu.decode.per_s, on_gpu.decode.step_per_s))
+            progress.found(f"beside each other: {made} prepared, {trained} trained")
+            del raw, kept
         progress.begin("costs", f"what a feed and a trial cost: {trials}")
         rates = with_costs(rates, workload)
     except KeyboardInterrupt:  # all rates are there: what follows from them is worth having
         notes, was_stopped = (*notes, NO_COSTS), True
     return Measured(rates=rates, prep=prep, storage=storage, steps=tuple(steps), notes=notes, was_stopped=was_stopped)
+
+
+def crosses_to_gpu(workload: Workload, rate_per_s: float | None, gpus: int) -> bool:
+    """Tell whether samples may cross to a GPU at several stages, and a step is there that says what each would cost."""
+    asked, pipeline = workload.options.engine, workload.pipeline
+    return (
+        rate_per_s is None and pipeline.has_images and resolve_engine(asked, pipeline, gpus=gpus) == "dali" and gpus > 0
+    )
 
 
 def begun(workload: Workload, *, rate_per_s: float | None, cores: int, readers: Sequence[int] = READERS) -> SoFar:
@@ -201,10 +225,16 @@ def begun(workload: Workload, *, rate_per_s: float | None, cores: int, readers: 
 
 
 def expected_s(
-    workload: Workload, effort: Effort, *, cores: int, is_step_measured: bool, readers: Sequence[int] = READERS
+    workload: Workload,
+    effort: Effort,
+    *,
+    cores: int,
+    rate_per_s: float | None,
+    gpus: int,
+    readers: Sequence[int] = READERS,
 ) -> dict[str, float]:
     """Return about how many seconds each phase of `measure` takes, in their order; those that are left out take 0."""
-    each_s = effort.budget_s
+    each_s, crosses = effort.budget_s, crosses_to_gpu(workload, rate_per_s, gpus)
     has_disk = workload.options.disk is not None
     return {
         "storage": each_s * len(readers),
@@ -213,7 +243,8 @@ def expected_s(
         "prep": each_s * (len(_worker_counts(cores)) + len(_thread_counts(cores))),
         "decoded": 2.0 + each_s * len(_worker_counts(cores)),
         "disk": each_s if has_disk else 0.0,
-        "step": 2 * each_s if is_step_measured else 0.0,
+        "step": 2 * each_s if rate_per_s is None else 0.0,
+        "gpu": 5 * each_s + 2 * FEED_S if crosses else 0.0,
         "costs": 4 * ROUNDS * (FEED_S + (EPOCHS + 2) * EPOCH_S),
     }
 

@@ -1,0 +1,94 @@
+"""What preparing on a GPU takes from training there: a worker prepares while a trial's step is measured beside it."""
+
+from __future__ import annotations
+
+import time
+
+import ray
+
+from mbaas.analysis.gpu_rates import GpuRates, OnGpu
+from mbaas.analysis.measuring.decoded import decoded
+from mbaas.analysis.measuring.effort import Effort
+from mbaas.analysis.measuring.prep import ANSWER_S, PrepProcess, Raw, Seen, prep_rate
+from mbaas.analysis.measuring.service import EPOCH_S, Workload, training
+from mbaas.analysis.rates import Rates
+from mbaas.fields import Field
+
+
+def gpu_rates(
+    workload: Workload,
+    rates: Rates,
+    raw: Raw,
+    kept: Raw | None,
+    made: Field,
+    effort: Effort,
+    *,
+    gpus: int,
+    gpu: int | None = 0,
+) -> GpuRates:
+    """Measure what there is to know of this machine's GPUs, on one of them. Ray has to run.
+
+    Args:
+        workload: what trials train on, and how.
+        rates: what was measured without a GPU's prep.
+        raw: samples in memory.
+        kept: some of them as the dali engine keeps them decoded; None if it keeps none.
+        made: what is made of a sample.
+        gpus: how many there are.
+        gpu: on which it is measured; None: on CPUs, for a test of this module.
+    """
+    decode, left = beside_training(workload, rates, raw, made, effort, gpu=gpu)
+    resize = None if kept is None else beside_training(workload, rates, kept, made, effort, gpu=gpu)[0]
+    cpu_s, decoded_cpu_s = (
+        None if samples is None else prep_rate(samples, workload.pipeline, effort, workers=[1]).cpu_s.value
+        for samples in (raw, decoded(raw, workload.pipeline, seed=workload.options.seed))
+    )
+    return GpuRates(
+        gpus=gpus,
+        memory_bytes=None if gpu is None else left,
+        decode=decode,
+        resize=resize,
+        cpu_s=cpu_s,
+        decoded_cpu_s=decoded_cpu_s,
+    )
+
+
+def beside_training(
+    workload: Workload, rates: Rates, raw: Raw, made: Field, effort: Effort, *, gpu: int | None
+) -> tuple[OnGpu, int]:
+    """Measure one worker of the dali engine while a trial trains on synthetic minibatches.
+
+    Returns:
+        The rates of both; and what training leaves of the GPU's memory, with what the worker takes.
+    """
+    seed, threads = workload.options.seed, workload.options.threads.prep
+    worker = PrepProcess.options(num_gpus=0).remote(  # type: ignore[attr-defined]
+        ray.put(raw), workload.pipeline, "dali", seed, made, 1.0, threads, 0, gpu
+    )
+    seen: list[Seen] = []
+
+    def prepare() -> None:
+        asked = worker.run.remote(time.monotonic(), effort.window_s)
+        seen.append(ray.get(asked, timeout=ANSWER_S + effort.window_s))
+
+    try:
+        prepare()  # builds the graph, whose memory is the worker's alone as long as nobody trains
+        memory_bytes: int = ray.get(worker.taken_gpu_bytes.remote(), timeout=ANSWER_S)
+        with training(workload, made, [workload.options.batch_size], effort) as ended:
+            while not ray.wait([ended], timeout=0)[0]:
+                prepare()
+            left: int = ray.get(worker.free_gpu_bytes.remote(), timeout=ANSWER_S)
+            (step,) = ray.get(ended, timeout=EPOCH_S)
+    finally:
+        ray.kill(worker)
+    # The first step warms up, and at the end of the last window nobody trained any more.
+    beside = seen[len(seen) // 2 : -1] or seen[-1:]
+    samples = sum(window.samples for window in beside)
+    found = OnGpu(
+        per_s=sum(window.samples / window.seconds for window in beside) / len(beside),
+        # Beside something a step is not faster: what was more is noise.
+        step_per_s=min(step.rate.value, rates.step.value),
+        cpu_s=sum(window.cpu_s for window in beside) / samples,
+        memory_bytes=memory_bytes,
+    )
+    return found, left + memory_bytes

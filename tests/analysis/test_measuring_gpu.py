@@ -1,0 +1,80 @@
+"""A worker of the dali engine beside a training step: on the CPU everywhere, on a GPU where there is one."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+from stated_rates import about, line, round_rates
+
+from mbaas import transforms as T
+from mbaas.analysis import Setup, Workload
+from mbaas.analysis.crossing import crossing
+from mbaas.analysis.measuring.decoded import decoded
+from mbaas.analysis.measuring.effort import Effort
+from mbaas.analysis.measuring.gpu import gpu_rates
+from mbaas.analysis.measuring.prep import made_of, prep_rate, subset
+from mbaas.analysis.measuring.steps import PacedStep
+from mbaas.analysis.measuring.system import crosses_to_gpu
+from mbaas.analysis.rates import Rates
+from mbaas.dataset import synthetic
+from mbaas.settings import FeedOptions
+
+NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA device")
+DEVICES = [pytest.param(None, id="cpu"), pytest.param(0, id="gpu", marks=[pytest.mark.gpu, NO_GPU])]
+EFFORT = Effort(least=3, most=6, window_s=0.2, budget_s=1.0)
+PIPELINE = T.Pipeline([T.DecodeImage(), T.RandomResizedCrop(64)])
+STEP_PER_S = 900.0
+
+
+def workload(**changes: Any) -> Workload:
+    given: dict[str, Any] = {
+        "dataset": synthetic(200, height=96, width=128),
+        "pipeline": PIPELINE,
+        "step": PacedStep(STEP_PER_S),
+        "options": FeedOptions(batch_size=32),
+    }
+    return Workload(**{**given, **changes})
+
+
+@pytest.mark.parametrize("gpu", DEVICES)
+def test_both_are_measured_at_the_same_time_and_the_cpu_engine_alone(ray_clean: None, gpu: int | None) -> None:
+    """The step sleeps, so nothing is taken from it; what the worker takes is its own."""
+    trained = workload()
+    raw, rates = subset(trained.dataset), round_rates(step=about(STEP_PER_S))
+    kept, made = decoded(raw, PIPELINE, engine="dali"), made_of(raw, PIPELINE, 0)
+    found = gpu_rates(trained, rates, raw, kept, made, EFFORT, gpus=2, gpu=gpu)
+    assert found.gpus == 2
+    assert found.decode is not None
+    assert found.resize is not None
+    for way in (found.decode, found.resize):
+        assert 0.7 * STEP_PER_S < way.step_per_s <= STEP_PER_S
+        assert way.per_s > 100
+        if gpu is None:
+            assert 0.5 < way.per_s * way.cpu_s < 1.1, "one thread that is busy all the time"
+    alone = prep_rate(raw, PIPELINE, EFFORT, workers=[1])
+    assert found.cpu_s == pytest.approx(alone.cpu_s.value, rel=0.5)
+    assert found.decoded_cpu_s is not None
+    assert found.decoded_cpu_s < alone.cpu_s.value
+    assert (found.memory_bytes is None) == (gpu is None)
+    assert (found.decode.memory_bytes == 0) == (gpu is None)
+    decoded_samples = {"decoded_bytes": 37e3, "decoded_prep": line((1, 500))}
+    measured = round_rates(step=about(STEP_PER_S), on_gpu=found, **decoded_samples)
+    again = Rates.from_json(json.loads(json.dumps(measured.to_json())))
+    assert again == measured
+    assert crossing(again, Setup(), found).options == crossing(measured, Setup(), found).options
+
+
+def test_it_is_measured_where_there_are_a_gpu_images_for_dali_and_a_step() -> None:
+    assert crosses_to_gpu(workload(), None, 1)
+    assert not crosses_to_gpu(workload(), None, 0)
+    assert not crosses_to_gpu(workload(), 100.0, 1), "a step that was stated is as fast beside anything"
+    assert not crosses_to_gpu(workload(options=FeedOptions(batch_size=32, engine="cpu")), None, 1)
+    assert not crosses_to_gpu(
+        workload(pipeline=T.Pipeline([T.DecodeImage(), T.Map(lambda image, rng: image)])), None, 1
+    )
+    assert not crosses_to_gpu(
+        workload(pipeline=T.Pipeline([T.DecodeAudio(16_000, max_s=1), T.MelSpectrogram(400)])), None, 1
+    )
