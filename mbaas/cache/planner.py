@@ -135,7 +135,7 @@ class Planner:
         """Begin a fetch of a part, which lasts until `end_fetch`. Returns the slabs to fill."""
         self.minio.give_back(self.tier.fetched(request))
         # For what will be promised next. Not while blocks are read ahead, whose bytes are counted before.
-        self._make_room(min(self.tier.free_bytes, self._decoded_bytes(request)), decoded=True)
+        self._make_room(self._decoded_bytes(request), decoded=True)
         # A part that was read ahead, or that another worker fetches, has a plan: its reads are under way.
         loads = [] if request in self._plans else self._schedule(request)
         plan = self._plans[request]
@@ -519,11 +519,14 @@ class Planner:
         return loads
 
     def _decoded_bytes(self, request: PartRequest) -> int:
-        """Estimate what samples of a part take that could be kept decoded here, and for which nothing is promised."""
-        if not self.tier.free_bytes or request != self.placements.own(request.block, request.shuffle):
+        """Estimate what samples of a part take that will be kept decoded here, and for which nothing is promised."""
+        room = int(self.tier.free_bytes // self.tier.sample_bytes) if self.tier.sample_bytes else 0
+        if not room or request != self.placements.own(request.block, request.shuffle):
             return 0
         ids = self.placements.stored(request)
-        return int((~self.directory.lookup(ids)["decoded"] & ~self.tier.expects(ids)).sum() * self.tier.sample_bytes)
+        fit = ~self.directory.lookup(ids)["decoded"] & ~self.tier.expects(ids)
+        # Whole ones: for a part of one nothing need give way.
+        return int(min(room, fit.sum()) * self.tier.sample_bytes)
 
     def _make_room(self, nbytes: int, *, decoded: bool) -> None:
         """Drop slabs of the other form until so many bytes are free, or until that form is within its part.

@@ -87,6 +87,22 @@ def test_what_one_form_has_beyond_its_part_gives_way_when_the_other_needs_the_ro
     assert 60 * 0.9 <= node.planner.directory.samples <= 60
 
 
+@pytest.mark.parametrize("rest", [5, 5 * GROWTH - 1])
+def test_what_is_left_beside_whole_decoded_samples_keeps_encoded_ones_for_good(rest: int) -> None:
+    """Less than one decoded sample takes: what is kept there must not give way to one, and come again, in each part."""
+    node = Node([5] * 60, block_samples=6, cache=7 * 5 * GROWTH + rest)
+    node.aim(7 * 5 * GROWTH + rest)
+    for number in range(4):
+        epoch(node, number)
+    kept = node.planner.directory.cached_ids().tolist()
+    assert node.planner.directory.decoded.samples == 7
+    assert len(kept) == 7 + rest // 5
+    for number in range(4, 7):
+        epoch(node, number)
+        assert node.planner.directory.cached_ids().tolist() == kept
+        assert node.reads[number] == 60 - len(kept)
+
+
 def test_while_there_is_room_for_both_nothing_gives_way() -> None:
     """All decoded samples fit; those kept as storage has them are handed in when they come, and not dropped."""
     node = Node([5] * 60, block_samples=6, cache=60 * 5 * (GROWTH + 1))

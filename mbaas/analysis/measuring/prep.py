@@ -147,7 +147,7 @@ def prep_rate(
     made = made_of(raw, pipeline, seed)
     # one copy of the raw samples in the object store, which all workers map: each would need one of its own otherwise
     options = (ray.put(raw), pipeline, engine, seed, made, dali_share)
-    device = (gpus_per_worker or 0.0, gpus if gpus_per_worker is None else 0)
+    device = (gpus_per_worker or 0.0, gpus if engine == "dali" and gpus_per_worker is None else 0)
     points, cpu_s, faults = [], None, 0
     for count in workers:
         # New workers for each number, so that none has warmer caches than the others.

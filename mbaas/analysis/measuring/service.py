@@ -27,6 +27,12 @@ from mbaas.transforms import Normalize, Pipeline
 EPOCH_S = 600.0
 """No epoch of a measurement takes longer."""
 
+SETTLED_EPOCHS = 2
+"""Epochs in which no further sample is kept decoded, after which a feed is taken to keep all that it will."""
+
+MOST_WARM_UP = 12
+"""Epochs after which one is not waited for any more."""
+
 EPOCH_DIVISOR = 8
 """Staging holds an epoch divided by this: what is prepared ahead must not carry a trial over a whole epoch."""
 
@@ -151,7 +157,8 @@ def run_service(
         disk_bytes: the feed's disk tier, which needs a disk in the workload's options.
         decoded: let the feed keep samples decoded.
         epochs: how many count.
-        warm_up: epochs before these; they fill the cache and the disk tier.
+        warm_up: epochs before these; they fill the cache and the disk tier. Where samples are kept decoded it may be
+            more, until no further ones are.
         cold: drop the dataset's files, as far as they are local, and those of the disk tier from the page cache before
             every epoch.
     """
@@ -180,9 +187,12 @@ def run_service(
         consumers = [f"trial-{number}" for number in range(trials)]
         feed.announce(consumers)  # so that no epoch begins before all of them are there
         ray.get([trial.join.remote(name, c) for trial, c in zip(actors, consumers, strict=True)], timeout=EPOCH_S)
-        for _ in range(warm_up):
+        kept: list[int] = []
+        while len(kept) < warm_up or (decoded and not _is_settled(kept)):
             _drop(spans, disk, cold=cold)
             _epoch(actors)
+            status = feed.status()
+            kept.append(status.decoded.samples + status.decoded_on_disk.samples)
         began = watch.cpu()
         runs = []
         for _ in range(epochs):
@@ -193,6 +203,11 @@ def run_service(
         ray.get([trial.leave.remote() for trial in actors], timeout=EPOCH_S)  # before the feed ends under them
     # cores that were busy on average, times seconds
     return ServiceRun(tuple(runs), sum(used.values()) * (ended.at_s - began.at_s))
+
+
+def _is_settled(kept: Sequence[int]) -> bool:
+    """Tell whether no further samples are kept decoded, by how many there were after each epoch so far."""
+    return len(kept) > MOST_WARM_UP or (len(kept) > SETTLED_EPOCHS and kept[-1] == kept[-1 - SETTLED_EPOCHS])
 
 
 @contextmanager

@@ -40,9 +40,6 @@ FEED_S = 6.0
 ROUNDS = 2
 """How often each feed is run, with all others in between: a machine that others use too is not always as fast."""
 
-FIRST_GPU: int | None = 0
-"""On which a worker and a training step are measured side by side; None: on CPUs, for tests."""
-
 NO_COSTS = (
     "the analysis was stopped before it was measured what a feed and a trial cost: predictions take serving to cost "
     "nothing, and may be too fast"
@@ -198,7 +195,7 @@ def measure(
     try:
         if crosses_to_gpu(workload, rate_per_s, gpus):
             progress.begin("gpu", "a worker and a training step side by side on a GPU, and the cpu engine")
-            on_gpu = gpu_rates(workload, rates, raw, kept, prep.made, effort, gpus=gpus, gpu=FIRST_GPU)
+            on_gpu = gpu_rates(workload, rates, raw, kept, prep.made, effort, gpus=gpus)
             rates = replace(rates, on_gpu=on_gpu)
             assert on_gpu.decode is not None
             made, trained = (f"{units.number(each)}/s" for each in (on_gpu.decode.per_s, on_gpu.decode.step_per_s))
