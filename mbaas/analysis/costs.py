@@ -72,6 +72,6 @@ def _loading_s(rates: Rates, setup: Setup, bound: Bound) -> float:
     # what keeps a node's cores busy for one sample of every trial, less the steps of the trials there
     busy_s = max(found.prep["cores"], found.cores_s) - found.compute["steps' cores"]
     delivery_s, trials = rates.delivery_cpu_s.at(OPPOSITE[bound]), setup.node_trials
-    made_s = setup.cores_of(rates.cores) * busy_s - trials * delivery_s
+    made_s = rates.free_cores(setup.cores_of(rates.cores), bound) * busy_s - trials * delivery_s
     # What is made once for all is divided by all; the node that has most trials stands for all nodes in `stages`.
     return max(0.0, made_s) * (setup.nodes / setup.trials if setup.sharing else 1 / trials) + delivery_s

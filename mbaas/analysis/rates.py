@@ -24,6 +24,12 @@ FREE = stated(0.0, unit="CPU-s")
 INSTANT = stated(0.0, unit="s")
 """Takes no time."""
 
+NO_CORES = stated(0.0, unit="cores")
+"""Keeps none busy."""
+
+LEAST_FREE = 0.5
+"""Of a node's cores so many are always taken to be left: it may have fewer than the one that was measured."""
+
 TINY = 1e-6
 """A curve never falls below this share of its highest rate, so that no prediction is infinite."""
 
@@ -152,6 +158,7 @@ class Rates:
         step_cpu_s: CPU seconds of a trial's step for a sample, on the cores that also prepare; 0 on an accelerator.
         staging_cpu_s: CPU seconds for a prepared sample, once for all trials.
         delivery_cpu_s: CPU seconds for a prepared sample and each trial that takes it.
+        background_cores: cores that the processes of a feed and of Ray keep busy on a node, whatever is done.
         step_overhead_s: seconds of a step that do not depend on its batch size (`step_overhead`).
         on_gpu: what was measured on a GPU; None if nothing was.
         overlap: how well steps, prep and fetch mask each other: 1 perfectly, 0 not at all (one after the other).
@@ -179,6 +186,7 @@ class Rates:
     step_cpu_s: Quantity = FREE
     staging_cpu_s: Quantity = FREE
     delivery_cpu_s: Quantity = FREE
+    background_cores: Quantity = NO_CORES
     step_overhead_s: Quantity = INSTANT
     overlap: float = 1.0
     on_gpu: GpuRates | None = None
@@ -201,8 +209,14 @@ class Rates:
             cost = getattr(self, name)
             if cost is not None and cost.low < 0:
                 raise ConfigError(f"{name} must be 0 or more, got {units.exact(cost.low)} {cost.unit}")
+        if self.background_cores.low < 0:
+            raise ConfigError(f"background_cores must be 0 or more, got {units.exact(self.background_cores.low)}")
         if not 0 <= self.overlap <= 1:
             raise ConfigError(f"overlap must be in [0, 1], got {self.overlap}")
+
+    def free_cores(self, cores: int, bound: Bound = "value") -> float:
+        """Return what is left of so many cores of a node beside `background_cores`; ``bound`` is of the speed."""
+        return max(cores * LEAST_FREE, cores - self.background_cores.at(OPPOSITE[bound]))
 
     @property
     def dataset_bytes(self) -> float:
@@ -273,6 +287,7 @@ class Rates:
             prep=self.prep.scaled(pace),
             decoded_prep=None if self.decoded_prep is None else self.decoded_prep.scaled(pace),
             cache=self.cache.scaled(pace),
+            background_cores=self.background_cores.scaled(1 / pace),
             **{name: cost.scaled(1 / pace) for name, cost in costs.items() if cost is not None},
         )
 

@@ -48,7 +48,8 @@ def system_for(
         decoded_bytes=rates.decoded_bytes if setup.decoded else None,
         decoded_speedup=node_prep_rate(rates, setup, decoded=1.0) / node_prep_rate(rates, setup),
         cores=Cores(
-            count=setup.cores_of(rates.cores),
+            count=(cores := setup.cores_of(rates.cores)),
+            background=cores - rates.free_cores(cores),
             prep_cpu_s=rates.prepared_cpu_s.value,
             staging_cpu_s=rates.staging_cpu_s.value,
             delivery_cpu_s=rates.delivery_cpu_s.value,

@@ -9,10 +9,10 @@ resource         seconds for a sample of every trial                         par
 ===============  ==========================================================  =========
 ``step``         1 / G                                                       compute
 ``accelerators`` K / (accelerators G)                                        compute
-``steps' cores`` K step_cpu / cores                                          compute
+``steps' cores`` K step_cpu / free cores                                     compute
 ``prep``         (1 / P(workers) + serving / workers) / n                    prep
 ``cores``        ((prep_cpu + staging_cpu) / n                               prep
-                 + K (delivery_cpu + step_cpu)) / cores
+                 + K (delivery_cpu + step_cpu)) / free cores
 ``network``      pixel_bytes (n - 1) / n / network                           prep
 ``memory``       x b / (n C), x kept encoded in memory                       fetch
 ``disk``         y b / (n disk), y kept on disk                              fetch
@@ -20,7 +20,8 @@ resource         seconds for a sample of every trial                         par
 ===============  ==========================================================  =========
 
 Parts of fetch add up (T_fetch = D x / C + D (1 - x) / S, DS-Analyzer, VLDB 2021); those of prep, and of compute, go on
-at the same time. Reading takes cores, too: fetch takes no less than ``cores`` and (y + z) read_cpu / (n cores). Without
+at the same time. Free cores are those beside what runs all the time (``background_cores``). Reading takes cores, too:
+fetch takes no less than ``cores`` and (y + z) read_cpu / (n free cores). Without
 sharing a node prepares and fetches K times, nothing travels between nodes, and each trial has its own part of its
 node's cache. Where samples are kept decoded (`mbaas.analysis.kept`), 1 / P and prep_cpu are sums over both forms, each
 with its share of the samples, and so is b on disk.
@@ -116,7 +117,7 @@ def _compute_s(rates: Rates, setup: Setup, bound: Bound) -> dict[str, float]:
     seconds = {
         "step": step_s,
         # K trials on one node need K times the CPU time of a step there, however many accelerators they have
-        "steps' cores": setup.node_trials * _step_cpu_s(rates, setup, bound) / setup.cores_of(rates.cores),
+        "steps' cores": setup.node_trials * _step_cpu_s(rates, setup, bound) / _free_cores(rates, setup, bound),
     }
     if setup.accelerators is not None:  # fewer than trials: they take turns
         seconds["accelerators"] = setup.node_trials * step_s / setup.accelerators
@@ -124,7 +125,7 @@ def _compute_s(rates: Rates, setup: Setup, bound: Bound) -> dict[str, float]:
 
 
 def _prep_s(rates: Rates, setup: Setup, reads: Reads, bound: Bound) -> dict[str, float]:
-    cores, nodes = setup.cores_of(rates.cores), setup.nodes
+    cores, nodes = _free_cores(rates, setup, bound), setup.nodes
     made, cost = made_on_a_node(setup), OPPOSITE[bound]
     # Prep, serving, delivery and steps all want the node's cores. A worker that waits for its core is not seen by P,
     # which was measured while nobody trained, so the cores' work is a resource of its own beside the workers'.
@@ -156,7 +157,11 @@ def _reading_s(rates: Rates, setup: Setup, reads: Reads, bound: Bound) -> float:
     """Return the seconds of all cores of a node for reading from storage, or from its disk, which costs as much."""
     # a decoded sample has more bytes to move than the one that was measured
     read = made_on_a_node(setup) * (reads.storage + _disk_bytes(rates, reads) / rates.sample_bytes)
-    return read * rates.read_cpu_s.at(OPPOSITE[bound]) / setup.cores_of(rates.cores)
+    return read * rates.read_cpu_s.at(OPPOSITE[bound]) / _free_cores(rates, setup, bound)
+
+
+def _free_cores(rates: Rates, setup: Setup, bound: Bound) -> float:
+    return rates.free_cores(setup.cores_of(rates.cores), bound)
 
 
 def _disk_bytes(rates: Rates, reads: Reads) -> float:

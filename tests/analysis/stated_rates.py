@@ -78,6 +78,7 @@ def any_rates(draw: st.DrawFn) -> Rates:
         read_cpu_s=draw(SECONDS),
         staging_cpu_s=draw(SECONDS),
         delivery_cpu_s=draw(SECONDS),
+        background_cores=about(draw(st.floats(0, 2)), draw(SPREADS), "cores"),
         overlap=draw(st.floats(0, 1)),
     )
 

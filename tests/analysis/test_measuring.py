@@ -19,10 +19,10 @@ from mbaas.analysis.measuring.decoded import decoded
 from mbaas.analysis.measuring.effort import Effort, repeated
 from mbaas.analysis.measuring.portion import Span, drop, local_spans, portion, resident_share
 from mbaas.analysis.measuring.prep import prep_rate, subset
-from mbaas.analysis.measuring.service import EpochRun, ServiceRun, pooled
+from mbaas.analysis.measuring.service import EpochRun, ServiceRun, is_settled_after, pooled
 from mbaas.analysis.measuring.steps import PacedStep, load_step, ready_step, step_rate, synthetic_batch
 from mbaas.analysis.measuring.storage import disk_rate, memory_rate, storage_rate
-from mbaas.analysis.measuring.system import slower_s
+from mbaas.analysis.measuring.system import cost_s, slower_s
 from mbaas.analysis.quantity import Quantity
 from mbaas.cache.disk.store import DiskStore
 from mbaas.dataset import synthetic
@@ -290,6 +290,32 @@ def test_rounds_of_a_feed_are_one_run() -> None:
 
     both = pooled([run(1.0, 2.0), run(4.0)])
     assert (both.trial_per_s, both.samples, both.cpu_s) == ([100, 50, 25], 600, 3)
+
+
+def test_what_goes_on_all_the_time_is_no_cost_of_a_sample() -> None:
+    """Rounds of 3 and 1 s, in which 0.2 and 0.6 of a core were always busy: 0.3 on average, 1.2 of 4 CPU-s."""
+    epochs = ((EpochRun(700, 1.0, 0.0, 0.0, 0.0),) * 2,)
+    both = pooled([ServiceRun(epochs, 3.0, 3.0, 0.2), ServiceRun(epochs, 1.0, 1.0, 0.6)])
+    assert (both.seconds, both.background_cores) == (4.0, pytest.approx(0.3))
+    assert cost_s(both, 2) == pytest.approx(2.8 * 2 / 2800)
+    assert cost_s(ServiceRun(epochs, 1.0, 10.0, 0.5), 2) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("kept", "is_settled"),
+    [
+        ([40, 40, 40, 40], False),
+        ([0, 40, 40, 40, 40], False),
+        ([40, 40, 40, 40, 40], True),
+        ([40, 40, 41, 41, 41], False),
+        ([30, 41, 41, 41, 41, 41], True),
+        (list(range(16)), False),
+        (list(range(17)), True),
+    ],
+)
+def test_a_feed_keeps_all_that_it_will_when_no_sample_came_in_four_epochs(kept: list[int], is_settled: bool) -> None:
+    """And after 16 epochs nobody waits any more."""
+    assert is_settled_after(kept) == is_settled
 
 
 @pytest.mark.long

@@ -71,6 +71,9 @@ def test_both_models_agree_on_shared_cores() -> None:
     ):
         assert predict(rates, setup).steady.epoch_s.value == pytest.approx(epoch_s)
         assert simulated_epoch_s(rates, setup) == pytest.approx(epoch_s, rel=0.06), setup
+    busy = replace(rates, background_cores=stated(0.5, unit="cores"))
+    assert predict(busy, Setup(trials=4, **cached)).steady.epoch_s.value == pytest.approx(10.5 / 1.5)
+    assert simulated_epoch_s(busy, Setup(trials=4, **cached)) == pytest.approx(10.5 / 1.5, rel=0.06)
 
 
 @pytest.mark.parametrize(("cache_bytes", "epoch_s"), [(0, 1.667), (90e6, 1.0935), (300e6, 0.6875), (500e6, 0.125)])

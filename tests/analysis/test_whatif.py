@@ -118,6 +118,28 @@ def test_steps_and_prep_share_cores() -> None:
     assert steady(rates, trials=4, cores=8).epoch_s.value == pytest.approx(9.3 / 8)
 
 
+def test_what_runs_all_the_time_leaves_less_of_the_cores() -> None:
+    """As above with 0.5 of 2 cores busy: 9.3 / 1.5 ms, with 8 cores 9.3 / 7.5; half of the cores are always left.
+
+    At half of the pace it takes 1 of 2 cores, and everything else takes twice as long: 18.6 ms.
+    """
+    costs = {"step_cpu_s": 1e-3, "staging_cpu_s": 1e-4, "delivery_cpu_s": 5e-5}
+    rates = round_rates(
+        cores=2,
+        prep=line((1, 200), (2, 400)),
+        storage=line((1, 1e6)),
+        background_cores=about(0.5, 0.2, "cores"),
+        **{name: stated(cost, unit="CPU-s") for name, cost in costs.items()},
+    )
+    assert steady(rates, trials=4).epoch_s.value == pytest.approx(9.3 / 1.5)
+    assert steady(rates, trials=4).epoch_s.high == pytest.approx(9.3 / 1.4)
+    assert steady(rates, trials=4, cores=8).epoch_s.value == pytest.approx(9.3 / 7.5)
+    assert steady(rates, trials=4, cores=1, prep_workers=2).epoch_s.value == pytest.approx(9.3 / 0.5)
+    assert steady(rates.at_pace(0.5), trials=4).epoch_s.value == pytest.approx(18.6)
+    with pytest.raises(ConfigError, match=r"background_cores must be 0 or more, got -0.1"):
+        replace(rates, background_cores=about(-0.1, 0.0, "cores"))
+
+
 def test_trials_on_fewer_accelerators_take_turns() -> None:
     """4 trials on 2 accelerators: 4 / (2 x 1,000) = 2 ms; twice as fast ones 1 ms."""
     rates = round_rates(storage=line((1, 1e6)))

@@ -27,11 +27,16 @@ from mbaas.transforms import Normalize, Pipeline
 EPOCH_S = 600.0
 """No epoch of a measurement takes longer."""
 
-SETTLED_EPOCHS = 2
-"""Epochs in which no further sample is kept decoded, after which a feed is taken to keep all that it will."""
+SETTLED_EPOCHS = 4
+"""Epochs in which no further sample is kept decoded, after which a feed is taken to keep all that it will, and workers
+to have mapped most of it: the first time that a worker reads a sample takes longer.
+"""
 
-MOST_WARM_UP = 12
+MOST_WARM_UP = 16
 """Epochs after which one is not waited for any more."""
+
+AHEAD_S = 0.5
+"""In this time what is prepared ahead for trials that ask for nothing more is done."""
 
 EPOCH_DIVISOR = 8
 """Staging holds an epoch divided by this: what is prepared ahead must not carry a trial over a whole epoch."""
@@ -66,10 +71,14 @@ class ServiceRun:
     Attributes:
         epochs: the epochs that counted, of each trial: [epoch][trial].
         cpu_s: CPU seconds of all of the service and the trials in these epochs.
+        seconds: that these took.
+        background_cores: cores that all of these were busy with while no trial asked for anything; 0 if nobody looked.
     """
 
     epochs: tuple[tuple[EpochRun, ...], ...]
     cpu_s: float
+    seconds: float = 0.0
+    background_cores: float = 0.0
 
     @property
     def trial_per_s(self) -> list[float]:
@@ -85,7 +94,13 @@ class ServiceRun:
 
 def pooled(runs: Sequence[ServiceRun]) -> ServiceRun:
     """Join several runs of the same workload."""
-    return ServiceRun(tuple(epoch for run in runs for epoch in run.epochs), sum(run.cpu_s for run in runs))
+    seconds = sum(run.seconds for run in runs)
+    return ServiceRun(
+        tuple(epoch for run in runs for epoch in run.epochs),
+        sum(run.cpu_s for run in runs),
+        seconds,
+        sum(run.background_cores * run.seconds for run in runs) / seconds if seconds else 0.0,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,6 +163,7 @@ def run_service(
     epochs: int = 3,
     warm_up: int = 1,
     cold: bool = False,
+    idle_s: float = 0.0,
 ) -> ServiceRun:
     """Serve the workload to a number of trials, and let them train.
 
@@ -161,6 +177,7 @@ def run_service(
             more, until no further ones are.
         cold: drop the dataset's files, as far as they are local, and those of the disk tier from the page cache before
             every epoch.
+        idle_s: for how long, at the end, nothing is asked for, to see what goes on all the same.
     """
     name = f"analyze-{uuid.uuid4().hex[:8]}"  # another analysis may run on the same cluster
     spans = local_spans(workload.dataset, range(len(workload.dataset))) if cold else []
@@ -188,7 +205,7 @@ def run_service(
         feed.announce(consumers)  # so that no epoch begins before all of them are there
         ray.get([trial.join.remote(name, c) for trial, c in zip(actors, consumers, strict=True)], timeout=EPOCH_S)
         kept: list[int] = []
-        while len(kept) < warm_up or (decoded and not _is_settled(kept)):
+        while len(kept) < warm_up or (decoded and not is_settled_after(kept)):
             _drop(spans, disk, cold=cold)
             _epoch(actors)
             status = feed.status()
@@ -200,12 +217,20 @@ def run_service(
             runs.append(_epoch(actors))
         used = began.cores_until(ended := watch.cpu())
         used.pop("host", None)  # this process, which drops files from the page cache and watches
+        background: dict[str, float] = {}
+        if idle_s:
+            time.sleep(AHEAD_S)
+            idle = watch.cpu()
+            time.sleep(idle_s)
+            background = idle.cores_until(watch.cpu())
+            background.pop("host", None)
         ray.get([trial.leave.remote() for trial in actors], timeout=EPOCH_S)  # before the feed ends under them
     # cores that were busy on average, times seconds
-    return ServiceRun(tuple(runs), sum(used.values()) * (ended.at_s - began.at_s))
+    seconds = ended.at_s - began.at_s
+    return ServiceRun(tuple(runs), sum(used.values()) * seconds, seconds, sum(background.values()))
 
 
-def _is_settled(kept: Sequence[int]) -> bool:
+def is_settled_after(kept: Sequence[int]) -> bool:
     """Tell whether no further samples are kept decoded, by how many there were after each epoch so far."""
     return len(kept) > MOST_WARM_UP or (len(kept) > SETTLED_EPOCHS and kept[-1] == kept[-1 - SETTLED_EPOCHS])
 

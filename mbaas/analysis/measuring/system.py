@@ -28,6 +28,9 @@ EPOCH_S = 2.0
 LEAST_SAMPLES = 256
 """Samples that feeds are run on at least."""
 
+IDLE_S = 2.0
+"""For so long it is looked what a feed's processes do while nothing is asked for."""
+
 EPOCHS = 4
 """Epochs of a feed that count."""
 
@@ -242,7 +245,7 @@ def expected_s(
         "disk": each_s if has_disk else 0.0,
         "step": 2 * each_s if rate_per_s is None else 0.0,
         "gpu": 5 * each_s + 2 * FEED_S if crosses else 0.0,
-        "costs": 4 * ROUNDS * (FEED_S + (EPOCHS + 2) * EPOCH_S),
+        "costs": 4 * ROUNDS * (FEED_S + IDLE_S + (EPOCHS + 2) * EPOCH_S),
     }
 
 
@@ -281,17 +284,20 @@ def with_costs(rates: Rates, workload: Workload) -> Rates:
     # whole rounds, so that a minute in which the machine is busy falls on all feeds alike, whose costs are compared
     rounds = [{name: _idle_feed(rates, workload, **feed) for name, feed in feeds.items()} for _ in range(ROUNDS)]
     runs = {name: pooled([found[name] for found in rounds]) for name in feeds}
-    one_s = _cost_s(runs["one"], 1)
+    # What goes on all the time costs the less for a sample the more samples there are: it is a part of the cores.
+    background = measured([found["one"].background_cores for found in rounds], unit="cores")
+    one_s = cost_s(runs["one"], 1)
     # The two feeds differ by TRIALS - 1 deliveries of every sample. Differences of noisy costs may come out below
     # nothing; then the cost is too small to matter.
-    delivery = max(0.0, _cost_s(runs["many"], TRIALS) - one_s) / (TRIALS - 1)
+    delivery = max(0.0, cost_s(runs["many"], TRIALS) - one_s) / (TRIALS - 1)
     staging = max(0.0, one_s - delivery - rates.prepared_cpu_s.value)
-    miss = _cost_s(runs["cold"], 1) - one_s if "cold" in runs else 0.0
+    miss = cost_s(runs["cold"], 1) - one_s if "cold" in runs else 0.0
     return replace(
         rates,
         serving_s=slower_s(rates.prep.rate(1), measured(runs["few"].trial_per_s, unit="samples/s")),
         read_cpu_s=stated(max(rates.read_cpu_s.value, miss), unit="CPU-s"),
         delivery_cpu_s=stated(delivery, unit="CPU-s"),
+        background_cores=background,
         staging_cpu_s=stated(staging, unit="CPU-s"),
     )
 
@@ -319,6 +325,7 @@ def _idle_feed(
         epochs=EPOCHS,
         warm_up=2,
         cold=not cached,
+        idle_s=IDLE_S,
     )
 
 
@@ -328,10 +335,10 @@ def trained_on(workload: Workload, rates: Rates, *, prep_workers: int | None = N
     return replace(workload, dataset=portion(workload.dataset, samples=samples, seed=workload.options.seed))
 
 
-def _cost_s(run: ServiceRun, trials: int) -> float:
-    """Return the CPU seconds of all processes for a prepared sample."""
+def cost_s(run: ServiceRun, trials: int) -> float:
+    """Return the CPU seconds of all processes for a prepared sample, beside what goes on all the time."""
     # each trial takes every sample, so a sample that was prepared once was delivered ``trials`` times
-    return run.cpu_s * trials / run.samples
+    return max(0.0, run.cpu_s - run.background_cores * run.seconds) * trials / run.samples
 
 
 def _nothing(batch: Any) -> None:

@@ -268,4 +268,4 @@ class Load:
 
     def _per_core(self, nbytes: Floats) -> Floats:
         """Return how many samples of mean size these bytes are, for each core."""
-        return nbytes / (self.sample_bytes * self.cores.count)
+        return nbytes / (self.sample_bytes * (self.cores.count - self.cores.background))

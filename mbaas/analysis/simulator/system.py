@@ -132,9 +132,10 @@ class Cores:
         step_cpu_s: CPU seconds of a trial's step for a sample; 0 on an accelerator.
         read_cpu_s: CPU seconds to read a sample from shared storage.
         decoded_cpu_s: CPU seconds to prepare a decoded sample; None: ``prep_cpu_s / decoded_speedup``.
+        background: cores that are always busy with something else.
 
     Raises:
-        ConfigError: fewer cores than one, or a cost that cannot be.
+        ConfigError: fewer cores than one, none that is free, or a cost that cannot be.
     """
 
     count: int
@@ -144,10 +145,13 @@ class Cores:
     step_cpu_s: float = 0.0
     read_cpu_s: float = 0.0
     decoded_cpu_s: float | None = None
+    background: float = 0.0
 
     def __post_init__(self) -> None:
         if not self.count >= 1:
             raise ConfigError(f"count of cores must be at least 1, got {self.count}")
+        if not 0 <= self.background < self.count:
+            raise ConfigError(f"background must be 0 or more and below {self.count} cores, got {self.background}")
         for name in CORE_COSTS:
             cost = getattr(self, name)
             if cost is not None and not 0 <= cost < math.inf:

@@ -99,6 +99,12 @@ def test_more_cores_never_slow_down_and_nothing_beats_perfect(
         assert replace(enough, seconds=free.seconds, total_s=free.total_s, epoch_s=free.epoch_s) == free
 
 
+def test_cores_that_are_always_busy_are_none() -> None:
+    given = system(machine(), samples=4)
+    busy = run(on_cores(given, 4, **COSTS, background=2), "mbaas")
+    assert busy.total_s == run(on_cores(given, 2, **COSTS), "mbaas").total_s
+
+
 def test_cores_as_a_parameter() -> None:
     given = on_cores(system(machine()), 2, prep_cpu_s=1)
     assert changed(given, "cores", parse(given, "cores", "6")).machine.cores == Cores(count=6, prep_cpu_s=1)
@@ -112,6 +118,7 @@ def test_cores_as_a_parameter() -> None:
     ("change", "sentence"),
     [
         ({"count": 0}, "count of cores must be at least 1, got 0"),
+        ({"count": 2, "background": 2.0}, r"background must be 0 or more and below 2 cores, got 2\.0"),
         ({"count": 2, "step_cpu_s": -1.0}, r"step_cpu_s must be 0 or more and finite, got -1\.0"),
     ],
 )
