@@ -520,13 +520,12 @@ class Planner:
 
     def _decoded_bytes(self, request: PartRequest) -> int:
         """Estimate what samples of a part take that will be kept decoded here, and for which nothing is promised."""
-        room = int(self.tier.free_bytes // self.tier.sample_bytes) if self.tier.sample_bytes else 0
-        if not room or request != self.placements.own(request.block, request.shuffle):
+        if not self.tier.free_bytes or request != self.placements.own(request.block, request.shuffle):
             return 0
         ids = self.placements.stored(request)
-        fit = ~self.directory.lookup(ids)["decoded"] & ~self.tier.expects(ids)
-        # Whole ones: for a part of one nothing need give way.
-        return int(min(room, fit.sum()) * self.tier.sample_bytes)
+        # As they are promised: for a part of one, or for those that cannot be kept decoded, nothing need give way.
+        ids = ids[~self.directory.lookup(ids)["decoded"]]
+        return int(self.tier.wanted(ids, self.tier.free_bytes).sum() * self.tier.sample_bytes)
 
     def _make_room(self, nbytes: int, *, decoded: bool) -> None:
         """Drop slabs of the other form until so many bytes are free, or until that form is within its part.

@@ -103,6 +103,30 @@ def test_what_is_left_beside_whole_decoded_samples_keeps_encoded_ones_for_good(r
         assert node.reads[number] == 60 - len(kept)
 
 
+def test_nothing_gives_way_to_samples_that_are_never_kept_decoded() -> None:
+    """Some are DALI's, ten are found to be unfit: room for five more decoded ones keeps encoded ones for good."""
+    others = np.flatnonzero(~in_share(np.arange(60), 0.4)).tolist()
+    unfit = others[:10]
+    cache = (len(others) - len(unfit) + 5) * 5 * GROWTH
+    node = Node([5] * 60, block_samples=6, cache=cache, dali_share=0.4)
+    node.aim(cache)
+    seen = []
+    for number in range(6):
+        for block in range(number * node.order.blocks_per_epoch, (number + 1) * node.order.blocks_per_epoch):
+            node.begin(block)
+            while awaited := node.planner.awaited(PartRequest(block)):
+                node.fill(min(awaited))
+            asked = node.asked(block)
+            node.deliver(block)
+            node.hand_in(block, [i for i in asked if i not in unfit], [i for i in asked if i in unfit])
+            for slab in [*node.coming]:
+                node.land(slab)
+        seen.append(node.planner.directory.cached_ids().tolist())
+    assert node.planner.directory.decoded.samples == len(others) - len(unfit)
+    assert len(seen[-1]) == node.planner.directory.decoded.samples + 5 * GROWTH
+    assert seen[-1] == seen[-2] == seen[-3]
+
+
 def test_while_there_is_room_for_both_nothing_gives_way() -> None:
     """All decoded samples fit; those kept as storage has them are handed in when they come, and not dropped."""
     node = Node([5] * 60, block_samples=6, cache=60 * 5 * (GROWTH + 1))
