@@ -396,6 +396,12 @@ def gpus_of(node: str) -> int:
     return next((int(each["Resources"].get("GPU", 0)) for each in ray.nodes() if each["NodeID"] == node), 0)
 
 
+def cpus_per_gpu() -> float:
+    """Return how many CPUs a node with GPUs has for each of these, where that is fewest; 0 if there is none."""
+    has = [node["Resources"] for node in ray.nodes() if node["Alive"] and node["Resources"].get("GPU", 0)]
+    return min((each.get("CPU", 0.0) / each["GPU"] for each in has), default=0.0)
+
+
 def gpu_marker() -> dict[str, float]:
     """Return resources that bring an actor to a node with GPUs, and take nothing of these; none where Ray has none.
 

@@ -97,7 +97,8 @@ def serve(
         prep_workers: actors that prepare, each of which reserves one CPU; default: half of the CPUs that other feeds
             have left, one of which is kept for a trial. Where that is less than one CPU, it is one worker that reserves
             as much. With dali it is at most one worker for each GPU; of sound, which is decoded on CPUs, four. With a
-            ``dali_share`` below 1 these divide that half among them, and have as many threads as CPUs.
+            ``dali_share`` below 1 these divide that half among them, as far as half of the CPUs of nodes with GPUs
+            gives that, and have as many threads as CPUs.
         engine: what prepares samples: "cpu", "dali", or "auto", which is dali where there is a GPU and the pipeline can
             run on it, else cpu.
         gpus_per_worker: GPUs, or a fraction, that each worker of the dali engine reserves; 0 runs it on the CPU;
@@ -346,7 +347,7 @@ def _prep_resources(asked: FeedOptions, claims: list[Claims], on_gpus: int | Non
         cpus=runtime.cpus(),
         claimed_cpus=sum(claim.cpus for claim in claims),
         on_gpus=on_gpus,
-        also_on_cpus=asked.dali_share < 1,
+        cpus_per_gpu=runtime.cpus_per_gpu() if asked.dali_share < 1 else 0.0,
     )
     most = asked.scaling.max_prep_workers
     return resources if most is None else replace(resources, workers=min(resources.workers, most))

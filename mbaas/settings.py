@@ -253,7 +253,8 @@ class FeedOptions:
     """Actors that prepare, each of which reserves one CPU; default: half of the CPUs that other feeds have left, one of
     which is kept for a trial. Where that is less than one CPU, it is one worker that reserves as much. With dali it is
     at most one worker for each GPU; of sound, which is decoded on CPUs, four. With a ``dali_share`` below 1 these
-    divide that half among them, and have as many threads as CPUs."""
+    divide that half among them, as far as half of the CPUs of nodes with GPUs gives that, and have as many threads as
+    CPUs."""
 
     engine: Literal["auto", "cpu", "dali"] = "auto"
     """What prepares samples: "cpu", "dali", or "auto", which is dali where there is a GPU and the pipeline can run on

@@ -34,7 +34,7 @@ class PrepResources:
 
 
 def default_prep(
-    *, cpus: float, claimed_cpus: float = 0.0, on_gpus: int | None = None, also_on_cpus: bool = False
+    *, cpus: float, claimed_cpus: float = 0.0, on_gpus: int | None = None, cpus_per_gpu: float = 0.0
 ) -> PrepResources:
     """Return the prep workers of a feed of which nobody said how many it is to have.
 
@@ -42,7 +42,8 @@ def default_prep(
         cpus: of the whole cluster.
         claimed_cpus: those that the workers of other feeds reserve.
         on_gpus: how many workers may share the GPUs on which the feed prepares; None: it prepares on CPUs.
-        also_on_cpus: whether workers on GPUs prepare on CPUs, too.
+        cpus_per_gpu: of a node that has GPUs, for each of these, where workers there prepare on CPUs, too: at most half
+            of them; 0 where they do not.
 
     Example:
         Of 8 CPUs a first feed takes half of 7, rounded up: 4. A second one takes half of 3, that is 2, a third one half
@@ -58,7 +59,8 @@ def default_prep(
     if on_gpus is None:
         return PrepResources(workers)
     few = max(1, min(workers, on_gpus))
-    each = workers // few if also_on_cpus else 1
+    # The CPUs of nodes without a GPU are of no use to them, and a node is asked for no more than it has.
+    each = max(1, min(workers // few, math.floor(cpus_per_gpu / 2)))
     return PrepResources(few, each, threads=each)
 
 

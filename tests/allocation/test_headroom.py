@@ -72,19 +72,20 @@ def test_gpus_have_no_more_workers_than_may_share_them(cpus: int, on_gpus: int, 
 
 
 @pytest.mark.parametrize(
-    ("cpus", "on_gpus", "expected"),
+    ("cpus", "on_gpus", "cpus_per_gpu", "expected"),
     [
-        (16, 1, PrepResources(1, 8, threads=8)),
-        (16, 4, PrepResources(4, 2, threads=2)),
-        (64, 5, PrepResources(5, 6, threads=6)),
-        (4, 8, PrepResources(2, 1)),
-        (2, 1, PrepResources(1, 0.5)),
+        (16, 1, 16, PrepResources(1, 8, threads=8)),
+        (16, 4, 4, PrepResources(4, 2, threads=2)),
+        (64, 5, 12.8, PrepResources(5, 6, threads=6)),
+        (4, 8, 0.5, PrepResources(2, 1)),
+        (2, 1, 2, PrepResources(1, 0.5)),
+        (136, 1, 8, PrepResources(1, 4, threads=4)),  # four nodes have 32 CPUs and no GPU
     ],
 )
-def test_workers_on_gpus_that_prepare_on_cpus_too_share_out_these(
-    cpus: int, on_gpus: int, expected: PrepResources
+def test_workers_on_gpus_that_prepare_on_cpus_too_share_out_those_of_their_nodes(
+    cpus: int, on_gpus: int, cpus_per_gpu: float, expected: PrepResources
 ) -> None:
-    resources = default_prep(cpus=cpus, on_gpus=on_gpus, also_on_cpus=True)
+    resources = default_prep(cpus=cpus, on_gpus=on_gpus, cpus_per_gpu=cpus_per_gpu)
     assert resources == expected
     assert resources.cpus <= default_prep(cpus=cpus).cpus
 

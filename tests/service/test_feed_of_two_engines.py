@@ -113,6 +113,7 @@ def test_the_workers_on_gpus_have_the_cpus_too_if_nobody_says_how_many_there_are
     monkeypatch.setattr(runtime, "cpus", lambda: 64)
     monkeypatch.setattr(runtime, "gpus", lambda: gpus)
     monkeypatch.setattr(runtime, "markable_gpus", lambda: gpus)
+    monkeypatch.setattr(runtime, "cpus_per_gpu", lambda: 32.0)
     monkeypatch.setattr(serving, "_start", lambda fill_in, *_given, **_options: fill_in())
     data, many = mbaas.read_images(photos), mbaas.Threads(prep=threads)
     found: Any = mbaas.serve("filled in", data, PIPELINE, batch_size=8, dali_share=SHARE, threads=many)
