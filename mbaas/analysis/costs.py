@@ -18,8 +18,9 @@ class EpochCosts:
     """What loading takes for an epoch of one trial, after the first epoch.
 
     Attributes:
-        cpu_h: CPU-hours of fetching, preparing, staging and handing over: the trial's part of what a feed takes for
-            all of its trials, or what its own feed takes if each has one. Training is not in it.
+        cpu_h: CPU-hours of fetching, preparing, staging and handing over, and of what goes on all the time: the trial's
+            part of what a feed takes for all of its trials, or what its own feed takes if each has one. Training is not
+            in it.
         alone_cpu_h: CPU-hours that a DataLoader of its own would take at least: those of preparing each sample once.
             It would also read them, and hand minibatches from its workers to the trial.
         price, alone_price: what these hours cost; None where the price of a CPU is not known.
@@ -72,6 +73,10 @@ def _loading_s(rates: Rates, setup: Setup, bound: Bound) -> float:
     # what keeps a node's cores busy for one sample of every trial, less the steps of the trials there
     busy_s = max(found.prep["cores"], found.cores_s) - found.compute["steps' cores"]
     delivery_s, trials = rates.delivery_cpu_s.at(OPPOSITE[bound]), setup.node_trials
-    made_s = rates.free_cores(setup.cores_of(rates.cores), bound) * busy_s - trials * delivery_s
+    cores = setup.cores_of(rates.cores)
+    free_cores, pace_s = rates.free_cores(cores, bound), max(found.compute_s, found.prep_s, found.fetch_s)
+    made_s = free_cores * busy_s - trials * delivery_s
     # What is made once for all is divided by all; the node that has most trials stands for all nodes in `stages`.
-    return max(0.0, made_s) * (setup.nodes / setup.trials if setup.sharing else 1 / trials) + delivery_s
+    share = setup.nodes / setup.trials if setup.sharing else 1 / trials
+    background_s = (cores - free_cores) * pace_s * setup.nodes / setup.trials
+    return max(0.0, made_s) * share + background_s + delivery_s

@@ -46,6 +46,16 @@ def test_what_is_made_once_is_divided_by_all_trials(setup: Setup, ms: float) -> 
     assert (found.price, found.alone_price) == (None, None)
 
 
+def test_what_goes_on_all_the_time_is_paid_for_as_long_as_an_epoch_takes() -> None:
+    """0.5 of 4 cores. A sample of all trials takes 6.6 + 2 of 3.5 core-ms, 2.46 ms, but 4 ms from storage; cached, of 4
+    trials (5.5 + 4 x 2.1) / 3.5 = 3.97 ms on each node.
+    """
+    busy = rates(background_cores=stated(0.5, unit="cores"))
+    assert epoch_costs(busy, Setup()).cpu_h.value * HOUR_S == pytest.approx(6.6 + 0.5 * 4)
+    cached = epoch_costs(busy, Setup(trials=4, cache_bytes=1e8)).cpu_h.value * HOUR_S
+    assert cached == pytest.approx(5.5 / 4 + 0.1 + 0.5 * (5.5 + 4 * 2.1) / 3.5 / 4)
+
+
 def test_money_is_the_price_of_these_hours() -> None:
     costs = {"prep_cpu_s": Quantity(3.6, low=1.8, high=7.2, unit="CPU-s")}
     found = epoch_costs(round_rates(**costs), Setup(trials=2, cpu_price_per_h=0.5))
