@@ -291,14 +291,14 @@ class DecodedSamples:
         prefix: the transforms that made them, and the engine: equal for feeds whose decoded samples are the same.
         costs: of a sample.
         threads: that prepare on a node, all together.
-        dali_share: of the samples, which DALI makes beside the cpu engine, and of which none is kept decoded; 0 if one
-            engine makes all.
+        undecoded_share: of the samples, which DALI makes beside the cpu engine, and of which none is kept decoded; see
+            `mbaas.order.in_share`.
     """
 
     prefix: str
     costs: SampleCosts
     threads: int
-    dali_share: float = 0.0
+    undecoded_share: float = 0.0
 
 
 @dataclass(frozen=True)

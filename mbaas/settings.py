@@ -322,6 +322,11 @@ class FeedSettings(FeedOptions):
     """What the feeds that ran already may take of each node's memory."""
 
     @property
+    def undecoded_share(self) -> float:
+        """Return the share of the samples of which none is kept decoded: DALI's, if the cpu engine makes others."""
+        return self.dali_share if self.dali_share < 1 else 0.0
+
+    @property
     def memory(self) -> MemoryClaim:
         """Return what this feed may take of each node's memory."""
         return MemoryClaim(self.cache_bytes, self.staging_bytes)

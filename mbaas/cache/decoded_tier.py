@@ -79,7 +79,7 @@ class DecodedTier:
         sample_bytes: of a decoded sample, on average; 0 if none is to be kept.
         target_bytes: the node's memory that is for decoded samples.
         disk_free_bytes: what the node's disk has left for decoded samples.
-        dali_share: of the samples, which DALI makes beside the cpu engine, and of which none is kept decoded.
+        undecoded_share: of the samples, which DALI makes beside the cpu engine, and of which none is kept decoded.
         promised_bytes: room that is set aside.
         used_bytes: of all slabs. Beyond the target if that fell, or if samples were larger than was expected.
         slabs: slab -> its bytes; all slabs of decoded samples, those included that are being made.
@@ -90,7 +90,7 @@ class DecodedTier:
     sample_bytes: float = 0.0
     target_bytes: int = 0
     disk_free_bytes: int = 0
-    dali_share: float = 0.0
+    undecoded_share: float = 0.0
     used_bytes: int = 0
     promised_bytes: int = 0
     slabs: dict[int, int] = field(default_factory=dict)
@@ -117,7 +117,9 @@ class DecodedTier:
         wanted = np.zeros(len(sample_ids), np.bool_)
         most = int(max(0, room_bytes) // self.sample_bytes) if self.sample_bytes else 0
         if most:
-            fit = ~self.expects(sample_ids) & ~among(sample_ids, self.unfit) & ~in_share(sample_ids, self.dali_share)
+            fit = (
+                ~self.expects(sample_ids) & ~among(sample_ids, self.unfit) & ~in_share(sample_ids, self.undecoded_share)
+            )
             wanted[np.flatnonzero(fit)[:most]] = True
         return wanted
 

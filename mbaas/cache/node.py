@@ -146,7 +146,7 @@ class CacheNode:
             placements=self._placements,
             num_samples=len(self._dataset),
             decoded_on_disk=None if self._disk is None else self._disk.decoded_lengths,
-            dali_share=0.0 if decoded is None else decoded.dali_share,
+            undecoded_share=0.0 if decoded is None else decoded.undecoded_share,
         )
         self._tuner = ReadaheadTuner(self._planner, self._meter, self._disk, block_samples=order.block_samples)
         self._pool = ReadPool(self._dataset.reader(), threads=threads, meter=self._meter, storage_s=storage_s)

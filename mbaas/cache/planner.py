@@ -100,7 +100,7 @@ class Planner:
         placements: PlacementHistory | None = None,
         num_samples: int | None = None,
         decoded_on_disk: Lengths | None = None,
-        dali_share: float = 0.0,
+        undecoded_share: float = 0.0,
     ) -> None:
         """
         Args:
@@ -111,12 +111,12 @@ class Planner:
             placements: see above; by default one that knows of no other node.
             num_samples: of the dataset, as it is stored; by default those of the order.
             decoded_on_disk: of decoded samples that this node's disk has, 0 for others; by default it has none.
-            dali_share: of the samples, none of which is kept decoded; see `DecodedSamples`.
+            undecoded_share: of the samples, none of which is kept decoded; see `DecodedSamples`.
         """
         self._num_samples = order.num_samples if num_samples is None else num_samples
         self.directory = Directory(self._num_samples)
         self.minio = MinIO(cache_bytes)
-        self.tier = DecodedTier(dali_share=dali_share)
+        self.tier = DecodedTier(undecoded_share=undecoded_share)
         self.ahead = ReadAhead(readahead_bytes)
         self.placements = placements if placements is not None else PlacementHistory(order)
         self._order = order

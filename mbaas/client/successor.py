@@ -63,12 +63,8 @@ def await_successor(
 
 def _check_same(known: FeedInfo, successor: FeedInfo, name: ConsumerName) -> None:
     """Refuse a feed in which blocks, or what a consumer makes of them, are others than those that it was given."""
-    names = ("dataset, pipeline, seed and order", "engine", "dali_share", "samples in a block", "drop_last")
-    for what, before, now in zip(
-        (*names, "on_bad_sample"),
-        *(_essence(info) for info in (known, successor)),
-        strict=True,
-    ):
+    pairs = zip(_essence(known).items(), _essence(successor).values(), strict=True)
+    for (what, before), now in pairs:
         if before != now:
             raise FeedFailedError(
                 f"feed {known.settings.name!r} was served again with another {what}: {now!r} instead of {before!r}; "
@@ -76,7 +72,13 @@ def _check_same(known: FeedInfo, successor: FeedInfo, name: ConsumerName) -> Non
             )
 
 
-def _essence(info: FeedInfo) -> tuple[object, ...]:
-    settings = info.settings
-    of_engines, of_samples = (info.engine, settings.dali_share), (settings.drop_last, settings.on_bad_sample)
-    return info.fingerprint, *of_engines, info.order.block_samples, *of_samples
+def _essence(info: FeedInfo) -> dict[str, object]:
+    """Return what decides about blocks, by what it is called."""
+    return {
+        "dataset, pipeline, seed and order": info.fingerprint,
+        "engine": info.engine,
+        "dali_share": info.settings.dali_share,
+        "samples in a block": info.order.block_samples,
+        "drop_last": info.settings.drop_last,
+        "on_bad_sample": info.settings.on_bad_sample,
+    }

@@ -87,7 +87,7 @@ async def prepare(
         mean_raw_bytes=float(np.mean(dataset.lengths(np.arange(min(LOOKED_AT, len(dataset)))))),
         is_random=pipeline.is_random,
         redrawn=dataset.stored is not dataset,
-        prefix=f"{pipeline.prefix_fingerprint} {workers.engine}{_shared_out(settings.dali_share)}",
+        prefix=f"{pipeline.prefix_fingerprint} {workers.engine}, all but {settings.undecoded_share}",
         earlier=await asyncio.to_thread(recovery.recall_layout, settings.name),
     )
     await asyncio.to_thread(recovery.remember, settings.name, layout, dataset)
@@ -97,11 +97,6 @@ async def prepare(
         version=_first_version(),
     )
     return Opening(dataset, layout, workers, CachePool(settings, dataset, dataset_ref, layout), lanes, begin)
-
-
-def _shared_out(dali_share: float) -> str:
-    """Say which samples are kept decoded, if the engine keeps none of those that DALI makes."""
-    return "" if dali_share == 1 else f", all but {dali_share}"
 
 
 async def adopt(settings: FeedSettings, workers: WorkerPool) -> Opening:

@@ -202,10 +202,10 @@ def lay_out(
                 encoded_s=probe.decoded.sample_s,
                 decoded_s=probe.decoded.rest_s,
                 storage_s=probe.read_s,
-                decodable=1.0 if settings.dali_share == 1 else 1 - settings.dali_share,
+                decodable=1 - settings.undecoded_share,
             ),
             threads=workers * settings.threads.prep,
-            dali_share=0.0 if settings.dali_share == 1 else settings.dali_share,
+            undecoded_share=settings.undecoded_share,
         ),
     )
 

@@ -182,8 +182,8 @@ class PrepWorker:
             with _watchdog_of(config):
                 return first_probe(dataset, engine, keeping, config.pipeline.known(dataset.fields), fetch_threads)
         finally:
-            engine.close()
-            keeping.close()
+            for each in {engine, keeping}:
+                each.close()
 
     @ray.method(concurrency_group="control")
     def engage(self, dataset: Dataset, brief: WorkerBrief) -> None:

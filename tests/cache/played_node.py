@@ -38,7 +38,7 @@ class Node:
         readahead: int = 0,
         name: str = "",
         disk_bytes: int = 0,
-        dali_share: float = 0.0,
+        undecoded_share: float = 0.0,
     ) -> None:
         self.lengths = np.array(lengths, dtype=np.int64)
         self.order = SampleOrder(len(lengths), seed=3, block_samples=block_samples)
@@ -50,7 +50,7 @@ class Node:
             readahead_bytes=readahead,
             placements=self.placements,
             decoded_on_disk=lambda ids: np.where(np.isin(ids, [*self.disk]), GROWTH * self.lengths[ids], 0),
-            dali_share=dali_share,
+            undecoded_share=undecoded_share,
         )
         self.disk: set[int] = set()
         self.disk_bytes = disk_bytes

@@ -43,7 +43,7 @@ def test_what_is_decoded_anyway_is_kept_as_it_comes_and_storage_is_not_read_agai
 
 
 def test_what_dali_makes_beside_the_cpu_engine_is_never_asked_for() -> None:
-    node = Node([5] * 40, block_samples=7, cache=40 * 5 * GROWTH, dali_share=0.6)
+    node = Node([5] * 40, block_samples=7, cache=40 * 5 * GROWTH, undecoded_share=0.6)
     node.aim(40 * 5 * GROWTH)
     for number in range(3):
         epoch(node, number)
@@ -108,7 +108,7 @@ def test_nothing_gives_way_to_samples_that_are_never_kept_decoded() -> None:
     others = np.flatnonzero(~in_share(np.arange(60), 0.4)).tolist()
     unfit = others[:10]
     cache = (len(others) - len(unfit) + 5) * 5 * GROWTH
-    node = Node([5] * 60, block_samples=6, cache=cache, dali_share=0.4)
+    node = Node([5] * 60, block_samples=6, cache=cache, undecoded_share=0.4)
     node.aim(cache)
     seen = []
     for number in range(6):
