@@ -140,14 +140,17 @@ class Place:
         memory: whose slot it is.
         number: of the slot.
         room: uint8 [bytes], its memory.
+
+    Attributes:
+        room: as above: whole pages.
     """
 
     def __init__(self, memory: SlotMemory, number: int, room: NDArray[np.uint8]) -> None:
-        self._memory, self._number, self._bytes = memory, number, room
+        self._memory, self._number, self.room = memory, number, room
 
     def samples(self, like: NDArray[Any]) -> NDArray[Any]:
         """Return the slot's beginning as an array of the shape and type of another one."""
-        return self._bytes[: like.nbytes].view(like.dtype).reshape(like.shape)
+        return self.room[: like.nbytes].view(like.dtype).reshape(like.shape)
 
     def hand_out(self, arrays: Arrays) -> Slot | None:
         """Let others read these arrays, of which some may lie in the slot; others are copied there, behind those.
@@ -161,18 +164,18 @@ class Place:
             at = self._address_of(array) if self._has(array) else -(-end // ALIGNED_BYTES) * ALIGNED_BYTES
             if not self._has(array):
                 end = at + array.nbytes
-                if end > self._bytes.nbytes:
+                if end > self.room.nbytes:
                     return None
-                self._bytes[at:end].view(array.dtype).reshape(array.shape)[...] = array
+                self.room[at:end].view(array.dtype).reshape(array.shape)[...] = array
             columns.append(SlotColumn(name, at, array.dtype.str, array.shape))
         packed = tuple(name for name, column in arrays.items() if isinstance(column, Packed))
         return self._memory.hand_out(self._number, tuple(columns), packed)
 
     def _has(self, array: NDArray[Any]) -> bool:
-        return array.flags.c_contiguous and 0 <= self._address_of(array) <= self._bytes.nbytes - max(array.nbytes, 1)
+        return array.flags.c_contiguous and 0 <= self._address_of(array) <= self.room.nbytes - max(array.nbytes, 1)
 
     def _address_of(self, array: NDArray[Any]) -> int:
-        return int(array.ctypes.data - self._bytes.ctypes.data)
+        return int(array.ctypes.data - self.room.ctypes.data)
 
     def _end_of(self, array: NDArray[Any]) -> int:
         return self._address_of(array) + array.nbytes
@@ -194,6 +197,7 @@ class _Opened:
         self._all = mmap.mmap(self.fd, 0, prot=mmap.PROT_READ)
         if self._all[:TOKEN_BYTES] != slot.token:
             raise FileNotFoundError(f"{slot.path} is the memory of another worker")
+        self._slot_bytes = slot.nbytes
         self._written, _ = _counts_in(self._all)
         self._seen: NDArray[np.int64] | None = None
 
@@ -229,6 +233,15 @@ class _Opened:
 
     def bytes_of(self, slot: Slot) -> NDArray[np.uint8]:
         return np.frombuffer(self._all, np.uint8, slot.nbytes, slot.begin)
+
+    def room_at(self, address: int) -> NDArray[np.uint8] | None:
+        """Return the slot in which an address of this process lies."""
+        whole = np.frombuffer(self._all, np.uint8)
+        at = address - whole.ctypes.data - HEADER_BYTES
+        if not 0 <= at < whole.nbytes - HEADER_BYTES:
+            return None
+        begin = HEADER_BYTES + at // self._slot_bytes * self._slot_bytes
+        return whole[begin : begin + self._slot_bytes]
 
 
 _opened: dict[bytes, _Opened] = {}  # token -> memory that this process has opened
@@ -308,6 +321,17 @@ def arrays_in(slot: Slot) -> Arrays | None:
         parts = [_view(whole, column) for column in columns]
         found[name] = Packed(*parts) if name in slot.packed else parts[0]
     return found
+
+
+def room_of(array: NDArray[Any]) -> NDArray[np.uint8] | None:
+    """Return the memory of the slot in which an array lies: whole pages, read-only. It stays mapped as long as this is
+    referred to, but does not hold the slot.
+
+    None if it lies in none, or in that of a worker that has ended since.
+    """
+    with _opening:
+        rooms = ((opened, opened.room_at(array.ctypes.data)) for opened in _opened.values())
+        return next((room for opened, room in rooms if room is not None and opened.is_there), None)
 
 
 def _view(whole: NDArray[np.uint8], column: SlotColumn) -> NDArray[Any]:

@@ -35,6 +35,7 @@ LAYERS = (
     "status",
     "ledger",
     "slots",
+    "cuda",
     "messages",
     "uncounted",
     "transforms",

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
+from mbaas import cuda, slots
 from mbaas.client.batches import is_private, read_only
 from mbaas.client.recycled import RecycledMemory
 from mbaas.errors import ConfigError
@@ -16,6 +18,9 @@ if TYPE_CHECKING:
     import torch
 
 FORMATS = ("torch", "numpy")
+
+LEAST_LENT_BYTES = 2**18
+"""Smaller arrays are copied: looking up whether the GPU can read them would take as long."""
 
 Minibatch = dict[str, Any]
 """What a trial gets: ``image``, ``label``, ``sample_id``: see `mbaas.loader.Loader`."""
@@ -119,12 +124,34 @@ class TorchConverter:
         return batch
 
 
-class CudaConverter:
-    """Tensors on a GPU: copies and normalisation run beside the trial's step, on a CUDA stream of their own, one
-    minibatch ahead. They start from pinned memory, without which CUDA copies while the program waits.
+class _CopySet:
+    """What a minibatch is copied from, as long as the GPU may read it.
 
     Attributes:
-        pinned: name -> buffer, twice: one is filled while the GPU may still read the other.
+        pinned: name -> buffer, which is used again: pinning costs far more than copying.
+        lent: arrays that are read where they lie.
+        copied: the event after the last copy.
+    """
+
+    def __init__(self) -> None:
+        import torch
+
+        self.pinned: dict[str, torch.Tensor] = {}
+        self.lent: list[NDArray[Any]] = []
+        self.copied = torch.cuda.Event()
+
+    def wait(self) -> None:
+        """Wait until all is copied, and let go of what was lent."""
+        self.copied.synchronize()
+        self.lent.clear()
+
+
+class CudaConverter:
+    """Tensors on a GPU: copies and normalisation run beside the trial's step, on a CUDA stream of their own, one
+    minibatch ahead.
+
+    What lies in a worker's slots is copied from there by the GPU itself, and its block is held so long. All else goes
+    through pinned memory, without which CUDA copies while the program waits.
     """
 
     ahead = 1
@@ -134,40 +161,63 @@ class CudaConverter:
 
         self._device, self._normalize, self._has_images = device, normalize, has_images
         self._stream = torch.cuda.Stream(device)
-        self.pinned: list[dict[str, torch.Tensor]] = [{}, {}]
-        self._copied = [torch.cuda.Event(), torch.cuda.Event()]
-        self._turn = 0
+        self._gpu = cuda.gpu(self._stream.device.index)
+        self._sets = [_CopySet(), _CopySet()]  # one is filled while the GPU may still read the other
+        self._started = self._finished = 0
 
     def start(self, arrays: Arrays) -> tuple[Minibatch, torch.cuda.Event]:
         import torch
 
-        self._turn = 1 - self._turn  # two sets of buffers: one is filled while the other is still being copied
-        buffers, copied = self.pinned[self._turn], self._copied[self._turn]
-        copied.synchronize()  # the GPU must have read what these buffers held two minibatches ago
+        for each in self._sets:
+            if each.copied.query():
+                each.wait()
+        copies = self._sets[self._started % 2]
+        copies.wait()
+        self._started += 1
         with torch.cuda.stream(self._stream):
-            batch = {name: self._copy(buffers, name, array) for name, array in arrays.items()}
-            copied.record(self._stream)
+            batch = {name: self._to_device(copies, name, array) for name, array in arrays.items()}
+            copies.copied.record(self._stream)
             if self._has_images:
                 batch["image"] = _as_torch(batch["image"], self._normalize)
             ready = torch.cuda.Event()
             ready.record(self._stream)
         return batch, ready
 
-    def _copy(self, buffers: dict[str, torch.Tensor], name: str, array: Any) -> torch.Tensor:
+    def _to_device(self, copies: _CopySet, name: str, array: NDArray[Any]) -> torch.Tensor:
         import torch
 
-        buffer = buffers.get(name)
-        if buffer is None or buffer.numel() < array.size:  # pinning costs far more than copying, so buffers are kept
-            dtype = getattr(torch, str(array.dtype))
-            buffer = buffers[name] = torch.empty(array.size, dtype=dtype, pin_memory=True)
+        dtype = getattr(torch, str(array.dtype))
+        if self._is_locked(array):
+            tensor = torch.empty(array.shape, dtype=dtype, device=self._device)
+            self._gpu.copy_to_device(tensor.data_ptr(), array, self._stream.cuda_stream)
+            copies.lent.append(array)
+            return tensor
+        buffer = copies.pinned.get(name)
+        if buffer is None or buffer.numel() < array.size:
+            buffer = copies.pinned[name] = torch.empty(array.size, dtype=dtype, pin_memory=True)
         pinned = buffer[: array.size].view(array.shape)
         np.copyto(pinned.numpy(), array)
         return pinned.to(self._device, non_blocking=True)
+
+    def _is_locked(self, array: NDArray[Any]) -> bool:
+        """Whether the GPU can read an array where it lies."""
+        if is_private(array) or array.nbytes < LEAST_LENT_BYTES or not array.flags.c_contiguous:
+            return False
+        room = slots.room_of(array)
+        if room is None:
+            return False
+        if room not in cuda.page_locks:
+            cuda.page_locks.let_go(lambda memory: slots.room_of(memory) is None)
+        return cuda.page_locks.take(room, self._gpu)
 
     def finish(self, started: tuple[Minibatch, torch.cuda.Event]) -> Minibatch:
         import torch
 
         batch, ready = started
+        self._finished += 1
+        if self._finished == self._started:  # the last one for now: nothing is lent while nobody asks for more
+            for each in self._sets:
+                each.wait()
         current = torch.cuda.current_stream(self._device)
         current.wait_event(ready)
         for tensor in batch.values():  # else the allocator may reuse its memory while the trial's kernels read it

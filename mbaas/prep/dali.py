@@ -2,8 +2,8 @@
 
 Three rules keep a sample's result independent of the minibatch that it comes in:
 
-* On a GPU all JPEGs take the CUDA decoder. DALI would share a batch out between it and the hardware decoder,
-  whose pixels differ slightly.
+* On a GPU all JPEGs that its hardware decoder can read take that. DALI would share a batch out between it and CUDA,
+  whose pixels differ by up to three levels.
 * CMYK JPEGs, which decoders treat differently, and files that DALI refuses although their header is good, are
   prepared by the cpu engine.
 * What DALI refuses is found by halving its batch (`dali_runs`), and is left to the cpu engine; so is an image that is
@@ -14,9 +14,9 @@ Which engine makes a sample is fixed for good then, and of DALI's none is kept d
 with one of the others, and to a GPU a file is sent in less time than an image.
 
 To keep a sample decoded, it is decoded once more, by a graph that ends with the pipeline's prefix; and it is kept only
-if the rest of the pipeline makes the same of that. For where a crop comes first, only its window is decoded, and it is
-the decoder's affair whether that has the same pixels as the whole image. What was left to the cpu engine is kept by
-that, and left to it again.
+if the rest of the pipeline makes the same of that. For where a crop comes first, only its window is decoded on a CPU,
+and it is the decoder's affair whether that has the same pixels as the whole image. What was left to the cpu engine is
+kept by that, and left to it again.
 
 Damage inside a JPEG's entropy-coded data shows only while it is decoded: DALI then fills with grey where the
 cpu engine refuses. Truncated files are found by both.
@@ -36,7 +36,7 @@ from mbaas.fields import Arrays, Field
 from mbaas.messages import EngineName
 from mbaas.prep import dali_graph
 from mbaas.prep.cpu import CpuEngine
-from mbaas.prep.dali_runs import Feed, GraphRuns
+from mbaas.prep.dali_runs import Deliver, Feed, GraphRuns, PlaceOf
 from mbaas.prep.decoded import KeptRows
 from mbaas.prep.engine import DEFAULT_MAX_PIXELS, BadRow, Encoded, EngineOf, Prepared
 from mbaas.prep.header import Header, UndecodableError
@@ -48,9 +48,9 @@ from mbaas.prep.user_code import SampleFields
 from mbaas.transforms import Pipeline
 from mbaas.transforms.base import Size, Step, Windows
 
-BATCH_PIXELS = 64_000_000
-"""Pixels, before anything is cropped, of the images that DALI has at a time: 128 of 700x700, or 5 of 12 megapixels.
-Decoded they take 200 MB, and about as much again at each stage of the graph.
+BATCH_PIXELS = 32_000_000
+"""Pixels, before anything is cropped, of the images of a batch, of which DALI has two at a time: 64 of 700x700, or two
+of 12 megapixels. Decoded they take 100 MB, and about as much again at each stage of the graph.
 """
 
 
@@ -121,6 +121,9 @@ class DaliEngine:
             except UndecodableError as error:
                 block.bad.append(BadRow(row, str(error)))
 
+        def place(index: int) -> NDArray[Any] | None:
+            return places.at(block.rows[index])
+
         fitting = ~np.isin(block.rows, [bad.row for bad in block.bad])
         takes, is_opened = self._takes(block, steps), np.isin(np.arange(len(block.rows)), [*opened])
         files = np.flatnonzero(fitting & takes & ~is_opened)
@@ -134,8 +137,8 @@ class DaliEngine:
             self._cpu.make(block, steps, indices, places, fields, keep)
 
         with self._meanwhile(leave_to_cpu, np.flatnonzero(fitting & ~takes).tolist()):
-            refused = self._runs.run(files, block.sizes.prod(axis=1), feeds, take)
-            refused += self._run_rest(block, steps, going_on, take)
+            refused = self._runs.run(files, block.sizes.prod(axis=1), feeds, take, place)
+            refused += self._run_rest(block, steps, going_on, take, place)
         if keep is not None and self._is_dalis is None:
             lost = {*refused, *np.flatnonzero(np.isin(block.rows, [bad.row for bad in block.bad])).tolist()}
             self._keep(block, steps, [index for index in files.tolist() if index not in lost], places, keep)
@@ -197,7 +200,12 @@ class DaliEngine:
         return opened
 
     def _run_rest(
-        self, block: PartInput, steps: Sequence[Step], decoded: Mapping[int, Image], take: Callable[[int, Image], None]
+        self,
+        block: PartInput,
+        steps: Sequence[Step],
+        decoded: Mapping[int, Image],
+        take: Deliver,
+        place: PlaceOf | None = None,
     ) -> list[int]:
         """Do what follows on the prefix to decoded samples; return those that DALI refuses."""
         rest = slice(self._in_prefix, None)
@@ -209,7 +217,7 @@ class DaliEngine:
             return []
         images: Feed = [decoded.get(index, _NOTHING) for index in range(len(block.rows))]
         feeds = {dali_graph.DECODED: images, **dali_graph.feeds(self._stages[rest], steps[rest])}
-        return self._rest_runs.run(np.array([*decoded], np.intp), block.sizes.prod(axis=1), feeds, take)
+        return self._rest_runs.run(np.array([*decoded], np.intp), block.sizes.prod(axis=1), feeds, take, place)
 
     def _keep(
         self, block: PartInput, steps: Sequence[Step], indices: Sequence[int], places: Places, keep: KeptRows
@@ -237,7 +245,7 @@ class DaliEngine:
         first = slice(self._in_prefix)
         encoded: Feed = [np.frombuffer(each, np.uint8) for each in block.encoded]
         feeds = {dali_graph.ENCODED: encoded, **dali_graph.feeds(self._stages[first], steps[first])}
-        refused = self._first_runs.run(np.array([*rooms], np.intp), block.sizes.prod(axis=1), feeds, fill)
+        refused = self._first_runs.run(np.array([*rooms], np.intp), block.sizes.prod(axis=1), feeds, fill, rooms.get)
         filled = {index: room for index, room in rooms.items() if index not in refused}
         refused += self._run_rest(block, steps, filled, compare)
         for index in refused:

@@ -77,16 +77,17 @@ def images(stages: Sequence[Stage], *, gpu: bool, decoded: bool = False) -> Any:
 
 
 def _decoded(stages: Sequence[Stage], gpu: bool) -> tuple[Any, Sequence[Stage]]:
-    """Decode, and tell what is left to do: of an image that is cropped first only the crop is decoded."""
+    """Decode, and tell what is left to do: on a CPU, of an image that is cropped first only the crop is decoded."""
     encoded = fn.external_source(name=ENCODED, no_copy=True, dtype=types.UINT8, ndim=1)
-    options: dict[str, Any] = {"device": "cpu", "output_type": types.RGB}
     if gpu:
-        # Chroma as libjpeg does it; and one decoder for all, or pixels would depend on the batch.
-        options |= {"device": "mixed", "jpeg_fancy_upsampling": True, "hw_decoder_load": 0.0}
+        # All that a GPU's decoders of JPEGs can take, or the share of each decoder, and so the pixels, would depend on
+        # the batch. They decode whole images only: DALI would leave a part of one to the CPU.
+        options: dict[str, Any] = {"jpeg_fancy_upsampling": True, "hw_decoder_load": 1.0}  # chroma as libjpeg does it
+        return fn.decoders.image(encoded, device="mixed", output_type=types.RGB, **options), stages
     if not stages or not isinstance(stages[0][1], (RandomResizedCrop, RandomIoUCrop)):
-        return fn.decoders.image(encoded, **options), stages
+        return fn.decoders.image(encoded, output_type=types.RGB), stages
     index, crop = stages[0]
-    images = fn.decoders.image_slice(encoded, **_box(index), axes=_HEIGHT_WIDTH, **options)
+    images = fn.decoders.image_slice(encoded, **_box(index), axes=_HEIGHT_WIDTH, output_type=types.RGB)
     return images if isinstance(crop, RandomIoUCrop) else _resized(images, index, crop), stages[1:]
 
 

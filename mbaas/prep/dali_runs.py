@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 from nvidia import dali
+
+from mbaas import cuda
 
 types: Any = dali.types
 _Graph: Any = dali.pipeline.Pipeline
@@ -26,11 +29,27 @@ _OUT_OF_MEMORY = ("CUDA allocation failed", "Can't allocate", "out of memory", "
 Feed: TypeAlias = Sequence[NDArray[Any]] | NDArray[Any]
 """An input of a graph: number i is for sample i."""
 
+Deliver: TypeAlias = Callable[[int, NDArray[Any]], None]
+"""Takes a sample's number and its result."""
+
+PlaceOf: TypeAlias = Callable[[int], "NDArray[Any] | None"]
+"""Tells by a sample's number where its result goes; None: nobody knows yet."""
+
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class _Taking:
+    """Where results go; see `GraphRuns.run`."""
+
+    deliver: Deliver
+    place: PlaceOf | None
 
 
 class GraphRuns:
     """A graph and its runs.
+
+    While a batch is prepared, the next one is fed to the graph, and the results of the one before go where they belong.
 
     Args:
         outputs: makes the graph's single output; called within DALI's pipeline whenever the graph is built anew.
@@ -53,7 +72,8 @@ class GraphRuns:
         taken: NDArray[np.intp],
         sizes: NDArray[np.int64],
         feeds: Mapping[str, Feed],
-        deliver: Callable[[int, NDArray[Any]], None],
+        deliver: Deliver,
+        place: PlaceOf | None = None,
     ) -> list[int]:
         """Prepare samples; return those that DALI refuses.
 
@@ -62,12 +82,39 @@ class GraphRuns:
             sizes: int64[n], what each weighs against the limit.
             feeds: name -> the input of each of the n samples. DALI may read them where they lie.
             deliver: takes a sample's number and its result, which is valid only until it returns.
+            place: tells where the result of a sample may be put at once: what comes from a GPU and fits there is not
+                delivered.
         """
         refused: list[int] = []
-        while len(taken):
-            batch = taken[: _fitting(sizes[taken], self._limit)]
-            refused += self._run(batch, feeds, deliver)
-            taken = taken[len(batch) :]
+        taking = _Taking(deliver, place)
+        running, none = taken[:0], taken[:0]
+        while len(taken) or len(running):
+            following = taken[: _fitting(sizes[taken], self._limit)]
+            if len(running) and self._is_too_many(len(following)):
+                following = none  # the graph is built anew for it, once it is free
+            results, suspect = None, following
+            try:
+                if len(following):
+                    self._feed(feeds, following)
+                if len(running):
+                    suspect = running
+                    results = self._results()
+                    suspect = following
+                if len(following):
+                    self._graph.schedule_run()
+            except (RuntimeError, MemoryError) as error:
+                self._recover(error)
+                refused += self._halved(suspect, feeds, taking)
+                if suspect is following:
+                    taken = taken[len(following) :]
+                    if results is None:
+                        taken = np.concatenate([running, taken])  # it was lost with the graph
+                following = none
+            else:
+                taken = taken[len(following) :]
+            if results is not None:
+                self._hand_on(results, running, taking)
+            running = following
         return refused
 
     def set_threads(self, threads: int) -> None:
@@ -78,25 +125,32 @@ class GraphRuns:
         """Release the graph's threads and memory."""
         self._graph = None
 
-    def _run(
-        self, indices: NDArray[np.intp], feeds: Mapping[str, Feed], deliver: Callable[[int, NDArray[Any]], None]
-    ) -> list[int]:
+    def _run(self, indices: NDArray[np.intp], feeds: Mapping[str, Feed], taking: _Taking) -> list[int]:
+        """Prepare a batch by itself."""
         try:
-            result = self._run_graph(feeds, indices)
+            self._feed(feeds, indices)
+            self._graph.schedule_run()
+            results = self._results()
         except (RuntimeError, MemoryError) as error:
-            self._graph = None  # a graph that raised cannot be run again
-            if isinstance(error, MemoryError) or _says(error, _OUT_OF_MEMORY):
-                self._take_less()
-            elif not _says(error, _REFUSALS):
-                raise
-        else:
-            for position, index in enumerate(indices.tolist()):
-                deliver(index, result.at(position))
-            return []
+            self._recover(error)
+            return self._halved(indices, feeds, taking)
+        self._hand_on(results, indices, taking)
+        return []
+
+    def _halved(self, indices: NDArray[np.intp], feeds: Mapping[str, Feed], taking: _Taking) -> list[int]:
+        """Prepare in halves what failed as a whole."""
         if len(indices) == 1:
             return [int(indices[0])]
         middle = len(indices) // 2
-        return [*self._run(indices[:middle], feeds, deliver), *self._run(indices[middle:], feeds, deliver)]
+        return [*self._run(indices[:middle], feeds, taking), *self._run(indices[middle:], feeds, taking)]
+
+    def _recover(self, error: RuntimeError | MemoryError) -> None:
+        """Raise the error again, unless the samples of a batch, or how many they are, may be to blame."""
+        self._graph = None  # a graph that raised cannot be run again
+        if isinstance(error, MemoryError) or _says(error, _OUT_OF_MEMORY):
+            self._take_less()
+        elif not _says(error, _REFUSALS):
+            raise error
 
     def _take_less(self) -> None:
         """Make batches half as large from now on: the device has no more memory for us, others may use it, too."""
@@ -105,20 +159,56 @@ class GraphRuns:
         where = "the CPU" if self._device_id is None else f"GPU {self._device_id}"
         _log.warning("%s is out of memory: batches of %d %s from now on", where, self._limit, self._unit)
 
-    def _run_graph(self, feeds: Mapping[str, Feed], indices: NDArray[np.intp]) -> Any:
-        """Return DALI's list of results in host memory, valid until the next run."""
+    # ---- one batch ----
+
+    def _feed(self, feeds: Mapping[str, Feed], indices: NDArray[np.intp]) -> None:
+        """Give the graph its inputs, which it reads once it is started."""
         graph = self._graph_for(len(indices))
         for name, rows in feeds.items():
             some = rows[indices] if isinstance(rows, np.ndarray) else [rows[index] for index in indices.tolist()]
             graph.feed_input(name, some)
-        (results,) = graph.run()
-        return results if self._device_id is None else results.as_cpu()
+
+    def _results(self) -> Any:
+        """Wait for DALI's list of results, which lies on the device and is ours as long as it is referred to."""
+        (results,) = self._graph.share_outputs()
+        self._graph.release_outputs()
+        return results
+
+    def _hand_on(self, results: Any, indices: NDArray[np.intp], taking: _Taking) -> None:
+        left = [*range(len(indices))]
+        if self._device_id is not None and taking.place is not None:
+            left = self._put(results, indices, taking.place)
+        if left:
+            on_host = results if self._device_id is None else results.as_cpu()
+            for position in left:
+                taking.deliver(int(indices[position]), on_host.at(position))
+
+    def _put(self, results: Any, indices: NDArray[np.intp], place: PlaceOf) -> list[int]:
+        """Copy results from the GPU to where they belong; return the positions of those that fit nowhere."""
+        assert self._device_id is not None
+        shapes, dtype = results.shape(), np.dtype(types.to_numpy_type(results.dtype))
+        begin = results.as_tensor().data_ptr() if results.is_dense_tensor() else None
+        copies: list[tuple[int, int, int]] = []
+        left = []
+        for position, index in enumerate(indices.tolist()):
+            to = place(index)
+            if to is None or to.shape != tuple(shapes[position]) or to.dtype != dtype or not to.flags.c_contiguous:
+                left.append(position)
+                continue
+            at = results.at(position).data_ptr() if begin is None else begin + position * to.nbytes
+            copies.append((to.ctypes.data, at, to.nbytes))
+        cuda.gpu(self._device_id).copy_to_host(_joined(copies))
+        return left
+
+    def _is_too_many(self, batch: int) -> bool:
+        """Whether the graph, as it is, is for fewer samples."""
+        return self._graph is None or batch > self._batch
 
     def _graph_for(self, batch: int) -> Any:
-        if self._graph is None or batch > self._batch:
+        if self._is_too_many(batch):
             # Never smaller than before: blocks of changing sizes would have it built again and again.
             self._batch = max(batch, self._batch)
-            # One batch at a time: its inputs are read where they lie, and they are there only while it is prepared.
+            # Without a queue within the graph: it would ask for several batches before the first is there.
             graph = _Graph(
                 batch_size=self._batch, num_threads=self._threads, device_id=self._device_id, prefetch_queue_depth=1
             )
@@ -127,6 +217,19 @@ class GraphRuns:
             graph.build()
             self._graph = graph
         return self._graph
+
+
+def _joined(copies: Sequence[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
+    """Join copies of which one ends where the next begins, on both sides."""
+    joined: list[tuple[int, int, int]] = []
+    for to, source, nbytes in copies:
+        if joined:
+            last_to, last_source, length = joined[-1]
+            if (to, source) == (last_to + length, last_source + length):
+                joined[-1] = last_to, last_source, length + nbytes
+                continue
+        joined.append((to, source, nbytes))
+    return joined
 
 
 def _fitting(sizes: NDArray[np.int64], limit: int) -> int:

@@ -13,7 +13,7 @@ import numpy as np
 import ray
 from numpy.typing import NDArray
 
-from mbaas import bugs, runtime, slots
+from mbaas import bugs, cuda, runtime, slots
 from mbaas.cache.reader import CacheReader, EncodedRows, FetchReply
 from mbaas.cache.slab import PassingReason
 from mbaas.dataset import Dataset
@@ -70,6 +70,7 @@ class _Work:
     Attributes:
         engine: used under the worker's lock only.
         slots: as the engine; None where the system has no such memory.
+        gpu: on which the engine prepares; None: it does on the CPU.
         placements: how blocks are cut; empty until the first `PrepWorker.update_placement`.
         readers: node id -> reader of its cache; replaced as a whole, never changed.
         free_since: when the engine became free, on the clock of `time.perf_counter`.
@@ -82,6 +83,7 @@ class _Work:
     watchdog: StallWatchdog
     buffers: _Buffers
     slots: SlotMemory | None
+    gpu: cuda.Gpu | None
     placements: PlacementHistory
     readers: dict[str, CacheReader] = field(default_factory=dict)
     free_since: float = 0.0
@@ -197,6 +199,7 @@ class PrepWorker:
         # Made whole before it is taken up: another thread sees all of it or nothing, and an engine that cannot be made
         # leaves the worker as it was.
         config, order = brief.config, brief.order
+        device = _device_of(config)
         work = _Work(
             brief,
             dataset,
@@ -204,6 +207,7 @@ class PrepWorker:
             watchdog=_watchdog_of(config),
             buffers=_Buffers(order.block_samples, brief.spec.made),
             slots=_slots_for(brief),
+            gpu=None if device is None else cuda.gpu(device),
             placements=PlacementHistory(order, stored_ids=dataset.stored_ids),
             # What it took to start is a cost of the feed that started it.
             cpu_before_s=0.0 if self._work is None else time.process_time(),
@@ -212,6 +216,7 @@ class PrepWorker:
             before, self._work = self._work, work
             if before is not None:
                 before.engine.close()
+                cuda.page_locks.let_go(lambda _: True)
 
     @ray.method(concurrency_group="control")
     def update_placement(self, placements: tuple[Placement, ...], caches: dict[str, Any]) -> None:
@@ -281,6 +286,8 @@ class PrepWorker:
                 work.buffers.decoded,
             )
             place = work.slots.take(most_slots) if work.slots is not None and most_slots else None
+            if place is not None and work.gpu is not None:
+                cuda.page_locks.take(place.room, work.gpu)
             own = work.buffers.samples
             out = own if place is None else place.samples(own)
             made, rows, bad = _make(work, request, ids, encoded, reasons, hand_in, out)
@@ -350,9 +357,12 @@ def _identity(dataset: Dataset, brief: WorkerBrief) -> tuple[object, ...]:
     return config.feed, dataset.fingerprint, config.pipeline.fingerprint, brief.order, brief.spec
 
 
-def _engine_of(config: PrepConfig, dataset: Dataset | None) -> Engine:
-    device_id = _device() if config.engine == "dali" and (config.shares_gpu or ray.get_gpu_ids()) else None
+def _device_of(config: PrepConfig) -> int | None:
+    """Return the GPU on which this process prepares for a feed, among those that it sees."""
+    return _device() if config.engine == "dali" and (config.shares_gpu or ray.get_gpu_ids()) else None
 
+
+def _engine_of(config: PrepConfig, dataset: Dataset | None) -> Engine:
     def is_dalis(sample_ids: NDArray[np.int64], epoch: int) -> NDArray[np.bool_]:
         # By what is stored: however often a dataset draws it, its decoded form is kept by one engine.
         stored = sample_ids if dataset is None else dataset.stored_ids(sample_ids, epoch)
@@ -363,7 +373,7 @@ def _engine_of(config: PrepConfig, dataset: Dataset | None) -> Engine:
         config.pipeline,
         seed=config.seed,
         threads=config.threads,
-        device_id=device_id,
+        device_id=_device_of(config),
         is_dalis=None if config.dali_share == 1 else is_dalis,
     )
 

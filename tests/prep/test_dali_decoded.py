@@ -88,7 +88,7 @@ def test_what_dali_refuses_is_not_kept(files, encode, photos, bad_files, device_
 @pytest.mark.parametrize("limit", [1, 10**9])
 def test_batches_are_bounded_and_halved_for_decoded_samples_too(files, monkeypatch, limit):
     """Two at most fit into memory here."""
-    run, sizes = GraphRuns._run_graph, []
+    run, sizes = GraphRuns._feed, []
 
     def cramped(runs, feeds, indices):
         sizes.append(len(indices))
@@ -96,7 +96,7 @@ def test_batches_are_bounded_and_halved_for_decoded_samples_too(files, monkeypat
             raise MemoryError("std::bad_alloc")
         return run(runs, feeds, indices)
 
-    monkeypatch.setattr(GraphRuns, "_run_graph", cramped)
+    monkeypatch.setattr(GraphRuns, "_feed", cramped)
     pipeline = T.Pipeline(IMAGES["crop"][1])
     kept = check_any_mix(
         lambda threads: DaliEngine(pipeline, seed=4, threads=threads, batch_pixels=limit), files[:9], epochs=(0, 1)
@@ -144,7 +144,7 @@ def test_what_the_cpu_engine_decoded_is_no_work_for_dali(odd_files, monkeypatch)
     engine, keep = DaliEngine(T.Pipeline(IMAGES["crop"][1]), seed=4), KeptRows([0, 1], 1 << 24)
     files, wanted = [odd_files["webp"][0], odd_files["jpeg cmyk"][0]], np.empty((2, 48, 40, 3), np.uint8)
     assert engine.prepare(files, np.arange(2), 0, {}, wanted, keep).bad == []
-    monkeypatch.setattr(GraphRuns, "_run_graph", None)
+    monkeypatch.setattr(GraphRuns, "_feed", None)
     out = np.empty_like(wanted)
     assert engine.prepare([*containers(keep).values()], np.arange(2), 0, {}, out).bad == []
     engine.close()

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from mbaas import transforms as T
-from mbaas.prep.dali import DaliEngine
+from mbaas.prep.dali import BATCH_PIXELS, DaliEngine
 from mbaas.prep.dali_runs import GraphRuns
 from mbaas.prep.engine import BadRow
 from mbaas.prep.engines import make_engine
@@ -144,7 +144,7 @@ def test_a_failure_that_is_no_samples_fault_is_raised(jpegs, monkeypatch):
     def fail(*_args):
         raise RuntimeError("an illegal memory access was encountered")
 
-    monkeypatch.setattr(GraphRuns, "_run_graph", fail)
+    monkeypatch.setattr(GraphRuns, "_feed", fail)
     with pytest.raises(RuntimeError, match="illegal memory access"):
         engine.prepare(jpegs, np.arange(5), 0, {}, np.empty((5, 224, 224, 3), np.uint8))
 
@@ -152,13 +152,13 @@ def test_a_failure_that_is_no_samples_fault_is_raised(jpegs, monkeypatch):
 @pytest.fixture
 def batches(monkeypatch):
     """Pixels of the images of each batch that DALI gets."""
-    seen, run = [], GraphRuns._run_graph
+    seen, run = [], GraphRuns._feed
 
     def counted(runs, feeds, indices):
         seen.append([400 * 500] * len(indices))  # all photographs have one size
         return run(runs, feeds, indices)
 
-    monkeypatch.setattr(GraphRuns, "_run_graph", counted)
+    monkeypatch.setattr(GraphRuns, "_feed", counted)
     return seen
 
 
@@ -192,7 +192,7 @@ def test_out_of_memory_halves_batches_until_they_fit(jpegs, monkeypatch, caplog,
     """An image that finds no room alone is prepared by the cpu engine. No worker is lost over it."""
     raw = jpegs * 2
     expected, _ = prepare("dali" if room else "cpu", CROP, raw)
-    run, sizes = GraphRuns._run_graph, []
+    run, sizes = GraphRuns._feed, []
 
     def cramped(runs, feeds, indices):
         if len(indices) > room:
@@ -200,12 +200,12 @@ def test_out_of_memory_halves_batches_until_they_fit(jpegs, monkeypatch, caplog,
         sizes.append(len(indices))
         return run(runs, feeds, indices)
 
-    monkeypatch.setattr(GraphRuns, "_run_graph", cramped)
+    monkeypatch.setattr(GraphRuns, "_feed", cramped)
     engine = DaliEngine(CROP, seed=0)
     out = np.empty_like(expected)
     assert engine.prepare(raw, np.arange(len(raw)), 0, {}, out).bad == []
     np.testing.assert_array_equal(out, expected)
-    assert "the CPU is out of memory: batches of 32000000 pixels from now on" in caplog.text
+    assert f"the CPU is out of memory: batches of {BATCH_PIXELS // 2} pixels from now on" in caplog.text
     sizes.clear()
     assert engine.prepare(raw, np.arange(len(raw)), 0, {}, out).bad == []
     assert all(size <= room for size in sizes)

@@ -265,13 +265,13 @@ def test_batches_are_bounded_in_values_and_change_nothing(
 ) -> None:
     """Sound of 9,000 samples has 57 frames of 257 values, 14,649: two are below 30,000, and not with two channels."""
     expected, _ = prepared("dali", WHOLE, FILES, device_id=device_id)
-    batches, once = [], GraphRuns._run_graph
+    batches, once = [], GraphRuns._feed
 
     def counted(runs: Any, feeds: Any, indices: Any) -> Any:
         batches.append(indices.tolist())
         return once(runs, feeds, indices)
 
-    monkeypatch.setattr(GraphRuns, "_run_graph", counted)
+    monkeypatch.setattr(GraphRuns, "_feed", counted)
     engine = DaliSoundEngine(T.Pipeline(WHOLE), seed=7, device_id=device_id, batch_values=limit)
     made, _ = run(engine, [*FILES[:1], *FILES[:2], *FILES[3:]], [0, 0, 1, 3, 4, 5, 6])
     engine.close()
@@ -290,7 +290,7 @@ def test_batches_are_bounded_in_values_and_change_nothing(
 def test_out_of_memory_halves_batches_and_then_leaves_a_sample_to_the_cpu_engine(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, room: int
 ) -> None:
-    once = GraphRuns._run_graph
+    once = GraphRuns._feed
 
     def cramped(runs: Any, feeds: Any, indices: Any) -> Any:
         if len(indices) > room:
@@ -298,7 +298,7 @@ def test_out_of_memory_halves_batches_and_then_leaves_a_sample_to_the_cpu_engine
         return once(runs, feeds, indices)
 
     expected, _ = prepared("dali" if room else "cpu", WHOLE, FILES)
-    monkeypatch.setattr(GraphRuns, "_run_graph", cramped)
+    monkeypatch.setattr(GraphRuns, "_feed", cramped)
     made, said = prepared("dali", WHOLE, FILES)
     assert said.bad == []
     for one, wanted in zip(made, expected, strict=True):

@@ -101,12 +101,12 @@ def test_both_prepare_at_the_same_time(jpegs, monkeypatch):
         return waiting
 
     monkeypatch.setattr(CpuEngine, "make", meeting("cpu", "dali", CpuEngine.make))
-    monkeypatch.setattr(GraphRuns, "_run_graph", meeting("dali", "cpu", GraphRuns._run_graph))
+    monkeypatch.setattr(GraphRuns, "_feed", meeting("dali", "cpu", GraphRuns._feed))
     made, bad = prepare(shared(), jpegs * 4, np.arange(20))
     assert (len(made), bad) == (20, [])
 
 
-@pytest.mark.parametrize("broken", [(CpuEngine, "_sample"), (GraphRuns, "_run_graph")], ids=["cpu", "dali"])
+@pytest.mark.parametrize("broken", [(CpuEngine, "_sample"), (GraphRuns, "_feed")], ids=["cpu", "dali"])
 def test_a_bug_in_either_is_raised_when_both_are_done(jpegs, monkeypatch, broken):
     """Whoever goes on would write to memory that is used for something else by then."""
     done, make = [], CpuEngine.make

@@ -1,0 +1,83 @@
+"""Batches of a graph one after the other, of which any may fail at any time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from mbaas.prep.dali_runs import GraphRuns, types
+
+SAMPLES = 23
+REFUSED, FULL = "Failed to decode sample", "CUDA allocation failed"
+
+
+def doubled() -> Any:
+    from nvidia.dali import fn
+
+    return fn.external_source(name="number", dtype=types.INT32, ndim=1, no_copy=True) * 2
+
+
+class Flaky(GraphRuns):
+    """Runs that fail now and then: when the graph is fed, and when its results are there.
+
+    Args:
+        seed: of when and how.
+        bad: samples that DALI never takes.
+        often: how often others fail.
+    """
+
+    def __init__(self, seed: int, bad: set[int], limit: int, often: float = 0.2) -> None:
+        super().__init__(doubled, threads=1, device_id=None, limit=limit, unit="samples")
+        self._chance, self._bad, self._often = np.random.default_rng(seed), bad, often
+        self._fed: list[list[int]] = []
+        self.ahead = 0
+
+    def _feed(self, feeds: Any, indices: NDArray[np.intp]) -> None:
+        if self._chance.random() < self._often / 2:
+            self._fed.clear()
+            raise RuntimeError(FULL)
+        super()._feed(feeds, indices)
+        self._fed.append(indices.tolist())
+        self.ahead = max(self.ahead, len(self._fed))
+
+    def _results(self) -> Any:
+        first = self._fed.pop(0)
+        if self._bad & {*first} or (len(first) > 1 and self._chance.random() < self._often):
+            self._fed.clear()
+            raise RuntimeError(REFUSED)
+        return super()._results()
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_each_sample_is_delivered_or_refused_once_whatever_fails(seed: int) -> None:
+    chance = np.random.default_rng(seed)
+    bad = {*chance.choice(SAMPLES, chance.integers(0, 4), replace=False).tolist()}
+    runs = Flaky(seed, bad, limit=int(chance.integers(1, 40)))
+    taken = np.sort(chance.choice(SAMPLES, chance.integers(1, SAMPLES + 1), replace=False))
+    numbers = [np.full(1 + index % 3, index, np.int32) for index in range(SAMPLES)]
+    delivered: dict[int, list[int]] = {}
+
+    def deliver(index: int, result: Any) -> None:
+        assert index not in delivered
+        delivered[index] = np.asarray(result).tolist()
+
+    refused = runs.run(taken, chance.integers(1, 9, SAMPLES), {"number": numbers}, deliver)
+    assert sorted([*delivered, *refused]) == taken.tolist()
+    assert bad & {*taken.tolist()} <= {*refused}
+    assert delivered == {index: [2 * index] * (1 + index % 3) for index in delivered}
+    runs.close()
+
+
+def test_a_batch_is_fed_while_the_one_before_is_prepared() -> None:
+    runs, seen = Flaky(1, set(), limit=4, often=0.0), list[int]()
+    numbers = [np.full(1, index, np.int32) for index in range(SAMPLES)]
+    refused = runs.run(
+        np.arange(SAMPLES), np.ones(SAMPLES, np.int64), {"number": numbers}, lambda index, _: seen.append(index)
+    )
+    assert refused == []
+    assert seen == [*range(SAMPLES)]
+    assert runs.ahead == 2
+    runs.close()
