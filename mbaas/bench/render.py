@@ -84,8 +84,9 @@ def _heading(report: BenchReport) -> str:
 
 def machine_line(machine: Machine, cores: int | None = None) -> str:
     """Say on one line where figures were measured."""
+    gpu = f"{machine.gpu}; " if machine.gpu else ""
     return (
-        f"{machine.cpu}, {cores or machine.cpus} of {machine.cpus} CPUs used, {units.size(machine.memory_bytes)}; "
+        f"{gpu}{machine.cpu}, {cores or machine.cpus} of {machine.cpus} CPUs used, {units.size(machine.memory_bytes)}; "
         f"Python {machine.python}, {', '.join(machine.libraries)}; {machine.when}"
     )
 
@@ -140,10 +141,9 @@ def _percent(share: float | None) -> str:
 
 def _notes(report: BenchReport) -> str:
     epochs = sum(result.epochs for result in report.results)
-    array = "read-only numpy views" if report.settings.array == "numpy" else "private torch tensors"
     return (
         "samples/s: delivered, summed over trials, in whole epochs after a warm-up as long. "
-        "P: what all cores prepare without any transport; "
+        f"P: what {_who_prepares(report)} without any transport; "
         "NxP: what N trials would get if each sample were prepared once and given to all for nothing. "
         f"{_of_decoded(report)}{_of_reading(report)}"
         "by CPU: the same share from CPU seconds, which other programs on the machine hardly change. "
@@ -152,9 +152,22 @@ def _notes(report: BenchReport) -> str:
         f"faults: samples missing or repeated in {epochs:,} epochs, each checked sample by sample, and bytes that Ray "
         "spilled to disk.\n"
         "No row reads storage: files are in the page cache for DataLoader and DALI, in the feed's cache for mbaas, "
-        "in the processes for P. The same code prepares in P, DataLoader and mbaas; "
-        f"mbaas trials get {array}.{_of_peers(report)}"
+        f"in the processes for P. {_of_code(report)}{_of_peers(report)}"
     )
+
+
+def _who_prepares(report: BenchReport) -> str:
+    return "one worker of the dali engine prepares on the GPU" if report.settings.gpu else "all cores prepare"
+
+
+def _of_code(report: BenchReport) -> str:
+    if report.settings.gpu:
+        return (
+            "The same code prepares on the GPU in P and mbaas; DALI decodes and crops there, each DataLoader on CPUs. "
+            "Trials get tensors on the GPU, and wait for each until it was read there."
+        )
+    array = "read-only numpy views" if report.settings.array == "numpy" else "private torch tensors"
+    return f"The same code prepares in P, DataLoader and mbaas; mbaas trials get {array}."
 
 
 def _of_decoded(report: BenchReport) -> str:

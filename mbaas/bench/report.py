@@ -32,6 +32,9 @@ READ_ROW = "memory"
 DECODED_ROWS = ("prep-decoded", "mbaas-decoded")
 """Rows that keep samples decoded. All others have them encoded, and can be compared with older figures."""
 
+GPU_ROWS = ("prep", "dataloader", "dali", "mbaas")
+"""Rows that can be run on a GPU."""
+
 USUAL_ROWS = tuple(row for row in ROWS if row not in PEERS)
 """Those that are run unless somebody says otherwise: they need nothing but mbaas[bench]."""
 
@@ -62,6 +65,8 @@ class BenchSettings:
             then every process has touched the memory that it uses again and again.
         epochs: if given, the window has exactly this many epochs instead.
         cores: CPUs that prep may use: prep workers of P and mbaas, threads of DALI, workers of the DataLoaders.
+        gpu: whether DALI prepares on the first GPU, in one worker for P and for mbaas, and minibatches are delivered
+            there. DataLoaders prepare on CPUs, and copy. Only `GPU_ROWS`, with images.
         dataloader_workers: worker processes of each trial's DataLoader; None: see
             `mbaas.bench.rows.dataloader.workers_for`.
         array: what an mbaas trial asks for: "numpy" are read-only views of shared memory, "torch" are private copies.
@@ -86,6 +91,7 @@ class BenchSettings:
     seconds: float = 8.0
     epochs: int | None = None
     cores: int = field(default_factory=usable_cores)
+    gpu: bool = False
     dataloader_workers: int | None = None
     array: Literal["torch", "numpy"] = "numpy"
     read: Literal["pages", "all"] = "pages"
@@ -127,6 +133,11 @@ class BenchSettings:
         peers = [row for row in self.rows if row in PEERS]
         if peers and self.task != "images":
             raise ConfigError(f"task must be images where peers are run ({', '.join(peers)}), got {self.task}")
+        if self.gpu and self.task != "images":
+            raise ConfigError(f"task must be images on a GPU, got {self.task}")
+        elsewhere = [row for row in self.rows if row not in GPU_ROWS]
+        if self.gpu and elsewhere:
+            raise ConfigError(f"rows must be among {', '.join(GPU_ROWS)} on a GPU, got {', '.join(elsewhere)}")
         if self.peers_python is not None and not os.access(self.peers_python, os.X_OK):
             raise ConfigError(
                 f"peers_python must be a Python interpreter, got {self.peers_python}, which cannot be run"
@@ -144,6 +155,7 @@ class Machine:
     cpu: str = field(default_factory=lambda: _cpu_model())
     cpus: int = field(default_factory=lambda: os.cpu_count() or 1)
     memory_bytes: int = field(default_factory=lambda: os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    gpu: str = ""
     python: str = field(default_factory=platform.python_version)
     libraries: tuple[str, ...] = field(
         default_factory=lambda: tuple(f"{name} {version(name)}" for name in ("ray", "torch", "nvidia-dali-cuda120"))

@@ -13,6 +13,7 @@ from mbaas.bench.rows.dataloader import workers_for
 from mbaas.bench.tasks import TASKS
 from mbaas.bench.tasks.base import Data, Report
 from mbaas.bench.trial import Window
+from mbaas.errors import ConfigError
 from mbaas.units import counted
 
 
@@ -23,9 +24,10 @@ def run(settings: BenchSettings, report: Report = print) -> BenchReport:
     with as many trials and that batch size.
 
     Raises:
-        ConfigError: ``settings.peers_python`` is no Python.
+        ConfigError: ``settings.peers_python`` is no Python; or there is no GPU, and one is asked for.
         DatasetError: no samples can be made, or ``settings.data`` has none of the task.
     """
+    machine = Machine(gpu=gpu_name() if settings.gpu else "")
     data = find_data(settings, report)
     samples = len(TASKS[settings.task].samples(data).files)
     found, left_out = find_peers(settings.rows, settings.peers_python)
@@ -46,13 +48,13 @@ def run(settings: BenchSettings, report: Report = print) -> BenchReport:
                 if row in found:
                     spec = replace(spec, python=found[row].python)
                 runs.append(run_row(spec))
-                report(f"round {number}/{settings.rounds}, {_described(runs[-1])}")
+                report(f"round {number}/{settings.rounds}, {_described(runs[-1], settings)}")
                 if row in PEERS and runs[-1].error:
                     given_up.add((row, trials, batch))  # it may have hung, and would again: that takes minutes
             rounds[trials, batch].append(Round(tuple(runs)))
     results = [result for (trials, _), some in rounds.items() for result in summarize(some, trials)]
     peers = tuple(each.version for each in found.values())
-    return BenchReport(settings, Machine(), samples, tuple(results), peers, left_out)
+    return BenchReport(settings, machine, samples, tuple(results), peers, left_out)
 
 
 def find_data(settings: BenchSettings, report: Report = print) -> Data:
@@ -68,8 +70,11 @@ def find_data(settings: BenchSettings, report: Report = print) -> Data:
 
 
 def row_spec(settings: BenchSettings, data: Data, row: str, trials: int, batch: int) -> RowSpec:
-    """Describe one run of ``row`` with N = ``trials``; P and P' run one process for each core, whatever N is."""
-    processes = settings.cores if row in PREP_ROWS else trials
+    """Describe one run of ``row`` with N = ``trials``; P and P' run one process for each core, or one on the GPU,
+    whatever N is.
+    """
+    workers_alone = 1 if settings.gpu else settings.cores
+    processes = workers_alone if row in PREP_ROWS else trials
     workers = settings.dataloader_workers
     trial = TrialSpec(
         row=row,
@@ -83,12 +88,27 @@ def row_spec(settings: BenchSettings, data: Data, row: str, trials: int, batch: 
         workers=workers_for(settings.cores, trials) if workers is None else workers,
         array=settings.array,
         reads_all=settings.read == "all",
+        gpu=settings.gpu,
     )
     return RowSpec(trial, processes, Window(settings.seconds, settings.epochs), settings.timeout_s)
 
 
-def _described(run: RowRun) -> str:
-    noun = "core" if run.row in PREP_ROWS else "trial"
+def gpu_name() -> str:
+    """Return the name of the first GPU.
+
+    Raises:
+        ConfigError: torch finds none.
+    """
+    import torch
+
+    if not torch.cuda.is_available():
+        raise ConfigError(f"a GPU is asked for, but torch {torch.__version__} finds no CUDA device on this machine")
+    return torch.cuda.get_device_name(0)
+
+
+def _described(run: RowRun, settings: BenchSettings) -> str:
+    alone = "worker" if settings.gpu else "core"
+    noun = alone if run.row in PREP_ROWS else "trial"
     what = f"{run.row}, {counted(run.trials, noun)}, batches of {run.batch}"
     if run.error:
         return f"{what}: failed: {run.error.strip().splitlines()[-1]}"

@@ -119,6 +119,16 @@ def read(array: NDArray[Any]) -> int:
     return int(array.reshape(-1).view(np.uint8).max(initial=0))
 
 
+def touch_on_gpu(tensor: Any) -> int:
+    """Do as `touch` does with a tensor, and wait until the GPU has."""
+    return int(tensor.reshape(-1)[::PAGE_BYTES].sum())
+
+
+def read_on_gpu(tensor: Any) -> int:
+    """Do as `read` does with a tensor, and wait until the GPU has."""
+    return int(tensor.max())
+
+
 def run_trial(spec: TrialSpec, window: Window, gate: Gate, host: Any) -> None:
     """Be a trial; this is the main function of its process.
 
@@ -128,7 +138,8 @@ def run_trial(spec: TrialSpec, window: Window, gate: Gate, host: Any) -> None:
     try:
         loader = open_loader(spec)
         try:
-            consume(loader, window, gate, connection, read if spec.reads_all else touch)
+            on_host, on_gpu = (read, read_on_gpu) if spec.reads_all else (touch, touch_on_gpu)
+            consume(loader, window, gate, connection, on_gpu if spec.gpu else on_host)
         finally:
             loader.close()
     except Exception:  # of any library that a row uses: the host has to hear why, or it would wait
@@ -140,7 +151,7 @@ def consume(
     window: Window,
     gate: Gate,
     host: Connection[Message, None],
-    use: Callable[[NDArray[Any]], int] = touch,
+    use: Callable[[Any], int] = touch,
 ) -> None:
     """Warm up, be measured, and go on until all others were; ``use`` is done to every array of a minibatch."""
     ledger = Ledger(loader.samples)
@@ -152,7 +163,7 @@ def consume(
         _take(_until(gate.stop, loader.epoch()), ledger, use)
 
 
-def _measure(loader: EpochLoader, window: Window, ledger: Ledger, use: Callable[[NDArray[Any]], int]) -> TrialResult:
+def _measure(loader: EpochLoader, window: Window, ledger: Ledger, use: Callable[[Any], int]) -> TrialResult:
     samples = epochs = 0
     began, began_cpu = time.monotonic(), time.process_time()
     # whole epochs: what a row pays between two of them counts, too, and every one is checked
@@ -164,7 +175,7 @@ def _measure(loader: EpochLoader, window: Window, ledger: Ledger, use: Callable[
     return TrialResult(samples, seconds, cpu_s, ledger.epochs, ledger.missing, ledger.repeated)
 
 
-def _take(minibatches: Iterator[Minibatch], ledger: Ledger, use: Callable[[NDArray[Any]], int]) -> int:
+def _take(minibatches: Iterator[Minibatch], ledger: Ledger, use: Callable[[Any], int]) -> int:
     """Use up ``minibatches``; return the number of samples."""
     samples = 0
     for values, sample_ids in minibatches:

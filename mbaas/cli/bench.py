@@ -20,6 +20,7 @@ EXAMPLES = (
     "mbaas bench --data ~/imagenet/val --json > bench.json",
     "mbaas bench --task detection --data instances_val2017.json --image-folder val2017",
     "mbaas bench --task audio",
+    "mbaas bench --gpu",
     "mbaas bench --peers --peers-python ~/peers/bin/python",
 )
 
@@ -108,6 +109,14 @@ def bench(
             show_default=False,
         ),
     ] = None,
+    gpu: Annotated[
+        bool,
+        typer.Option(
+            "--gpu",
+            help="Prepare on the first GPU, in rows prep, dali and mbaas, and deliver there, in dataloader, too. With "
+            "images only.",
+        ),
+    ] = False,
     data: Annotated[
         Path | None,
         typer.Option(
@@ -151,10 +160,11 @@ def bench(
     check_installed(task)
     from mbaas.bench.peers import PEERS
     from mbaas.bench.render import render
-    from mbaas.bench.report import DECODED_ROWS, USUAL_ROWS, BenchSettings, usable_cores
+    from mbaas.bench.report import DECODED_ROWS, GPU_ROWS, USUAL_ROWS, BenchSettings, usable_cores
     from mbaas.bench.runner import run
 
-    chosen = tuple(row.strip() for row in rows.split(",")) if rows is not None else USUAL_ROWS
+    usual = GPU_ROWS if gpu else USUAL_ROWS
+    chosen = tuple(row.strip() for row in rows.split(",")) if rows is not None else usual
     chosen = tuple(row for row in chosen if decoded or row not in DECODED_ROWS)
     settings = BenchSettings(
         task=task,
@@ -167,6 +177,7 @@ def bench(
         rounds=rounds,
         seconds=seconds,
         read=cast("Any", read),
+        gpu=gpu,
         peers_python=peers_python,
         cores=usable_cores() if cores is None else cores,
     )

@@ -149,6 +149,11 @@ def test_the_table_is_whole_in_80_columns(results: tuple[RowResult, ...]) -> Non
         ({"epochs": 0}, "epochs must be at least 1, got 0"),
         ({"rows": ("prep", "dalli")}, "got dalli"),
         ({"array": "jax"}, "got 'jax'"),
+        ({"gpu": True, "task": "audio"}, "task must be images on a GPU, got audio"),
+        (
+            {"gpu": True, "rows": ("prep", "memory")},
+            "rows must be among prep, dataloader, dali, mbaas on a GPU, got memory",
+        ),
         ({"read": "some"}, "read must be 'pages' or 'all', got 'some'"),
         ({"timeout_s": 0.0}, "timeout_s"),
         ({"dataloader_workers": -1}, "got -1"),

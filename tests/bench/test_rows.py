@@ -10,15 +10,16 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 
 from mbaas.bench import host
 from mbaas.bench.host import RowRun, run_row
 from mbaas.bench.photos import make_photos
-from mbaas.bench.report import BenchSettings
+from mbaas.bench.report import GPU_ROWS, BenchSettings
 from mbaas.bench.runner import row_spec, run
 from mbaas.bench.tasks.base import Data, files_below
 from mbaas.bench.tasks.images import EXTENSIONS
-from mbaas.errors import DatasetError
+from mbaas.errors import ConfigError, DatasetError
 from support.waiting import wait_until
 
 SAMPLES = 43
@@ -71,6 +72,25 @@ def test_each_sample_comes_once_in_each_epoch(photos: Path, row: str, trials: in
     assert result.samples_per_s > 0
     assert result.cpu_s_per_1000 > 0 or row == "memory", "two epochs are read in less than a tick"
     assert result.peak_bytes > 10 * 2**20
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA device")
+@pytest.mark.parametrize("row", GPU_ROWS)
+@pytest.mark.parametrize("read", ["pages", "all"])
+def test_each_sample_comes_once_in_each_epoch_on_a_gpu(photos: Path, row: str, read: str) -> None:
+    result = run_small(photos, row, 2, gpu=True, read=read)
+    assert result.error == ""
+    processes = 1 if row == "prep" else 2
+    assert (result.row, result.trials, result.epochs) == (row, processes, 4 * processes)
+    assert (result.missing, result.repeated, result.spilled_bytes) == (0, 0, 0)
+    assert result.samples_per_s > 0
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_nothing_is_run_there(photos: Path) -> None:
+    with pytest.raises(ConfigError, match=r"a GPU is asked for, but torch .* finds no CUDA device on this machine"):
+        run(BenchSettings(data=photos, gpu=True, rows=("prep",)))
 
 
 def test_a_row_that_fails_says_why(photos: Path, tmp_path: Path) -> None:

@@ -21,9 +21,10 @@ from mbaas.errors import BadSampleError
 from mbaas.fields import Arrays, Packed
 from mbaas.prep.engine import BadRow
 
-Values: TypeAlias = Sequence[NDArray[Any]]
+Values: TypeAlias = Sequence[Any]
 """All arrays of a minibatch that a trial reads, each in C order: what is made of the samples, [n, *shape], whatever
-view of it a row's trial would get; and of fields that differ in length the array of each sample.
+view of it a row's trial would get; and of fields that differ in length the array of each sample. On a GPU they are
+tensors there.
 """
 
 Minibatch: TypeAlias = tuple[Values, NDArray[np.int64]]
@@ -46,6 +47,7 @@ class TrialSpec:
         workers: worker processes of a DataLoader.
         array: what an mbaas trial asks for, "torch" or "numpy".
         reads_all: whether a trial reads every byte of a minibatch, or one of each page.
+        gpu: whether it is prepared on the first GPU, as far as the row can, and wanted there.
         address: where trials find what serves the row, or "" in rows that need nothing served.
     """
 
@@ -60,6 +62,7 @@ class TrialSpec:
     workers: int = 0
     array: str = "numpy"
     reads_all: bool = False
+    gpu: bool = False
     address: str = ""
 
     def samples(self) -> Samples:

@@ -1,4 +1,4 @@
-"""Row "dali": an NVIDIA DALI pipeline on the CPU in every trial.
+"""Row "dali": an NVIDIA DALI pipeline in every trial, on the CPU or on the GPU.
 
 DALI's own operators throughout, those that come closest to what other rows do: its readers map the files, its decoder
 decodes only the window of an image that is kept, its resize filters with antialiasing, its crop for boxes is SSD's, as
@@ -44,7 +44,7 @@ def _images(spec: TrialSpec) -> Nodes:
     encoded, ids = _files(spec)
     crop = fn.decoders.image_random_crop(
         encoded,
-        device="cpu",
+        device="mixed" if spec.gpu else "cpu",
         output_type=types.RGB,
         random_area=[0.08, 1.0],
         random_aspect_ratio=[3 / 4, 4 / 3],
@@ -125,7 +125,7 @@ def build(spec: TrialSpec, threads: int) -> Any:
     pipe = graph(
         batch_size=spec.batch,
         num_threads=threads,
-        device_id=None,  # no GPU
+        device_id=0 if spec.gpu else None,
         seed=spec.seed + spec.trial + 1,
         prefetch_queue_depth=2,
     )
@@ -140,6 +140,7 @@ class PerTrialPipeline:
         self.samples = len(spec.samples().files)
         self._sample_of = _sample_of(spec)
         self._pipe = build(spec, max(1, spec.cores // spec.trials))
+        self._on_gpu = spec.gpu
 
     def epoch(self) -> Iterator[Minibatch]:
         left = self.samples
@@ -147,8 +148,16 @@ class PerTrialPipeline:
             made, labels, *beside = self._pipe.run()
             ids = self._sample_of(labels.as_array()[:left, 0].astype(np.int64))  # the last one is padded: cut that off
             pieces = [np.asarray(values[row]) for values in beside for row in range(len(ids))]
-            yield [np.asarray(made.as_tensor())[: len(ids)], *pieces], ids  # views; as_array would copy
+            yield [self._view(made)[: len(ids)], *pieces], ids
             left -= len(ids)
+
+    def _view(self, made: Any) -> Any:
+        """Return all samples as an array, or as a tensor on the GPU, without a copy."""
+        if not self._on_gpu:
+            return np.asarray(made.as_tensor())
+        from torch.utils.dlpack import from_dlpack
+
+        return from_dlpack(made.as_tensor())
 
     def close(self) -> None:
         del self._pipe

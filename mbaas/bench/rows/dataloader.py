@@ -2,9 +2,10 @@
 
 It is set up as somebody who knows it well would: the engine of mbaas decodes, so that decoders are not what is
 compared; one ``__getitems__`` makes a whole minibatch; files are read into memory that is used again; pixels and
-spectrograms are made in the shared memory in which they travel to the trial, by workers that persist over epochs. The
-boxes of a minibatch travel end to end, as two small arrays beside it, and the trial cuts them into the list that a
-detector takes: a tensor for each image would cost it an open file and a mapping.
+spectrograms are made in the shared memory in which they travel to the trial, by workers that persist over epochs; to a
+GPU they are copied from pinned memory. The boxes of a minibatch travel end to end, as two small arrays beside it, and
+the trial cuts them into the list that a detector takes: a tensor for each image would cost it an open file and a
+mapping.
 """
 
 from __future__ import annotations
@@ -122,6 +123,7 @@ def make_loader(spec: TrialSpec, workers: int, collate: Callable[[Any], Any] = _
             num_workers=workers,
             persistent_workers=workers > 0,
             prefetch_factor=2 if workers else None,
+            pin_memory=spec.gpu,
             collate_fn=collate,
         )
 
@@ -133,11 +135,13 @@ class PerTrialLoader:
         self.samples = len(spec.samples().files)
         self._loader: DataLoader[TorchMinibatch] = make_loader(spec, spec.workers)
         self._iterator: Iterator[TorchMinibatch] | None = None
+        self._on_gpu = spec.gpu
 
     def epoch(self) -> Iterator[Minibatch]:
         self._iterator = iter(self._loader)
         for made, ids, beside in self._iterator:
-            yield [made.numpy(), *(value for column in beside for value in listed(column))], ids.numpy()
+            values = made.to("cuda", non_blocking=True) if self._on_gpu else made.numpy()
+            yield [values, *(value for column in beside for value in listed(column))], ids.numpy()
 
     def close(self) -> None:
         """Drop the loader; persistent workers are joined when their iterator goes, or end with the trial's process."""

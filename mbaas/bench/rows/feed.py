@@ -39,8 +39,8 @@ class Service:
             self._spec.task.pipeline(),
             batch_size=self._spec.batch,
             seed=self._spec.seed,
-            prep_workers=self._spec.cores,
-            engine="cpu",
+            prep_workers=None if self._spec.gpu else self._spec.cores,
+            engine="dali" if self._spec.gpu else "cpu",
             decoded=self._spec.row == "mbaas-decoded",
         )
         self._feed.announce(self._consumers)  # so that all trials begin the same epoch, as those of a search do
@@ -75,17 +75,27 @@ class SharedFeed:
 
     def __init__(self, spec: TrialSpec) -> None:
         os.environ["RAY_ADDRESS"] = spec.address
-        self._loader = mbaas.join(FEED, consumer=_consumer(spec.trial), format=spec.array, collate="list")
+        self._torch, self._on_gpu = spec.array == "torch" or spec.gpu, spec.gpu
+        self._loader = mbaas.join(
+            FEED,
+            consumer=_consumer(spec.trial),
+            format="torch" if self._torch else "numpy",
+            device="cuda" if spec.gpu else None,
+            collate="list",
+        )
         self._fields = (spec.task.made.name, *spec.task.beside)
-        self._torch = spec.array == "torch"
         self.samples = len(spec.samples().files)
 
     def epoch(self) -> Iterator[Minibatch]:
         for batch in self._loader:
             if self._torch and IMAGE in batch:  # NHWC bytes either way; torch shows them as NCHW
                 batch[IMAGE] = batch[IMAGE].permute(0, 2, 3, 1)
-            values = [np.asarray(array) for name in self._fields for array in _arrays(batch[name])]
-            ids = np.asarray(batch["sample_id"])  # of a tensor, as above: its own memory
+            values = [array for name in self._fields for array in _arrays(batch[name])]
+            if self._on_gpu:
+                ids = batch["sample_id"].cpu().numpy()
+            else:
+                values = [np.asarray(array) for array in values]
+                ids = np.asarray(batch["sample_id"])  # of a tensor, as above: its own memory
             del batch
             yield values, ids
             del values, ids

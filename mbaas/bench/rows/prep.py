@@ -1,23 +1,27 @@
 """Rows "prep" and "prep-decoded": P and P', the rates at which all cores prepare samples and nothing has to be moved.
 
-One process per core goes through the dataset with the engine and the block size of an mbaas prep worker. Encoded bytes
-are in the process's own memory, decoded samples in memory that all of the processes share; the output array is used
-again for every block. It is the most that any row can make of these cores: P of encoded, P' of decoded samples.
+One process per core goes through the dataset with the engine and the block size of an mbaas prep worker; on a GPU it
+is one process with the dali engine, whose output array is locked in place. Encoded bytes are in the process's own
+memory, decoded samples in memory that all of the processes share; the output array is used again for every block. It is
+the most that any row can make of these cores, or of the GPU: P of encoded, P' of decoded samples.
 """
 
 from __future__ import annotations
 
+import mmap
 import os
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mbaas import cuda
 from mbaas.bench.rows import Minibatch, TrialSpec, known_of, listed, refuse_bad
 from mbaas.core.layout import block_samples
 from mbaas.errors import MbaasError
+from mbaas.messages import EngineName
 from mbaas.order import SampleOrder
 from mbaas.prep.decoded import KeptMemory, KeptRows
 from mbaas.prep.engines import make_engine
@@ -112,8 +116,11 @@ class PrepRate:
         else:
             self._raw = [np.fromfile(file, np.uint8) for file in self._all.files]
         self._order = SampleOrder(self.samples, spec.seed + spec.trial, _block_samples(spec, self.samples))
-        self._engine = make_engine("cpu", spec.task.pipeline(), seed=spec.seed)
+        kind: EngineName = "dali" if spec.gpu else "cpu"
+        self._engine = make_engine(kind, spec.task.pipeline(), seed=spec.seed, device_id=0 if spec.gpu else None)
         self._out = spec.task.made.empty(self._order.block_samples)
+        if spec.gpu:
+            self._out = _locked(self._out)
         self._epoch = 0
 
     def epoch(self) -> Iterator[Minibatch]:
@@ -131,6 +138,13 @@ class PrepRate:
         self._engine.close()
 
 
+def _locked(like: NDArray[Any]) -> NDArray[Any]:
+    """Make an array of this shape and type in memory that is locked for the GPU."""
+    pages = np.frombuffer(mmap.mmap(-1, -(-like.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE), np.uint8)
+    cuda.gpu(0).lock(pages)
+    return pages[: like.nbytes].view(like.dtype).reshape(like.shape)
+
+
 def _block_samples(spec: TrialSpec, samples: int) -> int:
     """Choose the block size that an mbaas feed with a roomy staging budget would have."""
     sample_bytes = spec.task.made.nbytes
@@ -139,7 +153,7 @@ def _block_samples(spec: TrialSpec, samples: int) -> int:
         batch_size=spec.batch,
         sample_bytes=sample_bytes,
         staging_bytes=max(2**30, 8 * spec.batch * sample_bytes),
-        workers=spec.cores,
+        workers=spec.trials,
         sample_s=0.0,
     )
 
