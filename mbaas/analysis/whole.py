@@ -30,6 +30,7 @@ from mbaas.analysis.measuring.system import (
     expected_s,
     measure,
     trained_on,
+    workers_on_gpus,
 )
 from mbaas.analysis.measuring.verify import (
     MOST_POINTS,
@@ -227,6 +228,8 @@ def analyze(
         KeyboardInterrupt: one came when nothing was measured.
     """
     effort, cores = effort or Effort(), cores_here()
+    if setup.prep_workers is None:
+        setup = replace(setup, prep_workers=workers_on_gpus(workload, gpus))
     feed_s = FEED_S + SPLIT_EPOCHS * EPOCH_S
     progress = Progress(
         {
@@ -242,7 +245,7 @@ def analyze(
         "pipeline": repr(workload.pipeline),
         "step": step,
     }
-    so_far = begun(workload, rate_per_s=rate_per_s, cores=cores)
+    so_far = begun(workload, rate_per_s=rate_per_s, cores=cores, gpus=gpus)
     findings = Findings(words=words, cores=cores, setup=setup, so_far=so_far, memory_bytes=memory_bytes)
     keep(findings)
     try:
@@ -259,7 +262,7 @@ def analyze(
     setup = findings.setup = replace(setup, cache_bytes=min(setup.cache_bytes, largest_cache(found.rates, setup)))
     # On a part, because every run has several epochs; predictions are about shares of a dataset and rates, which do not
     # depend on its size.
-    part = trained_on(workload, found.rates)
+    part = trained_on(workload, found.rates, prep_workers=setup.workers_of(cores))
     notes: tuple[str, ...] = ()
     if found.was_stopped:
         run = check = False

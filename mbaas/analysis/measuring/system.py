@@ -20,7 +20,7 @@ from mbaas.analysis.measuring.steps import StepRate
 from mbaas.analysis.measuring.storage import READERS, DiskRate, StorageRate, disk_rate, memory_rate, storage_rate
 from mbaas.analysis.quantity import Quantity, measured, spanning, stated
 from mbaas.analysis.rates import FREE, INSTANT, MeasuredCurve, Rates, step_overhead
-from mbaas.prep.engines import resolve_engine
+from mbaas.prep.engines import resolve_engine, workers_per_gpu
 
 EPOCH_S = 2.0
 """Feeds are run on a part of the dataset that all cores prepare in about this time."""
@@ -103,9 +103,10 @@ def measure(
     """
     effort, cores = effort or Effort(), cores or cores_here()
     dataset, pipeline = workload.dataset, workload.pipeline
-    counts, threads = _worker_counts(cores), _thread_counts(cores)
+    workers = workers_on_gpus(workload, gpus) or cores
+    counts, threads = _worker_counts(workers), _thread_counts(cores)
     if so_far is None:
-        so_far = begun(workload, rate_per_s=rate_per_s, cores=cores, readers=readers)
+        so_far = begun(workload, rate_per_s=rate_per_s, cores=cores, gpus=gpus, readers=readers)
     # the engine that a feed would choose: P is to be a feed's
     engine = resolve_engine(workload.options.engine, pipeline, gpus=gpus)
     progress.begin("storage", f"S: random reads from cold storage with 1 to {readers[-1]} readers")
@@ -205,7 +206,7 @@ def measure(
             progress.found(f"beside each other: {made} prepared, {trained} trained")
             del raw, kept
         progress.begin("costs", f"what a feed and a trial cost: {trials}")
-        rates = with_costs(rates, workload)
+        rates = with_costs(rates, workload, workers)
     except KeyboardInterrupt:  # all rates are there: what follows from them is worth having
         notes, was_stopped = (*notes, NO_COSTS), True
     return Measured(rates=rates, prep=prep, storage=storage, steps=tuple(steps), notes=notes, was_stopped=was_stopped)
@@ -219,9 +220,23 @@ def crosses_to_gpu(workload: Workload, rate_per_s: float | None, gpus: int) -> b
     )
 
 
-def begun(workload: Workload, *, rate_per_s: float | None, cores: int, readers: Sequence[int] = READERS) -> SoFar:
+def workers_on_gpus(workload: Workload, gpus: int) -> int | None:
+    """Return how many prep workers a feed has on this machine's GPUs by default; None if it prepares on CPUs."""
+    options, pipeline = workload.options, workload.pipeline
+    if not gpus or options.gpus_per_worker == 0 or resolve_engine(options.engine, pipeline, gpus=gpus) != "dali":
+        return None
+    if options.prep_workers is not None:
+        return options.prep_workers
+    each = workers_per_gpu(pipeline) if options.gpus_per_worker is None else 1 / options.gpus_per_worker
+    return max(1, int(gpus * each))
+
+
+def begun(
+    workload: Workload, *, rate_per_s: float | None, cores: int, gpus: int = 0, readers: Sequence[int] = READERS
+) -> SoFar:
     """Return what `measure` knows before it has measured anything, to be given to it."""
-    return SoFar.of(workload, cores=cores, readers=readers, workers=_worker_counts(cores), rate_per_s=rate_per_s)
+    workers = _worker_counts(workers_on_gpus(workload, gpus) or cores)
+    return SoFar.of(workload, cores=cores, readers=readers, workers=workers, rate_per_s=rate_per_s)
 
 
 def expected_s(
@@ -235,13 +250,14 @@ def expected_s(
 ) -> dict[str, float]:
     """Return about how many seconds each phase of `measure` takes, in their order; those that are left out take 0."""
     each_s, crosses = effort.budget_s, crosses_to_gpu(workload, rate_per_s, gpus)
+    counts = _worker_counts(workers_on_gpus(workload, gpus) or cores)
     has_disk = workload.options.disk is not None
     return {
         "storage": each_s * len(readers),
         "memory": each_s / 2,
         "subset": 4.0,
-        "prep": each_s * (len(_worker_counts(cores)) + len(_thread_counts(cores))),
-        "decoded": 2.0 + each_s * len(_worker_counts(cores)),
+        "prep": each_s * (len(counts) + len(_thread_counts(cores))),
+        "decoded": 2.0 + each_s * len(counts),
         "disk": each_s if has_disk else 0.0,
         "step": 2 * each_s if rate_per_s is None else 0.0,
         "gpu": 5 * each_s + 2 * FEED_S if crosses else 0.0,
@@ -254,17 +270,18 @@ def _best(curve: MeasuredCurve, thing: str) -> str:
     return f"{units.number(rate.value)} samples/s with {units.counted(int(count), thing)}"
 
 
-def _worker_counts(cores: int) -> list[int]:
-    # Powers of two show where contention begins; twice the cores shows whether more workers than cores still help.
-    return sorted({cores, 2 * cores, *(2**k for k in range(cores.bit_length()))})
+def _worker_counts(workers: int) -> list[int]:
+    """Return the numbers to measure, where a feed has a worker for each core, or so many on GPUs."""
+    # Powers of two show where contention begins; twice as many shows whether more would still help.
+    return sorted({workers, 2 * workers, *(2**k for k in range(workers.bit_length()))})
 
 
 def _thread_counts(cores: int) -> list[int]:
     return sorted({1, 2, cores})
 
 
-def with_costs(rates: Rates, workload: Workload) -> Rates:
-    """Add what serving a sample costs, from feeds whose trials do nothing.
+def with_costs(rates: Rates, workload: Workload, workers: int) -> Rates:
+    """Add what serving a sample costs, from feeds whose trials do nothing; ``workers`` is as many as a feed has.
 
     With data in memory one worker has nothing to wait for but its own CPU, so that its feed tells by how much it is
     slower there than alone. With all workers and T trials a prepared sample costs prep + staging + T delivery: two
@@ -273,14 +290,13 @@ def with_costs(rates: Rates, workload: Workload) -> Rates:
     Where storage is slower than prep, cores would mostly idle meanwhile, and that costs CPU time too: there it is what
     reading alone costs.
     """
-    cores = rates.cores
     feeds: dict[str, dict[str, Any]] = {
         "few": {"prep_workers": 1},
-        "one": {"prep_workers": cores},
-        "many": {"prep_workers": cores, "trials": TRIALS},
+        "one": {"prep_workers": workers},
+        "many": {"prep_workers": workers, "trials": TRIALS},
     }
-    if rates.storage.best_rate(rates.storage.most) > rates.prep.rate(cores):
-        feeds["cold"] = {"prep_workers": cores, "cached": False}
+    if rates.storage.best_rate(rates.storage.most) > rates.prep.rate(workers):
+        feeds["cold"] = {"prep_workers": workers, "cached": False}
     # whole rounds, so that a minute in which the machine is busy falls on all feeds alike, whose costs are compared
     rounds = [{name: _idle_feed(rates, workload, **feed) for name, feed in feeds.items()} for _ in range(ROUNDS)]
     runs = {name: pooled([found[name] for found in rounds]) for name in feeds}
@@ -329,9 +345,9 @@ def _idle_feed(
     )
 
 
-def trained_on(workload: Workload, rates: Rates, *, prep_workers: int | None = None) -> Workload:
-    """Cut the dataset to a part that ``prep_workers``, or one on each core, prepare in about `EPOCH_S`."""
-    samples = max(LEAST_SAMPLES, round(rates.prep.rate(prep_workers or rates.cores) * EPOCH_S))
+def trained_on(workload: Workload, rates: Rates, *, prep_workers: int) -> Workload:
+    """Cut the dataset to a part that ``prep_workers`` prepare in about `EPOCH_S`."""
+    samples = max(LEAST_SAMPLES, round(rates.prep.rate(prep_workers) * EPOCH_S))
     return replace(workload, dataset=portion(workload.dataset, samples=samples, seed=workload.options.seed))
 
 
