@@ -140,7 +140,7 @@ class DevicePlan:
         trial_per_s: samples/s that each trial gets and trains on.
         limit: the resource that sets the pace, one of `PACE`.
         cpu_cores: that prepare what no GPU does.
-        gpu_workers: one on each GPU, if GPUs prepare.
+        prep_gpus: GPUs on which is prepared.
         told: why a way is not among those that were compared: a clause each.
     """
 
@@ -148,7 +148,7 @@ class DevicePlan:
     trial_per_s: float
     limit: str
     cpu_cores: int
-    gpu_workers: int
+    prep_gpus: int
     told: tuple[str, ...] = ()
 
     @property
@@ -162,7 +162,7 @@ class DevicePlan:
     @property
     def sentence(self) -> str:
         """Say it as a clause for people."""
-        cores, gpus = units.counted(self.cpu_cores, "core"), units.counted(self.gpu_workers, "GPU")
+        cores, gpus = units.counted(self.cpu_cores, "core"), units.counted(self.prep_gpus, "GPU")
         share = self.shares.get("decode", 0.0)
         who = f"{cores} {'prepares' if self.cpu_cores == 1 else 'prepare'} all samples"
         if self.shares.get("resize"):
@@ -280,6 +280,6 @@ def _plan(ways: Sequence[Way], devices: Devices, candidates: NDArray[np.float64]
         trial_per_s=per_s,
         limit=limit,
         cpu_cores=math.ceil(on_cpus * (1 - TOLERANCE)),
-        gpu_workers=devices.gpus if on_gpus else 0,
+        prep_gpus=devices.gpus if on_gpus else 0,
         told=told,
     )

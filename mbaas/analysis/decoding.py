@@ -129,7 +129,7 @@ def _sentence(found: Decoding, setup: Setup, limit: str) -> str:
     """Say it all; ``limit`` is what sets the pace if all samples are kept decoded."""
     share = words.with_interval(found.share, units.percent)
     if not found.is_worthwhile:
-        return f"decoding is only {units.percent(max(0.0, found.share.value))} of prep, so no samples are kept decoded"
+        return words.none_decoded(found.share.value)
     if found.decoded > 1 - 1e-6:
         return f"decoding is {share} of prep, and all samples are kept decoded"
     each = " on each node" if setup.nodes > 1 else ""

@@ -21,7 +21,7 @@ class OnGpu:
         per_s: samples/s that one worker made.
         step_per_s: samples/s of the training step on that GPU meanwhile.
         cpu_s: CPU-seconds of the worker for a sample.
-        memory_bytes: of the GPU's memory.
+        memory_bytes: of the GPU's memory, for as many workers as a feed has there.
     """
 
     per_s: PerS

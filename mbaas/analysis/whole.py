@@ -30,7 +30,6 @@ from mbaas.analysis.measuring.system import (
     expected_s,
     measure,
     trained_on,
-    workers_on_gpus,
 )
 from mbaas.analysis.measuring.verify import (
     MOST_POINTS,
@@ -228,8 +227,6 @@ def analyze(
         KeyboardInterrupt: one came when nothing was measured.
     """
     effort, cores = effort or Effort(), cores_here()
-    if setup.prep_workers is None:
-        setup = replace(setup, prep_workers=workers_on_gpus(workload, gpus))
     feed_s = FEED_S + SPLIT_EPOCHS * EPOCH_S
     progress = Progress(
         {

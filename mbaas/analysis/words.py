@@ -37,6 +37,15 @@ def cell(resource: str) -> str:
     return {"step": "training step", "cores": "shared cores", "disk": "local disk"}.get(resource, resource)
 
 
+def none_decoded(share: float) -> str:
+    """Say why no samples are kept decoded; decoding is ``share`` of prep, below 0 where it is faster than what it
+    saves.
+    """
+    if share <= 0:
+        return "samples that are decoded are prepared no faster, so none are kept decoded"
+    return f"decoding is only {units.percent(share)} of prep, so no samples are kept decoded"
+
+
 def either(resources: Sequence[str]) -> str:
     """Name several resources: "prep, memory or storage"."""
     *others, last = (RESOURCES[name] for name in resources)

@@ -171,7 +171,7 @@ def _of_file(request: AnalyzeRequest, keep: Callable[[Findings], None]) -> Analy
     from mbaas.analysis.measuring.portion import portion
     from mbaas.analysis.measuring.service import Workload
     from mbaas.analysis.measuring.steps import PacedStep, load_step
-    from mbaas.analysis.measuring.system import cores_here
+    from mbaas.analysis.measuring.system import cores_here, workers_on_gpus
     from mbaas.analysis.setup import Setup
     from mbaas.analysis.whole import analyze
 
@@ -189,13 +189,13 @@ def _of_file(request: AnalyzeRequest, keep: Callable[[Findings], None]) -> Analy
         options=replace(options, detached=False),  # feeds that are only measured end with this command
     )
     # Ray gets at least as many CPUs as there are workers, even if cores are fewer: they would wait for one for ever.
-    workers = options.prep_workers or cores
-    with _own_ray(max(cores, workers)):
+    with _own_ray(max(cores, options.prep_workers or 0)):
+        gpus = runtime.gpus()
         memory_bytes = _memory_bytes(options)
         return analyze(
             workload,
             setup=Setup(
-                prep_workers=workers,
+                prep_workers=options.prep_workers or workers_on_gpus(workload, gpus) or cores,
                 cache_bytes=_cache_bytes(options, dataset.total_bytes, memory_bytes),
                 # no tier holds more than the data, whatever room it is given
                 disk_bytes=min(options.disk.max_bytes, dataset.total_bytes) if options.disk is not None else 0,
@@ -207,7 +207,7 @@ def _of_file(request: AnalyzeRequest, keep: Callable[[Findings], None]) -> Analy
             rate_per_s=request.rate_per_s,
             check=request.verify,
             run=request.run,
-            gpus=runtime.gpus(),
+            gpus=gpus,
             memory_bytes=memory_bytes,
             tell=lambda text: line(err, text, style="dim"),
             keep=keep,

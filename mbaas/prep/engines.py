@@ -61,9 +61,10 @@ def check_share(dali_share: float, engine: str, pipeline: Pipeline) -> None:
 def workers_per_gpu(pipeline: Pipeline) -> int:
     """Return how many workers of the dali engine work on a GPU, if nobody said how many there are to be.
 
-    One keeps a GPU busy with images, which are decoded there. Sound is decoded on CPUs, by several.
+    Two keep a GPU busy with images, which are decoded there: while one reads headers, and hands in results, the other's
+    are decoded. Sound is decoded on CPUs, by several.
     """
-    return 1 if pipeline.has_images else 4
+    return 2 if pipeline.has_images else 4
 
 
 def check_packages(pipeline: Pipeline) -> None:

@@ -15,6 +15,8 @@ _START, _END, _SCAN, _RESTART, _APP1 = 0xD8, 0xD9, 0xDA, 0xDD, 0xE1
 # A marker that a length follows. Skipped, as decoders do, are padding, stray bytes, the zero that stands for a 0xFF of
 # the pixels, and markers that stand alone. A search, because a loop over a gigabyte of padding would take minutes.
 _SEGMENT = re.compile(rb"\xff[^\xff\x00\x01\xd0-\xd8]", re.DOTALL)
+_SEGMENT_HEAD = Struct(">BBH")  # 0xFF, marker, length
+_NO_SEGMENT = frozenset([0xFF, 0x00, 0x01, *range(0xD0, 0xD9)])  # what follows on 0xFF where no such marker begins
 _SCAN_OR_END = re.compile(rb"\xff[\xda\xd9]")
 _MOST_SEGMENTS = 65_536  # before the first scan; cameras and editors write some dozens, a colour profile at most 255
 _MOST_PASSES = 32
@@ -137,13 +139,17 @@ def _peek_jpeg(data: memoryview) -> Header:
     at, end, orientation, restarts = 2, len(data), 1, False
     frame: tuple[int, int, tuple[int, int, int, int]] | None = None
     for _ in range(_MOST_SEGMENTS):
-        found = _SEGMENT.search(data, at)
-        if found is None or found.start() + 4 > end:
+        if at + 4 > end:
             break
-        at, marker = found.start(), data[found.start() + 1]
+        begin, marker, length = _SEGMENT_HEAD.unpack_from(data, at)
+        if begin != 0xFF or marker in _NO_SEGMENT:  # in most files nothing lies between two segments
+            found = _SEGMENT.search(data, at)
+            if found is None or found.start() + 4 > end:
+                break
+            at = found.start()
+            _, marker, length = _SEGMENT_HEAD.unpack_from(data, at)
         if marker == _END:
             break
-        length = data[at + 2] << 8 | data[at + 3]
         if marker == _SCAN:
             return _jpeg_header(data, at, frame, orientation, restarts)
         if at + 2 + length > end:

@@ -39,7 +39,7 @@ def test_cpus_prepare_all_where_they_are_fast_enough() -> None:
     """8 cores make 2,000 samples/s, as many as each trial takes: no GPU need do anything but train."""
     plan = best_plan(WAYS, devices())
     assert [only(plan), plan.trial_per_s, plan.limit] == ["normalize", pytest.approx(2000), "steps"]
-    assert (plan.cpu_cores, plan.gpu_workers, plan.options) == (8, 0, {"engine": "cpu"})
+    assert (plan.cpu_cores, plan.prep_gpus, plan.options) == (8, 0, {"engine": "cpu"})
     assert plan.sentence == (
         "8 cores prepare all samples (engine: cpu): each trial gets 2,000 samples/s, and the training step "
         "sets the pace"
@@ -53,7 +53,7 @@ def test_gpus_decode_where_there_are_few_cores() -> None:
     slow = replace(NORMALIZE, cpu_s=2.0)
     plan = best_plan((DECODE, RESIZE, slow), devices(cpus=2.0))
     assert [only(plan), plan.trial_per_s, plan.limit] == ["decode", pytest.approx(1 / 0.6e-3), "GPUs"]
-    assert (plan.cpu_cores, plan.gpu_workers, plan.options) == (0, 4, {"engine": "dali"})
+    assert (plan.cpu_cores, plan.prep_gpus, plan.options) == (0, 4, {"engine": "dali"})
     assert plan.sentence.startswith(
         "DALI prepares all samples on 4 GPUs (engine: dali): each trial gets 1,670 samples/s"
     )
@@ -95,7 +95,7 @@ def test_a_mix_uses_all_that_there_is() -> None:
     plan = best_plan(WAYS, devices(cpus=2.0))
     assert plan.shares == pytest.approx({"decode": 0.75, "resize": 0.0, "normalize": 0.25})
     assert plan.trial_per_s == pytest.approx(1 / 0.575e-3)
-    assert (plan.cpu_cores, plan.gpu_workers, plan.options) == (2, 4, {"engine": "dali", "dali_share": 0.75})
+    assert (plan.cpu_cores, plan.prep_gpus, plan.options) == (2, 4, {"engine": "dali", "dali_share": 0.75})
     assert plan.sentence.startswith(
         "DALI prepares 75 % of the samples on 4 GPUs, and 2 cores the others (engine: dali, dali_share: 0.75): each "
         "trial gets 1,740 samples/s"

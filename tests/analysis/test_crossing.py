@@ -53,7 +53,7 @@ def test_a_step_on_a_faster_accelerator_loses_as_large_a_share() -> None:
 def test_cpus_suffice_with_more_of_them() -> None:
     found = crossing(rates(), Setup(cores=5, prep_workers=5), gpu())
     assert (found.options, found.limit) == ({"engine": "cpu"}, "steps")
-    assert crossing(rates(), Setup(nodes=2, trials=2), gpu()).gpu_workers == 0, "8 cores on two nodes"
+    assert crossing(rates(), Setup(nodes=2, trials=2), gpu()).prep_gpus == 0, "8 cores on two nodes"
     decoded = crossing(rates(), Setup(cache_bytes=1e12), gpu())
     assert decoded.options == {"engine": "cpu"}, "4 cores prepare 2,000 samples/s that are kept decoded"
 

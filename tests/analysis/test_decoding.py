@@ -111,6 +111,9 @@ def test_decoding_that_takes_hardly_any_time_is_left_alone() -> None:
     rates = decodable_rates(decoded_prep=line((1, 204), (4, 816)))
     found = asked(rates, Setup(cache_bytes=500e6))
     assert found.sentence == "decoding is only 2.0 % of prep, so no samples are kept decoded"
+    slower = decodable_rates(decoded_prep=line((1, 150), (4, 600)))
+    told = asked(slower, Setup(cache_bytes=500e6)).sentence
+    assert told == "samples that are decoded are prepared no faster, so none are kept decoded"
     assert not any("decoded" in change.advice for change in recommend(rates, Setup()))
     assert decoding(round_rates(), Setup()) is None
 

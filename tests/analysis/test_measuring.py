@@ -337,25 +337,25 @@ def test_the_rate_of_prep_that_sleeps_is_found(ray_clean: None) -> None:
 
 
 def test_the_cpu_time_of_prep_is_found(ray_clean: None) -> None:
-    """15 ms of CPU a sample, on a machine where others may work too."""
+    """40 ms of CPU a sample, on a machine where others may work too."""
 
-    burn = burner(0.015)
+    burn = burner(0.04)
 
     def burned(image, rng):
         burn()
         return image
 
     pipeline = T.Pipeline([T.DecodeImage(), T.Map(burned)])
-    found = prep_rate(subset(synthetic(301)), pipeline, QUICK, workers=(1,), threads=(1, 2))
-    assert found.cpu_s.value == pytest.approx(0.015, rel=0.05)
-    assert found.workers.points[0][1].value <= 1 / 0.015 * 1.01
+    found = prep_rate(subset(synthetic(20)), pipeline, QUICK, workers=(1,), threads=(1, 2))
+    assert found.cpu_s.value == pytest.approx(0.04, rel=0.05)
+    assert found.workers.points[0][1].value <= 1 / 0.04 * 1.01
     assert found.threads is not None
     assert found.from_memory
 
 
 def test_prep_of_decoded_samples_does_only_what_is_left(ray_clean: None) -> None:
-    """15 ms of CPU for what is alike in every epoch, 5 ms for what is not: decoded samples take the latter alone."""
-    burn_before, burn_after = burner(0.015), burner(0.005)
+    """15 ms of CPU for what is alike in every epoch, 20 ms for what is not: decoded samples take the latter alone."""
+    burn_before, burn_after = burner(0.015), burner(0.02)
 
     def alike(image):
         burn_before()
@@ -366,12 +366,12 @@ def test_prep_of_decoded_samples_does_only_what_is_left(ray_clean: None) -> None
         return image
 
     pipeline = T.Pipeline([T.DecodeImage(), T.Map(alike, deterministic=True), T.RandomHorizontalFlip(), T.Map(random)])
-    kept = decoded(subset(synthetic(70)), pipeline)
+    kept = decoded(subset(synthetic(20)), pipeline)
     assert kept is not None
-    assert len(kept.ends) == 70
-    assert np.diff(kept.ends, prepend=0).tolist() == [container_bytes((4, 8, 3), np.dtype(np.uint8))] * 70
+    assert len(kept.ends) == 20
+    assert np.diff(kept.ends, prepend=0).tolist() == [container_bytes((4, 8, 3), np.dtype(np.uint8))] * 20
     found = prep_rate(kept, pipeline, QUICK, workers=(1,))
-    assert found.cpu_s.value == pytest.approx(0.005, rel=0.1)
+    assert found.cpu_s.value == pytest.approx(0.02, rel=0.1)
 
 
 def test_decoded_samples_are_prepared_like_the_encoded_ones_and_only_as_many_as_fit() -> None:

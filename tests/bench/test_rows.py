@@ -79,7 +79,7 @@ def test_each_sample_comes_once_in_each_epoch(photos: Path, row: str, trials: in
 @pytest.mark.parametrize("row", GPU_ROWS)
 @pytest.mark.parametrize("read", ["pages", "all"])
 def test_each_sample_comes_once_in_each_epoch_on_a_gpu(photos: Path, row: str, read: str) -> None:
-    result = run_small(photos, row, 2, gpu=True, read=read)
+    result = run_small(photos, row, 2, gpu=True, read=read, rows=GPU_ROWS)
     assert result.error == ""
     processes = 1 if row == "prep" else 2
     assert (result.row, result.trials, result.epochs) == (row, processes, 4 * processes)

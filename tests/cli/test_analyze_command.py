@@ -180,7 +180,7 @@ def test_where_samples_cross_to_the_gpu(saved: Path, tmp_path: Path) -> None:
     again = tmp_path / "on_gpu.json"
     again.write_text(json.dumps(kept))
     code, text, _ = run("what-if", again, "--json")
-    assert (code, json.loads(text)["gpu"]["gpu_workers"]) == (0, answer["gpu"]["gpu_workers"])
+    assert (code, json.loads(text)["gpu"]["prep_gpus"]) == (0, answer["gpu"]["prep_gpus"])
     file.write_text(GPU % 1_000_000)
     code, _, errors = run("what-if", saved, "--gpu", file)
     assert code != 0

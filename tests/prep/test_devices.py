@@ -30,8 +30,10 @@ def mark(monkeypatch):
         holder.close()
 
 
-def test_each_worker_has_a_gpu_of_its_own_until_there_are_more_workers(mark):
-    assert [devices.choose_gpu(2, mark=mark) for _ in range(4)] == [0, 1, os.getpid() % 2, os.getpid() % 2]
+def test_workers_take_turns_with_gpus(mark, monkeypatch):
+    monkeypatch.setattr(devices, "MOST_EACH", 2)
+    assert [devices.choose_gpu(3, mark=mark) for _ in range(6)] == [0, 1, 2, 0, 1, 2]
+    assert devices.choose_gpu(3, mark=mark) == os.getpid() % 3, "nobody counts so many"
 
 
 def test_the_gpu_of_a_worker_that_died_is_chosen_again(mark):

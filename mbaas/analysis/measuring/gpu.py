@@ -13,6 +13,7 @@ from mbaas.analysis.measuring.prep import ANSWER_S, PrepProcess, Raw, Seen, prep
 from mbaas.analysis.measuring.service import EPOCH_S, Workload, training
 from mbaas.analysis.rates import Rates
 from mbaas.fields import Field
+from mbaas.prep.engines import workers_per_gpu
 
 
 def gpu_rates(
@@ -89,6 +90,6 @@ def beside_training(
         # Beside something a step is not faster: what was more is noise.
         step_per_s=min(step.rate.value, rates.step.value),
         cpu_s=sum(window.cpu_s for window in beside) / samples,
-        memory_bytes=memory_bytes,
+        memory_bytes=memory_bytes * workers_per_gpu(workload.pipeline),
     )
     return found, left + memory_bytes

@@ -95,7 +95,7 @@ def about_decoding(
     encoded, decoded = job.prep_curve(cores).rate(each), job.decoded_curve(cores).rate(each)
     share = 1 - encoded / decoded
     if share < WORTHWHILE:
-        return f"decoding is only {units.percent(max(0.0, share))} of prep, so no samples are kept decoded"
+        return words.none_decoded(share)
     if kept.share >= 1:
         return f"decoding is {units.percent(share)} of prep, and all samples are kept decoded"
     # both were measured for themselves, so their ends may be off in opposite ways
