@@ -157,7 +157,11 @@ def _notes(report: BenchReport) -> str:
 
 
 def _who_prepares(report: BenchReport) -> str:
-    return "one worker of the dali engine prepares on the GPU" if report.settings.gpu else "all cores prepare"
+    return (
+        "as many workers of the dali engine as a feed has prepare on the GPU"
+        if report.settings.gpu
+        else "all cores prepare"
+    )
 
 
 def _of_code(report: BenchReport) -> str:

@@ -65,8 +65,8 @@ class BenchSettings:
             then every process has touched the memory that it uses again and again.
         epochs: if given, the window has exactly this many epochs instead.
         cores: CPUs that prep may use: prep workers of P and mbaas, threads of DALI, workers of the DataLoaders.
-        gpu: whether DALI prepares on the first GPU, in one worker for P and for mbaas, and minibatches are delivered
-            there. DataLoaders prepare on CPUs, and copy. Only `GPU_ROWS`, with images.
+        gpu: whether DALI prepares on the first GPU, in as many workers for P as a feed has, and minibatches are
+            delivered there. DataLoaders prepare on CPUs, and copy. Only `GPU_ROWS`, with images.
         dataloader_workers: worker processes of each trial's DataLoader; None: see
             `mbaas.bench.rows.dataloader.workers_for`.
         array: what an mbaas trial asks for: "numpy" are read-only views of shared memory, "torch" are private copies.

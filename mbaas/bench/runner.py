@@ -14,6 +14,7 @@ from mbaas.bench.tasks import TASKS
 from mbaas.bench.tasks.base import Data, Report
 from mbaas.bench.trial import Window
 from mbaas.errors import ConfigError
+from mbaas.prep.engines import workers_per_gpu
 from mbaas.units import counted
 
 
@@ -70,17 +71,18 @@ def find_data(settings: BenchSettings, report: Report = print) -> Data:
 
 
 def row_spec(settings: BenchSettings, data: Data, row: str, trials: int, batch: int) -> RowSpec:
-    """Describe one run of ``row`` with N = ``trials``; P and P' run one process for each core, or one on the GPU,
-    whatever N is.
+    """Describe one run of ``row`` with N = ``trials``; P and P' run one process for each core, or as many as a feed has
+    on a GPU, whatever N is.
     """
-    workers_alone = 1 if settings.gpu else settings.cores
-    processes = workers_alone if row in PREP_ROWS else trials
+    task = TASKS[settings.task]
+    alone = workers_per_gpu(task.pipeline()) if settings.gpu else settings.cores
+    processes = alone if row in PREP_ROWS else trials
     workers = settings.dataloader_workers
     trial = TrialSpec(
         row=row,
         trial=0,
         trials=processes,
-        task=TASKS[settings.task],
+        task=task,
         data=data,
         batch=batch,
         cores=settings.cores,

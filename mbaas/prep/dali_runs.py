@@ -85,8 +85,24 @@ class GraphRuns:
             place: tells where the result of a sample may be put at once: what comes from a GPU and fits there is not
                 delivered.
         """
+        try:
+            return self._run_all(taken, sizes, feeds, _Taking(deliver, place))
+        except BaseException:
+            self._graph = None  # it may have a batch in hand, which the next run would take for its own
+            raise
+
+    def set_threads(self, threads: int) -> None:
+        """Work with ``threads`` threads. DALI fixes them when a graph is built, so the next run builds it anew."""
+        self._threads, self._graph = threads, None
+
+    def close(self) -> None:
+        """Release the graph's threads and memory."""
+        self._graph = None
+
+    def _run_all(
+        self, taken: NDArray[np.intp], sizes: NDArray[np.int64], feeds: Mapping[str, Feed], taking: _Taking
+    ) -> list[int]:
         refused: list[int] = []
-        taking = _Taking(deliver, place)
         running, none = taken[:0], taken[:0]
         while len(taken) or len(running):
             following = taken[: _fitting(sizes[taken], self._limit)]
@@ -116,14 +132,6 @@ class GraphRuns:
                 self._hand_on(results, running, taking)
             running = following
         return refused
-
-    def set_threads(self, threads: int) -> None:
-        """Work with ``threads`` threads. DALI fixes them when a graph is built, so the next run builds it anew."""
-        self._threads, self._graph = threads, None
-
-    def close(self) -> None:
-        """Release the graph's threads and memory."""
-        self._graph = None
 
     def _run(self, indices: NDArray[np.intp], feeds: Mapping[str, Feed], taking: _Taking) -> list[int]:
         """Prepare a batch by itself."""

@@ -71,6 +71,24 @@ def test_each_sample_is_delivered_or_refused_once_whatever_fails(seed: int) -> N
     runs.close()
 
 
+def test_a_batch_in_hand_is_forgotten_when_somebody_stops_in_the_middle() -> None:
+    """Results of the run before would be taken for those of the next."""
+    runs, seen = GraphRuns(doubled, threads=1, device_id=None, limit=4, unit="samples"), list[int]()
+    ones = np.ones(SAMPLES, np.int64)
+
+    def stop(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    def numbers(first: int) -> dict[str, list[NDArray[np.int32]]]:
+        return {"number": [np.full(1, first + index, np.int32) for index in range(SAMPLES)]}
+
+    with pytest.raises(KeyboardInterrupt):
+        runs.run(np.arange(SAMPLES), ones, numbers(0), stop)
+    runs.run(np.arange(SAMPLES), ones, numbers(100), lambda _, result: seen.append(int(np.asarray(result)[0])))
+    assert seen == [2 * (100 + index) for index in range(SAMPLES)]
+    runs.close()
+
+
 def test_a_batch_is_fed_while_the_one_before_is_prepared() -> None:
     runs, seen = Flaky(1, set(), limit=4, often=0.0), list[int]()
     numbers = [np.full(1, index, np.int32) for index in range(SAMPLES)]

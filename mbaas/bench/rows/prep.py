@@ -1,9 +1,9 @@
 """Rows "prep" and "prep-decoded": P and P', the rates at which all cores prepare samples and nothing has to be moved.
 
-One process per core goes through the dataset with the engine and the block size of an mbaas prep worker; on a GPU it
-is one process with the dali engine, whose output array is locked in place. Encoded bytes are in the process's own
-memory, decoded samples in memory that all of the processes share; the output array is used again for every block. It is
-the most that any row can make of these cores, or of the GPU: P of encoded, P' of decoded samples.
+One process per core goes through the dataset with the engine and the block size of an mbaas prep worker; on a GPU as
+many as a feed has there, with the dali engine, whose output arrays are locked in place. Encoded bytes are in the
+process's own memory, decoded samples in memory that all of the processes share; the output array is used again for
+every block. It is the most that any row can make of these cores, or of the GPU: P of encoded, P' of decoded samples.
 """
 
 from __future__ import annotations
