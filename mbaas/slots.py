@@ -198,6 +198,8 @@ class _Opened:
         if self._all[:TOKEN_BYTES] != slot.token:
             raise FileNotFoundError(f"{slot.path} is the memory of another worker")
         self._slot_bytes = slot.nbytes
+        self._slots = np.frombuffer(self._all, np.uint8, offset=HEADER_BYTES)
+        self._slots_at = self._slots.ctypes.data
         self._written, _ = _counts_in(self._all)
         self._seen: NDArray[np.int64] | None = None
 
@@ -236,12 +238,10 @@ class _Opened:
 
     def room_at(self, address: int) -> NDArray[np.uint8] | None:
         """Return the slot in which an address of this process lies."""
-        whole = np.frombuffer(self._all, np.uint8)
-        at = address - whole.ctypes.data - HEADER_BYTES
-        if not 0 <= at < whole.nbytes - HEADER_BYTES:
+        number, _ = divmod(address - self._slots_at, self._slot_bytes)
+        if not 0 <= number < MOST_SLOTS:
             return None
-        begin = HEADER_BYTES + at // self._slot_bytes * self._slot_bytes
-        return whole[begin : begin + self._slot_bytes]
+        return self._slots[number * self._slot_bytes :][: self._slot_bytes]
 
 
 _opened: dict[bytes, _Opened] = {}  # token -> memory that this process has opened
@@ -327,11 +327,19 @@ def room_of(array: NDArray[Any]) -> NDArray[np.uint8] | None:
     """Return the memory of the slot in which an array lies: whole pages, read-only. It stays mapped as long as this is
     referred to, but does not hold the slot.
 
-    None if it lies in none, or in that of a worker that has ended since.
+    None if it lies in none.
     """
+    at = array.ctypes.data
     with _opening:
-        rooms = ((opened, opened.room_at(array.ctypes.data)) for opened in _opened.values())
-        return next((room for opened, room in rooms if room is not None and opened.is_there), None)
+        rooms = (opened.room_at(at) for opened in _opened.values())
+        return next((room for room in rooms if room is not None), None)
+
+
+def will_be_written(room: NDArray[np.uint8]) -> bool:
+    """Tell whether the worker to whose memory a slot belongs is still there."""
+    at = room.ctypes.data
+    with _opening:
+        return any(opened.room_at(at) is not None and opened.is_there for opened in _opened.values())
 
 
 def _view(whole: NDArray[np.uint8], column: SlotColumn) -> NDArray[Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import mmap
 import os
 import pickle
 import random
@@ -91,6 +93,26 @@ def test_arrays_come_as_they_were_put_in_read_only_and_aligned(memory: SlotMemor
 
 def _arrays(column: Any) -> tuple[Any, ...]:
     return slots.memory(column)
+
+
+def test_the_room_of_an_array_is_the_whole_slot_in_which_it_lies(memory: SlotMemory) -> None:
+    held = [staged(memory, value, most=3) for value in (1, 2, 3)]
+    found = [arrays_in(each.slot) for each in held]
+    rooms = []
+    for value, arrays in zip((1, 2, 3), found, strict=True):
+        assert arrays is not None
+        room = slots.room_of(arrays["image"][1])
+        assert room is not None
+        assert room.ctypes.data % mmap.PAGESIZE == room.nbytes % mmap.PAGESIZE == 0
+        assert not room.flags.writeable
+        assert room[: arrays["image"].nbytes].tolist() == [value] * arrays["image"].nbytes
+        rooms.append((room.ctypes.data, room.ctypes.data + room.nbytes))
+    assert all(before[1] <= after[0] for before, after in itertools.pairwise(sorted(rooms)))
+    assert slots.room_of(np.zeros(10)) is None
+    assert slots.will_be_written(room)
+    assert not slots.will_be_written(np.zeros(4096, np.uint8))
+    del arrays, found, held
+    assert memory.take(3) is not None, "a room does not hold its slot"
 
 
 def test_what_does_not_fit_is_not_handed_out_and_the_slot_is_free_again(memory: SlotMemory) -> None:

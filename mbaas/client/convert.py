@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 FORMATS = ("torch", "numpy")
 
 LEAST_LENT_BYTES = 2**18
-"""Smaller arrays are copied: looking up whether the GPU can read them would take as long."""
+"""Smaller arrays are copied, which takes no longer than to look up where they lie and to have the GPU read there."""
 
 Minibatch = dict[str, Any]
 """What a trial gets: ``image``, ``label``, ``sample_id``: see `mbaas.loader.Loader`."""
@@ -161,18 +161,21 @@ class CudaConverter:
 
         self._device, self._normalize, self._has_images = device, normalize, has_images
         self._stream = torch.cuda.Stream(device)
-        self._gpu = cuda.gpu(self._stream.device.index)
+        self._gpu: cuda.Gpu | None
+        try:
+            self._gpu = cuda.gpu(self._stream.device.index)
+        except OSError:  # it has a driver of another kind, such as ROCm's: all goes through pinned memory
+            self._gpu = None
         self._sets = [_CopySet(), _CopySet()]  # one is filled while the GPU may still read the other
         self._started = self._finished = 0
 
     def start(self, arrays: Arrays) -> tuple[Minibatch, torch.cuda.Event]:
         import torch
 
-        for each in self._sets:
-            if each.copied.query():
-                each.wait()
         copies = self._sets[self._started % 2]
-        copies.wait()
+        for each in self._sets:
+            if each is copies or each.copied.query():
+                each.wait()
         self._started += 1
         with torch.cuda.stream(self._stream):
             batch = {name: self._to_device(copies, name, array) for name, array in arrays.items()}
@@ -187,7 +190,7 @@ class CudaConverter:
         import torch
 
         dtype = getattr(torch, str(array.dtype))
-        if self._is_locked(array):
+        if self._gpu is not None and _can_lend(array, self._gpu):
             tensor = torch.empty(array.shape, dtype=dtype, device=self._device)
             self._gpu.copy_to_device(tensor.data_ptr(), array, self._stream.cuda_stream)
             copies.lent.append(array)
@@ -198,17 +201,6 @@ class CudaConverter:
         pinned = buffer[: array.size].view(array.shape)
         np.copyto(pinned.numpy(), array)
         return pinned.to(self._device, non_blocking=True)
-
-    def _is_locked(self, array: NDArray[Any]) -> bool:
-        """Whether the GPU can read an array where it lies."""
-        if is_private(array) or array.nbytes < LEAST_LENT_BYTES or not array.flags.c_contiguous:
-            return False
-        room = slots.room_of(array)
-        if room is None:
-            return False
-        if room not in cuda.page_locks:
-            cuda.page_locks.let_go(lambda memory: slots.room_of(memory) is None)
-        return cuda.page_locks.take(room, self._gpu)
 
     def finish(self, started: tuple[Minibatch, torch.cuda.Event]) -> Minibatch:
         import torch
@@ -223,6 +215,19 @@ class CudaConverter:
         for tensor in batch.values():  # else the allocator may reuse its memory while the trial's kernels read it
             tensor.record_stream(current)
         return batch
+
+
+def _can_lend(array: NDArray[Any], gpu: cuda.Gpu) -> bool:
+    """Lock the slot in which an array lies; return whether the GPU can read it there."""
+    if is_private(array) or array.nbytes < LEAST_LENT_BYTES or not array.flags.c_contiguous:
+        return False
+    room = slots.room_of(array)
+    if room is None:
+        return False
+    if room in cuda.page_locks:
+        return True
+    cuda.page_locks.let_go(lambda memory: not slots.will_be_written(memory))
+    return slots.will_be_written(room) and cuda.page_locks.take(room, gpu)
 
 
 def _as_torch(images: torch.Tensor, normalize: Normalize | None) -> torch.Tensor:
