@@ -16,7 +16,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from tenacity import RetryCallState, Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
 from mbaas import runtime, units
-from mbaas.allocation.headroom import PrepResources, default_prep
+from mbaas.allocation.headroom import GpuRoom, PrepResources, default_prep
 from mbaas.budgets import largest_sample, memory_budgets
 from mbaas.client.rpc import call
 from mbaas.coordinator import kept_claims
@@ -96,9 +96,9 @@ def serve(
         staging_bytes: memory for prepared minibatches; default: 15 % of a node's object store, at most 1 GiB.
         prep_workers: actors that prepare, each of which reserves one CPU; default: half of the CPUs that other feeds
             have left, one of which is kept for a trial. Where that is less than one CPU, it is one worker that reserves
-            as much. With dali it is at most two workers for each GPU; of sound, which is decoded on CPUs, four. With a
-            ``dali_share`` below 1 these divide that half among them, as far as half of the CPUs of nodes with GPUs
-            gives that, and have as many threads as CPUs.
+            as much. With dali it is at most two workers for each GPU; of sound, which is decoded on CPUs, four; as far
+            as half of the CPUs of nodes with GPUs gives that. With a ``dali_share`` below 1 these divide that half
+            among them, and have as many threads as CPUs.
         engine: what prepares samples: "cpu", "dali", or "auto", which is dali where there is a GPU and the pipeline can
             run on it, else cpu.
         gpus_per_worker: GPUs, or a fraction, that each worker of the dali engine reserves; 0 runs it on the CPU;
@@ -214,7 +214,8 @@ def _filled_in(
     )
     # Of those that reserve parts of GPUs more than one may not find room on each.
     usable, per_gpu = (runtime.markable_gpus(), per_gpu) if asked.gpus_per_worker is None else (gpus, 1)
-    resources = _prep_resources(asked, claims, usable * per_gpu if engine == "dali" and gpus else None)
+    room = GpuRoom(count=usable, workers=per_gpu, cpus=runtime.cpus_per_gpu())
+    resources = _prep_resources(asked, claims, room if engine == "dali" and gpus else None)
     chosen: dict[str, Any] = {
         "cache_bytes": cache,
         "staging_bytes": staged,
@@ -339,15 +340,15 @@ def _check(dataset: object, pipeline: object) -> None:
     check_packages(pipeline)
 
 
-def _prep_resources(asked: FeedOptions, claims: list[Claims], on_gpus: int | None) -> PrepResources:
+def _prep_resources(asked: FeedOptions, claims: list[Claims], gpus: GpuRoom | None) -> PrepResources:
     """Return the prep workers that a feed begins with: as many as the user said, or what leaves room for trials."""
     if asked.prep_workers is not None:
         return PrepResources(asked.prep_workers)
     resources = default_prep(
         cpus=runtime.cpus(),
         claimed_cpus=sum(claim.cpus for claim in claims),
-        on_gpus=on_gpus,
-        cpus_per_gpu=runtime.cpus_per_gpu() if asked.dali_share < 1 else 0.0,
+        gpus=gpus,
+        also_on_cpus=asked.dali_share < 1,
     )
     most = asked.scaling.max_prep_workers
     return resources if most is None else replace(resources, workers=min(resources.workers, most))

@@ -252,8 +252,8 @@ class FeedOptions:
     prep_workers: AtLeast1 | None = None
     """Actors that prepare, each of which reserves one CPU; default: half of the CPUs that other feeds have left, one of
     which is kept for a trial. Where that is less than one CPU, it is one worker that reserves as much. With dali it is
-    at most two workers for each GPU; of sound, which is decoded on CPUs, four. With a ``dali_share`` below 1 these
-    divide that half among them, as far as half of the CPUs of nodes with GPUs gives that, and have as many threads as
+    at most two workers for each GPU; of sound, which is decoded on CPUs, four; as far as half of the CPUs of nodes with
+    GPUs gives that. With a ``dali_share`` below 1 these divide that half among them, and have as many threads as
     CPUs."""
 
     engine: Literal["auto", "cpu", "dali"] = "auto"

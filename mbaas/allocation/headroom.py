@@ -33,17 +33,31 @@ class PrepResources:
         return self.workers * self.cpus_per_worker
 
 
+@dataclass(frozen=True, kw_only=True)
+class GpuRoom:
+    """GPUs on which a feed may prepare.
+
+    Attributes:
+        count: how many there are.
+        workers: that may share each.
+        cpus: of a node that has GPUs, for each of these.
+    """
+
+    count: int
+    workers: int
+    cpus: float
+
+
 def default_prep(
-    *, cpus: float, claimed_cpus: float = 0.0, on_gpus: int | None = None, cpus_per_gpu: float = 0.0
+    *, cpus: float, claimed_cpus: float = 0.0, gpus: GpuRoom | None = None, also_on_cpus: bool = False
 ) -> PrepResources:
     """Return the prep workers of a feed of which nobody said how many it is to have.
 
     Args:
         cpus: of the whole cluster.
         claimed_cpus: those that the workers of other feeds reserve.
-        on_gpus: how many workers may share the GPUs on which the feed prepares; None: it prepares on CPUs.
-        cpus_per_gpu: of a node that has GPUs, for each of these, where workers there prepare on CPUs, too: at most half
-            of them; 0 where they do not.
+        gpus: on which the feed prepares; None: it prepares on CPUs.
+        also_on_cpus: whether workers on GPUs prepare on CPUs, too.
 
     Example:
         Of 8 CPUs a first feed takes half of 7, rounded up: 4. A second one takes half of 3, that is 2, a third one half
@@ -56,11 +70,13 @@ def default_prep(
         # has others beside it, which is better than a search that never starts.
         return PrepResources(1, max(0, math.floor(half * GRAIN)) / GRAIN)
     workers = math.ceil(half)
-    if on_gpus is None:
+    if gpus is None:
         return PrepResources(workers)
-    few = max(1, min(workers, on_gpus))
-    # The CPUs of nodes without a GPU are of no use to them, and a node is asked for no more than it has.
-    each = max(1, min(workers // few, math.floor(cpus_per_gpu / 2)))
+    # The CPUs of nodes without a GPU are of no use to them. Those with one keep half of theirs for trials.
+    room = max(1, math.floor(gpus.cpus / 2))
+    per_gpu = min(gpus.workers, room)
+    few = max(1, min(workers, gpus.count * per_gpu))
+    each = max(1, min(workers // few, room // per_gpu)) if also_on_cpus else 1
     return PrepResources(few, each, threads=each)
 
 

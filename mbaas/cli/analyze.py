@@ -171,7 +171,7 @@ def _of_file(request: AnalyzeRequest, keep: Callable[[Findings], None]) -> Analy
     from mbaas.analysis.measuring.portion import portion
     from mbaas.analysis.measuring.service import Workload
     from mbaas.analysis.measuring.steps import PacedStep, load_step
-    from mbaas.analysis.measuring.system import cores_here, workers_on_gpus
+    from mbaas.analysis.measuring.system import cores_here, workers_here
     from mbaas.analysis.setup import Setup
     from mbaas.analysis.whole import analyze
 
@@ -195,7 +195,7 @@ def _of_file(request: AnalyzeRequest, keep: Callable[[Findings], None]) -> Analy
         return analyze(
             workload,
             setup=Setup(
-                prep_workers=options.prep_workers or workers_on_gpus(workload, gpus) or cores,
+                prep_workers=options.prep_workers or workers_here(workload, cores=cores, gpus=gpus),
                 cache_bytes=_cache_bytes(options, dataset.total_bytes, memory_bytes),
                 # no tier holds more than the data, whatever room it is given
                 disk_bytes=min(options.disk.max_bytes, dataset.total_bytes) if options.disk is not None else 0,

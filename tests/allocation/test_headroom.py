@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mbaas.allocation.headroom import PrepResources, default_prep, node_for_part
+from mbaas.allocation.headroom import GpuRoom, PrepResources, default_prep, node_for_part
 
 
 def in_turn(cpus: int, feeds: int) -> list[PrepResources]:
@@ -66,28 +66,46 @@ def test_a_part_of_a_cpu_is_one_that_ray_can_count(cpus: int, claimed: float) ->
     assert round(resources.cpus_per_worker * 10_000) == pytest.approx(resources.cpus_per_worker * 10_000, abs=1e-9)
 
 
-@pytest.mark.parametrize(("cpus", "on_gpus", "workers"), [(64, 4, 4), (64, 1, 1), (4, 8, 2), (2, 8, 1), (16, 0, 1)])
-def test_gpus_have_no_more_workers_than_may_share_them(cpus: int, on_gpus: int, workers: int) -> None:
-    assert default_prep(cpus=cpus, on_gpus=on_gpus).workers == workers
+@pytest.mark.parametrize(
+    ("cpus", "count", "per_gpu", "room", "workers"),
+    [
+        (64, 4, 1, 16, 4),
+        (64, 1, 1, 64, 1),
+        (64, 4, 2, 16, 8),
+        (4, 8, 1, 0.5, 2),
+        (2, 8, 1, 0.25, 1),
+        (16, 0, 1, 16, 1),
+        (64, 4, 4, 4, 8),  # the nodes keep half of their CPUs
+        (136, 1, 2, 2, 1),  # one node of 2 CPUs has the GPU
+    ],
+)
+def test_gpus_have_no_more_workers_than_may_share_them(
+    cpus: int, count: int, per_gpu: int, room: float, workers: int
+) -> None:
+    assert default_prep(cpus=cpus, gpus=GpuRoom(count=count, workers=per_gpu, cpus=room)).workers == workers
 
 
 @pytest.mark.parametrize(
-    ("cpus", "on_gpus", "cpus_per_gpu", "expected"),
+    ("cpus", "count", "per_gpu", "room", "expected"),
     [
-        (16, 1, 16, PrepResources(1, 8, threads=8)),
-        (16, 4, 4, PrepResources(4, 2, threads=2)),
-        (64, 5, 12.8, PrepResources(5, 6, threads=6)),
-        (4, 8, 0.5, PrepResources(2, 1)),
-        (2, 1, 2, PrepResources(1, 0.5)),
-        (136, 1, 8, PrepResources(1, 4, threads=4)),  # four nodes have 32 CPUs and no GPU
+        (16, 1, 1, 16, PrepResources(1, 8, threads=8)),
+        (16, 4, 1, 4, PrepResources(4, 2, threads=2)),
+        (64, 5, 1, 12.8, PrepResources(5, 6, threads=6)),
+        (4, 8, 1, 0.5, PrepResources(2, 1)),
+        (2, 1, 1, 2, PrepResources(1, 0.5)),
+        (136, 1, 1, 8, PrepResources(1, 4, threads=4)),  # four nodes have 32 CPUs and no GPU
+        (136, 1, 2, 8, PrepResources(2, 2, threads=2)),
+        (64, 2, 2, 32, PrepResources(4, 8, threads=8)),
     ],
 )
 def test_workers_on_gpus_that_prepare_on_cpus_too_share_out_those_of_their_nodes(
-    cpus: int, on_gpus: int, cpus_per_gpu: float, expected: PrepResources
+    cpus: int, count: int, per_gpu: int, room: float, expected: PrepResources
 ) -> None:
-    resources = default_prep(cpus=cpus, on_gpus=on_gpus, cpus_per_gpu=cpus_per_gpu)
+    gpus = GpuRoom(count=count, workers=per_gpu, cpus=room)
+    resources = default_prep(cpus=cpus, gpus=gpus, also_on_cpus=True)
     assert resources == expected
     assert resources.cpus <= default_prep(cpus=cpus).cpus
+    assert resources.cpus <= max(resources.workers, count * room / 2)
 
 
 @pytest.mark.parametrize(

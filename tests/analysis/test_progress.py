@@ -28,7 +28,7 @@ from mbaas.analysis.measuring.pace import Pace
 from mbaas.analysis.measuring.progress import Progress
 from mbaas.analysis.measuring.service import EpochRun, ServiceRun
 from mbaas.analysis.measuring.steps import PacedStep
-from mbaas.analysis.measuring.system import NO_COSTS, begun, expected_s
+from mbaas.analysis.measuring.system import NO_COSTS, begun, expected_s, workers_here
 from mbaas.analysis.measuring.verify import points, verify
 from mbaas.analysis.quantity import stated
 from mbaas.analysis.rates import MeasuredCurve
@@ -72,6 +72,25 @@ def test_every_phase_is_expected_to_take_as_long_as_there_is_to_measure() -> Non
     assert phases(2, gpus=1)["gpu"] > phases(2)["gpu"] == phases(2, rate_per_s=100.0, gpus=1)["gpu"] == 0.0
     assert phases(64)["prep"] > phases(2)["prep"] > 0.0
     assert phases(2)["disk"] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("options", "cores", "gpus", "workers"),
+    [
+        ({}, 16, 0, 16),
+        ({}, 16, 1, 2),
+        ({}, 4, 4, 4),
+        ({"engine": "cpu"}, 16, 1, 16),
+        ({"gpus_per_worker": 0.0}, 16, 1, 16),
+        ({"gpus_per_worker": 0.25}, 16, 3, 3),
+    ],
+)
+def test_as_many_workers_are_measured_as_share_the_gpus(
+    options: dict[str, Any], cores: int, gpus: int, workers: int
+) -> None:
+    workload = replace(WORKLOAD, options=FeedOptions(batch_size=10, **options))
+    assert workers_here(workload, cores=cores, gpus=gpus) == workers
+    assert begun(workload, rate_per_s=None, cores=cores, gpus=gpus).workers[-1] == 2 * workers
 
 
 def test_what_is_checked_is_said_with_its_unit() -> None:

@@ -99,7 +99,7 @@ def record_of(feed_name: str) -> str:
 
 @pytest.mark.parametrize(
     ("gpus", "threads", "expected"),
-    [(2, 1, (2, 16.0, 16, 0.4)), (2, 20, (2, 16.0, 20, 0.4)), (0, 1, (32, 1.0, 1, 1.0))],
+    [(2, 1, (4, 8.0, 8, 0.4)), (2, 20, (4, 8.0, 20, 0.4)), (0, 1, (32, 1.0, 1, 1.0))],
 )
 def test_the_workers_on_gpus_have_the_cpus_too_if_nobody_says_how_many_there_are(
     photos: Path,

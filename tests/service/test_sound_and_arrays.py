@@ -147,7 +147,7 @@ def test_dali_serves_what_the_cpu_engine_makes_but_for_rounding(ray_session: Non
         np.testing.assert_allclose(made, masks.apply(loud, u[number], form), rtol=0, atol=1e-3)
 
 
-@pytest.mark.parametrize(("reserved", "images", "sound"), [(None, 1, 4), (0.25, 1, 1)])
+@pytest.mark.parametrize(("reserved", "images", "sound"), [(None, 2, 4), (0.25, 1, 1)])
 def test_a_gpu_has_several_workers_that_decode_sound(
     ray_session: None,
     recordings: mbaas.Dataset,
@@ -160,6 +160,7 @@ def test_a_gpu_has_several_workers_that_decode_sound(
     monkeypatch.setattr(runtime, "cpus", lambda: 64)
     monkeypatch.setattr(runtime, "gpus", lambda: 1)
     monkeypatch.setattr(runtime, "markable_gpus", lambda: 1)
+    monkeypatch.setattr(runtime, "cpus_per_gpu", lambda: 64.0)
     monkeypatch.setattr(serving, "_start", lambda fill_in, *_given, **_options: fill_in())
     of_images = T.Pipeline([T.DecodeImage(), T.Resize((8, 8))])
     of_sound = T.Pipeline([T.DecodeAudio(RATE, max_s=1), MELS])

@@ -103,7 +103,7 @@ def measure(
     """
     effort, cores = effort or Effort(), cores or cores_here()
     dataset, pipeline = workload.dataset, workload.pipeline
-    workers = workers_on_gpus(workload, gpus) or cores
+    workers = workers_here(workload, cores=cores, gpus=gpus)
     counts, threads = _worker_counts(workers), _thread_counts(cores)
     if so_far is None:
         so_far = begun(workload, rate_per_s=rate_per_s, cores=cores, gpus=gpus, readers=readers)
@@ -220,23 +220,21 @@ def crosses_to_gpu(workload: Workload, rate_per_s: float | None, gpus: int) -> b
     )
 
 
-def workers_on_gpus(workload: Workload, gpus: int) -> int | None:
-    """Return how many prep workers a feed has on this machine's GPUs by default; None if it prepares on CPUs."""
+def workers_here(workload: Workload, *, cores: int, gpus: int) -> int:
+    """Return how many prep workers this machine has for a feed: one on each core, or as many as share its GPUs."""
     options, pipeline = workload.options, workload.pipeline
     if not gpus or options.gpus_per_worker == 0 or resolve_engine(options.engine, pipeline, gpus=gpus) != "dali":
-        return None
-    if options.prep_workers is not None:
-        return options.prep_workers
-    each = workers_per_gpu(pipeline) if options.gpus_per_worker is None else 1 / options.gpus_per_worker
-    return max(1, int(gpus * each))
+        return cores
+    # Of those that reserve parts of GPUs a feed has one on each by default.
+    return min(cores, gpus * (workers_per_gpu(pipeline) if options.gpus_per_worker is None else 1))
 
 
 def begun(
     workload: Workload, *, rate_per_s: float | None, cores: int, gpus: int = 0, readers: Sequence[int] = READERS
 ) -> SoFar:
     """Return what `measure` knows before it has measured anything, to be given to it."""
-    workers = _worker_counts(workers_on_gpus(workload, gpus) or cores)
-    return SoFar.of(workload, cores=cores, readers=readers, workers=workers, rate_per_s=rate_per_s)
+    counts = _worker_counts(workers_here(workload, cores=cores, gpus=gpus))
+    return SoFar.of(workload, cores=cores, readers=readers, workers=counts, rate_per_s=rate_per_s)
 
 
 def expected_s(
@@ -250,7 +248,7 @@ def expected_s(
 ) -> dict[str, float]:
     """Return about how many seconds each phase of `measure` takes, in their order; those that are left out take 0."""
     each_s, crosses = effort.budget_s, crosses_to_gpu(workload, rate_per_s, gpus)
-    counts = _worker_counts(workers_on_gpus(workload, gpus) or cores)
+    counts = _worker_counts(workers_here(workload, cores=cores, gpus=gpus))
     has_disk = workload.options.disk is not None
     return {
         "storage": each_s * len(readers),
