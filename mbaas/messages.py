@@ -546,6 +546,8 @@ class Admission:
         own_epoch: where the consumer's own epoch lies, in the lane's own count.
         info: what the consumer must know of the feed.
         lane: the lane that it joined.
+        socket: where processes on the coordinator's machine may call for blocks; see `mbaas.local_socket`. None for a
+            consumer on another one, and if there is none.
     """
 
     session: int
@@ -553,6 +555,7 @@ class Admission:
     own_epoch: OwnEpoch
     info: FeedInfo
     lane: Lane
+    socket: str | None = None
 
 
 @dataclass(frozen=True)
@@ -672,6 +675,21 @@ class Delivery:
     progress: int = 0
     error: MbaasError | None = None
     expelled: bool = False
+
+
+@dataclass(frozen=True)
+class LocalAnswer:
+    """What a coordinator answers to a call for blocks that came over a socket.
+
+    Attributes:
+        number: what the consumer numbered the call with.
+        delivery: the answer; None if the call must be made through Ray.
+        error: what the call raised instead.
+    """
+
+    number: object
+    delivery: Delivery | None = None
+    error: MbaasError | None = None
 
 
 MOST_SHUFFLED = 200

@@ -343,5 +343,4 @@ def will_be_written(room: NDArray[np.uint8]) -> bool:
 
 
 def _view(whole: NDArray[np.uint8], column: SlotColumn) -> NDArray[Any]:
-    nbytes = int(np.prod(column.shape, dtype=np.int64)) * np.dtype(column.dtype).itemsize
-    return whole[column.at : column.at + nbytes].view(column.dtype).reshape(column.shape)
+    return np.ndarray(column.shape, column.dtype, whole, column.at)

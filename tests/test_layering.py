@@ -36,6 +36,7 @@ LAYERS = (
     "ledger",
     "slots",
     "cuda",
+    "local_socket",
     "messages",
     "uncounted",
     "transforms",

@@ -21,11 +21,12 @@ import ray
 from numpy.typing import NDArray
 
 from mbaas import slots
+from mbaas.client.block_calls import BlockCalls, NoAnswerYetError, PendingCall
 from mbaas.client.lane_position import LanePosition
 from mbaas.client.part_fetch import BlockFetch
 from mbaas.client.patience import Patience
-from mbaas.client.rpc import ANSWER_S, CALL_TIMEOUT_S, answer, await_restart, call, call_patiently
-from mbaas.errors import ConsumerRemovedError, FeedRestartingError, WaitTimeoutError
+from mbaas.client.rpc import ANSWER_S, CALL_TIMEOUT_S, await_restart, call, call_patiently
+from mbaas.errors import ConsumerRemovedError, FeedRestartingError, MbaasError, WaitTimeoutError
 from mbaas.fields import Arrays, memory
 from mbaas.messages import (
     POLL_S,
@@ -134,7 +135,8 @@ class LaneSession(LanePosition[ReceivedBlock]):
         self._coordinator, self._name, self._polling = coordinator, name, polling
         self._born, self.consumer, self.moves = born, str(name), name.world_size == 1
         self.node: str = ray.get_runtime_context().get_node_id()
-        self._in_flight: Any = None  # the answer to the one call that asks for blocks; None if there is no call
+        self._calls = BlockCalls(coordinator, f"consumer {str(name)!r} asks for blocks")
+        self._in_flight: PendingCall | None = None  # the one call that asks for blocks
         self._lock = threading.Lock()  # for ``received`` and what is held: the heartbeat's thread looks at them, too
         # half, because two answers must come before the deadline: only their difference shows whether the feed moves on
         self._poll_s = min(polling.poll_s, polling.wait_timeout_s / 2)
@@ -152,6 +154,7 @@ class LaneSession(LanePosition[ReceivedBlock]):
             f"consumer {self.consumer!r} joins",
         )
         self.number, self.info = admission.session, admission.info
+        self._calls.connect(admission.socket)
         with self._lock:
             self.enter(admission.cursor, admission.own_epoch, admission.lane, self.info.order.block_samples)
         self._expelled = False
@@ -181,11 +184,10 @@ class LaneSession(LanePosition[ReceivedBlock]):
         """
         patience = Patience(self._polling.wait_timeout_s, time.monotonic(), first_word_s=FIRST_WARNING_S)
         while not self.received:
-            if self._in_flight is None:
-                self._ask()
-            ref, self._in_flight = self._in_flight, None  # first: a call that raised must not be waited for again
+            asked = self._in_flight or self._ask()
+            self._in_flight = None  # first: a call that raised must not be waited for again
             try:
-                delivery = self._answer(ref, patience)
+                delivery = self._answer(asked, patience)
             except FeedRestartingError as error:
                 self._await_return(error, patience)
                 continue
@@ -208,15 +210,14 @@ class LaneSession(LanePosition[ReceivedBlock]):
                     _log.warning("%s: %s", self._waited(patience.waited_s(now)), delivery.waits_for)
         return self.received[0]
 
-    def _answer(self, ref: Any, patience: Patience) -> Delivery:
+    def _answer(self, asked: PendingCall, patience: Patience) -> Delivery:
         """Return what the coordinator answers; a silent one is waited for, and told to the log, as long as any is."""
         now = time.monotonic()
         late, pause_s = now + self._poll_s + ANSWER_S, min(self._poll_s, patience.left_s(now)) + ANSWER_S
         while True:
-            # Without a `ray.wait` before it, which would be one more round through Ray for each block.
-            with contextlib.suppress(ray.exceptions.GetTimeoutError):
-                delivery: Delivery = answer(ref, pause_s, f"consumer {self.consumer!r} asks for blocks")
-                return delivery
+            # Without a look before it, which would be one more round through Ray for each block.
+            with contextlib.suppress(NoAnswerYetError):
+                return asked.result(pause_s)
             now = time.monotonic()
             end_s = patience.left_s(now - ANSWER_S)
             if not end_s:
@@ -254,19 +255,19 @@ class LaneSession(LanePosition[ReceivedBlock]):
 
     def take_in_early(self) -> None:
         """Take in an answer that is here already, without waiting; one that brings no blocks is left to `wait`."""
-        if self.received or self._in_flight is None or not ray.wait([self._in_flight], timeout=0)[0]:
+        if self.received or self._in_flight is None or not self._in_flight.is_answered():
             return
         try:
-            delivery: Delivery = ray.get(self._in_flight)
-        except ray.exceptions.RayError:  # `wait` meets it again, and knows what to do
+            delivery = self._in_flight.result(0.0)
+        except (ray.exceptions.RayError, MbaasError, NoAnswerYetError):  # `wait` meets it again, and knows what to do
             return
         if delivery.error is None and delivery.blocks and delivery.blocks[0].number == self.following:
             self._in_flight = None
             self._receive(delivery)
             self.ask_ahead()
 
-    def _ask(self, unreadable: tuple[UnreadablePart, ...] = ()) -> None:
-        asked = BlockCall(
+    def _ask(self, unreadable: tuple[UnreadablePart, ...] = ()) -> PendingCall:
+        call_for_blocks = BlockCall(
             self.consumer,
             self.number,
             self.following,
@@ -279,7 +280,8 @@ class LaneSession(LanePosition[ReceivedBlock]):
             self.began,
             self.unheld(),
         )
-        self._in_flight = self._coordinator.ask.remote(asked.plain())
+        self._in_flight = self._calls.make(call_for_blocks)
+        return self._in_flight
 
     def ask_ahead(self) -> None:
         """Have a call in flight, unless there is one, or blocks enough that it brought."""
@@ -373,6 +375,7 @@ class LaneSession(LanePosition[ReceivedBlock]):
         self.received.clear()
         slots.forget_all()
         self._in_flight = None
+        self._calls.close()
         what = f"consumer {self.consumer!r} leaves"
 
         def ask() -> Any:

@@ -116,6 +116,7 @@ class Coordinator(ConsumerApi):
         self._errors = InternalErrors(self._counters)
         report_bugs_to(self._errors)
         self._tasks = BackgroundTasks(self._errors)
+        super().__init__(self._tasks.spawn)
         self._metrics = FeedMetrics(settings.name)
         self._workers = WorkerPool(settings, pipeline, self._engine)
         self._demand, self._scaler = DemandEstimator(), Scaler(settings.scaling)

@@ -76,6 +76,7 @@ class LaneCoordinator(ConsumerApi):
         self._errors = InternalErrors(self._counters)
         report_bugs_to(self._errors)
         self._tasks = BackgroundTasks(self._errors)
+        super().__init__(self._tasks.spawn)
         self._serving: tuple[ConsumerService, LaneFollower] | None = None
         self._began = time.time_ns()
         self._opened = asyncio.Event()

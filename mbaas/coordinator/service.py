@@ -22,6 +22,7 @@ from mbaas.bugs import in_short, is_bug
 from mbaas.coordinator.asking import answer_or_none
 from mbaas.coordinator.background import InternalErrors, decide
 from mbaas.coordinator.counters import Counters, add
+from mbaas.coordinator.local_calls import LocalCalls
 from mbaas.coordinator.stories import LaneStory, told_by
 from mbaas.coordinator.worker_pool import WorkerHandle
 from mbaas.core import calls
@@ -48,6 +49,7 @@ from mbaas.messages import (
     DeliveredPart,
     Delivery,
     FeedInfo,
+    FetchCounts,
     JoinRequest,
     Lane,
 )
@@ -362,7 +364,8 @@ class ConsumerService:
         fatal = self._info.settings.on_bad_sample == "raise" and meta.bad
         node = self.core.tasks.workers[order.worker].node
         refs = [] if fatal else [arrays_ref if held is None else held]
-        part = DeliveredPart(replace(meta, slot=None), refs, order.part, order.task, node, order.block_part)
+        told = replace(meta, slot=None, fetched=FetchCounts())  # consumers have no use for the rest
+        part = DeliveredPart(told, refs, order.part, order.task, node, order.block_part)
         self._staged.setdefault(order.block, {})[order.part] = part
         error = str(BadSampleError(meta.bad[0].uri, meta.bad[0].reason)) if fatal else None
         self.send(ev.TaskEnded(order.task, error, lacks=bool(meta.bad) and not fatal))
@@ -379,7 +382,14 @@ class ConsumerApi(abc.ABC):
     """The calls of consumers, which every coordinator of a feed takes.
 
     What they bring is checked first (`mbaas.core.calls`): each raises ConfigError for a value that cannot be.
+
+    Args:
+        spawn: runs a coroutine in the background.
     """
+
+    def __init__(self, spawn: Callable[[Coroutine[Any, Any, Any]], object]) -> None:
+        self._node = ray.get_runtime_context().get_node_id()
+        self._local_calls = LocalCalls(self.ask, spawn)
 
     @abc.abstractmethod
     async def _until_open(self) -> ConsumerService:
@@ -397,7 +407,10 @@ class ConsumerApi(abc.ABC):
             StateError: the trial goes on with another number of ranks.
         """
         service = await self._until_open()
-        return service.join(request)
+        admission = service.join(request)
+        if request.node == self._node:
+            admission = replace(admission, socket=await self._local_calls.address())
+        return admission
 
     async def ask(self, call: list[Any]) -> Delivery:
         """Wait until at least one block from a consumer's cursor on is there; ``call`` is a `BlockCall.plain`."""

@@ -1,0 +1,176 @@
+"""Calls for blocks over a socket: answered as through Ray, and made again there when a socket does not do."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import sys
+import time
+from collections.abc import Coroutine, Iterator
+from typing import Any
+
+import pytest
+import ray
+
+from mbaas import local_socket
+from mbaas.chaos.participants import alive, kill
+from mbaas.client.block_calls import BlockCalls, NoAnswerYetError
+from mbaas.client.rpc import await_restart, call
+from mbaas.coordinator.local_calls import LocalCalls
+from mbaas.errors import BadSampleError, FeedGoneError, FeedRestartingError
+from mbaas.messages import BlockCall, Delivery
+from support.waiting import wait_until
+
+pytestmark = pytest.mark.skipif(not local_socket.are_supported(), reason="needs the abstract sockets of Linux")
+
+ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers run where this folder is not on the path
+
+REFUSED, BUG = 1, 2
+"""Cursors for which `Answers` raises something."""
+
+
+@ray.remote(num_cpus=0, max_restarts=-1)
+class Answers:
+    """Stands for a coordinator: it answers after ``poll_s`` with the call's cursor as ``progress``."""
+
+    def __init__(self) -> None:
+        self._asked: list[int] = []
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._local = LocalCalls(self.ask, self._spawn)
+
+    def _spawn(self, coroutine: Coroutine[Any, Any, Any]) -> None:
+        self._tasks.add(asyncio.get_running_loop().create_task(coroutine))
+
+    async def address(self) -> str | None:
+        return await self._local.address()
+
+    async def pid(self) -> int:
+        return os.getpid()
+
+    async def asked(self) -> list[int]:
+        return self._asked
+
+    async def ask(self, call: list[Any]) -> Delivery:
+        cursor, poll_s = call[2], call[6]
+        self._asked.append(cursor)
+        if cursor == REFUSED:
+            raise BadSampleError("/data/7.jpg", "no image")
+        if cursor == BUG:
+            raise KeyError("a bug")
+        await asyncio.sleep(poll_s)
+        return Delivery(progress=cursor)
+
+
+def a_call(cursor: int, poll_s: float = 0.0) -> BlockCall:
+    return BlockCall("me", 1, cursor, 0, 0, 1, poll_s, (), 1, None, None)
+
+
+@pytest.fixture
+def coordinator(ray_clean: None) -> Iterator[Any]:
+    actor = Answers.remote()
+    yield actor
+    ray.kill(actor)
+
+
+@pytest.fixture
+def calls(coordinator: Any) -> Iterator[BlockCalls]:
+    """Calls over a socket."""
+    made = BlockCalls(coordinator, "the test")
+    made.connect(call(coordinator.address.remote(), 30.0, "the test"))
+    assert made.are_local
+    yield made
+    made.close()
+
+
+def test_calls_are_answered_over_the_socket_and_raise_there_what_they_raise_through_ray(
+    coordinator: Any, calls: BlockCalls
+) -> None:
+    through_ray = BlockCalls(coordinator, "the test")
+    for each in (calls, through_ray):
+        assert each.are_local is (each is calls)
+        assert each.make(a_call(10)).result(30.0) == Delivery(progress=10)
+        with pytest.raises(BadSampleError, match=r"cannot prepare /data/7.jpg: no image") as raised:
+            each.make(a_call(REFUSED)).result(30.0)
+        assert raised.value.uri == "/data/7.jpg"
+    assert call(coordinator.asked.remote(), 30.0, "the test") == [10, REFUSED] * 2
+    assert calls.are_local
+
+
+def test_a_bug_is_told_in_full_as_ray_does(coordinator: Any, calls: BlockCalls) -> None:
+    with pytest.raises(ray.exceptions.RayTaskError, match=r"raise KeyError\(\"a bug\"\)"):
+        calls.make(a_call(BUG)).result(30.0)
+    assert calls.make(a_call(10)).result(30.0).progress == 10
+    assert calls.are_local
+    assert call(coordinator.asked.remote(), 30.0, "the test") == [BUG, BUG, 10]
+
+
+def test_an_answer_that_is_late_still_comes(calls: BlockCalls) -> None:
+    pending = calls.make(a_call(10, poll_s=1.0))
+    assert not pending.is_answered()
+    began = time.monotonic()
+    with pytest.raises(NoAnswerYetError):
+        pending.result(0.1)
+    assert 0.1 <= time.monotonic() - began < 0.9
+    wait_until(pending.is_answered, "the answer is here")
+    assert pending.result(0.0).progress == 10
+    assert pending.result(0.0).progress == 10, "also when it is asked for again"
+
+
+def test_the_answer_to_a_call_that_was_forgotten_is_not_taken_for_another(calls: BlockCalls) -> None:
+    calls.make(a_call(10, poll_s=0.2))
+    assert calls.make(a_call(11, poll_s=0.4)).result(30.0).progress == 11, "its answer comes later"
+    late = calls.make(a_call(12, poll_s=0.4))
+    assert calls.make(a_call(13)).result(30.0).progress == 13, "its answer comes first"
+    del late
+    time.sleep(0.5)
+    assert calls.make(a_call(14)).result(30.0).progress == 14
+
+
+def test_a_call_to_a_coordinator_that_dies_ends_as_through_ray_and_goes_on_with_the_next_one(
+    coordinator: Any, calls: BlockCalls
+) -> None:
+    pending = calls.make(a_call(10, poll_s=60.0))
+    kill(call(coordinator.pid.remote(), 30.0, "the test"))
+    with pytest.raises(
+        FeedRestartingError, match="the test: the feed's coordinator does not answer, it may be restart"
+    ):
+        pending.result(30.0)
+    assert not calls.are_local
+    await_restart(coordinator, time.monotonic() + 30.0)
+    assert calls.make(a_call(11)).result(30.0).progress == 11, "through Ray"
+    calls.connect(call(coordinator.address.remote(), 30.0, "the test"))
+    assert calls.are_local
+    assert calls.make(a_call(12)).result(30.0).progress == 12
+    pid = call(coordinator.pid.remote(), 30.0, "the test")
+    ray.kill(coordinator)
+    wait_until(lambda: not alive(pid), "it has ended")
+    with pytest.raises(FeedGoneError, match="the feed's coordinator is gone"):
+        calls.make(a_call(13)).result(30.0)
+
+
+def end_of(connected: socket.socket) -> bytes:
+    """What comes before the other side hangs up."""
+    try:
+        return connected.recv(1)
+    except ConnectionResetError:
+        return b""
+
+
+def test_who_sends_no_calls_is_cut_off_and_nobody_else(coordinator: Any, calls: BlockCalls) -> None:
+    address = call(coordinator.address.remote(), 30.0, "the test")
+    deep = b"[" * 100_000
+    for sent in (b"\xff" * 8, *map(local_socket.framed, (b"\x80", b"7", b"[1]", b"[1, 2, 3]", b"{}", deep))):
+        with local_socket.connect(address, 5.0) as stranger:
+            stranger.sendall(sent)
+            assert end_of(stranger) == b""
+    assert calls.make(a_call(10)).result(30.0).progress == 10
+    assert calls.are_local
+
+
+def test_where_nobody_listens_calls_go_through_ray(coordinator: Any) -> None:
+    for address in ("mbaas-of-another-machine", None):
+        calls = BlockCalls(coordinator, "the test")
+        calls.connect(address)
+        assert not calls.are_local
+        assert calls.make(a_call(10)).result(30.0).progress == 10

@@ -1,0 +1,73 @@
+"""Consumers on the coordinator's machine call for blocks over a socket, others through Ray; they get the same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from service_feeds import augmented
+
+import mbaas
+from mbaas import local_socket
+from mbaas.chaos.participants import coordinator_pid, kill
+from mbaas.client import block_calls
+from mbaas.dataset import synthetic
+from support.trials import record_epoch
+
+pytestmark = [
+    pytest.mark.usefixtures("ray_clean"),
+    pytest.mark.skipif(not local_socket.are_supported(), reason="needs the abstract sockets of Linux"),
+]
+
+SAMPLES = 1003
+
+
+@pytest.fixture
+def through_ray(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Which calls for blocks of this process went through Ray."""
+    made, answer = [], block_calls.answer
+
+    def count(ref: Any, timeout_s: float, what: str) -> Any:
+        made.append(what)
+        return answer(ref, timeout_s, what)
+
+    monkeypatch.setattr(block_calls, "answer", count)
+    return made
+
+
+@pytest.mark.parametrize("lanes", [1, 2])
+def test_calls_of_this_machine_need_no_ray_and_bring_what_calls_through_ray_bring(
+    lanes: int, feed_name: str, through_ray: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def digests() -> list[str]:
+        data, staging = synthetic(SAMPLES, height=32, width=32), mbaas.Staging(lanes=lanes)
+        options: dict[str, Any] = {"batch_size": 32, "prep_workers": 2, "staging_bytes": 4 << 20, "staging": staging}
+        with mbaas.serve(feed_name, data, augmented(), **options) as feed:
+            with mbaas.join(feed.name, "me", format="numpy") as loader:
+                records = [record_epoch(loader) for _ in range(3)]
+        assert [record.flaws(range(SAMPLES)) for record in records] == [[]] * 3
+        return [record.row_digest for record in records]
+
+    def nobody(address: str, timeout_s: float) -> None:
+        raise ConnectionRefusedError(address, timeout_s)
+
+    over_socket = digests()
+    assert through_ray == []
+    monkeypatch.setattr(local_socket, "connect", nobody)
+    assert digests() == over_socket
+    assert set(through_ray) == {"consumer 'me' asks for blocks"}
+
+
+def test_after_a_restart_the_next_calls_go_to_the_new_coordinators_socket(
+    feed_name: str, through_ray: list[str]
+) -> None:
+    with mbaas.serve(feed_name, synthetic(SAMPLES, height=32, width=32), augmented(), batch_size=32) as feed:
+        with mbaas.join(feed.name, "me", format="numpy") as loader:
+            assert record_epoch(loader).flaws(range(SAMPLES)) == []
+            kill(coordinator_pid(feed.name))
+            assert record_epoch(loader).flaws(range(SAMPLES)) == []
+            met = len(through_ray)
+            assert record_epoch(loader).flaws(range(SAMPLES)) == []
+        assert met, "what became of the coordinator, Ray knows"
+        assert len(through_ray) == met
+        assert feed.status().restarts == 1
