@@ -13,6 +13,7 @@ import itertools
 import json
 import math
 import os
+import pickle
 import shutil
 import tarfile
 import warnings
@@ -34,12 +35,13 @@ from benchmarks.fuzz import decoded, sound_and_arrays
 from benchmarks.fuzz.lying import LyingHandler
 from benchmarks.fuzz.mutations import NAMES, changed, damaged, odd_value, sealed_png
 from benchmarks.fuzz.run import Case, Target
-from mbaas import transforms
+from mbaas import local_socket, transforms
 from mbaas.analysis.quantity import plain_fields
 from mbaas.cache.disk.store import DiskStore
 from mbaas.cache.row_server import RowPool, check_pick
 from mbaas.cli import feed_file, plan, what_if
 from mbaas.client.saved_state import read_state, resumption
+from mbaas.coordinator.local_calls import LocalCalls
 from mbaas.coordinator.stories import told_by, with_supervisor
 from mbaas.core import calls, events
 from mbaas.core.layout import StagingLimits
@@ -55,10 +57,12 @@ from mbaas.messages import (
     BlockCall,
     ConsumerName,
     ConsumerReport,
+    Delivery,
     EngineName,
     EpochLedger,
     JoinRequest,
     Lane,
+    LocalAnswer,
     RankPlan,
     RankReport,
     Resumption,
@@ -718,6 +722,37 @@ def consumers(_: Path) -> Case:
     return case
 
 
+def socket_calls(_: Path) -> Case:
+    """What comes over a coordinator's socket: whoever sends something else is cut off, a neighbour has its answer."""
+    loop, answering = asyncio.new_event_loop(), set[asyncio.Task[Any]]()
+    plain = [BlockCall("a", 1, number, 0, 0, 1, 0.0, (), number, None, None).plain() for number in range(3)]
+    good = [local_socket.framed(json.dumps([number, call]).encode()) for number, call in enumerate(plain)]
+
+    async def ask(call: list[Any]) -> Delivery:
+        event, _, _ = calls.block_call(call)
+        return Delivery(progress=event.cursor)
+
+    server = LocalCalls(ask, lambda coroutine: answering.add(loop.create_task(coroutine)))
+    address = loop.run_until_complete(server.address())
+
+    async def both(chance: Random) -> None:
+        (_, stranger), (answers, neighbour) = [await asyncio.open_unix_connection(f"\0{address}") for _ in range(2)]
+        try:
+            for sent in (damaged(chance, b"".join(good), good), chance.choice(good)):
+                stranger.write(sent)
+            neighbour.write(good[2])
+            length = int.from_bytes(await asyncio.wait_for(answers.readexactly(4), 10.0), "big")
+            answer = pickle.loads(await asyncio.wait_for(answers.readexactly(length), 10.0))
+            assert answer == LocalAnswer(2, Delivery(progress=2)), answer
+        finally:
+            stranger.close()
+            neighbour.close()
+        await asyncio.gather(*answering)  # an error that nobody would hear
+        answering.clear()
+
+    return lambda chance: loop.run_until_complete(both(chance))
+
+
 def rows(_: Path) -> Case:
     """What ranks ask of a cache node: nobody else's rows are late or wrong, whatever one asks for."""
     block_rows, pool = 24, RowPool(threads=2)
@@ -968,6 +1003,7 @@ TARGETS = {
     "disk": Target(disk, 40),
     "state": Target(state, 1000),
     "consumers": Target(consumers, 300),
+    "socket": Target(socket_calls, 300),
     "rows": Target(rows, 300),
     "thing": Target(thing, 300),
     "parameters": Target(parameters, 500),
