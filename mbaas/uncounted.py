@@ -2,8 +2,8 @@
 
 The owner of an object keeps book of every process that was sent a reference to it: it subscribes to each of them, and
 each tells it when the last one is dropped. For a block that a coordinator hands to a trial this is more than half of
-what both spend on it (docs/scaling.md, "Delivery"), and it is done twice: consumers say which blocks they have let go
-of, and coordinators keep their references until then.
+what both spend on it (docs/scaling.md, "What made delivery cheaper"), and it is done twice: consumers say which blocks
+they have let go of, and coordinators keep their references until then.
 
 What a process has mapped stays readable until it lets go of it, whoever holds references, and whether or not they are
 counted. If the owner drops its reference before, because it gave the consumer up, reading raises an
