@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Coroutine, Iterator
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import ray
@@ -50,6 +51,10 @@ class Answers:
 
     async def asked(self) -> list[int]:
         return self._asked
+
+    async def distrust(self) -> None:
+        """Take all processes for another user's from now on."""
+        patch.object(local_socket, "is_own_user", return_value=False).start()
 
     async def ask(self, call: list[Any]) -> Delivery:
         cursor, poll_s = call[2], call[6]
@@ -147,6 +152,15 @@ def test_a_call_to_a_coordinator_that_dies_ends_as_through_ray_and_goes_on_with_
     wait_until(lambda: not alive(pid), "it has ended")
     with pytest.raises(FeedGoneError, match="the feed's coordinator is gone"):
         calls.make(a_call(13)).result(30.0)
+
+
+def test_a_coordinator_hangs_up_on_another_users_process_which_goes_on_through_ray(
+    coordinator: Any, calls: BlockCalls
+) -> None:
+    call(coordinator.distrust.remote(), 30.0, "the test")
+    calls.connect(call(coordinator.address.remote(), 30.0, "the test"))
+    assert calls.make(a_call(10)).result(30.0).progress == 10
+    assert not calls.are_local
 
 
 def end_of(connected: socket.socket) -> bytes:
