@@ -32,6 +32,7 @@ class LocalCalls:
     ) -> None:
         self._ask, self._spawn = ask, spawn
         self._address: asyncio.Task[str | None] | None = None
+        self._server: asyncio.Server | None = None
 
     async def address(self) -> str | None:
         """Return where consumers of this machine can connect; None if there are no such sockets."""
@@ -42,11 +43,12 @@ class LocalCalls:
     async def _listen(self) -> str | None:
         if not local_socket.are_supported():
             return None
+        loop = asyncio.get_running_loop()
         try:
             listening, address = local_socket.listen()
-        except OSError:
+            self._server = await loop.create_unix_server(lambda: _Connection(self._ask, self._spawn), sock=listening)
+        except OSError:  # too many files are open, most likely
             return None
-        await asyncio.get_running_loop().create_unix_server(lambda: _Connection(self._ask, self._spawn), sock=listening)
         return address
 
 
