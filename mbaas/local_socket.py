@@ -1,8 +1,8 @@
 """Messages between two processes of one machine that know each other through Ray, without Ray.
 
-A call of an actor takes a millisecond of CPU and more, on both sides together, and a message over a Unix socket a
-twentieth of that. Calls for blocks are by far the most frequent ones, so consumers on a coordinator's own machine make
-them over a socket (`mbaas.client.block_calls`, `mbaas.coordinator.local_calls`).
+A call over a Unix socket takes a tenth of the CPU time of one through Ray (docs/scaling.md). Calls for blocks are by
+far the most frequent ones, so consumers on a coordinator's own machine make them over a socket
+(`mbaas.client.block_calls`, `mbaas.coordinator.local_calls`).
 
 A socket's address is a name in Linux's abstract namespace, of which no file is left however its owner ends. Such a name
 has no permissions. So each side asks the kernel whose process the other one is, and speaks only to its own user's.
