@@ -267,7 +267,7 @@ class LaneSession(LanePosition[ReceivedBlock]):
             self.ask_ahead()
 
     def _ask(self, unreadable: tuple[UnreadablePart, ...] = ()) -> PendingCall:
-        call_for_blocks = BlockCall(
+        asked = BlockCall(
             self.consumer,
             self.number,
             self.following,
@@ -280,7 +280,7 @@ class LaneSession(LanePosition[ReceivedBlock]):
             self.began,
             self.unheld(),
         )
-        self._in_flight = self._calls.make(call_for_blocks)
+        self._in_flight = self._calls.make(asked)
         return self._in_flight
 
     def ask_ahead(self) -> None:

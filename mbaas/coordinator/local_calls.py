@@ -8,28 +8,54 @@ goes wrong with a socket costs time, and nothing else.
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import pickle
 import socket
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
+import ray
+
 from mbaas import local_socket
 from mbaas.errors import MbaasError
 from mbaas.messages import Delivery, LocalAnswer
+
+Ask = Callable[[list[Any]], Awaitable[Delivery]]
+"""Takes a call, as `mbaas.coordinator.service.ConsumerApi.ask` does."""
+
+Spawn = Callable[[Coroutine[Any, Any, Any]], object]
+"""Runs a coroutine in the background."""
+
+
+def packed(answer: LocalAnswer) -> bytes:
+    """Return an answer as it is sent; if it cannot be sent without Ray, that the call must be made through Ray."""
+    buffer = io.BytesIO()
+    try:
+        _WithoutRay(buffer, pickle.HIGHEST_PROTOCOL).dump(answer)
+    except pickle.PicklingError:
+        return pickle.dumps(LocalAnswer(answer.number))
+    return buffer.getvalue()
+
+
+class _WithoutRay(pickle.Pickler):
+    """Refuses references that Ray has to count (`mbaas.uncounted`): a plain pickle would lose who owns the object."""
+
+    def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, ray.ObjectRef):
+            raise pickle.PicklingError("a reference that Ray counts")
+        return NotImplemented
 
 
 class LocalCalls:
     """Listens for consumers as long as its process lives.
 
     Args:
-        ask: takes a call, as `mbaas.coordinator.service.ConsumerApi.ask` does.
-        spawn: runs a coroutine in the background.
+        ask: what calls are given to.
+        spawn: what answers are made in.
     """
 
-    def __init__(
-        self, ask: Callable[[list[Any]], Awaitable[Delivery]], spawn: Callable[[Coroutine[Any, Any, Any]], object]
-    ) -> None:
+    def __init__(self, ask: Ask, spawn: Spawn) -> None:
         self._ask, self._spawn = ask, spawn
         self._address: asyncio.Task[str | None] | None = None
         self._server: asyncio.Server | None = None
@@ -55,9 +81,7 @@ class LocalCalls:
 class _Connection(asyncio.Protocol):
     """One consumer's socket. Its calls may overlap: one that waits is ended by the next."""
 
-    def __init__(
-        self, ask: Callable[[list[Any]], Awaitable[Delivery]], spawn: Callable[[Coroutine[Any, Any, Any]], object]
-    ) -> None:
+    def __init__(self, ask: Ask, spawn: Spawn) -> None:
         self._ask, self._spawn = ask, spawn
         self._messages = local_socket.Messages()
         self._transport: asyncio.Transport | None = None
@@ -88,4 +112,4 @@ class _Connection(asyncio.Protocol):
         except Exception:  # a bug, which was reported; the consumer meets it again through Ray
             pass
         if not self._transport.is_closing():
-            self._transport.write(local_socket.framed(pickle.dumps(answer, pickle.HIGHEST_PROTOCOL)))
+            self._transport.write(local_socket.framed(packed(answer)))

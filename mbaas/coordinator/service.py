@@ -11,7 +11,7 @@ import abc
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,7 +22,7 @@ from mbaas.bugs import in_short, is_bug
 from mbaas.coordinator.asking import answer_or_none
 from mbaas.coordinator.background import InternalErrors, decide
 from mbaas.coordinator.counters import Counters, add
-from mbaas.coordinator.local_calls import LocalCalls
+from mbaas.coordinator.local_calls import LocalCalls, Spawn
 from mbaas.coordinator.stories import LaneStory, told_by
 from mbaas.coordinator.worker_pool import WorkerHandle
 from mbaas.core import calls
@@ -107,7 +107,7 @@ class ConsumerService:
         waits_for: Callable[[], Sequence[str]],
         counters: Counters,
         errors: InternalErrors,
-        spawn: Callable[[Coroutine[Any, Any, Any]], object],
+        spawn: Spawn,
         next_epoch: int = 0,
         cache_of: Callable[[str], Any] = lambda _node: None,
     ) -> None:
@@ -364,7 +364,7 @@ class ConsumerService:
         fatal = self._info.settings.on_bad_sample == "raise" and meta.bad
         node = self.core.tasks.workers[order.worker].node
         refs = [] if fatal else [arrays_ref if held is None else held]
-        told = replace(meta, slot=None, fetched=FetchCounts())  # consumers have no use for the rest
+        told = replace(meta, slot=None, fetched=FetchCounts())  # these are for the coordinator alone
         part = DeliveredPart(told, refs, order.part, order.task, node, order.block_part)
         self._staged.setdefault(order.block, {})[order.part] = part
         error = str(BadSampleError(meta.bad[0].uri, meta.bad[0].reason)) if fatal else None
@@ -387,7 +387,7 @@ class ConsumerApi(abc.ABC):
         spawn: runs a coroutine in the background.
     """
 
-    def __init__(self, spawn: Callable[[Coroutine[Any, Any, Any]], object]) -> None:
+    def __init__(self, spawn: Spawn) -> None:
         self._node = ray.get_runtime_context().get_node_id()
         self._local_calls = LocalCalls(self.ask, spawn)
 
