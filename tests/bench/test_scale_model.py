@@ -207,7 +207,7 @@ costs_of = st.builds(
     pull_s=st.sampled_from([0.0, 5e-3]),
     cut_s=st.sampled_from([0.0, 1e-6]),
 )
-some = settings(max_examples=10, deadline=None)
+some = settings(max_examples=20, deadline=None)
 
 
 OUT_OF_TURN = System(
