@@ -38,6 +38,7 @@ Images = Annotated[int, typer.Option(help="How many photographs to make, without
         "python -m benchmarks costs --trials 32",
         "python -m benchmarks accuracy --seeds 5",
         'python -m benchmarks nodes --nodes 1,2,4 --storage "8 MB/s"',
+        "python -m benchmarks calls --trials 1,3,8",
         "python -m benchmarks scale --check 1,2,4",
         "python -m benchmarks fuzz --minutes 60 --seed 7",
         "python -m benchmarks soak --minibatches 1000000",
@@ -240,6 +241,22 @@ def nodes(
     if not report.is_sound:
         faults = [fault for result in report.results for fault in result.faults]
         raise MbaasError(f"the benchmark is not sound: {'; '.join(faults)}")
+
+
+@command(app, "python -m benchmarks calls --trials 1,3,8")
+def calls(
+    trials: Annotated[str, typer.Option(help="Numbers of trials of a machine.", metavar="N,N")] = "3,8",
+    rounds: Annotated[int, typer.Option(help="How often everything is run; results are medians.")] = 3,
+    seconds: Annotated[float, typer.Option(help="How long each run is watched.")] = 6.0,
+    as_json: AsJson = False,
+) -> None:
+    """What calls for blocks cost on a machine without the coordinator: each through Ray, and relayed together."""
+    check_installed()
+    from benchmarks.calls import measure, table
+
+    with end_as_ctrl_c():
+        results = measure(numbers("--trials", trials), rounds=rounds, seconds=seconds, tell=_progress)
+    _tell([asdict(result) for result in results], table(results), as_json=as_json)
 
 
 @command(app, "python -m benchmarks scale --check 1,2,4")

@@ -1,8 +1,8 @@
 """Messages between two processes of one machine that know each other through Ray, without Ray.
 
 A call over a Unix socket takes a tenth of the CPU time of one through Ray (docs/scaling.md). Calls for blocks are by
-far the most frequent ones, so consumers on a coordinator's own machine make them over a socket
-(`mbaas.client.block_calls`, `mbaas.coordinator.local_calls`).
+far the most frequent ones, so consumers make them over a socket (`mbaas.client.block_calls`), to their coordinator
+(`mbaas.coordinator.local_calls`), or to who gathers them for one on another machine (`mbaas.cache.relay`).
 
 A socket's address is a name in Linux's abstract namespace, of which no file is left however its owner ends. Such a name
 has no permissions. So each side asks the kernel whose process the other one is, and speaks only to its own user's.
@@ -10,12 +10,14 @@ has no permissions. So each side asks the kernel whose process the other one is,
 
 from __future__ import annotations
 
+import asyncio
 import os
 import secrets
 import socket
 import struct
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import TypeAlias
 
 MOST_BYTES = 64 * 2**20
 """A message is never longer: a delivery has some kilobytes, with thousands of bad samples some megabytes."""
@@ -102,3 +104,85 @@ class Messages:
             message = bytes(self._left[_LENGTH.size : end])
             del self._left[:end]
             yield message
+
+
+Take: TypeAlias = "Callable[[Connection, bytes], object]"
+"""Takes a message that came over a connection."""
+
+
+class Connection(asyncio.Protocol):
+    """The listener's end of a connection, in its event loop.
+
+    Args:
+        take: what messages are given to.
+        gone: told when the other side is gone.
+    """
+
+    def __init__(self, take: Take, gone: Callable[[Connection], object]) -> None:
+        self._take, self._gone = take, gone
+        self._messages = Messages()
+        self._transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        connected: socket.socket = transport.get_extra_info("socket")
+        if not is_own_user(connected):
+            transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for message in self._messages.put(data):
+                self._take(self, message)
+        except BrokenSocketError:
+            self.hang_up()
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio names it
+        self._gone(self)
+
+    def send(self, message: bytes) -> None:
+        """Send a message, unless the connection has ended."""
+        assert self._transport is not None
+        if not self._transport.is_closing():
+            self._transport.write(framed(message))
+
+    def hang_up(self) -> None:
+        """End the connection; nothing more is sent or taken."""
+        assert self._transport is not None
+        self._transport.abort()
+
+
+class Listener:
+    """Listens on a socket in an event loop, from the first question after its address on.
+
+    Args:
+        take: what messages of all connections are given to.
+        gone: told of each connection that ended.
+    """
+
+    def __init__(self, take: Take, gone: Callable[[Connection], object] = lambda _: None) -> None:
+        self._take, self._gone = take, gone
+        self._address: asyncio.Task[str | None] | None = None
+        self._server: asyncio.Server | None = None
+
+    async def address(self) -> str | None:
+        """Return where processes of this machine can connect; None if there are no such sockets."""
+        if self._address is None:
+            self._address = asyncio.get_running_loop().create_task(self._listen())
+        return await self._address
+
+    async def _listen(self) -> str | None:
+        if not are_supported():
+            return None
+        loop = asyncio.get_running_loop()
+        try:
+            listening, address = listen()
+            self._server = await loop.create_unix_server(lambda: Connection(self._take, self._gone), sock=listening)
+        except OSError:  # too many files are open, most likely
+            return None
+        return address
+
+    def close(self) -> None:
+        """Take no more connections; those that are there stay."""
+        if self._server is not None:
+            self._server.close()

@@ -546,8 +546,6 @@ class Admission:
         own_epoch: where the consumer's own epoch lies, in the lane's own count.
         info: what the consumer must know of the feed.
         lane: the lane that it joined.
-        socket: where processes on the coordinator's machine may call for blocks; see `mbaas.local_socket`. None for a
-            consumer on another one, and if there is none.
     """
 
     session: int
@@ -555,7 +553,6 @@ class Admission:
     own_epoch: OwnEpoch
     info: FeedInfo
     lane: Lane
-    socket: str | None = None
 
 
 @dataclass(frozen=True)
@@ -666,6 +663,8 @@ class Delivery:
         progress: a number that changes whenever the feed does something; a wait without change has a deadline.
         error: why there will be nothing more in this session.
         expelled: whether the error ends this session only: the consumer may join again at its cursor.
+        socket: of an answer through Ray, where on the consumer's machine it may call from now on, instead of through
+            Ray; see `mbaas.local_socket`. None if there is no such place.
     """
 
     blocks: tuple[DeliveredBlock, ...] = ()
@@ -675,6 +674,7 @@ class Delivery:
     progress: int = 0
     error: MbaasError | None = None
     expelled: bool = False
+    socket: str | None = None
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,7 @@ LAYERS = (
     "slots",
     "cuda",
     "local_socket",
+    "exchange",
     "messages",
     "uncounted",
     "transforms",

@@ -72,6 +72,7 @@ class FeedRun:
         block_step_s: seconds that a trial sleeps over a block.
         slow_prep: whether prep takes `SLEEP_S` a sample.
         storage_bytes_per_s: what storage gives a node, and nothing is cached; None: all is cached, storage is fast.
+        are_relayed: whether trials may call over a socket; else all call through Ray, as where few are on a node.
         seconds: how long it is watched, after a warm-up.
     """
 
@@ -81,6 +82,7 @@ class FeedRun:
     block_step_s: float = 0.0
     slow_prep: bool = False
     storage_bytes_per_s: float | None = None
+    are_relayed: bool = False
     seconds: float = 3.0
 
 
@@ -94,7 +96,7 @@ class Watched:
         parts: how many parts of blocks were made.
         blocks: how many blocks trials took, summed over trials.
         blocks_per_s: how many each trial took, on average over trials, from the end of one block to that of another.
-        calls: how many calls for blocks trials made.
+        calls: how many calls for blocks trials made through Ray.
         cpu_s: kind of process (see `mbaas.bench.cpu.kind_of`) -> CPU seconds.
         raw_bytes: bytes of a raw sample.
         others_cores: cores that other programs of this machine kept busy.
@@ -141,10 +143,9 @@ def _nobody(error: FeedGoneError) -> None:
 class WatchedTrial:
     """A trial that counts what it does."""
 
-    def __init__(self, feed: str, consumer: str, block_step_s: float) -> None:
-        # Nearly all trials of a large cluster are on other nodes than the coordinator, and call through Ray. So do
-        # these, wherever they are: what a call costs is what it costs there.
-        patch.object(local_socket, "connect", side_effect=OSError).start()
+    def __init__(self, feed: str, consumer: str, run: FeedRun) -> None:
+        if not run.are_relayed:
+            patch.object(local_socket, "connect", side_effect=OSError).start()
         self._handle = _CountingHandle(runtime.find_coordinator(feed))
         self._loader = Loader(
             self._handle,
@@ -159,7 +160,7 @@ class WatchedTrial:
             wait_timeout_s=ANSWER_S,
         )
         self._batches: Iterator[Any] = itertools.chain.from_iterable(self._loader for _ in itertools.count())
-        self._block_step_s = block_step_s
+        self._block_step_s = run.block_step_s
 
     def ready(self) -> None:
         """Answer as soon as the trial has joined."""
@@ -190,7 +191,7 @@ def watch(run: FeedRun, cluster: LocalCluster) -> Watched:
         trials = [
             WatchedTrial.options(  # type: ignore[attr-defined]
                 scheduling_strategy=NodeAffinitySchedulingStrategy(where[index % len(where)], soft=False)
-            ).remote(feed.name, name, run.block_step_s)
+            ).remote(feed.name, name, run)
             for index, name in enumerate(names)
         ]
         try:

@@ -1,8 +1,9 @@
-"""A consumer's calls for blocks: over a socket where the coordinator is on the same machine, else through Ray.
+"""A consumer's calls for blocks: through Ray, until an answer tells of a socket on this machine, and then over that.
 
-Both ways reach the same method of the coordinator, and a call may be made on both: the coordinator knows by its number
-that it came twice. So when a socket breaks, or brings no answer, the call that waits is made again through Ray, which
-also knows what became of a coordinator that is gone.
+The socket is the coordinator's, or that of a relay for a coordinator on another machine. Both ways reach the same
+method of the coordinator, and a call may be made on both: the coordinator knows by its number that it came twice. So
+when a socket breaks, or brings no answer, the call that waits is made again through Ray, which also knows what became
+of a coordinator that is gone.
 """
 
 from __future__ import annotations
@@ -44,19 +45,23 @@ class BlockCalls:
     def __init__(self, coordinator: Any, what: str) -> None:
         self._coordinator, self._what = coordinator, what
         self._line: _Line | None = None
+        self._tried: set[str] = set()
 
-    def connect(self, address: str | None) -> None:
-        """Use the socket at an address from now on; with none, or if nobody is there on this machine, use Ray."""
-        self.close()
-        if address is not None:
-            with contextlib.suppress(OSError):
-                self._line = _Line(local_socket.connect(address, CONNECT_S))
+    def offer(self, address: str | None) -> None:
+        """Use the socket at an address from now on, if there is one, and none is used.
+
+        One that was tried before is not tried again: nobody listened there, or it broke, or who listens hangs.
+        """
+        if address is None or address in self._tried or self.are_local:
+            return
+        self._tried.add(address)
+        with contextlib.suppress(OSError):
+            self._line = _Line(local_socket.connect(address, CONNECT_S))
 
     def close(self) -> None:
-        """Use no socket any more."""
+        """Use this socket no more."""
         if self._line is not None:
             self._line.close()
-        self._line = None
 
     @property
     def are_local(self) -> bool:
@@ -65,14 +70,27 @@ class BlockCalls:
 
     def make(self, call: BlockCall) -> PendingCall:
         """Begin a call."""
-        return PendingCall(self._coordinator, self._line, call.plain(), self._what)
+        return PendingCall(self, call.plain(), self._line)
+
+    def through_ray(self, call: list[Any]) -> Any:
+        """Begin a call through Ray; return a reference to its result."""
+        return self._coordinator.ask.remote(call)
+
+    def ray_answer(self, ref: Any, timeout_s: float) -> Delivery:
+        """Return what came through Ray; see `PendingCall.result`."""
+        try:
+            delivery: Delivery = answer(ref, timeout_s, self._what)
+        except ray.exceptions.GetTimeoutError:
+            raise NoAnswerYetError from None
+        self.offer(delivery.socket)
+        return delivery
 
 
 class PendingCall:
     """A call that was made, and perhaps answered; it may be forgotten at any time."""
 
-    def __init__(self, coordinator: Any, line: _Line | None, call: list[Any], what: str) -> None:
-        self._coordinator, self._call, self._what = coordinator, call, what
+    def __init__(self, calls: BlockCalls, call: list[Any], line: _Line | None) -> None:
+        self._calls, self._call = calls, call
         self._line, self._number, self._ref = line, 0, None
         self._answer: LocalAnswer | None = None
         number = None if line is None else line.send(call)
@@ -82,7 +100,7 @@ class PendingCall:
             self._number = number
 
     def _make_through_ray(self) -> None:
-        self._line, self._ref = None, self._coordinator.ask.remote(self._call)
+        self._line, self._ref = None, self._calls.through_ray(self._call)
 
     def result(self, timeout_s: float) -> Delivery:
         """Return what the coordinator answers.
@@ -99,11 +117,7 @@ class PendingCall:
             if self._answer.delivery is not None:
                 return self._answer.delivery
             self._make_through_ray()  # the coordinator met a bug, which is told in full there
-        try:
-            delivery: Delivery = answer(self._ref, max(0.0, end - time.monotonic()), self._what)
-        except ray.exceptions.GetTimeoutError:
-            raise NoAnswerYetError from None
-        return delivery
+        return self._calls.ray_answer(self._ref, max(0.0, end - time.monotonic()))
 
     def _comes_over_socket(self, timeout_s: float) -> bool:
         """Whether there is an answer, which came over the socket; if the socket breaks, make the call through Ray."""
@@ -116,6 +130,12 @@ class PendingCall:
                 if self._answer is None:
                     raise NoAnswerYetError
         return self._line is not None
+
+    def give_up_socket(self) -> None:
+        """Make the call through Ray if it has no answer, as all further ones: who has the socket may hang."""
+        if self._line is not None and self._answer is None:
+            self._calls.close()
+            self._make_through_ray()
 
     def is_answered(self) -> bool:
         """Whether `result` returns or raises at once."""

@@ -154,7 +154,6 @@ class LaneSession(LanePosition[ReceivedBlock]):
             f"consumer {self.consumer!r} joins",
         )
         self.number, self.info = admission.session, admission.info
-        self._calls.connect(admission.socket)
         with self._lock:
             self.enter(admission.cursor, admission.own_epoch, admission.lane, self.info.order.block_samples)
         self._expelled = False
@@ -224,6 +223,8 @@ class LaneSession(LanePosition[ReceivedBlock]):
                 raise WaitTimeoutError(
                     f"{self._waited(patience.waited_s(now))}: the feed's coordinator does not answer"
                 )
+            if now >= late:
+                asked.give_up_socket()
             if now >= late and patience.is_to_be_told(now):
                 _log.warning("%s: the feed's coordinator does not answer", self._waited(patience.waited_s(now)))
             pause_s = min(end_s, max(patience.until_word_s(now), late - now))

@@ -414,6 +414,10 @@ class Coordinator(ConsumerApi):
     def _take_report(self, consumer: str, report: ConsumerReport) -> None:
         self._counters.report(consumer, report)
 
+    async def cache_node(self, node: str) -> Any | None:
+        """Find the cache node of a node; None if there is none. Further lanes ask, too."""
+        return (await self._until_running()).supervision.caches.actors.get(node)
+
     async def enlist_rank(self, report: RankReport) -> None:
         """Note where a rank of a data-parallel trial runs, which opened a session."""
         report = calls.rank_report(report)

@@ -16,7 +16,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
 from mbaas import runtime, units
-from mbaas.coordinator.asking import report_bugs_to
+from mbaas.coordinator.asking import answer_or_none, report_bugs_to
 from mbaas.coordinator.background import BackgroundTasks, InternalErrors, reports_errors_of_calls
 from mbaas.coordinator.counters import Counters
 from mbaas.coordinator.service import ConsumerApi, ConsumerService
@@ -31,6 +31,9 @@ from mbaas.messages import START_TIMEOUT_S, TICK_S, BlockMeta, ConsumerReport
 from mbaas.order import SampleOrder
 from mbaas.placement import PlacementHistory
 from mbaas.settings import FeedSettings
+
+ANSWER_S = 2.0
+"""How long the main coordinator may take to find a cache node."""
 
 RETRY_S = 0.1
 """Pause before a lane's name is asked for again."""
@@ -162,6 +165,11 @@ class LaneCoordinator(ConsumerApi):
 
     async def _until_kept(self, report: ConsumerReport) -> None:
         """Wait for nothing: there are no ledgers here."""
+
+    async def cache_node(self, node: str) -> Any | None:
+        """Ask the main coordinator, which starts cache nodes."""
+        main = runtime.find_coordinator(self._settings.name)
+        return None if main is None else await answer_or_none(main.cache_node.remote(node), ANSWER_S)
 
     # ---- what is to be said of workers ----
 

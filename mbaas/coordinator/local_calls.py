@@ -7,18 +7,16 @@ goes wrong with a socket costs time, and nothing else.
 
 from __future__ import annotations
 
-import asyncio
 import io
 import json
 import pickle
-import socket
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 import ray
 
-from mbaas import local_socket
 from mbaas.errors import MbaasError
+from mbaas.local_socket import Connection, Listener
 from mbaas.messages import Delivery, LocalAnswer
 
 Ask = Callable[[list[Any]], Awaitable[Delivery]]
@@ -47,8 +45,24 @@ class _WithoutRay(pickle.Pickler):
         return NotImplemented
 
 
+async def answered(ask: Ask, message: bytes) -> bytes | None:
+    """Return the answer to what a consumer sent, as it is sent; None if that is no call."""
+    try:
+        number, call = json.loads(message)
+    except (ValueError, TypeError, RecursionError):
+        return None
+    answer = LocalAnswer(number)
+    try:
+        answer = LocalAnswer(number, await ask(call))
+    except MbaasError as error:
+        answer = LocalAnswer(number, error=error)
+    except Exception:  # a bug, which was reported; the consumer meets it again through Ray
+        pass
+    return packed(answer)
+
+
 class LocalCalls:
-    """Listens for consumers as long as its process lives.
+    """Listens for consumers as long as its process lives. Their calls may overlap: one that waits is ended by the next.
 
     Args:
         ask: what calls are given to.
@@ -56,60 +70,16 @@ class LocalCalls:
     """
 
     def __init__(self, ask: Ask, spawn: Spawn) -> None:
-        self._ask, self._spawn = ask, spawn
-        self._address: asyncio.Task[str | None] | None = None
-        self._server: asyncio.Server | None = None
+        self._ask = ask
+        self._listener = Listener(lambda connection, message: spawn(self._answer(connection, message)))
 
     async def address(self) -> str | None:
         """Return where consumers of this machine can connect; None if there are no such sockets."""
-        if self._address is None:
-            self._address = asyncio.get_running_loop().create_task(self._listen())
-        return await self._address
+        return await self._listener.address()
 
-    async def _listen(self) -> str | None:
-        if not local_socket.are_supported():
-            return None
-        loop = asyncio.get_running_loop()
-        try:
-            listening, address = local_socket.listen()
-            self._server = await loop.create_unix_server(lambda: _Connection(self._ask, self._spawn), sock=listening)
-        except OSError:  # too many files are open, most likely
-            return None
-        return address
-
-
-class _Connection(asyncio.Protocol):
-    """One consumer's socket. Its calls may overlap: one that waits is ended by the next."""
-
-    def __init__(self, ask: Ask, spawn: Spawn) -> None:
-        self._ask, self._spawn = ask, spawn
-        self._messages = local_socket.Messages()
-        self._transport: asyncio.Transport | None = None
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-        connected: socket.socket = transport.get_extra_info("socket")
-        if not local_socket.is_own_user(connected):
-            transport.abort()
-
-    def data_received(self, data: bytes) -> None:
-        assert self._transport is not None
-        try:
-            for message in self._messages.put(data):
-                number, call = json.loads(message)
-                self._spawn(self._answer(number, call))
-        except (local_socket.BrokenSocketError, ValueError, TypeError, RecursionError):  # no message of a consumer
-            self._transport.abort()
-
-    async def _answer(self, number: object, call: list[Any]) -> None:
-        assert self._transport is not None
-        answer = LocalAnswer(number)
-        try:
-            answer = LocalAnswer(number, await self._ask(call))
-        except MbaasError as error:
-            answer = LocalAnswer(number, error=error)
-        except Exception:  # a bug, which was reported; the consumer meets it again through Ray
-            pass
-        if not self._transport.is_closing():
-            self._transport.write(local_socket.framed(packed(answer)))
+    async def _answer(self, connection: Connection, message: bytes) -> None:
+        answer = await answered(self._ask, message)
+        if answer is None:
+            connection.hang_up()
+        else:
+            connection.send(answer)

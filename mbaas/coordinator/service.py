@@ -23,6 +23,7 @@ from mbaas.coordinator.asking import answer_or_none
 from mbaas.coordinator.background import InternalErrors, decide
 from mbaas.coordinator.counters import Counters, add
 from mbaas.coordinator.local_calls import LocalCalls, Spawn
+from mbaas.coordinator.relayed_calls import RelayedCalls
 from mbaas.coordinator.stories import LaneStory, told_by
 from mbaas.coordinator.worker_pool import WorkerHandle
 from mbaas.core import calls
@@ -389,7 +390,8 @@ class ConsumerApi(abc.ABC):
 
     def __init__(self, spawn: Spawn) -> None:
         self._node = ray.get_runtime_context().get_node_id()
-        self._local_calls = LocalCalls(self.ask, spawn)
+        self._local_calls = LocalCalls(self._ask, spawn)
+        self._relayed_calls = RelayedCalls(self._ask, spawn, self.cache_node)
 
     @abc.abstractmethod
     async def _until_open(self) -> ConsumerService:
@@ -406,20 +408,38 @@ class ConsumerApi(abc.ABC):
             FeedFailedError: the feed cannot go on.
             StateError: the trial goes on with another number of ranks.
         """
-        service = await self._until_open()
-        admission = service.join(request)
-        if request.node == self._node:
-            admission = replace(admission, socket=await self._local_calls.address())
-        return admission
+        return (await self._until_open()).join(request)
 
     async def ask(self, call: list[Any]) -> Delivery:
         """Wait until at least one block from a consumer's cursor on is there; ``call`` is a `BlockCall.plain`."""
+        delivery = await self._ask(call)
+        service = await self._until_open()
+        consumer = service.core.consumers.by_name.get(call[0])
+        if consumer is None or not consumer.node:
+            return delivery
+        consumers = service.core.consumers.on_node(consumer.node)
+        return replace(delivery, socket=await self._socket_on(consumer.node, consumers))
+
+    async def _socket_on(self, node: str, consumers: int) -> str | None:
+        """Return where so many consumers of a node may call instead of through Ray."""
+        return await self._local_calls.address() if node == self._node else self._relayed_calls.offer(node, consumers)
+
+    async def _ask(self, call: list[Any]) -> Delivery:
+        """Do as `ask`, for a consumer that calls through Ray or over a socket."""
         event, parts, poll_s = calls.block_call(call)
         service = await self._until_open()
         calls.within_reach("cursor", event.cursor, service.core.out_of_reach)
         for part in parts:
             service.part_unreadable(part)
         return await service.ask(event, poll_s)
+
+    @abc.abstractmethod
+    async def cache_node(self, node: str) -> Any | None:
+        """Find the cache node of a node; None if there is none."""
+
+    async def exchange(self, relay: str, number: int, requests: dict[int, bytes]) -> dict[int, bytes]:
+        """Take in calls that consumers of another machine made, and return answers; see `RelayedCalls.exchange`."""
+        return await self._relayed_calls.exchange(relay, number, requests)
 
     async def hand_back(self, consumer: str, session: int, cursor: int, released: int, number: int = 0) -> None:
         """Take back what a consumer was given from ``cursor`` on, until it asks again."""

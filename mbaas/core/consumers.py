@@ -432,6 +432,10 @@ class ConsumerTable:
         """The nodes where consumers run."""
         return frozenset(consumer.node for consumer in self.by_name.values() if consumer.node)
 
+    def on_node(self, node: str) -> int:
+        """How many consumers run on a node."""
+        return sum(consumer.node == node for consumer in self.by_name.values())
+
     def of_trial(self, trial: str) -> list[Consumer]:
         """Return a trial's consumers: itself or its ranks, or the reservation that is held for it."""
         return [consumer for consumer in self.by_name.values() if consumer.trial == trial]

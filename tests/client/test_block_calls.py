@@ -1,8 +1,11 @@
-"""Calls for blocks over a socket: answered as through Ray, and made again there when a socket does not do."""
+"""Calls for blocks over a socket, the coordinator's or a relay's: answered as through Ray, and made again there when a
+socket does not do.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import pickle
 import socket
@@ -16,10 +19,12 @@ import pytest
 import ray
 
 from mbaas import local_socket
-from mbaas.chaos.participants import alive, kill
+from mbaas.cache.relay import Relay
+from mbaas.chaos.participants import alive, kill, paused
 from mbaas.client.block_calls import BlockCalls, NoAnswerYetError
 from mbaas.client.rpc import await_restart, call
 from mbaas.coordinator.local_calls import LocalCalls, packed
+from mbaas.coordinator.relayed_calls import RELAYED_FROM, RelayedCalls
 from mbaas.errors import BadSampleError, FeedGoneError, FeedRestartingError
 from mbaas.messages import BlockCall, BlockMeta, DeliveredBlock, DeliveredPart, Delivery, FetchCounts, LocalAnswer
 from mbaas.order import Shuffle
@@ -42,12 +47,32 @@ class Answers:
         self._asked: list[int] = []
         self._tasks: set[asyncio.Task[Any]] = set()
         self._local = LocalCalls(self.ask, self._spawn)
+        self._relayed = RelayedCalls(self.ask, self._spawn, self._cache_node)
+        self._cache: Any = None
+        self._exchanges = 0
+
+    async def _cache_node(self, node: str) -> Any:
+        assert node == "another"
+        return self._cache
 
     def _spawn(self, coroutine: Coroutine[Any, Any, Any]) -> None:
         self._tasks.add(asyncio.get_running_loop().create_task(coroutine))
 
-    async def address(self) -> str | None:
-        return await self._local.address()
+    async def address(self, cache: Any = None) -> str | None:
+        """Its own, or that of the relay of a cache node."""
+        if cache is None:
+            return await self._local.address()
+        self._cache = cache
+        while (address := self._relayed.offer("another", RELAYED_FROM)) is None:
+            await asyncio.sleep(0.01)
+        return address
+
+    async def exchange(self, relay: str, number: int, requests: dict[int, bytes]) -> dict[int, bytes]:
+        self._exchanges += 1
+        return await self._relayed.exchange(relay, number, requests)
+
+    async def exchanges(self) -> int:
+        return self._exchanges
 
     async def pid(self) -> int:
         return os.getpid()
@@ -70,6 +95,28 @@ class Answers:
         return Delivery(progress=cursor)
 
 
+@ray.remote(num_cpus=0)
+class RelaysOnly:
+    """Stands for the cache node of another machine."""
+
+    def __init__(self) -> None:
+        self._relays: dict[str, Relay] = {}
+
+    async def relay(self, coordinator_id: str, coordinator: Any) -> tuple[str, str] | None:
+        if coordinator_id not in self._relays or self._relays[coordinator_id].is_closed:
+            self._relays[coordinator_id] = Relay(coordinator)
+        relay = self._relays[coordinator_id]
+        address = await relay.address()
+        return None if address is None else (relay.id, address)
+
+    async def pid(self) -> int:
+        return os.getpid()
+
+    async def distrust(self) -> None:
+        """Take all processes for another user's from now on."""
+        patch.object(local_socket, "is_own_user", return_value=False).start()
+
+
 def a_call(cursor: int, poll_s: float = 0.0) -> BlockCall:
     return BlockCall("me", 1, cursor, 0, 0, 1, poll_s, (), 1, None, None)
 
@@ -81,11 +128,27 @@ def coordinator(ray_clean: None) -> Iterator[Any]:
     ray.kill(actor)
 
 
+@pytest.fixture(params=["its own", "a relay's"])
+def listener(request: pytest.FixtureRequest, coordinator: Any) -> Iterator[Any]:
+    """The actor that listens."""
+    if request.param == "its own":
+        yield coordinator
+        return
+    relays = RelaysOnly.remote()
+    yield relays
+    ray.kill(relays)
+
+
+def address_of(listener: Any, coordinator: Any) -> Any:
+    asked = coordinator.address.remote(None if listener is coordinator else listener)
+    return call(asked, 30.0, "the test")
+
+
 @pytest.fixture
-def calls(coordinator: Any) -> Iterator[BlockCalls]:
+def calls(coordinator: Any, listener: Any) -> Iterator[BlockCalls]:
     """Calls over a socket."""
     made = BlockCalls(coordinator, "the test")
-    made.connect(call(coordinator.address.remote(), 30.0, "the test"))
+    made.offer(address_of(listener, coordinator))
     assert made.are_local
     yield made
     made.close()
@@ -134,18 +197,22 @@ def test_the_answer_to_a_call_that_was_forgotten_is_not_taken_for_another(calls:
 
 
 def test_a_call_to_a_coordinator_that_dies_ends_as_through_ray_and_goes_on_with_the_next_one(
-    coordinator: Any, calls: BlockCalls
+    coordinator: Any, listener: Any, calls: BlockCalls
 ) -> None:
-    pending = calls.make(a_call(10, poll_s=60.0))
+    pending = calls.make(a_call(10, poll_s=5.0))
     kill(call(coordinator.pid.remote(), 30.0, "the test"))
-    with pytest.raises(
-        FeedRestartingError, match="the test: the feed's coordinator does not answer, it may be restart"
-    ):
-        pending.result(30.0)
+    if listener is coordinator:
+        with pytest.raises(
+            FeedRestartingError, match="the test: the feed's coordinator does not answer, it may be restart"
+        ):
+            pending.result(30.0)
+    else:  # Ray may have restarted it before the relay hears of its end
+        with contextlib.suppress(FeedRestartingError):
+            assert pending.result(30.0).progress == 10
     assert not calls.are_local
     await_restart(coordinator, time.monotonic() + 30.0)
     assert calls.make(a_call(11)).result(30.0).progress == 11, "through Ray"
-    calls.connect(call(coordinator.address.remote(), 30.0, "the test"))
+    calls.offer(address_of(listener, coordinator))
     assert calls.are_local
     assert calls.make(a_call(12)).result(30.0).progress == 12
     pid = call(coordinator.pid.remote(), 30.0, "the test")
@@ -155,11 +222,13 @@ def test_a_call_to_a_coordinator_that_dies_ends_as_through_ray_and_goes_on_with_
         calls.make(a_call(13)).result(30.0)
 
 
-def test_a_coordinator_hangs_up_on_another_users_process_which_goes_on_through_ray(
-    coordinator: Any, calls: BlockCalls
+def test_who_listens_hangs_up_on_another_users_process_which_goes_on_through_ray(
+    coordinator: Any, listener: Any
 ) -> None:
-    call(coordinator.distrust.remote(), 30.0, "the test")
-    calls.connect(call(coordinator.address.remote(), 30.0, "the test"))
+    calls = BlockCalls(coordinator, "the test")
+    address = address_of(listener, coordinator)
+    call(listener.distrust.remote(), 30.0, "the test")
+    calls.offer(address)
     assert calls.make(a_call(10)).result(30.0).progress == 10
     assert not calls.are_local
 
@@ -181,8 +250,8 @@ def end_of(connected: socket.socket) -> bytes:
         return b""
 
 
-def test_who_sends_no_calls_is_cut_off_and_nobody_else(coordinator: Any, calls: BlockCalls) -> None:
-    address = call(coordinator.address.remote(), 30.0, "the test")
+def test_who_sends_no_calls_is_cut_off_and_nobody_else(coordinator: Any, listener: Any, calls: BlockCalls) -> None:
+    address = address_of(listener, coordinator)
     deep = b"[" * 100_000
     for sent in (b"\xff" * 8, *map(local_socket.framed, (b"\x80", b"7", b"[1]", b"[1, 2, 3]", b"{}", deep))):
         with local_socket.connect(address, 5.0) as stranger:
@@ -195,6 +264,53 @@ def test_who_sends_no_calls_is_cut_off_and_nobody_else(coordinator: Any, calls: 
 def test_where_nobody_listens_calls_go_through_ray(coordinator: Any) -> None:
     for address in ("mbaas-of-another-machine", None):
         calls = BlockCalls(coordinator, "the test")
-        calls.connect(address)
+        calls.offer(address)
         assert not calls.are_local
         assert calls.make(a_call(10)).result(30.0).progress == 10
+
+
+def test_a_socket_from_which_no_answer_comes_is_given_up_and_not_used_again(
+    coordinator: Any, listener: Any, calls: BlockCalls
+) -> None:
+    address, pending = address_of(listener, coordinator), calls.make(a_call(10))
+    with paused(call(listener.pid.remote(), 30.0, "the test")):
+        late = calls.make(a_call(11))
+        with pytest.raises(NoAnswerYetError):
+            late.result(0.5)
+        late.give_up_socket()
+        if listener is not coordinator:
+            assert late.result(30.0).progress == 11
+    assert late.result(30.0).progress == 11
+    assert pending.result(30.0).progress == 10, "made again, too"
+    calls.offer(address)
+    assert not calls.are_local
+
+
+def test_calls_of_several_consumers_to_another_machine_go_together(coordinator: Any) -> None:
+    """All ask at once, and each once more as soon as it has an answer: at most every other call is an exchange."""
+    relays = RelaysOnly.remote()
+    made = [BlockCalls(coordinator, "the test") for _ in range(8)]
+    for each in made:
+        each.offer(address_of(relays, coordinator))
+    assert all(each.are_local for each in made)
+    for cursor in range(100, 120):
+        for pending in [each.make(a_call(cursor)) for each in made]:
+            assert pending.result(30.0).progress == cursor
+    exchanges = call(coordinator.exchanges.remote(), 30.0, "the test")
+    assert 20 <= exchanges <= 80
+    ray.kill(relays)
+    for each in made:
+        assert each.make(a_call(10)).result(30.0).progress == 10, "through Ray"
+        assert not each.are_local
+
+
+def test_a_relay_that_was_found_by_an_earlier_coordinator_hangs_up(coordinator: Any) -> None:
+    relays = RelaysOnly.remote()
+    calls = BlockCalls(coordinator, "the test")
+    calls.offer(address_of(relays, coordinator))
+    assert calls.make(a_call(10)).result(30.0).progress == 10
+    kill(call(coordinator.pid.remote(), 30.0, "the test"))
+    await_restart(coordinator, time.monotonic() + 30.0)
+    assert calls.make(a_call(11)).result(30.0).progress == 11
+    assert not calls.are_local
+    ray.kill(relays)

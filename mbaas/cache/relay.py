@@ -1,0 +1,95 @@
+"""Takes calls for blocks from consumers of this machine in the place of a coordinator on another one.
+
+The consumers' end of it is the same as on a coordinator's own machine: a socket, to which they were given the address.
+Whatever goes wrong, the relay hangs up, and consumers make the calls that wait through Ray.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import Any
+
+from ray.exceptions import RayError
+
+from mbaas.exchange import HANG_UP, Exchange, NodeEnd
+from mbaas.local_socket import Connection, Listener
+
+GATHER_S = 0.01
+"""How long an exchange waits for further calls, while there is a consumer that waits for none. Those that share
+minibatches often call within this time, and they call ahead of need.
+"""
+
+
+class Relay:
+    """Gathers the calls to one coordinator, and hands its answers out.
+
+    Args:
+        coordinator: the actor, which has `mbaas.coordinator.relayed_calls.RelayedCalls.exchange` as ``exchange``.
+
+    Attributes:
+        id: tells relays apart.
+        is_closed: whether it takes no calls any more.
+    """
+
+    def __init__(self, coordinator: Any) -> None:
+        self.id, self.is_closed = os.urandom(8).hex(), False
+        self._coordinator = coordinator
+        self._calls: NodeEnd[Connection] = NodeEnd()
+        self._connections: set[Connection] = set()
+        self._listener = Listener(self._take, self._gone)
+        self._gathering: asyncio.TimerHandle | None = None
+        self._exchanges: set[asyncio.Task[None]] = set()  # which would be collected, had nobody a reference
+
+    async def address(self) -> str | None:
+        """Return where consumers of this machine can connect; None if there are no such sockets."""
+        return await self._listener.address()
+
+    def close(self) -> None:
+        """Hang up on everybody, and take no more calls."""
+        self.is_closed = True
+        self._listener.close()
+        for connection in list(self._connections):
+            connection.hang_up()
+
+    def _take(self, connection: Connection, message: bytes) -> None:
+        if self.is_closed:  # it connected while the relay was being closed
+            connection.hang_up()
+            return
+        self._connections.add(connection)
+        self._calls.request(connection, message)
+        self._gather()
+
+    def _gone(self, connection: Connection) -> None:
+        self._connections.discard(connection)
+        self._calls.leave(connection)
+
+    def _gather(self) -> None:
+        if not self._calls.is_due:
+            return
+        if self._calls.is_complete:
+            self._send()
+        elif self._gathering is None:
+            self._gathering = asyncio.get_running_loop().call_later(GATHER_S, self._send)
+
+    def _send(self) -> None:
+        if self._gathering is not None:
+            self._gathering.cancel()
+        self._gathering = None
+        if self._calls.is_due and not self.is_closed:
+            task = asyncio.get_running_loop().create_task(self._exchange(self._calls.begin()))
+            self._exchanges.add(task)
+            task.add_done_callback(self._exchanges.discard)
+
+    async def _exchange(self, exchange: Exchange) -> None:
+        try:
+            answers = await self._coordinator.exchange.remote(self.id, exchange.number, exchange.requests)
+        except RayError:  # it is gone, or knows nothing of this relay: consumers hear of it through Ray
+            self.close()
+            return
+        for connection, answer in self._calls.end(exchange.number, answers):
+            if answer == HANG_UP:
+                connection.hang_up()
+            else:
+                connection.send(answer)
+        self._gather()

@@ -1,0 +1,102 @@
+"""Answers calls for blocks that the relays of other machines gathered; see `mbaas.exchange`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import ray
+
+from mbaas.coordinator.asking import answer_or_none
+from mbaas.coordinator.local_calls import Ask, Spawn, answered
+from mbaas.errors import StateError
+from mbaas.exchange import HANG_UP, CoordinatorEnd
+from mbaas.messages import POLL_S
+
+RELAYED_FROM = 3
+"""Consumers on a machine from which on their calls are relayed. An exchange takes the cache node and the coordinator
+together a little more than two calls through Ray would take (docs/scaling.md).
+"""
+
+LOOK_S = 5.0
+"""Pause before a cache node is asked again where it listens: consumers call through Ray, so that may have changed."""
+
+ANSWER_S = 2.0
+"""How long a cache node may take to say where it listens."""
+
+
+@dataclass
+class _Relay:
+    """A relay, as the coordinator knows it; there is at most one on each machine."""
+
+    id: str
+    address: str
+    end: CoordinatorEnd = field(default_factory=CoordinatorEnd)
+    news: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class RelayedCalls:
+    """The calls of consumers on other machines.
+
+    Args:
+        ask: what calls are given to.
+        spawn: what answers are made in.
+        cache_node: finds the cache node of a node; None if there is none.
+    """
+
+    def __init__(self, ask: Ask, spawn: Spawn, cache_node: Callable[[str], Awaitable[Any]]) -> None:
+        self._ask, self._spawn, self._cache_node = ask, spawn, cache_node
+        self._relays: dict[str, _Relay] = {}  # by node
+        self._next_look: dict[str, float] = {}  # by node
+
+    def offer(self, node: str, consumers: int) -> str | None:
+        """Return where consumers of another machine may call; None if that is not known, or not worth it.
+
+        Args:
+            node: of a consumer that called through Ray.
+            consumers: how many run there.
+        """
+        now = asyncio.get_running_loop().time()
+        if consumers >= RELAYED_FROM and now >= self._next_look.get(node, now):
+            self._next_look[node] = now + LOOK_S
+            self._spawn(self._look(node))
+        relay = self._relays.get(node)
+        return None if relay is None else relay.address
+
+    async def _look(self, node: str) -> None:
+        cache, own = await self._cache_node(node), ray.get_runtime_context()
+        if cache is None:
+            return
+        found = await answer_or_none(cache.relay.remote(own.get_actor_id(), own.current_actor), ANSWER_S)
+        if found is not None and (node not in self._relays or self._relays[node].id != found[0]):
+            self._relays[node] = _Relay(*found)
+
+    async def exchange(self, relay: str, number: int, requests: dict[int, bytes]) -> dict[int, bytes]:
+        """Take calls in, and return answers, as soon as there are any, by the numbers of the calls.
+
+        Raises:
+            StateError: the relay is not known here: it was found by an earlier coordinator.
+        """
+        known = next((known for known in self._relays.values() if known.id == relay), None)
+        if known is None:
+            raise StateError(f"relay {relay!r} is not known to this coordinator")
+        known.end.begin(number)
+        known.news.set()
+        for request, message in requests.items():
+            self._spawn(self._answer(known, request, message))
+        end = asyncio.get_running_loop().time() + POLL_S
+        # When this wakes up, all answers that come of one event are there: none of them waits for anything else.
+        while (answers := known.end.look(number)) is None:
+            known.news.clear()
+            try:
+                await asyncio.wait_for(known.news.wait(), end - asyncio.get_running_loop().time())
+            except asyncio.TimeoutError:
+                return {}
+        return answers
+
+    async def _answer(self, relay: _Relay, request: int, message: bytes) -> None:
+        answer = await answered(self._ask, message)
+        relay.end.answer(request, HANG_UP if answer is None else answer)
+        relay.news.set()

@@ -1,0 +1,93 @@
+"""Consumers on another machine than the coordinator call for blocks together, through their machine's cache node."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import pytest
+import ray
+from node_feeds import OPTIONS, SAMPLES, augmented, digests
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+import mbaas
+from mbaas import local_socket, runtime
+from mbaas.chaos.participants import cache_node_pids, coordinator_pid, kill
+from mbaas.client import block_calls
+from support.trials import EpochRecord, record_epoch
+from support.waiting import wait_until
+
+pytestmark = pytest.mark.skipif(not local_socket.are_supported(), reason="needs the abstract sockets of Linux")
+
+ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers run where this folder is not on the path
+
+
+@ray.remote(num_cpus=0)
+class CountingTrial:
+    """A trial that counts its calls for blocks through Ray."""
+
+    def join(self, feed: str, consumer: str) -> None:
+        self._made, answer = 0, block_calls.answer
+
+        def count(*arguments: Any) -> Any:
+            self._made += 1
+            return answer(*arguments)
+
+        block_calls.answer = count
+        self._loader = mbaas.join(feed, consumer, format="numpy")
+
+    def epoch(self) -> tuple[EpochRecord, int]:
+        """One epoch, and how many calls went through Ray meanwhile."""
+        before = self._made
+        return record_epoch(self._loader), self._made - before
+
+    def close(self) -> None:
+        self._loader.close()
+
+
+def trials_on(node: str, feed: str, names: str) -> list[Any]:
+    here = NodeAffinitySchedulingStrategy(node, soft=False)
+    trials = [CountingTrial.options(scheduling_strategy=here).remote() for _ in names]
+    ray.get([trial.join.remote(feed, name) for trial, name in zip(trials, names, strict=True)], timeout=60.0)
+    return trials
+
+
+def an_epoch(trials: list[Any]) -> tuple[set[str], list[int]]:
+    """One epoch of all trials together: what they got, and their calls through Ray."""
+    seen = ray.get([trial.epoch.remote() for trial in trials], timeout=120.0)
+    assert [record.flaws(range(SAMPLES)) for record, _ in seen] == [[]] * len(trials)
+    return {record.row_digest for record, _ in seen}, [calls for _, calls in seen]
+
+
+def test_calls_of_three_trials_of_a_machine_need_no_ray_and_go_on_through_it_when_somebody_dies(
+    three_nodes, data, feed_name
+):
+    """With two lanes: each coordinator has a relay of its own."""
+    options = {**OPTIONS, "staging": mbaas.Staging(lanes=2)}
+    with mbaas.serve("one", data, augmented(), prep_workers=1, **options) as one:
+        alone = digests(one, 2)
+    with mbaas.serve(feed_name, data, augmented(), prep_workers=3, **options) as feed:
+        first, second, _ = (node.node for node in feed.status().nodes)
+        feed.announce(list("abcd"))
+        trials = [*trials_on(first, feed.name, "abc"), *trials_on(second, feed.name, "d")]
+        assert [an_epoch(trials)[0] for _ in range(2)] == [{digest} for digest in alone]
+
+        def are_relayed() -> bool:
+            *calls, single = an_epoch(trials)[1]
+            assert single > 0, "one trial alone calls through Ray"
+            return not any(calls)
+
+        wait_until(are_relayed, "all calls of three trials are relayed")
+        for killed in (cache_node_pids(feed.name), [coordinator_pid(feed.name)]):
+            running = [trial.epoch.remote() for trial in trials]
+            for pid in killed:
+                kill(pid)
+            seen = ray.get(running, timeout=120.0)
+            assert [record.flaws(range(SAMPLES)) for record, _ in seen] == [[]] * 4
+            found = {(record.ledger.feed_epoch, record.row_digest) for record, _ in seen}
+            assert len(found) == len({epoch for epoch, _ in found}), "who had not begun may get the next epoch"
+            wait_until(are_relayed, "they are relayed again")
+        ray.get([trial.close.remote() for trial in trials], timeout=60.0)
+        for trial in trials:
+            ray.kill(trial)
+    assert not runtime.children(feed_name, "cache")
