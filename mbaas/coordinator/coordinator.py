@@ -243,12 +243,12 @@ class Coordinator(ConsumerApi):
         if self._has_predecessor and not self._goes_on:
             self._goes_on = True
             self._tasks.spawn(self._go_on())
-        try:
-            await asyncio.wait_for(self._opened.wait(), within_s)
-        except asyncio.TimeoutError:
-            raise FeedRestartingError(
-                f"feed {self._settings.name!r} is still starting after {units.seconds(within_s)}{self._why_not_open()}"
-            ) from None
+        if not self._opened.is_set():  # which spares nearly all calls a task of their own
+            try:
+                await asyncio.wait_for(self._opened.wait(), within_s)
+            except asyncio.TimeoutError:
+                late = f"is still starting after {units.seconds(within_s)}{self._why_not_open()}"
+                raise FeedRestartingError(f"feed {self._settings.name!r} {late}") from None
         if self._running is None:
             assert self._ended is not None
             raise self._ended

@@ -106,11 +106,12 @@ class LaneCoordinator(ConsumerApi):
         return service, LaneFollower(service.core, placements, credit=tasks, began=self._began)
 
     async def _until_open(self) -> ConsumerService:
-        try:
-            await asyncio.wait_for(self._opened.wait(), START_TIMEOUT_S)
-        except asyncio.TimeoutError:
-            who = f"lane {self._number} of feed {self._settings.name!r}"
-            raise FeedRestartingError(f"{who} was not told to begin within {units.seconds(START_TIMEOUT_S)}") from None
+        if not self._opened.is_set():  # which spares nearly all calls a task of their own
+            try:
+                await asyncio.wait_for(self._opened.wait(), START_TIMEOUT_S)
+            except asyncio.TimeoutError:
+                late = f"was not told to begin within {units.seconds(START_TIMEOUT_S)}"
+                raise FeedRestartingError(f"lane {self._number} of feed {self._settings.name!r} {late}") from None
         assert self._serving is not None
         return self._serving[0]
 
