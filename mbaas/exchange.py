@@ -35,11 +35,15 @@ class Exchange:
 
 
 class NodeEnd(Generic[ConsumerT]):
-    """Requests of a machine's consumers until they are answered, and when the next exchange is due."""
+    """Requests of a machine's consumers until they are answered, and when the next exchange is due.
+
+    Attributes:
+        consumers: who sent a request and did not leave.
+    """
 
     def __init__(self) -> None:
         self._numbers, self._exchanges = itertools.count(1), itertools.count(1)
-        self._consumers: set[ConsumerT] = set()
+        self.consumers: set[ConsumerT] = set()
         self._unsent: dict[int, bytes] = {}
         self._waiting: dict[int, ConsumerT] = {}  # by the numbers of requests that have no answer yet
         self._under_way: set[int] = set()
@@ -47,13 +51,13 @@ class NodeEnd(Generic[ConsumerT]):
     def request(self, consumer: ConsumerT, request: bytes) -> None:
         """Take in what a consumer sent."""
         number = next(self._numbers)
-        self._consumers.add(consumer)
+        self.consumers.add(consumer)
         self._waiting[number] = consumer
         self._unsent[number] = request
 
     def leave(self, consumer: ConsumerT) -> None:
         """Forget a consumer that is gone: what it sent needs no answer, nor to be sent."""
-        self._consumers.discard(consumer)
+        self.consumers.discard(consumer)
         self._waiting = {number: other for number, other in self._waiting.items() if other != consumer}
         self._unsent = {number: request for number, request in self._unsent.items() if number in self._waiting}
 
@@ -65,7 +69,7 @@ class NodeEnd(Generic[ConsumerT]):
     @property
     def is_complete(self) -> bool:
         """Whether no more requests are to be expected before the next answers: every consumer waits for one."""
-        return self._consumers == set(self._waiting.values())
+        return self.consumers == set(self._waiting.values())
 
     def begin(self) -> Exchange:
         """Begin an exchange with all that is to be sent."""

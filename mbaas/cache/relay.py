@@ -12,6 +12,7 @@ from typing import Any
 
 from ray.exceptions import RayError
 
+from mbaas import bugs
 from mbaas.exchange import HANG_UP, Exchange, NodeEnd
 from mbaas.local_socket import Connection, Listener
 
@@ -36,8 +37,7 @@ class Relay:
         self.id, self.is_closed = os.urandom(8).hex(), False
         self._coordinator = coordinator
         self._calls: NodeEnd[Connection] = NodeEnd()
-        self._connections: set[Connection] = set()
-        self._listener = Listener(self._take, self._gone)
+        self._listener = Listener(self._take, self._calls.leave)
         self._gathering: asyncio.TimerHandle | None = None
         self._exchanges: set[asyncio.Task[None]] = set()  # which would be collected, had nobody a reference
 
@@ -49,20 +49,15 @@ class Relay:
         """Hang up on everybody, and take no more calls."""
         self.is_closed = True
         self._listener.close()
-        for connection in list(self._connections):
-            connection.hang_up()
+        for connection in self._calls.consumers:
+            connection.hang_up()  # which is noticed later: nobody leaves meanwhile
 
     def _take(self, connection: Connection, message: bytes) -> None:
         if self.is_closed:  # it connected while the relay was being closed
             connection.hang_up()
             return
-        self._connections.add(connection)
         self._calls.request(connection, message)
         self._gather()
-
-    def _gone(self, connection: Connection) -> None:
-        self._connections.discard(connection)
-        self._calls.leave(connection)
 
     def _gather(self) -> None:
         if not self._calls.is_due:
@@ -84,12 +79,15 @@ class Relay:
     async def _exchange(self, exchange: Exchange) -> None:
         try:
             answers = await self._coordinator.exchange.remote(self.id, exchange.number, exchange.requests)
+            for connection, answer in self._calls.end(exchange.number, answers):
+                if answer == HANG_UP:
+                    connection.hang_up()
+                else:
+                    connection.send(answer)
         except RayError:  # it is gone, or knows nothing of this relay: consumers hear of it through Ray
             self.close()
-            return
-        for connection, answer in self._calls.end(exchange.number, answers):
-            if answer == HANG_UP:
-                connection.hang_up()
-            else:
-                connection.send(answer)
-        self._gather()
+        except Exception as error:  # nobody else would hear of it, and consumers would wait
+            bugs.log_bug(error, "while calls for blocks were relayed")
+            self.close()
+        else:
+            self._gather()

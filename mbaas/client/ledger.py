@@ -41,6 +41,34 @@ class Tally:
 NOTHING = Tally()
 """No samples."""
 
+HASHED_TOGETHER = 4096
+"""Ids that are kept until they are hashed: as many take twice as long as those of one minibatch."""
+
+
+class RunningTally:
+    """A tally to which minibatches are added."""
+
+    def __init__(self, total: Tally = NOTHING) -> None:
+        self._total, self._ids, self._samples = total, list[Ids](), 0
+
+    def add(self, sample_ids: Ids) -> None:
+        """Count samples."""
+        self._ids.append(sample_ids.copy())  # as a view it would hold the block
+        self._samples += len(sample_ids)
+        if self._samples >= HASHED_TOGETHER:
+            self._hash()
+
+    def _hash(self) -> None:
+        self._total = self._total.plus(np.concatenate(self._ids))
+        self._ids, self._samples = [], 0
+
+    @property
+    def total(self) -> Tally:
+        """All that was counted."""
+        if self._ids:
+            self._hash()
+        return self._total
+
 
 def expected(num_samples: int, left_out: Iterable[int], dropped: Tally = NOTHING) -> Tally:
     """Return what an epoch must hold, over all ranks.
@@ -64,7 +92,7 @@ class EpochProgress:
         begin: the position in that epoch's order at which it began.
         position: where in the loader's own epoch the sample after the last minibatch is.
         shuffle: of the feed's epoch in which the last minibatch ends; None before the first.
-        received: this rank's samples.
+        tally: counts this rank's samples.
         elsewhere: samples of the same minibatches that other ranks got, and samples before the position where this
             loader began, which another one had.
         dropped: samples at the epoch's end that make no minibatch.
@@ -77,7 +105,7 @@ class EpochProgress:
     begin: int = 0
     position: int = 0
     shuffle: Shuffle | None = None
-    received: Tally = NOTHING
+    tally: RunningTally = field(default_factory=RunningTally)
     elsewhere: Tally = NOTHING
     dropped: Tally = NOTHING
     left_out: set[int] = field(default_factory=set)
@@ -91,11 +119,17 @@ class EpochProgress:
             shuffle: of the feed's epoch in which it ends.
             elsewhere: other ranks' samples of it.
         """
-        self.received = self.received.plus(sample_ids)
+        self.tally.add(sample_ids)
         if self.left_out:  # one that a state says was bad may be there by now
             self.left_out.difference_update(sample_ids.tolist())
-        self.elsewhere += elsewhere
+        if elsewhere is not NOTHING:
+            self.elsewhere += elsewhere
         self.position, self.shuffle = position, shuffle
+
+    @property
+    def received(self) -> Tally:
+        """This rank's samples."""
+        return self.tally.total
 
     def close(self, num_samples: int, own_epoch: int) -> EpochLedger:
         """Return the ledger of the epoch, which is over. This loader had to get all of it that is not elsewhere."""
@@ -113,7 +147,8 @@ class EpochProgress:
 
     def state(self) -> dict[str, Any]:
         """Return the progress as plain JSON types: a part of `SavedState`, which says what they mean."""
-        seen = self.received + self.elsewhere
+        received = self.received
+        seen = received + self.elsewhere
         return {
             "begin": self.begin,
             "position": self.position,
@@ -124,8 +159,8 @@ class EpochProgress:
             "share": {
                 "rank": self.rank,
                 "world_size": self.world_size,
-                "samples": self.received.samples,
-                "id_hash": self.received.id_hash,
+                "samples": received.samples,
+                "id_hash": received.id_hash,
             },
         }
 
@@ -148,7 +183,7 @@ class EpochProgress:
             begin=state.begin,
             position=state.position,
             shuffle=shuffle_of(state) if state.position else None,
-            received=received,
+            tally=RunningTally(received),
             elsewhere=seen - received,
             left_out=set(state.left_out),
         )

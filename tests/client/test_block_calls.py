@@ -49,7 +49,7 @@ class Answers:
         self._local = LocalCalls(self.ask, self._spawn)
         self._relayed = RelayedCalls(self.ask, self._spawn, self._cache_node)
         self._cache: Any = None
-        self._exchanges = 0
+        self._exchanges, self._is_broken = 0, False
 
     async def _cache_node(self, node: str) -> Any:
         assert node == "another"
@@ -69,7 +69,13 @@ class Answers:
 
     async def exchange(self, relay: str, number: int, requests: dict[int, bytes]) -> dict[int, bytes]:
         self._exchanges += 1
+        if self._is_broken:
+            return None  # type: ignore[return-value]
         return await self._relayed.exchange(relay, number, requests)
+
+    async def break_exchanges(self) -> None:
+        """Answer no exchange from now on as it must be."""
+        self._is_broken = True
 
     async def exchanges(self) -> int:
         return self._exchanges
@@ -312,5 +318,17 @@ def test_a_relay_that_was_found_by_an_earlier_coordinator_hangs_up(coordinator: 
     kill(call(coordinator.pid.remote(), 30.0, "the test"))
     await_restart(coordinator, time.monotonic() + 30.0)
     assert calls.make(a_call(11)).result(30.0).progress == 11
+    assert not calls.are_local
+    ray.kill(relays)
+
+
+@pytest.mark.meets_bugs
+def test_a_relay_that_meets_a_bug_hangs_up(coordinator: Any) -> None:
+    relays = RelaysOnly.remote()
+    calls = BlockCalls(coordinator, "the test")
+    calls.offer(address_of(relays, coordinator))
+    assert calls.make(a_call(10)).result(30.0).progress == 10
+    call(coordinator.break_exchanges.remote(), 30.0, "the test")
+    assert calls.make(a_call(11)).result(30.0).progress == 11, "through Ray"
     assert not calls.are_local
     ray.kill(relays)
