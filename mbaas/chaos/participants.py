@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,9 @@ from mbaas.chaos.plan import Target
 
 PREFIXES: dict[Target, str] = {"worker": "prep:", "cache": "cache:", "coordinator": "feed:", "lane": "lane:"}
 """What the names of a feed's actors begin with. An actor with another name, or none, is taken for a trial."""
+
+STOPPED_S = 1.0
+"""Longest time in which a process that is told to stand still does."""
 
 
 @dataclass(frozen=True)
@@ -53,8 +57,15 @@ def kill(pid: int) -> None:
 
 
 def pause(pid: int) -> None:
-    """Have a process stand still (SIGSTOP): alive, but it says and does nothing."""
+    """Have a process stand still (SIGSTOP): alive, but it says and does nothing.
+
+    Returns as soon as it does, or after `STOPPED_S`: one of the process's threads takes the signal, and until that has
+    its turn on a busy machine the others go on.
+    """
     os.kill(pid, signal.SIGSTOP)
+    end = time.monotonic() + STOPPED_S
+    while process_state(pid) not in "TtZX" and time.monotonic() < end:
+        time.sleep(0.001)
 
 
 def resume(pid: int) -> None:

@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import ray
@@ -390,8 +391,9 @@ class ConsumerApi(abc.ABC):
 
     def __init__(self, spawn: Spawn) -> None:
         self._node = ray.get_runtime_context().get_node_id()
-        self._local_calls = LocalCalls(self._ask, spawn)
-        self._relayed_calls = RelayedCalls(self._ask, spawn, self.cache_node)
+        ask = partial(self.ask, over_socket=True)
+        self._local_calls = LocalCalls(ask, spawn)
+        self._relayed_calls = RelayedCalls(ask, spawn, self.cache_node)
 
     @abc.abstractmethod
     async def _until_open(self) -> ConsumerService:
@@ -410,12 +412,21 @@ class ConsumerApi(abc.ABC):
         """
         return (await self._until_open()).join(request)
 
-    async def ask(self, call: list[Any]) -> Delivery:
-        """Wait until at least one block from a consumer's cursor on is there; ``call`` is a `BlockCall.plain`."""
-        delivery = await self._ask(call)
+    async def ask(self, call: list[Any], *, over_socket: bool = False) -> Delivery:
+        """Wait until at least one block from a consumer's cursor on is there.
+
+        Args:
+            call: a `BlockCall.plain`.
+            over_socket: whether it came over a socket; else the answer may tell of one.
+        """
+        event, parts, poll_s = calls.block_call(call)
         service = await self._until_open()
-        consumer = service.core.consumers.by_name.get(call[0])
-        if consumer is None or not consumer.node:
+        calls.within_reach("cursor", event.cursor, service.core.out_of_reach)
+        for part in parts:
+            service.part_unreadable(part)
+        delivery = await service.ask(event, poll_s)
+        consumer = service.core.consumers.session(event.consumer, event.session)
+        if over_socket or consumer is None or not consumer.node:
             return delivery
         consumers = service.core.consumers.on_node(consumer.node)
         return replace(delivery, socket=await self._socket_on(consumer.node, consumers))
@@ -423,15 +434,6 @@ class ConsumerApi(abc.ABC):
     async def _socket_on(self, node: str, consumers: int) -> str | None:
         """Return where so many consumers of a node may call instead of through Ray."""
         return await self._local_calls.address() if node == self._node else self._relayed_calls.offer(node, consumers)
-
-    async def _ask(self, call: list[Any]) -> Delivery:
-        """Do as `ask`, for a consumer that calls through Ray or over a socket."""
-        event, parts, poll_s = calls.block_call(call)
-        service = await self._until_open()
-        calls.within_reach("cursor", event.cursor, service.core.out_of_reach)
-        for part in parts:
-            service.part_unreadable(part)
-        return await service.ask(event, poll_s)
 
     @abc.abstractmethod
     async def cache_node(self, node: str) -> Any | None:
