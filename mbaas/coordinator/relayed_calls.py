@@ -16,8 +16,8 @@ from mbaas.exchange import HANG_UP, CoordinatorEnd
 from mbaas.messages import POLL_S
 
 RELAYED_FROM = 3
-"""Consumers on a machine from which on their calls are relayed: the fewest with which it was seen to save CPU time. For
-a single one it takes a little more (docs/scaling.md).
+"""Consumers on a machine from which on their calls are relayed. For a single one that takes a little more CPU time than
+it saves, for two it saves little (docs/scaling.md).
 """
 
 LOOK_S = 5.0
