@@ -38,7 +38,7 @@ Images = Annotated[int, typer.Option(help="How many photographs to make, without
         "python -m benchmarks costs --trials 32",
         "python -m benchmarks accuracy --seeds 5",
         'python -m benchmarks nodes --nodes 1,2,4 --storage "8 MB/s"',
-        "python -m benchmarks calls --trials 1,3,8",
+        "python -m benchmarks calls --trials 3,8",
         "python -m benchmarks scale --check 1,2,4",
         "python -m benchmarks fuzz --minutes 60 --seed 7",
         "python -m benchmarks soak --minibatches 1000000",
@@ -243,11 +243,11 @@ def nodes(
         raise MbaasError(f"the benchmark is not sound: {'; '.join(faults)}")
 
 
-@command(app, "python -m benchmarks calls --trials 1,3,8")
+@command(app, "python -m benchmarks calls --trials 3,8")
 def calls(
     trials: Annotated[str, typer.Option(help="Numbers of trials of a machine.", metavar="N,N")] = "3,8",
-    rounds: Annotated[int, typer.Option(help="How often everything is run; results are medians.")] = 3,
-    seconds: Annotated[float, typer.Option(help="How long each run is watched.")] = 6.0,
+    rounds: Annotated[int, typer.Option(help="How often everything is run; results are medians.", min=1)] = 3,
+    seconds: Annotated[float, typer.Option(help="How long each run is watched.", min=1)] = 6.0,
     as_json: AsJson = False,
 ) -> None:
     """What calls for blocks cost on a machine without the coordinator: each through Ray, and relayed together."""

@@ -11,6 +11,8 @@ from rich.table import Table
 from benchmarks.local_cluster import LocalCluster
 from benchmarks.scale.real_feeds import STORE_BYTES, FeedRun, Watched, watch
 from mbaas.bench.render import figure_table
+from mbaas.coordinator.relayed_calls import RELAYED_FROM
+from mbaas.errors import ConfigError
 from mbaas.units import counted
 
 
@@ -38,7 +40,15 @@ class CallCost:
 
 
 def measure(trials: Sequence[int], *, rounds: int, seconds: float, tell: Callable[[str], None]) -> list[CallCost]:
-    """Run feeds of one node and some trials on it, the two ways in turn. The coordinator is on another node."""
+    """Run feeds of one node and some trials on it, the two ways in turn. The coordinator is on another node.
+
+    Raises:
+        ConfigError: there are so few trials that their calls are not relayed.
+    """
+    if min(trials) < RELAYED_FROM:
+        raise ConfigError(
+            f"--trials must be at least {RELAYED_FROM}, from which on calls are relayed, got {min(trials)}"
+        )
     results = []
     with LocalCluster(1, store_bytes=STORE_BYTES) as cluster:
         for number in trials:
