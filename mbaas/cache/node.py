@@ -23,7 +23,7 @@ from mbaas.cache.disk.tier import DISK_THREADS, DiskTier
 from mbaas.cache.planner import Planner
 from mbaas.cache.read_pool import ReadPool
 from mbaas.cache.reader import LOCAL_S, NO_ROWS, FetchReply, KnownSlabs
-from mbaas.cache.relay import Relay
+from mbaas.cache.relay import Relays
 from mbaas.cache.row_server import RowPool, check_pick
 from mbaas.cache.slab import (
     Failures,
@@ -130,7 +130,7 @@ class CacheNode:
         self._order = order
         self._placements = PlacementHistory(order, node, dataset.stored_ids)
         self._peers: dict[str, Any] = {}
-        self._relays: dict[str, Relay] = {}  # by the coordinator's actor id; a feed has one for each lane
+        self._relays = Relays()
         self._whole, self._dataset, self._feed = dataset, dataset.stored, feed
         if coordinator:
             runtime.end_with(coordinator)
@@ -283,16 +283,8 @@ class CacheNode:
                 self._check()
 
     async def relay(self, coordinator_id: str, coordinator: Any) -> tuple[str, str] | None:
-        """Take calls for blocks from consumers of this machine, for a coordinator that has this actor id.
-
-        Returns:
-            the relay's id, and where consumers can connect; None if there are no such sockets.
-        """
-        relay = self._relays.get(coordinator_id)
-        if relay is None or relay.is_closed:
-            relay = self._relays[coordinator_id] = Relay(coordinator)
-        address = await relay.address()
-        return None if address is None else (relay.id, address)
+        """Take calls for blocks from consumers of this machine; see `Relays.find`."""
+        return await self._relays.find(coordinator_id, coordinator)
 
     # ---- placement ----
 

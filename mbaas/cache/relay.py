@@ -22,6 +22,25 @@ minibatches often call within this time, and they call ahead of need.
 """
 
 
+class Relays:
+    """The relays of one machine: one for each coordinator of a feed, which has one for each lane."""
+
+    def __init__(self) -> None:
+        self._by_coordinator: dict[str, Relay] = {}
+
+    async def find(self, coordinator_id: str, coordinator: Any) -> tuple[str, str] | None:
+        """Have calls taken for a coordinator that has this actor id.
+
+        Returns:
+            the relay's id, and where consumers can connect; None if there are no such sockets.
+        """
+        relay = self._by_coordinator.get(coordinator_id)
+        if relay is None or relay.is_closed:
+            relay = self._by_coordinator[coordinator_id] = Relay(coordinator)
+        address = await relay.address()
+        return None if address is None else (relay.id, address)
+
+
 class Relay:
     """Gathers the calls to one coordinator, and hands its answers out.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import Any
 
 import ray
@@ -27,6 +28,14 @@ def report_bugs_to(errors: InternalErrors) -> None:
     any case, so it need not know where bugs are reported.
     """
     BugReports.errors = errors
+
+
+async def is_set_within(event: asyncio.Event, within_s: float) -> bool:
+    """Wait until an event is set, but not for ever; return whether it is. One that is set takes no task of its own."""
+    if not event.is_set():
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(event.wait(), within_s)
+    return event.is_set()
 
 
 async def answer(ref: Any, within_s: float) -> Any:

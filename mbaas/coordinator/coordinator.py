@@ -20,7 +20,7 @@ from mbaas.allocation.lending import DemandReport
 from mbaas.allocation.scaling import Observation, Scaler
 from mbaas.allocation.throughput import MOST_COUNT
 from mbaas.coordinator import kept_claims, recovery
-from mbaas.coordinator.asking import report_bugs_to
+from mbaas.coordinator.asking import is_set_within, report_bugs_to
 from mbaas.coordinator.background import BackgroundTasks, InternalErrors, reports_errors_of_calls
 from mbaas.coordinator.counters import Counters
 from mbaas.coordinator.lanes import LaneSync
@@ -243,12 +243,10 @@ class Coordinator(ConsumerApi):
         if self._has_predecessor and not self._goes_on:
             self._goes_on = True
             self._tasks.spawn(self._go_on())
-        if not self._opened.is_set():  # which spares nearly all calls a task of their own
-            try:
-                await asyncio.wait_for(self._opened.wait(), within_s)
-            except asyncio.TimeoutError:
-                late = f"is still starting after {units.seconds(within_s)}{self._why_not_open()}"
-                raise FeedRestartingError(f"feed {self._settings.name!r} {late}") from None
+        if not await is_set_within(self._opened, within_s):
+            raise FeedRestartingError(
+                f"feed {self._settings.name!r} is still starting after {units.seconds(within_s)}{self._why_not_open()}"
+            )
         if self._running is None:
             assert self._ended is not None
             raise self._ended

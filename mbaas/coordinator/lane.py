@@ -16,7 +16,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
 from mbaas import runtime, units
-from mbaas.coordinator.asking import answer_or_none, report_bugs_to
+from mbaas.coordinator.asking import answer_or_none, is_set_within, report_bugs_to
 from mbaas.coordinator.background import BackgroundTasks, InternalErrors, reports_errors_of_calls
 from mbaas.coordinator.counters import Counters
 from mbaas.coordinator.service import ConsumerApi, ConsumerService
@@ -106,12 +106,9 @@ class LaneCoordinator(ConsumerApi):
         return service, LaneFollower(service.core, placements, credit=tasks, began=self._began)
 
     async def _until_open(self) -> ConsumerService:
-        if not self._opened.is_set():  # which spares nearly all calls a task of their own
-            try:
-                await asyncio.wait_for(self._opened.wait(), START_TIMEOUT_S)
-            except asyncio.TimeoutError:
-                late = f"was not told to begin within {units.seconds(START_TIMEOUT_S)}"
-                raise FeedRestartingError(f"lane {self._number} of feed {self._settings.name!r} {late}") from None
+        if not await is_set_within(self._opened, START_TIMEOUT_S):
+            who = f"lane {self._number} of feed {self._settings.name!r}"
+            raise FeedRestartingError(f"{who} was not told to begin within {units.seconds(START_TIMEOUT_S)}")
         assert self._serving is not None
         return self._serving[0]
 

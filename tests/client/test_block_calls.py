@@ -19,7 +19,7 @@ import pytest
 import ray
 
 from mbaas import local_socket
-from mbaas.cache.relay import Relay
+from mbaas.cache.relay import Relays
 from mbaas.chaos.participants import alive, kill, paused
 from mbaas.client.block_calls import BlockCalls, NoAnswerYetError
 from mbaas.client.rpc import await_restart, call
@@ -106,14 +106,10 @@ class RelaysOnly:
     """Stands for the cache node of another machine."""
 
     def __init__(self) -> None:
-        self._relays: dict[str, Relay] = {}
+        self._relays = Relays()
 
     async def relay(self, coordinator_id: str, coordinator: Any) -> tuple[str, str] | None:
-        if coordinator_id not in self._relays or self._relays[coordinator_id].is_closed:
-            self._relays[coordinator_id] = Relay(coordinator)
-        relay = self._relays[coordinator_id]
-        address = await relay.address()
-        return None if address is None else (relay.id, address)
+        return await self._relays.find(coordinator_id, coordinator)
 
     async def pid(self) -> int:
         return os.getpid()
