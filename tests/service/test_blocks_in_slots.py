@@ -14,6 +14,7 @@ from mbaas.chaos.participants import kill, prep_worker_pids
 from mbaas.dataset import synthetic
 from mbaas.slots import HeldSlot
 from support.trials import EpochRecord, Recorder, record_epoch
+from support.waiting import wait_until
 
 pytestmark = pytest.mark.usefixtures("ray_clean")
 
@@ -23,14 +24,14 @@ NOTE = "blocks go through the object store from now on"
 
 
 def staged(feed: mbaas.Feed) -> list[bool]:
-    """Of each staged part, whether it lies in a slot."""
+    """Wait until parts are staged, as ahead of a consumer they are in time; of each, whether it lies in a slot."""
     coordinator = ray.get_actor(runtime.actor_name(feed.name), runtime.NAMESPACE)
 
     def look(self: Any) -> list[bool]:
         parts = [part for block in self._running.service._staged.values() for part in block.values()]
         return [isinstance(ref, HeldSlot) for part in parts for ref in part.refs]
 
-    return ray.get(coordinator.__ray_call__.remote(look), timeout=30)
+    return wait_until(lambda: ray.get(coordinator.__ray_call__.remote(look), timeout=30), "parts are staged")
 
 
 def epochs(loader: mbaas.Loader, count: int) -> list[EpochRecord]:
@@ -65,9 +66,7 @@ def serve(name: str) -> mbaas.Feed:
 def test_blocks_lie_in_slots_and_have_the_bytes_of_those_in_the_object_store(known: list[str], feed_name: str) -> None:
     with serve(feed_name) as feed, mbaas.join(feed.name, format="numpy") as loader:
         records = epochs(loader, 2)
-        where = staged(feed)
-        assert where
-        assert all(where)
+        assert all(staged(feed))
         assert feed.status().remade_blocks == 0
     for record in records:
         check(record, known)
