@@ -678,7 +678,7 @@ class Delivery:
 
 
 @dataclass(frozen=True)
-class LocalAnswer:
+class SocketAnswer:
     """What a coordinator answers to a call for blocks that came over a socket.
 
     Attributes:

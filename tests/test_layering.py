@@ -38,6 +38,7 @@ LAYERS = (
     "cuda",
     "local_socket",
     "exchange",
+    "transports",
     "messages",
     "uncounted",
     "transforms",

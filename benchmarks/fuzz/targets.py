@@ -62,10 +62,10 @@ from mbaas.messages import (
     EpochLedger,
     JoinRequest,
     Lane,
-    LocalAnswer,
     RankPlan,
     RankReport,
     Resumption,
+    SocketAnswer,
     Start,
     UnreadablePart,
 )
@@ -743,7 +743,7 @@ def socket_calls(_: Path) -> Case:
             neighbour.write(good[2])
             length = int.from_bytes(await asyncio.wait_for(answers.readexactly(4), 10.0), "big")
             answer = pickle.loads(await asyncio.wait_for(answers.readexactly(length), 10.0))
-            assert answer == LocalAnswer(2, Delivery(progress=2)), answer
+            assert answer == SocketAnswer(2, Delivery(progress=2)), answer
         finally:
             stranger.close()
             neighbour.close()

@@ -1,14 +1,12 @@
 """A consumer's calls for blocks: through Ray, until an answer tells of a socket on this machine, and then over that.
 
 The socket is the coordinator's, or that of a relay for a coordinator on another machine. Both ways reach the same
-method of the coordinator, and a call may be made on both: the coordinator knows by its number that it came twice. So
-when a socket breaks, or brings no answer, the call that waits is made again through Ray, which also knows what became
-of a coordinator that is gone.
+method of the coordinator. When a socket breaks, or brings no answer, the call that waits is made again through Ray,
+which also knows what became of a coordinator that is gone. Which way a call goes is decided in `mbaas.transports`.
 """
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
 import pickle
@@ -21,7 +19,8 @@ import ray
 
 from mbaas import local_socket
 from mbaas.client.rpc import answer
-from mbaas.messages import BlockCall, Delivery, LocalAnswer
+from mbaas.messages import BlockCall, Delivery, SocketAnswer
+from mbaas.transports import CallTransport, Transport
 
 CONNECT_S = 5.0
 """How long a coordinator may take to accept a connection, and to take in what is sent; it has just answered a call."""
@@ -44,33 +43,32 @@ class BlockCalls:
 
     def __init__(self, coordinator: Any, what: str) -> None:
         self._coordinator, self._what = coordinator, what
+        self._transport = Transport()
         self._line: _Line | None = None
-        self._tried: set[str] = set()
 
     def offer(self, address: str | None) -> None:
-        """Use the socket at an address from now on, if there is one, and none is used.
-
-        One that was tried before is not tried again: nobody listened there, or it broke, or who listens hangs.
-        """
-        if address is None or address in self._tried or self.are_local:
+        """Call over the socket at an address from now on, if there is one, and none is used; see `Transport.offer`."""
+        if address is None or not self._transport.offer(address):
             return
-        self._tried.add(address)
-        with contextlib.suppress(OSError):
+        try:
             self._line = _Line(local_socket.connect(address, CONNECT_S))
+        except OSError:
+            self._transport.lose(address)
 
     def close(self) -> None:
-        """Use this socket no more."""
+        """Let go of the socket."""
         if self._line is not None:
             self._line.close()
 
     @property
-    def are_local(self) -> bool:
-        """Whether calls go over a socket."""
-        return self._line is not None and not self._line.is_closed
+    def are_over_socket(self) -> bool:
+        """Whether further calls go over a socket."""
+        return self._transport.socket is not None
 
     def make(self, call: BlockCall) -> PendingCall:
         """Begin a call."""
-        return PendingCall(self, call.plain(), self._line)
+        transport = self._transport.begin()
+        return PendingCall(self, call.plain(), transport, None if transport.socket is None else self._line)
 
     def through_ray(self, call: list[Any]) -> Any:
         """Begin a call through Ray; return a reference to its result."""
@@ -87,20 +85,29 @@ class BlockCalls:
 
 
 class PendingCall:
-    """A call that was made, and perhaps answered; it may be forgotten at any time."""
+    """A call that was made, and perhaps answered; it may be forgotten at any time.
 
-    def __init__(self, calls: BlockCalls, call: list[Any], line: _Line | None) -> None:
-        self._calls, self._call = calls, call
-        self._line, self._number, self._ref = line, 0, None
-        self._answer: LocalAnswer | None = None
-        number = None if line is None else line.send(call)
-        if number is None:
+    Args:
+        calls: make it through Ray.
+        call: what is asked, a `BlockCall.plain`.
+        transport: where its answer is awaited.
+        line: the socket over which it is made; None if it is made through Ray.
+    """
+
+    def __init__(self, calls: BlockCalls, call: list[Any], transport: CallTransport, line: _Line | None) -> None:
+        self._calls, self._call, self._transport, self._line = calls, call, transport, line
+        self._number, self._ref = 0, None
+        self._answer: SocketAnswer | None = None
+        if line is None:
             self._make_through_ray()
-        else:
-            self._number = number
+            return
+        try:
+            self._number = line.send(call)
+        except local_socket.BrokenSocketError:
+            self.lose_socket()
 
     def _make_through_ray(self) -> None:
-        self._line, self._ref = None, self._calls.through_ray(self._call)
+        self._ref = self._calls.through_ray(self._call)
 
     def result(self, timeout_s: float) -> Delivery:
         """Return what the coordinator answers.
@@ -110,31 +117,40 @@ class PendingCall:
             MbaasError: what the coordinator raised, or what became of it: see `mbaas.client.rpc.call`.
         """
         end = time.monotonic() + timeout_s
-        if self._comes_over_socket(timeout_s):
-            assert self._answer is not None
-            if self._answer.error is not None:
-                raise self._answer.error
-            if self._answer.delivery is not None:
-                return self._answer.delivery
-            self._make_through_ray()  # the coordinator met a bug, which is told in full there
-        return self._calls.ray_answer(self._ref, max(0.0, end - time.monotonic()))
+        if not self._comes_over_socket(timeout_s):
+            return self._calls.ray_answer(self._ref, max(0.0, end - time.monotonic()))
+        assert self._answer is not None
+        if self._answer.error is not None:
+            raise self._answer.error
+        assert self._answer.delivery is not None
+        return self._answer.delivery
 
     def _comes_over_socket(self, timeout_s: float) -> bool:
-        """Whether there is an answer, which came over the socket; if the socket breaks, make the call through Ray."""
-        if self._answer is None and self._line is not None:
-            try:
-                self._answer = self._line.receive(self._number, timeout_s)
-            except local_socket.BrokenSocketError:
-                self._make_through_ray()
-            else:
-                if self._answer is None:
-                    raise NoAnswerYetError
-        return self._line is not None
+        """Wait until an answer comes over the socket; tell whether it came there, or comes through Ray.
 
-    def give_up_socket(self) -> None:
+        Raises:
+            NoAnswerYetError: neither.
+        """
+        if self._transport.socket is None or self._transport.is_answered:
+            return self._transport.is_answered
+        assert self._line is not None
+        try:
+            self._answer = self._line.receive(self._number, timeout_s)
+        except local_socket.BrokenSocketError:
+            self.lose_socket()
+            return False
+        if self._answer is None:
+            raise NoAnswerYetError
+        says_it = self._answer.delivery is not None or self._answer.error is not None
+        if self._transport.answer(says_it=says_it):  # the coordinator met a bug, which is told in full there
+            self._make_through_ray()
+        return self._transport.is_answered
+
+    def lose_socket(self) -> None:
         """Make the call through Ray if it has no answer, as all further ones: who has the socket may hang."""
-        if self._line is not None and self._answer is None:
-            self._calls.close()
+        if self._transport.lose_socket():
+            assert self._line is not None
+            self._line.close()
             self._make_through_ray()
 
     def is_answered(self) -> bool:
@@ -155,31 +171,31 @@ class _Line:
         self._messages = local_socket.Messages()
         self._numbers = itertools.count(1)
 
-    @property
-    def is_closed(self) -> bool:
-        return self._socket is None
-
     def close(self) -> None:
         self._socket = None
         self._end()
 
-    def send(self, call: list[Any]) -> int | None:
-        """Send a call; return its number on this socket, or None if it cannot be sent."""
+    def send(self, call: list[Any]) -> int:
+        """Send a call; return its number on this socket.
+
+        Raises:
+            BrokenSocketError: it cannot be sent.
+        """
         if self._socket is None:
-            return None
+            raise local_socket.BrokenSocketError("it was closed")
         number = next(self._numbers)
         try:
             self._socket.settimeout(CONNECT_S)
             self._socket.sendall(local_socket.framed(json.dumps([number, call]).encode()))
-        except OSError:
+        except OSError as error:
             self.close()
-            return None
+            raise local_socket.BrokenSocketError(str(error)) from error
         except BaseException:  # an interrupt: half a message may be sent
             self.close()
             raise
         return number
 
-    def receive(self, number: int, timeout_s: float) -> LocalAnswer | None:
+    def receive(self, number: int, timeout_s: float) -> SocketAnswer | None:
         """Return the answer to a call; None if it does not come in time. Answers to calls before it are forgotten.
 
         Raises:
@@ -193,7 +209,7 @@ class _Line:
                 if not received:
                     raise local_socket.BrokenSocketError("its coordinator closed it")
                 for message in self._messages.put(received):
-                    answered: LocalAnswer = pickle.loads(message)
+                    answered: SocketAnswer = pickle.loads(message)
                     if answered.number == number:  # the newest: nothing follows it
                         return answered
             raise local_socket.BrokenSocketError("it was closed")

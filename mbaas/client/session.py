@@ -224,7 +224,7 @@ class LaneSession(LanePosition[ReceivedBlock]):
                     f"{self._waited(patience.waited_s(now))}: the feed's coordinator does not answer"
                 )
             if now >= late:
-                asked.give_up_socket()
+                asked.lose_socket()
             if now >= late and patience.is_to_be_told(now):
                 _log.warning("%s: the feed's coordinator does not answer", self._waited(patience.waited_s(now)))
             pause_s = min(end_s, max(patience.until_word_s(now), late - now))

@@ -17,7 +17,7 @@ import ray
 
 from mbaas.errors import MbaasError
 from mbaas.local_socket import Connection, Listener
-from mbaas.messages import Delivery, LocalAnswer
+from mbaas.messages import Delivery, SocketAnswer
 
 Ask = Callable[[list[Any]], Awaitable[Delivery]]
 """Takes a call, as `mbaas.coordinator.service.ConsumerApi.ask` does."""
@@ -26,13 +26,13 @@ Spawn = Callable[[Coroutine[Any, Any, Any]], object]
 """Runs a coroutine in the background."""
 
 
-def packed(answer: LocalAnswer) -> bytes:
+def packed(answer: SocketAnswer) -> bytes:
     """Return an answer as it is sent; if it cannot be sent without Ray, that the call must be made through Ray."""
     buffer = io.BytesIO()
     try:
         _WithoutRay(buffer, pickle.HIGHEST_PROTOCOL).dump(answer)
     except pickle.PicklingError:
-        return pickle.dumps(LocalAnswer(answer.number))
+        return pickle.dumps(SocketAnswer(answer.number))
     return buffer.getvalue()
 
 
@@ -51,11 +51,11 @@ async def answered(ask: Ask, message: bytes) -> bytes | None:
         number, call = json.loads(message)
     except (ValueError, TypeError, RecursionError):
         return None
-    answer = LocalAnswer(number)
+    answer = SocketAnswer(number)
     try:
-        answer = LocalAnswer(number, await ask(call))
+        answer = SocketAnswer(number, await ask(call))
     except MbaasError as error:
-        answer = LocalAnswer(number, error=error)
+        answer = SocketAnswer(number, error=error)
     except Exception:  # a bug, which was reported; the consumer meets it again through Ray
         pass
     return packed(answer)

@@ -14,14 +14,7 @@ from mbaas.coordinator.local_calls import Ask, Spawn, answered
 from mbaas.errors import StateError
 from mbaas.exchange import HANG_UP, CoordinatorEnd
 from mbaas.messages import POLL_S
-
-RELAYED_FROM = 3
-"""Consumers on a machine from which on their calls are relayed. For a single one that takes a little more CPU time than
-it saves, for two it saves little (docs/scaling.md).
-"""
-
-LOOK_S = 5.0
-"""Pause before a cache node is asked again where it listens: consumers call through Ray, so that may have changed."""
+from mbaas.transports import RelayDirectory
 
 ANSWER_S = 2.0
 """How long a cache node may take to say where it listens."""
@@ -29,10 +22,8 @@ ANSWER_S = 2.0
 
 @dataclass
 class _Relay:
-    """A relay, as the coordinator knows it; there is at most one on each machine."""
+    """What is kept for a relay; ``news`` is set when an exchange may have something to bring back."""
 
-    id: str
-    address: str
     end: CoordinatorEnd = field(default_factory=CoordinatorEnd)
     news: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -48,8 +39,7 @@ class RelayedCalls:
 
     def __init__(self, ask: Ask, spawn: Spawn, cache_node: Callable[[str], Awaitable[Any]]) -> None:
         self._ask, self._spawn, self._cache_node = ask, spawn, cache_node
-        self._relays: dict[str, _Relay] = {}  # by node
-        self._next_look: dict[str, float] = {}  # by node
+        self._relays = RelayDirectory(_Relay)
 
     def offer(self, node: str, consumers: int) -> str | None:
         """Return where consumers of another machine may call; None if that is not known, or not worth it.
@@ -58,20 +48,17 @@ class RelayedCalls:
             node: of a consumer that called through Ray.
             consumers: how many run there.
         """
-        now = asyncio.get_running_loop().time()
-        if consumers >= RELAYED_FROM and now >= self._next_look.get(node, now):
-            self._next_look[node] = now + LOOK_S
+        if self._relays.is_to_look(node, consumers, asyncio.get_running_loop().time()):
             self._spawn(self._look(node))
-        relay = self._relays.get(node)
-        return None if relay is None else relay.address
+        return self._relays.address(node)
 
     async def _look(self, node: str) -> None:
         cache, own = await self._cache_node(node), ray.get_runtime_context()
         if cache is None:
             return
         found = await answer_or_none(cache.relay.remote(own.get_actor_id(), own.current_actor), ANSWER_S)
-        if found is not None and (node not in self._relays or self._relays[node].id != found[0]):
-            self._relays[node] = _Relay(*found)
+        if found is not None:
+            self._relays.found(node, *found)
 
     async def exchange(self, relay: str, number: int, requests: dict[int, bytes]) -> dict[int, bytes]:
         """Take calls in, and return answers, as soon as there are any, by the numbers of the calls.
@@ -79,7 +66,7 @@ class RelayedCalls:
         Raises:
             StateError: the relay is not known here: it was found by an earlier coordinator.
         """
-        known = next((known for known in self._relays.values() if known.id == relay), None)
+        known = self._relays.relay(relay)
         if known is None:
             raise StateError(f"relay {relay!r} is not known to this coordinator")
         known.end.begin(number)

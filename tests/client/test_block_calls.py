@@ -24,11 +24,12 @@ from mbaas.chaos.participants import alive, kill, paused
 from mbaas.client.block_calls import BlockCalls, NoAnswerYetError
 from mbaas.client.rpc import await_restart, call
 from mbaas.coordinator.local_calls import LocalCalls, packed
-from mbaas.coordinator.relayed_calls import RELAYED_FROM, RelayedCalls
+from mbaas.coordinator.relayed_calls import RelayedCalls
 from mbaas.errors import BadSampleError, FeedGoneError, FeedRestartingError
-from mbaas.messages import BlockCall, BlockMeta, DeliveredBlock, DeliveredPart, Delivery, FetchCounts, LocalAnswer
+from mbaas.messages import BlockCall, BlockMeta, DeliveredBlock, DeliveredPart, Delivery, FetchCounts, SocketAnswer
 from mbaas.order import Shuffle
 from mbaas.placement import BlockPart
+from mbaas.transports import RELAYED_FROM
 from support.waiting import wait_until
 
 pytestmark = pytest.mark.skipif(not local_socket.are_supported(), reason="needs the abstract sockets of Linux")
@@ -151,7 +152,7 @@ def calls(coordinator: Any, listener: Any) -> Iterator[BlockCalls]:
     """Calls over a socket."""
     made = BlockCalls(coordinator, "the test")
     made.offer(address_of(listener, coordinator))
-    assert made.are_local
+    assert made.are_over_socket
     yield made
     made.close()
 
@@ -161,20 +162,20 @@ def test_calls_are_answered_over_the_socket_and_raise_there_what_they_raise_thro
 ) -> None:
     through_ray = BlockCalls(coordinator, "the test")
     for each in (calls, through_ray):
-        assert each.are_local is (each is calls)
+        assert each.are_over_socket is (each is calls)
         assert each.make(a_call(10)).result(30.0) == Delivery(progress=10)
         with pytest.raises(BadSampleError, match=r"cannot prepare /data/7.jpg: no image") as raised:
             each.make(a_call(REFUSED)).result(30.0)
         assert raised.value.uri == "/data/7.jpg"
     assert call(coordinator.asked.remote(), 30.0, "the test") == [10, REFUSED] * 2
-    assert calls.are_local
+    assert calls.are_over_socket
 
 
 def test_a_bug_is_told_in_full_as_ray_does(coordinator: Any, calls: BlockCalls) -> None:
     with pytest.raises(ray.exceptions.RayTaskError, match=r"raise KeyError\(\"a bug\"\)"):
         calls.make(a_call(BUG)).result(30.0)
     assert calls.make(a_call(10)).result(30.0).progress == 10
-    assert calls.are_local
+    assert calls.are_over_socket
     assert call(coordinator.asked.remote(), 30.0, "the test") == [BUG, BUG, 10]
 
 
@@ -211,11 +212,11 @@ def test_a_call_to_a_coordinator_that_dies_ends_as_through_ray_and_goes_on_with_
     else:  # Ray may have restarted it before the relay hears of its end
         with contextlib.suppress(FeedRestartingError):
             assert pending.result(30.0).progress == 10
-    assert not calls.are_local
+    assert not calls.are_over_socket
     await_restart(coordinator, time.monotonic() + 30.0)
     assert calls.make(a_call(11)).result(30.0).progress == 11, "through Ray"
     calls.offer(address_of(listener, coordinator))
-    assert calls.are_local
+    assert calls.are_over_socket
     assert calls.make(a_call(12)).result(30.0).progress == 12
     pid = call(coordinator.pid.remote(), 30.0, "the test")
     ray.kill(coordinator)
@@ -232,7 +233,7 @@ def test_who_listens_hangs_up_on_another_users_process_which_goes_on_through_ray
     call(listener.distrust.remote(), 30.0, "the test")
     calls.offer(address)
     assert calls.make(a_call(10)).result(30.0).progress == 10
-    assert not calls.are_local
+    assert not calls.are_over_socket
 
 
 def test_what_ray_has_to_count_is_not_sent_without_it() -> None:
@@ -240,8 +241,8 @@ def test_what_ray_has_to_count_is_not_sent_without_it() -> None:
     meta = BlockMeta(0, 0, 8, (), 0.0, 0.0, FetchCounts(), 80)
     for ref, is_sent in ((ray.ObjectRef.from_random(), False), ("a slot", True)):
         part = DeliveredPart(meta, [ref], 0, 1, "node", BlockPart("node", 1))
-        answer = LocalAnswer(7, Delivery((DeliveredBlock(0, Shuffle(0), (part,)),)))
-        assert pickle.loads(packed(answer)) == (answer if is_sent else LocalAnswer(7))
+        answer = SocketAnswer(7, Delivery((DeliveredBlock(0, Shuffle(0), (part,)),)))
+        assert pickle.loads(packed(answer)) == (answer if is_sent else SocketAnswer(7))
 
 
 def end_of(connected: socket.socket) -> bytes:
@@ -260,14 +261,14 @@ def test_who_sends_no_calls_is_cut_off_and_nobody_else(coordinator: Any, listene
             stranger.sendall(sent)
             assert end_of(stranger) == b""
     assert calls.make(a_call(10)).result(30.0).progress == 10
-    assert calls.are_local
+    assert calls.are_over_socket
 
 
 def test_where_nobody_listens_calls_go_through_ray(coordinator: Any) -> None:
     for address in ("mbaas-of-another-machine", None):
         calls = BlockCalls(coordinator, "the test")
         calls.offer(address)
-        assert not calls.are_local
+        assert not calls.are_over_socket
         assert calls.make(a_call(10)).result(30.0).progress == 10
 
 
@@ -279,13 +280,13 @@ def test_a_socket_from_which_no_answer_comes_is_given_up_and_not_used_again(
         late = calls.make(a_call(11))
         with pytest.raises(NoAnswerYetError):
             late.result(0.5)
-        late.give_up_socket()
+        late.lose_socket()
         if listener is not coordinator:
             assert late.result(30.0).progress == 11
     assert late.result(30.0).progress == 11
     assert pending.result(30.0).progress == 10, "made again, too"
     calls.offer(address)
-    assert not calls.are_local
+    assert not calls.are_over_socket
 
 
 def test_calls_of_several_consumers_to_another_machine_go_together(coordinator: Any) -> None:
@@ -294,7 +295,7 @@ def test_calls_of_several_consumers_to_another_machine_go_together(coordinator: 
     made = [BlockCalls(coordinator, "the test") for _ in range(8)]
     for each in made:
         each.offer(address_of(relays, coordinator))
-    assert all(each.are_local for each in made)
+    assert all(each.are_over_socket for each in made)
     for cursor in range(100, 120):
         for pending in [each.make(a_call(cursor)) for each in made]:
             assert pending.result(30.0).progress == cursor
@@ -303,7 +304,7 @@ def test_calls_of_several_consumers_to_another_machine_go_together(coordinator: 
     ray.kill(relays)
     for each in made:
         assert each.make(a_call(10)).result(30.0).progress == 10, "through Ray"
-        assert not each.are_local
+        assert not each.are_over_socket
 
 
 def test_a_relay_that_was_found_by_an_earlier_coordinator_hangs_up(coordinator: Any) -> None:
@@ -314,7 +315,7 @@ def test_a_relay_that_was_found_by_an_earlier_coordinator_hangs_up(coordinator: 
     kill(call(coordinator.pid.remote(), 30.0, "the test"))
     await_restart(coordinator, time.monotonic() + 30.0)
     assert calls.make(a_call(11)).result(30.0).progress == 11
-    assert not calls.are_local
+    assert not calls.are_over_socket
     ray.kill(relays)
 
 
@@ -326,5 +327,5 @@ def test_a_relay_that_meets_a_bug_hangs_up(coordinator: Any) -> None:
     assert calls.make(a_call(10)).result(30.0).progress == 10
     call(coordinator.break_exchanges.remote(), 30.0, "the test")
     assert calls.make(a_call(11)).result(30.0).progress == 11, "through Ray"
-    assert not calls.are_local
+    assert not calls.are_over_socket
     ray.kill(relays)
