@@ -232,7 +232,7 @@ class Planner:
             while sequence.frontier <= sequence.head + DEPTH_BLOCKS:
                 request = self._own_ahead(sequence, sequence.frontier)
                 # A part that has a plan is read already; one that lacks nothing is kept.
-                nbytes = 0 if request in self._plans else self._missing_bytes(request)
+                nbytes = 0 if self.keeps_all or request in self._plans else self._missing_bytes(request)
                 if nbytes and not self.ahead.fits(sequence, nbytes):
                     break  # and no smaller block after it, for this one is needed first
                 sequence.frontier += 1
@@ -403,7 +403,10 @@ class Planner:
             return  # of other nodes' parts nothing is kept here
         if self.tier.promised(request)[0]:
             return
-        ids = ids[~self.directory.lookup(ids)["decoded"] & ~among(ids, self._awaited_in)]
+        ids = ids[~self.directory.lookup(ids)["decoded"]]
+        if not len(ids):
+            return
+        ids = ids[~among(ids, self._awaited_in)]
         ids = ids[self._decoded_at(self.placements.former_holders(ids), ids) == 0]
         # What lacks here, and what memory keeps as storage has it.
         in_memory = ids[self.placements.admits(ids)]
@@ -416,6 +419,8 @@ class Planner:
     def _read(self, plan: PartPlan, rows: NDArray[np.int64], *, ahead: bool = False) -> list[Load]:
         """Decide for rows of a part: hit, fetched and kept, or fetched for it alone; from where, and in which form."""
         missing = rows[self._absent(plan.sample_ids[rows])]
+        if not len(missing):
+            return []
         if ahead:
             missing = missing[~self._comes_decoded(plan.request, plan.sample_ids[missing])]
         ids = plan.sample_ids[missing]
