@@ -303,6 +303,7 @@ class Loader:
     def _shards(self) -> Iterator[tuple[BlockView, BlockShard]]:
         """Yield this rank's samples of each block of the rest of the current epoch, and where its minibatches end."""
         self._has_begun, is_last = True, False
+        self._heartbeat.goes_on()
         while not is_last:
             block = self._next_block()
             self._stream.look_ahead()
@@ -346,10 +347,11 @@ class Loader:
         self.ledger = replace(self._progress.close(self._info.order.num_samples, self.epoch), seconds=seconds)
         with self._unreported_lock:
             self._unreported.append(self.ledger)
+            unreported = len(self._unreported)
         self.epoch += 1
         self._begin_epoch()
         self._stream.use_up(self._stream.cursor)
-        self._heartbeat.beat()  # now, because this may be the trial's last epoch, and nobody would ask for a block
+        self._heartbeat.epoch_ends(unreported)
 
     def _check_open(self) -> None:
         if os.getpid() != self._pid:

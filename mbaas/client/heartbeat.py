@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from typing import TypeVar
@@ -22,6 +24,53 @@ soon learns how fast a trial goes, which decides with whom it shares its minibat
 """
 
 
+LINGER_S = 0.05
+"""How long the end of an epoch is kept back: a trial that begins the next one meanwhile can tell of it later."""
+
+GATHER_S = 1.0
+"""Shortest pause between signs of life of a trial that goes on, however short its epochs are: one takes the trial, the
+coordinator and Ray milliseconds of CPU time together.
+"""
+
+GATHERED = 4
+"""Finished epochs that wait to be told, from which on nothing is kept back."""
+
+
+class Pulse:
+    """When the next sign of life is due; pure.
+
+    Args:
+        now: in seconds, as all times here.
+        period_s: longest pause.
+
+    Attributes:
+        due: the time.
+    """
+
+    def __init__(self, now: float, period_s: float) -> None:
+        self._period_s, self._pause_s = period_s, min(FIRST_PAUSE_S, period_s)
+        self._sent, self._regular, self._news, self._can_wait = now, now + self._pause_s, math.inf, True
+
+    @property
+    def due(self) -> float:
+        return min(self._regular, self._news)
+
+    def sent(self, now: float) -> None:
+        """Note that one was given, which told all that there was."""
+        self._pause_s = min(2 * self._pause_s, self._period_s)
+        self._sent, self._regular, self._news, self._can_wait = now, now + self._pause_s, math.inf, True
+
+    def epoch_ends(self, now: float, unreported: int) -> None:
+        """Note that an epoch ended; so many wait to be told."""
+        self._can_wait = unreported < GATHERED
+        self._news = min(self._news, now + LINGER_S) if self._can_wait else now
+
+    def goes_on(self) -> None:
+        """Note that the next epoch has begun: who asks for blocks tells by that what it is done with."""
+        if self._can_wait:
+            self._news = max(self._news, self._sent + GATHER_S)
+
+
 class Heartbeat:
     """A thread that keeps a consumer's lease alive, and ends with the consumer.
 
@@ -36,21 +85,28 @@ class Heartbeat:
     def __init__(self, owner: Owner, flush: Callable[[Owner], None], *, period_s: float, name: str) -> None:
         self._done = False
         self._wake = threading.Event()
-        arguments = (weakref.ref(owner), flush, period_s)
+        self._pulse, self._lock = Pulse(time.monotonic(), period_s), threading.Lock()
+        arguments = (weakref.ref(owner), flush)
         self._thread = threading.Thread(target=self._run, args=arguments, name=name, daemon=True)
         # wakes the thread when the owner is gone, so that it ends now and not a period later
         weakref.finalize(owner, self._wake.set)
         self._thread.start()
 
-    def _run(self, owner_ref: weakref.ref[Owner], flush: Callable[[Owner], None], period_s: float) -> None:
-        has_told, pause_s = False, min(FIRST_PAUSE_S, period_s)
+    def _run(self, owner_ref: weakref.ref[Owner], flush: Callable[[Owner], None]) -> None:
+        has_told = False
         while True:
-            self._wake.wait(pause_s)
-            pause_s = min(2 * pause_s, period_s)
-            self._wake.clear()
+            with self._lock:
+                pause_s = self._pulse.due - time.monotonic()
+            if pause_s > 0:
+                self._wake.wait(pause_s)
+                self._wake.clear()
+                if owner_ref() is not None and not self._done:
+                    continue  # what is due now may have changed meanwhile
             owner = owner_ref()
             if owner is None or self._done or not ray.is_initialized():
                 return
+            with self._lock:
+                self._pulse.sent(time.monotonic())  # before it: an epoch may end meanwhile
             try:
                 flush(owner)
             except MbaasError:
@@ -63,9 +119,20 @@ class Heartbeat:
                 has_told = True
             del owner  # this frame waits next, and would keep it alive meanwhile
 
-    def beat(self) -> None:
-        """Say at once where the consumer stands: at an epoch's end its place there may be held for a successor."""
+    def epoch_ends(self, unreported: int) -> None:
+        """Say soon where the consumer stands: it may be its last epoch, and its place may be held for a successor.
+
+        Args:
+            unreported: finished epochs of which the service was not told yet.
+        """
+        with self._lock:
+            self._pulse.epoch_ends(time.monotonic(), unreported)
         self._wake.set()
+
+    def goes_on(self) -> None:
+        """Note that the next epoch has begun: what is to be said of the last one can wait."""
+        with self._lock:
+            self._pulse.goes_on()
 
     def end(self) -> None:
         """End the thread, and wait until it has ended."""
