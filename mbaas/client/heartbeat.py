@@ -24,12 +24,14 @@ soon learns how fast a trial goes, which decides with whom it shares its minibat
 """
 
 
-LINGER_S = 0.05
-"""How long the end of an epoch is kept back: a trial that begins the next one meanwhile can tell of it later."""
+LINGER_S = 0.25
+"""How long the end of a short epoch is kept back: a trial that begins the next one meanwhile can tell of it later. On a
+machine with too much to do that takes a while.
+"""
 
-GATHER_S = 1.0
-"""Shortest pause between signs of life of a trial that goes on, however short its epochs are: one takes the trial, the
-coordinator and Ray milliseconds of CPU time together.
+GATHER_S = 2.0
+"""Shortest pause between signs of life of a trial that goes on, however short its epochs are. One takes the trial, the
+coordinator and Ray 6 to 7 ms of CPU time together (docs/scaling.md).
 """
 
 GATHERED = 4
@@ -44,7 +46,7 @@ class Pulse:
         period_s: longest pause.
 
     Attributes:
-        due: the time.
+        due: the time, which may have passed.
     """
 
     def __init__(self, now: float, period_s: float) -> None:
@@ -63,7 +65,7 @@ class Pulse:
     def epoch_ends(self, now: float, unreported: int) -> None:
         """Note that an epoch ended; so many wait to be told."""
         self._can_wait = unreported < GATHERED
-        self._news = min(self._news, now + LINGER_S) if self._can_wait else now
+        self._news = min(self._news, now + LINGER_S, self._sent + GATHER_S) if self._can_wait else now
 
     def goes_on(self) -> None:
         """Note that the next epoch has begun: who asks for blocks tells by that what it is done with."""
