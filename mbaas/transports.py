@@ -12,9 +12,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-RELAYED_FROM = 3
-"""Consumers on a machine from which on their calls are relayed. For a single one that takes a little more CPU time than
-it saves, for two it saves little (docs/scaling.md).
+RELAYED_FROM = 2
+"""Consumers on a machine from which on their calls are relayed: for a single one that takes a little more CPU time than
+it saves (docs/scaling.md).
 """
 
 LOOK_S = 5.0

@@ -72,7 +72,7 @@ class FeedRun:
         block_step_s: seconds that a trial sleeps over a block.
         slow_prep: whether prep takes `SLEEP_S` a sample.
         storage_bytes_per_s: what storage gives a node, and nothing is cached; None: all is cached, storage is fast.
-        are_relayed: whether trials may call over a socket; else all call through Ray, as where few are on a node.
+        are_relayed: whether trials may call over a socket; else all call through Ray, as one alone on a node does.
         seconds: how long it is watched, after a warm-up.
     """
 

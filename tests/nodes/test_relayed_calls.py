@@ -59,7 +59,7 @@ def an_epoch(trials: list[Any]) -> tuple[set[str], list[int]]:
     return {record.row_digest for record, _ in seen}, [calls for _, calls in seen]
 
 
-def test_calls_of_three_trials_of_a_machine_need_no_ray_and_go_on_through_it_when_somebody_dies(
+def test_calls_of_two_trials_of_a_machine_need_no_ray_and_go_on_through_it_when_somebody_dies(
     three_nodes, data, feed_name
 ):
     """With two lanes: each coordinator has a relay of its own."""
@@ -68,8 +68,8 @@ def test_calls_of_three_trials_of_a_machine_need_no_ray_and_go_on_through_it_whe
         alone = digests(one, 2)
     with mbaas.serve(feed_name, data, augmented(), prep_workers=3, **options) as feed:
         first, second, _ = (node.node for node in feed.status().nodes)
-        feed.announce(list("abcd"))
-        trials = [*trials_on(first, feed.name, "abc"), *trials_on(second, feed.name, "d")]
+        feed.announce(list("abc"))
+        trials = [*trials_on(first, feed.name, "ab"), *trials_on(second, feed.name, "c")]
         assert [an_epoch(trials)[0] for _ in range(2)] == [{digest} for digest in alone]
 
         def are_relayed() -> bool:
@@ -77,13 +77,13 @@ def test_calls_of_three_trials_of_a_machine_need_no_ray_and_go_on_through_it_whe
             assert single > 0, "one trial alone calls through Ray"
             return not any(calls)
 
-        wait_until(are_relayed, "all calls of three trials are relayed")
+        wait_until(are_relayed, "all calls of both are relayed")
         for killed in (cache_node_pids(feed.name), [coordinator_pid(feed.name)]):
             running = [trial.epoch.remote() for trial in trials]
             for pid in killed:
                 kill(pid)
             seen = ray.get(running, timeout=120.0)
-            assert [record.flaws(range(SAMPLES)) for record, _ in seen] == [[]] * 4
+            assert [record.flaws(range(SAMPLES)) for record, _ in seen] == [[]] * 3
             found = {(record.ledger.feed_epoch, record.row_digest) for record, _ in seen}
             assert len(found) == len({epoch for epoch, _ in found}), "who had not begun may get the next epoch"
             wait_until(are_relayed, "they are relayed again")
