@@ -34,12 +34,12 @@ class Transport:
         self.socket: str | None = None
         self._tried: set[str] = set()
 
-    def offer(self, socket: str | None) -> bool:
+    def offer(self, socket: str) -> bool:
         """Take in what an answer told; tell whether to connect to that socket, which is in use from now on.
 
         One that was lost is not used again: nobody listened there, or it broke, or who listens hangs.
         """
-        if socket is None or socket in self._tried or self.socket is not None:
+        if socket in self._tried or self.socket is not None:
             return False
         self._tried.add(socket)
         self.socket = socket

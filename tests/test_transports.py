@@ -66,8 +66,7 @@ class Consumer:
             # Answers of long ago may come late, and tell of a socket that is no more.
             told = self.chances.choice([None, self.listening, f"socket {self.chances.randrange(5)}"])
             used = self.transport.socket
-            if self.transport.offer(told):
-                assert told is not None
+            if told is not None and self.transport.offer(told):
                 assert used is None, "a socket that does is not left for another"
                 self.connected.append(told)
                 if told != self.listening:

@@ -35,7 +35,9 @@ coordinator and Ray 6 to 7 ms of CPU time together (docs/scaling.md).
 """
 
 GATHERED = 4
-"""Finished epochs that wait to be told, from which on nothing is kept back."""
+"""Finished epochs that wait to be told, from which on nothing is kept back: fewer than the service recognises if they
+are sent again (`mbaas.core.ledgers.MOST_SENT_AGAIN`).
+"""
 
 
 class Pulse:

@@ -8,6 +8,7 @@ from random import Random
 import pytest
 
 from mbaas.client.heartbeat import FIRST_PAUSE_S, GATHER_S, GATHERED, LINGER_S, Pulse
+from mbaas.core.ledgers import MOST_SENT_AGAIN
 
 
 def test_the_first_signs_of_life_come_soon_and_the_others_in_each_period() -> None:
@@ -37,7 +38,7 @@ def test_the_end_of_an_epoch_is_told_soon_if_no_other_one_begins() -> None:
 def test_the_end_of_a_long_epoch_is_told_at_once() -> None:
     pulse = beating(100.0)
     pulse.epoch_ends(99.9 + GATHER_S, 1)
-    assert pulse.due == 100.0 + GATHER_S, "or after a while that is short, too"
+    assert pulse.due == 100.0 + GATHER_S, "the end of one that is nearly as long is not kept back beyond that"
     pulse.epoch_ends(100.5 + GATHER_S, 2)
     pulse.goes_on()
     assert pulse.due <= 100.5 + GATHER_S
@@ -67,6 +68,7 @@ def test_of_two_ends_the_first_is_not_kept_back_for_longer() -> None:
 
 
 def test_many_epochs_that_were_not_told_are_told_at_once() -> None:
+    assert GATHERED < MOST_SENT_AGAIN, "one more may end while these are sent"
     pulse = beating(100.0)
     pulse.epoch_ends(100.1, GATHERED)
     pulse.goes_on()

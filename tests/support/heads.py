@@ -18,7 +18,7 @@ def wait_for_head(head: subprocess.Popen[bytes], log: Path) -> None:
         AssertionError: it has ended, or writes nothing of that. pytest shows what it wrote.
     """
     try:
-        wait_until(lambda: head.poll() is not None or STARTED in log.read_text(), "the head is up", deadline_s=90)
+        wait_until(lambda: head.poll() is not None or STARTED in log.read_text(), "the head is up", deadline_s=60)
         assert head.poll() is None, "the head has ended"
     except AssertionError:
         print(log.read_text())
