@@ -248,6 +248,8 @@ def calls(
     trials: Annotated[str, typer.Option(help="Numbers of trials of a machine.", metavar="N,N")] = "3,8",
     rounds: Annotated[int, typer.Option(help="How often everything is run; results are medians.", min=1)] = 3,
     seconds: Annotated[float, typer.Option(help="How long each run is watched.", min=1)] = 6.0,
+    apart: Annotated[bool, typer.Option("--apart", help="Prepare nothing on the machine of the trials.")] = False,
+    step: Annotated[float, typer.Option(help="Seconds that a trial sleeps over a minibatch.", min=0)] = 0.0,
     as_json: AsJson = False,
 ) -> None:
     """What calls for blocks cost on a machine without the coordinator: each through Ray, and relayed together."""
@@ -255,7 +257,9 @@ def calls(
     from benchmarks.calls import measure, table
 
     with end_as_ctrl_c():
-        results = measure(numbers("--trials", trials), rounds=rounds, seconds=seconds, tell=_progress)
+        results = measure(
+            numbers("--trials", trials), rounds=rounds, seconds=seconds, is_apart=apart, step_s=step, tell=_progress
+        )
     _tell([asdict(result) for result in results], table(results), as_json=as_json)
 
 

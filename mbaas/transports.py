@@ -17,8 +17,11 @@ RELAYED_FROM = 2
 it saves (docs/scaling.md).
 """
 
+RELAYING_PAYS_PER_S = 30.0
+"""Calls a second from which on an actor that does nothing else takes less CPU time than it saves (docs/scaling.md)."""
+
 LOOK_S = 5.0
-"""Pause before a cache node is asked again where it listens: consumers call through Ray, so that may have changed."""
+"""Pause before it is asked again where a relay listens: consumers call through Ray, so that may have changed."""
 
 RelayT = TypeVar("RelayT")
 
@@ -90,8 +93,16 @@ class _Known(Generic[RelayT]):
     relay: RelayT
 
 
+@dataclass
+class _Calls:
+    """Calls of a node's consumers through Ray, since a relay was looked for there the last time."""
+
+    since: float
+    number: int = 0
+
+
 class RelayDirectory(Generic[RelayT]):
-    """The coordinator's end: the relays of other machines, at most one on each, and when to look for one.
+    """The coordinator's end: the relays of other machines, at most one on each, and when to look for or start one.
 
     Args:
         relay: makes what the coordinator keeps for a relay.
@@ -101,19 +112,30 @@ class RelayDirectory(Generic[RelayT]):
         self._relay = relay
         self._by_node: dict[str, _Known[RelayT]] = {}
         self._next_look: dict[str, float] = {}  # by node
+        self._calls: dict[str, _Calls] = {}  # by node
+        self._per_s: dict[str, float] = {}  # by node: such calls before the last look
 
     def is_to_look(self, node: str, consumers: int, now: float) -> bool:
-        """Tell whether the cache node of a node is to be asked where it listens; that counts as asked.
+        """Take in a call through Ray; tell whether a relay is to be looked for, which counts as done.
 
         Args:
-            node: of a consumer that called through Ray.
+            node: of the consumer that called.
             consumers: how many run there.
             now: in seconds.
         """
+        calls = self._calls.setdefault(node, _Calls(now))
+        calls.number += 1
         if consumers < RELAYED_FROM or now < self._next_look.get(node, now):
             return False
         self._next_look[node] = now + LOOK_S
+        # What came in less time may be a burst, as at the beginning of trials.
+        self._per_s[node] = calls.number / (now - calls.since) if now >= calls.since + LOOK_S else 0.0
+        self._calls[node] = _Calls(now)
         return True
+
+    def may_start(self, node: str) -> bool:
+        """Tell, after a look, whether an actor that only relays is worth it on a node that has no cache node."""
+        return self._per_s.get(node, 0.0) >= RELAYING_PAYS_PER_S
 
     def found(self, node: str, relay: str, address: str) -> None:
         """Take in where the relay with this id listens; what is kept for one that it replaces is let go."""

@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from mbaas.transports import LOOK_S, RELAYED_FROM, CallTransport, RelayDirectory, Transport
+from mbaas.transports import LOOK_S, RELAYED_FROM, RELAYING_PAYS_PER_S, CallTransport, RelayDirectory, Transport
 
 
 @dataclass
@@ -155,6 +155,39 @@ def test_relays_are_looked_for_where_several_call_through_ray_and_not_too_often(
         if before is not None and relay != before:
             assert directory.relay(before) is None
     assert min(map(len, looks.values())) > 10
+
+
+def looks(directory: RelayDirectory[list[int]], began: float, per_s: float, seconds: float) -> list[tuple[float, bool]]:
+    """Calls of one node at a steady pace: when relays were looked for, and whether one might be started."""
+    calls = [began + number / per_s for number in range(int(seconds * per_s))]
+    return [(now, directory.may_start("a")) for now in calls if directory.is_to_look("a", RELAYED_FROM, now)]
+
+
+@pytest.mark.parametrize("per_s", [1.0, 0.9 * RELAYING_PAYS_PER_S, 1.1 * RELAYING_PAYS_PER_S, 300.0])
+def test_an_actor_that_only_relays_is_started_where_calls_are_frequent(per_s: float) -> None:
+    directory = RelayDirectory(list[int])
+    assert not directory.may_start("a"), "nobody called"
+    first, *later = looks(directory, 100.0, per_s, 4 * LOOK_S)
+    assert first == (100.0, False), "at the first look nothing is known of their pace"
+    assert len(later) >= 2
+    assert {starts for _, starts in later} == {per_s > RELAYING_PAYS_PER_S}
+    assert not directory.may_start("b")
+
+
+def test_calls_are_counted_from_one_look_to_the_next() -> None:
+    directory = RelayDirectory(list[int])
+    assert [starts for _, starts in looks(directory, 0.0, 300.0, LOOK_S + 1.0)] == [False, True]
+    # They were relayed for an hour: those of before and the hour count no more at the second look.
+    assert [starts for _, starts in looks(directory, 3600.0, 300.0, LOOK_S + 1.0)] == [False, True]
+    assert [starts for _, starts in looks(directory, 7200.0, 10.0, LOOK_S + 1.0)] == [False, False]
+
+
+def test_a_burst_of_first_calls_starts_nothing() -> None:
+    directory = RelayDirectory(list[int])
+    for number in range(100):  # one consumer, which calls 100 times in a tenth of a second
+        assert not directory.is_to_look("a", 1, number / 1000)
+    assert directory.is_to_look("a", RELAYED_FROM, 0.1)
+    assert not directory.may_start("a")
 
 
 def test_of_a_machine_without_a_relay_nothing_is_known() -> None:

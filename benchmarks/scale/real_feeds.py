@@ -52,6 +52,9 @@ ANSWER_S = 60.0
 WARM_S = 1.5
 """How long trials train before they are watched."""
 
+WARM_APART_S = 15.0
+"""The same where an actor that relays must be started first, if it pays, which takes two looks."""
+
 SLEEP_S = 0.01
 """Seconds that `slowly` takes for a sample: long against what a busy machine is late by."""
 
@@ -73,6 +76,7 @@ class FeedRun:
         slow_prep: whether prep takes `SLEEP_S` a sample.
         storage_bytes_per_s: what storage gives a node, and nothing is cached; None: all is cached, storage is fast.
         are_relayed: whether trials may call over a socket; else all call through Ray, as one alone on a node does.
+        is_apart: whether all trials are on one node, and the feed prepares nothing there.
         seconds: how long it is watched, after a warm-up.
     """
 
@@ -83,6 +87,7 @@ class FeedRun:
     slow_prep: bool = False
     storage_bytes_per_s: float | None = None
     are_relayed: bool = False
+    is_apart: bool = False
     seconds: float = 3.0
 
 
@@ -186,6 +191,8 @@ def watch(run: FeedRun, cluster: LocalCluster) -> Watched:
     options = _feed(run, cluster)
     with mbaas.serve(f"scale-{os.getpid()}", **options) as feed:
         where = [node.node for node in feed.status().nodes]  # those that the feed uses, which may not be all
+        if run.is_apart:
+            where = [node for node in cluster.node_ids if node not in where][:1]
         names = [f"trial-{index}" for index in range(run.trials)]
         feed.announce(names)  # all begin the same epoch, and share it
         trials = [
@@ -196,7 +203,8 @@ def watch(run: FeedRun, cluster: LocalCluster) -> Watched:
         ]
         try:
             answers([trial.ready.remote() for trial in trials], ANSWER_S, "the trials to join")
-            answers([trial.train.remote(WARM_S) for trial in trials], ANSWER_S, "the trials to warm up")
+            warm_s = WARM_APART_S if run.is_apart else WARM_S
+            answers([trial.train.remote(warm_s) for trial in trials], ANSWER_S, "the trials to warm up")
             reader = TreeWatch()
             parts, before, all_before = feed.status().prepared_blocks, reader.cpu(), _busy_s()
             taken = answers([trial.train.remote(run.seconds) for trial in trials], ANSWER_S, "the trials to train")

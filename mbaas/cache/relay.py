@@ -40,6 +40,11 @@ class Relays:
         address = await relay.address()
         return None if address is None else (relay.id, address)
 
+    @property
+    def have_consumers(self) -> bool:
+        """Whether a consumer called and is still there."""
+        return any(relay.has_consumers for relay in self._by_coordinator.values())
+
 
 class Relay:
     """Gathers the calls to one coordinator, and hands its answers out.
@@ -63,6 +68,11 @@ class Relay:
     async def address(self) -> str | None:
         """Return where consumers of this machine can connect; None if there are no such sockets."""
         return await self._listener.address()
+
+    @property
+    def has_consumers(self) -> bool:
+        """Whether a consumer called and is still there."""
+        return bool(self._calls.consumers)
 
     def close(self) -> None:
         """Hang up on everybody, and take no more calls."""

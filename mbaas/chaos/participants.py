@@ -15,7 +15,13 @@ import ray
 from mbaas import runtime
 from mbaas.chaos.plan import Target
 
-PREFIXES: dict[Target, str] = {"worker": "prep:", "cache": "cache:", "coordinator": "feed:", "lane": "lane:"}
+PREFIXES: dict[Target, str] = {
+    "worker": "prep:",
+    "cache": "cache:",
+    "relay": "relay:",
+    "coordinator": "feed:",
+    "lane": "lane:",
+}
 """What the names of a feed's actors begin with. An actor with another name, or none, is taken for a trial."""
 
 STOPPED_S = 1.0
@@ -114,6 +120,11 @@ def alive(pid: int) -> bool:
 def cache_node_pids(feed: str) -> list[int]:
     """Return process ids of a feed's cache nodes that are up."""
     return _pids(f"cache:{feed}:")
+
+
+def relay_pids(feed: str) -> list[int]:
+    """Return process ids of a feed's actors that are up and only relay calls for blocks."""
+    return _pids(f"relay:{feed}:")
 
 
 def prep_worker_pids(feed: str) -> list[int]:

@@ -13,7 +13,7 @@ from mbaas.errors import ConfigError
 from mbaas.validation import instead
 
 Target = Literal[
-    "worker", "cache", "coordinator", "lane", "trial", "node", "nodes", "raylet", "driver", "storage", "link"
+    "worker", "cache", "relay", "coordinator", "lane", "trial", "node", "nodes", "raylet", "driver", "storage", "link"
 ]
 Action = Literal["kill", "pause", "remove", "add", "hang", "err", "slow", "truncate", "lose", "cut", "drain"]
 

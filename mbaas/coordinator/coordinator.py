@@ -27,6 +27,7 @@ from mbaas.coordinator.lanes import LaneSync
 from mbaas.coordinator.lending import LendingClient
 from mbaas.coordinator.opening import Opening, adopt, prepare
 from mbaas.coordinator.peer_feeds import Offer, Shared
+from mbaas.coordinator.relay_node import relay_node
 from mbaas.coordinator.service import ConsumerApi, ConsumerService
 from mbaas.coordinator.status_report import metric_values, snapshot
 from mbaas.coordinator.stories import told_by, told_by_all, with_supervisor
@@ -412,9 +413,10 @@ class Coordinator(ConsumerApi):
     def _take_report(self, consumer: str, report: ConsumerReport) -> None:
         self._counters.report(consumer, report)
 
-    async def cache_node(self, node: str) -> Any | None:
-        """Find the cache node of a node; None if there is none. Further lanes ask, too."""
-        return (await self._until_running()).supervision.caches.actors.get(node)
+    async def relaying(self, node: str, may_start: bool) -> Any | None:
+        """Find the actor that relays calls on a node, its cache node if there is one. Further lanes ask, too."""
+        cache = (await self._until_running()).supervision.caches.actors.get(node)
+        return await relay_node(self._settings.name, node, may_start=may_start) if cache is None else cache
 
     async def enlist_rank(self, report: RankReport) -> None:
         """Note where a rank of a data-parallel trial runs, which opened a session."""

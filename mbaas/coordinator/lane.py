@@ -33,7 +33,7 @@ from mbaas.placement import PlacementHistory
 from mbaas.settings import FeedSettings
 
 ANSWER_S = 2.0
-"""How long the main coordinator may take to find a cache node."""
+"""How long the main coordinator may take to find who relays on a node."""
 
 RETRY_S = 0.1
 """Pause before a lane's name is asked for again."""
@@ -164,10 +164,10 @@ class LaneCoordinator(ConsumerApi):
     async def _until_kept(self, report: ConsumerReport) -> None:
         """Wait for nothing: there are no ledgers here."""
 
-    async def cache_node(self, node: str) -> Any | None:
-        """Ask the main coordinator, which starts cache nodes."""
+    async def relaying(self, node: str, may_start: bool) -> Any | None:
+        """Ask the main coordinator, which starts cache nodes and relays."""
         main = runtime.find_coordinator(self._settings.name)
-        return None if main is None else await answer_or_none(main.cache_node.remote(node), ANSWER_S)
+        return None if main is None else await answer_or_none(main.relaying.remote(node, may_start), ANSWER_S)
 
     # ---- what is to be said of workers ----
 

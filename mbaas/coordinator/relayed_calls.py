@@ -17,7 +17,7 @@ from mbaas.messages import POLL_S
 from mbaas.transports import RelayDirectory
 
 ANSWER_S = 2.0
-"""How long a cache node may take to say where it listens."""
+"""How long an actor may take to say where it listens. One that was just started says so at the next look."""
 
 
 @dataclass
@@ -34,11 +34,12 @@ class RelayedCalls:
     Args:
         ask: what calls are given to.
         spawn: what answers are made in.
-        cache_node: finds the cache node of a node; None if there is none.
+        relaying: finds the actor that relays on a node, and may start one if the second argument says so; None if
+            there is none.
     """
 
-    def __init__(self, ask: Ask, spawn: Spawn, cache_node: Callable[[str], Awaitable[Any]]) -> None:
-        self._ask, self._spawn, self._cache_node = ask, spawn, cache_node
+    def __init__(self, ask: Ask, spawn: Spawn, relaying: Callable[[str, bool], Awaitable[Any]]) -> None:
+        self._ask, self._spawn, self._relaying = ask, spawn, relaying
         self._relays = RelayDirectory(_Relay)
 
     def offer(self, node: str, consumers: int) -> str | None:
@@ -53,10 +54,10 @@ class RelayedCalls:
         return self._relays.address(node)
 
     async def _look(self, node: str) -> None:
-        cache, own = await self._cache_node(node), ray.get_runtime_context()
-        if cache is None:
+        actor, own = await self._relaying(node, self._relays.may_start(node)), ray.get_runtime_context()
+        if actor is None:
             return
-        found = await answer_or_none(cache.relay.remote(own.get_actor_id(), own.current_actor), ANSWER_S)
+        found = await answer_or_none(actor.relay.remote(own.get_actor_id(), own.current_actor), ANSWER_S)
         if found is not None:
             self._relays.found(node, *found)
 

@@ -393,7 +393,7 @@ class ConsumerApi(abc.ABC):
         self._node = ray.get_runtime_context().get_node_id()
         ask = partial(self.ask, over_socket=True)
         self._local_calls = LocalCalls(ask, spawn)
-        self._relayed_calls = RelayedCalls(ask, spawn, self.cache_node)
+        self._relayed_calls = RelayedCalls(ask, spawn, self.relaying)
 
     @abc.abstractmethod
     async def _until_open(self) -> ConsumerService:
@@ -436,8 +436,8 @@ class ConsumerApi(abc.ABC):
         return await self._local_calls.address() if node == self._node else self._relayed_calls.offer(node, consumers)
 
     @abc.abstractmethod
-    async def cache_node(self, node: str) -> Any | None:
-        """Find the cache node of a node; None if there is none."""
+    async def relaying(self, node: str, may_start: bool) -> Any | None:
+        """Find the actor that relays calls on a node, or start one if that may be; None if there is none."""
 
     async def exchange(self, relay: str, number: int, requests: dict[int, bytes]) -> dict[int, bytes]:
         """Take in calls that consumers of another machine made, and return answers; see `RelayedCalls.exchange`."""

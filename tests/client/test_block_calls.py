@@ -24,6 +24,7 @@ from mbaas.chaos.participants import alive, kill, paused
 from mbaas.client.block_calls import BlockCalls, NoAnswerYetError
 from mbaas.client.rpc import await_restart, call
 from mbaas.coordinator.local_calls import LocalCalls, packed
+from mbaas.coordinator.relay_node import RelayNode
 from mbaas.coordinator.relayed_calls import RelayedCalls
 from mbaas.errors import BadSampleError, FeedGoneError, FeedRestartingError
 from mbaas.messages import BlockCall, BlockMeta, DeliveredBlock, DeliveredPart, Delivery, FetchCounts, SocketAnswer
@@ -48,12 +49,13 @@ class Answers:
         self._asked: list[int] = []
         self._tasks: set[asyncio.Task[Any]] = set()
         self._local = LocalCalls(self.ask, self._spawn)
-        self._relayed = RelayedCalls(self.ask, self._spawn, self._cache_node)
+        self._relayed = RelayedCalls(self.ask, self._spawn, self._relaying)
         self._cache: Any = None
         self._exchanges, self._is_broken = 0, False
 
-    async def _cache_node(self, node: str) -> Any:
+    async def _relaying(self, node: str, may_start: bool) -> Any:
         assert node == "another"
+        assert not may_start, "its calls are few"
         return self._cache
 
     def _spawn(self, coroutine: Coroutine[Any, Any, Any]) -> None:
@@ -329,3 +331,28 @@ def test_a_relay_that_meets_a_bug_hangs_up(coordinator: Any) -> None:
     assert calls.make(a_call(11)).result(30.0).progress == 11, "through Ray"
     assert not calls.are_over_socket
     ray.kill(relays)
+
+
+def test_an_actor_that_only_relays_ends_when_nobody_uses_it(coordinator: Any) -> None:
+    unused_s = 1.0
+    own_id = coordinator._actor_id.hex()
+    relaying = RelayNode.remote(own_id, unused_s=unused_s)
+    calls = BlockCalls(coordinator, "the test")
+    calls.offer(address_of(relaying, coordinator))
+    assert calls.are_over_socket
+    used_until, number = time.monotonic() + 4 * unused_s, 10
+    while time.monotonic() < used_until:
+        assert calls.make(a_call(number, poll_s=0.1)).result(30.0).progress == number
+        number += 1
+    assert calls.are_over_socket, "who is used does not end"
+    calls.close()
+    with pytest.raises(ray.exceptions.RayActorError):
+        wait_until(lambda: ray.get(relaying.relay.remote(own_id, coordinator), timeout=30.0) is None, "it has ended")
+
+
+def test_an_actor_that_only_relays_ends_with_its_coordinator(coordinator: Any) -> None:
+    relaying = RelayNode.remote(coordinator._actor_id.hex())
+    assert address_of(relaying, coordinator)
+    ray.kill(coordinator)
+    with pytest.raises(ray.exceptions.RayActorError):
+        wait_until(lambda: ray.get(relaying.relay.remote("", coordinator), timeout=30.0) is None, "it has ended")

@@ -1,4 +1,6 @@
-"""Consumers on another machine than the coordinator call for blocks together, through their machine's cache node."""
+"""Consumers on another machine than the coordinator call for blocks together, through their machine's cache node, or
+through an actor that only relays.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,9 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 import mbaas
 from mbaas import local_socket, runtime
-from mbaas.chaos.participants import cache_node_pids, coordinator_pid, kill
+from mbaas.chaos.participants import cache_node_pids, coordinator_pid, kill, relay_pids
 from mbaas.client import block_calls
+from mbaas.core.layout import MIN_BLOCKS_IN_BUDGET
 from support.trials import EpochRecord, record_epoch
 from support.waiting import wait_until
 
@@ -91,3 +94,33 @@ def test_calls_of_two_trials_of_a_machine_need_no_ray_and_go_on_through_it_when_
         for trial in trials:
             ray.kill(trial)
     assert not runtime.children(feed_name, "cache")
+
+
+def test_on_a_node_that_prepares_nothing_an_actor_relays_whoever_dies_and_ends_with_the_feed(
+    three_nodes, data, feed_name
+):
+    """With two lanes, whose coordinators share the actor, and blocks of one minibatch, so that calls are many."""
+    batch = 16
+    options = {"batch_size": batch, "staging_bytes": MIN_BLOCKS_IN_BUDGET * batch * 3200}
+    options = {**options, "staging": mbaas.Staging(lanes=2)}
+    with mbaas.serve("one", data, augmented(), prep_workers=1, **options) as one:
+        alone = digests(one, 2)
+    with mbaas.serve(feed_name, data, augmented(), prep_workers=1, **options) as feed:
+        (preparing,) = (node.node for node in feed.status().nodes)
+        apart = next(node for node in runtime.store_bytes(with_cpus=True) if node != preparing)
+        feed.announce(list("abcd"))
+        trials = trials_on(apart, feed.name, "abcd")
+        assert [an_epoch(trials)[0] for _ in range(2)] == [{digest} for digest in alone]
+        wait_until(lambda: not any(an_epoch(trials)[1]), "all calls are relayed", deadline_s=60.0)
+        for relays, coordinators in ((1, 0), (0, 1), (1, 1)):
+            running = [trial.epoch.remote() for trial in trials]
+            for pid in [*relay_pids(feed.name)[:relays], *[coordinator_pid(feed.name)][:coordinators]]:
+                kill(pid)
+            seen = ray.get(running, timeout=120.0)
+            assert [record.flaws(range(SAMPLES)) for record, _ in seen] == [[]] * len(trials)
+            wait_until(lambda: not any(an_epoch(trials)[1]), "they are relayed again", deadline_s=60.0)
+        assert len(relay_pids(feed.name)) == 1
+        ray.get([trial.close.remote() for trial in trials], timeout=60.0)
+        for trial in trials:
+            ray.kill(trial)
+    assert not runtime.children(feed_name, "relay")

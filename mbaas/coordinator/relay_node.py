@@ -1,0 +1,68 @@
+"""An actor that only relays calls for blocks, on a machine on which a feed has no cache node that would."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from mbaas import runtime
+from mbaas.cache.relay import Relays
+
+UNUSED_S = 60.0
+"""An actor that only relays ends when no consumer was there at two looks this far apart: waiting takes CPU time."""
+
+
+@ray.remote(num_cpus=0)
+class RelayNode:
+    """Has the relays of a machine on which a feed has no cache node, because it prepares nothing there.
+
+    Args:
+        coordinator: actor id of the feed's main coordinator, with which it ends.
+        unused_s: see `UNUSED_S`.
+    """
+
+    def __init__(self, coordinator: str, *, unused_s: float = UNUSED_S) -> None:
+        self._relays, self._unused_s = Relays(), unused_s
+        self._end: asyncio.Task[None] | None = None
+        runtime.end_with(coordinator)
+
+    async def relay(self, coordinator_id: str, coordinator: Any) -> tuple[str, str] | None:
+        """Take calls for blocks from consumers of this machine; see `Relays.find`."""
+        if self._end is None:
+            me = ray.get_runtime_context().current_actor
+            self._end = asyncio.get_running_loop().create_task(self._end_unused(me))
+        return await self._relays.find(coordinator_id, coordinator)
+
+    async def _end_unused(self, me: Any) -> None:
+        looks = 0
+        while looks < 2:
+            await asyncio.sleep(self._unused_s)
+            looks = 0 if self._relays.have_consumers else looks + 1
+        ray.kill(me)
+
+
+async def relay_node(feed: str, node: str, *, may_start: bool) -> Any | None:
+    """Find the actor of a feed that only relays on a node, or start it if that may be; None if there is none.
+
+    To be called by the feed's main coordinator, with which the actor ends.
+    """
+    main = ray.get_runtime_context().get_actor_id()
+    options = {
+        **runtime.child_options(feed, "relay", node),
+        "get_if_exists": True,
+        "scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=False),
+    }
+
+    def find() -> Any | None:
+        try:
+            if may_start:
+                return RelayNode.options(**options).remote(main)  # type: ignore[attr-defined]
+            return ray.get_actor(options["name"], namespace=options["namespace"])
+        except (ValueError, ray.exceptions.RayError):  # nobody has the name, or who had it has just ended
+            return None
+
+    # In a thread: Ray asks its GCS, and this event loop serves consumers.
+    return await asyncio.get_running_loop().run_in_executor(None, find)
