@@ -95,10 +95,12 @@ class _Known(Generic[RelayT]):
 
 @dataclass
 class _Calls:
-    """Calls of a node's consumers through Ray, since a relay was looked for there the last time."""
+    """Calls of a node's consumers through Ray since a relay was looked for there; since the first one before that."""
 
     since: float
     number: int = 0
+    per_s_before: float | None = None
+    """How many a second there were before that look; None: there was none."""
 
 
 class RelayDirectory(Generic[RelayT]):
@@ -111,9 +113,7 @@ class RelayDirectory(Generic[RelayT]):
     def __init__(self, relay: Callable[[], RelayT]) -> None:
         self._relay = relay
         self._by_node: dict[str, _Known[RelayT]] = {}
-        self._next_look: dict[str, float] = {}  # by node
         self._calls: dict[str, _Calls] = {}  # by node
-        self._per_s: dict[str, float] = {}  # by node: such calls before the last look
 
     def is_to_look(self, node: str, consumers: int, now: float) -> bool:
         """Take in a call through Ray; tell whether a relay is to be looked for, which counts as done.
@@ -125,17 +125,18 @@ class RelayDirectory(Generic[RelayT]):
         """
         calls = self._calls.setdefault(node, _Calls(now))
         calls.number += 1
-        if consumers < RELAYED_FROM or now < self._next_look.get(node, now):
+        is_long_ago = now >= calls.since + LOOK_S
+        if consumers < RELAYED_FROM or (calls.per_s_before is not None and not is_long_ago):
             return False
-        self._next_look[node] = now + LOOK_S
         # What came in less time may be a burst, as at the beginning of trials.
-        self._per_s[node] = calls.number / (now - calls.since) if now >= calls.since + LOOK_S else 0.0
-        self._calls[node] = _Calls(now)
+        per_s = calls.number / (now - calls.since) if is_long_ago else 0.0
+        self._calls[node] = _Calls(now, per_s_before=per_s)
         return True
 
     def may_start(self, node: str) -> bool:
         """Tell, after a look, whether an actor that only relays is worth it on a node that has no cache node."""
-        return self._per_s.get(node, 0.0) >= RELAYING_PAYS_PER_S
+        calls = self._calls.get(node)
+        return calls is not None and (calls.per_s_before or 0.0) >= RELAYING_PAYS_PER_S
 
     def found(self, node: str, relay: str, address: str) -> None:
         """Take in where the relay with this id listens; what is kept for one that it replaces is let go."""
