@@ -14,7 +14,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 import mbaas
 from mbaas import local_socket, runtime
-from mbaas.chaos.participants import cache_node_pids, coordinator_pid, kill, relay_pids
+from mbaas.chaos.participants import cache_node_pids, coordinator_pid, kill, participants, relay_pids
 from mbaas.client import block_calls
 from mbaas.core.layout import MIN_BLOCKS_IN_BUDGET
 from support.trials import EpochRecord, record_epoch
@@ -114,12 +114,15 @@ def test_on_a_node_that_prepares_nothing_an_actor_relays_whoever_dies_and_ends_w
         wait_until(lambda: not any(an_epoch(trials)[1]), "all calls are relayed", deadline_s=60.0)
         for relays, coordinators in ((1, 0), (0, 1), (1, 1)):
             running = [trial.epoch.remote() for trial in trials]
-            for pid in [*relay_pids(feed.name)[:relays], *[coordinator_pid(feed.name)][:coordinators]]:
+            killed = [*relay_pids(feed.name)[:relays], *[coordinator_pid(feed.name)][:coordinators]]
+            assert len(killed) == relays + coordinators
+            for pid in killed:
                 kill(pid)
             seen = ray.get(running, timeout=120.0)
             assert [record.flaws(range(SAMPLES)) for record, _ in seen] == [[]] * len(trials)
             wait_until(lambda: not any(an_epoch(trials)[1]), "they are relayed again", deadline_s=60.0)
-        assert len(relay_pids(feed.name)) == 1
+        (relay,) = relay_pids(feed.name)
+        assert [each.target for each in participants() if each.pid == relay] == ["relay"]
         ray.get([trial.close.remote() for trial in trials], timeout=60.0)
         for trial in trials:
             ray.kill(trial)
