@@ -153,19 +153,22 @@ class Feed:
         """
         return kept_claims.claims_of(self.name)
 
-    def announce(self, consumers: Sequence[str]) -> None:
+    def announce(self, consumers: Sequence[str], *, others: int = 0) -> None:
         """Hold a reservation for each of some consumers that will join soon, so that they begin the same epoch.
 
         Args:
             consumers: their names, as they will `join`. That of a data-parallel trial stands for all of its ranks.
+            others: how many more will be announced in a moment, whose names are not known yet. The same epoch waits for
+                each of them, too, for as long as those took lately that were announced after others.
 
         Raises:
-            ConfigError: it is no list of names.
+            ConfigError: a value that cannot be.
         """
         if isinstance(consumers, (str, bytes)) or not isinstance(consumers, Sequence):  # a str is a list of letters
             raise ConfigError(f"consumers must be a list of names, as in ['trial-1'], got {shown(consumers)}")
-        names = list(map(calls.name, consumers))
-        self._call(lambda: self._coordinator.announce.remote(names), f"announcing consumers to feed {self.name!r}")
+        names, more = list(map(calls.name, consumers)), calls.whole("others", others, most=calls.MOST_WANTED)
+        what = f"announcing consumers to feed {self.name!r}"
+        self._call(lambda: self._coordinator.announce.remote(names, more), what)
 
     def expect(self, epoch_s: float) -> None:
         """Compare a prediction of an epoch with the next one; the error shows in `status` and as a metric."""
@@ -188,7 +191,7 @@ class Feed:
         self._call(lambda: self._coordinator.leave.remote(consumer, None, successors), what)
 
     def release_reservations(self, most: int) -> None:
-        """Give up at most ``most`` of the reservations that `remove` holds for successors that will not come."""
+        """Give up at most ``most`` of the reservations that are held for successors, or others, that will not come."""
         calls.whole("most", most)
         free = [consumer.name for consumer in self.status().members if consumer.for_anyone]
         for name in free[:most]:

@@ -7,12 +7,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from typing import Any
 
 import ray
 from ray import tune
-from ray.core.generated.gcs_pb2 import PlacementGroupTableData  # type: ignore[attr-defined]
+from ray.core.generated.gcs_pb2 import PlacementGroupTableData as Group  # type: ignore[attr-defined]
 from ray.tune.experiment import Trial
 
 import mbaas
@@ -31,8 +31,9 @@ logger = logging.getLogger(__name__)
 class FeedCallback(tune.Callback):
     """Announces each trial to feeds before it runs, and takes it off them when it does not run any more.
 
-    Without it trials still get exact epochs; with it those that start together begin the same epoch together,
-    a trial that ends or pauses holds nobody up, and its place waits for the trial that takes over its slot.
+    Without it trials still get exact epochs; with it those that start together begin the same epoch together, also
+    where their processes need unequal times, a trial that ends or pauses holds nobody up, and its place waits for the
+    trial that takes over its slot.
 
     A feed that fails or is stopped during the search is logged once and left alone from then on: the search
     goes on, and the trials that read from that feed raise its error themselves. One that does not answer is logged
@@ -70,7 +71,7 @@ class FeedCallback(tune.Callback):
         self._running: set[str] = set()
         """Ids of trials that started and were not seen to stop running."""
         self._reserved = 0
-        """Number of trials for whose successors reservations are held; never more than are still to start."""
+        """Number of reservations that are held for trials to come; never more than are still to start."""
         self._total: int | None = None
         """How many trials the search will have, if Tune says so."""
         self._look_at = 0.0
@@ -123,10 +124,14 @@ class FeedCallback(tune.Callback):
     def on_trial_start(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:
         """Announce the trial. Tune calls this before the trial's function runs, and waits for it: a place is held
         when the trial joins, or the first of its ranks.
+
+        With the first one those are announced that begin with it: Ray gave them their CPUs and GPUs, and starts their
+        processes. They may need seconds more, in which a fast trial would be through epochs that they could share.
         """
+        others = 0 if self._running else _beside(trial, trials)
         self._running.add(trial.trial_id)
-        self._reserved = max(0, self._reserved - 1)
-        self._each(lambda feed: feed.announce([trial.trial_id]))
+        self._reserved = max(0, self._reserved - 1, others)
+        self._each(lambda feed: feed.announce([trial.trial_id], others=others))
 
     def on_trial_complete(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:
         self._end(trial, trials)
@@ -162,10 +167,10 @@ class FeedCallback(tune.Callback):
             return
         self._look_at = now + LOOK_S
         is_running = any(trial.status == Trial.RUNNING for trial in trials)
-        factories: list[Any] = [trial.placement_group_factory for trial in trials if trial.status == Trial.PENDING]
-        wanted = [list(factory.bundles) for factory in factories if factory is not None]
+        wanted = _wanted(trial for trial in trials if trial.status == Trial.PENDING)
         # While one trial runs, others may wait. But a data-parallel one runs, for Tune, before its ranks have a place.
-        unplaced = {group: bundles for group, bundles in _unplaced().items() if (bundles in wanted) is not is_running}
+        groups = _groups(Group.PENDING)
+        unplaced = {group: bundles for group, bundles in groups.items() if (bundles in wanted) is not is_running}
         still = [bundles for group, bundles in unplaced.items() if group in self._unplaced]
         self._unplaced = set(unplaced)
         self._said_why = self._said_why and bool(unplaced)
@@ -237,15 +242,35 @@ Bundles = list[dict[str, float]]
 """What a trial, or its ranks, ask for; all of a bundle must be free on one node."""
 
 
-def _unplaced() -> dict[str, Bundles]:
-    """Return what this program asked Ray for that has no place yet: id of a placement group -> its bundles."""
+def _beside(first: Trial, trials: Sequence[Trial]) -> int:
+    """Return how many trials have a place beside the first one of a search, so that they will start in a moment."""
+    waiting = [trial for trial in trials if trial is not first and trial.status == Trial.PENDING]
+    wanted = _wanted([first, *waiting])
+    placed = 0
+    with contextlib.suppress(ray.exceptions.RayError):  # Ray in trouble: then each is announced when it starts
+        placed = sum(bundles in wanted for bundles in _groups(Group.CREATED).values())
+    return max(0, min(placed - 1, len(waiting)))
+
+
+def _wanted(trials: Iterable[Trial]) -> list[Bundles]:
+    """Return what trials ask for, each."""
+    factories: list[Any] = [trial.placement_group_factory for trial in trials]
+    return [list(factory.bundles) for factory in factories if factory is not None]
+
+
+def _groups(state: int) -> dict[str, Bundles]:
+    """Return what this program asked Ray for: id of a placement group -> its bundles.
+
+    Args:
+        state: ``PENDING`` for those that have no place yet, ``CREATED`` for those that have one.
+    """
     # Ray's public table of them does not say whose they are, and another search may wait for something else.
     table = ray._private.state.state._connect_and_get_accessor().get_placement_group_table()
     own = ray.get_runtime_context().get_job_id()
     return {
         group.placement_group_id.hex(): [dict(bundle.unit_resources) for bundle in group.bundles]
-        for group in map(PlacementGroupTableData.FromString, table)
-        if group.state == PlacementGroupTableData.PENDING and group.creator_job_id.hex() == own
+        for group in map(Group.FromString, table)
+        if group.state == state and group.creator_job_id.hex() == own
     }
 
 

@@ -674,7 +674,7 @@ def consumers(_: Path) -> Case:
     """What consumers send to a coordinator."""
     names = ("join", "ask", "block_call", "hand_back", "heartbeat", "leave", "announce", "unreadable", "made_parts")
     order = SampleOrder(1000, 0, block_samples=64)
-    counts = {"join": 9, "ask": 9, "hand_back": 4, "heartbeat": 4, "leave": 3, "made_parts": 2}
+    counts = {"join": 9, "ask": 9, "hand_back": 4, "heartbeat": 4, "leave": 3, "announce": 2, "made_parts": 2}
 
     report, rank_report = cast("Any", ConsumerReport), cast("Any", RankReport)
     right = Resumption(4, OwnEpoch(2, 18, 128), 0, Shuffle(0))

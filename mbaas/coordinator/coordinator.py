@@ -375,9 +375,9 @@ class Coordinator(ConsumerApi):
         running, own = self._running, self._settings.prep_workers
         return claims(self._settings, self._engine, own if running is None else running.supervision.state.own)
 
-    async def announce(self, consumers: list[str]) -> None:
-        """Hold reservations for consumers that will join soon."""
-        announced = calls.announce(consumers)
+    async def announce(self, consumers: list[str], others: int = 0) -> None:
+        """Hold reservations for consumers that will join soon, and for so many others that will be announced soon."""
+        announced = calls.announce(consumers, others)
         running = await self._until_running()
         for event in announced:
             running.send(event)

@@ -36,7 +36,7 @@ MOST_NUMBER = 2**62
 """No block, session or count is larger: a feed that makes a million blocks a second comes there after 146,000 years."""
 
 MOST_WANTED = 10_000
-"""The bound of every list in a call: blocks asked for, parts reported as unreadable, ledgers."""
+"""The bound of every list in a call: blocks asked for, parts reported as unreadable, ledgers, trials announced."""
 
 MOST_POLL_S = 60
 """The longest that a call may wait for blocks."""
@@ -224,9 +224,16 @@ def leave(consumer: object, session: object, successors: object) -> ev.Leave:
     return ev.Leave(name(consumer), number, whole("successors", successors))
 
 
-def announce(consumers: object) -> list[ev.Announce]:
-    """Check the names of consumers that will join soon, and return an event for each."""
-    return [ev.Announce(name(consumer)) for consumer in _several("consumers", consumers)]
+def announce(consumers: object, others: object) -> list[ev.Announce]:
+    """Check the names of consumers that will join soon, and return an event for each.
+
+    Args:
+        consumers: the names.
+        others: how many more will be announced in a moment.
+    """
+    more, names = whole("others", others, most=MOST_WANTED), list(map(name, _several("consumers", consumers)))
+    # With the last one: if places were held for others before, those who are named come for them.
+    return [ev.Announce(each, more if number == len(names) else 0) for number, each in enumerate(names, 1)]
 
 
 def unreadable(parts: object) -> list[UnreadablePart]:

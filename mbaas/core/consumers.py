@@ -477,11 +477,15 @@ class ConsumerTable:
             deadline: when the reservation ends.
             at_once: whether the successor begins at once, in the middle of an epoch if need be.
         """
-        # A consumer may be called so, too: its name is its own affair.
-        name = next(name for number in self._numbers if (name := f"reservation {number}") not in self.by_name)
         cohort = self.cohorts[consumer.cohort]
         start = consumer.done if at_once else cohort.next_boundary(consumer.done)
-        self.reserve(name, cohort, start, now, deadline, at_once=at_once).for_anyone = True
+        self.reserve_for_anyone(cohort, start, now, deadline, at_once=at_once)
+
+    def reserve_for_anyone(self, cohort: Cohort, cursor: int, now: float, deadline: float, *, at_once: bool) -> None:
+        """Hold a reservation that the next trial takes that is announced; the arguments are those of `reserve`."""
+        # A consumer may be called so, too: its name is its own affair.
+        name = next(name for number in self._numbers if (name := f"reservation {number}") not in self.by_name)
+        self.reserve(name, cohort, cursor, now, deadline, at_once=at_once).for_anyone = True
 
     def place_of(self, trial: str) -> Consumer | None:
         """Find the reservation that is held for a trial, which its first rank takes for all of them."""

@@ -83,9 +83,14 @@ class PartStays:
 
 @dataclass(frozen=True)
 class Announce:
-    """A trial will join soon: hold a reservation for it, or its ranks, at most until the reservation time is over."""
+    """A trial will join soon: hold a reservation for it, or its ranks, at most until the reservation time is over.
+
+    ``others`` tells how many more will be announced in a moment: a place beside it is held for each of them, unless
+    places are held for all.
+    """
 
     consumer: str
+    others: int = 0
 
 
 @dataclass(frozen=True)

@@ -124,7 +124,7 @@ class StagingState:
         self._moves = PartMoves(self.window, self.tasks)
         first_s = limits.timeouts.reservation_s
         self._starts = ReservationTime(first_s)  # from the announcement of a trial until it joins
-        self._successions = ReservationTime(first_s)  # from a trial's end until the next one is announced
+        self._successions = ReservationTime(first_s)  # of those for anyone: until somebody was announced
         self._peer_idle = PeerIdle(self.consumers, self._scheduler.has_room, block_bytes)
         self._out: list[ev.Instruction] = []
         self._changed_nothing: bool  # whether the event changed nothing that anything follows from
@@ -179,7 +179,7 @@ class StagingState:
             case ev.TaskFailed():
                 self._task_failed(event, now)
             case ev.Announce():
-                self._announce(event.consumer, now)
+                self._announce(event, now)
             case ev.HoldReservations():
                 self.consumers.hold_reservations(event.reservations)
             case ev.Join():
@@ -215,9 +215,18 @@ class StagingState:
 
     # ---- consumers ----
 
-    def _announce(self, name: str, now: float) -> None:
-        if self.consumers.of_trial(name):
-            return  # told twice, or after it joined, nothing changes
+    def _announce(self, event: ev.Announce, now: float) -> None:
+        if not self.consumers.of_trial(event.consumer):  # told twice, or after it joined, nothing changes for it
+            self._reserve(event.consumer, now)
+        # Processes of trials that begin together come up one after the other. Without places for those that are still
+        # to be announced, the first would be through its epochs before the last is there.
+        hold_s = self._hold_for_anyone_s(is_new=True)
+        for _ in range(event.others - len(self.consumers.free_reservations()) if hold_s else 0):
+            cohort, cursor = self.consumers.shared_start(self._fresh_start())
+            self.consumers.reserve_for_anyone(cohort, cursor, now, now + hold_s, at_once=False)
+
+    def _reserve(self, name: str, now: float) -> None:
+        """Hold a reservation for a trial: one that is held for anyone, or a new one."""
         free, at_once = next(iter(self.consumers.free_reservations()), None), self._starts.at_once
         hold_s = self._reservation_s(free is None)
         if free is not None:
@@ -243,6 +252,10 @@ class StagingState:
         if self._starts.at_once and (is_new or self._lanes > 1):
             return 0.0
         return self._starts.hold_s(self._epoch_s)
+
+    def _hold_for_anyone_s(self, *, is_new: bool) -> float:
+        """How long a reservation is held until it is known for whom; from then on for as long as that one needs."""
+        return self._successions.hold_s(self._epoch_s) if self._reservation_s(is_new) else 0.0
 
     @property
     def _epoch_s(self) -> float:
@@ -360,7 +373,8 @@ class StagingState:
         if place is not None and not event.is_exact and not event.now:
             # If it was the last of its cohort, that cohort ended with the reservation.
             cohort = self.consumers.cohorts.get(place.cohort) or self.consumers.new_cohort(place.cursor)
-            return cohort, place.cursor
+            if cohort.keep_from <= place.cursor:  # else it was held as for one that begins at once, and was passed by
+                return cohort, place.cursor
         otherwise = self._fresh_start() if event.start is None else event.start
         if event.is_exact:
             return self.consumers.cohort_at(otherwise), otherwise
@@ -444,8 +458,7 @@ class StagingState:
         # Before it leaves: its cohort, and what is staged for it, would end with it.
         if leaving and event.successors > len(self.consumers.free_reservations()):
             last = min(leaving, key=lambda consumer: consumer.done)
-            # Until it is known who comes; then for as long as that one needs to come.
-            hold_s = self._successions.hold_s(self._epoch_s) if self._reservation_s(is_new=False) else 0.0
+            hold_s = self._hold_for_anyone_s(is_new=False)
             # One that begins at once begins where others are, if anybody is here.
             in_vain = self._starts.at_once and not all(c.rests or c in leaving for c in self.consumers.by_name.values())
             if hold_s and not in_vain:

@@ -83,7 +83,7 @@ MOVES = st.one_of(
     st.tuples(st.just("hand_back"), NAMES, VALUES, VALUES, VALUES, VALUES),
     st.tuples(st.just("heartbeat"), NAMES, VALUES, VALUES, VALUES),
     st.tuples(st.just("leave"), NAMES, VALUES | st.none(), VALUES),
-    st.tuples(st.just("announce"), st.lists(NAMES, max_size=2) | ANYTHING),
+    st.tuples(st.just("announce"), st.lists(NAMES, max_size=2) | ANYTHING, VALUES),
     st.tuples(st.just("is_given_up"), VALUES, st.lists(st.tuples(VALUES, VALUES) | ANYTHING, max_size=2) | ANYTHING),
     st.tuples(st.just("work")), st.tuples(st.just("work")), st.tuples(st.just("good")), st.tuples(st.just("tick")),
 )  # fmt: skip
@@ -356,7 +356,8 @@ def nested(levels: int) -> Shuffle:
         (lambda: calls.poll_s(float("nan")), r"poll_s must be in \[0, 60\], got nan"),
         (lambda: calls.unreadable([(1, 2, 3)]), r"unreadable must hold UnreadablePart values, got \(1, 2, 3\)"),
         (lambda: calls.made_parts(1, [(1, 2, 3)]), r"parts must hold pairs of a part's number and its task, got"),
-        (lambda: calls.announce("abc"), "consumers must be a list, got 'abc'"),
+        (lambda: calls.announce("abc", 0), "consumers must be a list, got 'abc'"),
+        (lambda: calls.announce(["a"], 10**6), r"others must be in \[0, 10000\], got 1000000"),
         (lambda: calls.thing(17), 'a thing is named by text, such as "trial-3" or "block 17", got 17'),
         (lambda: calls.thing("block " + "9" * 5000), "a thing's name has at most 500 characters, got 5,006"),
     ],
@@ -469,7 +470,7 @@ def test_what_fits_is_an_event_with_just_these_values():
     assert calls.heartbeat("a", 1, 3, 4) == ev.Heartbeat("a", 1, released=3, done=4)
     assert calls.leave("a", None, 3) == ev.Leave("a", None, 3)
     assert calls.leave("a", 1, 0) == ev.Leave("a", 1, 0)
-    assert calls.announce(["a", "b"]) == [ev.Announce("a"), ev.Announce("b")]
+    assert calls.announce(["a", "b"], 3) == [ev.Announce("a"), ev.Announce("b", others=3)]
     assert calls.unreadable((UnreadablePart(1, 2, 3), UnreadablePart(0, 0, -1))) == [
         UnreadablePart(1, 2, 3),
         UnreadablePart(0, 0, -1),

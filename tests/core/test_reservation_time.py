@@ -108,6 +108,92 @@ def test_the_place_of_one_that_ended_is_held_as_long_as_it_took_until_others_wer
     assert reserved(feed) == {"d": 20.0, "reservation 1": 6.0}
 
 
+# ---- others that are to be announced ----
+
+
+def test_places_are_held_for_others_that_are_announced_after_the_first():
+    """Processes of trials that begin together come up one after the other; all begin the same epoch."""
+    feed = make_feed()
+    feed.send(ev.Announce("a", others=2))
+    assert reserved(feed) == {"a": 20.0, "reservation 0": 20.0, "reservation 1": 20.0}
+    feed.join("a")
+    assert [give(feed, "a", block) for block in range(2)] == [(0,), (1,)]
+    feed.ask("a", 2)
+    assert not feed.tasks, "two blocks ahead of those who are still to come is all that may be made"
+    for name in ("b", "c"):
+        feed.wait(2.0)
+        feed.send(ev.Announce(name))
+        assert feed.join(name) == 0
+    assert not reserved(feed)
+
+
+def test_nobody_waits_for_others_that_do_not_come():
+    feed = make_feed()
+    feed.send(ev.Announce("a", others=1))
+    feed.join("a")
+    for block in range(2):
+        give(feed, "a", block)
+    feed.ask("a", 2)
+    assert not feed.tasks
+    (note,) = kinds(feed.wait(20.0), ev.Note)
+    assert note.text == "reservation 0 did not come within 20 s: reservation given up"
+    assert feed.tasks
+
+
+def test_others_are_waited_for_as_long_as_those_took_that_were_announced_after_others():
+    feed = make_feed()
+    feed.send(ev.Announce("a", others=1))
+    feed.join("a")
+    feed.wait(3.0)
+    feed.send(ev.Announce("b"))
+    feed.join("b")
+    feed.send(ev.Announce("c", others=1))
+    assert reserved(feed) == {"c": 5.0, "reservation 1": 6.0}
+
+
+def test_places_for_others_are_held_once():
+    """Calls may be told twice, and places may be held for successors already."""
+    feed = make_feed()
+    for name in ("here", "ends"):
+        feed.join(name)
+    feed.send(ev.Leave("ends", None, successors=3))
+    for _ in range(2):
+        feed.send(ev.Announce("a", others=2))
+        assert set(reserved(feed)) == {"a", "reservation 1", "reservation 2"}
+    feed.send(ev.Announce("b", others=1))
+    assert set(reserved(feed)) == {"a", "b", "reservation 2"}
+
+
+def test_places_are_held_for_others_also_when_the_first_is_there_already():
+    """One whose class joins when it is made has joined before Tune says that it starts."""
+    feed = make_feed()
+    feed.join("a")
+    feed.send(ev.Announce("a", others=1))
+    assert list(reserved(feed)) == ["reservation 0"]
+
+
+def test_one_that_was_passed_by_begins_with_the_others():
+    """The other one began at once, so it was expected to do so, too; meanwhile the room was needed."""
+    feed = make_feed(budget_blocks=2)
+    feed.send(ev.Announce("a", others=1))
+    feed.send(ev.Join("a", 1, now=True))
+    feed.session = 1
+    feed.send(ev.Announce("b"))
+    feed.wait(1.0)
+    for block in range(6):
+        give(feed, "a", block)
+    assert list(reserved(feed)) == ["b"]
+    assert feed.join("b") == 8, "the first block was dropped"
+
+
+def test_no_place_is_held_for_others_where_trials_begin_at_once():
+    feed = make_feed()
+    feed.send(ev.Announce("a"))
+    feed.send(ev.Join("a", 2, now=True))
+    feed.send(ev.Announce("b", others=2))
+    assert not reserved(feed)
+
+
 def test_no_place_is_held_that_nobody_reaches_in_time():
     """The others would stand still for 20 s, each time, and then go on alone all the same."""
     feed = make_feed()

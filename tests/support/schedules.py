@@ -366,7 +366,8 @@ class Simulation:
         return Resumption(start, own, *known[-1]), taken, known
 
     def _announce(self) -> None:
-        self.send(ev.Announce(f"c{self._names + 1}"))
+        name = f"c{self._names + 1}"
+        self.send(ev.Announce(name, random.Random(f"{name} of {self.seed}").choice((0, 0, 1, 3))))
 
     def _ask(self) -> None:
         consumer = self._pick()

@@ -515,7 +515,7 @@ class System(Cluster):
             trial.keeps = 6
         self.trials[name] = trial
         if rng.random() < 0.3 and not self.is_down:
-            self.lanes[0].tell(ev.Announce(name))
+            self.lanes[0].tell(ev.Announce(name, others.choice((0, 0, 1, 3))))
         luck, far = rng.random(), rng.randint(0, 2 * self.order.blocks_per_epoch)
         if luck < 0.2 and far:
             first = far - far % self.order.blocks_per_epoch

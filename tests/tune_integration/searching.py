@@ -96,7 +96,7 @@ class Watch(tune.Callback):
 
 
 def search(
-    train: Callable[[dict[str, Any]], None],
+    train: Callable[[dict[str, Any]], None] | type[tune.Trainable],
     *feeds: str,
     space: dict[str, Any],
     samples: int = 1,

@@ -36,8 +36,8 @@ class FakeFeed:
         self._tell("status", timeout_s)
         return SimpleNamespace(members=[SimpleNamespace(trial=trial) for trial in self.there])
 
-    def announce(self, consumers: list[str]) -> None:
-        self._tell("announce", *consumers)
+    def announce(self, consumers: list[str], *, others: int) -> None:
+        self._tell("announce", *consumers, others)
 
     def remove(self, consumer: str, *, successors: int = 0) -> None:
         self._tell("remove", consumer, successors)
@@ -52,8 +52,12 @@ class Search:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, statuses: str, total: int | None = None) -> None:
         self.feeds = {"train": FakeFeed(), "validation": FakeFeed()}
         monkeypatch.setattr(mbaas, "connect", self.feeds.__getitem__)
+        monkeypatch.setattr(callback, "_groups", lambda state: {})
         names = {"P": "PENDING", "R": "RUNNING", "S": "PAUSED", "T": "TERMINATED"}
-        self.trials = [SimpleNamespace(trial_id=f"t{i}", status=names[s]) for i, s in enumerate(statuses)]
+        self.trials = [
+            SimpleNamespace(trial_id=f"t{i}", status=names[s], placement_group_factory=None)
+            for i, s in enumerate(statuses)
+        ]
         self.callback = FeedCallback("train", "validation")
         self.callback.setup(total_num_samples=total)
         for trial in self.trials:
@@ -89,7 +93,7 @@ def test_a_pickle_holds_names_only(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_starting_trials_are_announced_to_each_feed(monkeypatch: pytest.MonkeyPatch) -> None:
     search = Search(monkeypatch, "RR")
     for feed in search.feeds.values():
-        assert feed.told == [("announce", "t0"), ("announce", "t1")]
+        assert feed.told == [("announce", "t0", 0), ("announce", "t1", 0)]
 
 
 @pytest.mark.parametrize("hook", ["complete", "error", "recover"])
@@ -190,20 +194,61 @@ def test_a_search_that_holds_no_place_releases_none(monkeypatch: pytest.MonkeyPa
     assert search.told("release") == []
 
 
+# ---- trials that begin together ----
+
+
+def test_with_the_first_trial_those_are_announced_that_have_a_place_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of five there is room for three; a group of another shape is the user's own."""
+    search, cluster = Search(monkeypatch, "PPPPP"), Cluster(monkeypatch, free=0, held={})
+    asking(search, CPU=1)
+    cluster.placed = {**{f"of trial {number}": [{"CPU": 1.0}] for number in range(3)}, "another": [{"CPU": 2.0}]}
+    cluster.waiting = {f"of trial {number}": [{"CPU": 1.0}] for number in range(3, 5)}
+    for trial in search.trials[:2]:
+        search.hook("start", trial)
+        trial.status = "RUNNING"
+    assert search.told("announce") == [["t0", 2], ["t1", 0]]
+    search.callback.on_experiment_end(trials=search.trials)
+    assert search.told("release") == [[1]], "the third did not come"
+
+
+def test_no_more_are_announced_than_trials_are_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Groups of just that shape may be somebody else's of this program."""
+    search, cluster = Search(monkeypatch, "PPT"), Cluster(monkeypatch, free=0, held={})
+    asking(search, CPU=1)
+    cluster.placed = {f"group {number}": [{"CPU": 1.0}] for number in range(9)}
+    search.hook("start", search.trials[1])
+    assert search.told("announce") == [["t1", 1]]
+
+
+def test_a_search_whose_places_cannot_be_looked_up_announces_trials_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    search = Search(monkeypatch, "PP")
+
+    def fail(state: int) -> None:
+        raise ray.exceptions.RpcError("the GCS is restarting")
+
+    monkeypatch.setattr(callback, "_groups", fail)
+    search.hook("start", search.trials[0])
+    assert search.told("announce") == [["t0", 0]]
+
+
 # ---- trials that wait for a place ----
 
 
 class Cluster:
-    """A node of 8 CPUs, and placement groups that Ray has no place for, each with its bundles."""
+    """A node of 8 CPUs, and placement groups that Ray has no place for or has placed, each with its bundles."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, free: float, held: dict[str, float | None]) -> None:
-        self.groups: dict[str, list[dict[str, float]]] = {}
+        self.waiting: dict[str, list[dict[str, float]]] = {}
+        self.placed: dict[str, list[dict[str, float]]] = {}
         nodes = [Node({"CPU": 8.0}, {"CPU": free})]
         claims = {name: cpus and Claims(memory=MemoryClaim(0, 1), cpus=cpus, gpus=0.0) for name, cpus in held.items()}
         feeds = [SimpleNamespace(name=name, claims=lambda name=name: claims[name]) for name in held]
         monkeypatch.setattr(mbaas, "feeds", lambda: feeds)
         monkeypatch.setattr(callback, "_nodes", lambda: nodes)
-        monkeypatch.setattr(callback, "_unplaced", lambda: self.groups)
+        states = {callback.Group.PENDING: "waiting", callback.Group.CREATED: "placed"}
+        monkeypatch.setattr(callback, "_groups", lambda state: getattr(self, states[state]))
 
 
 def looks(search: Search, caplog: pytest.LogCaptureFixture, times: int) -> list[str]:
@@ -226,14 +271,14 @@ def test_a_search_hears_once_which_feeds_of_the_cluster_hold_what_its_trials_nee
     """Also feeds that it does not use; nothing at the first look, when the trial may have its place in a moment."""
     search, cluster = Search(monkeypatch, "PP"), Cluster(monkeypatch, free=1, held={"other": 7.0, "ended": None})
     asking(search, CPU=2)
-    cluster.groups["of a trial"] = [{"CPU": 2.0}]
+    cluster.waiting["of a trial"] = [{"CPU": 2.0}]
     assert looks(search, caplog, 1) == []
     (text,) = looks(search, caplog, 3)
     assert text.startswith("no trial can start: each trial asks for 2 CPU, 1 of 8 are free, ")
     assert "prep workers of feeds hold 'other' 7: " in text
-    del cluster.groups["of a trial"]
+    del cluster.waiting["of a trial"]
     assert looks(search, caplog, 1) == []
-    cluster.groups["of the next"] = [{"CPU": 2.0}]
+    cluster.waiting["of the next"] = [{"CPU": 2.0}]
     assert len(looks(search, caplog, 2)) == 1, "another one waits, and that was not said"
 
 
@@ -242,7 +287,7 @@ def test_a_trial_that_runs_while_its_ranks_have_no_place_is_told_of(
 ) -> None:
     search, cluster = Search(monkeypatch, "RP"), Cluster(monkeypatch, free=1, held={"train": 7.0})
     asking(search, CPU=1)
-    cluster.groups = {"of the waiting trial": [{"CPU": 1.0}], "of ranks": [{"CPU": 1.0}] * 2}
+    cluster.waiting = {"of the waiting trial": [{"CPU": 1.0}], "of ranks": [{"CPU": 1.0}] * 2}
     (text,) = looks(search, caplog, 3)
     assert text.startswith(
         "a trial that runs has no place for its ranks: they ask for 2 CPU in 2 bundles of at most 1, 1 of 8 are free"
@@ -255,7 +300,7 @@ def test_groups_that_come_and_go_wait_for_nobody(
     """At each look another group has no place yet: each has it by the next."""
     search, cluster = Search(monkeypatch, "R"), Cluster(monkeypatch, free=0, held={"train": 8.0})
     for number in range(4):
-        cluster.groups = {f"group {number}": [{"CPU": 1.0}] * 2}
+        cluster.waiting = {f"group {number}": [{"CPU": 1.0}] * 2}
         assert looks(search, caplog, 1) == []
 
 
@@ -264,5 +309,5 @@ def test_a_trial_that_waits_while_another_runs_is_no_reason_to_warn(
 ) -> None:
     search, cluster = Search(monkeypatch, "RP"), Cluster(monkeypatch, free=0, held={"train": 8.0})
     asking(search, CPU=1)
-    cluster.groups = {"of the waiting trial": [{"CPU": 1.0}]}
+    cluster.waiting = {"of the waiting trial": [{"CPU": 1.0}]}
     assert looks(search, caplog, 3) == []
