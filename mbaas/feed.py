@@ -166,9 +166,10 @@ class Feed:
         """
         if isinstance(consumers, (str, bytes)) or not isinstance(consumers, Sequence):  # a str is a list of letters
             raise ConfigError(f"consumers must be a list of names, as in ['trial-1'], got {shown(consumers)}")
-        names, more = list(map(calls.name, consumers)), calls.whole("others", others, most=calls.MOST_WANTED)
+        names = list(consumers)
+        calls.announce(names, others)  # what cannot be is told before anybody is asked
         what = f"announcing consumers to feed {self.name!r}"
-        self._call(lambda: self._coordinator.announce.remote(names, more), what)
+        self._call(lambda: self._coordinator.announce.remote(names, others), what)
 
     def expect(self, epoch_s: float) -> None:
         """Compare a prediction of an epoch with the next one; the error shows in `status` and as a metric."""

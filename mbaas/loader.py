@@ -124,7 +124,8 @@ class Loader:
         self._stats = StreamStats()
         self._samples = 0
         self._step_s = self._first_batch_s = 0.0
-        self._unreported: list[EpochLedger] = []  # of finished epochs; the service was not told yet
+        self._unreported: list[EpochLedger] = []  # of finished epochs; it is not known that the service was told
+        self._reported = 0  # how many epochs finished before those
         self._unreported_lock = threading.Lock()  # the heartbeat's thread reports, too
 
         # where it stands
@@ -347,11 +348,10 @@ class Loader:
         self.ledger = replace(self._progress.close(self._info.order.num_samples, self.epoch), seconds=seconds)
         with self._unreported_lock:
             self._unreported.append(self.ledger)
-            unreported = len(self._unreported)
         self.epoch += 1
         self._begin_epoch()
         self._stream.use_up(self._stream.cursor)
-        self._heartbeat.epoch_ends(unreported)
+        self._heartbeat.epoch_ends()
 
     def _check_open(self) -> None:
         if os.getpid() != self._pid:
@@ -538,15 +538,16 @@ class Loader:
             return
         report = self._full_report()
         self._stream.heartbeat(report)  # if it fails, whatever the error, the next one brings the same ledgers again
-        handed_in = set(map(id, report.ledgers))
         with self._unreported_lock:
-            self._unreported = [ledger for ledger in self._unreported if id(ledger) not in handed_in]
+            reported = max(self._reported, report.first_ledger + len(report.ledgers))  # another thread may tell, too
+            del self._unreported[: reported - self._reported]
+            self._reported = reported
 
     def _full_report(self) -> ConsumerReport:
         """Return `report` with the ledgers of which it is not known that they were handed in."""
         # Also those that another thread is just handing in: it may fail, and the service enters each only once.
         with self._unreported_lock:
-            return replace(self.report(), ledgers=tuple(self._unreported))
+            return replace(self.report(), ledgers=tuple(self._unreported), first_ledger=self._reported)
 
     def close(self) -> None:
         """Leave the feed; what this consumer held is free for others. May be called twice.

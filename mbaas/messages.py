@@ -737,12 +737,15 @@ class LedgerEntry:
     Attributes:
         consumer: its name.
         loader: tells loaders of one name apart.
+        number: how many epochs the loader had finished before. Not ``ledger.epoch``: a trial that loads an older state
+            has an epoch twice.
         at: when the ledger arrived, Unix time in seconds.
         ledger: what it says.
     """
 
     consumer: str
     loader: str
+    number: int
     at: float
     ledger: EpochLedger
 
@@ -780,7 +783,8 @@ class ConsumerReport:
         peer_stall_s: the part of ``wait_s`` in which prep was idle because of other trials; the rest is prep stall.
         step_s: seconds that the trial worked between minibatches.
         read_bytes: of prepared samples that were read for it.
-        ledgers: of the epochs finished since the last report.
+        ledgers: of finished epochs, all those of which the loader does not know that they arrived.
+        first_ledger: how many epochs the loader had finished before the first of them.
         time_to_first_batch_s: seconds from `mbaas.join` to the first minibatch; 0 until it came.
     """
 
@@ -793,6 +797,7 @@ class ConsumerReport:
     step_s: float = 0.0
     read_bytes: ReadBytes = ReadBytes()
     ledgers: tuple[EpochLedger, ...] = ()
+    first_ledger: int = 0
     time_to_first_batch_s: float = 0.0
 
     def plus(self, other: ConsumerReport) -> ConsumerReport:
@@ -815,7 +820,7 @@ class ConsumerReport:
         return self.wait_s / total if total > 0 else 0.0
 
 
-_NO_SUMS = ("loader", "ledgers", "time_to_first_batch_s")
+_NO_SUMS = ("loader", "ledgers", "first_ledger", "time_to_first_batch_s")
 _SUMS = tuple(field.name for field in fields(ConsumerReport) if field.name not in _NO_SUMS)
 """The fields of a report that are sums over the loader's life."""
 

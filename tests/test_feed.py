@@ -27,6 +27,7 @@ def serve(name: Any) -> mbaas.Feed:
         (lambda: feed().announce("trial-1"), "consumers must be a list of names, as in ['trial-1'], got 'trial-1'"),
         (lambda: feed().announce({"a"}), "consumers must be a list of names, as in ['trial-1'], got {'a'}"),
         (lambda: feed().announce(["a", 5]), "a consumer's name must be text, got 5"),
+        (lambda: feed().announce(["a"], others=-1), "others must be in [0, 10000], got -1"),
         (lambda: feed().remove(["a"]), "a consumer's name must be text, got ['a']"),
         (lambda: feed().release_reservations(1.0), "most must be a whole number, got 1.0"),
         (lambda: feed().release_reservations(-1), "most must be in [0, "),

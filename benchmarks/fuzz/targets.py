@@ -64,6 +64,7 @@ from mbaas.messages import (
     Lane,
     RankPlan,
     RankReport,
+    ReadBytes,
     Resumption,
     SocketAnswer,
     Start,
@@ -692,7 +693,7 @@ def consumers(_: Path) -> Case:
         ledger = EpochLedger(*(odd * 2)[: len(EpochLedger.__dataclass_fields__)])
         made = (
             lambda: UnreadablePart(*odd[: len(UnreadablePart.__dataclass_fields__)]),
-            lambda: report(*odd[:7], chance.choice((odd[7], (ledger,)))),
+            lambda: report(*odd[:7], chance.choice((odd[7], ReadBytes())), chance.choice((odd[0], (ledger,))), odd[1]),
             lambda: rank_report(ConsumerName(*odd[:3]), *odd[3:8], {odd[0]: RankPlan(odd[1], odd[2])}),
             lambda: [UnreadablePart(*odd[: len(UnreadablePart.__dataclass_fields__)])],
             lambda: Resumption(odd[0], OwnEpoch(*odd[1:4]), odd[4], shuffle(odd[5], odd[6], None), *odd[6:8]),

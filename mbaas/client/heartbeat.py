@@ -34,11 +34,6 @@ GATHER_S = 2.0
 coordinator and Ray 6 to 7 ms of CPU time together (docs/scaling.md).
 """
 
-GATHERED = 4
-"""Finished epochs that wait to be told, from which on nothing is kept back: fewer than the service recognises if they
-are sent again (`mbaas.core.ledgers.MOST_SENT_AGAIN`).
-"""
-
 
 class Pulse:
     """When the next sign of life is due; pure.
@@ -53,7 +48,7 @@ class Pulse:
 
     def __init__(self, now: float, period_s: float) -> None:
         self._period_s, self._pause_s = period_s, min(FIRST_PAUSE_S, period_s)
-        self._sent, self._regular, self._news, self._can_wait = now, now + self._pause_s, math.inf, True
+        self._sent, self._regular, self._news = now, now + self._pause_s, math.inf
 
     @property
     def due(self) -> float:
@@ -62,17 +57,15 @@ class Pulse:
     def sent(self, now: float) -> None:
         """Note that one was given, which told all that there was."""
         self._pause_s = min(2 * self._pause_s, self._period_s)
-        self._sent, self._regular, self._news, self._can_wait = now, now + self._pause_s, math.inf, True
+        self._sent, self._regular, self._news = now, now + self._pause_s, math.inf
 
-    def epoch_ends(self, now: float, unreported: int) -> None:
-        """Note that an epoch ended; so many wait to be told."""
-        self._can_wait = unreported < GATHERED
-        self._news = min(self._news, now + LINGER_S, self._sent + GATHER_S) if self._can_wait else now
+    def epoch_ends(self, now: float) -> None:
+        """Note that an epoch ended."""
+        self._news = min(self._news, now + LINGER_S, self._sent + GATHER_S)
 
     def goes_on(self) -> None:
         """Note that the next epoch has begun: who asks for blocks tells by that what it is done with."""
-        if self._can_wait:
-            self._news = max(self._news, self._sent + GATHER_S)
+        self._news = max(self._news, self._sent + GATHER_S)
 
 
 class Heartbeat:
@@ -123,14 +116,10 @@ class Heartbeat:
                 has_told = True
             del owner  # this frame waits next, and would keep it alive meanwhile
 
-    def epoch_ends(self, unreported: int) -> None:
-        """Say soon where the consumer stands: it may be its last epoch, and its place may be held for a successor.
-
-        Args:
-            unreported: finished epochs of which the service was not told yet.
-        """
+    def epoch_ends(self) -> None:
+        """Say soon where the consumer stands: it may be its last epoch, and its place may be held for a successor."""
         with self._lock:
-            self._pulse.epoch_ends(time.monotonic(), unreported)
+            self._pulse.epoch_ends(time.monotonic())
         self._wake.set()
 
     def goes_on(self) -> None:

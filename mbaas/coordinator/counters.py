@@ -181,8 +181,8 @@ class Counters:
         # A search has thousands of trials one after the other, and sums over all are computed every second.
         if len(self.reports) > KEPT_NAMES:
             self.past = self.past.plus(self.reports.pop(next(iter(self.reports))))
-        for ledger in report.ledgers:
-            if not self.ledgers.add(LedgerEntry(consumer, report.loader, time.time(), ledger)):
+        for number, ledger in enumerate(report.ledgers, report.first_ledger):
+            if not self.ledgers.add(LedgerEntry(consumer, report.loader, number, time.time(), ledger)):
                 continue
             self._compare(ledger)
             if not ledger.exact:

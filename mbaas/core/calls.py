@@ -232,6 +232,8 @@ def announce(consumers: object, others: object) -> list[ev.Announce]:
         others: how many more will be announced in a moment.
     """
     more, names = whole("others", others, most=MOST_WANTED), list(map(name, _several("consumers", consumers)))
+    if more and not names:
+        raise ConfigError(f"others are announced with a consumer that is named, got {more} others and no name")
     # With the last one: if places were held for others before, those who are named come for them.
     return [ev.Announce(each, more if number == len(names) else 0) for number, each in enumerate(names, 1)]
 
@@ -270,7 +272,7 @@ def report(value: object) -> ConsumerReport:
         raise ConfigError(f"report must be a ConsumerReport, got {shown(value)}")
     if not isinstance(value.loader, str) or len(value.loader) > MOST_NAME:
         raise ConfigError(f"report.loader must be text of at most {MOST_NAME} characters, got {shown(value.loader)}")
-    for field in ("samples", "prepared"):
+    for field in ("samples", "prepared", "first_ledger"):
         whole(f"report.{field}", getattr(value, field))
     if not isinstance(value.read_bytes, ReadBytes):
         raise ConfigError(f"report.read_bytes must be ReadBytes, got {shown(value.read_bytes)}")

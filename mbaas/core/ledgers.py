@@ -11,8 +11,11 @@ import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from functools import lru_cache
+from typing import TypeVar
 
 from mbaas.messages import EpochLedger, LedgerEntry
+
+Value = TypeVar("Value")
 
 PAGE = 200
 """Ledgers on a page: about 10 kB when written down."""
@@ -21,12 +24,7 @@ MOST_PAGES = 500
 """The most pages that are kept; the oldest of a longer run are given up."""
 
 KNOWN_CONSUMERS = 1_000
-"""The most consumers whose last ledgers are known by their names."""
-
-MOST_SENT_AGAIN = 8
-"""How many ledgers of each consumer are remembered, to recognise those that a loader sends again because it heard no
-answer.
-"""
+"""The most consumers whose last ledgers are known by their names, and the most loaders that are known."""
 
 
 class LedgerBook:
@@ -43,12 +41,12 @@ class LedgerBook:
         self._lines: list[str] = []  # the same, each as it is written down: the page is written whenever one comes
         self._number = 0  # of that page
         self._changed: set[int] = set()
-        self._last: dict[str, tuple[LedgerEntry, ...]] = {}
+        self._last: dict[str, EpochLedger] = {}  # by consumer
+        self._number_of: dict[str, int] = {}  # loader -> of its last ledger; a loader sends its ledgers in order
 
     def add(self, entry: LedgerEntry) -> bool:
-        """Enter a ledger; return whether it is new, and was not sent before."""
-        # Its number does not tell: a trial that loads an older state has an epoch twice, and takes another time for it.
-        if any(_is_same(entry, last) for last in self._last.get(entry.consumer, ())):
+        """Enter a ledger; return whether it is new. A loader that heard no answer sends its ledgers again."""
+        if entry.number <= self._number_of.get(entry.loader, -1):
             return False
         self._newest.append(entry)
         self._lines.append(_line(entry))
@@ -64,10 +62,8 @@ class LedgerBook:
 
     def _note(self, entry: LedgerEntry) -> None:
         self.inexact += not entry.ledger.exact
-        last = self._last.pop(entry.consumer, ())
-        self._last[entry.consumer] = (*last, entry)[-MOST_SENT_AGAIN:]  # who was heard of last is at the end
-        if len(self._last) > KNOWN_CONSUMERS:
-            del self._last[next(iter(self._last))]
+        _put_last(self._last, entry.consumer, entry.ledger)
+        _put_last(self._number_of, entry.loader, entry.number)
 
     def take_changed(self) -> dict[int, bytes | None]:
         """Return the pages that are to be written down, by number; None for one that is given up."""
@@ -100,8 +96,7 @@ class LedgerBook:
 
     def last_of(self, consumer: str) -> EpochLedger | None:
         """Return the ledger of a consumer that came last; None if there is none."""
-        last = self._last.get(consumer)
-        return last[-1].ledger if last else None
+        return self._last.get(consumer)
 
     def newest(self, most: int) -> list[LedgerEntry]:
         """Return the newest ledgers, oldest first."""
@@ -113,8 +108,12 @@ class LedgerBook:
         return found[-most:]
 
 
-def _is_same(one: LedgerEntry, other: LedgerEntry) -> bool:
-    return (one.loader, one.ledger, one.ledger.seconds) == (other.loader, other.ledger, other.ledger.seconds)
+def _put_last(known: dict[str, Value], name: str, value: Value) -> None:
+    """Note what belongs to a name; of too many, who was heard of least lately is forgotten."""
+    known.pop(name, None)
+    known[name] = value
+    if len(known) > KNOWN_CONSUMERS:
+        del known[next(iter(known))]
 
 
 def written(entries: Iterable[LedgerEntry]) -> bytes:
@@ -123,7 +122,7 @@ def written(entries: Iterable[LedgerEntry]) -> bytes:
 
 
 def _line(entry: LedgerEntry) -> str:
-    return json.dumps([entry.consumer, entry.loader, entry.at, asdict(entry.ledger)])
+    return json.dumps([entry.consumer, entry.loader, entry.number, entry.at, asdict(entry.ledger)])
 
 
 def _page(lines: Iterable[str]) -> bytes:
@@ -134,6 +133,6 @@ def _page(lines: Iterable[str]) -> bytes:
 def read(page: bytes) -> tuple[LedgerEntry, ...]:
     """Read what `written` wrote."""
     return tuple(
-        LedgerEntry(consumer, loader, at, EpochLedger(**ledger))
-        for consumer, loader, at, ledger in json.loads(zlib.decompress(page))
+        LedgerEntry(consumer, loader, number, at, EpochLedger(**ledger))
+        for consumer, loader, number, at, ledger in json.loads(zlib.decompress(page))
     )

@@ -7,8 +7,7 @@ from random import Random
 
 import pytest
 
-from mbaas.client.heartbeat import FIRST_PAUSE_S, GATHER_S, GATHERED, LINGER_S, Pulse
-from mbaas.core.ledgers import MOST_SENT_AGAIN
+from mbaas.client.heartbeat import FIRST_PAUSE_S, GATHER_S, LINGER_S, Pulse
 
 
 def test_the_first_signs_of_life_come_soon_and_the_others_in_each_period() -> None:
@@ -31,29 +30,29 @@ def beating(now: float) -> Pulse:
 
 def test_the_end_of_an_epoch_is_told_soon_if_no_other_one_begins() -> None:
     pulse = beating(100.0)
-    pulse.epoch_ends(100.5, 1)
+    pulse.epoch_ends(100.5)
     assert pulse.due == 100.5 + LINGER_S
 
 
 def test_the_end_of_a_long_epoch_is_told_at_once() -> None:
     pulse = beating(100.0)
-    pulse.epoch_ends(99.9 + GATHER_S, 1)
+    pulse.epoch_ends(99.9 + GATHER_S)
     assert pulse.due == 100.0 + GATHER_S, "the end of one that is nearly as long is not kept back beyond that"
-    pulse.epoch_ends(100.5 + GATHER_S, 2)
+    pulse.epoch_ends(100.5 + GATHER_S)
     pulse.goes_on()
     assert pulse.due <= 100.5 + GATHER_S
 
 
 def test_whose_next_epoch_begins_tells_of_the_last_one_when_it_was_silent_for_a_while() -> None:
     pulse = beating(100.0)
-    pulse.epoch_ends(100.5, 1)
+    pulse.epoch_ends(100.5)
     pulse.goes_on()
     assert pulse.due == 100.0 + GATHER_S
-    pulse.epoch_ends(101.0, 2)
+    pulse.epoch_ends(101.0)
     assert pulse.due == 101.0 + LINGER_S, "this one may be the last"
     pulse.goes_on()
     assert pulse.due == 100.0 + GATHER_S
-    pulse.epoch_ends(99.9 + GATHER_S, 3)
+    pulse.epoch_ends(99.9 + GATHER_S)
     assert pulse.due == 100.0 + GATHER_S, "no later than for the one before"
     pulse.sent(100.0 + GATHER_S)
     pulse.goes_on()
@@ -62,17 +61,9 @@ def test_whose_next_epoch_begins_tells_of_the_last_one_when_it_was_silent_for_a_
 
 def test_of_two_ends_the_first_is_not_kept_back_for_longer() -> None:
     pulse = beating(100.0)
-    pulse.epoch_ends(100.1, 1)
-    pulse.epoch_ends(100.2, 2)
+    pulse.epoch_ends(100.1)
+    pulse.epoch_ends(100.2)
     assert pulse.due == 100.1 + LINGER_S
-
-
-def test_many_epochs_that_were_not_told_are_told_at_once() -> None:
-    assert GATHERED < MOST_SENT_AGAIN, "one more may end while these are sent"
-    pulse = beating(100.0)
-    pulse.epoch_ends(100.1, GATHERED)
-    pulse.goes_on()
-    assert pulse.due == 100.1
 
 
 @pytest.mark.parametrize("seed", range(100))
@@ -94,19 +85,15 @@ def test_no_epoch_is_kept_back_for_long_and_signs_of_life_are_rarer_than_short_e
             unreported = 0
         now = end
 
-    epochs = 0
     while now < until:
         pass_time(now + epoch_s)
-        epochs += 1
         ended = ended if unreported else now
         unreported += 1
-        pulse.epoch_ends(now, unreported)
-        if unreported >= GATHERED:
-            assert pulse.due <= now
+        pulse.epoch_ends(now)
         pass_time(now + idle)
         pulse.goes_on()
     pass_time(until + 3.0)
     assert not unreported
     assert max(later - earlier for earlier, later in pairwise(told)) <= period_s + 1e-9
     if epoch_s < 0.1 and idle < LINGER_S:
-        assert len(told) <= epochs / GATHERED + 23.0 / min(period_s, GATHER_S) + 3
+        assert len(told) <= 23.0 / min(period_s, GATHER_S) + 3

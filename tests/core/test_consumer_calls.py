@@ -358,6 +358,7 @@ def nested(levels: int) -> Shuffle:
         (lambda: calls.made_parts(1, [(1, 2, 3)]), r"parts must hold pairs of a part's number and its task, got"),
         (lambda: calls.announce("abc", 0), "consumers must be a list, got 'abc'"),
         (lambda: calls.announce(["a"], 10**6), r"others must be in \[0, 10000\], got 1000000"),
+        (lambda: calls.announce([], 2), "others are announced with a consumer that is named, got 2 others and no name"),
         (lambda: calls.thing(17), 'a thing is named by text, such as "trial-3" or "block 17", got 17'),
         (lambda: calls.thing("block " + "9" * 5000), "a thing's name has at most 500 characters, got 5,006"),
     ],
@@ -389,6 +390,7 @@ def test_a_report_that_fits_comes_through_as_it_is():
         {"ledgers": (replace(LEDGER, epoch=0.5),)},
         {"ledgers": (replace(LEDGER, id_hash=2**64),)},
         {"ledgers": None},
+        {"first_ledger": -1},
     ],
     ids=str,
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
 
 import pytest
 
@@ -12,10 +11,11 @@ from mbaas.core.ledgers import PAGE, LedgerBook, read, written
 from mbaas.messages import EpochLedger, LedgerEntry
 
 
-def entry(consumer: str, epoch: int, *, loader: str = "one", exact: bool = True) -> LedgerEntry:
+def entry(consumer: str, epoch: int, *, loader: str = "", number: int | None = None, exact: bool = True) -> LedgerEntry:
+    """Of a consumer's only loader, and of its epochs one after the other, unless something else is said."""
     got = 10 if exact else 9
     ledger = EpochLedger(epoch, epoch + 3, got, 2**64 - 1, 10, 2**64 - 1, seconds=1.5, begin=4, shuffled="3")
-    return LedgerEntry(consumer, loader, 1e9 + epoch, ledger)
+    return LedgerEntry(consumer, loader or f"of {consumer}", epoch if number is None else number, 1e9 + epoch, ledger)
 
 
 def all_of(book: LedgerBook) -> list[LedgerEntry]:
@@ -37,9 +37,16 @@ def test_a_ledger_that_is_sent_again_is_one() -> None:
     assert book.last_of("ann") == entry("ann", 2).ledger
     assert book.add(entry("ann", 0, loader="another")), "a loader that began anew counts from 0"
     assert [e.ledger.epoch for e in all_of(book)] == [0, 1, 2, 0]
-    again = replace(entry("ann", 0), ledger=replace(entry("ann", 0).ledger, seconds=2.5))
-    assert book.add(again), "a trial that loads an older state has an epoch twice"
+    assert book.add(entry("ann", 0, number=3)), "a trial that loads an older state has an epoch twice"
     assert book.last_of("bob") is None
+
+
+def test_of_any_number_of_ledgers_that_are_sent_again_none_is_entered_twice() -> None:
+    """Their loader heard no answer, and finished one more epoch meanwhile; one of another loader came between."""
+    book = LedgerBook()
+    assert [book.add(entry("ann", epoch)) for epoch in range(50)] == [True] * 50
+    book.add(entry("ann", 0, loader="another"))
+    assert [book.add(entry("ann", epoch)) for epoch in range(51)] == [False] * 50 + [True]
 
 
 def test_a_successor_has_all_that_was_kept_and_goes_on_with_it() -> None:
@@ -54,7 +61,7 @@ def test_a_successor_has_all_that_was_kept_and_goes_on_with_it() -> None:
     successor.go_on({number: page for number, page in kept.items() if page is not None})
     assert all_of(successor) == all_of(book)
     assert successor.inexact == 1
-    assert not successor.add(entry("ann", 2 * PAGE + 9)), "its loader did not hear that it had arrived"
+    assert [successor.add(entry("ann", 2 * PAGE + n)) for n in range(10)] == [False] * 10, "it heard no answer"
     assert successor.add(entry("ann", 2 * PAGE + 10))
     assert list(successor.take_changed()) == [2], "only the last page is written again"
 
