@@ -31,9 +31,9 @@ logger = logging.getLogger(__name__)
 class FeedCallback(tune.Callback):
     """Announces each trial to feeds before it runs, and takes it off them when it does not run any more.
 
-    Without it trials still get exact epochs; with it those that start together begin the same epoch together, also
-    where their processes need unequal times, a trial that ends or pauses holds nobody up, and its place waits for the
-    trial that takes over its slot.
+    Without it trials still get exact epochs. With it those that start together begin the same epoch together, however
+    unequal the times are that their processes need to start. A trial that ends or pauses holds nobody up, and its place
+    waits for the trial that takes over its slot.
 
     A feed that fails or is stopped during the search is logged once and left alone from then on: the search
     goes on, and the trials that read from that feed raise its error themselves. One that does not answer is logged

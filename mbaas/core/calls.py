@@ -233,7 +233,7 @@ def announce(consumers: object, others: object) -> list[ev.Announce]:
     """
     more, names = whole("others", others, most=MOST_WANTED), list(map(name, _several("consumers", consumers)))
     if more and not names:
-        raise ConfigError(f"others are announced with a consumer that is named, got {more} others and no name")
+        raise ConfigError(f"others must be 0 where no consumer is named, got {more}")
     # With the last one: if places were held for others before, those who are named come for them.
     return [ev.Announce(each, more if number == len(names) else 0) for number, each in enumerate(names, 1)]
 

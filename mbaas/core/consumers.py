@@ -482,7 +482,7 @@ class ConsumerTable:
         self.reserve_for_anyone(cohort, start, now, deadline, at_once=at_once)
 
     def reserve_for_anyone(self, cohort: Cohort, cursor: int, now: float, deadline: float, *, at_once: bool) -> None:
-        """Hold a reservation that the next trial takes that is announced; the arguments are those of `reserve`."""
+        """Hold a reservation for whichever trial is announced next; the arguments are those of `reserve`."""
         # A consumer may be called so, too: its name is its own affair.
         name = next(name for number in self._numbers if (name := f"reservation {number}") not in self.by_name)
         self.reserve(name, cohort, cursor, now, deadline, at_once=at_once).for_anyone = True

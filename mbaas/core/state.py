@@ -124,7 +124,7 @@ class StagingState:
         self._moves = PartMoves(self.window, self.tasks)
         first_s = limits.timeouts.reservation_s
         self._starts = ReservationTime(first_s)  # from the announcement of a trial until it joins
-        self._successions = ReservationTime(first_s)  # of those for anyone: until somebody was announced
+        self._successions = ReservationTime(first_s)  # from a reservation for anyone until a trial is announced
         self._peer_idle = PeerIdle(self.consumers, self._scheduler.has_room, block_bytes)
         self._out: list[ev.Instruction] = []
         self._changed_nothing: bool  # whether the event changed nothing that anything follows from

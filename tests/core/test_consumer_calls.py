@@ -220,6 +220,7 @@ class Lane:
 
 
 @example(0, None, [joining(7)])  # who is there moves ahead to it
+@example(0, None, [("announce", [], 1)])
 @given(st.integers(0, 1), st.sampled_from([None, "good"]), st.lists(MOVES, max_size=40))
 @settings(max_examples=600, deadline=None)
 def test_no_value_that_a_consumer_sends_breaks_the_feed_or_costs_others_a_block(number, trial, moves):
@@ -358,7 +359,7 @@ def nested(levels: int) -> Shuffle:
         (lambda: calls.made_parts(1, [(1, 2, 3)]), r"parts must hold pairs of a part's number and its task, got"),
         (lambda: calls.announce("abc", 0), "consumers must be a list, got 'abc'"),
         (lambda: calls.announce(["a"], 10**6), r"others must be in \[0, 10000\], got 1000000"),
-        (lambda: calls.announce([], 2), "others are announced with a consumer that is named, got 2 others and no name"),
+        (lambda: calls.announce([], 2), "others must be 0 where no consumer is named, got 2"),
         (lambda: calls.thing(17), 'a thing is named by text, such as "trial-3" or "block 17", got 17'),
         (lambda: calls.thing("block " + "9" * 5000), "a thing's name has at most 500 characters, got 5,006"),
     ],
