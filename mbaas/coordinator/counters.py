@@ -7,6 +7,7 @@ from __future__ import annotations
 import time
 from collections import Counter, deque
 from collections.abc import Hashable
+from dataclasses import replace
 
 from mbaas.core.ledgers import LedgerBook
 from mbaas.costs import LoadingCosts
@@ -177,7 +178,7 @@ class Counters:
         old = self.reports.pop(consumer, None)
         if old is not None and old.loader != report.loader:
             self.past = self.past.plus(old)
-        self.reports[consumer] = report
+        self.reports[consumer] = replace(report, ledgers=())  # which are entered below, and may be thousands
         # A search has thousands of trials one after the other, and sums over all are computed every second.
         if len(self.reports) > KEPT_NAMES:
             self.past = self.past.plus(self.reports.pop(next(iter(self.reports))))

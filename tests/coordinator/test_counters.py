@@ -110,6 +110,17 @@ def test_how_long_an_epoch_took_is_said_as_people_say_it(monkeypatch, seconds, p
     assert note.endswith(f" {said}")
 
 
+def test_ledgers_of_a_report_are_entered_by_their_numbers_and_not_kept_with_it() -> None:
+    """Thousands of short epochs may be told together, and each status has the last report of each consumer."""
+    kept, ledger = Counters(), EpochLedger(0, 0, 5, 1, 5, 1)
+    told = ConsumerReport("loader", samples=10, ledgers=(ledger, replace(ledger, epoch=1)))
+    for report in (told, told, replace(told, ledgers=(replace(ledger, epoch=2),), first_ledger=2)):
+        kept.report("ann", report)
+    assert [entry.ledger.epoch for entry in kept.ledgers.newest(9)] == [0, 1, 2]
+    assert kept.reports["ann"].ledgers == ()
+    assert kept.reports["ann"].samples == 10
+
+
 def test_every_metric_has_a_value() -> None:
     """That of predictions is there when there was one."""
     kept = Counters()
