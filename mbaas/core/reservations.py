@@ -64,6 +64,16 @@ class ReservationTime:
         if since is not None:
             self.came(now - since, at_once)
 
+    def came_for_any(self, now: float) -> None:
+        """Note that a trial came, whichever it is, when nothing was held any more: for the newest that was given up."""
+        if self._given_up:
+            _, since = self._given_up.popitem()
+            self.came(now - since)
+
+    def forget_given_up(self) -> None:
+        """Forget what was given up: nobody will come for it."""
+        self._given_up.clear()
+
     def hold_s(self, epoch_s: float) -> float:
         """Return how long a reservation is held from now on; 0 if it is not worth holding one.
 

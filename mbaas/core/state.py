@@ -220,22 +220,28 @@ class StagingState:
             self._reserve(event.consumer, now)
         # Processes of trials that begin together come up one after the other. Without places for those that are still
         # to be announced, the first would be through its epochs before the last is there.
-        hold_s = self._hold_for_anyone_s(is_new=True)
-        for _ in range(event.others - len(self.consumers.free_reservations()) if hold_s else 0):
-            cohort, cursor = self.consumers.shared_start(self._fresh_start())
-            self.consumers.reserve_for_anyone(cohort, cursor, now, now + hold_s, at_once=False)
+        lacking = range(event.others - len(self.consumers.free_reservations()))
+        hold_s = self._hold_for_others_s(event.consumer) if lacking else 0.0
+        for number in lacking:
+            if hold_s:
+                cohort, cursor = self.consumers.shared_start(self._fresh_start())
+                self.consumers.reserve_for_anyone(cohort, cursor, now, now + hold_s, at_once=False)
+            else:
+                self._successions.give_up(f"{event.consumer}, other {number}", now)
 
     def _reserve(self, name: str, now: float) -> None:
         """Hold a reservation for a trial: one that is held for anyone, or a new one."""
-        free, at_once = next(iter(self.consumers.free_reservations()), None), self._starts.at_once
+        free = next(iter(self.consumers.free_reservations()), None)
         hold_s = self._reservation_s(free is None)
         if free is not None:
             self._successions.came(now - free.since)
+        else:
+            self._successions.came_for_any(now)
         if not hold_s:
             self._starts.give_up(name, now)
         elif free is not None:  # one that somebody left comes first
             cohort = self.consumers.cohorts[free.cohort]
-            self.consumers.reserve(name, cohort, free.cursor, now, now + hold_s, at_once=at_once)
+            self.consumers.reserve(name, cohort, free.cursor, now, now + hold_s, at_once=free.holds_up_nobody)
         else:
             cohort, cursor = self.consumers.shared_start(self._fresh_start())
             self.consumers.reserve(name, cohort, cursor, now, now + hold_s, at_once=False)
@@ -253,9 +259,19 @@ class StagingState:
             return 0.0
         return self._starts.hold_s(self._epoch_s)
 
-    def _hold_for_anyone_s(self, *, is_new: bool) -> float:
+    def _hold_for_successor_s(self) -> float:
         """How long a reservation is held until it is known for whom; from then on for as long as that one needs."""
-        return self._successions.hold_s(self._epoch_s) if self._reservation_s(is_new) else 0.0
+        return self._successions.hold_s(self._epoch_s) if self._reservation_s(is_new=False) else 0.0
+
+    def _hold_for_others_s(self, trial: str) -> float:
+        """How long reservations are held for those that begin with a trial that was announced; 0 if none are."""
+        # Those that begin at once begin where others are, if anybody is here.
+        here = [c for c in self.consumers.by_name.values() if c.trial != trial and not c.rests]
+        if self._starts.at_once and here:
+            return 0.0
+        hold_s = self._hold_for_successor_s()
+        # They have a place to run, so they will come: it would be in vain to wait for less than the user allows.
+        return max(hold_s, self.limits.timeouts.reservation_s) if hold_s else 0.0
 
     @property
     def _epoch_s(self) -> float:
@@ -368,13 +384,8 @@ class StagingState:
             assert event.start is not None, "the first lane decides where a consumer begins"
             find = self.consumers.cohort_towards if event.flexible else self.consumers.cohort_at
             return find(event.start), event.start
-        # A restored trial that names an exact block gets that block, not the place that was held for it: its epoch goes
-        # on in the middle, and a place is always at an epoch's beginning.
-        if place is not None and not event.is_exact and not event.now:
-            # If it was the last of its cohort, that cohort ended with the reservation.
-            cohort = self.consumers.cohorts.get(place.cohort) or self.consumers.new_cohort(place.cursor)
-            if cohort.keep_from <= place.cursor:  # else it was held as for one that begins at once, and was passed by
-                return cohort, place.cursor
+        if place is not None and (found := self._at_place(event, place)) is not None:
+            return found
         otherwise = self._fresh_start() if event.start is None else event.start
         if event.is_exact:
             return self.consumers.cohort_at(otherwise), otherwise
@@ -384,6 +395,21 @@ class StagingState:
                 otherwise = place.cursor if can_begin else self.epochs.next_boundary(place.cursor)
             return self.consumers.start_now(otherwise, self.window.is_ready, event.start)
         return self.consumers.shared_start(otherwise, event.trial)
+
+    def _at_place(self, event: ev.Join, place: Consumer) -> tuple[Cohort, int] | None:
+        """Find cohort and block of the reservation that was held for a consumer; None if it does not begin there."""
+        # A restored trial that names an exact block gets that block. A place that was held as for a trial that begins
+        # at once may lie inside of an epoch.
+        if event.is_exact or place.cursor % self.blocks_per_epoch:
+            return None
+        cohort = self.consumers.cohorts.get(place.cohort)
+        if event.now:
+            waited = cohort is not None and not place.holds_up_nobody and place.cursor <= cohort.slowest
+            if not waited or event.start is not None:
+                return None
+        # If it was the last of its cohort, that cohort ended with the reservation.
+        cohort = cohort or self.consumers.new_cohort(place.cursor)
+        return (cohort, place.cursor) if cohort.keep_from <= place.cursor else None  # else it was passed by
 
     def _ask(self, event: ev.Ask, now: float) -> None:
         consumer = self._open_session(event)
@@ -458,11 +484,13 @@ class StagingState:
         # Before it leaves: its cohort, and what is staged for it, would end with it.
         if leaving and event.successors > len(self.consumers.free_reservations()):
             last = min(leaving, key=lambda consumer: consumer.done)
-            hold_s = self._hold_for_anyone_s(is_new=False)
+            hold_s = self._hold_for_successor_s()
             # One that begins at once begins where others are, if anybody is here.
             in_vain = self._starts.at_once and not all(c.rests or c in leaving for c in self.consumers.by_name.values())
             if hold_s and not in_vain:
                 self.consumers.reserve_for_successor(last, now, now + hold_s, at_once=self._starts.at_once)
+            else:
+                self._successions.give_up(last.name, now)
         for consumer in leaving:
             self.consumers.exit(consumer, "it left")
 
@@ -602,6 +630,8 @@ class StagingState:
     # ---- time ----
 
     def _tick(self, now: float) -> None:
+        if not self.consumers.by_name:  # who comes next comes for another reason than that one has left
+            self._successions.forget_given_up()
         rested = False
         for consumer in list(self.consumers.by_name.values()):
             if now >= consumer.deadline:
@@ -633,8 +663,8 @@ class StagingState:
         if consumer.state is not ConsumerState.RESERVED:
             self._remove(consumer, f"it was silent for {units.seconds(self.limits.timeouts.lease_s)}")
             return
-        if not consumer.for_anyone:
-            self._starts.give_up(consumer.name, consumer.since)
+        times = self._successions if consumer.for_anyone else self._starts
+        times.give_up(consumer.name, consumer.since)
         held = units.seconds(consumer.deadline - consumer.since)
         reason = f"{consumer.name} did not come within {held}: reservation given up"
         self._out.append(ev.Note(reason))

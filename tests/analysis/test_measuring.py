@@ -50,7 +50,7 @@ def burner(cpu_s: float) -> Callable[[], None]:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class BurningDataset(WrappedDataset):
-    """Each sample takes 5 ms of CPU to read."""
+    """Each sample takes 20 ms of CPU to read, which is much beside the 0.4 ms that it takes to ask for one."""
 
     def reader(self) -> SampleReader:
         return BurningReader(self.inner.reader())
@@ -58,7 +58,7 @@ class BurningDataset(WrappedDataset):
 
 class BurningReader(SampleReader):
     def __init__(self, inner: SampleReader) -> None:
-        self._inner, self._burn = inner, burner(0.005)
+        self._inner, self._burn = inner, burner(0.02)
 
     def read_into(self, sample_id: int, buffer: memoryview | np.ndarray) -> None:
         self._inner.read_into(sample_id, buffer)
@@ -132,11 +132,11 @@ def test_the_rate_of_throttled_storage_is_found() -> None:
 
 
 def test_the_cpu_time_of_reading_is_found() -> None:
-    """Storage that waits takes next to none; storage that burns 5 ms a sample takes these, whoever else works."""
+    """Storage that waits takes next to none; storage that burns 20 ms a sample takes these, whoever else works."""
     waits = storage_rate(portion(synthetic(301, height=64, width=64), bytes_per_s=1_000_000), QUICK, readers=(1,))
     assert waits.cpu_s.value < 0.2 / waits.curve.points[0][1].value
     burns = storage_rate(BurningDataset.around(synthetic(200)), QUICK, readers=(1,))
-    assert burns.cpu_s.value == pytest.approx(0.005, rel=0.1)
+    assert burns.cpu_s.value == pytest.approx(0.02, rel=0.1)
 
 
 def test_whether_storage_was_cold_is_said(small_images: mbaas.Dataset) -> None:

@@ -140,7 +140,8 @@ def test_nobody_waits_for_others_that_do_not_come():
     assert feed.tasks
 
 
-def test_others_are_waited_for_as_long_as_those_took_that_were_announced_after_others():
+def test_others_are_waited_for_as_long_as_the_user_allows_also_if_those_before_came_sooner():
+    """Ray has given them their place, so they will come; on a busy machine they need longer than others did."""
     feed = make_feed()
     feed.send(ev.Announce("a", others=1))
     feed.join("a")
@@ -148,7 +149,23 @@ def test_others_are_waited_for_as_long_as_those_took_that_were_announced_after_o
     feed.send(ev.Announce("b"))
     feed.join("b")
     feed.send(ev.Announce("c", others=1))
-    assert reserved(feed) == {"c": 5.0, "reservation 1": 6.0}
+    assert reserved(feed) == {"c": 5.0, "reservation 1": 20.0}
+    feed.send(ev.Leave("a", None, successors=2))
+    assert reserved(feed) == {"c": 5.0, "reservation 1": 20.0, "reservation 2": 6.0}, "nobody knows if one will come"
+
+
+def test_others_who_would_need_longer_are_waited_for_if_an_epoch_takes_longer_still():
+    feed = make_feed()
+    feed.send(ev.Announce("a", others=1))
+    feed.join("a")
+    feed.wait(15.0)
+    feed.send(ev.Announce("b"))
+    feed.join("b")
+    feed.send(ev.Announce("c", others=1))
+    assert reserved(feed) == {"c": 5.0}
+    feed.send(ev.PacesMeasured((), prep_per_s=0.1))  # 80 s for an epoch
+    feed.send(ev.Announce("d", others=1))
+    assert reserved(feed) == {"c": 5.0, "d": 5.0, "reservation 1": 30.0}
 
 
 def test_places_for_others_are_held_once():
@@ -172,26 +189,67 @@ def test_places_are_held_for_others_also_when_the_first_is_there_already():
     assert list(reserved(feed)) == ["reservation 0"]
 
 
-def test_one_that_was_passed_by_begins_with_the_others():
-    """The other one began at once, so it was expected to do so, too; meanwhile the room was needed."""
-    feed = make_feed(budget_blocks=2)
-    feed.send(ev.Announce("a", others=1))
-    feed.send(ev.Join("a", 1, now=True))
-    feed.session = 1
-    feed.send(ev.Announce("b"))
-    feed.wait(1.0)
-    for block in range(6):
-        give(feed, "a", block)
-    assert list(reserved(feed)) == ["b"]
-    assert feed.join("b") == 8, "the first block was dropped"
+def began_at_once(feed: Feed, name: str) -> int:
+    """Have a trial of a session of its own join that begins at once, and return where it begins."""
+    feed.session += 1
+    (admitted,) = kinds(feed.send(ev.Join(name, feed.session, now=True)), ev.Admitted)
+    return admitted.cursor
 
 
-def test_no_place_is_held_for_others_where_trials_begin_at_once():
+def test_others_that_begin_at_once_are_waited_for_where_nobody_else_is():
+    """Before the next is there, the first would be through epochs: there is no middle of one to begin in."""
     feed = make_feed()
+    for name, other in ("ab", "cd"):
+        feed.send(ev.Announce(name, others=1))
+        start = began_at_once(feed, name)
+        assert [give(feed, name, start + block) for block in range(2)] == [(start,), (start + 1,)]
+        feed.ask(name, start + 2)
+        assert not feed.tasks, "it waits for the other one"
+        feed.send(ev.Announce(other))
+        feed.wait(1.0)
+        assert not feed.tasks, "also while that joins"
+        assert began_at_once(feed, other) == start
+        for each in (name, other):
+            feed.send(ev.Leave(each, None))
+        feed.wait(1.0)
+
+
+@pytest.mark.parametrize("lanes", [1, 2])
+def test_others_that_begin_at_once_are_not_waited_for_where_somebody_is(lanes):
+    """They begin where that one is. Of several lanes each would need to know where that is."""
+    feed = make_feed(lanes=lanes, blocks_per_epoch=8 // lanes)
     feed.send(ev.Announce("a"))
-    feed.send(ev.Join("a", 2, now=True))
+    began_at_once(feed, "a")
+    if lanes > 1:
+        feed.send(ev.Leave("a", None))
     feed.send(ev.Announce("b", others=2))
     assert not reserved(feed)
+
+
+def test_others_that_begin_at_once_are_waited_for_also_when_the_first_is_there_already():
+    feed = make_feed()
+    feed.send(ev.Announce("a"))
+    began_at_once(feed, "a")
+    feed.send(ev.Announce("a", others=2))
+    assert list(reserved(feed)) == ["reservation 0", "reservation 1"]
+
+
+def test_one_that_was_passed_by_begins_with_the_others():
+    """The one before began at once, so it was expected to do so, too; meanwhile the room was needed."""
+    feed = last_one_left(8, budget_blocks=2)
+    feed.send(ev.Announce("b"))
+    start = feed.join("other")
+    for block in range(start, start + 6):
+        give(feed, "other", block)
+    assert list(reserved(feed)) == ["b"]
+    assert feed.join("b") == start + 8, "its first block was dropped"
+
+
+def test_one_that_begins_with_an_epoch_does_not_begin_at_a_place_inside_of_one():
+    """The one before began at once, so it was expected to do so, too."""
+    feed = last_one_left(3)
+    feed.send(ev.Announce("b"))
+    assert feed.join("b") == 8
 
 
 def test_no_place_is_held_that_nobody_reaches_in_time():
@@ -223,6 +281,47 @@ def test_a_place_that_was_left_is_not_held_for_one_that_will_come_too_late():
     assert set(reserved(feed)) == {"reservation 1"}
     feed.send(ev.Announce("next"))
     assert not reserved(feed)
+
+
+def test_a_successor_that_came_too_late_is_learned_from():
+    feed = make_feed()
+    for name in ("here", "a", "b", "c"):
+        feed.join(name)
+    held = []
+    for name, seconds in (("a", 1.0), ("b", 8.0), ("c", 1.0)):
+        feed.send(ev.Leave(name, None, successors=1))
+        held += reserved(feed).values()
+        feed.wait(seconds)
+        feed.send(ev.Announce(f"after {name}"))
+        feed.join(f"after {name}")
+    assert held == [20.0, 5.0, 16.0]
+
+
+def test_successors_that_come_in_time_again_have_places_again():
+    """It is learned from those, too, for whom no place was held."""
+    feed = make_feed()
+    feed.join("here")
+    held = []
+    for number, seconds in enumerate([19.0, *[4.0] * REMEMBERED]):
+        feed.join(f"t{number}")
+        feed.send(ev.Leave(f"t{number}", None, successors=1))
+        held.append(len(reserved(feed)))
+        feed.wait(seconds)
+        feed.send(ev.Announce(f"t{number + 1}"))
+    assert held == [1] + [0] * REMEMBERED
+    feed.send(ev.Leave("here", None, successors=1))
+    assert reserved(feed)["reservation 1"] == 8.0
+
+
+def test_nothing_is_learned_from_a_place_that_was_held_for_another_search():
+    feed = make_feed()
+    feed.join("a")
+    feed.send(ev.Leave("a", None, successors=1))
+    feed.wait(20.0)
+    assert not reserved(feed)
+    feed.wait(3600.0)
+    feed.send(ev.Announce("b", others=1))
+    assert reserved(feed) == {"b": 20.0, "reservation 1": 20.0}
 
 
 def test_trials_that_come_in_time_again_have_places_again():

@@ -97,30 +97,38 @@ def test_lockstep(feed: OneOfMany, make_gate: MakeGate) -> None:
     assert sum(prepared) == 3 * SAMPLES, f"each was prepared for one of them: {prepared}"
 
 
-def test_trials_whose_processes_need_unequal_times_begin_together(own_feed: mbaas.Feed, make_gate: MakeGate) -> None:
-    """The process of one comes up when the other has read two epochs: both have the same ones all the same."""
-    name, gate = own_feed.name, make_gate(1)
+@pytest.mark.parametrize("start", ["epoch", "now"])
+def test_trials_whose_processes_need_unequal_times_begin_together(
+    own_feed: mbaas.Feed, make_gate: MakeGate, start: str
+) -> None:
+    """The process of one comes up when the other has read two epochs: both have the same ones all the same.
+
+    In a second search, too, when the feed knows whether trials begin at once.
+    """
+    name, gates = own_feed.name, [make_gate(1), make_gate(1)]
 
     class Train(tune.Trainable):
         def setup(self, config: dict[str, Any]) -> None:
             if config["score"] == 1:
-                wait_at(gate)
+                wait_at(gates[config["search"]])
 
         def step(self) -> dict[str, Any]:
-            with mbaas.join(name, consumer=self.trial_id, format="numpy") as loader:
+            with mbaas.join(name, consumer=self.trial_id, format="numpy", start=start) as loader:
                 for _ in range(2):
                     assert sum(len(batch["label"]) for batch in loader) == SAMPLES
             if self.config["score"] == 2:
-                ray.get(gate.arrive.remote())
+                ray.get(gates[self.config["search"]].arrive.remote())
             return {"score": self.config["score"], "done": True}
 
         def save_checkpoint(self, folder: str) -> dict[str, Any]:
             return {}  # Tune saves each trial of a class at its end
 
-    assert search(Train, name, space=scores(2)).num_errors == 0
-    status = own_feed.status()
-    assert [ledger.feed_epoch for _, ledger in status.ledgers] == [0, 1, 0, 1]
-    assert status.remade_blocks == 0
+    for number in range(2):
+        assert search(Train, name, space={**scores(2), "search": number}).num_errors == 0
+        status = own_feed.status()
+        epochs = [ledger.feed_epoch for _, ledger in status.ledgers[-4:]]
+        assert epochs[:2] == epochs[2:] == [epochs[0], epochs[0] + 1]
+        assert status.remade_blocks == 0
 
 
 def test_asha(feed: OneOfMany, make_gate: MakeGate) -> None:
