@@ -150,13 +150,14 @@ class Rates:
         decoded_bytes: size of a sample that is kept decoded, after the pipeline's transforms without random draws; None
             where it was not measured what decoded samples bring.
         decoded_prep: P of decoded samples, samples/s against workers; None as ``decoded_bytes``.
-        decoded_cpu_s: CPU seconds to prepare a decoded sample; None: 1 / decoded_prep(1).
-        prep_cpu_s: CPU seconds to prepare a sample; None: those of one worker that is busy all the time, 1 / P(1).
+        decoded_cpu_s: CPU seconds that a prep worker takes for a decoded sample while all cores are busy; None:
+            1 / decoded_prep(1).
+        prep_cpu_s: the same of any other sample; None: those of one worker that is busy all the time, 1 / P(1).
         serving_s: seconds a sample that a prep worker of a feed takes longer than one that prepares alone (P): it also
             hands its samples on, and those who take them work beside it.
         read_cpu_s: CPU seconds to read a sample from storage and bring it to a worker, more than if it were cached.
         step_cpu_s: CPU seconds of a trial's step for a sample, on the cores that also prepare; 0 on an accelerator.
-        staging_cpu_s: CPU seconds for a prepared sample, once for all trials.
+        staging_cpu_s: CPU seconds of all but prep workers for a prepared sample, once for all trials.
         delivery_cpu_s: CPU seconds for a prepared sample and each trial that takes it.
         background_cores: cores that the processes of a feed and of Ray keep busy on a node, whatever is done.
         step_overhead_s: seconds of a step that do not depend on its batch size (`step_overhead`).

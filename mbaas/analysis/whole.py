@@ -6,6 +6,7 @@ import math
 import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -18,6 +19,7 @@ from mbaas.analysis.costs import EpochCosts, epoch_costs
 from mbaas.analysis.crossing import crossing
 from mbaas.analysis.decoding import Decoding, decoding, largest_cache
 from mbaas.analysis.measuring.effort import Effort
+from mbaas.analysis.measuring.pace import Pace
 from mbaas.analysis.measuring.progress import Progress
 from mbaas.analysis.measuring.service import Workload
 from mbaas.analysis.measuring.so_far import SoFar
@@ -45,10 +47,13 @@ from mbaas.analysis.quantity import plain_fields
 from mbaas.analysis.rates import MeasuredCurve, Rates
 from mbaas.analysis.setup import Setup
 from mbaas.analysis.whatif import Prediction, Waits, predict
-from mbaas.prep.engines import resolve_engine
 
 STOPPED = "the analysis was stopped before the workload was run to its end: predictions are not compared with that"
 """A note that says so."""
+
+
+PACE_S = 5.0
+"""About how long it takes until the machine's pace is known for the first time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -230,6 +235,7 @@ def analyze(
     feed_s = FEED_S + SPLIT_EPOCHS * EPOCH_S
     progress = Progress(
         {
+            "pace": PACE_S,
             **expected_s(workload, effort, cores=cores, rate_per_s=rate_per_s, gpus=gpus),
             "split": 2 * feed_s if run else 0.0,
             "check": MOST_POINTS * ROUNDS * feed_s if check else 0.0,
@@ -245,35 +251,44 @@ def analyze(
     so_far = begun(workload, rate_per_s=rate_per_s, cores=cores, gpus=gpus)
     findings = Findings(words=words, cores=cores, setup=setup, so_far=so_far, memory_bytes=memory_bytes)
     keep(findings)
-    try:
-        found = measure(
-            workload, rate_per_s=rate_per_s, cores=cores, gpus=gpus, effort=effort, progress=progress, so_far=so_far
-        )
-    except KeyboardInterrupt:
-        stopped = findings.conclude()
-        if not isinstance(stopped, StoppedAnalysis):
-            raise
-        raise AnalysisStoppedError(stopped) from None
-    findings.measured = found
-    # What a cache would not use is no part of the answer; how large decoded samples are is known only now.
-    setup = findings.setup = replace(setup, cache_bytes=min(setup.cache_bytes, largest_cache(found.rates, setup)))
-    # On a part, because every run has several epochs; predictions are about shares of a dataset and rates, which do not
-    # depend on its size.
-    part = trained_on(workload, found.rates, prep_workers=setup.workers_of(cores))
-    notes: tuple[str, ...] = ()
-    if found.was_stopped:
-        run = check = False
-        notes = (STOPPED,)
-    try:
-        if run:
-            progress.begin("split", "splitting an epoch into compute, prep stall and fetch stall")
-            findings.split = split_epoch(part, found.rates, setup)
-        if check:
-            engine = resolve_engine(workload.options.engine, workload.pipeline, gpus=gpus)
-            chosen = points(found.rates, setup)
-            findings.verification = verify(part, found.rates, chosen, progress=progress, engine=engine)
-    except KeyboardInterrupt:  # all rates are there: what follows from them is worth having
-        notes = (STOPPED,)
+    with ExitStack() as stack:
+        try:
+            progress.begin("pace", "how fast the machine prepares, to compare with later")
+            pace = stack.enter_context(Pace(workload, cores))
+            found = measure(
+                workload,
+                rate_per_s=rate_per_s,
+                cores=cores,
+                gpus=gpus,
+                effort=effort,
+                progress=progress,
+                pace=pace,
+                so_far=so_far,
+            )
+        except KeyboardInterrupt:
+            stopped = findings.conclude()
+            if not isinstance(stopped, StoppedAnalysis):
+                raise
+            raise AnalysisStoppedError(stopped) from None
+        findings.measured = found
+        # What a cache would not use is no part of the answer; how large decoded samples are is known only now.
+        setup = findings.setup = replace(setup, cache_bytes=min(setup.cache_bytes, largest_cache(found.rates, setup)))
+        # On a part, because every run has several epochs; predictions are about shares of a dataset and rates, which do
+        # not depend on its size.
+        part = trained_on(workload, found.rates, prep_workers=setup.workers_of(cores))
+        notes: tuple[str, ...] = ()
+        if found.was_stopped:
+            run = check = False
+            notes = (STOPPED,)
+        try:
+            if run:
+                progress.begin("split", "splitting an epoch into compute, prep stall and fetch stall")
+                findings.split = split_epoch(part, found.rates, setup)
+            if check:
+                chosen = points(found.rates, setup)
+                findings.verification = verify(part, found.rates, chosen, pace=pace, progress=progress)
+        except KeyboardInterrupt:  # all rates are there: what follows from them is worth having
+            notes = (STOPPED,)
     answer = findings.conclude(*notes)
     assert isinstance(answer, Analysis)  # all rates are there
     return answer

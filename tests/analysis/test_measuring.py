@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import cv2
 import numpy as np
 import pytest
+from stated_rates import decodable_rates, round_rates
 
 import mbaas
 from mbaas import transforms as T
@@ -19,11 +20,19 @@ from mbaas.analysis.measuring.decoded import decoded
 from mbaas.analysis.measuring.effort import Effort, repeated
 from mbaas.analysis.measuring.portion import Span, drop, local_spans, portion, resident_share
 from mbaas.analysis.measuring.prep import prep_rate, subset
-from mbaas.analysis.measuring.service import EpochRun, ServiceRun, is_settled_after, pooled
+from mbaas.analysis.measuring.service import (
+    PREP_KIND,
+    EpochRun,
+    ServiceRun,
+    Workload,
+    is_settled_after,
+    pooled,
+    run_service,
+)
 from mbaas.analysis.measuring.steps import PacedStep, load_step, ready_step, step_rate, synthetic_batch
 from mbaas.analysis.measuring.storage import disk_rate, memory_rate, storage_rate
-from mbaas.analysis.measuring.system import cost_s, slower_s
-from mbaas.analysis.quantity import Quantity
+from mbaas.analysis.measuring.system import TRIALS, cost_s, costs_of, slower_s
+from mbaas.analysis.quantity import Quantity, stated
 from mbaas.cache.disk.store import DiskStore
 from mbaas.dataset import synthetic
 from mbaas.dataset.base import SampleReader, WrappedDataset
@@ -32,6 +41,7 @@ from mbaas.fields import LABEL, Field
 from mbaas.messages import SampleSpec
 from mbaas.prep.decoded import container_bytes
 from mbaas.prep.engines import make_engine
+from mbaas.settings import FeedOptions
 
 QUICK = Effort(least=3, most=8, window_s=0.2, budget_s=2.0)
 SPEC = SampleSpec(Field("image", (8, 8, 3), "uint8"), (LABEL,))
@@ -281,24 +291,117 @@ def test_how_much_slower_a_worker_of_a_feed_is() -> None:
     )
 
 
+def a_run(
+    prep_s: float = 0.0,
+    beside_s: float = 0.0,
+    *,
+    samples: int = 1000,
+    trials: int = 1,
+    epochs_s: Sequence[float] = (1.0,),
+    decoded: float = 0.0,
+    background: dict[str, float] | None = None,
+) -> ServiceRun:
+    """A run in which each sample that is prepared takes so many CPU seconds of prep workers, and of all others."""
+    background, seconds = background or {}, sum(epochs_s)
+    busy_s = {PREP_KIND: prep_s * samples * len(epochs_s), "Coordinator": beside_s * samples * len(epochs_s)}
+    return ServiceRun(
+        tuple((EpochRun(samples, each_s, 0.0, 0.0, 0.0),) * trials for each_s in epochs_s),
+        {kind: cpu_s + background.get(kind, 0.0) * seconds for kind, cpu_s in busy_s.items()},
+        seconds,
+        background,
+        decoded,
+    )
+
+
 def test_rounds_of_a_feed_are_one_run() -> None:
     """Two trials, then epochs of 1 and 2 s, and of 4 s: 100, 50 and 25 samples/s in each trial; 600 samples in all."""
-
-    def run(*seconds: float) -> ServiceRun:
-        epochs = tuple((EpochRun(100, s, 0.0, 0.0, 0.0),) * 2 for s in seconds)
-        return ServiceRun(epochs, cpu_s=len(seconds))
-
-    both = pooled([run(1.0, 2.0), run(4.0)])
-    assert (both.trial_per_s, both.samples, both.cpu_s) == ([100, 50, 25], 600, 3)
+    runs = [a_run(0.01, 0.02, samples=100, trials=2, epochs_s=each, decoded=len(each) / 4) for each in ([1, 2], [4])]
+    both = pooled(runs)
+    assert (both.trial_per_s, both.samples, both.seconds, both.decoded) == ([100, 50, 25], 600, 7, 0.375)
+    assert dict(both.cpu_s) == {PREP_KIND: pytest.approx(3), "Coordinator": pytest.approx(6)}
 
 
 def test_what_goes_on_all_the_time_is_no_cost_of_a_sample() -> None:
-    """Rounds of 3 and 1 s, in which 0.2 and 0.6 of a core were always busy: 0.3 on average, 1.2 of 4 CPU-s."""
-    epochs = ((EpochRun(700, 1.0, 0.0, 0.0, 0.0),) * 2,)
-    both = pooled([ServiceRun(epochs, 3.0, 3.0, 0.2), ServiceRun(epochs, 1.0, 1.0, 0.6)])
-    assert (both.seconds, both.background_cores) == (4.0, pytest.approx(0.3))
-    assert cost_s(both, 2) == pytest.approx(2.8 * 2 / 2800)
-    assert cost_s(ServiceRun(epochs, 1.0, 10.0, 0.5), 2) == 0.0
+    """Rounds of 3 and 1 s, in which prep workers always keep 0.2 and 0.6 of a core busy, 0.3 on average."""
+    rounds = [
+        a_run(0.001, 0.0005, trials=2, epochs_s=(3.0,), background={PREP_KIND: 0.2, "Coordinator": 0.1}),
+        a_run(0.001, 0.0005, trials=2, epochs_s=(1.0,), background={PREP_KIND: 0.6, "Coordinator": 0.1}),
+    ]
+    both = pooled(rounds)
+    assert both.background == {PREP_KIND: pytest.approx(0.3), "Coordinator": pytest.approx(0.1)}
+    assert both.background_cores == pytest.approx(0.4)
+    assert cost_s(both, 2, of_prep=True) == pytest.approx(0.001)
+    assert cost_s(both, 2, of_prep=False) == pytest.approx(0.0005)
+    assert cost_s(replace(both, background={PREP_KIND: 2.0}), 2, of_prep=True) == 0.0
+
+
+def feeds_that_cost(*, share: float, pace: float) -> dict[str, ServiceRun]:
+    """Feeds of a machine with that pace, in milliseconds of a sample: prep takes 6, or 0.6 if it is kept decoded.
+
+    Staging takes 0.1, delivery 0.05, reading 0.4. One worker takes 0.5 longer than alone, where it takes 5 or 0.5.
+    """
+    made_s, alone_s = ((1 - share) * encoded_s + share * encoded_s / 10 for encoded_s in (0.006, 0.005))
+    return {
+        "few": a_run(made_s / pace, 0.00015 / pace, decoded=share, epochs_s=[1000 * (alone_s + 0.0005) / pace]),
+        "one": a_run(made_s / pace, 0.00015 / pace, decoded=share, background={"Coordinator": 0.2}),
+        "many": a_run(made_s / pace, (0.0001 + TRIALS * 0.00005) / pace, trials=TRIALS, decoded=share),
+        "encoded": a_run(0.006 / pace, 0.00015 / pace),
+        "cold": a_run(0.006 / pace, (0.00015 + 0.0004) / pace),
+    }
+
+
+@pytest.mark.parametrize(("share", "decoded_s"), [(1.0, 0.0006), (0.5, 0.0006), (0.4, 0.0004)])
+def test_what_samples_cost_is_found_in_feeds(share: float, decoded_s: float) -> None:
+    """At any pace. A feed that keeps less than half of them decoded says nothing of these."""
+    rates = decodable_rates(decoded_cpu_s=stated(0.0004, unit="CPU-s"))
+    found = costs_of(rates, [feeds_that_cost(share=share, pace=0.5)] * 2, pace=0.5)
+    assert found.prep_cpu_s is not None
+    assert found.decoded_cpu_s is not None
+    assert found.prep_cpu_s.value == pytest.approx(0.006)
+    assert found.decoded_cpu_s.value == pytest.approx(decoded_s)
+    assert found.staging_cpu_s.value == pytest.approx(0.0001)
+    assert found.delivery_cpu_s.value == pytest.approx(0.00005)
+    assert found.read_cpu_s.value == pytest.approx(0.0004)
+    assert found.serving_s.value == pytest.approx(0.0005)
+    assert found.background_cores.value == pytest.approx(0.2)
+
+
+def test_what_samples_cost_is_found_where_none_can_be_kept_decoded_and_reading_is_not_measured_in_a_feed() -> None:
+    rates = round_rates(read_cpu_s=stated(0.0007, unit="CPU-s"))
+    feeds = feeds_that_cost(share=0.0, pace=1.0)
+    del feeds["encoded"], feeds["cold"]
+    slower = dict(feeds, one=a_run(0.008, 0.00015))
+    found = costs_of(rates, [feeds, slower], pace=1.0)
+    assert found.prep_cpu_s == Quantity(0.007, low=0.006, high=0.008, unit="CPU-s", samples=2)
+    assert found.decoded_cpu_s is None
+    assert found.read_cpu_s.value == 0.0007
+
+
+@pytest.mark.long
+def test_the_cpu_time_of_prep_in_a_feed_is_found(ray_clean: None) -> None:
+    """10 ms of CPU a sample for what is alike in every epoch, 20 ms for what is not: decoded ones take the latter."""
+    burn_before, burn_after = burner(0.01), burner(0.02)
+
+    def alike(image):
+        burn_before()
+        return image
+
+    def random(image, rng):
+        burn_after()
+        return image
+
+    pipeline = T.Pipeline([T.DecodeImage(), T.Map(alike, deterministic=True), T.Map(random)])
+    workload = Workload(
+        dataset=synthetic(40), pipeline=pipeline, step=lambda batch: None, options=FeedOptions(batch_size=8)
+    )
+    options = {"trials": 1, "prep_workers": 1, "sample_bytes": 192.0, "epochs": 2}
+    run = run_service(workload, **options, cache_bytes=None, decoded=True)
+    assert run.decoded == 1.0
+    assert cost_s(run, 1, of_prep=True) == pytest.approx(0.02, rel=0.15)
+    assert 0 < cost_s(run, 1, of_prep=False) < 0.02
+    run = run_service(workload, **options, cache_bytes=1_000_000)
+    assert run.decoded == 0.0
+    assert cost_s(run, 1, of_prep=True) == pytest.approx(0.03, rel=0.15)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ import os
 import signal
 import threading
 import time
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -36,7 +35,6 @@ from mbaas.analysis.whole import AnalysisStoppedError
 from mbaas.cli import app
 from mbaas.dataset import synthetic
 from mbaas.dataset.base import SampleReader, WrappedDataset
-from mbaas.messages import EngineName
 from mbaas.settings import Disk, FeedOptions
 
 WORKLOAD = Workload(
@@ -93,6 +91,10 @@ def test_as_many_workers_are_measured_as_share_the_gpus(
     assert begun(workload, rate_per_s=None, cores=cores, gpus=gpus).workers[-1] == 2 * workers
 
 
+STEADY: Any = SimpleNamespace(now=lambda: 1.0)
+"""Stands for the `Pace` of a machine that is always as fast."""
+
+
 def test_what_is_checked_is_said_with_its_unit() -> None:
     """The first point is that without a cache, the second holds half of 100 MB; the line comes before any feed runs."""
     rates, lines = round_rates(), list[str]()
@@ -102,33 +104,37 @@ def test_what_is_checked_is_said_with_its_unit() -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        verify(WORKLOAD, rates, points(rates, Setup())[1:], progress=Progress({"check": 1.0}, stop))
+        verify(WORKLOAD, rates, points(rates, Setup())[1:], pace=STEADY, progress=Progress({"check": 1.0}, stop))
     assert lines == ["checking cache_bytes = 50 MB, round 1 of 3"]
 
 
-@pytest.mark.parametrize(("engine", "pace"), [("cpu", 0.5), ("dali", 1.0)])
-def test_the_pace_of_the_machine_is_told_from_how_fast_it_prepares(engine: EngineName, pace: float) -> None:
-    """A block of 64 samples in each look of 0.64 s: half of the 200/s of P; as fast as before, for another engine."""
-    # when a look begins, before the block, after it, and when the look is over
-    clock = chain.from_iterable([at, at, at + 0.64, at + 0.64] for at in range(100)).__next__
-    with Pace(replace(WORKLOAD, dataset=synthetic(64)), round_rates(), engine, clock) as found:
-        assert found.now() == pytest.approx(pace)
-        assert found.now() == pytest.approx(pace)
+def test_the_pace_of_the_machine_is_told_from_how_fast_it_prepares() -> None:
+    """A block of 64 samples in each look, of 1.28 s at first: 50/s. Then the machine is half as fast."""
+    # Two looks when it is made, and two parts of a look: one warms up, one counts.
+    took_s = [1.28] * 4 + [2.56] * 6
+    # when a part begins, before the block, after it, and when the part is over
+    clock = chain.from_iterable([at, at, at + took, at + took] for at, took in enumerate(took_s)).__next__
+    with Pace(replace(WORKLOAD, dataset=synthetic(64)), 2, clock) as found:
+        assert found.usual_per_s == pytest.approx(50)
+        assert found.now() == pytest.approx(0.5)
+        assert found.look() == pytest.approx(25)
+        found.usual_per_s = 20.0
+        assert found.now() == pytest.approx(1.25)
 
 
 def test_predictions_that_are_checked_are_for_the_pace_at_that_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Prep sets the pace with 800/s. The machine is half as fast, as fast as ever, and half as fast again."""
     paces = iter([0.5, 1.0, 0.5])
     monkeypatch.setattr(verifying, "ROUNDS", 1)
-    monkeypatch.setattr(verifying, "Pace", lambda *_: nullcontext(SimpleNamespace(now=lambda: next(paces))))
-    run = ServiceRun(((EpochRun(600, 1.0, 0.0, 0.0, 0.0),),), 1.0)
+    pace: Any = SimpleNamespace(now=lambda: next(paces))
+    run = ServiceRun(((EpochRun(600, 1.0, 0.0, 0.0, 0.0),),))
     monkeypatch.setattr(verifying, "run_service", lambda *_, **__: run)
     rates, told = round_rates(), Progress({"check": 1.0}, lambda _: None)
     chosen = [
         ("trials", Setup(cache_bytes=1e8, prep_workers=4)),
         ("prep_workers", Setup(cache_bytes=1e8, prep_workers=2)),
     ]
-    found = verify(WORKLOAD, rates, chosen, progress=told)
+    found = verify(WORKLOAD, rates, chosen, pace=pace, progress=told)
     assert [check.pace for check in found.checks] == [0.75, 0.75]
     assert [check.predicted.value for check in found.checks] == pytest.approx([600, 300])
     assert [check.error for check in found.checks] == pytest.approx([0.0, -0.5])
@@ -169,7 +175,8 @@ def test_an_analysis_that_is_stopped_keeps_what_it_has(monkeypatch: pytest.Monke
     assert found.sentence.startswith("Loading is")
     assert (found.split, found.verification) == (None, None)
     assert found.notes[:2] == ("P is doubtful", whole.STOPPED)
-    assert lines[0].startswith("splitting an epoch into compute, prep stall and fetch stall (0 s gone, about ")
+    assert lines[0].startswith("how fast the machine prepares, to compare with later (0 s gone, about ")
+    assert lines[1].startswith("splitting an epoch into compute, prep stall and fetch stall (")
 
 
 @dataclass(frozen=True, eq=False, repr=False)

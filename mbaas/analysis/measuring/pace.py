@@ -8,8 +8,6 @@ from types import TracebackType
 
 from mbaas.analysis.measuring.prep import Blocks, made_of, subset
 from mbaas.analysis.measuring.service import Workload
-from mbaas.analysis.rates import Rates
-from mbaas.messages import EngineName
 from mbaas.prep.engines import make_engine
 
 MOST_SAMPLES = 512
@@ -18,37 +16,36 @@ MOST_SAMPLES = 512
 WARM_S = 0.2
 """For so long nothing is counted: after a pause a core is slower by a few percent."""
 
-WINDOW_S = 0.5
+WINDOW_S = 1.0
 """What counts of each look takes about this long."""
 
 
 class Pace:
-    """Prepares samples from memory, as P was measured, with one thread; a context manager.
+    """Prepares samples from memory with the cpu engine on all cores; a context manager.
+
+    On all, because what is measured and predicted keeps all of them busy: a machine whose other programs slow down one
+    core need not be slower when both are used, and the other way round.
 
     Args:
         workload: what trials train on.
-        rates: of which P says how fast the machine was.
-        engine: with which P was measured. If that is not the cpu engine, which is always used here, the first look
-            says how fast the machine was.
+        cores: how many there are.
         clock: in seconds.
+
+    Attributes:
+        usual_per_s: samples/s at the pace to which others are compared; the first look's until it is set.
+
+    Raises:
+        BadSampleError: no sample can be read, or prepared.
     """
 
-    def __init__(
-        self,
-        workload: Workload,
-        rates: Rates,
-        engine: EngineName = "cpu",
-        clock: Callable[[], float] = time.perf_counter,
-    ) -> None:
+    def __init__(self, workload: Workload, cores: int, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
         raw = subset(workload.dataset, samples=MOST_SAMPLES)
         made = made_of(raw, workload.pipeline, 0)
-        self._engine = make_engine("cpu", workload.pipeline, seed=0)
+        self._engine = make_engine("cpu", workload.pipeline, seed=0, threads=cores)
         self._blocks = Blocks(raw, self._engine, made)
-        self._expected_per_s = 1.0
-        self.now()  # loads code, and touches memory
-        count, rate = rates.prep.points[0]
-        self._expected_per_s = rate.value / count if engine == "cpu" else self.now()
+        self.look()  # loads code, and touches memory
+        self.usual_per_s = self.look()
 
     def __enter__(self) -> Pace:
         return self
@@ -56,13 +53,17 @@ class Pace:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._engine.close()
 
-    def now(self) -> float:
-        """Measure how many times as fast as then the machine is."""
+    def look(self) -> float:
+        """Measure how many samples/s the machine prepares now."""
         self._prepare(WARM_S)
-        return self._prepare(WINDOW_S) / self._expected_per_s
+        return self._prepare(WINDOW_S)
+
+    def now(self) -> float:
+        """Measure how many times as fast as usually the machine is."""
+        return self.look() / self.usual_per_s
 
     def _prepare(self, seconds: float) -> float:
-        """Return the samples/s of one thread that prepares for some time."""
+        """Prepare for some time, and return the samples/s."""
         done, began = 0, self._clock()
         while self._clock() < began + seconds:
             done += self._blocks.prepare()

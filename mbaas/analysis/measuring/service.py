@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,9 @@ AHEAD_S = 0.5
 EPOCH_DIVISOR = 8
 """Staging holds an epoch divided by this: what is prepared ahead must not carry a trial over a whole epoch."""
 
+PREP_KIND = "PrepWorker"
+"""What `TreeWatch` calls a feed's prep workers: the name of their actors' class."""
+
 STAGED_BATCHES = 8
 """Staging holds at least this many minibatches."""
 
@@ -70,15 +74,23 @@ class ServiceRun:
 
     Attributes:
         epochs: the epochs that counted, of each trial: [epoch][trial].
-        cpu_s: CPU seconds of all of the service and the trials in these epochs.
+        cpu_s: CPU seconds in these epochs, by kind of process (`mbaas.bench.cpu.kind_of`): of the service and the
+            trials.
         seconds: that these took.
-        background_cores: cores that all of these were busy with while no trial asked for anything; 0 if nobody looked.
+        background: cores that each kind kept busy while no trial asked for anything; empty if nobody looked.
+        decoded: the share of the samples that the feed kept decoded in memory.
     """
 
     epochs: tuple[tuple[EpochRun, ...], ...]
-    cpu_s: float
+    cpu_s: Mapping[str, float] = field(default_factory=dict)
     seconds: float = 0.0
-    background_cores: float = 0.0
+    background: Mapping[str, float] = field(default_factory=dict)
+    decoded: float = 0.0
+
+    @property
+    def background_cores(self) -> float:
+        """Return the cores that all processes kept busy while no trial asked for anything."""
+        return sum(self.background.values())
 
     @property
     def trial_per_s(self) -> list[float]:
@@ -95,11 +107,16 @@ class ServiceRun:
 def pooled(runs: Sequence[ServiceRun]) -> ServiceRun:
     """Join several runs of the same workload."""
     seconds = sum(run.seconds for run in runs)
+    cpu_s, background = Counter[str](), Counter[str]()
+    for run in runs:
+        cpu_s.update(run.cpu_s)
+        background.update({kind: cores * run.seconds / seconds for kind, cores in run.background.items()})
     return ServiceRun(
         tuple(epoch for run in runs for epoch in run.epochs),
-        sum(run.cpu_s for run in runs),
+        cpu_s,
         seconds,
-        sum(run.background_cores * run.seconds for run in runs) / seconds if seconds else 0.0,
+        background,
+        sum(run.decoded for run in runs) / len(runs),
     )
 
 
@@ -157,7 +174,7 @@ def run_service(
     sample_bytes: float,
     trials: int,
     prep_workers: int,
-    cache_bytes: int,
+    cache_bytes: int | None,
     disk_bytes: int = 0,
     decoded: bool = False,
     epochs: int = 3,
@@ -169,7 +186,7 @@ def run_service(
 
     Args:
         sample_bytes: size of a prepared sample.
-        cache_bytes: the feed's cache.
+        cache_bytes: the feed's cache; None: as large as a feed makes it if nothing is said.
         disk_bytes: the feed's disk tier, which needs a disk in the workload's options.
         decoded: let the feed keep samples decoded.
         epochs: how many count.
@@ -210,6 +227,7 @@ def run_service(
             _epoch(actors)
             status = feed.status()
             kept.append(status.decoded.samples + status.decoded_on_disk.samples)
+            share = status.decoded.samples / status.samples
         began = watch.cpu()
         runs = []
         for _ in range(epochs):
@@ -227,7 +245,8 @@ def run_service(
         ray.get([trial.leave.remote() for trial in actors], timeout=EPOCH_S)  # before the feed ends under them
     # cores that were busy on average, times seconds
     seconds = ended.at_s - began.at_s
-    return ServiceRun(tuple(runs), sum(used.values()) * seconds, seconds, sum(background.values()))
+    cpu_s = {kind: cores * seconds for kind, cores in used.items()}
+    return ServiceRun(tuple(runs), cpu_s, seconds, background, share)
 
 
 def is_settled_after(kept: Sequence[int]) -> bool:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from mbaas import units
+from mbaas.allocation.throughput import blended_rate
 from mbaas.analysis.measuring.decoded import decoded
 from mbaas.analysis.measuring.effort import Effort
 from mbaas.analysis.measuring.gpu import gpu_rates
+from mbaas.analysis.measuring.pace import Pace
 from mbaas.analysis.measuring.portion import portion
 from mbaas.analysis.measuring.prep import PrepRate, prep_rate, subset
 from mbaas.analysis.measuring.progress import Progress
-from mbaas.analysis.measuring.service import ServiceRun, Workload, measure_step, pooled, run_service
-from mbaas.analysis.measuring.so_far import SoFar
+from mbaas.analysis.measuring.service import PREP_KIND, ServiceRun, Workload, measure_step, pooled, run_service
+from mbaas.analysis.measuring.so_far import Points, SoFar
 from mbaas.analysis.measuring.steps import StepRate
 from mbaas.analysis.measuring.storage import READERS, DiskRate, StorageRate, disk_rate, memory_rate, storage_rate
 from mbaas.analysis.quantity import Quantity, measured, spanning, stated
@@ -33,6 +35,12 @@ IDLE_S = 2.0
 
 EPOCHS = 4
 """Epochs of a feed that count."""
+
+DECODED_EPOCHS = 12
+"""The same where samples are kept decoded: these epochs are a fraction as long."""
+
+LEAST_DECODED = 0.5
+"""A feed that keeps a smaller share of the samples decoded tells too little of them."""
 
 TRIALS = 4
 """Trials of the feed that has several: the more there are, the better it is known what each of them costs."""
@@ -84,6 +92,7 @@ def measure(
     gpus: int = 0,
     effort: Effort | None = None,
     progress: Progress,
+    pace: Pace,
     so_far: SoFar | None = None,
 ) -> Measured:
     """Measure G, P, S and C, and what a feed costs. Ray has to run.
@@ -96,6 +105,7 @@ def measure(
         cores: how many prep may use; None: all that this process may.
         readers: the numbers of readers to measure S with.
         gpus: how many prep may use.
+        pace: looks at the machine while prep is measured, and in between feeds; its usual pace is set to the former.
         so_far: gets every rate as soon as it is measured.
 
     Raises:
@@ -123,6 +133,12 @@ def measure(
     progress.found(f"C: {units.rate(cache.value)}")
     progress.begin("subset", "reading a part of the dataset into memory")
     raw = subset(dataset, seed=workload.options.seed)
+    looks = [pace.look()]
+
+    def found(points: Points, *point: Any) -> None:
+        points.append(point)
+        looks.append(pace.look())
+
     progress.begin("prep", f"P: prep with 1 to {counts[-1]} workers, data in memory")
     prep = prep_rate(
         raw,
@@ -134,7 +150,7 @@ def measure(
         gpus_per_worker=workload.options.gpus_per_worker,
         gpus=gpus,
         dali_share=workload.options.dali_share if engine == "dali" else 1.0,
-        found=lambda *point: so_far.prep.append(point),
+        found=lambda *point: found(so_far.prep, *point),
     )
     so_far.pixel_bytes = float(prep.made.nbytes)
     progress.found(f"P: {_best(prep.workers, 'prep worker')}")
@@ -153,9 +169,10 @@ def measure(
             gpus_per_worker=workload.options.gpus_per_worker,
             gpus=gpus,
             dali_share=workload.options.dali_share if engine == "dali" else 1.0,
-            found=lambda *point: so_far.decoded_prep.append(point),
+            found=lambda *point: found(so_far.decoded_prep, *point),
         )
         progress.found(f"P of decoded samples: {_best(of_kept.workers, 'prep worker')}")
+    pace.usual_per_s = sum(looks) / len(looks)
     disk = None
     if workload.options.disk is not None:
         progress.begin("disk", "the disk tier's disk: random reads of what it keeps, cold")
@@ -194,7 +211,7 @@ def measure(
             step_overhead([(step.batch_size, step.rate) for step in steps]) if len(steps) > 1 else INSTANT
         ),
     )
-    trials = "trials that do nothing, on one worker, on all, four of them, with no cache"
+    trials = "trials that do nothing, on one worker, on all, four of them, with nothing decoded, with no cache"
     notes, was_stopped = _notes(prep, storage, disk), False
     try:
         if crosses_to_gpu(workload, rate_per_s, gpus):
@@ -206,7 +223,7 @@ def measure(
             progress.found(f"beside each other: {made} prepared, {trained} trained")
             del raw, kept
         progress.begin("costs", f"what a feed and a trial cost: {trials}")
-        rates = with_costs(rates, workload, workers)
+        rates = with_costs(rates, workload, workers, pace)
     except KeyboardInterrupt:  # all rates are there: what follows from them is worth having
         notes, was_stopped = (*notes, NO_COSTS), True
     return Measured(rates=rates, prep=prep, storage=storage, steps=tuple(steps), notes=notes, was_stopped=was_stopped)
@@ -259,7 +276,7 @@ def expected_s(
         "disk": each_s if has_disk else 0.0,
         "step": 2 * each_s if rate_per_s is None else 0.0,
         "gpu": 5 * each_s + 2 * FEED_S if crosses else 0.0,
-        "costs": 4 * ROUNDS * (FEED_S + IDLE_S + (EPOCHS + 2) * EPOCH_S),
+        "costs": 5 * ROUNDS * (FEED_S + IDLE_S + (EPOCHS + 2) * EPOCH_S),
     }
 
 
@@ -278,41 +295,80 @@ def _thread_counts(cores: int) -> list[int]:
     return sorted({1, 2, cores})
 
 
-def with_costs(rates: Rates, workload: Workload, workers: int) -> Rates:
-    """Add what serving a sample costs, from feeds whose trials do nothing; ``workers`` is as many as a feed has.
+def with_costs(rates: Rates, workload: Workload, workers: int, pace: Pace) -> Rates:
+    """Replace what a sample costs alone by what it costs in feeds, whose trials do nothing.
 
-    With data in memory one worker has nothing to wait for but its own CPU, so that its feed tells by how much it is
-    slower there than alone. With all workers and T trials a prepared sample costs prep + staging + T delivery: two
-    feeds, with one trial and with `TRIALS`, tell delivery from the rest. One that keeps nothing tells what a sample
-    costs that has to be read: more than reading it, because it also travels to the worker by shared memory of its own.
-    Where storage is slower than prep, cores would mostly idle meanwhile, and that costs CPU time too: there it is what
-    reading alone costs.
+    All costs are of feeds that keep all cores busy: there, each takes longer than alone, because cores share caches,
+    memory and power. What prep workers take is told from what everybody else takes, by process. A feed of T trials
+    delivers each prepared sample T times, so one with one trial and one with `TRIALS` tell delivery from staging. With
+    data in memory one worker has nothing to wait for but its own CPU: its feed tells by how much it is slower there
+    than alone. A feed that keeps nothing tells what a sample costs that has to be read: more than reading it, because
+    it also travels to the worker by shared memory of its own. Where storage is slower than prep, cores would mostly
+    idle meanwhile, and that costs CPU time too: there it is what reading alone costs.
+
+    Where samples can be kept decoded, feeds keep them so, except one that tells what encoded ones cost: the less prep
+    takes, the better is known what is beside it.
+
+    Args:
+        workers: as many as a feed has.
+        pace: tells how fast the machine is meanwhile. Costs are those at the pace at which the other rates were found.
     """
     feeds: dict[str, dict[str, Any]] = {
         "few": {"prep_workers": 1},
         "one": {"prep_workers": workers},
         "many": {"prep_workers": workers, "trials": TRIALS},
+        "encoded": {"prep_workers": workers, "decoded": False},
     }
+    if rates.decoded_prep is None:
+        del feeds["encoded"]  # the one with one trial is such a feed
     if rates.storage.best_rate(rates.storage.most) > rates.prep.rate(workers):
-        feeds["cold"] = {"prep_workers": workers, "cached": False}
+        feeds["cold"] = {"prep_workers": workers, "decoded": False, "cached": False}
+    rounds: list[dict[str, ServiceRun]] = []
+    paces = [pace.now()]
     # whole rounds, so that a minute in which the machine is busy falls on all feeds alike, whose costs are compared
-    rounds = [{name: _idle_feed(rates, workload, **feed) for name, feed in feeds.items()} for _ in range(ROUNDS)]
-    runs = {name: pooled([found[name] for found in rounds]) for name in feeds}
-    # What goes on all the time costs the less for a sample the more samples there are: it is a part of the cores.
-    background = measured([found["one"].background_cores for found in rounds], unit="cores")
-    one_s = cost_s(runs["one"], 1)
-    # The two feeds differ by TRIALS - 1 deliveries of every sample. Differences of noisy costs may come out below
-    # nothing; then the cost is too small to matter.
-    delivery = max(0.0, cost_s(runs["many"], TRIALS) - one_s) / (TRIALS - 1)
-    staging = max(0.0, one_s - delivery - rates.prepared_cpu_s.value)
-    miss = cost_s(runs["cold"], 1) - one_s if "cold" in runs else 0.0
+    for _ in range(ROUNDS):
+        rounds.append({})
+        for name, feed in feeds.items():
+            rounds[-1][name] = _idle_feed(rates, workload, **feed)
+            paces.append(pace.now())
+    return costs_of(rates, rounds, pace=sum(paces) / len(paces))
+
+
+def costs_of(rates: Rates, rounds: Sequence[Mapping[str, ServiceRun]], *, pace: float) -> Rates:
+    """Compute what samples cost from runs of feeds; `with_costs` says of which.
+
+    Args:
+        rounds: of each, run by the name of the feed.
+        pace: how many times as fast as when rates were measured the machine was.
+    """
+    runs = {name: pooled([found[name] for found in rounds]) for name in rounds[0]}
+    encoded = "encoded" if "encoded" in runs else "one"
+    made_s = [cost_s(found[encoded], 1, of_prep=True) * pace for found in rounds]
+    decoded_cpu_s = rates.decoded_cpu_s
+    if (share := runs["one"].decoded) >= LEAST_DECODED:
+        mixed_s = [cost_s(found["one"], 1, of_prep=True) * pace for found in rounds]
+        of_decoded = [max(0.0, (both - (1 - share) * one) / share) for both, one in zip(mixed_s, made_s, strict=True)]
+        decoded_cpu_s = measured(of_decoded, unit="CPU-s")
+    # Differences of noisy costs may come out below nothing; then the cost is too small to matter.
+    one_s = cost_s(runs["one"], 1, of_prep=False) * pace
+    delivery_s = max(0.0, cost_s(runs["many"], TRIALS, of_prep=False) * pace - one_s) / (TRIALS - 1)
+    miss_s = 0.0
+    if "cold" in runs:
+        cold, cached = (sum(cost_s(runs[n], 1, of_prep=of) for of in (True, False)) for n in ("cold", encoded))
+        miss_s = (cold - cached) * pace
+    alone_per_s = rates.prep.rate(1)
+    if rates.decoded_prep is not None:
+        alone_per_s = blended_rate(alone_per_s, rates.decoded_prep.rate(1), runs["few"].decoded)
     return replace(
         rates,
-        serving_s=slower_s(rates.prep.rate(1), measured(runs["few"].trial_per_s, unit="samples/s")),
-        read_cpu_s=stated(max(rates.read_cpu_s.value, miss), unit="CPU-s"),
-        delivery_cpu_s=stated(delivery, unit="CPU-s"),
-        background_cores=background,
-        staging_cpu_s=stated(staging, unit="CPU-s"),
+        prep_cpu_s=measured(made_s, unit="CPU-s"),
+        decoded_cpu_s=decoded_cpu_s,
+        serving_s=slower_s(alone_per_s, measured(runs["few"].trial_per_s, unit="samples/s").scaled(1 / pace)),
+        read_cpu_s=stated(max(rates.read_cpu_s.value, miss_s), unit="CPU-s"),
+        delivery_cpu_s=stated(delivery_s, unit="CPU-s"),
+        # What goes on all the time costs the less for a sample the more samples there are: it is a part of the cores.
+        background_cores=measured([found["one"].background_cores for found in rounds], unit="cores"),
+        staging_cpu_s=stated(max(0.0, one_s - delivery_s), unit="CPU-s"),
     )
 
 
@@ -326,17 +382,27 @@ def slower_s(alone_per_s: float, served: Quantity) -> Quantity:
 
 
 def _idle_feed(
-    rates: Rates, workload: Workload, *, prep_workers: int, trials: int = 1, cached: bool = True
+    rates: Rates,
+    workload: Workload,
+    *,
+    prep_workers: int,
+    trials: int = 1,
+    decoded: bool = True,
+    cached: bool = True,
 ) -> ServiceRun:
     """Run a feed whose trials take what they get and do nothing, with all data in memory, or cold in storage."""
     part = trained_on(workload, rates, prep_workers=prep_workers)
+    decoded = decoded and rates.decoded_prep is not None
+    cache_bytes = part.dataset.total_bytes if cached else 0
     return run_service(
         replace(part, step=_nothing),
         sample_bytes=rates.pixel_bytes,
         trials=trials,
         prep_workers=prep_workers,
-        cache_bytes=part.dataset.total_bytes if cached else 0,
-        epochs=EPOCHS,
+        # of decoded samples all for which this machine has room
+        cache_bytes=None if decoded else cache_bytes,
+        decoded=decoded,
+        epochs=DECODED_EPOCHS if decoded else EPOCHS,
         warm_up=2,
         cold=not cached,
         idle_s=IDLE_S,
@@ -349,10 +415,16 @@ def trained_on(workload: Workload, rates: Rates, *, prep_workers: int) -> Worklo
     return replace(workload, dataset=portion(workload.dataset, samples=samples, seed=workload.options.seed))
 
 
-def cost_s(run: ServiceRun, trials: int) -> float:
-    """Return the CPU seconds of all processes for a prepared sample, beside what goes on all the time."""
+def cost_s(run: ServiceRun, trials: int, *, of_prep: bool) -> float:
+    """Return the CPU seconds for a prepared sample, beside what goes on all the time.
+
+    Args:
+        of_prep: those of prep workers; else those of all others.
+    """
+    kinds = [kind for kind in run.cpu_s if (kind == PREP_KIND) == of_prep]
+    used_s = sum(run.cpu_s[kind] - run.background.get(kind, 0.0) * run.seconds for kind in kinds)
     # each trial takes every sample, so a sample that was prepared once was delivered ``trials`` times
-    return max(0.0, run.cpu_s - run.background_cores * run.seconds) * trials / run.samples
+    return max(0.0, used_s) * trials / run.samples
 
 
 def _nothing(batch: Any) -> None:

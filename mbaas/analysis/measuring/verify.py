@@ -24,7 +24,6 @@ from mbaas.analysis.rates import Rates
 from mbaas.analysis.setup import Setup
 from mbaas.analysis.simulated import simulated_epoch_s
 from mbaas.analysis.whatif import Waits, predict
-from mbaas.messages import EngineName
 
 SPLIT_EPOCHS = 5
 """Epochs that count of a run for the split: it is run once."""
@@ -216,8 +215,8 @@ def verify(
     rates: Rates,
     chosen: Sequence[tuple[str, Setup]],
     *,
+    pace: Pace,
     progress: Progress,
-    engine: EngineName = "cpu",
 ) -> Verification:
     """Run each point with feeds of its own; the workload's dataset may be a part of the measured one.
 
@@ -225,21 +224,20 @@ def verify(
     what is predicted is the rate at that pace.
 
     Args:
-        engine: with which P was measured.
+        pace: of the machine, whose usual one is that of the rates.
     """
     runs: list[list[ServiceRun]] = [[] for _ in chosen]
     paces: list[list[float]] = [[] for _ in chosen]
-    with Pace(workload, rates, engine) as pace:
-        before = pace.now()
-        # all points in each round, so that a minute in which the machine is busy does not fall on one of them alone
-        for number, index in product(range(ROUNDS), range(len(chosen))):
-            name, setup = chosen[index]
-            text = f"checking {name} = {words.setting(name, getattr(setup, name))}, round {number + 1} of {ROUNDS}"
-            progress.begin("check", text, done=(number + index / len(chosen)) / ROUNDS)
-            runs[index].append(_run(workload, rates, setup, epochs=EPOCHS))
-            after = pace.now()
-            paces[index].append((before + after) / 2)
-            before = after
+    before = pace.now()
+    # all points in each round, so that a minute in which the machine is busy does not fall on one of them alone
+    for number, index in product(range(ROUNDS), range(len(chosen))):
+        name, setup = chosen[index]
+        text = f"checking {name} = {words.setting(name, getattr(setup, name))}, round {number + 1} of {ROUNDS}"
+        progress.begin("check", text, done=(number + index / len(chosen)) / ROUNDS)
+        runs[index].append(_run(workload, rates, setup, epochs=EPOCHS))
+        after = pace.now()
+        paces[index].append((before + after) / 2)
+        before = after
     return Verification(
         tuple(
             _check(rates, name, setup, pooled(found), sum(seen) / len(seen))
