@@ -159,7 +159,8 @@ class Feed:
         Args:
             consumers: their names, as they will `join`. That of a data-parallel trial stands for all of its ranks.
             others: how many more will be announced in a moment, whose names are not known yet. The same epoch waits for
-                each of them, too, for as long as those took lately that were announced after others.
+                each of them, too, for ``timeouts.reservation_s``; not if consumers begin at once lately, and somebody
+                else is there with whom these can begin.
 
         Raises:
             ConfigError: a value that cannot be.

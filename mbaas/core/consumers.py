@@ -38,6 +38,7 @@ class Consumer:
         story: what happened to it.
         state: changed by `transition` only.
         for_anyone: whether it is a reservation that any newcomer may take.
+        is_beside: whether that is for one that begins with another trial, not for the successor of one that ended.
         holds_up_nobody: whether it is a reservation for one that begins at once: others do not wait for it.
         want: while WAITING, how many blocks the call takes at most.
         since: when it began to wait, if it is WAITING; if it is BUSY, when it joined or was given blocks last; if it
@@ -72,6 +73,7 @@ class Consumer:
     story: Story = field(repr=False)
     state: ConsumerState = ConsumerState.BUSY
     for_anyone: bool = False
+    is_beside: bool = False
     holds_up_nobody: bool = False
     want: int = 1
     since: float = 0.0
@@ -481,11 +483,15 @@ class ConsumerTable:
         start = consumer.done if at_once else cohort.next_boundary(consumer.done)
         self.reserve_for_anyone(cohort, start, now, deadline, at_once=at_once)
 
-    def reserve_for_anyone(self, cohort: Cohort, cursor: int, now: float, deadline: float, *, at_once: bool) -> None:
+    def reserve_for_anyone(
+        self, cohort: Cohort, cursor: int, now: float, deadline: float, *, at_once: bool
+    ) -> Consumer:
         """Hold a reservation for whichever trial is announced next; the arguments are those of `reserve`."""
         # A consumer may be called so, too: its name is its own affair.
         name = next(name for number in self._numbers if (name := f"reservation {number}") not in self.by_name)
-        self.reserve(name, cohort, cursor, now, deadline, at_once=at_once).for_anyone = True
+        reserved = self.reserve(name, cohort, cursor, now, deadline, at_once=at_once)
+        reserved.for_anyone = True
+        return reserved
 
     def place_of(self, trial: str) -> Consumer | None:
         """Find the reservation that is held for a trial, which its first rank takes for all of them."""

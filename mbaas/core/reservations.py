@@ -64,8 +64,16 @@ class ReservationTime:
         if since is not None:
             self.came(now - since, at_once)
 
-    def came_for_any(self, now: float) -> None:
-        """Note that a trial came, whichever it is, when nothing was held any more: for the newest that was given up."""
+    @property
+    def has_given_up(self) -> bool:
+        """Whether there are reservations that were given up, and for which nobody came yet."""
+        return bool(self._given_up)
+
+    def came_late(self, now: float) -> None:
+        """Note that a trial came for which nothing is held, whatever its name is.
+
+        If reservations for anybody were given up, it is taken to come for the newest of them.
+        """
         if self._given_up:
             _, since = self._given_up.popitem()
             self.came(now - since)

@@ -124,7 +124,8 @@ class StagingState:
         self._moves = PartMoves(self.window, self.tasks)
         first_s = limits.timeouts.reservation_s
         self._starts = ReservationTime(first_s)  # from the announcement of a trial until it joins
-        self._successions = ReservationTime(first_s)  # from a reservation for anyone until a trial is announced
+        # From a reservation for anyone until a trial is announced: for a successor, or for one that begins with others.
+        self._successions, self._besides = ReservationTime(first_s), ReservationTime(first_s)
         self._peer_idle = PeerIdle(self.consumers, self._scheduler.has_room, block_bytes)
         self._out: list[ev.Instruction] = []
         self._changed_nothing: bool  # whether the event changed nothing that anything follows from
@@ -225,18 +226,18 @@ class StagingState:
         for number in lacking:
             if hold_s:
                 cohort, cursor = self.consumers.shared_start(self._fresh_start())
-                self.consumers.reserve_for_anyone(cohort, cursor, now, now + hold_s, at_once=False)
+                self.consumers.reserve_for_anyone(cohort, cursor, now, now + hold_s, at_once=False).is_beside = True
             else:
-                self._successions.give_up(f"{event.consumer}, other {number}", now)
+                self._besides.give_up(f"{event.consumer}, other {number}", now)
 
     def _reserve(self, name: str, now: float) -> None:
         """Hold a reservation for a trial: one that is held for anyone, or a new one."""
         free = next(iter(self.consumers.free_reservations()), None)
         hold_s = self._reservation_s(free is None)
         if free is not None:
-            self._successions.came(now - free.since)
+            self._times_of(free).came(now - free.since)
         else:
-            self._successions.came_for_any(now)
+            (self._besides if self._besides.has_given_up else self._successions).came_late(now)
         if not hold_s:
             self._starts.give_up(name, now)
         elif free is not None:  # one that somebody left comes first
@@ -259,6 +260,12 @@ class StagingState:
             return 0.0
         return self._starts.hold_s(self._epoch_s)
 
+    def _times_of(self, reservation: Consumer) -> ReservationTime:
+        """Return the times of reservations like this one."""
+        if not reservation.for_anyone:
+            return self._starts
+        return self._besides if reservation.is_beside else self._successions
+
     def _hold_for_successor_s(self) -> float:
         """How long a reservation is held until it is known for whom; from then on for as long as that one needs."""
         return self._successions.hold_s(self._epoch_s) if self._reservation_s(is_new=False) else 0.0
@@ -269,7 +276,7 @@ class StagingState:
         here = [c for c in self.consumers.by_name.values() if c.trial != trial and not c.rests]
         if self._starts.at_once and here:
             return 0.0
-        hold_s = self._hold_for_successor_s()
+        hold_s = self._besides.hold_s(self._epoch_s) if self._reservation_s(is_new=False) else 0.0
         # They have a place to run, so they will come: it would be in vain to wait for less than the user allows.
         return max(hold_s, self.limits.timeouts.reservation_s) if hold_s else 0.0
 
@@ -631,7 +638,8 @@ class StagingState:
 
     def _tick(self, now: float) -> None:
         if not self.consumers.by_name:  # who comes next comes for another reason than that one has left
-            self._successions.forget_given_up()
+            for times in (self._successions, self._besides):
+                times.forget_given_up()
         rested = False
         for consumer in list(self.consumers.by_name.values()):
             if now >= consumer.deadline:
@@ -663,8 +671,7 @@ class StagingState:
         if consumer.state is not ConsumerState.RESERVED:
             self._remove(consumer, f"it was silent for {units.seconds(self.limits.timeouts.lease_s)}")
             return
-        times = self._successions if consumer.for_anyone else self._starts
-        times.give_up(consumer.name, consumer.since)
+        self._times_of(consumer).give_up(consumer.name, consumer.since)
         held = units.seconds(consumer.deadline - consumer.since)
         reason = f"{consumer.name} did not come within {held}: reservation given up"
         self._out.append(ev.Note(reason))

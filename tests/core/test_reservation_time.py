@@ -151,7 +151,22 @@ def test_others_are_waited_for_as_long_as_the_user_allows_also_if_those_before_c
     feed.send(ev.Announce("c", others=1))
     assert reserved(feed) == {"c": 5.0, "reservation 1": 20.0}
     feed.send(ev.Leave("a", None, successors=2))
-    assert reserved(feed) == {"c": 5.0, "reservation 1": 20.0, "reservation 2": 6.0}, "nobody knows if one will come"
+    assert reserved(feed)["reservation 2"] == 20.0, "how long successors need is not learned from others"
+
+
+def test_others_that_came_too_late_are_learned_from():
+    feed = make_feed()
+    feed.send(ev.Announce("a", others=1))
+    feed.join("a")
+    feed.wait(20.0)
+    assert not reserved(feed)
+    feed.wait(10.0)
+    feed.send(ev.Announce("b"))
+    feed.join("b")
+    feed.send(ev.Announce("c", others=1))
+    assert reserved(feed) == {"c": 5.0}, "30 s is more than the user allows"
+    feed.send(ev.Leave("a", None, successors=1))
+    assert reserved(feed)["reservation 1"] == 20.0, "how long successors need is not learned from others"
 
 
 def test_others_who_would_need_longer_are_waited_for_if_an_epoch_takes_longer_still():
