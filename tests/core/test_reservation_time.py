@@ -249,6 +249,34 @@ def test_others_that_begin_at_once_are_waited_for_also_when_the_first_is_there_a
     assert list(reserved(feed)) == ["reservation 0", "reservation 1"]
 
 
+def test_one_that_begins_at_once_does_not_wait_for_a_place_at_the_next_epoch():
+    feed = make_feed(budget_blocks=2)
+    feed.join("here")
+    for block in range(4):
+        give(feed, "here", block)
+    feed.send(ev.Announce("b"))
+    assert feed.core.consumers.by_name["b"].cursor == 8
+    assert began_at_once(feed, "b") == 3
+
+
+def test_one_that_begins_at_once_after_an_epoch_does_not_go_back_to_a_place_at_which_others_wait():
+    feed = make_feed()
+    feed.join("here")
+    feed.send(ev.Announce("b"))
+    assert feed.core.consumers.by_name["b"].cursor == 0
+    (admitted,) = kinds(feed.send(ev.Join("b", 2, start=16, now=True)), ev.Admitted)
+    assert admitted.cursor == 16
+
+
+def test_one_that_begins_at_once_does_not_go_back_to_a_place_at_which_nobody_waited():
+    feed = last_one_left(8)
+    feed.send(ev.Announce("b"))
+    start = feed.join("other")
+    for block in range(start, start + 3):
+        give(feed, "other", block)
+    assert began_at_once(feed, "b") == start + 2
+
+
 def test_one_that_was_passed_by_begins_with_the_others():
     """The one before began at once, so it was expected to do so, too; meanwhile the room was needed."""
     feed = last_one_left(8, budget_blocks=2)
@@ -328,15 +356,22 @@ def test_successors_that_come_in_time_again_have_places_again():
     assert reserved(feed)["reservation 1"] == 8.0
 
 
-def test_nothing_is_learned_from_a_place_that_was_held_for_another_search():
+def test_nothing_is_learned_from_places_that_were_held_for_another_search():
+    """Neither of successors nor of others: nobody came for either, and everybody left."""
     feed = make_feed()
+    feed.send(ev.Announce("a", others=1))
     feed.join("a")
+    feed.wait(20.0)
     feed.send(ev.Leave("a", None, successors=1))
     feed.wait(20.0)
     assert not reserved(feed)
     feed.wait(3600.0)
-    feed.send(ev.Announce("b", others=1))
-    assert reserved(feed) == {"b": 20.0, "reservation 1": 20.0}
+    feed.send(ev.Announce("b"))
+    feed.join("b")
+    feed.send(ev.Announce("c", others=1))
+    assert reserved(feed)["reservation 2"] == 20.0
+    feed.send(ev.Leave("b", None, successors=2))
+    assert reserved(feed)["reservation 3"] == 20.0
 
 
 def test_trials_that_come_in_time_again_have_places_again():
