@@ -97,6 +97,11 @@ def default_cache(dataset_bytes: int, free: int, *, grows: bool) -> int:
     return max(needed, min(DECODED_GROWTH * dataset_bytes, free // 2)) if grows else needed
 
 
+def default_staging(store_bytes: int) -> int:
+    """Return the bytes that a feed stages if nothing is said, where the smallest object store has so many."""
+    return min(DEFAULT_STAGING_BYTES, int(store_bytes * DEFAULT_STAGING_SHARE))
+
+
 def memory_budgets(
     *,
     cache_bytes: int | None,
@@ -126,7 +131,7 @@ def memory_budgets(
     if staging is None:
         free = free_bytes(smallest, earlier)
         # At least 1, as the option must be; whether it fits is checked below.
-        staging = max(1, min(DEFAULT_STAGING_BYTES, int(smallest_store * DEFAULT_STAGING_SHARE), free))
+        staging = max(1, min(default_staging(smallest_store), free))
     cache = cache_bytes
     if cache is None:
         cache = default_cache(dataset_bytes, free_bytes(largest, earlier) - staging, grows=grows)

@@ -127,6 +127,7 @@ class Planner:
         self._loading: dict[int, Load] = {}  # by slab; every slab that is not full yet
         self._awaited_in: dict[int, int] = {}  # sample -> slab: the samples of all permanent slabs in _loading
         self._not_decoded: set[int] = set()  # that another node was to have decoded, and had not
+        self._passing: set[int] = set()  # permanent slabs whose samples were to be handed in decoded when it was filled
         self._dropped: list[int] = []  # slabs that gave way, until somebody takes them
 
     # ---- fetches ----
@@ -134,11 +135,16 @@ class Planner:
     def begin_fetch(self, request: PartRequest) -> list[Load]:
         """Begin a fetch of a part, which lasts until `end_fetch`. Returns the slabs to fill."""
         self.minio.give_back(self.tier.fetched(request))
+        self._take_over(request)
         # For what will be promised next. Not while blocks are read ahead, whose bytes are counted before.
         self._make_room(self._decoded_bytes(request), decoded=True)
         # A part that was read ahead, or that another worker fetches, has a plan: its reads are under way.
-        loads = [] if request in self._plans else self._schedule(request)
-        plan = self._plans[request]
+        if (plan := self._plans.get(request)) is None:
+            loads = self._schedule(request)
+            plan = self._plans[request]
+        else:
+            loads = []
+            self._promise(plan)
         plan.fetches += 1
         # Asked for now, and no more read ahead: that budget is free for the blocks that follow.
         for load in plan.loads:
@@ -201,6 +207,8 @@ class Planner:
             if len(ids):
                 offsets = pack(lengths)
                 self.directory.publish(load.slab, ids, offsets=offsets, lengths=lengths, decoded=load.decoded)
+                if load.passing:
+                    self._passing.add(load.slab)
         if load.decoded:
             self._not_decoded.update(load.sample_ids[~readable].tolist())
         if plan := self._plan_of(load):
@@ -281,7 +289,8 @@ class Planner:
         # Admitted again here: the placement may have changed since the caller asked which samples to move.
         ids = sample_ids[self._absent(sample_ids) & self.placements.admits(sample_ids)]
         found = self._found_at(self.placements.former_holders(ids), ids, self._lengths(ids))
-        found = found.only(self._admit(found, np.ones(len(ids), np.bool_)))  # the rest stays where it is
+        every = np.ones(len(ids), np.bool_)
+        found = found.only(self._admit(found, every, lasting=every))  # the rest stays where it is
         return self._loads(None, np.arange(len(found.sample_ids)), found, np.ones(len(found.sample_ids), np.bool_))
 
     def hand_over(self, sample_ids: Ids) -> list[int]:
@@ -394,6 +403,20 @@ class Planner:
             self.ahead.hold(load.slab, block=request.block, nbytes=load.nbytes)
         return loads
 
+    def _take_over(self, request: PartRequest) -> None:
+        """End promises of parts that are only read ahead, for samples of one that is fetched now.
+
+        Its worker is the first that has these samples decoded. What is read ahead may be many epochs away where epochs
+        are short, and when it was planned there may have been no room for what it lacks.
+        """
+        waiting = [other for other in self.tier.requests if other in self._plans and not self._plans[other].fetches]
+        if not waiting:
+            return
+        ids, before = self.placements.stored(request), self.tier.promised_bytes
+        for other in waiting:
+            self.tier.keep_promise(other, ids)
+        self.minio.give_back(before - self.tier.promised_bytes)
+
     def _promise(self, plan: PartPlan) -> None:
         """Choose the samples of a part that its worker is to hand in decoded."""
         request, ids = plan.request, plan.sample_ids
@@ -429,7 +452,7 @@ class Planner:
         # comes decoded from another part is not kept for this one, too.
         passing = self.tier.expects(ids)
         own = among(ids, self.tier.for_memory(plan.request))
-        keep = self._admit(found, admits & (own | ~passing))
+        keep = self._admit(found, admits & (own | ~passing), lasting=~passing)
         loads = []
         for lends, chosen in ((False, ~lent), (True, lent)):
             loads += self._loads(
@@ -471,19 +494,27 @@ class Planner:
         decoded = self._decoded_at(holders, sample_ids)
         return _Found(sample_ids, np.where(decoded > 0, decoded, lengths), holders, decoded > 0)
 
-    def _admit(self, found: _Found, keep: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """Admit samples to the cache, of those that are to be kept: bool[n]."""
+    def _admit(self, found: _Found, keep: NDArray[np.bool_], *, lasting: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Admit samples to the cache, of those that are to be kept: bool[n].
+
+        Args:
+            found: the n samples.
+            keep: bool[n], which are to be kept.
+            lasting: bool[n], which are to be kept for good, and not only until they are handed in decoded.
+        """
         admitted = np.zeros(len(keep), np.bool_)
         for form in (found.decoded, ~found.decoded):
-            chosen = np.flatnonzero(keep & form)
+            chosen = np.concatenate([np.flatnonzero(keep & form & which) for which in (lasting, ~lasting)])
             if not len(chosen):
                 continue
             lengths, decoded = found.lengths[chosen], bool(found.decoded[chosen[0]])
             if decoded:
                 self._make_room(min(int(lengths.sum()), self.tier.free_bytes), decoded=True)
                 lengths = np.where(fitting(lengths, self.tier.free_bytes), lengths, 0)
-            elif self.tier.excess_bytes:
-                self._make_room(int(lengths.sum()), decoded=False)
+            else:
+                self._drop_passing(int(lengths[lasting[chosen]].sum()))
+                if self.tier.excess_bytes:
+                    self._make_room(int(lengths.sum()), decoded=False)
             admitted[chosen] = self.minio.admit(lengths)
         return admitted
 
@@ -545,6 +576,19 @@ class Planner:
             slab = min(slabs, key=lambda slab: (self.directory.live_samples(slab), slab))
             self._dropped += self._withdraw(self.directory.samples_in(slab))
 
+    def _drop_passing(self, nbytes: int) -> None:
+        """Free so many bytes by dropping slabs that are kept only until their samples are handed in decoded.
+
+        Those stay that a part still waits for. A worker keeps what it was told of.
+        """
+        if self.minio.free_bytes >= nbytes:
+            return
+        read = {load.slab for plan in self._plans.values() for load in plan.loads}
+        for slab in self._passing - read:
+            if self.minio.free_bytes >= nbytes:
+                return
+            self._dropped += self._withdraw(self.directory.samples_in(slab))
+
     @property
     def _encoded_excess(self) -> int:
         """Bytes that samples as storage has them take beyond what decoded samples leave."""
@@ -555,6 +599,7 @@ class Planner:
         """Keep samples no more. Returns the slabs to let go, which hold nothing else."""
         emptied = self.directory.withdraw(sample_ids)
         self.minio.give_back(sum(emptied.values()))
+        self._passing -= emptied.keys()
         for slab in self.tier.slabs.keys() & emptied.keys():
             self.tier.dropped(slab)
         for plan in self._plans.values() if emptied else ():

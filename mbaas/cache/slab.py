@@ -249,12 +249,14 @@ class PartPlan:
 
     def locate(self, kept: Locations) -> RowLocations:
         """Tell where everything lies at last, given where the directory has the samples."""
-        own = ~self.hit  # read for this part; hits lie where the directory says
+        # Read for this part; hits lie where the directory says. So does what was handed in decoded since it was read.
+        own = ~self.hit & (self.decoded | ~kept["decoded"])
         slab = np.where(own, self.slab, kept["slab"])
         offset = np.where(own, self.offset, kept["offset"])
         length = np.where(own, self.lengths, kept["length"])
+        errors = {row: why for row, why in self.errors.items() if own[row]}
         good = np.ones(len(slab), dtype=np.bool_)
-        good[list(self.errors)] = False
+        good[list(errors)] = False
         # Slabs are named by their index among those that this part needs: a reader asks Ray for each of them once.
         slab_ids, index = np.unique(slab[good], return_inverse=True)
         column = np.full(len(slab), -1, dtype=np.int32)
@@ -272,9 +274,9 @@ class PartPlan:
             slab=column,
             offset=np.where(good, offset, 0),
             length=np.where(good, length, 0),
-            errors=dict(self.errors),
+            errors=errors,
             counts=FetchCounts(
-                local=amount(self.hit),
+                local=amount(~own),
                 remote=fetched(Origin.REMOTE),
                 disk=fetched(Origin.DISK),
                 storage=fetched(Origin.STORAGE),

@@ -17,7 +17,7 @@ import typer
 
 from mbaas import units
 from mbaas.analysis.whole import STOPPED, Analysis, AnalysisStoppedError, Findings, StoppedAnalysis
-from mbaas.budgets import DEFAULT_STAGING_BYTES, DEFAULT_STAGING_SHARE, default_cache, free_bytes
+from mbaas.budgets import default_cache, default_staging, free_bytes
 from mbaas.cli import analysis_view, feed_file, reading
 from mbaas.cli.connection import connect
 from mbaas.cli.console import CUT_OFF, end_as_ctrl_c, err, line, out, say_error, say_note, write_json
@@ -219,10 +219,7 @@ def _memory_bytes(options: FeedOptions) -> int:
     from mbaas import runtime
 
     store_bytes = max(runtime.store_bytes().values())
-    staging_bytes = options.staging_bytes
-    if staging_bytes is None:
-        staging_bytes = min(DEFAULT_STAGING_BYTES, int(store_bytes * DEFAULT_STAGING_SHARE))
-    return max(0, free_bytes(store_bytes, ()) - staging_bytes)
+    return max(0, free_bytes(store_bytes, ()) - (options.staging_bytes or default_staging(store_bytes)))
 
 
 def _cache_bytes(options: FeedOptions, total_bytes: int, memory_bytes: int) -> int:

@@ -4,35 +4,45 @@ from __future__ import annotations
 
 import os
 import subprocess
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import cv2
 import numpy as np
 import pytest
+import ray
 from stated_rates import decodable_rates, round_rates
 
 import mbaas
 from mbaas import transforms as T
+from mbaas.analysis.measuring import service
 from mbaas.analysis.measuring.decoded import decoded
 from mbaas.analysis.measuring.effort import Effort, repeated
-from mbaas.analysis.measuring.portion import Span, drop, local_spans, portion, resident_share
+from mbaas.analysis.measuring.portion import ColdDataset, Span, drop, local_spans, portion, resident_share
 from mbaas.analysis.measuring.prep import prep_rate, subset
 from mbaas.analysis.measuring.service import (
     PREP_KIND,
     EpochRun,
     ServiceRun,
     Workload,
+    busy_while_idle,
+    epochs_of,
     is_settled_after,
     pooled,
     run_service,
+    staged_bytes,
 )
 from mbaas.analysis.measuring.steps import PacedStep, load_step, ready_step, step_rate, synthetic_batch
-from mbaas.analysis.measuring.storage import disk_rate, memory_rate, storage_rate
+from mbaas.analysis.measuring.storage import disk_rate, kept_cold, memory_rate, spans_of, storage_rate
 from mbaas.analysis.measuring.system import TRIALS, cost_s, costs_of, slower_s
+from mbaas.analysis.measuring.verify import split_of
 from mbaas.analysis.quantity import Quantity, stated
+from mbaas.bench.cpu import CpuReading
 from mbaas.cache.disk.store import DiskStore
 from mbaas.dataset import synthetic
 from mbaas.dataset.base import SampleReader, WrappedDataset
@@ -42,6 +52,7 @@ from mbaas.messages import SampleSpec
 from mbaas.prep.decoded import container_bytes
 from mbaas.prep.engines import make_engine
 from mbaas.settings import FeedOptions
+from support.waiting import wait_until
 
 QUICK = Effort(least=3, most=8, window_s=0.2, budget_s=2.0)
 SPEC = SampleSpec(Field("image", (8, 8, 3), "uint8"), (LABEL,))
@@ -113,6 +124,12 @@ def test_an_effort_that_cannot_work(options: dict[str, float], sentence: str) ->
         Effort(**options)  # type: ignore[arg-type]
 
 
+def skip_in_memory(path: Path) -> None:
+    kind = subprocess.run(["stat", "-f", "-c", "%T", path], capture_output=True, text=True, check=True).stdout.strip()
+    if kind == "tmpfs":
+        pytest.skip("files live in memory here: they cannot be dropped from it")
+
+
 def test_what_was_read_is_resident_until_it_is_dropped(tmp_path: Path) -> None:
     file = tmp_path / "file"
     with file.open("wb") as out:
@@ -123,11 +140,40 @@ def test_what_was_read_is_resident_until_it_is_dropped(tmp_path: Path) -> None:
     file.read_bytes()
     assert resident_share([middle]) == 1.0
     assert resident_share([Span(str(tmp_path / "none"), 0, 1)]) is None
-    kind = subprocess.run(["stat", "-f", "-c", "%T", file], capture_output=True, text=True, check=True).stdout.strip()
-    if kind == "tmpfs":
-        pytest.skip("files live in memory here: they cannot be dropped from it")
+    skip_in_memory(file)
     drop([Span(str(file), 0, 1_000_003)])
     assert resident_share([middle]) == 0.0
+
+
+def test_what_a_cold_dataset_reads_does_not_stay(tmp_path: Path) -> None:
+    skip_in_memory(tmp_path)
+    for number in range(2):
+        cv2.imwrite(str(tmp_path / f"{number}.png"), np.full((8, 8, 3), number, np.uint8))
+    found = mbaas.read_images(tmp_path, classes=False)
+    files = {Path(span.path).name: span for span in spans_of(tmp_path)}
+    encoded, reader = (tmp_path / "1.png").read_bytes(), ColdDataset.around(found).reader()
+    buffer = np.empty(len(encoded), np.uint8)
+
+    def is_cold() -> bool:
+        reader.read_into(1, buffer)
+        return resident_share([files["1.png"]]) == 0.0
+
+    # the kernel may keep pages a while that were written a moment ago
+    wait_until(is_cold, "the page of a sample that was read to be dropped")
+    assert buffer.tobytes() == encoded
+    assert resident_share([files["0.png"]]) == 1.0
+
+
+def test_files_are_kept_cold(tmp_path: Path) -> None:
+    """Those that are written meanwhile, too."""
+    skip_in_memory(tmp_path)
+    file = tmp_path / "file"
+    whole = Span(str(file), 0, 1_000_003)
+    with kept_cold(tmp_path):
+        file.write_bytes(bytes(whole.length))
+        wait_until(lambda: resident_share([whole]) == 0.0, "the file to be dropped")
+    file.read_bytes()
+    assert resident_share([whole]) == 1.0
 
 
 @pytest.mark.alone
@@ -314,11 +360,31 @@ def a_run(
 
 
 def test_rounds_of_a_feed_are_one_run() -> None:
-    """Two trials, then epochs of 1 and 2 s, and of 4 s: 100, 50 and 25 samples/s in each trial; 600 samples in all."""
+    """Two trials, epochs of 1 and 2 s, and then of 4 s: 300 samples in 7 s in each trial; 600 samples in all."""
     runs = [a_run(0.01, 0.02, samples=100, trials=2, epochs_s=each, decoded=len(each) / 4) for each in ([1, 2], [4])]
     both = pooled(runs)
-    assert (both.trial_per_s, both.samples, both.seconds, both.decoded) == ([100, 50, 25], 600, 7, 0.375)
+    assert (both.trial_per_s, both.samples, both.seconds, both.decoded) == (300 / 7, 600, 7, 0.375)
     assert dict(both.cpu_s) == {PREP_KIND: pytest.approx(3), "Coordinator": pytest.approx(6)}
+
+
+def test_the_rate_of_a_trial_is_that_of_the_slowest_over_all_epochs() -> None:
+    """Epochs of 2 and 1 s in one trial, of 1 and 3 s in the other, which takes 4 s for 200 samples."""
+    fast, slow = ([EpochRun(100, each_s, 0.0, 0.0, 0.0) for each_s in epochs_s] for epochs_s in ((2, 1), (1, 3)))
+    assert ServiceRun(tuple(zip(fast, slow, strict=True))).trial_per_s == 50
+
+
+def test_an_epoch_is_split_by_the_means_of_its_runs() -> None:
+    """100 samples: 0.5 s of steps, 1 s on average with all in memory, 3 s as it is, of which loaders waited 2.2 s."""
+    in_memory = ServiceRun(tuple((EpochRun(100, each_s, 0.0, 0.0, 0.0),) for each_s in (0.4, 0.4, 2.2)))
+    waits = ((1.0, 0.6, 0.1), (4.0, 3.0, 0.2), (1.6, 0.9, 0.3))  # of all, for bytes, for each other
+    real = ServiceRun(tuple((EpochRun(100, each_s, *waited),) for each_s, waited in zip((2, 2, 5), waits, strict=True)))
+    found = split_of(100, stated(200, unit="samples/s"), in_memory, real)
+    assert found.epoch_s == Quantity(3.0, low=2.0, high=5.0, unit="s")
+    assert (found.compute_s.value, found.prep_stall_s.value, found.fetch_stall_s.value) == pytest.approx((0.5, 0.5, 2))
+    assert found.live_fetch_stall_s.value == pytest.approx(1.5)
+    assert found.live_peer_stall_s.value == pytest.approx(0.2)
+    assert found.live_prep_stall_s.value == pytest.approx(0.5)
+    assert found.disagreement == pytest.approx(0.5 / 3)
 
 
 def test_what_goes_on_all_the_time_is_no_cost_of_a_sample() -> None:
@@ -402,6 +468,94 @@ def test_the_cpu_time_of_prep_in_a_feed_is_found(ray_clean: None) -> None:
     run = run_service(workload, **options, cache_bytes=1_000_000)
     assert run.decoded == 0.0
     assert cost_s(run, 1, of_prep=True) == pytest.approx(0.03, rel=0.15)
+
+
+def a_workload(batch_size: int = 8, **options: Any) -> Workload:
+    """100 images that are only decoded, and steps that do nothing."""
+    return Workload(
+        dataset=synthetic(100),
+        pipeline=T.Pipeline([T.DecodeImage()]),
+        step=lambda batch: None,
+        options=FeedOptions(batch_size=batch_size, **options),
+    )
+
+
+@pytest.mark.parametrize(("staging_bytes", "staged"), [(None, None), (100_000, 100_000)])
+@pytest.mark.parametrize(
+    ("pipeline", "shuffle"), [((T.DecodeImage(),), True), ((T.DecodeImage(), T.RandomHorizontalFlip()), False)]
+)
+def test_a_feed_that_stands_for_another_stages_as_much(
+    pipeline: tuple[T.Transform, ...], shuffle: bool, staging_bytes: int | None, staged: int | None
+) -> None:
+    workload = replace(a_workload(staging_bytes=staging_bytes, shuffle=shuffle), pipeline=T.Pipeline(pipeline))
+    assert staged_bytes(workload, 192.0, 2**30) == staged
+
+
+@pytest.mark.parametrize(
+    ("staging_bytes", "store_bytes", "batch_size", "staged"),
+    [
+        (None, 2**30, 8, 99 * 208),
+        (None, 100_000, 8, 15_000),
+        (10_000, 2**30, 8, 10_000),
+        (10**9, 2**30, 8, 99 * 208),
+        (None, 2**30, 64, 192 * 208),
+    ],
+)
+def test_what_would_be_prepared_once_for_all_epochs_is_staged_in_part(
+    staging_bytes: int | None, store_bytes: int, batch_size: int, staged: int
+) -> None:
+    """100 samples of 192 bytes, a label and an id: 99 of them, or what fits, but at least three minibatches."""
+    workload = a_workload(staging_bytes=staging_bytes, batch_size=batch_size, shuffle=False)
+    assert staged_bytes(workload, 192.0, store_bytes) == staged
+
+
+class Prepares:
+    """A feed that has prepared some blocks whenever somebody looks."""
+
+    def __init__(self, *blocks: int) -> None:
+        self._blocks = iter(blocks)
+
+    def status(self) -> SimpleNamespace:
+        return SimpleNamespace(prepared_blocks=next(self._blocks))
+
+
+class Watches:
+    """So many CPU seconds of one prep worker when it looks; there is a host, too."""
+
+    def __init__(self, *cpu_s: float) -> None:
+        self._readings = enumerate(cpu_s)
+
+    def cpu(self) -> CpuReading:
+        at_s, used_s = next(self._readings)
+        return CpuReading(at_s, {(1, PREP_KIND): used_s, (2, "host"): 10 * used_s})
+
+
+def test_what_goes_on_all_the_time_is_looked_at_when_nothing_is_prepared_any_more() -> None:
+    """While the first look goes on, two blocks are made."""
+    feed: Any = Prepares(5, 7, 7)
+    watch: Any = Watches(0.0, 0.9, 0.9, 1.0)
+    assert busy_while_idle(feed, watch, 0.01) == {PREP_KIND: pytest.approx(0.1)}
+
+
+@ray.remote(num_cpus=0)
+class HangingTrial:
+    def __init__(self) -> None:
+        self._is_over = threading.Event()
+
+    def epochs(self, count: int) -> Iterator[EpochRun]:
+        yield EpochRun(count, 1.0, 0.0, 0.0, 0.0)
+        self._is_over.wait()
+
+
+def test_a_trial_that_hangs_is_not_waited_for_forever(ray_clean: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "EPOCH_S", 5.0)
+    trials = [HangingTrial.remote(), HangingTrial.remote()]
+    ended = epochs_of(trials, 3)
+    assert next(ended) == (EpochRun(3, 1.0, 0.0, 0.0, 0.0),) * 2
+    with pytest.raises(TimeoutError, match=r"2 trials did not end epoch 2 of 3 within 5 s"):
+        next(ended)
+    for trial in trials:
+        ray.kill(trial)
 
 
 @pytest.mark.parametrize(

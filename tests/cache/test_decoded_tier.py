@@ -11,6 +11,9 @@ from hypothesis import strategies as st
 from played_node import GROWTH, Node
 
 from mbaas.cache.decoded_tier import LAPSE_FETCHES
+from mbaas.cache.directory import Directory
+from mbaas.cache.slab import Load, Origin, PartPlan, pack
+from mbaas.messages import Amount, FetchCounts
 from mbaas.order import in_share
 from mbaas.placement import Holders, NodeWeight, PartRequest, Placement
 
@@ -40,6 +43,81 @@ def test_what_is_decoded_anyway_is_kept_as_it_comes_and_storage_is_not_read_agai
     assert node.planner.minio.used_bytes == 40 * 5 * GROWTH, "nothing is kept in two forms"
     assert epoch(node, 1) == 40
     assert (node.reads[0], node.reads[1]) == (40, 0)
+
+
+def epochs_at_any_pace(node: Node, numbers: range, chance: random.Random) -> list[int]:
+    """Epochs of workers that have up to four blocks in hand. Returns how many samples of each came decoded.
+
+    Within an epoch slabs are filled, and hand-ins come and land, at any time.
+    """
+    blocks, in_hand, decoded = node.order.blocks_per_epoch, list[tuple[int, list[int]]](), []
+
+    def go_on(most: int, share: float) -> None:
+        for slab in [*node.filling]:
+            if slab in node.filling and chance.random() < share:
+                node.fill(slab)
+        while len(in_hand) > most or (in_hand and chance.random() < share):
+            node.hand_in(*in_hand.pop(0))
+        for slab in [*node.coming]:
+            if chance.random() < share:
+                node.land(slab)
+
+    for number in numbers:
+        decoded.append(0)
+        for block in range(number * blocks, (number + 1) * blocks):
+            node.begin(block)
+            go_on(4, 0.3)
+            while awaited := node.planner.awaited(node.request(block)):
+                node.fill(chance.choice(sorted(awaited)))
+            asked = node.asked(block)
+            decoded[-1] += node.deliver(block).counts.decoded.samples
+            in_hand.append((block, asked))
+            go_on(3, 0.3)
+        go_on(0, 1.0)
+    return decoded
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 2**32), st.sampled_from([1.0, 1.5, 2.0, 3.0, 3.5]))
+def test_nothing_is_read_twice_whenever_it_is_handed_in(seed: int, memory: float) -> None:
+    """With 2 bytes for each byte of what storage has, half of the samples are decoded: 3 x + 1 (1 - x) = 2."""
+    node = Node([5] * 80, block_samples=16, cache=int(80 * 5 * memory))
+    decoded = min(80, int(80 * (memory - 1) / (GROWTH - 1)))
+    node.aim(decoded * 5 * GROWTH)
+    assert epochs_at_any_pace(node, range(3), random.Random(seed)) == [0, decoded, decoded]
+    assert node.reads.total() == 80
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 2**32), st.sampled_from([0, 60, 400]))
+def test_all_samples_are_soon_decoded_where_many_short_epochs_are_read_ahead(seed: int, spare: int) -> None:
+    """Room for all decoded and hardly more: what was planned before there was room is handed in all the same."""
+    cache = 30 * 5 * GROWTH + spare
+    node = Node([5] * 30, block_samples=10, cache=cache, readahead=10_000)
+    node.aim(cache)
+    chance = random.Random(seed)
+    epochs_at_any_pace(node, range(4), chance)
+    assert node.planner.directory.decoded.samples == 30
+    reads = node.reads.total()
+    assert epochs_at_any_pace(node, range(4, 8), chance) == [30] * 4
+    assert node.reads.total() == reads
+
+
+def test_what_was_handed_in_decoded_since_it_was_read_is_taken_from_there() -> None:
+    """Three samples were read for a part, of which storage did not give the last one; two were handed in meanwhile."""
+    plan = PartPlan(PartRequest(0), np.arange(3), np.full(3, 5, np.int64))
+    load = Load(-1, plan.request, 0, None, np.arange(3), np.arange(3), np.full(3, 5, np.int64))
+    plan.add(load)
+    plan.filled(load, {2: "gone"}, np.full(3, Origin.STORAGE, np.int8))
+    directory = Directory(3)
+    assert plan.locate(directory.lookup(plan.sample_ids)).errors == {2: "gone"}
+    lengths = np.full(2, 5 * GROWTH, np.int64)
+    directory.publish(7, np.array([1, 2]), offsets=pack(lengths), lengths=lengths, decoded=True)
+    rows = plan.locate(directory.lookup(plan.sample_ids))
+    assert not rows.errors
+    assert [rows.slab_ids[slab] for slab in rows.slab] == [-1, 7, 7]
+    assert (rows.offset.tolist(), rows.length.tolist()) == ([0, 0, 15], [5, 15, 15])
+    assert rows.counts == FetchCounts(local=Amount(2, 30), storage=Amount(1, 5), decoded=Amount(2, 30))
 
 
 def test_what_dali_makes_beside_the_cpu_engine_is_never_asked_for() -> None:

@@ -134,6 +134,23 @@ class _SlowedReader(SampleReader):
         self._inner.read_into(sample_id, buffer)
 
 
+@dataclass(frozen=True, eq=False, repr=False)
+class ColdDataset(WrappedDataset):
+    """A dataset whose samples are dropped from the page cache whenever they were read, as far as they are local."""
+
+    def reader(self) -> SampleReader:
+        return _ColdReader(self.inner)
+
+
+class _ColdReader(SampleReader):
+    def __init__(self, dataset: Dataset) -> None:
+        self._dataset, self._inner = dataset, dataset.reader()
+
+    def read_into(self, sample_id: int, buffer: memoryview | NDArray[np.uint8]) -> None:
+        self._inner.read_into(sample_id, buffer)
+        drop(local_spans(self._dataset, [sample_id]))
+
+
 # By fingerprint: a dataset that is sent to an actor is another object there, but its storage is the same.
 _throttles: dict[tuple[str, float], Throttle] = {}
 _lock = threading.Lock()

@@ -6,19 +6,21 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import ray
 
 import mbaas
+from mbaas import runtime, units
 from mbaas.analysis.measuring.effort import Effort
-from mbaas.analysis.measuring.portion import Span, drop, local_spans
+from mbaas.analysis.measuring.portion import ColdDataset, drop, local_spans
 from mbaas.analysis.measuring.steps import StepRate, ready_step, step_rate, synthetic_batch
-from mbaas.analysis.measuring.storage import scratch, spans_of
+from mbaas.analysis.measuring.storage import kept_cold, scratch
 from mbaas.bench.cpu import TreeWatch
+from mbaas.budgets import default_staging
+from mbaas.core.layout import MIN_BLOCKS_STAGED
 from mbaas.dataset import Dataset
 from mbaas.fields import SAMPLE_ID, Field
 from mbaas.messages import SampleSpec
@@ -36,17 +38,8 @@ to have mapped most of it: the first time that a worker reads a sample takes lon
 MOST_WARM_UP = 16
 """Epochs after which one is not waited for any more."""
 
-AHEAD_S = 0.5
-"""In this time what is prepared ahead for trials that ask for nothing more is done."""
-
-EPOCH_DIVISOR = 8
-"""Staging holds an epoch divided by this: what is prepared ahead must not carry a trial over a whole epoch."""
-
 PREP_KIND = "PrepWorker"
 """What `TreeWatch` calls a feed's prep workers: the name of their actors' class."""
-
-STAGED_BATCHES = 8
-"""Staging holds at least this many minibatches."""
 
 
 @dataclass(frozen=True)
@@ -93,10 +86,11 @@ class ServiceRun:
         return sum(self.background.values())
 
     @property
-    def trial_per_s(self) -> list[float]:
-        """Return the samples/s of a trial, the mean of all, for each epoch."""
-        # an epoch ends when the slowest trial ends: the others have as long for it
-        return [sum(run.samples for run in runs) / len(runs) / max(run.seconds for run in runs) for runs in self.epochs]
+    def trial_per_s(self) -> float:
+        """Return the samples/s of a trial: their mean, in the time of the slowest."""
+        # Not of each epoch: what is prepared ahead in one makes the next one shorter.
+        trials = list(zip(*self.epochs, strict=True))
+        return self.samples / len(trials) / max(sum(run.seconds for run in runs) for runs in trials)
 
     @property
     def samples(self) -> int:
@@ -184,32 +178,37 @@ def run_service(
 ) -> ServiceRun:
     """Serve the workload to a number of trials, and let them train.
 
+    They go from one epoch into the next, as they would in a search, and staging is as large as it would be there.
+    What is prepared ahead while they stop, before the epochs that count, is used up in one that does not.
+
     Args:
         sample_bytes: size of a prepared sample.
         cache_bytes: the feed's cache; None: as large as a feed makes it if nothing is said.
         disk_bytes: the feed's disk tier, which needs a disk in the workload's options.
         decoded: let the feed keep samples decoded.
         epochs: how many count.
-        warm_up: epochs before these; they fill the cache and the disk tier. Where samples are kept decoded it may be
-            more, until no further ones are.
-        cold: drop the dataset's files, as far as they are local, and those of the disk tier from the page cache before
-            every epoch.
+        warm_up: epochs before these, at least 1; they fill the cache and the disk tier. Where samples are kept decoded
+            there are more, until no further ones are.
+        cold: keep what is read of the dataset's files, as far as they are local, and of the disk tier's out of the page
+            cache.
         idle_s: for how long, at the end, nothing is asked for, to see what goes on all the same.
     """
     name = f"analyze-{uuid.uuid4().hex[:8]}"  # another analysis may run on the same cluster
-    spans = local_spans(workload.dataset, range(len(workload.dataset))) if cold else []
+    if cold:
+        drop(local_spans(workload.dataset, range(len(workload.dataset))))
     with (
         _own_disk(workload, disk_bytes) as disk,
+        kept_cold(disk.path) if cold and disk is not None else nullcontext(),
         mbaas.serve(
             name,
-            workload.dataset,
+            ColdDataset.around(workload.dataset) if cold else workload.dataset,
             workload.pipeline,
             **{
                 **workload.options.given(),
                 "prep_workers": prep_workers,
                 "cache_bytes": cache_bytes,
                 "decoded": decoded,
-                "staging_bytes": workload.options.staging_bytes or _staging_bytes(workload, sample_bytes),
+                "staging_bytes": staged_bytes(workload, sample_bytes, min(runtime.store_bytes().values())),
                 "disk": disk,
                 # predictions are for a number of workers, so a feed that starts or ends some would be another one
                 "scaling": replace(workload.options.scaling, max_prep_workers=None),  # as many as are asked for
@@ -222,31 +221,23 @@ def run_service(
         feed.announce(consumers)  # so that no epoch begins before all of them are there
         ray.get([trial.join.remote(name, c) for trial, c in zip(actors, consumers, strict=True)], timeout=EPOCH_S)
         kept: list[int] = []
-        while len(kept) < warm_up or (decoded and not is_settled_after(kept)):
-            _drop(spans, disk, cold=cold)
-            _epoch(actors)
+        while len(kept) < warm_up - 1 or (decoded and not is_settled_after(kept)):
+            next(epochs_of(actors, 1))
             status = feed.status()
             kept.append(status.decoded.samples + status.decoded_on_disk.samples)
-            share = status.decoded.samples / status.samples
+        whole = epochs_of(actors, 1 + epochs)
+        next(whole)
         began = watch.cpu()
-        runs = []
-        for _ in range(epochs):
-            _drop(spans, disk, cold=cold)
-            runs.append(_epoch(actors))
+        runs = tuple(whole)
         used = began.cores_until(ended := watch.cpu())
         used.pop("host", None)  # this process, which drops files from the page cache and watches
-        background: dict[str, float] = {}
-        if idle_s:
-            time.sleep(AHEAD_S)
-            idle = watch.cpu()
-            time.sleep(idle_s)
-            background = idle.cores_until(watch.cpu())
-            background.pop("host", None)
+        background = busy_while_idle(feed, watch, idle_s) if idle_s else {}
+        status = feed.status()
         ray.get([trial.leave.remote() for trial in actors], timeout=EPOCH_S)  # before the feed ends under them
     # cores that were busy on average, times seconds
     seconds = ended.at_s - began.at_s
     cpu_s = {kind: cores * seconds for kind, cores in used.items()}
-    return ServiceRun(tuple(runs), cpu_s, seconds, background, share)
+    return ServiceRun(runs, cpu_s, seconds, background, status.decoded.samples / status.samples)
 
 
 def is_settled_after(kept: Sequence[int]) -> bool:
@@ -266,22 +257,50 @@ def _own_disk(workload: Workload, disk_bytes: int) -> Iterator[mbaas.Disk | None
         yield mbaas.Disk(path=str(folder), max_bytes=disk_bytes)
 
 
-def _drop(spans: list[Span], disk: mbaas.Disk | None, *, cold: bool) -> None:
-    """Drop the dataset's files, and what the disk tier keeps, from the page cache."""
-    drop(spans)
-    # looked for each time: the disk tier writes new files while it fills
-    if cold and disk is not None:
-        drop(spans_of(Path(disk.path)))
+def staged_bytes(workload: Workload, sample_bytes: float, store_bytes: int) -> int | None:
+    """Return the staging memory of a feed that stands for the workload's, of which it may serve only a part.
+
+    Args:
+        sample_bytes: size of a prepared sample.
+        store_bytes: of the smallest object store.
+
+    Returns:
+        What the workload's own feed would have; None: what `mbaas.serve` gives it.
+    """
+    options = workload.options
+    if options.shuffle or workload.pipeline.is_random:
+        return options.staging_bytes
+    # Epochs that are all the same are prepared once if there is room for one, and the part that is run needs less room.
+    each = sample_bytes + sum(field.nbytes for field in (*workload.known, SAMPLE_ID))
+    epoch = int(each * max(MIN_BLOCKS_STAGED * options.batch_size, len(workload.dataset) - 1))
+    return min(options.staging_bytes or default_staging(store_bytes), epoch)
 
 
-def _staging_bytes(workload: Workload, sample_bytes: float) -> int:
-    # by the samples, not by the machine's memory, as `mbaas.serve` would: the part that is run is small
-    samples = max(STAGED_BATCHES * workload.options.batch_size, len(workload.dataset) // EPOCH_DIVISOR)
-    return int(samples * (sample_bytes + sum(field.nbytes for field in (*workload.known, SAMPLE_ID))))
+def epochs_of(actors: Sequence[Any], count: int) -> Iterator[tuple[EpochRun, ...]]:
+    """Have all trials go through so many epochs without a pause; give each when the last of them has ended it.
+
+    Raises:
+        TimeoutError: an epoch took longer than `EPOCH_S`.
+    """
+    streams = [trial.epochs.remote(count) for trial in actors]
+    for number in range(count):
+        _, late = ray.wait(streams, num_returns=len(streams), timeout=EPOCH_S)
+        if late:
+            trials = units.counted(len(late), "trial")
+            raise TimeoutError(f"{trials} did not end epoch {number + 1} of {count} within {units.seconds(EPOCH_S)}")
+        yield tuple(ray.get([next(stream) for stream in streams], timeout=EPOCH_S))
 
 
-def _epoch(actors: Sequence[Any]) -> tuple[EpochRun, ...]:
-    return tuple(ray.get([trial.epoch.remote() for trial in actors], timeout=EPOCH_S))
+def busy_while_idle(feed: mbaas.Feed, watch: TreeWatch, idle_s: float) -> dict[str, float]:
+    """Find the cores that each kind of process keeps busy when nobody asks for anything and nothing is prepared."""
+    deadline, before = time.monotonic() + EPOCH_S, -1
+    # what is prepared ahead is made first: that ends when staging is full
+    while (made := feed.status().prepared_blocks) != before and time.monotonic() < deadline:
+        before, idle = made, watch.cpu()
+        time.sleep(idle_s)
+        background = idle.cores_until(watch.cpu())
+    background.pop("host", None)
+    return background
 
 
 @contextmanager
@@ -304,7 +323,7 @@ def _trials(workload: Workload, count: int) -> Iterator[list[Any]]:
 # would be none left for them.
 @ray.remote(num_cpus=0)
 class _Trial:
-    """A trial: an actor that trains on a feed, one epoch at a time."""
+    """A trial: an actor that trains on a feed."""
 
     def __init__(self, step: Callable[..., Any], batch_size: int, device: str | None) -> None:
         # a maker is called here, in the process where the step runs, so that the model and the optimizer live there
@@ -328,19 +347,21 @@ class _Trial:
     def join(self, feed: str, consumer: str) -> None:
         self._loader = mbaas.join(feed, consumer=consumer, batch_size=self._batch_size, device=self._device)
 
-    def epoch(self) -> EpochRun:
-        before, began = self._loader.report(), time.monotonic()
-        for batch in self._loader:
-            self._step(batch)
-            del batch  # let go before the next is asked for, as the loader does of its own references
-        seconds, after = time.monotonic() - began, self._loader.report()
-        return EpochRun(
-            samples=after.samples - before.samples,
-            seconds=seconds,
-            wait_s=after.wait_s - before.wait_s,
-            fetch_stall_s=after.fetch_stall_s - before.fetch_stall_s,
-            peer_stall_s=after.peer_stall_s - before.peer_stall_s,
-        )
+    def epochs(self, count: int) -> Iterator[EpochRun]:
+        """Train for so many epochs, one right after the other; tell of each when it has ended."""
+        for _ in range(count):
+            before, began = self._loader.report(), time.monotonic()
+            for batch in self._loader:
+                self._step(batch)
+                del batch  # let go before the next is asked for, as the loader does of its own references
+            seconds, after = time.monotonic() - began, self._loader.report()
+            yield EpochRun(
+                samples=after.samples - before.samples,
+                seconds=seconds,
+                wait_s=after.wait_s - before.wait_s,
+                fetch_stall_s=after.fetch_stall_s - before.fetch_stall_s,
+                peer_stall_s=after.peer_stall_s - before.peer_stall_s,
+            )
 
     def leave(self) -> None:
         self._loader.close()

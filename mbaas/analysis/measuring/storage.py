@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import cycle
 from pathlib import Path
@@ -42,6 +43,9 @@ DISK_READERS = 8
 
 READ_SAMPLES = 16
 """Samples that a thread asks the disk tier for in one go."""
+
+DROP_S = 0.25
+"""So often files that are to stay cold are dropped from the page cache."""
 
 HELD_BYTES = 256 << 20
 """Much more than the caches of processors hold."""
@@ -257,6 +261,26 @@ def spans_of(folder: Path) -> list[Span]:
         finally:
             os.close(descriptor)
     return [Span(str(file), 0, size) for file in files if (size := file.stat().st_size)]
+
+
+@contextmanager
+def kept_cold(folder: str | Path) -> Iterator[None]:
+    """Drop the files below a folder from the page cache, every `DROP_S`."""
+    is_over = threading.Event()
+
+    def forget() -> None:
+        while not is_over.wait(DROP_S):
+            # looked for each time: a disk tier writes new files while it fills, and may delete one
+            with suppress(FileNotFoundError):
+                drop(spans_of(Path(folder)))
+
+    thread = threading.Thread(target=forget, name="mbaas-measure-cold", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
 
 
 def memory_rate(sample_bytes: int, effort: Effort, *, seed: int = 0) -> Quantity:

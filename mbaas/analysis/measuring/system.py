@@ -359,11 +359,12 @@ def costs_of(rates: Rates, rounds: Sequence[Mapping[str, ServiceRun]], *, pace: 
     alone_per_s = rates.prep.rate(1)
     if rates.decoded_prep is not None:
         alone_per_s = blended_rate(alone_per_s, rates.decoded_prep.rate(1), runs["few"].decoded)
+    served = [found["few"].trial_per_s for found in rounds]
     return replace(
         rates,
         prep_cpu_s=measured(made_s, unit="CPU-s"),
         decoded_cpu_s=decoded_cpu_s,
-        serving_s=slower_s(alone_per_s, measured(runs["few"].trial_per_s, unit="samples/s").scaled(1 / pace)),
+        serving_s=slower_s(alone_per_s, measured(served, unit="samples/s").scaled(1 / pace)),
         read_cpu_s=stated(max(rates.read_cpu_s.value, miss_s), unit="CPU-s"),
         delivery_cpu_s=stated(delivery_s, unit="CPU-s"),
         # What goes on all the time costs the less for a sample the more samples there are: it is a part of the cores.

@@ -11,14 +11,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from statistics import median
+from statistics import mean, median
 from typing import Any
 
 from mbaas.analysis import words
 from mbaas.analysis.decoding import largest_cache
 from mbaas.analysis.measuring.pace import Pace
 from mbaas.analysis.measuring.progress import Progress
-from mbaas.analysis.measuring.service import EpochRun, ServiceRun, Workload, pooled, run_service
+from mbaas.analysis.measuring.service import EpochRun, ServiceRun, Workload, run_service
 from mbaas.analysis.quantity import Quantity, measured, plain_fields, spanning
 from mbaas.analysis.rates import Rates
 from mbaas.analysis.setup import Setup
@@ -29,7 +29,10 @@ SPLIT_EPOCHS = 5
 """Epochs that count of a run for the split: it is run once."""
 
 EPOCHS = 4
-"""Epochs that count of a run that checks a prediction, in each round."""
+"""Epochs that count, at least, of a run that checks a prediction, in each round."""
+
+RUN_S = 4.0
+"""About how long they should take together."""
 
 ROUNDS = 3
 """How often each point is run, with all others in between: a machine that others use too is not always as fast."""
@@ -113,7 +116,7 @@ def split_of(samples: int, step: Quantity, cached: ServiceRun, real: ServiceRun)
 
 def _epoch_s(run: ServiceRun) -> Quantity:
     """Return the slowest trial's time for an epoch: all trials share a feed, so they end about together."""
-    return measured([max(trial.seconds for trial in trials) for trials in run.epochs], unit="s")
+    return _mean_of([max(trial.seconds for trial in trials) for trials in run.epochs])
 
 
 def _more(later: Quantity, earlier: Quantity) -> Quantity:
@@ -124,7 +127,12 @@ def _more(later: Quantity, earlier: Quantity) -> Quantity:
 
 def _seen(run: ServiceRun, part: Callable[[EpochRun], float]) -> Quantity:
     """Return what loaders attributed to a part, the mean over trials."""
-    return measured([max(0.0, sum(map(part, trials)) / len(trials)) for trials in run.epochs], unit="s")
+    return _mean_of([max(0.0, sum(map(part, trials)) / len(trials)) for trials in run.epochs])
+
+
+def _mean_of(epochs_s: Sequence[float]) -> Quantity:
+    # not their median: what is prepared ahead in one epoch makes the next one shorter
+    return spanning(mean(epochs_s), *epochs_s, unit="s")
 
 
 @dataclass(frozen=True)
@@ -234,13 +242,14 @@ def verify(
         name, setup = chosen[index]
         text = f"checking {name} = {words.setting(name, getattr(setup, name))}, round {number + 1} of {ROUNDS}"
         progress.begin("check", text, done=(number + index / len(chosen)) / ROUNDS)
-        runs[index].append(_run(workload, rates, setup, epochs=EPOCHS))
+        epoch_s = len(workload.dataset) / predict(rates, setup).steady.trial_per_s.value
+        runs[index].append(_run(workload, rates, setup, epochs=max(EPOCHS, round(RUN_S / epoch_s))))
         after = pace.now()
         paces[index].append((before + after) / 2)
         before = after
     return Verification(
         tuple(
-            _check(rates, name, setup, pooled(found), sum(seen) / len(seen))
+            _check(rates, name, setup, found, sum(seen) / len(seen))
             for (name, setup), found, seen in zip(chosen, runs, paces, strict=True)
         )
     )
@@ -266,14 +275,14 @@ def _run(workload: Workload, rates: Rates, setup: Setup, *, epochs: int, warm_up
     )
 
 
-def _check(rates: Rates, name: str, setup: Setup, run: ServiceRun, pace: float) -> Check:
+def _check(rates: Rates, name: str, setup: Setup, runs: Sequence[ServiceRun], pace: float) -> Check:
     then = rates.at_pace(pace)
     expected = predict(then, setup).steady
     return Check(
         parameter=name,
         value=getattr(setup, name),
         predicted=expected.trial_per_s,
-        found=measured(run.trial_per_s, unit="samples/s"),
+        found=measured([run.trial_per_s for run in runs], unit="samples/s"),
         limit=expected.limit,
         simulated=rates.samples / simulated_epoch_s(then, setup),
         pace=pace,

@@ -10,7 +10,7 @@ from mbaas import units
 from mbaas.allocation.threads import TierBytes
 from mbaas.allocation.throughput import ROUNDING, ThroughputCurve
 from mbaas.analysis.plan.jobs import Cluster, Samples, TrainingJob
-from mbaas.budgets import DEFAULT_STAGING_BYTES, DEFAULT_STAGING_SHARE, STORE_SHARE
+from mbaas.budgets import STORE_SHARE, default_staging
 
 
 def pool_of(jobs: Sequence[TrainingJob], cluster: Cluster, nodes: int) -> int:
@@ -24,7 +24,7 @@ def staging_bytes(job: TrainingJob, cluster: Cluster) -> int:
     """Return the staging budget of a job's feed on each node: what the job says, or what `mbaas.serve` sets."""
     if job.staging_bytes is not None:
         return job.staging_bytes
-    return min(DEFAULT_STAGING_BYTES, int(DEFAULT_STAGING_SHARE * cluster.node.store_bytes))
+    return default_staging(cluster.node.store_bytes)
 
 
 def cache_bytes(jobs: Sequence[TrainingJob], cluster: Cluster) -> int:
