@@ -128,7 +128,13 @@ def test_predictions_that_are_checked_are_for_the_pace_at_that_time(monkeypatch:
     monkeypatch.setattr(verifying, "ROUNDS", 1)
     pace: Any = SimpleNamespace(now=lambda: next(paces))
     run = ServiceRun(((EpochRun(600, 1.0, 0.0, 0.0, 0.0),),))
-    monkeypatch.setattr(verifying, "run_service", lambda *_, **__: run)
+    epochs = []
+
+    def run_service(*_: Any, **options: Any) -> ServiceRun:
+        epochs.append(options["epochs"])
+        return run
+
+    monkeypatch.setattr(verifying, "run_service", run_service)
     rates, told = round_rates(), Progress({"check": 1.0}, lambda _: None)
     chosen = [
         ("trials", Setup(cache_bytes=1e8, prep_workers=4)),
@@ -140,6 +146,11 @@ def test_predictions_that_are_checked_are_for_the_pace_at_that_time(monkeypatch:
     assert [check.error for check in found.checks] == pytest.approx([0.0, -0.5])
     assert [check.simulated for check in found.checks] == pytest.approx([600, 300], rel=0.1)
     assert found.paces == (0.75, 0.75)
+    assert epochs == [32, 16], "of 100 samples, as many as take 4 s at the usual pace"
+    monkeypatch.setattr(verifying, "RUN_S", 0.1)
+    paces = iter([1.0, 1.0])
+    verify(WORKLOAD, rates, chosen[:1], pace=pace, progress=told)
+    assert epochs[2:] == [4]
 
 
 def test_rates_of_a_machine_that_is_half_as_fast() -> None:

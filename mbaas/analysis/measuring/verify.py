@@ -26,13 +26,13 @@ from mbaas.analysis.simulated import simulated_epoch_s
 from mbaas.analysis.whatif import Waits, predict
 
 SPLIT_EPOCHS = 5
-"""Epochs that count of a run for the split: it is run once."""
+"""Epochs that count, at least, of a run for the split: it is run once."""
 
 EPOCHS = 4
-"""Epochs that count, at least, of a run that checks a prediction, in each round."""
+"""The same of a run that checks a prediction, in each round."""
 
 RUN_S = 4.0
-"""About how long they should take together."""
+"""More epochs count if these are over sooner."""
 
 ROUNDS = 3
 """How often each point is run, with all others in between: a machine that others use too is not always as fast."""
@@ -92,8 +92,8 @@ class Split:
 def split_epoch(workload: Workload, rates: Rates, setup: Setup) -> Split:
     """Run the workload with all data in memory, and as it is; the synthetic run is G's, measured alone."""
     in_memory = replace(setup, cache_bytes=max(setup.cache_bytes, rates.dataset_bytes), disk_bytes=0.0)
-    cached = _run(workload, rates, in_memory, epochs=SPLIT_EPOCHS, warm_up=2)
-    real = _run(workload, rates, setup, epochs=SPLIT_EPOCHS)
+    cached = _run(workload, rates, in_memory, least_epochs=SPLIT_EPOCHS, warm_up=2)
+    real = _run(workload, rates, setup, least_epochs=SPLIT_EPOCHS)
     return split_of(len(workload.dataset), rates.step, cached, real)
 
 
@@ -242,8 +242,7 @@ def verify(
         name, setup = chosen[index]
         text = f"checking {name} = {words.setting(name, getattr(setup, name))}, round {number + 1} of {ROUNDS}"
         progress.begin("check", text, done=(number + index / len(chosen)) / ROUNDS)
-        epoch_s = len(workload.dataset) / predict(rates, setup).steady.trial_per_s.value
-        runs[index].append(_run(workload, rates, setup, epochs=max(EPOCHS, round(RUN_S / epoch_s))))
+        runs[index].append(_run(workload, rates, setup, least_epochs=EPOCHS))
         after = pace.now()
         paces[index].append((before + after) / 2)
         before = after
@@ -255,8 +254,9 @@ def verify(
     )
 
 
-def _run(workload: Workload, rates: Rates, setup: Setup, *, epochs: int, warm_up: int = 1) -> ServiceRun:
+def _run(workload: Workload, rates: Rates, setup: Setup, *, least_epochs: int, warm_up: int = 1) -> ServiceRun:
     """Run a part of the dataset with as large a part of the caches."""
+    epoch_s = len(workload.dataset) / predict(rates, setup).steady.trial_per_s.value
     scale = workload.dataset.total_bytes / rates.dataset_bytes
     return run_service(
         workload,
@@ -267,7 +267,7 @@ def _run(workload: Workload, rates: Rates, setup: Setup, *, epochs: int, warm_up
         cache_bytes=round(min(setup.cache_bytes, largest_cache(rates, setup)) * scale),
         disk_bytes=round(setup.disk_bytes * scale),
         decoded=setup.decoded,
-        epochs=epochs,
+        epochs=max(least_epochs, round(RUN_S / epoch_s)),
         # one more in which what the first one kept, and is to be kept in the other form, is handed in
         warm_up=warm_up + setup.decoded,
         # where the cache holds everything, dropping files would only cost the first epoch, which does not count
