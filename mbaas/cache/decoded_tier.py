@@ -112,11 +112,6 @@ class DecodedTier:
 
     # ---- promises ----
 
-    @property
-    def requests(self) -> list[PartRequest]:
-        """The parts of which something is expected."""
-        return [*self._promises]
-
     def wanted(self, sample_ids: Ids, room_bytes: int) -> NDArray[np.bool_]:
         """Choose the samples that a worker is to hand in, as many as there is room for: bool[n]."""
         wanted = np.zeros(len(sample_ids), np.bool_)
@@ -179,10 +174,7 @@ class DecodedTier:
         return lapsed
 
     def keep_promise(self, request: PartRequest, sample_ids: Ids) -> NDArray[np.bool_]:
-        """End the promise for some samples of a part: bool[n], for which of them there was room in memory.
-
-        They are handed in, or another part is fetched first, which gets a promise for them.
-        """
+        """End the promise for some samples of a part, which are handed in: bool[n], for which room in memory was."""
         promise = self._promises.get(request)
         if promise is None:
             return np.zeros(len(sample_ids), np.bool_)

@@ -120,6 +120,8 @@ class Planner:
         self.ahead = ReadAhead(readahead_bytes)
         self.placements = placements if placements is not None else PlacementHistory(order)
         self._order = order
+        # An epoch at most: after it the same samples come again, and until then most of them will be kept.
+        self._depth = min(DEPTH_BLOCKS, max(2, order.blocks_per_epoch))
         self._lengths = lengths
         self._decoded_on_disk = decoded_on_disk if decoded_on_disk is not None else _none_of
         self._numbers = itertools.count(1)  # of slabs, of either kind
@@ -135,7 +137,6 @@ class Planner:
     def begin_fetch(self, request: PartRequest) -> list[Load]:
         """Begin a fetch of a part, which lasts until `end_fetch`. Returns the slabs to fill."""
         self.minio.give_back(self.tier.fetched(request))
-        self._take_over(request)
         # For what will be promised next. Not while blocks are read ahead, whose bytes are counted before.
         self._make_room(self._decoded_bytes(request), decoded=True)
         # A part that was read ahead, or that another worker fetches, has a plan: its reads are under way.
@@ -144,7 +145,7 @@ class Planner:
             plan = self._plans[request]
         else:
             loads = []
-            self._promise(plan)
+            self._promise(plan)  # there may have been no room when it was read ahead
         plan.fetches += 1
         # Asked for now, and no more read ahead: that budget is free for the blocks that follow.
         for load in plan.loads:
@@ -237,7 +238,7 @@ class Planner:
         dropped = [slab for plan in stale for slab in self._forget(plan)]
         loads: list[Load] = []
         for sequence in self.ahead.sequences:
-            while sequence.frontier <= sequence.head + DEPTH_BLOCKS:
+            while sequence.frontier <= sequence.head + self._depth:
                 request = self._own_ahead(sequence, sequence.frontier)
                 # A part that has a plan is read already; one that lacks nothing is kept.
                 nbytes = 0 if self.keeps_all or request in self._plans else self._missing_bytes(request)
@@ -402,20 +403,6 @@ class Planner:
         for load in loads if ahead else ():
             self.ahead.hold(load.slab, block=request.block, nbytes=load.nbytes)
         return loads
-
-    def _take_over(self, request: PartRequest) -> None:
-        """End promises of parts that are only read ahead, for samples of one that is fetched now.
-
-        Its worker is the first that has these samples decoded. What is read ahead may be many epochs away where epochs
-        are short, and when it was planned there may have been no room for what it lacks.
-        """
-        waiting = [other for other in self.tier.requests if other in self._plans and not self._plans[other].fetches]
-        if not waiting:
-            return
-        ids, before = self.placements.stored(request), self.tier.promised_bytes
-        for other in waiting:
-            self.tier.keep_promise(other, ids)
-        self.minio.give_back(before - self.tier.promised_bytes)
 
     def _promise(self, plan: PartPlan) -> None:
         """Choose the samples of a part that its worker is to hand in decoded."""
@@ -660,6 +647,7 @@ class Planner:
             AssertionError: one of them does not hold.
         """
         self.directory.validate()
+        assert self._passing <= self.directory.slab_bytes.keys(), self._passing
         self.ahead.validate()
         permanent = [load for load in self._loading.values() if load.permanent]
         awaited_in = {int(i): load.slab for load in permanent for i in load.sample_ids}

@@ -234,6 +234,15 @@ def test_read_ahead_into_the_cache_costs_its_window_nothing_once_it_is_there() -
     assert node.fetch(1).counts.local.samples == 0, "the first epoch has no hits, whoever read first"
 
 
+@pytest.mark.parametrize(("samples", "ahead"), [(4, 2), (12, 3), (400, DEPTH_BLOCKS)])
+def test_no_more_than_an_epoch_is_read_ahead(samples: int, ahead: int) -> None:
+    """Without a cache each block ahead has its own copies; with epochs of one block two of them."""
+    node = Node([5] * samples, block_samples=4, cache=0, readahead=10_000)
+    node.begin(0)
+    assert sum(len(load.rows) for load in node.filling.values()) == 4 * (1 + ahead)
+    assert node.planner.ahead_blocks == ahead
+
+
 def test_what_is_read_ahead_and_never_fetched_is_dropped() -> None:
     node = Node([5] * 4 * 500, block_samples=4, cache=0, readahead=60)
     node.fetch(0)

@@ -88,6 +88,20 @@ def test_nothing_is_read_twice_whenever_it_is_handed_in(seed: int, memory: float
     assert node.reads.total() == 80
 
 
+def test_what_another_part_still_waits_for_gives_way_to_none() -> None:
+    """Workers fetch all blocks of an epoch at once. Half is to be decoded: copies of it take the room of the rest."""
+    node = Node([5] * 80, block_samples=16, cache=80 * 5 * 2)
+    node.aim(40 * 5 * GROWTH)
+    for block in range(5):
+        node.begin(block)
+        while node.filling:
+            node.fill(min(node.filling))
+    assert node.planner.directory.samples > 0
+    for block in range(5):
+        node.deliver(block)
+    assert node.reads.total() == 80
+
+
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 2**32), st.sampled_from([0, 60, 400]))
 def test_all_samples_are_soon_decoded_where_many_short_epochs_are_read_ahead(seed: int, spare: int) -> None:
@@ -101,6 +115,19 @@ def test_all_samples_are_soon_decoded_where_many_short_epochs_are_read_ahead(see
     reads = node.reads.total()
     assert epochs_at_any_pace(node, range(4, 8), chance) == [30] * 4
     assert node.reads.total() == reads
+
+
+def test_what_had_no_room_when_it_was_read_ahead_is_asked_for_when_it_is_fetched() -> None:
+    """Copies of encoded samples fill the memory at first, so the last of five blocks is planned without a promise.
+
+    With those alone that were asked for in time 64 samples come decoded in the second epoch.
+    """
+    cache, decoded = 80 * 5 * GROWTH, []
+    for seed in range(20):
+        node = Node([5] * 80, block_samples=16, cache=cache, readahead=10_000)
+        node.aim(cache)
+        decoded.append(epochs_at_any_pace(node, range(2), random.Random(seed))[1])
+    assert min(decoded) > 64
 
 
 def test_what_was_handed_in_decoded_since_it_was_read_is_taken_from_there() -> None:
