@@ -571,7 +571,7 @@ class Planner:
         if self.minio.free_bytes >= nbytes:
             return
         read = {load.slab for plan in self._plans.values() for load in plan.loads}
-        for slab in self._passing - read:
+        for slab in sorted(self._passing - read):
             if self.minio.free_bytes >= nbytes:
                 return
             self._dropped += self._withdraw(self.directory.samples_in(slab))

@@ -88,6 +88,24 @@ def test_nothing_is_read_twice_whenever_it_is_handed_in(seed: int, memory: float
     assert node.reads.total() == 80
 
 
+@pytest.mark.parametrize(("decoded", "beside", "kept"), [(32, 200, [0, 16, 16]), (24, 120, [16, 8])])
+def test_copies_of_what_is_to_be_handed_in_give_way_no_more_than_needed(
+    decoded: int, beside: int, kept: list[int]
+) -> None:
+    """Blocks of 80 bytes, of which nothing is handed in. For the last one 40 bytes are free beside what is promised.
+
+    Two blocks are promised, and 40 bytes lack for the third: one block's copies go. Or one and a half are, and the rest
+    of the second just fits: nothing goes, and there is no room for copies of its promised half.
+    """
+    cache = decoded * 5 * GROWTH + beside
+    node = Node([5] * 80, block_samples=16, cache=cache)
+    node.aim(decoded * 5 * GROWTH)
+    for block in range(len(kept)):
+        node.fetch(block)
+    slabs = [node.planner.directory.slabs(node.order.sample_ids(block)) for block in range(len(kept))]
+    assert [int((slab > 0).sum()) for slab in slabs] == kept
+
+
 def test_what_another_part_still_waits_for_gives_way_to_none() -> None:
     """Workers fetch all blocks of an epoch at once. Half is to be decoded: copies of it take the room of the rest."""
     node = Node([5] * 80, block_samples=16, cache=80 * 5 * 2)
