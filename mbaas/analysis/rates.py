@@ -28,7 +28,7 @@ NO_CORES = stated(0.0, unit="cores")
 """Keeps none busy."""
 
 LEAST_FREE = 0.5
-"""Of a node's cores so many are always taken to be left: it may have fewer than the one that was measured."""
+"""At least so many cores of a node are taken to be left: it may have fewer than the one that was measured."""
 
 TINY = 1e-6
 """A curve never falls below this share of its highest rate, so that no prediction is infinite."""

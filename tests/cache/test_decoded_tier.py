@@ -122,7 +122,7 @@ def test_what_another_part_still_waits_for_gives_way_to_none() -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 2**32), st.sampled_from([0, 60, 400]))
-def test_all_samples_are_soon_decoded_where_many_short_epochs_are_read_ahead(seed: int, spare: int) -> None:
+def test_all_samples_are_soon_decoded_where_epochs_are_short_and_memory_just_has_room(seed: int, spare: int) -> None:
     """Room for all decoded and hardly more: what was planned before there was room is handed in all the same."""
     cache = 30 * 5 * GROWTH + spare
     node = Node([5] * 30, block_samples=10, cache=cache, readahead=10_000)
