@@ -174,7 +174,7 @@ class DecodedTier:
         return lapsed
 
     def keep_promise(self, request: PartRequest, sample_ids: Ids) -> NDArray[np.bool_]:
-        """End the promise for some samples of a part, which are handed in: bool[n], for which room in memory was."""
+        """End the promise for some samples of a part: bool[n], for which room in memory was."""
         promise = self._promises.get(request)
         if promise is None:
             return np.zeros(len(sample_ids), np.bool_)

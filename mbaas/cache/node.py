@@ -9,7 +9,7 @@ import os
 import time
 from collections.abc import AsyncIterator, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 import ray
@@ -26,10 +26,9 @@ from mbaas.cache.reader import LOCAL_S, NO_ROWS, FetchReply, KnownSlabs
 from mbaas.cache.relay import Relays
 from mbaas.cache.row_server import RowPool, check_pick
 from mbaas.cache.slab import (
-    Failures,
     Load,
     Origin,
-    PassingReason,
+    OtherForm,
     RowLocations,
     Slab,
     away,
@@ -67,6 +66,21 @@ ROW_THREADS = 4
 """Threads that copy rows of prepared parts for ranks on other nodes."""
 
 SlabRef: TypeAlias = "ray.ObjectRef[Slab]"
+
+
+class Given(NamedTuple):
+    """Of n samples that another node asked for, what it gets.
+
+    Attributes:
+        kept: bool[n], those whose bytes it gets.
+        packed: these, end to end.
+        other: int64[n], of those that are here in another form than was asked for: their bytes if they are decoded, 0
+            if not; -1 for all others.
+    """
+
+    kept: NDArray[np.bool_]
+    packed: Slab
+    other: NDArray[np.int64]
 
 
 # It reserves no CPU: it must come up beside prep workers that have taken them all.
@@ -328,50 +342,52 @@ class CacheNode:
             await asyncio.gather(*(asyncio.shield(self._filling[load.slab]) for load in loads))
 
     async def hand_over(
-        self, sample_ids: Ids, lacking: NDArray[np.bool_], lengths: NDArray[np.int64]
-    ) -> tuple[NDArray[np.bool_], Slab]:
-        """Give samples to the node that is their home now, and keep them no more.
+        self, sample_ids: Ids, lacking: NDArray[np.bool_], lengths: NDArray[np.int64], *, decoded: bool = False
+    ) -> Given:
+        """Give samples to the node that is their home now, and keep them no more, unless it asks for another form.
 
         Args:
             sample_ids: int64[n].
             lacking: bool[n], whose bytes that node lacks; of the others it has them.
-            lengths: int64[n], bytes for which it has room: those of the form in which it believes them to be here.
-
-        Returns:
-            bool[n], which of those that it lacks were kept here, and their bytes end to end.
+            lengths: int64[n], bytes for which it has room.
+            decoded: whether it believes that they are kept decoded here.
         """
         present: NDArray[np.bool_] = self._planner.directory.slabs(sample_ids) > 0
-        kept, packed = await self._packed(sample_ids, lacking, lengths)
+        given = await self._give(sample_ids, lacking, lengths, decoded=decoded)
         # While slabs were awaited, another call may have handed over some of the samples.
-        still = present & (self._planner.directory.slabs(sample_ids) > 0)
+        still = present & (given.other < 0) & (self._planner.directory.slabs(sample_ids) > 0)
         emptied = self._planner.hand_over(sample_ids[still])
         self._drops_slabs = self._drops_slabs or bool(emptied)
         self._let_go(emptied)
         self._check()
-        return kept, packed
+        return given
 
     async def lend(
-        self, sample_ids: Ids, lacking: NDArray[np.bool_], lengths: NDArray[np.int64]
-    ) -> tuple[NDArray[np.bool_], Slab]:
+        self, sample_ids: Ids, lacking: NDArray[np.bool_], lengths: NDArray[np.int64], *, decoded: bool = False
+    ) -> Given:
         """Give copies of samples that live here now to the node where they were, for a part that was cut before.
 
-        Arguments and what is returned are those of `hand_over`. Samples that are still on their way are waited for.
+        Arguments are those of `hand_over`. Samples that are still on their way are waited for.
         """
         to_come = [self._filling[slab] for slab in self._planner.slabs_to_come(sample_ids) if slab in self._filling]
         if to_come:
             await asyncio.wait(to_come)
-        return await self._packed(sample_ids, lacking, lengths)
+        return await self._give(sample_ids, lacking, lengths, decoded=decoded)
 
-    async def _packed(
-        self, sample_ids: Ids, wanted: NDArray[np.bool_], lengths: NDArray[np.int64]
-    ) -> tuple[NDArray[np.bool_], Slab]:
-        """Return which of the wanted samples are kept here with these lengths, bool[n], and their bytes end to end."""
+    async def _give(
+        self, sample_ids: Ids, wanted: NDArray[np.bool_], lengths: NDArray[np.int64], *, decoded: bool
+    ) -> Given:
+        """Give those of the wanted samples that are kept in this form and with these lengths."""
         locations = self._planner.directory.lookup(sample_ids)
-        kept: NDArray[np.bool_] = wanted & (locations["slab"] > 0) & (locations["length"] == lengths)
+        wanted = wanted & (locations["slab"] > 0)
+        other = np.where(locations["decoded"], locations["length"], 0)
+        other[~wanted | (locations["decoded"] == decoded)] = -1
+        kept = wanted & (other < 0) & (locations["length"] == lengths)
         locations = locations[kept]
         numbers = np.unique(locations["slab"]).tolist()
         slabs = dict(zip(numbers, await asyncio.gather(*(self._refs[slab] for slab in numbers)), strict=True))
-        return kept, joined(views(slabs, locations["slab"], locations["offset"], locations["length"]))
+        packed = joined(views(slabs, locations["slab"], locations["offset"], locations["length"]))
+        return Given(kept, packed, other)
 
     # ---- how it is doing ----
 
@@ -497,12 +513,12 @@ class CacheNode:
             # On the heap, and put into the object store when it is full: what is in there cannot be changed any more.
             slab = np.empty(load.nbytes, dtype=np.uint8)
             origins = np.full(len(load.rows), Origin.STORAGE, np.int8)  # unless something nearer has it
-            await self._fill_from_nearer(load, slab, origins)
+            failures = await self._fill_from_nearer(load, slab, origins)
             rows = np.flatnonzero(origins == Origin.STORAGE)
             if load.decoded:  # which storage has not: those are read anew as it has them
-                failures: Failures = dict.fromkeys(rows.tolist(), PassingReason("no node has it decoded any more"))
+                failures.update(dict.fromkeys(rows.tolist(), OtherForm(0)))
             else:
-                failures = await self._pool.fill(load, slab, urgent=urgent, rows=rows)
+                failures.update(await self._pool.fill(load, slab, urgent=urgent, rows=rows))
             if self._disk is not None and self._tuner.uses_disk:
                 await self._tuner.until_probed()  # until then the disk's room is taken by the file that is measured
                 await self._disk.write(load, slab, origins, failures)
@@ -520,38 +536,44 @@ class CacheNode:
             self._planner.filled(load, failures, origins)
             self._look_ahead()  # bytes of the budget may be free now
 
-    async def _fill_from_nearer(self, load: Load, slab: Slab, origins: NDArray[np.int8]) -> None:
-        """Fill what of a slab is nearer than storage, from the fastest tier first."""
+    async def _fill_from_nearer(self, load: Load, slab: Slab, origins: NDArray[np.int8]) -> dict[int, str]:
+        """Fill what of a slab is nearer than storage, from the fastest tier first. Returns what has another form."""
         disk = self._disk if self._tuner.uses_disk else None
         if disk is not None and self._tuner.prefers_disk:
             await disk.read(load, slab, origins)
         # A node that gives samples away must hear of it, so it is asked also for what the disk had.
-        await self._fill_from_peer(load, slab, origins)
+        other = await self._fill_from_peer(load, slab, origins)
         if disk is not None:
             await disk.read(load, slab, origins)
+        return other
 
-    async def _fill_from_peer(self, load: Load, slab: Slab, origins: NDArray[np.int8]) -> None:
-        """Fill what of a slab another node keeps in memory, and have it given up there unless it is only lent."""
+    async def _fill_from_peer(self, load: Load, slab: Slab, origins: NDArray[np.int8]) -> dict[int, str]:
+        """Fill what of a slab another node keeps in memory, and have it given up there unless it is only lent.
+
+        Returns what it keeps in another form, which neither the disk nor storage is asked for.
+        """
         peer = self._peers.get(load.peer) if load.peer is not None else None
         if peer is None:
-            return
+            return {}
         lacking = origins == Origin.STORAGE
         try:
             with self._meter.remote.using():
                 give = peer.lend if load.lends else peer.hand_over
-                asked = give.remote(load.sample_ids, lacking, load.lengths)
-                kept, packed = await asyncio.wait_for(_result(asked), PEER_TIMEOUT_S)
-                self._meter.remote.moved(len(packed))
+                asked = give.remote(load.sample_ids, lacking, load.lengths, decoded=load.decoded)
+                given: Given = await asyncio.wait_for(_result(asked), PEER_TIMEOUT_S)
+                self._meter.remote.moved(len(given.packed))
         except asyncio.TimeoutError:
-            return  # it is as good as gone: storage has everything
+            return {}  # it is as good as gone: storage has everything
         except RayError as error:
             bugs.log_bug(error, "in the cache of another node")
-            return
+            return {}
+        kept = given.kept
         starts = pack(load.lengths[kept]).tolist()
         spans = zip(load.offsets[kept].tolist(), load.lengths[kept].tolist(), starts, strict=True)
         for offset, length, start in spans:
-            slab[offset : offset + length] = packed[start : start + length]
-        origins[kept] = Origin.REMOTE
+            slab[offset : offset + length] = given.packed[start : start + length]
+        origins[kept | (given.other >= 0)] = Origin.REMOTE
+        return {row: OtherForm(int(given.other[row])) for row in np.flatnonzero(given.other >= 0).tolist()}
 
     async def _put(self, slab: Slab) -> SlabRef:
         return await asyncio.get_running_loop().run_in_executor(self._putter, ray.put, slab)

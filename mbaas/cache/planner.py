@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from mbaas.cache.decoded_tier import DecodedTier, HandIn
 from mbaas.cache.directory import Directory, MinIO, among, fitting
 from mbaas.cache.readahead import DEPTH_BLOCKS, FetchSequence, ReadAhead
-from mbaas.cache.slab import Failures, Load, PartPlan, RowLocations, pack
+from mbaas.cache.slab import Failures, Load, OtherForm, PartPlan, RowLocations, pack
 from mbaas.order import Ids, SampleOrder
 from mbaas.placement import PartRequest, PlacementHistory
 
@@ -128,7 +128,7 @@ class Planner:
         self._plans: dict[PartRequest, PartPlan] = {}  # each is fetched, or read ahead and likely to be
         self._loading: dict[int, Load] = {}  # by slab; every slab that is not full yet
         self._awaited_in: dict[int, int] = {}  # sample -> slab: the samples of all permanent slabs in _loading
-        self._not_decoded: set[int] = set()  # that another node was to have decoded, and had not
+        self._other_forms: dict[int, int] = {}  # since the placement: sample -> its bytes if decoded elsewhere, or 0
         self._passing: set[int] = set()  # permanent slabs whose samples were to be handed in decoded when it was filled
         self._dropped: list[int] = []  # slabs that gave way, until somebody takes them
 
@@ -210,8 +210,10 @@ class Planner:
                 self.directory.publish(load.slab, ids, offsets=offsets, lengths=lengths, decoded=load.decoded)
                 if load.passing:
                     self._passing.add(load.slab)
-        if load.decoded:
-            self._not_decoded.update(load.sample_ids[~readable].tolist())
+        elsewhere = {i: why.decoded_bytes for i, why in failures.items() if isinstance(why, OtherForm)}
+        self._other_forms.update(zip(load.sample_ids[list(elsewhere)].tolist(), elsewhere.values(), strict=True))
+        if load.request is not None and elsewhere:  # what comes decoded need not be handed in
+            self._end_promise(load.request, load.sample_ids[[i for i, nbytes in elsewhere.items() if nbytes]])
         if plan := self._plan_of(load):
             plan.filled(load, failures, np.zeros(len(load.rows), np.int8) if origins is None else origins)
 
@@ -301,7 +303,7 @@ class Planner:
 
     def placement_changed(self) -> None:
         """Note that there is a new placement, and news of who keeps what."""
-        self._not_decoded.clear()
+        self._other_forms.clear()
 
     # ---- the decoded tier ----
 
@@ -327,10 +329,8 @@ class Planner:
             lengths: int64[n], bytes of each.
             unfit: samples that were asked for and cannot be kept decoded.
         """
-        before = self.tier.promised_bytes
         done = np.array([*sample_ids.tolist(), *unfit], np.int64)
-        promised = self.tier.keep_promise(request, done)[: len(sample_ids)]
-        self.minio.give_back(before - self.tier.promised_bytes)
+        promised = self._end_promise(request, done)[: len(sample_ids)]
         self.tier.unfit.update(unfit)
         new = self.placements.admits(sample_ids) & ~self.directory.lookup(sample_ids)["decoded"]
         new &= ~among(sample_ids, self._awaited_in)
@@ -426,6 +426,13 @@ class Planner:
         on_disk = on_disk[self.tier.wanted(on_disk, self.tier.disk_free_bytes)]
         self.minio.take(self.tier.promise(request, in_memory, on_disk))
 
+    def _end_promise(self, request: PartRequest, sample_ids: Ids) -> NDArray[np.bool_]:
+        """End the promise for some samples of a part: bool[n], for which room in memory was set aside."""
+        before = self.tier.promised_bytes
+        in_memory = self.tier.keep_promise(request, sample_ids)
+        self.minio.give_back(before - self.tier.promised_bytes)
+        return in_memory
+
     def _read(self, plan: PartPlan, rows: NDArray[np.int64], *, ahead: bool = False) -> list[Load]:
         """Decide for rows of a part: hit, fetched and kept, or fetched for it alone; from where, and in which form."""
         missing = rows[self._absent(plan.sample_ids[rows])]
@@ -472,8 +479,9 @@ class Planner:
         lengths = self._decoded_on_disk(sample_ids)
         elsewhere = (lengths == 0) & (holders >= 0)
         lengths[elsewhere] = self.placements.decoded_bytes(sample_ids[elsewhere])
-        if self._not_decoded and lengths.any():
-            lengths[among(sample_ids, self._not_decoded)] = 0
+        if self._other_forms:
+            told = np.array([self._other_forms.get(i, -1) for i in sample_ids.tolist()], np.int64)
+            lengths = np.where(told < 0, lengths, told)
         return lengths
 
     def _found_at(self, holders: NDArray[np.integer[Any]], sample_ids: Ids, lengths: NDArray[np.int64]) -> _Found:

@@ -41,6 +41,21 @@ class PassingReason(str):
     __slots__ = ()
 
 
+class OtherForm(PassingReason):
+    """Why a sample could not be read, where other nodes have it in another form than was believed, or not at all.
+
+    Attributes:
+        decoded_bytes: of the sample, if it is decoded there; 0 if it is to be read as storage has it.
+    """
+
+    decoded_bytes: int
+
+    def __new__(cls, decoded_bytes: int) -> OtherForm:
+        reason = super().__new__(cls, "the node that kept it has it in another form")
+        reason.decoded_bytes = decoded_bytes
+        return reason
+
+
 Failures = Mapping[int, str]
 """Index within a `Load` -> why that sample could not be read: a `PassingReason` if it is not bad."""
 
@@ -229,15 +244,15 @@ class PartPlan:
     def filled(self, load: Load, failures: Failures, origins: NDArray[np.int8]) -> None:
         """Note that one of `loads` is full, and squeezed: offsets are those of the samples that could be read.
 
-        What nobody has decoded any more is no error: its rows are hits again, which lie nowhere, and are read anew.
+        What another node has in another form is no error: its rows are hits again, lie nowhere, and are read anew.
         """
         self.origin[load.rows] = origins
         readable = load.readable(failures)
         self.offset[load.rows[readable]] = pack(load.lengths[readable])  # which moved up when the slab was squeezed
-        if load.decoded:
-            self.hit[load.rows[~readable]] = True
-        else:
-            self.errors.update({int(load.rows[i]): reason for i, reason in failures.items()})
+        again = [i for i, reason in failures.items() if isinstance(reason, OtherForm)]
+        self.hit[load.rows[again]] = True
+        errors = {int(load.rows[i]): reason for i, reason in failures.items()}
+        self.errors.update({row: reason for row, reason in errors.items() if not self.hit[row]})
 
     def lose(self, slabs: Container[int]) -> None:
         """Have rows of ``loads`` that went into these slabs read again: they are hits again, which lie nowhere."""
@@ -293,5 +308,6 @@ class PartPlan:
         read = [load.rows[~self.hit[load.rows] & (self.slab[load.rows] == load.slab)] for load in self.loads]
         rows = np.concatenate([np.flatnonzero(self.hit), *read])
         assert sorted(rows.tolist()) == list(range(len(self.sample_ids))), f"rows of {self.request}"
-        assert all(len(rows) == len(load.rows) for load, rows in zip(self.loads, read, strict=True) if not load.decoded)
+        whole = [load.peer is None and not load.decoded for load in self.loads]  # what is read in one form only
+        assert all(len(rows) == len(self.loads[i].rows) for i, rows in enumerate(read) if whole[i])
         assert not self.hit[list(self.errors)].any(), f"{self.request} inherited an error: {self.errors}"

@@ -9,7 +9,7 @@ import numpy as np
 
 from mbaas.cache.decoded_tier import HandIn
 from mbaas.cache.planner import Planner
-from mbaas.cache.slab import Load, RowLocations
+from mbaas.cache.slab import Load, OtherForm, RowLocations
 from mbaas.order import SampleOrder
 from mbaas.placement import PartRequest, PlacementHistory
 
@@ -25,6 +25,7 @@ class Node:
     Args:
         bad: samples that storage cannot read; may be changed at any time.
         undecoded: samples that other nodes, or the disk, were to have decoded, and have not.
+        decoded_elsewhere: samples that another node has decoded, although it said otherwise; not if `undecoded`.
         disk: samples that the node's disk has decoded.
         disk_bytes: what these may take together.
     """
@@ -56,6 +57,7 @@ class Node:
         self.disk_bytes = disk_bytes
         self.bad: set[int] = set()
         self.undecoded: set[int] = set()
+        self.decoded_elsewhere: set[int] = set()
         self.coming: dict[int, HandIn] = {}
         self.filling: dict[int, Load] = {}
         self.full: dict[int, dict[int, tuple[int, int]]] = {}  # slab -> offset -> (sample, length)
@@ -165,11 +167,11 @@ class Node:
 
     def fill(self, slab: int) -> None:
         load = self.filling.pop(slab)
-        lacking = self.undecoded if load.decoded else self.bad
-        failures = {i: "gone" for i, s in enumerate(load.sample_ids.tolist()) if s in lacking}
+        failures = {i: why for i, s in enumerate(load.sample_ids.tolist()) if (why := self.lacks(load, s))}
         self.disk -= self.undecoded  # a disk drops what it cannot read
         readable = load.readable(failures)
-        self.reads[load.epoch] += 0 if load.decoded else len(load.rows)
+        elsewhere = sum(isinstance(why, OtherForm) for why in failures.values())
+        self.reads[load.epoch] += 0 if load.decoded else len(load.rows) - elsewhere
         lengths = load.lengths[readable]
         spans = zip((np.cumsum(lengths) - lengths).tolist(), load.sample_ids[readable].tolist(), lengths, strict=True)
         # Empty samples share their offset with a neighbour and are looked for nowhere.
@@ -182,6 +184,14 @@ class Node:
         self.look_ahead()
         for block in self.waiting:
             self.start(self.planner.retry_awaited(self.request(block)))
+
+    def lacks(self, load: Load, sample: int) -> str:
+        """Why a sample of a slab cannot be read; "" if it can."""
+        if load.decoded:
+            return OtherForm(0) if sample in self.undecoded else ""
+        if load.peer is not None and sample in self.decoded_elsewhere - self.undecoded:
+            return OtherForm(GROWTH * int(self.lengths[sample]))
+        return "gone" if sample in self.bad else ""
 
     def fail(self, slab: int) -> None:
         self.drop(self.planner.failed(self.filling.pop(slab), MemoryError("full")))

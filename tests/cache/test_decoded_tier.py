@@ -326,18 +326,23 @@ def test_what_a_disk_has_lost_is_read_from_storage() -> None:
     assert node.reads[1] == 3
 
 
-def moved_to(name: str, decoded: list[int], *, cache: int) -> Node:
+def moved_to(decoded: list[int], *, cache: int, readahead: int = 0) -> Node:
     """A node to which all 40 samples have moved, of which another one kept some decoded."""
-    node = Node([5] * 40, block_samples=8, cache=cache, name=name)
-    kept = np.zeros(40, np.int64)
-    kept[decoded] = 5 * GROWTH
-    weights = (NodeWeight(name, cache),)
-    node.placements.add(Placement(2, weights, (np.inf,)), Holders(("a",), np.zeros(40, np.int16), kept))
+    node = Node([5] * 40, block_samples=8, cache=cache, readahead=readahead, name="b")
+    move_all_to(node, decoded)
     return node
 
 
+def move_all_to(node: Node, decoded: list[int]) -> None:
+    """Another node kept all samples, some decoded; this one is to keep them now."""
+    kept = np.zeros(len(node.lengths), np.int64)
+    kept[decoded] = GROWTH * node.lengths[decoded]
+    placement = Placement(2, (NodeWeight("b", node.planner.minio.budget_bytes),), (np.inf,))
+    node.placements.add(placement, Holders(("a",), np.zeros(len(kept), np.int16), kept))
+
+
 def test_decoded_samples_move_as_they_are_and_as_far_as_the_plan_of_their_new_home_has_room() -> None:
-    node = moved_to("b", [*range(20)], cache=10 * 5 * GROWTH + 20 * 5)
+    node = moved_to([*range(20)], cache=10 * 5 * GROWTH + 20 * 5)
     node.aim(10 * 5 * GROWTH)
     loads = node.planner.move_in(np.arange(40))
     assert {(load.peer, load.decoded, len(load.rows), load.nbytes) for load in loads} == {
@@ -352,12 +357,38 @@ def test_decoded_samples_move_as_they_are_and_as_far_as_the_plan_of_their_new_ho
 
 
 def test_a_sample_that_its_last_home_has_decoded_no_more_is_read_from_storage() -> None:
-    node = moved_to("b", [*range(20)], cache=1000)
+    node = moved_to([*range(20)], cache=1000)
     node.aim(1000)
     node.undecoded = {*range(5, 40)}
     rows = node.fetch(0)
     assert not rows.errors
     assert rows.length.tolist() == [5 * GROWTH if i < 5 else 5 for i in node.order.sample_ids(0).tolist()]
+
+
+@pytest.mark.parametrize("readahead", [0, 400])
+def test_what_its_last_home_has_decoded_meanwhile_moves_as_it_is_and_is_not_read_from_storage(readahead: int) -> None:
+    """Samples that were handed in there between what that node said of them and the move."""
+    node = moved_to([*range(20)], cache=40 * 5 * GROWTH + 40 * 5, readahead=readahead)
+    node.aim(40 * 5 * GROWTH)
+    node.decoded_elsewhere = {*range(15, 30)}
+    rows = [node.fetch(block) for block in range(5)]
+    assert not any(row.errors for row in rows)
+    assert sum(row.counts.decoded.samples for row in rows) == node.planner.directory.decoded.samples == 30
+    assert node.reads.total() == 10, "of 40, 30 are there decoded"
+
+
+def test_what_moves_before_anybody_asks_stays_where_it_is_if_it_is_there_in_another_form() -> None:
+    node = moved_to([], cache=1000)
+    node.aim(1000)
+    node.decoded_elsewhere = {3, 4}
+    for asked, kept in ((40, 38), (2, 40)):
+        loads = node.planner.move_in(node.placements.held_elsewhere())
+        assert sum(len(load.rows) for load in loads) == asked
+        node.start(loads)
+        for load in loads:
+            node.fill(load.slab)
+        assert node.planner.directory.samples == kept
+    assert node.planner.directory.decoded_ids().tolist() == [3, 4]
 
 
 @settings(max_examples=150, deadline=None)
@@ -379,7 +410,9 @@ def any_schedule(seed: int, lengths: list[int], block_samples: int, share: float
     chance = random.Random(seed)
     cache = int(sum(lengths) * share)
     disk_bytes = chance.choice([0, 0, cache])
-    node = Node(lengths, block_samples=block_samples, cache=cache, readahead=readahead, disk_bytes=disk_bytes)
+    node = Node(lengths, block_samples=block_samples, cache=cache, readahead=readahead, disk_bytes=disk_bytes, name="b")
+    if chance.random() < 0.5:
+        move_all_to(node, [i for i in range(len(lengths)) if chance.random() < 0.5])
     node.aim(chance.randint(0, cache))
     wanted, given_out = 0, {0: list[int]()}
     for _ in range(80):
@@ -396,7 +429,7 @@ def any_schedule(seed: int, lengths: list[int], block_samples: int, share: float
             node.fail(chance.choice(list(node.filling)))
         elif action == "deliver" and node.ready():
             block = chance.choice(node.ready())
-            if node.planner._plans[PartRequest(block)].failure:
+            if node.planner._plans[node.request(block)].failure:
                 node.end(block)
             else:
                 given_out[block] = node.asked(block)
@@ -406,6 +439,7 @@ def any_schedule(seed: int, lengths: list[int], block_samples: int, share: float
         elif action == "spoil":
             node.bad = set(chance.sample(range(len(lengths)), min(3, len(lengths))))
             node.undecoded = set(chance.sample(range(len(lengths)), min(3, len(lengths))))
+            node.decoded_elsewhere = {i for i in range(len(lengths)) if chance.random() < 0.3}
         elif action == "hand in":
             block = chance.choice([*given_out])
             ids = given_out[block] or chance.sample(range(len(lengths)), min(4, len(lengths)))
