@@ -62,6 +62,9 @@ MOVED_TOGETHER = 256
 LOOK_S = 1.0
 """Period at which a fetch looks whether storage hangs."""
 
+ADOPT_S = 30.0
+"""Longest time in which a prepared part comes from another node."""
+
 ROW_THREADS = 4
 """Threads that copy rows of prepared parts for ranks on other nodes."""
 
@@ -84,10 +87,6 @@ class Given(NamedTuple):
 
 
 # It reserves no CPU: it must come up beside prep workers that have taken them all.
-ADOPT_S = 30.0
-"""Longest time in which a prepared part comes from another node."""
-
-
 @ray.remote(num_cpus=0)
 class CacheNode:
     """The cache of one machine, a thin shell around `Planner`: its own threads fill slabs, and it hands out references.

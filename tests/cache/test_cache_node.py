@@ -127,6 +127,20 @@ def test_slabs_that_are_let_go_are_told_to_those_who_have_them_and_to_nobody_els
         assert not any(answer.dropped_slabs for answer in read_epoch(folder, newcomer, epoch))
 
 
+def test_samples_are_given_in_the_form_that_is_asked_for_or_stay(make_folder: MakeFolder, start: Any) -> None:
+    """Whatever their bytes are: a sample may have as many decoded as in its file."""
+    folder = make_folder(103)
+    node = start(folder)
+    read_epoch(folder, CacheReader(node), 0)
+    asked = np.arange(103), np.ones(103, np.bool_), folder.dataset.lengths(np.arange(103))
+    for decoded, kept in ((True, 103), (False, 0)):
+        given = ray.get(node.hand_over.remote(*asked, decoded=decoded), timeout=DEADLINE_S)
+        assert given.kept.all() == (not decoded)
+        assert given.kept.any() == (not decoded)
+        assert given.other.tolist() == [0 if decoded else -1] * 103
+        assert stats_of(node).cached_samples == kept
+
+
 @pytest.mark.parametrize("at_once", [False, True])
 def test_a_part_that_was_cut_before_samples_moved_is_read_from_where_they_are_now(
     at_once: bool, make_folder: MakeFolder, start: Any
