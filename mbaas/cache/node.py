@@ -72,13 +72,12 @@ SlabRef: TypeAlias = "ray.ObjectRef[Slab]"
 
 
 class Given(NamedTuple):
-    """Of n samples that another node asked for, what it gets.
+    """What another node gets of the n samples that it asked for.
 
     Attributes:
         kept: bool[n], those whose bytes it gets.
         packed: these, end to end.
-        other: int64[n], of those that are here in another form than was asked for: their bytes if they are decoded, 0
-            if not; -1 for all others.
+        other: int64[n], those that are here in another form than was asked for: see `Planner.in_form`.
     """
 
     kept: NDArray[np.bool_]
@@ -341,7 +340,7 @@ class CacheNode:
             await asyncio.gather(*(asyncio.shield(self._filling[load.slab]) for load in loads))
 
     async def hand_over(
-        self, sample_ids: Ids, lacking: NDArray[np.bool_], lengths: NDArray[np.int64], *, decoded: bool = False
+        self, sample_ids: Ids, lacking: NDArray[np.bool_], lengths: NDArray[np.int64], *, decoded: bool
     ) -> Given:
         """Give samples to the node that is their home now, and keep them no more, unless it asks for another form.
 
@@ -362,7 +361,7 @@ class CacheNode:
         return given
 
     async def lend(
-        self, sample_ids: Ids, lacking: NDArray[np.bool_], lengths: NDArray[np.int64], *, decoded: bool = False
+        self, sample_ids: Ids, lacking: NDArray[np.bool_], lengths: NDArray[np.int64], *, decoded: bool
     ) -> Given:
         """Give copies of samples that live here now to the node where they were, for a part that was cut before.
 
@@ -377,12 +376,8 @@ class CacheNode:
         self, sample_ids: Ids, wanted: NDArray[np.bool_], lengths: NDArray[np.int64], *, decoded: bool
     ) -> Given:
         """Give those of the wanted samples that are kept in this form and with these lengths."""
-        locations = self._planner.directory.lookup(sample_ids)
-        wanted = wanted & (locations["slab"] > 0)
-        other = np.where(locations["decoded"], locations["length"], 0)
-        other[~wanted | (locations["decoded"] == decoded)] = -1
-        kept = wanted & (other < 0) & (locations["length"] == lengths)
-        locations = locations[kept]
+        kept, other = self._planner.in_form(sample_ids, wanted, lengths, decoded=decoded)
+        locations = self._planner.directory.lookup(sample_ids[kept])
         numbers = np.unique(locations["slab"]).tolist()
         slabs = dict(zip(numbers, await asyncio.gather(*(self._refs[slab] for slab in numbers)), strict=True))
         packed = joined(views(slabs, locations["slab"], locations["offset"], locations["length"]))

@@ -296,6 +296,27 @@ class Planner:
         found = found.only(self._admit(found, every, lasting=every))  # the rest stays where it is
         return self._loads(None, np.arange(len(found.sample_ids)), found, np.ones(len(found.sample_ids), np.bool_))
 
+    def in_form(
+        self, sample_ids: Ids, wanted: NDArray[np.bool_], lengths: NDArray[np.int64], *, decoded: bool
+    ) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
+        """Tell which of the samples that another node wants are kept in the form for which it asks.
+
+        Args:
+            sample_ids: int64[n].
+            wanted: bool[n].
+            lengths: int64[n], bytes for which it has room.
+            decoded: whether it asks for decoded ones.
+
+        Returns:
+            bool[n], those that are; and int64[n], of those that are kept in the other form their bytes if they are
+            decoded, 0 if not; -1 for all others. Lengths alone do not tell: both forms may have as many bytes.
+        """
+        kept = self.directory.lookup(sample_ids)
+        wanted = wanted & (kept["slab"] > 0)
+        alike = wanted & (kept["decoded"] == decoded)
+        other = np.where(wanted & ~alike, np.where(kept["decoded"], kept["length"], 0), -1)
+        return alike & (kept["length"] == lengths), other
+
     def hand_over(self, sample_ids: Ids) -> list[int]:
         """Keep samples no more that moved to another node. Returns the slabs to let go, which hold nothing else."""
         # Whole slabs only: the bytes of a sample that went are there until those of its neighbours go.

@@ -249,10 +249,12 @@ class PartPlan:
         self.origin[load.rows] = origins
         readable = load.readable(failures)
         self.offset[load.rows[readable]] = pack(load.lengths[readable])  # which moved up when the slab was squeezed
-        again = [i for i, reason in failures.items() if isinstance(reason, OtherForm)]
-        self.hit[load.rows[again]] = True
-        errors = {int(load.rows[i]): reason for i, reason in failures.items()}
-        self.errors.update({row: reason for row, reason in errors.items() if not self.hit[row]})
+        for i, reason in failures.items():
+            row = int(load.rows[i])
+            if isinstance(reason, OtherForm):
+                self.hit[row] = True
+            else:
+                self.errors[row] = reason
 
     def lose(self, slabs: Container[int]) -> None:
         """Have rows of ``loads`` that went into these slabs read again: they are hits again, which lie nowhere."""
@@ -308,6 +310,6 @@ class PartPlan:
         read = [load.rows[~self.hit[load.rows] & (self.slab[load.rows] == load.slab)] for load in self.loads]
         rows = np.concatenate([np.flatnonzero(self.hit), *read])
         assert sorted(rows.tolist()) == list(range(len(self.sample_ids))), f"rows of {self.request}"
-        whole = [load.peer is None and not load.decoded for load in self.loads]  # what is read in one form only
-        assert all(len(rows) == len(self.loads[i].rows) for i, rows in enumerate(read) if whole[i])
+        for load, own in zip(self.loads, read, strict=True):  # what is read from storage alone is never read again
+            assert len(own) == len(load.rows) or load.decoded or load.peer is not None, load
         assert not self.hit[list(self.errors)].any(), f"{self.request} inherited an error: {self.errors}"

@@ -119,7 +119,8 @@ def test_slabs_that_are_let_go_are_told_to_those_who_have_them_and_to_nobody_els
     everything = np.arange(103)
     for epoch in (1, 2, 3):
         held = stats_of(node).cached_slabs
-        handed = node.hand_over.remote(everything, np.ones(103, np.bool_), folder.dataset.lengths(everything))
+        lengths = folder.dataset.lengths(everything)
+        handed = node.hand_over.remote(everything, np.ones(103, np.bool_), lengths, decoded=False)
         ray.get(handed, timeout=DEADLINE_S)
         answers = read_epoch(folder, reader, epoch)
         assert [len(answer.dropped_slabs) for answer in answers] == [held, *[0] * (len(answers) - 1)]
