@@ -1,5 +1,5 @@
 """What the samples of a feed cost, before it is laid out: one is prepared, some are read as a cache node would, and of
-these a few are prepared from both forms, encoded and decoded.
+these a few are prepared together, as in a block, and from both forms, encoded and decoded.
 """
 
 from __future__ import annotations
@@ -27,8 +27,11 @@ _T = TypeVar("_T")
 PROBE_SAMPLES = 16
 """How many samples are tried until one can be prepared."""
 
-PROBE_REPEATS = 5
-"""How often the first sample is timed; the fastest counts, since the first try also pays for warming up."""
+PROBE_REPEATS = 2
+"""How often preparing is timed; the fastest counts: another program may have taken the CPU."""
+
+PROBE_TOGETHER_S = 0.05
+"""How many of the samples that were read are prepared together: as many as take about so long, at least one."""
 
 PROBE_READS = 64
 """How many samples are read to learn how long that takes, at most, and at most a quarter of the dataset."""
@@ -71,8 +74,9 @@ def first_probe(
         reader.read_into(sample_id, encoded)
         return *_probe_one(engine, encoded, sample_id, dataset), (sample_id, encoded)
 
-    made, sample_s, first = first_good(probed, min(PROBE_SAMPLES, len(dataset)))
+    made, alone_s, first = first_good(probed, min(PROBE_SAMPLES, len(dataset)))
     read_s, samples = _read_some(dataset, reader, fetch_threads)
+    sample_s = _time_together(engine, dataset, made, samples[: max(1, int(PROBE_TOGETHER_S / alone_s))] or [first])
     # Storage may be so slow that no other has come: the one that is there says as much as there is to know.
     decoded = _decoded_costs(keeping, dataset, made, samples or [first])
     return Probe(SampleSpec(made, known), sample_s, read_s, decoded)
@@ -102,15 +106,31 @@ def _probe_one(engine: Engine, encoded: NDArray[np.uint8], sample_id: int, datas
     out = made.empty(1)
     if flaws := engine.prepare([encoded], ids, 0, known, out).bad:
         raise BadSampleError(dataset.uri(sample_id), flaws[0].reason)
-    return made, min(_time_one(engine, encoded, ids, known, out) for _ in range(PROBE_REPEATS))
+    return made, _fastest(engine, [encoded], ids, known, out)
 
 
-def _time_one(
-    engine: Engine, encoded: NDArray[np.uint8], ids: NDArray[np.int64], known: Arrays, out: NDArray[Any]
+def _time_together(
+    engine: Engine, dataset: Dataset, made: Field, samples: Sequence[tuple[int, NDArray[np.uint8]]]
 ) -> float:
-    began = time.perf_counter()
-    engine.prepare([encoded], ids, 0, known, out)
-    return time.perf_counter() - began
+    """Return the seconds that one of these samples, (id, bytes), takes where they are prepared together.
+
+    One alone says little: it may be larger than most, and it bears what every call of an engine takes.
+    """
+    numbers, encoded = zip(*samples, strict=True)
+    ids = np.array(numbers)
+    return _fastest(engine, encoded, ids, dataset.values(ids), made.empty(len(ids))) / len(ids)
+
+
+def _fastest(
+    engine: Engine, encoded: Sequence[NDArray[np.uint8]], ids: NDArray[np.int64], known: Arrays, out: NDArray[Any]
+) -> float:
+    """Prepare samples a few times; return the seconds of the fastest try."""
+    tries = []
+    for _ in range(PROBE_REPEATS):
+        began = time.perf_counter()
+        engine.prepare(encoded, ids, 0, known, out)
+        tries.append(time.perf_counter() - began)
+    return min(tries)
 
 
 def _decoded_costs(

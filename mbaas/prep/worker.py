@@ -172,7 +172,7 @@ class PrepWorker:
         return WorkerLocation(os.getpid(), self._node, self._started_by if work is None else work.brief.config.feed)
 
     def probe(self, dataset: Dataset, config: PrepConfig, fetch_threads: int) -> Probe:
-        """Read some samples and prepare one alone, to learn shape, dtype and costs; the worker itself stays as it is.
+        """Read some samples and prepare them, to learn shape, dtype and costs; the worker itself stays as it is.
 
         Raises:
             BadSampleError: see `first_probe`.

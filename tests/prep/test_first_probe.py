@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from unittest.mock import MagicMock
 
 import numpy as np
@@ -20,8 +21,9 @@ from mbaas.dataset import Dataset, SampleReader, synthetic
 from mbaas.dataset.bounded import bounded
 from mbaas.errors import BadSampleError, StorageError
 from mbaas.messages import Probe
+from mbaas.prep.engine import Prepared
 from mbaas.prep.engines import make_engine
-from mbaas.prep.probe import PROBE_DECODED_S, PROBE_READS_S, PROBE_REPEATS, PROBE_SAMPLES, first_probe
+from mbaas.prep.probe import PROBE_DECODED_S, PROBE_READS_S, PROBE_REPEATS, PROBE_SAMPLES, PROBE_TOGETHER_S, first_probe
 
 SAMPLES = PROBE_SAMPLES + 4
 
@@ -124,6 +126,20 @@ def test_what_a_node_takes_to_read_a_sample_is_measured(
     assert time.monotonic() - began < PROBE_READS_S + 2.0
 
 
+def test_what_a_call_of_an_engine_takes_is_shared_by_its_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two samples each has half: they are prepared together, as those of a block."""
+    data = synthetic(40)
+    engine = make_engine("cpu", T.Pipeline([T.DecodeImage()]), seed=0)
+    prepare, call_s = engine.prepare, 0.4 * PROBE_TOGETHER_S
+
+    def slow(*args: Any) -> Prepared:
+        time.sleep(call_s)
+        return prepare(*args)
+
+    monkeypatch.setattr(engine, "prepare", slow)
+    assert call_s / 2 < first_probe(data, engine, engine, data.fields, 2).sample_s < 0.9 * call_s
+
+
 def test_what_decoded_samples_take_and_save_is_measured() -> None:
     """Mean bytes of 64 pixels high and wide, in a container; a function that takes its time is among what is saved."""
 
@@ -163,7 +179,8 @@ def test_no_more_samples_are_decoded_than_there_is_time_for() -> None:
     pipeline = T.Pipeline([T.DecodeImage(max_pixels=1 << 20), T.Map(slow, deterministic=True)])
     engine = make_engine("cpu", pipeline, seed=0)
     assert first_probe(data, engine, engine, data.fields, 2).decoded is not None
-    assert len(calls) == 1 + 1 + PROBE_REPEATS + 1 + 4, "field, first, timed; kept; two epochs twice"
+    expected = 1 + 1 + PROBE_REPEATS + PROBE_REPEATS + 1 + 4
+    assert len(calls) == expected, "field, first, timed alone, timed with others; kept; two epochs twice"
 
 
 def test_where_nothing_can_be_kept_decoded_there_are_no_costs_of_it() -> None:
