@@ -188,7 +188,7 @@ def _of_reading(report: BenchReport) -> str:
         return ""
     what = "a byte of each page" if report.settings.read == "pages" else "every byte"
     return (
-        f"Reading alone: N processes read one minibatch in shared memory as trials do, {what}. At best the machine "
+        f"Reading alone: N processes read minibatches in shared memory as trials do, {what}. At best the machine "
         "could carry what is left when each sample is prepared once, without transport, and every trial reads it. "
     )
 

@@ -1,7 +1,9 @@
-"""Row "memory": every trial reads one minibatch in shared memory, again and again.
+"""Row "memory": every trial reads minibatches in shared memory, the same ones again and again.
 
-Nothing is prepared or moved, and the pages are mapped in every trial from the first epoch on. What a trial does with a
-minibatch is what it does in any row, so this is the least that a delivered sample can cost on the machine.
+Nothing is prepared or moved, and the pages are mapped in every trial after a few epochs. What a trial does with a
+minibatch is what it does in any row, so this is the least that a delivered sample can cost on the machine. The
+minibatches take as much memory as those of a feed: one alone would be read from the caches of a core, which hold nothing
+of a minibatch that was just prepared.
 """
 
 from __future__ import annotations
@@ -14,9 +16,12 @@ import numpy as np
 
 from mbaas.bench.rows import Minibatch, TrialSpec
 
+STAGED_BYTES = 1 << 29
+"""About what a feed with two prep workers keeps staged: blocks that trials read, that are ready, and that are made."""
+
 
 class Service:
-    """Keeps a block of random bytes in memory that trials map. See `mbaas.bench.rows.Service`."""
+    """Keeps random bytes in memory that trials map. See `mbaas.bench.rows.Service`."""
 
     def __init__(self, spec: TrialSpec, trials: int) -> None:  # noqa: ARG002
         self._spec = spec
@@ -24,11 +29,12 @@ class Service:
 
     def __enter__(self) -> Service:
         # memory without a name: nothing is left of it, however this process ends
-        self._memory = os.memfd_create("mbaas-minibatch")
+        self._memory = os.memfd_create("mbaas-minibatches")
         self.address = f"/proc/{os.getpid()}/fd/{self._memory}"
-        values = np.random.default_rng(self._spec.seed).bytes(math.prod(_shape(self._spec)) * _itemsize(self._spec))
+        count, *shape = _shape(self._spec)
+        values = np.random.default_rng(self._spec.seed).bytes(math.prod(shape) * _itemsize(self._spec))
         with open(self._memory, "wb", closefd=False) as file:
-            file.write(values)
+            file.writelines(values for _ in range(count))
         return self
 
     def __exit__(self, *exc_info: object) -> None:
@@ -40,30 +46,33 @@ class Service:
 
 
 def _shape(spec: TrialSpec) -> tuple[int, ...]:
-    made = spec.task.made.empty(0)
-    return (spec.batch, *made.shape[1:])
+    """Return [minibatches, samples of each, ...]."""
+    made = spec.task.made
+    return (max(1, STAGED_BYTES // (spec.batch * made.nbytes)), spec.batch, *made.empty(0).shape[1:])
 
 
 def _itemsize(spec: TrialSpec) -> int:
     return np.dtype(spec.task.made.dtype).itemsize
 
 
-class SharedMinibatch:
-    """One minibatch, under the ids of all. See `mbaas.bench.rows.EpochLoader`."""
+class SharedMinibatches:
+    """Minibatches in shared memory, in turn, under the ids of all. See `mbaas.bench.rows.EpochLoader`."""
 
     def __init__(self, spec: TrialSpec) -> None:
         self.samples, self._batch = len(spec.samples().files), spec.batch
         self._values = np.memmap(spec.address, spec.task.made.dtype, "r", shape=_shape(spec))
+        self._next = 0
 
     def epoch(self) -> Iterator[Minibatch]:
         for first in range(0, self.samples, self._batch):
             ids = np.arange(first, min(first + self._batch, self.samples))
-            yield [np.asarray(self._values)[: len(ids)]], ids
+            yield [np.asarray(self._values[self._next])[: len(ids)]], ids
+            self._next = (self._next + 1) % len(self._values)
 
     def close(self) -> None:
         del self._values
 
 
-def open_loader(spec: TrialSpec) -> SharedMinibatch:
+def open_loader(spec: TrialSpec) -> SharedMinibatches:
     """Open the loader of one trial."""
-    return SharedMinibatch(spec)
+    return SharedMinibatches(spec)
