@@ -2,8 +2,8 @@
 
 Nothing is prepared or moved, and the pages are mapped in every trial after a few epochs. What a trial does with a
 minibatch is what it does in any row, so this is the least that a delivered sample can cost on the machine. The
-minibatches take as much memory as those of a feed: one alone would be read from the caches of a core, which hold nothing
-of a minibatch that was just prepared.
+minibatches take as much memory as those of a feed: one alone would be read from the caches of a core, which hold
+nothing of a minibatch that was just prepared.
 """
 
 from __future__ import annotations
