@@ -31,7 +31,7 @@ PROBE_REPEATS = 2
 """How often preparing is timed; the fastest counts: another program may have taken the CPU."""
 
 PROBE_TOGETHER_S = 0.05
-"""How many of the samples that were read are prepared together: as many as take about so long, at least one."""
+"""How many samples are prepared together: as many as take about so long."""
 
 PROBE_READS = 64
 """How many samples are read to learn how long that takes, at most, and at most a quarter of the dataset."""
@@ -76,7 +76,8 @@ def first_probe(
 
     made, alone_s, first = first_good(probed, min(PROBE_SAMPLES, len(dataset)))
     read_s, samples = _read_some(dataset, reader, fetch_threads)
-    sample_s = _time_together(engine, dataset, made, samples[: max(1, int(PROBE_TOGETHER_S / alone_s))] or [first])
+    together = [first, *(sample for sample in samples if sample[0] != first[0])][: int(PROBE_TOGETHER_S / alone_s)]
+    sample_s = _time_together(engine, dataset, made, together) if len(together) > 1 else alone_s
     # Storage may be so slow that no other has come: the one that is there says as much as there is to know.
     decoded = _decoded_costs(keeping, dataset, made, samples or [first])
     return Probe(SampleSpec(made, known), sample_s, read_s, decoded)
@@ -106,7 +107,7 @@ def _probe_one(engine: Engine, encoded: NDArray[np.uint8], sample_id: int, datas
     out = made.empty(1)
     if flaws := engine.prepare([encoded], ids, 0, known, out).bad:
         raise BadSampleError(dataset.uri(sample_id), flaws[0].reason)
-    return made, _fastest(engine, [encoded], ids, known, out)
+    return made, _sample_s(engine, [encoded], ids, known, out)
 
 
 def _time_together(
@@ -118,18 +119,19 @@ def _time_together(
     """
     numbers, encoded = zip(*samples, strict=True)
     ids = np.array(numbers)
-    return _fastest(engine, encoded, ids, dataset.values(ids), made.empty(len(ids))) / len(ids)
+    return _sample_s(engine, encoded, ids, dataset.values(ids), made.empty(len(ids)))
 
 
-def _fastest(
+def _sample_s(
     engine: Engine, encoded: Sequence[NDArray[np.uint8]], ids: NDArray[np.int64], known: Arrays, out: NDArray[Any]
 ) -> float:
-    """Prepare samples a few times; return the seconds of the fastest try."""
+    """Prepare samples a few times; return the seconds of the fastest try for each that is good."""
     tries = []
     for _ in range(PROBE_REPEATS):
         began = time.perf_counter()
-        engine.prepare(encoded, ids, 0, known, out)
-        tries.append(time.perf_counter() - began)
+        prepared = engine.prepare(encoded, ids, 0, known, out)
+        good = len(ids) - len(prepared.bad)
+        tries.append((time.perf_counter() - began) / max(1, good))  # a user's function may fail the second time
     return min(tries)
 
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -16,6 +17,7 @@ from mbaas.bench import host
 from mbaas.bench.host import RowRun, run_row
 from mbaas.bench.photos import make_photos
 from mbaas.bench.report import GPU_ROWS, BenchSettings
+from mbaas.bench.rows import memory
 from mbaas.bench.runner import row_spec, run
 from mbaas.bench.tasks.base import Data, files_below
 from mbaas.bench.tasks.images import EXTENSIONS
@@ -72,6 +74,19 @@ def test_each_sample_comes_once_in_each_epoch(photos: Path, row: str, trials: in
     assert result.samples_per_s > 0
     assert result.cpu_s_per_1000 > 0 or row == "memory", "two epochs are read in less than a tick"
     assert result.peak_bytes > 10 * 2**20
+
+
+def test_what_is_read_alone_comes_from_more_memory_than_caches_hold(photos: Path) -> None:
+    spec = row_spec(BenchSettings(cores=2), Data(photos), "memory", 1, 16).trial
+    with memory.Service(spec, 1) as service:
+        loader = memory.open_loader(replace(spec, address=service.address))
+        most = memory.STAGED_BYTES // (16 * spec.task.made.nbytes)
+        starts = []
+        while len(starts) <= most:
+            starts += [values[0].ctypes.data for values, _ in loader.epoch()]
+        loader.close()
+    assert len(set(starts[:most])) == most
+    assert starts[most] == starts[0]
 
 
 @pytest.mark.gpu

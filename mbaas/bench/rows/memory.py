@@ -2,7 +2,7 @@
 
 Nothing is prepared or moved, and the pages are mapped in every trial after a few epochs. What a trial does with a
 minibatch is what it does in any row, so this is the least that a delivered sample can cost on the machine. The
-minibatches take as much memory as those of a feed: one alone would be read from the caches of a core, which hold
+minibatches take about as much memory as those of a feed: one alone would be read from the caches of a core, which hold
 nothing of a minibatch that was just prepared.
 """
 
@@ -17,7 +17,7 @@ import numpy as np
 from mbaas.bench.rows import Minibatch, TrialSpec
 
 STAGED_BYTES = 1 << 29
-"""About what a feed with two prep workers keeps staged: blocks that trials read, that are ready, and that are made."""
+"""Much more than the caches of a core hold, and half of what a feed may keep staged by default."""
 
 
 class Service:
