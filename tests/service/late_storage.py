@@ -34,8 +34,7 @@ class _LateReader(SampleReader):
         self._inner, self._late_s = inner, late_s
 
     def read_into(self, sample_id: int, buffer: Any) -> None:
-        if self._late_s:
-            time.sleep(self._late_s)
+        time.sleep(self._late_s)
         self._inner.read_into(sample_id, buffer)
 
 
@@ -48,10 +47,6 @@ def _slow_down_disk(disk_s: float) -> None:
         return get(self, sample_ids, lengths, **into)
 
     DiskStore.get = slow  # type: ignore[method-assign]
-
-
-def with_slow_disk(inner: Dataset, *, disk_s: float) -> LateDataset:
-    return late(inner, late_s=0.0, disk_s=disk_s)
 
 
 def late(inner: Dataset, *, late_s: float, disk_s: float = 0.0) -> LateDataset:
