@@ -25,8 +25,10 @@ photographs take 5 to 7 times as many (Mohan et al., VLDB 2021).
 """
 
 DEFAULT_STAGING_SHARE = 0.15
+"""The most that the default staging budget takes of the smallest object store."""
+
 DEFAULT_STAGING_BYTES = 2**30
-"""The default staging budget: a share of the object store, at most 1 GiB."""
+"""The default staging budget, unless all workers need more: trials of different speeds have a use for it, too."""
 
 
 @dataclass(frozen=True)
@@ -97,15 +99,21 @@ def default_cache(dataset_bytes: int, free: int, *, grows: bool) -> int:
     return max(needed, min(DECODED_GROWTH * dataset_bytes, free // 2)) if grows else needed
 
 
-def default_staging(store_bytes: int) -> int:
-    """Return the bytes that a feed stages if nothing is said, where the smallest object store has so many."""
-    return min(DEFAULT_STAGING_BYTES, int(store_bytes * DEFAULT_STAGING_SHARE))
+def default_staging(store_bytes: int, wanted: int) -> int:
+    """Return the bytes that a feed stages if nothing is said.
+
+    Args:
+        store_bytes: of the smallest object store.
+        wanted: what the feed's workers need, see `mbaas.core.layout.wanted_staging`.
+    """
+    return min(max(DEFAULT_STAGING_BYTES, wanted), int(store_bytes * DEFAULT_STAGING_SHARE))
 
 
 def memory_budgets(
     *,
     cache_bytes: int | None,
     staging_bytes: int | None,
+    wanted_staging: int,
     dataset_bytes: int,
     grows: bool,
     stores: Collection[int],
@@ -118,6 +126,7 @@ def memory_budgets(
 
     Args:
         cache_bytes, staging_bytes: what the user said, or None.
+        wanted_staging: see `default_staging`.
         dataset_bytes, grows: see `default_cache`.
         stores: bytes of the object stores of the nodes that may prepare.
         smallest_store: bytes of the smallest one of the cluster: consumers read on nodes that do not prepare, too.
@@ -131,7 +140,7 @@ def memory_budgets(
     if staging is None:
         free = free_bytes(smallest, earlier)
         # At least 1, as the option must be; whether it fits is checked below.
-        staging = max(1, min(default_staging(smallest_store), free))
+        staging = max(1, min(default_staging(smallest_store, wanted_staging), free))
     cache = cache_bytes
     if cache is None:
         cache = default_cache(dataset_bytes, free_bytes(largest, earlier) - staging, grows=grows)

@@ -23,6 +23,7 @@ from mbaas.coordinator import kept_claims
 from mbaas.coordinator.coordinator import Coordinator
 from mbaas.coordinator.worker_pool import WorkerPool
 from mbaas.coordinator.worker_pool import claims as claims_of
+from mbaas.core.layout import wanted_staging
 from mbaas.dataset import Dataset
 from mbaas.dataset.bounded import bounded
 from mbaas.errors import ConfigError, FeedExistsError, ResourceError, last_line
@@ -93,7 +94,8 @@ def serve(
         decoded: keep samples decoded in the caches, as they are before the pipeline's first random transform, where
             measured times say that memory saves more so than with the bytes that storage has. Minibatches have the same
             bytes.
-        staging_bytes: memory for prepared minibatches; default: 15 % of a node's object store, at most 1 GiB.
+        staging_bytes: memory for prepared minibatches; default: 1 GiB, or what all prep workers need to work at the
+            same time, 256 MiB each and 384 MiB more, if that is more; at most 15 % of a node's object store.
         prep_workers: actors that prepare, each of which reserves one CPU; default: half of the CPUs that other feeds
             have left, one of which is kept for a trial. Where that is less than one CPU, it is one worker that reserves
             as much. With dali it is at most two workers for each GPU; of sound, which is decoded on CPUs, four; as far
@@ -203,19 +205,20 @@ def _filled_in(
         ConfigError, ResourceError: there is not enough.
     """
     earlier = tuple(claim.memory for claim in claims)
+    # Of those that reserve parts of GPUs more than one may not find room on each.
+    usable, per_gpu = (runtime.markable_gpus(), per_gpu) if asked.gpus_per_worker is None else (gpus, 1)
+    room = GpuRoom(count=usable, workers=per_gpu, cpus=runtime.cpus_per_gpu())
+    resources = _prep_resources(asked, claims, room if engine == "dali" and gpus else None)
     cache, staged = memory_budgets(
         cache_bytes=asked.cache_bytes,
         staging_bytes=asked.staging_bytes,
+        wanted_staging=wanted_staging(max(resources.workers, asked.scaling.max_prep_workers or 0)),
         dataset_bytes=dataset.total_bytes,
         grows=grows,
         stores=runtime.store_bytes(with_cpus=True).values(),
         smallest_store=min(runtime.store_bytes().values(), default=0),
         earlier=earlier,
     )
-    # Of those that reserve parts of GPUs more than one may not find room on each.
-    usable, per_gpu = (runtime.markable_gpus(), per_gpu) if asked.gpus_per_worker is None else (gpus, 1)
-    room = GpuRoom(count=usable, workers=per_gpu, cpus=runtime.cpus_per_gpu())
-    resources = _prep_resources(asked, claims, room if engine == "dali" and gpus else None)
     chosen: dict[str, Any] = {
         "cache_bytes": cache,
         "staging_bytes": staged,

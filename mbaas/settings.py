@@ -247,7 +247,9 @@ class FeedOptions:
     times say that memory saves more so than with the bytes that storage has. Minibatches have the same bytes."""
 
     staging_bytes: Annotated[Bytes, Ge(1)] | None = None
-    """Memory for prepared minibatches; default: 15 % of a node's object store, at most 1 GiB."""
+    """Memory for prepared minibatches; default: 1 GiB, or what all prep workers need to work at the same time, 256 MiB
+    each and 384 MiB more, if that is more; at most 15 % of a node's object store.
+    """
 
     prep_workers: AtLeast1 | None = None
     """Actors that prepare, each of which reserves one CPU; default: half of the CPUs that other feeds have left, one of

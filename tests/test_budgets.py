@@ -15,6 +15,7 @@ from mbaas.budgets import (
     STORE_SHARE,
     MemoryClaim,
     cache_budget,
+    default_staging,
     free_bytes,
     largest_sample,
     memory_budgets,
@@ -44,6 +45,7 @@ def budgets(**said: Any) -> tuple[int, int]:
     given = {
         "cache_bytes": None,
         "staging_bytes": None,
+        "wanted_staging": GB // 2,
         "dataset_bytes": 100 * GB,
         "grows": False,
         "earlier": (),
@@ -56,6 +58,20 @@ def budgets(**said: Any) -> tuple[int, int]:
 def test_the_cache_may_be_as_large_as_the_largest_node_allows_that_prepares(nodes: None) -> None:
     """70 % of 20 GB are 14 GB; staged minibatches may be read on the head, too: 15 % of its 1 GB."""
     assert budgets() == (14 * GB - 150_000_000, 150_000_000)
+
+
+def test_staging_is_what_the_workers_need_and_at_least_a_gibibyte_but_no_more_than_a_share() -> None:
+    """15 % of 40 GB are 6 GB."""
+    wanted = (0, 2**30, 3 * GB, 6 * GB, 60 * GB)
+    assert [default_staging(40 * GB, each) for each in wanted] == [2**30, 2**30, 3 * GB, 6 * GB, 6 * GB]
+
+
+def test_a_feed_stages_what_its_workers_need(monkeypatch: pytest.MonkeyPatch) -> None:
+    listed = [{"NodeID": "a", "Alive": True, "Resources": {"CPU": 8, "object_store_memory": 40 * GB}}]
+    monkeypatch.setattr(ray, "nodes", lambda: listed)
+    assert budgets(wanted_staging=3 * GB) == (25 * GB, 3 * GB)
+    assert budgets(wanted_staging=3 * GB, earlier=(MemoryClaim(26 * GB, GB),)) == (0, GB), "as far as others leave it"
+    assert budgets(wanted_staging=3 * GB, staging_bytes=2 * GB) == (26 * GB, 2 * GB), "what is said holds"
 
 
 @pytest.mark.parametrize(("dataset", "cache"), [(0.1, 0.8), (0.5, 4), (5, 13.85 / 2), (10, 10), (100, 13.85)])

@@ -16,7 +16,7 @@ from benchmarks.scale.real_feeds import Checked, check
 from benchmarks.scale.system import Costs, System, bounds, coordinator_cost_s, lanes_needed
 from mbaas.bench.render import figure_table, machine_line
 from mbaas.bench.report import Machine
-from mbaas.core.layout import CREDIT, MIN_BLOCKS_IN_BUDGET, READY_AHEAD, block_samples
+from mbaas.core.layout import MIN_BLOCKS_IN_BUDGET, block_samples, blocks_in_flight
 from mbaas.units import counted
 
 SIZES = ((1, 1), (1, 8), (1, 256), (4, 4), (16, 1), (16, 16), (64, 8), (64, 64), (256, 1), (256, 8))
@@ -69,6 +69,7 @@ class Site:
                 sample_bytes=self.sample_bytes,
                 staging_bytes=self.staging_bytes,
                 workers=self.workers,
+                most_workers=self.workers,
                 sample_s=self.prep_s,
                 nodes=nodes,
             ),
@@ -76,8 +77,8 @@ class Site:
             sample_bytes=self.sample_bytes,
             step_s=1 / self.trial_samples_per_s,
             link_bytes_per_s=self.link_bytes_per_s,
-            ahead_blocks=CREDIT * self.workers + READY_AHEAD,
-            staged_blocks=MIN_BLOCKS_IN_BUDGET,
+            ahead_blocks=blocks_in_flight(self.workers) - 1,
+            staged_blocks=max(MIN_BLOCKS_IN_BUDGET, blocks_in_flight(self.workers)),
         )
 
 

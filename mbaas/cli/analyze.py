@@ -21,6 +21,7 @@ from mbaas.budgets import default_cache, default_staging, free_bytes
 from mbaas.cli import analysis_view, feed_file, reading
 from mbaas.cli.connection import connect
 from mbaas.cli.console import CUT_OFF, end_as_ctrl_c, err, line, out, say_error, say_note, write_json
+from mbaas.core.layout import wanted_staging
 from mbaas.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -191,11 +192,12 @@ def _of_file(request: AnalyzeRequest, keep: Callable[[Findings], None]) -> Analy
     # Ray gets at least as many CPUs as there are workers, even if cores are fewer: they would wait for one for ever.
     with _own_ray(max(cores, options.prep_workers or 0)):
         gpus = runtime.gpus()
-        memory_bytes = _memory_bytes(options)
+        workers = options.prep_workers or workers_here(workload, cores=cores, gpus=gpus)
+        memory_bytes = _memory_bytes(options, workers)
         return analyze(
             workload,
             setup=Setup(
-                prep_workers=options.prep_workers or workers_here(workload, cores=cores, gpus=gpus),
+                prep_workers=workers,
                 cache_bytes=_cache_bytes(options, dataset.total_bytes, memory_bytes),
                 # no tier holds more than the data, whatever room it is given
                 disk_bytes=min(options.disk.max_bytes, dataset.total_bytes) if options.disk is not None else 0,
@@ -214,12 +216,13 @@ def _of_file(request: AnalyzeRequest, keep: Callable[[Findings], None]) -> Analy
         )
 
 
-def _memory_bytes(options: FeedOptions) -> int:
+def _memory_bytes(options: FeedOptions, workers: int) -> int:
     """Return the bytes of memory that a feed's cache may have on this machine, beside what the feed stages."""
     from mbaas import runtime
 
     store_bytes = max(runtime.store_bytes().values())
-    return max(0, free_bytes(store_bytes, ()) - (options.staging_bytes or default_staging(store_bytes)))
+    staged = options.staging_bytes or default_staging(store_bytes, wanted_staging(workers))
+    return max(0, free_bytes(store_bytes, ()) - staged)
 
 
 def _cache_bytes(options: FeedOptions, total_bytes: int, memory_bytes: int) -> int:

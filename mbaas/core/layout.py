@@ -43,7 +43,7 @@ images of 8x8, in minibatches of 256, get 9 % fewer from blocks of 32 minibatche
 """
 
 MIN_BLOCKS_IN_BUDGET = 8
-"""At least this many blocks fit the staging budget, if minibatches are small enough."""
+"""At least this many blocks fit the staging budget, and `blocks_in_flight`, if minibatches are small enough."""
 
 MIN_BLOCKS_PER_LANE = 4
 """A lane's share of the budget holds at least this many blocks: two for a consumer that stands still, two for the
@@ -126,6 +126,21 @@ def credit(lanes: int) -> int:
     return max(1, CREDIT // lanes)
 
 
+def blocks_in_flight(workers: int, lanes: int = 1) -> int:
+    """Count the blocks that need room, or workers wait: those in hand, those that are ready, and one that is read.
+
+    Args:
+        workers: prep workers on a node; each node makes a part of every block.
+        lanes: of the feed, over which the blocks are counted.
+    """
+    return credit(lanes) * lanes * workers + READY_AHEAD + 1
+
+
+def wanted_staging(workers: int) -> int:
+    """Return the staging bytes with which all of a feed's workers make blocks of `TARGET_BYTES`."""
+    return blocks_in_flight(workers) * TARGET_BYTES
+
+
 def lay_out(
     settings: FeedSettings,
     probe: Probe,
@@ -158,12 +173,15 @@ def lay_out(
     per_node = Counter(worker_nodes)
     # Nodes may have different numbers of workers; a block must be large enough for the node that has most.
     workers, sample_bytes = max(per_node.values()), probe.spec.nbytes
+    # A feed that may start more is laid out for these: it keeps its blocks.
+    most_workers = max(workers, math.ceil((settings.scaling.max_prep_workers or 0) / len(per_node)))
     block_size = block_samples(
         num_samples=num_samples,
         batch_size=settings.batch_size,
         sample_bytes=sample_bytes,
         staging_bytes=settings.staging_bytes,
         workers=workers,
+        most_workers=most_workers,
         sample_s=probe.sample_s + probe.read_s,
         nodes=len(per_node),
         lanes=settings.staging.lanes,
@@ -179,7 +197,7 @@ def lay_out(
             f"got {settings.staging.lanes}"
         )
     in_hand = credit(settings.staging.lanes) * settings.staging.lanes  # of one worker, over all lanes
-    ahead = settings.staging.ahead_blocks or in_hand * workers + READY_AHEAD
+    ahead = settings.staging.ahead_blocks or blocks_in_flight(most_workers, settings.staging.lanes) - 1
     fitting = settings.staging_bytes // (block_size * sample_bytes)  # further ahead there would be no bytes for it
     readahead = int(mean_raw_bytes * block_size * in_hand * workers / len(per_node))  # what the workers have in hand
     lanes = settings.staging.lanes
@@ -217,6 +235,7 @@ def block_samples(
     sample_bytes: int,
     staging_bytes: int,
     workers: int,
+    most_workers: int,
     sample_s: float,
     nodes: int = 1,
     lanes: int = 1,
@@ -229,6 +248,7 @@ def block_samples(
         sample_bytes: bytes of one prepared sample.
         staging_bytes: the staging budget.
         workers: prep workers on a node; each should have its part of a block of a small epoch.
+        most_workers: as many as there may be on a node, each of which should find room for what it makes.
         sample_s: seconds that one sample takes to be read on a node, and prepared by a worker.
         nodes: each makes a part of the block.
         lanes: each has its part of the budget, and must hold `MIN_BLOCKS_STAGED` blocks in it.
@@ -248,10 +268,10 @@ def block_samples(
             f"staging_bytes must hold at least {least} minibatches of {batch_size} samples{in_lanes} "
             f"({size(least * batch_bytes)}), got {size(staging_bytes)}"
         )
-    per_s = nodes / max(sample_s, 1e-9)
+    per_s, in_flight = nodes / max(sample_s, 1e-9), blocks_in_flight(most_workers, lanes)
     most = min(
         nodes * TARGET_BYTES / sample_bytes,
-        staging_bytes / max(MIN_BLOCKS_IN_BUDGET, MIN_BLOCKS_PER_LANE * lanes) / sample_bytes,
+        staging_bytes / max(MIN_BLOCKS_IN_BUDGET, MIN_BLOCKS_PER_LANE * lanes, in_flight) / sample_bytes,
         per_s * TARGET_S,
         max(per_s * QUICK_S, MANY_MINIBATCHES * batch_size),
     )

@@ -488,7 +488,7 @@ def test_a_feed_that_stands_for_another_stages_as_much(
     pipeline: tuple[T.Transform, ...], shuffle: bool, staging_bytes: int | None, staged: int | None
 ) -> None:
     workload = replace(a_workload(staging_bytes=staging_bytes, shuffle=shuffle), pipeline=T.Pipeline(pipeline))
-    assert staged_bytes(workload, 192.0, 2**30) == staged
+    assert staged_bytes(workload, 192.0, 2, 2**30) == staged
 
 
 @pytest.mark.parametrize(
@@ -506,7 +506,7 @@ def test_what_would_be_prepared_once_for_all_epochs_is_staged_in_part(
 ) -> None:
     """100 samples of 192 bytes, a label and an id: 99 of them, or what fits, but at least three minibatches."""
     workload = a_workload(staging_bytes=staging_bytes, batch_size=batch_size, shuffle=False)
-    assert staged_bytes(workload, 192.0, store_bytes) == staged
+    assert staged_bytes(workload, 192.0, 2, store_bytes) == staged
 
 
 class Prepares:

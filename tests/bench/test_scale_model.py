@@ -17,7 +17,7 @@ from benchmarks.scale.model import simulate
 from benchmarks.scale.real_feeds import Checked
 from benchmarks.scale.system import Costs, System, bounds, coordinator_cost_s, lanes_needed
 from mbaas.bench.report import Machine
-from mbaas.core.layout import CREDIT, READY_AHEAD
+from mbaas.core.layout import blocks_in_flight
 from mbaas.errors import ConfigError
 
 EVEN = System(even=True, block_samples=100)
@@ -235,7 +235,7 @@ def test_more_lanes_hardly_slow_down(system: System, costs: Costs, lanes: int) -
     """Each lane gives out work without a look at the others', so two may choose the same worker, or take over what
     another node would have made soon. With as many blocks ahead as the service allows it matters little.
     """
-    roomy = replace(system, ahead_blocks=CREDIT * system.workers + READY_AHEAD)
+    roomy = replace(system, ahead_blocks=blocks_in_flight(system.workers) - 1)
     fewer, more = (simulate(with_lanes(roomy, n), costs).samples_per_s for n in (lanes, 2 * lanes))
     assert more >= 0.9 * fewer
 
@@ -276,11 +276,11 @@ def test_a_hundred_nodes_and_a_billion_samples() -> None:
 
 
 def test_where_one_coordinator_is_full() -> None:
-    """A trial takes 3,000 samples/s, 16 nodes or more have blocks of 6,912 samples (an eighth of 8 GiB), so 2.3 s a
-    block: at 10 ms a part that is 231 nodes.
+    """A trial takes 3,000 samples/s, 16 nodes or more have blocks of 2,816 samples: 19 are in flight, in 8 GiB. So it
+    takes 0.94 s for a block: at 10 ms a part that is 94 nodes.
     """
     costs = Costs(part_s=0.01)
-    assert coordinator_full_at(Site(), 1, costs) == 231
+    assert coordinator_full_at(Site(), 1, costs) == 94
     assert coordinator_full_at(Site(), 1, Costs(part_s=1e-6)) is None
 
 

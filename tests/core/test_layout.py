@@ -3,12 +3,13 @@
 from dataclasses import replace
 
 import pytest
+from timed_staging import Search
 
-from mbaas.core.layout import block_samples, credit, lay_out
+from mbaas.core.layout import block_samples, blocks_in_flight, credit, lay_out, wanted_staging
 from mbaas.errors import ConfigError
 from mbaas.fields import LABEL, Field
 from mbaas.messages import Lane, Probe, SampleSpec
-from mbaas.settings import FeedSettings, Staging
+from mbaas.settings import FeedSettings, Scaling, Staging
 
 PHOTO = 224 * 224 * 3
 
@@ -22,7 +23,8 @@ def size(**changes):
         "workers": 2,
         "sample_s": 0.001,
     }
-    return block_samples(**{**usual, **changes})
+    given = {**usual, **changes}
+    return block_samples(**{"most_workers": given["workers"], **given})
 
 
 def test_a_block_is_whole_minibatches_of_about_128_mib():
@@ -34,6 +36,13 @@ def test_an_eighth_of_the_budget_is_the_most():
     """256 MiB / 8 / 150,528 bytes = 222.9 samples: 3 x 64 = 192. Of 1 GiB it is as much as 128 MiB."""
     assert size(staging_bytes=2**28) == 192
     assert size(staging_bytes=2**30) == 832
+
+
+def test_all_workers_of_a_node_find_room_for_what_they_make():
+    """16 workers with two tasks each, two blocks that are ready, one that is read: 35 of 30.7 MB, 3 x 64 samples."""
+    assert size(workers=16) == 192
+    assert size(workers=2, most_workers=16) == 192, "those may be started while the feed runs"
+    assert size(workers=16, staging_bytes=wanted_staging(16)) == 832, "as large as there are"
 
 
 def test_a_small_epoch_gives_every_worker_a_block():
@@ -91,19 +100,22 @@ def laid_out(
     is_random=True,
     read_s=0.0,
     earlier=None,
+    num_samples=1000,
+    max_prep_workers=None,
     **staging,
 ):
-    """A thousand photographs of 64 KB in storage, in minibatches of 64."""
+    """Photographs of 64 KB in storage, in minibatches of 64."""
     settings = FeedSettings(
         name="f",
         batch_size=64,
         shuffle=shuffle,
         staging_bytes=staging_bytes,
         staging=Staging(lanes=lanes, **staging),
+        scaling=Scaling(max_prep_workers=max_prep_workers),
         cache_bytes=2**30,
     )
     probe = Probe(SampleSpec(Field("image", shape, "uint8"), (LABEL,)), 0.001, read_s)
-    of = {"num_samples": 1000, "mean_raw_bytes": 64_000.0, "is_random": is_random}
+    of = {"num_samples": num_samples, "mean_raw_bytes": 64_000.0, "is_random": is_random}
     return lay_out(settings, probe, nodes, **of, earlier=earlier), settings
 
 
@@ -148,6 +160,43 @@ def test_a_feed_runs_ahead_by_what_its_workers_have_in_hand_and_two_blocks():
     assert layout.readahead_bytes == 64_000 * 512 * 4
     assert layout.sample_bytes == PHOTO + 16
     assert layout.block_bytes(1) == (1000 - 512) * (PHOTO + 16)
+
+
+@pytest.mark.parametrize("staging_bytes", [2**30, None], ids=["1 GiB", "as by default"])
+@pytest.mark.parametrize("workers", [2, 4, 16, 32])
+def test_no_worker_of_a_node_waits_for_room(workers, staging_bytes):
+    """Samples take a millisecond, blocks 30 % more or less than others, and a trial reads them at once."""
+    layout, settings = laid_out(
+        nodes=("a",) * workers, num_samples=10**6, staging_bytes=staging_bytes or wanted_staging(workers)
+    )
+    limits, block_s = layout.limits(settings), 0.001 * layout.order.block_samples
+    search = Search(
+        {"trial": 1e-4},
+        prep_s=block_s,
+        jitter=0.3,
+        workers=workers,
+        blocks=layout.order.blocks_per_epoch,
+        budget_blocks=limits.budget_bytes // layout.block_bytes(0),
+        ahead_blocks=limits.ahead_blocks,
+    )
+    rates = search.rates(100 * block_s, warm_s=10 * block_s)
+    assert rates["trial"] >= 0.97 * workers / block_s
+    assert search.all_exact()
+
+
+def test_a_feed_that_may_start_more_workers_runs_ahead_for_all_of_them():
+    """Eight on two nodes are four on each, which have eight blocks in hand."""
+    for nodes, in_hand in ((("a", "b"), 8), (("a", "b", "b"), 8), (("a",), 16), (("a",) * 9, 18)):
+        layout, _ = laid_out(nodes=nodes, max_prep_workers=8)
+        assert layout.ahead_blocks == in_hand + 2, nodes
+
+
+@pytest.mark.parametrize("lanes", [1, 2, 4])
+@pytest.mark.parametrize("workers", [1, 3, 8, 24])
+def test_blocks_in_flight_fit_the_budget(workers, lanes):
+    layout, settings = laid_out(lanes=lanes, nodes=("a",) * workers, num_samples=10**6, staging_bytes=2**31)
+    assert layout.ahead_blocks == blocks_in_flight(workers, lanes) - 1
+    assert (layout.ahead_blocks + 1) * layout.block_bytes(0) <= settings.staging_bytes
 
 
 def test_an_epoch_is_kept_if_all_are_the_same_and_it_fits():

@@ -10,8 +10,10 @@ import pytest
 from service_feeds import augmented
 
 import mbaas
+from mbaas import runtime, serving
 from mbaas.chaos.participants import coordinator_pid, paused
 from mbaas.client import session
+from mbaas.coordinator import kept_claims
 from mbaas.order import SampleOrder, Shuffle, id_hash
 from support.trials import Recorder, record_epoch
 from support.waiting import wait_until
@@ -136,6 +138,22 @@ def test_what_a_consumer_gave_back_is_free_again(narrow):
     with mbaas.join(narrow.name, consumer="me", format="numpy") as loader:
         record_epoch(loader)
     wait_until(lambda: narrow.status().staged_bytes == 0, "all staged bytes are given back")
+
+
+@pytest.mark.parametrize(
+    ("cpus", "most", "staged"), [(4, None, 2**30), (32, None, 35 * 2**27), (4, 16, 35 * 2**27), (200, None, 15 * 10**9)]
+)
+def test_a_feed_stages_what_all_workers_that_it_may_have_need(
+    ray_session, photos_data, monkeypatch, cpus, most, staged
+):
+    """128 MiB for each of two blocks of a worker, and for three more; at least 1 GiB, and at most 15 % of 100 GB."""
+    monkeypatch.setattr(runtime, "cpus", lambda: cpus)
+    monkeypatch.setattr(runtime, "store_bytes", lambda **_: {"a": 100 * 10**9})
+    monkeypatch.setattr(kept_claims, "in_order", list)  # as if this were the only feed
+    monkeypatch.setattr(serving, "_start", lambda fill_in, *_given, **_options: fill_in())
+    scaling = mbaas.Scaling(max_prep_workers=most)
+    settings = mbaas.serve("filled in", photos_data, augmented(), batch_size=64, scaling=scaling)
+    assert settings.staging_bytes == staged
 
 
 def test_a_coordinator_that_stands_still_is_waited_for_as_long_as_was_said(narrow, monkeypatch, caplog):

@@ -20,7 +20,7 @@ from mbaas.analysis.measuring.steps import StepRate, ready_step, step_rate, synt
 from mbaas.analysis.measuring.storage import kept_cold, scratch
 from mbaas.bench.cpu import TreeWatch
 from mbaas.budgets import default_staging
-from mbaas.core.layout import MIN_BLOCKS_STAGED
+from mbaas.core.layout import MIN_BLOCKS_STAGED, wanted_staging
 from mbaas.dataset import Dataset
 from mbaas.fields import SAMPLE_ID, Field
 from mbaas.messages import SampleSpec
@@ -194,6 +194,7 @@ def run_service(
         idle_s: for how long, at the end, nothing is asked for, to see what goes on all the same.
     """
     name = f"analyze-{uuid.uuid4().hex[:8]}"  # another analysis may run on the same cluster
+    store_bytes = min(runtime.store_bytes().values())
     if cold:
         drop(local_spans(workload.dataset, range(len(workload.dataset))))
     with (
@@ -208,7 +209,7 @@ def run_service(
                 "prep_workers": prep_workers,
                 "cache_bytes": cache_bytes,
                 "decoded": decoded,
-                "staging_bytes": staged_bytes(workload, sample_bytes, min(runtime.store_bytes().values())),
+                "staging_bytes": staged_bytes(workload, sample_bytes, prep_workers, store_bytes),
                 "disk": disk,
                 # predictions are for a number of workers, so a feed that starts or ends some would be another one
                 "scaling": replace(workload.options.scaling, max_prep_workers=None),  # as many as are asked for
@@ -257,11 +258,12 @@ def _own_disk(workload: Workload, disk_bytes: int) -> Iterator[mbaas.Disk | None
         yield mbaas.Disk(path=str(folder), max_bytes=disk_bytes)
 
 
-def staged_bytes(workload: Workload, sample_bytes: float, store_bytes: int) -> int | None:
+def staged_bytes(workload: Workload, sample_bytes: float, workers: int, store_bytes: int) -> int | None:
     """Return the staging memory of a feed that stands for the workload's, of which it may serve only a part.
 
     Args:
         sample_bytes: size of a prepared sample.
+        workers: prep workers of the feed.
         store_bytes: of the smallest object store.
 
     Returns:
@@ -273,7 +275,7 @@ def staged_bytes(workload: Workload, sample_bytes: float, store_bytes: int) -> i
     # Epochs that are all the same are prepared once if there is room for one, and the part that is run needs less room.
     each = sample_bytes + sum(field.nbytes for field in (*workload.known, SAMPLE_ID))
     epoch = int(each * max(MIN_BLOCKS_STAGED * options.batch_size, len(workload.dataset) - 1))
-    return min(options.staging_bytes or default_staging(store_bytes), epoch)
+    return min(options.staging_bytes or default_staging(store_bytes, wanted_staging(workers)), epoch)
 
 
 def epochs_of(actors: Sequence[Any], count: int) -> Iterator[tuple[EpochRun, ...]]:

@@ -79,7 +79,7 @@ def plan_on(jobs: Sequence[TrainingJob], cluster: Cluster, nodes: int) -> Plan:
     # that gets fewer workers leaves some of its share unused, so the plan promises the others too little, not too much.
     demands = {job.name: _demand(job, job.prep_curve(cluster.node.cores).over(nodes), pool) for job in jobs}
     kept = _kept(jobs, cluster, nodes, demands)
-    memory_bytes = cache_bytes(jobs, cluster)
+    memory_bytes = cache_bytes(jobs, cluster, nodes)
     spare_bytes = memory_bytes - sum(each.memory_bytes for each in kept.values())
     decoded = fill_with_decoded(
         jobs,
@@ -209,7 +209,9 @@ def _kept(jobs: Sequence[TrainingJob], cluster: Cluster, nodes: int, demands: Ma
     """Decide what is kept of each dataset, encoded."""
     epochs_per_s = _epochs_per_s(jobs, demands)
     ranked = [(dataset, epochs_per_s[name]) for name, dataset in {j.dataset.name: j.dataset for j in jobs}.items()]
-    return fill_caches(ranked, nodes=nodes, memory_bytes=cache_bytes(jobs, cluster), disk_bytes=cluster.node.disk_bytes)
+    return fill_caches(
+        ranked, nodes=nodes, memory_bytes=cache_bytes(jobs, cluster, nodes), disk_bytes=cluster.node.disk_bytes
+    )
 
 
 def _caches(

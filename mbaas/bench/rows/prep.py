@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from mbaas import cuda
 from mbaas.bench.rows import Minibatch, TrialSpec, known_of, listed, refuse_bad
-from mbaas.core.layout import block_samples
+from mbaas.core.layout import block_samples, wanted_staging
 from mbaas.errors import MbaasError
 from mbaas.messages import EngineName
 from mbaas.order import SampleOrder
@@ -152,8 +152,9 @@ def _block_samples(spec: TrialSpec, samples: int) -> int:
         num_samples=samples,
         batch_size=spec.batch,
         sample_bytes=sample_bytes,
-        staging_bytes=max(2**30, 8 * spec.batch * sample_bytes),
+        staging_bytes=max(2**30, wanted_staging(spec.trials), 8 * spec.batch * sample_bytes),
         workers=spec.trials,
+        most_workers=spec.trials,
         sample_s=0.0,
     )
 
