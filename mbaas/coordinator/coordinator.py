@@ -226,6 +226,8 @@ class Coordinator(ConsumerApi):
         lending = LendingClient(self._settings, engine=self._engine, supervision=supervision, counters=counters)
         tuning = ThreadTuning(self._settings, supervision=supervision, counters=counters)
         # Nothing is to be kept before an epoch begins.
+        if shortage := layout.shortage(self._settings):
+            counters.note(shortage)
         kept_epoch = recovery.KeptEpoch(self._settings.name, info.fingerprint, service.core.successor_epoch)
         running = self._running = _Running(info, supervision, service, sync, ranks, lending, tuning, kept_epoch)
         supervision.subscribe(running.send)

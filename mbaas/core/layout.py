@@ -86,6 +86,7 @@ class Layout:
         readahead_bytes: raw bytes that each node reads ahead of prep.
         keeps_all: whether all epochs are the same, and all blocks of one fit the staging budget: each is made once.
         decoded: what decoded samples are; None: none are kept.
+        node_workers: prep workers that a node may have.
     """
 
     order: SampleOrder
@@ -94,6 +95,7 @@ class Layout:
     readahead_bytes: int
     keeps_all: bool = False
     decoded: DecodedSamples | None = None
+    node_workers: int = 1
 
     @property
     def sample_bytes(self) -> int:
@@ -104,6 +106,19 @@ class Layout:
         """What a block takes in staging."""
         first, end = self.order.span(block)
         return (end - first) * self.sample_bytes
+
+    def shortage(self, settings: FeedSettings) -> str:
+        """Say that the staging memory has no room for what all workers make, and how much that is; "" if it has."""
+        block_bytes, lanes, workers = self.block_bytes(0), settings.staging.lanes, self.node_workers
+        fitting, wanted = settings.staging_bytes // block_bytes, blocks_in_flight(workers, lanes)
+        # One block is read, one is ready. And prep goes no further than to the end of the next epoch.
+        if fitting >= min(workers + 2, 2 * self.order.blocks_per_epoch):
+            return ""
+        return (
+            f"some of {workers} prep workers of a node will wait: the staging memory, {size(settings.staging_bytes)}, "
+            f"has room for {fitting} blocks of {self.order.block_samples} samples, and they need {wanted}; raise "
+            f"staging_bytes to {size(wanted * block_bytes)}, or take smaller minibatches"
+        )
 
     def lane(self, number: int, settings: FeedSettings) -> Lane:
         """The blocks of one lane."""
@@ -225,6 +240,7 @@ def lay_out(
             threads=workers * settings.threads.prep,
             undecoded_share=settings.undecoded_share,
         ),
+        node_workers=most_workers,
     )
 
 

@@ -184,6 +184,22 @@ def test_no_worker_of_a_node_waits_for_room(workers, staging_bytes):
     assert search.all_exact()
 
 
+def test_a_feed_says_when_its_workers_have_no_room():
+    """A minibatch of 64 takes 9.6 MB: 4 workers need 11, and with fewer than 6 some of them wait."""
+    each = 64 * (PHOTO + 16)
+    layout, settings = laid_out(nodes=("a",) * 4, staging_bytes=6 * each)
+    assert not layout.shortage(settings)
+    layout, settings = laid_out(nodes=("a",) * 4, staging_bytes=6 * each - 1)
+    assert layout.shortage(settings) == (
+        "some of 4 prep workers of a node will wait: the staging memory, 57.8 MB, has room for 5 blocks of 64 samples, "
+        "and they need 11; raise staging_bytes to 106 MB, or take smaller minibatches"
+    )
+    layout, settings = laid_out(nodes=("a",) * 4, staging_bytes=4 * each, num_samples=128)
+    assert not layout.shortage(settings), "no more is made at a time than two epochs of two blocks"
+    layout, settings = laid_out(staging_bytes=3 * each, max_prep_workers=4)
+    assert "some of 4 prep workers" in layout.shortage(settings), "as soon as they are started"
+
+
 def test_a_feed_that_may_start_more_workers_runs_ahead_for_all_of_them():
     """Eight on two nodes are four on each, which have eight blocks in hand."""
     for nodes, in_hand in ((("a", "b"), 8), (("a", "b", "b"), 8), (("a",), 16), (("a",) * 9, 18)):

@@ -156,6 +156,16 @@ def test_a_feed_stages_what_all_workers_that_it_may_have_need(
     assert settings.staging_bytes == staged
 
 
+def test_a_feed_without_room_for_what_its_workers_make_says_so(feed_name, photos_data):
+    scaling = mbaas.Scaling(max_prep_workers=8)
+    options = {"batch_size": 64, "prep_workers": 1, "staging_bytes": BUDGET_BYTES, "scaling": scaling}
+    with mbaas.serve(feed_name, photos_data, augmented(), **options) as feed:
+        (note,) = (note for note in feed.status().notes if "staging memory" in note)
+        assert "some of 8 prep workers of a node will wait: the staging memory, 1.19 MB, has room for 6 blocks" in note
+        with mbaas.join(feed.name, format="numpy") as loader:
+            assert record_epoch(loader).flaws(range(1003)) == []
+
+
 def test_a_coordinator_that_stands_still_is_waited_for_as_long_as_was_said(narrow, monkeypatch, caplog):
     """Its answer to the first call is late after 1.5 s and half a second of grace, and the wait over after 3.5 s."""
     monkeypatch.setattr(session, "ANSWER_S", 0.5)
