@@ -225,9 +225,9 @@ class Coordinator(ConsumerApi):
         ranks = RankTable(service.lane.blocks_per_epoch, lambda name, session: _cursor_of(service, name, session))
         lending = LendingClient(self._settings, engine=self._engine, supervision=supervision, counters=counters)
         tuning = ThreadTuning(self._settings, supervision=supervision, counters=counters)
-        # Nothing is to be kept before an epoch begins.
         if shortage := layout.shortage(self._settings):
             counters.note(shortage)
+        # Nothing is to be kept before an epoch begins.
         kept_epoch = recovery.KeptEpoch(self._settings.name, info.fingerprint, service.core.successor_epoch)
         running = self._running = _Running(info, supervision, service, sync, ranks, lending, tuning, kept_epoch)
         supervision.subscribe(running.send)
