@@ -1,4 +1,8 @@
-"""The examples of trainers as people run them: each is stopped in the middle of an epoch and goes on."""
+"""The examples of trainers as people run them: each is stopped in the middle of an epoch and goes on.
+
+One of them runs in every run of the tests, the others with ``-m long``: what resumes, and how, is tested in
+`tests/trainers`.
+"""
 
 from __future__ import annotations
 
@@ -62,14 +66,14 @@ def run(name: str, cluster: str = "local", limit_s: float = LIMIT_S) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["train_torch.py", "train_accelerate.py"])
+@pytest.mark.parametrize("name", ["train_torch.py", pytest.param("train_accelerate.py", marks=pytest.mark.long)])
 def test_own_loops_go_on_after_a_stop(cluster: str, name: str) -> None:
     out = run(name, cluster)
     assert re.findall(r"^epoch (\d): .*, exact: True$", out, re.MULTILINE) == EXACT
     assert out.index("epoch 1") < out.index("stopped, and on") < out.index("epoch 2")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_lightning_resumes(cluster: str) -> None:
     ends = re.findall(r"epoch (\d): ([\d.]+)% right, loader.ledger.exact=True", run("train_lightning.py", cluster))
     assert [epoch for epoch, _ in ends] == ["3", "5"]
@@ -86,7 +90,7 @@ def test_lightning_in_ray_train_resumes() -> None:
     assert float(ends[-1][1]) > 90
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_trainer_of_hugging_face_resumes(cluster: str) -> None:
     """45 steps are an epoch; 100 were made before, and the third epoch ends 35 later."""
     out = run("train_transformers.py", cluster)
