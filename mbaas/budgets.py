@@ -27,9 +27,6 @@ photographs take 5 to 7 times as many (Mohan et al., VLDB 2021).
 DEFAULT_STAGING_SHARE = 0.15
 """The most that the default staging budget takes of the smallest object store."""
 
-DEFAULT_STAGING_BYTES = 2**30
-"""The default staging budget, unless all workers need more: trials of different speeds have a use for it, too."""
-
 
 @dataclass(frozen=True)
 class MemoryClaim:
@@ -106,7 +103,7 @@ def default_staging(store_bytes: int, wanted: int) -> int:
         store_bytes: of the smallest object store.
         wanted: what the feed's workers need, see `mbaas.core.layout.wanted_staging`.
     """
-    return min(max(DEFAULT_STAGING_BYTES, wanted), int(store_bytes * DEFAULT_STAGING_SHARE))
+    return min(wanted, int(store_bytes * DEFAULT_STAGING_SHARE))
 
 
 def memory_budgets(

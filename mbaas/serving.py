@@ -212,7 +212,7 @@ def _filled_in(
     cache, staged = memory_budgets(
         cache_bytes=asked.cache_bytes,
         staging_bytes=asked.staging_bytes,
-        wanted_staging=wanted_staging(max(resources.workers, asked.scaling.max_prep_workers or 0)),
+        wanted_staging=wanted_staging(asked.scaling.max_prep_workers or resources.workers),
         dataset_bytes=dataset.total_bytes,
         grows=grows,
         stores=runtime.store_bytes(with_cpus=True).values(),

@@ -60,10 +60,10 @@ def test_the_cache_may_be_as_large_as_the_largest_node_allows_that_prepares(node
     assert budgets() == (14 * GB - 150_000_000, 150_000_000)
 
 
-def test_staging_is_what_the_workers_need_and_at_least_a_gibibyte_but_no_more_than_a_share() -> None:
+def test_staging_is_what_the_workers_need_but_no_more_than_a_share() -> None:
     """15 % of 40 GB are 6 GB."""
-    wanted = (0, 2**30, 3 * GB, 6 * GB, 60 * GB)
-    assert [default_staging(40 * GB, each) for each in wanted] == [2**30, 2**30, 3 * GB, 6 * GB, 6 * GB]
+    wanted = (2**30, 3 * GB, 6 * GB, 60 * GB)
+    assert [default_staging(40 * GB, each) for each in wanted] == [2**30, 3 * GB, 6 * GB, 6 * GB]
 
 
 def test_a_feed_stages_what_its_workers_need(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from benchmarks.scale.real_feeds import Checked, check
 from benchmarks.scale.system import Costs, System, bounds, coordinator_cost_s, lanes_needed
 from mbaas.bench.render import figure_table, machine_line
 from mbaas.bench.report import Machine
-from mbaas.core.layout import MIN_BLOCKS_IN_BUDGET, block_samples, blocks_in_flight
+from mbaas.core.layout import block_samples, blocks_in_budget, blocks_in_flight
 from mbaas.units import counted
 
 SIZES = ((1, 1), (1, 8), (1, 256), (4, 4), (16, 1), (16, 16), (64, 8), (64, 64), (256, 1), (256, 8))
@@ -78,7 +78,7 @@ class Site:
             step_s=1 / self.trial_samples_per_s,
             link_bytes_per_s=self.link_bytes_per_s,
             ahead_blocks=blocks_in_flight(self.workers) - 1,
-            staged_blocks=max(MIN_BLOCKS_IN_BUDGET, blocks_in_flight(self.workers)),
+            staged_blocks=blocks_in_budget(self.workers),
         )
 
 

@@ -43,7 +43,9 @@ images of 8x8, in minibatches of 256, get 9 % fewer from blocks of 32 minibatche
 """
 
 MIN_BLOCKS_IN_BUDGET = 8
-"""At least this many blocks fit the staging budget, and `blocks_in_flight`, if minibatches are small enough."""
+"""At least this many blocks fit the staging budget, if minibatches are small enough: trials of different speeds have a
+use for more than one worker needs.
+"""
 
 MIN_BLOCKS_PER_LANE = 4
 """A lane's share of the budget holds at least this many blocks: two for a consumer that stands still, two for the
@@ -112,7 +114,7 @@ class Layout:
         block_bytes, lanes, workers = self.block_bytes(0), settings.staging.lanes, self.node_workers
         fitting, wanted = settings.staging_bytes // block_bytes, blocks_in_flight(workers, lanes)
         # One block is read, one is ready. And prep goes no further than to the end of the next epoch.
-        if fitting >= min(workers + 2, 2 * self.order.blocks_per_epoch):
+        if self.keeps_all or fitting >= min(workers + 2, 2 * self.order.blocks_per_epoch):
             return ""
         return (
             f"some of {workers} prep workers of a node will wait: the staging memory, {size(settings.staging_bytes)}, "
@@ -151,9 +153,14 @@ def blocks_in_flight(workers: int, lanes: int = 1) -> int:
     return credit(lanes) * lanes * workers + READY_AHEAD + 1
 
 
+def blocks_in_budget(workers: int, lanes: int = 1) -> int:
+    """Count the blocks that the staging budget should hold; see `blocks_in_flight`."""
+    return max(MIN_BLOCKS_IN_BUDGET, MIN_BLOCKS_PER_LANE * lanes, blocks_in_flight(workers, lanes))
+
+
 def wanted_staging(workers: int) -> int:
     """Return the staging bytes with which all of a feed's workers make blocks of `TARGET_BYTES`."""
-    return blocks_in_flight(workers) * TARGET_BYTES
+    return blocks_in_budget(workers) * TARGET_BYTES
 
 
 def lay_out(
@@ -185,7 +192,7 @@ def lay_out(
     Raises:
         ConfigError: the staging budget is too small, or there are more lanes than blocks.
     """
-    per_node = Counter(worker_nodes)
+    per_node, lanes = Counter(worker_nodes), settings.staging.lanes
     # Nodes may have different numbers of workers; a block must be large enough for the node that has most.
     workers, sample_bytes = max(per_node.values()), probe.spec.nbytes
     # A feed that may start more is laid out for these: it keeps its blocks.
@@ -199,23 +206,22 @@ def lay_out(
         most_workers=most_workers,
         sample_s=probe.sample_s + probe.read_s,
         nodes=len(per_node),
-        lanes=settings.staging.lanes,
+        lanes=lanes,
     )
     if earlier is not None and earlier.spec == probe.spec and earlier.order.num_samples == num_samples:
         kept = earlier.order.block_samples
-        fits = MIN_BLOCKS_STAGED * settings.staging.lanes * kept * sample_bytes <= settings.staging_bytes
+        fits = MIN_BLOCKS_STAGED * lanes * kept * sample_bytes <= settings.staging_bytes
         block_size = kept if fits and kept % settings.batch_size == 0 else block_size
     order = SampleOrder(num_samples, settings.seed, block_size, settings.shuffle, redrawn)
-    if settings.staging.lanes > order.blocks_per_epoch:
+    if lanes > order.blocks_per_epoch:
         raise ConfigError(
             f"staging.lanes must be at most the blocks of an epoch, {order.blocks_per_epoch} of {block_size} samples, "
-            f"got {settings.staging.lanes}"
+            f"got {lanes}"
         )
-    in_hand = credit(settings.staging.lanes) * settings.staging.lanes  # of one worker, over all lanes
-    ahead = settings.staging.ahead_blocks or blocks_in_flight(most_workers, settings.staging.lanes) - 1
+    in_hand = credit(lanes) * lanes  # of one worker, over all lanes
+    ahead = settings.staging.ahead_blocks or blocks_in_flight(most_workers, lanes) - 1
     fitting = settings.staging_bytes // (block_size * sample_bytes)  # further ahead there would be no bytes for it
     readahead = int(mean_raw_bytes * block_size * in_hand * workers / len(per_node))  # what the workers have in hand
-    lanes = settings.staging.lanes
     of_a_lane = min(num_samples, -(-order.blocks_per_epoch // lanes) * block_size)  # samples of the first, at most
     return Layout(
         order=order,
@@ -284,10 +290,10 @@ def block_samples(
             f"staging_bytes must hold at least {least} minibatches of {batch_size} samples{in_lanes} "
             f"({size(least * batch_bytes)}), got {size(staging_bytes)}"
         )
-    per_s, in_flight = nodes / max(sample_s, 1e-9), blocks_in_flight(most_workers, lanes)
+    per_s = nodes / max(sample_s, 1e-9)
     most = min(
         nodes * TARGET_BYTES / sample_bytes,
-        staging_bytes / max(MIN_BLOCKS_IN_BUDGET, MIN_BLOCKS_PER_LANE * lanes, in_flight) / sample_bytes,
+        staging_bytes / blocks_in_budget(most_workers, lanes) / sample_bytes,
         per_s * TARGET_S,
         max(per_s * QUICK_S, MANY_MINIBATCHES * batch_size),
     )

@@ -45,6 +45,11 @@ def test_all_workers_of_a_node_find_room_for_what_they_make():
     assert size(workers=16, staging_bytes=wanted_staging(16)) == 832, "as large as there are"
 
 
+def test_few_workers_want_a_gibibyte_and_more_want_more():
+    """Eight blocks of 128 MiB, or two for each worker and three more."""
+    assert [wanted_staging(workers) for workers in (1, 2, 3, 16)] == [2**30, 2**30, 9 * 2**27, 35 * 2**27]
+
+
 def test_a_small_epoch_gives_every_worker_a_block():
     """1,797 samples are 29 minibatches, of which each of two workers has 14 or 15: two blocks, and no third for 5."""
     assert size(num_samples=1797, sample_bytes=1000) == 15 * 64
@@ -196,6 +201,10 @@ def test_a_feed_says_when_its_workers_have_no_room():
     )
     layout, settings = laid_out(nodes=("a",) * 4, staging_bytes=4 * each, num_samples=128)
     assert not layout.shortage(settings), "no more is made at a time than two epochs of two blocks"
+    whole = {"shuffle": False, "is_random": False, "staging_bytes": 4 * each, "num_samples": 256}
+    layout, settings = laid_out(nodes=("a",) * 4, **whole)
+    assert layout.keeps_all
+    assert not layout.shortage(settings), "all of an epoch has room, and each block is made once"
     layout, settings = laid_out(staging_bytes=3 * each, max_prep_workers=4)
     assert "some of 4 prep workers" in layout.shortage(settings), "as soon as they are started"
 

@@ -78,8 +78,8 @@ def plan_on(jobs: Sequence[TrainingJob], cluster: Cluster, nodes: int) -> Plan:
     # What each job could use if bytes were no limit. Caches and storage are shared out by it before workers are: a job
     # that gets fewer workers leaves some of its share unused, so the plan promises the others too little, not too much.
     demands = {job.name: _demand(job, job.prep_curve(cluster.node.cores).over(nodes), pool) for job in jobs}
-    kept = _kept(jobs, cluster, nodes, demands)
     memory_bytes = cache_bytes(jobs, cluster, nodes)
+    kept = _kept(jobs, demands, nodes=nodes, memory_bytes=memory_bytes, disk_bytes=cluster.node.disk_bytes)
     spare_bytes = memory_bytes - sum(each.memory_bytes for each in kept.values())
     decoded = fill_with_decoded(
         jobs,
@@ -205,13 +205,13 @@ def _epochs_per_s(jobs: Sequence[TrainingJob], demands: Mapping[str, float]) -> 
     return found
 
 
-def _kept(jobs: Sequence[TrainingJob], cluster: Cluster, nodes: int, demands: Mapping[str, float]) -> dict[str, Kept]:
+def _kept(
+    jobs: Sequence[TrainingJob], demands: Mapping[str, float], *, nodes: int, memory_bytes: int, disk_bytes: int
+) -> dict[str, Kept]:
     """Decide what is kept of each dataset, encoded."""
     epochs_per_s = _epochs_per_s(jobs, demands)
     ranked = [(dataset, epochs_per_s[name]) for name, dataset in {j.dataset.name: j.dataset for j in jobs}.items()]
-    return fill_caches(
-        ranked, nodes=nodes, memory_bytes=cache_bytes(jobs, cluster, nodes), disk_bytes=cluster.node.disk_bytes
-    )
+    return fill_caches(ranked, nodes=nodes, memory_bytes=memory_bytes, disk_bytes=disk_bytes)
 
 
 def _caches(

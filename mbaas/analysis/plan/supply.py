@@ -22,22 +22,25 @@ def pool_of(jobs: Sequence[TrainingJob], cluster: Cluster, nodes: int) -> int:
     return math.floor((nodes * cluster.node.cores - trials) * (1 + ROUNDING))
 
 
-def staging_bytes(jobs: Sequence[TrainingJob], cluster: Cluster, nodes: int) -> int:
-    """Return the staging budgets of all jobs' feeds on each node: what a job says, or what `mbaas.serve` sets for as
-    many workers as the job can use.
+def staging_bytes(job: TrainingJob, cluster: Cluster, nodes: int, pool: int) -> int:
+    """Return the staging budget of a job's feed on each node: what the job says, or what `mbaas.serve` sets for as many
+    workers of the pool as the job can use.
     """
-    pool, store, cores = pool_of(jobs, cluster, nodes), cluster.node.store_bytes, cluster.node.cores
-    total = 0
-    for job in jobs:
-        prep = Job(name=job.name, demand_per_s=job.step_per_s, prep=job.prep_curve(cores).over(nodes))
-        default = default_staging(store, wanted_staging(min(prep.useful, pool)))
-        total += default if job.staging_bytes is None else job.staging_bytes
-    return total
+    if job.staging_bytes is not None:
+        return job.staging_bytes
+    prep = Job(name=job.name, demand_per_s=job.step_per_s, prep=job.prep_curve(cluster.node.cores).over(nodes))
+    return default_staging(cluster.node.store_bytes, wanted_staging(min(prep.useful, pool)))
+
+
+def all_staging_bytes(jobs: Sequence[TrainingJob], cluster: Cluster, nodes: int) -> int:
+    """Return the staging budgets of all jobs' feeds on each node, together."""
+    pool = pool_of(jobs, cluster, nodes)
+    return sum(staging_bytes(job, cluster, nodes, pool) for job in jobs)
 
 
 def cache_bytes(jobs: Sequence[TrainingJob], cluster: Cluster, nodes: int) -> int:
     """Return the memory of a node that all caches may use: 70 % of the object store, less what is staged there."""
-    return int(STORE_SHARE * cluster.node.store_bytes) - staging_bytes(jobs, cluster, nodes)
+    return int(STORE_SHARE * cluster.node.store_bytes) - all_staging_bytes(jobs, cluster, nodes)
 
 
 def misfit(jobs: Sequence[TrainingJob], cluster: Cluster, nodes: int) -> str:
@@ -53,7 +56,7 @@ def misfit(jobs: Sequence[TrainingJob], cluster: Cluster, nodes: int) -> str:
         wanted = f"trials need {units.exact(wanted_cores)} cores and every job one more for a prep worker"
         return f"{wanted}, {units.exact(wanted_cores + len(jobs))} in all, {these} {verb} {cores}"
     if cache_bytes(jobs, cluster, nodes) < 0:
-        staged = staging_bytes(jobs, cluster, nodes)
+        staged = all_staging_bytes(jobs, cluster, nodes)
         usable = int(STORE_SHARE * cluster.node.store_bytes)
         return (
             f"staging of all jobs needs {units.size(staged)} on each node, which may use {units.size(usable)}, "

@@ -152,7 +152,7 @@ def _block_samples(spec: TrialSpec, samples: int) -> int:
         num_samples=samples,
         batch_size=spec.batch,
         sample_bytes=sample_bytes,
-        staging_bytes=max(2**30, wanted_staging(spec.trials), 8 * spec.batch * sample_bytes),
+        staging_bytes=max(wanted_staging(spec.trials), 8 * spec.batch * sample_bytes),
         workers=spec.trials,
         most_workers=spec.trials,
         sample_s=0.0,
