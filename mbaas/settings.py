@@ -194,7 +194,8 @@ class Staging:
     """What is fetched and prepared ahead of need, and by how many coordinators it is handed out."""
 
     ahead_blocks: AtLeast1 | None = None
-    """How far prep runs ahead of the slowest consumer, in blocks; default: enough to keep the workers busy."""
+    """How far prep runs ahead of the furthest consumer, in blocks; default: enough to keep the workers busy. Slower
+    ones may be behind that one as long as ``staging_bytes`` has room for the blocks between them."""
 
     readahead_bytes: Bytes | None = None
     """Raw bytes read ahead of prep, at most; less where the measured rates say that less is enough. Default: enough

@@ -200,7 +200,8 @@ class Cohort:
     Attributes:
         number: the cohort's, never used again.
         blocks_per_epoch: blocks in one epoch.
-        ahead_blocks: how far blocks may be made ahead of the slowest member.
+        ahead_blocks: how far blocks may be made ahead of the furthest member.
+        slack_blocks: how much further they may be made ahead of the slowest.
         members: never empty after an event.
         active: those of them that do not rest.
         begun: one past the highest block that was ever begun for this cohort.
@@ -219,6 +220,7 @@ class Cohort:
     number: int
     blocks_per_epoch: int
     ahead_blocks: int
+    slack_blocks: int = 0
     members: list[Consumer] = field(default_factory=list)
     active: list[Consumer] = field(default_factory=list)
     begun: int = 0
@@ -256,7 +258,7 @@ class Cohort:
 
     def may_go_on_at(self, block: int) -> bool:
         """Whether a consumer that did not take part may go on at ``block``: it is still kept, and nobody is held up."""
-        return self.keep_from <= block and self._front <= block + self.ahead_blocks
+        return self.keep_from <= block and self._front <= block + self.ahead_blocks + self.slack_blocks
 
     @property
     def lowest_held(self) -> int:
@@ -272,13 +274,15 @@ class Cohort:
 
     @property
     def horizon(self) -> int:
-        """One past the highest block that may be made now: ``ahead_blocks`` ahead, but not beyond the next epoch.
+        """One past the highest block that may be made now; not beyond the next epoch of the furthest member.
 
         Otherwise a small dataset would be prepared for several epochs that no trial may ever begin.
         """
         slowest = self.slowest
-        # The whole next epoch may be made while the slowest is at its last block, so an epoch's end costs no wait.
-        return min(slowest + self.ahead_blocks, self.next_boundary(slowest + 1) + self.blocks_per_epoch)
+        furthest = max(slowest, self._front)
+        # The whole next epoch may be made while it is at its last block, so an epoch's end costs no wait.
+        end = self.next_boundary(furthest + 1) + self.blocks_per_epoch
+        return min(slowest + self.slack_blocks + self.ahead_blocks, furthest + self.ahead_blocks, end)
 
     def next_boundary(self, block: int) -> int:
         """The first block of the epoch that begins at ``block`` or next after it."""
@@ -348,11 +352,12 @@ class ConsumerTable:
 
     Args:
         epochs: how the stream's epochs are shuffled.
-        ahead_blocks: how far blocks may be made ahead of a cohort's slowest member.
+        ahead_blocks: how far blocks may be made ahead of a cohort's furthest member.
         stories: where the stories of consumers are kept.
         leads: whether it is decided here where newcomers begin, and who moves to another's epoch.
         keeps_all: whether all blocks of an epoch are kept, for all epochs. Everybody is a cohort alone then: nobody
             has to stay near others for a block to be made only once.
+        slack_blocks: how much further they may be made ahead of its slowest.
 
     Attributes:
         by_name: every consumer and reservation, none GONE; each is a member of exactly one cohort.
@@ -368,10 +373,11 @@ class ConsumerTable:
         *,
         leads: bool = True,
         keeps_all: bool = False,
+        slack_blocks: int = 0,
     ) -> None:
         self.epochs, self.blocks_per_epoch = epochs, epochs.blocks_per_epoch
-        self.ahead_blocks, self.leads = ahead_blocks, leads
-        self.keeps_all = keeps_all
+        self.ahead_blocks, self.slack_blocks = ahead_blocks, slack_blocks
+        self.leads, self.keeps_all = leads, keeps_all
         self.by_name: dict[str, Consumer] = {}
         self.cohorts: dict[int, Cohort] = {}
         self.prep_per_s = 0.0
@@ -616,7 +622,7 @@ class ConsumerTable:
         """Make a cohort without members yet; blocks are made for it from ``start`` on."""
         boundary = start - start % self.blocks_per_epoch
         join_start = start if start == boundary else None  # what lies before ``start`` is not staged for it
-        cohort = Cohort(self._next_cohort, self.blocks_per_epoch, self.ahead_blocks)
+        cohort = Cohort(self._next_cohort, self.blocks_per_epoch, self.ahead_blocks, self.slack_blocks)
         cohort.begun, cohort.boundary, cohort.join_start, cohort.keep_from = start, boundary, join_start, start
         self._next_cohort += 1
         self.cohorts[cohort.number] = cohort

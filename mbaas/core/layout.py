@@ -47,6 +47,13 @@ MIN_BLOCKS_IN_BUDGET = 8
 use for more than one worker needs.
 """
 
+MOST_SLACK_BLOCKS = 64
+"""Prep runs at most so much further ahead of the slowest trial than of the furthest, where the budget has room for it.
+
+Without it every trial that stops for a moment, to save its model say, stops all others. More would cost time: blocks
+between the slowest and the furthest are looked at after each event.
+"""
+
 MIN_BLOCKS_PER_LANE = 4
 """A lane's share of the budget holds at least this many blocks: two for a consumer that stands still, two for the
 others.
@@ -62,19 +69,23 @@ class StagingLimits:
 
     Attributes:
         budget_bytes: the most that staged blocks, and blocks being made, may take together.
-        ahead_blocks: how far prep may run ahead of the slowest consumer of a cohort.
+        ahead_blocks: how far prep may run ahead of the furthest consumer of a cohort.
         timeouts: how long it waits for consumers and workers.
         max_deaths: workers that may die over one block, or tries that may end in an error, before it counts as bad.
+        slack_blocks: how much further prep may run ahead of the slowest one, so that nobody waits for it so soon.
     """
 
     budget_bytes: int
     ahead_blocks: int
     timeouts: Timeouts = Timeouts()
     max_deaths: int = 3
+    slack_blocks: int = 0
 
     def __post_init__(self) -> None:
         if self.ahead_blocks < 1:
             raise ConfigError(f"ahead_blocks must be at least 1, got {self.ahead_blocks}")
+        if self.slack_blocks < 0:
+            raise ConfigError(f"slack_blocks must be at least 0, got {self.slack_blocks}")
 
 
 @dataclass(frozen=True)
@@ -84,11 +95,12 @@ class Layout:
     Attributes:
         order: the order of samples, and the size of blocks.
         spec: what a prepared sample looks like.
-        ahead_blocks: how far prep may run ahead of the slowest consumer, over all lanes.
+        ahead_blocks: how far prep may run ahead of the furthest consumer, over all lanes.
         readahead_bytes: raw bytes that each node reads ahead of prep.
         keeps_all: whether all epochs are the same, and all blocks of one fit the staging budget: each is made once.
         decoded: what decoded samples are; None: none are kept.
         node_workers: prep workers that a node may have.
+        slack_blocks: how much further prep may run ahead of the slowest consumer, over all lanes.
     """
 
     order: SampleOrder
@@ -98,6 +110,7 @@ class Layout:
     keeps_all: bool = False
     decoded: DecodedSamples | None = None
     node_workers: int = 1
+    slack_blocks: int = 0
 
     @property
     def sample_bytes(self) -> int:
@@ -135,6 +148,7 @@ class Layout:
             ahead_blocks=max(MIN_BLOCKS_STAGED - 1, -(-self.ahead_blocks // lanes)),
             # A lane sees its own part of a worker's queue only: the block that it waits for may be behind others'.
             timeouts=replace(timeouts, prep_s=timeouts.prep_s * lanes),
+            slack_blocks=self.slack_blocks // lanes,
         )
 
 
@@ -228,6 +242,7 @@ def lay_out(
         spec=probe.spec,
         # However little fits: one block is read while the next one is made.
         ahead_blocks=max(MIN_BLOCKS_STAGED - 1, min(ahead, fitting)),
+        slack_blocks=min(MOST_SLACK_BLOCKS, max(0, fitting - ahead)),
         readahead_bytes=readahead if settings.staging.readahead_bytes is None else settings.staging.readahead_bytes,
         keeps_all=not (settings.shuffle or is_random or redrawn)
         and of_a_lane * sample_bytes <= settings.staging_bytes // lanes,

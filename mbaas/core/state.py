@@ -111,7 +111,12 @@ class StagingState:
         self.stories = Stories()
         self.epochs = EpochTable(blocks_per_epoch, block_samples, is_shuffled=is_shuffled, lanes=lanes)
         self.consumers = ConsumerTable(
-            self.epochs, limits.ahead_blocks, self.stories, leads=lane == 0, keeps_all=keeps_all
+            self.epochs,
+            limits.ahead_blocks,
+            self.stories,
+            leads=lane == 0,
+            keeps_all=keeps_all,
+            slack_blocks=limits.slack_blocks,
         )
         self.tasks = TaskTable(self.stories, lane)
         self.window = Window(limits.budget_bytes, self.stories, period=blocks_per_epoch if keeps_all else 0)

@@ -12,10 +12,15 @@ class Feed:
 
     def __init__(
         self, *, budget_blocks=8, ahead=3, blocks_per_epoch=4, workers=1, credit=1, max_deaths=3,
-        block_bytes=lambda block: 10, cut=lambda block, shuffle: (WHOLE,), lane=0, lanes=1, keeps_all=False, **timeouts,
+        block_bytes=lambda block: 10, cut=lambda block, shuffle: (WHOLE,), lane=0, lanes=1, keeps_all=False, slack=0,
+        **timeouts,
     ):  # fmt: skip
         limits = StagingLimits(
-            budget_bytes=10 * budget_blocks, ahead_blocks=ahead, timeouts=Timeouts(**timeouts), max_deaths=max_deaths
+            budget_bytes=10 * budget_blocks,
+            ahead_blocks=ahead,
+            timeouts=Timeouts(**timeouts),
+            max_deaths=max_deaths,
+            slack_blocks=slack,
         )
         self.core = StagingState(limits, blocks_per_epoch, block_bytes, cut, lane, keeps_all=keeps_all, lanes=lanes)
         self.now = 0.0

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from timed_staging import Search
 
-from mbaas.core.layout import block_samples, blocks_in_flight, credit, lay_out, wanted_staging
+from mbaas.core.layout import MOST_SLACK_BLOCKS, block_samples, blocks_in_flight, credit, lay_out, wanted_staging
 from mbaas.errors import ConfigError
 from mbaas.fields import LABEL, Field
 from mbaas.messages import Lane, Probe, SampleSpec
@@ -254,6 +254,18 @@ def test_what_is_set_is_not_computed_and_no_more_is_made_ahead_than_fits():
     assert (layout.ahead_blocks, layout.readahead_bytes) == (5, 7)
     layout, _ = laid_out(ahead_blocks=50)
     assert layout.ahead_blocks == 2**30 // (512 * (PHOTO + 16))
+    assert layout.slack_blocks == 0
+
+
+def test_trials_may_be_as_far_apart_as_there_is_room():
+    """A block of 512 photographs is a fourteenth of 1 GiB, and six are made ahead of the furthest."""
+    layout, settings = laid_out()
+    assert layout.ahead_blocks + layout.slack_blocks == 2**30 // (512 * (PHOTO + 16))
+    assert layout.limits(settings).slack_blocks == layout.slack_blocks
+    layout, settings = laid_out(lanes=2)
+    assert layout.limits(settings).slack_blocks == layout.slack_blocks // 2, "each lane has its part of the room"
+    layout, _ = laid_out(shape=(84,))
+    assert layout.slack_blocks == MOST_SLACK_BLOCKS, "a GiB would hold thousands"
 
 
 def test_the_id_of_a_sample_takes_its_place_in_the_budget():

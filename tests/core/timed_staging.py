@@ -32,6 +32,8 @@ class Search:
         ahead_blocks: how far prep may run ahead of the slowest trial of a cohort.
         jitter: a block takes up to so much longer or less long than others.
         tells_paces: whether the core hears how fast trials go.
+        slack_blocks: how much further prep may run ahead of the slowest trial.
+        pause_s: how much longer each trial takes once in an epoch, each at another of its blocks: it saves a model.
     """
 
     def __init__(
@@ -45,10 +47,15 @@ class Search:
         ahead_blocks: int = 4,
         jitter: float = 0.0,
         tells_paces: bool = True,
+        slack_blocks: int = 0,
+        pause_s: float = 0.0,
     ) -> None:
-        limits = StagingLimits(budget_blocks, ahead_blocks, timeouts=Timeouts(patience_s=1000, lease_s=1e6))
+        timeouts = Timeouts(patience_s=1000, lease_s=1e6)
+        limits = StagingLimits(budget_blocks, ahead_blocks, timeouts=timeouts, slack_blocks=slack_blocks)
         self.core = StagingState(limits, blocks, lambda _: 1)
         self.steps_s, self.prep_s, self.workers, self.tells_paces = dict(steps_s), prep_s, workers, tells_paces
+        self.pause_s = pause_s
+        self._pauses_at = {trial: number * blocks // len(steps_s) for number, trial in enumerate(steps_s)}
         self.clock, self.chance, self.jitter = Clock(), random.Random(7), jitter
         self.given: Counter[str] = Counter()
         self.blocks: dict[str, list[int]] = {}
@@ -79,9 +86,10 @@ class Search:
                     (block,) = done.blocks
                     self.given[done.consumer] += 1
                     self.blocks[done.consumer].append(block)
-                    self.clock.after(
-                        self.steps_s[done.consumer], partial(self.ask, done.consumer, block + 1, done.session)
-                    )
+                    step_s = self.steps_s[done.consumer]
+                    if block % self.core.blocks_per_epoch == self._pauses_at[done.consumer]:
+                        step_s += self.pause_s
+                    self.clock.after(step_s, partial(self.ask, done.consumer, block + 1, done.session))
                 case ev.Prepare():
                     worker = int(done.worker[1:])
                     prep_s = self.prep_s * self.chance.uniform(1 - self.jitter, 1 + self.jitter)

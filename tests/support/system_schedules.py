@@ -287,6 +287,7 @@ class System(Cluster):
             budget_bytes=max(rng.choice([30, 40, 60, 100]), 10 * self.order.blocks_per_epoch * self.keeps_all),
             ahead_blocks=ahead_blocks,
             timeouts=TIMEOUTS,
+            slack_blocks=random.Random(f"slack {seed}").choice([0, 0, 3, 20]),
         )
         self.sessions = itertools.count(1)
         self.epochs_begun = 0

@@ -1,0 +1,66 @@
+"""How far trials may be apart before the furthest waits for the slowest: as far as there is memory."""
+
+from __future__ import annotations
+
+import pytest
+from staging_feeds import Feed, give
+from timed_staging import Search
+
+RUN_S = 40.0
+
+
+@pytest.mark.parametrize("prep_s", [0.02, 0.08])
+def test_a_trial_that_stops_for_a_moment_stops_no_other(prep_s: float) -> None:
+    """Eight trials work 50 ms on a block, and each of them 550 ms on another one of 40, as for a checkpoint."""
+
+    def mean_rate(slack: int) -> float:
+        steps_s = {f"t{number}": 0.05 for number in range(8)}
+        search = Search(steps_s, prep_s=prep_s, pause_s=0.5, budget_blocks=5 + slack, slack_blocks=slack)
+        rates = search.rates(RUN_S)
+        assert search.all_exact()
+        assert search.made <= 1.01 * RUN_S * max(rates.values()), "each block is still made once"
+        return sum(rates.values()) / 8
+
+    alone = 40 / (40 * 0.05 + 0.5)
+    assert mean_rate(slack=12) >= 0.98 * alone
+    assert mean_rate(slack=0) < 0.6 * alone, "each of them would stop all others"
+
+
+@pytest.mark.parametrize("prep_s", [0.01, 0.06])
+@pytest.mark.parametrize("budget", [8, 12])
+def test_trials_of_other_paces_lose_nothing_by_it(budget: int, prep_s: float) -> None:
+    """They went apart, and what one cohort has ahead is room that another one lacks."""
+    steps_s = {f"{pace} {number}": pace for pace in (0.03, 0.06, 0.12) for number in range(2)}
+    given, made = [], []
+    for slack in (0, 8):
+        search = Search(steps_s, prep_s=prep_s, pause_s=0.2, budget_blocks=budget, slack_blocks=slack)
+        given.append(sum(search.rates(RUN_S).values()))
+        made.append(search.made / given[-1])
+    assert given[1] >= 0.99 * given[0]
+    assert made[1] <= 1.01 * made[0], "no block is made more often"
+
+
+def test_a_trial_that_rested_for_several_epochs_goes_on_where_it_was() -> None:
+    """Epochs of one block: while one of them validates, the other one is given six, and all are still there."""
+    feed = Feed(budget_blocks=20, ahead=3, slack=16, blocks_per_epoch=1, workers=2)
+    feed.join("slow")
+    feed.join("fast")
+    assert give(feed, "slow", 0) == (0,)
+    feed.wait(2.0)
+    for block in range(7):
+        assert give(feed, "fast", block) == (block,)
+    for block in range(1, 7):
+        assert give(feed, "slow", block) == (block,)
+    assert feed.tasks.keys() == {7, 8}, "nothing was made again"
+    assert give(feed, "fast", 7) == (7,)
+
+
+def test_what_is_made_ahead_is_counted_from_the_furthest() -> None:
+    """Epochs of 40 blocks: one trial was given four, and three more may be made though the other one was given one."""
+    feed = Feed(budget_blocks=20, ahead=3, slack=16, blocks_per_epoch=40, workers=20)
+    feed.join("slow")
+    feed.join("fast")
+    for block in range(4):
+        assert give(feed, "fast", block) == (block,)
+    (cohort,) = feed.core.consumers.cohorts.values()
+    assert (cohort.slowest, cohort.horizon) == (1, 4 + 3)
