@@ -298,11 +298,12 @@ class Cohort:
 
     @property
     def useful(self) -> range:
-        """The blocks that a member will need before its own epoch ends: made for others, they need not be made again.
+        """The blocks that a member will need soon: made for others, they need not be made again.
 
-        They stay as long as nobody needs their room.
+        They stay as long as nobody needs their room: those of its own epoch, and others as far as trials may be apart.
         """
-        return range(self.slowest, max([m.own_epoch.end for m in self.active], default=0))
+        slowest = self.slowest
+        return range(slowest, max([slowest + self.slack_blocks, *[m.own_epoch.end for m in self.active]]))
 
     def paces(self) -> dict[str, float]:
         """Return the trials whose pace is known, the fastest first: blocks/s that each takes."""

@@ -240,6 +240,7 @@ class StagingState:
         free = next(iter(self.consumers.free_reservations()), None)
         hold_s = self._reservation_s(free is None)
         if free is not None:
+            hold_s = self._as_allowed(hold_s) if free.is_beside else hold_s
             self._times_of(free).came(now - free.since)
         else:
             (self._besides if self._besides.has_given_up else self._successions).came_late(now)
@@ -281,8 +282,11 @@ class StagingState:
         here = [c for c in self.consumers.by_name.values() if c.trial != trial and not c.rests]
         if self._starts.at_once and here:
             return 0.0
-        hold_s = self._besides.hold_s(self._epoch_s) if self._reservation_s(is_new=False) else 0.0
-        # They have a place to run, so they will come: it would be in vain to wait for less than the user allows.
+        return self._as_allowed(self._besides.hold_s(self._epoch_s) if self._reservation_s(is_new=False) else 0.0)
+
+    def _as_allowed(self, hold_s: float) -> float:
+        """For how long to hold the place of one that begins with others; 0 if ``hold_s`` is."""
+        # It has a place to run, so it will come: it would be in vain to wait for less than the user allows.
         return max(hold_s, self.limits.timeouts.reservation_s) if hold_s else 0.0
 
     @property

@@ -154,6 +154,18 @@ def test_others_are_waited_for_as_long_as_the_user_allows_also_if_those_before_c
     assert reserved(feed)["reservation 2"] == 20.0, "how long successors need is not learned from others"
 
 
+def test_one_of_the_others_is_waited_for_as_long_also_once_it_is_announced():
+    """Its process is there, and may still build a model, or have no core to run on."""
+    feed = make_feed()
+    feed.send(ev.Announce("a", others=1))
+    feed.join("a")
+    feed.wait(3.0)
+    feed.send(ev.Announce("b"))
+    assert reserved(feed) == {"b": 20.0}
+    feed.send(ev.Announce("c"))
+    assert reserved(feed) == {"b": 20.0, "c": 5.0}, "c came by itself"
+
+
 def test_others_that_came_too_late_are_learned_from():
     feed = make_feed()
     feed.send(ev.Announce("a", others=1))

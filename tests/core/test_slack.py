@@ -6,6 +6,8 @@ import pytest
 from staging_feeds import Feed, give
 from timed_staging import Search
 
+from mbaas.core import events as ev
+
 RUN_S = 40.0
 
 
@@ -53,6 +55,22 @@ def test_a_trial_that_rested_for_several_epochs_goes_on_where_it_was() -> None:
         assert give(feed, "slow", block) == (block,)
     assert feed.tasks.keys() == {7, 8}, "nothing was made again"
     assert give(feed, "fast", 7) == (7,)
+
+
+def test_a_trial_that_comes_when_the_others_are_through_finds_their_epochs() -> None:
+    """Its process had no core to run on. Epochs of one block, and its reservation is the last of the cohort."""
+    feed = Feed(budget_blocks=20, ahead=3, slack=16, blocks_per_epoch=1, workers=2)
+    feed.send(ev.Announce("first", others=1))
+    feed.join("first")
+    feed.send(ev.Announce("late"))
+    for block in range(7):
+        assert give(feed, "first", block) == (block,)
+    feed.send(ev.Leave("first", None))
+    feed.wait(8.0)
+    assert feed.join("late") == 0
+    for block in range(7):
+        assert give(feed, "late", block) == (block,)
+    assert feed.tasks.keys() == {7, 8}, "nothing was made again"
 
 
 def test_what_is_made_ahead_is_counted_from_the_furthest() -> None:
