@@ -20,7 +20,7 @@ from benchmarks.scale.clock import Clock, Cores, Links, Thread
 from benchmarks.scale.system import Costs, System, ask_cost_s, cut_cost_s, part_cost_s
 from mbaas.client.lane_position import LanePosition
 from mbaas.core import events as ev
-from mbaas.core.layout import Layout, credit
+from mbaas.core.layout import Layout, credit, slack_blocks
 from mbaas.core.state import StagingState
 from mbaas.fields import IMAGE, LABEL, Field
 from mbaas.messages import SampleSpec
@@ -75,7 +75,8 @@ def layout_of(system: System) -> tuple[Layout, FeedSettings]:
     """Return the layout that the service would have, and the settings from which it follows."""
     spec = SampleSpec(Field(IMAGE, (round(system.sample_bytes),), "uint8"), (LABEL,))
     order = SampleOrder(system.samples, system.seed, system.block_samples)
-    layout = Layout(order, spec, system.ahead_blocks, readahead_bytes=0)
+    slack = slack_blocks(system.staged_blocks, system.ahead_blocks)
+    layout = Layout(order, spec, system.ahead_blocks, readahead_bytes=0, slack_blocks=slack)
     settings = FeedSettings(
         name="model",
         batch_size=system.block_samples,

@@ -70,7 +70,7 @@ class System:
         stored_share: share of the samples whose bytes come from storage in every epoch.
         storage_bytes_per_s, link_bytes_per_s: what storage gives a node, and its link in each direction.
         step_s: seconds that a trial works on a sample, without a core.
-        ahead_blocks: how far prep may run ahead of the slowest trial.
+        ahead_blocks: how far prep may run ahead of the furthest trial.
         staged_blocks: blocks that fit the staging budget.
         want: blocks that one call may bring.
         samples: in an epoch.

@@ -172,6 +172,16 @@ def blocks_in_budget(workers: int, lanes: int = 1) -> int:
     return max(MIN_BLOCKS_IN_BUDGET, MIN_BLOCKS_PER_LANE * lanes, blocks_in_flight(workers, lanes))
 
 
+def slack_blocks(fitting: int, ahead: int) -> int:
+    """Return how much further prep may run ahead of the slowest consumer than of the furthest, in blocks.
+
+    Args:
+        fitting: blocks that the staging budget holds.
+        ahead: how far it runs ahead of the furthest.
+    """
+    return min(MOST_SLACK_BLOCKS, max(0, fitting - ahead))
+
+
 def wanted_staging(workers: int) -> int:
     """Return the staging bytes with which all of a feed's workers make blocks of `TARGET_BYTES`."""
     return blocks_in_budget(workers) * TARGET_BYTES
@@ -242,7 +252,7 @@ def lay_out(
         spec=probe.spec,
         # However little fits: one block is read while the next one is made.
         ahead_blocks=max(MIN_BLOCKS_STAGED - 1, min(ahead, fitting)),
-        slack_blocks=min(MOST_SLACK_BLOCKS, max(0, fitting - ahead)),
+        slack_blocks=slack_blocks(fitting, ahead),
         readahead_bytes=readahead if settings.staging.readahead_bytes is None else settings.staging.readahead_bytes,
         keeps_all=not (settings.shuffle or is_random or redrawn)
         and of_a_lane * sample_bytes <= settings.staging_bytes // lanes,

@@ -29,7 +29,7 @@ class Search:
         workers: prep workers.
         blocks: in an epoch.
         budget_blocks: that may be staged.
-        ahead_blocks: how far prep may run ahead of the slowest trial of a cohort.
+        ahead_blocks: how far prep may run ahead of the furthest trial of a cohort.
         jitter: a block takes up to so much longer or less long than others.
         tells_paces: whether the core hears how fast trials go.
         slack_blocks: how much further prep may run ahead of the slowest trial.
