@@ -274,12 +274,12 @@ class Cohort:
 
     @property
     def horizon(self) -> int:
-        """One past the highest block that may be made now; not beyond the next epoch of the furthest member.
+        """One past the highest block that may be made now; not beyond the next epoch of the furthest member that reads.
 
         Otherwise a small dataset would be prepared for several epochs that no trial may ever begin.
         """
         slowest = self.slowest
-        furthest = max(slowest, self._front)
+        furthest = max([slowest, *[m.cursor for m in self.active if m.asked]])
         # The whole next epoch may be made while it is at its last block, so an epoch's end costs no wait.
         end = self.next_boundary(furthest + 1) + self.blocks_per_epoch
         return min(slowest + self.slack_blocks + self.ahead_blocks, furthest + self.ahead_blocks, end)

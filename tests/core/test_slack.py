@@ -82,3 +82,16 @@ def test_what_is_made_ahead_is_counted_from_the_furthest() -> None:
         assert give(feed, "fast", block) == (block,)
     (cohort,) = feed.core.consumers.cohorts.values()
     assert (cohort.slowest, cohort.horizon) == (1, 4 + 3)
+
+
+def test_nothing_is_made_ahead_of_a_place_where_nobody_is_yet() -> None:
+    """The successor of one that ended begins the next epoch; the one that is left was given three blocks."""
+    feed = Feed(budget_blocks=20, ahead=3, slack=16, blocks_per_epoch=8, workers=20)
+    for name in ("ends", "stays"):
+        feed.join(name)
+        for block in range(3):
+            assert give(feed, name, block) == (block,)
+    feed.send(ev.Leave("ends", None, successors=1))
+    (cohort,) = feed.core.consumers.cohorts.values()
+    assert sorted(member.cursor for member in cohort.members) == [3, 8]
+    assert cohort.horizon == 3 + 3
