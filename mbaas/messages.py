@@ -808,6 +808,11 @@ class ConsumerReport:
         """Return what was done since an earlier report of the same loader, and nothing else."""
         return ConsumerReport(self.loader, **{name: getattr(self, name) - getattr(before, name) for name in _SUMS})
 
+    def is_older_than(self, other: ConsumerReport) -> bool:
+        """Whether the same loader had done less when it said this."""
+        done = (self.samples, self.wait_s + self.step_s)
+        return self.loader == other.loader and done < (other.samples, other.wait_s + other.step_s)
+
     @property
     def prep_stall_s(self) -> float:
         """The part of ``wait_s`` in which prep was computing."""

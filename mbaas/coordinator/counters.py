@@ -178,7 +178,9 @@ class Counters:
         old = self.reports.pop(consumer, None)
         if old is not None and old.loader != report.loader:
             self.past = self.past.plus(old)
-        self.reports[consumer] = replace(report, ledgers=())  # which are entered below, and may be thousands
+        # A loader tells from two threads, and one call may overtake another.
+        newest = old if old is not None and report.is_older_than(old) else report
+        self.reports[consumer] = replace(newest, ledgers=())  # which are entered below, and may be thousands
         # A search has thousands of trials one after the other, and sums over all are computed every second.
         if len(self.reports) > KEPT_NAMES:
             self.past = self.past.plus(self.reports.pop(next(iter(self.reports))))

@@ -121,6 +121,20 @@ def test_ledgers_of_a_report_are_entered_by_their_numbers_and_not_kept_with_it()
     assert kept.reports["ann"].samples == 10
 
 
+def test_a_report_that_another_one_overtook_takes_nothing_back() -> None:
+    """A loader's thread tells of an epoch's end while the trial works on its last minibatch, and then flushes."""
+    kept = Counters()
+    early, late = (ConsumerReport("one", samples=403, wait_s=1.0, step_s=step_s) for step_s in (0.60, 0.62))
+    kept.report("ann", late)
+    kept.report("ann", replace(early, ledgers=(EpochLedger(0, 0, 5, 1, 5, 1),)))
+    assert kept.reports == {"ann": late}
+    assert len(kept.ledgers.newest(9)) == 1, "what it alone told is entered"
+    again = ConsumerReport("two", samples=13, step_s=0.02)
+    kept.report("ann", again)
+    assert kept.reports == {"ann": again}, "another loader of that name begins with nothing"
+    assert kept.past.samples == 403
+
+
 def test_every_metric_has_a_value() -> None:
     """That of predictions is there when there was one."""
     kept = Counters()
