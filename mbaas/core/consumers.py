@@ -252,6 +252,16 @@ class Cohort:
         return min([m.cursor for m in self.active])  # a list is faster than a generator
 
     @property
+    def furthest(self) -> int:
+        """The cursor of the furthest member that reads; that of the slowest if none does."""
+        return max([self.slowest, *[m.cursor for m in self.active if m.asked]])
+
+    @property
+    def is_held_back(self) -> bool:
+        """Whether less is made ahead of the furthest member than would be if it were alone."""
+        return self.furthest > self.slowest + self.slack_blocks
+
+    @property
     def _front(self) -> int:
         """The cursor of the furthest member that is not resting; 0 if all rest."""
         return max([m.cursor for m in self.active], default=0)
@@ -278,11 +288,10 @@ class Cohort:
 
         Otherwise a small dataset would be prepared for several epochs that no trial may ever begin.
         """
-        slowest = self.slowest
-        furthest = max([slowest, *[m.cursor for m in self.active if m.asked]])
+        slowest, furthest = self.slowest, self.furthest
         # The whole next epoch may be made while it is at its last block, so an epoch's end costs no wait.
         end = self.next_boundary(furthest + 1) + self.blocks_per_epoch
-        return min(slowest + self.slack_blocks + self.ahead_blocks, furthest + self.ahead_blocks, end)
+        return min(min(slowest + self.slack_blocks, furthest) + self.ahead_blocks, end)
 
     def next_boundary(self, block: int) -> int:
         """The first block of the epoch that begins at ``block`` or next after it."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from mbaas.core.consumers import Cohort, Consumer, ConsumerTable
-from mbaas.core.transitions import ConsumerState
 
 
 class PeerIdle:
@@ -36,7 +35,7 @@ class PeerIdle:
             is_idle: whether a worker has nothing to do, although all work was given that may be.
         """
         for cohort in self._consumers.cohorts.values():
-            if is_idle and (_cursors_differ(cohort) or self._lacks_room(cohort)):
+            if is_idle and (cohort.is_held_back or self._lacks_room(cohort)):
                 if cohort.peer_idle_since is None:
                     cohort.peer_idle_since = now
             elif cohort.peer_idle_since is not None:
@@ -63,12 +62,6 @@ class PeerIdle:
         if len(self._consumers.cohorts) == 1 and not others_hold:
             return False
         return not self._has_room(self._block_bytes(cohort.slowest))
-
-
-def _cursors_differ(cohort: Cohort) -> bool:
-    """Whether a member that reads is ahead of another one, or of a place that is kept for one."""
-    slowest = cohort.slowest
-    return any(m.cursor > slowest and m.asked and m.state is not ConsumerState.RESERVED for m in cohort.active)
 
 
 def _total_s(cohort: Cohort, now: float) -> float:

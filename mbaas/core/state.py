@@ -240,7 +240,8 @@ class StagingState:
         free = next(iter(self.consumers.free_reservations()), None)
         hold_s = self._reservation_s(free is None)
         if free is not None:
-            hold_s = self._as_allowed(hold_s) if free.is_beside else hold_s
+            if free.is_beside:
+                hold_s = self._as_allowed(hold_s)
             self._times_of(free).came(now - free.since)
         else:
             (self._besides if self._besides.has_given_up else self._successions).came_late(now)

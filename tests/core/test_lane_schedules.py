@@ -13,6 +13,7 @@ from mbaas.core.layout import StagingLimits
 from mbaas.core.state import StagingState
 from mbaas.messages import Lane
 from mbaas.settings import Timeouts
+from support.schedules import drawn_slack
 
 pytestmark = pytest.mark.timeout(900)  # nothing but arithmetic, which a busy machine does slowly
 
@@ -61,7 +62,7 @@ class LaneSimulation:
             budget_bytes=10 * rng.choice([3, 4] if crowded else [3, 4, 5, 6]),
             ahead_blocks=rng.choice([2, 3, 6]),
             timeouts=Timeouts(lease_s=1e9, patience_s=rng.choice([5.0, 1e9])),
-            slack_blocks=random.Random(f"slack {seed}").choice([0, 0, 3, 20]),
+            slack_blocks=drawn_slack(seed),
         )
         self.cores = [
             StagingState(limits, lane.blocks_per_epoch, lambda _: 10, lane=lane.number, lanes=count)

@@ -49,9 +49,9 @@ class Trial:
 class Play:
     """One worker that makes a block in 30 ms, and trials of given steps, on virtual time."""
 
-    def __init__(self, ahead: int = 2, budget: int = 1000) -> None:
+    def __init__(self, ahead: int = 2, budget: int = 1000, slack: int = 0) -> None:
         timeouts = Timeouts(lease_s=1e9, patience_s=1e9)
-        self.core = StagingState(StagingLimits(budget, ahead, timeouts), EPOCH, lambda _: 1)
+        self.core = StagingState(StagingLimits(budget, ahead, timeouts, slack_blocks=slack), EPOCH, lambda _: 1)
         self.now, self._queue, self._count = 0.0, [], itertools.count()
         self.trials: dict[str, Trial] = {}
         self._busy_until = 0.0
@@ -105,6 +105,17 @@ def test_a_trial_alone_waits_for_nobody():
     trial = play.join("fast", 0.010)
     play.run(1.9)
     assert trial.shares == pytest.approx((PREP_S - 0.010, 0.0), abs=1e-3)
+
+
+@pytest.mark.parametrize(("slack", "is_idle"), [(0, True), (20, False)])
+def test_prep_is_not_idle_because_of_one_that_is_behind_while_nothing_is_held_back_for_it(slack, is_idle):
+    """Both are slower than prep. In 2 s one of them is given 33 blocks, and the other 25: 20 may lie between them."""
+    play = Play(slack=slack)
+    play.join("ahead", 0.060)
+    play.join("behind", 0.080)
+    play.run(2.0)
+    (cohort,) = play.core.consumers.cohorts.values()
+    assert (cohort.peer_idle_s > 0.0 or cohort.peer_idle_since is not None) is is_idle
 
 
 def test_trials_of_the_same_speed_wait_for_prep():

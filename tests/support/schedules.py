@@ -74,6 +74,14 @@ class FakeConsumer:
         return Resumption(self.cursor, self.own, *self.known[-1])
 
 
+def drawn_slack(seed: int) -> int:
+    """Draw `StagingLimits.slack_blocks`, which may be more than fits, by a generator of its own.
+
+    So other choices of a schedule are what they were before there was slack.
+    """
+    return random.Random(f"slack {seed}").choice([0, 0, 3, 20])
+
+
 class Simulation:
     """One random schedule.
 
@@ -107,8 +115,7 @@ class Simulation:
                 prep_s=1e9 if calm else 12.0,
             ),
             max_deaths=10_000,
-            # Drawn by a generator of its own, so that other seeds give the schedules that they gave before.
-            slack_blocks=random.Random(f"slack {seed}").choice([0, 0, 3, 20]),
+            slack_blocks=drawn_slack(seed),
         )
         self.nodes = [f"n{i}" for i in range(rng.randint(1, 3))]
         samples = self.blocks_per_epoch * BLOCK_SAMPLES - rng.choice([0, 1])

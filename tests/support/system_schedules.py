@@ -34,6 +34,7 @@ from mbaas.settings import Timeouts
 from support import cluster_schedules
 from support.cluster_schedules import BLOCK_SAMPLES, Cluster, Order
 from support.garbage import kept_garbage
+from support.schedules import drawn_slack
 from support.system_trials import Answer, Checkpoint, Delivered, Part, Reply, Trial
 
 PEACE_S = 600.0
@@ -287,7 +288,7 @@ class System(Cluster):
             budget_bytes=max(rng.choice([30, 40, 60, 100]), 10 * self.order.blocks_per_epoch * self.keeps_all),
             ahead_blocks=ahead_blocks,
             timeouts=TIMEOUTS,
-            slack_blocks=random.Random(f"slack {seed}").choice([0, 0, 3, 20]),
+            slack_blocks=drawn_slack(seed),
         )
         self.sessions = itertools.count(1)
         self.epochs_begun = 0
