@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Hashable
-from dataclasses import dataclass
 from typing import Generic, TypeVar
+
+from msgspec import Struct
 
 HANG_UP = b""
 """The answer to what is no request: who sent it is cut off."""
@@ -21,8 +22,7 @@ HANG_UP = b""
 ConsumerT = TypeVar("ConsumerT", bound=Hashable)
 
 
-@dataclass(frozen=True)
-class Exchange:
+class Exchange(Struct, frozen=True):
     """One call to the coordinator.
 
     Attributes:

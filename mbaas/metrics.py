@@ -7,14 +7,13 @@ The descriptions below say the unit and what a high and a low value mean; they a
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
+from msgspec import Struct
 from ray.util.metrics import Counter, Gauge
 
 
-@dataclass(frozen=True)
-class Metric:
+class Metric(Struct, frozen=True):
     """One metric: its name, "counter" or "gauge", and its meaning."""
 
     name: str

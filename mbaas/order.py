@@ -14,11 +14,11 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from mbaas.errors import ConfigError
@@ -202,8 +202,7 @@ class Permutation:
         np.minimum(digit, term, out=digit)
 
 
-@dataclass(frozen=True)
-class Shuffle:
+class Shuffle(Struct, frozen=True):
     """How the samples of an epoch are shuffled: all together, or within the segments of another epoch.
 
     A consumer that begins in the middle of an epoch, at position c, takes what is left of it, and then the first c
@@ -294,8 +293,7 @@ class OwnEpoch(NamedTuple):
         return OwnEpoch(self.first + by, self.end + by, self.begin)
 
 
-@dataclass(frozen=True)
-class SampleOrder:
+class SampleOrder(Struct, frozen=True):
     """The order of a feed: an endless stream of blocks, `blocks_per_epoch` of them to an epoch.
 
     A block is a run of consecutive positions of one epoch; only the last of an epoch may be shorter. Block numbers run

@@ -21,10 +21,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from mbaas.errors import ConfigError, PlacementGoneError, PlacementUnknownError
@@ -51,8 +51,7 @@ MARGIN = 0.995
 """The share of the memory that is planned for where not every sample is looked at: the others may be longer."""
 
 
-@dataclass(frozen=True)
-class NodeWeight:
+class NodeWeight(Struct, frozen=True):
     """A node that may be the home of samples.
 
     Attributes:
@@ -70,8 +69,7 @@ class NodeWeight:
             raise ConfigError(f"weight must be above 0 and cache_bytes at least 0, got {self}")
 
 
-@dataclass(frozen=True)
-class Placement:
+class Placement(Struct, frozen=True):
     """Where samples live; made by `place_samples`.
 
     Attributes:
@@ -228,8 +226,7 @@ class PartRequest(NamedTuple):
     shuffle: Shuffle | None = None
 
 
-@dataclass(frozen=True, eq=False)
-class Holders:
+class Holders(Struct, frozen=True, eq=False):
     """Where samples were kept in memory when the placement changed.
 
     Attributes:
@@ -258,8 +255,7 @@ class Holdings(NamedTuple):
     decoded_bytes: NDArray[np.int64] | None = None
 
 
-@dataclass(frozen=True, eq=False)
-class PlacementUpdate:
+class PlacementUpdate(Struct, frozen=True, eq=False):
     """What a cache node must know of the others.
 
     Attributes:

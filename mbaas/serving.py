@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any, Literal
 
 import ray
+from msgspec import structs
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from tenacity import RetryCallState, Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
@@ -354,4 +355,4 @@ def _prep_resources(asked: FeedOptions, claims: list[Claims], gpus: GpuRoom | No
         also_on_cpus=asked.dali_share < 1,
     )
     most = asked.scaling.max_prep_workers
-    return resources if most is None else replace(resources, workers=min(resources.workers, most))
+    return resources if most is None else structs.replace(resources, workers=min(resources.workers, most))

@@ -18,7 +18,6 @@ import shutil
 import tarfile
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any, cast
@@ -28,6 +27,7 @@ import numpy as np
 import pyarrow as pa
 import ray
 import simplejpeg
+from msgspec.structs import replace
 from pyarrow import parquet
 from pyarrow.fs import PyFileSystem
 
@@ -679,12 +679,12 @@ def consumers(_: Path) -> Case:
 
     report, rank_report = cast("Any", ConsumerReport), cast("Any", RankReport)
     right = Resumption(4, OwnEpoch(2, 18, 128), 0, Shuffle(0))
-    fields = [*Resumption.__dataclass_fields__]
+    fields = [*Resumption.__struct_fields__]
 
     def shuffle(*values: Any) -> Any:
         """What may come out of a pickle, which does not check what it holds."""
         made = object.__new__(Shuffle)
-        for name, odd in zip(Shuffle.__dataclass_fields__, values, strict=True):
+        for name, odd in zip(Shuffle.__struct_fields__, values, strict=True):
             object.__setattr__(made, name, odd)
         return made
 
@@ -692,10 +692,10 @@ def consumers(_: Path) -> Case:
         odd = [odd_value(chance) for _ in range(8)]
         ledger = EpochLedger(*(odd * 2)[: len(EpochLedger.__dataclass_fields__)])
         made = (
-            lambda: UnreadablePart(*odd[: len(UnreadablePart.__dataclass_fields__)]),
+            lambda: UnreadablePart(*odd[: len(UnreadablePart.__struct_fields__)]),
             lambda: report(*odd[:7], chance.choice((odd[7], ReadBytes())), chance.choice((odd[0], (ledger,))), odd[1]),
             lambda: rank_report(ConsumerName(*odd[:3]), *odd[3:8], {odd[0]: RankPlan(odd[1], odd[2])}),
-            lambda: [UnreadablePart(*odd[: len(UnreadablePart.__dataclass_fields__)])],
+            lambda: [UnreadablePart(*odd[: len(UnreadablePart.__struct_fields__)])],
             lambda: Resumption(odd[0], OwnEpoch(*odd[1:4]), odd[4], shuffle(odd[5], odd[6], None), *odd[6:8]),
             lambda: replace(right, **{chance.choice(fields): odd[0]}),
             lambda: chance.choice((0, 1, 7, "consumer", True, None)),
@@ -716,7 +716,7 @@ def consumers(_: Path) -> Case:
                 request = JoinRequest(who, start, *arguments[7:9]) if chance.random() < 0.95 else arguments[7]
                 calls.join(request, 1, leads=chance.random() < 0.5, order=order)
             elif name == "block_call" and chance.random() < 0.9:
-                calls.block_call([value(chance) for _ in BlockCall.__dataclass_fields__])
+                calls.block_call([value(chance) for _ in BlockCall.__struct_fields__])
             else:
                 checks[name](*arguments)
 

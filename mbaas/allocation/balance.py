@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import ArrayLike, NDArray
 
 from mbaas.errors import ConfigError
@@ -23,8 +23,7 @@ NOWHERE = -1
 Ints = NDArray[np.int64]
 
 
-@dataclass(frozen=True)
-class SampleMove:
+class SampleMove(Struct, frozen=True):
     """``count`` things that go from ``giver`` to ``taker`` (indices) in one message."""
 
     giver: int
@@ -73,8 +72,7 @@ def even_targets(samples: int, *, ranks: int) -> Ints:
     return samples // ranks + (np.arange(ranks) < samples % ranks)
 
 
-@dataclass(frozen=True)
-class _Nodes:
+class _Nodes(Struct, frozen=True):
     """A minibatch seen by node; nodes are numbered here by ascending home index, with and without ranks.
 
     Attributes:

@@ -24,11 +24,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from itertools import combinations
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from mbaas import units
@@ -98,8 +100,7 @@ class SampleCosts:
         return 0.0 if self.disk_bytes_per_s is None else 1 / self.disk_bytes_per_s
 
 
-@dataclass(frozen=True, kw_only=True)
-class FormPlan:
+class FormPlan(Struct, frozen=True, kw_only=True):
     """How much of a node's samples is kept in which form.
 
     Attributes:

@@ -12,7 +12,8 @@ that have several, and each machine keeps one.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 SETTLED_S = 10.0
 """A cache that has not grown for so long keeps what it can."""
@@ -21,8 +22,7 @@ GROWTH = 0.01
 """It has grown if it keeps this share more of what it may."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Machine:
+class Machine(Struct, frozen=True, kw_only=True):
     """A machine with prep workers.
 
     Attributes:

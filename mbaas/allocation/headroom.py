@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 TRIAL_CPUS = 1
 """CPUs that no default takes: what Ray Tune gives to a trial that asks for nothing else."""
@@ -17,8 +18,7 @@ GRAIN = 10_000
 """Ray counts parts of a CPU in ten thousandths."""
 
 
-@dataclass(frozen=True)
-class PrepResources:
+class PrepResources(Struct, frozen=True):
     """Prep workers, and the CPUs that each of them reserves: 1, a part of one that it shares with others, or several,
     with a thread on each.
     """
@@ -33,8 +33,7 @@ class PrepResources:
         return self.workers * self.cpus_per_worker
 
 
-@dataclass(frozen=True, kw_only=True)
-class GpuRoom:
+class GpuRoom(Struct, frozen=True, kw_only=True):
     """GPUs on which a feed may prepare.
 
     Attributes:

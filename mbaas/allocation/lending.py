@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from mbaas.allocation.throughput import ThroughputCurve
 from mbaas.allocation.workers import Allocation, Job, allocate
 from mbaas.settings import Lending
 
 
-@dataclass(frozen=True, kw_only=True)
-class DemandReport:
+class DemandReport(Struct, frozen=True, kw_only=True):
     """What a feed tells other feeds about itself.
 
     Attributes:
@@ -41,8 +41,7 @@ class DemandReport:
     worker_per_s: float
 
 
-@dataclass(frozen=True)
-class WorkerMove:
+class WorkerMove(Struct, frozen=True):
     """One worker goes to another feed: lent to it, or given back if it is its own. ``reason`` is a sentence."""
 
     target: str

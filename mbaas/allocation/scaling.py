@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from statistics import median_low
 
+from msgspec import Struct
+
 from mbaas import units
 from mbaas.allocation.throughput import ROUNDING
 from mbaas.errors import ConfigError, StateError
@@ -139,8 +141,7 @@ class Hold:
         return 0.0 if self.since is None else now - self.since
 
 
-@dataclass(frozen=True)
-class Decision:
+class Decision(Struct, frozen=True):
     """What should be, after an observation.
 
     Attributes:

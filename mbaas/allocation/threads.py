@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from mbaas import units
 from mbaas.allocation.throughput import Floats, ThroughputCurve
@@ -22,8 +23,7 @@ Seconds = tuple[float, float]
 """Seconds of prep and of fetch for one minibatch."""
 
 
-@dataclass(frozen=True)
-class TierBytes:
+class TierBytes(Struct, frozen=True):
     """The bytes of a minibatch that come from one tier: own memory, another node's memory, or storage.
 
     Attributes:

@@ -13,12 +13,12 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from operator import itemgetter
 from typing import Literal
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from mbaas.errors import ConfigError
@@ -45,16 +45,14 @@ Floats = NDArray[np.float64]
 Stage = Literal["no contention", "contention", "saturation"]
 
 
-@dataclass(frozen=True)
-class Peak:
+class Peak(Struct, frozen=True):
     """The smallest count that is as fast as any, and its rate."""
 
     count: int
     rate_per_s: float
 
 
-@dataclass(frozen=True)
-class ThroughputCurve:
+class ThroughputCurve(Struct, frozen=True):
     """A total rate against a number of workers: lines from the origin through ``knots``, and on, never below 0.
 
     Rates may be in any unit, mostly samples/s or bytes/s.
@@ -195,8 +193,7 @@ def blended_rate(rate: float, other: float, share: float) -> float:
     return 1 / ((1 - share) / rate + share / other) if rate and other else 0.0
 
 
-@dataclass(frozen=True)
-class Fit:
+class Fit(Struct, frozen=True):
     """A curve and how well it agrees with its measurements.
 
     Attributes:
@@ -246,8 +243,7 @@ def fit_curve(points: Sequence[tuple[float, float]]) -> Fit:
     return Fit(curve, explained, len(measured))
 
 
-@dataclass(frozen=True)
-class _Lines:
+class _Lines(Struct, frozen=True):
     """One candidate, in units of the highest count and rate.
 
     Attributes:

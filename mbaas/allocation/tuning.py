@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+from msgspec import Struct
 
 from mbaas import units
 from mbaas.allocation.threads import TierBytes, load_time_s, split_threads
@@ -57,8 +58,7 @@ MOST_HOLD_S = 600.0
 """No proposal has to last longer than this, however often changes were taken back."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class NodeLoad:
+class NodeLoad(Struct, frozen=True, kw_only=True):
     """What a node did over the last seconds, with the same threads all the time.
 
     Attributes:
@@ -112,8 +112,7 @@ class NodeLoad:
         return self.batch_samples / self.demand_per_s if self.demand_per_s else math.inf
 
 
-@dataclass(frozen=True)
-class Tuned:
+class Tuned(Struct, frozen=True):
     """Threads that a node should have from now on, and one sentence that says why."""
 
     prep_threads: int

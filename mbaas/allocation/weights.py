@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from mbaas import units
 
@@ -29,8 +30,7 @@ LONGEST_REST_S = 1200.0
 """The pause between two changes begins at `HOLD_S` and doubles after each of them, up to this."""
 
 
-@dataclass(frozen=True)
-class Work:
+class Work(Struct, frozen=True):
     """What a worker has done so far.
 
     Attributes:

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
+from msgspec import Struct
+
 from mbaas import units
 from mbaas.allocation.throughput import ROUNDING, ThroughputCurve
 from mbaas.errors import ConfigError
@@ -61,8 +63,7 @@ class Job:
         return max(1, math.ceil(self.needed * (1 - ROUNDING)))  # 3.0000000004 workers are 3
 
 
-@dataclass(frozen=True)
-class JobWorkers:
+class JobWorkers(Struct, frozen=True):
     """What one job gets, what limits it then, and why, in one sentence."""
 
     job: str
@@ -71,8 +72,7 @@ class JobWorkers:
     reason: str
 
 
-@dataclass(frozen=True)
-class Allocation:
+class Allocation(Struct, frozen=True):
     """What each job gets, in the order of the jobs, and the workers that nobody can use."""
 
     by_job: tuple[JobWorkers, ...]

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from mbaas import units
@@ -49,8 +49,7 @@ LOGGED_CHANGE = 2.0
 """A change of the depth by this factor is logged."""
 
 
-@dataclass(frozen=True, eq=False)
-class UpcomingBytes:
+class UpcomingBytes(Struct, frozen=True, eq=False):
     """The bytes that the next blocks of the order need and that nobody reads yet.
 
     Attributes:

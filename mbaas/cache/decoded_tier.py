@@ -15,6 +15,7 @@ import math
 from dataclasses import dataclass, field
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from mbaas.cache.directory import among, fitting
@@ -25,8 +26,7 @@ LAPSE_FETCHES = 256
 """A promise lapses after this many further fetches: the worker to which it was given has died, most likely."""
 
 
-@dataclass(frozen=True, eq=False)
-class HandIn:
+class HandIn(Struct, frozen=True, eq=False):
     """Decoded samples that come to be kept in one slab.
 
     Attributes:

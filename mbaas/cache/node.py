@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import os
 import time
 from collections.abc import AsyncIterator, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 import ray
+from msgspec import structs
 from numpy.typing import NDArray
 from ray.exceptions import RayError
 
@@ -198,7 +199,7 @@ class CacheNode:
         """
         async with self._fetched(request) as rows:
             asked, nbytes = self._planner.to_hand_in(request) if rows.slab_ids else (NO_ROWS, 0)
-            return dataclasses.replace(self._reply(rows, known), hand_in=asked, hand_in_bytes=nbytes)
+            return structs.replace(self._reply(rows, known), hand_in=asked, hand_in_bytes=nbytes)
 
     async def keep_decoded(
         self,
@@ -239,7 +240,7 @@ class CacheNode:
             self._planner.not_handed_in(request)  # by a worker elsewhere
             # In the same thread as puts: it makes a copy on the heap, too.
             packed = await asyncio.get_running_loop().run_in_executor(self._putter, _pack, rows, slabs)
-            return dataclasses.replace(reply, slab_refs=[]), packed
+            return structs.replace(reply, slab_refs=[]), packed
 
     async def pick(
         self, rank: str, part_refs: list[ray.ObjectRef[Arrays]], rows: Ids, bad_rows: Ids, left_s: float
@@ -584,7 +585,7 @@ class CacheNode:
         refs = [None if known is not None and known.has(slab) else self._refs[slab] for slab in rows.slab_ids]
         # Told from what the caller has: a list of all that ever went would grow with every move.
         dropped = known.without(self._refs) if known is not None and self._drops_slabs else ()
-        return FetchReply(**vars(rows), incarnation=self._incarnation, slab_refs=refs, dropped_slabs=dropped)
+        return FetchReply(**structs.asdict(rows), incarnation=self._incarnation, slab_refs=refs, dropped_slabs=dropped)
 
     def _aim(self) -> None:
         """Decide how much of the memory and the disk is for decoded samples: anew where samples have come or gone."""
@@ -594,13 +595,11 @@ class CacheNode:
         speed = self._tuner.speeds.disk
         if self._disk is not None and self._tuner.uses_disk and speed is not None:
             costs, disk_bytes = (
-                dataclasses.replace(costs, disk_bytes_per_s=speed * DISK_THREADS),
+                replace(costs, disk_bytes_per_s=speed * DISK_THREADS),
                 self._disk.for_decoded_bytes,
             )
             if self._disk.holds_all:  # and so none is read from storage again
-                costs = dataclasses.replace(
-                    costs, storage_s=min(costs.storage_s, costs.encoded_bytes * costs.disk_s_per_byte)
-                )
+                costs = replace(costs, storage_s=min(costs.storage_s, costs.encoded_bytes * costs.disk_s_per_byte))
             self._knows_disk = True
         samples = self._placements.home_share(len(self._dataset)) * len(self._dataset)
         plan = plan_forms(

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from mbaas.cache.decoded_tier import DecodedTier, HandIn
@@ -31,16 +31,14 @@ Lengths = Callable[[Ids], NDArray[np.int64]]
 """Bytes of samples: int64[n] -> int64[n]."""
 
 
-@dataclass(frozen=True)
-class ReadAheadChange:
+class ReadAheadChange(Struct, frozen=True):
     """What read-ahead asks for: slabs to fill, and slabs to let go, which need not be full yet."""
 
     loads: list[Load]
     dropped: list[int]
 
 
-@dataclass(frozen=True, eq=False)
-class UpcomingPart:
+class UpcomingPart(Struct, frozen=True, eq=False):
     """A part of a block of which this node is the home, and that will be asked for.
 
     Attributes:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Container
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import ray
+from msgspec import Struct, field
 from numpy.typing import NDArray
 from ray.exceptions import ActorUnavailableError, GetTimeoutError, ObjectLostError
 
@@ -34,8 +34,7 @@ LOCAL_S = 5.0
 """How long Ray may take to find an object in this machine's memory; after that it never does (seen in Ray 2.60)."""
 
 
-@dataclass(frozen=True, eq=False)
-class KnownSlabs:
+class KnownSlabs(Struct, frozen=True, eq=False):
     """The permanent slabs that a process has, whose references need not be sent again.
 
     Attributes:
@@ -68,8 +67,7 @@ class _KeptSlab(NamedTuple):
     view: Slab
 
 
-@dataclass(frozen=True, eq=False)
-class FetchReply(RowLocations):
+class FetchReply(RowLocations, frozen=True, eq=False):
     """The answer to a fetch: where the rows lie, and the slabs that they lie in.
 
     Attributes:

@@ -18,6 +18,7 @@ from typing import TypeAlias
 
 import numpy as np
 import ray
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from mbaas import units
@@ -103,8 +104,7 @@ def part_rows(part: Arrays, bad_rows: Ints) -> Ints:
     return np.delete(np.arange(len(part["sample_id"]) + len(bad_rows), dtype=np.int64), bad_rows)
 
 
-@dataclass(frozen=True)
-class Queue:
+class Queue(Struct, frozen=True):
     """The work that a rank waits for.
 
     Attributes:

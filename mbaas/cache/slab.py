@@ -15,6 +15,7 @@ from functools import cached_property
 from typing import Any, TypeAlias
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from mbaas.cache.directory import Locations
@@ -110,8 +111,7 @@ class Load:
         return readable
 
 
-@dataclass(frozen=True, eq=False)
-class RowLocations:
+class RowLocations(Struct, frozen=True, eq=False):
     """Where the samples of one part of a block lie.
 
     Attributes:

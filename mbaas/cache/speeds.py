@@ -15,12 +15,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 from typing import Literal
 
 import numpy as np
+from msgspec import Struct
 
 from mbaas.errors import ConfigError
 from mbaas.messages import FetchSpeeds
@@ -41,8 +42,7 @@ _MAX_DISK_BYTES = 256 << 20
 _MEMORY_S, _DISK_S = 0.03, 0.125  # no copy, write or read begins after this
 
 
-@dataclass(frozen=True)
-class TransferSums:
+class TransferSums(Struct, frozen=True):
     """Running sums of what came from one tier.
 
     Attributes:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass, field
 
+from msgspec import Struct
+
 from mbaas.cache.speeds import TierMeter, TransferSums
 from mbaas.messages import Amount, FetchCounts, FetchSpeeds
 
@@ -12,8 +14,7 @@ KEPT_EPOCHS = 64
 """Newest epochs whose counts are kept one by one; older ones are in the totals only."""
 
 
-@dataclass(frozen=True)
-class EpochCounts:
+class EpochCounts(Struct, frozen=True):
     """The counts of what one epoch asked of the cache and of storage; epochs add up.
 
     Attributes:
@@ -24,16 +25,15 @@ class EpochCounts:
         failures: reads that gave nothing.
     """
 
-    fetched: FetchCounts = field(default_factory=FetchCounts)
-    reads: Amount = field(default_factory=Amount)
+    fetched: FetchCounts = FetchCounts()
+    reads: Amount = Amount()
     failures: int = 0
 
     def __add__(self, other: EpochCounts) -> EpochCounts:
         return EpochCounts(self.fetched + other.fetched, self.reads + other.reads, self.failures + other.failures)
 
 
-@dataclass(frozen=True)
-class CacheStats:
+class CacheStats(Struct, frozen=True):
     """One look at a cache node.
 
     Attributes:
@@ -84,8 +84,7 @@ class CacheStats:
     cpu_s: float = 0.0
 
 
-@dataclass(frozen=True)
-class Flow:
+class Flow(Struct, frozen=True):
     """The little that a coordinator wants to know of a cache node again and again, so that many nodes can be asked.
 
     Attributes:

@@ -26,7 +26,7 @@ EXAMPLES = (
 
 NEEDED = {
     "images": {"skimage": "scikit-image"},
-    "detection": {"skimage": "scikit-image", "msgspec": "msgspec"},
+    "detection": {"skimage": "scikit-image"},
     "audio": {"soundfile": "soundfile", "soxr": "soxr"},
 }
 """What each task needs of the bench extra: modules, and the names under which pip knows them."""

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from mbaas.client.recycled import RecycledMemory
@@ -61,8 +62,7 @@ def _own(column: Column, memory: RecycledMemory) -> Column:
     return Packed(memory.copy(values), bounds.copy(), None if column.shapes is None else column.shapes.copy())
 
 
-@dataclass(frozen=True, eq=False)
-class _PartSlice:
+class _PartSlice(Struct, frozen=True, eq=False):
     """Some samples of one part of a block, and where they are in a view of the block.
 
     Attributes:

@@ -8,11 +8,11 @@ pixels, so that no zeros are copied or normalized, and are cut or padded where t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import prod
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
+from msgspec import Struct
 
 from mbaas.client.batches import read_only
 from mbaas.client.convert import Converter, Minibatch
@@ -60,8 +60,7 @@ def collating(converter: Converter, spec: SampleSpec, how: Collate, *, has_image
     return _Collating(converter, how, IMAGE if has_images else None)
 
 
-@dataclass(frozen=True)
-class _Sized:
+class _Sized(Struct, frozen=True):
     """What is left to be done to a field that differs in several lengths, once its values are where they shall be.
 
     Attributes:
@@ -107,8 +106,7 @@ class _Sized:
         return read_only(out) if isinstance(out, np.ndarray) else out
 
 
-@dataclass(frozen=True)
-class _Started:
+class _Started(Struct, frozen=True):
     """A minibatch that is being converted.
 
     Attributes:

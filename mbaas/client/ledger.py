@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 from mbaas.client.saved_state import SavedState, levels_of, shuffle_of
 from mbaas.messages import MOST_SHUFFLED, EpochLedger
@@ -20,8 +21,7 @@ _WORD = 2**64
 """Hashes are counted modulo this, as `id_hash` does, so that they can be added and taken off again."""
 
 
-@dataclass(frozen=True)
-class Tally:
+class Tally(Struct, frozen=True):
     """A number of samples, and the order-independent hash of their ids."""
 
     samples: int = 0

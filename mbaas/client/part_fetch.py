@@ -13,6 +13,7 @@ from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import ray
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from mbaas import bugs
@@ -31,8 +32,7 @@ UNREAD_S = 0.5
 Rows: TypeAlias = NDArray[np.int64]
 
 
-@dataclass(frozen=True, eq=False)
-class FetchedBlock:
+class FetchedBlock(Struct, frozen=True, eq=False):
     """What was read of a block.
 
     Attributes:
@@ -86,8 +86,7 @@ def unreadable_parts(block: DeliveredBlock) -> list[DeliveredPart]:
     return unreadable
 
 
-@dataclass(frozen=True, eq=False)
-class RemoteRows:
+class RemoteRows(Struct, frozen=True, eq=False):
     """Rows that a rank needs of parts on one other node."""
 
     parts: list[DeliveredPart]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from mbaas.client.rpc import UnreadableError, call_patiently
 from mbaas.client.session import LaneSession, Polling

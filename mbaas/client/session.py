@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import ray
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from mbaas import slots
@@ -57,8 +58,7 @@ FIRST_WARNING_S = 10.0
 """Wait after which a consumer writes a warning to its log, and again whenever the wait has doubled."""
 
 
-@dataclass(frozen=True)
-class Polling:
+class Polling(Struct, frozen=True):
     """How a session asks for blocks.
 
     Attributes:

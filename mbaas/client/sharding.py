@@ -8,9 +8,9 @@ agree because the same numbers go in: the order, the plan, and which samples wer
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from mbaas.client.ledger import NOTHING, Tally
@@ -25,8 +25,7 @@ because a rank's stream asks for the next block's shard while the loader is stil
 Rows = NDArray[np.int64]
 
 
-@dataclass(frozen=True)
-class BatchEnd:
+class BatchEnd(Struct, frozen=True):
     """The end of a minibatch.
 
     Attributes:
@@ -53,8 +52,7 @@ NO_SAMPLES = BatchEnd(0, 0)
 """What there is of a minibatch before its first sample."""
 
 
-@dataclass(frozen=True)
-class BlockShard:
+class BlockShard(Struct, frozen=True):
     """What a consumer has to take of one block, and how minibatches lie in it.
 
     Attributes:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Protocol
+
+from msgspec import Struct
 
 from mbaas.client.batches import BlockView
 from mbaas.client.part_fetch import BlockFetch, WholeFetch, unreadable_parts
@@ -35,8 +36,7 @@ LOOK_S = 2.0
 """Period at which a reader that waits asks whether the block is still there."""
 
 
-@dataclass(frozen=True)
-class Block:
+class Block(Struct, frozen=True):
     """A block in the consumer's hands.
 
     Attributes:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import ray
+from msgspec import Struct
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from mbaas import runtime
@@ -35,8 +35,7 @@ MOVE_OUT_CALL_S = 110.0
 """Longest time in which others fetch what a node keeps that is to go; less than the supervisor waits."""
 
 
-@dataclass(frozen=True)
-class FoundCache:
+class FoundCache(Struct, frozen=True):
     """A cache node that an earlier coordinator left."""
 
     actor: Any

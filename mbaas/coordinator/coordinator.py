@@ -10,10 +10,10 @@ import asyncio
 import contextlib
 import itertools
 import time
-from dataclasses import dataclass
 from typing import Any
 
 import ray
+from msgspec import Struct
 
 from mbaas import units
 from mbaas.allocation.lending import DemandReport
@@ -78,8 +78,7 @@ TICKS_A_LOOK = 4
 """Ticks between two looks at how many workers are needed: a second."""
 
 
-@dataclass(frozen=True)
-class _Running:
+class _Running(Struct, frozen=True):
     """What there is once a feed is open."""
 
     info: FeedInfo

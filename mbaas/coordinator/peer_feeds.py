@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from mbaas import runtime
 from mbaas.allocation.lending import DemandReport
@@ -14,16 +15,14 @@ ANSWER_S = 5.0
 """How long another coordinator may take to answer; it may have to tell a worker its dataset."""
 
 
-@dataclass(frozen=True)
-class Offer:
+class Offer(Struct, frozen=True):
     """A prep worker that is up and idle, and the feed that started it."""
 
     actor: Any
     owner: str
 
 
-@dataclass(frozen=True)
-class Shared:
+class Shared(Struct, frozen=True):
     """Which prep workers one feed has of another, and the other of it.
 
     Attributes:

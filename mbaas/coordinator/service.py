@@ -12,11 +12,12 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import ray
+from msgspec.structs import replace
 
 from mbaas import slots
 from mbaas.bugs import in_short, is_bug

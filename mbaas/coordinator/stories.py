@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from mbaas import units
 from mbaas.coordinator.asking import answer_or_none
@@ -18,8 +19,7 @@ ANSWER_S = 5.0
 """How long a lane may take to tell a story."""
 
 
-@dataclass(frozen=True)
-class LaneStory:
+class LaneStory(Struct, frozen=True):
     """What one lane knows of a thing.
 
     Attributes:

@@ -11,7 +11,8 @@ import itertools
 import time
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from mbaas.allocation.threads import TierBytes
 from mbaas.allocation.throughput import ThroughputCurve
@@ -32,8 +33,7 @@ whole block is made: over one window a block more or less would matter.
 """
 
 
-@dataclass(frozen=True)
-class NodeSums:
+class NodeSums(Struct, frozen=True):
     """Running sums of one node at one moment.
 
     Attributes:
@@ -50,8 +50,7 @@ class NodeSums:
     prepared: float
 
 
-@dataclass(frozen=True)
-class Span:
+class Span(Struct, frozen=True):
     """Sums of one node, at three moments.
 
     Attributes:

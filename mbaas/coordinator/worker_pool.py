@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import ray
+from msgspec import Struct
 
 from mbaas import runtime, units
 from mbaas.allocation.headroom import node_for_part
@@ -45,8 +45,7 @@ THREADS_S = 5.0
 """How long a worker may take to change its threads, between two blocks."""
 
 
-@dataclass(frozen=True)
-class WorkerHandle:
+class WorkerHandle(Struct, frozen=True):
     """A running prep worker.
 
     Attributes:
@@ -63,8 +62,7 @@ class WorkerHandle:
     owner: str | None = None
 
 
-@dataclass(frozen=True)
-class Survivors:
+class Survivors(Struct, frozen=True):
     """What an earlier coordinator of a feed left.
 
     Attributes:

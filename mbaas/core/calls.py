@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import fields
 from itertools import zip_longest
 
 from mbaas.core import events as ev
@@ -188,12 +187,14 @@ def ask(
 
 def block_call(value: object) -> tuple[ev.Ask, list[UnreadablePart], float]:
     """Check a call for blocks, as `BlockCall.plain` gives it: return its event, parts as `unreadable`, and `poll_s`."""
-    if not isinstance(value, list) or len(value) != len(fields(BlockCall)):
-        raise ConfigError(f"a call for blocks must be a list of {len(fields(BlockCall))} values, got {shown(value)}")
+    if not isinstance(value, list) or len(value) != len(BlockCall.__struct_fields__):
+        raise ConfigError(
+            f"a call for blocks must be a list of {len(BlockCall.__struct_fields__)} values, got {shown(value)}"
+        )
     consumer, session, cursor, released, done, want, wait_s, parts, number, began, unheld = value
     found = []
     for part in _several("unreadable", parts):
-        if not isinstance(part, list) or len(part) != len(fields(UnreadablePart)):
+        if not isinstance(part, list) or len(part) != len(UnreadablePart.__struct_fields__):
             raise ConfigError(f"unreadable must hold lists of a block, a part and its task, got {shown(part)}")
         found.append(UnreadablePart(*part))
     if isinstance(unheld, list):

@@ -10,55 +10,50 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, field
 from typing import TypeAlias
+
+from msgspec import Struct
 
 from mbaas.core import events as staging
 
 # ---- events: workers ----
 
 
-@dataclass(frozen=True)
-class WorkerStarted:
+class WorkerStarted(Struct, frozen=True):
     """A worker that was started, or taken in, answers from ``node``."""
 
     worker: str
     node: str
 
 
-@dataclass(frozen=True)
-class StartFailed:
+class StartFailed(Struct, frozen=True):
     """A worker did not start: no CPU in time, its name is still taken, its process does not answer."""
 
     worker: str
     reason: str
 
 
-@dataclass(frozen=True)
-class WorkerBriefed:
+class WorkerBriefed(Struct, frozen=True):
     """A worker knows the order of samples and the placement of this version."""
 
     worker: str
     version: int
 
 
-@dataclass(frozen=True)
-class BriefingFailed:
+class BriefingFailed(Struct, frozen=True):
     """A worker could not be told the placement."""
 
     worker: str
     reason: str
 
 
-@dataclass(frozen=True)
-class WorkerBehind:
+class WorkerBehind(Struct, frozen=True):
     """A worker was given a part that was cut by a placement which it does not know."""
 
     worker: str
 
 
-@dataclass(frozen=True)
-class WorkerDied:
+class WorkerDied(Struct, frozen=True):
     """A worker's process is gone, or of no use any more; ``blame`` as in `mbaas.core.events.WorkerDown`."""
 
     worker: str
@@ -66,23 +61,20 @@ class WorkerDied:
     blame: bool = True
 
 
-@dataclass(frozen=True)
-class WorkerDone:
+class WorkerDone(Struct, frozen=True):
     """A worker that is to leave has nothing in hand any more in one lane of the feed."""
 
     worker: str
     lane: int = 0
 
 
-@dataclass(frozen=True)
-class WorkMeasured:
+class WorkMeasured(Struct, frozen=True):
     """How much each worker has done so far: worker -> (samples that it prepared, seconds that it took)."""
 
     work: Mapping[str, tuple[float, float]]
 
 
-@dataclass(frozen=True)
-class CachesMeasured:
+class CachesMeasured(Struct, frozen=True):
     """How full caches are: machine -> (bytes that its cache keeps, bytes that it may keep)."""
 
     kept: Mapping[str, tuple[float, float]]
@@ -91,46 +83,40 @@ class CachesMeasured:
 # ---- events: how many workers, and for whom ----
 
 
-@dataclass(frozen=True)
-class Scale:
+class Scale(Struct, frozen=True):
     """Have this number of workers from now on."""
 
     workers: int
 
 
-@dataclass(frozen=True)
-class Lend:
+class Lend(Struct, frozen=True):
     """Give a worker to the feed ``target``: one that ``owner`` started, None for one of our own."""
 
     target: str
     owner: str | None = None
 
 
-@dataclass(frozen=True)
-class HandedOver:
+class HandedOver(Struct, frozen=True):
     """Another feed answered whether it takes a worker."""
 
     worker: str
     taken: bool
 
 
-@dataclass(frozen=True)
-class Offered:
+class Offered(Struct, frozen=True):
     """Another feed offers an idle worker, or gives one back. ``key`` names it; ``owner`` is None if it is our own."""
 
     key: Hashable
     owner: str | None = None
 
 
-@dataclass(frozen=True)
-class LentGone:
+class LentGone(Struct, frozen=True):
     """A worker of ours that was lent is gone."""
 
     key: Hashable
 
 
-@dataclass(frozen=True)
-class FeedGone:
+class FeedGone(Struct, frozen=True):
     """A feed to which workers were lent has ended."""
 
     feed: str
@@ -139,8 +125,7 @@ class FeedGone:
 # ---- events: cache nodes and machines ----
 
 
-@dataclass(frozen=True)
-class CacheStarted:
+class CacheStarted(Struct, frozen=True):
     """The cache node that was started on a machine answers.
 
     Attributes:
@@ -152,8 +137,7 @@ class CacheStarted:
     room_bytes: float = math.inf
 
 
-@dataclass(frozen=True)
-class CacheFailed:
+class CacheFailed(Struct, frozen=True):
     """The cache node that was to be started does not come up."""
 
     node: str
@@ -161,8 +145,7 @@ class CacheFailed:
     reason: str
 
 
-@dataclass(frozen=True)
-class CacheProbed:
+class CacheProbed(Struct, frozen=True):
     """A cache node was asked whether it lives."""
 
     node: str
@@ -170,15 +153,13 @@ class CacheProbed:
     answers: bool
 
 
-@dataclass(frozen=True)
-class NodesDead:
+class NodesDead(Struct, frozen=True):
     """Ray says that these machines are dead; it takes none of them back."""
 
     nodes: frozenset[str]
 
 
-@dataclass(frozen=True)
-class NodesDraining:
+class NodesDraining(Struct, frozen=True):
     """Ray will give up these machines soon: all of them, each time, so that one that is not named will stay after all.
 
     Ray starts no process there any more; those that run there go on.
@@ -187,24 +168,21 @@ class NodesDraining:
     nodes: frozenset[str]
 
 
-@dataclass(frozen=True)
-class PlacementMoved:
+class PlacementMoved(Struct, frozen=True):
     """Caches know the placement of this version, and the workers in ``told`` do."""
 
     version: int
     told: frozenset[str]
 
 
-@dataclass(frozen=True)
-class PlacementFailed:
+class PlacementFailed(Struct, frozen=True):
     """A new placement could not be found or told."""
 
     version: int
     reason: str
 
 
-@dataclass(frozen=True)
-class NodeVacated:
+class NodeVacated(Struct, frozen=True):
     """The other caches have fetched what a node kept, as far as they could."""
 
     node: str
@@ -213,15 +191,13 @@ class NodeVacated:
 # ---- events: lanes ----
 
 
-@dataclass(frozen=True)
-class LaneAnswered:
+class LaneAnswered(Struct, frozen=True):
     """The coordinator of a further lane answered, and knows how the feed stands, or stood a moment ago."""
 
     lane: int
 
 
-@dataclass(frozen=True)
-class LaneLost:
+class LaneLost(Struct, frozen=True):
     """The process of a further lane's coordinator is gone; Ray starts it again."""
 
     lane: int
@@ -230,8 +206,7 @@ class LaneLost:
 # ---- events: beginning, end and time ----
 
 
-@dataclass(frozen=True)
-class FoundWorker:
+class FoundWorker(Struct, frozen=True):
     """A worker that is there when the coordinator begins: started for it, or left by its predecessor.
 
     Attributes:
@@ -245,8 +220,7 @@ class FoundWorker:
     answers: bool = True
 
 
-@dataclass(frozen=True)
-class Begin:
+class Begin(Struct, frozen=True):
     """The coordinator begins, or takes over what its predecessor left.
 
     Attributes:
@@ -260,13 +234,13 @@ class Begin:
         rooms: node -> what its object store has room for of staged blocks; see `CacheStarted`.
     """
 
-    workers: Mapping[str, FoundWorker] = field(default_factory=dict)
-    caches: Mapping[tuple[str, int], bool] = field(default_factory=dict)
-    lent: Mapping[str, tuple[Hashable, ...]] = field(default_factory=dict)
+    workers: Mapping[str, FoundWorker] = {}
+    caches: Mapping[tuple[str, int], bool] = {}
+    lent: Mapping[str, tuple[Hashable, ...]] = {}
     version: int = 0
     serial: int = 0
     is_restart: bool = False
-    rooms: Mapping[str, float] = field(default_factory=dict)
+    rooms: Mapping[str, float] = {}
 
 
 class FeedEnd(enum.Enum):
@@ -291,15 +265,13 @@ class FeedEnd(enum.Enum):
         return self.value.format(feed=feed)
 
 
-@dataclass(frozen=True)
-class Stop:
+class Stop(Struct, frozen=True):
     """The feed ends, for a reason from `FeedEnd`."""
 
     reason: str
 
 
-@dataclass(frozen=True)
-class Tick:
+class Tick(Struct, frozen=True):
     """Time has passed: deadlines are looked at."""
 
 
@@ -338,15 +310,13 @@ Event: TypeAlias = (
 # ---- instructions ----
 
 
-@dataclass(frozen=True)
-class StartWorker:
+class StartWorker(Struct, frozen=True):
     """Ask Ray for a worker of this name; answered by `WorkerStarted` or `StartFailed`."""
 
     worker: str
 
 
-@dataclass(frozen=True)
-class TakeIn:
+class TakeIn(Struct, frozen=True):
     """Have an idle worker that is up, known by ``key``, work for this feed under this name; answered likewise."""
 
     worker: str
@@ -354,77 +324,67 @@ class TakeIn:
     owner: str | None
 
 
-@dataclass(frozen=True)
-class RefuseOffer:
+class RefuseOffer(Struct, frozen=True):
     """Do not take the worker that was offered."""
 
     key: Hashable
 
 
-@dataclass(frozen=True)
-class EndWorker:
+class EndWorker(Struct, frozen=True):
     """Kill a worker, also one that has not started yet; nothing is answered."""
 
     worker: str
 
 
-@dataclass(frozen=True)
-class BriefWorker:
+class BriefWorker(Struct, frozen=True):
     """Tell a worker the order and the placement; answered by `WorkerBriefed` or `BriefingFailed`."""
 
     worker: str
     version: int
 
 
-@dataclass(frozen=True)
-class HandOver:
+class HandOver(Struct, frozen=True):
     """Offer an idle worker to another feed; answered by `HandedOver`."""
 
     worker: str
     target: str
 
 
-@dataclass(frozen=True)
-class ReportLentGone:
+class ReportLentGone(Struct, frozen=True):
     """Tell the feed that lent us a worker that it is gone."""
 
     worker: str
     owner: str
 
 
-@dataclass(frozen=True)
-class EndLent:
+class EndLent(Struct, frozen=True):
     """Kill a worker of ours that works for another feed."""
 
     key: Hashable
 
 
-@dataclass(frozen=True)
-class StartCache:
+class StartCache(Struct, frozen=True):
     """Start a cache node on a machine; answered by `CacheStarted` or `CacheFailed`."""
 
     node: str
     generation: int
 
 
-@dataclass(frozen=True)
-class ProbeCache:
+class ProbeCache(Struct, frozen=True):
     """Ask a cache node whether it lives; answered by `CacheProbed`."""
 
     node: str
     generation: int
 
 
-@dataclass(frozen=True)
-class EndCache:
+class EndCache(Struct, frozen=True):
     """Kill a cache node; nothing is answered."""
 
     node: str
     generation: int
 
 
-@dataclass(frozen=True)
-class MovePlacement:
+class MovePlacement(Struct, frozen=True):
     """Give samples homes on these nodes, in proportion to their weights, and tell all caches and these workers.
 
     Answered by `PlacementMoved` or `PlacementFailed`.
@@ -435,22 +395,19 @@ class MovePlacement:
     workers: frozenset[str]
 
 
-@dataclass(frozen=True)
-class UsePlacement:
+class UsePlacement(Struct, frozen=True):
     """Cut blocks by the placement of this version from now on."""
 
     version: int
 
 
-@dataclass(frozen=True)
-class VacateNode:
+class VacateNode(Struct, frozen=True):
     """Have the other caches fetch what a node keeps; answered by `NodeVacated`."""
 
     node: str
 
 
-@dataclass(frozen=True)
-class RestartLane:
+class RestartLane(Struct, frozen=True):
     """Kill the process of a further lane's coordinator, which Ray starts again; answered by `LaneAnswered`, when it was
     told how the feed stands.
     """
@@ -458,8 +415,7 @@ class RestartLane:
     lane: int
 
 
-@dataclass(frozen=True)
-class EndLane:
+class EndLane(Struct, frozen=True):
     """Kill the coordinator of a further lane for good; nothing is answered."""
 
     lane: int
@@ -476,8 +432,7 @@ ForLanes: TypeAlias = (
 """What lanes hear of workers and machines."""
 
 
-@dataclass(frozen=True)
-class TellLanes:
+class TellLanes(Struct, frozen=True):
     """Give this event to the staging state of every lane.
 
     Only the first lane copies what it has staged from a node that leaves; the others have it made again.
@@ -486,8 +441,7 @@ class TellLanes:
     event: ForLanes
 
 
-@dataclass(frozen=True)
-class Note:
+class Note(Struct, frozen=True):
     """A decision worth a line in the log."""
 
     text: str

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import MappingProxyType
+
+from msgspec import Struct
 
 from mbaas.allocation.scaling import Observation
 from mbaas.core.consumers import ConsumerTable
@@ -16,8 +18,7 @@ WINDOW_S = 8.0
 """Rates are differences of sums over this time: more than two heartbeats of every trial."""
 
 
-@dataclass(frozen=True)
-class Look:
+class Look(Struct, frozen=True):
     """The running sums of a feed at one moment.
 
     Attributes:

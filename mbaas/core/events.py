@@ -11,14 +11,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from msgspec import Struct
+
 from mbaas.messages import Resumption
 from mbaas.messages import UnreadablePart as UnreadablePart
 from mbaas.order import OwnEpoch, Shuffle
 from mbaas.placement import BlockPart
 
 
-@dataclass(frozen=True)
-class WorkerUp:
+class WorkerUp(Struct, frozen=True):
     """A prep worker is ready on ``node`` and takes up to ``credit`` tasks at a time: one running, the rest queued."""
 
     worker: str
@@ -26,8 +27,7 @@ class WorkerUp:
     node: str = ""
 
 
-@dataclass(frozen=True)
-class WorkerDown:
+class WorkerDown(Struct, frozen=True):
     """A prep worker is gone; whatever it was making must be made again.
 
     With ``blame`` the block that it was making is charged with its death: one over which several die is bad itself.
@@ -38,51 +38,44 @@ class WorkerDown:
     blame: bool = True
 
 
-@dataclass(frozen=True)
-class WorkerLeaves:
+class WorkerLeaves(Struct, frozen=True):
     """A worker is to go: it finishes what it has in hand and gets nothing new."""
 
     worker: str
 
 
-@dataclass(frozen=True)
-class NodeDown:
+class NodeDown(Struct, frozen=True):
     """A node is gone: its workers, its consumers, and all parts of blocks that lay there."""
 
     node: str
     reason: str
 
 
-@dataclass(frozen=True)
-class NodeLeaves:
+class NodeLeaves(Struct, frozen=True):
     """A node will be gone soon: what lies there is copied to others, as far as there is time."""
 
     node: str
 
 
-@dataclass(frozen=True)
-class NodeStays:
+class NodeStays(Struct, frozen=True):
     """A node that was to leave stays after all: nothing more is copied from it."""
 
     node: str
 
 
-@dataclass(frozen=True)
-class PartMoved:
+class PartMoved(Struct, frozen=True):
     """A copy of a part lies on the node where it was to go; ``move`` is the number of the `MovePart`."""
 
     move: int
 
 
-@dataclass(frozen=True)
-class PartStays:
+class PartStays(Struct, frozen=True):
     """A part could not be copied; it is made again when its node is gone."""
 
     move: int
 
 
-@dataclass(frozen=True)
-class Announce:
+class Announce(Struct, frozen=True):
     """A trial will join soon: hold a reservation for it, or its ranks, at most until the reservation time is over.
 
     ``others`` tells how many more will be announced in a moment: a place beside it is held for each of them, unless
@@ -93,8 +86,7 @@ class Announce:
     others: int = 0
 
 
-@dataclass(frozen=True)
-class Join:
+class Join(Struct, frozen=True):
     """A consumer opens session ``session``.
 
     ``start`` is the block it needs first. None means "an epoch's beginning": the nearest one that is shared. With
@@ -126,8 +118,7 @@ class Join:
         return self.start is not None and not self.flexible and not self.now
 
 
-@dataclass(frozen=True)
-class Ask:
+class Ask(Struct, frozen=True):
     """A consumer wants up to ``want`` blocks from ``cursor`` on.
 
     It has used up all blocks below ``done``, and let go of the memory of all below ``released``. ``number`` counts what
@@ -147,8 +138,7 @@ class Ask:
     unheld: tuple[int, int] | None = None
 
 
-@dataclass(frozen=True)
-class HandBack:
+class HandBack(Struct, frozen=True):
     """A consumer gives up what it was given from ``cursor`` on and did not use; it will ask again when it needs it.
 
     ``number`` as in `Ask`.
@@ -161,15 +151,13 @@ class HandBack:
     number: int = 0
 
 
-@dataclass(frozen=True)
-class HoldReservations:
+class HoldReservations(Struct, frozen=True):
     """The first lane holds these reservations, (name, block), and no others: hold the same ones here."""
 
     reservations: frozenset[tuple[str, int]]
 
 
-@dataclass(frozen=True)
-class Heartbeat:
+class Heartbeat(Struct, frozen=True):
     """A consumer is alive (it may be busy with a long step); ``released`` and ``done`` as in `Ask`."""
 
     consumer: str
@@ -178,23 +166,20 @@ class Heartbeat:
     done: int
 
 
-@dataclass(frozen=True)
-class DetachedElsewhere:
+class DetachedElsewhere(Struct, frozen=True):
     """Another lane moved a consumer to a cohort of its own, because it kept others waiting there: do so here, too."""
 
     consumer: str
 
 
-@dataclass(frozen=True)
-class TrialPace:
+class TrialPace(Struct, frozen=True):
     """The consumers that are one trial's (its ranks, or the trial itself), and how fast it goes with data ready."""
 
     consumers: tuple[str, ...]
     blocks_per_s: float
 
 
-@dataclass(frozen=True)
-class PacesMeasured:
+class PacesMeasured(Struct, frozen=True):
     """How fast trials would go if their data were always ready, and how many blocks/s prep makes at most.
 
     Both as measured over the last seconds; ``prep_per_s`` is 0 while that is not known.
@@ -204,8 +189,7 @@ class PacesMeasured:
     prep_per_s: float
 
 
-@dataclass(frozen=True)
-class Leave:
+class Leave(Struct, frozen=True):
     """A consumer is done. ``session`` None ends whatever session it has, and if it is a trial, those of its ranks.
 
     ``successors`` tells how many trials are still to come: a place is held for one of them, unless places are held for
@@ -217,8 +201,7 @@ class Leave:
     successors: int = 0
 
 
-@dataclass(frozen=True)
-class TaskEnded:
+class TaskEnded(Struct, frozen=True):
     """A task ended: its part lies in the memory of the worker's node, or consumers of the block must see ``error``.
 
     With ``lacks`` bad samples were left out of the part.
@@ -229,8 +212,7 @@ class TaskEnded:
     lacks: bool = False
 
 
-@dataclass(frozen=True)
-class PutOff:
+class PutOff(Struct, frozen=True):
     """A task came to nothing, through no fault of its worker or its data: its part is to be tried again a little later.
 
     ``reason`` is a clause that says what it waits for.
@@ -240,16 +222,14 @@ class PutOff:
     reason: str
 
 
-@dataclass(frozen=True)
-class TaskFailed:
+class TaskFailed(Struct, frozen=True):
     """A task ended in a bug, of its worker, which lives, or of a cache node; ``reason`` is a clause that says which."""
 
     task: int
     reason: str
 
 
-@dataclass(frozen=True)
-class Stop:
+class Stop(Struct, frozen=True):
     """The feed ends: nothing is made or handed out any more, and whoever waits, or comes later, gets the reason.
 
     The reasons are listed in `mbaas.core.cluster_events.FeedEnd`.
@@ -258,8 +238,7 @@ class Stop:
     reason: str
 
 
-@dataclass(frozen=True)
-class Tick:
+class Tick(Struct, frozen=True):
     """Time has passed: leases, reservation times, patience, deadlines and parts that were put off are looked at."""
 
 
@@ -290,8 +269,7 @@ Event: TypeAlias = (
 )
 
 
-@dataclass(frozen=True)
-class Admitted:
+class Admitted(Struct, frozen=True):
     """Answer to a `Join`: the session's first block, and where the consumer's own epoch lies."""
 
     consumer: str
@@ -318,8 +296,7 @@ class Deliver:
     new: tuple[int, ...] = field(default=(), compare=False)
 
 
-@dataclass(frozen=True)
-class Prepare:
+class Prepare(Struct, frozen=True):
     """Send a task to a worker: make this part of this block."""
 
     task: int
@@ -330,8 +307,7 @@ class Prepare:
     shuffle: Shuffle
 
 
-@dataclass(frozen=True)
-class DropBlock:
+class DropBlock(Struct, frozen=True):
     """Let go of the block's references, so that the object store has its bytes back. It can be made again.
 
     With ``anew`` samples that were left out of it are then tried as if for the first time.
@@ -341,8 +317,7 @@ class DropBlock:
     anew: bool = False
 
 
-@dataclass(frozen=True)
-class MovePart:
+class MovePart(Struct, frozen=True):
     """Copy a part of a staged block to another node, and say how that ended."""
 
     move: int
@@ -351,8 +326,7 @@ class MovePart:
     node: str
 
 
-@dataclass(frozen=True)
-class UsePart:
+class UsePart(Struct, frozen=True):
     """Hand out the copy that a `MovePart` made in the place of the part; it counts as made by another ``task``."""
 
     move: int
@@ -361,8 +335,7 @@ class UsePart:
     task: int
 
 
-@dataclass(frozen=True)
-class ReplaceWorker:
+class ReplaceWorker(Struct, frozen=True):
     """Kill this worker and start another: it is past its deadline, or meets one error after the other.
 
     ``blame`` as in `WorkerDown`, for the lanes that are to hear of it.
@@ -373,15 +346,13 @@ class ReplaceWorker:
     blame: bool = True
 
 
-@dataclass(frozen=True)
-class ReleaseWorker:
+class ReleaseWorker(Struct, frozen=True):
     """Let this worker go: it was to leave, and has nothing in hand any more."""
 
     worker: str
 
 
-@dataclass(frozen=True)
-class RemoveConsumer:
+class RemoveConsumer(Struct, frozen=True):
     """End this consumer's session against its will; answer its calls with the reason."""
 
     consumer: str
@@ -389,15 +360,13 @@ class RemoveConsumer:
     reason: str
 
 
-@dataclass(frozen=True)
-class Detached:
+class Detached(Struct, frozen=True):
     """Tell the other lanes: this consumer kept others waiting and goes on in a cohort of its own."""
 
     consumer: str
 
 
-@dataclass(frozen=True)
-class Refuse:
+class Refuse(Struct, frozen=True):
     """Answer the call with the reason: it came from a session that is not open, or not any more."""
 
     consumer: str
@@ -405,8 +374,7 @@ class Refuse:
     reason: str
 
 
-@dataclass(frozen=True)
-class Note:
+class Note(Struct, frozen=True):
     """Write a line to the log: who was moved, removed or replaced, and why."""
 
     text: str

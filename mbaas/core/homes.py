@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Container, Iterable, Mapping
-from dataclasses import dataclass, field
+
+from msgspec import Struct
 
 from mbaas.allocation.weights import SpeedWeights, Work
 from mbaas.core.supervised import CACHE_START_S, RETRY_S, CachePhase, SupervisedCache, SupervisedWorker, WorkerPhase
@@ -30,8 +31,7 @@ moving them would have sent them over the network for nothing.
 """
 
 
-@dataclass(frozen=True)
-class HomeWeights:
+class HomeWeights(Struct, frozen=True):
     """On which machines samples have their homes, with which weights: what a `mbaas.placement.Placement` is made of.
 
     Attributes:
@@ -40,7 +40,7 @@ class HomeWeights:
     """
 
     version: int
-    weights: Mapping[str, float] = field(default_factory=dict)
+    weights: Mapping[str, float] = {}
     workers: frozenset[str] = frozenset()
     reason: str = ""
 

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from mbaas.core import cluster_events as cluster
 from mbaas.core import events as ev
@@ -182,8 +184,7 @@ def _is_same_turn(given: GivenUp, name: str, update: LaneUpdate) -> bool:
     return name in update.workers and update.workers[name].turn == given.turn
 
 
-@dataclass(frozen=True)
-class Heard:
+class Heard(Struct, frozen=True):
     """What a lane's report means.
 
     Attributes:

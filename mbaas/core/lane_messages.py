@@ -10,6 +10,8 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from msgspec import Struct
+
 from mbaas.core.cluster_events import WorkerBehind, WorkerDied
 from mbaas.core.events import WorkerDown
 from mbaas.core.layout import Layout
@@ -20,8 +22,7 @@ Version = tuple[int, int]
 """When the coordinator that composed an update began, in ns, and a count of its updates."""
 
 
-@dataclass(frozen=True)
-class LaneConfig:
+class LaneConfig(Struct, frozen=True):
     """The part of a feed that never changes; a lane is told it once."""
 
     layout: Layout
@@ -45,8 +46,7 @@ class LaneWorker:
     handle: Any = field(default=None, compare=False)
 
 
-@dataclass(frozen=True)
-class NodeLoss:
+class NodeLoss(Struct, frozen=True):
     """A node that is not there any more, and why; its number is one more than that of the loss before."""
 
     number: int
@@ -54,8 +54,7 @@ class NodeLoss:
     reason: str
 
 
-@dataclass(frozen=True)
-class LaneUpdate:
+class LaneUpdate(Struct, frozen=True):
     """How a feed stands, as far as its lanes must know.
 
     Attributes:
@@ -83,16 +82,14 @@ class LaneUpdate:
     waits_for: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class GivenUp:
+class GivenUp(Struct, frozen=True):
     """Why a lane counts on a worker no more, and in which of the worker's turns that was."""
 
     turn: int
     event: WorkerDied | WorkerBehind
 
 
-@dataclass(frozen=True)
-class LaneReport:
+class LaneReport(Struct, frozen=True):
     """What a lane tells of itself.
 
     Attributes:
@@ -115,11 +112,11 @@ class LaneReport:
     made: tuple[tuple[str, BlockMeta], ...] = ()
     notes: tuple[str, ...] = ()
     internal_errors: int = 0
-    given_up: Mapping[str, GivenUp] = field(default_factory=dict)
+    given_up: Mapping[str, GivenUp] = {}
     placements: tuple[Placement, ...] = ()
-    tasks: Mapping[str, int] = field(default_factory=dict)
+    tasks: Mapping[str, int] = {}
     staged_blocks: int = 0
     staged_bytes: int = 0
-    held: Mapping[str, int] = field(default_factory=dict)
-    detached: Mapping[str, int] = field(default_factory=dict)
+    held: Mapping[str, int] = {}
+    detached: Mapping[str, int] = {}
     cpu_s: float = 0.0

@@ -9,7 +9,9 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
+
+from msgspec import Struct
 
 from mbaas.allocation.forms import SampleCosts
 from mbaas.errors import ConfigError
@@ -63,8 +65,7 @@ MIN_BLOCKS_STAGED = 3
 """One block that consumers read, one that is ready, and one that is being made."""
 
 
-@dataclass(frozen=True)
-class StagingLimits:
+class StagingLimits(Struct, frozen=True):
     """Bounds that the staging core keeps.
 
     Attributes:
@@ -88,8 +89,7 @@ class StagingLimits:
             raise ConfigError(f"slack_blocks must be at least 0, got {self.slack_blocks}")
 
 
-@dataclass(frozen=True)
-class Layout:
+class Layout(Struct, frozen=True):
     """What follows from the settings, the dataset, a prepared sample and the workers at the start.
 
     Attributes:

@@ -7,7 +7,8 @@ no room that could be missing either: every object store has room for all that m
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from mbaas.core.tasks import TaskTable
 from mbaas.core.transitions import PartState
@@ -17,8 +18,7 @@ MOST_AT_ONCE = 2
 """How many parts are copied at the same time: one on its way while another one is written is what a network carries."""
 
 
-@dataclass(frozen=True)
-class Move:
+class Move(Struct, frozen=True):
     """A part that is copied to another machine.
 
     Attributes:

@@ -7,12 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from msgspec import Struct
+
 from mbaas.core.story import InvariantError, Stories, Story
 from mbaas.core.transitions import WORKER_CHANGES, WorkerState
 
 
-@dataclass(frozen=True)
-class Task:
+class Task(Struct, frozen=True):
     """One part of a block that one worker is to make."""
 
     number: int

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from pyarrow.fs import FileType
 
 from mbaas.dataset.base import Dataset
+from mbaas.dataset.coco_json import read_coco_json
 from mbaas.dataset.faults import said
 from mbaas.dataset.file_infos import file_infos
 from mbaas.dataset.kept_listing import Listing, listed_once
@@ -62,7 +63,7 @@ def read_coco(
         filesystem: where ``annotations`` and ``images`` are, for credentials or file systems that a URI cannot express.
 
     Raises:
-        ConfigError: a field that there is not; or msgspec, which reads the file, is not installed.
+        ConfigError: a field that there is not.
         DatasetError: the file cannot be read, is none of COCO's, or lacks a value or an image that an annotation names;
             an image is not there, or is not below ``images``.
     """
@@ -110,10 +111,6 @@ def _look_up(where: Location) -> list[Any]:
 def _read(
     where: Location, root: Location, asked: tuple[str, ...] | None, keep_empty: bool
 ) -> tuple[tuple[str, ...], pa.Table]:
-    try:
-        from mbaas.dataset.coco_json import read_coco_json
-    except ModuleNotFoundError as error:
-        raise ConfigError(f"read_coco needs {error.name}: pip install 'mbaas[coco]'") from None
     try:
         with where.filesystem.open_input_file(where.base) as stream:
             content = stream.read_buffer()

@@ -8,10 +8,10 @@ whether a sample comes encoded or decoded: what the engine kept of it when it pr
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from mbaas.fields import Arrays, Column, Field
@@ -32,8 +32,7 @@ DEFAULT_MAX_BYTES = 1 << 30
 """The same for sound and other arrays, in bytes once they are decoded: as many as a file may have."""
 
 
-@dataclass(frozen=True)
-class BadRow:
+class BadRow(Struct, frozen=True):
     """A sample of a block that could not be prepared.
 
     Attributes:
@@ -45,8 +44,7 @@ class BadRow:
     reason: str
 
 
-@dataclass(frozen=True)
-class Prepared:
+class Prepared(Struct, frozen=True):
     """What became of n samples, beside the field that an engine made of their bytes.
 
     Attributes:

@@ -6,11 +6,12 @@ import functools
 import os
 import threading
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import ray
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from mbaas import bugs, cuda, runtime, slots

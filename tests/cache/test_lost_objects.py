@@ -6,12 +6,12 @@ import asyncio
 import math
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import ray
+from msgspec.structs import replace
 from watched_files import DEADLINE_S, Folder
 
 from mbaas.cache.node import CacheNode

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from mbaas.client import successor
 from mbaas.client.successor import await_successor
@@ -54,14 +55,17 @@ def test_the_old_coordinator_and_one_that_did_not_come_up_are_passed_over(monkey
     ("other", "sentence"),
     [
         (
-            replace(INFO, fingerprint="data-pipeline-1"),
+            structs.replace(INFO, fingerprint="data-pipeline-1"),
             "another dataset, pipeline, seed and order: 'data-pipeline-1' instead of",
         ),
-        (replace(INFO, engine="dali"), "another engine: 'dali' instead of 'cpu'"),
-        (replace(INFO, settings=replace(SETTINGS, dali_share=0.5)), "another dali_share: 0.5 instead of 1.0"),
-        (replace(INFO, order=SampleOrder(20, 0, 8)), "another samples in a block: 8 instead of 4"),
-        (replace(INFO, settings=replace(SETTINGS, drop_last=True)), "another drop_last: True instead of False"),
-        (replace(INFO, settings=replace(SETTINGS, on_bad_sample="skip")), "another on_bad_sample: 'skip' instead of"),
+        (structs.replace(INFO, engine="dali"), "another engine: 'dali' instead of 'cpu'"),
+        (structs.replace(INFO, settings=replace(SETTINGS, dali_share=0.5)), "another dali_share: 0.5 instead of 1.0"),
+        (structs.replace(INFO, order=SampleOrder(20, 0, 8)), "another samples in a block: 8 instead of 4"),
+        (structs.replace(INFO, settings=replace(SETTINGS, drop_last=True)), "another drop_last: True instead of False"),
+        (
+            structs.replace(INFO, settings=replace(SETTINGS, on_bad_sample="skip")),
+            "another on_bad_sample: 'skip' instead of",
+        ),
     ],
 )
 def test_another_feed_of_that_name_is_refused(monkeypatch: pytest.MonkeyPatch, other: FeedInfo, sentence: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from mbaas.coordinator import counters
 from mbaas.coordinator.counters import Counters, Sums
@@ -66,7 +67,7 @@ def test_however_often_a_block_is_made_anew_what_it_lacks_is_left_out_of_an_epoc
 
 def test_what_is_made_again_for_one_consumer_is_of_no_later_epoch() -> None:
     kept = Counters()
-    aside = replace(made(4 * ASIDE + 1, 9), epoch=1)
+    aside = structs.replace(made(4 * ASIDE + 1, 9), epoch=1)
     for meta in (made(5, 7), aside, made(8, 3)):
         kept.finished("prep-0", meta, ORDER)
     assert [(s.sample_id, s.feed_epoch) for s in kept.skipped.values()] == [(7, 1), (9, 1), (3, 2)]
@@ -159,7 +160,7 @@ def test_a_dataloader_is_compared_with_blocks_that_were_decoded() -> None:
     counted = Counters()
     decoded = FetchCounts(local=Amount(6, 60), decoded=Amount(2, 50))
     for block, cpu_s, fetched in ((0, 5.0, FetchCounts()), (1, 6.5, FetchCounts()), (2, 7.0, decoded)):
-        counted.finished("prep-0", replace(made(block), cpu_s=cpu_s, fetched=fetched), ORDER)
+        counted.finished("prep-0", structs.replace(made(block), cpu_s=cpu_s, fetched=fetched), ORDER)
     costs = counted.costs(None)
     assert (costs.prep_cpu_s, costs.encoded_cpu_s, costs.encoded_samples) == (7.0, 1.5, 6)
     assert costs.alone_sample_cpu_s == 0.25

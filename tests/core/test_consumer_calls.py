@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from mbaas.core import calls
 from mbaas.core import events as ev
@@ -70,7 +71,9 @@ def resumptions(draw: st.DrawFn) -> Any:
     if draw(st.integers(0, 3)):
         return found
     field = draw(st.sampled_from(["start", "own_epoch", "epoch", "shuffle", "taken"]))
-    return replace(found, **{field: draw(st.one_of(ANYTHING, NUMBERS, st.just(Shuffle(2)), st.just(OwnEpoch(1, 2))))})
+    return structs.replace(
+        found, **{field: draw(st.one_of(ANYTHING, NUMBERS, st.just(Shuffle(2)), st.just(OwnEpoch(1, 2))))}
+    )
 
 
 STARTS = st.builds(Start, VALUES | st.none(), TRUTHS, TRUTHS, st.none() | resumptions() | ANYTHING)
@@ -285,7 +288,7 @@ def test_nobody_takes_the_feed_to_numbers_that_others_cannot_use():
 
 def resume(**changed: Any) -> ev.Join:
     """Join with what is right but for the changes; without any, in a feed of several lanes."""
-    resumed = replace(Resumption(4, OwnEpoch(2, 7, 2), 0, Shuffle(0)), **changed)
+    resumed = structs.replace(Resumption(4, OwnEpoch(2, 7, 2), 0, Shuffle(0)), **changed)
     order = SampleOrder(5, 0, 1) if changed else None
     return calls.join(JoinRequest(ConsumerName("a"), Start(4, resumed=resumed)), 1, leads=True, order=order)
 
@@ -298,7 +301,7 @@ def join(name: Any = "a", block: Any = 2, leads: bool = True, **start: Any) -> e
 def called(**changed: Any) -> object:
     """A call for blocks that is right but for what is changed."""
     right = BlockCall("a", 1, 1, 1, 1, 1, 0.5, (), 1, 1, None).plain()
-    named = dict(zip((field.name for field in fields(BlockCall)), right, strict=True))
+    named = dict(zip(BlockCall.__struct_fields__, right, strict=True))
     return calls.block_call([*(named | changed).values()])
 
 
@@ -407,7 +410,7 @@ def test_a_rank_report_that_fits_comes_through_as_it_is():
     assert calls.rank_report(RANK_REPORT) is RANK_REPORT
     nodes = tuple(NodeWeight(f"n{number}", 50 * number, 2.5) for number in range(3))
     placement = Placement(3, nodes, (-1.0, 0.25, math.inf))  # which keeps nothing, some samples, all that come
-    placed = replace(RANK_REPORT, plans={0: RankPlan(("n0", "n1"), placement)})
+    placed = structs.replace(RANK_REPORT, plans={0: RankPlan(("n0", "n1"), placement)})
     assert calls.rank_report(placed) is placed
 
 
@@ -439,7 +442,7 @@ def test_a_rank_report_that_fits_comes_through_as_it_is():
 def test_a_rank_report_that_cannot_be_is_refused(wrong):
     """A world of 10**12 ranks alone would keep the coordinator busy for hours."""
     with pytest.raises(ConfigError):
-        calls.rank_report(replace(RANK_REPORT, **wrong))
+        calls.rank_report(structs.replace(RANK_REPORT, **wrong))
 
 
 def test_bounds_are_included():
@@ -489,7 +492,7 @@ def placed(nodes):
 
 
 def renamed(trial="trial", rank=1, size=2, **changes):
-    return replace(RANK_REPORT, name=ConsumerName(trial, rank, size), **changes)
+    return structs.replace(RANK_REPORT, name=ConsumerName(trial, rank, size), **changes)
 
 
 @pytest.mark.parametrize(
@@ -501,14 +504,14 @@ def renamed(trial="trial", rank=1, size=2, **changes):
         (lambda value: calls.poll_s(value), int(calls.MOST_POLL_S)),
         (lambda value: calls.report(replace(REPORT, loader="a" * value)), MOST_NAME),
         (lambda value: calls.report(replace(REPORT, ledgers=(LEDGER,) * value)), calls.MOST_WANTED),
-        (lambda value: calls.rank_report(replace(RANK_REPORT, node="a" * value)), MOST_NAME),
+        (lambda value: calls.rank_report(structs.replace(RANK_REPORT, node="a" * value)), MOST_NAME),
         (lambda value: calls.rank_report(renamed(size=value, plans={})), calls.MOST_RANKS),
         (lambda value: calls.rank_report(renamed(rank=value)), 1),
         (lambda value: calls.rank_report(renamed(plans=dict.fromkeys(range(value), PLAN))), calls.MOST_PLANS),
         (lambda value: calls.rank_report(renamed(plans={0: placed(value)})), calls.MOST_NODES),
-        (lambda value: calls.rank_report(replace(RANK_REPORT, plans={0: RankPlan(("n",) * value)})), 2),
+        (lambda value: calls.rank_report(structs.replace(RANK_REPORT, plans={0: RankPlan(("n",) * value)})), 2),
         (
-            lambda value: calls.rank_report(replace(RANK_REPORT, plans={0: RankPlan(("n0", "a" * value))})),
+            lambda value: calls.rank_report(structs.replace(RANK_REPORT, plans={0: RankPlan(("n0", "a" * value))})),
             MOST_NAME,
         ),
     ],
@@ -527,9 +530,9 @@ def test_the_largest_that_fits_is_taken_and_one_more_is_not(call, most):
         (lambda value: calls.ask("a", 1, 0, 0, 0, value), 1),
         (lambda value: calls.unreadable([UnreadablePart(0, 0, value)]), -1),
         (lambda value: calls.made_parts(0, [(0, value)]), -1),
-        (lambda value: calls.rank_report(replace(RANK_REPORT, batch_size=value)), 1),
+        (lambda value: calls.rank_report(structs.replace(RANK_REPORT, batch_size=value)), 1),
         (lambda value: calls.rank_report(renamed(rank=0, size=value, plans={})), 1),
-        (lambda value: calls.rank_report(replace(RANK_REPORT, plans={0: RankPlan(("n",) * value)})), 2),
+        (lambda value: calls.rank_report(structs.replace(RANK_REPORT, plans={0: RankPlan(("n",) * value)})), 2),
     ],
 )
 def test_the_smallest_that_fits_is_taken_and_one_less_is_not(call, least):
@@ -562,10 +565,10 @@ def test_every_figure_of_a_ledger_is_checked(field):
     "wrong",
     [
         None,
-        replace(RANK_REPORT, name=ConsumerName("a\nb", 1, 2)),
-        replace(RANK_REPORT, plans={0: RankPlan(("n0", 7))}),
-        replace(RANK_REPORT, plans={0: RankPlan("n0")}),
-        replace(RANK_REPORT, plans={0: RankPlan(("n0", "n1"), "a placement")}),
+        structs.replace(RANK_REPORT, name=ConsumerName("a\nb", 1, 2)),
+        structs.replace(RANK_REPORT, plans={0: RankPlan(("n0", 7))}),
+        structs.replace(RANK_REPORT, plans={0: RankPlan("n0")}),
+        structs.replace(RANK_REPORT, plans={0: RankPlan(("n0", "n1"), "a placement")}),
     ],
 )
 def test_what_is_inside_of_a_rank_report_is_checked(wrong):

@@ -5,9 +5,9 @@ has the random schedules.
 from __future__ import annotations
 
 import weakref
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from mbaas.core import cluster_events as cluster
 from mbaas.core import events as ev

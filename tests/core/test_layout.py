@@ -1,8 +1,7 @@
 """How many samples make a block."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 from timed_staging import Search
 
 from mbaas.core.layout import MOST_SLACK_BLOCKS, block_samples, blocks_in_flight, credit, lay_out, wanted_staging

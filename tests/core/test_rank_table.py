@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from mbaas.core.ranks import KEPT_EPOCHS, KEPT_TRIALS, RankTable
 from mbaas.messages import ConsumerName, RankOrders, RankPlan, RankReport
@@ -105,7 +105,7 @@ def test_a_plan_holds_for_its_epoch_and_the_next_sees_the_new_placement(feed):
     first, second = feed.enter(0, "a"), feed.enter(1, "b")
     old = feed.ask(first).plan
     assert feed.ask(second, placement=NEWER).plan == old
-    exact = [dataclasses.replace(report, floats=False) for report in (first, second)]
+    exact = [structs.replace(report, floats=False) for report in (first, second)]
     assert [feed.ask(report, 1, NEWER).plan for report in exact] == [RankPlan(("a", "b"), NEWER)] * 2
     assert feed.ask(exact[0], 0, NEWER).plan == old
 
@@ -113,7 +113,7 @@ def test_a_plan_holds_for_its_epoch_and_the_next_sees_the_new_placement(feed):
 def test_ranks_that_were_let_in_at_different_epochs_begin_at_the_later(feed):
     first, second = feed.enter(0, "a", cursor=0), feed.enter(1, "b", cursor=BLOCKS)
     assert {feed.ask(report).start for report in (first, second)} == {BLOCKS}
-    exact = dataclasses.replace(first, floats=False)
+    exact = structs.replace(first, floats=False)
     assert feed.ask(exact, 1, NEWER).plan == RankPlan(("a", "b"), PLACEMENT), "it was fixed for the epoch that began"
     assert feed.ask(exact, 0, NEWER).plan == RankPlan(("a", "b"), NEWER), "and for no other"
 
@@ -131,7 +131,7 @@ def test_a_rank_that_is_done_and_gone_holds_up_no_other(feed, floats):
     plan = feed.ask(first).plan
     feed.leave(first)
     assert feed.ask(second).plan == plan
-    later = dataclasses.replace(second, floats=False)
+    later = structs.replace(second, floats=False)
     assert feed.ask(later, 1).missing == (0,)
 
 

@@ -342,13 +342,6 @@ def test_fields_that_there_are_not_are_named(tmp_path: Path) -> None:
         read_coco(tmp_path, tmp_path, fields="boxes")
 
 
-def test_without_msgspec_it_is_said_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "msgspec", None)
-    monkeypatch.delitem(__import__("sys").modules, "mbaas.dataset.coco_json", raising=False)
-    with pytest.raises(ConfigError, match=r"^read_coco needs msgspec: pip install 'mbaas\[coco\]'$"):
-        read_coco(written(tmp_path, described()), tmp_path / "images")
-
-
 def test_a_pipeline_takes_its_fields() -> None:
     """The names and forms that transforms expect by default."""
     fields = tuple(Field(name, shape, kind, 9) for name, shape, kind in [

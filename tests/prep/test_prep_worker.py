@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 import time
-from dataclasses import replace
 
 import pytest
 import ray
+from msgspec.structs import replace
 
 from mbaas import runtime
 from mbaas import transforms as T

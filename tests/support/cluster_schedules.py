@@ -52,7 +52,7 @@ STAGING_BYTES, SMALL_ROOM_BYTES = 100, 30
 """What may be staged, and what machines with small object stores have room for."""
 
 
-class Order(SampleOrder):
+class Order(SampleOrder, frozen=True):
     """An order that is computed once for all schedules."""
 
     def sample_ids(self, block: int, shuffle: Shuffle | None = None) -> Ids:
@@ -64,7 +64,7 @@ def _ids(order: Order, block: int, shuffle: Shuffle | None) -> Ids:
     return SampleOrder.sample_ids(order, block, shuffle)
 
 
-class Homes(Placement):
+class Homes(Placement, frozen=True):
     """A placement with memory for all samples, computed once for all schedules."""
 
     def homes_and_kept(self, sample_ids: Ids) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:

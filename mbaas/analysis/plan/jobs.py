@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated
 
+from msgspec.structs import replace
 from pydantic import Field
 
 from mbaas.allocation.throughput import Fit, ThroughputCurve, fit_curve

@@ -13,9 +13,10 @@ import os
 import re
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
+
+from msgspec import Struct
 
 from mbaas.errors import ConfigError, ResourceError
 
@@ -33,8 +34,7 @@ _FINGERPRINT = re.compile(r"[0-9A-Za-z_-]{1,64}")
 _PERIOD_S = 0.02  # between two tries to get a lock
 
 
-@dataclass(frozen=True)
-class Folder:
+class Folder(Struct, frozen=True):
     """One dataset's folder, held by this process alone until `release`.
 
     Attributes:

@@ -7,12 +7,12 @@ or torn row has, so rows are judged one by one, in NumPy, without any order betw
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from mbaas.cache.disk.folder import VERSION
@@ -93,8 +93,7 @@ class SpotTable:
         return rows
 
 
-@dataclass(frozen=True)
-class Extent:
+class Extent(Struct, frozen=True):
     """The part of a segment that counts.
 
     Attributes:
@@ -106,8 +105,7 @@ class Extent:
     end: int
 
 
-@dataclass(frozen=True)
-class Recovered:
+class Recovered(Struct, frozen=True):
     """What can be true of what a folder's index says.
 
     Attributes:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from mbaas.cache.disk.folder import Folder
@@ -18,8 +18,7 @@ from mbaas.cache.disk.index import Spots, split
 _MAX_VIEWS = 1024  # the kernel's limit for one preadv (IOV_MAX)
 
 
-@dataclass(frozen=True)
-class Run:
+class Run(Struct, frozen=True):
     """A run of samples, [start, stop) of a list, which lie end to end in one segment from `offset` on."""
 
     start: int

@@ -15,11 +15,11 @@ import threading
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from mbaas import units
@@ -43,8 +43,7 @@ from mbaas.errors import ConfigError, StateError, WaitTimeoutError
 from mbaas.order import Ids
 
 
-@dataclass(frozen=True)
-class DiskStats:
+class DiskStats(Struct, frozen=True):
     """A look at how a disk tier is doing.
 
     Attributes:
