@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
-from dataclasses import replace
 
 import pytest
 import ray
+from msgspec.structs import replace
 from service_feeds import STAGING_BYTES, augmented
 
 import mbaas
