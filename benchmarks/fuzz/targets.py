@@ -27,7 +27,7 @@ import numpy as np
 import pyarrow as pa
 import ray
 import simplejpeg
-from msgspec.structs import replace
+from msgspec.structs import force_setattr, replace
 from pyarrow import parquet
 from pyarrow.fs import PyFileSystem
 
@@ -682,10 +682,10 @@ def consumers(_: Path) -> Case:
     fields = [*Resumption.__struct_fields__]
 
     def shuffle(*values: Any) -> Any:
-        """What may come out of a pickle, which does not check what it holds."""
-        made = object.__new__(Shuffle)
+        """One that nobody has checked."""
+        made = Shuffle(0)
         for name, odd in zip(Shuffle.__struct_fields__, values, strict=True):
-            object.__setattr__(made, name, odd)
+            force_setattr(made, name, odd)
         return made
 
     def value(chance: Random) -> Any:
