@@ -2,8 +2,8 @@
 
 They live apart from the actors that say them, so that a trial which joins a feed imports no actor. All are frozen.
 Those that users see, as parts of a `FeedStatus` for example, are dataclasses. What only mbaas itself says is a Struct
-of msgspec, here as in all that its actors import: each of their processes makes these classes anew when it starts, and
-a dataclass takes 0.6 ms of that, a Struct 0.05.
+of msgspec, and so are the events of its cores: each process of a feed makes these classes anew when it starts, and a
+dataclass takes 0.6 ms of that, a Struct 0.05.
 
 What becomes of a sample has three names on the way from storage to a trial, and each means one thing everywhere:
 

@@ -197,7 +197,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     One that passed fails if a coordinator met a bug in itself: it goes on, and nobody would see that otherwise.
     """
     report = yield
-    looks_for_bugs = report.when == "call" and _needs_ray(item) and not item.get_closest_marker("meets_bugs")
+    looks_for_bugs = report.when == "call" and not item.get_closest_marker("meets_bugs")
     if not ray.is_initialized() or not (report.failed or looks_for_bugs):
         return report
     session = Path(ray._private.worker.global_worker.node.get_session_dir_path())
