@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import os
 import re
 from pathlib import Path
 from xml.etree import ElementTree
@@ -18,7 +19,7 @@ from mbaas import transforms as T
 from mbaas.dataset import synthetic
 from mbaas.notebook import some
 from mbaas.pictures import samples
-from mbaas.pictures.grid import Layout
+from mbaas.pictures.grid import Image, Layout
 from mbaas.pictures.samples import html_of
 from mbaas.prep.preview import first_samples
 
@@ -94,7 +95,7 @@ def test_a_feed_shows_its_first_samples_and_does_not_notice(ray_clean: None, fee
         assert (shown == cv2.resize(image, (128, 128), interpolation=cv2.INTER_AREA)).all()
 
 
-def test_where_there_is_no_picture_there_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_there_is_no_picture_there_is_none(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     cv2.imwrite(str(tmp_path / "a" / "0.png"), np.zeros((8, 8, 3), np.uint8))
     data = mbaas.read_images(tmp_path)
@@ -104,9 +105,23 @@ def test_where_there_is_no_picture_there_is_none(tmp_path: Path, monkeypatch: py
     (tmp_path / "a" / "0.png").write_text("<no image>")
     bad = ElementTree.fromstring(html_of(data, T.Pipeline([T.DecodeImage()]), seed=0, shuffle=True))
     assert (bad.tag, "0.png" in (bad.text or "")) == ("p", True)
-    monkeypatch.setattr(samples, "NOTEBOOK_S", 0.0)
-    late = ElementTree.fromstring(html_of(data, T.Pipeline([T.DecodeImage()]), seed=0, shuffle=True))
+
+
+def test_a_notebook_does_not_wait_for_what_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a").mkdir()
+    cv2.imwrite(str(tmp_path / "a" / "0.png"), np.zeros((8, 8, 3), np.uint8))
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)  # who reads it waits until somebody has written
+
+    def hangs(image: Image, rng: np.random.Generator) -> Image:
+        pipe.read_bytes()
+        return image
+
+    monkeypatch.setattr(samples, "NOTEBOOK_S", 0.1)
+    pipeline = T.Pipeline([T.DecodeImage(), T.Map(hangs)])
+    late = ElementTree.fromstring(html_of(mbaas.read_images(tmp_path), pipeline, seed=0, shuffle=True))
     assert (late.tag, "in time" in (late.text or "")) == ("p", True)
+    pipe.write_bytes(b"")  # waits for the reader, and ends its wait
 
 
 def test_a_feed_while_it_runs_and_after_it_was_stopped(ray_clean: None, feed_name: str) -> None:
