@@ -312,7 +312,7 @@ class Coordinator(ConsumerApi):
         """
         counters, state, settings, now = self._counters, running.supervision.state, self._settings, time.monotonic()
         trial_of = running.ranks.trials()
-        look = Look(now, dict(counters.reports), counters.samples, counters.prep_s)
+        look = Look(now, dict(counters.reports.latest), counters.samples, counters.prep_s)
         seen = self._demand.observe(
             look,
             running.service.core.consumers,

@@ -60,6 +60,39 @@ class Sums:
         return more if before is not None else None
 
 
+class Reports:
+    """What consumers report of themselves.
+
+    The numbers of a report are sums over its loader's life, not differences: the next one makes good for one that is
+    lost.
+
+    Attributes:
+        latest: consumer -> what the last loader of that name reported last; those that left stay for a while.
+        total: the sum over all loaders that ever were.
+    """
+
+    def __init__(self) -> None:
+        self.latest: dict[str, ConsumerReport] = {}
+        self.total = ConsumerReport()
+        self._by_loader: dict[tuple[str, str], ConsumerReport] = {}  # consumer and loader; heard of last at the end
+
+    def enter(self, consumer: str, report: ConsumerReport) -> None:
+        """Take in a report. Those of one loader may come in any order, and after those of a later one of its name."""
+        before = self._by_loader.pop((consumer, report.loader), None)
+        if before is not None and report.is_older_than(before):
+            report = before
+        self._by_loader[consumer, report.loader] = report
+        self.total = self.total.plus(report.since(before or ConsumerReport()))
+        last = self.latest.get(consumer)
+        if before is None or last is None or last.loader == report.loader:
+            self.latest[consumer] = report
+        if len(self._by_loader) > KEPT_NAMES:  # its part of the total stays
+            name, loader = next(iter(self._by_loader))
+            del self._by_loader[name, loader]
+            if (last := self.latest.get(name)) is not None and last.loader == loader:
+                del self.latest[name]
+
+
 class Counters:
     """Counters of one feed.
 
@@ -68,8 +101,7 @@ class Counters:
         parts: parts that were made.
         rows_made: block -> rows of it that were made, re-makes included; of the last epochs only.
         remade: parts that were made again, counted each time.
-        reports: consumer -> its latest report, who was heard of last at the end; those that left stay for a while.
-        past: the sum over loaders whose name another loader has taken, or that were not heard of for longest.
+        reports: of consumers.
         ledgers: of all epochs that consumers finished.
         prediction_error: see `FeedStatus`.
         internal_errors: bugs that coordinators met and went on.
@@ -91,8 +123,7 @@ class Counters:
         self.worker_prep_s: Counter[str] = Counter()
         self.workers_cpu_s, self.caches_cpu_s, self.coordinators_cpu_s = Sums(), Sums(), Sums()
         self.encoded_cpu_s, self.encoded_samples = 0.0, 0
-        self.reports: dict[str, ConsumerReport] = {}
-        self.past: ConsumerReport = ConsumerReport()
+        self.reports = Reports()
         self.ledgers = LedgerBook()
         self.internal_errors = self.restarts = 0
         self.prediction_error: float | None = None
@@ -173,17 +204,8 @@ class Counters:
         return self._left_out.get(block, ())
 
     def report(self, consumer: str, report: ConsumerReport) -> None:
-        """Enter what a consumer did so far; what an earlier loader of that name did is added to `past`."""
-        # Its numbers are sums since the loader began, not differences: the next report makes good for one that is lost.
-        old = self.reports.pop(consumer, None)
-        if old is not None and old.loader != report.loader:
-            self.past = self.past.plus(old)
-        # A loader tells from two threads, and one call may overtake another.
-        newest = old if old is not None and report.is_older_than(old) else report
-        self.reports[consumer] = replace(newest, ledgers=())  # which are entered below, and may be thousands
-        # A search has thousands of trials one after the other, and sums over all are computed every second.
-        if len(self.reports) > KEPT_NAMES:
-            self.past = self.past.plus(self.reports.pop(next(iter(self.reports))))
+        """Enter what a consumer did so far, and the ledgers of the epochs that it finished."""
+        self.reports.enter(consumer, replace(report, ledgers=()))  # which are entered below, and may be thousands
         for number, ledger in enumerate(report.ledgers, report.first_ledger):
             if not self.ledgers.add(LedgerEntry(consumer, report.loader, number, time.time(), ledger)):
                 continue
@@ -215,18 +237,11 @@ class Counters:
             prep_cpu_s=self.workers_cpu_s.total,
             cache_cpu_s=self.caches_cpu_s.total,
             coordinator_cpu_s=self.coordinators_cpu_s.total,
-            delivered_samples=self.delivered().samples,
+            delivered_samples=self.reports.total.samples,
             encoded_cpu_s=self.encoded_cpu_s,
             encoded_samples=self.encoded_samples,
             cpu_price_per_h=cpu_price_per_h,
         )
-
-    def delivered(self) -> ConsumerReport:
-        """Return the sum over all consumers that ever were."""
-        total = self.past
-        for report in self.reports.values():
-            total = total.plus(report)
-        return total
 
 
 def add(sums: Counter[str], name: str, amount: float) -> None:

@@ -73,7 +73,7 @@ def snapshot(
         prepared_blocks=counters.parts,
         prepared_samples=counters.samples,
         remade_blocks=counters.remade,
-        delivered_samples=counters.delivered().samples,
+        delivered_samples=counters.reports.total.samples,
         nodes=tuple(_node(node, stats, worker_pool.per_node()) for node, stats in sorted(caches.items())),
         cached_samples=sum(stats.cached_samples for stats in caches.values()),
         cached_bytes=sum(stats.cached_bytes for stats in caches.values()),
@@ -96,7 +96,7 @@ def snapshot(
 
 def metric_values(counters: Counters, *, staged_bytes: int, workers: int) -> dict[str, float]:
     """The values of `mbaas.metrics.METRICS`, by name; without the prediction's error while there is none."""
-    fetched, delivered = counters.fetched, counters.delivered()
+    fetched, delivered = counters.fetched, counters.reports.total
     values = {
         "mbaas_samples_prepared": counters.samples,
         "mbaas_samples_delivered": delivered.samples,
@@ -139,7 +139,7 @@ def _member(
         cohort=member.cohort,
         apart=member.apart,
         waits_for=service.explain_wait(member.name) if member.waiting else "",
-        report=counters.reports.get(member.name, ConsumerReport()),
+        report=counters.reports.latest.get(member.name, ConsumerReport()),
         last_ledger=counters.ledgers.last_of(member.name),
     )
 

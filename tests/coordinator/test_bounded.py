@@ -65,7 +65,7 @@ class Feed:
         self.counters.report(name, ConsumerReport(loader=name, samples=18, wait_s=0.1, step_s=1.0, ledgers=(ledger,)))
         add(self.detached, name, 1)
         if number % 20 == 0:  # about as often as the coordinator looks
-            look = Look(self.now, dict(self.counters.reports), self.counters.samples, self.counters.prep_s)
+            look = Look(self.now, dict(self.counters.reports.latest), self.counters.samples, self.counters.prep_s)
             trials = self.ranks.trials()
             self.demand.observe(look, self.core.consumers, workers=1, pending=0, reserved=1, most=4, trial_of=trials)
         self._do(ev.Leave(name, number, number % 2 == 0))
@@ -101,7 +101,7 @@ def test_ten_thousand_sessions_leave_nothing_behind(monkeypatch: pytest.MonkeyPa
     feed = Feed()
     assert grown(feed, WARM_UP) > 1000  # what is kept for a while
     assert grown(feed, 10_000 - WARM_UP) < 200
-    assert feed.counters.delivered().samples == 10_000 * 18, "sums are complete though reports are forgotten"
+    assert feed.counters.reports.total.samples == 10_000 * 18, "sums are complete though reports are forgotten"
 
 
 def test_growth_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,8 +116,8 @@ def test_of_names_the_one_that_was_heard_of_last_stays(monkeypatch: pytest.Monke
     kept = Counters()
     for name in ("ann", "bob", "ann", "eve"):
         kept.report(name, ConsumerReport(loader=name, samples=10))
-    assert [*kept.reports] == ["ann", "eve"]
-    assert kept.delivered().samples == 30
+    assert [*kept.reports.latest] == ["ann", "eve"]
+    assert kept.reports.total.samples == 30
     sums = counters.Counter[str]()
     for name in ("a", "b", "a", "c"):
         add(sums, name, 1)

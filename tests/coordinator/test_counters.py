@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from random import Random
 
 import pytest
 from msgspec import structs
 
 from mbaas.coordinator import counters
-from mbaas.coordinator.counters import Counters, Sums
+from mbaas.coordinator.counters import Counters, Reports, Sums
 from mbaas.coordinator.status_report import metric_values
 from mbaas.messages import Amount, BadSample, BlockMeta, ConsumerReport, EpochLedger, FetchCounts
 from mbaas.metrics import METRICS
@@ -118,8 +119,8 @@ def test_ledgers_of_a_report_are_entered_by_their_numbers_and_not_kept_with_it()
     for report in (told, told, replace(told, ledgers=(replace(ledger, epoch=2),), first_ledger=2)):
         kept.report("ann", report)
     assert [entry.ledger.epoch for entry in kept.ledgers.newest(9)] == [0, 1, 2]
-    assert kept.reports["ann"].ledgers == ()
-    assert kept.reports["ann"].samples == 10
+    assert kept.reports.latest["ann"].ledgers == ()
+    assert kept.reports.latest["ann"].samples == 10
 
 
 def test_a_report_that_another_one_overtook_takes_nothing_back() -> None:
@@ -128,12 +129,36 @@ def test_a_report_that_another_one_overtook_takes_nothing_back() -> None:
     early, late = (ConsumerReport("one", samples=403, wait_s=1.0, step_s=step_s) for step_s in (0.60, 0.62))
     kept.report("ann", late)
     kept.report("ann", replace(early, ledgers=(EpochLedger(0, 0, 5, 1, 5, 1),)))
-    assert kept.reports == {"ann": late}
+    assert kept.reports.latest == {"ann": late}
     assert len(kept.ledgers.newest(9)) == 1, "what it alone told is entered"
     again = ConsumerReport("two", samples=13, step_s=0.02)
     kept.report("ann", again)
-    assert kept.reports == {"ann": again}, "another loader of that name begins with nothing"
-    assert kept.past.samples == 403
+    assert kept.reports.latest == {"ann": again}, "another loader of that name begins with nothing"
+    assert kept.reports.total.samples == 403 + 13
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_reports_count_once_in_whatever_order_they_come(seed: int) -> None:
+    """Of a trial that is cloned, or goes on elsewhere, the earlier loader may still be heard after the later one."""
+    chances, kept = Random(seed), Reports()
+    done = dict.fromkeys([("ann", "one"), ("ann", "two"), ("bob", "three")], 0)
+    newest: dict[str, str] = {}  # consumer -> the last of its loaders to tell something for the first time
+    told = {key: ConsumerReport() for key in done}
+    waiting: list[tuple[str, ConsumerReport]] = []
+    for _ in range(60):
+        name, loader = key = chances.choice([*done])
+        done[key] += chances.randrange(1, 5)
+        waiting.append((name, ConsumerReport(loader, samples=done[key])))
+        while waiting and chances.random() < 0.6:
+            name, report = waiting.pop(chances.randrange(len(waiting)))
+            kept.enter(name, report)
+            before = told[key := (name, report.loader)]
+            if not before.loader:
+                newest[name] = report.loader
+            told[key] = max(before, report, key=lambda each: each.samples)
+            assert kept.total.samples == sum(each.samples for each in told.values())
+            assert kept.latest == {name: told[name, loader] for name, loader in newest.items()}
+    assert "" not in {each.loader for each in told.values()}
 
 
 def test_every_metric_has_a_value() -> None:
