@@ -23,6 +23,9 @@ RELAYING_PAYS_PER_S = 30.0
 LOOK_S = 5.0
 """Pause before it is asked again where a relay listens: consumers call through Ray, so that may have changed."""
 
+KEPT_MACHINES = 1000
+"""The most machines whose calls and relays are remembered: clusters that grow and shrink have ever new ones."""
+
 RelayT = TypeVar("RelayT")
 
 
@@ -113,7 +116,7 @@ class RelayDirectory(Generic[RelayT]):
     def __init__(self, relay: Callable[[], RelayT]) -> None:
         self._relay = relay
         self._by_node: dict[str, _Known[RelayT]] = {}
-        self._calls: dict[str, _Calls] = {}  # by node
+        self._calls: dict[str, _Calls] = {}  # by node; for which a relay was looked for last at the end
 
     def is_to_look(self, node: str, consumers: int, now: float) -> bool:
         """Take in a call through Ray; tell whether a relay is to be looked for, which counts as done.
@@ -123,15 +126,25 @@ class RelayDirectory(Generic[RelayT]):
             consumers: how many run there.
             now: in seconds.
         """
-        calls = self._calls.setdefault(node, _Calls(now))
+        calls = self._calls.get(node) or self._count(node, _Calls(now))
         calls.number += 1
         is_long_ago = now >= calls.since + LOOK_S
         if consumers < RELAYED_FROM or (calls.per_s_before is not None and not is_long_ago):
             return False
         # What came in less time may be a burst, as at the beginning of trials.
         per_s = calls.number / (now - calls.since) if is_long_ago else 0.0
-        self._calls[node] = _Calls(now, per_s_before=per_s)
+        self._count(node, _Calls(now, per_s_before=per_s))
         return True
+
+    def _count(self, node: str, calls: _Calls) -> _Calls:
+        """Begin to count a node's calls anew, and forget the node that was counted anew longest ago if need be."""
+        self._calls.pop(node, None)
+        self._calls[node] = calls
+        if len(self._calls) > KEPT_MACHINES:
+            gone = next(iter(self._calls))
+            del self._calls[gone]
+            self._by_node.pop(gone, None)
+        return calls
 
     def may_start(self, node: str) -> bool:
         """Tell, after a look, whether an actor that only relays is worth it on a node that has no cache node."""

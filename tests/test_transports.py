@@ -7,6 +7,7 @@ from random import Random
 
 import pytest
 
+from mbaas import transports
 from mbaas.transports import LOOK_S, RELAYED_FROM, RELAYING_PAYS_PER_S, CallTransport, RelayDirectory, Transport
 
 
@@ -188,6 +189,18 @@ def test_a_burst_of_first_calls_starts_nothing() -> None:
         assert not directory.is_to_look("a", 1, number / 1000)
     assert directory.is_to_look("a", RELAYED_FROM, 0.1)
     assert not directory.may_start("a")
+
+
+def test_machines_that_were_looked_at_longest_ago_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transports, "KEPT_MACHINES", 3)
+    directory = RelayDirectory(list[int])
+    for number, node in enumerate("abcad"):
+        assert directory.is_to_look(node, RELAYED_FROM, number * LOOK_S)
+        directory.found(node, f"relay of {node}", f"socket of {node}")
+    assert [node for node in "abcd" if directory.address(node) is not None] == ["a", "c", "d"]
+    assert [node for node in "abcd" if directory.relay(f"relay of {node}") is not None] == ["a", "c", "d"]
+    assert directory.is_to_look("b", RELAYED_FROM, 5 * LOOK_S), "one that calls again is looked for again"
+    assert not directory.may_start("b")
 
 
 def test_of_a_machine_without_a_relay_nothing_is_known() -> None:
