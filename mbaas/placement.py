@@ -255,6 +255,18 @@ class Holdings(NamedTuple):
     decoded_bytes: NDArray[np.int64] | None = None
 
 
+class MovedIn(NamedTuple):
+    """What a node has of the samples that others keep and that have their home there now.
+
+    Attributes:
+        samples: those that it was given, or read, since it was asked.
+        left: those for which the time was too short.
+    """
+
+    samples: int = 0
+    left: int = 0
+
+
 class PlacementUpdate(Struct, frozen=True, eq=False):
     """What a cache node must know of the others.
 

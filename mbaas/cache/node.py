@@ -44,7 +44,7 @@ from mbaas.errors import ConfigError
 from mbaas.fields import Arrays
 from mbaas.messages import Amount, DecodedSamples
 from mbaas.order import Ids, SampleOrder
-from mbaas.placement import Holdings, PartRequest, PlacementHistory, PlacementUpdate
+from mbaas.placement import Holdings, MovedIn, PartRequest, PlacementHistory, PlacementUpdate
 from mbaas.settings import FIRST_FETCH_THREADS, Disk, Timeouts
 from mbaas.units import counted
 
@@ -331,14 +331,23 @@ class CacheNode:
         """Return the dataset, for a coordinator that was restarted."""
         return self._whole
 
-    async def move_in(self) -> None:
-        """Fetch all samples that other nodes keep and that have their home here now: one of these nodes is to go."""
+    async def move_in(self, within_s: float) -> MovedIn:
+        """Fetch samples that other nodes keep and that have their home here now: one of these nodes is to go.
+
+        Args:
+            within_s: after this long no more are begun.
+        """
+        end, samples = asyncio.get_running_loop().time() + within_s, 0
         ids = self._placements.held_elsewhere()
         for first in range(0, len(ids), MOVED_TOGETHER):
+            if asyncio.get_running_loop().time() >= end:
+                return MovedIn(samples, len(ids) - first)
             loads = self._planner.move_in(ids[first : first + MOVED_TOGETHER])
             self._start(loads, urgent=False)
             # Shielded: what was begun is kept, even if the caller gives up.
             await asyncio.gather(*(asyncio.shield(self._filling[load.slab]) for load in loads))
+            samples += sum(len(load.sample_ids) for load in loads)
+        return MovedIn(samples)
 
     async def hand_over(
         self, sample_ids: Ids, lacking: NDArray[np.bool_], lengths: NDArray[np.int64], *, decoded: bool

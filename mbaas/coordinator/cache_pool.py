@@ -17,7 +17,7 @@ from mbaas.cache.stats import CacheStats, Flow
 from mbaas.coordinator.asking import answer, answer_or_none
 from mbaas.core.layout import Layout
 from mbaas.dataset import Dataset
-from mbaas.placement import Holders, NodeWeight, Placement, PlacementHistory, PlacementUpdate, place_samples
+from mbaas.placement import Holders, MovedIn, NodeWeight, Placement, PlacementHistory, PlacementUpdate, place_samples
 from mbaas.settings import FeedSettings
 
 ANSWER_S = 2.0
@@ -31,8 +31,11 @@ PROBE_CALL_S = 5.0
 restarts one in a second or two.
 """
 
+MOVE_OUT_S = 30.0
+"""How long others fetch what a node keeps that is to go, before they say how far they came."""
+
 MOVE_OUT_CALL_S = 110.0
-"""Longest time in which others fetch what a node keeps that is to go; less than the supervisor waits."""
+"""Longest time in which they say so: they end what they have begun. Less than the supervisor waits."""
 
 
 class FoundCache(Struct, frozen=True):
@@ -220,10 +223,12 @@ class CachePool:
                 decoded_bytes[holdings.sample_ids] = holdings.decoded_bytes
         return Holders(tuple(nodes), index, decoded_bytes) if (index >= 0).any() else None
 
-    async def move_out(self, node: str) -> None:
-        """Have the other nodes fetch what a node keeps that is to go."""
+    async def move_out(self, node: str) -> MovedIn:
+        """Have the other nodes fetch, for a while, what a node keeps that is to go. Returns the sum over them."""
         others = [cache for other, cache in self.actors.items() if other != node]
-        await asyncio.gather(*(answer_or_none(cache.move_in.remote(), MOVE_OUT_CALL_S) for cache in others))
+        calls = [answer_or_none(cache.move_in.remote(MOVE_OUT_S), MOVE_OUT_CALL_S) for cache in others]
+        moved: list[MovedIn] = [each for each in await asyncio.gather(*calls) if each is not None]
+        return MovedIn(sum(each.samples for each in moved), sum(each.left for each in moved))
 
     # ---- what cache nodes are asked and told ----
 

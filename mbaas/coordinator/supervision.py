@@ -316,8 +316,8 @@ class Supervision:
         self.handle(ev.PlacementMoved(instruction.version, told))
 
     async def _vacate(self, node: str) -> None:
-        await self.caches.move_out(node)
-        self.handle(ev.NodeVacated(node))
+        moved = await self.caches.move_out(node)
+        self.handle(ev.NodeVacated(node, moved.samples, moved.left))
 
     async def _watch_nodes(self, consumer_nodes: Callable[[], frozenset[str]]) -> None:
         """Notice machines that Ray has given up."""

@@ -183,9 +183,16 @@ class PlacementFailed(Struct, frozen=True):
 
 
 class NodeVacated(Struct, frozen=True):
-    """The other caches have fetched what a node kept, as far as they could."""
+    """The other caches have fetched for a while what a node kept.
+
+    Attributes:
+        samples: that they fetched since `VacateNode`.
+        left: that they had no time for; 0 if they got through.
+    """
 
     node: str
+    samples: int = 0
+    left: int = 0
 
 
 # ---- events: lanes ----
@@ -402,7 +409,7 @@ class UsePlacement(Struct, frozen=True):
 
 
 class VacateNode(Struct, frozen=True):
-    """Have the other caches fetch what a node keeps; answered by `NodeVacated`."""
+    """Have the other caches fetch for a while what a node keeps; answered by `NodeVacated`."""
 
     node: str
 

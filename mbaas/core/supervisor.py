@@ -80,7 +80,7 @@ PROBE_S = 10.0
 """Longest wait for the answer of a doubted cache node; the shell, which asks it, gives up sooner."""
 
 VACATE_S = 120.0
-"""Longest time in which the others fetch what a machine keeps that is not needed any more."""
+"""Longest time until the others say how much they have fetched of what a machine keeps that is not needed any more."""
 
 HAND_OVER_S = 30.0
 """Longest wait for another feed to say whether it takes a worker."""
@@ -224,7 +224,7 @@ class Supervisor:
                 if self.homes.is_moving(event.version):
                     self._move_failed(event.reason)
             case ev.NodeVacated():
-                self._vacated(event.node)
+                self._vacated(event)
             case ev.LaneAnswered():
                 self.lanes.answered(event.lane, self._now)
             case ev.LaneLost():
@@ -686,16 +686,24 @@ class Supervisor:
         for cache in self.caches.values():
             if cache.phase is CachePhase.UP and cache.node not in used:
                 cache.transition(CachePhase.VACATING)
-                cache.deadline = self._now + VACATE_S
-                self._out.append(ev.VacateNode(cache.node))
+                self._move_out(cache)
                 if cache.node in self.draining:
                     self._tell(staging.NodeLeaves(cache.node))
 
-    def _vacated(self, node: str) -> None:
-        cache = self.caches.get(node)
-        if cache is not None and cache.phase is CachePhase.VACATING:
+    def _move_out(self, cache: SupervisedCache) -> None:
+        cache.deadline = self._now + VACATE_S
+        self._out.append(ev.VacateNode(cache.node))
+
+    def _vacated(self, event: ev.NodeVacated) -> None:
+        cache = self.caches.get(event.node)
+        if cache is None or cache.phase is not CachePhase.VACATING:
+            return
+        if event.samples and event.left:
+            # A large cache takes minutes. As long as something comes, that is better than to read it from storage.
+            self._move_out(cache)
+        else:
             self._end_cache(cache, "it is not needed any more")
-            self._note(f"node {_short(node)} is not needed any more")
+            self._note(f"node {_short(event.node)} is not needed any more")
 
     # ---- homes ----
 
@@ -769,7 +777,7 @@ class Supervisor:
             case CachePhase.DOUBTED:
                 self._cache_probed(ev.CacheProbed(cache.node, cache.generation, answers=False))
             case CachePhase.VACATING:
-                self._vacated(cache.node)
+                self._vacated(ev.NodeVacated(cache.node))
 
     # ---- what others ask ----
 

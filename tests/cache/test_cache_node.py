@@ -25,6 +25,7 @@ from mbaas.order import SampleOrder
 from mbaas.placement import (
     BlockPart,
     Holders,
+    MovedIn,
     NodeWeight,
     PartRequest,
     Placement,
@@ -179,9 +180,10 @@ def test_a_part_that_was_cut_before_samples_moved_is_read_from_where_they_are_no
             read(placements, 1)
     moved = int(((before.of(np.arange(103)) == 0) & (after.of(np.arange(103)) == 1)).sum())
     assert moved > 10
-    moving = nodes["b"].move_in.remote()
+    assert ray.get(nodes["b"].move_in.remote(0.0), timeout=DEADLINE_S) == MovedIn(0, moved), "there was no time"
+    moving = nodes["b"].move_in.remote(DEADLINE_S)
     if not at_once:
-        ray.get(moving, timeout=DEADLINE_S)
+        assert ray.get(moving, timeout=DEADLINE_S) == MovedIn(moved)
     for fetched in read(placements, 1):
         assert fetched.counts.storage.samples == 0
     ray.get(moving, timeout=DEADLINE_S)

@@ -279,8 +279,8 @@ def test_workers_that_are_measured_to_be_slower_get_fewer_samples():
     assert told == ["node b has 50 % of the samples and 9.1 % of the speed"]
 
 
-def test_a_machine_without_workers_is_free_when_the_others_have_what_it_kept():
-    feed = Feed(own=2)
+def vacating(feed: Feed) -> str:
+    """Have a feed on two machines let go of one of them; returns which."""
     feed.open("a", "b")
     feed.send(ev.Scale(1))
     (leaves,) = feed.told(staging.WorkerLeaves)
@@ -288,10 +288,37 @@ def test_a_machine_without_workers_is_free_when_the_others_have_what_it_kept():
     feed.move_homes()
     feed.send(ev.WorkerDone(leaves.worker))
     assert feed.only(ev.VacateNode).node == node
+    return node
+
+
+def test_a_machine_without_workers_is_free_when_the_others_have_what_it_kept():
+    feed = Feed(own=2)
+    node = vacating(feed)
     assert not feed.told(staging.NodeLeaves), "what is staged there stays: the machine does"
     feed.send(ev.NodeVacated(node))
     assert feed.only(ev.EndCache).node == node
     assert not feed.send(ev.NodeVacated(node)), "it is told twice"
+
+
+def test_a_machine_whose_samples_come_slowly_stays_as_long_as_they_come():
+    """40 minutes, of which each answer takes 100 s."""
+    feed = Feed(own=2)
+    node = vacating(feed)
+    for _ in range(24):
+        assert not feed.wait(100.0)
+        feed.send(ev.NodeVacated(node, samples=1000, left=5))
+        assert feed.only(ev.VacateNode).node == node
+        assert not feed.kinds(ev.EndCache)
+    feed.send(ev.NodeVacated(node, samples=5, left=0))
+    assert feed.only(ev.EndCache).node == node
+
+
+def test_a_machine_of_whose_samples_none_comes_any_more_is_given_up():
+    """As where the others have no time for any, because storage hangs from which they read some of them."""
+    feed = Feed(own=2)
+    node = vacating(feed)
+    feed.send(ev.NodeVacated(node, samples=0, left=5))
+    assert feed.only(ev.EndCache).node == node
 
 
 def test_the_last_worker_is_not_lent():
@@ -712,13 +739,7 @@ def test_a_move_that_failed_is_tried_again_after_a_pause():
 
 def test_a_machine_to_which_a_worker_comes_back_is_not_given_up():
     feed = Feed(own=2)
-    feed.open("a", "b")
-    feed.send(ev.Scale(1))
-    (leaves,) = feed.told(staging.WorkerLeaves)
-    node = feed.supervisor.workers[leaves.worker].node
-    feed.move_homes()
-    feed.send(ev.WorkerDone(leaves.worker))
-    assert feed.only(ev.VacateNode).node == node
+    node = vacating(feed)
     feed.send(ev.Scale(2))
     feed.send(ev.WorkerStarted(feed.only(ev.StartWorker).worker, node))
     assert feed.only(ev.MovePlacement).weights.keys() == {"a", "b"}
@@ -770,12 +791,7 @@ def test_until_when_no_cache_is_opened_is_forgotten_when_it_is_over():
 
 def test_a_machine_that_is_not_needed_is_given_up_also_when_the_others_never_say_that_they_have_what_it_kept():
     feed = Feed(own=2)
-    feed.open("a", "b")
-    feed.send(ev.Scale(1))
-    (leaves,) = feed.told(staging.WorkerLeaves)
-    feed.move_homes()
-    feed.send(ev.WorkerDone(leaves.worker))
-    node = feed.only(ev.VacateNode).node
+    node = vacating(feed)
     assert not feed.wait(VACATE_S - 1)
     feed.wait(1.0)
     assert feed.only(ev.EndCache).node == node

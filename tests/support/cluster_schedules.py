@@ -255,7 +255,7 @@ class Cluster(abc.ABC):
             case ev.UsePlacement():
                 self.placements.add(self._asked[instruction.version])
             case ev.VacateNode():
-                self._reply(ev.NodeVacated(instruction.node), 30.0)
+                self._reply(ev.NodeVacated(instruction.node, *self.rng.choice([(0, 0), (9, 0), (9, 9), (0, 9)])), 30.0)
             case ev.TellLanes():
                 self.lanes[0].tell(instruction.event)
                 self.first_lane_heard(instruction.event)
