@@ -151,8 +151,11 @@ FOR_PREP, FOR_BYTES = per_second("prep_stall_seconds", "for prep"), per_second("
 FOR_OTHERS = per_second("peer_stall_seconds", "for other trials")
 HITS, MISSES = per_second("cache_hits"), per_second("cache_misses")
 DECODED = per_second("decoded_samples")
+CPU_SECONDS = per_second("cpu_seconds", "CPUs")
 
 WAITING = "How many trials wait at a moment, on average: each of them waits one second a second."
+CPUS = "How many CPUs loading is at work on, on average, of those that prep workers reserve and beside them."
+PRICE = "CPU time for each sample that is delivered to a trial."
 SHARING = "How many trials each prepared sample served."
 HIT_SHARE = (
     "Of the samples that came from their node's memory or from storage, the part that came from memory; and of all "
@@ -214,6 +217,13 @@ OF_A_FEED = Dashboard(
                 Panel("Staged minibatches", "bytes", (now("staged_bytes", "staged"),), columns=6),
             ),
         ),
+        Row(
+            "CPU time",
+            (
+                Panel("CPUs at work", "none", (CPU_SECONDS,), CPUS),
+                Panel("CPU time of a sample", "s", (ratio(CPU_SECONDS, [DELIVERED], "of a sample"),), PRICE),
+            ),
+        ),
         HEALTH,
     ),
 )
@@ -241,7 +251,9 @@ OF_A_SEARCH = Dashboard(
             "What does it cost?",
             (
                 Panel("Uses of a prepared sample", "none", (ratio(DELIVERED, [PREPARED]),), SHARING),
+                Panel("CPU time of a sample", "s", (ratio(CPU_SECONDS, [DELIVERED]),), PRICE),
                 Panel("Samples prepared a second", SAMPLES_PER_S, (per_second("samples_prepared"),), is_stacked=True),
+                Panel("CPUs at work", "none", (per_second("cpu_seconds"),), CPUS, is_stacked=True),
                 Panel("Prep workers", "none", (now("prep_workers"),), is_stacked=True, columns=8),
                 Panel("Read from storage", "Bps", (per_second("storage_bytes"),), is_stacked=True, columns=8),
                 Panel("Staged minibatches", "bytes", (now("staged_bytes"),), is_stacked=True, columns=8),

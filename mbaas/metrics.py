@@ -90,6 +90,13 @@ METRICS = (
     Metric("mbaas_disk_bytes", "counter", "Bytes of raw samples that came from disk tiers."),
     Metric("mbaas_storage_bytes", "counter", "Bytes of raw samples that were read from storage. High costs time."),
     Metric(
+        "mbaas_cpu_seconds",
+        "counter",
+        "CPU-seconds that the feed's prep workers, caches and coordinators took. Its rate is how many CPUs are at work "
+        "for it; divided by samples_delivered, what a sample costs, which falls as more trials share or more samples "
+        "are kept decoded.",
+    ),
+    Metric(
         "mbaas_staged_bytes",
         "gauge",
         "Bytes of minibatches that are staged or being made. At the budget: prep is ahead, trials are the bottleneck. "

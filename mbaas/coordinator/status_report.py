@@ -110,6 +110,7 @@ def metric_values(counters: Counters, *, staged_bytes: int, workers: int) -> dic
         "mbaas_remote_bytes": fetched.remote.nbytes,
         "mbaas_disk_bytes": fetched.disk.nbytes,
         "mbaas_storage_bytes": fetched.storage.nbytes,
+        "mbaas_cpu_seconds": counters.costs(None).cpu_s,
         "mbaas_staged_bytes": staged_bytes,
         "mbaas_inexact_epochs": counters.ledgers.inexact,
         "mbaas_internal_errors": counters.internal_errors,

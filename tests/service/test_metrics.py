@@ -95,3 +95,4 @@ def test_every_metric_is_exported_and_agrees_with_the_status(feed_name):
         assert 0.0 < sums["ray_mbaas_prep_worker_samples_per_second"] < 1e6
         stalled_s = sums["ray_mbaas_fetch_stall_seconds_total"] + sums["ray_mbaas_prep_stall_seconds_total"]
         assert 0.0 < stalled_s < status.uptime_s * 100
+        assert 0.0 < sums["ray_mbaas_cpu_seconds_total"] < feed.costs().cpu_s, "asked later, it has grown"
