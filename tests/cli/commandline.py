@@ -18,6 +18,7 @@ from typer.testing import CliRunner, Result
 from mbaas.cli import app
 
 PATIENCE_S = 90
+SHARED = Path("/dev/shm")
 
 ENDS_WITHIN_S = 10.0
 """What Ctrl-C, SIGTERM or SIGKILL ends is gone within so long, with all that it started: the guide promises it."""
@@ -90,7 +91,24 @@ def processes_with(text: str) -> list[str]:
 
 def shared_files() -> set[str]:
     """Names of the files in shared memory."""
-    return {path.name for path in Path("/dev/shm").iterdir()}
+    return {path.name for path in SHARED.iterdir()}
+
+
+def shared_files_left(before: set[str]) -> set[str]:
+    """Names of the files in shared memory that were not there before, and that no process has any more.
+
+    Those that one has are of another program of this machine: who asks has seen its own end.
+    """
+    left: dict[str, str] = {}  # device and inode, as maps name them -> name; a semaphore is mapped under another name
+    for name in shared_files() - before:
+        with suppress(FileNotFoundError):
+            found = (SHARED / name).stat()
+            left[f" {os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x} {found.st_ino} "] = name
+    for maps in Path("/proc").glob("[0-9]*/maps") if left else ():
+        with suppress(OSError):  # it has ended, or is somebody else's
+            text = maps.read_text()
+            left = {inode: name for inode, name in left.items() if inode not in text}
+    return {*left.values()}
 
 
 def mbaas(*arguments: object, columns: int = 100, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -18,7 +18,17 @@ from pathlib import Path
 
 import pytest
 import ray
-from commandline import ENDS_WITHIN_S, PATIENCE_S, Running, call, mbaas, processes_with, running, shared_files
+from commandline import (
+    ENDS_WITHIN_S,
+    PATIENCE_S,
+    Running,
+    call,
+    mbaas,
+    processes_with,
+    running,
+    shared_files,
+    shared_files_left,
+)
 from pyarrow import parquet
 
 from mbaas import runtime
@@ -361,7 +371,7 @@ def test_a_cluster_of_its_own_beside_one_that_runs_ends_with_all_that_it_started
         assert said.count("\n") == 1, said
         left_s = deadline - time.monotonic()
         wait_until(lambda: not processes_with(folder), "nothing that it started runs", deadline_s=left_s)
-    assert shared_files() <= shared
+    assert not shared_files_left(shared)
 
 
 @pytest.mark.parametrize(

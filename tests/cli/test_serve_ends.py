@@ -18,7 +18,7 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
-from commandline import ENDS_WITHIN_S, Running, processes_with, running, shared_files
+from commandline import ENDS_WITHIN_S, Running, processes_with, running, shared_files, shared_files_left
 
 from support.waiting import wait_until
 
@@ -114,7 +114,7 @@ def serving() -> Iterator[dict[str, tuple[Path, Command]]]:
         for _, process in found.values():
             Running(process, []).wait_for("0 trials")
         yield found
-    assert shared_files() <= shared
+    assert not shared_files_left(shared)
 
 
 def await_the_end_of_all(folder: Path, began: float) -> None:
@@ -186,7 +186,7 @@ def test_sigterm_to_the_group_ends_whoever_started_a_ray(command: tuple[str, ...
                 found = json.loads((folder / "found.json").read_text())
                 assert found["verdict"].startswith("The analysis was stopped before all rates were measured"), found
                 assert found["rates"]["prep"], found
-    assert shared_files() <= shared
+    assert not shared_files_left(shared)
 
 
 def test_a_feed_on_another_ray_ends_with_the_command_that_is_killed(cluster: str) -> None:
