@@ -259,7 +259,7 @@ class MovedIn(NamedTuple):
     """What a node has of the samples that others keep and that have their home there now.
 
     Attributes:
-        samples: those that it was given, or read, since it was asked.
+        samples: those that came since it was asked, and not from storage.
         left: those for which the time was too short.
     """
 

@@ -172,7 +172,7 @@ class CacheNode:
         self._putter = ThreadPoolExecutor(1, thread_name_prefix="mbaas-put")
         self._to_close.callback(self._putter.shutdown)
         self._slots = asyncio.Semaphore(max_fetches)
-        self._filling: dict[int, asyncio.Task[None]] = {}  # by slab; exactly those that the planner awaits
+        self._filling: dict[int, asyncio.Task[int]] = {}  # by slab; exactly those that the planner awaits
         self._refs: dict[int, SlabRef] = {}  # by slab; full ones, transient ones until released
         self._drops_slabs = False  # whether permanent slabs were ever let go
         self._peak_transient_bytes = 0
@@ -345,8 +345,7 @@ class CacheNode:
             loads = self._planner.move_in(ids[first : first + MOVED_TOGETHER])
             self._start(loads, urgent=False)
             # Shielded: what was begun is kept, even if the caller gives up.
-            await asyncio.gather(*(asyncio.shield(self._filling[load.slab]) for load in loads))
-            samples += sum(len(load.sample_ids) for load in loads)
+            samples += sum(await asyncio.gather(*(asyncio.shield(self._filling[load.slab]) for load in loads)))
         return MovedIn(samples)
 
     async def hand_over(
@@ -511,8 +510,11 @@ class CacheNode:
         for load in loads:
             self._filling[load.slab] = asyncio.create_task(self._fill(load, urgent=urgent))
 
-    async def _fill(self, load: Load, *, urgent: bool) -> None:
-        """Fill one slab, put it into the object store and tell the planner."""
+    async def _fill(self, load: Load, *, urgent: bool) -> int:
+        """Fill one slab, put it into the object store and tell the planner.
+
+        Returns how many samples came from something nearer than storage.
+        """
         try:
             # On the heap, and put into the object store when it is full: what is in there cannot be changed any more.
             slab = np.empty(load.nbytes, dtype=np.uint8)
@@ -535,10 +537,11 @@ class CacheNode:
             self._filling.pop(load.slab)
             self._let_go(self._planner.failed(load, error))
             self._check()
-        else:
-            self._filling.pop(load.slab)
-            self._planner.filled(load, failures, origins)
-            self._look_ahead()  # bytes of the budget may be free now
+            return 0
+        self._filling.pop(load.slab)
+        self._planner.filled(load, failures, origins)
+        self._look_ahead()  # bytes of the budget may be free now
+        return int((origins != Origin.STORAGE).sum())
 
     async def _fill_from_nearer(self, load: Load, slab: Slab, origins: NDArray[np.int8]) -> dict[int, str]:
         """Fill what of a slab is nearer than storage, from the fastest tier first. Returns what has another form."""

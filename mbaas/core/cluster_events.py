@@ -186,7 +186,7 @@ class NodeVacated(Struct, frozen=True):
     """The other caches have fetched for a while what a node kept.
 
     Attributes:
-        samples: that they fetched since `VacateNode`.
+        samples: that came since `VacateNode`, and not from storage.
         left: that they had no time for; 0 if they got through.
     """
 
