@@ -143,6 +143,19 @@ def test_samples_are_given_in_the_form_that_is_asked_for_or_stay(make_folder: Ma
         assert stats_of(node).cached_samples == kept
 
 
+def placed(folder: Folder, version: int, speed: float) -> Placement:
+    """Homes on nodes "a" and "b", of which b has this speed and a has 1."""
+    weights = [NodeWeight("a", 10**9, 1.0), NodeWeight("b", 10**9, speed)]
+    return place_samples(weights, num_samples=103, lengths=folder.dataset.lengths, version=version)
+
+
+def tell(nodes: dict[str, Any], placement: Placement, before: Placement | None = None) -> None:
+    """Tell all nodes a placement, and that each keeps what had its home there before."""
+    kept = None if before is None else Holders(("a", "b"), before.of(np.arange(103)).astype(np.int16))
+    update = PlacementUpdate(placement, kept, nodes)
+    ray.get([node.update_placement.remote(update) for node in nodes.values()], timeout=DEADLINE_S)
+
+
 @pytest.mark.parametrize("at_once", [False, True])
 def test_a_part_that_was_cut_before_samples_moved_is_read_from_where_they_are_now(
     at_once: bool, make_folder: MakeFolder, start: Any
@@ -152,10 +165,6 @@ def test_a_part_that_was_cut_before_samples_moved_is_read_from_where_they_are_no
     order, contents = order_of(folder), folder.contents()
     nodes = {name: start(folder, node=name) for name in "ab"}
     readers = {name: CacheReader(node) for name, node in nodes.items()}
-
-    def placed(version: int, speed: float) -> Placement:
-        weights = [NodeWeight("a", 10**9, 1.0), NodeWeight("b", 10**9, speed)]
-        return place_samples(weights, num_samples=103, lengths=folder.dataset.lengths, version=version)
 
     def read(placements: PlacementHistory, version: int) -> list[FetchReply]:
         answers = []
@@ -168,16 +177,11 @@ def test_a_part_that_was_cut_before_samples_moved_is_read_from_where_they_are_no
         return answers
 
     placements = PlacementHistory(order)
-    before, after = placed(1, 1.0), placed(2, 4.0)
-    for placement, holders in (
-        (before, None),
-        (after, Holders(("a", "b"), before.of(np.arange(103)).astype(np.int16))),
-    ):
-        update = PlacementUpdate(placement, holders, nodes)
-        ray.get([node.update_placement.remote(update) for node in nodes.values()], timeout=DEADLINE_S)
-        if placement is before:
-            placements.add(before)
-            read(placements, 1)
+    before, after = placed(folder, 1, 1.0), placed(folder, 2, 4.0)
+    tell(nodes, before)
+    placements.add(before)
+    read(placements, 1)
+    tell(nodes, after, before)
     moved = int(((before.of(np.arange(103)) == 0) & (after.of(np.arange(103)) == 1)).sum())
     assert moved > 10
     assert ray.get(nodes["b"].move_in.remote(0.0), timeout=DEADLINE_S) == MovedIn(0, moved), "there was no time"
@@ -189,6 +193,19 @@ def test_a_part_that_was_cut_before_samples_moved_is_read_from_where_they_are_no
     ray.get(moving, timeout=DEADLINE_S)
     assert stats_of(nodes["b"]).cached_samples == int((after.of(np.arange(103)) == 1).sum()), "it lent them only"
     assert folder.opened().total() == 103
+
+
+def test_what_a_node_kept_that_died_is_read_from_storage_and_does_not_count_as_moved(
+    make_folder: MakeFolder, start: Any
+) -> None:
+    folder = make_folder(103)
+    nodes = {name: start(folder, node=name) for name in "ab"}
+    before, after = placed(folder, 1, 1.0), placed(folder, 2, 4.0)
+    tell(nodes, after, before)
+    ray.kill(nodes["a"])
+    assert ray.get(nodes["b"].move_in.remote(DEADLINE_S), timeout=DEADLINE_S) == MovedIn()
+    moved = (before.of(np.arange(103)) == 0) & (after.of(np.arange(103)) == 1)
+    assert stats_of(nodes["b"]).cached_samples == int(moved.sum())
 
 
 def test_a_part_that_only_a_dead_coordinator_knew_is_given_up_and_one_not_known_yet_is_waited_for(
