@@ -154,8 +154,8 @@ DECODED = per_second("decoded_samples")
 CPU_SECONDS = per_second("cpu_seconds", "CPUs")
 
 WAITING = "How many trials wait at a moment, on average: each of them waits one second a second."
-CPUS = "How many CPUs loading is at work on, on average, of those that prep workers reserve and beside them."
-PRICE = "CPU time for each sample that is delivered to a trial."
+CPUS = "How many CPUs the processes of a feed keep busy, on average. Prep workers reserve one each."
+PRICE = "CPU time of these processes for each sample that a trial gets."
 SHARING = "How many trials each prepared sample served."
 HIT_SHARE = (
     "Of the samples that came from their node's memory or from storage, the part that came from memory; and of all "

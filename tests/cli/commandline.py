@@ -97,7 +97,7 @@ def shared_files() -> set[str]:
 def shared_files_left(before: set[str]) -> set[str]:
     """Names of the files in shared memory that were not there before, and that no process has any more.
 
-    Those that one has are of another program of this machine: who asks has seen its own end.
+    Those that a process has belong to other programs of this machine: the caller's own processes have all ended.
     """
     left: dict[str, str] = {}  # device and inode, as maps name them -> name; a semaphore is mapped under another name
     for name in shared_files() - before:

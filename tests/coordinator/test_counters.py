@@ -161,6 +161,18 @@ def test_reports_count_once_in_whatever_order_they_come(seed: int) -> None:
     assert "" not in {each.loader for each in told.values()}
 
 
+def test_loaders_of_one_name_are_forgotten_each_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The later one first, if the earlier one was heard of after it."""
+    monkeypatch.setattr(counters, "KEPT_NAMES", 2)
+    kept = Reports()
+    for name, loader, samples in (("ann", "one", 5), ("ann", "two", 3), ("ann", "one", 6), ("bob", "three", 1)):
+        kept.enter(name, ConsumerReport(loader, samples=samples))
+    assert [*kept.latest] == ["bob"], "the latest of ann was forgotten"
+    kept.enter("eve", ConsumerReport("four", samples=2))
+    assert [*kept.latest] == ["bob", "eve"]
+    assert kept.total.samples == 6 + 3 + 1 + 2
+
+
 def test_every_metric_has_a_value() -> None:
     """That of predictions is there when there was one."""
     kept = Counters()
