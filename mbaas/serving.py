@@ -21,7 +21,7 @@ from mbaas.allocation.headroom import GpuRoom, PrepResources, default_prep
 from mbaas.budgets import largest_sample, memory_budgets
 from mbaas.client.rpc import call
 from mbaas.coordinator import kept_claims
-from mbaas.coordinator.coordinator import Coordinator
+from mbaas.coordinator.coordinator import CoordinatorActor
 from mbaas.coordinator.worker_pool import WorkerPool
 from mbaas.coordinator.worker_pool import claims as claims_of
 from mbaas.core.layout import wanted_staging
@@ -323,7 +323,7 @@ def _registered(settings: FeedSettings, pipeline: Pipeline, gpus: int) -> Any:
         "lifetime": "detached" if detached else None,
         "scheduling_strategy": NodeAffinitySchedulingStrategy(runtime.lasting_node(detached=detached), soft=False),
     }
-    return Coordinator.options(**options).remote(settings, pipeline, gpus)  # type: ignore[attr-defined]
+    return CoordinatorActor.options(**options).remote(settings, pipeline, gpus)
 
 
 def _launched(settings: FeedSettings, pipeline: Pipeline, engine: EngineName, coordinator: Any) -> dict[str, Any]:

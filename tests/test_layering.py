@@ -135,12 +135,19 @@ def names_of(source: str) -> frozenset[str]:
 @cache
 def defines_actor(source: str) -> bool:
     """Whether a module has a class or a function that runs in a process of its own."""
+    return any(
+        ast.unparse(node) == "ray.remote" for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Attribute)
+    )
+
+
+def is_decorated(source: str) -> bool:
+    """Whether ``ray.remote`` replaces a class or a function of this module, which Ray then cannot pickle by name."""
     decorated = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     decorators = [
         each for node in ast.walk(ast.parse(source)) if isinstance(node, decorated) for each in node.decorator_list
     ]
     calls = [each.func if isinstance(each, ast.Call) else each for each in decorators]
-    return any(ast.unparse(each) in ("ray.remote", "remote") for each in calls)
+    return any(ast.unparse(each) == "ray.remote" for each in calls)
 
 
 def reached(start: Mapping[str, str], sources: Mapping[str, str]) -> dict[str, str]:
@@ -316,6 +323,14 @@ def test_the_core_is_pure(path: Path) -> None:
 )
 def test_the_core_can_become_impure(line: str) -> None:
     assert len(impurities(line)) == 1
+
+
+def test_actor_classes_are_importable() -> None:
+    """Ray pickles a decorated class by value, for each job: a process that looks up an actor of another job would have
+    the class twice, and run the methods of one copy on an instance of the other.
+    """
+    assert [name for name, source in sources_of_mbaas().items() if is_decorated(source)] == []
+    assert is_decorated("import ray\n@ray.remote(num_cpus=0)\nclass Reader: ...")
 
 
 def test_actors_of_prep_and_cache_are_in_one_module_each_that_only_coordinators_import() -> None:

@@ -86,8 +86,6 @@ class Given(NamedTuple):
     other: NDArray[np.int64]
 
 
-# It reserves no CPU: it must come up beside prep workers that have taken them all.
-@ray.remote(num_cpus=0)
 class CacheNode:
     """The cache of one machine, a thin shell around `Planner`: its own threads fill slabs, and it hands out references.
 
@@ -647,6 +645,10 @@ class CacheNode:
         self._peak_transient_bytes = max(self._peak_transient_bytes, self._planner.transient_bytes)
         if VALIDATE:
             self._planner.validate()
+
+
+# It reserves no CPU: it must start even when prep workers have taken them all.
+CacheNodeActor: Any = ray.remote(num_cpus=0)(CacheNode)
 
 
 def _pack(rows: RowLocations, slabs: list[Slab]) -> Slab:

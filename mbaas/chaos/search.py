@@ -85,7 +85,7 @@ class Trials:
     def __init__(self, folder: Path, trials: int = TRIALS) -> None:
         self._folder = folder
         names = [f"trial-{number}" for number in range(trials)]
-        self._actors = [_Trial.options(name=name).remote() for name in names]  # type: ignore[attr-defined]
+        self._actors = [_TrialActor.options(name=name).remote() for name in names]
         self._running = [actor.train.remote(name, str(folder)) for actor, name in zip(self._actors, names, strict=True)]
 
     def stop(self, timeout_s: float, meanwhile: Callable[[], None]) -> int:
@@ -107,8 +107,6 @@ class Trials:
         return len(left)
 
 
-# Ray restarts it and repeats its call, wherever there is a node: as a search starts a failed trial again.
-@ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)
 class _Trial:
     def train(self, name: str, folder: str) -> None:
         """Train epoch after epoch until told to stop, from where an earlier process of this trial stood."""
@@ -133,6 +131,10 @@ class _Trial:
             except MbaasError as error:
                 writer.error(error)
                 time.sleep(AGAIN_S)
+
+
+# Ray restarts it and repeats its call on any node, as a search restarts a failed trial.
+_TrialActor: Any = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)(_Trial)
 
 
 def _is_amid(state: Mapping[str, Any] | None) -> bool:

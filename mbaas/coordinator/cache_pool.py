@@ -12,7 +12,7 @@ from msgspec import Struct
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from mbaas import runtime
-from mbaas.cache.node import CacheNode
+from mbaas.cache.node import CacheNodeActor
 from mbaas.cache.stats import CacheStats, Flow
 from mbaas.coordinator.asking import answer, answer_or_none
 from mbaas.core.layout import Layout
@@ -110,7 +110,7 @@ class CachePool:
             "max_restarts": -1,  # an empty cache beside its workers is back in two seconds, a new one takes longer
             "scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=False),
         }
-        cache = CacheNode.options(**options).remote(  # type: ignore[attr-defined]
+        cache = CacheNodeActor.options(**options).remote(
             self.dataset_ref,
             self._layout.order,
             cache_bytes=self.budgets.get(node, 0),  # 0: the node is gone again, and so will this actor be

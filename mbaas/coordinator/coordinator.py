@@ -96,7 +96,6 @@ class _Running(Struct, frozen=True):
         self.lanes.heard(event)
 
 
-@ray.remote(num_cpus=0)
 @reports_errors_of_calls()
 class Coordinator(ConsumerApi):
     """Runs one feed; made by `mbaas.serve`.
@@ -512,6 +511,9 @@ class Coordinator(ConsumerApi):
         """Take note that a worker which was lent is gone."""
         if self._running is not None:  # else it finds out who is left when it begins
             self._running.supervision.lent_gone(actor)
+
+
+CoordinatorActor: Any = ray.remote(num_cpus=0)(Coordinator)
 
 
 def _cursor_of(service: ConsumerService, consumer: str, session: int) -> int | None:

@@ -62,7 +62,6 @@ class _LaneCounters(Counters):
         self.made.append((worker, meta))
 
 
-@ray.remote(num_cpus=0)
 @reports_errors_of_calls(but={"sync"})  # those of `sync` are reported by the main coordinator, which makes the call
 class LaneCoordinator(ConsumerApi):
     """Runs one further lane of a feed.
@@ -190,6 +189,9 @@ class LaneCoordinator(ConsumerApi):
         return self._serving[1].update if self._serving is not None else None
 
 
+LaneCoordinatorActor: Any = ray.remote(num_cpus=0)(LaneCoordinator)
+
+
 async def start_lanes(settings: FeedSettings) -> tuple[Any, ...]:
     """Start the coordinators of the lanes from 1 on, or find those that an earlier main coordinator left.
 
@@ -208,7 +210,7 @@ async def _start_lane(settings: FeedSettings, number: int, options: dict[str, An
 
     async def start() -> Any:
         own_id = ray.get_runtime_context().get_actor_id()
-        return LaneCoordinator.options(**named, **options).remote(settings, number, own_id)  # type: ignore[attr-defined]
+        return LaneCoordinatorActor.options(**named, **options).remote(settings, number, own_id)
 
     # Ray may hold the name of an actor that was just killed, and neither find it nor start it anew.
     is_held = ValueError, ray.exceptions.RayError

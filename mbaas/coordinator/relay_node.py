@@ -15,7 +15,6 @@ UNUSED_S = 60.0
 """An actor that only relays ends when no consumer was there at two looks this far apart: waiting takes CPU time."""
 
 
-@ray.remote(num_cpus=0)
 class RelayNode:
     """Has the relays of a machine on which a feed has no cache node, because it prepares nothing there.
 
@@ -44,6 +43,9 @@ class RelayNode:
         ray.kill(me)
 
 
+RelayNodeActor: Any = ray.remote(num_cpus=0)(RelayNode)
+
+
 async def relay_node(feed: str, node: str, *, may_start: bool) -> Any | None:
     """Find the actor of a feed that only relays on a node, or start it if that may be; None if there is none.
 
@@ -59,7 +61,7 @@ async def relay_node(feed: str, node: str, *, may_start: bool) -> Any | None:
     def find() -> Any | None:
         try:
             if may_start:
-                return RelayNode.options(**options).remote(main)  # type: ignore[attr-defined]
+                return RelayNodeActor.options(**options).remote(main)
             return ray.get_actor(options["name"], namespace=options["namespace"])
         except (ValueError, ray.exceptions.RayError):  # nobody has the name, or who had it has just ended
             return None

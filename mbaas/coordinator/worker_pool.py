@@ -20,7 +20,7 @@ from mbaas.dataset.retry import ask_for
 from mbaas.errors import ResourceError, WaitTimeoutError
 from mbaas.messages import Claims, EngineName, PrepConfig, Probe, WorkerBrief, WorkerLocation
 from mbaas.placement import Placement
-from mbaas.prep.worker import PrepWorker
+from mbaas.prep.worker import PrepWorkerActor
 from mbaas.settings import FeedSettings
 
 START_TIMEOUT_S = 30.0
@@ -145,7 +145,7 @@ class WorkerPool:
                 node=node_for_part(part, runtime.free_cpus()) if part else None,
             ),
         }
-        return PrepWorker.options(**options).remote(self._config, coordinator)  # type: ignore[attr-defined]
+        return PrepWorkerActor.options(**options).remote(self._config, coordinator)
 
     async def start(
         self,

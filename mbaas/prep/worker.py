@@ -141,9 +141,6 @@ class _Work:
         return dict(zip(rows.tolist(), wanted.tolist(), strict=True))
 
 
-# What a coordinator says and asks has a thread of its own: one that was restarted must not take a worker that is busy
-# with two long blocks for dead.
-@ray.remote(num_cpus=1, concurrency_groups={"control": 1})  # type: ignore[call-overload]
 class PrepWorker:
     """An actor that makes blocks, one at a time, and fetches the bytes of the next meanwhile: two threads, one engine.
 
@@ -347,6 +344,11 @@ class PrepWorker:
         if known is not None and known.node == cache:
             return known
         return CacheReader(cache, timeout_s=FETCH_TIMEOUT_S if node == self._node else REMOTE_TIMEOUT_S)
+
+
+# Control calls have a thread of their own: a restarted coordinator must not take a worker that is busy with two long
+# blocks for dead.
+PrepWorkerActor: Any = ray.remote(num_cpus=1, concurrency_groups={"control": 1})(PrepWorker)  # type: ignore[call-overload]
 
 
 def _identity(dataset: Dataset, brief: WorkerBrief) -> tuple[object, ...]:

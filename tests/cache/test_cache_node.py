@@ -16,7 +16,7 @@ import pytest
 import ray
 from watched_files import DEADLINE_S, Folder, eventually
 
-from mbaas.cache.node import CacheNode
+from mbaas.cache.node import CacheNodeActor
 from mbaas.cache.reader import CacheReader, FetchReply, SlabViews
 from mbaas.cache.slab import PassingReason
 from mbaas.cache.stats import CacheStats
@@ -50,7 +50,7 @@ def start(ray_clean: None) -> Iterator[Callable[..., Any]]:
         order = SampleOrder(len(folder.dataset), seed=5, block_samples=options.pop("block_samples", BLOCK))
         budget = int(folder.dataset.total_bytes * share)
         settings = {"cache_bytes": budget, "readahead_bytes": 0, "threads": 3} | options
-        node = CacheNode.options(max_restarts=-1).remote(folder.dataset, order, **settings)
+        node = CacheNodeActor.options(max_restarts=-1).remote(folder.dataset, order, **settings)
         nodes.append(node)
         return node
 

@@ -14,7 +14,7 @@ import ray
 from watched_files import DEADLINE_S, Folder, eventually
 
 from mbaas.allocation.forms import SampleCosts
-from mbaas.cache.node import CacheNode
+from mbaas.cache.node import CacheNodeActor
 from mbaas.cache.reader import CacheReader
 from mbaas.cache.slab import NOTHING
 from mbaas.cache.stats import CacheStats
@@ -77,7 +77,7 @@ def start(ray_clean: None) -> Iterator[Callable[..., Any]]:
             decoded_s=1e-3,
             storage_s=1e-4,
         )
-        node = CacheNode.options(max_restarts=-1).remote(
+        node = CacheNodeActor.options(max_restarts=-1).remote(
             folder.dataset,
             order,
             cache_bytes=int(total * memory),

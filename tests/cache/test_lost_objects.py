@@ -14,7 +14,7 @@ import ray
 from msgspec.structs import replace
 from watched_files import DEADLINE_S, Folder
 
-from mbaas.cache.node import CacheNode
+from mbaas.cache.node import CacheNodeActor
 from mbaas.cache.reader import CacheReader, FetchReply, KnownSlabs
 from mbaas.errors import ConfigError
 from mbaas.order import SampleOrder
@@ -32,7 +32,9 @@ def node_of(ray_clean: None) -> Iterator[Callable[[Folder], Any]]:
 
     def start(folder: Folder) -> Any:
         order = SampleOrder(len(folder.dataset), seed=5, block_samples=BLOCK)
-        nodes.append(CacheNode.remote(folder.dataset, order, cache_bytes=folder.dataset.total_bytes, readahead_bytes=0))
+        nodes.append(
+            CacheNodeActor.remote(folder.dataset, order, cache_bytes=folder.dataset.total_bytes, readahead_bytes=0)
+        )
         return nodes[-1]
 
     yield start

@@ -24,7 +24,7 @@ from mbaas.chaos.participants import alive, kill, paused
 from mbaas.client.block_calls import BlockCalls, NoAnswerYetError
 from mbaas.client.rpc import await_restart, call
 from mbaas.coordinator.local_calls import LocalCalls, packed
-from mbaas.coordinator.relay_node import RelayNode
+from mbaas.coordinator.relay_node import RelayNodeActor
 from mbaas.coordinator.relayed_calls import RelayedCalls
 from mbaas.errors import BadSampleError, FeedGoneError, FeedRestartingError
 from mbaas.messages import BlockCall, BlockMeta, DeliveredBlock, DeliveredPart, Delivery, FetchCounts, SocketAnswer
@@ -336,7 +336,7 @@ def test_a_relay_that_meets_a_bug_hangs_up(coordinator: Any) -> None:
 def test_an_actor_that_only_relays_ends_when_nobody_uses_it(coordinator: Any) -> None:
     unused_s = 1.0
     own_id = coordinator._actor_id.hex()
-    relaying = RelayNode.remote(own_id, unused_s=unused_s)
+    relaying = RelayNodeActor.remote(own_id, unused_s=unused_s)
     calls = BlockCalls(coordinator, "the test")
     calls.offer(address_of(relaying, coordinator))
     assert calls.are_over_socket
@@ -351,7 +351,7 @@ def test_an_actor_that_only_relays_ends_when_nobody_uses_it(coordinator: Any) ->
 
 
 def test_an_actor_that_only_relays_ends_with_its_coordinator(coordinator: Any) -> None:
-    relaying = RelayNode.remote(coordinator._actor_id.hex())
+    relaying = RelayNodeActor.remote(coordinator._actor_id.hex())
     assert address_of(relaying, coordinator)
     ray.kill(coordinator)
     with pytest.raises(ray.exceptions.RayActorError):

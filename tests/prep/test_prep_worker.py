@@ -11,14 +11,14 @@ from msgspec.structs import replace
 
 from mbaas import runtime
 from mbaas import transforms as T
-from mbaas.cache.node import CacheNode
+from mbaas.cache.node import CacheNodeActor
 from mbaas.dataset import synthetic
 from mbaas.errors import StateError
 from mbaas.fields import memory
 from mbaas.messages import BadSample, PrepConfig, WorkerBrief
 from mbaas.order import SampleOrder
 from mbaas.placement import BlockPart, NodeWeight, PartRequest, PlacementUpdate, place_samples
-from mbaas.prep.worker import PrepWorker
+from mbaas.prep.worker import PrepWorkerActor
 from support.waiting import wait_until
 
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import it
@@ -47,7 +47,7 @@ def order():
 @pytest.fixture
 def cache(dataset, order):
     """A cache node that stands alone."""
-    made = CacheNode.remote(dataset, order, cache_bytes=1 << 20, readahead_bytes=0)
+    made = CacheNodeActor.remote(dataset, order, cache_bytes=1 << 20, readahead_bytes=0)
     yield made
     ray.kill(made)
 
@@ -57,7 +57,7 @@ def worker(ray_clean, feed_name):
     """An idle worker that the feed ``feed_name`` started."""
     coordinator = Nobody.options(name=runtime.actor_name(feed_name), namespace=runtime.NAMESPACE).remote()
     ray.get(coordinator.answer.remote())
-    made = PrepWorker.options(max_concurrency=2).remote(config(feed_name))
+    made = PrepWorkerActor.options(max_concurrency=2).remote(config(feed_name))
     yield made
     ray.kill(made)
     ray.kill(coordinator)

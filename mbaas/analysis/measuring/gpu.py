@@ -9,7 +9,7 @@ import ray
 from mbaas.analysis.gpu_rates import GpuRates, OnGpu
 from mbaas.analysis.measuring.decoded import decoded
 from mbaas.analysis.measuring.effort import Effort
-from mbaas.analysis.measuring.prep import ANSWER_S, PrepProcess, Raw, Seen, prep_rate
+from mbaas.analysis.measuring.prep import ANSWER_S, PrepProcessActor, Raw, Seen, prep_rate
 from mbaas.analysis.measuring.service import EPOCH_S, Workload, training
 from mbaas.analysis.rates import Rates
 from mbaas.fields import Field
@@ -63,7 +63,7 @@ def beside_training(
         The rates of both; and what training leaves of the GPU's memory, with what the worker takes.
     """
     seed, threads = workload.options.seed, workload.options.threads.prep
-    worker = PrepProcess.options(num_gpus=0).remote(  # type: ignore[attr-defined]
+    worker = PrepProcessActor.options(num_gpus=0).remote(
         ray.put(raw), workload.pipeline, "dali", seed, made, 1.0, threads, 0, gpu
     )
     seen: list[Seen] = []

@@ -232,7 +232,9 @@ def _worker_group(
     """Start workers: ``device`` are the GPUs that each reserves, and those that all share if none does."""
     reserved, shared = device
     made = [
-        PrepProcess.options(num_gpus=reserved).remote(*options, threads, number, number % shared if shared else None)  # type: ignore[attr-defined]
+        PrepProcessActor.options(num_gpus=reserved).remote(
+            *options, threads, number, number % shared if shared else None
+        )
         for number in range(count)
     ]
     try:
@@ -280,8 +282,6 @@ class Blocks:
         return len(raw)
 
 
-# No CPU is reserved: twice as many workers as cores are measured, too, and they must all be there at once.
-@ray.remote(num_cpus=0)
 class PrepProcess:
     """A worker: an actor that prepares the same samples over and over, as a prep worker does, and hands nothing on."""
 
@@ -336,3 +336,7 @@ class PrepProcess:
             samples += self._blocks.prepare()
         used = time.process_time() - cpu
         return Seen(samples, elapsed, used, resource.getrusage(resource.RUSAGE_SELF).ru_majflt - faults)
+
+
+# No CPU is reserved: up to twice as many workers as cores are measured at once.
+PrepProcessActor: Any = ray.remote(num_cpus=0)(PrepProcess)

@@ -311,8 +311,7 @@ def _trials(workload: Workload, count: int) -> Iterator[list[Any]]:
     # One OpenMP thread each: otherwise the tensors of every trial would take all cores, which they share with prep.
     options = {"num_gpus": workload.gpus_per_trial, "runtime_env": {"env_vars": {"OMP_NUM_THREADS": "1"}}}
     made = [
-        _Trial.options(**options).remote(step, workload.options.batch_size, workload.device)  # type: ignore[attr-defined]
-        for _ in range(count)
+        _TrialActor.options(**options).remote(step, workload.options.batch_size, workload.device) for _ in range(count)
     ]
     try:
         yield made
@@ -321,9 +320,6 @@ def _trials(workload: Workload, count: int) -> Iterator[list[Any]]:
             ray.kill(actor)
 
 
-# No CPU is reserved: trials share the cores with prep, which reserves one for each worker, and on a small machine there
-# would be none left for them.
-@ray.remote(num_cpus=0)
 class _Trial:
     """A trial: an actor that trains on a feed."""
 
@@ -367,3 +363,7 @@ class _Trial:
 
     def leave(self) -> None:
         self._loader.close()
+
+
+# No CPU is reserved: each prep worker reserves one, and on a small machine none would be left for trials.
+_TrialActor: Any = ray.remote(num_cpus=0)(_Trial)

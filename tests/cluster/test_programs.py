@@ -1,0 +1,83 @@
+"""Several programs on one cluster: each serves a feed of its own and reads those of the others."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+import pytest
+from ray_heads import Head, ray_head
+
+SAMPLES = 60
+
+PROGRAM = """
+# Serve a feed. For each line on standard input, a list of feeds, read one epoch of each and print its samples.
+import json, sys
+import mbaas
+from mbaas import transforms as T
+from mbaas.dataset import synthetic
+
+name, samples, detached = sys.argv[1], int(sys.argv[2]), sys.argv[3] == "detached"
+mbaas.serve(name, synthetic(samples), T.Pipeline([T.DecodeImage()]), batch_size=8, prep_workers=1,
+            staging_bytes=200_000, detached=detached)
+print(json.dumps(name), flush=True)
+for line in sys.stdin:
+    read = {}
+    for feed in json.loads(line):
+        with mbaas.join(feed, f"reader-of-{name}", format="numpy", wait_timeout_s=30) as loader:
+            read[feed] = sorted(sum((batch["sample_id"].tolist() for batch in loader), []))
+    print(json.dumps(read), flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def head() -> Iterator[Head]:
+    with ray_head(cpus=8) as head:
+        yield head
+
+
+@contextmanager
+def program(head: Head, name: str, *, detached: bool) -> Iterator[subprocess.Popen[str]]:
+    """A program of its own that serves the feed ``name`` and reads what `read` tells it to."""
+    serving = head.start(PROGRAM, name, str(SAMPLES), "detached" if detached else "attached")
+    try:
+        assert answer_of(serving) == name
+        yield serving
+    finally:
+        serving.kill()
+        serving.communicate()
+
+
+def answer_of(serving: subprocess.Popen[str]) -> object:
+    assert serving.stdout is not None
+    for line in serving.stdout:
+        if line.startswith(('"', "{")):
+            return json.loads(line)
+    raise AssertionError(f"the program ended with {serving.wait()} before it answered")
+
+
+def read(serving: subprocess.Popen[str], *feeds: str) -> None:
+    """Have a program read an epoch of each of these feeds."""
+    assert serving.stdin is not None
+    serving.stdin.write(json.dumps(feeds) + "\n")
+    serving.stdin.flush()
+    assert answer_of(serving) == {feed: list(range(SAMPLES)) for feed in feeds}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_three_programs_read_the_feeds_of_each_other(head: Head) -> None:
+    """Two detached feeds and one that ends with its program, which is killed; the others serve and read on."""
+    with ExitStack() as programs:
+        one, two, three = (
+            programs.enter_context(program(head, name, detached=name != "three")) for name in ("one", "two", "three")
+        )
+        for each in (one, two, three):
+            read(each, "one", "two", "three")
+        three.kill()
+        for each in (two, one):
+            read(each, "two", "one")
+    with program(head, "four", detached=False) as four:  # the programs that served them are gone
+        read(four, "one", "two", "four")
