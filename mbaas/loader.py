@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import threading
 import time
 import uuid
@@ -23,6 +24,7 @@ from mbaas.client.convert import Converter, Minibatch, make_converter
 from mbaas.client.heartbeat import Heartbeat
 from mbaas.client.join import feed_info, open_stream
 from mbaas.client.ledger import EpochProgress
+from mbaas.client.loop import EpochLoop
 from mbaas.client.numbered import MinibatchNumbers, NumberedMinibatches, as_it_is
 from mbaas.client.recycled import RecycledMemory
 from mbaas.client.saved_state import STATE_VERSION, SavedState, read_state, resumption, schema
@@ -55,7 +57,9 @@ class Loader:
 
     Each ``for batch in loader`` is one epoch: every sample exactly once, in an order fixed by the feed's seed. It is
     over when its last minibatch was handed out, also for a trainer that draws ``len(loader)`` of them and never asks
-    whether there is another one. A minibatch is a dict:
+    whether there is another one. A loop that is left in the middle gives up the rest of its epoch, except after its
+    first minibatch: ``next(iter(loader))``, like `peek`, leaves the epoch to the next loop. After an error in ``next``
+    the same iterator continues after the last minibatch that it returned. A minibatch is a dict:
 
     - ``image``: uint8; as numpy ``[n, height, width, 3]``, a read-only view of shared memory that is valid as long as
       it is referenced; as torch ``[n, 3, height, width]`` in channels-last memory, private to this trial. With
@@ -134,6 +138,8 @@ class Loader:
         self._first_bad: BadSample | None = None  # that this loader heard of
         self._said_much_is_left_out = False
         self._loop = 0  # number of the newest loop; older loops may not go on
+        self._before_loop: dict[str, Any] = {}  # the state in which the newest loop began
+        self._only_first = False  # whether the newest loop returned one minibatch and was asked for no second one
         self._at_end: dict[str, Any] | None = None  # the state during the step on an epoch's last minibatch
         self._closed = False
         self._begin_epoch()
@@ -208,15 +214,57 @@ class Loader:
         """Begin an epoch, or go on in the one that `load_state_dict` named; give up a loop that was left half-way."""
         self._check_open()
         check_is_read_once(self, self._name)
+        _check_is_not_stacked()
         self._loop += 1
         self._at_end = None
-        if self._has_begun:
+        if self._only_first:
+            self._rejoin(self._before_loop)
+        elif self._has_begun:
             self._leave_epoch()
-        return known_to_accelerate(self._run_epoch(self._loop), lambda: self._at_end is not None)
+        self._before_loop, loop = self.state_dict(), self._loop
+
+        def run() -> Iterator[Minibatch]:
+            return known_to_accelerate(self._run_epoch(loop), lambda: self._at_end is not None)
+
+        def recover() -> None:
+            self._check_current(loop)
+            self._rejoin(self.state_dict())
+
+        return EpochLoop(run, recover)
+
+    def peek(self) -> Minibatch:
+        """Return the minibatch with which the next loop begins, without beginning it.
+
+        For shapes, dtypes and a look at the data: shapes, dtypes and lifetime are those of the loop's minibatches, and
+        the loop returns the same samples again. It costs as much as joining the feed.
+
+        Raises:
+            StateError: the loader is in the middle of an epoch, or closed.
+        """
+        self._check_open()
+        if self._has_begun and not self._only_first:
+            raise StateError(
+                f"loader of consumer {str(self._name)!r} is in the middle of an epoch ({self._progress.position} of "
+                f"{self._info.order.num_samples} samples): call peek before the loop or after it"
+            )
+        before = self._before_loop if self._only_first else self.state_dict()
+        self._loop += 1  # a loop that returned its first minibatch may not go on
+        converter = self._converter()
+        minibatches = self._started(converter)
+        try:
+            started, *_ = next(minibatches)
+            return converter.finish(started)
+        except StopIteration:
+            raise StateError(
+                f"nothing is left of the epoch of consumer {str(self._name)!r}, so peek has none"
+            ) from None
+        finally:
+            del minibatches
+            self._rejoin(before)
 
     def _begin_epoch(self) -> None:
         self._progress = EpochProgress(self._name.rank, self._name.world_size)
-        self._has_begun = False
+        self._has_begun = self._only_first = False
 
     def _leave_epoch(self) -> None:
         """Give up the rest of an epoch: on to the beginning of the next."""
@@ -232,11 +280,11 @@ class Loader:
         """
         converter = self._converter()
         is_whole, began = not self._progress.position, time.perf_counter()  # the rest of an epoch is no epoch's time
-        is_over = False
+        is_over, is_first = False, True
         for started, sample_ids, end, is_over in self._started(converter):
+            batch = converter.finish(started)
             # counted before the trial has it: a state that is saved during a step goes on after that step
             self._progress.count(sample_ids, position=end.position, shuffle=end.shuffle, elsewhere=end.elsewhere)
-            batch = converter.finish(started)
             del started, sample_ids
             self._samples += len(batch["sample_id"])
             handed_out = time.perf_counter()
@@ -245,7 +293,9 @@ class Loader:
                 at_end = self.state_dict()
                 self._finish_epoch(handed_out - began if is_whole else 0.0)
                 self._at_end = at_end
+            self._only_first = is_first and not is_over
             yield batch
+            self._only_first = is_first = False
             del batch
             self._step_s += time.perf_counter() - handed_out
             self._check_current(loop)
@@ -413,8 +463,16 @@ class Loader:
         found = self._read(state)
         self._loop += 1  # a loop that still runs stands elsewhere, and may not go on
         self._at_end = None
+        self._move(*found)
+
+    def _rejoin(self, state: dict[str, Any]) -> None:
+        """Return to a state of this loader, in the loop that is running."""
+        self._move(*self._read(state))
+
+    def _move(self, saved: SavedState, start: Start, resumed: tuple[Resumption, int] | None) -> None:
+        """Go on where a state was taken, in a new session under the same name."""
         farewell = self._farewell
-        self._go_on(*found)
+        self._go_on(saved, start, resumed)
         farewell.detach()  # the old session ended when the new one began
 
     def _go_on(self, saved: SavedState, start: Start, resumed: tuple[Resumption, int] | None) -> None:
@@ -595,6 +653,23 @@ def _make_known_to_torch() -> None:
     from torch.utils.data import IterableDataset  # here: trials on NumPy do without
 
     IterableDataset.register(Loader)  # no base class, because that would be imported with this module
+
+
+def _check_is_not_stacked() -> None:
+    """Refuse a loop of a DataLoader that would put whole minibatches together to larger ones.
+
+    Torch tells an iterable dataset nothing of the DataLoader, so this looks at who calls ``iter``.
+
+    Raises:
+        ConfigError: it is such a loop that begins.
+    """
+    fetch = sys.modules.get("torch.utils.data._utils.fetch")
+    caller = sys._getframe(2).f_locals.get("self")
+    if fetch is not None and isinstance(caller, fetch._IterableDatasetFetcher) and caller.auto_collation:
+        raise ConfigError(
+            "a loader already returns minibatches, and DataLoader(loader, batch_size=...) would stack them: use "
+            "DataLoader(loader, batch_size=None), and set batch_size in mbaas.join or get_loader"
+        )
 
 
 def _own_samples(samples: BlockView, shard: BlockShard) -> BlockView:

@@ -169,6 +169,19 @@ def test_ranks_that_come_late_begin_the_same_epoch(feed):
             assert seen[0].ledger.feed_epoch == seen[1].ledger.feed_epoch
 
 
+def test_ranks_that_look_at_one_minibatch_still_get_every_sample(feed):
+    with Ranks(feed, 2) as trial:
+        first, second = trial.loaders
+        peeked = first.peek()["sample_id"].tolist()
+        assert next(iter(first))["sample_id"].tolist() == peeked
+        next(iter(second))
+        records = [Recorder(), Recorder()]
+        trial.step(records, [iter(first), iter(second)], len(first))
+        seen = [record.record(loader.ledger) for record, loader in zip(records, (first, second), strict=True)]
+        assert union_flaws(seen, range(SAMPLES), batch_size=64) == []
+        assert seen[0].ledger.feed_epoch == seen[1].ledger.feed_epoch
+
+
 def test_a_rank_that_waits_for_others_says_for_whom(feed):
     with mbaas.join(feed.name, "alone", rank=1, world_size=3, wait_timeout_s=1.0, format="numpy") as loader:
         with pytest.raises(mbaas.WaitTimeoutError, match=r"rank 1 of trial 'alone' waited 1 s .* rank 0, 2 did not"):

@@ -185,6 +185,26 @@ def test_a_bad_sample_that_is_not_skipped_is_raised_in_every_consumer_with_file_
         assert str(errors[1]) == str(errors[0])
 
 
+def test_after_a_bad_sample_the_epoch_does_not_look_over(feed_name, tmp_path):
+    """The iterator raises the same error again, whatever was read before it; another loop passes on."""
+    (tmp_path / "class").mkdir()
+    for number in range(24):
+        image = cv2.imencode(".png", np.full((8, 8, 3), number, np.uint8))[1].tobytes()
+        (tmp_path / "class" / f"{number:02d}.png").write_bytes(b"damaged" if number == 13 else image)
+    with (
+        serve(feed_name, mbaas.read_images(tmp_path), "raise") as feed,
+        mbaas.join(feed.name, consumer="me", format="numpy") as loader,
+    ):
+        batches = iter(loader)
+        for _ in range(3):
+            with pytest.raises(mbaas.BadSampleError, match=r"13\.png"):
+                for _ in batches:
+                    pass
+        assert (loader.ledger, loader.epoch) == (None, 0)
+        with pytest.raises(mbaas.BadSampleError, match=r"13\.png"):
+            record_epoch(loader)
+
+
 def test_files_that_are_too_large_are_named_where_nothing_else_is_wrong(feed_name, tmp_path):
     """A third of them are holes of 64 GiB, the first among them: the probe goes on, consumers learn which."""
     (tmp_path / "class").mkdir()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from service_feeds import SAMPLES
 
@@ -47,7 +48,7 @@ def test_a_loader_that_is_forgotten_leaves_the_feed(plain):
     wait_until(lambda: "forgotten" not in members(plain), "the forgotten loader has left")
 
 
-@pytest.mark.parametrize("minibatches", [1, 5, 16], ids=["first block", "second block", "last minibatch"])
+@pytest.mark.parametrize("minibatches", [2, 5, 16], ids=["first block", "second block", "last minibatch"])
 def test_after_a_loop_that_was_left_half_way_a_new_one_is_a_fresh_exact_epoch(plain, minibatches):
     with mbaas.join(plain.name, consumer="me", format="numpy") as loader:
         for number, _ in enumerate(loader, 1):
@@ -59,6 +60,65 @@ def test_after_a_loop_that_was_left_half_way_a_new_one_is_a_fresh_exact_epoch(pl
         assert record.flaws(range(SAMPLES)) == []
         assert record.ledger.feed_epoch == left + 1
         assert record_epoch(loader).flaws(range(SAMPLES)) == []
+
+
+@pytest.mark.parametrize("batch_size", [64, 500], ids=["the feed's", "more than a block"])
+def test_one_minibatch_costs_no_epoch(plain, batch_size):
+    """Whether by `peek` or by ``next(iter(loader))``: the next loop returns it again, and every other sample once."""
+    with mbaas.join(plain.name, consumer="looks", format="numpy", batch_size=batch_size) as loader:
+        for _ in range(2):
+            peeked = loader.peek()["image"].copy()
+            first = next(iter(loader))["image"].copy()
+            assert np.array_equal(peeked, first)
+            state = loader.state_dict()
+            recorder, batches = Recorder(), iter(loader)
+            recorder.add(batch := next(batches))
+            assert np.array_equal(first, batch["image"])
+            assert loader.state_dict() == state
+            for batch in batches:
+                recorder.add(batch)
+            assert recorder.record(loader.ledger).flaws(range(SAMPLES)) == []
+            del batch
+        assert loader.ledger.epoch == 1
+
+
+def test_after_a_loaded_state_peek_returns_what_the_next_loop_begins_with(plain):
+    with mbaas.join(plain.name, consumer="returns", format="numpy") as loader:
+        batches = iter(loader)
+        had = [*next(batches)["sample_id"], *next(batches)["sample_id"]]
+        with pytest.raises(mbaas.StateError, match=r"in the middle of an epoch \(128 of 1003 samples\): call peek"):
+            loader.peek()
+        loader.load_state_dict(loader.state_dict())
+        peeked = loader.peek()["sample_id"].tolist()
+        rest = [sample for batch in loader for sample in batch["sample_id"].tolist()]
+        assert rest[: len(peeked)] == peeked
+        assert sorted(had + rest) == list(range(SAMPLES))
+        assert loader.ledger.exact
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
+@pytest.mark.parametrize("minibatches", [0, 1, 7, 15])
+def test_after_an_error_in_next_the_loop_goes_on(plain, monkeypatch, error, minibatches):
+    """The error comes once, while a block is read, and the samples of minibatches that were cut are not lost."""
+    with mbaas.join(plain.name, consumer="stumbles", format="numpy") as loader:
+        recorder, batches = Recorder(), iter(loader)
+        for _ in range(minibatches):
+            recorder.add(next(batches))
+        stream = loader._stream
+
+        def stumble():
+            raise error("once")
+
+        monkeypatch.setattr(stream, "next", stumble)
+        monkeypatch.setattr(stream, "look_ahead", stumble)
+        with pytest.raises(error, match="once"):
+            next(batches)
+        for batch in batches:
+            recorder.add(batch)
+        assert loader._stream is not stream
+        assert recorder.record(loader.ledger).flaws(range(SAMPLES)) == []
+        assert record_epoch(loader).flaws(range(SAMPLES)) == []
+        del batch
 
 
 @pytest.mark.parametrize("batch_size", [64, 1, 600], ids=["the feed's", "1", "most of an epoch"])

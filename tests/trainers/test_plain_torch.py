@@ -40,6 +40,13 @@ def test_a_dataloader_around_it_goes_on_where_a_state_was_saved(training):
         assert loader.ledger.exact
 
 
+def test_a_dataloader_may_not_stack_minibatches(training):
+    with join(training, "stacked") as loader:
+        with pytest.raises(mbaas.ConfigError, match=r"would stack them: use DataLoader\(loader, batch_size=None\)"):
+            next(iter(DataLoader(loader, batch_size=4)))
+        assert sorted(read(loader)) == EVERY
+
+
 def test_workers_of_a_dataloader_cannot_read_it_and_it_goes_on_by_itself(training):
     with join(training, "forked") as loader:
         with pytest.raises(mbaas.StateError, match=r"let it have none \(num_workers=0\)"):
