@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -47,7 +48,11 @@ def read_coco(
     - ``keypoints``, float32 [k, points, 3]: x, y and visibility; zeros for objects without. Only if the file has some.
     - ``segmentation``, uint8: as JSON text, the polygons or run lengths, of which `Masks` makes masks. Only if it is
       asked for.
-    - ``image_id``, int64: the file's id of the image.
+    - ``image_id``, int64: the file's id of the image. Ids that are strings are categories: the loader's
+      ``categories["image_id"]`` lists them.
+
+    Annotations of images that the file does not list are left out, and so are those without a box if boxes or areas are
+    wanted; a warning says how many.
 
     Hundreds of thousands of annotations take seconds. Segmentations take about as much memory as the file has bytes, of
     which the object store of each node holds a copy; all else takes about 40 bytes for each object.
@@ -64,7 +69,7 @@ def read_coco(
 
     Raises:
         ConfigError: a field that there is not.
-        DatasetError: the file cannot be read, is none of COCO's, or lacks a value or an image that an annotation names;
+        DatasetError: the file cannot be read, is none of COCO's, or lacks a value;
             an image is not there, or is not below ``images``.
     """
     asked = _asked(fields)
@@ -130,8 +135,11 @@ def _read(
             texts, ends = _chosen(texts, ends, rows)
         known["segmentation"] = _lists(ends, texts)
     if asked is None or "image_id" in asked:
-        known["image_id"] = pa.array(found.image_ids[rows])
-    names = [found.file_names[row] for row in rows.tolist()]
+        known["image_id"] = found.image_ids.take(pa.array(rows))
+    if found.left_out:
+        counts_by_reason = ", ".join(f"{count:,} {reason}" for reason, count in found.left_out.items())
+        warnings.warn(f"{where.root}: annotations left out: {counts_by_reason}", stacklevel=4)
+    names = _names_below(root, [found.file_names[row] for row in rows.tolist()])
     places = [pa.array(names, pa.large_string()), pa.array(np.zeros(len(rows), np.int64)), _lengths(where, root, names)]
     return found.class_names if LABELS in known else (), table_of(places, known)
 
@@ -148,6 +156,12 @@ def _lists(bounds: NDArray[np.int64], values: NDArray[Any]) -> pa.Array:
     for size in reversed(values.shape[1:]):
         items = pa.FixedSizeListArray.from_arrays(items, size)
     return pa.LargeListArray.from_arrays(pa.array(bounds), items)
+
+
+def _names_below(root: Location, names: list[str]) -> list[str]:
+    """Return names as paths below the folder of images, where files have absolute paths or Windows' separators."""
+    prefix = root.root.rstrip("/") + "/"
+    return [name.removeprefix(prefix).replace("\\", "/") for name in names]
 
 
 def _lengths(where: Location, root: Location, names: list[str]) -> pa.Array:

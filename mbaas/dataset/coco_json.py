@@ -6,41 +6,44 @@ segmentations, most of a file, are never taken apart: the text of each is cut ou
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 import msgspec
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from mbaas.errors import DatasetError, shown
 
 _MOST_PIXELS = 1e9
-"""How far from an image's corner anything may lie: beyond any image, and within float32."""
+"""The largest coordinate: beyond any image, and within float32. Larger ones are clipped, as boxes are to the image."""
 
-_Number = int | float
-"""An id may be either: some writers have 7.0 for 7."""
+_Id = int | float | str
+"""An id as files have it: some writers have 7.0 or "7" for 7, and camera traps have UUIDs."""
 
 
 class _Image(msgspec.Struct, gc=False):
-    id: _Number
+    id: _Id
     file_name: str
 
 
 class _Category(msgspec.Struct, gc=False):
-    id: _Number
-    name: str
+    id: _Id
+    name: str | int | float | None = None
 
 
 class _Annotation(msgspec.Struct, gc=False):
-    image_id: _Number
-    category_id: _Number | None = None
-    bbox: tuple[float, float, float, float] | None = None
-    area: float | None = None
-    iscrowd: _Number | bool = 0
-    keypoints: list[float] | None = None
+    image_id: _Id
+    category_id: _Id | None = None
+    bbox: list[float | str | None] | None = None
+    area: float | str | None = None
+    iscrowd: float | bool | None = None
+    keypoints: list[float | None] | None = None
     segmentation: msgspec.Raw = msgspec.Raw(b"null")
 
 
@@ -56,8 +59,9 @@ class CocoFile:
 
     Attributes:
         file_names: of the n images.
-        image_ids: int64[n].
+        image_ids: of the n images: int64[n] where all are numbers, else a dictionary of strings.
         class_names: of the categories, in the order of their ids.
+        left_out: the number of annotations that were left out, by the reason.
         bounds: int64[n + 1]: the objects of image i are those from ``bounds[i]`` to ``bounds[i + 1]``.
         objects: by the name of the field, an array with a value for each object: what `read_coco` says, without
             ``segmentation``.
@@ -66,8 +70,9 @@ class CocoFile:
     """
 
     file_names: list[str]
-    image_ids: NDArray[np.int64]
+    image_ids: pa.Array
     class_names: tuple[str, ...]
+    left_out: dict[str, int]
     bounds: NDArray[np.int64]
     objects: dict[str, NDArray[Any]]
     segmentations: tuple[NDArray[np.uint8], NDArray[np.int64]]
@@ -82,75 +87,141 @@ def read_coco_json(content: Any, name: str, fields: Sequence[str] | None) -> Coc
         fields: of the objects that are wanted; None: all but segmentations, and key points only if there are some.
 
     Raises:
-        DatasetError: it is no JSON or none of COCO's, an object lacks a value that is wanted, or an id is there twice
-            or nowhere.
+        DatasetError: it is not JSON or not COCO's, an object lacks a value that is wanted, or an id occurs twice.
     """
-    try:
-        read = msgspec.json.decode(content, type=_File)
-    except (ValueError, RecursionError) as error:  # of JSON, of kinds, of UTF-8
-        raise DatasetError(f"{name} is no JSON of COCO's instances or key points: {error}") from None
+    read = _decoded(content, name)
     if not read.images:
         raise DatasetError(f"{name} has no images")
-    image_ids = _ids(name, "image", [image.id for image in read.images])
-    found = read.annotations
-    owner = _places(name, "image", image_ids, [each.image_id for each in found])
+    rows = _numbered(name, "image", [image.id for image in read.images])
+    found, owner, left_out = _kept(name, read.annotations, rows, _wanted(read.annotations, fields))
     order = np.argsort(owner, kind="stable")  # the objects of an image together, in the order of the file
-    bounds = np.zeros(len(image_ids) + 1, np.int64)
-    np.cumsum(np.bincount(owner, minlength=len(image_ids)), out=bounds[1:])
-    categories = sorted(read.categories, key=lambda category: category.id)
-    objects = _objects(name, found, _ids(name, "category", [each.id for each in categories]), fields)
+    bounds = np.zeros(len(rows) + 1, np.int64)
+    np.cumsum(np.bincount(owner, minlength=len(rows)), out=bounds[1:])
+    classes = _classes(name, read.categories, found)
+    objects = _objects(name, found, classes, fields)
     return CocoFile(
         file_names=[image.file_name for image in read.images],
-        image_ids=image_ids,
-        class_names=tuple(category.name for category in categories),
+        image_ids=_id_array(name, [*rows]),
+        class_names=tuple(classes.values()),
+        left_out=left_out,
         bounds=bounds,
         objects={key: values[order] for key, values in objects.items()},
         segmentations=_segmentations(found, order, bounds) if fields and "segmentation" in fields else _NONE,
     )
 
 
+def _decoded(content: Any, name: str) -> _File:
+    try:
+        try:
+            return msgspec.json.decode(content, type=_File)
+        except msgspec.ValidationError:
+            raise
+        except msgspec.DecodeError:
+            # Python's json, by which pycocotools reads, writes NaN and Infinity. They are not JSON; here they are null.
+            return msgspec.json.decode(msgspec.json.encode(json.loads(bytes(content))), type=_File)
+    except (ValueError, RecursionError) as error:  # of JSON, of kinds, of UTF-8
+        raise DatasetError(f"{name} is no JSON of COCO's instances or key points: {error}") from None
+
+
+def _wanted(annotations: Sequence[_Annotation], fields: Sequence[str] | None) -> frozenset[str]:
+    """Return the fields of objects that are wanted; by default key points if there are some."""
+    if fields is not None:
+        return frozenset(fields)
+    points = {"keypoints"} if any(each.keypoints for each in annotations) else set()
+    return frozenset({"boxes", "labels", "area", "iscrowd"} | points)
+
+
+def _kept(
+    name: str, annotations: Sequence[_Annotation], rows: Mapping[int | str, int], wanted: Collection[str]
+) -> tuple[list[_Annotation], NDArray[np.int64], dict[str, int]]:
+    """Return the annotations that are objects of an image of the file, the rows of their images, and what is left out.
+
+    Filtered files often keep annotations of images that were taken out, and annotations of a whole image have no box.
+    """
+    needs_box = not {"boxes", "area"}.isdisjoint(wanted)
+    kept, owner, left_out = [], [], Counter[str]()
+    for number, each in enumerate(annotations):
+        row = rows.get(_key(name, "image", each.image_id))
+        if row is None:
+            left_out["of images that the file does not list"] += 1
+        elif needs_box and (not each.bbox or None in each.bbox):
+            left_out["without a box"] += 1
+        elif needs_box and each.bbox is not None and len(each.bbox) != 4:
+            raise DatasetError(
+                f"the bbox of annotation {number} (from 0) of {name} must have 4 numbers, got {shown(each.bbox)}"
+            )
+        elif "labels" in wanted and each.category_id is None:
+            raise DatasetError(f"annotation {number} (counted from 0) of {name} has no category_id")
+        else:
+            kept.append(each)
+            owner.append(row)
+    return kept, np.array(owner, np.int64), dict(left_out)
+
+
+def _classes(name: str, categories: Sequence[_Category], found: Sequence[_Annotation]) -> dict[int | str, str]:
+    """Return the classes in the order of their ids; a category without a name, or that is not listed, has its id's."""
+    listed = _numbered(name, "category", [each.id for each in categories])
+    names = {key: each.name for key, each in zip(listed, categories, strict=True)}
+    for each in found:
+        if each.category_id is not None:
+            names.setdefault(_key(name, "category", each.category_id), None)
+    ordered = sorted(names, key=lambda key: (isinstance(key, str), key))
+    return {key: str(key if names[key] is None else names[key]) for key in ordered}
+
+
 _NONE = (np.zeros(0, np.uint8), np.zeros(1, np.int64))
 
 
 def _objects(
-    name: str, found: Sequence[_Annotation], category_ids: NDArray[np.int64], fields: Sequence[str] | None
+    name: str, found: Sequence[_Annotation], classes: Mapping[int | str, str], fields: Sequence[str] | None
 ) -> dict[str, NDArray[Any]]:
     """Return the values of all objects, in the order of the file."""
-    wanted = ("boxes", "labels", "area", "iscrowd") if fields is None else fields
+    wanted = _wanted(found, fields)
     objects: dict[str, NDArray[Any]] = {}
     if "boxes" in wanted or "area" in wanted:
-        _refuse_missing(name, "bbox", [each.bbox is None for each in found])
-        boxes = np.array([each.bbox for each in found], np.float64).reshape(-1, 4)
-        _refuse_far(name, "bbox", boxes)
+        boxes = _boxes(name, found)
     if "boxes" in wanted:
         objects["boxes"] = np.concatenate([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], axis=1).astype(np.float32)
     if "labels" in wanted:
-        _refuse_missing(name, "category_id", [each.category_id is None for each in found])
-        objects["labels"] = _places(name, "category", category_ids, [each.category_id for each in found])
+        numbers = {key: number for number, key in enumerate(classes)}
+        labels = [numbers[_key(name, "category", each.category_id)] for each in found if each.category_id is not None]
+        objects["labels"] = np.array(labels, np.int64)
     if "area" in wanted:
-        given = [np.nan if each.area is None else each.area for each in found]
-        areas = np.array(given, np.float64)
-        _refuse_far(name, "area", areas[:, None], most=_MOST_PIXELS**2)
-        objects["area"] = np.where(np.isnan(areas), boxes[:, 2] * boxes[:, 3], areas).astype(np.float32)
+        areas = _numbers(name, "area", [np.nan if each.area is None else each.area for each in found])
+        areas = np.where(np.isnan(areas), boxes[:, 2] * boxes[:, 3], areas)
+        objects["area"] = np.clip(areas, -(_MOST_PIXELS**2), _MOST_PIXELS**2).astype(np.float32)
     if "iscrowd" in wanted:
-        objects["iscrowd"] = np.array([each.iscrowd != 0 for each in found], np.uint8)
-    if "keypoints" in wanted or (fields is None and any(each.keypoints is not None for each in found)):
+        objects["iscrowd"] = np.array([bool(each.iscrowd) for each in found], np.uint8)
+    if "keypoints" in wanted:
         objects["keypoints"] = _keypoints(name, found)
     return objects
 
 
+def _boxes(name: str, found: Sequence[_Annotation]) -> NDArray[np.float64]:
+    """Return float64[objects, 4]: left, top, width and height."""
+    boxes = _numbers(name, "bbox", [each.bbox for each in found]).reshape(-1, 4)
+    return np.clip(boxes, -_MOST_PIXELS, _MOST_PIXELS)
+
+
+def _numbers(name: str, key: str, given: Sequence[Any]) -> NDArray[np.float64]:
+    """Return numbers, some of which may be written as strings."""
+    try:
+        return np.array(given, np.float64)
+    except ValueError as error:
+        raise DatasetError(f"each {key} of {name} must be of numbers: {error}") from None
+
+
 def _keypoints(name: str, found: Sequence[_Annotation]) -> NDArray[np.float32]:
     """Return float32[objects, points, 3]; zeros of objects that have none, as COCO says of points not labelled."""
-    lengths = {len(each.keypoints) for each in found if each.keypoints is not None}
+    lengths = {len(each.keypoints) for each in found if each.keypoints}
     if len(lengths) != 1 or (most := max(lengths)) % 3 or not most:
         has = ", ".join(map(str, sorted(lengths))) or "none"
         raise DatasetError(f"the key points of {name} must be equally many, three numbers each, got lists of {has}")
     values = np.zeros((len(found), most), np.float64)
     for row, each in enumerate(found):
-        if each.keypoints is not None:
+        if each.keypoints:
             values[row] = each.keypoints
-    _refuse_far(name, "keypoints", values)
-    return values.astype(np.float32).reshape(len(found), -1, 3)
+    return np.clip(np.nan_to_num(values), -_MOST_PIXELS, _MOST_PIXELS).astype(np.float32).reshape(len(found), -1, 3)
 
 
 def _segmentations(
@@ -163,51 +234,30 @@ def _segmentations(
     return np.frombuffer(b"".join(lists), np.uint8), lengths
 
 
-def _ids(name: str, what: str, given: Sequence[_Number]) -> NDArray[np.int64]:
-    """Return the ids of images or categories, of which each is there once."""
-    ids = _whole(name, what, given)
-    values, counts = np.unique(ids, return_counts=True)
-    if (counts > 1).any():
-        raise DatasetError(f"{name} has the {what} {values[counts > 1][0]} more than once")
-    return ids
+def _numbered(name: str, what: str, given: Sequence[_Id]) -> dict[int | str, int]:
+    """Return the row of each image or category by its id, of which each occurs once."""
+    rows: dict[int | str, int] = {}
+    for row, each in enumerate(given):
+        if rows.setdefault(key := _key(name, what, each), row) != row:
+            raise DatasetError(f"{name} has the {what} {key} more than once")
+    return rows
 
 
-def _places(name: str, what: str, ids: NDArray[np.int64], named: Sequence[Any]) -> NDArray[np.int64]:
-    """Return the index into ``ids`` of each id that annotations name."""
-    wanted = _whole(name, what, named)
-    if not len(wanted):
-        return wanted
-    order = np.argsort(ids)
-    at = np.minimum(np.searchsorted(ids[order], wanted), max(len(ids) - 1, 0))
-    there = ids[order][at] == wanted if len(ids) else np.zeros(len(wanted), np.bool_)
-    if not there.all():
-        row = int(np.flatnonzero(~there)[0])
-        raise DatasetError(
-            f"annotation {row} (counted from 0) of {name} is of {what} {wanted[row]}, which is not there"
-        )
-    places: NDArray[np.int64] = order[at]
-    return places
+def _key(name: str, what: str, given: _Id) -> int | str:
+    """Return an id in the one form in which ids are compared: 7, 7.0 and "7" are the same."""
+    if isinstance(given, str):
+        return int(given) if given.isdecimal() and str(int(given)) == given else given
+    if given != int(given):
+        raise DatasetError(f"the ids of each {what} in {name} must be whole numbers or strings, got {given!r}")
+    return int(given)
 
 
-def _whole(name: str, what: str, given: Sequence[_Number]) -> NDArray[np.int64]:
-    odd = next((each for each in given if each != int(each)), None)
-    if odd is not None:
-        raise DatasetError(f"the ids of each {what} in {name} must be whole numbers, got {odd!r}")
+def _id_array(name: str, ids: Sequence[int | str]) -> pa.Array:
+    if any(isinstance(each, str) for each in ids):
+        texts, numbers = np.unique([str(each) for each in ids], return_inverse=True)
+        return pa.DictionaryArray.from_arrays(numbers.astype(np.int64), texts)
     try:
-        return np.array([*map(int, given)], np.int64)
+        return pa.array(ids, pa.int64())
     except OverflowError:
-        got = shown(max(given, key=abs))
-        raise DatasetError(f"the ids of each {what} in {name} must have at most 64 bits, got {got}") from None
-
-
-def _refuse_far(name: str, key: str, values: NDArray[np.float64], *, most: float = _MOST_PIXELS) -> None:
-    """Refuse numbers that lie in no image; of a row for each annotation."""
-    far = (np.abs(values) > most).any(axis=1)
-    if far.any():
-        row = int(np.flatnonzero(far)[0])
-        raise DatasetError(f"annotation {row} (counted from 0) of {name} has the {key} {shown(values[row].tolist())}")
-
-
-def _refuse_missing(name: str, key: str, missing: Sequence[bool]) -> None:
-    if any(missing):
-        raise DatasetError(f"annotation {missing.index(True)} (counted from 0) of {name} has no {key}")
+        got = shown(max(map(int, ids), key=abs))
+        raise DatasetError(f"the ids of each image in {name} must have at most 64 bits, got {got}") from None

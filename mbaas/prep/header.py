@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import zlib
 from itertools import takewhile
-from struct import Struct, unpack_from
+from struct import Struct, calcsize, unpack_from
 from typing import Literal, NamedTuple
 
 _PNG = b"\x89PNG\r\n\x1a\n"
@@ -29,6 +29,8 @@ _SEQUENTIAL = (0xC0, 0xC1)  # baseline and extended; the others are progressive,
 _FRAME = Struct(">BHHB")  # bits, height, width, channels
 _CHUNK = Struct(">I4s")  # length and kind of a PNG's chunk
 _ORIENTATION = 0x0112  # EXIF's tag
+# TIFF's types of numbers (TIFF 6.0, page 15), rationals as two. Pillow takes an orientation of any but BYTE.
+_TIFF_NUMBERS = {3: "H", 4: "I", 5: "II", 6: "b", 8: "h", 9: "i", 10: "ii", 11: "f", 12: "d", 13: "I", 16: "Q"}
 
 _RIFF_CHUNK = Struct("<4sI")  # kind and length of a WebP's chunk
 _VP8_KEY_FRAME = b"\x9d\x01\x2a"
@@ -208,10 +210,24 @@ def _orientation(tiff: memoryview) -> int:
     (entries,) = unpack_from(f"{order}H", tiff, first)
     # Entries of 12 bytes; as many as are said and are there, for the number may be wrong.
     for at in range(first + 2, min(first + 2 + 12 * entries, len(tiff) - 11), 12):
-        tag, _type, _count, value = unpack_from(f"{order}HHIH", tiff, at)
+        tag, kind, count = unpack_from(f"{order}HHI", tiff, at)
         if tag == _ORIENTATION:
-            return value if 1 <= value <= 8 else 1
+            value = _first_number(tiff, order, at + 8, kind, count)
+            return int(value) if value in range(1, 9) else 1
     return 1
+
+
+def _first_number(tiff: memoryview, order: str, at: int, kind: int, count: int) -> float:
+    """Return the first number of a TIFF entry whose value or offset is at ``at``; 0 where it is not a number."""
+    kinds = _TIFF_NUMBERS.get(kind)
+    if kinds is None or count < 1:
+        return 0
+    if calcsize(f"{order}{kinds}") * count > 4:  # what is longer is stored elsewhere
+        (at,) = unpack_from(f"{order}I", tiff, at)
+    if at + calcsize(f"{order}{kinds}") > len(tiff):
+        return 0
+    value, *divisor = unpack_from(f"{order}{kinds}", tiff, at)
+    return float(value / divisor[0] if divisor and divisor[0] else value)
 
 
 def _peek_png(data: memoryview) -> Header:

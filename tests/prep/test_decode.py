@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import tracemalloc
+from struct import pack
 
 import cv2
 import numpy as np
 import pytest
 import simplejpeg
+from PIL import Image, ImageOps
 
 from mbaas.prep.decode import decode
 from mbaas.prep.header import UndecodableError, peek
@@ -53,6 +56,26 @@ def test_odd_files_decode_to_what_they_show(odd_files, kind):
 def test_the_header_tells_the_upright_size(odd_files):
     sizes = {kind: peek(memoryview(raw), LIMIT).size for kind, (raw, _) in odd_files.items()}
     assert sizes == {kind: shown.shape[:2] for kind, (_, shown) in odd_files.items()}
+
+
+EXIF_TYPES = {1: "B", 3: "H", 4: "I", 5: "II", 6: "b", 7: "B", 8: "h", 9: "i", 10: "ii", 11: "f", 12: "d", 13: "I"}
+
+
+@pytest.mark.parametrize("order", ["<", ">"], ids=["little endian", "big endian"])
+@pytest.mark.parametrize("kind", EXIF_TYPES)
+@pytest.mark.parametrize("count", [0, 1, 2])
+@pytest.mark.filterwarnings("ignore:Metadata Warning, tag 274 had too many entries")
+def test_an_orientation_of_any_type_is_read_as_pillow_reads_it(order, kind, count):
+    """A quarter turn (6), as a TIFF entry of each type; rationals are 6/1."""
+    code = order + EXIF_TYPES[kind]
+    value = b"".join(pack(code, *(6, 1)[: len(EXIF_TYPES[kind])]) for _ in range(count))
+    head = {"<": b"II*\0", ">": b"MM\0*"}[order] + pack(f"{order}IHHHI", 8, 1, 0x0112, kind, count)
+    in_place = value if len(value) <= 4 else pack(f"{order}I", len(head) + 8)
+    exif = b"Exif\0\0" + head + in_place.ljust(8, b"\0") + (value if len(value) > 4 else b"")
+    out = io.BytesIO()
+    Image.new("RGB", (40, 30)).save(out, "JPEG", exif=exif)
+    width, height = ImageOps.exif_transpose(Image.open(out)).size
+    assert peek(out.getbuffer(), LIMIT).size == (height, width)
 
 
 def test_all_kinds_are_tested(odd_files, bad_files):
