@@ -36,14 +36,14 @@ class Columns:
 
     def text(self, column: str) -> list[str]:
         """Return the values of a column of texts."""
-        found = self._of(column, "uri")
+        found = self._texts(column, "uri")
         if not is_text(found.type):
             raise ConfigError(f"column {column!r} of {self.name} must be text, got {found.type}", option="uri")
         return [str(value) for value in found.to_pylist()]
 
     def label(self, column: str) -> tuple[tuple[str, ...], dict[str, pa.Array]]:
         """Return the names of classes, if the labels are texts, and the labels."""
-        found = self._of(column, "label")
+        found = self._texts(column, "label")
         if not is_text(found.type):
             return (), {LABEL.name: self.numbers(column, "label")}
         texts = _numbered(found)
@@ -76,7 +76,7 @@ class Columns:
 
     def _field(self, column: str) -> pa.Array:
         """Return a column as a field can have it: numbers, lists of them, or texts, which become numbers with names."""
-        found = self._of(column, "fields")
+        found = self._texts(column, "fields")
         if not is_text(found.type):
             return self.numbers(column, "fields")
         texts = _numbered(found)
@@ -98,17 +98,34 @@ class Columns:
         return Columns(self.name, pa.table(flat, names=self.table.column_names))
 
     def has_numbers(self, column: str) -> bool:
-        """Whether a column can be a field."""
-        return as_numbers(self.table[column].chunk(0)) is not None
+        """Whether a column can be a field; if a value is missing, an error names it when the field is made."""
+        found = self.table[column].chunk(0)
+        return as_numbers(found) is not None or (may_be_numbers(found.type) and _first_null(found) is not None)
 
     def numbers(self, column: str, option: str) -> pa.Array:
         """Return a column of numbers, or of lists of numbers."""
         found = self._of(column, option)
         numbers = as_numbers(found)
+        if numbers is None and (row := _first_null(found)) is not None:
+            raise DatasetError(
+                f"column {column!r} of {self.name} lacks a value in the list of row {row} (counted from 0)"
+            )
         if numbers is None:
             wanted = "must have numbers, lists of numbers or of equally long lists of numbers, or texts"
             raise ConfigError(f"column {column!r} of {self.name} {wanted}, got {found.type}", option=option)
         return numbers
+
+    def _texts(self, column: str, option: str) -> pa.Array:
+        """Return a column of texts, which some writers declare as bytes; any other column as it is."""
+        found = self._of(column, option)
+        if not (is_binary(found.type) or pa.types.is_fixed_size_binary(found.type)):
+            return found
+        try:
+            return found.cast(pa.binary()).cast(pa.string())
+        except pa.ArrowInvalid as error:
+            raise DatasetError(
+                f"column {column!r} of {self.name} has bytes that are not UTF-8: {said(error)}"
+            ) from None
 
     def _of(self, column: str, option: str) -> pa.Array:
         if column not in self.table.column_names:
@@ -117,6 +134,8 @@ class Columns:
         found = self.table[column].chunk(0)
         if pa.types.is_dictionary(found.type):
             found = found.dictionary_decode()
+        if pa.types.is_string_view(found.type):
+            found = found.cast(pa.large_string())
         if found.null_count:
             row = pc.index(pc.is_null(found), True).as_py()
             raise DatasetError(f"column {column!r} of {self.name} has no value in row {row} (counted from 0)")
@@ -125,6 +144,16 @@ class Columns:
         except pa.ArrowException as error:
             raise DatasetError(f"column {column!r} of {self.name} is damaged: {said(error)}") from error
         return found
+
+
+def _first_null(found: pa.Array) -> int | None:
+    """Return the row of the first missing value, at any depth of lists."""
+    if found.null_count:
+        return int(pc.index(pc.is_null(found), True).as_py())
+    if not is_list(found.type):
+        return None
+    at = _first_null(found.flatten())
+    return None if at is None else int(pc.list_parent_indices(found)[at].as_py())
 
 
 def _numbered(texts: pa.Array) -> pa.DictionaryArray:
@@ -137,9 +166,17 @@ def is_text(kind: pa.DataType) -> bool:
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
+def is_binary(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind))
+
+
+def is_list(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
+
+
 def may_be_numbers(kind: pa.DataType) -> bool:
     """Whether values of a type can be those of a field, if lists in lists are equally long."""
-    while pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+    while is_list(kind):
         kind = kind.value_type
     return bool(pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind))
 
@@ -154,7 +191,7 @@ def as_numbers(found: pa.Array, *, as_typed: bool = False) -> pa.Array | None:
         return found.cast(pa.uint8())
     if pa.types.is_integer(kind) or pa.types.is_floating(kind):
         return found
-    if not (pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)):
+    if not is_list(kind):
         return None
     lengths, values = pc.list_value_length(found), as_numbers(found.flatten(), as_typed=as_typed)
     if found.null_count or values is None or values.null_count or pa.types.is_large_list(values.type):

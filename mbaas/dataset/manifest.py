@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import posixpath
-import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -17,6 +16,7 @@ from mbaas.dataset.faults import said
 from mbaas.dataset.location import Location, locate
 from mbaas.dataset.named_files import NamedFiles
 from mbaas.dataset.table import TableDataset, fingerprint_of, table_of
+from mbaas.dataset.table_files import TableError, parse_csv, parse_json
 from mbaas.errors import ConfigError, DatasetError
 from mbaas.fields import LABEL
 
@@ -31,9 +31,6 @@ _FORMATS = {
 """Ending of a table's name -> how it is read."""
 
 
-_NULL_ROW = re.compile(rb"(?:\A(?:\xef\xbb\xbf)?|[\r\n])[ \t]*null")
-
-
 def read_manifest(
     path: str | os.PathLike[str],
     *,
@@ -42,20 +39,24 @@ def read_manifest(
     fields: Sequence[str] | None = None,
     length: str | None = None,
     root: str | os.PathLike[str] | None = None,
+    encoding: str | None = None,
     filesystem: pyarrow.fs.FileSystem | None = None,
 ) -> Dataset:
     """Read a table with a row for each sample, which names its file; read none of the files.
 
-    The table is a CSV (``.csv``, ``.tsv``), JSON lines (``.jsonl``, ``.ndjson``, ``.json``) or Parquet (``.parquet``)
-    file. Its columns of numbers become `Dataset.fields`: minibatches have them beside the image, as they are in the
-    table, integers, floats or booleans (as uint8) of the same width. Lists of numbers become arrays: one of zeros and
-    ones can say which labels of many a sample has, and a list of lists of four numbers where its boxes are. If they are
-    not equally long, `mbaas.join` says by ``collate`` how minibatches have them. A row may name the same file as
-    another one does: it is another sample.
+    The table is a CSV (``.csv``, ``.tsv``), JSON (``.jsonl``, ``.ndjson``, ``.json``: an object in each line, or an
+    array of objects) or Parquet (``.parquet``) file. A column of a CSV file is of numbers or booleans if all of its
+    values are, written in full: codes such as 001, dates and times are strings, and an empty value is missing.
+
+    Its columns of numbers become `Dataset.fields`: minibatches have them beside the image, as they are in the table,
+    integers, floats or booleans (as uint8) of the same width. Lists of numbers become arrays: one of zeros and ones can
+    say which labels of many a sample has, and a list of lists of four numbers where its boxes are. If they are not
+    equally long, `mbaas.join` says by ``collate`` how minibatches have them. A row may name the same file as another
+    one does: it is another sample.
 
     Args:
         path: of the table: a local path, or a URI that `pyarrow.fs` opens.
-        uri: the column with paths or URIs of the files; relative ones are below ``root``.
+        uri: the column with paths or URIs of the files; relative ones begin at ``root``.
         label: the column that minibatches have as ``label``; default: that of this name, if there is one. If it is
             text, its distinct values, sorted, are the classes (`Dataset.class_names`), and labels int64 indices into
             them. Without it minibatches have no ``label``.
@@ -64,6 +65,7 @@ def read_manifest(
             `Loader.categories` tell.
         length: the column with the files' lengths in bytes; default: they are asked for, a thousand at a time.
         root: where the files are; default: the folder of the table, or what all absolute paths or URIs begin with.
+        encoding: of a CSV or JSON file, such as "latin-1"; default: UTF-8.
         filesystem: where the table and ``root`` are, for credentials or file systems that a URI cannot express.
 
     Raises:
@@ -74,7 +76,7 @@ def read_manifest(
     if isinstance(fields, str):
         raise ConfigError(f"fields must be a list of columns, such as [{fields!r}], got {fields!r}", option="fields")
     where = locate(path, filesystem)
-    table = _read_table(where)
+    table = _read_table(where, texts={uri}, encoding=encoding)
     columns = Columns(where.root, table)
     uris = columns.text(uri)
     taken = {uri, *([length] if length is not None else [])}
@@ -96,13 +98,15 @@ def read_manifest(
     )
 
 
-def _read_table(where: Location) -> pa.Table:
+def _read_table(where: Location, *, texts: Collection[str], encoding: str | None) -> pa.Table:
     ending = posixpath.splitext(where.base)[1].lower()
     if ending not in _FORMATS:
         raise ConfigError(f"a manifest must end in {', '.join(_FORMATS)}, got {where.root}")
     try:
         with where.filesystem.open_input_file(where.base) as file:
-            table = _parse(file, ending)
+            table = _parse(file, ending, texts, encoding)
+    except TableError as error:
+        raise DatasetError(f"cannot read the manifest {where.root}: {error}") from None
     except (OSError, pa.ArrowException) as error:
         raise DatasetError(f"cannot read the manifest {where.root}: {said(error)}") from error
     if not len(table):
@@ -118,21 +122,12 @@ def _read_table(where: Location) -> pa.Table:
     return table.combine_chunks()
 
 
-def _parse(file: pa.NativeFile, ending: str) -> pa.Table:
-    # Each here: to import all readers takes longer than to read most tables.
+def _parse(file: pa.NativeFile, ending: str, texts: Collection[str], encoding: str | None) -> pa.Table:
     if _FORMATS[ending] == "parquet":
-        import pyarrow.parquet as pq
+        import pyarrow.parquet as pq  # here: to import all readers takes longer than to read most tables
 
         return pq.read_table(file)
+    content = file.read()
     if _FORMATS[ending] == "json":
-        import pyarrow.json
-
-        rows = file.read_buffer()
-        if _NULL_ROW.search(rows):  # pyarrow 26 crashes if a block of lines begins with one
-            raise pa.ArrowInvalid("a row is null, and must be an object with a value for each column")
-        return pyarrow.json.read_json(pa.BufferReader(rows))
-    import pyarrow.csv
-
-    return pyarrow.csv.read_csv(
-        file, parse_options=pyarrow.csv.ParseOptions(delimiter="\t" if ending == ".tsv" else ",")
-    )
+        return parse_json(content, encoding=encoding)
+    return parse_csv(content, delimiter="\t" if ending == ".tsv" else ",", texts=texts, encoding=encoding)

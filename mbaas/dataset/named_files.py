@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import posixpath
 from dataclasses import dataclass, replace
+from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
 import pyarrow.fs
@@ -41,7 +42,8 @@ class NamedFiles:
 
         Args:
             table: names the files, and is beside them if neither ``root`` nor their names tell otherwise.
-            uris: of the files, one for each row.
+            uris: of the files, one for each row; ``file://`` URIs are percent-encoded, and relative paths may lead out
+                of the folder by ``..``.
             root: the folder of the files.
             filesystem: where ``root`` is; None to tell from it.
 
@@ -52,17 +54,18 @@ class NamedFiles:
             where = locate(root, filesystem)
         elif "://" in uris[0] or uris[0].startswith("/"):
             scheme, _, rest = uris[0].rpartition("://")
-            where = locate(f"{scheme}://{rest.partition('/')[0]}" if scheme else "/", filesystem)
+            is_local = scheme in ("", "file")
+            where = locate("/" if is_local else f"{scheme}://{rest.partition('/')[0]}", filesystem)
         else:
             where = replace(table, base=posixpath.dirname(table.base), root=posixpath.dirname(table.root))
-        top = f"{where.root.rstrip('/')}/"
-        names = [uri.removeprefix(top) if uri.startswith(top) else uri for uri in uris]
-        for row, name in enumerate(names):
-            if "://" in name or name.startswith("/") or ".." in name.split("/") or not name:
+        names = []
+        for row, uri in enumerate(uris):
+            if (name := _below(where.root, uri)) is None:
                 raise DatasetError(
-                    f"{table.root}: the file of row {row} (counted from 0) must be below {where.root}, got "
-                    f"{uris[row]!r}"
+                    f"{table.root}: the file of row {row} (counted from 0) must be below {where.root}, got {uri!r}"
                 )
+            names.append(name)
+        where, names = _raised(where, names)
         return cls(where, names, table.root)
 
     def lengths(self) -> pa.Array:
@@ -81,3 +84,26 @@ class NamedFiles:
                 f"{gone[0]} (counted from 0), {what}: {join(where.root, self.names[gone[0]])}"
             )
         return pa.array([info.size for info in infos], pa.int64())
+
+
+def _below(root: str, uri: str) -> str | None:
+    """Return the name of a file relative to a folder, with ``..`` only in front; None if it cannot be there."""
+    path = unquote(urlsplit(uri).path) if uri.startswith("file://") else uri
+    if ".." in path.split("/"):
+        path = posixpath.normpath(path)
+    name = path.removeprefix(f"{root.rstrip('/')}/")
+    return None if "://" in name or name.startswith("/") or not name else name
+
+
+def _raised(where: Location, names: list[str]) -> tuple[Location, list[str]]:
+    """Return a folder above all files, of which some are reached by ``..``, and their names below it."""
+    up = max((name.split("/").count("..") for name in names), default=0)
+    if not up:
+        return where, names
+    base, root = where.base, where.root
+    steps = []
+    for _ in range(up):
+        steps.append(posixpath.basename(base))
+        base, root = posixpath.dirname(base), posixpath.dirname(root)
+    beside = "/".join(reversed(steps))
+    return replace(where, base=base, root=root), [posixpath.normpath(f"{beside}/{name}") for name in names]
