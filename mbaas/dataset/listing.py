@@ -18,7 +18,7 @@ AUDIO_EXTENSIONS = (
     ".aif", ".aiff", ".aifc", ".caf", ".au", ".snd", ".voc", ".sph", ".nist", ".sf", ".ircam",
     ".avr", ".fap", ".iff", ".paf", ".pvf", ".sds", ".svx", ".8svx", ".wve", ".xi",
 )  # fmt: skip
-"""What `read_audio` takes for recordings unless told otherwise: the usual endings of all formats that libsndfile decodes."""
+"""What `read_audio` takes for recordings unless told otherwise: all that libsndfile decodes, by their usual endings."""
 
 ARRAY_EXTENSIONS = (".npy", ".npz")
 """What `read_arrays` takes for arrays unless told otherwise."""
