@@ -50,20 +50,32 @@ _INDEPENDENT = ("PCM_S8", "PCM_U8", "PCM_16", "PCM_24", "PCM_32", "FLOAT", "DOUB
 _UNKNOWN = (1 << 63) - 1  # libsndfile's length of a FLAC file that was written to a pipe
 _BLOCK = 1 << 18  # samples that are read at a time of a file whose length is not known
 
-_EMPTY_TAG = b"ID3\x04" + bytes(5) + b"\x0a" + bytes(10)
-"""A tag before MPEG audio. Without one, libsndfile first looks for a resource fork in the current folder, and if a file
-`._` or a folder `.AppleDouble` is there, it takes the recording for Sound Designer II.
-"""
+_LONGER_TAG = 8  # times the bytes of a file; frames of MPEG audio differ in their bytes by a factor of 40 at most
+_MOST_TAG_BYTES = (1 << 28) - 1
+
+
+class _LowEstimateError(UndecodableError):
+    """libsndfile takes a recording for shorter than it is."""
 
 
 class _Encoded:
     """The bytes of a file where they lie, for libsndfile, which copies what it asks for."""
 
-    def __init__(self, encoded: memoryview) -> None:
+    def __init__(self, encoded: memoryview, tag_bytes: int = 0) -> None:
+        """
+        Args:
+            encoded: the bytes of the file.
+            tag_bytes: of an empty ID3 tag to put before them; MPEG audio without a tag gets a short one. Otherwise
+                libsndfile first looks for a resource fork in the current folder, and if a file `._` or a folder
+                `.AppleDouble` is there, it takes the recording for Sound Designer II.
+        """
         encoded = encoded.cast("B")
-        is_mpeg = len(encoded) > 1 and encoded[0] == 0xFF and encoded[1] & 0xE0 == 0xE0
-        self._bytes = memoryview(b"".join((_EMPTY_TAG, encoded))) if is_mpeg else encoded
-        self._at = 0
+        if not tag_bytes and len(encoded) > 1 and encoded[0] == 0xFF and encoded[1] & 0xE0 == 0xE0:
+            tag_bytes = 10
+        if tag_bytes:
+            size = bytes(tag_bytes >> bits & 0x7F for bits in (21, 14, 7, 0))
+            encoded = memoryview(b"".join((b"ID3\x04\0\0", size, bytes(tag_bytes), encoded)))
+        self._bytes, self._at = encoded, 0
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
         """Go to a place; stay where it is none. An exception would be printed, and go no further than libsndfile."""
@@ -116,6 +128,8 @@ class SoundDecoder:
         """
         try:
             return self._decode(encoded, self._window, u)
+        except _LowEstimateError:  # the estimate is in proportion to all bytes
+            return self._decode(encoded, None, u, tag_bytes=min(_LONGER_TAG * len(encoded), _MOST_TAG_BYTES))
         except UndecodableError:
             if self._window is None:
                 raise
@@ -124,11 +138,11 @@ class SoundDecoder:
             raise
 
     def _decode(
-        self, encoded: memoryview, window: ArrayWindow | None, u: NDArray[np.float64]
+        self, encoded: memoryview, window: ArrayWindow | None, u: NDArray[np.float64], tag_bytes: int = 0
     ) -> tuple[NDArray[np.float32], bool]:
         begins = f"; it starts with {bytes(encoded[:12])!r}" if len(encoded) else "; the file is empty (0 bytes)"
         try:
-            with self._soundfile.SoundFile(_Encoded(encoded)) as file:
+            with self._soundfile.SoundFile(_Encoded(encoded, tag_bytes)) as file:
                 begins = ""  # of a file of sound its first bytes say nothing
                 rate = int(file.samplerate)
                 sound, is_window = self._read(file, _tells_length(file, encoded), window, u)
@@ -168,9 +182,9 @@ class SoundDecoder:
             blocks.append(file.read(_BLOCK, dtype="float32", always_2d=True))
             length += len(blocks[-1])
             self._check(file, length)
-        if length == file.frames:  # where it stops, of an estimate that is too low
+        if length == file.frames:  # libsndfile stops there
             estimated = f"libsndfile estimates from its first frame that it has {length:,} samples, and it has more"
-            raise UndecodableError(f"{estimated}; a Xing header tells how many there are (ffmpeg -c copy writes one)")
+            raise _LowEstimateError(f"{estimated}; a Xing header tells how many there are (ffmpeg -c copy writes one)")
         return np.concatenate(blocks)
 
     def _stretch(self, file: Any, window: ArrayWindow | None, u: NDArray[np.float64]) -> tuple[int, int]:
