@@ -145,7 +145,7 @@ class SoundDecoder:
             with self._soundfile.SoundFile(_Encoded(encoded, tag_bytes)) as file:
                 begins = ""  # of a file of sound its first bytes say nothing
                 rate = int(file.samplerate)
-                sound, is_window = self._read(file, _tells_length(file, encoded), window, u)
+                sound, is_window = self._read(file, _has_length(file, encoded), window, u)
         except self._soundfile.LibsndfileError as error:
             said = error.error_string.removeprefix("Error : ").rstrip(".")
             raise UndecodableError(f"libsndfile cannot decode it: {said}{begins}") from error
@@ -173,7 +173,7 @@ class SoundDecoder:
         return _read(file, start, end, can_seek), (start, end) != (0, file.frames)
 
     def _read_to_the_end(self, file: Any) -> NDArray[np.float32]:
-        """Read a file in order whose header does not tell how long it is."""
+        """Read a file in order whose header has no length."""
         if file.frames != _UNKNOWN:
             _go_to(file, 0)  # as in `_read`
         blocks: list[NDArray[np.float32]] = []
@@ -184,7 +184,7 @@ class SoundDecoder:
             self._check(file, length)
         if length == file.frames:  # libsndfile stops there
             estimated = f"libsndfile estimates from its first frame that it has {length:,} samples, and it has more"
-            raise _LowEstimateError(f"{estimated}; a Xing header tells how many there are (ffmpeg -c copy writes one)")
+            raise _LowEstimateError(f"{estimated}; a Xing header has the right number (ffmpeg -c copy writes one)")
         return np.concatenate(blocks)
 
     def _stretch(self, file: Any, window: ArrayWindow | None, u: NDArray[np.float64]) -> tuple[int, int]:
@@ -218,10 +218,10 @@ class SoundDecoder:
         return np.repeat(sound, wanted, axis=1) if there == 1 else sound
 
 
-def _tells_length(file: Any, encoded: memoryview) -> bool:
-    """Whether the header of a file tells how long it is.
+def _has_length(file: Any, encoded: memoryview) -> bool:
+    """Whether the header of a file has its length.
 
-    Of MPEG audio this is in its first frame, behind "Xing" or "Info", if it has such a frame. Otherwise libsndfile
+    MPEG audio has it in its first frame, after "Xing" or "Info", if it has such a frame. Otherwise libsndfile
     estimates the length from the bit rate and the bytes, tags with pictures among them.
     """
     if file.format != "MP3":
