@@ -167,7 +167,11 @@ class AudioFile:
     classes: bool = True
     """Whether the folders right below it are the classes; if not, recordings have no label."""
 
-    extensions: tuple[str, ...] = (".wav", ".flac", ".mp3", ".ogg", ".oga", ".opus", ".aif", ".aiff", ".au")
+    extensions: tuple[str, ...] = (
+        ".wav", ".wave", ".bwf", ".rf64", ".w64", ".flac", ".mp3", ".mp2", ".mpga", ".ogg", ".oga", ".opus",
+        ".aif", ".aiff", ".aifc", ".caf", ".au", ".snd", ".voc", ".sph", ".nist", ".sf", ".ircam",
+        ".avr", ".fap", ".iff", ".paf", ".pvf", ".sds", ".svx", ".8svx", ".wve", ".xi",
+    )  # fmt: skip
     """Endings of the names of recordings, each with its dot."""
 
     listing: str | None = None

@@ -13,8 +13,12 @@ from mbaas.dataset.tree import FileKind, list_tree
 IMAGE_EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp")
 """What `read_images` takes for images unless told otherwise: what the engines decode."""
 
-AUDIO_EXTENSIONS = (".wav", ".flac", ".mp3", ".ogg", ".oga", ".opus", ".aif", ".aiff", ".au")
-"""What `read_audio` takes for recordings unless told otherwise: the usual ones of what libsndfile decodes."""
+AUDIO_EXTENSIONS = (
+    ".wav", ".wave", ".bwf", ".rf64", ".w64", ".flac", ".mp3", ".mp2", ".mpga", ".ogg", ".oga", ".opus",
+    ".aif", ".aiff", ".aifc", ".caf", ".au", ".snd", ".voc", ".sph", ".nist", ".sf", ".ircam",
+    ".avr", ".fap", ".iff", ".paf", ".pvf", ".sds", ".svx", ".8svx", ".wve", ".xi",
+)  # fmt: skip
+"""What `read_audio` takes for recordings unless told otherwise: all that libsndfile decodes, by their usual endings."""
 
 ARRAY_EXTENSIONS = (".npy", ".npz")
 """What `read_arrays` takes for arrays unless told otherwise."""
@@ -26,7 +30,7 @@ _IMAGES = FileKind(
     others=(".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".gif", ".avif", ".heic", ".jxl"),
 )
 _AUDIO = FileKind(
-    "read_audio", "recordings", "yes/1.wav, no/2.wav", others=(".m4a", ".mp4", ".aac", ".wma", ".amr", ".webm", ".sph")
+    "read_audio", "recordings", "yes/1.wav, no/2.wav", others=(".m4a", ".mp4", ".aac", ".wma", ".amr", ".webm")
 )
 _ARRAYS = FileKind(
     "read_arrays", "arrays", "ill/1.npy, well/2.npy", others=(".h5", ".hdf5", ".mat", ".pt", ".nii", ".tfrecord")

@@ -41,16 +41,33 @@ def locate(uri: str | os.PathLike[str], filesystem: pyarrow.fs.FileSystem | None
         DatasetError: no file system is known for the URI, or it cannot be reached.
     """
     text = os.fspath(uri)
-    if "\0" in text or not _is_utf8(text):
+    is_local = "://" not in text if filesystem is None else isinstance(filesystem, pyarrow.fs.LocalFileSystem)
+    if "\0" in text or not _is_utf8(as_utf8(text) if is_local else text):
         raise DatasetError(f"cannot open {text!a}: expected a path or URI that is UTF-8 text, without null characters")
-    if filesystem is None and "://" in text:
-        return _from_uri(text)
-    if filesystem is None or isinstance(filesystem, pyarrow.fs.LocalFileSystem):
+    if is_local:
         # Absolute, because other processes that will read from it have other working directories.
-        path = os.path.abspath(os.path.expanduser(text))  # noqa: PTH100, PTH111  # Path would keep "a/../b"
+        path = as_utf8(os.path.abspath(os.path.expanduser(text)))  # noqa: PTH100, PTH111  # Path would keep "a/../b"
         return Location(filesystem or pyarrow.fs.LocalFileSystem(), path, path)
+    if filesystem is None:
+        return _from_uri(text)
     path = text.rstrip("/") or text  # a lone slash stays one
     return Location(filesystem, path, path or "/")
+
+
+def as_utf8(path: str) -> str:
+    """Return a local path as pyarrow has it, which takes all names for UTF-8, as on most disks.
+
+    Python decodes names by the locale: where that is Latin-1, each byte of an accented letter is a character. A name
+    whose bytes are not UTF-8 stays as it is: it is from a file of text, such as a feed's.
+    """
+    return "/".join(map(_name_as_utf8, path.split("/")))
+
+
+def _name_as_utf8(name: str) -> str:
+    try:
+        return os.fsencode(name).decode()
+    except UnicodeError:
+        return name
 
 
 def _is_utf8(text: str) -> bool:

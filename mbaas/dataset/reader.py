@@ -110,7 +110,8 @@ def _is_an_answer(error: Exception) -> bool:
 
 def _read_local(where: ByteRange, view: memoryview) -> None:
     # Without waiting: what has taken the file's name may be a pipe, into which nobody ever writes.
-    descriptor = os.open(where.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    # As bytes, because the locale may have another encoding than UTF-8, with which pyarrow found the file.
+    descriptor = os.open(where.path.encode(), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         # Of the open file, not of its name: another file may take the name before the bytes are read.
         found = os.fstat(descriptor)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, BinaryIO, NamedTuple, TypeAlias
@@ -25,6 +26,7 @@ from mbaas.progress import track
 
 _REMOTE_THREADS = 32  # each waits for one header after the other
 _LOCAL_THREADS = 4
+_CALLER = 6  # frames from a warning to the caller of the reader, through `indexed_once`, `listed_once` and `make`
 _BUFFER_BYTES = 16 << 10
 """How much is read at a header: small images are then read with it, and cost no request of their own."""
 
@@ -44,8 +46,15 @@ class FoundSample(NamedTuple):
     values: Mapping[str, Any]
 
 
-Find: TypeAlias = Callable[[BinaryIO, int, str], Iterator[FoundSample]]
-"""Yields the samples of a shard: a file at its beginning, its size in bytes, and what messages call it."""
+class LeftOut(NamedTuple):
+    """A part of a shard that cannot be read, for a warning: which one, and why."""
+
+    reason: str
+
+
+Find: TypeAlias = Callable[[BinaryIO, int, str], Iterator[FoundSample | LeftOut]]
+"""Yields the samples of a shard, and the parts that are left out. Arguments: a file at its beginning, its size in
+bytes, and what messages call it."""
 
 
 def indexed_once(
@@ -114,30 +123,43 @@ def checked_names(fields: Sequence[str], what: str) -> tuple[str, ...]:
 def _look_through(
     where: Location, files: list[list[Any]], columns: Sequence[str], find: Find
 ) -> list[tuple[pa.Table, pa.Table]]:
-    """Look through all shards, several at a time; see `_look_through_one`."""
+    """Look through all shards, several at a time; see `_look_through_one`. Warn of what is left out of them."""
     filesystem = s3_attempts(where.filesystem, S3_ATTEMPTS)
     is_local = isinstance(filesystem, pyarrow.fs.LocalFileSystem)
 
-    def index(file: list[Any]) -> tuple[pa.Table, pa.Table]:
+    def index(file: list[Any]) -> tuple[pa.Table, pa.Table, list[LeftOut]]:
         name, nbytes, _ = file
         return _look_through_one(where, filesystem, name, nbytes, columns, find)
 
     threads = min(_LOCAL_THREADS if is_local else _REMOTE_THREADS, len(files))
     with ThreadPoolExecutor(threads, thread_name_prefix="mbaas-listing") as pool:
-        return [*track(pool.map(index, files), "shards", len(files))]
+        shards = [*track(pool.map(index, files), "shards", len(files))]
+    left_out = [each for *_, of_shard in shards for each in of_shard]
+    if left_out:
+        more = f" (and {len(left_out) - 1:,} more)" if len(left_out) > 1 else ""
+        warnings.warn(f"left out: {left_out[0].reason}{more}", stacklevel=_CALLER)
+    return [(places, found) for places, found, _ in shards]
 
 
 def _look_through_one(
     where: Location, filesystem: pyarrow.fs.FileSystem, name: str, nbytes: int, columns: Sequence[str], find: Find
-) -> tuple[pa.Table, pa.Table]:
-    """Find the samples of one shard: where they lie, as in `PLACE`, and the values that labels and fields come from."""
+) -> tuple[pa.Table, pa.Table, list[LeftOut]]:
+    """Find the samples of one shard: where they lie, as in `PLACE`, and the values that labels and fields come from.
+
+    Returns:
+        These two, and the parts of the shard that are left out.
+    """
     shard = join(where.root, name)
     uris: list[str] = []
     spans: list[tuple[int, int]] = []
     values: dict[str, list[Any]] = {column: [] for column in columns}
+    left_out: list[LeftOut] = []
     try:
         with filesystem.open_input_file(join(where.base, name)) as raw:
             for sample in find(io.BufferedReader(raw, _BUFFER_BYTES), nbytes, shard):
+                if isinstance(sample, LeftOut):
+                    left_out.append(sample)
+                    continue
                 uris.append(f"{name}{IN_SHARD}{sample.name}")
                 spans.append((sample.offset, sample.length))
                 for column, value in sample.values.items():
@@ -149,7 +171,7 @@ def _look_through_one(
     offsets, lengths = zip(*spans, strict=True) if spans else ((), ())
     places = [pa.array(column, each.type) for column, each in zip((uris, offsets, lengths), PLACE, strict=True)]
     found = pa.table({column: _array_of(shard, column, each) for column, each in values.items()})
-    return pa.Table.from_arrays(places, schema=PLACE), found
+    return pa.Table.from_arrays(places, schema=PLACE), found, left_out
 
 
 def _array_of(shard: str, column: str, values: list[Any]) -> pa.Array:

@@ -13,7 +13,7 @@ import pyarrow.fs
 from pyarrow.fs import FileType
 
 from mbaas.dataset.file_infos import file_infos
-from mbaas.dataset.location import Location, join, locate, without_secrets
+from mbaas.dataset.location import Location, as_utf8, join, locate, without_secrets
 from mbaas.dataset.table import IN_SHARD
 from mbaas.errors import ConfigError, DatasetError
 
@@ -54,6 +54,8 @@ def locate_shards(
         raise DatasetError(f"all shards must be in one file system, got {first} and {last}")
     where = locate(folder + options.pop(), filesystem)
     names = [path.removeprefix(folder) for path in paths]
+    if isinstance(where.filesystem, pyarrow.fs.LocalFileSystem):
+        names = [*map(as_utf8, names)]
     twice, times = Counter(names).most_common(1)[0]
     if times > 1:
         raise DatasetError(f"each shard must be named once, got {join(where.root, twice)} {times} times")

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import posixpath
 import re
 import tarfile
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Generator, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, BinaryIO, NamedTuple
 
 from mbaas.dataset.faults import said
+from mbaas.dataset.shard_index import LeftOut
 from mbaas.errors import DatasetError
 
 _NAME = re.compile(r"((?:.*/)?[^./]+)\.([^/]*)", re.DOTALL)
@@ -25,6 +28,10 @@ _COMPRESSED = {
     b"\x28\xb5\x2f\xfd": "zstd",
 }
 """How a compressed file begins -> by what it was compressed."""
+
+_ENCODING, _ERRORS = "utf-8", "surrogateescape"
+_CONTINUED = b"M"  # GNU tar's type of the rest of a member that begins in another volume
+_MOST_LINKS = 40  # from one to the next, as in Linux; a circle of links leads to no file
 
 
 class Member(NamedTuple):
@@ -54,11 +61,13 @@ class TarSample:
 
 def tar_samples(
     file: BinaryIO, nbytes: int, *, shard: str, images: Collection[str], read: Collection[str]
-) -> Iterator[TarSample]:
+) -> Iterator[TarSample | LeftOut]:
     """Yield the samples of a tar file in order, with at most one member for each ending.
 
     A sample is a run of members whose names are the same up to the first dot of the base name, as in the Python package
-    webdataset. Left out is what is no file, hidden, without an ending, or named `__like this__`.
+    webdataset. Skipped are hidden members, directories and devices, members without an ending, and names
+    `__like this__`. A hard or symbolic link has the content of the member that it leads to. Where tar files were
+    concatenated, all of them are read, as by `tar --ignore-zeros`.
 
     Args:
         file: at its beginning; it is read at the headers, and at the members to be read.
@@ -68,61 +77,158 @@ def tar_samples(
         read: endings of members whose content is wanted.
 
     Raises:
-        DatasetError: it is no plain tar file, it is cut off or damaged, or a sample has two members of one ending.
+        DatasetError: it is no plain tar file, it is cut off or damaged, a sample has two members of one ending, or a
+            wanted member is a sparse file or continues in another file.
     """
+    headers = _Headers(file, nbytes, shard)
     sample: TarSample | None = None
-    for member in _files(file, nbytes, shard):
-        named = _NAME.fullmatch(member.name)
-        if named is None or _ABOUT_SHARD.match(member.name):
+    archive = 0
+    for header in headers:
+        if isinstance(header, LeftOut):
+            yield header
+            continue
+        named = _NAME.fullmatch(header.info.name)
+        if named is None or _ABOUT_SHARD.match(header.info.name):
             continue
         key, ending = named[1], named[2].lower()
-        if sample is None or key != sample.key:
+        if header.info.islnk() or header.info.issym():
+            if ending not in images and ending not in read:
+                continue
+            if (place := headers.target(header.info)) is None:
+                told = f"is a link to {header.info.linkname!a}, which is not in the shard"
+                yield LeftOut(f"{shard}: the member {header.info.name!a} {told}")
+                continue
+        else:
+            place = header.info
+        if sample is None or key != sample.key or header.archive != archive:
             if sample is not None:
                 yield sample
-            sample = TarSample(key)
+            sample, archive = TarSample(key), header.archive
         if ending in sample.endings:
             raise DatasetError(f"{shard}: the sample {key!a} has two members that end in .{ending}")
         sample.endings.append(ending)
+        if place.issparse() and (ending in images or ending in read):
+            raise DatasetError(f"{shard}: the member {place.name!a} is stored without its holes (a sparse file)")
         if ending in images:
-            sample.images.append(member)
+            sample.images.append(Member(header.info.name, place.offset_data, place.size))
         if ending in read:
-            file.seek(member.offset)
-            sample.contents[ending] = file.read(member.length)
+            file.seek(place.offset_data)
+            sample.contents[ending] = file.read(place.size)
     if sample is not None:
         yield sample
 
 
-def _files(file: BinaryIO, nbytes: int, shard: str) -> Iterator[Member]:
-    """Yield the regular files of a tar file, each of which is there as a whole."""
-    start = file.read(6)
-    file.seek(0)
-    for signature, how in _COMPRESSED.items():
-        if start.startswith(signature):
-            wanted = "must be a plain tar file, of which single members can be read: decompress it"
-            raise DatasetError(f"{shard} is compressed by {how}, but {wanted}")
-    try:
-        tar: Any = tarfile.TarFile(fileobj=file)
-        at = 0
-        while (found := tar.next()) is not None:
-            tar.members = []  # which it would keep
-            if found.size < 0 or not at < tar.offset <= nbytes:
-                what = f"the member {found.name!a} at byte {found.offset:,} would end at byte {tar.offset:,}"
-                raise DatasetError(f"{shard} is cut off or damaged: {what}, and the file has {nbytes:,} bytes")
-            at = tar.offset
-            if found.issparse():
-                raise DatasetError(f"{shard}: the member {found.name!a} is stored without its holes (a sparse file)")
-            if found.isreg():
-                yield Member(found.name, found.offset_data, found.size)
-    except (DatasetError, OSError):
-        raise
-    except Exception as error:  # beside its own, tarfile raises a number of others for headers that make no sense
-        raise DatasetError(f"{shard} is no tar file, or it is damaged: {said(error)}") from error
-    # tarfile also ends at a header that makes no sense, as those who extract files by hand want it.
-    file.seek(tar.offset)
-    block = file.read(tarfile.BLOCKSIZE)
-    if block != bytes(tarfile.BLOCKSIZE):
-        there = "no header of a member" if block else "nothing"
-        raise DatasetError(
-            f"{shard} is cut off or damaged: at byte {tar.offset:,}, where a member or the mark of the end must be, is "
-            f"{there}"
-        )
+class _Header(NamedTuple):
+    """A file or link in a tar file, and which of the concatenated archives it belongs to, counted from 0."""
+
+    info: tarfile.TarInfo
+    archive: int
+
+
+class _Headers:
+    """The files and links of a tar file, each of which is there as a whole.
+
+    Args:
+        file, nbytes, shard: see `tar_samples`.
+
+    Raises:
+        DatasetError: while headers are read, if the tar file is compressed, cut off or damaged.
+    """
+
+    def __init__(self, file: BinaryIO, nbytes: int, shard: str) -> None:
+        self._file, self._nbytes, self._shard = file, nbytes, shard
+
+    def __iter__(self) -> Iterator[_Header | LeftOut]:
+        self._refuse_compressed()
+        archive, start = 0, 0
+        while True:
+            if archive:
+                self._file.seek(start)
+                try:
+                    tarfile.TarInfo.frombuf(self._file.read(tarfile.BLOCKSIZE), _ENCODING, _ERRORS)
+                except tarfile.HeaderError:
+                    what = "which is neither zeros nor another tar file"
+                    yield LeftOut(f"{self._shard}: all after the end mark, from byte {start:,} on, {what}")
+                    return
+            end = yield from self._of_archive(archive, start)
+            found = self._next_archive(end)
+            if found is None:
+                return
+            archive, start = archive + 1, found
+
+    def target(self, link: tarfile.TarInfo) -> tarfile.TarInfo | None:
+        """Return the file that a link leads to, through further links; None if it is not in the tar file.
+
+        As for `tarfile`, a hard link leads to the last member of that name before it, as names may occur twice. A
+        symbolic link leads to the last one of all.
+        """
+        for _ in range(_MOST_LINKS):
+            name, before = link.linkname, link.offset
+            if link.issym():
+                name, before = posixpath.join(posixpath.dirname(link.name), name), self._nbytes
+            found = [info for info in self._by_name.get(posixpath.normpath(name), ()) if info.offset < before]
+            if not found:
+                return None
+            link = found[-1]
+            if link.isreg():
+                return link
+        return None
+
+    @cached_property
+    def _by_name(self) -> dict[str, list[tarfile.TarInfo]]:
+        """Files and links by their names. Read only for a shard with links: they may lead to what comes later."""
+        found: dict[str, list[tarfile.TarInfo]] = {}
+        for header in self:
+            if isinstance(header, _Header):
+                found.setdefault(posixpath.normpath(header.info.name), []).append(header.info)
+        return found
+
+    def _refuse_compressed(self) -> None:
+        self._file.seek(0)
+        start = self._file.read(6)
+        for signature, how in _COMPRESSED.items():
+            if start.startswith(signature):
+                wanted = "must be a plain tar file, of which single members can be read: decompress it"
+                raise DatasetError(f"{self._shard} is compressed by {how}, but {wanted}")
+
+    def _of_archive(self, archive: int, start: int) -> Generator[_Header, None, int]:
+        """Yield the members of the archive that begins at a byte; return where its end mark begins."""
+        shard, nbytes = self._shard, self._nbytes
+        try:
+            self._file.seek(start)
+            # The same names in every locale.
+            tar: Any = tarfile.TarFile(fileobj=self._file, encoding=_ENCODING, errors=_ERRORS)
+            at = start
+            while (found := tar.next()) is not None:
+                tar.members = []  # which it would keep
+                if found.size < 0 or not at < tar.offset <= nbytes:
+                    what = f"the member {found.name!a} at byte {found.offset:,} would end at byte {tar.offset:,}"
+                    raise DatasetError(f"{shard} is cut off or damaged: {what}, and the file has {nbytes:,} bytes")
+                at = tar.offset
+                if found.type == _CONTINUED:
+                    raise DatasetError(f"{shard}: the member {found.name!a} begins in another volume of the tar file")
+                if found.isreg() or found.islnk() or found.issym():
+                    yield _Header(found, archive)
+        except (DatasetError, OSError):
+            raise
+        except Exception as error:  # beside its own, tarfile raises a number of others for headers that make no sense
+            raise DatasetError(f"{shard} is no tar file, or it is damaged: {said(error)}") from error
+        # tarfile also ends at a header that makes no sense, as those who extract files by hand want it.
+        self._file.seek(tar.offset)
+        block = self._file.read(tarfile.BLOCKSIZE)
+        if block != bytes(tarfile.BLOCKSIZE):
+            there = "no header of a member" if block else "nothing"
+            where = f"at byte {tar.offset:,}, where a member or the mark of the end must be"
+            raise DatasetError(f"{shard} is cut off or damaged: {where}, is {there}")
+        end: int = tar.offset
+        return end
+
+    def _next_archive(self, end: int) -> int | None:
+        """Return where the next block with anything but zeros begins; None if the file ends before."""
+        self._file.seek(end)
+        at = end
+        while block := self._file.read(tarfile.RECORDSIZE):
+            if rest := block.lstrip(b"\0"):
+                return at + (len(block) - len(rest)) // tarfile.BLOCKSIZE * tarfile.BLOCKSIZE
+            at += len(block)
+        return None

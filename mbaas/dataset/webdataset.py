@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 import pyarrow.fs
 
 from mbaas.dataset.base import Dataset
-from mbaas.dataset.shard_index import FoundSample, checked_names, indexed_once
+from mbaas.dataset.shard_index import FoundSample, LeftOut, checked_names, indexed_once
 from mbaas.dataset.tar_index import Member, TarSample, tar_samples
 from mbaas.errors import ConfigError, DatasetError, shown
 
@@ -37,6 +37,8 @@ def read_webdataset(
     A shard is a tar file that is not compressed. The members of a sample follow one another, and their names are the
     same up to the first dot of the base name: ``cat/001.jpg``, ``cat/001.cls``. The headers of all members are read
     once, and the small members that labels and fields come from; later each image is read by its place, in any order.
+    Hard and symbolic links are read as the members that they lead to, and tar files that were concatenated as one. A
+    warning names links to files outside the shard, and bytes after the end mark that are not a tar file.
     A shard that has another size by then is not the one that was read, and its samples are bad.
 
     Args:
@@ -113,8 +115,11 @@ def _checked_endings(image: str | Sequence[str]) -> tuple[str, ...]:
     return tuple(ending.lower() for ending in endings)
 
 
-def _samples_of(file: BinaryIO, nbytes: int, shard: str, wanted: _Wanted) -> Iterator[FoundSample]:
+def _samples_of(file: BinaryIO, nbytes: int, shard: str, wanted: _Wanted) -> Iterator[FoundSample | LeftOut]:
     for sample in tar_samples(file, nbytes, shard=shard, images=wanted.images, read=wanted.members):
+        if isinstance(sample, LeftOut):
+            yield sample
+            continue
         image = _image_of(sample, shard, wanted.images)
         # A name is bytes, which may be no text at all.
         member = image.name.encode(errors="surrogateescape").decode(errors="replace")

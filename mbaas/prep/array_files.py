@@ -72,7 +72,9 @@ class ArrayReader:
             raise UndecodableError(f"its npy header has a shape that cannot be: {list(shape)}")
         if not is_numeric(dtype):
             raise UndecodableError(f"it holds {dtype}, and an array must be of numbers")
-        values = self._values(encoded[file.tell() :], dtype, shape)
+        # Another array may follow, or bytes that fill a block; numpy.load takes the first array, too.
+        start = file.tell()
+        values = self._values(encoded[start : start + math.prod(shape) * dtype.itemsize], dtype, shape)
         return values.reshape(shape, order="F" if is_fortran else "C")
 
     def _npz(self, encoded: memoryview) -> Array:
@@ -96,12 +98,13 @@ class ArrayReader:
         return self._npy(memoryview(content))
 
     def _member(self, archive: zipfile.ZipFile) -> zipfile.ZipInfo:
-        members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
-        there = ", ".join(map(repr, members)) or "none"
+        files = {info.filename: info for info in archive.infolist()}
+        members = {name.removesuffix(".npy"): info for name, info in files.items()} | files
+        there = ", ".join(repr(name.removesuffix(".npy")) for name in files) or "none"
         if self._of.key is None:
-            if len(members) != 1:
+            if len(files) != 1:
                 raise UndecodableError(f"it has the arrays {there}; name one with DecodeArray's key")
-            return next(iter(members.values()))
+            return next(iter(files.values()))
         if self._of.key not in members:
             raise UndecodableError(f"it has no array {self._of.key!r}; it has {there}")
         return members[self._of.key]

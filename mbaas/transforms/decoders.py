@@ -122,7 +122,8 @@ class DecodeArray(Decoder):
     """Read arrays of numbers, of any shape: volumes, spectrograms, time series, tokens. Their axes stay as they are.
 
     Args:
-        format: "npy"; "npz", a zip file of them; or "raw", the numbers alone in C order.
+        format: "npy", of which the first array is read if a file has several, as by `numpy.load`; "npz", a zip file of
+            them; or "raw", the numbers alone in C order.
         key: name of the array in an npz file; it may be left out where the file has only one.
         dtype: of the numbers, such as "int16" or ">f4"; raw files need it, others must have it if it is given. They are
             delivered in the byte order of the machine.

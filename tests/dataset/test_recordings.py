@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import soundfile
 from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
 
-from mbaas.dataset import read_arrays, read_audio
+from mbaas.dataset import AUDIO_EXTENSIONS, read_arrays, read_audio
 from mbaas.errors import DatasetError
 
 
@@ -32,6 +33,18 @@ def test_folders_are_classes(tmp_path: Path) -> None:
     assert data.labels(np.arange(3)).tolist() == [0, 1, 1]
     grow(tmp_path, "yes/1.npy", "no/2.npz")
     assert names_of(read_arrays(tmp_path)) == ["no/2.npz", "yes/1.npy"]
+
+
+def test_recordings_of_all_formats_that_are_decoded_are_found_in_any_case(tmp_path: Path) -> None:
+    names = [f"{number:02d}{ending}" for number, ending in enumerate(AUDIO_EXTENSIONS)]
+    names = [name.upper() if number % 2 else name for number, name in enumerate(names)]
+    grow(tmp_path, *names)
+    assert names_of(read_audio(tmp_path, classes=False)) == names
+    formats = {f".{name.lower()}" for name in soundfile.available_formats()}
+    # MATLAB's and HTK's files mostly hold other numbers; of raw sound and SD2 nothing in the file says what it is.
+    assert formats - {*AUDIO_EXTENSIONS} == {".mat4", ".mat5", ".mpc2k", ".htk", ".raw", ".sd2", ".wavex"}
+    grow(tmp_path / "arrays", "1.NPY", "2.Npz")
+    assert names_of(read_arrays(tmp_path / "arrays", classes=False)) == ["1.NPY", "2.Npz"]
 
 
 def test_without_classes_files_lie_at_any_depth_by_folder_and_name(tmp_path: Path) -> None:

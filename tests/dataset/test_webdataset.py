@@ -8,6 +8,7 @@ import json
 import os
 import pickle
 import shutil
+import subprocess
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -134,12 +135,111 @@ def test_what_belongs_to_no_sample_is_left_out_as_by_the_package(tmp_path: Path)
             other = tarfile.TarInfo("2.jpg")
             other.type, other.linkname = kind, "1.jpg"
             tar.addfile(other)
-    data = read_webdataset(tmp_path / "a.tar", label=None)
+    with pytest.warns(UserWarning, match=r"left out: .*/a\.tar: the member '2\.jpg' is a link to '1\.jpg', .* not in"):
+        data = read_webdataset(tmp_path / "a.tar", label=None)
     assert content(data) == [b"./v1.0/1.JPG"]
     (masks,) = content(read_webdataset(tmp_path / "a.tar", label=None, image="seg.PNG"))
     assert masks == b"./v1.0/1.seg.png"
     read = {key: value for sample in by_webdataset(tmp_path / "a.tar") for key, value in sample.items()}
     assert (read["jpg"], read["seg.png"]) == (b"./v1.0/1.JPG", masks)
+
+
+# ---- links, and several tar files in one ----
+
+
+def linked(path: Path, *members: tuple[str, bytes | str]) -> Path:
+    """A shard with files and links, in this order: names with contents, or with "hard " or "soft " and the target."""
+    with tarfile.open(path, "w") as tar:
+        for name, what in members:
+            member = tarfile.TarInfo(name)
+            if isinstance(what, str):
+                kind, _, member.linkname = what.partition(" ")
+                member.type = tarfile.LNKTYPE if kind == "hard" else tarfile.SYMTYPE
+            else:
+                member.size = len(what)
+            tar.addfile(member, io.BytesIO(what) if isinstance(what, bytes) else None)
+    return path
+
+
+def images_of(path: Path) -> list[bytes]:
+    """What ``tarfile`` reads of all images in a tar file."""
+    with tarfile.open(path) as tar:
+        found = [tar.extractfile(member) for member in tar.getmembers() if member.name.endswith(".jpg")]
+        return [each.read() for each in found if each is not None]
+
+
+def test_links_are_the_members_that_they_lead_to(tmp_path: Path) -> None:
+    shard = linked(
+        tmp_path / "a.tar",
+        ("./x/0.jpg", "soft ../y/./1.jpg"),  # to what comes later, and is a link itself
+        ("x/a.jpg", b"first"), ("x/a.cls", b"1"),
+        ("y/1.jpg", "hard ./x/a.jpg"), ("y/1.cls", "soft ../x/a.cls"),
+        ("x/a.jpg", b"second"),  # the link before it keeps the first one
+        ("y/2.jpg", "hard x/a.jpg"), ("y/3.jpg", "soft ../x/a.jpg"), ("z.jpg", "hard y/1.jpg"),
+    )  # fmt: skip
+    assert content(read_webdataset(shard, label=None)) == images_of(shard)
+    assert images_of(shard) == [b"first", b"first", b"first", b"second", b"second", b"second", b"first"]
+    assert read_webdataset(shard, label=None).uri(0) == f"{shard}#./x/0.jpg"
+    labels = linked(tmp_path / "b.tar", ("1.jpg", b"1"), ("1.cls", b"7"), ("2.jpg", b"2"), ("2.cls", "hard 1.cls"))
+    assert values(read_webdataset(labels)) == {"label": [7, 7]}
+
+
+def test_hard_links_as_gnu_tar_writes_them(tmp_path: Path) -> None:
+    (tmp_path / "in/v1.0").mkdir(parents=True)
+    (tmp_path / "in/a.jpg").write_bytes(b"one")
+    (tmp_path / "in/b.jpg").hardlink_to(tmp_path / "in/a.jpg")
+    (tmp_path / "in/c.jpg").write_bytes(b"three")
+    (tmp_path / "in/v1.1").symlink_to("v1.0")  # no sample, as little as the folder
+    subprocess.run(["tar", "-cf", tmp_path / "a.tar", "-C", tmp_path / "in", "--sort=name", "."], check=True)
+    assert content(read_webdataset(tmp_path / "a.tar", label=None)) == [b"one", b"one", b"three"]
+
+
+def test_links_that_lead_out_of_the_shard_or_in_a_circle_are_named_and_counted(tmp_path: Path) -> None:
+    shard = linked(
+        tmp_path / "a.tar",
+        ("1.jpg", b"1"), ("2.jpg", "soft /data/2.jpg"), ("3.jpg", "soft 4.jpg"), ("4.jpg", "soft 3.jpg"),
+        ("5.jpg", "hard 6.jpg"), ("6.jpg", b"6"), ("7.txt", "soft nowhere.txt"),
+    )  # fmt: skip
+    told = r"left out: .*a\.tar: the member '2\.jpg' is a link to '/data/2\.jpg', which is not .* \(and 3 more\)$"
+    with pytest.warns(UserWarning, match=told) as caught:
+        assert content(read_webdataset(shard, label=None)) == [b"1", b"6"]
+    assert caught[0].filename == __file__, "the line that reads is told"
+
+
+def test_tar_files_that_were_concatenated_are_all_read(tmp_path: Path) -> None:
+    """As by ``tar --ignore-zeros``. Samples of the same name are two, if they are in two of them."""
+    parts = [linked(tmp_path / f"{n}.tar", ("1.jpg", b"%d" % n), ("1.cls", b"%d" % n)) for n in range(2)]
+    links = linked(tmp_path / "2.tar", ("2.jpg", "hard 1.jpg"), ("2.cls", b"2"))
+    empty = linked(tmp_path / "3.tar")
+    (tmp_path / "a.tar").write_bytes(b"".join(path.read_bytes() for path in (empty, *parts, empty, links)))
+    data = read_webdataset(tmp_path / "a.tar")
+    assert (content(data), values(data)) == ([b"0", b"1", b"1"], {"label": [0, 1, 2]})
+    with tarfile.open(tmp_path / "a.tar", ignore_zeros=True) as tar:
+        assert len(tar.getmembers()) == 6
+
+
+def test_what_is_behind_the_end_and_is_no_tar_file_is_named(tmp_path: Path) -> None:
+    whole = packed(tmp_path / "a.tar", {"1.jpg": b"1"}).read_bytes()
+    for rest in (gzip.compress(whole), b"x", b"x" * 2000):
+        (tmp_path / "a.tar").write_bytes(whole + rest)
+        with pytest.warns(UserWarning, match=r"a\.tar: all after the end mark, from byte 10,240 on, which is neither"):
+            assert content(read_webdataset(tmp_path / "a.tar", label=None)) == [b"1"]
+    (tmp_path / "a.tar").write_bytes(whole + whole[:700])
+    with pytest.raises(DatasetError, match=r"a\.tar is cut off or damaged"):
+        read_webdataset(tmp_path / "a.tar", label=None)
+
+
+@pytest.mark.parametrize(
+    ("kind", "told"),
+    [(b"M", r"'1\.jpg' begins in another volume of the tar file$"), (b"S", r"'1\.jpg' is .* \(a sparse file\)$")],
+)
+def test_members_that_are_not_whole_are_refused(tmp_path: Path, kind: bytes, told: str) -> None:
+    member = tarfile.TarInfo("1.jpg")
+    member.type = kind
+    with tarfile.open(tmp_path / "a.tar", "w", format=tarfile.GNU_FORMAT) as tar:
+        tar.addfile(member)
+    with pytest.raises(DatasetError, match=told):
+        read_webdataset(tmp_path / "a.tar", label=None)
 
 
 @pytest.mark.parametrize(

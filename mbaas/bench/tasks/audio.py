@@ -13,7 +13,11 @@ from mbaas.transforms import AmplitudeToDB, DecodeAudio, MelSpectrogram, Pipelin
 if TYPE_CHECKING:
     from mbaas.dataset import Dataset
 
-EXTENSIONS = (".wav", ".flac", ".mp3", ".ogg", ".oga", ".opus", ".aif", ".aiff", ".au")
+EXTENSIONS = (
+    ".wav", ".wave", ".bwf", ".rf64", ".w64", ".flac", ".mp3", ".mp2", ".mpga", ".ogg", ".oga", ".opus",
+    ".aif", ".aiff", ".aifc", ".caf", ".au", ".snd", ".voc", ".sph", ".nist", ".sf", ".ircam",
+    ".avr", ".fap", ".iff", ".paf", ".pvf", ".sds", ".svx", ".8svx", ".wve", ".xi",
+)  # fmt: skip
 RATE = 16_000
 WINDOW, HOP, MELS = 512, 160, 64
 TOP_DB = 80.0
