@@ -53,6 +53,7 @@ LAYERS = (
     "metrics",
     "files",
     "validation",
+    "yaml_values",
     "budgets",
     "costs",
     "progress",
