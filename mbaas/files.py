@@ -193,8 +193,9 @@ def read_json(file: Path) -> dict[str, Any]:
     Raises:
         ConfigError: the file is missing, unreadable, not JSON or not an object.
     """
+    text = _text_of(file)
     try:
-        found = json.loads(_text_of(file))
+        found = json.loads(text)
     except json.JSONDecodeError as error:
         raise ConfigError(f"{file}:{error.lineno}: not valid JSON: {error.msg} at column {error.colno}") from None
     except ValueError as error:  # an integer of thousands of digits

@@ -220,6 +220,8 @@ def test_a_file_without_a_mapping_is_refused(write: Callable[[str], Path], text:
 def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"cannot read .*none.yaml: No such file"):
         files.read(tmp_path / "none.yaml")
+    with pytest.raises(ConfigError, match=r"^cannot read .*none.json: No such file"):
+        files.read_json(tmp_path / "none.json")
     (tmp_path / "bytes.yaml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ConfigError, match="it is not UTF-8 text"):
         files.read(tmp_path / "bytes.yaml")

@@ -54,6 +54,7 @@ LAYERS = (
     "files",
     "validation",
     "yaml_values",
+    "named_functions",
     "budgets",
     "costs",
     "progress",

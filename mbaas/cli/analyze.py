@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import sys
 import threading
@@ -66,7 +67,11 @@ def request_of(*, storage: str | None, **given: Any) -> AnalyzeRequest:
     """
     limit = units.parse_bytes_per_s(storage) if storage is not None else None
     if storage is not None and not limit:
-        raise ConfigError(f"--storage must be {units.WANTED_BYTES_PER_S}, got {storage!r}")
+        raise ConfigError(f"--storage must be a rate such as '330 MB/s', above 0, got {storage!r}")
+    if storage is not None and not re.search(r"[a-z]", re.sub(r"e[+-]?\d|/\s*s", "", storage.lower())):
+        number = storage.partition("/")[0].strip()
+        wanted = f"write '{number} MB/s', or '{number} B/s' for bytes"
+        raise ConfigError(f"--storage must have a unit: {wanted}, got {storage!r}")
     request = AnalyzeRequest(storage_bytes_per_s=limit, **given)
     if (request.file is None) == (request.feed is None):
         raise ConfigError("name either a file that describes a feed, as for `mbaas serve`, or a running --feed")
