@@ -44,6 +44,7 @@ class AnalyzeRequest:
         trials: how many will train.
         storage_bytes_per_s: pretend that storage is no faster.
         verify, run: see `mbaas.analysis.whole.analyze`.
+        quick: measure for half a minute only, and run no feed.
         address: the Ray cluster on which ``feed`` runs.
     """
 
@@ -56,6 +57,7 @@ class AnalyzeRequest:
     storage_bytes_per_s: float | None
     verify: bool
     run: bool
+    quick: bool
     address: str | None
 
 
@@ -79,6 +81,9 @@ def request_of(*, storage: str | None, **given: Any) -> AnalyzeRequest:
         raise ConfigError("say how fast training is: either --step module:function, which is measured, or --rate")
     if request.feed is not None and (request.step, request.rate_per_s, request.verify) != (None, None, False):
         raise ConfigError("a running --feed tells its own rates: leave out --step, --rate and --verify")
+    if request.quick and (request.verify or request.feed is not None):
+        other = "--verify" if request.verify else "--feed"
+        raise ConfigError(f"--quick measures rates of a file and runs no feed: leave out --quick or {other}")
     if request.trials < 1:
         raise ConfigError(f"--trials must be at least 1, got {request.trials}")
     return request
@@ -174,6 +179,7 @@ def _of_file(request: AnalyzeRequest, keep: Callable[[Findings], None]) -> Analy
     assert request.file is not None
     described = feed_file.load(request.file)
     from mbaas import runtime
+    from mbaas.analysis.measuring.effort import QUICK
     from mbaas.analysis.measuring.portion import portion
     from mbaas.analysis.measuring.service import Workload
     from mbaas.analysis.measuring.steps import PacedStep, load_step
@@ -214,6 +220,7 @@ def _of_file(request: AnalyzeRequest, keep: Callable[[Findings], None]) -> Analy
             rate_per_s=request.rate_per_s,
             check=request.verify,
             run=request.run,
+            effort=QUICK if request.quick else None,
             gpus=gpus,
             memory_bytes=memory_bytes,
             tell=lambda text: line(err, text, style="dim"),

@@ -28,6 +28,7 @@ NOTHING = {
     "storage": None,
     "verify": False,
     "run": True,
+    "quick": False,
     "address": None,
 }
 
@@ -69,6 +70,8 @@ def run(*arguments: object) -> tuple[int, str, str]:
         ({"file": Path("a"), "step": "m:f", "rate_per_s": 1.0}, "say how fast training is"),
         ({"feed": "b", "verify": True}, "a running --feed tells its own rates"),
         ({"file": Path("a"), "step": "m:f", "trials": 0}, "--trials must be at least 1, got 0"),
+        ({"file": Path("a"), "rate_per_s": 1.0, "quick": True, "verify": True}, "leave out --quick or --verify"),
+        ({"feed": "train", "quick": True}, "leave out --quick or --feed"),
         ({"file": Path("a"), "step": "m:f", "storage": "fast"}, "--storage must be a rate .* got 'fast'"),
         ({"file": Path("a"), "step": "m:f", "storage": "0"}, "--storage must be a rate .* got '0'"),
         (
