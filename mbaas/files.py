@@ -10,7 +10,9 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import re
 import select
+import textwrap
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +25,7 @@ from pydantic_core import ErrorDetails
 
 from mbaas import units, validation
 from mbaas.errors import ConfigError
+from mbaas.yaml_values import Loader, is_of_other_base
 
 Read = TypeVar("Read")
 
@@ -49,6 +52,17 @@ _KINDS = {
 """What people who write YAML, and may not know Python, call a value of this type."""
 
 
+_MERGE = "tag:yaml.org,2002:merge"
+_MOST_SHOWN = 80
+"""Characters of a value in an error."""
+
+
+_OPTION = re.compile(r"(?<![\w.?&/(])(?<!, )([a-z_]{2,})=(?!=)(None|True|False|\.\.\.|(?=[\w'\[({-]))?")
+"""An option in an error, as Python writes it; not one of a transform that the error shows whole."""
+
+_CONSTANTS = {"None": "null", "True": "true", "False": "false", None: "..."}
+
+
 class Section(BaseModel):
     """Base of models of a part of a file."""
 
@@ -66,6 +80,7 @@ class Located:
         path: keys, and indices in lists, that lead here.
         items: the values of a list.
         fields: the values of a mapping, each located at its key.
+        written: the value as the file has it, shortened; for messages.
     """
 
     value: Any
@@ -74,6 +89,7 @@ class Located:
     path: Keys = ()
     items: tuple[Located, ...] = ()
     fields: dict[str, Located] = field(default_factory=dict)
+    written: str = ""
 
     def error(self, sentence: str) -> ConfigError:
         """Make an error that says where."""
@@ -83,16 +99,27 @@ class Located:
     def said(self) -> str:
         """What the file says here, for messages: "'abc' (text)"."""
         if self.value is None:
-            return "nothing"
-        shown = str(self.value).lower() if isinstance(self.value, bool) else repr(self.value)
+            return self.written or "nothing"
+        shown = repr(self.value) if isinstance(self.value, str) else self.written
         return f"{shown} ({_KINDS.get(type(self.value), type(self.value).__name__)})"
+
+    @property
+    def name(self) -> str:
+        """The keys that lead here, for messages: "filter[0]"."""
+        return _dotted(self.path)
+
+    @property
+    def quoting(self) -> str:
+        """The end of a message about what must be text, and is read as something else: "; quote it: 'no'"."""
+        meant = isinstance(self.value, (bool, int, float))
+        return f"; quote it if it is text: '{self.written}'" if meant else ""
 
     def made(self, make: Callable[[], Read]) -> Read:
         """Return what ``make`` returns; give a `ConfigError` that it raises the line of the option that it names."""
         try:
             return make()
         except ConfigError as error:
-            raise self.fields.get(error.option, self).error(_about(str(error), self.path)) from None
+            raise self.fields.get(error.option, self).error(_about(in_yaml(str(error)), self.path)) from None
 
     def to(self, kind: type[Read], *, renamed: Mapping[str, str] | None = None, **given: Any) -> Read:
         """Read this value as a dataclass or a model.
@@ -105,7 +132,7 @@ class Located:
         Raises:
             ConfigError: says the line, the key, what is there and what must be.
         """
-        value = _without_nothing(self.value)
+        value = _given(self)
         if given and isinstance(value, dict):
             value = {**value, **given}
         reader: TypeAdapter[Read] = TypeAdapter(kind)
@@ -136,7 +163,8 @@ class Located:
         if said := validation.own(details):
             return value.fields.get(validation.about(details), value).error(_about(said, value.path))
         wrong, once = validation.wrong(details, name), validation.once(details, here, renamed)
-        return value.error(f"{here or 'the file'} {wrong}, got {value.said}{once}")
+        quoting = value.quoting if details["type"] == "string_type" else ""
+        return value.error(f"{here or 'the file'} {wrong}, got {value.said}{once}{quoting}")
 
     def _at(self, where: Keys) -> Located:
         """Return the value at a path, or the last on the way that the file has.
@@ -165,8 +193,9 @@ def read_json(file: Path) -> dict[str, Any]:
     Raises:
         ConfigError: the file is missing, unreadable, not JSON or not an object.
     """
+    text = _text_of(file)
     try:
-        found = json.loads(_text_of(file))
+        found = json.loads(text)
     except json.JSONDecodeError as error:
         raise ConfigError(f"{file}:{error.lineno}: not valid JSON: {error.msg} at column {error.colno}") from None
     except ValueError as error:  # an integer of thousands of digits
@@ -180,7 +209,7 @@ def read_json(file: Path) -> dict[str, Any]:
 
 def _text_of(file: Path) -> str:
     try:
-        return _bytes_of(file).decode()
+        return _bytes_of(file).decode("utf-8-sig")
     except OSError as error:
         raise ConfigError(f"cannot read {file}: {error.strerror}") from None
     except UnicodeDecodeError:
@@ -211,19 +240,22 @@ def _bytes_of(file: Path) -> bytes:
 def parse(text: str, file: Path) -> Located:
     """Read YAML as `read` does, from a text that is at hand; ``file`` is for messages."""
     # the tree of nodes, not `yaml.safe_load`: nodes know their lines, and show a key that is there twice
+    nothing = Located(None, file, 1)
     try:
-        loader = yaml.SafeLoader(text)
+        loader = Loader(text)
         node = loader.get_single_node()
+        found = _Reading(loader, text, file).located(node, nothing.line, ()) if node is not None else nothing
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f"{file}:{mark.line + 1}" if mark else str(file)
-        raise ConfigError(f"{where}: not valid YAML: {error.problem or error.context}") from None
+        problem = error.problem or error.context or ""
+        is_tab = mark is not None and text[mark.index : mark.index + 1] == "\t"
+        hint = "; indent with spaces, not with a tab" if is_tab else ""
+        raise ConfigError(f"{where}: not valid YAML: {problem}{hint}") from None
     except yaml.YAMLError as error:
         raise ConfigError(f"{file}: not valid YAML: {error}") from None
     except RecursionError:
         raise ConfigError(f"{file}: {_TOO_DEEP}") from None
-    nothing = Located(None, file, 1)
-    found = _Reading(loader, file).located(node, nothing.line, ()) if node is not None else nothing
     if not isinstance(found.value, dict):
         raise found.error(f"the file must hold 'key: value' lines, got {found.said}")
     return found
@@ -233,7 +265,8 @@ def parse(text: str, file: Path) -> Located:
 class _Reading:
     """Turns the nodes of one file into located values."""
 
-    loader: yaml.SafeLoader
+    loader: Loader
+    text: str
     file: Path
     count: Iterator[int] = field(default_factory=itertools.count)
 
@@ -247,36 +280,58 @@ class _Reading:
             items = tuple(
                 self.located(item, item.start_mark.line + 1, (*path, index)) for index, item in enumerate(node.value)
             )
-            return Located([item.value for item in items], self.file, line, path, items)
+            return Located([item.value for item in items], self.file, line, path, items, written=self._written(node))
         if isinstance(node, yaml.MappingNode):
             fields = self._fields(node, path)
             values = {key: field.value for key, field in fields.items()}
-            return Located(values, self.file, line, path, fields=fields)
+            return Located(values, self.file, line, path, fields=fields, written=self._written(node))
         try:
             value = self.loader.construct_object(node)
             most = validation.MOST_BITS
             if isinstance(value, int) and value.bit_length() > most:
                 raise ValueError(f"a whole number must have at most {most} bits, got {value.bit_length():,}")
-            return Located(value, self.file, line, path)
+            found = Located(value, self.file, line, path, written=self._written(node))
+            is_plain = isinstance(node, yaml.ScalarNode) and node.style is None
+            if is_plain and not isinstance(value, str) and is_of_other_base(node.value):
+                meant = f"write {value}, or with quotes '{node.value}' if it is text"
+                raise found.error(f"{found.name}: {node.value} is {value} in YAML: {meant}")
+            return found
         except yaml.YAMLError as error:
             problem = getattr(error, "problem", None) or error
             raise ConfigError(f"{self.file}:{line}: not valid YAML: {problem}") from None
-        except ValueError as error:  # 2026-02-31
+        except ConfigError:  # a ValueError, too
+            raise
+        except ValueError as error:  # !!timestamp 2026-02-31
             raise ConfigError(f"{self.file}:{line}: {error}") from None
         except (LookupError, AttributeError, OverflowError):  # PyYAML's, of what its tag does not fit: !!bool 3
             raise ConfigError(f"{self.file}:{line}: {node.value!r} is no {node.tag.rpartition(':')[2]}") from None
 
     def _fields(self, node: yaml.MappingNode, path: Keys) -> dict[str, Located]:
         fields: dict[str, Located] = {}
+        merged: list[yaml.Node] = []
         for key_node, value_node in node.value:
             line = key_node.start_mark.line + 1
+            if key_node.tag == _MERGE:
+                merged += value_node.value if isinstance(value_node, yaml.SequenceNode) else [value_node]
+                continue
             key = self.located(key_node, line, path)
             if not isinstance(key.value, str):
-                raise key.error(f"a key must be text, got {key.said}")
+                raise key.error(f"a key must be text, got {key.said}{key.quoting}")
             if key.value in fields:
                 raise key.error(f"{key.value!r} is given twice, first in line {fields[key.value].line}")
             fields[key.value] = self.located(value_node, line, (*path, key.value))
+        for each in merged:  # a mapping's own keys win, and then the first mapping that has a key
+            if not isinstance(each, yaml.MappingNode):
+                line, written = node.start_mark.line + 1, self._written(each)
+                raise ConfigError(f"{self.file}:{line}: << must name a mapping, or a list of mappings, got {written}")
+            for name, located in self._fields(each, path).items():
+                fields.setdefault(name, located)
         return fields
+
+    def _written(self, node: yaml.Node) -> str:
+        # a value may be as long as the file, and lie in a hundred others
+        text = self.text[node.start_mark.index : min(node.end_mark.index, node.start_mark.index + 4 * _MOST_SHOWN)]
+        return textwrap.shorten(text, _MOST_SHOWN, placeholder=" ...")
 
 
 def shape(value: Any) -> str:
@@ -284,11 +339,16 @@ def shape(value: Any) -> str:
     return "mapping" if isinstance(value, dict) else "list" if isinstance(value, list) else "value"
 
 
-def _without_nothing(value: Any) -> Any:
-    """Leave out the keys after which a file says nothing."""
-    if isinstance(value, dict):
-        return {key: _without_nothing(part) for key, part in value.items() if part is not None}
-    return [_without_nothing(part) for part in value] if isinstance(value, list) else value
+def in_yaml(sentence: str) -> str:
+    """Write the options that an error names as a file has them: "label: null" for "label=None"."""
+    return _OPTION.sub(lambda found: f"{found[1]}: {_CONSTANTS.get(found[2], found[2])}", sentence)
+
+
+def _given(at: Located) -> Any:
+    """Return a value without the keys after which a file has nothing, not even null."""
+    if isinstance(at.value, dict):
+        return {key: _given(part) for key, part in at.fields.items() if part.value is not None or part.written}
+    return [_given(part) for part in at.items] if isinstance(at.value, list) else at.value
 
 
 def _about(sentence: str, path: Keys) -> str:

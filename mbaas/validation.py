@@ -174,9 +174,11 @@ def read(kind: Any, text: str, *, name: str) -> Any:
     import yaml
     from pydantic import TypeAdapter, ValidationError
 
+    from mbaas.yaml_values import Loader
+
     try:
         # YAML knows numbers, and on and off; a field with a unit reads the text by itself
-        value = yaml.safe_load(text)
+        value = Loader(text).get_single_data()
         if isinstance(value, int) and value.bit_length() > MOST_BITS:
             raise ConfigError(f"{name} must have at most {MOST_BITS:,} bits, got {value.bit_length():,}")
         return TypeAdapter(kind).validate_python(value, strict=True)

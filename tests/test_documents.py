@@ -223,3 +223,11 @@ def test_the_table_of_a_package_has_each_module_once(folder: str) -> None:
 def test_the_table_of_packages_has_each_once() -> None:
     rows = [name.removesuffix(".py").rstrip("/") for name in named_in_rows("## Where things are")]
     assert sorted(rows) == sorted(modules_of(""))
+
+
+def test_all_tests_of_the_readme_are_those_of_ci() -> None:
+    """And what installs them; in CI pip is quiet, and of another environment."""
+    readme, ci = (ROOT / "README.md").read_text(), (ROOT / ".ci" / "run").read_text()
+    for shared in ("-m pytest -n 2", '-c constraints.txt -e ".[test]"'):
+        assert shared in readme
+        assert shared in ci

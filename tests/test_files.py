@@ -86,7 +86,16 @@ def test_a_file_becomes_a_dataclass(write: Callable[[str], Path]) -> None:
         ("flag:", "size_bytes: 3", "2: 'size_bytes' is given twice, first in line 1"),
         ("flag:", "3: 3", "2: a key must be text, got 3 (a whole number)"),
         ("flag:", "flag: [", "not valid YAML"),
-        ("flag:", "flag: 2026-02-31", "2: day "),
+        ("flag:", "flag: 2026-02-31", "2: flag must be true or false, got '2026-02-31' (text)"),
+        ("flag:", "flag: !!timestamp 2026-02-31", "2: day "),
+        ("- b", "- no", "5: names[1] must be text, got no (true or false); quote it if it is text: 'no'"),
+        ("- b", "- 010", "5: names[1]: 010 is 8 in YAML: write 8, or with quotes '010' if it is text"),
+        ("- b", "- 12:30", "5: names[1]: 12:30 is 750 in YAML: write 750, or with quotes '12:30' if it is text"),
+        ("lease_s: 1 min", "tries: 03", "7: patience.tries: 03 is 3 in YAML: write 3, or"),
+        ("flag:", "on: 3", "2: a key must be text, got on (true or false); quote it if it is text: 'on'"),
+        ("flag:", "flag: [1, {a: b}]", "2: flag must be true or false, got [1, {a: b}] (a list)"),
+        ("  - b", "\t- b", "5: not valid YAML: found character '\\t' that cannot start any token; indent with spaces"),
+        ("lease_s: 1 min", "<<: 5", "7: << must name a mapping, or a list of mappings, got 5"),
         ("flag:", "flag: !!bool 3", "2: '3' is no bool"),
         ("flag:", "flag: !!timestamp then", "2: 'then' is no timestamp"),
         ("flag:", "flag: !!python/name:os.abort x", "2: not valid YAML: could not determine a constructor"),
@@ -101,6 +110,86 @@ def test_what_cannot_be_is_named_with_its_line(write: Callable[[str], Path], old
         files.read(file).to(Thing, renamed={"size": "size_bytes"})
     assert str(caught.value).startswith(f"{file}:")
     assert "\n" not in str(caught.value)
+
+
+def read_value(text: str) -> object:
+    return files.parse(f"value: {text}", Path("thing.yaml")).value["value"]
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1e-3", 0.001),
+        ("2.5e3", 2500.0),
+        ("-1E+2", -100.0),
+        (".5e1", 5.0),
+        ("'1e-3'", "1e-3"),
+        ("e3", "e3"),
+        ("1e", "1e"),
+        ("2020-01-01", "2020-01-01"),
+        ("2020-01-01T10:00:00Z", "2020-01-01T10:00:00Z"),
+        ("'001'", "001"),
+        ("0", 0),
+        ("0.5", 0.5),
+        ("0x10", 16),
+        ("089", "089"),
+    ],
+)
+def test_numbers_and_dates_are_what_people_mean(text: str, value: object) -> None:
+    found = read_value(text)
+    assert found == value
+    assert type(found) is type(value)
+
+
+def test_merged_keys_give_way_to_those_beside_them() -> None:
+    text = "a: &a {x: 1, y: 1}\nb: &b {y: 2, z: 2}\nc: {<<: [*a, *b], x: 3}\nd:\n  <<: *b\n  y: 4\ne: {'<<': 5}\n"
+    found = files.parse(text, Path("thing.yaml"))
+    assert found.value["c"] == {"x": 3, "y": 1, "z": 2}
+    assert found.value["d"] == {"y": 4, "z": 2}
+    assert found.value["e"] == {"<<": 5}
+    assert found.fields["d"].fields["z"].error("wrong").args[0] == "thing.yaml:2: wrong"
+
+
+@pytest.mark.parametrize(
+    ("python", "yaml"),
+    [
+        ("label=None leaves labels out", "label: null leaves labels out"),
+        ("name a folder with unpacked=, into which", "name a folder with unpacked: ..., into which"),
+        ("dali_share must be 1 with engine='cpu', which", "dali_share must be 1 with engine: 'cpu', which"),
+        ("draw with each_epoch=False", "draw with each_epoch: false"),
+        ("must make one of another name: field=...", "must make one of another name: field: ..."),
+        ("with n_fft=400 needs a == b", "with n_fft: 400 needs a == b"),
+        ("s3://bucket/a?region=x&scheme=http is missing", "s3://bucket/a?region=x&scheme=http is missing"),
+    ],
+)
+def test_hints_are_in_the_words_of_the_file(python: str, yaml: str) -> None:
+    assert files.in_yaml(python) == yaml
+
+
+def test_null_is_a_value_and_nothing_is_none(write: Callable[[str], Path]) -> None:
+    @options()
+    class Table:
+        label: str | None = "cls"
+        rows: int = 1
+
+    assert files.read(write("label: null\n")).to(Table).label is None
+    assert files.read(write("label:\n")).to(Table).label == "cls"
+    with pytest.raises(ConfigError, match="1: rows must be a whole number, got ~"):
+        files.read(write("rows: ~\n")).to(Table)
+
+
+def test_a_mapping_that_merges_itself_is_refused(write: Callable[[str], Path]) -> None:
+    with pytest.raises(ConfigError, match=r"thing\.yaml"):
+        files.read(write("a: &a {x: 1, <<: *a}\n"))
+
+
+@pytest.mark.parametrize("mark", ["", "\ufeff"])
+def test_files_of_windows_are_read(tmp_path: Path, mark: str) -> None:
+    file = tmp_path / "thing.yaml"
+    file.write_bytes((mark + TEXT.replace("\n", "\r\n")).encode())
+    assert files.read(file).to(Thing).names == ("a", "b")
+    file.write_bytes((mark + '{"a": 1}\r\n').encode())
+    assert files.read_json(file) == {"a": 1}
 
 
 @pytest.mark.parametrize(
@@ -131,6 +220,8 @@ def test_a_file_without_a_mapping_is_refused(write: Callable[[str], Path], text:
 def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"cannot read .*none.yaml: No such file"):
         files.read(tmp_path / "none.yaml")
+    with pytest.raises(ConfigError, match=r"^cannot read .*none.json: No such file"):
+        files.read_json(tmp_path / "none.json")
     (tmp_path / "bytes.yaml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ConfigError, match="it is not UTF-8 text"):
         files.read(tmp_path / "bytes.yaml")

@@ -53,6 +53,8 @@ LAYERS = (
     "metrics",
     "files",
     "validation",
+    "yaml_values",
+    "named_functions",
     "budgets",
     "costs",
     "progress",

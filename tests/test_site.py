@@ -51,6 +51,14 @@ def test_every_page_is_built_and_in_the_navigation(site: Path) -> None:
     assert not (site / "_site").exists()
 
 
+def test_pages_load_nothing_from_other_hosts(site: Path) -> None:
+    """Neither by themselves nor by the theme's script, which fetches Mermaid for a page with a diagram of it."""
+    sources = r"<(?:script|img|iframe)[^>]*\ssrc=.?(?:https?:)?//"
+    sheets = r"<link[^>]*rel=.?(?:stylesheet|preload)[^>]*//"
+    loads = re.compile(rf"{sources}|{sheets}|class=.?mermaid")
+    assert [path.name for path in site.rglob("*.html") if loads.search(path.read_text())] == []
+
+
 def test_pages_have_what_the_code_says(site: Path) -> None:
     metrics = (site / "metrics/index.html").read_text()
     assert all(f"<code>{metric.exported}</code>" in metrics for metric in METRICS)

@@ -29,10 +29,8 @@ JUSTIFIED = {
         "mbaas/transforms/function.py",
         "cloudpickle",
     ): "the user's own Map is only written, to learn whether Ray can send it",
-    ("mbaas/cli/feed_file.py", "import_module"): "the function that the feed's file names: as trusted as the program",
-    ("mbaas/cli/feed_file.py", "cloudpickle"): "likewise: registered with Ray's transport",
-    ("mbaas/analysis/measuring/steps.py", "import_module"): "the user's own training step, named on the command line",
-    ("mbaas/analysis/measuring/steps.py", "cloudpickle"): "likewise: registered with Ray's transport",
+    ("mbaas/named_functions.py", "import_module"): "what the user's command or file names: as trusted as the program",
+    ("mbaas/named_functions.py", "cloudpickle"): "likewise: registered with Ray's transport",
     ("mbaas/bench/host.py", "pickle"): "the benchmark's own child, over a pipe that nobody else has",
 }
 """(file, what) -> why it may: none of them meets a dataset, a state or a name."""

@@ -166,8 +166,11 @@ class FeedCallback(tune.Callback):
         if now < self._look_at:
             return
         self._look_at = now + LOOK_S
-        is_running = any(trial.status == Trial.RUNNING for trial in trials)
         wanted = _wanted(trial for trial in trials if trial.status == Trial.PENDING)
+        # A trial that has its place, and whose process starts, is PENDING for Tune.
+        is_running = any(trial.status == Trial.RUNNING for trial in trials) or any(
+            bundles in wanted for bundles in _groups(Group.CREATED).values()
+        )
         # While one trial runs, others may wait. But a data-parallel one runs, for Tune, before its ranks have a place.
         groups = _groups(Group.PENDING)
         unplaced = {group: bundles for group, bundles in groups.items() if (bundles in wanted) is not is_running}

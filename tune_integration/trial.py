@@ -40,7 +40,9 @@ def get_loader(name: str, *, consumer: str | None = None, **options: Any) -> mba
     ``mbaas/cpu_hours`` are the trial's part of the CPU time of all its feeds until then: of the prep workers, the cache
     nodes and the coordinators of a feed, each sample that was delivered costs the same, whichever trial it was
     delivered to. Each feed has ``cpu_hours``, too, and beside them ``dataloader_cpu_hours``, what a DataLoader of its
-    own would have taken for the trial at least: that of preparing each sample that was delivered. Where feeds know the
+    own would have taken for the trial at least: that of preparing each sample that was delivered. The former includes
+    the start of the feed's processes, a few seconds of CPU, which dominate a short run; the latter no start at all, and it
+    is missing until it is known. Where feeds know the
     price of a CPU (``cpu_price_per_h`` of `mbaas.serve`), ``mbaas/cost`` is the same in money, and each feed has
     ``cost`` and ``dataloader_cost``. Until a feed has said what it took, these are missing.
 
@@ -210,7 +212,9 @@ def _metrics(loaders: Mapping[tuple[str, str], mbaas.Loader], costs: Mapping[str
 
 def _costs(known: Any, samples: int) -> dict[str, float]:
     """Return what samples of a feed cost, by what it took so far (`mbaas.costs.LoadingCosts`)."""
-    hours = {"": known.cpu_hours(samples), "dataloader_": known.alone_cpu_hours(samples)}
+    hours = {"": known.cpu_hours(samples)}
+    if alone := known.alone_cpu_hours(samples):  # 0 while it is not known, and would look cheap
+        hours["dataloader_"] = alone
     prices = {f"{who}cost": price for who, each in hours.items() if (price := known.price(each)) is not None}
     return {**{f"{who}cpu_hours": each for who, each in hours.items()}, **prices}
 

@@ -35,6 +35,9 @@ PROBLEM = 0.05
 LEAST_PART = 0.005
 """A stall below this share of the time is left out."""
 
+SHORT_S = 0.5
+"""An epoch that is shorter gains nothing from any change: starting a trial takes longer."""
+
 DISAGREEMENT = 0.1
 """Views of an epoch that differ by more than this share of it do not say how much a trial waits, or for what."""
 
@@ -74,13 +77,20 @@ Candidate = tuple[Kind, str, Setup]
 """A change that may help: its kind, its advice, and the setup afterwards."""
 
 
-def recommend(rates: Rates, setup: Setup, *, memory_bytes: float = math.inf) -> list[Change]:
+def recommend(
+    rates: Rates, setup: Setup, *, memory_bytes: float = math.inf, seen: Mapping[str, Waits] = MappingProxyType({})
+) -> list[Change]:
     """Find changes that make steady epochs at least 2 % faster, each on its own: clear settings first, then by gain.
+
+    There are none for epochs below `SHORT_S`, and where it is not known what trials wait for.
 
     Args:
         memory_bytes: of a node, that a cache could get without buying any.
+        seen: see `verdict`.
     """
     now = predict(rates, setup)
+    if _is_short(now.steady) or _unknown(_views(now.steady, seen)) is not None:
+        return []
     made = []
     for kind, advice, changed in (*_settings(rates, setup, memory_bytes), *_purchases(rates, setup, memory_bytes)):
         prediction = predict(rates, changed)
@@ -184,13 +194,24 @@ def verdict(
         knows_cores: whether the cores of ``rates`` are all of a machine's, and not only those that are known of it.
     """
     epoch = predict(rates, setup).steady
+    if _is_short(epoch):
+        takes = f"an epoch takes {words.duration(epoch.epoch_s)}"
+        return f"Loading is not the problem: {takes}, so there is nothing to gain."
     best = next(iter(recommend(rates, setup) if changes is None else changes), None)
-    unknown = _unknown({"the prediction says": epoch.waits, **seen})
+    unknown = _unknown(_views(epoch, seen))
     if unknown is not None:
         contention = _contention(rates, setup) if knows_cores else ""
         pace = f"By the prediction {words.NAMES[epoch.limit]} {_pace(epoch)}"
-        return f"{unknown}{contention}. {pace}; {_advice(best)}."
+        return f"{unknown}{contention}. {pace}; nothing is recommended, because that may be wrong."
     return f"{_waits(epoch, setup)}, and {words.NAMES[epoch.limit]} {_pace(epoch)}; {_advice(best)}."
+
+
+def _is_short(epoch: Epoch) -> bool:
+    return epoch.epoch_s.value < SHORT_S
+
+
+def _views(epoch: Epoch, seen: Mapping[str, Waits]) -> dict[str, Waits]:
+    return {"the prediction says": epoch.waits, **seen}
 
 
 def _unknown(views: Mapping[str, Waits]) -> str | None:

@@ -224,6 +224,7 @@ def analyze(
         run: also run the workload, to split an epoch.
         gpus: that prep may use.
         memory_bytes: that a feed's cache may have on this machine; infinite where nobody knows.
+        effort: how exact the rates are to be; `QUICK` also runs no feed, so it neither checks nor splits anything.
         tell: gets a line whenever something else is measured: what, and how long the rest will take.
         keep: gets what is found, at the beginning: for a caller that may have to end without an answer.
 
@@ -232,10 +233,12 @@ def analyze(
         KeyboardInterrupt: one came when nothing was measured.
     """
     effort, cores = effort or Effort(), cores_here()
+    if not effort.is_whole:
+        run = check = False
     feed_s = FEED_S + SPLIT_EPOCHS * EPOCH_S
     progress = Progress(
         {
-            "pace": PACE_S,
+            "pace": PACE_S if effort.is_whole else 0.0,
             **expected_s(workload, effort, cores=cores, rate_per_s=rate_per_s, gpus=gpus),
             "split": 2 * feed_s if run else 0.0,
             "check": MOST_POINTS * ROUNDS * feed_s if check else 0.0,
@@ -248,13 +251,15 @@ def analyze(
         "pipeline": repr(workload.pipeline),
         "step": step,
     }
-    so_far = begun(workload, rate_per_s=rate_per_s, cores=cores, gpus=gpus)
+    so_far = begun(workload, effort, rate_per_s=rate_per_s, cores=cores, gpus=gpus)
     findings = Findings(words=words, cores=cores, setup=setup, so_far=so_far, memory_bytes=memory_bytes)
     keep(findings)
     with ExitStack() as stack:
         try:
-            progress.begin("pace", "how fast the machine prepares, to compare with later")
-            pace = stack.enter_context(Pace(workload, cores))
+            pace = None
+            if effort.is_whole:
+                progress.begin("pace", "how fast the machine prepares, to compare with later")
+                pace = stack.enter_context(Pace(workload, cores))
             found = measure(
                 workload,
                 rate_per_s=rate_per_s,
@@ -284,7 +289,7 @@ def analyze(
             if run:
                 progress.begin("split", "splitting an epoch into compute, prep stall and fetch stall")
                 findings.split = split_epoch(part, found.rates, setup)
-            if check:
+            if check and pace is not None:
                 chosen = points(found.rates, setup)
                 findings.verification = verify(part, found.rates, chosen, pace=pace, progress=progress)
         except KeyboardInterrupt:  # all rates are there: what follows from them is worth having
@@ -321,16 +326,16 @@ def conclude(
         knows_cores: see `verdict`.
         costs: what loading was seen to cost; None: it follows from the rates.
     """
-    changes, prediction = recommend(rates, setup, memory_bytes=memory_bytes), predict(rates, setup)
+    prediction, views = predict(rates, setup), {**seen, **(split.waits if split is not None else {})}
+    changes = recommend(rates, setup, memory_bytes=memory_bytes, seen=views)
     doubts = [*notes, *prediction.notes]
-    views = split.waits if split is not None else {}
     # two ways that have nothing in common: where they differ, one of them did not see what really happened
     if split is not None and split.disagreement > DISAGREEMENT:
         differ = f"differ by {units.percent(split.disagreement)} of the epoch"
         doubts.append(f"the differential split of an epoch and what loaders say {differ}")
     return Analysis(
         subject=_subject(data=data, pipeline=pipeline, step=step, cores=rates.cores),
-        sentence=verdict(rates, setup, changes=changes, seen={**seen, **views}, knows_cores=knows_cores),
+        sentence=verdict(rates, setup, changes=changes, seen=views, knows_cores=knows_cores),
         rates=rates,
         setup=setup,
         prediction=prediction,

@@ -13,8 +13,9 @@ import psutil
 
 SHARED = Path("/dev/shm")
 
-FOREIGN = ("plasma", "sem.mp-")
-"""Shared files that Ray, and Python's multiprocessing in any program of this machine, make and remove themselves."""
+FOREIGN = ("plasma", "sem.mp-", ".")
+"""Shared files that Ray, and Python's multiprocessing in any program of this machine, make and remove themselves; and
+hidden ones, which browsers make, and nothing that mbaas uses."""
 
 WARM_UP = 0.25
 """The first part of a run says nothing about slopes: caches fill, modules are imported."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import sys
 import threading
@@ -43,6 +44,7 @@ class AnalyzeRequest:
         trials: how many will train.
         storage_bytes_per_s: pretend that storage is no faster.
         verify, run: see `mbaas.analysis.whole.analyze`.
+        quick: measure for half a minute only, and run no feed.
         address: the Ray cluster on which ``feed`` runs.
     """
 
@@ -55,6 +57,7 @@ class AnalyzeRequest:
     storage_bytes_per_s: float | None
     verify: bool
     run: bool
+    quick: bool
     address: str | None
 
 
@@ -66,7 +69,11 @@ def request_of(*, storage: str | None, **given: Any) -> AnalyzeRequest:
     """
     limit = units.parse_bytes_per_s(storage) if storage is not None else None
     if storage is not None and not limit:
-        raise ConfigError(f"--storage must be {units.WANTED_BYTES_PER_S}, got {storage!r}")
+        raise ConfigError(f"--storage must be a rate such as '330 MB/s', above 0, got {storage!r}")
+    if storage is not None and not re.search(r"[a-z]", re.sub(r"e[+-]?\d|/\s*s", "", storage.lower())):
+        number = storage.partition("/")[0].strip()
+        wanted = f"write '{number} MB/s', or '{number} B/s' for bytes"
+        raise ConfigError(f"--storage must have a unit: {wanted}, got {storage!r}")
     request = AnalyzeRequest(storage_bytes_per_s=limit, **given)
     if (request.file is None) == (request.feed is None):
         raise ConfigError("name either a file that describes a feed, as for `mbaas serve`, or a running --feed")
@@ -74,6 +81,9 @@ def request_of(*, storage: str | None, **given: Any) -> AnalyzeRequest:
         raise ConfigError("say how fast training is: either --step module:function, which is measured, or --rate")
     if request.feed is not None and (request.step, request.rate_per_s, request.verify) != (None, None, False):
         raise ConfigError("a running --feed tells its own rates: leave out --step, --rate and --verify")
+    if request.quick and (request.verify or request.feed is not None):
+        other = "--verify" if request.verify else "--feed"
+        raise ConfigError(f"--quick measures rates of a file and runs no feed: leave out --quick or {other}")
     if request.trials < 1:
         raise ConfigError(f"--trials must be at least 1, got {request.trials}")
     return request
@@ -169,6 +179,7 @@ def _of_file(request: AnalyzeRequest, keep: Callable[[Findings], None]) -> Analy
     assert request.file is not None
     described = feed_file.load(request.file)
     from mbaas import runtime
+    from mbaas.analysis.measuring.effort import QUICK
     from mbaas.analysis.measuring.portion import portion
     from mbaas.analysis.measuring.service import Workload
     from mbaas.analysis.measuring.steps import PacedStep, load_step
@@ -209,6 +220,7 @@ def _of_file(request: AnalyzeRequest, keep: Callable[[Findings], None]) -> Analy
             rate_per_s=request.rate_per_s,
             check=request.verify,
             run=request.run,
+            effort=QUICK if request.quick else None,
             gpus=gpus,
             memory_bytes=memory_bytes,
             tell=lambda text: line(err, text, style="dim"),

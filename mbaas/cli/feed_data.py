@@ -21,9 +21,9 @@ from pydantic import Discriminator, Tag
 
 from mbaas import files
 from mbaas.cli.reader_files import PATHS, DataFile, form
-from mbaas.errors import ConfigError, shown
+from mbaas.errors import ConfigError, DatasetError
 from mbaas.order import MOST_SEED
-from mbaas.validation import Checked, options
+from mbaas.validation import options
 
 if TYPE_CHECKING:
     from mbaas.dataset import Dataset
@@ -89,22 +89,7 @@ class ResampleFile:
             raise ConfigError(f"name one of balance, weights, got {got}")
 
 
-def _condition(said: tuple[str, str, Any]) -> tuple[str, str, Any]:
-    _, operator, value = said
-    values = value if isinstance(value, list) else [value]
-    one_kind = all(isinstance(each, str) for each in values) or all(
-        isinstance(each, (int, float)) and not isinstance(each, bool) for each in values
-    )
-    if not one_kind or not values or isinstance(value, list) != (operator in _OF_SEVERAL):
-        wanted = "a list of numbers, or of texts" if operator in _OF_SEVERAL else "a number or text"
-        raise ConfigError(f"what stands after {operator!r} must be {wanted}, got {shown(value)}")
-    return said
-
-
-Condition = Annotated[
-    tuple[str, Literal["==", "!=", "<", "<=", ">", ">=", "in", "not in"], Any],
-    Checked(_condition),
-]
+Condition = tuple[str, Literal["==", "!=", "<", "<=", ">", ">=", "in", "not in"], Any]
 """A field, a comparison and a value, as in the ``filters`` of `pyarrow.parquet.read_table`."""
 
 
@@ -157,6 +142,9 @@ class FeedData:
             ConfigError: a key does not fit the kind of data.
         """
         data = said.data
+        if said.filter is not None:
+            for condition in top.fields["filter"].items:
+                _check(condition)
         if said.resample is not None:
             top.fields["resample"].made(said.resample.check)
         if isinstance(data, str):
@@ -176,6 +164,8 @@ class FeedData:
         """
         dataset, said, at = self._whole(), self.said, self.top.fields
         if said.filter is not None:
+            for condition in at["filter"].items:
+                _check_kind(condition, dataset)
             dataset = at["filter"].made(lambda: _filtered(dataset, said.filter))
         if (split := said.split) is not None:
             parts = at["split"].made(lambda: dataset.split(split.fraction, split.seed, stratify=split.stratify))
@@ -201,13 +191,57 @@ class FeedData:
             if given.get(option) is not None:
                 given[option] = _from(file, given[option])
         read = getattr(mbaas, name)
-        dataset: Dataset = self.top.fields["data"].fields[name].made(lambda: read(self.where, **given))
+        try:
+            dataset: Dataset = self.top.fields["data"].fields[name].made(lambda: read(self.where, **given))
+        except DatasetError as error:
+            raise DatasetError(files.in_yaml(str(error))) from None
         return dataset
 
 
 def _from(file: Path, named: str) -> str:
     """Return a URI as it is, and a path as seen from the folder of the file that names it."""
     return named if "://" in named else str(file.resolve().parent / Path(named).expanduser())
+
+
+def _check(condition: files.Located) -> None:
+    """Refuse values that a comparison cannot have.
+
+    Raises:
+        ConfigError: names the condition's line, and the value as the file has it.
+    """
+    _, operator, value = condition.items
+    several = operator.value in _OF_SEVERAL
+    values = value.items if several else (value,)
+    kinds = {str if isinstance(each.value, str) else float if _is_number(each.value) else None for each in values}
+    if kinds in ({str}, {float}):
+        return
+    wanted = "a list of numbers, or of texts" if several else "a number or text"
+    quoting = next((each.quoting for each in values if isinstance(each.value, bool)), "")
+    if len(kinds) > 1:
+        quoting = quoting or next(each.quoting for each in values if not isinstance(each.value, str))
+    raise value.error(
+        f"{condition.name}: what stands after {operator.value!r} must be {wanted}, got {value.written}{quoting}"
+    )
+
+
+def _check_kind(condition: files.Located, dataset: Dataset) -> None:
+    """Refuse numbers that a field of texts is compared with: names that were not quoted.
+
+    Raises:
+        ConfigError: names the condition's line, and the value as the file has it.
+    """
+    from mbaas.dataset.parts import CLASS
+
+    field, _, value = condition.items
+    texts = {each.name for each in dataset.fields if each.categories} | ({CLASS} if dataset.class_names else set())
+    number = next((each for each in value.items or (value,) if _is_number(each.value)), None)
+    if field.value in texts and number is not None:
+        wrong = f"{field.value} is text, and {number.written} without quotes is a number{number.quoting}"
+        raise value.error(f"{condition.name}: {wrong}")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _filtered(dataset: Dataset, conditions: Any) -> Dataset:

@@ -15,9 +15,6 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
-from collections.abc import Callable
 from dataclasses import MISSING, dataclass, fields
 from functools import partial
 from pathlib import Path
@@ -29,6 +26,7 @@ from pydantic import TypeAdapter, WithJsonSchema
 from mbaas import files, transforms
 from mbaas.cli.feed_data import DataOptions, FeedData
 from mbaas.errors import ConfigError
+from mbaas.named_functions import import_named
 from mbaas.settings import RENAMED, FeedName, FeedOptions
 from mbaas.transforms import Boxes, Keypoints, Masks, Pipeline, Transform
 from mbaas.transforms.boxes import BoxFormat
@@ -172,7 +170,11 @@ def _transform(item: files.Located) -> Transform:
         raise item.error(f"unknown transform {name!r}; {instead(name, TRANSFORMS)}")
     parameters = _keywords(name, given) if given is not None else {}
     if name == "Map" and isinstance(parameters.get("fn"), str):
-        parameters["fn"] = _function(_at(item, given, "fn"), parameters["fn"])
+        place, path = _at(item, given, "fn"), parameters["fn"]
+        try:
+            parameters["fn"] = import_named(path, place.file.parent, what="Map's fn")
+        except ConfigError as error:
+            raise place.error(str(error)) from None
     try:
         return TRANSFORMS[name](**parameters)
     except ConfigError as error:
@@ -204,25 +206,3 @@ def _keywords(name: str, given: files.Located) -> dict[str, Any]:
         if key not in known:
             raise field.error(f"{name} has no parameter {key!r}; {instead(key, known)}")
     return {key: field.value for key, field in given.fields.items()}
-
-
-def _function(place: files.Located, path: str) -> Callable[..., Any]:
-    """Import the function that "module:function" names."""
-    module_name, _, name = path.partition(":")
-    if not module_name or not name:
-        raise place.error(f"Map's fn must be 'module:function', got {path!r}")
-    folder = str(place.file.resolve().parent)
-    sys.path.insert(0, folder)  # first, so that a module beside the file wins over an installed one of its name
-    try:
-        module = importlib.import_module(module_name)
-        function: Callable[..., Any] = getattr(module, name)
-    except (ImportError, AttributeError) as error:
-        raise place.error(f"cannot find Map's fn {path!r}: {error}") from None
-    finally:
-        sys.path.remove(folder)  # else its files would shadow modules that are imported later
-    if Path(module.__file__ or "").resolve().parent == Path(folder):
-        # Prep workers cannot import what lies beside the file: they get its functions by value.
-        from ray import cloudpickle
-
-        cloudpickle.register_pickle_by_value(module)
-    return function

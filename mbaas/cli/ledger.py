@@ -42,6 +42,8 @@ def ledger(
         ConfigError: no such consumer has finished an epoch, or the file cannot be written.
         ResourceError: there is no cluster.
     """
+    import pyarrow as pa
+
     import mbaas
 
     with err.status("connecting to Ray ..."):
@@ -51,14 +53,16 @@ def ledger(
     if consumer is not None:
         _check_known(consumer, rows)
     chosen = [consumer in (None, row["consumer"]) and not (only_inexact and row["exact"]) for row in rows]
-    found, rows = found.filter(chosen), [row for row, is_chosen in zip(rows, chosen, strict=True) if is_chosen]
+    nothing = "all ledgers match" if rows and only_inexact else "no trial has finished an epoch yet"
+    found = found.filter(pa.array(chosen, pa.bool_()))  # with its type, which an empty list does not show
+    rows = [row for row, is_chosen in zip(rows, chosen, strict=True) if is_chosen]
     if parquet is not None:
         _write(found, parquet)
         say_note(f"{counted(len(rows), 'ledger')} in {parquet}")
     elif as_json:
         write_json(json.dumps([{**row, "arrived": row["arrived"].isoformat()} for row in rows]))
     elif not rows:
-        out.print("no trial has finished an epoch yet" if not only_inexact else "all ledgers match", style="dim")
+        out.print(nothing, style="dim")
     else:
         out.print(_by_consumer(rows) if consumer is None and not only_inexact else _by_epoch(rows))
 

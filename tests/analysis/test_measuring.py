@@ -317,10 +317,10 @@ def test_a_maker_of_a_step_is_called_once(tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises(ConfigError, match="must return a function of a minibatch, got NoneType"):
         ready_step(load_step("steps_of_test:nothing"))
     for path, sentence in [
-        ("steps_of_test:number", "must be a function, got int"),
+        ("steps_of_test:number", "the step must be a function, and 'steps_of_test:number' is of type int"),
         ("steps_of_test:missing", "cannot find the step 'steps_of_test:missing'"),
         ("no_such_module_here:step", "cannot find the step"),
-        ("steps_of_test", "a step must be 'module:function', got 'steps_of_test'"),
+        ("steps_of_test", "the step must be 'module:function', got 'steps_of_test'"),
     ]:
         with pytest.raises(ConfigError, match=sentence):
             load_step(path)

@@ -22,12 +22,12 @@ from typer.testing import CliRunner
 from mbaas import transforms as T
 from mbaas.analysis import Setup, Workload, analyze, whole
 from mbaas.analysis.measuring import verify as verifying
-from mbaas.analysis.measuring.effort import Effort
+from mbaas.analysis.measuring.effort import QUICK, Effort
 from mbaas.analysis.measuring.pace import Pace
 from mbaas.analysis.measuring.progress import Progress
 from mbaas.analysis.measuring.service import EpochRun, ServiceRun
 from mbaas.analysis.measuring.steps import PacedStep
-from mbaas.analysis.measuring.system import NO_COSTS, begun, expected_s, workers_here
+from mbaas.analysis.measuring.system import NO_COSTS, QUICK_COSTS, begun, expected_s, workers_here
 from mbaas.analysis.measuring.verify import points, verify
 from mbaas.analysis.quantity import stated
 from mbaas.analysis.rates import MeasuredCurve
@@ -45,21 +45,31 @@ WORKLOAD = Workload(
 )
 
 
-def test_what_is_left_follows_from_how_slow_the_machine_turned_out_to_be() -> None:
+@pytest.mark.parametrize("pace", [0.1, 1.0, 5.0])
+def test_what_is_left_follows_from_the_plan_and_never_rises(pace: float) -> None:
+    """On a machine that takes a tenth of the expected time, as long, and five times as long."""
     now, lines = [0.0], list[str]()
     progress = Progress({"reads": 30.0, "left out": 0.0, "runs": 60.0}, lines.append, clock=lambda: now[0])
     progress.begin("reads", "reading")
-    now[0] = 60.0
+    now[0] = 30.0 * pace
     progress.found("100 samples/s")
     progress.begin("runs", "running")
-    now[0] = 90.0
     progress.begin("runs", "still running", done=0.5)
-    assert lines == [
-        "reading (0 s gone, about 1 min 30 s to go)",
+    progress.begin("runs", "again", done=0.0)
+    assert [line.rpartition("gone, about ")[2] for line in lines] == [
+        "1 min 30 s to go)",
         "  100 samples/s",
-        "running (1 min 00 s gone, about 2 min 00 s to go)",
-        "still running (1 min 30 s gone, about 45 s to go)",
+        "1 min 00 s to go)",
+        "30 s to go)",
+        "30 s to go)",
     ]
+
+
+def test_a_quick_analysis_is_planned_for_half_a_minute() -> None:
+    planned = expected_s(WORKLOAD, QUICK, cores=2, rate_per_s=None, gpus=0)
+    assert sum(planned.values()) < 25
+    assert planned["costs"] == planned["gpu"] == 0.0
+    assert begun(WORKLOAD, QUICK, rate_per_s=None, cores=8).workers == (1, 8)
 
 
 def test_every_phase_is_expected_to_take_as_long_as_there_is_to_measure() -> None:
@@ -327,4 +337,14 @@ def test_an_analysis_that_is_stopped_while_costs_are_measured_predicts_without_t
     assert NO_COSTS in found.notes
     assert (found.split, found.verification) == (None, None)
     assert found.rates.serving_s.value == 0.0
+    assert found.prediction.steady.trial_per_s.value > 0
+
+
+def test_a_quick_analysis_predicts_from_rates_alone(ray_clean: None) -> None:
+    """No feed is run, whatever is asked for."""
+    found = analyze(WORKLOAD, setup=Setup(), step="paced", rate_per_s=50.0, effort=QUICK, check=True)
+    assert QUICK_COSTS in found.notes
+    assert (found.split, found.verification, found.was_stopped) == (None, None, False)
+    assert [count for count, _ in found.rates.storage.points] == [1, 4, 16]
+    assert found.rates.prep.points[0][0] == 1
     assert found.prediction.steady.trial_per_s.value > 0

@@ -45,6 +45,15 @@ def test_nothing_helps() -> None:
     )
 
 
+def test_an_epoch_that_is_over_in_a_moment_gains_nothing() -> None:
+    """1,000 samples at 5,000 a second are 0.2 s; at 1,000 a second, 1 s, of which storage could be relieved."""
+    short, long = (round_rates(storage=line((1, rate)), prep=line((1, 1e5)), step=about(1e5)) for rate in (5e3, 1e3))
+    found = conclude(short, Setup(), **SAID)
+    assert found.sentence.startswith("Loading is not the problem: an epoch takes 200 ms, so there is nothing to gain.")
+    assert found.changes == ()
+    assert conclude(long, Setup(), **SAID).changes
+
+
 def test_views_that_agree_change_nothing() -> None:
     rates = round_rates(storage=line((1, 200)))
     assert verdict(rates, Setup(), seen={"loaders": Waits(prep=0.04, fetch=0.8)}) == verdict(rates, Setup())
@@ -55,8 +64,8 @@ def test_where_views_of_an_epoch_differ_nothing_is_claimed() -> None:
     said = verdict(round_rates(storage=line((1, 200))), Setup(cores=8, prep_workers=4), seen=seen, changes=[])
     assert said == (
         "How much of their time trials wait for data is not known: the prediction says 80 %, three runs compared 85 %, "
-        "loaders 26 % (15 % for other trials). By the prediction storage sets the pace at 5 s an epoch; nothing that "
-        "was looked at would make it 2 % faster."
+        "loaders 26 % (15 % for other trials). By the prediction storage sets the pace at 5 s an epoch; nothing is "
+        "recommended, because that may be wrong."
     )
 
 
@@ -68,7 +77,7 @@ def test_where_views_agree_that_trials_wait_but_not_for_what_nothing_is_claimed(
         "What trials spend their time waiting for is not known: the prediction says 75 % for samples to be read and "
         "5.0 % for samples to be prepared, three runs compared 80 % for samples to be prepared, loaders 78 % for "
         "samples to be read and 2.0 % for samples to be prepared. By the prediction storage sets the pace at 5 s an "
-        "epoch; nothing that was looked at would make it 2 % faster."
+        "epoch; nothing is recommended, because that may be wrong."
     )
 
 
@@ -103,6 +112,8 @@ def test_an_analysis_whose_split_disagrees_has_no_headline() -> None:
     assert found.prediction.steady.waits.all == pytest.approx(0.75)
     assert found.sentence.startswith("What trials spend their time waiting for is not known: the prediction says")
     assert "differ by 75 % of the epoch" in found.notes[-1]
+    assert found.changes == ()
+    assert conclude(round_rates(storage=line((1, 250))), Setup(), **SAID).changes
 
 
 def test_loaders_of_a_running_feed_do_not_contradict_a_prediction_without_a_word() -> None:

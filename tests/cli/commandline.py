@@ -90,8 +90,8 @@ def processes_with(text: str) -> list[str]:
 
 
 def shared_files() -> set[str]:
-    """Names of the files in shared memory."""
-    return {path.name for path in SHARED.iterdir()}
+    """Names of the files in shared memory, without hidden ones: those are browsers'."""
+    return {path.name for path in SHARED.iterdir() if not path.name.startswith(".")}
 
 
 def shared_files_left(before: set[str]) -> set[str]:

@@ -28,6 +28,7 @@ NOTHING = {
     "storage": None,
     "verify": False,
     "run": True,
+    "quick": False,
     "address": None,
 }
 
@@ -69,8 +70,15 @@ def run(*arguments: object) -> tuple[int, str, str]:
         ({"file": Path("a"), "step": "m:f", "rate_per_s": 1.0}, "say how fast training is"),
         ({"feed": "b", "verify": True}, "a running --feed tells its own rates"),
         ({"file": Path("a"), "step": "m:f", "trials": 0}, "--trials must be at least 1, got 0"),
+        ({"file": Path("a"), "rate_per_s": 1.0, "quick": True, "verify": True}, "leave out --quick or --verify"),
+        ({"feed": "train", "quick": True}, "leave out --quick or --feed"),
         ({"file": Path("a"), "step": "m:f", "storage": "fast"}, "--storage must be a rate .* got 'fast'"),
         ({"file": Path("a"), "step": "m:f", "storage": "0"}, "--storage must be a rate .* got '0'"),
+        (
+            {"file": Path("a"), "step": "m:f", "storage": "50"},
+            "a unit: write '50 MB/s', or '50 B/s' for bytes, got '50'",
+        ),
+        ({"file": Path("a"), "step": "m:f", "storage": "5e7/s"}, "--storage must have a unit"),
     ],
 )
 def test_options_that_do_not_go_together(given: dict[str, object], sentence: str) -> None:
@@ -81,6 +89,9 @@ def test_options_that_do_not_go_together(given: dict[str, object], sentence: str
 def test_options_that_do() -> None:
     request = request_of(**{**NOTHING, "file": Path("a"), "rate_per_s": 10.0, "storage": "50 MB"})
     assert (request.storage_bytes_per_s, request.rate_per_s) == (50_000_000, 10.0)
+    assert (
+        request_of(**{**NOTHING, "file": Path("a"), "rate_per_s": 1.0, "storage": "50 B/s"}).storage_bytes_per_s == 50
+    )
 
 
 def test_a_folder_that_is_not_there_is_noticed_before_anything_is_measured(tmp_path: Path) -> None:
@@ -244,3 +255,8 @@ def test_price_lists_that_cannot_work(saved: Path, tmp_path: Path, prices: str, 
     code, _, errors = run("what-if", saved, "--machines", tmp_path / "prices.yaml")
     assert code != 0
     assert sentence in errors
+
+
+def test_a_file_that_is_missing_is_not_said_to_be_wrong() -> None:
+    code, _, said = run("what-if", "none.json")
+    assert (code, said) == (2, "error: cannot read none.json: No such file or directory")

@@ -291,15 +291,18 @@ def test_conditions_compare_as_they_say(write: Write) -> None:
         ("data: images\nresample: {balance: label, samples: 0}\n", "2: resample.samples must be at least 1, got 0"),
         ("data: images\nfilter: []\n", "2: filter must hold at least 1 values, got [] (a list)"),
         ('data: images\nfilter: [label, "<", 5]\n', "2: filter[0] must be a list, got 'label' (text)"),
-        ('data: images\nfilter: [[label, "<"]]\n', "2: filter[0] must hold at least 3 values, got ['label', '<']"),
+        ('data: images\nfilter: [[label, "<"]]\n', "2: filter[0] must hold at least 3 values, got [label, \"<\"]"),
         ("data: images\nfilter: [[label, ~=, 5]]\n", "2: filter[0][1] must be one of '==', '!=', '<', '<=', "),
         (
             "data: images\nfilter:\n  - [label, in, 5]\n",
             "3: filter[0]: what stands after 'in' must be a list of numbers, or of texts, got 5",
         ),
         ("data: images\nfilter: [[label, ==, [5]]]\n", "after '==' must be a number or text, got [5]"),
-        ("data: images\nfilter: [[label, ==, true]]\n", "after '==' must be a number or text, got True"),
-        ("data: images\nfilter: [[label, in, [1, x]]]\n", "must be a list of numbers, or of texts, got [1, 'x']"),
+        ("data: images\nfilter: [[label, ==, true]]\n", "got true; quote it if it is text: 'true'"),
+        ("data: images\nfilter: [[class, in, [yes, no]]]\n", "got [yes, no]; quote it if it is text: 'yes'"),
+        ("data: images\nfilter: [[class, ==, 010]]\n", "2: filter[0][2]: 010 is 8 in YAML: write 8, or"),
+        ("data: images\nfilter: [[class, ==, null]]\n", "after '==' must be a number or text, got null"),
+        ("data: images\nfilter: [[label, in, [1, x]]]\n", "or of texts, got [1, x]; quote it if it is text: '1'"),
     ],
 )  # fmt: skip
 def test_mistakes_are_named_before_any_data_is_looked_for(write: Write, text: str, sentence: str) -> None:
@@ -325,6 +328,10 @@ def test_mistakes_are_named_before_any_data_is_looked_for(write: Write, text: st
         ),
         ("data: images\nfilter: [[label, ==, ant]]\n", ":2: filter: cannot filter ROOT/images by (label == \"ant\"): "),
         (f"data: images\nfilter: [[label, ==, {2**70}]]\n", ":2: filter: "),
+        (
+            "data: images\nfilter: [[class, in, [1e3, 5]]]\n",
+            ":2: filter[0]: class is text, and 1e3 without quotes is a number; quote it if it is text: '1e3'",
+        ),
         (
             "data: images\nsplit:\n  part: train\n  stratify: kind\n  fraction: 0.5\n",
             ":4: split: stratify must name a field of whole numbers, of which ROOT/images has label, got 'kind'",

@@ -143,7 +143,7 @@ def test_the_pages_about_sound_and_arrays_show_files_that_are_valid(page: str, s
         ("batch_size: 64", "batchsize: 64", "3: unknown key 'batchsize'; did you mean 'batch_size'?"),
         ("batch_size: 64\n", "", "1: the file lacks 'batch_size'"),
         ("batch_size: 64", "name: other", "3: 'name' is given twice, first in line 1"),
-        ("data: images", "data: [images]", "2: data must be text, got ['images'] (a list)"),
+        ("data: images", "data: [images]", "2: data must be text, got [images] (a list)"),
         ("name: train", "name: 7", "1: name must be text, got 7 (a whole number)"),
         ("name: train", "name: a/b", "1: name: a feed's name must be non-empty, without slashes"),
         ("1.5 GiB", "much", "11: cache_bytes must be a size such as '2 GiB' or '500 MB', or a whole number of bytes"),

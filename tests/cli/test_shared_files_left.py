@@ -8,6 +8,8 @@ import uuid
 
 from commandline import SHARED, shared_files, shared_files_left
 
+from mbaas.chaos import usage
+
 
 def test_files_are_left_that_no_process_has() -> None:
     """Those of programs that run beside are not."""
@@ -17,6 +19,17 @@ def test_files_are_left_that_no_process_has() -> None:
         with path.open("r+b") as file, mmap.mmap(file.fileno(), 8):
             assert path.name not in shared_files_left(before)
         assert path.name in shared_files_left(before)
+    finally:
+        path.unlink()
+
+
+def test_files_of_browsers_are_not_counted() -> None:
+    """A browser's process that has ended, or has no map of a file, leaves it to another one."""
+    before, counted = shared_files(), usage.shared_files()
+    path = SHARED / f".org.chromium.{uuid.uuid4().hex}"
+    path.write_bytes(bytes(8))
+    try:
+        assert path.name not in shared_files_left(before) | (usage.shared_files() - counted)
     finally:
         path.unlink()
 

@@ -45,4 +45,11 @@ def test_training_and_validation_feeds_with_defaults_leave_room_for_a_search_on_
             timeout=LIMIT_S - 20,
         )
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert re.fullmatch(r"\{'batch_size': (128|256)\}", ended.stdout.strip().splitlines()[-1]), ended.stdout
+    shared, best = ended.stdout.strip().splitlines()[-2:]
+    assert re.fullmatch(r"\{'batch_size': (128|256)\}", best), ended.stdout
+    counted = re.fullmatch(r"(\d+) samples delivered, (\d+) prepared", shared)
+    assert counted is not None, ended.stdout
+    delivered, prepared = map(int, counted.groups())
+    assert delivered == 2 * 3 * 70, "two trials, three epochs"
+    assert prepared < delivered, "they ran side by side"
+    assert "no trial can start" not in ended.stderr

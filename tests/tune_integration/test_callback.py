@@ -294,6 +294,17 @@ def test_a_trial_that_runs_while_its_ranks_have_no_place_is_told_of(
     )
 
 
+def test_a_trial_whose_place_is_there_while_its_process_starts_can_start(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    search, cluster = Search(monkeypatch, "PP"), Cluster(monkeypatch, free=0, held={"train": 7.0})
+    asking(search, CPU=1)
+    cluster.placed, cluster.waiting = {"first": [{"CPU": 1.0}]}, {"second": [{"CPU": 1.0}]}
+    assert looks(search, caplog, 3) == []
+    cluster.placed = {}
+    assert len(looks(search, caplog, 3)) == 1
+
+
 def test_groups_that_come_and_go_wait_for_nobody(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

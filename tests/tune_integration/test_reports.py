@@ -122,3 +122,9 @@ def test_what_a_trial_reports_itself_wins(reported: list[dict[str, Any]]) -> Non
     own = {"mbaas/stall_share": 0.1, "mbaas/cpu_hours": 7, "mbaas/cost": 8, "mbaas": "mine"}
     report(**own)
     assert reported == [own]
+
+
+def test_what_a_dataloader_would_take_is_missing_while_it_is_not_known() -> None:
+    """As after a first block: 0 would look as if loading alone cost nothing."""
+    known = trial._costs(LoadingCosts(prep_cpu_s=36.0, delivered_samples=100, cpu_price_per_h=2.0), 50)
+    assert known == {"cpu_hours": pytest.approx(0.005), "cost": pytest.approx(0.01)}

@@ -20,6 +20,8 @@ class Effort:
         most: the most measurements.
         budget_s: no measurement begins after this, once there are `least`.
         window_s: seconds that one measurement of a rate should take.
+        is_whole: also measure what feeds cost, and rates for every number of workers, threads and readers. If not, only
+            for the fewest and for as many as a feed has.
 
     Raises:
         ConfigError: a number that cannot work.
@@ -30,6 +32,7 @@ class Effort:
     most: int = 30
     budget_s: float = 6.0
     window_s: float = 0.25
+    is_whole: bool = True
 
     def __post_init__(self) -> None:
         if not 1 <= self.least <= self.most:
@@ -45,6 +48,10 @@ class Effort:
         return (
             len(values) >= self.most or elapsed_s >= self.budget_s or measured(values, unit=unit).spread <= self.spread
         )
+
+
+QUICK = Effort(spread=0.1, least=2, most=4, budget_s=0.5, window_s=0.1, is_whole=False)
+"""For a first answer: rates within about 10 %."""
 
 
 def repeated(

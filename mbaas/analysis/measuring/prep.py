@@ -5,7 +5,7 @@ from __future__ import annotations
 import resource
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -149,9 +149,9 @@ def prep_rate(
     options = (ray.put(raw), pipeline, engine, seed, made, dali_share)
     device = (gpus_per_worker or 0.0, gpus if engine == "dali" and gpus_per_worker is None else 0)
     points, cpu_s, faults = [], None, 0
-    for count in workers:
-        # New workers for each number, so that none has warmer caches than the others.
-        with _worker_group(count, 1, device, options) as group:
+    for workers_of in _groups(workers, device, options, effort):
+        with workers_of as group:
+            count = group.count
             points.append((float(count), group.rate(effort)))
             # of one worker, the first number: several contend for caches and memory, which P against workers shows
             cpu_s = cpu_s or measured(group.cpu_s, unit="CPU-s")
@@ -204,6 +204,15 @@ class _WorkerGroup:
         self._faults: list[int] = []
 
     @property
+    def count(self) -> int:
+        """Count the workers."""
+        return len(self._actors)
+
+    def first(self, count: int) -> _WorkerGroup:
+        """Return a group of the first workers."""
+        return _WorkerGroup(self._actors[:count])
+
+    @property
     def faults(self) -> int:
         """Count pages that had to be read from a disk, in the windows after the first, which loads code too."""
         return sum(self._faults)
@@ -223,6 +232,18 @@ class _WorkerGroup:
         self._faults.append(sum(window.faults for window in windows))
         # each by its own seconds: a worker that ends a block late has also made more
         return sum(window.samples / window.seconds for window in windows)
+
+
+def _groups(
+    counts: Sequence[int], device: tuple[float, int], options: tuple[Any, ...], effort: Effort
+) -> Iterator[AbstractContextManager[_WorkerGroup]]:
+    """Yield a group for each number of workers."""
+    if effort.is_whole:
+        # New workers for each number, so that none has warmer caches than the others.
+        yield from (_worker_group(count, 1, device, options) for count in counts)
+        return
+    with _worker_group(counts[-1], 1, device, options) as group:
+        yield from (nullcontext(group.first(count)) for count in counts)
 
 
 @contextmanager

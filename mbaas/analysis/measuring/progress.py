@@ -11,7 +11,7 @@ from mbaas.units import duration
 class Progress:
     """Tells of each phase as it begins, how much time is gone, and how much is left.
 
-    What is left is what was expected of the phases to come, times how much slower than expected those before were.
+    The time left is what is expected of the phases to come. It never rises: on a slow machine it falls more slowly.
 
     Args:
         expected_s: phase -> seconds, in the order in which they come; one may be begun several times, or not at all.
@@ -23,18 +23,16 @@ class Progress:
     ) -> None:
         self._expected_s, self._tell, self._clock = dict(expected_s), tell, clock
         self._began = clock()
+        self._left_s = sum(self._expected_s.values())
 
     def begin(self, phase: str, text: str, *, done: float = 0.0) -> None:
         """Tell what is measured now; ``done`` is the share of its phase that is over, from 0 to 1."""
         phases = list(self._expected_s)
         now = phases.index(phase)
-        over_s = done * self._expected_s[phase]
-        done_s = sum(self._expected_s[name] for name in phases[:now]) + over_s
-        left_s = sum(self._expected_s[name] for name in phases[now:]) - over_s
+        left_s = sum(self._expected_s[name] for name in phases[now:]) - done * self._expected_s[phase]
+        self._left_s = min(self._left_s, left_s)
         gone_s = self._clock() - self._began
-        if done_s:
-            left_s *= gone_s / done_s
-        self._tell(f"{text} ({duration(gone_s)} gone, about {duration(left_s)} to go)")
+        self._tell(f"{text} ({duration(gone_s)} gone, about {duration(self._left_s)} to go)")
 
     def found(self, text: str) -> None:
         """Tell what was measured, so that it is there if the analysis is stopped."""

@@ -7,9 +7,7 @@ and the optimizer live there.
 
 from __future__ import annotations
 
-import importlib
 import inspect
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,6 +23,7 @@ from mbaas.client.convert import Minibatch, make_converter
 from mbaas.errors import ConfigError
 from mbaas.fields import SAMPLE_ID, Packed
 from mbaas.messages import SampleSpec
+from mbaas.named_functions import import_named
 from mbaas.transforms import Normalize
 
 Step = Callable[[Minibatch], Any]
@@ -62,25 +61,7 @@ def load_step(path: str) -> Callable[..., Any]:
     Raises:
         ConfigError: it is not there, or cannot be called.
     """
-    module_name, _, name = path.partition(":")
-    if not module_name or not name:
-        raise ConfigError(f"a step must be 'module:function', got {path!r}")
-    folder = str(Path.cwd().resolve())  # the path of a command begins with the folder of its script instead
-    sys.path.insert(0, folder)
-    try:
-        module = importlib.import_module(module_name)
-        function: Callable[..., Any] = getattr(module, name)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"cannot find the step {path!r}: {error}") from None
-    finally:
-        sys.path.remove(folder)
-    if not callable(function):
-        raise ConfigError(f"the step {path!r} must be a function, got {type(function).__name__}")
-    if str(Path(module.__file__ or "").resolve().parent) == folder:
-        from ray import cloudpickle
-
-        cloudpickle.register_pickle_by_value(module)  # trials cannot import what lies in the working directory
-    return function
+    return import_named(path, Path.cwd(), what="the step")
 
 
 def ready_step(function: Callable[..., Any]) -> Step:

@@ -19,7 +19,15 @@ from mbaas.analysis.measuring.progress import Progress
 from mbaas.analysis.measuring.service import PREP_KIND, ServiceRun, Workload, measure_step, pooled, run_service
 from mbaas.analysis.measuring.so_far import Points, SoFar
 from mbaas.analysis.measuring.steps import StepRate
-from mbaas.analysis.measuring.storage import READERS, DiskRate, StorageRate, disk_rate, memory_rate, storage_rate
+from mbaas.analysis.measuring.storage import (
+    DROP_S,
+    READERS,
+    DiskRate,
+    StorageRate,
+    disk_rate,
+    memory_rate,
+    storage_rate,
+)
 from mbaas.analysis.quantity import Quantity, measured, spanning, stated
 from mbaas.analysis.rates import FREE, INSTANT, MeasuredCurve, Rates, step_overhead
 from mbaas.prep.engines import resolve_engine, workers_per_gpu
@@ -48,14 +56,17 @@ TRIALS = 4
 FEED_S = 6.0
 """About how long a feed and its trials take to start and to end."""
 
+PROCESS_S = 3.0
+"""About how long workers that prepare without a feed take to start."""
+
 ROUNDS = 2
 """How often each feed is run, with all others in between: a machine that others use too is not always as fast."""
 
-NO_COSTS = (
-    "the analysis was stopped before it was measured what a feed and a trial cost: predictions take serving to cost "
-    "nothing, and may be too fast"
-)
-"""A note that says so."""
+_TAKEN_AS_NOTHING = "predictions take serving to cost nothing, and may be too fast"
+
+NO_COSTS = f"the analysis was stopped before the costs of a feed and a trial were measured: {_TAKEN_AS_NOTHING}"
+QUICK_COSTS = f"a quick analysis does not measure the costs of a feed and a trial: {_TAKEN_AS_NOTHING}"
+"""Notes that say so."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,11 +99,11 @@ def measure(
     *,
     rate_per_s: float | None = None,
     cores: int | None = None,
-    readers: Sequence[int] = READERS,
+    readers: Sequence[int] | None = None,
     gpus: int = 0,
     effort: Effort | None = None,
     progress: Progress,
-    pace: Pace,
+    pace: Pace | None,
     so_far: SoFar | None = None,
 ) -> Measured:
     """Measure G, P, S and C, and what a feed costs. Ray has to run.
@@ -103,9 +114,10 @@ def measure(
     Args:
         rate_per_s: G as somebody stated it; None: the workload's step is measured.
         cores: how many prep may use; None: all that this process may.
-        readers: the numbers of readers to measure S with.
+        readers: the numbers of readers to measure S with; None: those of the effort.
         gpus: how many prep may use.
         pace: looks at the machine while prep is measured, and in between feeds; its usual pace is set to the former.
+            None if no feed is run: the effort is not a whole one.
         so_far: gets every rate as soon as it is measured.
 
     Raises:
@@ -114,9 +126,10 @@ def measure(
     effort, cores = effort or Effort(), cores or cores_here()
     dataset, pipeline = workload.dataset, workload.pipeline
     workers = workers_here(workload, cores=cores, gpus=gpus)
-    counts, threads = _worker_counts(workers), _thread_counts(cores)
+    counts, threads = _worker_counts(workers, effort), _thread_counts(cores, effort)
+    readers = _reader_counts(effort) if readers is None else readers
     if so_far is None:
-        so_far = begun(workload, rate_per_s=rate_per_s, cores=cores, gpus=gpus, readers=readers)
+        so_far = begun(workload, effort, rate_per_s=rate_per_s, cores=cores, gpus=gpus, readers=readers)
     # the engine that a feed would choose: P is to be a feed's
     engine = resolve_engine(workload.options.engine, pipeline, gpus=gpus)
     progress.begin("storage", f"S: random reads from cold storage with 1 to {readers[-1]} readers")
@@ -133,11 +146,12 @@ def measure(
     progress.found(f"C: {units.rate(cache.value)}")
     progress.begin("subset", "reading a part of the dataset into memory")
     raw = subset(dataset, seed=workload.options.seed)
-    looks = [pace.look()]
+    looks = [pace.look()] if pace is not None else []
 
     def found(points: Points, *point: Any) -> None:
         points.append(point)
-        looks.append(pace.look())
+        if pace is not None:
+            looks.append(pace.look())
 
     progress.begin("prep", f"P: prep with 1 to {counts[-1]} workers, data in memory")
     prep = prep_rate(
@@ -172,7 +186,8 @@ def measure(
             found=lambda *point: found(so_far.decoded_prep, *point),
         )
         progress.found(f"P of decoded samples: {_best(of_kept.workers, 'prep worker')}")
-    pace.usual_per_s = sum(looks) / len(looks)
+    if pace is not None:
+        pace.usual_per_s = sum(looks) / len(looks)
     disk = None
     if workload.options.disk is not None:
         progress.begin("disk", "the disk tier's disk: random reads of what it keeps, cold")
@@ -214,7 +229,7 @@ def measure(
     trials = "trials that do nothing, on one worker, on all, four of them, with nothing decoded, with no cache"
     notes, was_stopped = _notes(prep, storage, disk), False
     try:
-        if crosses_to_gpu(workload, rate_per_s, gpus):
+        if effort.is_whole and crosses_to_gpu(workload, rate_per_s, gpus):
             progress.begin("gpu", "a worker and a training step side by side on a GPU, and the cpu engine")
             on_gpu = gpu_rates(workload, rates, raw, kept, prep.made, effort, gpus=gpus)
             rates = replace(rates, on_gpu=on_gpu)
@@ -222,8 +237,11 @@ def measure(
             made, trained = (f"{units.number(each)}/s" for each in (on_gpu.decode.per_s, on_gpu.decode.step_per_s))
             progress.found(f"beside each other: {made} prepared, {trained} trained")
             del raw, kept
-        progress.begin("costs", f"what a feed and a trial cost: {trials}")
-        rates = with_costs(rates, workload, workers, pace)
+        if pace is not None:
+            progress.begin("costs", f"what a feed and a trial cost: {trials}")
+            rates = with_costs(rates, workload, workers, pace)
+        else:
+            notes = (*notes, QUICK_COSTS)
     except KeyboardInterrupt:  # all rates are there: what follows from them is worth having
         notes, was_stopped = (*notes, NO_COSTS), True
     return Measured(rates=rates, prep=prep, storage=storage, steps=tuple(steps), notes=notes, was_stopped=was_stopped)
@@ -247,10 +265,18 @@ def workers_here(workload: Workload, *, cores: int, gpus: int) -> int:
 
 
 def begun(
-    workload: Workload, *, rate_per_s: float | None, cores: int, gpus: int = 0, readers: Sequence[int] = READERS
+    workload: Workload,
+    effort: Effort | None = None,
+    *,
+    rate_per_s: float | None,
+    cores: int,
+    gpus: int = 0,
+    readers: Sequence[int] | None = None,
 ) -> SoFar:
     """Return what `measure` knows before it has measured anything, to be given to it."""
-    counts = _worker_counts(workers_here(workload, cores=cores, gpus=gpus))
+    effort = effort or Effort()
+    counts = _worker_counts(workers_here(workload, cores=cores, gpus=gpus), effort)
+    readers = _reader_counts(effort) if readers is None else readers
     return SoFar.of(workload, cores=cores, readers=readers, workers=counts, rate_per_s=rate_per_s)
 
 
@@ -261,22 +287,22 @@ def expected_s(
     cores: int,
     rate_per_s: float | None,
     gpus: int,
-    readers: Sequence[int] = READERS,
 ) -> dict[str, float]:
     """Return about how many seconds each phase of `measure` takes, in their order; those that are left out take 0."""
-    each_s, crosses = effort.budget_s, crosses_to_gpu(workload, rate_per_s, gpus)
-    counts = _worker_counts(workers_here(workload, cores=cores, gpus=gpus))
+    each_s, crosses = effort.budget_s, effort.is_whole and crosses_to_gpu(workload, rate_per_s, gpus)
+    counts = _worker_counts(workers_here(workload, cores=cores, gpus=gpus), effort)
+    start_s = each_s + (PROCESS_S if effort.is_whole else 0.0)  # else the same workers measure all numbers
     has_disk = workload.options.disk is not None
     return {
-        "storage": each_s * len(readers),
+        "storage": (DROP_S + each_s) * len(_reader_counts(effort)),
         "memory": each_s / 2,
-        "subset": 4.0,
-        "prep": each_s * (len(counts) + len(_thread_counts(cores))),
-        "decoded": 2.0 + each_s * len(counts),
+        "subset": 4.0 if effort.is_whole else 1.0,
+        "prep": start_s * (len(counts) + len(_thread_counts(cores, effort)) - 1) + PROCESS_S,
+        "decoded": start_s * len(counts) + PROCESS_S,
         "disk": each_s if has_disk else 0.0,
-        "step": 2 * each_s if rate_per_s is None else 0.0,
+        "step": PROCESS_S + 2 * each_s if rate_per_s is None else 0.0,
         "gpu": 5 * each_s + 2 * FEED_S if crosses else 0.0,
-        "costs": 5 * ROUNDS * (FEED_S + IDLE_S + (EPOCHS + 2) * EPOCH_S),
+        "costs": 5 * ROUNDS * (FEED_S + IDLE_S + (EPOCHS + 2) * EPOCH_S) if effort.is_whole else 0.0,
     }
 
 
@@ -285,14 +311,20 @@ def _best(curve: MeasuredCurve, thing: str) -> str:
     return f"{units.number(rate.value)} samples/s with {units.counted(int(count), thing)}"
 
 
-def _worker_counts(workers: int) -> list[int]:
+def _reader_counts(effort: Effort) -> Sequence[int]:
+    return READERS if effort.is_whole else READERS[::2]
+
+
+def _worker_counts(workers: int, effort: Effort) -> list[int]:
     """Return the numbers to measure, where a feed has a worker for each core, or so many on GPUs."""
+    if not effort.is_whole:
+        return sorted({1, workers})
     # Powers of two show where contention begins; twice as many shows whether more would still help.
     return sorted({workers, 2 * workers, *(2**k for k in range(workers.bit_length()))})
 
 
-def _thread_counts(cores: int) -> list[int]:
-    return sorted({1, 2, cores})
+def _thread_counts(cores: int, effort: Effort) -> list[int]:
+    return sorted({1, 2, cores}) if effort.is_whole else [1]
 
 
 def with_costs(rates: Rates, workload: Workload, workers: int, pace: Pace) -> Rates:

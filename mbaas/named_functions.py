@@ -1,0 +1,56 @@
+"""Imports the functions that files and command lines name as "module:function"."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from mbaas.errors import ConfigError
+
+
+def import_named(path: str, folder: Path, *, what: str) -> Callable[..., Any]:
+    """Import the function that "module:function" names.
+
+    Args:
+        folder: where the module is looked for first. Other processes cannot import what is there, so functions of that
+            module are pickled by value.
+        what: what the function is, for errors: "the step".
+
+    Raises:
+        ConfigError: there is no such module or function, or the module cannot be imported.
+    """
+    module_name, _, name = path.partition(":")
+    if not module_name or not name or not all(part.isidentifier() for part in module_name.split(".")):
+        raise ConfigError(f"{what} must be 'module:function', got {path!r}")
+    cannot, place = f"cannot find {what} {path!r}", folder.resolve()
+    sys.path.insert(0, str(place))  # first, so that a module of the folder wins over an installed one of its name
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (module_name == error.name or module_name.startswith(f"{error.name}.")):
+            raise ConfigError(f"{cannot}: there is no module {error.name!r} in {place}, nor an installed one") from None
+        raise ConfigError(f"{cannot}: importing {module_name} failed: {error}") from None
+    except Exception as error:  # anything: it is a user's program
+        raise ConfigError(f"{cannot}: importing {module_name} failed: {type(error).__name__}: {error}") from None
+    finally:
+        sys.path.remove(str(place))  # else its files would shadow modules that are imported later
+    if module.__file__ is None:  # a namespace package, as Python makes of any folder
+        found = ", ".join(map(str, module.__path__))
+        wanted = f"{module_name.replace('.', '/')}.py"
+        raise ConfigError(f"{cannot}: there is no {wanted} in {place}, and {found} is a folder without a program")
+    if not hasattr(module, name):
+        near = difflib.get_close_matches(name, vars(module), n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ConfigError(f"{cannot}: {module.__file__} has no {name!r}{hint}")
+    function: Callable[..., Any] = getattr(module, name)
+    if not callable(function):
+        raise ConfigError(f"{what} must be a function, and {path!r} is of type {type(function).__name__}")
+    if Path(module.__file__).resolve().parent == place:
+        from ray import cloudpickle
+
+        cloudpickle.register_pickle_by_value(module)
+    return function
