@@ -10,7 +10,9 @@ import pyarrow.fs
 from mbaas.dataset.base import Dataset
 from mbaas.dataset.tree import FileKind, list_tree
 
-IMAGE_EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp")
+IMAGE_EXTENSIONS = (
+    ".jpg", ".jpeg", ".jpe", ".jfif", ".jfi", ".jif", ".pjpeg", ".pjp", ".png", ".apng", ".webp", ".bmp", ".dib",
+)  # fmt: skip
 """What `read_images` takes for images unless told otherwise: what the engines decode."""
 
 AUDIO_EXTENSIONS = (
@@ -23,18 +25,9 @@ AUDIO_EXTENSIONS = (
 ARRAY_EXTENSIONS = (".npy", ".npz")
 """What `read_arrays` takes for arrays unless told otherwise."""
 
-_IMAGES = FileKind(
-    "read_images",
-    "images",
-    "cat/1.jpg, dog/2.jpg",
-    others=(".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".gif", ".avif", ".heic", ".jxl"),
-)
-_AUDIO = FileKind(
-    "read_audio", "recordings", "yes/1.wav, no/2.wav", others=(".m4a", ".mp4", ".aac", ".wma", ".amr", ".webm")
-)
-_ARRAYS = FileKind(
-    "read_arrays", "arrays", "ill/1.npy, well/2.npy", others=(".h5", ".hdf5", ".mat", ".pt", ".nii", ".tfrecord")
-)
+_IMAGES = FileKind("read_images", "images", "cat/1.jpg, dog/2.jpg", IMAGE_EXTENSIONS)
+_AUDIO = FileKind("read_audio", "recordings", "yes/1.wav, no/2.wav", AUDIO_EXTENSIONS)
+_ARRAYS = FileKind("read_arrays", "arrays", "ill/1.npy, well/2.npy", ARRAY_EXTENSIONS)
 
 
 def read_images(
@@ -51,8 +44,9 @@ def read_images(
     order of their sorted names; an image may lie at any depth below its class; images of a class are
     ordered by folder, then by name. Links are followed, except to a folder that they lie in, which would never
     end. Left out are links that lead nowhere, hidden files and folders (`.name`), files right below `uri`, files
-    with other endings, and what is no file (pipes, devices). A warning counts files that others take for images,
-    and images whose names are not UTF-8, which a URI cannot name.
+    with other endings, and what is no file (pipes, devices). Unless `extensions` is given, a warning counts the
+    files with other endings, except notes and annotations such as ``.txt``. Another warning counts images whose
+    names are not UTF-8, which a URI cannot name.
 
     A class without images is an error, as in torchvision: it is a slip more often than a wish, and leaving it
     out would shift the labels of the classes after it.

@@ -27,8 +27,15 @@ from mbaas.dataset.table import fingerprint_of, table_of
 from mbaas.errors import ConfigError, DatasetError
 from mbaas.fields import LABEL
 from mbaas.progress import track
+from mbaas.units import counted
 
 _REMOTE_THREADS = 8  # they wait for a server most of the time; local disks gain nothing
+_COMPANIONS = (
+    ".txt", ".md", ".rst", ".json", ".jsonl", ".csv", ".tsv", ".xml", ".yaml", ".yml", ".html", ".pdf", ".py", ".sh",
+    ".log", ".lab", ".textgrid", ".srt", ".vtt", ".md5", ".sha1", ".sha256", ".db", ".ini", ".lnk", ".url",
+)  # fmt: skip
+"""Endings of notes, annotations and checksums next to samples, and of files of desktops: left out silently."""
+
 _MOST_WAYS = 1000  # from a class to one and the same folder: twenty folders with two links each can make a million
 _CALLER = 6  # frames from a warning to the line that called the reader: through `list_tree`, `listed_once` and `make`
 _S3_ATTEMPTS = 5  # of each request; a class of a million images is listed by a thousand of them
@@ -42,14 +49,13 @@ class FileKind:
         writer: the function that lists them, whose name a kept listing has.
         plural: what they are called in messages.
         example: names of two classes and of a file in each, for messages.
-        others: endings of files that others take for such ones, but that we cannot decode: to leave them out in silence
-            could halve somebody's dataset.
+        endings: of the files unless the user names others.
     """
 
     writer: str
     plural: str
     example: str
-    others: tuple[str, ...]
+    endings: tuple[str, ...]
 
 
 def list_tree(
@@ -80,7 +86,8 @@ def list_tree(
         folders = _list_folders(kind, where, class_names if classes else ("",), endings)
         _warn_of_unnamed(kind, where, folders)  # first: a class of which nothing is left is then no riddle
         _refuse_empty(where, folders, endings)
-        _warn_of_others(kind, where, folders, endings)
+        if endings == kind.endings:  # who names endings has decided on the others
+            _warn_of_others(kind, where, folders)
         table = _table_of(folders, classes)
         return Listing(kind.writer, where.root, options, class_names, fingerprint_of(table, class_names), table)
 
@@ -97,14 +104,14 @@ class _FolderListing:
         name: of the class; "" for the tree.
         uris: large_string[n], relative to the root.
         lengths: int64[n], bytes.
-        left_out: number of files in formats that were not asked for.
+        left_out: paths of files with other endings.
         unnamed: the names of files that are not UTF-8.
     """
 
     name: str
     uris: pa.Array
     lengths: NDArray[np.int64]
-    left_out: int
+    left_out: tuple[str, ...]
     unnamed: tuple[bytes, ...]
 
 
@@ -167,7 +174,8 @@ def _list_folder(kind: FileKind, where: Location, endings: tuple[str, ...], name
     # Some file systems answer with a leading slash that they were not asked with, or without one.
     top = f"{folder.strip('/')}/".lstrip("/")
     rows: list[tuple[str, int]] = []
-    left_out, unnamed = 0, []
+    left_out: list[str] = []
+    unnamed: list[bytes] = []
     with _blaming(shown):
         if not name:
             _check_folder(where, f"expected a folder of {kind.plural}")
@@ -185,14 +193,14 @@ def _list_folder(kind: FileKind, where: Location, endings: tuple[str, ...], name
             path = path.lstrip("/")
             if path.lower().endswith(endings):
                 rows.append((path, _known_size(where, path, entry.size)))
-            elif path.lower().endswith(kind.others):
-                left_out += 1
+            elif not path.lower().endswith(_COMPANIONS):
+                left_out.append(path)
     # By folder, then by name, as torchvision: whole paths would put "cat/a-b/1.jpg" before "cat/a/1.jpg".
     rows.sort(key=lambda row: row[0].rpartition("/"))
     if twice := next((path for (path, _), (following, _) in pairwise(rows) if path == following), None):
         raise DatasetError(f"cannot list {shown}: its file system names {twice!r} twice")
     uris = pa.array([path for path, _ in rows], pa.large_string())
-    return _FolderListing(name, uris, np.array([size for _, size in rows], np.int64), left_out, tuple(unnamed))
+    return _FolderListing(name, uris, np.array([size for _, size in rows], np.int64), tuple(left_out), tuple(unnamed))
 
 
 def _entries(where: Location, folder: str) -> Iterator[pyarrow.fs.FileInfo]:
@@ -260,13 +268,12 @@ def _refuse_empty(where: Location, folders: list[_FolderListing], endings: tuple
     )
 
 
-def _warn_of_others(kind: FileKind, where: Location, folders: list[_FolderListing], endings: tuple[str, ...]) -> None:
-    left_out = sum(listing.left_out for listing in folders)
+def _warn_of_others(kind: FileKind, where: Location, folders: list[_FolderListing]) -> None:
+    left_out = [path for listing in folders for path in listing.left_out]
     if left_out:
-        first = next(listing.name for listing in folders if listing.left_out)
-        which = f", the first of them in class {first!r}" if first else ""
         warnings.warn(
-            f"{where.root}: left out {left_out} {kind.plural} that do not end in {' or '.join(endings)}{which}",
+            f"{where.root}: left out {counted(len(left_out), 'file')} whose names do not end as {kind.plural} do, for "
+            f"instance {min(left_out)!r}; name the endings to read with extensions=",
             stacklevel=_CALLER,
         )
 

@@ -1,4 +1,4 @@
-"""Decoding images to RGB pixels on the CPU: libjpeg-turbo for JPEG, OpenCV for PNG and WebP.
+"""Decoding images to RGB pixels on the CPU: libjpeg-turbo for JPEG, OpenCV for PNG, WebP and BMP.
 
 Of a JPEG whose crop is known, only the rows down to the crop's end are decoded; the pixels stay the same.
 Decoding at half size, which libjpeg also offers, is left out: a crop's edges then fall between pixels, and
@@ -21,7 +21,7 @@ _OPENCV_FLAGS = cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION
 _LARGEST_MCU = 16  # rows that a JPEG encodes together, at most
 _UPSAMPLING_MARGIN = 4  # rows below the last one that its colours are interpolated from, and some to spare
 _WORTH_CUTTING = 32  # rows: to leave out fewer saves less than the copy of the file costs
-_NAMES = {"jpeg": "JPEG", "png": "PNG", "webp": "WebP"}
+_NAMES = {"jpeg": "JPEG", "png": "PNG", "webp": "WebP", "bmp": "BMP"}
 _FLIPS = {2: 1, 3: -1, 4: 0, 6: 1, 7: -1, 8: 0}
 """EXIF orientation to OpenCV's flip code, after a transposition for 5 to 8."""
 

@@ -33,11 +33,12 @@ _ORIENTATION = 0x0112  # EXIF's tag
 _TIFF_NUMBERS = {3: "H", 4: "I", 5: "II", 6: "b", 8: "h", 9: "i", 10: "ii", 11: "f", 12: "d", 13: "I", 16: "Q"}
 
 _RIFF_CHUNK = Struct("<4sI")  # kind and length of a WebP's chunk
+_BMP_HEADS = (40, 52, 56, 64, 108, 124)  # sizes of the headers that Windows wrote since version 3
+
 _VP8_KEY_FRAME = b"\x9d\x01\x2a"
 
 _OTHERS = (
     (b"GIF8", "a GIF image"),
-    (b"BM", "a BMP image"),
     (b"II*\0", "a TIFF image"),
     (b"MM\0*", "a TIFF image"),
     (b"RIFF", "a RIFF file of another kind"),
@@ -69,7 +70,7 @@ class Header(NamedTuple):
         scans: how often a JPEG's decoder goes over the whole image.
     """
 
-    format: Literal["jpeg", "png", "webp", "decoded"]
+    format: Literal["jpeg", "png", "webp", "bmp", "decoded"]
     height: int
     width: int
     channels: int
@@ -86,7 +87,7 @@ class Header(NamedTuple):
 
 
 def peek(data: memoryview, max_pixels: int) -> Header:
-    """Read the header of a JPEG, PNG or WebP, and check that the file is complete and not larger than
+    """Read the header of a JPEG, PNG, WebP or BMP, and check that the file is complete and not larger than
     ``max_pixels``.
 
     Raises:
@@ -99,6 +100,8 @@ def peek(data: memoryview, max_pixels: int) -> Header:
         header = _peek_png(data)
     elif start[:4] == b"RIFF" and start[8:] == b"WEBP":
         header = _peek_webp(data)
+    elif start[:2] == b"BM":
+        header = _peek_bmp(data)
     else:
         raise UndecodableError(_unknown(data))
     # Before anybody allocates memory for it: a header of twenty bytes can claim gigabytes.
@@ -128,8 +131,8 @@ def _unknown(data: memoryview) -> str:
     start = bytes(data[:12])
     for signature, name in _OTHERS:
         if start.startswith(signature):
-            return f"it is {name}, not JPEG, PNG or WebP"
-    return f"it is not JPEG, PNG or WebP: it starts with {start!r}"
+            return f"it is {name}, not JPEG, PNG, WebP or BMP"
+    return f"it is not JPEG, PNG, WebP or BMP: it starts with {start!r}"
 
 
 def _truncated(data: memoryview, what: str) -> UndecodableError:
@@ -290,3 +293,21 @@ def _webp_size(kind: bytes, content: memoryview) -> tuple[int, int]:
         (bits,) = unpack_from("<I", content, 1)
         return 1 + (bits >> 14 & 0x3FFF), 1 + (bits & 0x3FFF)
     raise UndecodableError("corrupt WebP: its first chunk does not tell how large the image is")
+
+
+def _peek_bmp(data: memoryview) -> Header:
+    """Read the two headers of a BMP; rows of pixels are stored in whole numbers of 4 bytes."""
+    if len(data) < 30:
+        raise _truncated(data, "BMP")
+    begin, size = unpack_from("<II", data, 10)
+    if size == 12:  # OS/2 1.x
+        width, height, _, bits = unpack_from("<HHHH", data, 18)
+        compression = 0
+    elif size in _BMP_HEADS and len(data) >= 34:
+        width, height, _, bits, compression = unpack_from("<iiHHI", data, 18)
+    else:
+        raise UndecodableError(f"corrupt BMP: its header says that it has {size:,} bytes")
+    width, height = max(width, 0), abs(height)  # a height below 0 is that of an image stored from the top
+    if compression in (0, 3) and begin + (width * bits + 31) // 32 * 4 * height > len(data):
+        raise _truncated(data, "BMP")
+    return Header("bmp", height, width, 3, 8)

@@ -43,7 +43,7 @@ class Decoder(Transform):
 
 @dataclass(frozen=True)
 class DecodeImage(Decoder):
-    """Decode JPEG, PNG or WebP bytes to RGB, uint8 [height, width, 3]; minibatches have them as ``image``.
+    """Decode JPEG, PNG, WebP or BMP bytes to RGB, uint8 [height, width, 3]; minibatches have them as ``image``.
 
     Grey images get three equal channels, CMYK and YCCK become RGB, alpha is dropped, 16 bits a channel become
     the upper 8, and a JPEG is turned as its EXIF orientation says. The result is the same for all engines

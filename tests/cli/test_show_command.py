@@ -141,7 +141,7 @@ def test_bad_samples_are_told(feed: Path, tmp_path: Path) -> None:
     (tmp_path / "3.png").write_text("not an image")
     said = call("show", feed, "--out", tmp_path / "grid.png", "--count", 12)
     assert said.exit_code == 0
-    assert "3.png cannot be prepared: it is not JPEG, PNG or WebP" in said.stderr
+    assert "3.png cannot be prepared: it is not JPEG, PNG, WebP or BMP" in said.stderr
     assert "1 bad sample among the first of this epoch; each is an error in each trial, unless" in said.stderr
     assert "the first 11 samples" in said.stdout
 

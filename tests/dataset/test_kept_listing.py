@@ -70,7 +70,7 @@ def test_a_listing_of_something_else_is_refused_with_both(tree: Path, listing: P
     shutil.copytree(tree, tmp_path / "copy")
     with pytest.raises(DatasetError, match=r"train\.parquet is of root '.*/tree', asked for is '.*/copy'; remove it"):
         read_images(tmp_path / "copy", listing=listing)
-    with pytest.raises(DatasetError, match=r"is of extensions \(.*'\.webp'\), asked for is \('\.png',\)"):
+    with pytest.raises(DatasetError, match=r"is of extensions \(.*'\.dib'\), asked for is \('\.png',\)"):
         read_images(tree, extensions=".png", listing=listing)
     with pytest.raises(ConfigError, match="extensions"):
         read_images(tree, extensions="png", listing=listing)

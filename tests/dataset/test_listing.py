@@ -25,6 +25,7 @@ from pyarrow.fs import (
 )
 
 from mbaas.dataset import read_images
+from mbaas.dataset.listing import IMAGE_EXTENSIONS
 from mbaas.dataset.table import TableDataset
 from mbaas.errors import ConfigError, DatasetError
 
@@ -96,7 +97,10 @@ def test_the_order_of_sub_folders_is_that_of_their_whole_paths(tmp_path: Path) -
 def test_hidden_files_other_endings_and_files_beside_the_classes_are_left_out(tmp_path: Path) -> None:
     grow(tmp_path, "cat/1.jpg", "cat/.2.jpg", "cat/.cache/3.jpg", ".git/4.jpg", "cat/notes.txt", "5.jpg")
     grow(tmp_path, "cat/6jpg", "cat/jpg")
-    assert listed(tmp_path) == [("cat/1.jpg", 0)]
+    with pytest.warns(
+        UserWarning, match=r"left out 2 files whose names do not end as images do, for instance 'cat/6jpg'"
+    ):
+        assert listed(tmp_path) == [("cat/1.jpg", 0)]
 
 
 def test_a_hidden_root_is_not_hidden(tmp_path: Path) -> None:
@@ -105,15 +109,16 @@ def test_a_hidden_root_is_not_hidden(tmp_path: Path) -> None:
 
 
 def test_endings_count_in_any_case_and_can_be_chosen(tmp_path: Path) -> None:
-    grow(tmp_path, "cat/1.JPG", "cat/2.JpEg", "cat/3.pNg", "cat/4.npy")
+    grow(tmp_path, "cat/1.JPG", "cat/2.JpEg", "cat/3.pNg")
     assert [name for name, _ in listed(tmp_path)] == ["cat/1.JPG", "cat/2.JpEg", "cat/3.pNg"]
+    grow(tmp_path, "cat/4.npy")
     assert [name for name, _ in listed(tmp_path, extensions=(".NPY", ".jpg"))] == ["cat/1.JPG", "cat/4.npy"]
     assert [name for name, _ in listed(tmp_path, extensions=".npy")] == ["cat/4.npy"]
 
 
 def test_an_image_that_our_engines_cannot_decode_is_not_dropped_in_silence(tmp_path: Path) -> None:
-    grow(tmp_path, "cat/1.jpg", "dog/2.bmp", "dog/3.TIFF", "dog/4.jpg")
-    with pytest.warns(UserWarning, match=r"left out 2 images .* first of them in class 'dog'") as caught:
+    grow(tmp_path, "cat/1.jpg", "dog/2.gif", "dog/3.TIFF", "dog/4.jpg", "dog/5.xml")
+    with pytest.warns(UserWarning, match=r"left out 2 files .*, for instance 'dog/2.gif'; .*extensions=$") as caught:
         assert listed(tmp_path) == [("cat/1.jpg", 0), ("dog/4.jpg", 1)]
     assert str(tmp_path) in str(caught[0].message)
     assert caught[0].filename == __file__, "the line that reads is told"
@@ -265,7 +270,7 @@ def test_images_without_classes_lie_anywhere_and_have_no_label(tmp_path: Path) -
 def test_classes_without_images_are_named(tmp_path: Path) -> None:
     grow(tmp_path, "cat/1.jpg", "dog/", "eel/notes.txt", "fox/.1.jpg")
     assert refusal(tmp_path) == (
-        f"{tmp_path}: 3 of 4 class folders hold no file that ends in .jpg or .jpeg or .png or .webp: "
+        f"{tmp_path}: 3 of 4 class folders hold no file that ends in {' or '.join(IMAGE_EXTENSIONS)}: "
         "'dog', 'eel', 'fox'; remove them, or name other endings with extensions="
     )
 

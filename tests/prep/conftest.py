@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from struct import pack
 
 import cv2
 import numpy as np
@@ -71,6 +72,9 @@ def odd_files(photos):
             photo,
         ),
         "webp 1x1": (encoded(photo[:1, :1], "WEBP", lossless=True), photo[:1, :1]),
+        "bmp": (encoded(photo, "BMP"), photo),
+        "bmp grey": (encoded(photo[..., 0], "BMP"), np.repeat(photo[..., :1], 3, axis=2)),
+        "bmp 1x1": (encoded(photo[:1, :1], "BMP"), photo[:1, :1]),
     }
     for orientation in range(1, 9):
         exif = Image.Exif()
@@ -107,9 +111,9 @@ def damaged_files(jpeg, png, webp):
         "empty": (b"", "the file is empty (0 bytes)"),
         "text named .jpg": (
             b"hello, this is text\n" * 20,
-            "it is not JPEG, PNG or WebP: it starts with b'hello, this ",
+            "it is not JPEG, PNG, WebP or BMP: it starts with b'hello, this ",
         ),
-        "gif": (b"GIF89a" + bytes(50), "it is a GIF image, not JPEG, PNG or WebP"),
+        "gif": (b"GIF89a" + bytes(50), "it is a GIF image, not JPEG, PNG, WebP or BMP"),
         "half a jpeg": (jpeg[:middle], f"truncated JPEG: it breaks off after {middle:,} bytes"),
         "jpeg without its end": (jpeg[:-2], "truncated JPEG: it breaks off after"),
         "header of a jpeg": (jpeg[:300], "truncated JPEG"),
@@ -129,7 +133,13 @@ def damaged_files(jpeg, png, webp):
             "corrupt WebP: the chunk at byte 12 ends after the file",
         ),
         "damaged webp": (webp[:30] + b"\xff" * (len(webp) - 30), "corrupt WebP: its pixels cannot be decompressed"),
-        "sound": (b"RIFF\4\0\0\0WAVE", "it is a RIFF file of another kind, not JPEG, PNG or WebP"),
+        "half a bmp": (encoded(np.zeros((40, 30, 3), np.uint8), "BMP")[:-100], "truncated BMP: it breaks off after"),
+        "bmp bomb": (
+            b"BM" + bytes(8) + pack("<IIiiHHI", 54, 40, 30_000, 30_000, 1, 8, 1) + bytes(20),
+            "over the limit",
+        ),
+        "bmp of no kind": (b"BM" + bytes(40), "corrupt BMP: its header says that it has 0 bytes"),
+        "sound": (b"RIFF\4\0\0\0WAVE", "it is a RIFF file of another kind, not JPEG, PNG, WebP or BMP"),
         "webp bomb": (
             b"RIFF" + (len(webp) + 10).to_bytes(4, "little") + b"WEBP" + canvas + webp[12:],
             "30000x30000 is 900,000,000 pixels, over the limit of 100,000,000 (max_pixels)",

@@ -143,7 +143,7 @@ def test_claims_that_cannot_be_are_refused_although_the_checksum_is_right(claim,
 def test_files_are_not_taken_for_containers(jpegs, odd_files):
     for raw in [*jpegs, *(raw for raw, _ in odd_files.values()), b"", b"\x93NUMPY\1\0"]:
         assert not is_decoded(memoryview(raw))
-    with pytest.raises(UndecodableError, match="it is not JPEG, PNG or WebP"):
+    with pytest.raises(UndecodableError, match="it is not JPEG, PNG, WebP or BMP"):
         peek(memoryview(container(np.zeros((3, 3, 3), np.uint8)))[1:], 100)
 
 

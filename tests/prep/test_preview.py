@@ -61,7 +61,7 @@ def test_bad_samples_are_left_out_and_named(flawed: mbaas.Dataset) -> None:
     assert len(found.samples) == len(found.known["label"]) == 3
     reasons = {bad.sample_id: bad.reason for bad in found.bad}
     assert reasons.keys() == {2, 4, 5}
-    assert "it is not JPEG, PNG or WebP" in reasons[2]
+    assert "it is not JPEG, PNG, WebP or BMP" in reasons[2]
     assert "is gone" in reasons[4]
     assert "the samples of this feed are uint8 [8, 8, 3]" in reasons[5]
 

@@ -65,7 +65,7 @@ def bad_files():
     jpeg = encoded(Image.fromarray(picture()), "JPEG", quality=95)
     return {
         "truncated.jpg": (jpeg[: len(jpeg) // 2], "truncated JPEG"),
-        "text.jpg": (b"this is text\n" * 9, "it is not JPEG, PNG or WebP"),
+        "text.jpg": (b"this is text\n" * 9, "it is not JPEG, PNG, WebP or BMP"),
         "empty.jpg": (b"", "the file is empty (0 bytes)"),
         "bomb.png": (bomb(), "30000x30000 is 900,000,000 pixels, over the limit"),
         "deleted.png": (encoded(Image.fromarray(picture()), "PNG"), ""),
@@ -248,5 +248,5 @@ def test_a_dataset_without_a_good_sample_is_refused_when_it_is_served(feed_name,
     (tmp_path / "class").mkdir()
     for number in range(3):
         (tmp_path / "class" / f"{number}.jpg").write_bytes(b"no picture")
-    with pytest.raises(mbaas.BadSampleError, match=r"0.jpg: it is not JPEG, PNG or WebP"):
+    with pytest.raises(mbaas.BadSampleError, match=r"0.jpg: it is not JPEG, PNG, WebP or BMP"):
         serve(feed_name, mbaas.read_images(tmp_path), "skip")

@@ -148,7 +148,7 @@ def test_a_bad_sample_is_left_out_and_listed_with_its_reason(
     for number, each in skipped.items():
         assert (each.uri, each.reason) == (
             joined.uri(number),
-            "it is not JPEG, PNG or WebP: it starts with b'no image'",
+            "it is not JPEG, PNG, WebP or BMP: it starts with b'no image'",
         )
 
 
@@ -174,7 +174,7 @@ def check_error(feed_name: str, data: mbaas.Dataset, readers: int) -> None:
         with pytest.raises(mbaas.BadSampleError) as caught:
             record_epoch(loader)
     assert caught.value.uri in {data.uri(first * SAMPLES + BAD) for first in range(readers)}
-    assert caught.value.reason == "it is not JPEG, PNG or WebP: it starts with b'no image'"
+    assert caught.value.reason == "it is not JPEG, PNG, WebP or BMP: it starts with b'no image'"
 
 
 @pytest.mark.long

@@ -33,7 +33,7 @@ class Images(Task):
     def find(self, data: Path, image_folder: Path | None) -> Data:  # noqa: ARG002
         folder = checked_folder(data, "data must be a folder with a folder of images for each class")
         if not files_below(folder, EXTENSIONS):
-            raise DatasetError(f"no JPEG, PNG or WebP files below the class folders of {folder}")
+            raise DatasetError(f"no JPEG, PNG, WebP or BMP files below the class folders of {folder}")
         return Data(folder)
 
     def samples(self, data: Data) -> Samples:
