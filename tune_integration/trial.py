@@ -41,10 +41,10 @@ def get_loader(name: str, *, consumer: str | None = None, **options: Any) -> mba
     nodes and the coordinators of a feed, each sample that was delivered costs the same, whichever trial it was
     delivered to. Each feed has ``cpu_hours``, too, and beside them ``dataloader_cpu_hours``, what a DataLoader of its
     own would have taken for the trial at least: that of preparing each sample that was delivered. The former includes
-    the start of the feed's processes, a few seconds of CPU, which dominate a short run. The latter includes no start,
-    and is missing until it is known. Where feeds know the price of a CPU (``cpu_price_per_h`` of `mbaas.serve`),
-    ``mbaas/cost`` is the same in money, and each feed has ``cost`` and ``dataloader_cost``. Until a feed has said what
-    it took, these are missing.
+    the start of the feed's processes, a few seconds of CPU that dominate a short run. The latter includes no start, and
+    is missing until it is known. Where feeds know the price of a CPU (``cpu_price_per_h`` of `mbaas.serve`),
+    ``mbaas/cost`` is the same in money, and each feed has
+    ``cost`` and ``dataloader_cost``. Until a feed has said what it took, these are missing.
 
     In a Ray Train worker, rank and world size are those of the worker, and the consumer's name is the run's: of
     ``RunConfig(name=f"train-{trial_id}")`` it is the trial's id, by which ``FeedCallback`` announces all of its ranks.

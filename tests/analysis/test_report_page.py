@@ -374,7 +374,7 @@ def test_errors_of_predictions() -> None:
 
 def test_what_was_not_done_is_said() -> None:
     html = page(bare_analysis(round_rates(), Setup(), changes=()))
-    assert "Nothing that was looked at would make an epoch 2 % faster." in said(section(html, "change"))
+    assert "Nothing is recommended." in said(section(html, "change"))
     assert "No feed was run for this analysis" in said(section(html, "epoch"))
     assert "No prediction was run for this report." in said(section(html, "trust"))
     assert "Nothing was seen that makes a figure doubtful." in said(section(html, "trust"))
