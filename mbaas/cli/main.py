@@ -246,7 +246,7 @@ command(app, *CHAOS_EXAMPLES)(chaos)
 @command(
     app,
     "mbaas analyze feed.yaml --step train:step            [dim]measures the step too; says how long it takes[/]",
-    "mbaas analyze feed.yaml --step train:step --quick    [dim]a first answer after half a minute[/]",
+    "mbaas analyze feed.yaml --step train:step --quick    [dim]a first answer, by fewer measurements[/]",
     "mbaas analyze feed.yaml --rate 1200 --trials 8       [dim]each trial takes 1,200 samples a second[/]",
     "mbaas analyze feed.yaml --rate 1200 --storage 50MB/s [dim]as if storage gave 50 MB a second[/]",
     "mbaas analyze feed.yaml --step train:step --verify --report report.html",
@@ -287,7 +287,7 @@ def analyze(
     ] = True,
     quick: Annotated[
         bool,
-        typer.Option("--quick", help="A first answer after half a minute: fewer measurements, and no feed is run."),
+        typer.Option("--quick", help="A first answer by fewer measurements; no feed is run."),
     ] = False,
     report: Annotated[
         Path | None, typer.Option(help="Write the report as one page.", metavar="FILE.html", show_default=False)

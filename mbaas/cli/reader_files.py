@@ -45,7 +45,9 @@ class ImagesFile:
     classes: bool = True
     """Whether the folders right below it are the classes; if not, images have no label."""
 
-    extensions: tuple[str, ...] = (".jpg", ".jpeg", ".png", ".webp")
+    extensions: tuple[str, ...] = (
+        ".jpg", ".jpeg", ".jpe", ".jfif", ".jfi", ".jif", ".pjpeg", ".pjp", ".png", ".apng", ".webp", ".bmp", ".dib",
+    )  # fmt: skip
     """Endings of the names of images, each with its dot."""
 
     listing: str | None = None
@@ -73,6 +75,9 @@ class ManifestFile:
 
     root: str | None = None
     """Where the files are: relative to this file, absolute, or a URI; default: the folder of the table."""
+
+    encoding: str | None = None
+    """The encoding of a CSV or JSON file, such as latin-1; default: UTF-8."""
 
 
 @options(within="data.read_webdataset")

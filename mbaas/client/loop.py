@@ -22,6 +22,10 @@ class EpochLoop(Iterator[Minibatch]):
         self._run, self._recover = run, recover
         self._minibatches: Iterator[Minibatch] | None = run()  # None after an error
 
+    def close(self) -> None:
+        """End the loop, as that of a generator; another ``next`` raises StopIteration."""
+        self._minibatches = iter(())
+
     def __next__(self) -> Minibatch:
         if self._minibatches is None:
             self._recover()

@@ -190,13 +190,13 @@ def test_shards_and_parquet_files_are_read(write: Write, images: Path) -> None:
 
 def test_recordings_and_arrays_are_read_by_what_the_file_says_of_them(write: Write, images: Path) -> None:
     folder = images.parent / "numbers"
-    for name in ("few/1.npy", "few/2.npy", "many/1.npy", "many/notes.raw"):
+    for name in ("few/1.npy", "few/2.npy", "many/1.npy", "many/notes.txt"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         np.save(folder / name, np.zeros(3))
-    (folder / "many/notes.raw.npy").rename(folder / "many/notes.raw")
+    (folder / "many/notes.txt.npy").rename(folder / "many/notes.txt")
     for said, wanted in (
         ("read_arrays: numbers", [0, 0, 1]),
-        ("read_arrays: {uri: numbers, extensions: [.raw, .npy], listing: arrays.parquet}", [0, 0, 1, 1]),
+        ("read_arrays: {uri: numbers, extensions: [.txt, .npy], listing: arrays.parquet}", [0, 0, 1, 1]),
         ("read_audio: {uri: numbers, extensions: [.npy]}", [0, 0, 1]),
     ):
         config = load(write(f"data: {{{said}}}\n{REST.replace('DecodeImage', 'DecodeArray')}"))

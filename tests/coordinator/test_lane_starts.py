@@ -46,7 +46,7 @@ def start(monkeypatch):
 
     def start(refusals: int) -> tuple[tuple[Any, ...], Options]:
         options = Options(refusals)
-        monkeypatch.setattr(lane.LaneCoordinator, "options", options)
+        monkeypatch.setattr(lane.LaneCoordinatorActor, "options", options)
         return asyncio.run(lane.start_lanes(SETTINGS)), options
 
     return start

@@ -130,11 +130,12 @@ def test_a_bug_in_either_is_raised_when_both_are_done(jpegs, monkeypatch, broken
 
 
 def test_a_change_of_threads_is_one_of_both(jpegs):
-    engine, out = shared(), np.zeros((20, 96, 96, 3), np.uint8)
-    engine.prepare(jpegs * 4, np.arange(20), 0, {}, out)
+    """So many samples that no thread is done before all have begun: a pool starts none while one is idle."""
+    engine, out = shared(), np.zeros((200, 96, 96, 3), np.uint8)
+    engine.prepare(jpegs * 40, np.arange(200), 0, {}, out)
     expected = out.copy()
     engine.set_threads(3)
-    engine.prepare(jpegs * 4, np.arange(20), 0, {}, out)
+    engine.prepare(jpegs * 40, np.arange(200), 0, {}, out)
     np.testing.assert_array_equal(out, expected)
     prep = [each.name for each in threading.enumerate() if each.name.startswith("prep_")]
     assert len(prep) == 3

@@ -13,7 +13,9 @@ from mbaas.transforms import DecodeImage, Pipeline, RandomHorizontalFlip, Random
 if TYPE_CHECKING:
     from mbaas.dataset import Dataset
 
-EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp")
+EXTENSIONS = (
+    ".jpg", ".jpeg", ".jpe", ".jfif", ".jfi", ".jif", ".pjpeg", ".pjp", ".png", ".apng", ".webp", ".bmp", ".dib",
+)  # fmt: skip
 SIDE = 224
 
 
