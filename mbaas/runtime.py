@@ -71,6 +71,10 @@ is reported; and in processes without a GPU Ray leaves the variables that name G
 """
 
 
+class NoAnswerError(ConnectionError):
+    """Nobody takes connections at the address of a cluster."""
+
+
 def ensure_ray(*, start: bool) -> None:
     """Connect to the running cluster; with ``start``, start an embedded one on this machine if there is none.
 
@@ -101,8 +105,9 @@ def _find_or_start(*, start: bool) -> None:
     except ConnectionError as error:
         if address := os.environ.get("RAY_ADDRESS"):
             reason = str(error).strip().splitlines()[0]
+            hint = "unset RAY_ADDRESS if that cluster is gone" if isinstance(error, NoAnswerError) else ABOUT_TOKENS
             raise ResourceError(
-                f"the Ray cluster at RAY_ADDRESS={address} does not answer: {reason}; {ABOUT_TOKENS}"
+                f"the Ray cluster at RAY_ADDRESS={address} does not answer: {reason}; {hint}"
             ) from error
         if not start:
             raise ResourceError(
@@ -195,11 +200,40 @@ def lost_cluster() -> str | None:
     if owns_ray():
         return "the Ray cluster that this program started has ended" if own_ray_is_broken() else None
     address = ray.get_runtime_context().gcs_address
-    host, _, port = address.rpartition(":")
-    with contextlib.suppress(OSError):
-        socket.create_connection((host.strip("[]"), int(port)), timeout=GCS_LOOK_S).close()
+    if _answers(address):
         return None
     return f"the Ray cluster at {address}, which this program joined and did not start, has ended"
+
+
+def _answers(address: str) -> bool:
+    """Return whether somebody takes connections at an address, "host:port"."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=GCS_LOOK_S).close()
+    except OSError:
+        return False
+    return True
+
+
+def _check_answers() -> None:
+    """Refuse the address of a cluster that is gone, which Ray would try to reach for minutes.
+
+    A cluster that was killed leaves its address in Ray's temporary folder, and job scripts may leave it in RAY_ADDRESS.
+
+    Raises:
+        NoAnswerError: nobody takes connections there.
+    """
+    named = os.environ.get("RAY_ADDRESS", "")
+    if "://" in named:  # of Ray's client, which has a deadline of its own
+        return
+    services: Any = ray._private.services
+    try:
+        address = services.canonicalize_bootstrap_address("auto")
+    except (AttributeError, ValueError):  # not public, or no address: `ray.init` says which
+        return
+    if address is None or _answers(address) or (":" in named and _answers(named)):  # Ray replaces 127.0.0.1
+        return
+    raise NoAnswerError(f"nothing listens at {named if ':' in named else address}")
 
 
 def kill_own_ray() -> None:
@@ -242,6 +276,7 @@ def _connect(address: str, **options: Any) -> None:
     for name, value in _SETTINGS.items():
         os.environ.setdefault(name, value)
     if address != "local":
+        _check_answers()
         _use_own_token()
         _check_token()
     elif "RAY_AUTH_MODE" not in os.environ:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -43,6 +45,36 @@ def test_a_cluster_that_was_joined_has_ended_when_nobody_listens_at_its_port(
         runtime.lost_cluster()
         == f"the Ray cluster at {address}, which this program joined and did not start, has ended"
     )
+
+
+STATED = """
+import sys
+import mbaas
+try:
+    mbaas.join("train", "me")
+except mbaas.MbaasError as error:
+    sys.exit(str(error))
+"""
+
+
+@pytest.mark.parametrize("left_in", ["RAY_ADDRESS", "file"])
+def test_an_address_that_a_cluster_left_is_found_out_at_once(tmp_path: Path, left_in: str) -> None:
+    """Ray itself would try to reach it for ten minutes."""
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        address = f"127.0.0.1:{closed.getsockname()[1]}"
+    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    environment["RAY_TMPDIR"] = str(tmp_path)
+    (tmp_path / "ray").mkdir()
+    if left_in == "file":
+        (tmp_path / "ray" / "ray_current_cluster").write_text(address)
+        wanted = "no Ray cluster is running here; start one with `ray start --head`"
+    else:
+        environment["RAY_ADDRESS"] = address
+        wanted = f"at RAY_ADDRESS={address} does not answer: nothing listens at {address}; unset RAY_ADDRESS if"
+    command = [sys.executable, "-c", STATED]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60.0, check=False)
+    assert done.returncode == 1
+    assert wanted in done.stderr
 
 
 def test_a_cluster_that_this_program_started_has_ended_with_its_gcs(monkeypatch: pytest.MonkeyPatch) -> None:

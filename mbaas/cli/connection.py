@@ -61,7 +61,8 @@ def connect(address: str | None, *, start: bool) -> None:
         if not isinstance(error.__context__, ConnectionError):
             raise
         # Ray has one class for "there is none" and for "it does not answer"; only its words tell them apart.
-        if named == "auto" and "find any running" in str(error.__context__):
+        is_gone = isinstance(error.__context__, runtime.NoAnswerError)  # it left its address in Ray's folder
+        if named == "auto" and (is_gone or "find any running" in str(error.__context__)):
             raise ResourceError(_none_at(named)) from None
         reason = _first_line(error.__context__)
         raise ResourceError(f"cannot join the Ray cluster at {named}: {reason}; {runtime.ABOUT_TOKENS}") from None

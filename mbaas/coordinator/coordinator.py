@@ -24,7 +24,7 @@ from mbaas.coordinator.asking import is_set_within, report_bugs_to
 from mbaas.coordinator.background import BackgroundTasks, InternalErrors, reports_errors_of_calls
 from mbaas.coordinator.counters import Counters
 from mbaas.coordinator.lanes import LaneSync
-from mbaas.coordinator.lending import LendingClient
+from mbaas.coordinator.lending import LendingClient, worker_kind
 from mbaas.coordinator.opening import Opening, adopt, prepare
 from mbaas.coordinator.peer_feeds import Offer, Shared
 from mbaas.coordinator.relay_node import relay_node
@@ -221,7 +221,16 @@ class Coordinator(ConsumerApi):
         else:  # those of another dataset, or of a feed that was not stopped before its first epoch
             recovery.forget_ledgers(self._settings.name)
         ranks = RankTable(service.lane.blocks_per_epoch, lambda name, session: _cursor_of(service, name, session))
-        lending = LendingClient(self._settings, engine=self._engine, supervision=supervision, counters=counters)
+        context = ray.get_runtime_context()
+        kind = worker_kind(
+            self._settings,
+            engine=self._engine,
+            pipeline=self._pipeline,
+            dataset=dataset,
+            job=context.get_job_id(),
+            runtime_env=context.get_runtime_env_string(),
+        )
+        lending = LendingClient(self._settings, kind=kind, supervision=supervision, counters=counters)
         tuning = ThreadTuning(self._settings, supervision=supervision, counters=counters)
         if shortage := layout.shortage(self._settings):
             counters.note(shortage)

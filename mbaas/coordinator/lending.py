@@ -16,10 +16,32 @@ from mbaas.coordinator import peer_feeds
 from mbaas.coordinator.counters import Counters
 from mbaas.coordinator.supervision import Supervision
 from mbaas.core import cluster_events as cluster
+from mbaas.dataset import Dataset
 from mbaas.settings import FeedSettings
+from mbaas.transforms import Pipeline
 
 ALONE_LOOKS = 5
 """Looks between two questions for other feeds, while there was none: each costs the cluster's head a little."""
+
+
+def worker_kind(
+    settings: FeedSettings, *, engine: str, pipeline: Pipeline, dataset: Dataset, job: str, runtime_env: str
+) -> str:
+    """Return a key that feeds share whose workers may work for each other.
+
+    A process keeps its engine's libraries, its GPU and its node, and can import only what its own job can: the
+    functions of a `Map`, and datasets that are not mbaas's own, belong to their job.
+
+    Args:
+        settings: the feed's options.
+        engine: "cpu" or "dali".
+        pipeline, dataset: of the feed.
+        job: id of the Ray job that serves the feed.
+        runtime_env: of that job, as JSON.
+    """
+    is_users = bool(pipeline.maps) or type(dataset).__module__.partition(".")[0] != "mbaas"
+    code = f"{runtime_env}, {job if is_users else ''}"
+    return f"{engine}, {settings.gpus_per_worker} GPU, {dict(settings.scaling.prep_labels)}, {code}"
 
 
 class LendingClient:
@@ -27,15 +49,14 @@ class LendingClient:
 
     Args:
         settings: the feed's options.
-        engine: "cpu" or "dali".
+        kind: see `worker_kind`.
         supervision: has the workers.
         counters: where moves are noted.
     """
 
-    def __init__(self, settings: FeedSettings, *, engine: str, supervision: Supervision, counters: Counters) -> None:
+    def __init__(self, settings: FeedSettings, *, kind: str, supervision: Supervision, counters: Counters) -> None:
         self._feed, self._reserved = settings.name, settings.prep_workers
-        # Workers move only between feeds of one kind: a process keeps its engine's libraries, its GPU and its node.
-        self._kind = f"{engine}, {settings.gpus_per_worker} GPU, {dict(settings.scaling.prep_labels)}"
+        self._kind = kind
         self._supervision, self._counters = supervision, counters
         self._lender = Lender(settings.name, settings.lending)
         self._looks = False

@@ -161,7 +161,10 @@ def _lists(bounds: NDArray[np.int64], values: NDArray[Any]) -> pa.Array:
 def _names_below(root: Location, names: list[str]) -> list[str]:
     """Return names as paths below the folder of images, where files have absolute paths or Windows' separators."""
     prefix = root.root.rstrip("/") + "/"
-    return [name.removeprefix(prefix).replace("\\", "/") for name in names]
+    names = [name.removeprefix(prefix) for name in names]
+    odd = [name for name in names if "\\" in name]  # on Linux a name may have one
+    there = {name for name, info in zip(odd, file_infos(root, odd), strict=True) if info.type == FileType.File}
+    return [name if name in there else name.replace("\\", "/") for name in names]
 
 
 def _lengths(where: Location, root: Location, names: list[str]) -> pa.Array:

@@ -317,6 +317,12 @@ def test_what_tools_write_in_other_forms_is_the_same(tmp_path: Path, pattern: st
     assert read_coco(path, tmp_path / "images").fingerprint == wanted.fingerprint
 
 
+def test_a_name_may_have_a_backslash(tmp_path: Path) -> None:
+    said = changed("images", 3, "file_name", to="a\\b.jpg")
+    data = read_coco(written(tmp_path, said), tmp_path / "images")
+    assert data.uri(3) == f"{tmp_path}/images/a\\b.jpg"
+
+
 def test_ids_that_are_no_numbers_are_categories(tmp_path: Path) -> None:
     path = written(tmp_path, described())
     wanted = read_coco(path, tmp_path / "images")

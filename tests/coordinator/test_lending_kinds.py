@@ -1,0 +1,41 @@
+"""Between which feeds prep workers may move: those whose code they can import; without Ray."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from mbaas import transforms as T
+from mbaas.coordinator.lending import worker_kind
+from mbaas.dataset import synthetic
+from mbaas.settings import FeedSettings
+
+PLAIN = T.Pipeline([T.DecodeImage(), T.RandomHorizontalFlip()])
+MAPPED = T.Pipeline([T.DecodeImage(), T.Map(lambda image, rng: image)])
+
+
+OWN = object.__new__(type("Own", (type(synthetic(20)),), {"__module__": "my_module"}))
+"""A dataset whose class only the user's program has."""
+
+
+def kind(**change: Any) -> str:
+    settings = FeedSettings(name="train", batch_size=8, cache_bytes=0, staging_bytes=1 << 20, prep_workers=3)
+    given = {"engine": "cpu", "pipeline": PLAIN, "dataset": synthetic(20), "job": "01", "runtime_env": "{}"}
+    return worker_kind(settings, **{**given, **change})
+
+
+def test_feeds_of_several_jobs_share_workers_where_all_code_is_the_packages() -> None:
+    assert kind(job="02", dataset=synthetic(30), pipeline=T.Pipeline([T.DecodeImage()])) == kind()
+
+
+@pytest.mark.parametrize("change", [{"engine": "dali"}, {"runtime_env": '{"working_dir": "gcs://other.zip"}'}])
+def test_workers_stay_where_another_engine_or_environment_is(change: dict[str, Any]) -> None:
+    assert kind(**change) != kind()
+
+
+@pytest.mark.parametrize("own", [{"pipeline": MAPPED}, {"dataset": OWN}], ids=["Map", "dataset"])
+def test_workers_move_within_one_job_only_where_code_is_the_users(own: dict[str, Any]) -> None:
+    """A worker can import what its own job can."""
+    assert kind(**own) == kind(**own)
+    assert kind(job="02", **own) != kind(job="01", **own)
