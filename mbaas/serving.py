@@ -5,9 +5,10 @@ It is apart from `mbaas.feed` because trials only join: they need nothing of wha
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Callable
-from dataclasses import replace
+from contextlib import suppress
 from functools import partial
 from typing import Any, Literal
 
@@ -22,13 +23,14 @@ from mbaas.budgets import largest_sample, memory_budgets
 from mbaas.client.rpc import call
 from mbaas.coordinator import kept_claims
 from mbaas.coordinator.coordinator import CoordinatorActor
+from mbaas.coordinator.served_by import forget_server, keep_server, recall_server
 from mbaas.coordinator.worker_pool import WorkerPool
 from mbaas.coordinator.worker_pool import claims as claims_of
 from mbaas.core.layout import wanted_staging
 from mbaas.dataset import Dataset
 from mbaas.dataset.bounded import bounded
-from mbaas.errors import ConfigError, FeedExistsError, ResourceError, last_line
-from mbaas.feed import CALL_S, SERVED, Feed
+from mbaas.errors import ConfigError, FeedExistsError, FeedFailedError, FeedNotFoundError, ResourceError, last_line
+from mbaas.feed import CALL_S, SERVED, Feed, stop
 from mbaas.messages import Claims, EngineName
 from mbaas.prep.engines import check_packages, check_share, resolve_engine, workers_per_gpu
 from mbaas.settings import (
@@ -69,6 +71,7 @@ def serve(
     on_bad_sample: Literal["raise", "skip"] = "raise",
     cpu_price_per_h: float | None = None,
     detached: bool = False,
+    replace: bool = False,
     timeouts: Timeouts = Timeouts(),
     disk: Disk | None = None,
     scaling: Scaling = Scaling(),
@@ -117,6 +120,8 @@ def serve(
             too.
         detached: outlive the program that serves the feed, and its Ray job: it ends with `mbaas.stop`, or with the
             cluster, which must have been started by somebody else.
+        replace: end a feed of that name that you serve already, as when a notebook's cell runs again. A feed of another
+            user or host is left alone.
         timeouts: how long a feed waits for consumers, for workers and for storage.
         disk: local disks of the nodes, for samples that memory has no room for; default: none.
         scaling: how many prep workers there are beyond the reserved ones, where they run, and when their number
@@ -127,9 +132,9 @@ def serve(
 
     Raises:
         ConfigError: an option that there is not, or that cannot work.
-        FeedExistsError: a feed of that name runs already. One whose program ended does not count: what is left of it is
-            ended first. Unless it was stopped, its epochs are not begun again on this cluster by a feed of the same
-            name, dataset, pipeline, seed and order.
+        FeedExistsError: a feed of that name runs already; the message says which program serves it. One whose program
+            ended does not count: what is left of it is ended first. Unless it was stopped, its epochs are not begun
+            again on this cluster by a feed of the same name, dataset, pipeline, seed and order.
         ResourceError: the cluster cannot give the CPUs, at the latest after 30 s; or what is left of an earlier feed of
             that name does not end; or the feed is to be detached and there is no cluster that outlives this program.
         BadSampleError: no sample could be prepared.
@@ -167,7 +172,7 @@ def serve(
         runtime.ensure_ray(start=True)
     runtime.say_joined()
     if not runtime.clear_leftovers(name):
-        raise FeedExistsError(f"a feed {name!r} runs already; stop it with mbaas.stop({name!r}) or take another name")
+        _replace_or_refuse(name, replace)
     gpus = runtime.gpus()
     chosen = resolve_engine(engine, pipeline, gpus=gpus)  # raises here what the coordinator would in another process
     dataset = bounded(dataset, largest_sample(runtime.store_bytes(with_cpus=True).values()))
@@ -186,6 +191,29 @@ def serve(
         )
 
     return _started_where_the_name_is_free(name, lambda: _start(fill_in, dataset, pipeline, gpus=gpus, engine=chosen))
+
+
+def _replace_or_refuse(name: str, replace: bool) -> None:
+    """End a feed of this user's if it is to be replaced.
+
+    Raises:
+        FeedExistsError: it is not to be, or it is another user's.
+    """
+    server = recall_server(name)
+    whose = "" if server is None else f", served by {server}"
+    if server is None or not server.is_ours:
+        raise FeedExistsError(
+            f"a feed {name!r} runs already{whose}; take another name, or ask for that one to be stopped"
+        )
+    if not replace:
+        raise FeedExistsError(
+            f"a feed {name!r} runs already{whose}; take another name, or end that one with mbaas.stop({name!r}) or "
+            "mbaas.serve(..., replace=True)"
+        )
+    with suppress(FeedNotFoundError, FeedFailedError):  # it has just ended by itself
+        stop(name)
+    if not runtime.clear_leftovers(name):
+        raise FeedExistsError(f"a feed {name!r} was served by another program at the same time")
 
 
 def _filled_in(
@@ -225,7 +253,7 @@ def _filled_in(
         "staging_bytes": staged,
         "prep_workers": resources.workers,
         "cpus_per_worker": resources.cpus_per_worker,
-        "threads": replace(asked.threads, prep=max(asked.threads.prep, resources.threads)),
+        "threads": dataclasses.replace(asked.threads, prep=max(asked.threads.prep, resources.threads)),
         "dali_share": asked.dali_share if engine == "dali" else 1.0,
         "gpus_per_worker": 0.0 if asked.gpus_per_worker is None and not gpus else asked.gpus_per_worker,
         "earlier": earlier,
@@ -288,6 +316,7 @@ def _start(
         with kept_claims.dividing() as number:
             settings = fill_in()
             coordinator = _registered(settings, pipeline, gpus)
+            keep_server(settings.name)
             kept_claims.enter(settings.name, claims_of(settings, engine, settings.prep_workers), number)
         workers = _launched(settings, pipeline, engine, coordinator)
         # Storage that errs just now may be asked for a first sample for as long as for any other.
@@ -298,6 +327,7 @@ def _start(
             ray.kill(coordinator)
             runtime.end_children(settings.name)
             kept_claims.forget(settings.name)
+            forget_server(settings.name)
         raise
     if not settings.detached:
         SERVED[settings.name] = coordinator

@@ -51,6 +51,7 @@ def test_serve_takes_each_option_with_its_default() -> None:
         for name, parameter in inspect.signature(mbaas.serve).parameters.items()
         if parameter.kind is inspect.Parameter.KEYWORD_ONLY
     }
+    assert keywords.pop("replace") is False, "what becomes of an earlier feed is no option of this one"
     assert list(keywords) == [each.name for each in fields(FeedOptions)]
     given = FeedOptions(batch_size=8)
     assert keywords.pop("batch_size") is inspect.Parameter.empty
@@ -64,6 +65,7 @@ def test_serve_says_of_each_option_what_its_definition_says() -> None:
     options = said.partition("Args:")[2].partition("Raises:")[0]
     meanings = re.findall(r"^    (\w+): ((?:.|\n {5})*)", options, re.MULTILINE)
     told = {name: _words(meaning) for name, meaning in meanings}
+    assert told.pop("replace")
     assert list(told) == ["name", "dataset", "pipeline", *(each.name for each in fields(FeedOptions))]
     defined = {name: part["description"] for name, part in schema()["properties"].items() if "description" in part}
     defined |= {name: (kind.__doc__ or "").partition(".")[0] for name, kind in GROUPS.items()}

@@ -19,6 +19,7 @@ from ray import cloudpickle
 from ray.experimental import internal_kv
 
 from mbaas.coordinator import kept_claims
+from mbaas.coordinator.served_by import forget_server
 from mbaas.core.layout import Layout
 from mbaas.dataset import Dataset
 
@@ -138,6 +139,7 @@ def forget(feed: str) -> None:
     internal_kv._internal_kv_del(_key(feed, "epoch"))
     forget_ledgers(feed)
     kept_claims.forget(feed)
+    forget_server(feed)
     _forget_pieces(feed, 0, _pieces(feed))
     internal_kv._internal_kv_del(_key(feed, "layout"))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import threading
 
@@ -12,11 +13,13 @@ from msgspec.structs import replace
 from service_feeds import STAGING_BYTES, augmented
 
 import mbaas
+from mbaas import runtime
 from mbaas import transforms as T
 from mbaas.budgets import MemoryClaim
 from mbaas.chaos.participants import coordinator_pid, kill, pause, resume
 from mbaas.coordinator import kept_claims, recovery
 from mbaas.dataset import synthetic
+from support.trials import record_epoch
 from support.waiting import wait_until
 
 pytestmark = pytest.mark.usefixtures("ray_clean")
@@ -25,8 +28,28 @@ DATA = synthetic(100, height=32, width=32)
 
 
 def test_a_name_is_served_once(plain, photos_data):
-    with pytest.raises(mbaas.FeedExistsError, match=r"'plain' runs already; stop it with mbaas.stop\('plain'\)"):
+    own = rf"'plain' runs already, served by .* \(process {os.getpid()}\) of user .* on .*, since 20\d\d-.*"
+    with pytest.raises(mbaas.FeedExistsError, match=own + r"end that one with mbaas.stop\('plain'\) or .*replace=True"):
         mbaas.serve("plain", photos_data, augmented(), batch_size=64)
+
+
+def test_ones_own_feed_can_be_replaced_and_no_other(monkeypatch, feed_name):
+    def serve(**options):
+        return mbaas.serve(
+            feed_name, DATA, augmented(), batch_size=20, prep_workers=1, staging_bytes=2_000_000, **options
+        )
+
+    serve()
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr("getpass.getuser", lambda: "somebody")
+        for options in ({}, {"replace": True}):
+            with pytest.raises(mbaas.FeedExistsError, match=r"of user .* take another name, or ask for that one to be"):
+                serve(**options)
+    with serve(replace=True, seed=1) as again, mbaas.join(feed_name, consumer="me", format="numpy") as loader:
+        assert record_epoch(loader).flaws(range(100)) == []
+    with serve(replace=True):  # where there is none it changes nothing
+        pass
+    assert again.name not in runtime.feed_names()
 
 
 def test_joining_an_unknown_feed_names_those_that_run(plain):

@@ -1,0 +1,75 @@
+"""Which program serves a feed, in the cluster's key-value store: whoever wants the feed's name learns whom to ask."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import socket
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+from ray.experimental import internal_kv
+
+from mbaas import runtime
+
+
+class Server(msgspec.Struct, frozen=True):
+    """The program that serves a feed.
+
+    Attributes:
+        program: the name of its script, or of Python where there is none, as in a notebook.
+        pid: of its process.
+        user, host: who runs it, and where.
+        since_s: when it served the feed, Unix time in seconds.
+    """
+
+    program: str
+    pid: int
+    user: str
+    host: str
+    since_s: float
+
+    @classmethod
+    def of_this_program(cls) -> Server:
+        """Return what others are to know of this program."""
+        script = sys.argv[0] if sys.argv and sys.argv[0] not in ("", "-c") else sys.executable
+        return cls(Path(script).name, os.getpid(), _user(), socket.gethostname(), time.time())
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether the user of this program runs it, on the same host."""
+        return (self.user, self.host) == (_user(), socket.gethostname())
+
+    def __str__(self) -> str:
+        since = time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(self.since_s))
+        return f"{self.program} (process {self.pid}) of user {self.user} on {self.host}, since {since}"
+
+
+def keep_server(feed: str) -> None:
+    """Note that this program serves a feed."""
+    content = msgspec.json.encode(Server.of_this_program())
+    internal_kv._internal_kv_put(_key(feed), content, overwrite=True)
+
+
+def recall_server(feed: str) -> Server | None:
+    """Return the program that served a feed last; None if none is known."""
+    found = internal_kv._internal_kv_get(_key(feed))
+    return msgspec.json.decode(found, type=Server) if found else None
+
+
+def forget_server(feed: str) -> None:
+    """Delete what is known of the program that serves a feed."""
+    internal_kv._internal_kv_del(_key(feed))
+
+
+def _key(feed: str) -> bytes:
+    return f"{runtime.NAMESPACE}:feed:{feed}:server".encode()
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container's user without a name
+        return str(os.getuid())
