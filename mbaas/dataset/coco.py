@@ -22,6 +22,7 @@ from mbaas.dataset.location import Location, join, locate
 from mbaas.dataset.table import fingerprint_of, table_of
 from mbaas.errors import ConfigError, DatasetError
 from mbaas.fields import LABELS, Packed
+from mbaas.units import counted
 
 _WRITER = "read_coco"
 _FIELDS = ("boxes", LABELS, "area", "iscrowd", "keypoints", "segmentation", "image_id")
@@ -52,7 +53,8 @@ def read_coco(
       ``categories["image_id"]`` lists them.
 
     Annotations of images that the file does not list are left out, and so are those without a box if boxes or areas are
-    wanted; a warning says how many.
+    wanted; a warning says how many. A category without a name is called by its id, and so is one that the file does not
+    list, with a warning if it lists others.
 
     Hundreds of thousands of annotations take seconds. Segmentations take about as much memory as the file has bytes, of
     which the object store of each node holds a copy; all else takes about 40 bytes for each object.
@@ -69,8 +71,8 @@ def read_coco(
 
     Raises:
         ConfigError: a field that there is not.
-        DatasetError: the file cannot be read, is none of COCO's, or lacks a value;
-            an image is not there, or is not below ``images``.
+        DatasetError: the file cannot be read, is none of COCO's, or lacks a value; an image is not there, or is not
+            below ``images``.
     """
     asked = _asked(fields)
     where, root = locate(annotations, filesystem), locate(images, filesystem)
@@ -139,6 +141,13 @@ def _read(
     if found.left_out:
         counts_by_reason = ", ".join(f"{count:,} {reason}" for reason, count in found.left_out.items())
         warnings.warn(f"{where.root}: annotations left out: {counts_by_reason}", stacklevel=4)
+    if found.unlisted and LABELS in known:
+        ids, some = counted(len(found.unlisted), "category id"), ", ".join(found.unlisted[:5])
+        warnings.warn(
+            f"{where.root}: annotations have {ids} that the file does not list, for instance {some}; "
+            "each is a class with that name",
+            stacklevel=4,
+        )
     names = _names_below(root, [found.file_names[row] for row in rows.tolist()])
     places = [pa.array(names, pa.large_string()), pa.array(np.zeros(len(rows), np.int64)), _lengths(where, root, names)]
     return found.class_names if LABELS in known else (), table_of(places, known)

@@ -61,6 +61,7 @@ class CocoFile:
         file_names: of the n images.
         image_ids: of the n images: int64[n] where all are numbers, else a dictionary of strings.
         class_names: of the categories, in the order of their ids.
+        unlisted: those of them whose categories the file does not list, though it lists others.
         left_out: the number of annotations that were left out, by the reason.
         bounds: int64[n + 1]: the objects of image i are those from ``bounds[i]`` to ``bounds[i + 1]``.
         objects: by the name of the field, an array with a value for each object: what `read_coco` says, without
@@ -72,6 +73,7 @@ class CocoFile:
     file_names: list[str]
     image_ids: pa.Array
     class_names: tuple[str, ...]
+    unlisted: tuple[str, ...]
     left_out: dict[str, int]
     bounds: NDArray[np.int64]
     objects: dict[str, NDArray[Any]]
@@ -103,6 +105,7 @@ def read_coco_json(content: Any, name: str, fields: Sequence[str] | None) -> Coc
         file_names=[image.file_name for image in read.images],
         image_ids=_id_array(name, [*rows]),
         class_names=tuple(classes.values()),
+        unlisted=_unlisted(name, read.categories, classes),
         left_out=left_out,
         bounds=bounds,
         objects={key: values[order] for key, values in objects.items()},
@@ -146,7 +149,7 @@ def _kept(
             left_out["of images that the file does not list"] += 1
         elif needs_box and (not each.bbox or None in each.bbox):
             left_out["without a box"] += 1
-        elif needs_box and each.bbox is not None and len(each.bbox) != 4:
+        elif needs_box and len(each.bbox or ()) != 4:
             raise DatasetError(
                 f"the bbox of annotation {number} (from 0) of {name} must have 4 numbers, got {shown(each.bbox)}"
             )
@@ -167,6 +170,11 @@ def _classes(name: str, categories: Sequence[_Category], found: Sequence[_Annota
             names.setdefault(_key(name, "category", each.category_id), None)
     ordered = sorted(names, key=lambda key: (isinstance(key, str), key))
     return {key: str(key if names[key] is None else names[key]) for key in ordered}
+
+
+def _unlisted(name: str, categories: Sequence[_Category], classes: Mapping[int | str, str]) -> tuple[str, ...]:
+    listed = {_key(name, "category", each.id) for each in categories}
+    return tuple(label for key, label in classes.items() if listed and key not in listed)
 
 
 _NONE = (np.zeros(0, np.uint8), np.zeros(1, np.int64))

@@ -58,9 +58,10 @@ class NamedFiles:
             where = locate("/" if is_local else f"{scheme}://{rest.partition('/')[0]}", filesystem)
         else:
             where = replace(table, base=posixpath.dirname(table.base), root=posixpath.dirname(table.root))
-        names = []
+        names, most_up = [], where.base.rstrip("/").count("/")  # a bucket, the first part of a path in a store, stays
         for row, uri in enumerate(uris):
-            if (name := _below(where.root, uri)) is None:
+            name = _below(where, uri)
+            if name is None or name.split("/").count("..") > most_up:
                 raise DatasetError(
                     f"{table.root}: the file of row {row} (counted from 0) must be below {where.root}, got {uri!r}"
                 )
@@ -86,12 +87,13 @@ class NamedFiles:
         return pa.array([info.size for info in infos], pa.int64())
 
 
-def _below(root: str, uri: str) -> str | None:
+def _below(where: Location, uri: str) -> str | None:
     """Return the name of a file relative to a folder, with ``..`` only in front; None if it cannot be there."""
     path = unquote(urlsplit(uri).path) if uri.startswith("file://") else uri
     if ".." in path.split("/"):
         path = posixpath.normpath(path)
-    name = path.removeprefix(f"{root.rstrip('/')}/")
+    folder = where.base if path.startswith("/") else where.root
+    name = path.removeprefix(f"{folder.rstrip('/')}/")
     return None if "://" in name or name.startswith("/") or not name else name
 
 

@@ -80,7 +80,8 @@ def parse_json(content: bytes, *, encoding: str | None) -> pa.Table:
     lines = _decoded(content, encoding).encode()
     if lines.lstrip()[:1] == b"[":
         try:
-            lines = b"\n".join(msgspec.json.decode(lines, type=list[msgspec.Raw]))
+            rows = msgspec.json.decode(lines, type=list[msgspec.Raw])
+            lines = b"\n".join(msgspec.json.format(bytes(row), indent=-1) for row in rows)  # each in one line
         except msgspec.DecodeError as error:
             raise TableError(str(error)) from None
     if _NULL_ROW.search(lines):  # pyarrow 26 crashes if a block of lines begins with one
@@ -90,7 +91,7 @@ def parse_json(content: bytes, *, encoding: str | None) -> pa.Table:
         return pyarrow.json.read_json(
             pa.BufferReader(lines),
             read_options=pyarrow.json.ReadOptions(use_threads=False, block_size=_BLOCK_BYTES),
-            parse_options=pyarrow.json.ParseOptions(explicit_schema=schema, newlines_in_values=True),
+            parse_options=pyarrow.json.ParseOptions(explicit_schema=schema),
         )
 
     table = read(None)

@@ -104,14 +104,16 @@ class _FolderListing:
         name: of the class; "" for the tree.
         uris: large_string[n], relative to the root.
         lengths: int64[n], bytes.
-        left_out: paths of files with other endings.
+        left_out: number of files with other endings.
+        example: the path of the first of these, by name; "" if there are none.
         unnamed: the names of files that are not UTF-8.
     """
 
     name: str
     uris: pa.Array
     lengths: NDArray[np.int64]
-    left_out: tuple[str, ...]
+    left_out: int
+    example: str
     unnamed: tuple[bytes, ...]
 
 
@@ -174,7 +176,7 @@ def _list_folder(kind: FileKind, where: Location, endings: tuple[str, ...], name
     # Some file systems answer with a leading slash that they were not asked with, or without one.
     top = f"{folder.strip('/')}/".lstrip("/")
     rows: list[tuple[str, int]] = []
-    left_out: list[str] = []
+    left_out, example = 0, ""
     unnamed: list[bytes] = []
     with _blaming(shown):
         if not name:
@@ -194,13 +196,14 @@ def _list_folder(kind: FileKind, where: Location, endings: tuple[str, ...], name
             if path.lower().endswith(endings):
                 rows.append((path, _known_size(where, path, entry.size)))
             elif not path.lower().endswith(_COMPANIONS):
-                left_out.append(path)
+                left_out, example = left_out + 1, min(example or path, path)
     # By folder, then by name, as torchvision: whole paths would put "cat/a-b/1.jpg" before "cat/a/1.jpg".
     rows.sort(key=lambda row: row[0].rpartition("/"))
     if twice := next((path for (path, _), (following, _) in pairwise(rows) if path == following), None):
         raise DatasetError(f"cannot list {shown}: its file system names {twice!r} twice")
     uris = pa.array([path for path, _ in rows], pa.large_string())
-    return _FolderListing(name, uris, np.array([size for _, size in rows], np.int64), tuple(left_out), tuple(unnamed))
+    lengths = np.array([size for _, size in rows], np.int64)
+    return _FolderListing(name, uris, lengths, left_out, example, tuple(unnamed))
 
 
 def _entries(where: Location, folder: str) -> Iterator[pyarrow.fs.FileInfo]:
@@ -269,11 +272,11 @@ def _refuse_empty(where: Location, folders: list[_FolderListing], endings: tuple
 
 
 def _warn_of_others(kind: FileKind, where: Location, folders: list[_FolderListing]) -> None:
-    left_out = [path for listing in folders for path in listing.left_out]
-    if left_out:
+    if left_out := sum(listing.left_out for listing in folders):
+        example = min(listing.example for listing in folders if listing.left_out)
         warnings.warn(
-            f"{where.root}: left out {counted(len(left_out), 'file')} whose names do not end as {kind.plural} do, for "
-            f"instance {min(left_out)!r}; name the endings to read with extensions=",
+            f"{where.root}: left out {counted(left_out, 'file')} whose names do not end as {kind.plural} do, for "
+            f"instance {example!r}; name the endings to read with extensions=",
             stacklevel=_CALLER,
         )
 

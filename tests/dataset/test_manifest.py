@@ -266,6 +266,16 @@ def test_json_may_be_one_array(folder: Path, indent: int | None) -> None:
     assert read_manifest(folder / "table.json", label="kind").fingerprint == wanted.fingerprint
 
 
+def test_a_list_of_an_array_may_have_nulls_where_nobody_asks_for_it(folder: Path) -> None:
+    """Indented, a null within a row begins a line."""
+    rows = [{"uri": "a/1.png", "age": 3, "note": ["x", None]}, {"uri": "b/2.png", "age": 4, "note": [None]}]
+    (folder / "table.json").write_text(json.dumps(rows, indent=1))
+    assert read_manifest(folder / "table.json").values(np.arange(2))["age"].tolist() == [3, 4]
+    (folder / "table.json").write_text(json.dumps([rows[0], None]))
+    with pytest.raises(DatasetError, match="a row is null"):
+        read_manifest(folder / "table.json")
+
+
 @pytest.mark.parametrize("ending", [".csv", ".jsonl"])
 @pytest.mark.parametrize(
     ("encoding", "told"),
@@ -302,6 +312,7 @@ def test_files_may_be_reached_by_other_ways(folder: Path) -> None:
         "rooted": (["../../a/1.png", "../../b/2.png"], {"root": folder / "a" / "x"}),
         "absolute": ([f"{folder}/lists/../a/1.png", f"{folder}/b/2.png"], {}),
         "uris": ([(folder / "a/1.png").as_uri(), (folder / "b/2.png").as_uri()], {}),
+        "uris below a path": ([(folder / "a/1.png").as_uri(), (folder / "b/2.png").as_uri()], {"root": folder}),
     }
     for name, (uris, options) in lists.items():
         path = folder / "lists" / f"{name}.csv"
@@ -309,6 +320,11 @@ def test_files_may_be_reached_by_other_ways(folder: Path) -> None:
         data = read_manifest(path, **options)
         assert [data.uri(row) for row in range(2)] == [f"{folder}/a/1.png", f"{folder}/b/2.png"], name
         assert content(data) == [b"a/1.png" * 2, b"b/2.png" * 3]
+    for root in (folder.as_uri(), folder):
+        assert content(read_manifest(folder / "lists" / "uris.csv", root=root)) == [b"a/1.png" * 2, b"b/2.png" * 3]
+    (folder / "far.csv").write_text("uri\n" + "../" * 40 + "a/1.png\n")
+    with pytest.raises(DatasetError, match=r"the file of row 0 .* must be below"):
+        read_manifest(folder / "far.csv")
     (folder / "odd.csv").write_text(f"uri\n{odd.as_uri()}\n")
     assert content(read_manifest(folder / "odd.csv")) == [b"odd"]
 
