@@ -302,12 +302,13 @@ def _peek_bmp(data: memoryview) -> Header:
     begin, size = unpack_from("<II", data, 10)
     if size == 12:  # OS/2 1.x
         width, height, _, bits = unpack_from("<HHHH", data, 18)
-        compression = 0
-    elif size in _BMP_HEADS and len(data) >= 34:
-        width, height, _, bits, compression = unpack_from("<iiHHI", data, 18)
+        compression = packed = 0
+    elif size in _BMP_HEADS and len(data) >= 38:
+        width, height, _, bits, compression, packed = unpack_from("<iiHHII", data, 18)
     else:
         raise UndecodableError(f"corrupt BMP: its header says that it has {size:,} bytes")
     width, height = max(width, 0), abs(height)  # a height below 0 is that of an image stored from the top
-    if compression in (0, 3) and begin + (width * bits + 31) // 32 * 4 * height > len(data):
+    nbytes = (width * bits + 31) // 32 * 4 * height if compression in (0, 3) else packed  # 1 and 2 are run lengths
+    if begin + nbytes > len(data):
         raise _truncated(data, "BMP")
     return Header("bmp", height, width, 3, 8)

@@ -138,6 +138,10 @@ def damaged_files(jpeg, png, webp):
             b"BM" + bytes(8) + pack("<IIiiHHI", 54, 40, 30_000, 30_000, 1, 8, 1) + bytes(20),
             "over the limit",
         ),
+        "half a bmp of run lengths": (
+            b"BM" + bytes(8) + pack("<IIiiHHIIIIII", 54, 40, 8, 8, 1, 8, 1, 99, 0, 0, 0, 0) + bytes(90),
+            "truncated BMP: it breaks off after 144 bytes",
+        ),
         "bmp of no kind": (b"BM" + bytes(40), "corrupt BMP: its header says that it has 0 bytes"),
         "sound": (b"RIFF\4\0\0\0WAVE", "it is a RIFF file of another kind, not JPEG, PNG, WebP or BMP"),
         "webp bomb": (

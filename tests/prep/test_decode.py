@@ -33,7 +33,15 @@ KINDS += ["webp", "webp lossless", "webp alpha", "webp animated", "webp 1x1", *(
 DAMAGES = ["empty", "text named .jpg", "gif", "half a jpeg", "jpeg without its end", "header of a jpeg"]
 DAMAGES += ["two bytes of a jpeg", "half a jpeg with an end marker", "half a png", "png without its end"]
 DAMAGES += ["damaged png", "jpeg bomb", "png bomb", "webp bomb", "half a webp", "webp without an image", "damaged webp"]
-DAMAGES += ["webp with a wrong frame", "webp with a long chunk", "sound", "half a bmp", "bmp bomb", "bmp of no kind"]
+DAMAGES += [
+    "webp with a wrong frame",
+    "webp with a long chunk",
+    "sound",
+    "half a bmp",
+    "half a bmp of run lengths",
+    "bmp bomb",
+    "bmp of no kind",
+]
 
 
 def whole(raw, rows=None):
