@@ -39,9 +39,16 @@ def worker_kind(
         job: id of the Ray job that serves the feed.
         runtime_env: of that job, as JSON.
     """
-    is_users = bool(pipeline.maps) or type(dataset).__module__.partition(".")[0] != "mbaas"
-    code = f"{runtime_env}, {job if is_users else ''}"
+    has_own_code = bool(pipeline.maps) or not _is_ours(dataset)
+    code = f"{runtime_env}, {job if has_own_code else ''}"
     return f"{engine}, {settings.gpus_per_worker} GPU, {dict(settings.scaling.prep_labels)}, {code}"
+
+
+def _is_ours(dataset: Dataset) -> bool:
+    """Whether the class of a dataset, and those of the datasets that it is made of, are mbaas's."""
+    made_of = [part for value in vars(dataset).values() for part in (value if isinstance(value, tuple) else (value,))]
+    is_ours = type(dataset).__module__.startswith("mbaas.")
+    return is_ours and all(_is_ours(part) for part in made_of if isinstance(part, Dataset))
 
 
 class LendingClient:

@@ -8,15 +8,17 @@ import pytest
 
 from mbaas import transforms as T
 from mbaas.coordinator.lending import worker_kind
-from mbaas.dataset import synthetic
+from mbaas.dataset import concat, synthetic
+from mbaas.dataset.bounded import bounded
 from mbaas.settings import FeedSettings
 
 PLAIN = T.Pipeline([T.DecodeImage(), T.RandomHorizontalFlip()])
 MAPPED = T.Pipeline([T.DecodeImage(), T.Map(lambda image, rng: image)])
 
 
-OWN = object.__new__(type("Own", (type(synthetic(20)),), {"__module__": "my_module"}))
+OWN = synthetic(20)
 """A dataset whose class only the user's program has."""
+object.__setattr__(OWN, "__class__", type("Own", (type(OWN),), {"__module__": "my_module"}))
 
 
 def kind(**change: Any) -> str:
@@ -34,7 +36,16 @@ def test_workers_stay_where_another_engine_or_environment_is(change: dict[str, A
     assert kind(**change) != kind()
 
 
-@pytest.mark.parametrize("own", [{"pipeline": MAPPED}, {"dataset": OWN}], ids=["Map", "dataset"])
+@pytest.mark.parametrize(
+    "own",
+    [
+        {"pipeline": MAPPED},
+        {"dataset": OWN},
+        {"dataset": OWN.take(10)},
+        {"dataset": concat([synthetic(20), bounded(OWN, 1)])},
+    ],
+    ids=["Map", "dataset", "part of it", "joined with another"],
+)
 def test_workers_move_within_one_job_only_where_code_is_the_users(own: dict[str, Any]) -> None:
     """A worker can import what its own job can."""
     assert kind(**own) == kind(**own)
