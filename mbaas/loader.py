@@ -221,14 +221,17 @@ class Loader:
             self._rejoin(self._before_loop)
         elif self._has_begun:
             self._leave_epoch()
-        self._before_loop, loop = self.state_dict(), self._loop
+        self._before_loop, loop, epoch = self.state_dict(), self._loop, self.epoch
 
         def run() -> Iterator[Minibatch]:
+            if self.epoch != epoch:  # the error came after the last minibatch
+                return iter(())
             return known_to_accelerate(self._run_epoch(loop), lambda: self._at_end is not None)
 
         def recover() -> None:
             self._check_current(loop)
-            self._rejoin(self.state_dict())
+            if self.epoch == epoch:
+                self._rejoin(self.state_dict())
 
         return EpochLoop(run, recover)
 

@@ -121,6 +121,26 @@ def test_after_an_error_in_next_the_loop_goes_on(plain, monkeypatch, error, mini
         del batch
 
 
+@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
+def test_an_error_after_the_last_minibatch_begins_no_other_epoch(plain, monkeypatch, error):
+    with mbaas.join(plain.name, consumer="late", format="numpy") as loader:
+        recorder, batches = Recorder(), iter(loader)
+        for _ in range(len(loader)):
+            recorder.add(next(batches))
+
+        def stumble():
+            raise error("once")
+
+        with monkeypatch.context() as once:
+            once.setattr(loader._stream, "look_ahead", stumble)
+            with pytest.raises(error, match="once"):
+                next(batches)
+        assert next(batches, None) is None
+        assert recorder.record(loader.ledger).flaws(range(SAMPLES)) == []
+        assert (loader.epoch, loader.ledger.epoch) == (1, 0)
+        assert record_epoch(loader).ledger.epoch == 1
+
+
 @pytest.mark.parametrize("batch_size", [64, 1, 600], ids=["the feed's", "1", "most of an epoch"])
 @pytest.mark.parametrize("drops_last", [False, True])
 def test_an_epoch_is_over_for_a_trainer_that_counts_its_minibatches(plain, reseeded, batch_size, drops_last):
