@@ -453,7 +453,8 @@ class Loader:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where ``state`` was taken: the next loop yields exactly the rest of its epoch.
 
-        A state taken between two epochs joins the epoch that others are about to begin, if there is one.
+        A state taken between two epochs joins the epoch that others are about to begin, if there is one that it has
+        not had.
 
         Args:
             state: what `state_dict` returned, here or elsewhere; `state_schema` is its JSON schema.

@@ -485,7 +485,7 @@ class Start(Struct, frozen=True):
 
     Attributes:
         block: the first block; None for an epoch's beginning, whichever is shared.
-        flexible: whether ``block``, an epoch's beginning, is preferred only: sharing an epoch with others comes first.
+        flexible: whether it may also begin a later epoch than that which begins at ``block``, to share it with others.
         now: whether it begins at once wherever others are, in the middle of their epoch if need be; with a ``block``,
             where they are from there on.
         resumed: where ``block`` is in the middle of its own epoch, where that lies and how it is shuffled.
@@ -819,10 +819,12 @@ class RankPlan(Struct, frozen=True):
     Attributes:
         nodes: for each rank the id of its node.
         placement: on which nodes samples are prepared; None if that is one node.
+        shuffle: how the epoch is shuffled, as the first rank that had a block of it found; None before that.
     """
 
     nodes: tuple[str, ...]
     placement: Placement | None = None
+    shuffle: Shuffle | None = None
 
     def ranks(self, sample_ids: Ids, first: int = 0) -> NDArray[np.int64]:
         """Return the rank that gets each sample: int64[n] -> int64[n], in [0, ranks).
@@ -854,7 +856,8 @@ class RankReport(Struct, frozen=True):
         node: id of the node where it runs.
         cursor: the block at which its session begins; here and below, blocks are the first lane's own.
         floats: whether it may begin at another epoch, to begin with the others.
-        plans: epoch -> the plan it goes by, for a coordinator that was restarted.
+        aside: by how much the number of its epoch is above that of the epoch whose order it has; 0 but in epochs aside.
+        due: the block that is next by its state, if that was saved between two epochs.
     """
 
     name: ConsumerName
@@ -863,7 +866,8 @@ class RankReport(Struct, frozen=True):
     node: str
     cursor: int
     floats: bool
-    plans: Mapping[int, RankPlan]
+    aside: int = 0
+    due: int | None = None
 
     @property
     def consumer(self) -> str:
@@ -890,6 +894,7 @@ class RankOrders(Struct, frozen=True):
         missing: ranks that are not on the feed; with the one that asked, if its session is not open.
         caches: node id -> handle of its cache node, which hands out rows.
         others: missing ranks that are on the feed with another size of minibatches -> that size.
+        ahead: ranks that are beyond the epoch, where it is not known any more how it was shared out.
     """
 
     plan: RankPlan | None
@@ -897,3 +902,4 @@ class RankOrders(Struct, frozen=True):
     missing: tuple[int, ...]
     caches: Mapping[str, Any]
     others: Mapping[int, int] = {}
+    ahead: tuple[int, ...] = ()

@@ -109,11 +109,22 @@ class LanePosition(Generic[BlockT]):
         first, blocks = self.own_epoch_of(block).first, self.lane.blocks_per_epoch
         if first // blocks < ASIDE:
             return -(-first // blocks)
+        last = (first - 1) // blocks
+        return last - self._aside(last) + 1
+
+    def _aside(self, number: int) -> int:
+        """Return by how much an epoch's number is above that of the epoch whose order it has."""
+        if number < ASIDE:
+            return 0
         # Epochs aside follow each other as those of the stream do. Who skips the rest of one may not have received its
         # last blocks, and so goes by the last of which it received any.
-        last = (first - 1) // blocks
-        known = max(number for number in self._shuffles if number <= last)
-        return self._shuffles[known].epoch + last - known + 1
+        known = max(each for each in self._shuffles if each <= number)
+        return known - self._shuffles[known].epoch
+
+    @property
+    def aside(self) -> int:
+        """By how much the number of the epoch that it is in is above that of the epoch whose order it has."""
+        return self._aside(self.own_epoch_of(self.cursor).first // self.lane.blocks_per_epoch)
 
     def _enter_own_epoch(self, block: int) -> None:
         """Note that a block was received, perhaps as the first of an epoch, which may begin elsewhere than expected."""

@@ -11,8 +11,9 @@ from msgspec.structs import replace
 from mbaas.client.rpc import UnreadableError, call_patiently
 from mbaas.client.session import LaneSession, Polling
 from mbaas.client.sharding import RankSharding
-from mbaas.errors import ConfigError, WaitTimeoutError
+from mbaas.errors import ConfigError, StateError, WaitTimeoutError
 from mbaas.messages import POLL_S, ConsumerName, Delivery, RankOrders, RankPlan, RankReport, Start
+from mbaas.order import Shuffle
 from mbaas.units import seconds
 
 LEFT_OVER_LEASES = 1.5
@@ -67,9 +68,9 @@ class EnlistedSession(RankSession):
         end = time.monotonic() + timeout_s
         super()._join(start, timeout_s)
         # the ranks of a trial that was restored stand where its state says
-        self._enlist(end - time.monotonic(), floats=not start.is_exact)
+        self._enlist(end - time.monotonic(), start)
 
-    def _enlist(self, timeout_s: float, *, floats: bool) -> None:
+    def _enlist(self, timeout_s: float, start: Start) -> None:
         """Tell the other ranks of this session, and of every new one: a restarted coordinator knows none of them."""
         self.report = RankReport(
             name=self._name,
@@ -77,8 +78,9 @@ class EnlistedSession(RankSession):
             session=self.number,
             node=self.node,
             cursor=self.cursor,
-            floats=floats,
-            plans=self._sharding.plans,
+            floats=not start.is_exact,
+            aside=self.aside,
+            due=start.block if start.flexible else None,
         )
         call_patiently(
             self._coordinator,
@@ -91,14 +93,14 @@ class EnlistedSession(RankSession):
         """Note that the ranks have begun: this session cannot begin at another epoch any more."""
         self.report = replace(self.report, floats=False)
 
-    def orders(self, epoch: int, poll_s: float, timeout_s: float) -> RankOrders:
-        """Ask what the main coordinator says to the ranks for an epoch.
+    def orders(self, epoch: int, shuffle: Shuffle | None, poll_s: float, timeout_s: float) -> RankOrders:
+        """Ask what the main coordinator says to the ranks for an epoch; ``shuffle`` is how that is shuffled, if known.
 
         It answers after ``poll_s`` at the latest; one that is silent or restarting is waited for ``timeout_s``.
         """
         orders: RankOrders = call_patiently(
             self._coordinator,
-            lambda: self._coordinator.rank_orders.remote(self.report, epoch, poll_s),
+            lambda: self._coordinator.rank_orders.remote(self.report, epoch, poll_s, shuffle),
             poll_s + timeout_s,
             f"consumer {self.consumer!r} asks how minibatches are shared out",
         )
@@ -134,34 +136,39 @@ class RankGroup:
         Raises:
             WaitTimeoutError: ranks are missing for too long.
             ConfigError: others want minibatches of another size.
+            StateError: as for `plan`.
         """
-        start = self._agree(block, self._wait_timeout_s).start
+        start = self._agree(block, None, self._wait_timeout_s).start
         self._first.stay()
         self.has_begun = True
         return start
 
-    def plan(self, block: int, wait_s: float | None = None) -> RankPlan:
+    def plan(self, block: int, shuffle: Shuffle, wait_s: float | None = None) -> RankPlan:
         """Return how the minibatches of the epoch of a feed's block are shared out.
 
         Args:
             block: the feed's block.
+            shuffle: of its epoch.
             wait_s: how long to wait for missing ranks; by default as long as `begin` does.
 
         Raises:
             WaitTimeoutError: ranks are missing for too long.
+            StateError: other ranks went through the epoch in another order, or by a plan that was lost.
             UnreadableError: this rank's session in the first lane, of which the block is one, has ended.
         """
         epoch = self._sharding.order.epoch_of(block)
-        if epoch not in self._sharding.plans:
-            self._agree(block, self._wait_timeout_s if wait_s is None else wait_s)
+        plan = self._sharding.plans.get(epoch)
+        if plan is None or plan.shuffle != shuffle:
+            self._agree(block, shuffle, self._wait_timeout_s if wait_s is None else wait_s)
         return self._sharding.plans[epoch]
 
-    def _agree(self, block: int, wait_s: float) -> RankOrders:
+    def _agree(self, block: int, shuffle: Shuffle | None, wait_s: float) -> RankOrders:
         """Get the plan for the epoch of a block, which there is when all ranks are."""
         began, first, order = time.monotonic(), self._first, self._sharding.order
         left_over_s = min(wait_s, LEFT_OVER_LEASES * first.info.settings.timeouts.lease_s)
         waited_s, poll_s = 0.0, min(wait_s, POLL_S)
-        while (orders := first.orders(order.epoch_of(block), poll_s, max(0.0, wait_s - waited_s))).plan is None:
+        epoch = order.epoch_of(block)
+        while (orders := first.orders(epoch, shuffle, poll_s, max(0.0, wait_s - waited_s))).plan is None:
             report, waited_s = first.report, time.monotonic() - began
             is_unknown = report.rank in orders.missing  # this rank itself: its session has ended
             if is_unknown and self.has_begun and first.lane.has(block):
@@ -175,6 +182,13 @@ class RankGroup:
                 raise ConfigError(
                     f"all ranks of trial {report.name.trial!r} must have the same batch_size, rank {report.rank} has "
                     f"{report.batch_size} and rank {rank} has {size}"
+                )
+            elif orders.ahead and waited_s >= left_over_s:
+                ranks = ", ".join(map(str, orders.ahead))
+                raise StateError(
+                    f"rank {report.rank} of trial {report.name.trial!r} is in epoch {epoch - report.aside} of the "
+                    f"feed, which rank {ranks} has behind it, and how they shared it out is not known any more: load a "
+                    "state of the same minibatch in all ranks, or begin the trial anew under another name"
                 )
             elif waited_s >= wait_s:
                 missing = ", ".join(map(str, orders.missing))

@@ -15,7 +15,7 @@ from mbaas.client.rpc import UnreadableError
 from mbaas.client.sharding import RankSharding
 from mbaas.client.stalls import StreamStats
 from mbaas.client.stream import Block, BlockStream
-from mbaas.errors import FeedGoneError, FeedRestartingError, WaitTimeoutError
+from mbaas.errors import FeedGoneError, FeedRestartingError, StateError, WaitTimeoutError
 from mbaas.messages import DeliveredBlock, Start
 
 STEP_MEMORY = 0.8
@@ -40,7 +40,7 @@ class RowStream(BlockStream):
         if block.has_failed:  # there is nothing to share out
             return super()._begin_fetch(block, slack_s)
         group, number = self._group, self.lane.feed_block(block.number)
-        plan, ids = group.plan(number), self._sharding.order.sample_ids(number, block.shuffle)
+        plan, ids = group.plan(number, block.shuffle), self._sharding.order.sample_ids(number, block.shuffle)
         bad_ids = [bad.sample_id for part in block.parts for bad in part.meta.bad]
         bad_rows = np.flatnonzero(np.isin(ids, bad_ids))
         rows = self._sharding.shard(number, block.shuffle, bad_ids).rows
@@ -65,8 +65,8 @@ class RowStream(BlockStream):
         # The first block of an epoch needs that epoch's plan. Ranks that lag have not asked for it: fetching ahead is
         # not worth a wait for them.
         try:
-            self._group.plan(self.lane.feed_block(following.block.number), 0.0)
-        except (WaitTimeoutError, UnreadableError, FeedGoneError, FeedRestartingError):
+            self._group.plan(self.lane.feed_block(following.block.number), following.block.shuffle, 0.0)
+        except (WaitTimeoutError, UnreadableError, FeedGoneError, FeedRestartingError, StateError):
             return  # others are done with the feed, or on their way; `next` says what is to be said
         self._fetch(following, self._group.step_s)
 

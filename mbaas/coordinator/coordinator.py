@@ -19,7 +19,7 @@ from mbaas import units
 from mbaas.allocation.lending import DemandReport
 from mbaas.allocation.scaling import Observation, Scaler
 from mbaas.allocation.throughput import MOST_COUNT
-from mbaas.coordinator import kept_claims, recovery
+from mbaas.coordinator import kept_claims, recovery, written_epochs
 from mbaas.coordinator.asking import is_set_within, report_bugs_to
 from mbaas.coordinator.background import BackgroundTasks, InternalErrors, reports_errors_of_calls
 from mbaas.coordinator.counters import Counters
@@ -57,6 +57,7 @@ from mbaas.messages import (
     RankReport,
 )
 from mbaas.metrics import FeedMetrics
+from mbaas.order import Shuffle
 from mbaas.placement import PlacementUpdate
 from mbaas.prep.engines import resolve_engine
 from mbaas.settings import FeedSettings
@@ -88,7 +89,6 @@ class _Running(Struct, frozen=True):
     ranks: RankTable
     lending: LendingClient
     tuning: ThreadTuning
-    kept_epoch: recovery.KeptEpoch
 
     def send(self, event: ev.Event) -> None:
         """Give an event to the first lane, and to the others what follows from it for them."""
@@ -125,6 +125,7 @@ class Coordinator(ConsumerApi):
         self._keeping = asyncio.Lock()
         self._kept_claims: Claims | None = None  # as the programs that serve other feeds read them
         self._claiming = asyncio.Lock()
+        self._writing_plans = asyncio.Lock()
         self._running: _Running | None = None
         self._opened = asyncio.Event()
         self._ended: FeedFailedError | None = None
@@ -193,7 +194,7 @@ class Coordinator(ConsumerApi):
         )
         # Epochs that were begun may have been seen in part, by consumers of this coordinator's predecessor, or of a
         # program that served the feed before and died: whoever begins anew begins the next one.
-        next_epoch = recovery.recall_epoch(self._settings.name, info.fingerprint)
+        written = written_epochs.recall_epochs(self._settings.name, info.fingerprint)
         service = ConsumerService(
             info,
             layout,
@@ -205,7 +206,7 @@ class Coordinator(ConsumerApi):
             counters=self._counters,
             errors=self._errors,
             spawn=self._tasks.spawn,
-            next_epoch=next_epoch,
+            written=written,
             cache_of=lambda node: supervision.caches.actors.get(node),
         )
         sync = LaneSync(
@@ -216,11 +217,15 @@ class Coordinator(ConsumerApi):
             counters=self._counters,
             errors=self._errors,
         )
-        if next_epoch:
+        if written:
             counters.ledgers.go_on(recovery.recall_ledgers(self._settings.name))
         else:  # those of another dataset, or of a feed that was not stopped before its first epoch
             recovery.forget_ledgers(self._settings.name)
-        ranks = RankTable(service.lane.blocks_per_epoch, lambda name, session: _cursor_of(service, name, session))
+        ranks = RankTable(
+            service.lane.blocks_per_epoch,
+            service.core.consumers.session,
+            written_epochs.recall_trials(self._settings.name, info.fingerprint),
+        )
         context = ray.get_runtime_context()
         kind = worker_kind(
             self._settings,
@@ -234,9 +239,7 @@ class Coordinator(ConsumerApi):
         tuning = ThreadTuning(self._settings, supervision=supervision, counters=counters)
         if shortage := layout.shortage(self._settings):
             counters.note(shortage)
-        # Nothing is to be kept before an epoch begins.
-        kept_epoch = recovery.KeptEpoch(self._settings.name, info.fingerprint, service.core.successor_epoch)
-        running = self._running = _Running(info, supervision, service, sync, ranks, lending, tuning, kept_epoch)
+        running = self._running = _Running(info, supervision, service, sync, ranks, lending, tuning)
         supervision.subscribe(running.send)
         supervision.begin(lambda: service.core.consumers.nodes)
         sync.open(self._tasks.spawn)
@@ -275,8 +278,6 @@ class Coordinator(ConsumerApi):
 
     def _tick(self, running: _Running, tick: int) -> None:
         running.send(ev.Tick())
-        if running.kept_epoch.is_due(epoch := running.service.core.successor_epoch):
-            self._tasks.spawn(running.kept_epoch.keep(epoch))
         if tick % TICKS_A_LOOK == 0:
             running.supervision.handle(cluster.Tick())
             self._look(running)
@@ -434,21 +435,45 @@ class Coordinator(ConsumerApi):
         async with self._enlisted:
             self._enlisted.notify_all()
 
-    async def rank_orders(self, report: RankReport, epoch: int, poll_s: float) -> RankOrders:
-        """Tell how the minibatches of an epoch are shared out; wait for missing ranks, at most ``poll_s``."""
+    async def rank_orders(
+        self, report: RankReport, epoch: int, poll_s: float, shuffle: Shuffle | None = None
+    ) -> RankOrders:
+        """Tell how the minibatches of an epoch are shared out; wait for missing ranks, at most ``poll_s``.
+
+        Raises:
+            StateError: the epoch is shuffled in another way than other ranks of the trial had it.
+        """
         report, epoch, poll_s = calls.rank_report(report), calls.whole("epoch", epoch), calls.poll_s(poll_s)
         running = await self._until_running()
+        if shuffle is not None:
+            calls.shuffle(shuffle, running.info.order.num_samples)
 
         def orders() -> RankOrders:
             caches, order = running.supervision.caches, running.info.order
             # Where samples drawn anew have their homes, ranks do not know: they take turns.
             placement = None if order.redrawn else caches.placements.newest
-            return running.ranks.orders(report, epoch, placement, caches.actors)
+            return running.ranks.orders(report, epoch, placement, caches.actors, shuffle)
 
         async with self._enlisted:
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._enlisted.wait_for(lambda: orders().plan is not None), poll_s)
-        return orders()
+        answer = orders()
+        if answer.plan is not None:
+            await self._write_plans(running)
+        return answer
+
+    async def _write_plans(self, running: _Running) -> None:
+        """Write down the plans of ranks that are new, where they outlive this coordinator."""
+        async with self._writing_plans:  # who comes while they are being written waits, too
+            trials = running.ranks.to_write()
+            try:
+                for trial in trials:
+                    await asyncio.to_thread(
+                        written_epochs.keep_trial, self._settings.name, running.info.fingerprint, trial
+                    )
+            except BaseException:
+                running.ranks.write_again(trials)
+                raise
 
     async def status(self) -> FeedStatus:
         """Return a snapshot of the feed.
@@ -523,9 +548,3 @@ class Coordinator(ConsumerApi):
 
 
 CoordinatorActor: Any = ray.remote(num_cpus=0)(Coordinator)
-
-
-def _cursor_of(service: ConsumerService, consumer: str, session: int) -> int | None:
-    """Return a consumer's cursor; None if that is not its open session."""
-    member = service.core.consumers.session(consumer, session)
-    return member.cursor if member is not None else None

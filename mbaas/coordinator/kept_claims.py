@@ -18,6 +18,7 @@ from ray.experimental import internal_kv
 
 from mbaas import runtime
 from mbaas.budgets import MemoryClaim
+from mbaas.coordinator import store
 from mbaas.messages import Claims
 
 LEASE_S = 10.0
@@ -40,7 +41,7 @@ def enter(feed: str, claims: Claims, number: int) -> None:
         claims: what it keeps.
         number: from `dividing`: says which feeds came before it.
     """
-    _put(_key(feed), json.dumps({"number": number, **asdict(claims)}).encode())
+    store.put(feed, "claims", json.dumps({"number": number, **asdict(claims)}).encode())
 
 
 def update(feed: str, claims: Claims) -> None:
@@ -51,7 +52,7 @@ def update(feed: str, claims: Claims) -> None:
 
 def forget(feed: str) -> None:
     """Delete what is kept of a feed."""
-    internal_kv._internal_kv_del(_key(feed))
+    store.delete(feed, "claims")
 
 
 def claims_of(feed: str) -> Claims | None:
@@ -75,7 +76,7 @@ def dividing() -> Iterator[int]:
         yield number
     finally:
         if internal_kv._internal_kv_get(_lock(number)) == mine:  # else it was taken over, and is deleted
-            _put(_lock(number), _FREE)
+            internal_kv._internal_kv_put(_lock(number), _FREE, overwrite=True)
 
 
 def _acquire() -> tuple[int, bytes]:
@@ -109,17 +110,9 @@ def _lock(number: int) -> bytes:
     return _LOCK + str(number).encode()
 
 
-def _key(feed: str) -> bytes:
-    return f"mbaas:feed:{feed}:claims".encode()
-
-
 def _read(feed: str) -> tuple[int, Claims] | None:
-    found = internal_kv._internal_kv_get(_key(feed))
+    found = store.get(feed, "claims")
     if not found:
         return None
     kept = json.loads(found)
     return kept["number"], Claims(memory=MemoryClaim(**kept["memory"]), cpus=kept["cpus"], gpus=kept["gpus"])
-
-
-def _put(key: bytes, value: bytes) -> None:
-    internal_kv._internal_kv_put(key, value, overwrite=True)

@@ -46,9 +46,11 @@ def worker_kind(
 
 def _is_ours(dataset: Dataset) -> bool:
     """Whether the class of a dataset, and those of the datasets that it is made of, are mbaas's."""
-    made_of = [part for value in vars(dataset).values() for part in (value if isinstance(value, tuple) else (value,))]
-    is_ours = type(dataset).__module__.startswith("mbaas.")
-    return is_ours and all(_is_ours(part) for part in made_of if isinstance(part, Dataset))
+    found = [dataset]
+    for each in found:  # grows meanwhile; a dataset may refer to itself
+        values = [part for value in vars(each).values() for part in (value if isinstance(value, tuple) else (value,))]
+        found += [part for part in values if isinstance(part, Dataset) and not any(part is known for known in found)]
+    return all(type(each).__module__.startswith("mbaas.") for each in found)
 
 
 class LendingClient:

@@ -1,5 +1,5 @@
 """What a coordinator leaves to its successor in the cluster's key-value store: the feed's layout and its dataset, the
-ledgers of its consumers, and the epoch with which it would begin anew.
+ledgers of its consumers; and how its epochs are shuffled (`mbaas.coordinator.written_epochs`).
 
 All the rest is told by those who live on: consumers know their cursors, cache nodes their samples. The dataset, a
 table of where its samples lie, is there so that a feed goes on although all of its actors died together.
@@ -7,18 +7,15 @@ table of where its samples lie, is there so that a feed goes on although all of 
 
 from __future__ import annotations
 
-import asyncio
 import io
-import json
 import pickle
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import pyarrow as pa
 from ray import cloudpickle
-from ray.experimental import internal_kv
 
-from mbaas.coordinator import kept_claims
+from mbaas.coordinator import kept_claims, store, written_epochs
 from mbaas.coordinator.served_by import forget_server
 from mbaas.core.layout import Layout
 from mbaas.dataset import Dataset
@@ -46,17 +43,18 @@ def remember(feed: str, layout: Layout, dataset: Dataset) -> None:
     """
     pieces = _keep(feed, dataset)
     before = _pieces(feed)
-    _put(_key(feed, "layout"), pickle.dumps((layout, pieces)))
+    store.put(feed, "layout", pickle.dumps((layout, pieces)))
     _forget_pieces(feed, pieces, before)
 
 
 def recall(feed: str) -> tuple[Layout | None, Dataset | None]:
     """Return the layout of a feed and its dataset; None for each that is not there."""
     layout, pieces = _recalled(feed)
-    packed = [internal_kv._internal_kv_get(_key(feed, f"dataset-{number}")) for number in range(pieces)]
-    if not packed or not all(packed):
+    packed = [store.get(feed, f"dataset-{number}") for number in range(pieces)]
+    there = [piece for piece in packed if piece]
+    if not there or len(there) < pieces:
         return layout, None
-    with pa.CompressedInputStream(pa.PythonFile(_Source(packed), "r"), CODEC) as content:
+    with pa.CompressedInputStream(pa.PythonFile(_Source(there), "r"), CODEC) as content:
         return layout, pickle.load(io.BufferedReader(content))
 
 
@@ -65,83 +63,40 @@ def recall_layout(feed: str) -> Layout | None:
     return _recalled(feed)[0]
 
 
-def keep_epoch(feed: str, fingerprint: str, epoch: int) -> None:
-    """Keep the epoch with which a successor begins: also for a feed of that name that another program serves."""
-    _put(_key(feed, "epoch"), json.dumps({"fingerprint": fingerprint, "epoch": epoch}).encode())
-
-
-class KeptEpoch:
-    """The epoch with which a successor begins, as it is kept.
-
-    Args:
-        feed, fingerprint: as for `keep_epoch`.
-        epoch: the one that need not be kept, nor any before it.
-    """
-
-    def __init__(self, feed: str, fingerprint: str, epoch: int) -> None:
-        self._feed, self._fingerprint, self._epoch = feed, fingerprint, epoch
-        self._keeping = asyncio.Lock()
-
-    def is_due(self, epoch: int) -> bool:
-        """Return whether a later epoch is to be kept than is; not while one is being kept."""
-        return epoch > self._epoch and not self._keeping.locked()
-
-    async def keep(self, epoch: int) -> None:
-        """Keep an epoch, if it is later than the one that is kept. One whose writing fails is not kept."""
-        async with self._keeping:  # one that is written late must not replace a later one
-            if epoch > self._epoch:
-                # In a thread: the call to the cluster's head blocks, and would hold up every consumer.
-                await asyncio.to_thread(keep_epoch, self._feed, self._fingerprint, epoch)
-                self._epoch = epoch
-
-
-def recall_epoch(feed: str, fingerprint: str) -> int:
-    """Return the epoch with which a feed begins: what was kept for one of its name and fingerprint, else 0."""
-    found = internal_kv._internal_kv_get(_key(feed, "epoch"))
-    kept = json.loads(found) if found else {}
-    return int(kept["epoch"]) if kept.get("fingerprint") == fingerprint else 0
-
-
 def keep_ledgers(feed: str, pages: Mapping[int, bytes | None]) -> None:
     """Keep pages of a feed's ledgers, by number; None deletes one."""
     for number, page in pages.items():
-        key = _key(feed, f"ledgers-{number}")
         if page is None:
-            internal_kv._internal_kv_del(key)
+            store.delete(feed, f"ledgers-{number}")
         else:
-            _put(key, page)
+            store.put(feed, f"ledgers-{number}", page)
 
 
 def recall_ledgers(feed: str) -> dict[int, bytes]:
     """Return the pages of a feed's ledgers that were kept, by number."""
-    found = {int(key.rsplit(b"-", 1)[1]): internal_kv._internal_kv_get(key) for key in _ledger_keys(feed)}
+    found = {int(name.rsplit("-", 1)[1]): store.get(feed, name) for name in store.names(feed, "ledgers-")}
     return {number: page for number, page in found.items() if page}
 
 
 def forget_ledgers(feed: str) -> None:
     """Delete the ledgers that were kept of a feed."""
-    for key in _ledger_keys(feed):
-        internal_kv._internal_kv_del(key)
-
-
-def _ledger_keys(feed: str) -> list[bytes]:
-    found: list[bytes] = internal_kv._internal_kv_list(_key(feed, "ledgers-"))
-    return found
+    for name in store.names(feed, "ledgers-"):
+        store.delete(feed, name)
 
 
 def is_kept(feed: str) -> bool:
     """Return whether anything is kept of a feed: it was served on this cluster, and nobody has stopped it."""
-    return bool(internal_kv._internal_kv_get(_key(feed, "layout")))
+    return bool(store.get(feed, "layout"))
 
 
 def forget(feed: str) -> None:
     """Delete what was kept of a feed."""
-    internal_kv._internal_kv_del(_key(feed, "epoch"))
+    written_epochs.forget(feed)
     forget_ledgers(feed)
     kept_claims.forget(feed)
     forget_server(feed)
     _forget_pieces(feed, 0, _pieces(feed))
-    internal_kv._internal_kv_del(_key(feed, "layout"))
+    store.delete(feed, "layout")
 
 
 class _TooLargeError(Exception):
@@ -181,7 +136,7 @@ class _Pieces(io.RawIOBase):
             self._keep(len(self._rest))
 
     def _keep(self, nbytes: int) -> None:
-        _put(_key(self._feed, f"dataset-{self.count}"), bytes(self._rest[:nbytes]))
+        store.put(self._feed, f"dataset-{self.count}", bytes(self._rest[:nbytes]))
         del self._rest[:nbytes]
         self.count += 1
 
@@ -240,18 +195,10 @@ def _pieces(feed: str) -> int:
 
 def _recalled(feed: str) -> tuple[Layout | None, int]:
     """Return the layout of a feed, and in how many pieces its dataset is kept."""
-    found = internal_kv._internal_kv_get(_key(feed, "layout"))
+    found = store.get(feed, "layout")
     return pickle.loads(found) if found else (None, 0)
 
 
 def _forget_pieces(feed: str, first: int, end: int) -> None:
     for number in range(first, end):
-        internal_kv._internal_kv_del(_key(feed, f"dataset-{number}"))
-
-
-def _put(key: bytes, value: bytes) -> None:
-    internal_kv._internal_kv_put(key, value, overwrite=True)
-
-
-def _key(feed: str, what: str) -> bytes:
-    return f"mbaas:feed:{feed}:{what}".encode()
+        store.delete(feed, f"dataset-{number}")

@@ -10,9 +10,8 @@ import time
 from pathlib import Path
 
 import msgspec
-from ray.experimental import internal_kv
 
-from mbaas import runtime
+from mbaas.coordinator import store
 
 
 class Server(msgspec.Struct, frozen=True):
@@ -49,23 +48,18 @@ class Server(msgspec.Struct, frozen=True):
 
 def keep_server(feed: str) -> None:
     """Note that this program serves a feed."""
-    content = msgspec.json.encode(Server.of_this_program())
-    internal_kv._internal_kv_put(_key(feed), content, overwrite=True)
+    store.put(feed, "server", msgspec.json.encode(Server.of_this_program()))
 
 
 def recall_server(feed: str) -> Server | None:
     """Return the program that served a feed last; None if none is known."""
-    found = internal_kv._internal_kv_get(_key(feed))
+    found = store.get(feed, "server")
     return msgspec.json.decode(found, type=Server) if found else None
 
 
 def forget_server(feed: str) -> None:
     """Delete what is known of the program that serves a feed."""
-    internal_kv._internal_kv_del(_key(feed))
-
-
-def _key(feed: str) -> bytes:
-    return f"{runtime.NAMESPACE}:feed:{feed}:server".encode()
+    store.delete(feed, "server")
 
 
 def _user() -> str:

@@ -11,7 +11,7 @@ import abc
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -28,6 +28,7 @@ from mbaas.coordinator.local_calls import LocalCalls, Spawn
 from mbaas.coordinator.relayed_calls import RelayedCalls
 from mbaas.coordinator.stories import LaneStory, told_by
 from mbaas.coordinator.worker_pool import WorkerHandle
+from mbaas.coordinator.written_epochs import EpochWriter
 from mbaas.core import calls
 from mbaas.core import cluster_events as cluster
 from mbaas.core import events as ev
@@ -56,6 +57,7 @@ from mbaas.messages import (
     JoinRequest,
     Lane,
 )
+from mbaas.order import Shuffle
 from mbaas.placement import PartRequest, PlacementHistory
 from mbaas.slots import HeldSlot
 from mbaas.uncounted import Uncounted
@@ -89,7 +91,7 @@ class ConsumerService:
         counters: where what was made is entered.
         errors: where bugs of workers and cache nodes are reported.
         spawn: runs a coroutine in the background.
-        next_epoch: as for `StagingState`.
+        written: as for `StagingState`.
         cache_of: finds the cache node of a node, which copies parts to it; None if there is none.
 
     Attributes:
@@ -111,7 +113,7 @@ class ConsumerService:
         counters: Counters,
         errors: InternalErrors,
         spawn: Spawn,
-        next_epoch: int = 0,
+        written: Mapping[int, Shuffle] | None = None,
         cache_of: Callable[[str], Any] = lambda _node: None,
     ) -> None:
         self._info, self.lane, self._waits_for = info, lane, waits_for
@@ -127,9 +129,10 @@ class ConsumerService:
             block_samples=info.order.block_samples,
             is_shuffled=info.order.shuffled,
             lanes=lane.lanes,
-            next_epoch=next_epoch,
+            written=written,
         )
         self.detached: Counter[str] = Counter()
+        self._writer = EpochWriter(info.settings.name, info.fingerprint, tell=self.send, errors=errors, spawn=spawn)
         self._staged: dict[int, dict[int, DeliveredPart]] = {}
         self._copies: dict[int, Any] = {}  # number of a move -> reference of the copy, until it is used
         self._calls: dict[str, _Call] = {}
@@ -210,6 +213,8 @@ class ConsumerService:
                 self._staged.pop(instruction.block, None)
                 if instruction.anew:
                     self._counters.forget(self.lane.feed_block(instruction.block))
+            case ev.WriteEpochs():
+                self._writer.write(instruction)
             case ev.MovePart():
                 self._spawn(self._move(instruction))
             case ev.UsePart():

@@ -7,10 +7,6 @@ is checked here before anything changes. A value that does not fit raises an err
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-from itertools import zip_longest
-
 from mbaas.core import events as ev
 from mbaas.errors import ConfigError, shown
 from mbaas.messages import (
@@ -21,7 +17,6 @@ from mbaas.messages import (
     ConsumerReport,
     EpochLedger,
     JoinRequest,
-    RankPlan,
     RankReport,
     ReadBytes,
     Resumption,
@@ -29,7 +24,6 @@ from mbaas.messages import (
     UnreadablePart,
 )
 from mbaas.order import ASIDE, MOST_LEVELS, OwnEpoch, SampleOrder, Shuffle
-from mbaas.placement import NodeWeight, Placement
 
 MOST_NUMBER = 2**62
 """No block, session or count is larger: a feed that makes a million blocks a second comes there after 146,000 years."""
@@ -47,12 +41,6 @@ but a consumer that was restored there still may.
 
 MOST_RANKS = 65_536
 """Ranks of one trial."""
-
-MOST_NODES = 65_536
-"""Nodes of a placement."""
-
-MOST_PLANS = 16
-"""Plans that a rank tells of: it keeps those of the last two epochs."""
 
 
 def join(
@@ -311,48 +299,19 @@ def thing(value: object) -> str:
 
 
 def rank_report(value: object) -> RankReport:
-    """Check and return where a rank of a data-parallel trial runs, and the plans that it knows."""
+    """Check and return where a rank of a data-parallel trial runs."""
     if not isinstance(value, RankReport):
         raise ConfigError(f"a rank must report itself as a RankReport, got {shown(value)}")
-    world_size = consumer_name(value.name).world_size
+    consumer_name(value.name)
     whole("batch_size", value.batch_size, least=1)
     whole("session", value.session)
     whole("cursor", value.cursor)
     _truth("floats", value.floats)
     _node("node", value.node)
-    if not isinstance(value.plans, Mapping):
-        raise ConfigError(f"plans must be a mapping from epochs to plans, got {shown(value.plans)}")
-    if len(value.plans) > MOST_PLANS:
-        raise ConfigError(f"plans must hold at most {MOST_PLANS} plans, got {len(value.plans)}")
-    for epoch, plan in value.plans.items():
-        whole("the epoch of a plan", epoch)
-        _check_plan(plan, world_size)
+    whole("aside", value.aside)
+    if value.due is not None:
+        whole("due", value.due)
     return value
-
-
-def _check_plan(plan: object, world_size: int) -> None:
-    if not isinstance(plan, RankPlan) or not isinstance(plan.placement, Placement | None):
-        raise ConfigError(f"plans must hold RankPlan values, got {shown(plan)}")
-    nodes = _several("the nodes of a plan", plan.nodes, most=MOST_RANKS)
-    for node in nodes:
-        _node("a node of a plan", node)
-    if len(nodes) != world_size:
-        raise ConfigError(f"a plan must have a node for each of {world_size} ranks, got {len(nodes)}")
-    if plan.placement is not None:
-        _check_placement(plan.placement)
-
-
-def _check_placement(placement: Placement) -> None:
-    whole("placement.version", placement.version)
-    weights = _several("placement.node_weights", placement.node_weights, most=MOST_NODES)
-    limits = _several("placement.limits", placement.limits, most=MOST_NODES)
-    for weight, limit in zip_longest(weights, limits):
-        if not isinstance(weight, NodeWeight):
-            raise ConfigError(f"placement.node_weights must hold a NodeWeight for each limit, got {shown(weight)}")
-        _node("a node of a placement", weight.node)
-        whole("cache_bytes", weight.cache_bytes)
-        number("weight", weight.weight, most=math.inf)
-        number("placement.limits", limit, least=-1, most=math.inf)  # -1: it keeps nothing
 
 
 # ---- single values ----

@@ -530,29 +530,33 @@ class ConsumerTable:
 
     # ---- where to begin ----
 
-    def entrance(self, cohort: Cohort) -> int:
+    def entrance(self, cohort: Cohort, least: int = 0) -> int:
         """The block at which a newcomer to ``cohort`` begins: that of its join window, or of the next epoch."""
-        return cohort.join_start if cohort.join_start is not None else cohort.next_boundary(cohort.slowest)
+        if cohort.join_start is not None and cohort.join_start >= least:
+            return cohort.join_start
+        return cohort.next_boundary(cohort.slowest)
 
-    def shared_start(self, otherwise: int, trial: str | None = None) -> tuple[Cohort, int]:
+    def shared_start(self, otherwise: int, trial: str | None = None, least: int = 0) -> tuple[Cohort, int]:
         """Find where a newcomer begins with the least wait: cohort and block; at ``otherwise`` if nobody is here.
+
+        It had the epochs before ``least``, so it does not begin there whoever does.
 
         Of the other ranks of its ``trial``, those that have not begun wait for it, and it begins with them. Those that
         have begun are of an earlier run of the trial, whose leases have not ended: nobody is there to share with.
         """
         for rank in self.of_trial(trial) if trial is not None else ():
-            if not rank.asked:
+            if not rank.asked and rank.cursor >= least:
                 return self.cohorts[rank.cohort], rank.cursor
-        open_ones = self._open_to_newcomers(trial)
+        open_ones = [each for each in self._open_to_newcomers(trial) if self.entrance(each, least) >= least]
         if not open_ones:
             return self.new_cohort(otherwise), otherwise
 
         # The least wait; of equal ones the largest cohort, because there a block is shared by most.
         def wait(cohort: Cohort) -> tuple[int, int]:
-            return self.entrance(cohort) - cohort.slowest, -len(cohort.members)
+            return self.entrance(cohort, least) - cohort.slowest, -len(cohort.members)
 
         cohort = min(open_ones, key=wait)
-        return cohort, self.entrance(cohort)
+        return cohort, self.entrance(cohort, least)
 
     def _open_to_newcomers(self, trial: str | None = None) -> list[Cohort]:
         """The cohorts that a newcomer may join: none where everybody is alone, and none that goes through epochs aside.

@@ -3,6 +3,9 @@
 Most epochs are shuffled as a whole. While the epochs of some consumer begin in the middle of those of the stream, each
 epoch is shuffled within the segments that its beginning cuts (`mbaas.order.Shuffle`), so that it gets each sample once.
 
+How an epoch is shuffled is written down before anybody is given a block of it, and a coordinator that was restarted is
+told. Else a rank that comes back would have the epochs in which its sisters are ahead of it in another order than they.
+
 A consumer that was restored in an epoch which has been shuffled in another way here gets the rest of it from epochs
 aside: epochs with numbers far above all others, which nobody else goes through.
 """
@@ -10,7 +13,7 @@ aside: epochs with numbers far above all others, which nobody else goes through.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 
 from mbaas.core.story import InvariantError
 from mbaas.messages import Resumption
@@ -24,6 +27,12 @@ ASIDE_RUNS = 1 << 24
 consumers that need the same epoch share it, and find it again in a coordinator that was restarted.
 """
 
+PAGE_EPOCHS = 64
+"""Epochs that are written down together: a page is written anew with each of them."""
+
+MOST_PAGES = 64
+"""Pages that are remembered, those changed last; others only as long as somebody is near their epochs."""
+
 
 class EpochTable:
     """The shuffles of the epochs that were begun.
@@ -33,14 +42,25 @@ class EpochTable:
         block_samples: samples in a block, of which only an epoch's last may have fewer.
         is_shuffled: whether epochs are shuffled; else all have the same order, and anybody may begin anywhere.
         lanes: how many the feed has; with several, consumers begin only where epochs do, so that all lanes agree.
+        written: epoch -> how it is shuffled, as an earlier coordinator wrote it down; None if nobody writes it down.
     """
 
     def __init__(
-        self, blocks_per_epoch: int, block_samples: int = 1, *, is_shuffled: bool = True, lanes: int = 1
+        self,
+        blocks_per_epoch: int,
+        block_samples: int = 1,
+        *,
+        is_shuffled: bool = True,
+        lanes: int = 1,
+        written: Mapping[int, Shuffle] | None = None,
     ) -> None:
         self.blocks_per_epoch, self.block_samples = blocks_per_epoch, block_samples
         self.lanes, self._is_shuffled = lanes, is_shuffled
-        self._shuffles: dict[int, Shuffle] = {}
+        self._shuffles = dict(written or {})
+        self._pages = dict.fromkeys(number // PAGE_EPOCHS for number in self._shuffles)  # those changed last come last
+        self._are_written = written is not None
+        self._unwritten: set[int] = set()
+        self._changed: set[int] = set()  # pages
 
     # ---- where a consumer's own epoch lies ----
 
@@ -71,6 +91,35 @@ class EpochTable:
         """Whether the shuffle of the block's epoch is fixed."""
         return block // self.blocks_per_epoch in self._shuffles
 
+    def is_written(self, block: int) -> bool:
+        """Whether blocks of the block's epoch may be given to consumers: how it is shuffled will not be forgotten."""
+        return not self._unwritten or block // self.blocks_per_epoch not in self._unwritten
+
+    def wrote(self, epochs: Iterable[int]) -> None:
+        """Note that it is written down how these epochs are shuffled."""
+        self._unwritten.difference_update(epochs)
+
+    def take_changed(self) -> dict[int, dict[int, Shuffle]]:
+        """Return the pages that are to be written down since the last call; those that are to be deleted are empty."""
+        pages: dict[int, dict[int, Shuffle]] = {page: {} for page in self._changed}
+        if pages:
+            for number, shuffle in self._shuffles.items():
+                if number // PAGE_EPOCHS in pages:
+                    pages[number // PAGE_EPOCHS][number] = shuffle
+        self._changed = set()
+        return pages
+
+    def _set(self, number: int, shuffle: Shuffle) -> None:
+        if self._shuffles.get(number) == shuffle:
+            return
+        self._shuffles[number] = shuffle
+        page = number // PAGE_EPOCHS
+        self._pages.pop(page, None)
+        self._pages[page] = None
+        if self._are_written:
+            self._unwritten.add(number)
+            self._changed.add(page)
+
     def fix(self, block: int, own_epochs: Iterable[OwnEpoch]) -> None:
         """Fix the shuffle of the block's epoch, if that was not begun before.
 
@@ -83,10 +132,10 @@ class EpochTable:
             return
         before = self._shuffles.get(number - 1)
         if before is None:  # nobody came through the epoch before
-            self._shuffles[number] = Shuffle(number)
+            self._set(number, Shuffle(number))
         else:  # an epoch aside has another number than the one that chance follows from
             epoch = number if number < ASIDE else before.epoch + 1
-            self._shuffles[number] = before.after(epoch, self._cuts(number, own_epochs))
+            self._set(number, before.after(epoch, self._cuts(number, own_epochs)))
 
     def _cuts(self, number: int, own_epochs: Iterable[OwnEpoch]) -> set[int]:
         """Return the positions before which an epoch must have the same samples as the one before it."""
@@ -144,7 +193,7 @@ class EpochTable:
         reaches_across = own.first < (number + 1) * self.blocks_per_epoch < own.end
         if self._is_shuffled and reaches_across and after is not None and not after.keeps(own.begin, shuffle):
             return False
-        self._shuffles[number] = shuffle
+        self._set(number, shuffle)
         return True
 
     def put_aside(self, resumed: Resumption, own_epochs: Collection[OwnEpoch]) -> Resumption:
@@ -156,16 +205,20 @@ class EpochTable:
         return moved
 
     def forget(self, kept: Iterable[int]) -> None:
-        """Forget the shuffles of epochs that nobody will ask for: all but those of ``kept`` blocks and what follows.
+        """Forget the shuffles of epochs long ago, but not those of the epochs of ``kept`` blocks and near them.
 
-        The epoch before the first one that is kept stays, because the next may have to have its samples.
+        The epoch before one that is kept stays with it, because the next may have to have its samples.
         """
-        numbers = {block // self.blocks_per_epoch for block in kept}
-        runs = {number // ASIDE_EPOCHS for number in numbers}
-        lowest = min(numbers, default=ASIDE)  # if only epochs aside are kept, all others lie below
-        for number in [*self._shuffles]:
-            if number // ASIDE_EPOCHS not in runs if number >= ASIDE else number < lowest - 1:
-                del self._shuffles[number]
+        if len(self._pages) <= MOST_PAGES:
+            return
+        near = {(block // self.blocks_per_epoch + by) // PAGE_EPOCHS for block in kept for by in (-1, 0, 1)}
+        gone = {page for page in [*self._pages][:-MOST_PAGES] if page not in near}
+        self._pages = {page: None for page in self._pages if page not in gone}
+        for number in [number for number in self._shuffles if number // PAGE_EPOCHS in gone]:
+            del self._shuffles[number]
+            self._unwritten.discard(number)
+        if self._are_written:
+            self._changed |= gone
 
     def validate(self) -> None:
         """Check that no epoch has another number than its shuffle, except those aside."""

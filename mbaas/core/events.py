@@ -8,6 +8,7 @@ seconds on any clock that only goes forward.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -90,10 +91,10 @@ class Join(Struct, frozen=True):
     """A consumer opens session ``session``.
 
     ``start`` is the block it needs first. None means "an epoch's beginning": the nearest one that is shared. With
-    ``flexible`` a ``start`` at an epoch's beginning is a preference that yields to sharing. With ``now`` it begins at
-    once wherever others are, in the middle of their epoch if need be; a ``start`` is then where its last epoch ended:
-    it begins there, or where others are who have that behind them. ``resumed`` says where it goes on in the middle
-    of its own epoch; then nothing else of the start matters.
+    ``flexible`` it begins there, or where others begin a later epoch; of those before it may have had something. With
+    ``now`` it begins at once wherever others are, in the middle of their epoch if need be; a ``start`` is then where
+    its last epoch ended: it begins there, or where others are who have that behind them. ``resumed`` says where it goes
+    on in the middle of its own epoch; then nothing else of the start matters.
 
     ``trial`` says whose rank it is, one of ``world_size``; None if it is a trial by itself. Ranks begin each epoch
     where their last one ended: one that began elsewhere, to share it with others, would be in another epoch than the
@@ -229,6 +230,12 @@ class TaskFailed(Struct, frozen=True):
     reason: str
 
 
+class EpochsWritten(Struct, frozen=True):
+    """How these epochs are shuffled is written down: see `WriteEpochs`."""
+
+    epochs: tuple[int, ...]
+
+
 class Stop(Struct, frozen=True):
     """The feed ends: nothing is made or handed out any more, and whoever waits, or comes later, gets the reason.
 
@@ -264,6 +271,7 @@ Event: TypeAlias = (
     | TaskEnded
     | PutOff
     | TaskFailed
+    | EpochsWritten
     | Stop
     | Tick
 )
@@ -315,6 +323,16 @@ class DropBlock(Struct, frozen=True):
 
     block: int
     anew: bool = False
+
+
+class WriteEpochs(Struct, frozen=True):
+    """Write down how the epochs of a page are shuffled, where it outlives the coordinator; delete a page without any.
+
+    Until that is done, no block of the epochs that are new on it is given to anybody.
+    """
+
+    page: int
+    shuffles: Mapping[int, Shuffle]
 
 
 class MovePart(Struct, frozen=True):
@@ -385,6 +403,7 @@ Instruction: TypeAlias = (
     | Deliver
     | Prepare
     | DropBlock
+    | WriteEpochs
     | MovePart
     | UsePart
     | ReplaceWorker

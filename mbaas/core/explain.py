@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from mbaas.core.consumers import ConsumerTable
+from mbaas.core.epochs import EpochTable
 from mbaas.core.story import InvariantError
 from mbaas.core.tasks import TaskTable
 from mbaas.core.transitions import PartState
@@ -14,6 +15,7 @@ from mbaas.units import size
 
 def wait(
     name: str,
+    epochs: EpochTable,
     consumers: ConsumerTable,
     tasks: TaskTable,
     window: Window,
@@ -24,7 +26,7 @@ def wait(
 
     Args:
         name: the consumer's.
-        consumers, tasks, window: the tables of the staging core.
+        epochs, consumers, tasks, window: the tables of the staging core.
         has_room: whether there is, or can be, room for a block of this number.
         awaited: the workers and cache nodes that the feed waits for, as the supervisor tells.
     """
@@ -36,6 +38,9 @@ def wait(
     block = window.find(consumer.cursor)
     if block is not None and block.is_put_off:
         return f"block {consumer.cursor}: {block.waits_for}"
+    if window.is_ready(consumer.cursor) and not epochs.is_written(consumer.cursor):
+        number = epochs.shuffle_of(consumer.cursor).epoch
+        return f"it is still to be written down, with the cluster's head, how epoch {number} is shuffled"
     makers = tasks.makers(window.staged_as(consumer.cursor))
     if makers:
         return f"block {consumer.cursor} is being prepared by {', '.join(makers)}"
@@ -54,11 +59,13 @@ def wait(
     return f"block {consumer.cursor} waits for a prep worker"
 
 
-def check_links(consumers: ConsumerTable, tasks: TaskTable, window: Window, *, is_served: bool) -> None:
+def check_links(
+    epochs: EpochTable, consumers: ConsumerTable, tasks: TaskTable, window: Window, *, is_served: bool
+) -> None:
     """Check what must be true between the tables.
 
     Args:
-        consumers, tasks, window: the tables; each is valid by itself.
+        epochs, consumers, tasks, window: the tables; each is valid by itself.
         is_served: whether the feed goes on; one that failed drops nothing any more.
 
     Raises:
@@ -80,7 +87,7 @@ def check_links(consumers: ConsumerTable, tasks: TaskTable, window: Window, *, i
         raise InvariantError(f"blocks {sorted(blamed)} are not staged, and deaths or errors are counted against them")
     for consumer in consumers.by_name.values():
         block = window.find(consumer.cursor)
-        if consumer.waiting and block is not None and block.is_ready:
+        if consumer.waiting and block is not None and block.is_ready and epochs.is_written(consumer.cursor):
             raise InvariantError(f"{consumer.name} waits for {block}, which is ready", consumer.story, block.story)
     wanted = [*consumers.wanted(), *consumers.useful()]
     for block in window.blocks.values():

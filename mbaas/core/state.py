@@ -16,7 +16,7 @@ Coordinated prep is CoorDL's (VLDB 2021, section 5.3); cursors instead of use co
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from mbaas import units
 from mbaas.core import events as ev
@@ -80,7 +80,7 @@ class StagingState:
         lanes: number of the feed's lanes. With several, consumers begin only where epochs of the feed do.
         keeps_all: whether all epochs are the same and all blocks of one fit the budget. Then each is made once and
             kept for everybody, so that no consumer waits for another.
-        next_epoch: the first epoch of which nobody saw a sample, if an earlier coordinator of the feed began some.
+        written: epoch -> how it is shuffled, as an earlier coordinator of the feed wrote it down; None if nobody does.
 
     Attributes:
         epochs: how each epoch is shuffled.
@@ -104,12 +104,12 @@ class StagingState:
         block_samples: int = 1,
         is_shuffled: bool = True,
         lanes: int = 1,
-        next_epoch: int = 0,
+        written: Mapping[int, Shuffle] | None = None,
     ) -> None:
         self.limits = limits
         self.blocks_per_epoch = blocks_per_epoch
         self.stories = Stories()
-        self.epochs = EpochTable(blocks_per_epoch, block_samples, is_shuffled=is_shuffled, lanes=lanes)
+        self.epochs = EpochTable(blocks_per_epoch, block_samples, is_shuffled=is_shuffled, lanes=lanes, written=written)
         self.consumers = ConsumerTable(
             self.epochs,
             limits.ahead_blocks,
@@ -120,7 +120,7 @@ class StagingState:
         )
         self.tasks = TaskTable(self.stories, lane)
         self.window = Window(limits.budget_bytes, self.stories, period=blocks_per_epoch if keeps_all else 0)
-        self.next_epoch = next_epoch
+        self.next_epoch = max([number + 1 for number in written or () if number < ASIDE], default=0)
         self.failed: str | None = None
         self._block_bytes, self._cut, self._lanes = block_bytes, cut, lanes
         self._scheduler = Scheduler(
@@ -203,6 +203,8 @@ class StagingState:
                 self._changed_nothing = not self._out
             case ev.Leave():
                 self._leave(event, now)
+            case ev.EpochsWritten():
+                self.epochs.wrote(event.epochs)
             case ev.Stop():
                 self._stop(event.reason)
             case ev.Tick():
@@ -301,15 +303,6 @@ class StagingState:
         """Whether every block that consumers will ever ask for is kept and ready: prep has nothing to do."""
         blocks = self.window.blocks.values()
         return self.consumers.keeps_all and len(blocks) == self.blocks_per_epoch and all(b.is_ready for b in blocks)
-
-    @property
-    def successor_epoch(self) -> int:
-        """The epoch with which a successor of this feed begins; the shell keeps it where it survives the feed.
-
-        One more than was begun: the next epoch may begin before the number is kept again, and no consumer is to see the
-        same random transforms twice.
-        """
-        return self.next_epoch + 1 if self.next_epoch else 0
 
     @property
     def out_of_reach(self) -> range:
@@ -411,13 +404,13 @@ class StagingState:
                 can_begin = self.epochs.can_begin(place.cursor)
                 otherwise = place.cursor if can_begin else self.epochs.next_boundary(place.cursor)
             return self.consumers.start_now(otherwise, self.window.is_ready, event.start)
-        return self.consumers.shared_start(otherwise, event.trial)
+        return self.consumers.shared_start(otherwise, event.trial, event.start or 0)
 
     def _at_place(self, event: ev.Join, place: Consumer) -> tuple[Cohort, int] | None:
         """Find cohort and block of the reservation that was held for a consumer; None if it does not begin there."""
         # A restored trial that names an exact block gets that block. A place that was held as for a trial that begins
         # at once may lie inside of an epoch.
-        if event.is_exact or place.cursor % self.blocks_per_epoch:
+        if event.is_exact or place.cursor % self.blocks_per_epoch or place.cursor < (event.start or 0):
             return None
         cohort = self.consumers.cohorts.get(place.cohort)
         if event.now:
@@ -782,6 +775,7 @@ class StagingState:
             self._assign(assignment, now)
         for number, move in self._moves.begin(self._scheduler.lead):
             self._out.append(ev.MovePart(number, move.block, move.part, move.target))
+        self._out += [ev.WriteEpochs(page, shuffles) for page, shuffles in self.epochs.take_changed().items()]
         self._peer_idle.look(now, is_idle=self._scheduler.leaves_idle)
 
     def _deliver(self, now: float) -> None:
@@ -794,7 +788,7 @@ class StagingState:
             most = consumer.want
             if self._lanes == 1:  # when its own epoch ends, it may rest, and go on elsewhere
                 most = min(most, consumer.own_epoch.end - consumer.cursor)
-            while end - consumer.cursor < most and self.window.is_ready(end):
+            while end - consumer.cursor < most and self.window.is_ready(end) and self.epochs.is_written(end):
                 end += 1
             if end > consumer.cursor:
                 if holding is None:  # the first block of an epoch is a full one
@@ -865,7 +859,7 @@ class StagingState:
         def has_room(block: int) -> bool:
             return self._scheduler.has_room(self._block_bytes(block))
 
-        return explain.wait(name, self.consumers, self.tasks, self.window, has_room, awaited)
+        return explain.wait(name, self.epochs, self.consumers, self.tasks, self.window, has_room, awaited)
 
     def story(self, thing: str, clock: Clock = seconds) -> list[str]:
         """Return what happened to a thing, oldest line first.
@@ -892,7 +886,7 @@ class StagingState:
         self.tasks.validate()
         self.consumers.validate()
         self.epochs.validate()
-        explain.check_links(self.consumers, self.tasks, self.window, is_served=self.failed is None)
+        explain.check_links(self.epochs, self.consumers, self.tasks, self.window, is_served=self.failed is None)
 
 
 def _ranks(world_size: int) -> str:

@@ -10,8 +10,8 @@ import pytest
 
 from mbaas.coordinator import counters
 from mbaas.coordinator.counters import Counters, add
+from mbaas.core import epochs, ledgers
 from mbaas.core import events as ev
-from mbaas.core import ledgers
 from mbaas.core.demand import DemandEstimator, Look
 from mbaas.core.layout import StagingLimits
 from mbaas.core.ranks import RankTable
@@ -30,15 +30,11 @@ class Feed:
 
     def __init__(self) -> None:
         self.core = StagingState(StagingLimits(budget_bytes=1000, ahead_blocks=2), BLOCKS, lambda _: 10)
-        self.ranks = RankTable(BLOCKS, self._cursor_of)
+        self.ranks = RankTable(BLOCKS, self.core.consumers.session)
         self.counters, self.demand = Counters(), DemandEstimator()
         self.detached = counters.Counter[str]()
         self.now, self.sessions = 0.0, 0
         self._do(ev.WorkerUp("prep-0", 2))
-
-    def _cursor_of(self, consumer: str, session: int) -> int | None:
-        found = self.core.consumers.session(consumer, session)
-        return None if found is None else found.cursor
 
     def _do(self, event: ev.Event) -> None:
         self.now += 0.01
@@ -56,7 +52,7 @@ class Feed:
         name = f"{trial}" if number % 3 else str(ConsumerName(trial, 0, 2))
         self._do(ev.Join(name, number, None))
         if not number % 3:
-            self.ranks.enlist(RankReport(ConsumerName(trial, 0, 2), 6, number, "node", 0, True, {}))
+            self.ranks.enlist(RankReport(ConsumerName(trial, 0, 2), 6, number, "node", 0, True))
         member = self.core.consumers.by_name[name]
         for _ in range(BLOCKS + 1):  # into the next epoch
             cursor = member.cursor
@@ -97,6 +93,7 @@ def test_ten_thousand_sessions_leave_nothing_behind(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(counters, "KEPT_NAMES", 100)
     monkeypatch.setattr(counters, "KEPT_BLOCKS", 100)
     monkeypatch.setattr(ledgers, "MOST_PAGES", 2)
+    monkeypatch.setattr(epochs, "MOST_PAGES", 2)
     monkeypatch.setattr(ledgers, "KNOWN_CONSUMERS", 100)
     feed = Feed()
     assert grown(feed, WARM_UP) > 1000  # what is kept for a while

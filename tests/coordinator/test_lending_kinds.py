@@ -50,3 +50,9 @@ def test_workers_move_within_one_job_only_where_code_is_the_users(own: dict[str,
     """A worker can import what its own job can."""
     assert kind(**own) == kind(**own)
     assert kind(job="02", **own) != kind(job="01", **own)
+
+
+def test_a_dataset_may_refer_to_itself() -> None:
+    dataset = synthetic(20)
+    object.__setattr__(dataset, "whole", dataset)
+    assert kind(dataset=dataset) == kind()

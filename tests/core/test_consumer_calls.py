@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -25,7 +24,6 @@ from mbaas.messages import (
     ConsumerReport,
     EpochLedger,
     JoinRequest,
-    RankPlan,
     RankReport,
     ReadBytes,
     Resumption,
@@ -33,7 +31,7 @@ from mbaas.messages import (
     UnreadablePart,
 )
 from mbaas.order import ASIDE, OwnEpoch, SampleOrder, Shuffle
-from mbaas.placement import BlockPart, NodeWeight, Placement
+from mbaas.placement import BlockPart
 from mbaas.settings import Timeouts
 
 BLOCKS = 5
@@ -403,15 +401,11 @@ def test_a_report_whose_numbers_cannot_be_added_up_is_refused(wrong):
         calls.report(replace(REPORT, **wrong))
 
 
-RANK_REPORT = RankReport(ConsumerName("trial", 1, 2), 64, 5, "n0", 0, True, {0: RankPlan(("n0", "n1"))})
+RANK_REPORT = RankReport(ConsumerName("trial", 1, 2), 64, 5, "n0", 0, True)
 
 
 def test_a_rank_report_that_fits_comes_through_as_it_is():
     assert calls.rank_report(RANK_REPORT) is RANK_REPORT
-    nodes = tuple(NodeWeight(f"n{number}", 50 * number, 2.5) for number in range(3))
-    placement = Placement(3, nodes, (-1.0, 0.25, math.inf))  # which keeps nothing, some samples, all that come
-    placed = structs.replace(RANK_REPORT, plans={0: RankPlan(("n0", "n1"), placement)})
-    assert calls.rank_report(placed) is placed
 
 
 @pytest.mark.parametrize(
@@ -425,17 +419,7 @@ def test_a_rank_report_that_fits_comes_through_as_it_is():
         {"cursor": -1},
         {"floats": 1},
         {"node": 3},
-        {"plans": None},
-        {"plans": {0: ("n0", "n1")}},
-        {"plans": {-1: RankPlan(("n0", "n1"))}},
-        {"plans": {0: RankPlan(("n0",))}},
-        {"plans": {0: RankPlan(("n0", "n1"), Placement(-1, (NodeWeight("n0", 0),), (1.0,)))}},
-        {"plans": {0: RankPlan(("n0", "n1"), Placement(0, (NodeWeight("n0", 0),), (float("nan"),)))}},
-        {"plans": {0: RankPlan(("n0", "n1"), Placement(0, (NodeWeight("n0", 0),), ()))}},
-        {"plans": {0: RankPlan(("n0", "n1"), Placement(0, (), (1.0,)))}},
-        {"plans": {0: RankPlan(("n0", "n1"), Placement(0, (NodeWeight("n" * 501, 0),), (1.0,)))}},
-        {"plans": {0: RankPlan(("n0", "n1"), Placement(0, ("n0",), (1.0,)))}},
-        {"plans": {0: RankPlan(("n0", "n1"), Placement(0, (NodeWeight("n0", 0.5),), (1.0,)))}},
+        {"aside": -1},
     ],
     ids=str,
 )
@@ -484,13 +468,6 @@ def test_what_fits_is_an_event_with_just_these_values():
     assert calls.poll_s(0.5) == 0.5
 
 
-PLAN = RankPlan(("n0", "n1"))
-
-
-def placed(nodes):
-    return RankPlan(("n0", "n1"), Placement(7, (NodeWeight("n0", 10, 2.5),) * nodes, (math.inf,) * nodes))
-
-
 def renamed(trial="trial", rank=1, size=2, **changes):
     return structs.replace(RANK_REPORT, name=ConsumerName(trial, rank, size), **changes)
 
@@ -505,15 +482,9 @@ def renamed(trial="trial", rank=1, size=2, **changes):
         (lambda value: calls.report(replace(REPORT, loader="a" * value)), MOST_NAME),
         (lambda value: calls.report(replace(REPORT, ledgers=(LEDGER,) * value)), calls.MOST_WANTED),
         (lambda value: calls.rank_report(structs.replace(RANK_REPORT, node="a" * value)), MOST_NAME),
-        (lambda value: calls.rank_report(renamed(size=value, plans={})), calls.MOST_RANKS),
+        (lambda value: calls.rank_report(renamed(size=value)), calls.MOST_RANKS),
         (lambda value: calls.rank_report(renamed(rank=value)), 1),
-        (lambda value: calls.rank_report(renamed(plans=dict.fromkeys(range(value), PLAN))), calls.MOST_PLANS),
-        (lambda value: calls.rank_report(renamed(plans={0: placed(value)})), calls.MOST_NODES),
-        (lambda value: calls.rank_report(structs.replace(RANK_REPORT, plans={0: RankPlan(("n",) * value)})), 2),
-        (
-            lambda value: calls.rank_report(structs.replace(RANK_REPORT, plans={0: RankPlan(("n0", "a" * value))})),
-            MOST_NAME,
-        ),
+        (lambda value: calls.rank_report(structs.replace(RANK_REPORT, aside=value)), calls.MOST_NUMBER),
     ],
 )
 def test_the_largest_that_fits_is_taken_and_one_more_is_not(call, most):
@@ -531,8 +502,8 @@ def test_the_largest_that_fits_is_taken_and_one_more_is_not(call, most):
         (lambda value: calls.unreadable([UnreadablePart(0, 0, value)]), -1),
         (lambda value: calls.made_parts(0, [(0, value)]), -1),
         (lambda value: calls.rank_report(structs.replace(RANK_REPORT, batch_size=value)), 1),
-        (lambda value: calls.rank_report(renamed(rank=0, size=value, plans={})), 1),
-        (lambda value: calls.rank_report(structs.replace(RANK_REPORT, plans={0: RankPlan(("n",) * value)})), 2),
+        (lambda value: calls.rank_report(renamed(rank=0, size=value)), 1),
+        (lambda value: calls.rank_report(structs.replace(RANK_REPORT, aside=value)), 0),
     ],
 )
 def test_the_smallest_that_fits_is_taken_and_one_less_is_not(call, least):
@@ -566,9 +537,7 @@ def test_every_figure_of_a_ledger_is_checked(field):
     [
         None,
         structs.replace(RANK_REPORT, name=ConsumerName("a\nb", 1, 2)),
-        structs.replace(RANK_REPORT, plans={0: RankPlan(("n0", 7))}),
-        structs.replace(RANK_REPORT, plans={0: RankPlan("n0")}),
-        structs.replace(RANK_REPORT, plans={0: RankPlan(("n0", "n1"), "a placement")}),
+        structs.replace(RANK_REPORT, aside="far"),
     ],
 )
 def test_what_is_inside_of_a_rank_report_is_checked(wrong):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mbaas.core.epochs import ASIDE_EPOCHS, EpochTable
+from mbaas.core.epochs import ASIDE_EPOCHS, MOST_PAGES, PAGE_EPOCHS, EpochTable
 from mbaas.core.story import InvariantError
 from mbaas.messages import Resumption
 from mbaas.order import ASIDE, MOST_LEVELS, OwnEpoch, Shuffle
@@ -182,10 +182,9 @@ def test_each_epoch_aside_has_a_run_of_numbers_of_its_own_whichever_comes_first(
 
 
 def test_two_places_aside_that_would_be_the_same_are_not() -> None:
-    table = begun(epochs=2)
     wanted = resumed(5, OwnEpoch(4, 8), 1, Shuffle(1, (20,), Shuffle(0)))
-    there = table.put_aside(wanted, [])
-    table.forget([])
+    there = begun(epochs=2).put_aside(wanted, [])
+    table = begun(epochs=2)
     assert table.adopt(resumed(there.start, there.own_epoch, there.epoch, Shuffle(9)), []), "another one took it"
     elsewhere = table.put_aside(wanted, [])
     assert elsewhere.epoch != there.epoch
@@ -195,24 +194,25 @@ def test_two_places_aside_that_would_be_the_same_are_not() -> None:
 # ---- what is kept ----
 
 
-def test_shuffles_that_nobody_needs_are_forgotten() -> None:
-    table = begun(epochs=8)
-    table.forget([6 * BLOCKS, 4 * BLOCKS + 3])
-    known = [number for number in range(8) if table.has_begun(number * BLOCKS)]
-    assert known == [3, 4, 5, 6, 7], "the first that is kept may have to have the samples of the one before"
+def test_only_epochs_long_ago_are_forgotten_and_none_near_which_anybody_is() -> None:
+    epochs = PAGE_EPOCHS * (MOST_PAGES + 3)
+    near = [PAGE_EPOCHS * BLOCKS, 4 * PAGE_EPOCHS * BLOCKS - 1]  # in the first epoch of a page, and the last of another
+    table = begun(epochs=epochs)
+    table.forget(near)
+    forgotten = [number for number in range(epochs) if not table.has_begun(number * BLOCKS)]
+    assert forgotten == [*range(2 * PAGE_EPOCHS, 3 * PAGE_EPOCHS)], "the page of which nobody is near any epoch"
 
 
-def test_an_epoch_aside_is_known_as_long_as_somebody_goes_through_its_run() -> None:
+def test_an_epoch_aside_is_remembered_like_others() -> None:
     table = begun(epochs=2)
     there = table.put_aside(resumed(5, OwnEpoch(4, 8), 1, Shuffle(1, (20,), Shuffle(0))), [])
-    table.fix(there.start + BLOCKS, [])
-    table.forget([0, there.start + BLOCKS])
+    table.forget([])
     assert table.has_begun(there.start)
-    assert table.has_begun(0)
-    table.forget([there.start])
-    assert table.has_begun(there.start)
-    assert not table.has_begun(1 * BLOCKS), "nobody is in the stream itself"
-    table.forget([0])
+    for number in range(2, PAGE_EPOCHS * (MOST_PAGES + 1)):
+        table.fix(number * BLOCKS, [])
+        table.forget([there.start] if number < PAGE_EPOCHS * MOST_PAGES else [])
+        if number == PAGE_EPOCHS * MOST_PAGES - 1:
+            assert table.has_begun(there.start), "somebody is there"
     assert not table.has_begun(there.start)
 
 
@@ -221,8 +221,46 @@ def test_the_first_number_aside_is_one_of_them() -> None:
     assert [table.is_aside(block) for block in (first - 1, first)] == [False, True]
     assert table.adopt(resumed(first + 1, OwnEpoch(first, first + BLOCKS), ASIDE, Shuffle(9)), [])
     table.validate()
+
+
+# ---- what is written down ----
+
+
+def test_an_epoch_is_open_when_it_is_written_down_how_it_is_shuffled() -> None:
+    table = EpochTable(BLOCKS, SAMPLES, written={})
+    table.fix(0, [])
+    table.fix(BLOCKS, [])
+    assert not table.is_written(BLOCKS - 1)
+    assert table.take_changed() == {0: {0: Shuffle(0), 1: Shuffle(1)}}
+    assert table.take_changed() == {}, "it is being written"
+    table.wrote([0])
+    assert [table.is_written(block) for block in (0, BLOCKS - 1, BLOCKS, 2 * BLOCKS)] == [True, True, False, True]
+    table.fix(PAGE_EPOCHS * BLOCKS, [])
+    assert table.take_changed() == {1: {PAGE_EPOCHS: Shuffle(PAGE_EPOCHS)}}, "the first page is as it was"
+
+
+def test_what_an_earlier_coordinator_wrote_down_holds() -> None:
+    """Nobody tells of epoch 1: who had it is away. Else it would be fixed as a whole, for nobody cuts it now."""
+    how = Shuffle(1, (20,), Shuffle(0))
+    table = EpochTable(BLOCKS, SAMPLES, written={0: Shuffle(0), 1: how})
+    assert table.adopt(resumed(2, OwnEpoch(0, 4), 0, Shuffle(0)), [])
+    table.fix(BLOCKS, [OwnEpoch(0, 4)])
+    assert shuffle(table, 1) == how
+    assert table.is_written(BLOCKS)
+    assert not table.take_changed()
+
+
+def test_how_a_returning_consumer_knows_its_epoch_is_written_down() -> None:
+    table = EpochTable(BLOCKS, SAMPLES, written={})
+    assert table.adopt(resumed(5, OwnEpoch(4, 8), 1, Shuffle(1)), [])
+    assert table.take_changed() == {0: {1: Shuffle(1)}}
+
+
+def test_a_page_that_is_forgotten_is_deleted() -> None:
+    table = EpochTable(BLOCKS, SAMPLES, written={number: Shuffle(number) for number in range(PAGE_EPOCHS * MOST_PAGES)})
+    table.fix(PAGE_EPOCHS * MOST_PAGES * BLOCKS, [])
     table.forget([])
-    assert not table.has_begun(first)
+    assert table.take_changed() == {0: {}, MOST_PAGES: {PAGE_EPOCHS * MOST_PAGES: Shuffle(PAGE_EPOCHS * MOST_PAGES)}}
 
 
 def test_an_epoch_under_a_wrong_number_is_a_bug() -> None:

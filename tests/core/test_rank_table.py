@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import itertools
+from collections import defaultdict
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from msgspec import structs
 
 from mbaas.core.ranks import KEPT_EPOCHS, KEPT_TRIALS, RankTable
+from mbaas.errors import StateError
 from mbaas.messages import ConsumerName, RankOrders, RankPlan, RankReport
+from mbaas.order import Shuffle
 from mbaas.placement import NodeWeight, Placement
 
 BLOCKS = 10
@@ -20,27 +24,38 @@ NEWER = Placement(2, (NodeWeight("b", 0),), (np.inf,))
 class Feed:
     """The ranks of a feed, and the sessions that are open."""
 
-    def __init__(self) -> None:
+    def __init__(self, written=()) -> None:
         self.cursors: dict[tuple[str, int], int] = {}
-        self.ranks = RankTable(BLOCKS, lambda name, session: self.cursors.get((name, session)))
+        self.done: dict[tuple[str, int], int] = {}
+        self.leases: dict[tuple[str, int], float] = defaultdict(float)
+        self.ranks = RankTable(BLOCKS, self._session_of, written)
         self._sessions = itertools.count(1)
 
-    def enter(self, rank: int, node: str, cursor: int = 0, *, floats=True, size=2, batch_size=8, **plans) -> RankReport:
+    def _session_of(self, name: str, session: int) -> SimpleNamespace | None:
+        cursor = self.cursors.get((name, session))
+        if cursor is None:
+            return None
+        done = self.done.get((name, session), cursor)
+        return SimpleNamespace(cursor=cursor, done=done, deadline=self.leases[name, session])
+
+    def enter(
+        self, rank: int, node: str, cursor: int = 0, *, floats=True, size=2, batch_size=8, aside=0, due=None
+    ) -> RankReport:
         rank_name = ConsumerName("t", rank, size)
         name = str(rank_name)
         for key in [key for key in self.cursors if key[0] == name]:
             del self.cursors[key]
         session = next(self._sessions)
         self.cursors[name, session] = cursor
-        report = RankReport(rank_name, batch_size, session, node, cursor, floats, plans.get("plans", {}))
+        report = RankReport(rank_name, batch_size, session, node, cursor, floats, aside, due)
         self.ranks.enlist(report)
         return report
 
     def leave(self, report: RankReport) -> None:
         del self.cursors[report.consumer, report.session]
 
-    def ask(self, report: RankReport, epoch: int = 0, placement: Placement = PLACEMENT) -> RankOrders:
-        return self.ranks.orders(report, epoch, placement, {})
+    def ask(self, report: RankReport, epoch: int = 0, placement: Placement = PLACEMENT, shuffle=None) -> RankOrders:
+        return self.ranks.orders(report, epoch, placement, {}, shuffle)
 
 
 @pytest.fixture
@@ -86,7 +101,7 @@ def test_only_missing_ranks_of_the_same_trial_are_told_to_have_minibatches_of_an
     orders = feed.ask(first)
     assert (orders.missing, orders.others) == ((2,), {})
     feed.cursors["t[1]", 99] = 0
-    feed.ranks.enlist(RankReport(ConsumerName("t", 1, 3), 32, 99, "a", 0, True, {}))
+    feed.ranks.enlist(RankReport(ConsumerName("t", 1, 3), 32, 99, "a", 0, True))
     assert feed.ask(first).others == {}, "rank 1 is there"
     feed.enter(2, "a", size=3, batch_size=16)
     assert feed.ask(first).others == {2: 16}
@@ -115,7 +130,7 @@ def test_ranks_that_were_let_in_at_different_epochs_begin_at_the_later(feed):
     assert {feed.ask(report).start for report in (first, second)} == {BLOCKS}
     exact = structs.replace(first, floats=False)
     assert feed.ask(exact, 1, NEWER).plan == RankPlan(("a", "b"), PLACEMENT), "it was fixed for the epoch that began"
-    assert feed.ask(exact, 0, NEWER).plan == RankPlan(("a", "b"), NEWER), "and for no other"
+    assert feed.ask(exact, 2, NEWER).plan == RankPlan(("a", "b"), NEWER), "and for no other"
 
 
 def test_who_comes_after_others_began_begins_where_they_did(feed):
@@ -148,27 +163,18 @@ def test_a_trial_that_starts_again_does_not_follow_its_dead(feed, blocks):
     assert feed.ask(first).plan == feed.ask(second).plan
 
 
-def test_a_trial_is_forgotten_with_its_last_rank(feed):
-    first, second = feed.enter(0, "a"), feed.enter(1, "b")
-    old = feed.ask(first).plan
-    assert feed.ask(second).plan == old
-    feed.leave(first)
-    feed.leave(second)
-    assert feed.ask(second).missing == (0, 1), "its session is not open"
-    assert feed.ranks.trials() == {}
-    first, second = feed.enter(0, "b"), feed.enter(1, "b")
-    assert feed.ask(first).plan == feed.ask(second).plan == RankPlan(("b", "b"), PLACEMENT) != old
-
-
-def test_a_trial_whose_ranks_have_ended_is_told_to_nobody_and_leaves_no_plan(feed):
-    """Also if nobody asked anything between."""
-    first, second = feed.enter(0, "a"), feed.enter(1, "b")
-    assert feed.ask(first).plan == feed.ask(second).plan
+def test_a_trial_whose_ranks_have_all_ended_is_told_to_nobody_and_finds_its_plan_when_it_comes_back(feed):
+    """One of its ranks may have gone further in the epoch than another, whose samples would be others by a new plan."""
+    first, second = feed.enter(0, "a", 3, floats=False), feed.enter(1, "b", 5, floats=False)
+    plan = feed.ask(first).plan
     feed.leave(first)
     assert feed.ranks.trials() == {"t[1]": second.group}
     feed.leave(second)
-    first, second = feed.enter(0, "b"), feed.enter(1, "b")
-    assert feed.ask(first).plan == RankPlan(("b", "b"), PLACEMENT)
+    assert feed.ask(second).missing == (0, 1), "its session is not open"
+    assert feed.ranks.trials() == {}
+    first, second = feed.enter(0, "b", 3, floats=False), feed.enter(1, "b", 5, floats=False)
+    assert feed.ask(first).plan == feed.ask(second).plan == plan
+    assert feed.ask(first, 1).plan == RankPlan(("b", "b"), PLACEMENT)
 
 
 @pytest.mark.parametrize("lease_ends", [False, True], ids=["it comes soon", "its dead session ends before"])
@@ -186,9 +192,6 @@ def test_a_rank_that_comes_when_the_others_are_done_and_gone_goes_by_their_plan(
         assert feed.ranks.trials() == {}
     second = feed.enter(1, "d", BLOCKS, floats=floats)
     assert feed.ask(second, 1) == orders
-    feed.leave(second)
-    assert feed.ranks.trials() == {}
-    assert not feed.ranks._trials, "all have gone by it"
 
 
 def test_a_rank_that_began_where_others_had_been_is_joined_there_by_those_who_come_after_all(feed):
@@ -205,14 +208,6 @@ def test_a_rank_that_began_where_others_had_been_is_joined_there_by_those_who_co
     assert feed.ask(first) == orders
 
 
-def test_a_trial_that_is_over_is_forgotten_also_if_one_that_came_before_goes_on(feed):
-    stays = feed.enter(0, "a", batch_size=4)
-    ends = feed.enter(1, "a", batch_size=8)
-    feed.leave(ends)
-    assert feed.ranks.trials() == {"t[0]": stays.group}
-    assert feed.ranks._trials.keys() == {stays.group}
-
-
 def test_plans_that_some_ranks_went_by_are_kept_for_a_number_of_trials_only(feed):
     for trial in range(2 * KEPT_TRIALS):
         report = feed.enter(0, "a", floats=False, batch_size=trial + 1)
@@ -224,11 +219,144 @@ def test_plans_that_some_ranks_went_by_are_kept_for_a_number_of_trials_only(feed
     assert report.group in feed.ranks._trials
 
 
-def test_a_restarted_coordinator_learns_the_plan_from_those_that_have_it(feed):
-    held = RankPlan(("a", "b"), NEWER)
-    first = feed.enter(0, "a", 13, floats=False, plans={1: held})
-    second = feed.enter(1, "c", 11, floats=False)
-    assert [feed.ask(report, 1).plan for report in (second, first)] == [held, held]
+# ---- ranks that come back between two epochs ----
+
+
+def begun(feed: Feed, epochs: int) -> list[RankReport]:
+    """Both ranks have begun with epoch 1, and rank 1 is in the middle of a later one."""
+    reports = [feed.enter(rank, "ab"[rank], BLOCKS) for rank in range(2)]
+    assert [feed.ask(report).start for report in reports] == [BLOCKS, BLOCKS]
+    for epoch in range(1, epochs):
+        for report in reports:
+            feed.cursors[report.consumer, report.session] = epoch * BLOCKS
+            feed.ask(structs.replace(report, floats=False), epoch)
+    feed.cursors[reports[1].consumer, reports[1].session] = epochs * BLOCKS + 3
+    feed.ask(structs.replace(reports[1], floats=False), epochs)
+    return reports
+
+
+def test_a_rank_that_comes_back_between_two_epochs_goes_on_where_its_sister_did(feed):
+    """The feed would let it begin elsewhere, but its share of epoch 2 is nobody else's."""
+    _, sister = begun(feed, 2)
+    back = feed.enter(0, "c", 3 * BLOCKS, due=2 * BLOCKS)
+    orders = feed.ask(back, 3)
+    assert (orders.plan, orders.missing) == (None, (1,)), "nothing was heard of its sister since: it may be dead"
+    feed.leases[sister.consumer, sister.session] += 1.0
+    orders = feed.ask(back, 3)
+    assert (orders.start, orders.plan) == (2 * BLOCKS, RankPlan(("a", "b"), PLACEMENT))
+
+
+def test_ranks_that_all_come_back_between_two_epochs_begin_where_others_do(feed):
+    """The session of rank 1 is open after its death for a while."""
+    begun(feed, 2)
+    first = feed.enter(0, "c", 3 * BLOCKS, due=2 * BLOCKS)
+    assert feed.ask(first, 3).plan is None
+    second = feed.enter(1, "c", 4 * BLOCKS, due=2 * BLOCKS)
+    assert [feed.ask(report, 3).start for report in (first, second)] == [4 * BLOCKS] * 2
+
+
+def test_a_rank_that_comes_back_between_two_epochs_goes_on_where_its_sister_waits_for_it(feed):
+    first, sister = begun(feed, 2)
+    feed.leave(first)
+    feed.cursors[sister.consumer, sister.session] = 3 * BLOCKS
+    exact = structs.replace(sister, floats=False)
+    assert feed.ask(exact, 3).missing == (0,)
+    back = feed.enter(0, "c", 4 * BLOCKS, due=3 * BLOCKS)
+    feed.leases[sister.consumer, sister.session] += 1.0
+    assert feed.ask(back, 4).start == 3 * BLOCKS
+    assert feed.ask(exact, 3).plan == feed.ask(back, 4).plan
+
+
+def test_a_rank_that_comes_back_ahead_of_its_sister_goes_on_with_its_own_next_epoch(feed):
+    _, sister = begun(feed, 2)
+    back = feed.enter(0, "c", 5 * BLOCKS, due=4 * BLOCKS)
+    feed.leases[sister.consumer, sister.session] += 1.0
+    assert feed.ask(back, 5).start == 4 * BLOCKS
+
+
+# ---- what is written down, and what is lost ----
+
+
+def test_a_restarted_coordinator_knows_the_plans_that_were_written_down():
+    """Rank 1 is two epochs ahead, and rank 0 comes back on another node."""
+    before = Feed()
+    slow, fast = (before.enter(rank, "ab"[rank], floats=False) for rank in range(2))
+    assert before.ranks.to_write() == [], "nobody was told of a plan"
+    plans = [before.ask(fast, epoch).plan for epoch in range(3)]
+    before.cursors[fast.consumer, fast.session] = 2 * BLOCKS + 1
+    assert before.ask(slow).plan == plans[0]
+    written = before.ranks.to_write()
+    assert [kept.plans for kept in written] == [dict(enumerate(plans))]
+    assert before.ranks.to_write() == []
+    before.ranks.write_again(written)
+    assert before.ranks.to_write() == written, "it could not be written down at first"
+
+    after = Feed(written)
+    slow, fast = after.enter(0, "c", 5, floats=False), after.enter(1, "b", 2 * BLOCKS + 1, floats=False)
+    assert [after.ask(slow, epoch, NEWER).plan for epoch in range(3)] == plans
+    assert after.ask(fast, 3, NEWER).plan == RankPlan(("c", "b"), NEWER)
+
+
+def test_the_plans_of_epochs_in_which_a_rank_died_are_kept_until_it_is_through_them(feed):
+    """It may come back there long after its session has ended, while its sister is far ahead."""
+    dies, stays = feed.enter(0, "a", BLOCKS, floats=False), feed.enter(1, "b", BLOCKS, floats=False)
+    for epoch in range(1, 2 * KEPT_EPOCHS):
+        feed.cursors[stays.consumer, stays.session] = epoch * BLOCKS
+        plan = feed.ask(stays, epoch).plan
+    feed.leave(dies)
+    feed.ask(stays, 2 * KEPT_EPOCHS)
+    back = feed.enter(0, "c", BLOCKS + 3, floats=False)
+    assert [feed.ask(back, epoch, NEWER).plan for epoch in range(1, 2 * KEPT_EPOCHS)] == [plan] * (2 * KEPT_EPOCHS - 1)
+
+
+def test_an_epoch_that_is_shuffled_in_another_way_than_a_sister_had_it_is_an_error(feed):
+    first, second = feed.enter(0, "a", floats=False), feed.enter(1, "b", floats=False)
+    assert feed.ask(first).plan.shuffle is None, "it has no block yet"
+    how = Shuffle(0, (3,), Shuffle(7))
+    assert feed.ask(first, shuffle=how).plan.shuffle == feed.ask(second, shuffle=how).plan.shuffle == how
+    with pytest.raises(
+        StateError, match=r"rank 1 .* epoch 0 .* as 0, and other ranks had it as 0, in segments cut at 3 "
+    ):
+        feed.ask(second, shuffle=Shuffle(0))
+
+
+def test_an_epoch_aside_is_shared_out_like_the_one_whose_order_it_has(feed):
+    far = 1 << 32
+    first = feed.enter(0, "a", 2 * BLOCKS, floats=False)
+    second = feed.enter(1, "b", (far + 2) * BLOCKS, floats=False, aside=far)
+    assert feed.ask(first, 2).plan == feed.ask(second, far + 2, NEWER).plan
+
+
+@pytest.mark.parametrize("aside", [0, 1 << 32])
+def test_who_is_ahead_by_a_plan_that_is_lost_is_told_of(feed, aside):
+    slow = feed.enter(0, "a", 2 * BLOCKS + 3, floats=False)
+    fast = feed.enter(1, "b", (4 + aside) * BLOCKS, floats=False, aside=aside)
+    orders = feed.ask(slow, 2)
+    assert (orders.plan, orders.missing, orders.ahead) == (None, (), (1,))
+    assert feed.ask(fast, 4 + aside).plan == RankPlan(("a", "b"), PLACEMENT), "which nobody had before it"
+    feed.leave(fast)
+    feed.enter(1, "b", 2 * BLOCKS + 5, floats=False)
+    assert feed.ask(slow, 2).plan == RankPlan(("a", "b"), PLACEMENT), "that was what is left of an earlier run"
+
+
+def test_a_sister_that_was_given_blocks_ahead_is_not_beyond_the_epoch_that_she_has_not_begun(feed):
+    """In a feed of several lanes the first one's block of the next epoch is asked for early."""
+    first, second = (feed.enter(rank, "a", BLOCKS, floats=False) for rank in range(2))
+    feed.cursors[second.consumer, second.session] = 2 * BLOCKS + 1
+    feed.done[second.consumer, second.session] = 2 * BLOCKS - 1
+    assert feed.ask(first, 1).plan is not None
+
+
+def test_of_trials_that_are_forgotten_nothing_stays_written_down(feed):
+    for trial in range(KEPT_TRIALS + 2):
+        report, other = (feed.enter(rank, "a", floats=False, batch_size=trial + 1) for rank in range(2))
+        feed.ask(report)
+        feed.leave(report)
+        feed.leave(other)
+    feed.ranks.trials()
+    gone = [kept.group for kept in feed.ranks.to_write() if not kept.plans]
+    assert gone == [("t", 2, 1), ("t", 2, 2)]
+    assert feed.ranks.to_write() == []
 
 
 def test_plans_of_passed_epochs_are_forgotten(feed):
@@ -250,5 +378,5 @@ def test_plans_are_kept_for_some_epochs_behind_the_slowest_rank(feed):
     feed.cursors[slow.consumer, slow.session] = 7 * BLOCKS
     feed.cursors[fast.consumer, fast.session] = 9 * BLOCKS
     feed.ask(slow, 9)
-    placements = {epoch: feed.ask(slow, epoch, NEWER).plan.placement for epoch in (7 - KEPT_EPOCHS, 6 - KEPT_EPOCHS)}
-    assert placements == {7 - KEPT_EPOCHS: PLACEMENT, 6 - KEPT_EPOCHS: NEWER}
+    assert feed.ask(slow, 7 - KEPT_EPOCHS, NEWER).plan == RankPlan(("a", "a"), PLACEMENT)
+    assert feed.ask(slow, 6 - KEPT_EPOCHS, NEWER).ahead == (1,)

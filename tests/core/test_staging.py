@@ -1,7 +1,7 @@
 """What the staging core decides, one decision a test. Epochs have 4 blocks of 10 bytes unless a test says otherwise."""
 
 import pytest
-from staging_feeds import Feed, delivered, give, kinds, prepared
+from staging_feeds import Feed, delivered, kinds, prepared
 
 from mbaas.core import events as ev
 from mbaas.core.layout import StagingLimits
@@ -500,10 +500,20 @@ def test_a_consumer_restored_at_an_epochs_first_block_is_not_moved_to_a_later_ep
     assert feed.core.consumers.by_name["restored"].cursor == 0
 
 
-def test_a_state_between_epochs_joins_the_epoch_that_others_begin():
+def test_a_state_between_epochs_joins_an_epoch_that_others_begin_and_that_it_has_not_had():
+    feed = Feed()
+    feed.join("a", start=48)
+    assert feed.join("restored", start=40, flexible=True) == 48
+    assert feed.join("further", start=52, flexible=True) == 52, "it has had the one that they are in"
+    assert feed.join("same", start=48, flexible=True) == 48
+
+
+def test_a_place_that_is_held_is_taken_only_for_an_epoch_that_was_not_had():
     feed = Feed()
     feed.join("a")
-    assert feed.join("restored", start=40, flexible=True) == 0
+    feed.send(ev.Announce("restored"))
+    assert feed.core.consumers.by_name["restored"].cursor == 0
+    assert feed.join("restored", start=8, flexible=True) == 8
 
 
 def test_a_state_between_epochs_starts_where_it_says_if_nobody_is_there():
@@ -520,13 +530,6 @@ def test_a_feed_that_all_have_left_starts_a_fresh_epoch():
     feed.make(0)
     feed.send(ev.Leave("a"))
     assert feed.join("b") == 4
-
-
-def test_a_successor_begins_behind_every_epoch_that_may_have_been_seen():
-    feed = Feed()
-    assert feed.core.successor_epoch == 0
-    feed.join("a")
-    assert feed.core.successor_epoch == 2, "epoch 0 was begun, and 1 may be before anybody keeps the next number"
 
 
 def test_calls_of_an_old_session_are_refused():
@@ -1109,12 +1112,3 @@ def test_of_what_trials_share_each_block_is_new_to_one_of_them():
     given = [(i.consumer, i.blocks, i.new) for i in kinds(feed.ask("a", 1), ev.Deliver)]
     given += [(i.consumer, i.blocks, i.new) for i in kinds(feed.ask("b", 1), ev.Deliver)]
     assert given == [("a", (1,), (1,)), ("b", (1,), ())]
-
-
-def test_how_epochs_were_shuffled_is_forgotten_when_everybody_has_left_them():
-    """But for the epoch before the first one that is held: the next may have to have its samples."""
-    feed = Feed()
-    feed.join("a", asks=False)
-    for block in range(20):
-        assert give(feed, "a", block) == (block,)
-    assert [epoch for epoch in range(9) if feed.core.epochs.has_begun(4 * epoch)] == [3, 4, 5]

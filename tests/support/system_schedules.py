@@ -18,11 +18,12 @@ from __future__ import annotations
 import itertools
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 from mbaas.core import cluster_events as cluster
 from mbaas.core import events as ev
+from mbaas.core.epochs import PAGE_EPOCHS
 from mbaas.core.lane_following import LaneFollower, LaneLeader, WorkerEvent
 from mbaas.core.lane_messages import LaneReport, LaneUpdate
 from mbaas.core.layout import StagingLimits, credit
@@ -79,7 +80,7 @@ class Service:
             block_samples=BLOCK_SAMPLES,
             is_shuffled=system.order.shuffled,
             lanes=system.lane_count,
-            next_epoch=system.epochs_begun if number == 0 else 0,
+            written=system.written if number == 0 else None,
         )
         self._staged: dict[int, dict[int, Part]] = {}
         self._copies: dict[int, str] = {}  # number of a move -> the machine where the copy lies
@@ -179,6 +180,8 @@ class Service:
             case ev.DropBlock():
                 self._system.check_dropped(self.core, self._number, instruction.block)
                 self._staged.pop(instruction.block, None)
+            case ev.WriteEpochs():
+                self._system.write_epochs(instruction, self.life)
             case ev.MovePart():
                 self._system.later(lambda: self._copied(instruction), 0.1, 3.0)
             case ev.UsePart():
@@ -265,7 +268,7 @@ class System(Cluster):
     Attributes:
         trials: by name, those that live, or will again.
         keeps_all: whether all epochs are the same, and the blocks of one are kept.
-        epochs_begun: what outlives the coordinator: how many epochs were begun, and one to spare.
+        written: what outlives the coordinator: how each epoch is shuffled.
         bugs: errors that workers met and lived; while `buggy_until` some of what they make ends in one.
         bad_blocks: numbers within an epoch of blocks that have a bad sample now.
         ever_bad: those that ever had.
@@ -291,7 +294,10 @@ class System(Cluster):
             slack_blocks=drawn_slack(seed),
         )
         self.sessions = itertools.count(1)
-        self.epochs_begun = 0
+        self.written: dict[int, Shuffle] = {}
+        self._pages: dict[
+            tuple[int, int], Mapping[int, Shuffle]
+        ] = {}  # of each life, those that are still to be written
         self.trials: dict[str, Trial] = {}
         self.storage_away_until = self.buggy_until = 0.0
         self.bugs = 0
@@ -397,13 +403,24 @@ class System(Cluster):
         )
 
     def first_lane_changed(self, core: StagingState) -> None:
-        """What the main coordinator keeps of itself, and tells the other lanes."""
-        if core.next_epoch >= self.epochs_begun and core.next_epoch:
-            begun = core.next_epoch + 1
-            self.later(lambda: setattr(self, "epochs_begun", max(self.epochs_begun, begun)), 0.0, 0.25)
+        """What the main coordinator tells the other lanes."""
         if self.lane_count > 1 and self._leader.look(self._first.detached):
             for number in range(1, self.lane_count):
                 self._exchange(number)
+
+    def write_epochs(self, order: ev.WriteEpochs, life: int) -> None:
+        """Write down how epochs are shuffled, after a while, as a coordinator does: the newest of a page last."""
+        self._pages[life, order.page] = order.shuffles
+
+        def write() -> None:
+            shuffles = self._pages.pop((life, order.page), None)
+            if shuffles is None or not self.is_alive(life):
+                return
+            kept = {number: how for number, how in self.written.items() if number // PAGE_EPOCHS != order.page}
+            self.written = {**kept, **shuffles}
+            self._first.tell(ev.EpochsWritten(tuple(shuffles)))
+
+        self.later(write, 0.0, 0.25)
 
     def first_lane_heard(self, event: ev.Event) -> None:
         """See `Cluster.first_lane_heard`."""

@@ -520,9 +520,9 @@ class Trial:
         elif self.taken:
             self.own = OwnEpoch(self.taken[0], self.epoch_end)
             self.begin(Start(self.taken[-1] + 1))
-        elif self.epoch_end:  # a state between two epochs: it begins whatever epoch others begin, also an earlier one
+        elif self.epoch_end:  # a state between two epochs: it begins one that others begin, but none that it had
             blocks = system.order.blocks_per_epoch
-            start, self.epoch_end = -(-self.epoch_end // blocks) * blocks % (ASIDE * blocks), 0
+            start = self.epoch_end = -(-self.epoch_end // blocks) * blocks % (ASIDE * blocks)
             self.begin(Start(start, flexible=True, now=now))
         else:
             self.begin(Start(now=now))
