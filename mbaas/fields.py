@@ -16,6 +16,12 @@ from typing import Any, TypeAlias, cast
 import numpy as np
 from numpy.typing import NDArray
 
+ANNOTATED_SIZE = "annotated_size"
+"""Field of a dataset, int32 [2]: height and width of the image on which boxes were drawn; zeros if that is not known.
+
+Prep goes by it: it tells which way up a photograph was that has an EXIF orientation.
+"""
+
 Rows: TypeAlias = slice | NDArray[np.intp] | NDArray[np.int64]
 
 _SHORT_BYTES = 1024

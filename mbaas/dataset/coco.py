@@ -21,7 +21,7 @@ from mbaas.dataset.kept_listing import Listing, listed_once
 from mbaas.dataset.location import Location, join, locate
 from mbaas.dataset.table import fingerprint_of, table_of
 from mbaas.errors import ConfigError, DatasetError
-from mbaas.fields import LABELS, Packed
+from mbaas.fields import ANNOTATED_SIZE, LABELS, Packed
 from mbaas.units import counted
 
 _WRITER = "read_coco"
@@ -49,6 +49,9 @@ def read_coco(
     - ``keypoints``, float32 [k, points, 3]: x, y and visibility; zeros for objects without. Only if the file has some.
     - ``segmentation``, uint8: as JSON text, the polygons or run lengths, of which `Masks` makes masks. Only if it is
       asked for.
+    - ``annotated_size``, int32 [2]: height and width as the file says, beside boxes, key points or segmentations, if it
+      says so of any image; zeros for others. Prep needs it: where a photograph has these only without its EXIF
+      orientation, boxes were drawn on what is stored, and so it is decoded; one of another size is a bad sample.
     - ``image_id``, int64: the file's id of the image. Ids that are strings are categories: the loader's
       ``categories["image_id"]`` lists them.
 
@@ -77,7 +80,7 @@ def read_coco(
     asked = _asked(fields)
     where, root = locate(annotations, filesystem), locate(images, filesystem)
     file = _look_up(where)
-    options = {"annotations": where.root, "fields": asked, "keep_empty": bool(keep_empty)}
+    options = {"annotations": where.root, "fields": asked, "keep_empty": bool(keep_empty), "sizes": True}
 
     def make() -> Listing:
         class_names, table = _read(where, root, asked, keep_empty)
@@ -138,6 +141,9 @@ def _read(
         known["segmentation"] = _lists(ends, texts)
     if asked is None or "image_id" in asked:
         known["image_id"] = found.image_ids.take(pa.array(rows))
+    if found.sizes.any() and (asked is None or not {"boxes", "keypoints", "segmentation"}.isdisjoint(asked)):
+        sizes = pa.array(np.ascontiguousarray(found.sizes[rows]).ravel())
+        known[ANNOTATED_SIZE] = pa.FixedSizeListArray.from_arrays(sizes, 2)
     if found.left_out:
         counts_by_reason = ", ".join(f"{count:,} {reason}" for reason, count in found.left_out.items())
         warnings.warn(f"{where.root}: annotations left out: {counts_by_reason}", stacklevel=4)

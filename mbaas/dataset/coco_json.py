@@ -30,6 +30,8 @@ _Id = int | float | str
 class _Image(msgspec.Struct, gc=False):
     id: _Id
     file_name: str
+    width: int | float | str | None = None
+    height: int | float | str | None = None
 
 
 class _Category(msgspec.Struct, gc=False):
@@ -60,6 +62,7 @@ class CocoFile:
     Attributes:
         file_names: of the n images.
         image_ids: of the n images: int64[n] where all are numbers, else a dictionary of strings.
+        sizes: int32[n, 2], height and width of the n images; zeros where the file does not say.
         class_names: of the categories, in the order of their ids.
         unlisted: those of them whose categories the file does not list, though it lists others.
         left_out: the number of annotations that were left out, by the reason.
@@ -72,6 +75,7 @@ class CocoFile:
 
     file_names: list[str]
     image_ids: pa.Array
+    sizes: NDArray[np.int32]
     class_names: tuple[str, ...]
     unlisted: tuple[str, ...]
     left_out: dict[str, int]
@@ -104,6 +108,7 @@ def read_coco_json(content: Any, name: str, fields: Sequence[str] | None) -> Coc
     return CocoFile(
         file_names=[image.file_name for image in read.images],
         image_ids=_id_array(name, [*rows]),
+        sizes=np.array([_size(image) for image in read.images], np.int32),
         class_names=tuple(classes.values()),
         unlisted=_unlisted(name, read.categories, classes),
         left_out=left_out,
@@ -111,6 +116,17 @@ def read_coco_json(content: Any, name: str, fields: Sequence[str] | None) -> Coc
         objects={key: values[order] for key, values in objects.items()},
         segmentations=_segmentations(found, order, bounds) if fields and "segmentation" in fields else _NONE,
     )
+
+
+def _size(image: _Image) -> tuple[int, int]:
+    """Return height and width; zeros where they are none."""
+    try:
+        size = [float(length) for length in (image.height, image.width) if length is not None]
+    except ValueError:
+        return 0, 0
+    if len(size) < 2 or not all(1 <= length <= _MOST_PIXELS for length in size):
+        return 0, 0
+    return int(size[0]), int(size[1])
 
 
 def _decoded(content: Any, name: str) -> _File:

@@ -68,6 +68,7 @@ class Header(NamedTuple):
         sequential: a JPEG whose image rows follow one another in a single scan without restarts, so that
             upper rows can be decoded alone.
         scans: how often a JPEG's decoder goes over the whole image.
+        as_stored: whether the image is to stay as it is stored, although EXIF would turn it; ``orientation`` is 1 then.
     """
 
     format: Literal["jpeg", "png", "webp", "bmp", "decoded"]
@@ -79,6 +80,7 @@ class Header(NamedTuple):
     height_at: int = 0
     sequential: bool = False
     scans: int = 1
+    as_stored: bool = False
 
     @property
     def size(self) -> tuple[int, int]:

@@ -9,7 +9,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from mbaas.fields import Arrays, Column, Packed
+from mbaas.fields import ANNOTATED_SIZE, Arrays, Column, Packed
 from mbaas.prep.boxes import placed
 from mbaas.prep.decoded import Decoded, image_header, is_decoded, read_decoded
 from mbaas.prep.engine import BadRow, Encoded, Prepared
@@ -93,11 +93,13 @@ def read_headers(
     headers: list[Header] = []
     opened: list[Decoded | None] = []
     bad: list[BadRow] = []
+    annotated = cast("NDArray[np.int32] | None", known.get(ANNOTATED_SIZE))
     for row, item in enumerate(encoded):
         view = memoryview(cast("Any", item))
         try:
             decoded = read_decoded(view) if is_decoded(view) else None
-            headers.append(peek(view, max_pixels) if decoded is None else image_header(decoded, max_pixels))
+            header = peek(view, max_pixels) if decoded is None else image_header(decoded, max_pixels)
+            headers.append(header if annotated is None else _as_annotated(header, *annotated[row].tolist()))
         except UndecodableError as error:
             bad.append(BadRow(row, str(error)))
         else:
@@ -107,3 +109,23 @@ def read_headers(
     if bad:
         known = {name: column[np.array(rows, np.intp)] for name, column in known.items()}
     return PartInput(rows, views, headers, opened, sample_ids[rows], epoch, known, bad)
+
+
+def _as_annotated(header: Header, height: int, width: int) -> Header:
+    """Return the header of an image that is to be as it was when boxes were drawn on it.
+
+    Args:
+        header: of the image.
+        height, width: that it had then; zeros if that is not known.
+
+    Raises:
+        UndecodableError: it has another size, with and without its EXIF orientation.
+    """
+    if header.size == (height, width) or not (height and width):
+        return header
+    if (header.height, header.width) == (height, width):
+        return header._replace(orientation=1, as_stored=True)
+    tall, wide = header.size
+    raise UndecodableError(
+        f"its boxes are of an image of {width} x {height} pixels (width x height), and it has {wide} x {tall}"
+    )

@@ -89,9 +89,10 @@ def test_each_field_is_what_pycocotools_reads(tmp_path: Path, indent: int | None
     assert data.class_names == tuple(category["name"] for category in known.loadCats(category_ids))
     assert content(data) == [image["file_name"].encode() for image in known.dataset["images"]]
     values = data.values(np.arange(len(data)))
-    assert list(values) == list(ALL)
+    assert list(values) == [*ALL, "annotated_size"]
     assert values["image_id"].tolist() == [image["id"] for image in known.dataset["images"]]
     sizes = np.array([(image["height"], image["width"]) for image in known.dataset["images"]])
+    assert values["annotated_size"].tolist() == sizes.tolist()
     bounds = values["boxes"].own()[1]
     for row, image_id in enumerate(values["image_id"].tolist()):
         own = known.loadAnns(known.getAnnIds(imgIds=image_id))
@@ -113,6 +114,36 @@ def test_each_field_is_what_pycocotools_reads(tmp_path: Path, indent: int | None
     assert not values["boxes"].lengths.all(), "some images have no object"
 
 
+@pytest.mark.parametrize(
+    ("width", "height", "size"),
+    [
+        (60, 40, [40, 60]),
+        (60.0, "40", [40, 60]),
+        (None, 40, [0, 0]),
+        (60, 0, [0, 0]),
+        ("wide", 40, [0, 0]),
+        (float("nan"), 40, [0, 0]),
+    ],
+)
+def test_the_size_of_an_image_is_zeros_where_it_cannot_be(tmp_path: Path, width: Any, height: Any, size: Any) -> None:
+    said = described()
+    said["images"][0] |= {"width": width, "height": height}
+    data = read_coco(written(tmp_path, said), tmp_path / "images")
+    assert data.values(np.arange(1))["annotated_size"].tolist() == [size]
+
+
+def test_sizes_are_read_beside_what_lies_on_the_image_only(tmp_path: Path) -> None:
+    said = described()
+    path = written(tmp_path, said)
+    for fields, has in [(["labels"], False), (["image_id"], False), (["boxes"], True), (["segmentation"], True)]:
+        data = read_coco(path, tmp_path / "images", fields=fields)
+        assert [field.name for field in data.fields] == [*fields, "annotated_size"][: 1 + has]
+    for image in said["images"]:
+        del image["width"], image["height"]
+    bare = read_coco(written(tmp_path, said), tmp_path / "images")
+    assert "annotated_size" not in [field.name for field in bare.fields], "the file says of no image"
+
+
 def test_by_default_all_is_there_but_segmentations(tmp_path: Path) -> None:
     said = described()
     data = read_coco(written(tmp_path, said), tmp_path / "images")
@@ -124,19 +155,22 @@ def test_by_default_all_is_there_but_segmentations(tmp_path: Path) -> None:
         Field("iscrowd", (None,), "uint8", longest),
         Field("keypoints", (None, POINTS, 3), "float32", longest),
         Field("image_id", (), "int64"),
+        Field("annotated_size", (2,), "int32"),
     )
     for annotation in said["annotations"]:
         annotation.pop("keypoints", None)
         del annotation["area"], annotation["iscrowd"], annotation["segmentation"]
     plain = read_coco(written(tmp_path, said), tmp_path / "images")
-    assert [field.name for field in plain.fields] == ["boxes", "labels", "area", "iscrowd", "image_id"]
+    assert [field.name for field in plain.fields] == [
+        "boxes", "labels", "area", "iscrowd", "image_id", "annotated_size"
+    ]  # fmt: skip
     first = int(np.flatnonzero(plain.values(np.arange(IMAGES))["boxes"].lengths)[0])
     values = {name: column[first : first + 1] for name, column in plain.values(np.arange(IMAGES)).items()}
     left, top, right, bottom = values["boxes"].own()[0][0].tolist()
     assert values["area"].own()[0][0] == pytest.approx((right - left) * (bottom - top), rel=1e-5)
     assert not values["iscrowd"].own()[0].any()
     few = read_coco(written(tmp_path, said), tmp_path / "images", fields=["image_id", "boxes"])
-    assert ([field.name for field in few.fields], few.class_names) == (["boxes", "image_id"], ())
+    assert ([field.name for field in few.fields], few.class_names) == (["boxes", "image_id", "annotated_size"], ())
     assert few.fingerprint != plain.fingerprint != data.fingerprint
 
 

@@ -74,7 +74,8 @@ def write_records(file: Path, **features: Any) -> None:
 
 def write_coco(file: Path, images: Path, samples: int = 12) -> None:
     """Write images, and COCO's annotations of three objects on two of them; the others have none."""
-    known = [{"id": number, "file_name": f"{number}.png"} for number in range(samples)]
+    size = {"width": 48, "height": 40}
+    known = [{"id": number, "file_name": f"{number}.png", **size} for number in range(samples)]
     objects = [
         {"image_id": number, "category_id": 1, "bbox": [1, 2, 3, 4], "segmentation": [[1, 2, 4, 2, 4, 6]]}
         for number in (0, 1, 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import struct
 import zlib
 from typing import Any
@@ -9,10 +10,12 @@ from typing import Any
 import cv2
 import numpy as np
 import pytest
+from PIL import Image
 
+from conftest import oriented
 from mbaas import transforms as T
 from mbaas.errors import ConfigError, DatasetError
-from mbaas.fields import Arrays, Field, Packed
+from mbaas.fields import ANNOTATED_SIZE, Arrays, Field, Packed
 from mbaas.messages import EngineName
 from mbaas.prep.boxes import move_boxes
 from mbaas.prep.engines import make_engine
@@ -102,6 +105,44 @@ def test_a_box_is_where_its_pixels_are(name: str, format: Any, engine: EngineNam
         )
         assert moved["classes"][row : row + 1].own()[0].tolist() == [row]
     assert dropped < SAMPLES / 2
+
+
+@pytest.mark.parametrize("engine", ["cpu", "dali"])
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_a_photograph_is_as_it_was_when_boxes_were_drawn_on_it(orientation: int, engine: EngineName) -> None:
+    """Twice the same stored pixels: once annotated as they are shown, once as they are stored; and as another image's.
+
+    Where both have the same size, nothing tells which of them was meant: they are shown as EXIF says.
+    """
+    upright = np.zeros((60, 90, 3), np.uint8)
+    upright[8:24, 48:80] = 255
+    stored = oriented(upright, orientation)
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    file = io.BytesIO()
+    Image.fromarray(stored).save(file, "JPEG", quality=95, subsampling=0, exif=exif)
+    is_turned = stored.shape != upright.shape
+    ys, xs = np.nonzero((stored if is_turned else upright)[:, :, 0])
+    drawn = [[48, 8, 80, 24], [xs.min(), ys.min(), xs.max() + 1, ys.max() + 1]]
+    known: Arrays = {
+        "boxes": np.array([*drawn, drawn[0], drawn[0]], np.float32)[:, None],
+        ANNOTATED_SIZE: np.array([(60, 90), stored.shape[:2], (30, 45), (0, 0)], np.int32),
+    }
+    pipeline = T.Pipeline([T.DecodeImage(), T.CenterCrop(100)], boxes=T.Boxes())
+    out = np.empty((4, 100, 100, 3), np.uint8)
+    made = make_engine(engine, pipeline, seed=SEED)
+    prepared = made.prepare([file.getvalue()] * 4, np.arange(4), 0, known, out)
+    made.close()
+    assert [(bad.row, bad.reason) for bad in prepared.bad] == [
+        (2, "its boxes are of an image of 45 x 30 pixels (width x height), and it has 90 x 60")
+    ]
+    moved = prepared.known["boxes"].own()[0].astype(int).tolist()
+    for row, (left, top, right, bottom) in zip((0, 1, 3), moved, strict=True):
+        inside = out[row, top:bottom, left:right]
+        assert inside.mean() > 250, "the object is in its box"
+        assert out[row].sum() - inside.sum() < 0.1 * inside.sum(), "and nowhere else"
+    assert moved[0] == moved[2]
+    assert (moved[0] != moved[1]) == is_turned
 
 
 @pytest.mark.parametrize("boxes", [T.Boxes(beside=("classes",)), None])
