@@ -61,7 +61,7 @@ class _Rank:
     Attributes:
         report: what it told.
         cursor: of this session, when `RankTable` last looked.
-        epoch: of which it used the last block, by its order: an epoch aside counts as the one whose order it has.
+        epoch: that of the last block that it used, by its order: an epoch aside counts as the one whose order it has.
         lease: until when its lease is: each of its calls extends it.
         leases: rank -> until when the lease of that one was, when this session began.
         began: the block at which this session was told to begin, if it floats.
@@ -311,8 +311,9 @@ class RankTable:
                     del trial.ranks[number]
                 else:
                     rank.cursor, rank.lease = session.cursor, session.deadline
-                    # Not of its cursor: what it was given ahead it need not have begun.
-                    rank.epoch = session.done // self._blocks_per_epoch - rank.report.aside
+                    # Not of its cursor: what it was given ahead it need not have begun. And of several lanes the first
+                    # may have no more blocks of the epoch in which it comes back.
+                    rank.epoch = max(0, session.done - 1) // self._blocks_per_epoch - rank.report.aside
                     trial.reached[number] = rank.epoch
             if not trial.ranks:
                 without.append(group)

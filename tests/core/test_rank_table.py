@@ -375,8 +375,8 @@ def test_plans_are_kept_for_some_epochs_behind_the_slowest_rank(feed):
     slow, fast = (feed.enter(rank, "a", floats=False) for rank in range(2))
     for epoch in range(10):
         feed.ask(slow, epoch)
-    feed.cursors[slow.consumer, slow.session] = 7 * BLOCKS
-    feed.cursors[fast.consumer, fast.session] = 9 * BLOCKS
+    feed.cursors[slow.consumer, slow.session] = 7 * BLOCKS + 1
+    feed.cursors[fast.consumer, fast.session] = 9 * BLOCKS + 1
     feed.ask(slow, 9)
     assert feed.ask(slow, 7 - KEPT_EPOCHS, NEWER).plan == RankPlan(("a", "a"), PLACEMENT)
     assert feed.ask(slow, 6 - KEPT_EPOCHS, NEWER).ahead == (1,)
