@@ -19,7 +19,7 @@ from mbaas.core.epochs import EpochTable
 from mbaas.core.pace import Group, may_unite
 from mbaas.core.story import InvariantError, Stories, Story
 from mbaas.core.transitions import CONSUMER_CHANGES, ConsumerState
-from mbaas.order import OwnEpoch
+from mbaas.order import ASIDE, OwnEpoch
 
 
 @dataclass(eq=False)
@@ -289,8 +289,9 @@ class Cohort:
         Otherwise a small dataset would be prepared for several epochs that no trial may ever begin.
         """
         slowest, furthest = self.slowest, self.furthest
-        # The whole next epoch may be made while it is at its last block, so an epoch's end costs no wait.
-        end = self.next_boundary(furthest + 1) + self.blocks_per_epoch
+        # The whole next epoch may be made while it is at its last block, so an epoch's end costs no wait; where epochs
+        # have one block, two of them.
+        end = max(self.next_boundary(furthest) + self.blocks_per_epoch, furthest + 2)
         return min(min(slowest + self.slack_blocks, furthest) + self.ahead_blocks, end)
 
     def next_boundary(self, block: int) -> int:
@@ -373,6 +374,7 @@ class ConsumerTable:
         by_name: every consumer and reservation, none GONE; each is a member of exactly one cohort.
         cohorts: by number; none is empty between two events.
         prep_per_s: blocks/s that prep makes at most, as measured last; 0 while that is not known.
+        next_epoch: the first epoch of which nobody was given a block; a feed that nobody is on starts there.
     """
 
     def __init__(
@@ -391,6 +393,7 @@ class ConsumerTable:
         self.by_name: dict[str, Consumer] = {}
         self.cohorts: dict[int, Cohort] = {}
         self.prep_per_s = 0.0
+        self.next_epoch = 0
         self._stories = stories
         self._next_cohort = 0
         self._numbers = itertools.count()  # of reservations
@@ -832,8 +835,12 @@ class ConsumerTable:
             cohort.advance()
 
     def useful(self) -> list[range]:
-        """Return the ranges of blocks that stay as long as nobody needs their room; see `Cohort.useful`."""
-        return [cohort.useful for cohort in self.cohorts.values()]
+        """Return the ranges of blocks that stay as long as nobody needs their room; see `Cohort.useful`.
+
+        So do those that were made ahead for a consumer that left: whoever comes next begins with their epoch.
+        """
+        unseen = range(self.next_epoch * self.blocks_per_epoch, ASIDE * self.blocks_per_epoch)
+        return [unseen, *[cohort.useful for cohort in self.cohorts.values()]]
 
     def needs_anew(self, place: int, given_as: int) -> bool:
         """Return whether a kept block that lacks samples is to be made anew, because they may be there by now.

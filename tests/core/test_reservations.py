@@ -236,7 +236,13 @@ def test_blocks_are_made_to_the_end_of_the_next_epoch_at_most():
     cohort, horizons = found.cohorts[0], []
     for consumer.cursor in (0, 3, 4, 5):
         horizons.append(cohort.horizon)
-    assert horizons == [8, 8, 12, 12]
+    assert horizons == [4, 8, 8, 12], "it has asked for nothing, and then it is in its last block"
+
+
+def test_two_blocks_are_made_ahead_where_epochs_have_one():
+    found = ConsumerTable(EpochTable(1), 100, Stories())
+    join(found, "ann", 5)
+    assert found.cohorts[0].horizon == 7
 
 
 def test_newcomers_can_begin_the_epoch_that_the_slowest_is_in_while_nothing_of_it_was_dropped():

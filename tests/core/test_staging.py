@@ -397,7 +397,7 @@ def test_a_silent_consumer_is_removed_and_its_bytes_come_back():
         feed.finish(block)
     done = feed.wait(5.0)
     assert kinds(done, ev.RemoveConsumer) == [ev.RemoveConsumer("a", 1, "it was silent for 5 s")]
-    assert feed.core.window.used_bytes == 0
+    assert min(feed.core.window.blocks) == 4, "but for the next epoch's, of which nobody had anything"
 
 
 def test_a_heartbeat_keeps_the_lease_and_frees_what_was_let_go():
@@ -522,6 +522,35 @@ def test_a_state_between_epochs_starts_where_it_says_if_nobody_is_there():
     feed.join("other", start=48)
     feed.ask("restored", 40)
     assert feed.core.consumers.by_name["restored"].cursor == 48, "and it may still begin another one with others"
+
+
+def test_who_comes_when_all_have_left_begins_with_what_was_made_ahead():
+    """A loader that is opened anew for each evaluation: each block is made once, also those of the epoch behind it."""
+    feed, made = Feed(ahead=6, budget_blocks=10), []
+    for evaluation in range(5):
+        start = feed.join("validation", asks=False)
+        assert start == 4 * evaluation
+        for block in range(start, start + 4):
+            made += prepared(feed.ask("validation", block))
+            while feed.tasks:
+                made += prepared(feed.finish(min(feed.tasks)))
+        feed.send(ev.Leave("validation", feed.session))
+        assert feed.wait(100.0) == [], "a feed that everybody left makes nothing"
+    assert made == [*range(4 * 5 + 4)], "the whole next epoch is ready when one ends"
+
+
+def test_what_was_made_ahead_for_one_that_left_goes_when_its_room_is_needed():
+    feed = Feed(ahead=3, budget_blocks=4, credit=8)
+    feed.join("a")
+    for block in range(4):
+        feed.ask("a", block)
+        for task in sorted(feed.tasks):
+            feed.finish(task)
+    feed.send(ev.Leave("a", feed.session))
+    assert [*feed.core.window.blocks] == [4, 5, 6]
+    feed.join("b", start=400)
+    assert [*feed.tasks] == [400, 401, 402, 403][: len(feed.tasks)]
+    assert len(feed.tasks) > 1, "there is one free place"
 
 
 def test_a_feed_that_all_have_left_starts_a_fresh_epoch():
