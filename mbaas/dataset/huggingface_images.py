@@ -23,6 +23,7 @@ from mbaas.dataset.unpacking import ENDING, unpack
 from mbaas.errors import ConfigError, DatasetError
 from mbaas.progress import track
 
+_UNPACK = "name a folder with unpacked=, into which they are unpacked once"
 _THREADS = 4  # each holds a record batch, which is usually a thousand rows
 
 
@@ -55,9 +56,17 @@ def placed(source: Source, wanted: WantedColumns) -> Placed:
     if rows is not None and len(values.column_names):
         values = values.take(pa.array(rows))
     class_names, known = wanted.known(values)
-    if all(_bytes_of(source, wanted.image, chunk).null_count == len(chunk) for chunk, _ in chunks):
-        paths = [path for chunk, _ in chunks for path in _paths(source, wanted.image, chunk)]
-        return _in_files(source, paths if rows is None else [paths[row] for row in rows.tolist()], class_names, known)
+    encoded = np.concatenate([_bytes_of(source, wanted.image, chunk).is_valid() for chunk, _ in chunks])
+    if not (encoded if rows is None else encoded[rows]).all():
+        found = [path for chunk, _ in chunks for path in _paths(source, wanted.image, chunk)]
+        chosen = range(len(found)) if rows is None else rows.tolist()
+        paths = [found[row] for row in chosen if not encoded[row]]
+        if None in paths:
+            row = next(number for number, row in enumerate(chosen) if not encoded[row] and found[row] is None)
+            raise _no_image(wanted.image, f"row {row} (counted from 0) of {source.where.root}")
+        if len(paths) < len(chosen):
+            raise DatasetError(f"{source.where.root} has images in its own files, and others in theirs: {_UNPACK}")
+        return _in_files(source, [path for path in paths if path is not None], class_names, known)
     names = {name: number for number, (name, *_) in enumerate(source.files)}
     spans = np.concatenate([_spans(source, wanted.image, chunk, place, names) for chunk, place in chunks], axis=1)
     file, offset, length = spans if rows is None else spans[:, rows]
@@ -70,17 +79,14 @@ def placed(source: Source, wanted: WantedColumns) -> Placed:
 
 def _spans(source: Source, image: str, chunk: pa.Array, place: Place, names: dict[str, int]) -> NDArray[np.int64]:
     """Return of each image of a chunk the number of its file, and its offset and length there: int64[3, n]."""
-    unpack = "name a folder with unpacked=, into which they are unpacked once"
     encoded = _bytes_of(source, image, chunk)
-    if encoded.null_count:
-        raise DatasetError(f"{source.where.root} has images in its own files, and others in theirs: {unpack}")
     bounds, _ = string_bounds(encoded)
     first, nbytes = int(bounds[0]), int(bounds[-1] - bounds[0])
     data = encoded.buffers()[2]
     found = place(data.address + first, nbytes) if data is not None else (next(iter(names), ""), 0)
     if found is None or found[0] not in names:
         saved = "save it with save_to_disk where all nodes can read it"
-        raise DatasetError(f"images of {source.where.root} are in this program's memory: {saved}, or {unpack}")
+        raise DatasetError(f"images of {source.where.root} are in this program's memory: {saved}, or {_UNPACK}")
     name, offset = found
     start = bounds[:-1].astype(np.int64) - first + offset
     return np.stack([np.full(len(encoded), names[name]), start, np.diff(bounds).astype(np.int64)])
@@ -135,8 +141,17 @@ def _contents(source: Source, image: str, column: pa.Array) -> pa.Array:
     encoded = _bytes_of(source, image, column)
     if not encoded.null_count:
         return encoded
-    known = zip(encoded.to_pylist(), _paths(source, image, column), strict=True)
-    return pa.array([_read(path) if content is None else content for content, path in known], pa.large_binary())
+    contents = encoded.to_pylist()
+    for row, path in enumerate(_paths(source, image, column)):
+        if contents[row] is None:
+            if path is None:
+                raise _no_image(image, f"a row of {source.where.root}")
+            contents[row] = _read(path)
+    return pa.array(contents, pa.large_binary())
+
+
+def _no_image(image: str, row: str) -> DatasetError:
+    return DatasetError(f"{row} has no image in column {image!r}: leave such rows out, with the dataset's filter")
 
 
 def _read(path: str) -> bytes:
@@ -162,13 +177,12 @@ def _bytes_of(source: Source, image: str, column: pa.Array) -> pa.Array:
     return found
 
 
-def _paths(source: Source, image: str, column: pa.Array) -> list[str]:
+def _paths(source: Source, image: str, column: pa.Array) -> list[str | None]:
     """Return the paths of images: of those without bytes; others may have a text that is none."""
-    found, lacks = column, _bytes_of(source, image, column).is_null()
+    found = column
     if pa.types.is_struct(column.type):
         has_paths = column.type.get_field_index("path") >= 0
         found = pc.struct_field(column, "path") if has_paths else pa.nulls(len(column), pa.string())
     checked(source, f"paths in column {image!r}", found)
-    if pc.any(pc.and_(found.is_null(), lacks)).as_py():
-        raise DatasetError(f"column {image!r} of {source.where.root} has a row with neither an image nor a path")
-    return found.to_pylist()
+    paths: list[str | None] = found.to_pylist()
+    return paths

@@ -48,6 +48,7 @@ def decode(data: memoryview, header: Header, scratch: Scratch, *, rows: int | No
     if header.format == "jpeg":
         image = _decode_jpeg(data, header, scratch, rows if upright else None)
     else:
+        data = _still(data) if header.is_animated else data
         otherwise = f"corrupt {_NAMES[header.format]}: its pixels cannot be decompressed"
         image = _as_said(_decode_by_opencv(data, otherwise), header)
     return image if upright else _turned(image, header.orientation)
@@ -71,6 +72,17 @@ def decode_whole(data: memoryview, header: Header, scratch: Scratch, into: Image
     except UndecodableError:
         return False
     return True
+
+
+def _still(png: memoryview) -> memoryview:
+    """Return a PNG without its animation: its image is what every viewer shows that knows of none, and Pillow reads."""
+    still, at = bytearray(png[:8]), 8
+    while at + 12 <= len(png):  # length, kind and checksum of a chunk, 4 bytes each
+        after = at + 12 + int.from_bytes(png[at : at + 4], "big")
+        if bytes(png[at + 4 : at + 8]) not in (b"acTL", b"fcTL", b"fdAT"):
+            still += png[at:after]
+        at = after
+    return memoryview(still)
 
 
 def _decode_by_opencv(data: memoryview, otherwise: str) -> Image:

@@ -68,6 +68,7 @@ class Header(NamedTuple):
         sequential: a JPEG whose image rows follow one another in a single scan without restarts, so that
             upper rows can be decoded alone.
         scans: how often a JPEG's decoder goes over the whole image.
+        is_animated: a PNG with an animation, which its image need not be a part of.
         as_stored: whether the image is to stay as it is stored, although EXIF would turn it; ``orientation`` is 1 then.
     """
 
@@ -81,6 +82,7 @@ class Header(NamedTuple):
     sequential: bool = False
     scans: int = 1
     as_stored: bool = False
+    is_animated: bool = False
 
     @property
     def size(self) -> tuple[int, int]:
@@ -248,6 +250,8 @@ def _peek_png(data: memoryview) -> Header:
             raise UndecodableError(f"corrupt PNG: wrong checksum of the chunk at byte {at:,}")
         if header is None:
             header = _png_header(data, length, kind)
+        elif kind == b"acTL":
+            header = header._replace(is_animated=True)
         if kind == b"IEND":
             return header
         at = after

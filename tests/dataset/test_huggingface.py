@@ -190,10 +190,23 @@ def test_some_bytes_and_some_paths_are_unpacked(tmp_path: Path) -> None:
     (tmp_path / "a.jpg").unlink()
     with pytest.raises(DatasetError, match=r"cannot read .*/a\.jpg: .*No such file"):
         read_huggingface(theirs, unpacked=tmp_path / "again")
-    lost = datasets.Dataset.from_dict({"image": [None]}, features=datasets.Features({"image": datasets.Image()}))
-    for options in ({}, {"unpacked": tmp_path / "third"}):
-        with pytest.raises(DatasetError, match=r"column 'image' of .* has a row with neither an image nor a path"):
-            read_huggingface(lost, **options)
+
+
+def test_a_row_without_an_image_is_named_unless_it_is_left_out(tmp_path: Path) -> None:
+    saved = datasets.Dataset.from_dict(
+        {"image": [*({"bytes": content, "path": None} for content in IMAGES[:3]), None], "label": [0, 1, 2, 3]},
+        features=datasets.Features({"image": datasets.Image(decode=False), "label": datasets.Value("int64")}),
+    )
+    saved.save_to_disk(tmp_path / "saved")
+    theirs = datasets.load_from_disk(tmp_path / "saved")
+    for rows, named in ([0, 1, 2, 3], "row 3"), ([1, 3, 2], "row 1"):
+        with pytest.raises(DatasetError, match=rf"^{named} \(counted from 0\) of .* has no image in column 'image'"):
+            read_huggingface(theirs.select(rows))
+    with pytest.raises(DatasetError, match=r"^a row of .* has no image in column 'image'"):
+        read_huggingface(theirs, unpacked=tmp_path / "unpacked")
+    data = read_huggingface(theirs.filter(lambda row: row["image"] is not None))
+    assert content(data) == IMAGES[:3]
+    assert data.labels(np.arange(3)).tolist() == [0, 1, 2]
 
 
 def test_what_is_in_memory_or_compressed_must_be_unpacked(tmp_path: Path, folder: Path) -> None:

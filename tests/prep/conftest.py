@@ -72,6 +72,11 @@ def odd_files(photos):
             photo,
         ),
         "webp 1x1": (encoded(photo[:1, :1], "WEBP", lossless=True), photo[:1, :1]),
+        "png animated": (encoded(picture, "PNG", save_all=True, append_images=[picture.rotate(90)]), photo),
+        "png beside its animation": (
+            encoded(picture, "PNG", save_all=True, default_image=True, append_images=[picture.rotate(180)]),
+            photo,
+        ),
         "bmp": (encoded(photo, "BMP"), photo),
         "bmp grey": (encoded(photo[..., 0], "BMP"), np.repeat(photo[..., :1], 3, axis=2)),
         "bmp 1x1": (encoded(photo[:1, :1], "BMP"), photo[:1, :1]),

@@ -29,7 +29,16 @@ KINDS = [
 ]
 KINDS += ["jpeg grey", "jpeg progressive", "jpeg cmyk", *(f"jpeg exif {n}" for n in range(1, 9))]
 KINDS += ["bmp", "bmp grey", "bmp 1x1"]
-KINDS += ["webp", "webp lossless", "webp alpha", "webp animated", "webp 1x1", *(f"webp exif {n}" for n in range(1, 9))]
+KINDS += [
+    "png animated",
+    "png beside its animation",
+    "webp",
+    "webp lossless",
+    "webp alpha",
+    "webp animated",
+    "webp 1x1",
+    *(f"webp exif {n}" for n in range(1, 9)),
+]
 DAMAGES = ["empty", "text named .jpg", "gif", "half a jpeg", "jpeg without its end", "header of a jpeg"]
 DAMAGES += ["two bytes of a jpeg", "half a jpeg with an end marker", "half a png", "png without its end"]
 DAMAGES += ["damaged png", "jpeg bomb", "png bomb", "webp bomb", "half a webp", "webp without an image", "damaged webp"]
