@@ -17,6 +17,7 @@ from mbaas import runtime, units
 from mbaas.client.collate import Collate
 from mbaas.client.rpc import CALL_TIMEOUT_S, call, call_patiently
 from mbaas.coordinator import kept_claims, recovery
+from mbaas.coordinator.served_by import check_version
 from mbaas.core import calls
 from mbaas.core.cluster_events import FeedEnd
 from mbaas.costs import LoadingCosts
@@ -294,9 +295,15 @@ def connect(name: str) -> Feed:
     """Find a feed that runs on this cluster.
 
     Raises:
-        ConfigError: ``name`` is no text.
+        ConfigError: ``name`` is no text, or another version of mbaas serves the feed.
         FeedNotFoundError: there is none of that name; the message lists those that run.
     """
+    feed = _found(name)
+    check_version(name)
+    return feed
+
+
+def _found(name: str) -> Feed:
     if not isinstance(name, str):
         raise ConfigError(f"a feed's name must be text, got {shown(name)}")
     runtime.ensure_ray(start=False)
@@ -404,6 +411,8 @@ def _successor(feed: str, error: FeedGoneError) -> Any | None:
     coordinator = runtime.find_coordinator(feed)
     if coordinator is None and not recovery.is_kept(feed):
         raise FeedFailedError(FeedEnd.STOPPED.of(feed)) from error
+    if coordinator is not None:
+        check_version(feed)
     return coordinator
 
 
@@ -427,4 +436,4 @@ def stop(name: str) -> None:
     Raises:
         FeedNotFoundError: there is none of that name.
     """
-    connect(name).stop()
+    _found(name).stop()  # also one of another version

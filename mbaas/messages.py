@@ -16,9 +16,11 @@ What becomes of a sample has three names on the way from storage to a trial, and
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal
+from zlib import crc32
 
 import numpy as np
 from msgspec import Struct
@@ -903,3 +905,14 @@ class RankOrders(Struct, frozen=True):
     caches: Mapping[str, Any]
     others: Mapping[int, int] = {}
     ahead: tuple[int, ...] = ()
+
+
+def _protocol() -> str:
+    """Return 8 hex digits that change with the messages of this module, their fields and the types of these."""
+    kinds = [each for each in globals().values() if isinstance(each, type) and each.__module__ == __name__]
+    said = sorted((kind.__name__, [*inspect.get_annotations(kind).items()]) for kind in kinds)
+    return f"{crc32(repr(said).encode()):08x}"
+
+
+PROTOCOL = _protocol()
+"""Programs understand each other's messages if this is the same in both: it differs between versions of mbaas."""

@@ -17,6 +17,7 @@ from mbaas.coordinator.counters import Counters
 from mbaas.coordinator.supervision import Supervision
 from mbaas.core import cluster_events as cluster
 from mbaas.dataset import Dataset
+from mbaas.messages import PROTOCOL
 from mbaas.settings import FeedSettings
 from mbaas.transforms import Pipeline
 
@@ -29,7 +30,7 @@ def worker_kind(
 ) -> str:
     """Return a key that feeds share whose workers may work for each other.
 
-    A process keeps its engine's libraries, its GPU and its node, and can import only what its own job can: the
+    A process keeps its engine's libraries, its GPU and its node, and can import only what its own job can: mbaas, the
     functions of a `Map`, and datasets that are not mbaas's own, belong to their job.
 
     Args:
@@ -40,7 +41,7 @@ def worker_kind(
         runtime_env: of that job, as JSON.
     """
     has_own_code = bool(pipeline.maps) or not _is_ours(dataset)
-    code = f"{runtime_env}, {job if has_own_code else ''}"
+    code = f"{PROTOCOL}, {runtime_env}, {job if has_own_code else ''}"
     return f"{engine}, {settings.gpus_per_worker} GPU, {dict(settings.scaling.prep_labels)}, {code}"
 
 

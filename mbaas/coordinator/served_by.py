@@ -7,11 +7,14 @@ import os
 import socket
 import sys
 import time
+from importlib import metadata
 from pathlib import Path
 
 import msgspec
 
+from mbaas import messages
 from mbaas.coordinator import store
+from mbaas.errors import ConfigError
 
 
 class Server(msgspec.Struct, frozen=True):
@@ -22,6 +25,8 @@ class Server(msgspec.Struct, frozen=True):
         pid: of its process.
         user, host: who runs it, and where.
         since_s: when it served the feed, Unix time in seconds.
+        version: of its mbaas.
+        protocol: its `mbaas.messages.PROTOCOL`.
     """
 
     program: str
@@ -29,12 +34,15 @@ class Server(msgspec.Struct, frozen=True):
     user: str
     host: str
     since_s: float
+    version: str = ""
+    protocol: str = ""
 
     @classmethod
     def of_this_program(cls) -> Server:
         """Return what others are to know of this program."""
         script = sys.argv[0] if sys.argv and sys.argv[0] not in ("", "-c") else sys.executable
-        return cls(Path(script).name, os.getpid(), _user(), socket.gethostname(), time.time())
+        program, version = Path(script).name, metadata.version("mbaas")
+        return cls(program, os.getpid(), _user(), socket.gethostname(), time.time(), version, messages.PROTOCOL)
 
     @property
     def is_ours(self) -> bool:
@@ -55,6 +63,22 @@ def recall_server(feed: str) -> Server | None:
     """Return the program that served a feed last; None if none is known."""
     found = store.get(feed, "server")
     return msgspec.json.decode(found, type=Server) if found else None
+
+
+def check_version(feed: str) -> None:
+    """Refuse a feed that a program with another version of mbaas serves.
+
+    Raises:
+        ConfigError: their messages are not the same; names both versions, and the program.
+    """
+    server = recall_server(feed)
+    if server is not None and server.protocol != messages.PROTOCOL:
+        version = metadata.version("mbaas")
+        other = server.version or "an older version"
+        raise ConfigError(
+            f"feed {feed!r} is served with mbaas {other} (messages {server.protocol or 'unknown'}), and this program "
+            f"has {version} (messages {messages.PROTOCOL}): install the same one in both; it is served by {server}"
+        )
 
 
 def forget_server(feed: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -20,14 +21,20 @@ from mbaas import transforms as T
 from mbaas.dataset import synthetic
 
 name, samples, detached = sys.argv[1], int(sys.argv[2]), sys.argv[3] == "detached"
+if name == "newer":  # its messages are others
+    from mbaas import messages
+    messages.PROTOCOL = "0badcafe"
 mbaas.serve(name, synthetic(samples), T.Pipeline([T.DecodeImage()]), batch_size=8, prep_workers=1,
             staging_bytes=200_000, detached=detached)
 print(json.dumps(name), flush=True)
 for line in sys.stdin:
     read = {}
     for feed in json.loads(line):
-        with mbaas.join(feed, f"reader-of-{name}", format="numpy", wait_timeout_s=30) as loader:
-            read[feed] = sorted(sum((batch["sample_id"].tolist() for batch in loader), []))
+        try:
+            with mbaas.join(feed, f"reader-of-{name}", format="numpy", wait_timeout_s=30) as loader:
+                read[feed] = sorted(sum((batch["sample_id"].tolist() for batch in loader), []))
+        except mbaas.MbaasError as error:
+            read[feed] = f"{type(error).__name__}: {error}"
     print(json.dumps(read), flush=True)
 """
 
@@ -81,3 +88,19 @@ def test_three_programs_read_the_feeds_of_each_other(head: Head) -> None:
             read(each, "two", "one")
     with program(head, "four", detached=False) as four:  # the programs that served them are gone
         read(four, "one", "two", "four")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_a_program_with_another_version_is_refused_with_a_sentence(head: Head) -> None:
+    with program(head, "newer", detached=False), program(head, "older", detached=False) as older:
+        assert older.stdin is not None
+        older.stdin.write('["newer"]\n')
+        older.stdin.flush()
+        answer = answer_of(older)
+        assert isinstance(answer, dict)
+        assert re.search(
+            r"^ConfigError: feed 'newer' is served with mbaas [\d.]+ \(messages 0badcafe\), and this program has "
+            r"[\d.]+ \(messages [0-9a-f]{8}\): install the same one in both; it is served by ",
+            answer["newer"],
+        )
