@@ -17,8 +17,8 @@ def feed() -> mbaas.Feed:
     return mbaas.Feed("train", None)  # whoever asks its coordinator gets an AttributeError
 
 
-def serve(name: Any) -> mbaas.Feed:
-    return mbaas.serve(name, synthetic(9), T.Pipeline([T.DecodeImage()]), batch_size=3)
+def serve(name: Any, batch_size: int = 3, **options: Any) -> mbaas.Feed:
+    return mbaas.serve(name, synthetic(9), T.Pipeline([T.DecodeImage()]), batch_size=batch_size, **options)
 
 
 @pytest.mark.parametrize(
@@ -40,6 +40,10 @@ def serve(name: Any) -> mbaas.Feed:
         (lambda: mbaas.join("train", rank=True, world_size=2), "must both be whole numbers, or both be left out, got"),
         (lambda: mbaas.join("train", start=["now"]), 'start must be "epoch" or "now", got [\'now\']'),
         (lambda: serve(["train"]), "a feed's name must be text, got ['train']"),
+        (
+            lambda: serve("train", 10, drop_last=True),
+            "batch_size must be at most 9, the samples of the dataset, with drop_last=True, got 10",
+        ),
         (lambda: serve(" train"), "a feed's name must be non-empty, without slashes and outer spaces, got ' train'"),
     ],
 )
@@ -50,3 +54,15 @@ def test_a_value_that_cannot_be_is_refused_with_what_it_must_be_and_starts_no_ra
     with pytest.raises(mbaas.ConfigError) as caught:
         call()
     assert sentence in str(caught.value)
+
+
+def test_minibatches_that_are_larger_than_the_dataset_are_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(**_: bool) -> None:
+        raise mbaas.ResourceError("no cluster")
+
+    monkeypatch.setattr(runtime, "ensure_ray", refuse)
+    said = "batch_size is 100,000, and the dataset has 9 samples: an epoch is one minibatch"
+    with pytest.warns(UserWarning, match=said), pytest.raises(mbaas.ResourceError):
+        serve("train", 100_000)
+    with pytest.raises(mbaas.ResourceError):
+        serve("train", 9)

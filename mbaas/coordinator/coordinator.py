@@ -371,8 +371,10 @@ class Coordinator(ConsumerApi):
             self._running.lanes.tell()
             await self._running.lanes.end()
             await self._running.supervision.end(reason)
+            await self._running.service.end_writing()
         self._workers.end_all()  # those of a feed that was not open yet
-        recovery.forget(self._settings.name)
+        async with self._writing_plans:
+            recovery.forget(self._settings.name)
 
     # ---- what consumers call ----
 

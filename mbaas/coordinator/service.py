@@ -273,6 +273,10 @@ class ConsumerService:
         if call is not None and call.session == session:
             self._answer(consumer, Delivery(error=error, expelled=self.core.failed is None))
 
+    async def end_writing(self) -> None:
+        """Write down nothing of epochs any more."""
+        await self._writer.end()
+
     def fail(self, reason: str) -> None:
         """Serve nothing any more, and tell those who wait why."""
         self.send(ev.Stop(reason))

@@ -46,18 +46,25 @@ class EpochWriter:
         self._feed, self._fingerprint = feed, fingerprint
         self._tell, self._errors, self._spawn = tell, errors, spawn
         self._waiting: dict[int, Mapping[int, Shuffle]] = {}
-        self._is_writing = False
+        self._has_ended = False
+        self._rests = asyncio.Event()  # nothing is being written
+        self._rests.set()
 
     def write(self, order: ev.WriteEpochs) -> None:
         """Write a page; in the background."""
         self._waiting[order.page] = order.shuffles
-        if not self._is_writing:
-            self._is_writing = True
+        if self._rests.is_set() and not self._has_ended:
+            self._rests.clear()
             self._spawn(self._write_all())
+
+    async def end(self) -> None:
+        """Write nothing any more: what is written when this returns can be deleted."""
+        self._has_ended = True
+        await self._rests.wait()
 
     async def _write_all(self) -> None:
         # One at a time: a page that is written late must not replace a newer one.
-        while self._waiting:
+        while self._waiting and not self._has_ended:
             page = next(iter(self._waiting))
             shuffles = self._waiting.pop(page)
             try:
@@ -69,7 +76,7 @@ class EpochWriter:
                 await asyncio.sleep(RETRY_S)
             else:
                 self._tell(ev.EpochsWritten(tuple(shuffles)))
-        self._is_writing = False
+        self._rests.set()
 
 
 def keep_page(feed: str, fingerprint: str, page: int, shuffles: Mapping[int, Shuffle]) -> None:

@@ -706,7 +706,8 @@ class StagingState:
         slowest = cohort.slowest
         # A slowest one that waits is not to blame, prep is. One whose block is in a worker's hand will get it soon.
         slowest_busy = all(m.state is ConsumerState.BUSY for m in cohort.active if m.cursor == slowest)
-        return slowest_busy and any(m.waiting and not self.window.is_on_its_way(m.cursor) for m in cohort.active)
+        waiting = [m.cursor for m in cohort.active if m.waiting and self.epochs.is_written(m.cursor)]
+        return slowest_busy and not all(map(self.window.is_on_its_way, waiting))
 
     def _detach(self, name: str) -> None:
         # One that is alone here, or not here yet, keeps nobody waiting in this lane.

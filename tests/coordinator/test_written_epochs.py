@@ -102,6 +102,31 @@ def test_a_page_that_could_not_be_written_is_written_again_as_it_is_by_then(monk
     assert pages.counters.internal_errors == 2
 
 
+def test_nothing_is_written_once_writing_has_ended(monkeypatch):
+    """The feed is stopped while a page cannot be written; what is there then is deleted."""
+    monkeypatch.setattr(written_epochs, "RETRY_S", 0.05)
+
+    async def write() -> Pages:
+        pages = Pages()
+
+        def keep(_feed: str, _fingerprint: str, page: int, shuffles: dict[int, Shuffle]) -> None:
+            pages.written.append((page, shuffles))
+            if page == 0:
+                raise ConnectionError("the head is away")
+
+        monkeypatch.setattr(written_epochs, "keep_page", keep)
+        for page in (0, 1):
+            pages.writer.write(ev.WriteEpochs(page, {64 * page: Shuffle(64 * page)}))
+        await asyncio.sleep(0.01)
+        await asyncio.wait_for(pages.writer.end(), WAIT_S)
+        written = len(pages.written)
+        await asyncio.sleep(0.2)
+        assert len(pages.written) == written
+        return pages
+
+    assert asyncio.run(write()).told in ([], [(64,)])
+
+
 def test_what_is_written_down_is_found_by_feeds_of_the_same_fingerprint_only(ray_session, feed_name):
     keep_page(feed_name, "a", 0, {1: Shuffle(1), 2: CUT})
     keep_page(feed_name, "a", 1, {64: Shuffle(64)})
