@@ -19,7 +19,7 @@ from mbaas.core.epochs import EpochTable
 from mbaas.core.pace import Group, may_unite
 from mbaas.core.story import InvariantError, Stories, Story
 from mbaas.core.transitions import CONSUMER_CHANGES, ConsumerState
-from mbaas.order import ASIDE, OwnEpoch
+from mbaas.order import OwnEpoch
 
 
 @dataclass(eq=False)
@@ -58,6 +58,8 @@ class Consumer:
         born: when its loader was made, Unix time in nanoseconds.
         blocks_per_s: what its trial takes if its data is always ready, as measured last; 0 while that is not known.
         apart: why it was parted from others of its cohort; "" once it goes on with others again.
+        is_visitor: whether it is expected to leave when its first epoch ends.
+        epochs: those of its own that it ended, and went on.
         peer_idle_mark: (cohort, its ``peer_idle_s``) when it was given blocks last; cohort -1 before it has asked for
             any. See `mbaas.core.peer_idle`.
     """
@@ -90,6 +92,8 @@ class Consumer:
     born: int = 0
     blocks_per_s: float = 0.0
     apart: str = ""
+    is_visitor: bool = False
+    epochs: int = 0
     peer_idle_mark: tuple[int, float] = (-1, 0.0)
 
     @property
@@ -289,6 +293,9 @@ class Cohort:
         Otherwise a small dataset would be prepared for several epochs that no trial may ever begin.
         """
         slowest, furthest = self.slowest, self.furthest
+        if self.active and all(m.is_visitor for m in self.active):
+            own_end = max([m.own_epoch.end for m in self.active])
+            return min(min(slowest + self.slack_blocks, furthest) + self.ahead_blocks, own_end)
         # The whole next epoch may be made while it is at its last block, so an epoch's end costs no wait; where epochs
         # have one block, two of them.
         end = max(self.next_boundary(furthest) + self.blocks_per_epoch, furthest + 2)
@@ -374,7 +381,8 @@ class ConsumerTable:
         by_name: every consumer and reservation, none GONE; each is a member of exactly one cohort.
         cohorts: by number; none is empty between two events.
         prep_per_s: blocks/s that prep makes at most, as measured last; 0 while that is not known.
-        next_epoch: the first epoch of which nobody was given a block; a feed that nobody is on starts there.
+        visited: whether the last consumer that ended its first epoch left then, as a loader does that is opened anew
+            for each evaluation. Nothing is made for newcomers behind theirs, until one goes on.
     """
 
     def __init__(
@@ -393,7 +401,7 @@ class ConsumerTable:
         self.by_name: dict[str, Consumer] = {}
         self.cohorts: dict[int, Cohort] = {}
         self.prep_per_s = 0.0
-        self.next_epoch = 0
+        self.visited = False
         self._stories = stories
         self._next_cohort = 0
         self._numbers = itertools.count()  # of reservations
@@ -421,6 +429,7 @@ class ConsumerTable:
         story.tell("{}: session {}, from block {} on, in cohort {}", state.name, session, cursor, cohort.number)
         consumer = Consumer(name, session, cursor, cursor, cursor, deadline, cohort.number, own, story, state)
         consumer.trial = name if trial is None else trial
+        consumer.is_visitor = self.visited
         self.by_name[name] = consumer
         cohort.add(consumer)
         return consumer
@@ -428,6 +437,8 @@ class ConsumerTable:
     def exit(self, consumer: Consumer, why: str) -> None:
         """Take a consumer out; a cohort ends with its last member."""
         del self.by_name[consumer.name]
+        if consumer.session and not consumer.epochs and consumer.cursor >= consumer.own_epoch.end:
+            self.visited = True
         cohort = self.cohorts[consumer.cohort]
         cohort.remove(consumer)
         if not cohort.members:  # what was staged for it is wanted by nobody now, and dropped with the next follow-up
@@ -750,6 +761,9 @@ class ConsumerTable:
             whether it will get each sample of that epoch once.
         """
         own = before = consumer.own_epoch
+        if consumer.cursor >= before.end:
+            consumer.epochs += 1
+            consumer.is_visitor = self.visited = False
         if began is None:
             if consumer.cursor < own.first:
                 own = self.epochs.around(consumer.cursor)
@@ -835,12 +849,8 @@ class ConsumerTable:
             cohort.advance()
 
     def useful(self) -> list[range]:
-        """Return the ranges of blocks that stay as long as nobody needs their room; see `Cohort.useful`.
-
-        So do those that were made ahead for a consumer that left: whoever comes next begins with their epoch.
-        """
-        unseen = range(self.next_epoch * self.blocks_per_epoch, ASIDE * self.blocks_per_epoch)
-        return [unseen, *[cohort.useful for cohort in self.cohorts.values()]]
+        """Return the ranges of blocks that stay as long as nobody needs their room; see `Cohort.useful`."""
+        return [cohort.useful for cohort in self.cohorts.values()]
 
     def needs_anew(self, place: int, given_as: int) -> bool:
         """Return whether a kept block that lacks samples is to be made anew, because they may be there by now.

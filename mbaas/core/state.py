@@ -88,6 +88,7 @@ class StagingState:
         tasks: the workers that are up, and their tasks.
         window: blocks that are being made or are staged.
         stories: what happened to each block, consumer and worker.
+        next_epoch: the first epoch that was never begun; a feed that nobody is on starts there.
         failed: why the feed cannot go on; nothing changes any more then.
     """
 
@@ -119,7 +120,7 @@ class StagingState:
         )
         self.tasks = TaskTable(self.stories, lane)
         self.window = Window(limits.budget_bytes, self.stories, period=blocks_per_epoch if keeps_all else 0)
-        self.consumers.next_epoch = max([number + 1 for number in written or () if number < ASIDE], default=0)
+        self.next_epoch = max([number + 1 for number in written or () if number < ASIDE], default=0)
         self.failed: str | None = None
         self._block_bytes, self._cut, self._lanes = block_bytes, cut, lanes
         self._scheduler = Scheduler(
@@ -309,12 +310,12 @@ class StagingState:
         # A further lane does not decide where consumers begin, and one that was restarted begins to count anew.
         if not self.consumers.leads:
             return range(0)
-        first = self.consumers.next_epoch + MOST_AHEAD_EPOCHS + 1
+        first = self.next_epoch + MOST_AHEAD_EPOCHS + 1
         return range(first * self.blocks_per_epoch, ASIDE * self.blocks_per_epoch)
 
     def _fresh_start(self) -> int:
-        """First block of the first epoch of which nobody was given a block."""
-        return self.consumers.next_epoch * self.blocks_per_epoch
+        """First block of the first epoch that was never begun: of an earlier one somebody may have seen a part."""
+        return self.next_epoch * self.blocks_per_epoch
 
     def _join(self, event: ev.Join, now: float) -> None:
         old = self.consumers.by_name.get(event.consumer)
@@ -800,9 +801,6 @@ class StagingState:
                     self.window.blocks[number].told.add(consumer.name)
                 idle_s = self._peer_idle.given(consumer, now)
                 new = self.window.hand_out(blocks)
-                # From its first block on an epoch counts as seen: who comes when all have left gets the next one.
-                if not self.epochs.is_aside(end):
-                    self.consumers.next_epoch = max(self.consumers.next_epoch, (end - 1) // self.blocks_per_epoch + 1)
                 self._out.append(ev.Deliver(consumer.name, consumer.session, blocks, idle_s, holdable < 1, new))
                 consumer.transition(ConsumerState.BUSY, "it is given blocks {} to {}", consumer.cursor, end - 1)
                 consumer.cursor, consumer.since = end, now
@@ -845,6 +843,9 @@ class StagingState:
 
     def _assign(self, assignment: Assignment, now: float) -> None:
         worker, number, part = assignment
+        # From its first block on an epoch counts as begun: a consumer that comes when all have left gets the next one.
+        if not self.epochs.is_aside(number):
+            self.next_epoch = max(self.next_epoch, number // self.blocks_per_epoch + 1)
         task = self.tasks.assign(worker, number, part, now)
         block = self.window.blocks[number]
         block.begin(part, task.number, worker.name)
