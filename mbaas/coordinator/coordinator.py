@@ -473,9 +473,11 @@ class Coordinator(ConsumerApi):
                     await asyncio.to_thread(
                         written_epochs.keep_trial, self._settings.name, running.info.fingerprint, trial
                     )
-            except BaseException:
+            except Exception as error:  # the store has no error of its own; the rank asks again
                 running.ranks.write_again(trials)
-                raise
+                self._errors.report(error)
+                what = f"how ranks share out samples of feed {self._settings.name!r} cannot be written down"
+                raise FeedRestartingError(f"{what}: {error}") from error
 
     async def status(self) -> FeedStatus:
         """Return a snapshot of the feed.
