@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -166,8 +165,12 @@ def serve(
     asked = FeedOptions(**given)
     _check(dataset, pipeline)
     check_share(asked.dali_share, engine, pipeline)
-    if asked.batch_size > len(dataset):
-        _check_batch_size(asked, len(dataset))
+    if asked.drop_last and asked.batch_size > len(dataset):
+        raise ConfigError(
+            f"batch_size must be at most {len(dataset):,}, the samples of the dataset, with drop_last=True, got "
+            f"{asked.batch_size:,}: there would be no minibatch",
+            option="batch_size",
+        )
     # What can be refused without a cluster was refused above: nobody should wait for Ray to learn of a typing error.
     if detached:
         ensure_lasting_ray()
@@ -194,24 +197,6 @@ def serve(
         )
 
     return _started_where_the_name_is_free(name, lambda: _start(fill_in, dataset, pipeline, gpus=gpus, engine=chosen))
-
-
-def _check_batch_size(asked: FeedOptions, samples: int) -> None:
-    """Refuse, or warn of, minibatches that are larger than the dataset.
-
-    Raises:
-        ConfigError: there would be none.
-    """
-    if asked.drop_last:
-        raise ConfigError(
-            f"batch_size must be at most {samples:,}, the samples of the dataset, with drop_last=True, got "
-            f"{asked.batch_size:,}: there would be no minibatch",
-            option="batch_size",
-        )
-    warnings.warn(
-        f"batch_size is {asked.batch_size:,}, and the dataset has {samples:,} samples: an epoch is one minibatch",
-        stacklevel=3,
-    )
 
 
 def _replace_or_refuse(name: str, replace: bool) -> None:

@@ -54,15 +54,3 @@ def test_a_value_that_cannot_be_is_refused_with_what_it_must_be_and_starts_no_ra
     with pytest.raises(mbaas.ConfigError) as caught:
         call()
     assert sentence in str(caught.value)
-
-
-def test_minibatches_that_are_larger_than_the_dataset_are_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(**_: bool) -> None:
-        raise mbaas.ResourceError("no cluster")
-
-    monkeypatch.setattr(runtime, "ensure_ray", refuse)
-    said = "batch_size is 100,000, and the dataset has 9 samples: an epoch is one minibatch"
-    with pytest.warns(UserWarning, match=said), pytest.raises(mbaas.ResourceError):
-        serve("train", 100_000)
-    with pytest.raises(mbaas.ResourceError):
-        serve("train", 9)

@@ -7,7 +7,6 @@ an epoch as if it had never been away, although its sisters are far ahead.
 from __future__ import annotations
 
 import asyncio
-import pickle
 from collections.abc import Callable, Mapping
 from zlib import crc32
 
@@ -104,7 +103,7 @@ def keep_trial(feed: str, fingerprint: str, trial: KeptTrial) -> None:
     """Keep by which plans the ranks of a trial share out epochs; delete that of a trial without any."""
     name = f"ranks-{crc32(repr(trial.group).encode()):08x}"
     if trial.plans:
-        store.put(feed, name, pickle.dumps((fingerprint, trial)))
+        store.put(feed, name, msgspec.msgpack.encode((fingerprint, trial)))
     else:
         store.delete(feed, name)
 
@@ -114,7 +113,7 @@ def recall_trials(feed: str, fingerprint: str) -> list[KeptTrial]:
     trials: list[KeptTrial] = []
     for name in store.names(feed, "ranks-"):
         found = store.get(feed, name)
-        kept: tuple[str, KeptTrial] | None = pickle.loads(found) if found else None
+        kept = msgspec.msgpack.decode(found, type=tuple[str, KeptTrial]) if found else None
         if kept is not None and kept[0] == fingerprint:
             trials.append(kept[1])
         else:

@@ -64,7 +64,7 @@ def test_joining_an_unknown_feed_names_those_that_run(plain):
         ({"batch_size": 0}, r"batch_size must be at least 1, got 0"),
         ({"batch_size": 2.5}, r"batch_size must be .* got 2.5"),
         (
-            {"batch_size": 100, "staging_bytes": 100_000},
+            {"batch_size": 1000, "staging_bytes": 100_000},
             r"staging_bytes must hold at least 3 .*\(926 kB\), got 100 kB",
         ),
         (
