@@ -1,6 +1,6 @@
 """What feeds keep in the cluster's key-value store, which outlives all of their actors; by feed and by name.
 
-The calls go to the cluster's head and block: on an event loop they are made in a thread.
+The calls go to the cluster's head and block: a coordinator that serves consumers makes them in a thread.
 """
 
 from __future__ import annotations

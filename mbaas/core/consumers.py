@@ -59,7 +59,7 @@ class Consumer:
         blocks_per_s: what its trial takes if its data is always ready, as measured last; 0 while that is not known.
         apart: why it was parted from others of its cohort; "" once it goes on with others again.
         is_visitor: whether it is expected to leave when its first epoch ends.
-        epochs: those of its own that it ended, and went on.
+        has_gone_on: whether it has asked for a block of a second epoch of its own.
         peer_idle_mark: (cohort, its ``peer_idle_s``) when it was given blocks last; cohort -1 before it has asked for
             any. See `mbaas.core.peer_idle`.
     """
@@ -93,7 +93,7 @@ class Consumer:
     blocks_per_s: float = 0.0
     apart: str = ""
     is_visitor: bool = False
-    epochs: int = 0
+    has_gone_on: bool = False
     peer_idle_mark: tuple[int, float] = (-1, 0.0)
 
     @property
@@ -294,11 +294,11 @@ class Cohort:
         """
         slowest, furthest = self.slowest, self.furthest
         if self.active and all(m.is_visitor for m in self.active):
-            own_end = max([m.own_epoch.end for m in self.active])
-            return min(min(slowest + self.slack_blocks, furthest) + self.ahead_blocks, own_end)
-        # The whole next epoch may be made while it is at its last block, so an epoch's end costs no wait; where epochs
-        # have one block, two of them.
-        end = max(self.next_boundary(furthest) + self.blocks_per_epoch, furthest + 2)
+            end = max([m.own_epoch.end for m in self.active])
+        else:
+            # The whole next epoch may be made while it is at its last block, so an epoch's end costs no wait; where
+            # epochs have one block, two of them.
+            end = max(self.next_boundary(furthest) + self.blocks_per_epoch, furthest + 2)
         return min(min(slowest + self.slack_blocks, furthest) + self.ahead_blocks, end)
 
     def next_boundary(self, block: int) -> int:
@@ -382,7 +382,7 @@ class ConsumerTable:
         cohorts: by number; none is empty between two events.
         prep_per_s: blocks/s that prep makes at most, as measured last; 0 while that is not known.
         visited: whether the last consumer that ended its first epoch left then, as a loader does that is opened anew
-            for each evaluation. Nothing is made for newcomers behind theirs, until one goes on.
+            for each evaluation. For newcomers nothing beyond their first epoch is made then, until one goes on.
     """
 
     def __init__(
@@ -437,14 +437,17 @@ class ConsumerTable:
     def exit(self, consumer: Consumer, why: str) -> None:
         """Take a consumer out; a cohort ends with its last member."""
         del self.by_name[consumer.name]
-        if consumer.session and not consumer.epochs and consumer.cursor >= consumer.own_epoch.end:
-            self.visited = True
         cohort = self.cohorts[consumer.cohort]
         cohort.remove(consumer)
         if not cohort.members:  # what was staged for it is wanted by nobody now, and dropped with the next follow-up
             del self.cohorts[cohort.number]
         consumer.transition(ConsumerState.GONE, "{}", why)
         self._stories.end(consumer.story)
+
+    def left(self, consumer: Consumer) -> None:
+        """Note that a consumer leaves of its own accord: whether it was a visitor, newcomers are expected to be."""
+        if not consumer.has_gone_on and consumer.cursor >= consumer.own_epoch.end:
+            self.visited = True
 
     def session(self, name: str, session: int) -> Consumer | None:
         """The consumer, if this is its open session."""
@@ -762,7 +765,7 @@ class ConsumerTable:
         """
         own = before = consumer.own_epoch
         if consumer.cursor >= before.end:
-            consumer.epochs += 1
+            consumer.has_gone_on = True
             consumer.is_visitor = self.visited = False
         if began is None:
             if consumer.cursor < own.first:

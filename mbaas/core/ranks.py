@@ -241,8 +241,8 @@ class RankTable:
             epoch = epoch if start is None else start // self._blocks_per_epoch
         epoch -= report.aside
         # Those went through the epoch by a plan that was lost, unless they are what is left of an earlier run.
-        others = () if report.floats else sorted(there - {report.rank})
-        ahead = tuple(n for n in others if trial.ranks[n].epoch > epoch)
+        sisters = () if report.floats else sorted(there - {report.rank})
+        ahead = tuple(n for n in sisters if trial.ranks[n].epoch > epoch)
         # Fixed once and kept: if the placement changed in mid-epoch, ranks would take a sample twice or never.
         if not missing and not ahead and epoch not in trial.plans:
             nodes = tuple(trial.ranks[rank].report.node for rank in range(report.name.world_size))

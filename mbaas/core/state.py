@@ -502,6 +502,7 @@ class StagingState:
             else:
                 self._successions.give_up(last.name, now)
         for consumer in leaving:
+            self.consumers.left(consumer)
             self.consumers.exit(consumer, "it left")
 
     def _open_session(self, event: ev.Ask | ev.HandBack | ev.Heartbeat) -> Consumer | None:

@@ -49,9 +49,9 @@ def read_coco(
     - ``keypoints``, float32 [k, points, 3]: x, y and visibility; zeros for objects without. Only if the file has some.
     - ``segmentation``, uint8: as JSON text, the polygons or run lengths, of which `Masks` makes masks. Only if it is
       asked for.
-    - ``annotated_size``, int32 [2]: height and width as the file says, beside boxes, key points or segmentations, if it
-      says so of any image; zeros for others. Prep needs it: where a photograph has these only without its EXIF
-      orientation, boxes were drawn on what is stored, and so it is decoded; one of another size is a bad sample.
+    - ``annotated_size``, int32 [2]: the image's height and width according to the file; zeros where it has none. It
+      comes with boxes, key points and segmentations. If a photograph has this size only before its EXIF orientation is
+      applied, the orientation is ignored, because its boxes were drawn that way; one of another size is a bad sample.
     - ``image_id``, int64: the file's id of the image. Ids that are strings are categories: the loader's
       ``categories["image_id"]`` lists them.
 

@@ -266,7 +266,9 @@ class DaliEngine:
 
 
 def _is_left_to_cpu(header: Header) -> bool:
-    """Whether DALI decodes it in another way, or not everywhere: a JPEG of four channels; a WebP; an animation."""
+    """Whether DALI decodes it in another way, or not everywhere: a JPEG of four channels; a WebP; an animated
+    PNG; a photograph that is to stay as it is stored.
+    """
     is_odd = header.format in ("webp", "bmp") or (header.format == "jpeg" and header.channels == 4)
     return is_odd or header.as_stored or header.is_animated
 

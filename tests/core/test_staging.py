@@ -1,13 +1,15 @@
 """What the staging core decides, one decision a test. Epochs have 4 blocks of 10 bytes unless a test says otherwise."""
 
 import pytest
-from staging_feeds import Feed, delivered, kinds, prepared
+from staging_feeds import Feed, delivered, give, kinds, prepared
 
 from mbaas.core import events as ev
 from mbaas.core.layout import StagingLimits
 from mbaas.core.state import PUT_OFF_S, VERDICT_S, StagingState
 from mbaas.core.story import InvariantError
+from mbaas.order import Shuffle
 from mbaas.placement import BlockPart
+from mbaas.settings import Timeouts
 
 
 def test_nothing_is_made_before_somebody_asks():
@@ -1154,3 +1156,53 @@ def test_of_what_trials_share_each_block_is_new_to_one_of_them():
     given = [(i.consumer, i.blocks, i.new) for i in kinds(feed.ask("a", 1), ev.Deliver)]
     given += [(i.consumer, i.blocks, i.new) for i in kinds(feed.ask("b", 1), ev.Deliver)]
     assert given == [("a", (1,), (1,)), ("b", (1,), ())]
+
+
+# ---- how epochs are shuffled is written down ----
+
+
+def written_feed():
+    """A feed whose coordinator writes epochs down, each of two blocks, and its instructions when block 0 is made."""
+    core = StagingState(StagingLimits(80, 3, Timeouts(patience_s=5.0)), 2, lambda _: 10, written={})
+    core.handle(ev.WorkerUp("w", 1), 0.0)
+    for session, name in enumerate("ab", 1):
+        core.handle(ev.Join(name, session), 0.0)
+    done = core.handle(ev.Ask("a", 1, 0, 0, 0), 0.0)
+    assert kinds(done, ev.WriteEpochs) == [ev.WriteEpochs(0, {0: Shuffle(0)})]
+    (task,) = kinds(done, ev.Prepare)
+    return core, core.handle(ev.TaskEnded(task.task), 0.0)
+
+
+def test_no_block_of_an_epoch_is_given_before_it_is_written_down_how_that_is_shuffled():
+    core, done = written_feed()
+    assert delivered(done) == {}
+    assert core.explain_wait("a") == "it is still to be written down, with the cluster's head, how epoch 0 is shuffled"
+    core.validate()
+    assert delivered(core.handle(ev.EpochsWritten((0,)), 1.0)) == {"a": (0,)}
+
+
+def test_the_slowest_is_not_blamed_while_an_epoch_is_still_to_be_written_down():
+    core, _ = written_feed()
+    core.handle(ev.EpochsWritten((0,)), 0.0)
+    core.handle(ev.Ask("b", 2, 0, 0, 0), 0.0)
+    core.handle(ev.TaskEnded(1), 0.0)
+    core.handle(ev.Ask("a", 1, 1, 1, 1), 0.0)
+    core.handle(ev.Ask("a", 1, 2, 2, 2), 0.0)
+    core.handle(ev.TaskEnded(2), 0.0)
+    core.handle(ev.TaskEnded(3), 0.0)
+    assert core.window.is_ready(2)
+    assert core.consumers.by_name["b"].cursor == 1, "it works on what it was given"
+    assert not [i for now in (1.0, 20.0) for i in core.handle(ev.Tick(), now) if isinstance(i, ev.Detached)]
+    assert delivered(core.handle(ev.EpochsWritten((1,)), 21.0)) == {"a": (2,)}
+
+
+def test_a_loader_that_joins_again_at_an_epochs_end_is_no_visitor():
+    """It loads a state there, or was removed: it goes on."""
+    feed = Feed(ahead=6, budget_blocks=10)
+    start = feed.join("a", asks=False)
+    for block in range(start, start + 4):
+        give(feed, "a", block)
+    feed.join("a", start=start + 4, asks=False)
+    assert not feed.core.consumers.visited
+    feed.send(ev.Leave("a", feed.session))
+    assert not feed.core.consumers.visited, "it had nothing of an epoch in this session"
