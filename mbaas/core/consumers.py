@@ -381,8 +381,9 @@ class ConsumerTable:
         by_name: every consumer and reservation, none GONE; each is a member of exactly one cohort.
         cohorts: by number; none is empty between two events.
         prep_per_s: blocks/s that prep makes at most, as measured last; 0 while that is not known.
-        visited: whether the last consumer that ended its first epoch left then, as a loader does that is opened anew
-            for each evaluation. For newcomers nothing beyond their first epoch is made then, until one goes on.
+        expects_visitors: whether the last consumer that ended its first epoch left then, as a loader does that is
+            opened anew for each evaluation. For newcomers nothing beyond their first epoch is made then, until one
+            goes on.
     """
 
     def __init__(
@@ -401,7 +402,7 @@ class ConsumerTable:
         self.by_name: dict[str, Consumer] = {}
         self.cohorts: dict[int, Cohort] = {}
         self.prep_per_s = 0.0
-        self.visited = False
+        self.expects_visitors = False
         self._stories = stories
         self._next_cohort = 0
         self._numbers = itertools.count()  # of reservations
@@ -429,7 +430,7 @@ class ConsumerTable:
         story.tell("{}: session {}, from block {} on, in cohort {}", state.name, session, cursor, cohort.number)
         consumer = Consumer(name, session, cursor, cursor, cursor, deadline, cohort.number, own, story, state)
         consumer.trial = name if trial is None else trial
-        consumer.is_visitor = self.visited
+        consumer.is_visitor = self.expects_visitors
         self.by_name[name] = consumer
         cohort.add(consumer)
         return consumer
@@ -444,10 +445,10 @@ class ConsumerTable:
         consumer.transition(ConsumerState.GONE, "{}", why)
         self._stories.end(consumer.story)
 
-    def left(self, consumer: Consumer) -> None:
+    def note_leaving(self, consumer: Consumer) -> None:
         """Note that a consumer leaves of its own accord: whether it was a visitor, newcomers are expected to be."""
         if not consumer.has_gone_on and consumer.cursor >= consumer.own_epoch.end:
-            self.visited = True
+            self.expects_visitors = True
 
     def session(self, name: str, session: int) -> Consumer | None:
         """The consumer, if this is its open session."""
@@ -766,7 +767,7 @@ class ConsumerTable:
         own = before = consumer.own_epoch
         if consumer.cursor >= before.end:
             consumer.has_gone_on = True
-            consumer.is_visitor = self.visited = False
+            consumer.is_visitor = self.expects_visitors = False
         if began is None:
             if consumer.cursor < own.first:
                 own = self.epochs.around(consumer.cursor)

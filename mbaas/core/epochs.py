@@ -95,7 +95,7 @@ class EpochTable:
         """Whether blocks of the block's epoch may be given to consumers: how it is shuffled will not be forgotten."""
         return not self._unwritten or block // self.blocks_per_epoch not in self._unwritten
 
-    def wrote(self, epochs: Iterable[int]) -> None:
+    def note_written(self, epochs: Iterable[int]) -> None:
         """Note that it is written down how these epochs are shuffled."""
         self._unwritten.difference_update(epochs)
 

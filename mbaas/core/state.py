@@ -204,7 +204,7 @@ class StagingState:
             case ev.Leave():
                 self._leave(event, now)
             case ev.EpochsWritten():
-                self.epochs.wrote(event.epochs)
+                self.epochs.note_written(event.epochs)
             case ev.Stop():
                 self._stop(event.reason)
             case ev.Tick():
@@ -502,7 +502,7 @@ class StagingState:
             else:
                 self._successions.give_up(last.name, now)
         for consumer in leaving:
-            self.consumers.left(consumer)
+            self.consumers.note_leaving(consumer)
             self.consumers.exit(consumer, "it left")
 
     def _open_session(self, event: ev.Ask | ev.HandBack | ev.Heartbeat) -> Consumer | None:

@@ -233,7 +233,7 @@ def test_an_epoch_is_open_when_it_is_written_down_how_it_is_shuffled() -> None:
     assert not table.is_written(BLOCKS - 1)
     assert table.take_changed() == {0: {0: Shuffle(0), 1: Shuffle(1)}}
     assert table.take_changed() == {}, "it is being written"
-    table.wrote([0])
+    table.note_written([0])
     assert [table.is_written(block) for block in (0, BLOCKS - 1, BLOCKS, 2 * BLOCKS)] == [True, True, False, True]
     table.fix(PAGE_EPOCHS * BLOCKS, [])
     assert table.take_changed() == {1: {PAGE_EPOCHS: Shuffle(PAGE_EPOCHS)}}, "the first page is as it was"

@@ -1203,6 +1203,6 @@ def test_a_loader_that_joins_again_at_an_epochs_end_is_no_visitor():
     for block in range(start, start + 4):
         give(feed, "a", block)
     feed.join("a", start=start + 4, asks=False)
-    assert not feed.core.consumers.visited
+    assert not feed.core.consumers.expects_visitors
     feed.send(ev.Leave("a", feed.session))
-    assert not feed.core.consumers.visited, "it had nothing of an epoch in this session"
+    assert not feed.core.consumers.expects_visitors, "it had nothing of an epoch in this session"
