@@ -5,9 +5,11 @@ It is fed with values that were read from files, and knows nothing of mbaas: a b
 
 from __future__ import annotations
 
+import heapq
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Literal
 
 FlawKind = Literal["missing", "repeated", "different", "misplaced", "unknown"]
@@ -21,15 +23,20 @@ Row = tuple[int, str]
 
 @dataclass(frozen=True)
 class Delivery:
-    """One minibatch, as a trial wrote it down.
+    """One minibatch, as a trial recorded it.
 
     Attributes:
         epoch: the feed's number of the epoch.
         rows: its samples, in order; none: a trial went through an epoch and got no minibatch at all.
+        order: how the epoch is shuffled, as text; "" for an epoch that is shuffled as a whole, as in the reference.
+        begin: the position in the feed's epoch at which the trial's own epoch began. Above 0, its end lies in the
+            feed's next epoch.
     """
 
     epoch: int
     rows: tuple[Row, ...]
+    order: str = ""
+    begin: int = 0
 
 
 @dataclass(frozen=True, repr=False)
@@ -57,70 +64,149 @@ class Flaw:
         return f"Flaw({self})"
 
 
-def by_epoch(history: Sequence[Delivery]) -> dict[int, list[Row]]:
-    """Put the samples of each epoch in one row; epochs stand in the order in which they were begun."""
-    epochs: dict[int, list[Row]] = {}
+def by_epoch(history: Sequence[Delivery]) -> dict[int, list[Delivery]]:
+    """Group minibatches by epoch, in the order in which epochs were begun."""
+    epochs: dict[int, list[Delivery]] = {}
     for delivery in filter(lambda each: each.rows, history):
-        epochs.setdefault(delivery.epoch, []).extend(delivery.rows)
+        epochs.setdefault(delivery.epoch, []).append(delivery)
     return epochs
 
 
 def check(
-    trial: str, history: Sequence[Delivery], reference: Mapping[int, Sequence[Row]], *, was_cut_off: bool
+    trial: str,
+    ranks: Sequence[Sequence[Delivery]],
+    reference: Mapping[int, Sequence[Row]],
+    *,
+    orders: Mapping[str, Sequence[int]],
+    was_cut_off: bool,
 ) -> list[Flaw]:
-    """Compare what a trial got with what it had to get.
+    """Compare the samples that a trial got with those that it had to get.
 
     Args:
         trial: its name, for flaws.
-        history: its minibatches, in order.
-        reference: of each epoch, all samples in order.
+        ranks: the minibatches of each rank, in order; of a trial in one process, a single sequence.
+        reference: all samples of each epoch, in order.
+        orders: the samples of epochs that are not shuffled as in the reference, by `Delivery.order`; see `orders_of`.
         was_cut_off: the trial was ended in the middle, so its last epoch may lack its end.
     """
-    epochs = by_epoch(history)
     whole = {sample for rows in reference.values() for sample, _ in rows}
-    flaws = [Flaw("missing", trial, delivery.epoch, tuple(sorted(whole))) for delivery in history if not delivery.rows]
-    for number, rows in epochs.items():
+    flaws = [
+        Flaw("missing", trial, delivery.epoch, tuple(sorted(whole)))
+        for history in ranks
+        for delivery in history
+        if not delivery.rows
+    ]
+    epochs = [by_epoch(history) for history in ranks]
+    if was_cut_off and len(ranks) > 1:  # an epoch is complete only if all ranks finished it
+        last = min(max(each, default=-1) for each in epochs)
+        epochs = [{number: each for number, each in rank.items() if number < last} for rank in epochs]
+    for number in dict.fromkeys(number for each in epochs for number in each):
+        parts = [each.get(number, []) for each in epochs]
+        first = next(part[0] for part in parts if part)
         if number not in reference:
-            flaws.append(Flaw("unknown", trial, number, tuple(sorted(sample for sample, _ in rows))))
+            flaws.append(Flaw("unknown", trial, number, tuple(sorted({s for part in parts for s, _ in _rows(part)}))))
             continue
-        due = reference[number]
-        # Only of its last epoch: earlier ones were finished, and must be whole.
-        if was_cut_off and number == history[-1].epoch:
-            due = due[: len(rows)]
-        flaws += _check_epoch(trial, number, rows, due, dict(reference[number]))
+        due: Sequence[int] | None = [sample for sample, _ in reference[number]]
+        if first.begin or first.order:
+            due = None if first.begin else orders.get(first.order)
+        rows = _rows(parts[0]) if len(ranks) == 1 else _united(parts, due or ())
+        is_last = was_cut_off and len(ranks) == 1 and number == ranks[0][-1].epoch
+        known = _known([number, number + 1] if first.begin else [number], reference)
+        flaws += _check_epoch(trial, number, rows, due, known, may_lack_end=is_last)
+        # All of an epoch, and all ranks, must have one order. (Behind `begin` the feed's next epoch has its own.)
+        if not first.begin:
+            odd = {sample for part in parts for each in part if each.order != first.order for sample, _ in each.rows}
+            flaws += _flaws(trial, number, {"misplaced": odd})
     return flaws
 
 
+def _known(epochs: Sequence[int], reference: Mapping[int, Sequence[Row]]) -> dict[int, set[str]]:
+    """Return the digests that each sample may have in any of some epochs; empty where an epoch is not known."""
+    known: dict[int, set[str]] = {}
+    for epoch in epochs:
+        for sample, digest in reference.get(epoch, ()):
+            known.setdefault(sample, set()).add(digest)
+    return known if all(epoch in reference for epoch in epochs) else {sample: set() for sample in known}
+
+
+def _rows(deliveries: Sequence[Delivery]) -> list[Row]:
+    return [row for each in deliveries for row in each.rows]
+
+
+def _united(parts: Sequence[Sequence[Delivery]], due: Sequence[int]) -> list[Row]:
+    """Merge the ranks' shares of each minibatch; the result is in the epoch's order if each share is."""
+    places = {sample: place for place, sample in enumerate(due)}
+    rows: list[Row] = []
+    for shares in zip_longest(*parts, fillvalue=Delivery(0, ())):
+        rows += heapq.merge(*(each.rows for each in shares), key=lambda row: places.get(row[0], len(places)))
+    return rows
+
+
 def _check_epoch(
-    trial: str, epoch: int, rows: Sequence[Row], due: Sequence[Row], known: Mapping[int, str]
+    trial: str,
+    epoch: int,
+    rows: Sequence[Row],
+    due: Sequence[int] | None,
+    known: Mapping[int, Collection[str]],
+    *,
+    may_lack_end: bool,
 ) -> list[Flaw]:
+    """Check one epoch.
+
+    Args:
+        due: its samples in order; None if the order is not known.
+        known: the digests that each of its samples may have; an empty collection allows any.
+        may_lack_end: the trial was ended in this epoch.
+    """
+    if may_lack_end:
+        due = due[: len(rows)] if due is not None else [sample for sample, _ in rows]
     times = Counter(sample for sample, _ in rows)
-    wanted = {sample for sample, _ in due}
     found: dict[FlawKind, set[int]] = {
-        "missing": wanted - times.keys(),
+        "missing": set(known if due is None else due) - times.keys(),
         "repeated": {sample for sample, count in times.items() if count > 1},
-        "different": {sample for sample, digest in rows if known.get(sample, digest) != digest},
+        "different": {sample for sample, digest in rows if known.get(sample) and digest not in known[sample]},
         "unknown": times.keys() - known.keys(),
     }
-    # Where samples are missing or repeated all later places are shifted: they would be named as well, for one mistake.
-    if not found["missing"] and not found["repeated"] and not found["unknown"]:
-        pairs = zip(rows, due, strict=True)
-        found["misplaced"] = {there for (here, _), (there, _) in pairs if here != there}
+    # A missing or repeated sample shifts all later places: they would be named as well, for one mistake.
+    if due is not None and not found["missing"] and not found["repeated"] and not found["unknown"]:
+        found["misplaced"] = {there for (here, _), there in zip(rows, due, strict=True) if here != there}
+    return _flaws(trial, epoch, found)
+
+
+def _flaws(trial: str, epoch: int, found: Mapping[FlawKind, set[int]]) -> list[Flaw]:
     return [Flaw(kind, trial, epoch, tuple(sorted(samples))) for kind, samples in found.items() if samples]
 
 
-def agreed(histories: Mapping[str, Sequence[Delivery]], samples: int) -> dict[int, Sequence[Row]]:
+def orders_of(histories: Iterable[Sequence[Delivery]], samples: int) -> dict[str, list[int]]:
+    """Return the orders that trials got in epochs that are not shuffled as a whole: each as the first trial got it.
+
+    Args:
+        histories: of trials in one process each.
+        samples: number of samples in an epoch.
+    """
+    orders: dict[str, list[int]] = {}
+    for history in histories:
+        for deliveries in by_epoch(history).values():
+            order, ids = deliveries[0].order, [sample for sample, _ in _rows(deliveries)]
+            if order and not deliveries[0].begin and len(ids) == samples:
+                orders.setdefault(order, ids)
+    return orders
+
+
+def agreed(histories: Iterable[Sequence[Delivery]], samples: int) -> dict[int, list[Row]]:
     """Make a reference of what trials got themselves, where there was no run without faults.
 
-    Of each epoch it is the first whole one that a trial got; else the longest.
+    Of each epoch it is the first whole one that a trial got, else the longest; of those shuffled as a whole, if any.
 
     Args:
         histories: of the trials.
         samples: number of samples in an epoch.
     """
-    reference: dict[int, Sequence[Row]] = {}
-    for history in histories.values():
-        for epoch, rows in by_epoch(history).items():
-            if len(reference.get(epoch, ())) < min(len(rows), samples):
-                reference[epoch] = rows[:samples]
+    epochs = [each for history in histories for each in by_epoch(history).items() if not each[1][0].begin]
+    reference: dict[int, list[Row]] = {}
+    for epoch, deliveries in sorted(epochs, key=lambda each: bool(each[1][0].order)):
+        rows = _rows(deliveries)
+        is_better = not deliveries[0].order or epoch not in reference
+        if is_better and len(reference.get(epoch, ())) < min(len(rows), samples):
+            reference[epoch] = rows[:samples]
     return reference

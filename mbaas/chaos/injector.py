@@ -112,7 +112,7 @@ class Injector:
         strikes: list[Callable[[], Any]] = []
         taken: set[int] = set()
         for strike in fault.strikes:
-            if (found := self._aim(strike, taken, injected)) is None:
+            if (found := self._aim(strike, taken, injected, is_burst=len(fault.strikes) > 1)) is None:
                 injected.happened = False
             else:
                 strikes.append(found)
@@ -122,7 +122,7 @@ class Injector:
         self.log.append(injected)
         return injected
 
-    def _aim(self, strike: Strike, taken: set[int], injected: Injected) -> Callable[[], Any] | None:
+    def _aim(self, strike: Strike, taken: set[int], injected: Injected, *, is_burst: bool) -> Callable[[], Any] | None:
         """Find whom a strike meets; return what strikes."""
         if strike.target == "storage":
             return lambda: self._disturb(strike, injected)
@@ -139,7 +139,7 @@ class Injector:
                 return lambda: self._strike_link(strike, node, injected)
             chosen = there if strike.target == "nodes" else [there[int(strike.which * len(there))]]
             return lambda: self._strike_nodes(strike, chosen, injected)
-        pool = self._wait(lambda: self._pool(strike, taken))
+        pool = self._wait(lambda: self._pool(strike, taken, is_burst=is_burst))
         if not pool:
             return None
         victim = pool[int(strike.which * len(pool))]
@@ -302,8 +302,8 @@ class Injector:
     def _works(self, pid: int) -> bool:
         return pid not in self._still and alive(pid)
 
-    def _pool(self, strike: Strike, taken: set[int]) -> list[Participant]:
-        """Return whom a strike may meet: those of its kind; in a burst anybody if there are no more of these."""
+    def _pool(self, strike: Strike, taken: set[int], *, is_burst: bool) -> list[Participant]:
+        """Return the possible targets of a strike: all of its kind, or in a burst any process if none is left."""
         others = [each for each in participants() if each.pid not in taken and self._works(each.pid)]
         same = [each for each in others if each.target == strike.target]
-        return same or (others if taken else [])
+        return same or (others if is_burst else [])

@@ -131,6 +131,9 @@ another plan of every seed.
 OF_OUR_SEARCH = ("kill-driver", *(kind for kind in KINDS if kind.endswith("-storage")))
 """Kinds that need a feed which is served by a program of ours, from storage that can be disturbed."""
 
+OF_LANES = ("kill-lane", "pause-lane")
+"""Kinds that need a feed with more than one lane."""
+
 OF_LINKS = ("cut-link", "slow-link")
 """Kinds that need nodes in network namespaces of their own."""
 

@@ -79,9 +79,11 @@ class Writer:
     """Writes a trial's file; a line is with the operating system, and outlives the process, before the next is begun.
 
     Attributes:
+        trial: its name.
         state: of the loader where the trial has to go on; None at its beginning.
     """
 
+    trial: str
     _descriptor: int
     state: Mapping[str, Any] | None
     _closed: bool = field(default=False)
@@ -89,11 +91,10 @@ class Writer:
     @classmethod
     def open(cls, folder: Path, trial: str) -> Writer:
         """Go on after what earlier processes of the trial have written."""
-        earlier = read(folder).get(trial, [])
-        steps = history(earlier)
-        path = folder / f"{trial}.{len(earlier)}{SUFFIX}"
+        steps = history(read(folder, trial).get(trial, []))
+        path = folder / f"{trial}.{len(_paths(folder, trial))}{SUFFIX}"
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC)
-        writer = cls(descriptor, steps[-1].state if steps else None)
+        writer = cls(trial, descriptor, steps[-1].state if steps else None)
         writer._write({"trial": trial, "pid": os.getpid(), "builds_on": len(steps)})
         return writer
 
@@ -135,17 +136,31 @@ def _digest(image: Any, label: Any) -> str:
     return content.hexdigest()
 
 
-def read(folder: Path) -> dict[str, list[Incarnation]]:
-    """Read what all trials wrote down, each trial's processes in the order in which they began.
+def read(folder: Path, trial: str | None = None) -> dict[str, list[Incarnation]]:
+    """Read the records of all trials, or of one; each trial's processes in the order in which they began.
 
     Raises:
         ConfigError: a file is not as `Writer` writes it; says the line.
     """
     found: dict[str, list[Incarnation]] = {}
-    for path in sorted(folder.glob(f"*{SUFFIX}"), key=_number):
+    for path in sorted(_paths(folder, trial), key=_number):
         if (incarnation := _parse(path)) is not None:
             found.setdefault(incarnation.trial, []).append(incarnation)
     return found
+
+
+def newest(folder: Path, name: str) -> int:
+    """Return the number K of the newest trial "name.K", or of the one after it if the newest has ended by itself."""
+    numbers = [int(path.name.split(".")[1]) for path in _paths(folder, f"{name}.*")]
+    number = max(numbers, default=0)
+    processes = read(folder, f"{name}.{number}").get(f"{name}.{number}", [])
+    return number + bool(processes and processes[-1].is_closed)
+
+
+def _paths(folder: Path, trial: str | None) -> list[Path]:
+    # "[" in the name of a rank would begin a set of characters.
+    pattern = f"{trial.replace('[', '[[]')}.*" if trial is not None else "*"
+    return list(folder.glob(f"{pattern}{SUFFIX}"))
 
 
 def _number(path: Path) -> int:
@@ -171,14 +186,21 @@ def _parse(path: Path) -> Incarnation | None:
                     f"{path}:{number}: a minibatch must have a digest for each of {len(line['ids'])} samples, got "
                     f"{len(line['digests'])}"
                 )
-            delivery = Delivery(line["epoch"], tuple(zip(line["ids"], line["digests"], strict=True)))
-            steps.append(Step(delivery, line["asked_at"], line["got_at"], line["state"]))
+            rows, state = tuple(zip(line["ids"], line["digests"], strict=True)), line["state"]
+            delivery = Delivery(line["epoch"], rows, _order(line["epoch"], state), state.get("begin", 0))
+            steps.append(Step(delivery, line["asked_at"], line["got_at"], state))
     return Incarnation(
         **head,
         steps=tuple(steps),
         errors=tuple((line["at"], line["error"], line["message"]) for line in rest if "error" in line),
         is_closed=any("closed" in line for line in rest),
     )
+
+
+def _order(epoch: int, state: Mapping[str, Any]) -> str:
+    """Return how an epoch is shuffled, as text: "" if it is shuffled as a whole."""
+    levels = state.get("shuffle", [])
+    return "" if levels in ([], [[epoch, []]]) else json.dumps(levels)
 
 
 class _Head(TypedDict):

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from mbaas.chaos.checker import Flaw, FlawKind, Row, agreed, check
+from mbaas.chaos.checker import Flaw, FlawKind, Row, agreed, by_epoch, check, orders_of
 from mbaas.chaos.injector import Injected
 from mbaas.chaos.plan import Fault
 from mbaas.chaos.records import Incarnation, history
@@ -44,7 +44,9 @@ class Checked:
     """What the checker found in what trials wrote down.
 
     Attributes:
-        trials, minibatches, samples, epochs: how much was checked; epochs of trials, the last of which may be a part.
+        trials, minibatches, samples, epochs: how much was checked; epochs of trials (each rank counts), the last of
+            which may be a part.
+        cut_epochs: those of them whose order has cuts, because a consumer joined the feed in the middle of an epoch.
         incarnations: processes that the trials had.
         flaws: what is wrong.
         is_independent: it was compared with a run without faults; else with what other trials got.
@@ -56,6 +58,7 @@ class Checked:
     minibatches: int = 0
     samples: int = 0
     epochs: int = 0
+    cut_epochs: int = 0
     incarnations: int = 0
     flaws: tuple[Flaw, ...] = ()
     is_independent: bool = False
@@ -153,22 +156,29 @@ def checked(
     """Check what all trials wrote down.
 
     Args:
-        incarnations: of each trial, in order.
+        incarnations: of each trial, in order. Names such as "ranks[0]" and "ranks[1]" are the ranks of one trial.
         reference: of a run without faults; None: trials are compared with each other.
         samples: number of samples in an epoch.
     """
     steps = {trial: history(processes) for trial, processes in incarnations.items()}
     histories = {trial: [step.delivery for step in each] for trial, each in steps.items()}
-    against = agreed(histories, samples) if reference is None else reference
+    trials: dict[str, list[str]] = {}
+    for name in histories:
+        trials.setdefault(name.partition("[")[0], []).append(name)
+    singles = [histories[names[0]] for names in trials.values() if len(names) == 1]
+    against = agreed(singles, samples) if reference is None else reference
+    orders = orders_of(singles, samples)
     flaws: list[Flaw] = []
-    for trial, processes in incarnations.items():
-        flaws += check(trial, histories[trial], against, was_cut_off=not processes[-1].is_closed)
+    for trial, names in trials.items():
+        was_cut_off = not all(incarnations[name][-1].is_closed for name in names)
+        flaws += check(trial, [histories[name] for name in names], against, orders=orders, was_cut_off=was_cut_off)
     errors = [error for processes in incarnations.values() for process in processes for error in process.errors]
     return Checked(
-        trials=len(histories),
+        trials=len(trials),
         minibatches=sum(map(len, histories.values())),
         samples=sum(len(delivery.rows) for each in histories.values() for delivery in each),
         epochs=sum(len({delivery.epoch for delivery in each}) for each in histories.values()),
+        cut_epochs=sum(bool(each[0].order) for history in histories.values() for each in by_epoch(history).values()),
         incarnations=sum(map(len, incarnations.values())),
         flaws=tuple(flaws),
         is_independent=reference is not None,

@@ -24,7 +24,7 @@ from mbaas.chaos.checker import Row
 from mbaas.chaos.injector import CPUS, Injector, OurSearch
 from mbaas.chaos.network import Network, why_not
 from mbaas.chaos.nodes import FAST_DETECTION, Nodes, address_kept_in, environment, own_token
-from mbaas.chaos.plan import OF_LINKS, OF_OUR_SEARCH, Fault, chosen_kinds, plan
+from mbaas.chaos.plan import OF_LANES, OF_LINKS, OF_OUR_SEARCH, Fault, chosen_kinds, plan
 from mbaas.chaos.records import Incarnation
 from mbaas.chaos.report import Checked, Report, checked, kinds_of
 from mbaas.chaos.server import Server
@@ -90,6 +90,8 @@ class ChaosSettings:
         faults: how many.
         every_s: mean time between two, in seconds.
         kinds: patterns of kinds, such as ``kill-*``; none: all that can happen here.
+        ranks: of a data-parallel trial that reads the feed next to the others, while newcomers join in the middle of
+            epochs; 0 for none. The feed then has one lane.
         command: a program and its arguments that runs in place of the search, on the cluster that RAY_ADDRESS names.
     """
 
@@ -97,6 +99,7 @@ class ChaosSettings:
     faults: int = 20
     every_s: float = 6.0
     kinds: tuple[str, ...] = ()
+    ranks: int = 0
     command: tuple[str, ...] = ()
 
     def plan(self) -> tuple[Fault, ...]:
@@ -105,11 +108,16 @@ class ChaosSettings:
         Raises:
             ConfigError: see `mbaas.chaos.plan.plan`; or a kind cannot happen here.
         """
+        if self.ranks == 1 or self.ranks < 0:
+            raise ConfigError(f"--ranks must be 0 or at least 2, got {self.ranks}")
+        if self.ranks and self.command:
+            raise ConfigError(f"--ranks {self.ranks} is for the search that runs without a command")
         kinds = chosen_kinds(self.kinds or ("*",))
         named = chosen_kinds([pattern for pattern in self.kinds if pattern != "*"])
         for impossible, reason in (
             (OF_OUR_SEARCH, "a program serves a feed of its own" if self.command else None),
             (OF_LINKS, why_not() if set(kinds) & set(OF_LINKS) else None),
+            (OF_LANES, "with --ranks the feed has one lane" if self.ranks else None),
         ):
             if reason is not None:
                 if wrong := [kind for kind in named if kind in impossible]:
@@ -203,7 +211,12 @@ class _Run:
     def _checked(self, incarnations: Mapping[str, Sequence[Incarnation]]) -> Checked:
         """Check what trials wrote down; after Ctrl-C, which may come here too, without the run to compare with."""
         reference = None
-        epochs = {step.delivery.epoch for each in incarnations.values() for process in each for step in process.steps}
+        epochs = {
+            step.delivery.epoch + bool(step.delivery.begin)
+            for each in incarnations.values()
+            for process in each
+            for step in process.steps
+        }
         if epochs and not self._was_interrupted:
             try:
                 # Afterwards and on a cluster of its own: beside the faults it would meet them, too.
@@ -221,10 +234,12 @@ class _Run:
 
     def _run_search(self, nodes: Nodes | Network, injector: Injector) -> None:
         self._data = search.dataset(self._folder)
-        with Server(self._folder, nodes.address) as server:
+        readers = search.readers(self._settings.ranks)
+        lanes = 1 if self._settings.ranks else search.LANES
+        with Server(self._folder, nodes.address, lanes=lanes) as server:
             injector.search = OurSearch(server, Trouble(self._folder))
-            trials = search.Trials(self._records)
-            self._wait_for_trials()
+            trials = search.Trials(self._records, readers)
+            self._wait_for_trials(len(readers))
             try:
                 self._strike(injector, lambda: not self._hung)
             except KeyboardInterrupt:
@@ -298,14 +313,16 @@ class _Run:
         ]
         return any(wait_s > HOLD_S for wait_s in waits_s.values())
 
-    def _wait_for_trials(self) -> None:
+    def _wait_for_trials(self, count: int) -> None:
         """Wait until each trial has a minibatch: what comes before is the start of a feed, not its life."""
         end = time.monotonic() + WARM_UP_S
-        while sum(any(each.steps for each in trial) for trial in records.read(self._records).values()) < search.TRIALS:
+        while True:
+            found = records.read(self._records).items()
+            if len({name.partition(".")[0] for name, each in found if any(process.steps for process in each)}) >= count:
+                return
             if time.monotonic() > end:
                 raise WaitTimeoutError(
-                    f"waited {seconds(WARM_UP_S)} for a first minibatch of each of {search.TRIALS} trials, before any "
-                    "fault"
+                    f"waited {seconds(WARM_UP_S)} for a first minibatch of each of {count} trials, before any fault"
                 )
             time.sleep(LOOK_S)
 

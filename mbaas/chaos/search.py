@@ -1,10 +1,12 @@
-"""The search that runs under faults unless a command is named: a few trials that share a feed and write down all."""
+"""The search that runs under faults unless a command is named: a few trials share a feed and record their samples."""
 
 from __future__ import annotations
 
+import os
 import random
 import time
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import ray
 
 from mbaas import transforms as T
 from mbaas.chaos import records
-from mbaas.chaos.checker import Row, by_epoch
+from mbaas.chaos.checker import Row, agreed
 from mbaas.chaos.storage import images, troubled
 from mbaas.dataset import Dataset, read_images
 from mbaas.errors import MbaasError
@@ -31,6 +33,9 @@ WORKERS = 2
 STEP_S = (0.0, 0.16)
 """How long a trial works on a minibatch, from and to: an epoch of 63 takes about 5 s."""
 
+RANK_PACES = (0.3, 1.0, 2.0)
+"""Factors of `STEP_S` for ranks: each process of a rank draws one, so ranks of one trial differ in speed."""
+
 CACHED = 0.25
 """Share of the dataset that a node keeps, so that storage is read in every epoch."""
 
@@ -47,11 +52,43 @@ LOOK_S = 0.1
 """Pause between two looks whether trials that were told to end have."""
 
 STOP = "stop"
-"""The file by which trials are told to end with the epoch that they are in."""
+"""Name of the file that ends trials: each finishes its current epoch, and ranks all epochs up to the number in it."""
 
 
-def serve_search(data: Dataset) -> Feed:
-    """Serve the feed of the search, whose patience is short against the faults."""
+@dataclass(frozen=True)
+class Reader:
+    """A process that reads the feed.
+
+    Attributes:
+        name: in the records, and of its actor.
+        rank, world_size: which process of a data-parallel trial it is, of how many.
+        is_newcomer: it joins in the middle of an epoch, leaves after one epoch of its own, and comes back as another
+            consumer. So the orders of the epochs around it have cuts.
+    """
+
+    name: str
+    rank: int = 0
+    world_size: int = 1
+    is_newcomer: bool = False
+
+
+def readers(ranks: int = 0) -> list[Reader]:
+    """Return the readers: three trials; with ranks two, a data-parallel trial with that many ranks, and a newcomer."""
+    if not ranks:
+        return [Reader(f"trial-{number}") for number in range(TRIALS)]
+    return [
+        *(Reader(f"trial-{number}") for number in range(TRIALS - 1)),
+        *(Reader(f"ranks[{rank}]", rank, ranks) for rank in range(ranks)),
+        Reader("newcomer", is_newcomer=True),
+    ]
+
+
+def serve_search(data: Dataset, *, lanes: int = LANES) -> Feed:
+    """Serve the feed of the search, with timeouts that are short compared with the faults.
+
+    Args:
+        lanes: 1 lets consumers join in the middle of an epoch.
+    """
     pipeline = T.Pipeline([T.DecodeImage(), T.RandomResizedCrop(16), T.RandomHorizontalFlip()])
     return serve(
         FEED,
@@ -62,7 +99,7 @@ def serve_search(data: Dataset) -> Feed:
         staging_bytes=STAGED * BATCH_SIZE * (16 * 16 * 3 + 16),
         prep_workers=WORKERS,
         timeouts=Timeouts(lease_s=6.0, reservation_s=5.0, patience_s=4.0, prep_s=8.0),
-        staging=Staging(lanes=LANES),
+        staging=Staging(lanes=lanes),
     )
 
 
@@ -75,27 +112,33 @@ def dataset(folder: Path) -> Dataset:
 
 
 class Trials:
-    """Trials in processes of their own, which Ray starts again, wherever there is room, when they die.
+    """Readers in processes of their own, which Ray restarts on any node with room when they die.
 
     Args:
-        folder: where they write down what they get.
-        trials: how many.
+        folder: of their records.
+        readers: who they are.
     """
 
-    def __init__(self, folder: Path, trials: int = TRIALS) -> None:
+    def __init__(self, folder: Path, readers: list[Reader]) -> None:
         self._folder = folder
-        names = [f"trial-{number}" for number in range(trials)]
-        self._actors = [_TrialActor.options(name=name).remote() for name in names]
-        self._running = [actor.train.remote(name, str(folder)) for actor, name in zip(self._actors, names, strict=True)]
+        self._actors = [_TrialActor.options(name=reader.name).remote() for reader in readers]
+        self._running = [
+            actor.train.remote(reader, str(folder)) for actor, reader in zip(self._actors, readers, strict=True)
+        ]
 
     def stop(self, timeout_s: float, meanwhile: Callable[[], None]) -> int:
-        """Have them end with the epoch that they are in; return how many had to be killed because they did not.
+        """End them after their current epoch; return how many had to be killed because they did not end.
 
         Args:
-            timeout_s: until they are.
-            meanwhile: is called again and again until they have ended.
+            timeout_s: for all of them.
+            meanwhile: is called repeatedly until they have ended.
         """
-        (self._folder / STOP).touch()
+        # Ranks must end with the same epoch. One may be about to begin the epoch after the furthest recorded one.
+        found = [each for trial in records.read(self._folder).values() for each in trial if each.steps]
+        reached = [each.steps[-1].delivery.epoch for each in found]
+        partial = self._folder / f"{STOP}.part"
+        partial.write_text(str(max(reached, default=0) + 1))
+        partial.rename(self._folder / STOP)
         end, left = time.monotonic() + timeout_s, self._running
         while left and time.monotonic() < end:
             _, left = ray.wait(self._running, num_returns=len(self._running), timeout=LOOK_S)
@@ -103,50 +146,72 @@ class Trials:
         for actor in self._actors:
             ray.kill(actor)
         done = [each for each in self._running if each not in left]
-        ray.get(done)  # raises what only a bug can have raised: trials write errors of the service down
+        ray.get(done)  # raises only after a bug: trials record the errors of the service
         return len(left)
 
 
 class _Trial:
-    def train(self, name: str, folder: str) -> None:
-        """Train epoch after epoch until told to stop, from where an earlier process of this trial stood."""
-        writer = records.Writer.open(Path(folder), name)
+    def train(self, reader: Reader, folder: str) -> None:
+        """Train epoch after epoch until the end, starting where an earlier process of this reader was."""
         stop = Path(folder, STOP)
-        chance = random.Random(name)  # trials that took the same steps would never be out of step
-        while True:
+        if not reader.is_newcomer:
+            self._train(reader, records.Writer.open(Path(folder), reader.name), stop)
+        while reader.is_newcomer and not stop.exists():
+            newest = records.newest(Path(folder), reader.name)
+            self._train(reader, records.Writer.open(Path(folder), f"{reader.name}.{newest}"), stop)
+
+    def _train(self, reader: Reader, writer: records.Writer, stop: Path) -> None:
+        # Each process draws other steps: readers that took the same steps would never get out of step.
+        chance = random.Random(f"{reader.name} {os.getpid()}")
+        pace = chance.choice(RANK_PACES) if reader.world_size > 1 else 1.0
+        while not _may_end(reader, writer.state, stop):
             try:
-                with _joined(name, writer.state) as loader:
-                    # Of an epoch whose last minibatch was written down nothing is left: the first loop has none.
-                    is_at_end = writer.state is not None and writer.state["position"] == SAMPLES
-                    while not stop.exists() or _is_amid(writer.state):
+                with _joined(reader, writer) as loader:
+                    # Nothing is left of an epoch whose last minibatch was recorded: its first loop yields nothing.
+                    is_at_end = _is_at_end(writer.state)
+                    while not _may_end(reader, writer.state, stop):
                         got_any = False
                         for _ in _written(loader, writer):
                             got_any = True
-                            time.sleep(chance.uniform(*STEP_S))
+                            time.sleep(pace * chance.uniform(*STEP_S))
                         if not got_any and not is_at_end:
                             writer.nothing(loader.state_dict())
                         is_at_end = False
-                    writer.close()
-                    return
             except MbaasError as error:
                 writer.error(error)
                 time.sleep(AGAIN_S)
+        writer.close()
 
 
 # Ray restarts it and repeats its call on any node, as a search restarts a failed trial.
 _TrialActor: Any = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)(_Trial)
 
 
-def _is_amid(state: Mapping[str, Any] | None) -> bool:
-    return state is not None and 0 < state["position"] < SAMPLES
+def _is_at_end(state: Mapping[str, Any] | None) -> bool:
+    return state is not None and state["position"] == SAMPLES
 
 
-def _joined(name: str, state: Mapping[str, Any] | None) -> Loader:
-    loader = join(FEED, name, format="numpy", wait_timeout_s=WAIT_S)
+def _may_end(reader: Reader, state: Mapping[str, Any] | None, stop: Path) -> bool:
+    """Tell whether a reader may end: only between epochs, and a rank only where all of its trial do."""
+    if reader.is_newcomer and _is_at_end(state):
+        return True
+    if not stop.exists():
+        return False
+    if reader.world_size > 1:
+        return state is not None and _is_at_end(state) and state["feed_epoch"] >= int(stop.read_text())
+    return state is None or not state["position"] or _is_at_end(state)
+
+
+def _joined(reader: Reader, writer: records.Writer) -> Loader:
+    options: dict[str, Any] = {"format": "numpy", "wait_timeout_s": WAIT_S}
+    if reader.world_size > 1:
+        loader = join(FEED, "ranks", rank=reader.rank, world_size=reader.world_size, **options)
+    else:
+        loader = join(FEED, writer.trial, start="now" if reader.is_newcomer else "epoch", **options)
     try:
-        if state is not None:
-            loader.load_state_dict(dict(state))
-    except BaseException:  # whatever it is: a loader that nobody reads would hold up the other trials
+        if writer.state is not None:
+            loader.load_state_dict(dict(writer.state))
+    except BaseException:  # any error: a loader that is never read would delay the other trials
         loader.close()
         raise
     return loader
@@ -163,9 +228,9 @@ def _written(loader: Loader, writer: records.Writer) -> Iterable[None]:
 
 
 def reference(folder: Path, data: Dataset, epochs: int) -> dict[int, list[Row]]:
-    """Get the first epochs from a feed without faults, on the cluster that this program is connected to.
+    """Return the first epochs of a feed without faults, on the cluster that this program is connected to.
 
-    They go through files, and so through the same digests, as those of the trials do.
+    They are recorded and digested in the same way as those of the trials.
     """
     folder.mkdir()
     writer = records.Writer.open(folder, "reference")
@@ -175,4 +240,4 @@ def reference(folder: Path, data: Dataset, epochs: int) -> dict[int, list[Row]]:
                 pass
     writer.close()
     steps = records.history(records.read(folder)["reference"])
-    return by_epoch([step.delivery for step in steps])
+    return agreed([[step.delivery for step in steps]], SAMPLES)

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from mbaas.chaos.participants import kill
-from mbaas.chaos.search import dataset, serve_search
+from mbaas.chaos.search import LANES, dataset, serve_search
 from mbaas.errors import MbaasError
 
 SERVES = "serves"
@@ -26,17 +26,18 @@ class Server:
     Args:
         folder: of the run, with the images.
         address: of the cluster, host:port.
+        lanes: of the feed.
     """
 
-    def __init__(self, folder: Path, address: str) -> None:
-        self._folder, self._address = folder, address
+    def __init__(self, folder: Path, address: str, *, lanes: int = LANES) -> None:
+        self._folder, self._address, self._lanes = folder, address, lanes
         self._back_at = 0.0
 
     def _start(self) -> None:
         log = self._folder / "server.log"
         with log.open("a") as errors:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "mbaas.chaos.server", str(self._folder)],
+                [sys.executable, "-m", "mbaas.chaos.server", str(self._folder), str(self._lanes)],
                 env={**os.environ, "RAY_ADDRESS": self._address},
                 # It ends when this end is closed, so it cannot outlive the run, however that ends.
                 stdin=subprocess.PIPE,
@@ -92,12 +93,12 @@ class Server:
             pipe.close()
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, lanes: int) -> None:
     """Serve until the one who started this program closes its end of stdin, or dies."""
-    with serve_search(dataset(folder)):
+    with serve_search(dataset(folder), lanes=lanes):
         print(SERVES, flush=True)
         sys.stdin.read()
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), int(sys.argv[2]))

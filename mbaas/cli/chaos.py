@@ -22,6 +22,7 @@ EXAMPLES = (
     "mbaas chaos                            [dim]20 faults, in about three minutes[/]",
     "mbaas chaos --seed 7 --minutes 60 --json > chaos.json",
     "mbaas chaos --kinds 'kill-*,pause-coordinator' --every 3",
+    "mbaas chaos --ranks 2 --kinds 'kill-*'",
     "mbaas chaos --faults 50 -- python my_search.py",
 )
 
@@ -52,6 +53,13 @@ def chaos(
             show_default=False,
         ),
     ] = None,
+    ranks: Annotated[
+        int,
+        typer.Option(
+            help="Ranks of a data-parallel trial in the search, with newcomers that join in the middle of epochs.",
+            metavar="RANKS",
+        ),
+    ] = 0,
     as_json: AsJson = False,
 ) -> None:
     """Run a search on a Ray cluster of its own, kill and disturb all that takes part in it, and check what it got.
@@ -70,6 +78,7 @@ def chaos(
         faults=_faults_in(minutes, every) if minutes is not None else 20 if faults is None else faults,
         every_s=every,
         kinds=tuple(kind.strip() for kind in kinds.split(",")) if kinds is not None else (),
+        ranks=ranks,
         command=tuple(command or ()),
     )
     with end_as_ctrl_c():
@@ -147,9 +156,10 @@ def _samples(report: Report) -> RenderableType:
 
 def _what_was_checked(found: Checked) -> str:
     compared = "a run without faults" if found.is_independent else "each other"
+    cut = f" ({count(found.cut_epochs)} with cuts)" if found.cut_epochs else ""
     return (
-        f"{counted(found.samples, 'sample')} in {counted(found.epochs, 'epoch')} of {counted(found.trials, 'trial')} "
-        f"in {count(found.incarnations)} processes, compared with {compared}"
+        f"{counted(found.samples, 'sample')} in {counted(found.epochs, 'epoch')}{cut} of "
+        f"{counted(found.trials, 'trial')} in {count(found.incarnations)} processes, compared with {compared}"
     )
 
 

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mbaas.chaos.plan import BY_NAME_ONLY, KINDS, PARTICIPANTS, chosen_kinds, plan
+from mbaas.chaos.runner import ChaosSettings
 from mbaas.errors import ConfigError
 
 
@@ -84,3 +85,17 @@ def test_a_long_pause_happens_only_where_it_is_named() -> None:
 def test_what_cannot_be_planned_is_refused(wrong: dict, sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
         plan(0, **{"faults": 5, "every_s": 6.0, **wrong})
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"ranks": 1}, "--ranks must be 0 or at least 2, got 1"),
+        ({"ranks": 2, "command": ("true",)}, "--ranks 2 is for the search that runs without a command"),
+        ({"ranks": 2, "kinds": ("kill-lane",)}, "--kinds has kill-lane, .* with --ranks the feed has one lane"),
+    ],
+)
+def test_options_of_ranks_that_cannot_work_are_refused(options: dict, sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        ChaosSettings(**options).plan()
+    assert not {fault.kind for fault in ChaosSettings(ranks=2, faults=40).plan()} & {"kill-lane", "pause-lane"}

@@ -26,3 +26,14 @@ def test_a_search_misses_nothing_under_faults_of_many_kinds(no_ray: None, kinds:
     assert report.checked.incarnations > 3 or "kill-trial" not in kinds
     assert report.checked.epochs >= 3
     assert (report.left_behind, report.bugs, report.kept) == ((), (), None)
+
+
+@pytest.mark.long
+def test_ranks_miss_nothing_under_faults_while_others_join_in_the_middle_of_epochs(no_ray: None) -> None:
+    said: list[str] = []
+    kinds = ("kill-trial", "kill-coordinator", "pause-trial", "kill-two")
+    report = run(ChaosSettings(seed=1, faults=12, every_s=3.0, kinds=kinds, ranks=2), said.append)
+    story = "\n".join(said)
+    assert report.is_sound, f"{report}\n{story}"
+    assert report.checked.cut_epochs > 0, story
+    assert report.checked.trials >= 5

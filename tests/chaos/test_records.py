@@ -110,3 +110,23 @@ def test_a_file_of_another_name_is_no_record(tmp_path: Path) -> None:
     (tmp_path / "notes.jsonl").write_text("{}\n")
     with pytest.raises(ConfigError, match=r"notes\.jsonl: a record must be called 'trial\.number\.jsonl'"):
         records.read(tmp_path)
+
+
+def test_the_order_of_an_epoch_is_empty_only_if_it_is_shuffled_as_a_whole(tmp_path: Path) -> None:
+    writer = Writer.open(tmp_path, "ranks[0]")
+    for shuffle, begin in (([[3, []]], 0), ([[2, []], [3, [7]]], 5)):
+        writer.step(batch(1), {**STATE, "shuffle": shuffle, "begin": begin}, asked_at=0.0, got_at=0.0)
+    deliveries = [each.delivery for each in history(records.read(tmp_path, "ranks[0]")["ranks[0]"])]
+    assert [(each.order, each.begin) for each in deliveries] == [("", 0), ("[[2, []], [3, [7]]]", 5)]
+
+
+def test_the_newest_of_trials_goes_on_until_it_has_ended_by_itself(tmp_path: Path) -> None:
+    numbers = []
+    for _ in range(3):
+        number = records.newest(tmp_path, "newcomer")
+        Writer.open(tmp_path, f"newcomer.{number}").step(batch(1), STATE, asked_at=0.0, got_at=0.0)
+        again = records.newest(tmp_path, "newcomer")
+        Writer.open(tmp_path, f"newcomer.{again}").close()
+        numbers += [number, again]
+    assert numbers == [0, 0, 1, 1, 2, 2]
+    assert [len(each) for each in records.read(tmp_path).values()] == [2, 2, 2]
