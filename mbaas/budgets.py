@@ -5,6 +5,7 @@ Ray refuses no object, it spills: so what may be used is granted before anything
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -17,11 +18,6 @@ STORE_SHARE = 0.7
 MAX_SAMPLE_BYTES = 2**30
 """The most bytes of an encoded sample. An image of the most pixels that are prepared, 100 million, takes 800 MB even if
 it is not compressed and has 16 bits in each of four channels: a file of more is damaged, sparse, or an attack.
-"""
-
-DECODED_GROWTH = 8
-"""The bytes of decoded samples for each byte of what storage has that the default cache is made for, at most:
-photographs take 5 to 7 times as many (Mohan et al., VLDB 2021).
 """
 
 DEFAULT_STAGING_SHARE = 0.15
@@ -84,16 +80,27 @@ def largest_sample(stores: Collection[int]) -> int:
 
 
 def default_cache(dataset_bytes: int, free: int, *, grows: bool) -> int:
-    """Return the budget of the cache of which nobody said anything.
+    """Return the default budget of the cache: with decoded samples, the bound of what `sized_cache` returns.
 
     Args:
-        dataset_bytes: bytes of all samples as storage has them.
-        free: what there is, beside the feed's staging.
+        dataset_bytes: bytes of all encoded samples.
+        free: bytes available next to the feed's staging.
         grows: whether samples may be kept decoded, which takes more room.
     """
     needed = max(0, min(dataset_bytes, free))
-    # The other half is for feeds that come later: what samples need as storage has them saves more than this does.
-    return max(needed, min(DECODED_GROWTH * dataset_bytes, free // 2)) if grows else needed
+    # Later feeds get the other half: encoded samples in memory save more time per byte than decoded ones.
+    return max(needed, free // 2) if grows else needed
+
+
+def sized_cache(default: int, dataset_bytes: int, decoded_bytes: float) -> int:
+    """Return the budget of the cache once the size of decoded samples has been measured.
+
+    Args:
+        default: from `default_cache`.
+        dataset_bytes: bytes of all encoded samples.
+        decoded_bytes: bytes of all decoded samples; 0 if none are to be kept.
+    """
+    return min(default, max(dataset_bytes, math.ceil(decoded_bytes)))
 
 
 def default_staging(store_bytes: int, wanted: int) -> int:

@@ -92,9 +92,9 @@ def serve(
         shuffle: give each epoch an order of its own; False, for validation: all have the dataset's order. If nothing in
             the pipeline is random either, and all minibatches of an epoch fit ``staging_bytes``, each is prepared once
             for all epochs and trials, and no trial waits for another.
-        cache_bytes: memory for samples, on each node; default: what the dataset needs, and with ``decoded`` what its
-            decoded samples need, as far as half of the memory that is left gives that. On a node with a small object
-            store it is as much as fits there.
+        cache_bytes: memory for samples, on each node; default: the size of the dataset, or with ``decoded`` that of
+            its decoded samples, measured when the feed starts, up to half of the free memory. A node with a small
+            object store gets as much as fits there.
         decoded: keep samples decoded in the caches, as they are before the pipeline's first random transform, where
             measured times say that memory saves more so than with the bytes that storage has. Minibatches have the same
             bytes.
@@ -256,6 +256,7 @@ def _filled_in(
     )
     chosen: dict[str, Any] = {
         "cache_bytes": cache,
+        "sizes_cache": asked.cache_bytes is None,
         "staging_bytes": staged,
         "prep_workers": resources.workers,
         "cpus_per_worker": resources.cpus_per_worker,

@@ -315,6 +315,9 @@ class FeedSettings(FeedOptions):
     cache_bytes: Bytes
     """The most on any node; a node with a small object store gets less."""
 
+    sizes_cache: bool = False
+    """`cache_bytes` is a default, to be lowered to the measured size of the samples."""
+
     staging_bytes: Annotated[Bytes, Ge(1)]
     prep_workers: AtLeast1
     cpus_per_worker: Annotated[float, Ge(0)] = 1.0
@@ -331,7 +334,7 @@ class FeedSettings(FeedOptions):
 
     @property
     def memory(self) -> MemoryClaim:
-        """Return what this feed may take of each node's memory."""
+        """Return what this feed may take of each node's memory, at most."""
         return MemoryClaim(self.cache_bytes, self.staging_bytes)
 
     def cache_bytes_on(self, store_bytes: int) -> int:

@@ -19,6 +19,7 @@ from mbaas.budgets import (
     free_bytes,
     largest_sample,
     memory_budgets,
+    sized_cache,
     staging_room,
 )
 from mbaas.errors import ConfigError
@@ -74,13 +75,22 @@ def test_a_feed_stages_what_its_workers_need(monkeypatch: pytest.MonkeyPatch) ->
     assert budgets(wanted_staging=3 * GB, staging_bytes=2 * GB) == (26 * GB, 2 * GB), "what is said holds"
 
 
-@pytest.mark.parametrize(("dataset", "cache"), [(0.1, 0.8), (0.5, 4), (5, 13.85 / 2), (10, 10), (100, 13.85)])
-def test_a_cache_that_keeps_decoded_samples_leaves_half_to_feeds_that_come_later(
+@pytest.mark.parametrize(("dataset", "cache"), [(0.1, 13.85 / 2), (5, 13.85 / 2), (10, 10), (100, 13.85)])
+def test_a_cache_that_may_keep_decoded_samples_leaves_half_to_later_feeds(
     nodes: None, dataset: float, cache: float
 ) -> None:
-    """Eight times what the dataset has, up to half of the 13.85 GB beside staging; or just what the dataset has."""
+    """Half of the 13.85 GB next to staging, or the size of the dataset if that is larger."""
     found, _ = budgets(dataset_bytes=int(dataset * GB), grows=True)
     assert found == pytest.approx(cache * GB)
+
+
+@pytest.mark.parametrize(
+    ("decoded", "cache"),
+    [(0, 1), (0.5, 1), (3.2, 3.2), (9, 7)],
+    ids=["none are decoded", "they shrink", "they grow", "there is no room for all"],
+)
+def test_the_measured_size_of_decoded_samples_lowers_the_default(decoded: float, cache: float) -> None:
+    assert sized_cache(7 * GB, GB, decoded * GB) == cache * GB
 
 
 def test_what_other_feeds_may_use_is_left_to_them(nodes: None) -> None:

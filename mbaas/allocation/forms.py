@@ -95,6 +95,11 @@ class SampleCosts:
         return self.encoded_s - self.decoded_s
 
     @property
+    def is_worthwhile(self) -> bool:
+        """Whether a decoded sample saves enough CPU time, see `WORTHWHILE`."""
+        return self.saved_s >= WORTHWHILE * self.encoded_s
+
+    @property
     def disk_s_per_byte(self) -> float:
         """Return the seconds of the disk for a byte; 0 where nobody has measured it."""
         return 0.0 if self.disk_bytes_per_s is None else 1 / self.disk_bytes_per_s
@@ -219,9 +224,8 @@ def _slow_disk(costs: SampleCosts, threads: float) -> str | None:
 
 def _not_worthwhile(costs: SampleCosts, saved: float) -> str:
     """Say why no decoded samples are kept: because of what they are, or because of the room that there is."""
-    of_one = costs.saved_s / costs.encoded_s
-    if of_one < WORTHWHILE:
-        share = units.percent(max(0.0, of_one))
+    if not costs.is_worthwhile:
+        share = units.percent(max(0.0, costs.saved_s / costs.encoded_s))
         return f"no decoded samples are kept, because preparing one takes only {share} less CPU time"
     size = f"one is as large as {units.number(costs.decoded_bytes / costs.encoded_bytes)} encoded ones"
     saving = f"those that are worth the room save {units.percent(saved)} of the CPU time"

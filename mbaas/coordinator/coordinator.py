@@ -149,6 +149,7 @@ class Coordinator(ConsumerApi):
         running = self._open(await prepare(self._settings, self._workers, dataset, self._pipeline, workers))
         await running.lanes.until_begun()
         await running.supervision.until_at_work()
+        await self._keep_claims()  # a feed that is served next may have the memory that this one does not need
         self._counters.start_s = time.monotonic() - self._counters.began
         return running.info
 
@@ -176,6 +177,7 @@ class Coordinator(ConsumerApi):
         return f"{dataset.fingerprint}-{self._pipeline.fingerprint}-{self._settings.seed}{order}"
 
     def _open(self, opening: Opening) -> _Running:
+        self._settings = opening.settings
         layout, dataset, counters = opening.layout, opening.dataset, self._counters
         supervision = Supervision(
             self._settings, opening, counters=counters, errors=self._errors, spawn=self._tasks.spawn

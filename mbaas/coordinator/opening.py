@@ -12,7 +12,6 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import ray
 
 from mbaas.coordinator import recovery
@@ -31,15 +30,13 @@ from mbaas.units import counted
 DATASET_S = 60.0
 """How long a cache node may take to hand over the dataset, which is asked for only if it is large."""
 
-LOOKED_AT = 1000
-"""The mean length of raw samples is estimated from at most this many."""
-
 
 @dataclass(frozen=True)
 class Opening:
     """What is there when the supervision of a feed begins.
 
     Attributes:
+        settings: of the feed, with the measured size of its cache.
         dataset: the feed's samples.
         layout: of the feed.
         workers: the prep workers that are up.
@@ -49,6 +46,7 @@ class Opening:
         lent: key -> a worker of the feed that works elsewhere.
     """
 
+    settings: FeedSettings
     dataset: Dataset
     layout: Layout
     workers: WorkerPool
@@ -84,7 +82,8 @@ async def prepare(
         probe,
         (worker.node for worker in started),
         num_samples=len(dataset),
-        mean_raw_bytes=float(np.mean(dataset.lengths(np.arange(min(LOOKED_AT, len(dataset)))))),
+        stored_samples=len(dataset.stored),
+        stored_bytes=dataset.stored.total_bytes,
         is_random=pipeline.is_random,
         redrawn=dataset.stored is not dataset,
         prefix=f"{pipeline.prefix_fingerprint} {workers.engine}, all but {settings.undecoded_share}",
@@ -96,7 +95,9 @@ async def prepare(
         serial=len(started),
         version=_first_version(),
     )
-    return Opening(dataset, layout, workers, CachePool(settings, dataset, dataset_ref, layout), lanes, begin)
+    settings = layout.sized(settings)
+    caches = CachePool(settings, dataset, dataset_ref, layout)
+    return Opening(settings, dataset, layout, workers, caches, lanes, begin)
 
 
 async def adopt(settings: FeedSettings, workers: WorkerPool) -> Opening:
@@ -123,7 +124,7 @@ async def adopt(settings: FeedSettings, workers: WorkerPool) -> Opening:
             f"the dataset of feed {feed!r} is too large for the cluster's key-value store, so it waits for its "
             f"{counted(len(found), 'cache node')} to tell it, which did not answer (on {nodes})"
         )
-    dataset_ref = ray.put(dataset)
+    dataset_ref, settings = ray.put(dataset), layout.sized(settings)
     caches = CachePool(settings, dataset, dataset_ref, layout)
     await caches.adopt(found)
     survivors = await workers.survivors()
@@ -140,7 +141,7 @@ async def adopt(settings: FeedSettings, workers: WorkerPool) -> Opening:
         rooms={node: caches.rooms[node] for node, _ in found if node in caches.rooms},
     )
     lent: dict[Hashable, Any] = {key: actor for each in survivors.lent.values() for key, actor in each.items()}
-    return Opening(dataset, layout, workers, caches, lanes, begin, lent)
+    return Opening(settings, dataset, layout, workers, caches, lanes, begin, lent)
 
 
 async def _dataset_of(found: Mapping[tuple[str, int], FoundCache]) -> Dataset | None:

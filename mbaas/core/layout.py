@@ -14,6 +14,7 @@ from dataclasses import replace
 from msgspec import Struct
 
 from mbaas.allocation.forms import SampleCosts
+from mbaas.budgets import sized_cache
 from mbaas.errors import ConfigError
 from mbaas.messages import DecodedSamples, Lane, Probe, SampleSpec
 from mbaas.order import SampleOrder
@@ -101,6 +102,7 @@ class Layout(Struct, frozen=True):
         decoded: what decoded samples are; None: none are kept.
         node_workers: prep workers that a node may have.
         slack_blocks: how much further prep may run ahead of the slowest consumer, over all lanes.
+        cache_bytes: the most that the cache of a node may keep.
     """
 
     order: SampleOrder
@@ -111,6 +113,7 @@ class Layout(Struct, frozen=True):
     decoded: DecodedSamples | None = None
     node_workers: int = 1
     slack_blocks: int = 0
+    cache_bytes: int = 0
 
     @property
     def sample_bytes(self) -> int:
@@ -134,6 +137,10 @@ class Layout(Struct, frozen=True):
             f"has room for {fitting} blocks of {self.order.block_samples} samples, and they need {wanted}; raise "
             f"staging_bytes to {size(wanted * block_bytes)}, or take smaller minibatches"
         )
+
+    def sized(self, settings: FeedSettings) -> FeedSettings:
+        """Return the settings with the cache's measured size."""
+        return replace(settings, cache_bytes=self.cache_bytes)
 
     def lane(self, number: int, settings: FeedSettings) -> Lane:
         """The blocks of one lane."""
@@ -193,7 +200,8 @@ def lay_out(
     worker_nodes: Iterable[str],
     *,
     num_samples: int,
-    mean_raw_bytes: float,
+    stored_samples: int,
+    stored_bytes: int,
     is_random: bool,
     redrawn: bool = False,
     prefix: str = "",
@@ -206,7 +214,7 @@ def lay_out(
         probe: what is known of its samples.
         worker_nodes: the node of each prep worker.
         num_samples: samples in the dataset.
-        mean_raw_bytes: what a sample takes in storage, on average.
+        stored_samples, stored_bytes: samples in storage, which may be drawn repeatedly, and their bytes.
         is_random: whether the pipeline may make something else of a sample in each epoch.
         redrawn: whether each epoch draws its samples anew.
         prefix: see `DecodedSamples`.
@@ -217,6 +225,7 @@ def lay_out(
         ConfigError: the staging budget is too small, or there are more lanes than blocks.
     """
     per_node, lanes = Counter(worker_nodes), settings.staging.lanes
+    mean_raw_bytes = stored_bytes / stored_samples
     # Nodes may have different numbers of workers; a block must be large enough for the node that has most.
     workers, sample_bytes = max(per_node.values()), probe.spec.nbytes
     # A feed that may start more is laid out for these: it keeps its blocks.
@@ -247,16 +256,8 @@ def lay_out(
     fitting = settings.staging_bytes // (block_size * sample_bytes)  # further ahead there would be no bytes for it
     readahead = int(mean_raw_bytes * block_size * in_hand * workers / len(per_node))  # what the workers have in hand
     of_a_lane = min(num_samples, -(-order.blocks_per_epoch // lanes) * block_size)  # samples of the first, at most
-    return Layout(
-        order=order,
-        spec=probe.spec,
-        # However little fits: one block is read while the next one is made.
-        ahead_blocks=max(MIN_BLOCKS_STAGED - 1, min(ahead, fitting)),
-        slack_blocks=slack_blocks(fitting, ahead),
-        readahead_bytes=readahead if settings.staging.readahead_bytes is None else settings.staging.readahead_bytes,
-        keeps_all=not (settings.shuffle or is_random or redrawn)
-        and of_a_lane * sample_bytes <= settings.staging_bytes // lanes,
-        decoded=None
+    decoded = (
+        None
         if probe.decoded is None or not settings.decoded
         else DecodedSamples(
             prefix,
@@ -270,8 +271,30 @@ def lay_out(
             ),
             threads=workers * settings.threads.prep,
             undecoded_share=settings.undecoded_share,
-        ),
+        )
+    )
+    cache_bytes = settings.cache_bytes
+    if settings.sizes_cache:
+        keeps_decoded = decoded is not None and decoded.costs.is_worthwhile
+        decoded_bytes = 0.0
+        if probe.decoded is not None and keeps_decoded:
+            # Samples of the blocks that workers have are in both forms for a while; without that room the last ones
+            # would stay encoded.
+            both = block_size * in_hand * workers / len(per_node) * (mean_raw_bytes + probe.decoded.sample_bytes)
+            decoded_bytes = probe.decoded.dataset_bytes + both
+        cache_bytes = sized_cache(cache_bytes, stored_bytes, decoded_bytes)
+    return Layout(
+        order=order,
+        spec=probe.spec,
+        # However little fits: one block is read while the next one is made.
+        ahead_blocks=max(MIN_BLOCKS_STAGED - 1, min(ahead, fitting)),
+        slack_blocks=slack_blocks(fitting, ahead),
+        readahead_bytes=readahead if settings.staging.readahead_bytes is None else settings.staging.readahead_bytes,
+        keeps_all=not (settings.shuffle or is_random or redrawn)
+        and of_a_lane * sample_bytes <= settings.staging_bytes // lanes,
+        decoded=decoded,
         node_workers=most_workers,
+        cache_bytes=cache_bytes,
     )
 
 

@@ -119,7 +119,8 @@ def laid_out(
         cache_bytes=2**30,
     )
     probe = Probe(SampleSpec(Field("image", shape, "uint8"), (LABEL,)), 0.001, read_s)
-    of = {"num_samples": num_samples, "mean_raw_bytes": 64_000.0, "is_random": is_random}
+    of = {"num_samples": num_samples, "is_random": is_random}
+    of |= {"stored_samples": num_samples, "stored_bytes": 64_000 * num_samples}
     return lay_out(settings, probe, nodes, **of, earlier=earlier), settings
 
 

@@ -11,6 +11,8 @@ import pytest
 import simplejpeg
 from PIL import Image
 
+from support.orientation import oriented
+
 
 @pytest.fixture(scope="session")
 def photos():
@@ -88,21 +90,6 @@ def odd_files(photos):
         files[f"jpeg exif {orientation}"] = (encoded(stored, "JPEG", quality=95, exif=exif), photo)
         files[f"webp exif {orientation}"] = (encoded(stored, "WEBP", lossless=True, exif=exif), photo)
     return files
-
-
-def oriented(upright, orientation):
-    """The array that a camera stores so that EXIF ``orientation`` makes it ``upright``."""
-    stored = {
-        1: lambda a: a,
-        2: lambda a: a[:, ::-1],
-        3: lambda a: a[::-1, ::-1],
-        4: lambda a: a[::-1],
-        5: lambda a: a.transpose(1, 0, 2),
-        6: lambda a: np.rot90(a, 1),
-        7: lambda a: a[::-1, ::-1].transpose(1, 0, 2),
-        8: lambda a: np.rot90(a, -1),
-    }[orientation](upright)
-    return np.ascontiguousarray(stored)
 
 
 def damaged_files(jpeg, png, webp):

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from conftest import oriented
 from mbaas import transforms as T
 from mbaas.errors import ConfigError, DatasetError
 from mbaas.fields import ANNOTATED_SIZE, Arrays, Field, Packed
@@ -20,6 +19,7 @@ from mbaas.messages import EngineName
 from mbaas.prep.boxes import move_boxes
 from mbaas.prep.engines import make_engine
 from mbaas.transforms.base import Flips, Windows
+from support.orientation import oriented
 
 SEED, SAMPLES = 7, 40
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
 
+import cv2
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -114,7 +115,7 @@ def test_what_a_node_takes_to_read_a_sample_is_measured(
 ) -> None:
     data, release = synthetic(1000), threading.Event()
     slow = MagicMock(wraps=data, spec=Dataset)
-    slow.__len__.return_value = len(data)
+    slow.__len__.return_value, slow.total_bytes, slow.stored = len(data), data.total_bytes, data
     slow.reader.side_effect = lambda: Slow(data.reader(), seconds, stuck, release)
     began = time.monotonic()
     try:
@@ -168,14 +169,31 @@ def test_what_decoded_samples_take_and_save_is_measured() -> None:
     found = first_probe(data, engine, engine, data.fields, 2).decoded
     assert found is not None
     assert found.sample_bytes == 64 * 64 * 3 + 128
+    assert found.dataset_bytes == 40 * found.sample_bytes, "all have one size"
     assert found.sample_s > 0.002
     assert 0 < found.rest_s < 0.001
+
+
+def test_the_size_of_all_decoded_samples_is_estimated_from_above(tmp_path: Path) -> None:
+    """Photographs whose sides differ by a factor of 3: the growth of the few that are measured says most."""
+    chance = np.random.default_rng(0)
+    sides = chance.integers(40, 120, 60)
+    (tmp_path / "a").mkdir()
+    for number, side in enumerate(sides):
+        noise = chance.integers(0, 256, (8, 8, 3), dtype=np.uint8)
+        cv2.imwrite(str(tmp_path / "a" / f"{number}.jpg"), cv2.resize(noise, (int(side), int(side))))
+    data = mbaas.read_images(str(tmp_path))
+    engine = make_engine("cpu", T.Pipeline([T.DecodeImage(), T.RandomResizedCrop(16)]), seed=0)
+    found = first_probe(data, engine, engine, data.fields, 2).decoded
+    assert found is not None
+    actual = float((sides**2 * 3 + 128).sum())
+    assert 0.9 * actual < found.dataset_bytes < 2 * actual
 
 
 def test_where_storage_gives_no_other_sample_in_time_the_first_one_tells_what_decoding_saves() -> None:
     data, release = synthetic(1000), threading.Event()
     slow = MagicMock(wraps=data, spec=Dataset)
-    slow.__len__.return_value = len(data)
+    slow.__len__.return_value, slow.total_bytes, slow.stored = len(data), data.total_bytes, data
     slow.reader.side_effect = lambda: Slow(data.reader(), PROBE_READS_S + 0.1, range(0), release)
     engine = make_engine("cpu", T.Pipeline([T.DecodeImage(), T.RandomHorizontalFlip()]), seed=0)
     assert first_probe(slow, engine, engine, slow.fields, 2).decoded is not None

@@ -116,6 +116,19 @@ def test_defaults_leave_other_feeds_what_they_have_and_trials_a_cpu(plain, feed_
         assert bounded.status().claims.memory == MemoryClaim(0, STAGING_BYTES)
 
 
+def test_a_default_cache_has_the_measured_size_of_decoded_samples(plain, feed_name, photos_data):
+    """The next feed may have the rest. A coordinator that is restarted knows the size."""
+    decoded_bytes = plain.status().decoded.nbytes
+    pipeline = T.Pipeline([T.DecodeImage(), T.RandomHorizontalFlip()])
+    with mbaas.serve(feed_name, photos_data, pipeline, batch_size=64, staging_bytes=STAGING_BYTES) as feed:
+        claimed = feed.claims().memory.cache_bytes
+        assert decoded_bytes < claimed < 5 * decoded_bytes
+        kill(coordinator_pid(feed_name))
+        status = feed.status()
+        assert (status.cache_bytes, status.claims.memory.cache_bytes) == (claimed, claimed)
+        assert feed.claims().memory.cache_bytes == claimed
+
+
 def cpus_served(feed_name, **options):
     """The CPUs that the workers of a feed reserve which is served and stopped again."""
     options = {"batch_size": 10, "cache_bytes": 0, "staging_bytes": STAGING_BYTES, **options}
