@@ -8,7 +8,7 @@ import os
 import socket
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import pyarrow as pa
 import ray
@@ -16,7 +16,7 @@ import ray
 from mbaas import runtime, units
 from mbaas.client.collate import Collate
 from mbaas.client.rpc import CALL_TIMEOUT_S, call, call_patiently
-from mbaas.coordinator import kept_claims, recovery
+from mbaas.coordinator import kept_claims
 from mbaas.coordinator.served_by import check_version
 from mbaas.core import calls
 from mbaas.core.cluster_events import FeedEnd
@@ -33,7 +33,9 @@ from mbaas.ledger import to_table
 from mbaas.loader import Loader
 from mbaas.messages import START_TIMEOUT_S, Claims, ConsumerName, FeedInfo, JoinStart, LedgerEntry
 from mbaas.notebook import some, table
-from mbaas.status import FeedStatus
+
+if TYPE_CHECKING:
+    from mbaas.status import FeedStatus
 
 CALL_S = START_TIMEOUT_S + CALL_TIMEOUT_S
 """How long a coordinator may take for a call of a `Feed`: it may be starting."""
@@ -218,6 +220,8 @@ class Feed:
         if self._is_stopped or not ray.is_initialized() or runtime.lost_cluster():
             return
         self._is_stopped = True
+        from mbaas.coordinator import recovery  # here: it imports parts of a coordinator
+
         coordinator = runtime.find_coordinator(self.name)  # not the one that was known: it may have been served again
         if coordinator is None:
             recovery.forget(self.name)  # its program died: loaders wait for another one, which will not come
@@ -408,6 +412,8 @@ def _successor(feed: str, error: FeedGoneError) -> Any | None:
     """
     if lost := runtime.lost_cluster():
         raise FeedGoneError(f"feed {feed!r} ended: {lost}") from error
+    from mbaas.coordinator import recovery  # here: it imports parts of a coordinator
+
     coordinator = runtime.find_coordinator(feed)
     if coordinator is None and not recovery.is_kept(feed):
         raise FeedFailedError(FeedEnd.STOPPED.of(feed)) from error

@@ -22,7 +22,7 @@ from mbaas.allocation.headroom import GpuRoom, PrepResources, default_prep
 from mbaas.budgets import largest_sample, memory_budgets
 from mbaas.client.rpc import call
 from mbaas.coordinator import kept_claims
-from mbaas.coordinator.coordinator import CoordinatorActor
+from mbaas.coordinator.actor import Coordinator
 from mbaas.coordinator.served_by import forget_server, keep_server, recall_server
 from mbaas.coordinator.worker_pool import WorkerPool
 from mbaas.coordinator.worker_pool import claims as claims_of
@@ -360,7 +360,8 @@ def _registered(settings: FeedSettings, pipeline: Pipeline, gpus: int) -> Any:
         "lifetime": "detached" if detached else None,
         "scheduling_strategy": NodeAffinitySchedulingStrategy(runtime.lasting_node(detached=detached), soft=False),
     }
-    return CoordinatorActor.options(**options).remote(settings, pipeline, gpus)
+    actor: Any = ray.remote(num_cpus=0)(Coordinator)
+    return actor.options(**options).remote(settings, pipeline, gpus)
 
 
 def _launched(settings: FeedSettings, pipeline: Pipeline, engine: EngineName, coordinator: Any) -> dict[str, Any]:

@@ -12,10 +12,11 @@ from mbaas.client.batches import is_private, read_only
 from mbaas.client.recycled import RecycledMemory
 from mbaas.errors import ConfigError
 from mbaas.fields import Arrays
-from mbaas.transforms import Normalize
 
 if TYPE_CHECKING:
     import torch
+
+    from mbaas.transforms import Normalize
 
 FORMATS = ("torch", "numpy")
 

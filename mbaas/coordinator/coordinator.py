@@ -97,7 +97,7 @@ class _Running(Struct, frozen=True):
 
 
 @reports_errors_of_calls()
-class Coordinator(ConsumerApi):
+class FeedCoordinator(ConsumerApi):
     """Runs one feed; made by `mbaas.serve`.
 
     Args:
@@ -551,6 +551,3 @@ class Coordinator(ConsumerApi):
         """Take note that a worker which was lent is gone."""
         if self._running is not None:  # else it finds out who is left when it begins
             self._running.supervision.lent_gone(actor)
-
-
-CoordinatorActor: Any = ray.remote(num_cpus=0)(Coordinator)

@@ -8,12 +8,12 @@ import pytest
 import ray
 
 import mbaas
-from mbaas import runtime
 from mbaas import transforms as T
 from mbaas.chaos.participants import cache_node_pids, coordinator_pid, kill, paused, prep_worker_pids
 from mbaas.coordinator import recovery
 from mbaas.errors import FeedNotFoundError, FeedRestartingError
 from mbaas.prep.worker import FETCH_TIMEOUT_S
+from support.feeds import in_coordinator
 from support.trials import Recorder, record_epoch
 from support.waiting import wait_until
 
@@ -107,8 +107,7 @@ def test_a_status_comes_back_with_the_coordinator_and_a_stop_while_it_restarts_l
 def what_it_waits_for(feed):
     """What the restarted coordinator says that it lacks, while it is not open yet; () while it cannot say."""
     try:
-        actor = ray.get_actor(runtime.actor_name(feed.name), runtime.NAMESPACE)
-        return ray.get(actor.__ray_call__.remote(lambda self: self._adoption.awaited), timeout=5)
+        return in_coordinator(feed.name, lambda coordinator: coordinator._adoption.awaited, timeout_s=5)
     except ray.exceptions.RayError:
         return ()
 

@@ -20,6 +20,7 @@ from mbaas.coordinator.background import BROKEN
 from mbaas.dataset import synthetic
 from mbaas.errors import PrepFailedError
 from mbaas.messages import ConsumerReport
+from support.feeds import in_coordinator
 from support.trials import Recorder, record_epoch
 from support.waiting import wait_until
 
@@ -32,8 +33,9 @@ SAMPLES = 2011
 
 def inside(feed: mbaas.Feed, change: Any, actor: str = "") -> Any:
     """Change something in the process of a feed's coordinator, or of another actor, behind its back, or look at it."""
-    found = ray.get_actor(actor or runtime.actor_name(feed.name), runtime.NAMESPACE)
-    return ray.get(found.__ray_call__.remote(change), timeout=30)
+    if not actor:
+        return in_coordinator(feed.name, change)
+    return ray.get(ray.get_actor(actor, runtime.NAMESPACE).__ray_call__.remote(change), timeout=30)
 
 
 def logged(pid: int) -> str:

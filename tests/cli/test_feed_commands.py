@@ -305,7 +305,8 @@ BREAK = """
 import ray
 from mbaas import runtime
 
-def broken(coordinator):
+def broken(actor):
+    coordinator = actor._coordinator
     asked, whole = [], coordinator._until_running
     async def until_running(*within_s):
         asked.append(0)

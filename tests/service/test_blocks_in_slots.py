@@ -9,10 +9,11 @@ import ray
 from service_feeds import augmented
 
 import mbaas
-from mbaas import runtime, slots
+from mbaas import slots
 from mbaas.chaos.participants import kill, prep_worker_pids
 from mbaas.dataset import synthetic
 from mbaas.slots import HeldSlot
+from support.feeds import in_coordinator
 from support.trials import EpochRecord, Recorder, record_epoch
 from support.waiting import wait_until
 
@@ -25,13 +26,12 @@ NOTE = "blocks go through the object store from now on"
 
 def staged(feed: mbaas.Feed) -> list[bool]:
     """Wait until parts are staged, as ahead of a consumer they are in time; of each, whether it lies in a slot."""
-    coordinator = ray.get_actor(runtime.actor_name(feed.name), runtime.NAMESPACE)
 
-    def look(self: Any) -> list[bool]:
-        parts = [part for block in self._running.service._staged.values() for part in block.values()]
+    def look(coordinator: Any) -> list[bool]:
+        parts = [part for block in coordinator._running.service._staged.values() for part in block.values()]
         return [isinstance(ref, HeldSlot) for part in parts for ref in part.refs]
 
-    return wait_until(lambda: ray.get(coordinator.__ray_call__.remote(look), timeout=30), "parts are staged")
+    return wait_until(lambda: in_coordinator(feed.name, look), "parts are staged")
 
 
 def epochs(loader: mbaas.Loader, count: int) -> list[EpochRecord]:
@@ -118,12 +118,11 @@ def test_what_a_dead_worker_made_is_made_again(known: list[str], feed_name: str)
 def test_a_coordinator_that_can_open_no_slot_gives_up_after_a_few(known: list[str], feed_name: str) -> None:
     """Each of them is made once more, as an object; then no more are asked for."""
     with serve(feed_name) as feed:
-        coordinator = ray.get_actor(runtime.actor_name(feed.name), runtime.NAMESPACE)
 
         def blind(_: Any) -> None:
             slots.hold = lambda _: None
 
-        ray.get(coordinator.__ray_call__.remote(blind), timeout=30)
+        in_coordinator(feed.name, blind)
         with mbaas.join(feed.name, format="numpy") as loader:
             for record in epochs(loader, 2):
                 check(record, known)

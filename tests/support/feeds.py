@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import ray
@@ -30,7 +31,11 @@ def warm(feed: mbaas.Feed) -> mbaas.Feed:
 
 def through_objects(feed: mbaas.Feed) -> mbaas.Feed:
     """Have all blocks of a feed of one lane go through Ray's object store, also on one node."""
-    coordinator: Any = ray.get_actor(runtime.actor_name(feed.name), runtime.NAMESPACE)
-    given_up: Any = coordinator.__ray_call__.remote(lambda self: self._running.service._slot_use.give_up())
-    assert ray.get(given_up, timeout=30)
+    assert in_coordinator(feed.name, lambda coordinator: coordinator._running.service._slot_use.give_up())
     return feed
+
+
+def in_coordinator(feed: str, function: Callable[[Any], Any], timeout_s: float = 30.0) -> Any:
+    """Call a function with the `FeedCoordinator` of a feed, in its process."""
+    actor: Any = ray.get_actor(runtime.actor_name(feed), runtime.NAMESPACE)
+    return ray.get(actor.__ray_call__.remote(lambda actor: function(actor._coordinator)), timeout=timeout_s)
