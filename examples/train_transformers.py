@@ -4,21 +4,29 @@ import json
 import tempfile
 from pathlib import Path
 
-import torch
-from digit_feeds import digit_feeds, network
-from transformers import Trainer, TrainerCallback, TrainingArguments
+from digit_feeds import CLASSES, digit_feeds
+from transformers import ResNetConfig, ResNetForImageClassification, Trainer, TrainerCallback, TrainingArguments
 
 import mbaas
 
 
-class Classifier(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.network = network()
+class LoaderTrainer(Trainer):
+    """Trains a model for images on minibatches of mbaas, which it gets under the names of its `forward`."""
 
-    def forward(self, image, label, sample_id):
-        logits = self.network(image)
-        return {"loss": torch.nn.functional.cross_entropy(logits, label), "logits": logits}
+    def __init__(self, model, options, loader, validation, **others):
+        super().__init__(model, options, eval_dataset=validation.dataset, **others)
+        self.get_train_dataloader = lambda: loader
+        self.get_eval_dataloader = lambda eval_dataset=None: validation
+
+    def compute_loss(self, model, inputs, *others, **named):
+        return super().compute_loss(model, renamed(inputs), *others, **named)
+
+    def prediction_step(self, model, inputs, *others, **named):
+        return super().prediction_step(model, renamed(inputs), *others, **named)
+
+
+def renamed(batch):
+    return {"pixel_values": batch["image"], "labels": batch["label"]} if "image" in batch else batch
 
 
 class SaveLoader(TrainerCallback):
@@ -28,12 +36,12 @@ class SaveLoader(TrainerCallback):
 
 
 with tempfile.TemporaryDirectory() as folder, digit_feeds():
-    saving = {"output_dir": folder, "save_steps": 100, "eval_strategy": "epoch", "label_names": ["label"]}
+    size = {"embedding_size": 16, "hidden_sizes": [16, 32], "depths": [1, 1], "layer_type": "basic"}
+    model = ResNetForImageClassification(ResNetConfig(**size, num_labels=CLASSES))
+    saving = {"output_dir": folder, "save_steps": 100, "eval_strategy": "epoch", "label_names": ["labels"]}
     for saved, steps in ((None, 100), (Path(folder, "checkpoint-100"), 225)):  # 45 steps are an epoch
         state = saved and json.loads((saved / "loader.json").read_text())
         with mbaas.join("train", "me", state=state) as loader, mbaas.join("validation", "me") as validation:
             options = TrainingArguments(max_steps=steps, use_cpu=True, report_to="none", learning_rate=0.01, **saving)
-            trainer = Trainer(Classifier(), options, eval_dataset=validation.dataset, callbacks=[SaveLoader()])
-            trainer.get_train_dataloader = lambda: loader
-            trainer.get_eval_dataloader = lambda eval_dataset=None: validation
+            trainer = LoaderTrainer(model, options, loader, validation, callbacks=[SaveLoader()])
             trainer.train(resume_from_checkpoint=saved and str(saved))

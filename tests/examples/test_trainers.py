@@ -94,11 +94,13 @@ def test_lightning_in_ray_train_resumes() -> None:
 def test_the_trainer_of_hugging_face_resumes(cluster: str) -> None:
     """45 steps are an epoch; 100 were made before, and the third epoch ends 35 later."""
     out = run("train_transformers.py", cluster)
-    assert re.findall(r"'eval_loss'.*?'epoch': '(\d)'", out) == ["1", "2", "3", "4", "5"]
+    found = re.findall(r"'eval_loss': '([\d.]+)'.*?'epoch': '(\d)'", out)
+    assert [epoch for _, epoch in found] == ["1", "2", "3", "4", "5"]
+    assert float(found[-1][0]) < float(found[0][0]) / 2, "the model learns"
     assert len(re.findall(r"'train_runtime'", out)) == 2
 
 
 def test_each_is_short() -> None:
     lines = {path.name: len(path.read_text().splitlines()) for path in EXAMPLES.glob("train_*.py")}
     assert len(lines) == 5
-    assert max(lines.values()) <= 40
+    assert max(lines.values()) <= 48
