@@ -7,6 +7,7 @@ import re
 import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 import pytest
 from ray_heads import Head, ray_head
@@ -104,3 +105,73 @@ def test_a_program_with_another_version_is_refused_with_a_sentence(head: Head) -
             r"[\d.]+ \(messages [0-9a-f]{8}\): install the same one in both; it is served by ",
             answer["newer"],
         )
+
+
+LENDER = """
+# Serve a feed of so many workers, from a working directory of its own if one is named. For each line on standard input
+# train for as many seconds as it says, and print what came of it.
+import json, sys, time
+import ray
+name, workers, folder = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+if folder:
+    sys.path.insert(0, folder)
+    ray.init(runtime_env={"working_dir": folder}, log_to_driver=False)
+import mbaas
+from mbaas import transforms as T
+from mbaas.dataset import synthetic
+
+own = []
+if folder:
+    import my_module
+    own = [T.Map(my_module.darker)]
+steps = [T.DecodeImage(), T.RandomResizedCrop(200), T.ColorJitter(brightness=0.5, saturation=0.5), *own]
+feed = mbaas.serve(name, synthetic(200, height=256, width=256), T.Pipeline(steps), batch_size=20, prep_workers=workers,
+                   lending=mbaas.Lending(hold_s=0.5, pause_s=0.5))
+print(json.dumps(name), flush=True)
+for line in sys.stdin:
+    end, most, exact = time.monotonic() + float(line), 0, True
+    with mbaas.join(name, "trial", format="numpy") as loader:
+        while time.monotonic() < end:
+            for batch in loader:
+                pass
+            exact, most = exact and loader.ledger.exact, max(most, len(feed.status().workers))
+    status = feed.status()
+    print(json.dumps({"exact": exact, "workers": most, "errors": status.internal_errors}), flush=True)
+"""
+
+
+def lent(head: Head, folders: tuple[str, str]) -> object:
+    """Serve a feed of three idle workers and one of a single busy worker, from two programs; train on the second."""
+    rich = head.start(LENDER, "rich", "3", folders[0])
+    try:
+        assert answer_of(rich) == "rich"
+        poor = head.start(LENDER, "poor", "1", folders[1])
+        try:
+            assert answer_of(poor) == "poor"
+            assert poor.stdin is not None
+            poor.stdin.write("8\n")
+            poor.stdin.flush()
+            return answer_of(poor)
+        finally:
+            poor.kill()
+            poor.communicate()
+    finally:
+        rich.kill()
+        rich.communicate()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_workers_are_lent_to_the_feed_of_another_program(head: Head) -> None:
+    assert lent(head, ("", "")) == {"exact": True, "workers": 3, "errors": 0}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_workers_are_not_lent_to_a_program_whose_code_they_cannot_import(head: Head, tmp_path: Path) -> None:
+    """Two working directories, as `ray job submit` makes them, each with a module of the same name."""
+    for name, factor in (("one", 2), ("two", 3)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "my_module.py").write_text(f"def darker(image, rng):\n    return image // {factor}\n")
+    folders = str(tmp_path / "one"), str(tmp_path / "two")
+    assert lent(head, folders) == {"exact": True, "workers": 1, "errors": 0}
