@@ -267,10 +267,11 @@ class DaliEngine:
 
 def _is_left_to_cpu(header: Header) -> bool:
     """Whether DALI decodes it in another way, or not everywhere: a JPEG of four channels; a WebP; an animated
-    PNG; a photograph that is to stay as it is stored.
+    PNG or one that is not upright; a photograph that is to stay as it is stored.
     """
     is_odd = header.format in ("webp", "bmp") or (header.format == "jpeg" and header.channels == 4)
-    return is_odd or header.as_stored or header.is_animated
+    is_turned_png = header.format == "png" and header.orientation != 1
+    return is_odd or is_turned_png or header.as_stored or header.is_animated
 
 
 _NOTHING = np.zeros((0, 0, 3), np.uint8)

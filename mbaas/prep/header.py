@@ -63,7 +63,7 @@ class Header(NamedTuple):
         channels: as stored; 1 grey, 3 colour, 4 CMYK or YCCK for a JPEG. A PNG's palette counts as 3, and so does a
             WebP, whose transparency is left out.
         bits: per channel, as stored.
-        orientation: EXIF's 1 to 8; 1 for an upright image and for every PNG.
+        orientation: EXIF's 1 to 8; 1 for an upright image.
         height_at: offset of a JPEG's 16-bit height in its bytes.
         sequential: a JPEG whose image rows follow one another in a single scan without restarts, so that
             upper rows can be decoded alone.
@@ -252,6 +252,8 @@ def _peek_png(data: memoryview) -> Header:
             header = _png_header(data, length, kind)
         elif kind == b"acTL":
             header = header._replace(is_animated=True)
+        elif kind == b"eXIf":  # without the "Exif" and two zeros of a JPEG
+            header = header._replace(orientation=_orientation(data[at + 8 : after - 4]))
         if kind == b"IEND":
             return header
         at = after

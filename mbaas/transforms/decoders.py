@@ -46,7 +46,7 @@ class DecodeImage(Decoder):
     """Decode JPEG, PNG, WebP or BMP bytes to RGB, uint8 [height, width, 3]; minibatches have them as ``image``.
 
     Grey images get three equal channels, CMYK and YCCK become RGB, alpha is dropped, 16 bits a channel become
-    the upper 8, and a JPEG is turned as its EXIF orientation says. The result is the same for all engines
+    the upper 8, and an image is turned as its EXIF orientation says. The result is the same for all engines
     within a few grey levels.
 
     Args:

@@ -88,6 +88,7 @@ def odd_files(photos):
         exif[0x0112] = orientation
         stored = oriented(photo, orientation)
         files[f"jpeg exif {orientation}"] = (encoded(stored, "JPEG", quality=95, exif=exif), photo)
+        files[f"png exif {orientation}"] = (encoded(stored, "PNG", exif=exif), photo)
         files[f"webp exif {orientation}"] = (encoded(stored, "WEBP", lossless=True, exif=exif), photo)
     return files
 

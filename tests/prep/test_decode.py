@@ -37,7 +37,7 @@ KINDS += [
     "webp alpha",
     "webp animated",
     "webp 1x1",
-    *(f"webp exif {n}" for n in range(1, 9)),
+    *(f"{kind} exif {n}" for kind in ("png", "webp") for n in range(1, 9)),
 ]
 DAMAGES = ["empty", "text named .jpg", "gif", "half a jpeg", "jpeg without its end", "header of a jpeg"]
 DAMAGES += ["two bytes of a jpeg", "half a jpeg with an end marker", "half a png", "png without its end"]
