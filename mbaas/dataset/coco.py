@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -177,9 +178,27 @@ def _names_below(root: Location, names: list[str]) -> list[str]:
     """Return names as paths below the folder of images, where files have absolute paths or Windows' separators."""
     prefix = root.root.rstrip("/") + "/"
     names = [name.removeprefix(prefix) for name in names]
-    odd = [name for name in names if "\\" in name]  # on Linux a name may have one
-    there = {name for name, info in zip(odd, file_infos(root, odd), strict=True) if info.type == FileType.File}
-    return [name if name in there else name.replace("\\", "/") for name in names]
+    there = _existing(root, [name for name in names if "\\" in name])  # on Linux a name may have one
+    names = [name if name in there else name.replace("\\", "/") for name in names]
+    elsewhere = next((name for name in names if _is_absolute(name)), None)
+    return names if elsewhere is None else _moved(root, names, elsewhere)
+
+
+def _existing(root: Location, names: list[str]) -> set[str]:
+    return {name for name, info in zip(names, file_infos(root, names), strict=True) if info.type == FileType.File}
+
+
+def _is_absolute(name: str) -> bool:
+    return name.startswith("/") or re.match("[A-Za-z]:/", name) is not None
+
+
+def _moved(root: Location, names: list[str], elsewhere: str) -> list[str]:
+    """Return names without the folders of another machine: as many as leave the first such name a file of ``root``."""
+    parts = elsewhere.split("/")
+    tails = ["/".join(parts[start:]) for start in range(1, len(parts))]
+    there = _existing(root, [tail for tail in tails if tail])
+    found = next((tail for tail in tails if tail in there), None)
+    return names if found is None else [name.removeprefix(elsewhere.removesuffix(found)) for name in names]
 
 
 def _lengths(where: Location, root: Location, names: list[str]) -> pa.Array:

@@ -44,8 +44,8 @@ class _Annotation(msgspec.Struct, gc=False):
     category_id: _Id | None = None
     bbox: list[float | str | None] | None = None
     area: float | str | None = None
-    iscrowd: float | bool | None = None
-    keypoints: list[float | None] | None = None
+    iscrowd: float | bool | str | None = None
+    keypoints: list[float | str | None] | None = None
     segmentation: msgspec.Raw = msgspec.Raw(b"null")
 
 
@@ -215,7 +215,8 @@ def _objects(
         areas = np.where(np.isnan(areas), boxes[:, 2] * boxes[:, 3], areas)
         objects["area"] = np.clip(areas, -(_MOST_PIXELS**2), _MOST_PIXELS**2).astype(np.float32)
     if "iscrowd" in wanted:
-        objects["iscrowd"] = np.array([bool(each.iscrowd) for each in found], np.uint8)
+        crowds = _numbers(name, "iscrowd", [each.iscrowd or 0 for each in found])
+        objects["iscrowd"] = (crowds != 0).astype(np.uint8)
     if "keypoints" in wanted:
         objects["keypoints"] = _keypoints(name, found)
     return objects
@@ -244,7 +245,7 @@ def _keypoints(name: str, found: Sequence[_Annotation]) -> NDArray[np.float32]:
     values = np.zeros((len(found), most), np.float64)
     for row, each in enumerate(found):
         if each.keypoints:
-            values[row] = each.keypoints
+            values[row] = _numbers(name, "keypoints", each.keypoints)
     return np.clip(np.nan_to_num(values), -_MOST_PIXELS, _MOST_PIXELS).astype(np.float32).reshape(len(found), -1, 3)
 
 

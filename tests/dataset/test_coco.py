@@ -338,9 +338,23 @@ def test_a_file_that_cannot_be_is_refused(tmp_path: Path, said: Any, told: str) 
         (r'("iscrowd": )0', r"\1null"),
         (r'("file_name": ")', r"\1IMAGES/"),
         (r'("file_name": "\d)/', r"\1\\\\"),
+        (r'("file_name": ")', r"\1/home/me/coco/images/"),
+        (r'("file_name": ")(\d)/', r"\1D:\\\\coco\\\\images\\\\\2\\\\"),
         (r'("bbox": \[)([\d.]+), ', r'\1"\2", '),
+        (r'("iscrowd": )(\d)', r'\1"\2"'),
+        (r'("keypoints": \[)([\d.]+), ', r'\1"\2", '),
     ],
-    ids=["ids are strings", "iscrowd is null", "absolute names", "Windows' names", "numbers are strings"],
+    ids=[
+        "ids are strings",
+        "iscrowd is null",
+        "absolute names",
+        "Windows' names",
+        "absolute names of another machine",
+        "absolute names of Windows",
+        "numbers are strings",
+        "iscrowd is a string",
+        "key points are strings",
+    ],
 )
 def test_what_tools_write_in_other_forms_is_the_same(tmp_path: Path, pattern: str, instead: str) -> None:
     path = written(tmp_path, described())
