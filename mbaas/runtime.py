@@ -14,6 +14,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from types import FrameType
 from typing import Any
 
 import psutil
@@ -284,8 +285,39 @@ def _connect(address: str, **options: Any) -> None:
         # the ports of a cluster without tokens runs code as the user.
         os.environ["RAY_AUTH_MODE"] = "token"
         reread_token()
-    with _kept_sigterm():
+    with _kept_sigterm(), _deferred_interrupt():
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **options)
+
+
+_INTERRUPTED = b"Ray is connecting or starting; the program ends when that is done, or at once after another Ctrl-C\n"
+
+
+@contextlib.contextmanager
+def _deferred_interrupt() -> Iterator[None]:
+    """Handle the first Ctrl-C after the block, and a second one at once.
+
+    An interrupted `ray.init` may leave the processes that it started, or never return: it constructs objects in C++
+    whose destructors wait for threads that have not started yet (Ray 2.60).
+    """
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(before):
+        yield
+        return
+    interrupts: list[tuple[int, FrameType | None]] = []
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        interrupts.append((number, frame))
+        if len(interrupts) > 1:
+            before(number, frame)
+        os.write(2, _INTERRUPTED)  # not print, which a signal must not enter twice
+
+    signal.signal(signal.SIGINT, handle)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if interrupts:
+        before(*interrupts[0])
 
 
 @contextlib.contextmanager

@@ -1,0 +1,48 @@
+"""Ctrl-C while Ray starts: it takes effect when Ray is up, and can end it, or at once the second time."""
+
+from __future__ import annotations
+
+import signal
+import threading
+
+import pytest
+
+from mbaas import runtime
+
+
+def test_the_first_interrupt_waits_for_the_end_of_the_block(capfd: pytest.CaptureFixture[str]) -> None:
+    handler, ended = signal.getsignal(signal.SIGINT), False
+    with pytest.raises(KeyboardInterrupt), runtime._deferred_interrupt():
+        signal.raise_signal(signal.SIGINT)
+        ended = True
+    assert ended
+    assert signal.getsignal(signal.SIGINT) is handler
+    assert "at once after another Ctrl-C" in capfd.readouterr().err
+
+
+def test_the_second_interrupt_takes_effect_at_once() -> None:
+    reached = 0
+    with pytest.raises(KeyboardInterrupt), runtime._deferred_interrupt():
+        for reached in range(3):
+            signal.raise_signal(signal.SIGINT)
+    assert reached == 1
+
+
+def test_without_an_interrupt_nothing_happens_and_errors_pass() -> None:
+    handler = signal.getsignal(signal.SIGINT)
+    with pytest.raises(ValueError, match="other"), runtime._deferred_interrupt():
+        raise ValueError("other")
+    assert signal.getsignal(signal.SIGINT) is handler
+
+
+def test_other_threads_leave_the_handler_alone() -> None:
+    handlers = []
+
+    def look() -> None:
+        with runtime._deferred_interrupt():
+            handlers.append(signal.getsignal(signal.SIGINT))
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    thread.join()
+    assert handlers == [signal.getsignal(signal.SIGINT)]
