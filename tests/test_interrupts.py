@@ -10,22 +10,31 @@ import pytest
 from mbaas import runtime
 
 
+def interrupted(times: int) -> int:
+    """Interrupt a block so many times; return how many of these it survived. It ends by KeyboardInterrupt."""
+    survived = 0
+
+    def run() -> None:
+        nonlocal survived
+        with runtime._deferred_interrupt():
+            for _ in range(times):
+                signal.raise_signal(signal.SIGINT)
+                survived += 1
+
+    with pytest.raises(KeyboardInterrupt):
+        run()
+    return survived
+
+
 def test_the_first_interrupt_waits_for_the_end_of_the_block(capfd: pytest.CaptureFixture[str]) -> None:
-    handler, ended = signal.getsignal(signal.SIGINT), False
-    with pytest.raises(KeyboardInterrupt), runtime._deferred_interrupt():
-        signal.raise_signal(signal.SIGINT)
-        ended = True
-    assert ended
+    handler = signal.getsignal(signal.SIGINT)
+    assert interrupted(1) == 1
     assert signal.getsignal(signal.SIGINT) is handler
     assert "at once after another Ctrl-C" in capfd.readouterr().err
 
 
 def test_the_second_interrupt_takes_effect_at_once() -> None:
-    reached = 0
-    with pytest.raises(KeyboardInterrupt), runtime._deferred_interrupt():
-        for reached in range(3):
-            signal.raise_signal(signal.SIGINT)
-    assert reached == 1
+    assert interrupted(3) == 1
 
 
 def test_without_an_interrupt_nothing_happens_and_errors_pass() -> None:
