@@ -210,18 +210,14 @@ def named_in_rows(heading: str) -> list[str]:
     return [name for row in table.splitlines() for name in CODE.findall(row.split("|")[1])]
 
 
-def test_the_map_of_the_core_has_each_module_once() -> None:
-    rows = re.findall(r"^`(\w+)` ", (ROOT / "mbaas" / "core" / "__init__.py").read_text(), re.MULTILINE)
-    assert sorted(rows) == sorted(modules_of("core"))
-
-
 @pytest.mark.parametrize("folder", ["core", "coordinator", "client"])
-def test_the_table_of_a_package_has_each_module_once(folder: str) -> None:
-    assert sorted(named_in_rows(f"**`{folder}/`:**")) == sorted(modules_of(folder))
+def test_the_map_of_a_package_has_each_module_once(folder: str) -> None:
+    rows = re.findall(r"^`(\w+)` ", (ROOT / "mbaas" / folder / "__init__.py").read_text(), re.MULTILINE)
+    assert sorted(rows) == sorted(modules_of(folder))
 
 
 def test_the_table_of_packages_has_each_once() -> None:
-    rows = [name.removesuffix(".py").rstrip("/") for name in named_in_rows("## Where things are")]
+    rows = [name.removesuffix(".py").rstrip("/") for name in named_in_rows("## Packages")]
     assert sorted(rows) == sorted(modules_of(""))
 
 

@@ -1,1 +1,30 @@
-"""The actors that run a feed: a Ray shell around the pure core."""
+"""The actors that run a feed: a Ray shell around the pure core.
+
+================  ======================================================================================================
+`actor`           the actor class of the main coordinator; imports `coordinator` only in its own process
+`coordinator`     the main coordinator: runs a feed and serves its first lane
+`service`         calls of consumers, the same on every coordinator; the shell around one staging core
+`opening`         starts the workers of a new feed, or finds those of an earlier coordinator
+`supervision`     the shell around the supervisor: turns its instructions into calls
+`worker_pool`     starts, briefs and ends prep workers
+`cache_pool`      starts, briefs and ends cache nodes; computes placements
+`lane`            the coordinator of a further lane
+`lanes`           messages between the main coordinator and all lanes
+`asking`          waits for answers of other actors, with deadlines
+`lending`         lends workers to other feeds
+`peer_feeds`      calls between the coordinators of several feeds
+`thread_tuning`   splits the threads of each node between fetch and prep
+`recovery`        state that a coordinator leaves to its successor
+`written_epochs`  shuffles of epochs and plans of ranks, stored before any consumer gets a block
+`store`           the cluster's key-value store, by feed and name
+`served_by`       the program that serves a feed
+`kept_claims`     resources claimed by each feed, and the lock under which programs divide them
+`local_calls`     takes calls for blocks over a socket, from consumers of this machine
+`relayed_calls`   takes calls for blocks from relays on other machines
+`relay_node`      an actor that only relays calls, on a machine without a cache node
+`background`      background tasks; handling of internal errors
+`counters`        work done so far
+`status_report`   the contents of `mbaas status`
+`stories`         the stories of a feed's lanes and supervisor
+================  ======================================================================================================
+"""
