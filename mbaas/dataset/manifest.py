@@ -30,9 +30,6 @@ _FORMATS = {
 }
 """Ending of a table's name -> how it is read."""
 
-_CODECS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
-"""Further ending of a compressed CSV or JSON file -> pyarrow's codec."""
-
 
 def read_manifest(
     path: str | os.PathLike[str],
@@ -48,8 +45,7 @@ def read_manifest(
     """Read a table with a row for each sample, which names its file; read none of the files.
 
     The table is a CSV (``.csv``, ``.tsv``), JSON (``.jsonl``, ``.ndjson``, ``.json``: an object in each line, or an
-    array of objects) or Parquet (``.parquet``) file; CSV and JSON may be compressed (``.csv.gz``, ``.bz2``, ``.zst``).
-    A column of a CSV file is of numbers or booleans if all of its
+    array of objects) or Parquet (``.parquet``) file. A column of a CSV file is of numbers or booleans if all of its
     values are, written in full: codes such as 001, dates and times are strings, and an empty value is missing.
 
     Its columns of numbers become `Dataset.fields`: minibatches have them beside the image, as they are in the table,
@@ -103,15 +99,12 @@ def read_manifest(
 
 
 def _read_table(where: Location, *, texts: Collection[str], encoding: str | None) -> pa.Table:
-    name, ending = posixpath.splitext(where.base.lower())
-    codec = _CODECS.get(ending)
-    if codec is not None:
-        ending = posixpath.splitext(name)[1]
-    if ending not in _FORMATS or (codec is not None and _FORMATS[ending] == "parquet"):
+    ending = posixpath.splitext(where.base)[1].lower()
+    if ending not in _FORMATS:
         raise ConfigError(f"a manifest must end in {', '.join(_FORMATS)}, got {where.root}")
     try:
         with where.filesystem.open_input_file(where.base) as file:
-            table = _parse(file, ending, texts, encoding, codec)
+            table = _parse(file, ending, texts, encoding)
     except TableError as error:
         raise DatasetError(f"cannot read the manifest {where.root}: {error}") from None
     except (OSError, pa.ArrowException) as error:
@@ -129,14 +122,12 @@ def _read_table(where: Location, *, texts: Collection[str], encoding: str | None
     return table.combine_chunks()
 
 
-def _parse(
-    file: pa.NativeFile, ending: str, texts: Collection[str], encoding: str | None, codec: str | None
-) -> pa.Table:
+def _parse(file: pa.NativeFile, ending: str, texts: Collection[str], encoding: str | None) -> pa.Table:
     if _FORMATS[ending] == "parquet":
         import pyarrow.parquet as pq  # here: to import all readers takes longer than to read most tables
 
         return pq.read_table(file)
-    content = file.read() if codec is None else pa.CompressedInputStream(file, codec).read()
+    content = file.read()
     if _FORMATS[ending] == "json":
         return parse_json(content, encoding=encoding)
     return parse_csv(content, delimiter="\t" if ending == ".tsv" else ",", texts=texts, encoding=encoding)

@@ -66,19 +66,6 @@ def test_columns_of_numbers_are_fields_and_a_label_of_text_has_classes(folder: P
     assert data.uri(1) == f"{folder}/a/1.png"
 
 
-@pytest.mark.parametrize("ending", [".csv", ".jsonl"])
-@pytest.mark.parametrize(("suffix", "codec"), [(".gz", "gzip"), (".bz2", "bz2"), (".ZST", "zstd")])
-def test_a_compressed_table_is_the_same(folder: Path, ending: str, suffix: str, codec: str) -> None:
-    path = written(folder, ending)
-    packed = Path(f"{path}{suffix}")
-    with pa.CompressedOutputStream(str(packed), codec) as file:
-        file.write(path.read_bytes())
-    assert read_manifest(packed, label="kind").fingerprint == read_manifest(path, label="kind").fingerprint
-    packed.write_bytes(packed.read_bytes()[:-9])
-    with pytest.raises(DatasetError, match=rf"cannot read the manifest .*{suffix}: "):
-        read_manifest(packed)
-
-
 def test_what_is_delivered_can_be_chosen_and_a_label_may_be_missing_a_number_or_a_list(folder: Path) -> None:
     path = written(folder, ".parquet")
     none = read_manifest(path, fields=["age"])
