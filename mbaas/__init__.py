@@ -121,10 +121,4 @@ _public = imported_late(
 
 def __getattr__(name: str) -> Any:
     """Import a public name, and with it Ray and Arrow, when it is first used: ``mbaas --help`` needs neither."""
-    if name.endswith("Settings"):  # not for every name: modules of mbaas are looked for here before they are there
-        from mbaas.settings import RENAMED, in_python
-
-        if name in RENAMED:
-            hint = f"use {in_python(RENAMED[name])} of mbaas.serve"
-            raise AttributeError(f"module 'mbaas' has no attribute {name!r}; {hint}")
     return _public(name)

@@ -121,12 +121,12 @@ class Located:
         except ConfigError as error:
             raise self.fields.get(error.option, self).error(_about(in_yaml(str(error)), self.path)) from None
 
-    def to(self, kind: type[Read], *, renamed: Mapping[str, str] | None = None, **given: Any) -> Read:
+    def to(self, kind: type[Read], *, elsewhere: Mapping[str, str] | None = None, **given: Any) -> Read:
         """Read this value as a dataclass or a model.
 
         Args:
             kind: the dataclass or the model.
-            renamed: keys as they were once called, and what they are called now.
+            elsewhere: keys that belong to a group -> their full names.
             given: further fields, which the file does not say.
 
         Raises:
@@ -140,10 +140,10 @@ class Located:
             # JSON: in Python's own values pydantic's strict mode would refuse lists as tuples, and mappings as models
             return reader.validate_json(json.dumps(value, default=str), strict=True)
         except ValidationError as error:
-            raise self._located(error.errors(include_url=False), reader.json_schema(), renamed or {}) from None
+            raise self._located(error.errors(include_url=False), reader.json_schema(), elsewhere) from None
 
     def _located(
-        self, found: Sequence[ErrorDetails], schema: Mapping[str, Any], renamed: Mapping[str, str]
+        self, found: Sequence[ErrorDetails], schema: Mapping[str, Any], elsewhere: Mapping[str, str] | None
     ) -> ConfigError:
         """Turn what pydantic found into a sentence with a line, about one error: the others may follow from it."""
         details = validation.worst(found)
@@ -151,7 +151,7 @@ class Located:
         here, name = _dotted(value.path), str(value.path[-1]) if value.path else ""
         if details["type"] in validation.UNKNOWN:
             known = _keys_at(schema, value.path[len(self.path) : -1])
-            return value.error(f"unknown key {name!r}; {validation.instead(name, known, renamed, path=here)}")
+            return value.error(f"unknown key {name!r}; {validation.instead(name, known, elsewhere)}")
         if details["type"] in validation.LACKING:
             if isinstance(last := details["loc"][-1], int):  # a tuple that is too short
                 return value.error(f"{here} must hold at least {last + 1} values, got {value.said}")
@@ -162,9 +162,8 @@ class Located:
             return within.error(f"{_dotted(within.path) or 'the file'} lacks {lacking}")
         if said := validation.own(details):
             return value.fields.get(validation.about(details), value).error(_about(said, value.path))
-        wrong, once = validation.wrong(details, name), validation.once(details, here, renamed)
         quoting = value.quoting if details["type"] == "string_type" else ""
-        return value.error(f"{here or 'the file'} {wrong}, got {value.said}{once}{quoting}")
+        return value.error(f"{here or 'the file'} {validation.wrong(details, name)}, got {value.said}{quoting}")
 
     def _at(self, where: Keys) -> Located:
         """Return the value at a path, or the last on the way that the file has.

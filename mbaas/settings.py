@@ -39,35 +39,8 @@ FIRST_FETCH_THREADS = 8
 MOST_FETCH_THREADS = 256
 """The most threads with which a node reads storage. The client of an object store opens no more connections."""
 
-RENAMED = {
-    "threads": "threads.prep",
-    "threads.enabled": "threads.tuned",
-    "boarding_s": "timeouts.reservation_s",
-    "reservation_s": "timeouts.reservation_s",
-    "lease_s": "timeouts.lease_s",
-    "patience_s": "timeouts.patience_s",
-    "prep_timeout_s": "timeouts.prep_s",
-    "disk_path": "disk.path",
-    "disk_bytes": "disk.max_bytes",
-    "max_prep_workers": "scaling.max_prep_workers",
-    "prep_labels": "scaling.prep_labels",
-    "fetch_threads": "threads.fetch",
-    "tuning": "threads",
-    "ahead_blocks": "staging.ahead_blocks",
-    "readahead_bytes": "staging.readahead_bytes",
-    "lanes": "staging.lanes",
-    "ScalingSettings": "scaling",
-    "LendingSettings": "lending",
-    "TuningSettings": "threads",
-}
-"""Former names of options and classes, and where these are now: the one table for Python and files.
 
-Inside of a group the old name counts, too: `Timeouts(prep_timeout_s=...)` is answered as ``prep_timeout_s`` is.
-Where an old name is that of a group now ("threads"), the error comes only if the value is no such group.
-"""
-
-
-@options(within="timeouts", renamed=RENAMED)
+@options(within="timeouts")
 class Timeouts:
     """How long a feed waits for consumers, for workers and for storage."""
 
@@ -99,7 +72,7 @@ def _as_text(path: Any) -> Any:
     return os.fspath(path) if isinstance(path, os.PathLike) else path
 
 
-@options(within="disk", renamed=RENAMED)
+@options(within="disk")
 class Disk:
     """Local disks of the nodes, for samples that memory has no room for. What they hold survives a restart."""
 
@@ -110,7 +83,7 @@ class Disk:
     """What may be kept there, on each node."""
 
 
-@options(within="scaling", renamed=RENAMED)
+@options(within="scaling")
 class Scaling:
     """How many prep workers there are beyond the reserved ones, where they run, and when their number changes."""
 
@@ -150,7 +123,7 @@ class Scaling:
                 )
 
 
-@options(within="lending", renamed=RENAMED)
+@options(within="lending")
 class Lending:
     """When idle prep workers work for other feeds of the cluster that need them more."""
 
@@ -164,7 +137,7 @@ class Lending:
     """Time between two moves of a feed."""
 
 
-@options(within="threads", renamed=RENAMED)
+@options(within="threads")
 class Threads:
     """Threads of a node, and when they move between preparing samples and reading storage."""
 
@@ -189,7 +162,7 @@ class Threads:
         return min(FIRST_FETCH_THREADS, self.fetch)
 
 
-@options(within="staging", renamed=RENAMED)
+@options(within="staging")
 class Staging:
     """What is fetched and prepared ahead of need, and by how many coordinators it is handed out."""
 
@@ -223,7 +196,7 @@ def check_feed_name(name: object) -> str:
 FeedName = Annotated[str, Checked(check_feed_name, says={"minLength": 1, "not": {"pattern": r"/|^\s|\s$"}})]
 
 
-@options(renamed=RENAMED)
+@options()
 class FeedOptions:
     """What users may say about a feed, besides its name, data and pipeline."""
 
@@ -239,9 +212,9 @@ class FeedOptions:
     epochs and trials, and no trial waits for another."""
 
     cache_bytes: Bytes | None = None
-    """Memory for samples, on each node; default: what the dataset needs, and with ``decoded`` what its decoded samples
-    need, as far as half of the memory that is left gives that. On a node with a small object store it is as much as
-    fits there."""
+    """Memory for samples, on each node; default: the size of the dataset, or with ``decoded`` that of its decoded
+    samples, measured when the feed starts, up to half of the free memory. A node with a small object store gets as
+    much as fits there."""
 
     decoded: bool = True
     """Keep samples decoded in the caches, as they are before the pipeline's first random transform, where measured
@@ -346,18 +319,33 @@ class FeedSettings(FeedOptions):
         return staging_room(store_bytes, self.earlier)
 
 
+GROUPED = {
+    option.name: f"{group}.{option.name}"
+    for group, kind in {
+        "timeouts": Timeouts,
+        "disk": Disk,
+        "scaling": Scaling,
+        "lending": Lending,
+        "threads": Threads,
+        "staging": Staging,
+    }.items()
+    for option in fields(kind)
+}
+"""Options that belong to a group, by their name without it: "lease_s" -> "timeouts.lease_s"."""
+
+
 def known_keywords(function: Callable[Parameters, Returned]) -> Callable[Parameters, Returned]:
     """Answer a keyword that a function of options does not take with the one that was meant."""
     # Python's own TypeError would name the keyword too, but not what the option is called now, or which group has it.
     takes = inspect.signature(function).parameters
     known = [name for name, parameter in takes.items() if parameter.kind is inspect.Parameter.KEYWORD_ONLY]
-    renamed = {old: in_python(new) for old, new in RENAMED.items()}
+    grouped = {name: in_python(option) for name, option in GROUPED.items()}
 
     @functools.wraps(function)
     def checked(*given: Parameters.args, **named: Parameters.kwargs) -> Returned:
         for name in named:
             if name not in takes:
-                hint = validation.instead(name, known, renamed)
+                hint = validation.instead(name, known, grouped)
                 raise ConfigError(f"mbaas.{function.__name__} has no option {name!r}; {hint}")
         return function(*given, **named)
 
@@ -367,4 +355,4 @@ def known_keywords(function: Callable[Parameters, Returned]) -> Callable[Paramet
 def in_python(option: str) -> str:
     """Write an option as Python code: "timeouts=mbaas.Timeouts(lease_s=...)" for "timeouts.lease_s"."""
     group, _, name = option.partition(".")
-    return f"{group}=mbaas.{group.title()}({name + '=' if name else ''}...)"
+    return f"{group}=mbaas.{group.title()}({name}=...)"

@@ -59,9 +59,6 @@ _BOUNDS = {
     "less_than_equal": ("at most", "le"),
 }
 
-_GROUP = ("dict_type", "dataclass_type", "dataclass_exact_type", "model_type", "model_attributes_type")
-"""pydantic's names of errors about what should be a group of options."""
-
 MOST_BITS = 1000
 """Bits of a whole number that is read: "0xff..." may have thousands, and Python cannot write those in decimals."""
 
@@ -70,12 +67,11 @@ LACKING = ("missing", "missing_argument", "missing_keyword_only_argument")
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(field,))
-def options(*, within: str | None = None, renamed: Mapping[str, str] | None = None) -> Callable[[Class], Class]:
+def options(*, within: str | None = None) -> Callable[[Class], Class]:
     """Make a class into a frozen, keyword-only dataclass that checks itself and raises `ConfigError`.
 
     Args:
         within: the name under which a larger group holds this one: its fields are called "{within}.{field}" in errors.
-        renamed: fields as they were once called, and what they are called now.
     """
 
     def made(kind: Class) -> Class:
@@ -97,7 +93,7 @@ def options(*, within: str | None = None, renamed: Mapping[str, str] | None = No
             except ValidationError as error:
                 # pydantic offers no hook for its errors, which are paragraphs with links for programmers
                 known = [each.name for each in fields(checked)]
-                raise ConfigError(sentence(error, within=within, known=known, renamed=renamed)) from None
+                raise ConfigError(sentence(error, within=within, known=known)) from None
 
         checked.__init__ = __init__
         return checked
@@ -142,22 +138,20 @@ class Checked:
         return {**handler(schema), **self.says}
 
 
-def sentence(
-    error: ValidationError, *, within: str | None, known: Iterable[str], renamed: Mapping[str, str] | None = None
-) -> str:
+def sentence(error: ValidationError, *, within: str | None, known: Iterable[str]) -> str:
     """Say what is wrong with the arguments of a call: the first thing, unknown names before all others."""
     details = worst(error.errors(include_url=False))
     *outer, name = [str(part) for part in (*([within] if within else []), *details["loc"])] or [""]
     path = ".".join((*outer, name))
     if details["type"] in UNKNOWN:
-        return f"unknown option {path!r}; {instead(name, known, renamed, path=path)}"
+        return f"unknown option {path!r}; {instead(name, known)}"
     if details["type"] in LACKING:
         return f"{path} is missing"
     if said := own(details):
         return said
     group = details.get("ctx", {}).get("class_name")  # files say 'key: value' lines instead
     must = f"must be {group}(...)" if group is not None else wrong(details, name)
-    return f"{path} {must}, got {details['input']!r}{once(details, path, renamed)}"
+    return f"{path} {must}, got {details['input']!r}"
 
 
 def read(kind: Any, text: str, *, name: str) -> Any:
@@ -226,23 +220,14 @@ def wrong(details: ErrorDetails, name: str) -> str:
     return details["msg"]
 
 
-def once(details: ErrorDetails, path: str, renamed: Mapping[str, str] | None) -> str:
-    """Return the end of a sentence about what should be a group of options, and was an option of that name before."""
-    if renamed is None or path not in renamed or details["type"] not in _GROUP:
-        return ""
-    return f"; what was called {path!r} is called {renamed[path]!r} now"
-
-
-def instead(
-    name: str, known: Iterable[str], renamed: Mapping[str, str] | None = None, *, path: str | None = None
-) -> str:
-    """Say what may have been meant by an unknown name: its new name, the nearest one, or all that there are.
+def instead(name: str, known: Iterable[str], elsewhere: Mapping[str, str] | None = None) -> str:
+    """Return a hint for an unknown name: its place, the nearest known name, or all known names.
 
     Args:
-        path: the name with the groups that it was given in, which `renamed` may have, too.
+        elsewhere: names that belong to another place -> their full names.
     """
-    if renamed is not None and (now := renamed.get(path or name) or renamed.get(name)) is not None:
-        return f"it is called {now!r} now"
+    if elsewhere is not None and name in elsewhere:
+        return f"it is {elsewhere[name]!r}"
     names = list(known)
     near = difflib.get_close_matches(name, names, n=1)
     return f"did you mean {near[0]!r}?" if near else f"known are {', '.join(sorted(names))}"

@@ -29,7 +29,7 @@ class Patience:
             raise ConfigError(f"tries must be at most lease_s, got {self.tries}", option="tries")
 
 
-@options(renamed={"size": "size_bytes"})
+@options()
 class Thing:
     """What the files of these tests describe."""
 
@@ -82,7 +82,7 @@ def test_a_file_becomes_a_dataclass(write: Callable[[str], Path]) -> None:
         ("lease_s: 1 min", "lease: 3", "7: unknown key 'lease'; did you mean 'lease_s'?"),
         ("lease_s: 1 min", "lease_s: 2\n  tries: 3", "8: patience: tries must be at most lease_s, got 3"),
         ("\n  lease_s: 1 min", " 5", "6: patience must be 'key: value' lines, got 5 (a whole number)"),
-        ("flag:", "size: 3", "2: unknown key 'size'; it is called 'size_bytes' now"),
+        ("flag:", "tries: 3", "2: unknown key 'tries'; it is 'patience.tries'"),
         ("flag:", "size_bytes: 3", "2: 'size_bytes' is given twice, first in line 1"),
         ("flag:", "3: 3", "2: a key must be text, got 3 (a whole number)"),
         ("flag:", "flag: [", "not valid YAML"),
@@ -107,7 +107,7 @@ def test_what_cannot_be_is_named_with_its_line(write: Callable[[str], Path], old
     assert old in TEXT
     file = write(TEXT.replace(old, new))
     with pytest.raises(ConfigError, match=re.escape(sentence)) as caught:
-        files.read(file).to(Thing, renamed={"size": "size_bytes"})
+        files.read(file).to(Thing, elsewhere={"tries": "patience.tries"})
     assert str(caught.value).startswith(f"{file}:")
     assert "\n" not in str(caught.value)
 
@@ -201,7 +201,7 @@ def test_files_of_windows_are_read(tmp_path: Path, mark: str) -> None:
         (lambda: Patience(trise=1), "unknown option 'patience.trise'; did you mean 'tries'?"),
         (lambda: Patience(tries=3, lease_s=2), "tries must be at most lease_s, got 3"),
         (lambda: Thing(), "size_bytes is missing"),
-        (lambda: Thing(size=3, size_bytes=3), "unknown option 'size'; it is called 'size_bytes' now"),
+        (lambda: Thing(size=3, size_bytes=3), "unknown option 'size'; known are flag, names, patience, size_bytes"),
         (lambda: Thing(size_bytes=3, names=("a", 4)), "names.1 must be text, got 4"),
         (lambda: Thing(size_bytes=3, patience={"lease_s": 3}), "patience must be Patience(...), got {'lease_s': 3}"),
     ],

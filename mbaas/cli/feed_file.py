@@ -27,7 +27,7 @@ from mbaas import files, transforms
 from mbaas.cli.feed_data import DataOptions, FeedData
 from mbaas.errors import ConfigError
 from mbaas.named_functions import import_named
-from mbaas.settings import RENAMED, FeedName, FeedOptions
+from mbaas.settings import GROUPED, FeedName, FeedOptions
 from mbaas.transforms import Boxes, Keypoints, Masks, Pipeline, Transform
 from mbaas.transforms.boxes import BoxFormat
 from mbaas.validation import instead, options
@@ -85,7 +85,7 @@ class MasksFile:
     """The name that minibatches have masks by."""
 
 
-@options(renamed=RENAMED)
+@options()
 class FeedFile(DataOptions, FeedOptions):
     """A feed for `mbaas serve`."""
 
@@ -133,7 +133,7 @@ def load(file: Path, *, name: str | None = None) -> FeedConfig:
         ConfigError: says the file, the line, what is there and what must be.
     """
     top = files.read(file)
-    said = top.to(FeedFile, renamed=RENAMED, **({"name": name} if name is not None else {}))
+    said = top.to(FeedFile, elsewhere=GROUPED, **({"name": name} if name is not None else {}))
     data = FeedData.of(top, said)
     lying = {
         name: top.fields[name].made(partial(kind, **vars(part)))

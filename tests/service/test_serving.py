@@ -77,7 +77,7 @@ def test_joining_an_unknown_feed_names_those_that_run(plain):
         ({"on_bad_sample": "ignore"}, r"on_bad_sample must be one of 'raise', 'skip', got 'ignore'"),
         ({"seed": -1}, r"seed must be .* got -1"),
         ({"timeouts": 30.0}, r"timeouts must be Timeouts\(...\), got 30.0"),
-        ({"lease_s": 30.0}, r"no option 'lease_s'; it is called 'timeouts=mbaas.Timeouts\(lease_s=...\)' now"),
+        ({"lease_s": 30.0}, r"no option 'lease_s'; it is 'timeouts=mbaas.Timeouts\(lease_s=...\)'"),
         ({"batchsize": 1}, r"mbaas.serve has no option 'batchsize'; did you mean 'batch_size'\?"),
         ({"name": "a/b"}, r"a feed's name must be .* got 'a/b'"),
     ],
