@@ -30,6 +30,7 @@ ELSEWHERE = {
     ("docs/cluster.md", "detached=True"): "tests/cluster/test_detached.py, marked long: on a cluster that stays",
     ("docs/guide.md", "WandbLoggerCallback"): "tests/tune_integration/test_trackers.py, whose search logs to both",
     ("docs/guide.md", "LightningDataModule"): "tests/trainers/lightning_processes.py, which two processes run",
+    ("docs/guide.md", "LoaderTrainer"): "tests/examples/test_trainers.py, which trains with it",
     ("docs/guide.md", "last.ckpt"): "tests/trainers/test_lightning.py, which has such a checkpoint",
 }
 """(page, what one of its blocks has) -> where that block runs instead."""
