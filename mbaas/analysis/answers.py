@@ -84,8 +84,8 @@ def smallest_cache(rates: Rates, setup: Setup) -> Enough:
     """Find the smallest memory cache per node, in bytes, with which fetch does not limit steady epochs.
 
     All samples are taken as encoded; see `mbaas.analysis.decoding` for decoded ones. The answer is the cache share x at
-    which F = D / (D x / C + D (1 - x) / S) reaches min(P, G), found by bisection to the byte: more cache is never
-    slower.
+    which F = D / (D x / C + D (1 - x) / S) reaches min(P, G). It is found by bisection to the byte, because more cache
+    is never slower.
     """
     whole_bytes = math.ceil(setup.read_bytes(rates.dataset_bytes))
 

@@ -53,7 +53,7 @@ def analyze_feed(name: str) -> Analysis:
         step=f"{units.counted(setup.trials, 'trial')}, as they report",
         notes=_notes(status),
         seen=seen_by_loaders(status),
-        knows_cores=False,  # only those of prep workers
+        knows_cores=False,  # only the cores of prep workers are counted
         costs=costs_so_far(status.costs, status.samples),
     )
 
@@ -94,7 +94,7 @@ def sample_bytes(status: FeedStatus) -> float:
     encoded = fetched.all - fetched.decoded
     if encoded.samples or status.decoded_costs is None:
         return encoded.nbytes / encoded.samples
-    return status.decoded_costs.encoded_bytes  # after a restart, only decoded samples were counted
+    return status.decoded_costs.encoded_bytes  # since its restart, the coordinator counted only decoded samples
 
 
 def rates_of(status: FeedStatus, info: FeedInfo, cache: Quantity) -> Rates:
@@ -106,7 +106,7 @@ def rates_of(status: FeedStatus, info: FeedInfo, cache: Quantity) -> Rates:
     Raises:
         StateError: no trial or no worker has finished a sample yet.
     """
-    # While it steps, a trial does not wait for data, so its steps run as fast as on synthetic data. That rate is G.
+    # A trial that steps does not wait for data, so its steps run at G, the rate on synthetic data.
     steps = [each.samples / each.step_s for each in _trials(status) if each.step_s > 0 and each.samples > 0]
     workers = [worker.samples_per_s for worker in status.workers if worker.samples_per_s > 0]
     if not steps or not workers:
@@ -135,8 +135,7 @@ def rates_of(status: FeedStatus, info: FeedInfo, cache: Quantity) -> Rates:
 
 
 def _prep_rates(status: FeedStatus, worker: Quantity) -> tuple[Quantity, Quantity | None]:
-    """Split a worker's rate into rates of encoded and of decoded samples; the latter is None without decoded samples.
-    """
+    """Split a worker's rate into those of encoded and decoded samples; the latter is None without decoded samples."""
     # Workers prepared both forms, and the counts of each are known. The ratio of their times was measured when the feed
     # was started, on an otherwise idle worker.
     costs = status.decoded_costs

@@ -5,7 +5,7 @@ follows the reader's light or dark mode replaces them. A chart's title is the la
 above the chart, a page uses it as a heading. One unit of a figure's size is a CSS pixel.
 
 Figures are made without pyplot, so they need no display and leave no global state. matplotlib takes a second to import
-and most commands draw nothing, so it is imported when a figure is made.
+and most commands draw nothing. It is therefore imported when a figure is made.
 """
 
 from __future__ import annotations

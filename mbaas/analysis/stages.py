@@ -74,7 +74,7 @@ class Stages:
     @property
     def limit(self) -> str:
         """Return the resource that sets the pace; if that is fetch, its slowest part."""
-        # Ties go to compute, then to prep: data that arrives exactly as fast as needed is no bottleneck.
+        # Ties go to compute, then to prep: data that arrives exactly as fast as needed is not a bottleneck.
         if self.compute_s >= max(self.prep_s, self.fetch_s):
             return max(self.compute, key=self.compute.__getitem__)
         if self.prep_s >= self.fetch_s:
@@ -144,8 +144,8 @@ def _prep_s(rates: Rates, setup: Setup, reads: Reads, bound: Bound) -> dict[str,
 
 def _fetch_s(rates: Rates, setup: Setup, reads: Reads, bound: Bound) -> dict[str, float]:
     made = made_on_a_node(setup)
-    # `Stages.fetch_s` adds up the seconds of the tiers, because a reader takes one sample after the other from any of
-    # them. Decoded samples in memory take no fetch time: prep reads them there, as it did when its rate was measured.
+    # `Stages.fetch_s` adds up the seconds of the tiers, because a reader takes one sample at a time from any tier.
+    # Decoded samples in memory take no fetch time: prep reads them there, as it did when its rate was measured.
     in_memory = (reads.memory - reads.decoded_memory) * rates.sample_bytes
     seconds = {"memory": made * in_memory / rates.cache.at(bound)}
     if rates.disk is not None:
@@ -156,7 +156,8 @@ def _fetch_s(rates: Rates, setup: Setup, reads: Reads, bound: Bound) -> dict[str
 
 
 def _reading_s(rates: Rates, setup: Setup, reads: Reads, bound: Bound) -> float:
-    # reading from disk costs as much CPU time per byte as reading from storage
+    # Reading from disk costs as much CPU time per byte as reading from storage, and a decoded sample has more bytes
+    # than an encoded one.
     read = made_on_a_node(setup) * (reads.storage + _disk_bytes(rates, reads) / rates.sample_bytes)
     return read * rates.read_cpu_s.at(OPPOSITE[bound]) / _free_cores(rates, setup, bound)
 
