@@ -41,7 +41,7 @@ def stored_share(rates: Rates, setup: Setup, *, steady: bool) -> Reads:
 
     Shared caches add up over the nodes; private ones split their node's memory. Samples that are not cached in memory
     are read once per epoch, in a new random order, through the operating system's page cache (LRU, see `lru_hits`). In
-    the first epoch all caches are empty, but trials without a shared feed find in the page cache samples that another
+    the first epoch all caches are empty. Without sharing, trials still find samples in the page cache that another
     trial on their node has just read.
     """
     copies = 1 if setup.sharing else setup.node_trials
@@ -110,7 +110,7 @@ def storage_s(rates: Rates, setup: Setup, bound: Bound = "value") -> float:
     made, readers = made_on_a_node(setup), rates.storage.most if setup.readers is None else setup.readers
     if setup.storage_shared:  # one storage serves the reads and readers of all nodes
         made, readers = (1 if setup.sharing else setup.trials), readers * setup.nodes
-    # More readers than measured are assumed to be no faster, because the spare capacity of the storage is unknown. If
+    # More readers than measured are not assumed to be faster, because the spare capacity of the storage is unknown. If
     # many readers are slower than few, only few read (`Setup.readers`), so this is the best rate up to that number.
     return made / (rates.storage.best_rate(min(readers, rates.storage.most), bound) * setup.storage_factor)
 
@@ -123,10 +123,11 @@ def made_on_a_node(setup: Setup) -> float:
 def lru_hits(share: float) -> float:
     """Return the hit rate of an LRU cache for reads in a fresh random order each epoch.
 
-    ``share`` is the cache's share of the dataset. A sample at position u of one epoch and v of the next (as shares of
-    an epoch) is still cached if fewer than ``share`` distinct samples were read in between. Those are 1 - u of the
-    first epoch and v of the next, less the (1 - u) v common to both: 1 - u (1 - v). With U and V uniform, P(U (1 - V) >
-    1 - x) = x + (1 - x) ln(1 - x): 15 % for half of the dataset.
+    ``share`` is the cache's share of the dataset. Take a sample at position u of one epoch and v of the next, as shares
+    of an epoch. It is still cached if fewer than ``share`` distinct samples were read in between. In between are 1 - u
+    of the first epoch and v of the next; (1 - u) v are in both, so 1 - u (1 - v) are distinct.
+
+    With U and V uniform, P(U (1 - V) > 1 - x) = x + (1 - x) ln(1 - x). For half of the dataset this is 15 %.
     """
     if share >= 1:
         return 1.0

@@ -1,12 +1,12 @@
 """Prediction of training speed and stalls from measured rates.
 
-The model is that of DS-Analyzer (VLDB 2021), speed = min(F, P, G), extended to several trials, shared feeds, several
+The model is DS-Analyzer's (VLDB 2021), speed = min(F, P, G). It is extended to several trials, shared feeds, several
 nodes, and cores shared by prep and steps. `mbaas.analysis.stages` has the table of resources. An epoch is split by the
 differential method. Compute is its time on synthetic data. Prep stall is the time added by prep with all data in
 memory. Fetch stall is the time added by fetching.
 
-If steps, prep and fetch do not overlap perfectly (``overlap`` below 1), a sample takes the longest of them plus ``1 -
-overlap`` of the rest.
+If steps, prep and fetch do not overlap perfectly (``overlap`` below 1), a sample takes the longest time of the three
+plus ``1 - overlap`` of the other two.
 """
 
 from __future__ import annotations
@@ -161,8 +161,8 @@ def _epoch(rates: Rates, setup: Setup, *, steady: bool) -> Epoch:
     samples = rates.samples
 
     def stall_s(earlier: str, later: str) -> Quantity:
-        # A difference is widest if one run was slow and the other fast. That can happen because the runs are measured
-        # one after the other on a machine whose load may change.
+        # A difference is widest if one run was slow and the other fast. The runs are measured one after the other, and
+        # the machine's load may change between them.
         least = getattr(at_fast, later) - getattr(at_slow, earlier)
         most = getattr(at_slow, later) - getattr(at_fast, earlier)
         value = getattr(at_middle, later) - getattr(at_middle, earlier)
