@@ -50,10 +50,9 @@ class Enough:
 
 @dataclass(frozen=True)
 class Bottleneck:
-    """The resource that sets the pace of steady epochs.
+    """The resource that sets the pace of steady epochs, by its name in `mbaas.analysis.stages`.
 
     Attributes:
-        resource: its name in `mbaas.analysis.stages`.
         certain: whether it is the bottleneck at all ends of the rates' intervals.
         gain: speedup if this resource were unlimited; 1 if another one is just as slow.
         next: the resource that would set the pace then.
@@ -69,12 +68,7 @@ class Bottleneck:
 
 @dataclass(frozen=True)
 class Curve:
-    """Predictions along one parameter, for a plot.
-
-    Attributes:
-        parameter: a field of `Setup`.
-        points: (value, prediction) pairs, in the order of the given values.
-    """
+    """Predictions along one field of `Setup`; ``points`` are (value, prediction) in the order of the given values."""
 
     parameter: str
     points: tuple[tuple[float, Prediction], ...]
@@ -175,8 +169,6 @@ def curve(rates: Rates, setup: Setup, parameter: str, values: Sequence[float]) -
 
 
 def _without(found: Stages, limit: str) -> Stages:
-    """Return the stages with one resource taking no time."""
-
     def kept(part: dict[str, float]) -> dict[str, float]:
         return {name: 0.0 if name == limit else s for name, s in part.items()}
 

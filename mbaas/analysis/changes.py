@@ -49,10 +49,8 @@ class Change:
     """A change to the setup.
 
     Attributes:
-        kind: a setting of the existing machines, or a purchase.
         advice: the change as a clause: "use 4 prep workers instead of 2".
-        setup: the changed setup.
-        prediction: the prediction for ``setup``.
+        setup, prediction: the changed setup and its prediction.
         speedup: speedup of steady epochs.
     """
 
@@ -167,7 +165,6 @@ def _best_workers(rates: Rates, setup: Setup) -> int:
 
 
 def _useful_cache(rates: Rates, setup: Setup) -> float:
-    """Return the bytes of a node beyond which a larger cache has no effect."""
     enough = smallest_cache(rates, setup).amount
     # if no cache ends fetch stalls, every cached byte still shortens them
     return math.ceil(setup.read_bytes(rates.dataset_bytes)) if enough is None else enough
@@ -284,15 +281,12 @@ def _advice(best: Change | None) -> str:
 
 @options()
 class MachineType:
-    """A machine on a price list.
+    """A machine on a price list. Fields that are not listed here are those of `Setup`.
 
     Attributes:
-        name: name of the type.
         price_per_h: price of one machine for an hour, in any currency.
-        cores: number of cores, assumed to be as fast as those of the measured machine.
+        cores: number of cores, assumed to be as fast as the measured machine's.
         prep_workers: prep workers of one machine; None: one per core.
-        cache_bytes: memory available to cached samples.
-        disk_bytes, dram_bytes, network_bytes_per_s, storage_factor, accelerator_factor, accelerators: see `Setup`.
         most: number of machines available.
 
     Raises:
@@ -325,8 +319,6 @@ class Offer:
 
     Attributes:
         machine: name of the type.
-        nodes: number of machines.
-        job_s: duration of the job in seconds.
         cost: in the currency of the price list.
         alone_cost: cost of the same job on the same machines without a shared feed.
         limit: bottleneck of steady epochs, a resource of `mbaas.analysis.stages`.
@@ -349,7 +341,7 @@ class Offer:
 def offers(
     rates: Rates, setup: Setup, machines: Sequence[MachineType], *, epochs: int, deadline_s: float = math.inf
 ) -> list[Offer]:
-    """Rank every number of every machine type: first those in time, then by cost, then by duration.
+    """Rank every number of every machine type: first the offers in time, then by cost, then by duration.
 
     Args:
         setup: provides trials, sharing, batch size and readers; the machine type provides the rest.

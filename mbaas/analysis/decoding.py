@@ -107,8 +107,8 @@ def _enough_bytes(rates: Rates, whole: Setup, whole_bytes: int) -> int:
     def is_enough(step: int) -> bool:
         return epoch_s(whole_bytes * step / STEPS) <= most_s
 
-    # A cache that fits all samples encoded holds them all, so a little more memory than just below that size may make
-    # epochs longer. On each side of this size, more memory is never slower.
+    # As soon as all samples fit encoded, all of them are cached, even if fewer are decoded. Epochs may become longer at
+    # that size. On each side of it, more memory is never slower.
     all_kept = min(STEPS, math.ceil(whole.read_bytes(rates.dataset_bytes) / whole_bytes * STEPS))
     steps = range(all_kept) if is_enough(all_kept) else range(all_kept, STEPS)
     step = steps.start + bisect_left(steps, True, key=is_enough)
@@ -125,7 +125,6 @@ def _prep_speedup(rates: Rates, setup: Setup, decoded: float) -> Quantity:
 
 
 def _sentence(found: Decoding, setup: Setup, limit: str) -> str:
-    """Return the summary; ``limit`` is the bottleneck if all samples are cached decoded."""
     share = words.with_interval(found.share, units.percent)
     if not found.is_worthwhile:
         return words.none_decoded(found.share.value)

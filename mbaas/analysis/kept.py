@@ -17,12 +17,7 @@ PLANS = 4096
 
 @dataclass(frozen=True)
 class Reads:
-    """Shares of samples fetched from memory, local disk and storage; they add up to 1.
-
-    Attributes:
-        memory, disk, storage: all samples from that source.
-        decoded_memory, decoded_disk: the parts of ``memory`` and ``disk`` that are cached decoded.
-    """
+    """Shares of samples by source, adding up to 1; ``memory`` and ``disk`` include their decoded parts."""
 
     memory: float
     disk: float

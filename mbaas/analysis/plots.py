@@ -132,7 +132,7 @@ def add_legend(figure: Figure, *, columns: int, loc: Any = "lower left") -> None
     figure.legend(
         loc=loc,
         bbox_to_anchor=(0, 0, 1, 1),
-        bbox_transform=figure.transFigure,  # the default moves with the edge to which `save` crops a file
+        bbox_transform=figure.transFigure,  # the default moves when `save` crops the file
         ncols=columns,
         frameon=False,
         labelcolor=SOFT,
@@ -160,9 +160,8 @@ def lines(
 
     Args:
         series: points by name; the first series is the main one and shows its intervals as a band.
-        x, y: names of the axes.
         measured: measured points for the first series: (x, y, tooltip).
-        marks: vertical lines by name, at most two.
+        marks: vertical lines by name, at most two; the first one is solid.
         log: whether the horizontal axis is logarithmic (base 2).
         tick: formats a number of the horizontal axis.
     """
@@ -219,7 +218,7 @@ def stacked_bars(
         bars: the parts of each bar by name, in stacking order.
         axis: label of the horizontal axis, with the unit.
         ends: label at the end of each bar.
-        colours: colours of parts; the others use `SERIES` in order.
+        colours: colours by part; the other parts use `SERIES` in order.
     """
     # a part below a thousandth of the longest bar in every bar is invisible, so it gets no colour and no legend
     seen = 0.001 * max(sum(bar.values()) for bar in bars.values())
@@ -252,7 +251,7 @@ def heat_map(
     y: tuple[str, Sequence[str]],
     unit: str,
 ) -> Figure:
-    """Draw cells labelled with their numbers; ``values`` has shape [y, x], the first row at the bottom.
+    """Draw cells labelled with ``values`` [y, x], the first row at the bottom.
 
     Args:
         x, y: name and tick labels of an axis.
@@ -290,8 +289,7 @@ def histogram(
     Args:
         series: counts by name, all of the same length.
         axis: names of the horizontal and the vertical axis.
-        first: centre of the first bin.
-        step: width of a bin.
+        first, step: centre of the first bin, and width of a bin.
         marks: vertical lines by name.
     """
     from matplotlib.ticker import MaxNLocator
@@ -316,7 +314,6 @@ def histogram(
 
 
 def _scale_x(axes: Axes, values: Sequence[float], *, log: bool, tick: Callable[[float], str]) -> None:
-    """Set the axis from the first to the last value, with a tick at the first."""
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
     first, last = min(values), max(values)
@@ -332,9 +329,9 @@ def _scale_x(axes: Axes, values: Sequence[float], *, log: bool, tick: Callable[[
 
 
 def _scale_y(axes: Axes, values: Sequence[float]) -> None:
-    """Set the axis from 0, so that heights are comparable, to the first tick above all values."""
     from matplotlib.ticker import MaxNLocator
 
+    # from 0, so that heights are comparable
     ticks = MaxNLocator(5, steps=STEPS).tick_values(0, max(values))
     axes.set_yticks(ticks)
     axes.set_ylim(0, ticks[-1])
@@ -342,7 +339,6 @@ def _scale_y(axes: Axes, values: Sequence[float]) -> None:
 
 
 def _draw_marks(axes: Axes, marks: Mapping[str, float]) -> None:
-    """Draw vertical lines with their names above, the first one solid."""
     left, right = axes.bbox.x0, axes.bbox.x1
     pixels = {name: float(axes.transData.transform((value, 0))[0]) for name, value in marks.items()}
     for number, (name, value) in enumerate(marks.items()):

@@ -34,7 +34,7 @@ TINY = 1e-6
 
 @dataclass(frozen=True)
 class MeasuredCurve:
-    """Rates measured at several numbers of workers or readers, with a piecewise linear fit.
+    """Rates measured at several counts of workers or readers, with a piecewise linear fit.
 
     Attributes:
         points: (count, rate) pairs; counts ascend, rates are above 0.
@@ -54,7 +54,7 @@ class MeasuredCurve:
 
     @classmethod
     def linear(cls, rate: Quantity) -> MeasuredCurve:
-        """Return a curve on which each worker adds the same rate."""
+        """Return a curve of workers that all add the same rate."""
         return cls(((1.0, rate),))
 
     @cached_property
@@ -91,7 +91,7 @@ class MeasuredCurve:
         return {"low": min(1.0, *lows), "value": 1.0, "high": max(1.0, *highs)}
 
     def rate(self, count: float, bound: Bound = "value") -> float:
-        """Return the total rate of ``count`` workers. A fraction means that one of them works part of the time."""
+        """Return the total rate of ``count`` workers; a fraction is a worker that helps part of the time."""
         return self._fitted(count) * self._factors[bound]
 
     def quantity(self, count: float) -> Quantity:

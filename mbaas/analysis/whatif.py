@@ -25,12 +25,9 @@ from mbaas.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True)
 class Waits:
-    """Shares of a trial's time spent waiting, from 0 to 1.
+    """Shares of a trial's time spent waiting for prep, for reads and for other trials, from 0 to 1.
 
-    Attributes:
-        prep: waiting for samples to be prepared.
-        fetch: waiting for samples to be read.
-        peers: waiting for other trials; 0 if the source cannot separate this from ``prep``, which then includes it.
+    A source that cannot separate waits for other trials from ``prep`` includes them there and leaves ``peers`` at 0.
     """
 
     prep: float
@@ -50,12 +47,10 @@ class Epoch:
     Attributes:
         trial_per_s: samples/s of each trial.
         total_per_s: samples/s of all trials together.
-        epoch_s: duration in seconds.
-        compute_s, prep_stall_s, fetch_stall_s: its parts for one trial; their values add up to that of ``epoch_s``.
+        compute_s, prep_stall_s, fetch_stall_s: the parts of ``epoch_s`` for one trial; their values add up to it.
         limit: the resource that sets the pace, by its name in `mbaas.analysis.stages`.
         limits: ``limit`` at the median, slow and fast ends of the rates, without duplicates; a single name is certain.
         bounds: samples/s of each trial that each resource alone would allow; unlimited resources are left out.
-        reads: shares of the samples by source.
     """
 
     trial_per_s: Quantity
@@ -91,11 +86,7 @@ class Epoch:
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """Predictions of the first epoch, with empty caches, and of every later one.
-
-    Attributes:
-        notes: reasons why the prediction is a guess, one sentence each.
-    """
+    """Predictions of the first epoch, with empty caches, and of later ones; ``notes`` are reasons for doubt."""
 
     setup: Setup
     first: Epoch

@@ -69,21 +69,16 @@ class Subject:
 
 @dataclass(frozen=True, kw_only=True)
 class Analysis:
-    """Result of an analysis.
+    """Result of an analysis. Parts that were not measured or run are None.
 
     Attributes:
-        subject: description of the workload.
         sentence: the verdict.
-        rates: measured rates, the basis of every prediction.
-        setup: the configuration of the workload.
-        prediction: the prediction for ``setup``.
         changes: worthwhile changes, the recommended one first.
         costs: cost of loading for each trial, compared with a DataLoader per trial.
-        decoding: value of the decoded tier; None: not measured.
-        devices: best stage at which samples cross to the GPU; None: no GPU was measured.
-        prep_threads: P of one worker against its threads; None: not measured.
-        split: time of an epoch by the differential method and by the loaders; None: no feed was run.
-        verification: measured runs of predicted points; None: none were run.
+        devices: best stage at which samples cross to the GPU.
+        prep_threads: P of one worker against its threads.
+        split: time of an epoch by the differential method and by the loaders.
+        verification: measured runs of predicted points.
         notes: reasons to doubt a figure, one sentence each.
     """
 
@@ -114,14 +109,7 @@ class Analysis:
 
 @dataclass(frozen=True, kw_only=True)
 class StoppedAnalysis:
-    """Partial result of an analysis that was stopped before all rates were measured.
-
-    Attributes:
-        subject: description of the workload.
-        rates: the rates measured so far.
-        setup: the configuration of the workload.
-        notes: remarks on the result, one sentence each.
-    """
+    """Partial result of an analysis that was stopped before all rates were measured."""
 
     subject: Subject
     rates: SoFar
@@ -147,11 +135,7 @@ class StoppedAnalysis:
 
 
 class AnalysisStoppedError(KeyboardInterrupt):
-    """Ctrl-C during the measurement of rates. It ends a program like Ctrl-C and carries the partial result.
-
-    Attributes:
-        found: the partial result.
-    """
+    """Ctrl-C during the measurement of rates: ends a program like Ctrl-C, with the partial result in ``found``."""
 
     def __init__(self, found: StoppedAnalysis) -> None:
         super().__init__(found.sentence)
@@ -163,13 +147,11 @@ class Findings:
     """Results of an analysis in progress.
 
     Attributes:
-        words: description of the workload: ``data``, ``pipeline`` and ``step``.
+        words: the descriptions ``data``, ``pipeline`` and ``step`` (see `conclude`).
         cores: number of cores of this machine.
-        setup: the configuration of the workload.
         so_far: the rates measured so far.
         memory_bytes: see `analyze`.
         measured: all rates; None until they are complete.
-        split, verification: see `Analysis`.
     """
 
     words: Mapping[str, Any]
@@ -217,7 +199,6 @@ def analyze(
     """Measure the workload on this machine and analyze it. Ray must be running.
 
     Args:
-        setup: the configuration of the workload.
         step: description of the training step.
         rate_per_s: G in samples/s as given by the user; None: measure the workload's step.
         check: run some of the predicted points and report the error.
@@ -320,16 +301,14 @@ def conclude(
     Args:
         data, pipeline, step: descriptions of the workload.
         notes: reasons to doubt the rates.
-        memory_bytes: see `recommend`.
-        prep_threads, split, verification: see `Analysis`.
-        seen: observed stall shares by source, in addition to those of ``split``.
-        knows_cores: see `verdict`.
+        memory_bytes, knows_cores: see `recommend` and `verdict`.
+        seen: observed stall shares by source, in addition to the ``split``.
         costs: observed costs of loading; None: derive them from the rates.
     """
     prediction, views = predict(rates, setup), {**seen, **(split.waits if split is not None else {})}
     changes = recommend(rates, setup, memory_bytes=memory_bytes, seen=views)
     doubts = [*notes, *prediction.notes]
-    # the two methods are independent, so if they differ, one of them missed something
+    # the two methods are independent, so a large difference means that at least one is wrong
     if split is not None and split.disagreement > DISAGREEMENT:
         differ = f"differ by {units.percent(split.disagreement)} of the epoch"
         doubts.append(f"the differential split of an epoch and what loaders say {differ}")

@@ -40,7 +40,6 @@ class Chart:
     Attributes:
         name: file name without suffix.
         said: description for screen readers.
-        figure: the chart; its label is the title.
         narrow: the chart for a phone, if ``figure`` fills the width of the page.
     """
 
@@ -111,7 +110,7 @@ def _bar(name: str, found: Epoch | Split) -> Bar:
 
 
 def _split(bars: Sequence[Bar], width: float) -> Figure:
-    """Draw bars, each under its name and shares, which are on one line if the figure is wide."""
+    # name and shares of a bar are on one line above it if the figure is wide
     wide = width == WIDE
     # matplotlib does not wrap lines, so this does it for phones; "12 %" is kept together
     told = [[bar.said] if wide else textwrap.wrap(bar.said.replace(" %", "\u00a0%"), 46) for bar in bars]
@@ -175,7 +174,6 @@ def _remark(check: Check) -> str:
 
 
 def _measured(title: str, thing: str, curve: MeasuredCurve) -> Figure:
-    """Draw the measured points and the fitted lines used for predictions."""
     # the curve only bends at these counts, so no other points are needed
     bends = (count for count, _ in curve.fit.curve.knots if count < curve.most)
     counts = sorted({0.0, *bends, *(count for count, _ in curve.points)})

@@ -101,9 +101,9 @@ def code(text: str) -> Markup:
 
 
 def _drawn(chart: Chart) -> Markup:
-    """Return a chart as markup, with the narrow version if there is one; CSS shows one of the two."""
     if chart.narrow is None:
         return inline(chart.figure, name=chart.name, said=chart.said)
+    # CSS shows one of the two
     wide = inline(chart.figure, name=chart.name, said=chart.said, kind="wide")
     return wide + inline(chart.narrow, name=f"{chart.name}-narrow", said=chart.said, kind="narrow")
 

@@ -81,12 +81,7 @@ class Link:
 class Layout:
     """Positions of a row of boxes, in pixels.
 
-    Attributes:
-        tall: whether the row runs from top to bottom.
-        size: width and height of the drawing.
-        box: width and height of a box.
-        gap: distance between boxes.
-        middle: distance of the row's centre line from the edge.
+    Boxes of size ``box`` are ``gap`` apart, and the row's centre line is ``middle`` from the edge.
     """
 
     tall: bool  # also the index into `box` of its length along the row
@@ -162,7 +157,6 @@ def links_of(analysis: Analysis) -> list[Link]:
 
 
 def _from_caches(found: Stages) -> float:
-    """Return the seconds of memory and disk, which add up."""
     return sum(seconds for name, seconds in found.fetch.items() if name != "storage")
 
 

@@ -52,10 +52,9 @@ CLOSE = 1e-6
 
 @dataclass(frozen=True, kw_only=True)
 class Study:
-    """Predictions along one parameter.
+    """Predictions along one parameter, a key of `QUESTIONS`.
 
     Attributes:
-        parameter: the `Setup` field that varies, a key of `QUESTIONS`.
         values: evenly spaced values.
         now: the value in the setup.
         enough: the value beyond which more has no effect; None: not computed, or no such value.
@@ -63,7 +62,6 @@ class Study:
         other: the curve with the opposite of ``sharing``; None if it would not be useful.
         checks: points that were run: (value, check).
         sentences: findings from the curves.
-        sharing: whether trials of the setup share a feed.
     """
 
     parameter: str
@@ -169,7 +167,6 @@ def _study(analysis: Analysis, parameter: str, *, enough: float | None, told: Se
 
 
 def _values(analysis: Analysis, parameter: str) -> Sequence[float]:
-    """Return evenly spaced values over a realistic range."""
     rates, setup = analysis.rates, analysis.setup
     if parameter in COUNTS:
         # workers: up to the measured count, and at least to twice the cores, to show contention; others: up to twice
@@ -185,14 +182,14 @@ def _values(analysis: Analysis, parameter: str) -> Sequence[float]:
 
 
 def _changeovers(rates: Rates, setup: Setup, parameter: str, values: Sequence[float]) -> Iterator[float]:
-    """Yield, for neighbouring values with different bottlenecks, the last value with the lower one's bottleneck."""
     counts = parameter in COUNTS
 
     def limit(value: float) -> str:
         changed: dict[str, Any] = {parameter: value}
         return stages(rates, replace(setup, **changed), steady=True).limit
 
-    # Bisection finds one change between two values. Values are so close that further changes would hardly be visible.
+    # Yields the last value before each change of the bottleneck, found by bisection. It finds one change between two
+    # neighbouring values; these are so close that further changes would hardly be visible.
     for low, high in pairwise(values):
         before = limit(low)
         if limit(high) == before:
@@ -204,7 +201,6 @@ def _changeovers(rates: Rates, setup: Setup, parameter: str, values: Sequence[fl
 
 
 def _checks(analysis: Analysis, parameter: str, now: float) -> Iterable[tuple[float, Check]]:
-    """Yield the checks of this parameter, and checks of other parameters that ran the setup unchanged."""
     verification = analysis.verification
     for check in () if verification is None else verification.checks:
         if check.parameter == parameter:
@@ -242,7 +238,6 @@ def _about_nodes(setup: Setup) -> list[str]:
 
 
 def _about_sharing(shared: Curve | None, alone: Curve | None) -> list[str]:
-    """Return the gain of sharing at the end of the curve, if both curves exist and differ."""
     if shared is None or alone is None:
         return []
     (value, together), (_, apart) = shared.points[-1], alone.points[-1]
