@@ -31,7 +31,7 @@ class Enough:
 
     Attributes:
         amount: sufficient by the medians of the rates; None: no amount suffices.
-        low: sufficient at the favourable ends of the rates' intervals; None: not even then does any amount suffice.
+        low: sufficient at the favourable ends of the rates' intervals; None: even then no amount suffices.
         high: sufficient at the unfavourable ends; None: possibly no amount suffices.
         unit: unit of the amounts.
         reason: the answer as a clause.
@@ -106,7 +106,7 @@ def smallest_cache(rates: Rates, setup: Setup) -> Enough:
 def fewest_prep_cores(rates: Rates, setup: Setup, *, most: int = MOST_COUNT) -> Enough:
     """Find the fewest prep workers per node, each with a core, that end prep stalls.
 
-    The node's other cores stay: its number of cores changes by as much as its number of prep workers.
+    The number of the node's other cores does not change: a worker more or less is a core more or less.
     """
     workers = setup.workers_of(rates.cores)
     # the cores of steps and readers stay theirs; otherwise more workers would only take cores from training
@@ -143,7 +143,7 @@ def bottleneck(rates: Rates, setup: Setup) -> Bottleneck:
     now_s, then_s = (max(s.compute_s, s.prep_s, s.fetch_s) for s in (found, rest))  # the slowest sets the pace
     limits = predict(rates, setup).steady.limits
     gain = now_s / then_s
-    # the first limit is at the medians, and the sentence names it already
+    # the first limit is the one at the medians, which the sentence names already
     doubt = "" if len(limits) == 1 else f" (or, within what was measured, {_listed(limits[1:])})"
     sentence = (
         f"{words.NAMES[found.limit]} sets the pace{doubt}; without that limit training would be {units.number(gain)} "

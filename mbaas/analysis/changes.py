@@ -189,8 +189,7 @@ def verdict(
     Args:
         changes: the result of `recommend`, if already computed.
         seen: stall shares of a real run, by their source. If they differ from the prediction by more than
-            `DISAGREEMENT`,
-        the verdict reports the difference instead of a recommendation.
+            `DISAGREEMENT`, the verdict reports the difference instead of a recommendation.
         knows_cores: whether the cores of ``rates`` are all cores of the machine; otherwise only some are known.
     """
     epoch = predict(rates, setup).steady

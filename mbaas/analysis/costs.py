@@ -19,9 +19,9 @@ class EpochCosts:
 
     Attributes:
         cpu_h: CPU-hours of fetching, preparing, staging, delivery and background work, without training. With a shared
-        feed, this is the trial's part of the feed's total; otherwise the total of its own feed.
+            feed, this is the trial's part of the feed's total; otherwise the total of its own feed.
         alone_cpu_h: minimum CPU-hours of a separate DataLoader: those of preparing each sample once. Reads, and the
-        transfer of minibatches to the trial, are not included.
+            transfer of minibatches to the trial, are not included.
         price, alone_price: price of these hours; None if the price of a CPU is unknown.
     """
 

@@ -64,10 +64,8 @@ def stored_share(rates: Rates, setup: Setup, *, steady: bool) -> Reads:
 def form_plan(rates: Rates, setup: Setup) -> FormPlan | None:
     """Plan the form and tier of cached samples as a cache node does, by the medians of the rates.
 
-    Returns:
-        Shares of a node's samples, or of the whole dataset in each trial's cache if trials do not share. None if
-            samples
-        are not to be cached decoded, or if the decoded tier was not measured.
+    Without sharing, the result is shares of the whole dataset in each trial's cache, otherwise shares of a node's
+    samples. It is None if samples are not to be cached decoded, or if the decoded tier was not measured.
     """
     if not setup.decoded or rates.decoded_prep is None or rates.decoded_bytes is None:
         return None

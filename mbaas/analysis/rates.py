@@ -106,8 +106,8 @@ class MeasuredCurve:
 
     @cached_property
     def _lines(self) -> ThroughputCurve:
-        # Flat beyond the measured counts if the fit falls there: a falling line would reach 0, but no one adds workers
-        # that slow prep down.
+        # If the fit falls beyond the measured counts, continue it flat: workers that slow prep down would not be used,
+        # and a falling line would reach 0.
         return self.fit.curve.flat_beyond(self.most) if self.fit.curve.slope < 0 else self.fit.curve
 
     def _fitted(self, count: float) -> float:
@@ -145,15 +145,13 @@ class Rates:
         cache: C, bytes/s at which cached samples are read from memory.
         disk: bytes/s of the local disk that caches the samples that do not fit in memory; None: no disk.
         decoded_bytes: size of a cached decoded sample, after the deterministic prefix of the pipeline; None: the
-            decoded
-        tier was not measured.
+            decoded tier was not measured.
         decoded_prep: P of decoded samples, samples/s against workers; None as for ``decoded_bytes``.
         decoded_cpu_s: CPU-seconds of a prep worker per decoded sample while all cores are busy; None: 1 /
             decoded_prep(1).
-        prep_cpu_s: the same per encoded sample; None: 1 / P(1), which is one worker that is always busy.
+        prep_cpu_s: the same per encoded sample; None: 1 / P(1).
         serving_s: additional seconds per sample of a prep worker in a feed, compared with a worker that prepares alone
-            (P).
-        A feed's worker also hands its samples over, while their consumers run on the same node.
+            (P). A feed's worker also hands its samples over, while their consumers run on the same node.
         read_cpu_s: additional CPU-seconds per sample that is read from storage and moved to a worker instead of cached.
         step_cpu_s: CPU-seconds per sample of a trial's step on the cores that also prepare; 0 on an accelerator.
         staging_cpu_s: CPU-seconds per prepared sample of all processes but prep workers, once for all trials.
@@ -215,8 +213,7 @@ class Rates:
             raise ConfigError(f"overlap must be in [0, 1], got {self.overlap}")
 
     def free_cores(self, cores: int, bound: Bound = "value") -> float:
-        """Return the cores of a node that `background_cores` leaves; ``bound`` refers to speed, so "low" has the
-        fewest.
+        """Return the cores of a node that `background_cores` leaves; ``bound`` refers to speed ("low": fewest cores).
         """
         return max(cores * LEAST_FREE, cores - self.background_cores.at(OPPOSITE[bound]))
 

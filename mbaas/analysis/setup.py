@@ -32,7 +32,7 @@ class Setup:
         accelerators: accelerators of each node; None: one for each trial.
         trials: number of trials, spread evenly over the nodes.
         sharing: all trials share one feed, which fetches and prepares a sample once per epoch. Otherwise each trial
-        fetches and prepares on its node, with an equal part of the cache there.
+            fetches and prepares on its node, with an equal part of the cache there.
         batch_size: samples in a trial's minibatch; None: as measured.
         cpu_price_per_h: price of one CPU for an hour, in any currency; None: unknown.
 

@@ -46,7 +46,7 @@ class Stages:
 
     Attributes:
         compute, prep, fetch: seconds by resource, as in the table above. The parts of ``compute`` and ``prep`` overlap;
-        those of ``fetch`` add up.
+            those of ``fetch`` add up.
         cores_s: seconds of all cores including the work of reading, 0 without reads. The rest of fetch overlaps with
             it.
     """

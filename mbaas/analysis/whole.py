@@ -58,7 +58,7 @@ PACE_S = 5.0
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """Description of the analyzed workload, for people."""
+    """Description of the analyzed workload."""
 
     data: str
     pipeline: str
@@ -120,7 +120,7 @@ class StoppedAnalysis:
 
     @property
     def sentence(self) -> str:
-        """List the missing rates and the consequence."""
+        """Return the missing rates and the consequence as a sentence."""
         *others, last = self.rates.missing or ("the last of them",)
         missing = f"{', '.join(others)} and {last}" if others else last
         return (

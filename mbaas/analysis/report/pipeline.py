@@ -81,7 +81,8 @@ class Link:
 class Layout:
     """Positions of a row of boxes, in pixels.
 
-    Boxes of size ``box`` are ``gap`` apart, and the row's centre line is ``middle`` from the edge.
+    ``box`` is the size of a box, ``gap`` the distance between two, and ``middle`` that of the centre line from the
+    edge.
     """
 
     tall: bool  # also the index into `box` of its length along the row
