@@ -161,15 +161,15 @@ def setup_of(status: FeedStatus) -> Setup:
 
 
 def seen_by_loaders(status: FeedStatus) -> dict[str, Waits]:
-    """Return the stall shares of trials after their first minibatch, weighted by time; empty without any.
+    """Return the stall shares of trials after their first minibatch, weighted by time; empty without reports.
 
     The first minibatch is excluded because predictions are for a feed at full speed. The rest of a first epoch, with
     empty caches, is included, because reports contain only sums.
     """
     busy_s = prep_s = fetch_s = peers_s = 0.0
     for each in _trials(status):
-        # The time until the first minibatch may be all waiting. Its causes are not recorded, so it is assumed to have
-        # the same ones as all waits.
+        # The time until the first minibatch may be all waiting. Its causes are not recorded; they are assumed to be
+        # those of all waits.
         later = max(0.0, 1 - each.time_to_first_batch_s / each.wait_s) if each.wait_s else 0.0
         busy_s += each.step_s + later * each.wait_s
         prep_s += later * each.prep_stall_s

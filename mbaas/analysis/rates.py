@@ -213,8 +213,7 @@ class Rates:
             raise ConfigError(f"overlap must be in [0, 1], got {self.overlap}")
 
     def free_cores(self, cores: int, bound: Bound = "value") -> float:
-        """Return the cores of a node that `background_cores` leaves; ``bound`` refers to speed ("low": fewest cores).
-        """
+        """Return the cores of a node that `background_cores` leaves; ``bound`` refers to speed ("low": fewest)."""
         return max(cores * LEAST_FREE, cores - self.background_cores.at(OPPOSITE[bound]))
 
     @property
