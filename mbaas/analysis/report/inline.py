@@ -66,7 +66,7 @@ def _adapt(node: ElementTree.Element) -> None:
         title = ElementTree.Element("title")
         title.text = name.removeprefix(plots.SAYS)
         node.insert(0, title)
-    if node.attrib.get("transform", "").startswith("rotate(-0 "):  # matplotlib adds one to every text
+    if node.attrib.get("transform", "").startswith("rotate(-0 "):  # a no-op on every horizontal text
         del node.attrib["transform"]
     # 0.01 pixels are invisible, and six decimals are a large part of the page's size
     for key in node.attrib.keys() & {"d", "x", "y", "transform"}:

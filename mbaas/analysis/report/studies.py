@@ -144,7 +144,7 @@ def _study(analysis: Analysis, parameter: str, *, enough: float | None, told: Se
     # a cache larger than all data is drawn at the end of the axis
     now = min(_present(analysis, parameter), values[-1])
     checks = tuple(_checks(analysis, parameter, now))
-    # the curve bends where the bottleneck changes, which is usually between two of the values
+    # add the points where the bottleneck changes: the curve bends there, usually between two of the given values
     given = sorted({*values, now, *([] if enough is None else [enough]), *(value for value, _ in checks)})
     at = sorted({*given, *_changeovers(rates, setup, parameter, given)})
     main = curve(rates, setup, parameter, at)
