@@ -1,14 +1,14 @@
-"""Where the time goes, and what would help: models, measurements, the simulator and the planner.
+"""Analysis of training pipelines: models, measurements, the simulator and the planner.
 
-Models are pure and take plain numbers; what measures is apart from them.
+Models are pure functions of plain numbers, separate from the code that measures.
 
-- `analyze`, `analyze_feed`: the whole answer, for a workload on this machine or for a feed that runs; `Workload`.
-- `Quantity`, `Rates`, `Setup`: a number with its interval, what was measured, and what a question may change.
-- `predict`, `curve`, `smallest_cache`, `fewest_prep_cores`, `bottleneck`, `recommend`, `offers`, `verdict`: what would
-  be, how much is enough, what to do, which machines to rent, and all of it in a sentence.
-- `mbaas.analysis.simulator`: NoPFS's simulator, extended.
+- `analyze`, `analyze_feed`: complete analysis of a `Workload` on this machine, or of a running feed.
+- `Quantity`, `Rates`, `Setup`: a number with its interval, measured rates, and the parameters to vary.
+- `predict`, `curve`, `smallest_cache`, `fewest_prep_cores`, `bottleneck`: predictions and sufficient amounts.
+- `recommend`, `offers`, `verdict`: worthwhile changes, machines to rent, and a summary sentence.
+- `mbaas.analysis.simulator`: the simulator of NoPFS, extended.
 - `mbaas.analysis.plan`: workers, threads, caches and nodes for several jobs.
-- `mbaas.analysis.report`: the page and the pictures.
+- `mbaas.analysis.report`: the report page and its charts.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ __all__ = [
     "verdict",
 ]
 
-# What measures, and Ray with it, is imported when it is first used: models need neither.
+# Modules that measure import Ray, which models do not need, so they are imported on first use.
 __getattr__ = imported_late(
     __name__,
     {

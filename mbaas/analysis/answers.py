@@ -1,4 +1,4 @@
-"""What people ask of the what-if model: how much is enough, what limits, and how it goes on from there."""
+"""Questions to the what-if model: sufficient amounts, the bottleneck, and predictions along one parameter."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ PARAMETERS = (
     *("cache_bytes", "disk_bytes", "dram_bytes", "cores", "prep_workers", "readers", "storage_factor"),
     *("network_bytes_per_s", "accelerator_factor", "accelerators", "nodes", "trials", "batch_size"),
 )
-"""Fields of a `Setup` that a curve can follow: those that are numbers."""
+"""Numeric fields of `Setup`, which a curve can follow."""
 
 
 @dataclass(frozen=True)
 class Enough:
-    """The smallest amount that suffices, and how sure that is.
+    """The smallest sufficient amount, with its uncertainty.
 
     Attributes:
-        amount: what suffices by the medians of the rates; None: no amount does.
-        low: what would do if rates are as lucky as the measurements allow; None: not even then is there one.
-        high: what will do even if they are as unlucky; None: it may be that no amount does.
-        unit: what the amounts count.
-        reason: the answer as a clause for people.
+        amount: sufficient by the medians of the rates; None: no amount suffices.
+        low: sufficient at the favourable ends of the rates' intervals; None: even then no amount suffices.
+        high: sufficient at the unfavourable ends; None: possibly no amount suffices.
+        unit: unit of the amounts.
+        reason: the answer as a clause.
     """
 
     amount: int | None
@@ -50,15 +50,13 @@ class Enough:
 
 @dataclass(frozen=True)
 class Bottleneck:
-    """What sets the pace of steady epochs.
+    """The resource that sets the pace of steady epochs, by its name in `mbaas.analysis.stages`.
 
     Attributes:
-        resource: the slowest one, by its name in `mbaas.analysis.stages`.
-        certain: whether it is the same resource wherever in their intervals the rates are.
-        gain: how many times as fast everything would be if this resource had no limit; 1 is no faster, because another
-            one is as slow.
+        certain: whether it is the bottleneck at all ends of the rates' intervals.
+        gain: speedup if this resource were unlimited; 1 if another one is just as slow.
         next: the resource that would set the pace then.
-        sentence: the answer as a clause for people.
+        sentence: the answer as a clause.
     """
 
     resource: str
@@ -70,23 +68,18 @@ class Bottleneck:
 
 @dataclass(frozen=True)
 class Curve:
-    """Predictions along one parameter, for a plot.
-
-    Attributes:
-        parameter: a field of `Setup`.
-        points: (value, prediction), in the order in which the values were given.
-    """
+    """Predictions along one field of `Setup`; ``points`` are (value, prediction) in the order of the given values."""
 
     parameter: str
     points: tuple[tuple[float, Prediction], ...]
 
 
 def smallest_cache(rates: Rates, setup: Setup) -> Enough:
-    """Find the fewest bytes of memory, on each node, with which fetch does not set the pace of steady epochs.
+    """Find the smallest memory cache per node, in bytes, with which fetch does not limit steady epochs.
 
-    They are for samples as they were read: what decoded ones bring is another question (`mbaas.analysis.decoding`).
-    That is where F = D / (D x / C + D (1 - x) / S) crosses min(P, G), found by bisection to the byte: more cache never
-    slows down.
+    All samples are taken as encoded; see `mbaas.analysis.decoding` for decoded ones. The answer is the cache share x at
+    which F = D / (D x / C + D (1 - x) / S) reaches min(P, G). It is found by bisection to the byte, because more cache
+    is never slower.
     """
     whole_bytes = math.ceil(setup.read_bytes(rates.dataset_bytes))
 
@@ -96,14 +89,14 @@ def smallest_cache(rates: Rates, setup: Setup) -> Enough:
             found = stages(rates, tried, steady=True, step=others, prep=others, supply=supply)
             return found.fetch_s <= max(found.compute_s, found.prep_s)
 
-        # asked first, because the bisection needs that more cache is never slower: memory may be slower than storage
+        # tried first: if memory is slower than storage, more cache is slower, and bisection would not be valid
         if suffices(0):
             return 0
         if not suffices(whole_bytes):
             return None
         return bisect_left(range(whole_bytes), True, key=suffices)
 
-    # Lucky is a slow step beside fast storage: it needs the smallest cache. Unlucky is the other way round.
+    # The smallest cache suffices for a slow step with fast storage, the largest for the reverse.
     amount = fewest("value", "value")
     return Enough(
         amount, fewest("low", "high"), fewest("high", "low"), "bytes", _about_cache(amount, whole_bytes, setup)
@@ -111,23 +104,23 @@ def smallest_cache(rates: Rates, setup: Setup) -> Enough:
 
 
 def fewest_prep_cores(rates: Rates, setup: Setup, *, most: int = MOST_COUNT) -> Enough:
-    """Find the fewest prep workers of a node, each with a core, with which prep does not keep training from full speed.
+    """Find the fewest prep workers per node, each with a core, that end prep stalls.
 
-    The node's other cores stay as they are: it has as many more, or fewer, cores as it has prep workers.
+    The number of the node's other cores does not change: a worker more or less is a core more or less.
     """
     workers = setup.workers_of(rates.cores)
-    # those that steps and readers use now stay theirs: otherwise more workers would only take cores from training
+    # the cores of steps and readers stay theirs; otherwise more workers would only take cores from training
     others = max(0, setup.cores_of(rates.cores) - workers)
 
     def fewest(step: Bound, prep: Bound) -> int | None:
         def suffices(count: int) -> bool:
             tried = replace(setup, prep_workers=count, cores=others + count)
             found = stages(rates, tried, steady=True, step=step, prep=prep)
-            # exactly as fast is fast enough, whatever the last digit of a quotient says
+            # equal speed suffices, within rounding
             return found.prep_s * (1 - ROUNDING) <= found.compute_s
 
-        # No bisection: measured prep may be slower with one worker more, though many more are faster in the end.
-        # Doubling finds a number that suffices in a few steps; only those below it are tried one by one.
+        # No bisection: one more worker may slow prep down even if many more speed it up. Doubling finds a sufficient
+        # number in a few steps; only the numbers below it are tried one by one.
         doubled = next(filter(suffices, [*(2**power for power in range(most.bit_length())), most]), None)
         return None if doubled is None else next(filter(suffices, range(1, doubled + 1)))
 
@@ -144,13 +137,13 @@ def fewest_prep_cores(rates: Rates, setup: Setup, *, most: int = MOST_COUNT) -> 
 
 
 def bottleneck(rates: Rates, setup: Setup) -> Bottleneck:
-    """Say what sets the pace of steady epochs, and what would if it did not."""
+    """Return the resource that sets the pace of steady epochs, and the next one if it were unlimited."""
     found = stages(rates, setup, steady=True)
     rest = _without(found, found.limit)
     now_s, then_s = (max(s.compute_s, s.prep_s, s.fetch_s) for s in (found, rest))  # the slowest sets the pace
     limits = predict(rates, setup).steady.limits
     gain = now_s / then_s
-    # the first is the median's, which the sentence is about
+    # the first limit is the one at the medians, which the sentence names already
     doubt = "" if len(limits) == 1 else f" (or, within what was measured, {_listed(limits[1:])})"
     sentence = (
         f"{words.NAMES[found.limit]} sets the pace{doubt}; without that limit training would be {units.number(gain)} "
@@ -160,10 +153,10 @@ def bottleneck(rates: Rates, setup: Setup) -> Bottleneck:
 
 
 def curve(rates: Rates, setup: Setup, parameter: str, values: Sequence[float]) -> Curve:
-    """Predict along one number of the setup.
+    """Predict along one numeric field of the setup.
 
     Raises:
-        ConfigError: ``parameter`` is none of `PARAMETERS`, or a value is out of its bounds.
+        ConfigError: ``parameter`` is not in `PARAMETERS`, or a value is out of range.
     """
     if parameter not in PARAMETERS:
         raise ConfigError(f"parameter must be one of {', '.join(PARAMETERS)}, got {parameter!r}")
@@ -176,12 +169,10 @@ def curve(rates: Rates, setup: Setup, parameter: str, values: Sequence[float]) -
 
 
 def _without(found: Stages, limit: str) -> Stages:
-    """Take one resource out, as if it took no time."""
-
     def kept(part: dict[str, float]) -> dict[str, float]:
         return {name: 0.0 if name == limit else s for name, s in part.items()}
 
-    cores_s = 0.0 if limit == "cores" else found.cores_s  # cores are part of fetch, too, where something is read
+    cores_s = 0.0 if limit == "cores" else found.cores_s  # with reads, cores are part of fetch too
     return Stages(kept(found.compute), kept(found.prep), kept(found.fetch), cores_s)
 
 

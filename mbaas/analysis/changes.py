@@ -1,4 +1,4 @@
-"""The verdict: what to change, the recommended change first, all in a sentence; and which machines to rent."""
+"""The verdict of an analysis with ranked changes to the setup, and the ranking of machines to rent."""
 
 from __future__ import annotations
 
@@ -24,36 +24,34 @@ from mbaas.units import BYTES, BytesPerS
 from mbaas.validation import options
 
 LEAST_GAIN = 1.02
-"""A change that makes epochs less than 2 % faster is not worth a sentence."""
+"""Minimum speedup of a recommended change."""
 
 CLEAR_GAIN = 1.1
-"""A setting that gains this factor comes before anything that has to be bought."""
+"""Settings with at least this speedup rank before all purchases."""
 
 PROBLEM = 0.05
-"""A trial that waits for data more than this share of its time has a problem with loading."""
+"""Loading is a problem if a trial waits for data for more than this share of its time."""
 
 LEAST_PART = 0.005
-"""A stall below this share of the time is left out."""
+"""Stalls below this share of the time are not mentioned."""
 
 SHORT_S = 0.5
-"""An epoch that is shorter gains nothing from any change: starting a trial takes longer."""
+"""No change is worthwhile for shorter epochs (seconds): starting a trial takes longer."""
 
 DISAGREEMENT = 0.1
-"""Views of an epoch that differ by more than this share of it do not say how much a trial waits, or for what."""
+"""Maximum difference between two measurements of a stall, as a share of the epoch. Beyond it the stall is unknown."""
 
 Kind = Literal["setting", "purchase"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """Something to do.
+    """A change to the setup.
 
     Attributes:
-        kind: whether it is a setting of what is there, or has to be bought.
-        advice: what to do, as a clause: "use 4 prep workers instead of 2".
-        setup: afterwards.
-        prediction: with that.
-        speedup: how many times as fast steady epochs become.
+        advice: the change as a clause: "use 4 prep workers instead of 2".
+        setup, prediction: the changed setup and its prediction.
+        speedup: speedup of steady epochs.
     """
 
     kind: Kind
@@ -63,7 +61,7 @@ class Change:
     speedup: Quantity
 
     def to_json(self) -> dict[str, Any]:
-        """Return ``kind``, ``advice``, ``setup``, ``epoch_s`` of steady epochs afterwards, and ``speedup``."""
+        """Return ``kind``, ``advice``, ``setup``, ``epoch_s`` of steady epochs after the change, and ``speedup``."""
         return {
             "kind": self.kind,
             "advice": self.advice,
@@ -74,18 +72,19 @@ class Change:
 
 
 Candidate = tuple[Kind, str, Setup]
-"""A change that may help: its kind, its advice, and the setup afterwards."""
+"""A change to evaluate: (kind, advice, changed setup)."""
 
 
 def recommend(
     rates: Rates, setup: Setup, *, memory_bytes: float = math.inf, seen: Mapping[str, Waits] = MappingProxyType({})
 ) -> list[Change]:
-    """Find changes that make steady epochs at least 2 % faster, each on its own: clear settings first, then by gain.
+    """Return the changes that each make steady epochs at least 2 % faster.
 
-    There are none for epochs below `SHORT_S`, and where it is not known what trials wait for.
+    Settings with a clear gain come first, then all other changes by gain. The list is empty for epochs below `SHORT_S`,
+    and if it is unknown how long or why trials wait.
 
     Args:
-        memory_bytes: of a node, that a cache could get without buying any.
+        memory_bytes: memory of a node that a cache could use without a purchase.
         seen: see `verdict`.
     """
     now = predict(rates, setup)
@@ -97,7 +96,7 @@ def recommend(
         gain = speedup(now, prediction)
         if gain.value >= LEAST_GAIN:
             made.append(Change(kind=kind, advice=advice, setup=changed, prediction=prediction, speedup=gain))
-    # a setting costs nothing, so it comes before a purchase that gains more; but one that gains little does not
+    # a setting is free, so it ranks before a purchase with a higher gain, unless its own gain is small
     return sorted(made, key=lambda c: (c.kind != "setting" or c.speedup.value < CLEAR_GAIN, -c.speedup.value))
 
 
@@ -118,7 +117,7 @@ def _settings(rates: Rates, setup: Setup, memory_bytes: float) -> Iterator[Candi
 
 
 def _decoded(rates: Rates, setup: Setup, memory_bytes: float) -> Iterator[Candidate]:
-    """Keep samples decoded: in the cache that there is, and in one that is large enough."""
+    # two candidates: the cache at its present size, and a cache that is large enough
     found = decoding(rates, setup)
     if found is None or not found.is_worthwhile:
         return
@@ -129,7 +128,8 @@ def _decoded(rates: Rates, setup: Setup, memory_bytes: float) -> Iterator[Candid
         share = stored_share(rates, replace(keeping, cache_bytes=found.enough_bytes), steady=True).decoded
         kept = "all samples are" if share > 0.995 else f"{units.percent(share)} of samples are"
         advice = f"{_about_cache(setup, found.enough_bytes)}, so that {kept} kept decoded"
-        # more memory than raw samples would ever need: a setting only where it is known that there is as much
+        # Decoded samples can take more memory than all encoded ones, so this is a setting only if the node is known to
+        # have enough memory.
         has_room = math.isfinite(memory_bytes) and found.enough_bytes <= memory_bytes
         larger = replace(keeping, cache_bytes=found.enough_bytes)
         yield ("setting" if has_room else "purchase"), advice, larger
@@ -137,7 +137,7 @@ def _decoded(rates: Rates, setup: Setup, memory_bytes: float) -> Iterator[Candid
 
 def _purchases(rates: Rates, setup: Setup, memory_bytes: float) -> Iterator[Candidate]:
     wanted_bytes = _useful_cache(rates, setup)
-    # where the memory that is there suffices, the cache is among the settings
+    # a cache that fits into the existing memory is one of the settings
     if wanted_bytes > max(memory_bytes, setup.cache_bytes):
         advice = f"{_about_cache(setup, wanted_bytes)}, more memory than there is"
         yield "purchase", advice, replace(setup, cache_bytes=wanted_bytes)
@@ -157,17 +157,16 @@ def _purchases(rates: Rates, setup: Setup, memory_bytes: float) -> Iterator[Cand
 
 
 def _best_workers(rates: Rates, setup: Setup) -> int:
-    """Find the fewest workers within the node's cores with which epochs are within 1 % of the shortest."""
-    # all are tried: measured prep may be slower with one worker more, and steps want the same cores
+    """Return the fewest workers within the node's cores whose epochs are within 1 % of the shortest."""
+    # all are tried: one more worker may slow prep down, and steps compete for the same cores
     counts = range(1, setup.cores_of(rates.cores) + 1)
     seconds = [predict(rates, replace(setup, prep_workers=count)).steady.epoch_s.value for count in counts]
     return next(count for count, s in zip(counts, seconds, strict=True) if s <= 1.01 * min(seconds))
 
 
 def _useful_cache(rates: Rates, setup: Setup) -> float:
-    """Return the bytes of a node beyond which more cache brings nothing."""
     enough = smallest_cache(rates, setup).amount
-    # where no cache ends fetch stalls, every byte of what is read still shortens them
+    # if no cache ends fetch stalls, every cached byte still shortens them
     return math.ceil(setup.read_bytes(rates.dataset_bytes)) if enough is None else enough
 
 
@@ -185,13 +184,13 @@ def verdict(
     seen: Mapping[str, Waits] = MappingProxyType({}),
     knows_cores: bool = True,
 ) -> str:
-    """Say whether loading is the problem, what sets the pace, what to change, and what that would bring.
+    """Return a sentence with the stall share, the bottleneck, the best change and its gain.
 
     Args:
-        changes: what `recommend` found, if it was asked already.
-        seen: what a trial waited for when it was run, by who says so. Where they and the prediction differ by more than
-            `DISAGREEMENT`, that is what the verdict says.
-        knows_cores: whether the cores of ``rates`` are all of a machine's, and not only those that are known of it.
+        changes: the result of `recommend`, if already computed.
+        seen: stall shares of a real run, by their source. If they differ from the prediction by more than
+            `DISAGREEMENT`, the verdict reports the difference instead of a recommendation.
+        knows_cores: whether the cores of ``rates`` are all cores of the machine; otherwise only some are known.
     """
     epoch = predict(rates, setup).steady
     if _is_short(epoch):
@@ -215,10 +214,10 @@ def _views(epoch: Epoch, seen: Mapping[str, Waits]) -> dict[str, Waits]:
 
 
 def _unknown(views: Mapping[str, Waits]) -> str | None:
-    """Say what is not known because views differ: how long trials wait, or what for; None if they agree."""
+    """Describe the stall that the views disagree about, its length or its cause; None if they agree."""
     if _differ(waits.all for waits in views.values()):
         what, tell = "How much of their time trials wait for data", _how_long
-    # for who cannot tell them apart, a wait for other trials is one for prep
+    # a view that cannot separate the two counts waits for other trials as waits for prep
     elif _differ(waits.fetch for waits in views.values()) or _differ(w.prep + w.peers for w in views.values()):
         what, tell = "What trials spend their time waiting for", _parts
     else:
@@ -232,18 +231,18 @@ def _differ(shares: Iterable[float]) -> bool:
 
 
 def _how_long(waits: Waits) -> str:
-    # loading has no part in a wait for other trials, so it is told apart where somebody can
+    # waits for other trials are not caused by loading, so they are shown separately where measured
     peers = f" ({units.percent(waits.peers)} for other trials)" if waits.peers >= LEAST_PART else ""
     return f"{units.percent(waits.all)}{peers}"
 
 
 def _contention(rates: Rates, setup: Setup) -> str:
-    """Say why views may differ, if there are fewer cores than processes that want one."""
+    """Explain a disagreement by too few cores for all processes; empty if there are enough."""
     workers, cores = setup.workers_of(rates.cores), setup.cores_of(rates.cores)
     trials = math.ceil(setup.trials / setup.nodes)
     if workers + trials <= cores:
         return ""
-    # A trial that has its data but not a core looks busy to itself, and late to somebody who compares epochs.
+    # A trial that has its data but no core counts itself as busy, while a comparison of epochs counts it as waiting.
     wanting = f"{units.counted(trials, 'trial')} and {units.counted(workers, 'prep worker')}"
     return f"; {wanting} contend for {units.counted(cores, 'core')}"
 
@@ -257,7 +256,7 @@ def _waits(epoch: Epoch, setup: Setup) -> str:
 
 
 def _parts(waits: Waits) -> str:
-    """Say what is waited for; reading first: what is not there cannot be prepared, so it is what to look at first."""
+    # reads first: a sample must be read before it can be prepared, so that stall is the first to look at
     parts = [
         ("samples to be read", waits.fetch),
         ("samples to be prepared", waits.prep),
@@ -281,16 +280,13 @@ def _advice(best: Change | None) -> str:
 
 @options()
 class MachineType:
-    """A machine on a price list.
+    """A machine on a price list. Fields that are not listed here are those of `Setup`.
 
     Attributes:
-        name: for the answer.
         price_per_h: price of one machine for an hour, in any currency.
-        cores: number of cores, each taken to be as fast as those of the measured machine.
-        prep_workers: how many run on it; None: as many as cores.
-        cache_bytes: memory that may keep raw samples.
-        disk_bytes, dram_bytes, network_bytes_per_s, storage_factor, accelerator_factor, accelerators: see `Setup`.
-        most: how many can be rented.
+        cores: number of cores, assumed to be as fast as the measured machine's.
+        prep_workers: prep workers of one machine; None: one per core.
+        most: number of machines available.
 
     Raises:
         ConfigError: a negative price, or a number below 1.
@@ -310,24 +306,22 @@ class MachineType:
     most: Annotated[int, Field(ge=1)] = 1
 
     def setup(self, base: Setup, *, nodes: int) -> Setup:
-        """Make the setup of ``nodes`` such machines, with the trials, the sharing and the batch size of ``base``."""
-        priced = ("name", "price_per_h", "most")  # all other fields are called as in `Setup`
+        """Return a setup of ``nodes`` such machines with the trials, sharing and batch size of ``base``."""
+        priced = ("name", "price_per_h", "most")  # all other fields have the names of `Setup` fields
         own: dict[str, Any] = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in priced}
         return replace(base, nodes=nodes, **own)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Offer:
-    """A number of machines of one type, and what a job takes on them.
+    """A number of machines of one type, with the duration and cost of a job.
 
     Attributes:
         machine: name of the type.
-        nodes: how many.
-        job_s: seconds.
         cost: in the currency of the price list.
-        alone_cost: of the same job on the same machines if each trial loads for itself.
-        limit: what sets the pace of steady epochs, by its name in `mbaas.analysis.stages`.
-        in_time: whether the job is predicted to end before the deadline; without one, all do.
+        alone_cost: cost of the same job on the same machines without a shared feed.
+        limit: bottleneck of steady epochs, a resource of `mbaas.analysis.stages`.
+        in_time: whether the job is predicted to meet the deadline; always true without one.
     """
 
     machine: str
@@ -346,18 +340,18 @@ class Offer:
 def offers(
     rates: Rates, setup: Setup, machines: Sequence[MachineType], *, epochs: int, deadline_s: float = math.inf
 ) -> list[Offer]:
-    """Rank every number of every type, the best first: in time, then the lowest cost, then the shortest.
+    """Rank every number of every machine type: first the offers in time, then by cost, then by duration.
 
     Args:
-        setup: says trials, sharing, batch size and readers; the rest is the machine's.
-        epochs: of the job, the first with empty caches.
+        setup: provides trials, sharing, batch size and readers; the machine type provides the rest.
+        epochs: number of epochs of the job; the first starts with empty caches.
 
     Raises:
-        ConfigError: no machines.
+        ConfigError: ``machines`` is empty.
     """
     if not machines:
         raise ConfigError("a price list needs at least 1 machine, got 0")
-    # Each number is predicted for itself: caches add up over nodes, so two may be more than twice as fast as one.
+    # Each number needs a prediction: caches add up over nodes, so two nodes may be more than twice as fast as one.
     found = []
     for machine in machines:
         for nodes in range(1, machine.most + 1):

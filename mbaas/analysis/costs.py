@@ -1,4 +1,4 @@
-"""What an epoch of a trial costs: CPU time for loading, and money, beside a DataLoader for each trial."""
+"""CPU time and price of loading an epoch, compared with a DataLoader per trial."""
 
 from __future__ import annotations
 
@@ -15,15 +15,14 @@ from mbaas.costs import HOUR_S, LoadingCosts
 
 @dataclass(frozen=True, kw_only=True)
 class EpochCosts:
-    """What loading takes for an epoch of one trial, after the first epoch.
+    """Cost of loading a steady epoch for one trial.
 
     Attributes:
-        cpu_h: CPU-hours of fetching, preparing, staging and handing over, and of what goes on all the time: the trial's
-            part of what a feed takes for all of its trials, or what its own feed takes if each has one. Training is not
-            in it.
-        alone_cpu_h: CPU-hours that a DataLoader of its own would take at least: those of preparing each sample once.
-            It would also read them, and hand minibatches from its workers to the trial.
-        price, alone_price: what these hours cost; None where the price of a CPU is not known.
+        cpu_h: CPU-hours of fetching, preparing, staging, delivery and background work, without training. With a shared
+            feed, this is the trial's part of the feed's total; otherwise the total of its own feed.
+        alone_cpu_h: minimum CPU-hours of a separate DataLoader: those of preparing each sample once. Reads, and the
+            transfer of minibatches to the trial, are not included.
+        price, alone_price: price of these hours; None if the price of a CPU is unknown.
     """
 
     cpu_h: Quantity
@@ -33,7 +32,7 @@ class EpochCosts:
 
     @property
     def sentence(self) -> str:
-        """Both as a clause for people."""
+        """Both costs as a clause."""
         here, alone = _said(self.cpu_h, self.price), _said(self.alone_cpu_h, self.alone_price)
         return f"loading takes {here} for an epoch of each trial; a DataLoader for each would take at least {alone}"
 
@@ -43,14 +42,14 @@ class EpochCosts:
 
 
 def epoch_costs(rates: Rates, setup: Setup) -> EpochCosts:
-    """Predict what loading costs from measured rates."""
+    """Predict the cost of loading from measured rates."""
     hours = spanning(*(rates.samples * _loading_s(rates, setup, bound) / HOUR_S for bound in BOUNDS), unit="CPU-h")
     alone = rates.prepared_cpu_s.scaled(rates.samples / HOUR_S, unit="CPU-h")
     return _priced(hours, alone, setup.cpu_price_per_h)
 
 
 def costs_so_far(costs: LoadingCosts, samples: int) -> EpochCosts | None:
-    """Return what a running feed took on average for an epoch of ``samples``; None before it has delivered any."""
+    """Return a running feed's mean cost for an epoch of ``samples``; None before its first delivery."""
     if not costs.delivered_samples or not costs.encoded_samples:
         return None
     hours, alone = (stated(each(samples), unit="CPU-h") for each in (costs.cpu_hours, costs.alone_cpu_hours))
@@ -68,15 +67,16 @@ def _said(hours: Quantity, price: Quantity | None) -> str:
 
 
 def _loading_s(rates: Rates, setup: Setup, bound: Bound) -> float:
-    """Return the CPU-seconds of loading for a sample of one trial; ``bound`` is of the speed, as in `stages`."""
+    """Return the CPU-seconds of loading per sample of one trial; ``bound`` refers to speed, as in `stages`."""
     found = stages(rates, setup, steady=True, step=bound, prep=bound)
-    # what keeps a node's cores busy for one sample of every trial, less the steps of the trials there
+    # busy time of a node's cores for one sample of every trial, without the steps of its trials
     busy_s = max(found.prep["cores"], found.cores_s) - found.compute["steps' cores"]
     delivery_s, trials = rates.delivery_cpu_s.at(OPPOSITE[bound]), setup.node_trials
     cores = setup.cores_of(rates.cores)
     free_cores, pace_s = rates.free_cores(cores, bound), max(found.compute_s, found.prep_s, found.fetch_s)
     made_s = free_cores * busy_s - trials * delivery_s
-    # What is made once for all is divided by all; the node that has most trials stands for all nodes in `stages`.
+    # Work done once for all trials is divided by their number. In `stages`, the node with the most trials represents
+    # all nodes.
     share = setup.nodes / setup.trials if setup.sharing else 1 / trials
     background_s = (cores - free_cores) * pace_s * setup.nodes / setup.trials
     return max(0.0, made_s) * share + background_s + delivery_s

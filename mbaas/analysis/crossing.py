@@ -1,6 +1,7 @@
-"""At which stage samples should cross to the GPU, from measured rates and from what was measured on a GPU.
+"""Best stage at which samples cross to the GPU, from measured rates and rates measured on a GPU.
 
-Of a mix of both it is taken that CPUs get no more of their samples decoded from caches than without a GPU.
+If CPUs and a GPU both prepare, the CPUs' share of decoded samples from caches is assumed to be the same as without a
+GPU.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ from mbaas.errors import ConfigError
 
 
 def crossing(rates: Rates, setup: Setup, gpu: GpuRates) -> DevicePlan:
-    """Decide at which stage samples should cross to the GPU.
+    """Return the plan with the best stage at which samples cross to the GPU.
 
     Raises:
-        ConfigError: a way for whose cost a rate is missing, or none that fits the GPUs' memory.
+        ConfigError: a rate is missing, or no option fits the GPUs' memory.
     """
     devices = Devices(
         cpus=float(setup.nodes * setup.workers_of(rates.cores)),
@@ -32,7 +33,7 @@ def crossing(rates: Rates, setup: Setup, gpu: GpuRates) -> DevicePlan:
         **({} if gpu.link_bytes_per_s is None else {"link_bytes_per_s": gpu.link_bytes_per_s}),
     )
     told: str | None = None
-    staging_s = rates.staging_cpu_s.value  # whoever made a sample
+    staging_s = rates.staging_cpu_s.value  # the same for samples made on either device
     decoded = stored_share(rates, setup, steady=True).decoded
     cpu_s = rates.cpu_s(decoded).value
     if gpu.cpu_s is not None:
@@ -60,7 +61,7 @@ def crossing(rates: Rates, setup: Setup, gpu: GpuRates) -> DevicePlan:
 def _way(stage: Stage, on_gpu: OnGpu, rates: Rates, *, up_bytes: float) -> Way:
     step_per_s = rates.step.value
     if on_gpu.step_per_s > step_per_s:
-        raise ConfigError(  # by the key of the file, whose line the reader adds
+        raise ConfigError(  # named by its key in the rates file; the file's reader adds the line
             f"step_per_s of {stage} must be at most the step's rate with nothing beside it, "
             f"{units.number(step_per_s)} samples/s, got {units.number(on_gpu.step_per_s)}",
             option=stage,

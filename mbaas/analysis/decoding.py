@@ -1,4 +1,4 @@
-"""What it is worth to keep samples decoded: how much of prep decoding is, how much memory ends it, what that brings."""
+"""Value of the decoded tier: decoding's share of prep, memory needed to avoid it, and the resulting speedup."""
 
 from __future__ import annotations
 
@@ -17,29 +17,30 @@ from mbaas.analysis.setup import Setup
 from mbaas.analysis.whatif import predict, speedup
 
 LEAST_GAIN = 1.02
-"""Epochs that become less than 2 % shorter are no gain."""
+"""Minimum speedup of epochs to count as a gain."""
 
 AS_GOOD = 1.01
-"""A cache is large enough if epochs take no longer than this times the shortest."""
+"""A cache is large enough if epochs take at most this times the shortest."""
 
 STEPS = 128
-"""A large enough cache is found to such a part of the largest one."""
+"""Resolution of the search for a large enough cache, as parts of the largest one."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Decoding:
-    """What keeping samples decoded is worth.
+    """Value of caching samples decoded.
 
     Attributes:
-        share: of the CPU time of preparing a sample, what its decoding takes: from 0 to 1, below 0 if it saves some.
-        decoded: share of the samples that is kept decoded with the setup as it is.
-        whole_bytes: memory of each node that keeps all of its samples decoded.
-        more_bytes: of these, what its cache lacks.
-        enough_bytes: memory of each node's cache from which on epochs hardly become shorter.
-        prep_speedup: how many times as fast as now prep is if all samples are kept decoded.
-        epoch_speedup: the same of steady epochs, which may then wait for something else.
-        told: why the plan of what is kept leaves out decoded samples, or a disk: a clause each.
-        sentence: the answer as a clause for people.
+        share: decoding's share of the CPU time of preparing a sample, at most 1; below 0 if decoded samples take
+            longer.
+        decoded: share of the samples that the present setup caches decoded.
+        whole_bytes: memory per node to cache all its samples decoded.
+        more_bytes: the part of ``whole_bytes`` that the present cache lacks.
+        enough_bytes: memory per node's cache beyond which epochs hardly become shorter.
+        prep_speedup: speedup of prep if all samples are cached decoded.
+        epoch_speedup: the same for steady epochs, which may then have another bottleneck.
+        told: reasons why the cache plan leaves out decoded samples or a disk, one clause each.
+        sentence: the answer as a clause.
     """
 
     share: Quantity
@@ -54,7 +55,7 @@ class Decoding:
 
     @property
     def is_worthwhile(self) -> bool:
-        """Return whether decoded samples would be kept at all, if there is room."""
+        """Return whether decoded samples would be cached at all, given enough memory."""
         return self.share.value >= WORTHWHILE
 
     def to_json(self) -> dict[str, Any]:
@@ -63,14 +64,14 @@ class Decoding:
 
 
 def decoding(rates: Rates, setup: Setup) -> Decoding | None:
-    """Say what keeping samples decoded is worth; None if it was not measured how fast decoded ones are prepared."""
+    """Return the value of caching samples decoded; None if the decoded tier was not measured."""
     if rates.decoded_prep is None or rates.decoded_bytes is None:
         return None
     whole_bytes = math.ceil(setup.read_bytes(rates.samples * rates.decoded_bytes))
     whole = replace(setup, decoded=True, cache_bytes=max(setup.cache_bytes, float(whole_bytes)))
     plan, decoded = form_plan(rates, setup), stored_share(rates, setup, steady=True).decoded
     encoded, cost = rates.cpu_s(0.0), rates.cpu_s(1.0)
-    # both were measured for themselves, so the ends may be off in opposite ways
+    # measured independently, so the two may be off in opposite directions
     share = spanning(
         1 - cost.value / encoded.value, 1 - cost.high / encoded.low, 1 - cost.low / encoded.high, unit="of prep"
     )
@@ -89,14 +90,14 @@ def decoding(rates: Rates, setup: Setup) -> Decoding | None:
 
 
 def largest_cache(rates: Rates, setup: Setup) -> float:
-    """Return the bytes of each node's cache beyond which more are of no use, in whatever form samples are kept."""
+    """Return the bytes of each node's cache beyond which more are of no use, in any form of samples."""
     found = decoding(rates, setup) if setup.decoded else None
     whole_bytes = found.whole_bytes if found is not None and found.is_worthwhile else 0
     return max(setup.read_bytes(rates.dataset_bytes), whole_bytes)
 
 
 def _enough_bytes(rates: Rates, whole: Setup, whole_bytes: int) -> int:
-    """Find the smallest cache with which epochs are about as short as with all samples decoded."""
+    """Return the smallest cache with which epochs are about as short as with all samples decoded."""
 
     def epoch_s(cache_bytes: float) -> float:
         return predict(rates, replace(whole, cache_bytes=cache_bytes)).steady.epoch_s.value
@@ -106,8 +107,8 @@ def _enough_bytes(rates: Rates, whole: Setup, whole_bytes: int) -> int:
     def is_enough(step: int) -> bool:
         return epoch_s(whole_bytes * step / STEPS) <= most_s
 
-    # From where on all samples fit encoded, all are kept: a little more memory than that may make epochs longer. On
-    # each side of that more memory never does.
+    # As soon as all samples fit encoded, all of them are cached, even if fewer are decoded. Epochs may become longer at
+    # that size. On each side of it, more memory is never slower.
     all_kept = min(STEPS, math.ceil(whole.read_bytes(rates.dataset_bytes) / whole_bytes * STEPS))
     steps = range(all_kept) if is_enough(all_kept) else range(all_kept, STEPS)
     step = steps.start + bisect_left(steps, True, key=is_enough)
@@ -115,8 +116,6 @@ def _enough_bytes(rates: Rates, whole: Setup, whole_bytes: int) -> int:
 
 
 def _prep_speedup(rates: Rates, setup: Setup, decoded: float) -> Quantity:
-    """Divide what prep takes now by what it takes with all samples decoded."""
-
     def times(encoded_end: Bound, decoded_end: Bound) -> float:
         encoded_s = 1 / node_prep_rate(rates, setup, encoded_end)
         decoded_s = 1 / node_prep_rate(rates, setup, decoded_end, decoded=1.0)
@@ -126,7 +125,6 @@ def _prep_speedup(rates: Rates, setup: Setup, decoded: float) -> Quantity:
 
 
 def _sentence(found: Decoding, setup: Setup, limit: str) -> str:
-    """Say it all; ``limit`` is what sets the pace if all samples are kept decoded."""
     share = words.with_interval(found.share, units.percent)
     if not found.is_worthwhile:
         return words.none_decoded(found.share.value)
@@ -141,7 +139,6 @@ def _sentence(found: Decoding, setup: Setup, limit: str) -> str:
 
 
 def _epochs(found: Decoding, limit: str) -> str:
-    """Say what all of that brings to epochs, if anything."""
     if found.epoch_speedup.value < LEAST_GAIN:
         return f"but epochs no shorter, because {words.NAMES[limit]} sets their pace"
     return f"and epochs {words.with_interval(found.epoch_speedup)} times"

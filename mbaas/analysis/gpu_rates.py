@@ -1,4 +1,4 @@
-"""What is known of a node's GPUs: how fast samples are prepared there, and what that takes from training."""
+"""Rates of a node's GPUs: speed of preparing there, and its effect on training."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ PerS = Annotated[float, Gt(0)]
 
 @options()
 class OnGpu:
-    """What was measured of preparing on a GPU beside training.
+    """Rates of preparing on a GPU that also trains.
 
     Attributes:
-        per_s: samples/s that one worker made.
-        step_per_s: samples/s of the training step on that GPU meanwhile.
-        cpu_s: CPU-seconds of the worker for a sample.
-        memory_bytes: of the GPU's memory, for as many workers as a feed has there.
+        per_s: samples/s of one prep worker.
+        step_per_s: samples/s of the training step on that GPU at the same time.
+        cpu_s: CPU-seconds of the worker per sample.
+        memory_bytes: GPU memory used by all of a feed's workers on that GPU.
     """
 
     per_s: PerS
@@ -32,16 +32,16 @@ class OnGpu:
 
 @options()
 class GpuRates:
-    """The GPUs of a node, and what was measured there.
+    """The GPUs of a node and their rates.
 
     Attributes:
-        gpus: on each node.
-        memory_bytes: of each GPU's memory that training leaves; None: enough.
-        link_bytes_per_s: between the host and each GPU, in each direction; None: no limit.
-        decode: workers that begin with files; None: not measured.
-        resize: workers that begin with what caches keep decoded; None: not measured.
-        cpu_s: CPU-seconds of the cpu engine for a sample; None: as the rates of prep say.
-        decoded_cpu_s: the same of one that caches keep decoded; None: as ``cpu_s``.
+        gpus: number of GPUs on each node.
+        memory_bytes: memory of each GPU left by training; None: enough.
+        link_bytes_per_s: rate between the host and each GPU, in each direction; None: unlimited.
+        decode: workers that start from encoded samples; None: not measured.
+        resize: workers that start from cached decoded samples; None: not measured.
+        cpu_s: CPU-seconds of the CPU engine per sample; None: as given by the prep rates.
+        decoded_cpu_s: CPU-seconds of the CPU engine per cached decoded sample; None: as ``cpu_s``.
     """
 
     gpus: Annotated[int, Ge(1)]
@@ -54,6 +54,6 @@ class GpuRates:
 
     @classmethod
     def from_json(cls, plain: Mapping[str, Any]) -> GpuRates:
-        """Read what `mbaas.analysis.quantity.plain` made of it."""
+        """Read the output of `mbaas.analysis.quantity.plain`."""
         ways = {name: OnGpu(**plain[name]) for name in ("decode", "resize") if plain[name] is not None}
         return cls(**{**plain, **ways})

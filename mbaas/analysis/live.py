@@ -1,7 +1,7 @@
-"""The analysis of a feed that runs, from its own counters, without disturbing it.
+"""Analysis of a running feed from its counters, without disturbing it.
 
-A feed knows how fast its trials step while they do not wait, how fast its workers prepare, and how fast storage has
-answered so far. It does not know how fast more workers or readers would be: they are taken to add as much each.
+A feed measures how fast its trials step while they do not wait, how fast its workers prepare, and how fast storage has
+answered so far. It has no rates for more workers or readers, so each additional one is assumed to add the same rate.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from mbaas.messages import ConsumerReport, FeedInfo
 from mbaas.status import FeedStatus
 
 QUICK = Effort(least=6, most=6, window_s=0.02)
-"""Repetitions for the rate of memory, the one thing that is measured: a running feed is not to be disturbed."""
+"""Effort for the rate of memory, the only rate measured here; small, so as not to disturb the feed."""
 
 LEAST_REST = 0.001
-"""A sample takes at least this share of its time when it is decoded already: a probe may not see so little."""
+"""Minimum time of a decoded sample as a share of an encoded sample's time; a probe may be too short to measure it."""
 
 NOTED_SHARE = 0.02
-"""The share of their time from which on it is noted that trials wait for each other."""
+"""Waits for other trials beyond this share of the time add a note."""
 
 
 def analyze_feed(name: str) -> Analysis:
-    """Say where the time of a running feed's trials goes, and what would help.
+    """Analyze a running feed: stalls of its trials and worthwhile changes.
 
     Raises:
-        FeedNotFoundError: no feed of that name runs.
-        StateError: it has not done enough yet.
+        FeedNotFoundError: no feed of that name is running.
+        StateError: the feed has not done enough work yet.
     """
     feed = mbaas.connect(name)
     status = feed.status()
@@ -53,7 +53,7 @@ def analyze_feed(name: str) -> Analysis:
         step=f"{units.counted(setup.trials, 'trial')}, as they report",
         notes=_notes(status),
         seen=seen_by_loaders(status),
-        knows_cores=False,  # but those of prep workers
+        knows_cores=False,  # only the cores of prep workers are counted
         costs=costs_so_far(status.costs, status.samples),
     )
 
@@ -61,13 +61,13 @@ def analyze_feed(name: str) -> Analysis:
 def simulate_feed(
     name: str, policies: Sequence[str] | None = None, *, epochs: int = EPOCHS
 ) -> tuple[System, list[Outcome]]:
-    """Simulate a running feed from its own rates, and tell it how long an epoch should take.
+    """Simulate a running feed from its rates, and send the predicted epoch time to the feed.
 
-    The feed compares that with its next epoch: `FeedStatus.prediction_error`, metric ``mbaas_prediction_error``.
+    The feed compares its next epoch with it: `FeedStatus.prediction_error`, metric ``mbaas_prediction_error``.
 
     Raises:
-        FeedNotFoundError: no feed of that name runs.
-        StateError: it has not done enough yet.
+        FeedNotFoundError: no feed of that name is running.
+        StateError: the feed has not done enough work yet.
     """
     feed = mbaas.connect(name)
     rates, setup = _observed(feed, feed.status())
@@ -77,16 +77,16 @@ def simulate_feed(
 
 
 def _observed(feed: mbaas.Feed, status: FeedStatus) -> tuple[Rates, Setup]:
-    # the one rate that a feed's counters do not have
+    # the only rate missing from a feed's counters
     cache = memory_rate(round(sample_bytes(status)), QUICK)
     return rates_of(status, feed.info(), cache), setup_of(status)
 
 
 def sample_bytes(status: FeedStatus) -> float:
-    """Return the mean bytes of an encoded sample, over those that were prepared.
+    """Return the mean bytes of an encoded sample, over the prepared samples.
 
     Raises:
-        StateError: none was.
+        StateError: no sample was prepared yet.
     """
     fetched = status.fetched
     if not fetched.all.samples:
@@ -94,19 +94,19 @@ def sample_bytes(status: FeedStatus) -> float:
     encoded = fetched.all - fetched.decoded
     if encoded.samples or status.decoded_costs is None:
         return encoded.nbytes / encoded.samples
-    return status.decoded_costs.encoded_bytes  # a coordinator that came back has seen decoded samples only
+    return status.decoded_costs.encoded_bytes  # since its restart, the coordinator counted only decoded samples
 
 
 def rates_of(status: FeedStatus, info: FeedInfo, cache: Quantity) -> Rates:
     """Derive G, P, S and C of a running feed from its counters.
 
-    Each trial, with all of its ranks, is one measurement of G, each worker one of P, and each node that has read
-    storage one of S. If none has, all samples were in caches, and S is taken to be as fast as memory.
+    Each trial (all its ranks together) is one measurement of G, each worker one of P, and each node that has read
+    storage one of S. If no node has, all samples came from caches, and S is assumed to equal the rate of memory.
 
     Raises:
-        StateError: no trial or no worker has done anything yet.
+        StateError: no trial or no worker has finished a sample yet.
     """
-    # While it steps, a trial does not wait for data, so its steps are as fast as on synthetic data: that is G.
+    # A trial that steps does not wait for data, so its steps run at G, the rate on synthetic data.
     steps = [each.samples / each.step_s for each in _trials(status) if each.step_s > 0 and each.samples > 0]
     workers = [worker.samples_per_s for worker in status.workers if worker.samples_per_s > 0]
     if not steps or not workers:
@@ -114,15 +114,15 @@ def rates_of(status: FeedStatus, info: FeedInfo, cache: Quantity) -> Rates:
         raise StateError(f"feed {status.name!r}: {who} yet; analyze it after some minibatches")
     each_bytes = sample_bytes(status)
     prep, decoded_prep = _prep_rates(status, measured(workers, unit="samples/s"))
-    # A feed cannot tell whether storage is shared. Each node's rate is what it gets while all of them read, so S is
-    # taken for each node (`setup_of`), and its interval is how much nodes differ.
+    # A feed cannot detect whether storage is shared. Each node's rate was measured while all nodes read, so S is the
+    # rate per node (`setup_of`), and its interval is the spread over nodes.
     read = [node.storage_bytes / node.storage_s / each_bytes for node in status.nodes if node.storage_s > 0]
     storage = measured(read, unit="samples/s") if read else cache.scaled(1 / each_bytes, unit="samples/s")
     return Rates(
         samples=status.samples,
         sample_bytes=each_bytes,
         pixel_bytes=float(info.spec.made.nbytes),
-        # a prep worker has a core of its own, and of other cores a feed knows nothing
+        # each prep worker has a core; a feed has no count of other cores
         cores=max(1, max((node.workers for node in status.nodes), default=1)),
         batch_size=status.batch_size,
         step=measured(steps, unit="samples/s"),
@@ -135,11 +135,9 @@ def rates_of(status: FeedStatus, info: FeedInfo, cache: Quantity) -> Rates:
 
 
 def _prep_rates(status: FeedStatus, worker: Quantity) -> tuple[Quantity, Quantity | None]:
-    """Tell the rate of a worker apart into those of encoded and of decoded samples; of these None if none are kept.
-
-    Workers prepared both, and it is known how many of each. How much faster decoded ones are was measured when the feed
-    was served, on a worker that had nothing else to do.
-    """
+    """Split a worker's rate into those of encoded and decoded samples; the latter is None without decoded samples."""
+    # Workers prepared both forms, and the counts of each are known. The ratio of their times was measured when the feed
+    # was started, on an otherwise idle worker.
     costs = status.decoded_costs
     if costs is None:
         return worker, None
@@ -150,28 +148,28 @@ def _prep_rates(status: FeedStatus, worker: Quantity) -> tuple[Quantity, Quantit
 
 
 def setup_of(status: FeedStatus) -> Setup:
-    """Read nodes, workers, caches and trials of a running feed."""
-    nodes = max(1, len(status.nodes))  # a feed between two nodes, or between two trials, is still worth a question
+    """Return the nodes, workers, caches and trials of a running feed."""
+    nodes = max(1, len(status.nodes))  # a feed that has no node or trial right now can still be analyzed
     return Setup(
         nodes=nodes,
         prep_workers=max(1, round(len(status.workers) / nodes)),
         cache_bytes=status.cache_bytes / nodes,
         trials=max(1, len(_trials(status))),
-        storage_shared=False,  # S is that of each node (`rates_of`)
+        storage_shared=False,  # S is the rate per node (`rates_of`)
         decoded=status.decoded_costs is not None,
     )
 
 
 def seen_by_loaders(status: FeedStatus) -> dict[str, Waits]:
-    """Return what trials waited for after their first minibatches, the mean over their time; nothing if none had any.
+    """Return the stall shares of trials after their first minibatch, weighted by time; empty without reports.
 
-    The first minibatch is left out because a prediction is of a feed that is under way. Later ones of a first epoch,
-    with empty caches, are not: a report has only sums.
+    The first minibatch is excluded because predictions are for a feed at full speed. The rest of a first epoch, with
+    empty caches, is included, because reports contain only sums.
     """
     busy_s = prep_s = fetch_s = peers_s = 0.0
     for each in _trials(status):
-        # Of the time until the first minibatch all may have been waiting. What that was for nobody says: it is taken
-        # to be for the same things as all waits.
+        # The time until the first minibatch may be all waiting. Its causes are not recorded; they are assumed to be
+        # those of all waits.
         later = max(0.0, 1 - each.time_to_first_batch_s / each.wait_s) if each.wait_s else 0.0
         busy_s += each.step_s + later * each.wait_s
         prep_s += later * each.prep_stall_s
@@ -183,7 +181,7 @@ def seen_by_loaders(status: FeedStatus) -> dict[str, Waits]:
 
 
 def _trials(status: FeedStatus) -> list[ConsumerReport]:
-    """Return what each trial did since it joined: its ranks together, and nobody for whom a place is only held."""
+    """Return the report of each trial since it joined, all ranks together, without reserved members."""
     there = [member for member in status.members if member.state != "reserved"]
     return list(of_trials({m.name: m.report for m in there}, {m.name: m.trial for m in there}).values())
 

@@ -1,11 +1,11 @@
-"""Charts in one look, drawn by matplotlib for files and for the pages of reports.
+"""Charts in one style, drawn by matplotlib for files and for report pages.
 
-Colours are of middling brightness: a file has no background and can be read on white and on black. A page that follows
-its reader's light or dark mode replaces them by its own. A chart's title is the label of its figure: `save` writes it
-above the chart, a page makes it a heading. One unit of a figure's size is a CSS pixel.
+Colours have medium brightness because a file has no background and must be readable on white and on black. A page that
+follows the reader's light or dark mode replaces them. A chart's title is the label of its figure: `save` writes it
+above the chart, a page uses it as a heading. One unit of a figure's size is a CSS pixel.
 
-Figures are made without pyplot, so they need no display and leave no state behind. matplotlib takes a second to import
-and most commands draw nothing, so it is imported where a figure begins.
+Figures are made without pyplot, so they need no display and leave no global state. matplotlib takes a second to import
+and most commands draw nothing. It is therefore imported when a figure is made.
 """
 
 from __future__ import annotations
@@ -26,38 +26,38 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 INK, SOFT = "#757575", "#777777"
-"""Text and axes, and what stands back from them. Both contrast alike with white and with black."""
+"""Main and secondary colour of text and axes. Both have about the same contrast with white as with black."""
 
 PAPER = "#ffffff"
-"""What lies behind text that stands on a shape, and text on a dark one."""
+"""Background of labels on shapes, and text on dark shapes."""
 
 BLUE, RED, GREY = "#3b82c4", "#d4583f", "#8a8f98"
 
 SERIES = (BLUE, RED, "#2f9e6e", "#9a6cc9", "#c08a1e", "#2aa3a8", "#c55a93", GREY)
-"""Colours of parts of bars, in turn."""
+"""Colours of the parts of bars, in this order."""
 
 TEXT = 12.0
-"""Size of text in pixels. A chart of `lines` is about as wide as a phone, so it is hardly shrunk anywhere."""
+"""Text size in pixels. A chart of `lines` is about as wide as a phone, so it is rarely scaled down."""
 
 SAYS = "says: "
-"""On a page, a shape whose gid begins so tells the rest when it is pointed at."""
+"""Prefix of a shape's gid; a page shows the rest of the gid as a tooltip."""
 
 SUFFIXES = (".png", ".svg")
 
 Points = Sequence[tuple[float, Quantity]]
-"""(x, y with its interval), x ascending."""
+"""(x, y with its interval) pairs; x ascends."""
 
 Side = Literal["left", "center", "right"]
 
 STEPS = (1, 2, 2.5, 5, 10)
-"""What may lie between two numbers of an axis, times a power of ten."""
+"""Distances between the ticks of an axis, times a power of ten."""
 
 
 def check_path(path: Path) -> None:
-    """Refuse early what `save` would refuse late.
+    """Check a path for `save` in advance.
 
     Raises:
-        ConfigError: the suffix is none of `SUFFIXES`, or the folder does not exist.
+        ConfigError: the suffix is not in `SUFFIXES`, or the folder does not exist.
     """
     if path.suffix.lower() not in SUFFIXES:
         raise ConfigError(f"a plot's file must end with {' or '.join(SUFFIXES)}, got {path.name!r}")
@@ -66,39 +66,39 @@ def check_path(path: Path) -> None:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write PNG or SVG, as the suffix says; the same figure gives the same SVG, with its text as text.
+    """Write a PNG or SVG file, depending on the suffix. SVG output is reproducible and keeps text as text.
 
     Raises:
-        ConfigError: another suffix, or the folder does not exist.
+        ConfigError: unsupported suffix, or the folder does not exist.
     """
     import matplotlib
 
     check_path(path)
-    # above the chart, not in it: a page sets the same title in its own heading, and the chart has no room for it
+    # above the chart, which has no room for a title: a page shows the title as a heading
     above = {"x": 0, "y": 1 + 8 / figure.bbox.height, "ha": "left", "va": "bottom"}
     figure.suptitle(str(figure.get_label()), **above, color=INK, size=TEXT + 2, weight="bold")
-    # without a date, and with names of parts that follow from their content, the same figure gives the same bytes
+    # no date and content-based ids, so that the same figure gives the same bytes
     metadata = {"Date": None} if path.suffix.lower() == ".svg" else None
     with matplotlib.rc_context({"svg.hashsalt": "mbaas", "svg.fonttype": "none"}):
         figure.savefig(path, dpi=150, transparent=True, bbox_inches="tight", metadata=metadata)
 
 
 def new_figure(*, title: str, size: tuple[float, float], layout: Any = "constrained") -> Figure:
-    """Make an empty figure without a background, ``size`` pixels wide and high.
+    """Make an empty, transparent figure; ``size`` is (width, height) in pixels.
 
     Args:
-        layout: the engine that finds room for axes and labels; None where they are placed by hand.
+        layout: matplotlib's layout engine for axes and labels; None: manual positions.
     """
     from matplotlib.figure import Figure
 
-    # 72 dots to the inch: then a point, in which matplotlib measures text and lines, is a pixel
+    # at 72 dpi, a point (matplotlib's unit for text and lines) is a pixel
     figure = Figure(figsize=(size[0] / 72, size[1] / 72), dpi=72, layout=layout, label=title)
     figure.patch.set_visible(False)
     return figure
 
 
 def new_canvas(*, title: str, size: tuple[float, float]) -> tuple[Figure, Axes]:
-    """Make a figure to draw on in pixels, from its upper left corner."""
+    """Make a figure with pixel coordinates, the origin at the upper left corner."""
     figure = new_figure(title=title, size=size, layout=None)
     axes = figure.add_axes((0, 0, 1, 1), xlim=(0, size[0]), ylim=(size[1], 0))
     axes.set_axis_off()
@@ -109,13 +109,13 @@ def new_canvas(*, title: str, size: tuple[float, float]) -> tuple[Figure, Axes]:
 def write(
     axes: Axes, at: tuple[float, float], text: str, *, side: Side = "left", strong: bool = False, colour: str = ""
 ) -> None:
-    """Write on a canvas; ``at`` is where the line stands, and ``side`` which end of the text is there."""
+    """Write text on a canvas; ``at`` is the (x, baseline) position of the end or centre given by ``side``."""
     weight, usual, size = ("bold", INK, TEXT + 2) if strong else ("normal", SOFT, TEXT)
     axes.text(at[0], at[1], text, ha=side, color=colour or usual, weight=weight, size=size)
 
 
 def style(axes: Axes, *, grid: Any = None) -> None:
-    """Give axes the look; ``grid`` is the axis along which lines show where numbers lie."""
+    """Apply the common style to axes; ``grid`` is the axis with grid lines."""
     axes.patch.set_visible(False)
     axes.tick_params(labelcolor=SOFT, labelsize=TEXT, length=0, pad=8)
     axes.tick_params(which="both", bottom=False, left=False, right=False)
@@ -128,11 +128,11 @@ def style(axes: Axes, *, grid: Any = None) -> None:
 
 
 def add_legend(figure: Figure, *, columns: int, loc: Any = "lower left") -> None:
-    """Say what lines, bars and points mean, in a row below the chart."""
+    """Add a legend in a row below the chart."""
     figure.legend(
         loc=loc,
         bbox_to_anchor=(0, 0, 1, 1),
-        bbox_transform=figure.transFigure,  # by default it would move with the edge that `save` crops a file to
+        bbox_transform=figure.transFigure,  # the default moves when `save` crops the file
         ncols=columns,
         frameon=False,
         labelcolor=SOFT,
@@ -156,17 +156,16 @@ def lines(
     log: bool = False,
     tick: Callable[[float], str] = units.count,
 ) -> Figure:
-    """Draw lines above a horizontal axis of whole numbers, or of factors; the vertical axis begins at 0.
+    """Draw lines over a horizontal axis of whole numbers or factors; the vertical axis begins at 0.
 
     Args:
-        series: points by name; the first series is what the chart is about and shows its intervals as a band.
-        x, y: names of the axes.
-        measured: points that were run, beside the first series, each with what it says when it is pointed at.
-        marks: vertical lines by name, at most two.
-        log: whether the horizontal axis is of powers of 2.
-        tick: writes a number of the horizontal axis.
+        series: points by name; the first series is the main one and shows its intervals as a band.
+        measured: measured points for the first series: (x, y, tooltip).
+        marks: vertical lines by name, at most two; the first one is solid.
+        log: whether the horizontal axis is logarithmic (base 2).
+        tick: formats a number of the horizontal axis.
     """
-    # margins of a fixed size, not as wide as labels need: charts beside each other have their axes at the same height
+    # fixed margins instead of margins that fit the labels, so that the axes of adjacent charts align
     (width, height), (left, right, top, bottom) = (376.0, 274.0), (50.0, 14.0, 50.0, 62.0)
     figure = new_figure(title=title, size=(width, height), layout=None)
     axes = figure.add_axes((left / width, bottom / height, 1 - (left + right) / width, 1 - (top + bottom) / height))
@@ -178,7 +177,7 @@ def lines(
     _scale_x(axes, [at for at, _ in points], log=log, tick=tick)
     _scale_y(axes, [q.high for _, q in points] + [q.value for other in others for _, q in other])
 
-    # Nothing is clipped: lines and points that lie on the edge of the axes would be cut in half.
+    # Nothing is clipped: lines and points on the edge of the axes would be cut in half.
     low, high = ([q.at(end) for _, q in main] for end in ("low", "high"))
     axes.fill_between([at for at, _ in main], low, high, color=BLUE, alpha=0.2, linewidth=0, clip_on=False)
     _draw_marks(axes, marks or {})
@@ -199,7 +198,7 @@ def lines(
             clip_on=False,
             label=None if number else "measured",
         )
-        # SVG has it as the id of the shape, which a page turns into a text
+        # SVG stores the gid as the id of the shape; a page turns it into a tooltip
         bar.lines[0].set_gid(f"{SAYS}{says}")
     add_legend(figure, columns=3)
     return figure
@@ -216,12 +215,12 @@ def stacked_bars(
     """Draw horizontal bars, the first on top, each made of the same parts.
 
     Args:
-        bars: the parts of each by name, in the order in which they are stacked.
-        axis: below the numbers, with the unit.
-        ends: a text at the end of each bar.
-        colours: colours of parts; the others have those of `SERIES` in turn.
+        bars: the parts of each bar by name, in stacking order.
+        axis: label of the horizontal axis, with the unit.
+        ends: label at the end of each bar.
+        colours: colours by part; the other parts use `SERIES` in order.
     """
-    # a part that is nowhere a thousandth of the longest bar cannot be seen, so it gets no colour and no name
+    # a part below a thousandth of the longest bar in every bar is invisible, so it gets no colour and no legend
     seen = 0.001 * max(sum(bar.values()) for bar in bars.values())
     parts = [part for part in next(iter(bars.values())) if any(bar[part] > seen for bar in bars.values())]
     chosen = {part: SERIES[number % len(SERIES)] for number, part in enumerate(parts)} | dict(colours or {})
@@ -252,11 +251,11 @@ def heat_map(
     y: tuple[str, Sequence[str]],
     unit: str,
 ) -> Figure:
-    """Draw cells with their numbers in them; ``values`` [y, x], the first row at the bottom.
+    """Draw cells labelled with ``values`` [y, x], the first row at the bottom.
 
     Args:
-        x, y: the name of an axis and its labels.
-        unit: beside the colour bar.
+        x, y: name and tick labels of an axis.
+        unit: label of the colour bar.
     """
     figure = new_figure(title=title, size=(180 + 68 * len(x[1]), 130 + 36 * max(len(y[1]), 3)))
     axes = figure.add_subplot()
@@ -285,13 +284,12 @@ def histogram(
     step: float = 1.0,
     marks: Mapping[str, float] | None = None,
 ) -> Figure:
-    """Draw counts of equal classes: the first series as bars, others as dots on them.
+    """Draw counts of equal bins: the first series as bars, the others as dots.
 
     Args:
-        series: counts by name, all as many.
+        series: counts by name, all of the same length.
         axis: names of the horizontal and the vertical axis.
-        first: the middle of the first class.
-        step: from one class to the next.
+        first, step: centre of the first bin, and width of a bin.
         marks: vertical lines by name.
     """
     from matplotlib.ticker import MaxNLocator
@@ -307,7 +305,7 @@ def histogram(
             axes.plot(at, counts, "o", color=SERIES[number], markersize=4, label=name)
     for number, (name, position) in enumerate((marks or {}).items()):
         axes.axvline(position, color=SERIES[-1 - number], linestyle="--", linewidth=1.2, label=name)
-    if float(first).is_integer() and step == 1:  # classes are whole numbers: 2.5 would lie between two bars
+    if float(first).is_integer() and step == 1:  # whole numbers: 2.5 would be between two bars
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel(axis[0])
     axes.set_ylabel(axis[1])
@@ -316,7 +314,6 @@ def histogram(
 
 
 def _scale_x(axes: Axes, values: Sequence[float], *, log: bool, tick: Callable[[float], str]) -> None:
-    """Let the axis reach from the first to the last value; the first one has its number too."""
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
     first, last = min(values), max(values)
@@ -332,9 +329,9 @@ def _scale_x(axes: Axes, values: Sequence[float], *, log: bool, tick: Callable[[
 
 
 def _scale_y(axes: Axes, values: Sequence[float]) -> None:
-    """Let the axis reach from 0, so that heights can be compared, to the first number that is above all values."""
     from matplotlib.ticker import MaxNLocator
 
+    # from 0, so that heights are comparable
     ticks = MaxNLocator(5, steps=STEPS).tick_values(0, max(values))
     axes.set_yticks(ticks)
     axes.set_ylim(0, ticks[-1])
@@ -342,7 +339,6 @@ def _scale_y(axes: Axes, values: Sequence[float]) -> None:
 
 
 def _draw_marks(axes: Axes, marks: Mapping[str, float]) -> None:
-    """Draw vertical lines with their names above, the first one solid."""
     left, right = axes.bbox.x0, axes.bbox.x1
     pixels = {name: float(axes.transData.transform((value, 0))[0]) for name, value in marks.items()}
     for number, (name, value) in enumerate(marks.items()):
@@ -350,9 +346,9 @@ def _draw_marks(axes: Axes, marks: Mapping[str, float]) -> None:
         across = axes.get_xaxis_transform()
         axes.plot([value] * 2, [0, 1.04], transform=across, linewidth=1.25, clip_on=False, **look)
         at = pixels[name]
-        # names that would run into each other stand one above the other
+        # names that would overlap are stacked
         meets = number and abs(at - pixels[next(iter(marks))]) < 60
-        # and those near an edge stand within the chart's width
+        # names near an edge stay within the chart's width
         side: Side = "left" if at < left + 30 else "right" if at > right - 30 else "center"
         _annotate(axes, name, (value, 1), (0, 24 if meets else 10), across, side=side)
 
@@ -360,7 +356,7 @@ def _draw_marks(axes: Axes, marks: Mapping[str, float]) -> None:
 def _annotate(
     axes: Axes, text: str, at: tuple[float, float], shift: tuple[float, float], space: Any, *, side: Side = "left"
 ) -> None:
-    """Write in the margin, ``shift`` pixels right of and above a point of ``space``."""
+    """Write in the margin, ``shift`` pixels right of and above the point ``at`` of ``space``."""
     axes.annotate(
         text,
         at,

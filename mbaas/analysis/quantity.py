@@ -1,7 +1,7 @@
-"""Numbers with a unit and an interval: what was measured, and what follows from it; and all results as plain data.
+"""Numbers with a unit and an interval, measured or computed, and the conversion of results to plain data.
 
-Arithmetic takes the widest interval that is possible: rates of one machine are often off the same way at once, because
-the machine was busy, so errors must not be taken to cancel.
+Arithmetic gives the widest possible interval: errors must not be assumed to cancel, because rates of a busy machine are
+often off in the same direction.
 """
 
 from __future__ import annotations
@@ -15,30 +15,30 @@ from typing import Any, Literal
 from mbaas.errors import ConfigError
 
 Bound = Literal["low", "value", "high"]
-"""The lower end of an interval, the median, the upper end."""
+"""The lower end of an interval, the median, or the upper end."""
 
 BOUNDS: tuple[Bound, ...] = ("value", "low", "high")
-"""All three, the median first, as `spanning` takes them."""
+"""All three, the median first, in the order of `spanning`'s arguments."""
 
 OPPOSITE: dict[Bound, Bound] = {"low": "high", "value": "value", "high": "low"}
-"""The end of a cost that goes with an end of a rate: machines are slow where costs are high."""
+"""End of a cost's interval that belongs to an end of a rate's: a slow machine has high costs."""
 
 CONFIDENCE = 0.95
-"""Probability that the true median lies within the interval of a measurement that was repeated often enough."""
+"""Probability that the interval of enough repeated measurements contains the true median."""
 
 
 @dataclass(frozen=True)
 class Quantity:
-    """A number, and between what it lies.
+    """A number with an interval.
 
     Attributes:
-        value: the median of the measurements, or what follows from medians.
-        low, high: its interval; low <= value <= high.
+        value: the median of the measurements, or a result computed from medians.
+        low, high: the interval; low <= value <= high.
         unit: such as "samples/s", "bytes/s", "s".
-        samples: measurements behind it; 0 if it was stated or computed.
+        samples: number of measurements; 0 if given or computed.
 
     Raises:
-        ConfigError: a number is not finite, or the value lies outside the interval.
+        ConfigError: a number is not finite, or the value is outside the interval.
     """
 
     value: float
@@ -57,12 +57,12 @@ class Quantity:
             )
 
     def at(self, bound: Bound) -> float:
-        """Return one of its three numbers."""
+        """Return one of the three numbers."""
         return {"low": self.low, "value": self.value, "high": self.high}[bound]
 
     @property
     def spread(self) -> float:
-        """Return half the interval as a share of the value: 0.05 is plus or minus 5 %; 0 where the value is 0."""
+        """Return half the interval's width as a share of the value: 0.05 is ±5 %; 0 if the value is 0."""
         return (self.high - self.low) / 2 / abs(self.value) if self.value else 0.0
 
     def scaled(self, factor: float, *, unit: str | None = None) -> Quantity:
@@ -76,12 +76,12 @@ class Quantity:
         )
 
     def inverse(self, *, unit: str) -> Quantity:
-        """Return 1 / this, for numbers above 0: the seconds of a rate, and back."""
-        # the highest rate has the fewest seconds, so the ends change places
+        """Return the reciprocal of a number above 0: seconds for a rate, or a rate for seconds."""
+        # the highest rate takes the fewest seconds, so the ends swap
         return Quantity(1 / self.value, low=1 / self.high, high=1 / self.low, unit=unit, samples=self.samples)
 
     def plus(self, other: Quantity) -> Quantity:
-        """Add another of the same unit, low to low and high to high."""
+        """Add a quantity of the same unit, low to low and high to high."""
         return Quantity(self.value + other.value, low=self.low + other.low, high=self.high + other.high, unit=self.unit)
 
     def to_json(self) -> dict[str, Any]:
@@ -90,42 +90,43 @@ class Quantity:
 
     @classmethod
     def from_json(cls, plain: Mapping[str, Any]) -> Quantity:
-        """Read what `to_json` returned."""
+        """Read the output of `to_json`."""
         return cls(**plain)
 
 
 def stated(value: float, *, unit: str) -> Quantity:
-    """Make a quantity of a number that somebody gave, taken as exact."""
+    """Return a quantity for a number taken as exact."""
     return Quantity(value, low=value, high=value, unit=unit)
 
 
 def spanning(value: float, *others: float, unit: str) -> Quantity:
-    """Make a quantity of a computed value, with an interval from the lowest to the highest of it and ``others``."""
+    """Return a computed quantity whose interval spans ``value`` and ``others``."""
     return Quantity(value, low=min(value, *others), high=max(value, *others), unit=unit)
 
 
 def measured(measurements: Sequence[float], *, unit: str) -> Quantity:
-    """Make a quantity of repeated measurements: their median, and an interval that assumes nothing of how they scatter.
+    """Return the median of repeated measurements with a distribution-free interval.
 
-    The interval reaches from the k-th smallest to the k-th largest measurement. It misses the true median if fewer
-    than k of n fall on one side of it, with probability 2 P(Binomial(n, 1/2) < k) (the sign test); k is the largest
-    number with which that is at most 5 %. Fewer than six measurements cannot be that sure: they span their extremes.
+    The interval reaches from the k-th smallest to the k-th largest of n measurements. It misses the true median if
+    fewer than k measurements are on one side, with probability 2 P(Binomial(n, 1/2) < k) (the sign test). k is the
+    largest number for which this is at most 5 %. Fewer than six measurements cannot reach that confidence, so they span
+    their extremes.
 
     Raises:
-        ConfigError: there are none.
+        ConfigError: ``measurements`` is empty.
     """
     if not measurements:
         raise ConfigError("a quantity needs at least 1 measurement, got 0")
-    # The median and ranks, because measurements of a busy machine are skewed: one that was disturbed is much slower,
-    # none is much faster, so a mean and a standard deviation would describe the disturbance.
+    # Median and ranks, because measurements on a busy machine are skewed: a disturbed one is much slower, but none is
+    # much faster. Mean and standard deviation would describe the disturbance.
     ordered = sorted(measurements)
     rank = _rank(len(ordered))
     return Quantity(median(ordered), low=ordered[rank - 1], high=ordered[-rank], unit=unit, samples=len(ordered))
 
 
 def _rank(number: int) -> int:
-    """Find the largest k with 2 P(Binomial(number, 1/2) < k) <= 1 - CONFIDENCE, at least 1."""
-    # binomial coefficients are whole numbers, so this is exact for any number of measurements
+    """Return the largest k with 2 P(Binomial(number, 1/2) < k) <= 1 - CONFIDENCE, at least 1."""
+    # in integers, so exact for any number of measurements
     rank, missed = 0, 0
     while 2 * (missed := missed + math.comb(number, rank)) <= (1 - CONFIDENCE) * 2**number:
         rank += 1
@@ -133,7 +134,7 @@ def _rank(number: int) -> int:
 
 
 def plain(value: Any) -> Any:
-    """Turn a value and all that it holds into what JSON can say: dicts, lists, texts and finite numbers."""
+    """Convert a value and its contents to JSON types: dicts, lists, strings, finite numbers and None."""
     if hasattr(value, "to_json"):
         return value.to_json()
     if is_dataclass(value):
@@ -142,10 +143,10 @@ def plain(value: Any) -> Any:
         return {key: plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
-    # infinity is what has no limit: JSON has no word for it, and readers that are strict refuse Python's
+    # JSON has no infinity (no limit), and strict readers reject Python's extension
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def plain_fields(thing: Any) -> dict[str, Any]:
-    """Turn a dataclass into a dict of its fields by name, each as `plain` says it."""
+    """Convert a dataclass to a dict of its fields, each converted by `plain`."""
     return {each.name: plain(getattr(thing, each.name)) for each in fields(thing)}

@@ -1,6 +1,6 @@
-"""What was measured of a dataset, a pipeline, a training step and a machine: G, P, S and C of DS-Analyzer (VLDB 2021).
+"""Measured rates of a dataset, pipeline, training step and machine: G, P, S and C of DS-Analyzer (VLDB 2021).
 
-Rates are of one machine with nothing else on it. Everything that a prediction needs beside them is `Setup`.
+All rates were measured on one otherwise idle machine. `Setup` holds the other inputs of a prediction.
 """
 
 from __future__ import annotations
@@ -19,30 +19,28 @@ from mbaas.analysis.quantity import BOUNDS, OPPOSITE, Bound, Quantity, plain, pl
 from mbaas.errors import ConfigError
 
 FREE = stated(0.0, unit="CPU-s")
-"""Costs nothing."""
 
 INSTANT = stated(0.0, unit="s")
-"""Takes no time."""
 
 NO_CORES = stated(0.0, unit="cores")
-"""Keeps none busy."""
 
 LEAST_FREE = 0.5
-"""At least so many cores of a node are taken to be left: it may have fewer than the one that was measured."""
+"""Minimum share of a node's cores left by background processes; a node may have fewer cores than the measured machine.
+"""
 
 TINY = 1e-6
-"""A curve never falls below this share of its highest rate, so that no prediction is infinite."""
+"""Lower limit of a curve, as a share of its highest rate. It keeps predictions finite."""
 
 
 @dataclass(frozen=True)
 class MeasuredCurve:
-    """Measured rates against a number of workers or readers, and the piece-wise linear fit through them.
+    """Rates measured at several counts of workers or readers, with a piecewise linear fit.
 
     Attributes:
-        points: pairs of a count and the rate measured with it; counts ascend, rates are above 0.
+        points: (count, rate) pairs; counts ascend, rates are above 0.
 
     Raises:
-        ConfigError: no points, counts that do not ascend from above 0, or a rate that is not above 0.
+        ConfigError: no points, counts that do not ascend from above 0, or a rate of 0 or less.
     """
 
     points: tuple[tuple[float, Quantity], ...]
@@ -56,61 +54,60 @@ class MeasuredCurve:
 
     @classmethod
     def linear(cls, rate: Quantity) -> MeasuredCurve:
-        """Make a curve of one worker's rate, to which every further worker adds as much."""
+        """Return a curve of workers that all add the same rate."""
         return cls(((1.0, rate),))
 
     @cached_property
     def fit(self) -> Fit:
-        """Fit lines through the medians, and say how well they agree with them."""
+        """Return the lines fitted through the medians, with the quality of the fit."""
         return fit_curve([(count, rate.value) for count, rate in self.points])
 
     @property
     def most(self) -> float:
-        """Return the highest count that was measured; beyond it the curve is a guess."""
+        """Return the highest measured count; beyond it the curve is an extrapolation."""
         return self.points[-1][0]
 
     @property
     def fastest(self) -> tuple[float, Quantity]:
-        """Return the point with the highest rate: a count and its rate."""
+        """Return the point with the highest rate: (count, rate)."""
         return max(self.points, key=lambda point: point[1].value)
 
     @property
     def spread(self) -> tuple[float, float]:
-        """Return how far measurements lie below and above the lines, as shares of them: (0.95, 1.02)."""
+        """Return the lowest and highest ratio of a measurement to the fit, for example (0.95, 1.02)."""
         return self._factors["low"], self._factors["high"]
 
     @cached_property
     def worst_error(self) -> float:
-        """Return the largest difference of a fitted rate from its median, as a share of the median."""
+        """Return the largest relative error of a fitted rate against its median."""
         return max(abs(self.rate(count) / rate.value - 1) for count, rate in self.points)
 
     @cached_property
     def _factors(self) -> dict[Bound, float]:
-        """Find what the fit has to be multiplied with to lie below, at, and above all measurements."""
-        # One factor for all counts, so that an interval is as wide beyond the measured counts as within them. It covers
-        # what the fit misses, too, not only how measurements scatter.
+        # One factor for all counts, so that intervals are as wide beyond the measured counts as within them. The
+        # factors cover the error of the fit as well as the scatter of the measurements.
         lows = [rate.low / self._fitted(count) for count, rate in self.points]
         highs = [rate.high / self._fitted(count) for count, rate in self.points]
         return {"low": min(1.0, *lows), "value": 1.0, "high": max(1.0, *highs)}
 
     def rate(self, count: float, bound: Bound = "value") -> float:
-        """Return the total rate of ``count``; a fraction is one that helps part of the time."""
+        """Return the total rate of ``count`` workers; a fraction is a worker that helps part of the time."""
         return self._fitted(count) * self._factors[bound]
 
     def quantity(self, count: float) -> Quantity:
-        """Return the total rate of ``count``, with its interval."""
+        """Return the total rate of ``count`` workers with its interval."""
         return spanning(*(self.rate(count, bound) for bound in BOUNDS), unit=self.points[0][1].unit)
 
     def best_rate(self, count: float, bound: Bound = "value") -> float:
-        """Return the highest rate that ``count`` workers or fewer reach."""
-        # lines have their highest rate where they bend or where they end
+        """Return the highest rate that ``count`` or fewer workers reach."""
+        # a piecewise linear curve peaks at a knot or at its end
         bends = [knot for knot, _ in self.fit.curve.knots if knot < count]
         return max(self.rate(n, bound) for n in (count, *bends))
 
     @cached_property
     def _lines(self) -> ThroughputCurve:
-        """Take the fit, made flat beyond what was measured if it falls there."""
-        # A line that falls would reach 0 somewhere, but nobody uses workers that make prep slower.
+        # If the fit falls beyond the measured counts, continue it flat: workers that slow prep down would not be used,
+        # and a falling line would reach 0.
         return self.fit.curve.flat_beyond(self.most) if self.fit.curve.slope < 0 else self.fit.curve
 
     def _fitted(self, count: float) -> float:
@@ -118,54 +115,54 @@ class MeasuredCurve:
         return max(self._lines.rate(count), TINY * highest * count / self.most)
 
     def scaled(self, factor: float) -> MeasuredCurve:
-        """Return the curve with every rate ``factor`` times as high."""
+        """Return the curve with all rates multiplied by ``factor``."""
         return MeasuredCurve(tuple((count, rate.scaled(factor)) for count, rate in self.points))
 
     def to_json(self) -> list[list[Any]]:
-        """Return a list of [count, quantity]."""
+        """Return a list of [count, quantity] pairs."""
         listed: list[list[Any]] = plain(self.points)
         return listed
 
     @classmethod
     def from_json(cls, plain: Sequence[Sequence[Any]]) -> MeasuredCurve:
-        """Read what `to_json` returned."""
+        """Read the output of `to_json`."""
         return cls(tuple((count, Quantity.from_json(rate)) for count, rate in plain))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rates:
-    """G, P, S, C and what a sample costs, of one machine.
+    """G, P, S, C and the costs of a sample, measured on one machine.
 
     Attributes:
         samples: number of samples in the dataset (D).
-        sample_bytes: mean size of a raw sample.
+        sample_bytes: mean size of an encoded sample.
         pixel_bytes: size of a prepared sample.
         cores: number of cores of the machine.
-        batch_size: the size of the minibatches with which the step was measured.
-        step: G, samples/s of one trial alone that never waits for data.
-        prep: P, samples/s against workers, everything in memory, nobody trains.
-        storage: S, samples/s against readers, nothing cached.
-        cache: C, bytes/s at which cached samples come from memory.
-        disk: bytes/s of the local disk that keeps what memory has no room for; None: there is none.
-        decoded_bytes: size of a sample that is kept decoded, after the pipeline's transforms without random draws; None
-            where it was not measured what decoded samples bring.
-        decoded_prep: P of decoded samples, samples/s against workers; None as ``decoded_bytes``.
-        decoded_cpu_s: CPU seconds that a prep worker takes for a decoded sample while all cores are busy; None:
-            1 / decoded_prep(1).
-        prep_cpu_s: the same of any other sample; None: those of one worker that is busy all the time, 1 / P(1).
-        serving_s: seconds a sample that a prep worker of a feed takes longer than one that prepares alone (P): it also
-            hands its samples on, and those who take them work beside it.
-        read_cpu_s: CPU seconds to read a sample from storage and bring it to a worker, more than if it were cached.
-        step_cpu_s: CPU seconds of a trial's step for a sample, on the cores that also prepare; 0 on an accelerator.
-        staging_cpu_s: CPU seconds of all but prep workers for a prepared sample, once for all trials.
-        delivery_cpu_s: CPU seconds for a prepared sample and each trial that takes it.
-        background_cores: cores that the processes of a feed and of Ray keep busy on a node, whatever is done.
-        step_overhead_s: seconds of a step that do not depend on its batch size (`step_overhead`).
-        on_gpu: what was measured on a GPU; None if nothing was.
-        overlap: how well steps, prep and fetch mask each other: 1 perfectly, 0 not at all (one after the other).
+        batch_size: minibatch size at which ``step`` was measured.
+        step: G, samples/s of a single trial that never waits for data.
+        prep: P, samples/s against workers, with all data in memory and no training.
+        storage: S, samples/s against readers, with nothing cached.
+        cache: C, bytes/s at which cached samples are read from memory.
+        disk: bytes/s of the local disk that caches the samples that do not fit in memory; None: no disk.
+        decoded_bytes: size of a cached decoded sample, after the deterministic prefix of the pipeline; None: the
+            decoded tier was not measured.
+        decoded_prep: P of decoded samples, samples/s against workers; None as for ``decoded_bytes``.
+        decoded_cpu_s: CPU-seconds of a prep worker per decoded sample while all cores are busy; None: 1 /
+            decoded_prep(1).
+        prep_cpu_s: the same per encoded sample; None: 1 / P(1).
+        serving_s: additional seconds per sample of a prep worker in a feed, compared with a worker that prepares alone
+            (P). A feed's worker also hands its samples over, while their consumers run on the same node.
+        read_cpu_s: additional CPU-seconds per sample that is read from storage and moved to a worker instead of cached.
+        step_cpu_s: CPU-seconds per sample of a trial's step on the cores that also prepare; 0 on an accelerator.
+        staging_cpu_s: CPU-seconds per prepared sample of all processes but prep workers, once for all trials.
+        delivery_cpu_s: CPU-seconds per prepared sample for each trial that receives it.
+        background_cores: cores of a node kept busy by Ray and idle feed processes, independent of the load.
+        step_overhead_s: seconds of a step that do not depend on the batch size (see `step_overhead`).
+        on_gpu: rates of preparing on a GPU; None: not measured.
+        overlap: degree to which steps, prep and fetch overlap, from 0 (one after the other) to 1 (perfectly).
 
     Raises:
-        ConfigError: a number that cannot be.
+        ConfigError: a number is out of range.
     """
 
     samples: int
@@ -216,22 +213,22 @@ class Rates:
             raise ConfigError(f"overlap must be in [0, 1], got {self.overlap}")
 
     def free_cores(self, cores: int, bound: Bound = "value") -> float:
-        """Return what is left of so many cores of a node beside `background_cores`; ``bound`` is of the speed."""
+        """Return the cores of a node that `background_cores` leaves; ``bound`` refers to speed ("low": fewest)."""
         return max(cores * LEAST_FREE, cores - self.background_cores.at(OPPOSITE[bound]))
 
     @property
     def dataset_bytes(self) -> float:
-        """Return the size of all raw samples together."""
+        """Return the total size of all encoded samples."""
         return self.samples * self.sample_bytes
 
     @property
     def prepared_cpu_s(self) -> Quantity:
-        """Return the CPU seconds to prepare a sample, as measured or from P(1)."""
-        # prep does nothing but compute, so a worker that is never short of bytes keeps one core busy
+        """Return the CPU-seconds to prepare an encoded sample, as measured or as 1 / P(1)."""
+        # prep only computes, so a worker that never waits for bytes keeps one core busy
         return self.prep_cpu_s if self.prep_cpu_s is not None else self.prep.quantity(1).inverse(unit="CPU-s")
 
     def cpu_s(self, decoded: float) -> Quantity:
-        """Return the CPU seconds to prepare a sample, on average, if this share of them is kept decoded."""
+        """Return the mean CPU-seconds to prepare a sample if the share ``decoded`` of samples is cached decoded."""
         if not decoded or self.decoded_prep is None:
             return self.prepared_cpu_s
         cost = self.decoded_cpu_s
@@ -239,9 +236,9 @@ class Rates:
         return self.prepared_cpu_s.scaled(1 - decoded).plus(cost.scaled(decoded))
 
     def feed_rate(self, workers: float, bound: Bound = "value", *, decoded: float = 0.0) -> float:
-        """Return the samples/s that w workers of a feed prepare: each needs w / P(w) + `serving_s` for one.
+        """Return the samples/s of w workers in a feed: one worker takes w / P(w) + `serving_s` seconds per sample.
 
-        If a share of the samples is kept decoded, the seconds of both forms add up.
+        If the share ``decoded`` of samples is cached decoded, the seconds of both forms are averaged, not their rates.
         """
         serving_s = self.serving_s.at(OPPOSITE[bound])
         encoded = _served(self.prep.rate(workers, bound), workers, serving_s)
@@ -255,30 +252,30 @@ class Rates:
 
     @property
     def feed_points(self) -> tuple[tuple[float, float], ...]:
-        """Return `feed_rate` where P was measured: (workers, samples/s)."""
+        """Return `feed_rate` at the measured counts: (workers, samples/s)."""
         return tuple((n, _served(rate.value, n, self.serving_s.value)) for n, rate in self.prep.points)
 
     @property
     def decoded_feed_points(self) -> tuple[tuple[float, float], ...]:
-        """Return the same where P of decoded samples was measured; nothing if it was not."""
+        """Return `feed_points` of decoded samples; empty if the decoded tier was not measured."""
         points = self.decoded_prep.points if self.decoded_prep is not None else ()
         return tuple((n, _served(rate.value, n, self.serving_s.value)) for n, rate in points)
 
     def step_s(self, batch_size: int, bound: Bound = "value") -> float:
-        """Return the seconds of a trial's step for a sample, in minibatches of another size; ``bound`` is of the speed.
+        """Return the seconds of a trial's step per sample at another batch size; ``bound`` refers to speed.
 
-        A step of b samples takes o + b s seconds, so a sample takes s + o / b, where s = 1/G - o / b0 follows from G,
-        measured at b0.
+        A step of b samples takes o + b s seconds, with overhead o = `step_overhead_s`, or s + o / b per sample. G,
+        measured at b0, gives s = 1/G - o / b0.
         """
-        # G is fixed at b0. A larger o leaves less for s, so it makes smaller minibatches slower and larger ones faster:
-        # which end of o is the slow one depends on the size.
+        # G is fixed at b0, so a larger o means a smaller s: smaller minibatches become slower and larger ones faster.
+        # Which end of o is the slow one therefore depends on the batch size.
         smaller = batch_size < self.batch_size
         overhead_s = self.step_overhead_s.at(OPPOSITE[bound] if smaller else bound)
-        # not below 0: o and G were measured apart, and each has its own error
+        # not below 0: o and G were measured independently, each with its error
         return max(0.0, 1 / self.step.at(bound) - overhead_s / self.batch_size) + overhead_s / batch_size
 
     def at_pace(self, pace: float) -> Rates:
-        """Return the rates while the cores are ``pace`` times as fast; storage, and what steps wait for, stay."""
+        """Return the rates with cores ``pace`` times as fast; storage, disk and non-CPU step time do not change."""
         waited_s = max(0.0, 1 / self.step.value - self.step_cpu_s.value)
         step_s = waited_s + (1 / self.step.value - waited_s) / pace
         costs = {name: getattr(self, name) for name in COSTS if name != "step_overhead_s"}
@@ -298,10 +295,10 @@ class Rates:
 
     @classmethod
     def from_json(cls, plain: Mapping[str, Any]) -> Rates:
-        """Read what `to_json` returned; fields that a file of an older version lacks have their defaults.
+        """Read the output of `to_json`. Fields missing from an older file get their defaults.
 
         Raises:
-            ConfigError: it lacks fields that have none.
+            ConfigError: a field without a default is missing.
         """
         needed = [field.name for field in fields(cls) if field.default is MISSING]
         if lacking := [repr(name) for name in needed if name not in plain]:
@@ -323,19 +320,19 @@ COSTS = (
 
 
 def step_overhead(points: Sequence[tuple[int, Quantity]]) -> Quantity:
-    """Find the seconds of a step that do not depend on its batch size, from G at several sizes: (batch size, G).
+    """Estimate the seconds of a step that do not depend on its batch size, from (batch size, G) pairs.
 
-    The line o + b s through the seconds b / G of a step, by least squares; o is taken as 0 if it would be negative.
+    Fits the line o + b s through the step times b / G by least squares. A negative o becomes 0.
 
     Raises:
-        ConfigError: fewer than two batch sizes.
+        ConfigError: fewer than two distinct batch sizes.
     """
     sizes = [size for size, _ in points]
     if len(set(sizes)) < 2:
         raise ConfigError(f"an overhead needs G at 2 batch sizes at least, got {sorted(set(sizes))}")
     mean = sum(sizes) / len(sizes)
     square = sum((size - mean) ** 2 for size in sizes)
-    # the line's height at 0 is a weighted sum of the seconds, so its extremes take each at the end that its weight says
+    # o is a weighted sum of the step times, so its extremes take each time at the end given by the sign of its weight
     weights = [1 / len(sizes) - mean * (size - mean) / square for size in sizes]
 
     def height_s(sign: int) -> float:
@@ -347,14 +344,11 @@ def step_overhead(points: Sequence[tuple[int, Quantity]]) -> Quantity:
 
 
 def _served(alone_per_s: float, workers: float, serving_s: float) -> float:
-    """Return w / (w / P + serving_s)."""
     return alone_per_s / (1 + alone_per_s * serving_s / workers)
 
 
 def _read(value: Any) -> Any:
-    """Tell by its form what a value of the JSON was: only `GpuRates` name GPUs, all other mappings are quantities, and
-    only curves are lists.
-    """
+    # only `GpuRates` contain "gpus"; all other mappings are quantities, and all lists are curves
     if isinstance(value, Mapping):
         return GpuRates.from_json(value) if "gpus" in value else Quantity.from_json(value)
     return MeasuredCurve.from_json(value) if isinstance(value, Sequence) else value

@@ -1,4 +1,4 @@
-"""The bridge from measured rates to the simulator: the system that it is given, and its answer for an epoch."""
+"""Simulation of measured rates: conversion to the simulator's system, and the simulated epoch time."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from mbaas.analysis.setup import Setup
 from mbaas.analysis.simulator import Cores, System, simulate, system_of
 
 EPOCHS = 3
-"""The first fills caches; the others are alike."""
+"""The first epoch fills caches; the others are the same."""
 
 MOST_SAMPLES = 200_000
-"""A larger dataset is simulated on a part of it, with as large a part of its cache: times are proportional."""
+"""Maximum number of simulated samples. Larger datasets and their caches are scaled down; times are proportional."""
 
 
 def system_for(
     rates: Rates, setup: Setup, *, name: str = "measured", epochs: int = EPOCHS, policies: tuple[str, ...] = ()
 ) -> System:
-    """Make the simulator's system for measured rates and a setup; each node is one of its workers.
+    """Return the simulator's system for measured rates and a setup; each node is one of its workers.
 
-    The simulator deals every trial's samples out to all workers; here a trial trains on one node, at G. So each worker
-    trains at G / nodes, and an epoch takes a trial as long.
+    The simulator spreads a trial's samples over all workers, while here a trial trains on one node at G. Each simulated
+    worker therefore trains at G / nodes, which gives the same epoch time.
     """
     part = min(1.0, MOST_SAMPLES / rates.samples)
     workers = setup.workers_of(rates.cores)
-    # The simulator's storage reaches its rate with a number of readers and stays there: the fastest measured. A node
-    # has no more threads that read than workers, and storage that needed more of them would never reach its rate.
+    # Simulated storage reaches its full rate, here the fastest measured one, with a number of readers. A node has at
+    # most as many reading threads as workers, so a larger number would never be reached.
     readers, storage = rates.storage.fastest
     return system_of(
         name,
@@ -65,12 +65,12 @@ def system_for(
 
 
 def simulated_epoch_s(rates: Rates, setup: Setup) -> float:
-    """Simulate the seconds of an epoch after the first.
+    """Return the simulated seconds of a steady epoch.
 
-    Trials that share a feed have this project's policy, others a private MinIO cache each, of encoded samples.
+    With a shared feed, the policy is mbaas; otherwise each trial has a private MinIO cache of encoded samples.
     """
     kept = "mbaas_decoded" if form_plan(rates, setup) is not None else "mbaas"
     policy = kept if setup.sharing else "minio"
     system = system_for(rates, setup, policies=(policy,))
     (outcome,) = simulate(system)
-    return mean(outcome.epoch_s[1:]) * rates.samples / system.dataset.samples  # it may have had a part of the dataset
+    return mean(outcome.epoch_s[1:]) * rates.samples / system.dataset.samples  # the dataset may be scaled down

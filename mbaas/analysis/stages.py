@@ -1,8 +1,8 @@
-"""The seconds that each resource needs for one sample of every trial: the arithmetic under every prediction.
+"""The seconds that each resource needs for one sample of every trial: the arithmetic of every prediction.
 
-All trials advance together, so each of them takes one sample in the time in which every resource has done what that
-sample demands of it: demand / capacity. The slowest resource sets the pace (an asymptotic bound). With T trials, n
-nodes, K = ceil(T / n) trials on a node, and shared feeds:
+All trials advance together: each receives one sample in the time in which every resource has met that sample's demand,
+demand / capacity. The slowest resource sets the pace (an asymptotic bound). With T trials, n nodes, K = ceil(T / n)
+trials on a node, and shared feeds:
 
 ===============  ==========================================================  =========
 resource         seconds for a sample of every trial                         part of
@@ -14,17 +14,18 @@ resource         seconds for a sample of every trial                         par
 ``cores``        ((prep_cpu + staging_cpu) / n                               prep
                  + K (delivery_cpu + step_cpu)) / free cores
 ``network``      pixel_bytes (n - 1) / n / network                           prep
-``memory``       x b / (n C), x kept encoded in memory                       fetch
-``disk``         y b / (n disk), y kept on disk                              fetch
+``memory``       x b / (n C), x cached encoded in memory                     fetch
+``disk``         y b / (n disk), y cached on disk                            fetch
 ``storage``      z / S, z = 1 - x - y; / n if each node has its own storage  fetch
 ===============  ==========================================================  =========
 
-Parts of fetch add up (T_fetch = D x / C + D (1 - x) / S, DS-Analyzer, VLDB 2021); those of prep, and of compute, go on
-at the same time. Free cores are those beside what runs all the time (``background_cores``). Reading takes cores, too:
-fetch takes no less than ``cores`` and (y + z) read_cpu / (n free cores). Without
-sharing a node prepares and fetches K times, nothing travels between nodes, and each trial has its own part of its
-node's cache. Where samples are kept decoded (`mbaas.analysis.kept`), 1 / P and prep_cpu are sums over both forms, each
-with its share of the samples, and so is b on disk.
+The parts of fetch add up (T_fetch = D x / C + D (1 - x) / S, DS-Analyzer, VLDB 2021). The parts of prep overlap, and so
+do the parts of compute. Free cores exclude ``background_cores``. Reading needs cores too: fetch takes at least the time
+of ``cores`` plus (y + z) read_cpu / (n free cores).
+
+Without sharing, a node prepares and fetches K times, no samples travel between nodes, and each trial has its part of
+the node's cache. With decoded samples (`mbaas.analysis.kept`), 1 / P, prep_cpu, and b on disk are sums over both forms,
+weighted by their shares.
 """
 
 from __future__ import annotations
@@ -41,12 +42,13 @@ from mbaas.units import size
 
 @dataclass(frozen=True)
 class Stages:
-    """The seconds for one sample of every trial, by resource; parts of `prep` and `compute` overlap, `fetch` adds up.
+    """The seconds for one sample of every trial, by resource.
 
     Attributes:
-        compute, prep, fetch: seconds by resource, as in the table above.
-        cores_s: what all cores need if they also have to read, 0 if nothing is read; the rest of fetch goes on
-            meanwhile.
+        compute, prep, fetch: seconds by resource, as in the table above. The parts of ``compute`` and ``prep`` overlap;
+            those of ``fetch`` add up.
+        cores_s: seconds of all cores including the work of reading, 0 without reads. The rest of fetch overlaps with
+            it.
     """
 
     compute: dict[str, float]
@@ -61,7 +63,7 @@ class Stages:
 
     @property
     def prep_s(self) -> float:
-        """Return the seconds of preparing and handing over, everything in memory."""
+        """Return the seconds of preparing and delivering, with all data in memory."""
         return max(self.prep.values())
 
     @property
@@ -71,8 +73,8 @@ class Stages:
 
     @property
     def limit(self) -> str:
-        """Name the resource that sets the pace; of fetch, the one that takes longest."""
-        # Compute first, then prep, among equals: data that comes exactly as fast as it is needed is no problem.
+        """Return the resource that sets the pace; if that is fetch, its slowest part."""
+        # Ties go to compute, then to prep: data that arrives exactly as fast as needed is not a bottleneck.
         if self.compute_s >= max(self.prep_s, self.fetch_s):
             return max(self.compute, key=self.compute.__getitem__)
         if self.prep_s >= self.fetch_s:
@@ -89,20 +91,20 @@ def stages(
     prep: Bound = "value",
     supply: Bound = "value",
 ) -> Stages:
-    """Find the seconds of each resource.
+    """Compute the seconds of each resource.
 
     Args:
-        steady: whether it is an epoch after the first; in the first nothing is cached yet.
-        step: whether training is taken at the low, median or high end of what was measured; "low" is slow.
-        prep: the same for prep and what cores have to do.
+        steady: whether the epoch is later than the first, in which nothing is cached yet.
+        step: end of the measured interval to use for training; "low" is slow.
+        prep: the same for prep and the work of cores.
         supply: the same for memory, disk and storage.
 
     Raises:
-        ConfigError: a disk is to be used whose rate is not known.
+        ConfigError: the setup uses a disk whose rate was not measured.
     """
     reads = stored_share(rates, setup, steady=steady)
     prepared_s, reading_s = _prep_s(rates, setup, reads, prep), _reading_s(rates, setup, reads, prep)
-    # Where nothing is read, cores are prep's alone: a fetch that took as long would be a fetch stall without a fetch.
+    # Without reads the cores only prepare; counting them in fetch would give a fetch stall without a fetch.
     return Stages(
         _compute_s(rates, setup, step),
         prepared_s,
@@ -116,10 +118,10 @@ def _compute_s(rates: Rates, setup: Setup, bound: Bound) -> dict[str, float]:
     step_s = rates.step_s(batch_size, bound) / setup.accelerator_factor
     seconds = {
         "step": step_s,
-        # K trials on one node need K times the CPU time of a step there, however many accelerators they have
+        # K trials on a node need K times the CPU time of a step there, regardless of the number of accelerators
         "steps' cores": setup.node_trials * _step_cpu_s(rates, setup, bound) / _free_cores(rates, setup, bound),
     }
-    if setup.accelerators is not None:  # fewer than trials: they take turns
+    if setup.accelerators is not None:  # trials take turns if there are fewer
         seconds["accelerators"] = setup.node_trials * step_s / setup.accelerators
     return seconds
 
@@ -127,11 +129,11 @@ def _compute_s(rates: Rates, setup: Setup, bound: Bound) -> dict[str, float]:
 def _prep_s(rates: Rates, setup: Setup, reads: Reads, bound: Bound) -> dict[str, float]:
     cores, nodes = _free_cores(rates, setup, bound), setup.nodes
     made, cost = made_on_a_node(setup), OPPOSITE[bound]
-    # Prep, serving, delivery and steps all want the node's cores. A worker that waits for its core is not seen by P,
-    # which was measured while nobody trained, so the cores' work is a resource of its own beside the workers'.
+    # Prep, serving, delivery and steps compete for the node's cores. P was measured without training, so it does not
+    # include waits for a core: the work of cores is a resource in addition to the workers.
     made_cpu_s = rates.cpu_s(reads.decoded).at(cost) + rates.staging_cpu_s.at(cost)
     taken_cpu_s = rates.delivery_cpu_s.at(cost) + _step_cpu_s(rates, setup, bound)
-    # homes are spread evenly, so each node makes 1 / n of the samples that its trials take; only pixels travel
+    # home nodes are spread evenly, so each node makes 1 / n of the samples of its trials; only pixels travel
     elsewhere = (nodes - 1) / nodes if setup.sharing else 0.0
     return {
         "prep": made / node_prep_rate(rates, setup, bound, decoded=reads.decoded),
@@ -142,8 +144,8 @@ def _prep_s(rates: Rates, setup: Setup, reads: Reads, bound: Bound) -> dict[str,
 
 def _fetch_s(rates: Rates, setup: Setup, reads: Reads, bound: Bound) -> dict[str, float]:
     made = made_on_a_node(setup)
-    # Each tier's seconds are added up by `Stages.fetch_s`: a reader takes one sample after the other, wherever it lies.
-    # Prep reads decoded samples where they lie in memory, as it did when its rate was measured.
+    # `Stages.fetch_s` adds up the seconds of the tiers, because a reader takes one sample at a time from any tier.
+    # Decoded samples in memory take no fetch time: prep reads them there, as it did when its rate was measured.
     in_memory = (reads.memory - reads.decoded_memory) * rates.sample_bytes
     seconds = {"memory": made * in_memory / rates.cache.at(bound)}
     if rates.disk is not None:
@@ -154,8 +156,8 @@ def _fetch_s(rates: Rates, setup: Setup, reads: Reads, bound: Bound) -> dict[str
 
 
 def _reading_s(rates: Rates, setup: Setup, reads: Reads, bound: Bound) -> float:
-    """Return the seconds of all cores of a node for reading from storage, or from its disk, which costs as much."""
-    # a decoded sample has more bytes to move than the one that was measured
+    # Reading from disk costs as much CPU time per byte as reading from storage, and a decoded sample has more bytes
+    # than an encoded one.
     read = made_on_a_node(setup) * (reads.storage + _disk_bytes(rates, reads) / rates.sample_bytes)
     return read * rates.read_cpu_s.at(OPPOSITE[bound]) / _free_cores(rates, setup, bound)
 
@@ -165,11 +167,11 @@ def _free_cores(rates: Rates, setup: Setup, bound: Bound) -> float:
 
 
 def _disk_bytes(rates: Rates, reads: Reads) -> float:
-    """Return the bytes of a sample that come from the disk, on average."""
+    """Return the mean bytes of a sample that are read from disk."""
     encoded = (reads.disk - reads.decoded_disk) * rates.sample_bytes
     return encoded + reads.decoded_disk * (rates.decoded_bytes or 0.0)
 
 
 def _step_cpu_s(rates: Rates, setup: Setup, bound: Bound) -> float:
-    # a step that is twice as fast is taken to need half the CPU time: on a CPU the one is the other
+    # a step at twice the speed is assumed to need half the CPU time, which is exact for steps on a CPU
     return rates.step_cpu_s.at(OPPOSITE[bound]) / setup.accelerator_factor

@@ -1,12 +1,12 @@
-"""Predict how fast trials train, and what they wait for, from measured rates.
+"""Prediction of training speed and stalls from measured rates.
 
-The model is DS-Analyzer's (VLDB 2021): speed = min(F, P, G), extended to several trials, shared feeds, several nodes
-and cores that prep and steps share; `mbaas.analysis.stages` has the table of who needs how long. Epoch time is split
-by the differential method: compute is the time on synthetic data; what prep adds to that with everything in memory is
-prep stall; what fetching adds to both is fetch stall.
+The model is DS-Analyzer's (VLDB 2021), speed = min(F, P, G). It is extended to several trials, shared feeds, several
+nodes, and cores shared by prep and steps. `mbaas.analysis.stages` has the table of resources. An epoch is split by the
+differential method. Compute is its time on synthetic data. Prep stall is the time added by prep with all data in
+memory. Fetch stall is the time added by fetching.
 
-Where steps, prep and fetch do not mask each other perfectly (``overlap`` below 1), the time for a sample is the longest
-of them plus ``1 - overlap`` of the rest.
+If steps, prep and fetch do not overlap perfectly (``overlap`` below 1), a sample takes the longest time of the three
+plus ``1 - overlap`` of the other two.
 """
 
 from __future__ import annotations
@@ -25,12 +25,9 @@ from mbaas.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True)
 class Waits:
-    """The shares of its time that a trial waits, from 0 to 1.
+    """Shares of a trial's time spent waiting for prep, for reads and for other trials, from 0 to 1.
 
-    Attributes:
-        prep: for samples to be prepared.
-        fetch: for samples to be read.
-        peers: for other trials, where whoever says so can tell that from ``prep``; else it is in there.
+    A source that cannot separate waits for other trials from ``prep`` includes them there and leaves ``peers`` at 0.
     """
 
     prep: float
@@ -39,23 +36,21 @@ class Waits:
 
     @property
     def all(self) -> float:
-        """Return the share in which it waits for whatever."""
+        """Return the total share."""
         return self.prep + self.fetch + self.peers
 
 
 @dataclass(frozen=True, kw_only=True)
 class Epoch:
-    """One epoch of every trial, predicted.
+    """Prediction of one epoch of every trial.
 
     Attributes:
         trial_per_s: samples/s of each trial.
-        total_per_s: of all trials together.
-        epoch_s: seconds.
-        compute_s, prep_stall_s, fetch_stall_s: the parts of it, for one trial; their values add up to the epoch's.
+        total_per_s: samples/s of all trials together.
+        compute_s, prep_stall_s, fetch_stall_s: the parts of ``epoch_s`` for one trial; their values add up to it.
         limit: the resource that sets the pace, by its name in `mbaas.analysis.stages`.
-        limits: the same at the slow and at the fast end of what was measured as well; one name is a sure answer.
-        bounds: samples/s of each trial that every resource would allow on its own; resources without a limit left out.
-        reads: where samples come from.
+        limits: ``limit`` at the median, slow and fast ends of the rates, without duplicates; a single name is certain.
+        bounds: samples/s of each trial that each resource alone would allow; unlimited resources are left out.
     """
 
     trial_per_s: Quantity
@@ -71,12 +66,12 @@ class Epoch:
 
     @property
     def prep_stall(self) -> float:
-        """Return the share of a trial's time in which it waits for prep."""
+        """Return the share of a trial's time spent waiting for prep."""
         return self.prep_stall_s.value / self.epoch_s.value
 
     @property
     def fetch_stall(self) -> float:
-        """Return the share of a trial's time in which it waits for bytes."""
+        """Return the share of a trial's time spent waiting for reads."""
         return self.fetch_stall_s.value / self.epoch_s.value
 
     @property
@@ -85,17 +80,13 @@ class Epoch:
         return Waits(prep=self.prep_stall, fetch=self.fetch_stall)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fields by name; ``reads`` are shares by tier."""
+        """Return the fields by name."""
         return plain_fields(self)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """The first epoch, with empty caches, and every later one.
-
-    Attributes:
-        notes: what makes the prediction a guess, a sentence each.
-    """
+    """Predictions of the first epoch, with empty caches, and of later ones; ``notes`` are reasons for doubt."""
 
     setup: Setup
     first: Epoch
@@ -114,10 +105,10 @@ class Prediction:
 
 
 def predict(rates: Rates, setup: Setup) -> Prediction:
-    """Predict what would be with ``setup``.
+    """Predict epochs with ``setup``.
 
-    Intervals come from the model at the slow and at the fast ends of everything measured; they are as wide as if all
-    rates were off the same way at the same time.
+    Intervals are the model's results at the slow and fast ends of all measurements, so they assume that all rates are
+    off in the same direction.
 
     Raises:
         ConfigError: the setup uses a disk whose rate was not measured.
@@ -131,9 +122,9 @@ def predict(rates: Rates, setup: Setup) -> Prediction:
 
 
 def speedup(now: Prediction, then: Prediction) -> Quantity:
-    """Return how many times as fast steady epochs become.
+    """Return the speedup of steady epochs.
 
-    Rates are the same before and after, so slow ends belong together, and so do fast ends.
+    Both predictions use the same rates, so slow ends are compared with slow ends and fast with fast.
     """
     before, after = now.steady.epoch_s, then.steady.epoch_s
     return spanning(*(before.at(bound) / after.at(bound) for bound in BOUNDS), unit="times")
@@ -141,7 +132,7 @@ def speedup(now: Prediction, then: Prediction) -> Quantity:
 
 @dataclass(frozen=True)
 class _Times:
-    """The seconds a sample takes with synthetic data, with all data in memory, and as it is: the three runs."""
+    """Seconds per sample of the three runs: synthetic data, all data in memory, and the real workload."""
 
     synthetic_s: float
     prepared_s: float
@@ -149,7 +140,7 @@ class _Times:
 
     @classmethod
     def of(cls, found: Stages, overlap: float) -> _Times:
-        # each run has one part more than the one before it, so what it adds is that part's stall, as in DS-Analyzer
+        # each run adds one part to the previous run; the added time is that part's stall, as in DS-Analyzer
         parts = (found.compute_s, found.prep_s, found.fetch_s)
         first, second, third = (overlap * max(parts[:n]) + (1 - overlap) * sum(parts[:n]) for n in (1, 2, 3))
         return cls(first, second, third)
@@ -161,16 +152,15 @@ def _epoch(rates: Rates, setup: Setup, *, steady: bool) -> Epoch:
     samples = rates.samples
 
     def stall_s(earlier: str, later: str) -> Quantity:
-        """Return what is added from one run to the next, never less than nothing."""
-        # A difference is widest where one run was slow and the other fast: the runs are measured one after the other,
-        # and the machine need not be as busy both times.
+        # A difference is widest if one run was slow and the other fast. The runs are measured one after the other, and
+        # the machine's load may change between them.
         least = getattr(at_fast, later) - getattr(at_slow, earlier)
         most = getattr(at_slow, later) - getattr(at_fast, earlier)
         value = getattr(at_middle, later) - getattr(at_middle, earlier)
         return spanning(*(samples * max(0.0, s) for s in (value, least, most)), unit="s")
 
     trial_per_s = spanning(*(1 / t.whole_s for t in times), unit="samples/s")
-    # the median's resource comes first; others that may set the pace within the intervals make the answer unsure
+    # the limit at the median comes first; further names mean that the limit is uncertain
     limits = tuple(dict.fromkeys(found.limit for found in (middle, slow, fast)))
     return Epoch(
         trial_per_s=trial_per_s,
@@ -187,7 +177,7 @@ def _epoch(rates: Rates, setup: Setup, *, steady: bool) -> Epoch:
 
 
 def _bounds(middle: Stages, slow: Stages, fast: Stages) -> dict[str, Quantity]:
-    """Find the samples/s that each resource allows; fetch as a whole, because its parts take turns."""
+    """Return the samples/s that each resource allows; fetch counts as one because its parts add up."""
     middle_s, slow_s, fast_s = ({**s.compute, **s.prep, "fetch": s.fetch_s} for s in (middle, slow, fast))
     return {
         name: spanning(1 / seconds, 1 / slow_s[name], 1 / fast_s[name], unit="samples/s")
@@ -198,7 +188,7 @@ def _bounds(middle: Stages, slow: Stages, fast: Stages) -> dict[str, Quantity]:
 
 def _notes(rates: Rates, setup: Setup) -> list[str]:
     cores, workers = setup.cores_of(rates.cores), setup.workers_of(rates.cores)
-    like = workers * rates.cores / cores  # as many workers for each core: this count was to be measured
+    like = workers * rates.cores / cores  # workers at the same number per core on the measured machine
     notes = []
     if like > rates.prep.most:
         notes.append(

@@ -1,4 +1,4 @@
-"""The whole analysis of a workload: measure, predict, split an epoch, check, and say what it means."""
+"""The whole analysis of a workload: measurement, prediction, stall split, verification and verdict."""
 
 from __future__ import annotations
 
@@ -49,16 +49,16 @@ from mbaas.analysis.setup import Setup
 from mbaas.analysis.whatif import Prediction, Waits, predict
 
 STOPPED = "the analysis was stopped before the workload was run to its end: predictions are not compared with that"
-"""A note that says so."""
+"""Note of an analysis that was stopped early."""
 
 
 PACE_S = 5.0
-"""About how long it takes until the machine's pace is known for the first time."""
+"""Approximate seconds of the first pace measurement."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """What was analyzed, in words."""
+    """Description of the analyzed workload."""
 
     data: str
     pipeline: str
@@ -69,22 +69,17 @@ class Subject:
 
 @dataclass(frozen=True, kw_only=True)
 class Analysis:
-    """An analysis: where the time goes, and what would help.
+    """Result of an analysis. Parts that were not measured or run are None.
 
     Attributes:
-        subject: what was analyzed.
         sentence: the verdict.
-        rates: what was measured; every prediction rests on it.
-        setup: how the workload is run.
-        prediction: with that setup.
-        changes: what would help, the recommended one first.
-        costs: what loading costs each trial, beside a DataLoader for each.
-        decoding: what keeping samples decoded is worth; None if that was not measured.
-        devices: at which stage samples should cross to the GPU; None if no GPU was measured.
-        prep_threads: P of one worker against its threads; None if it was not measured.
-        split: an epoch's time by the differential method, and by the loaders; None if no feed was run.
-        verification: predicted points that were run; None if none were.
-        notes: what makes a figure doubtful, a sentence each.
+        changes: worthwhile changes, the recommended one first.
+        costs: cost of loading for each trial, compared with a DataLoader per trial.
+        devices: best stage at which samples cross to the GPU.
+        prep_threads: P of one worker against its threads.
+        split: time of an epoch by the differential method and by the loaders.
+        verification: measured runs of predicted points.
+        notes: reasons to doubt a figure, one sentence each.
     """
 
     subject: Subject
@@ -103,25 +98,18 @@ class Analysis:
 
     @property
     def was_stopped(self) -> bool:
-        """Return whether somebody stopped it before it had all."""
+        """Return whether the analysis was interrupted before its end."""
         return STOPPED in self.notes
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fields by name; the sentence is called ``verdict``."""
+        """Return the fields by name; ``sentence`` becomes ``verdict``."""
         said = plain_fields(self)
         return {"subject": said.pop("subject"), "verdict": said.pop("sentence"), **said}
 
 
 @dataclass(frozen=True, kw_only=True)
 class StoppedAnalysis:
-    """What there is of an analysis that was stopped before there were enough rates to predict from.
-
-    Attributes:
-        subject: what was analyzed.
-        rates: those that were measured.
-        setup: how the workload was to be run.
-        notes: what is to be known of it, a sentence each.
-    """
+    """Partial result of an analysis that was stopped before all rates were measured."""
 
     subject: Subject
     rates: SoFar
@@ -132,7 +120,7 @@ class StoppedAnalysis:
 
     @property
     def sentence(self) -> str:
-        """Say what is missing, and what cannot be said without it."""
+        """Return the missing rates and the consequence as a sentence."""
         *others, last = self.rates.missing or ("the last of them",)
         missing = f"{', '.join(others)} and {last}" if others else last
         return (
@@ -141,17 +129,13 @@ class StoppedAnalysis:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fields by name, ``verdict`` and ``missing``; ``rates`` holds those that were measured."""
+        """Return the fields by name, plus ``verdict`` and ``missing``; ``rates`` has the measured ones only."""
         said = plain_fields(self)
         return {"subject": said.pop("subject"), "verdict": self.sentence, **said, "missing": list(self.rates.missing)}
 
 
 class AnalysisStoppedError(KeyboardInterrupt):
-    """Ctrl-C while rates are measured: ends a program as Ctrl-C does, and has what was measured until then.
-
-    Attributes:
-        found: that.
-    """
+    """Ctrl-C during the measurement of rates: ends a program like Ctrl-C, with the partial result in ``found``."""
 
     def __init__(self, found: StoppedAnalysis) -> None:
         super().__init__(found.sentence)
@@ -160,16 +144,14 @@ class AnalysisStoppedError(KeyboardInterrupt):
 
 @dataclass(kw_only=True)
 class Findings:
-    """What an analysis that is under way has found.
+    """Results of an analysis in progress.
 
     Attributes:
-        words: what is analyzed: ``data``, ``pipeline`` and ``step``.
-        cores: of this machine.
-        setup: how the workload is to be run.
-        so_far: rates, as they are measured.
+        words: the descriptions ``data``, ``pipeline`` and ``step`` (see `conclude`).
+        cores: number of cores of this machine.
+        so_far: the rates measured so far.
         memory_bytes: see `analyze`.
-        measured: all rates, as soon as they are.
-        split, verification: see `Analysis`.
+        measured: all rates; None until they are complete.
     """
 
     words: Mapping[str, Any]
@@ -182,7 +164,7 @@ class Findings:
     verification: Verification | None = None
 
     def conclude(self, *notes: str) -> Analysis | StoppedAnalysis | None:
-        """Say what follows from it, and ``notes``; None if there is nothing yet."""
+        """Return the analysis of the results so far, with ``notes``; None if nothing was measured yet."""
         found = self.measured
         if found is None:
             subject = _subject(**self.words, cores=self.cores)
@@ -214,23 +196,22 @@ def analyze(
     tell: Callable[[str], None] = lambda _: None,
     keep: Callable[[Findings], None] = lambda _: None,
 ) -> Analysis:
-    """Measure the workload on this machine and answer. Ray has to run.
+    """Measure the workload on this machine and analyze it. Ray must be running.
 
     Args:
-        setup: how the workload is to be run.
-        step: what the step is, in words.
-        rate_per_s: G as somebody stated it; None: the workload's step is measured.
-        check: run some of the predicted points, and report the error.
-        run: also run the workload, to split an epoch.
-        gpus: that prep may use.
-        memory_bytes: that a feed's cache may have on this machine; infinite where nobody knows.
-        effort: how exact the rates are to be; `QUICK` also runs no feed, so it neither checks nor splits anything.
-        tell: gets a line whenever something else is measured: what, and how long the rest will take.
-        keep: gets what is found, at the beginning: for a caller that may have to end without an answer.
+        step: description of the training step.
+        rate_per_s: G in samples/s as given by the user; None: measure the workload's step.
+        check: run some of the predicted points and report the error.
+        run: run the workload to split the time of an epoch.
+        gpus: number of GPUs available to prep.
+        memory_bytes: memory available to a feed's cache on this machine; infinite if unknown.
+        effort: precision of the rates. `QUICK` runs no feed, so it overrides ``check`` and ``run``.
+        tell: called with a progress line at each new measurement, including the time remaining.
+        keep: called at the start with the `Findings`, for a caller that may have to end without a result.
 
     Raises:
-        AnalysisStoppedError: a KeyboardInterrupt came when something was measured, but not all rates.
-        KeyboardInterrupt: one came when nothing was measured.
+        AnalysisStoppedError: KeyboardInterrupt after some, but not all, rates were measured.
+        KeyboardInterrupt: interrupted before any rate was measured.
     """
     effort, cores = effort or Effort(), cores_here()
     if not effort.is_whole:
@@ -276,10 +257,10 @@ def analyze(
                 raise
             raise AnalysisStoppedError(stopped) from None
         findings.measured = found
-        # What a cache would not use is no part of the answer; how large decoded samples are is known only now.
+        # Report only cache bytes that can be used. The size of decoded samples is known only now.
         setup = findings.setup = replace(setup, cache_bytes=min(setup.cache_bytes, largest_cache(found.rates, setup)))
-        # On a part, because every run has several epochs; predictions are about shares of a dataset and rates, which do
-        # not depend on its size.
+        # On a part of the dataset, because every run has several epochs. Predictions are in rates and shares of a
+        # dataset, so they do not depend on its size.
         part = trained_on(workload, found.rates, prep_workers=setup.workers_of(cores))
         notes: tuple[str, ...] = ()
         if found.was_stopped:
@@ -292,10 +273,10 @@ def analyze(
             if check and pace is not None:
                 chosen = points(found.rates, setup)
                 findings.verification = verify(part, found.rates, chosen, pace=pace, progress=progress)
-        except KeyboardInterrupt:  # all rates are there: what follows from them is worth having
+        except KeyboardInterrupt:  # all rates are measured, so the analysis is complete enough to return
             notes = (STOPPED,)
     answer = findings.conclude(*notes)
-    assert isinstance(answer, Analysis)  # all rates are there
+    assert isinstance(answer, Analysis)  # all rates are measured
     return answer
 
 
@@ -315,21 +296,19 @@ def conclude(
     knows_cores: bool = True,
     costs: EpochCosts | None = None,
 ) -> Analysis:
-    """Say what follows from rates that were measured, here or by a running feed.
+    """Return the analysis that follows from rates measured here or by a running feed.
 
     Args:
-        data, pipeline, step: what was analyzed, in words.
-        notes: what makes the rates doubtful.
-        memory_bytes: see `recommend`.
-        prep_threads, split, verification: what else was measured.
-        seen: what trials wait for, by who says so, beside the ``split``.
-        knows_cores: see `verdict`.
-        costs: what loading was seen to cost; None: it follows from the rates.
+        data, pipeline, step: descriptions of the workload.
+        notes: reasons to doubt the rates.
+        memory_bytes, knows_cores: see `recommend` and `verdict`.
+        seen: observed stall shares by source, in addition to the ``split``.
+        costs: observed costs of loading; None: derive them from the rates.
     """
     prediction, views = predict(rates, setup), {**seen, **(split.waits if split is not None else {})}
     changes = recommend(rates, setup, memory_bytes=memory_bytes, seen=views)
     doubts = [*notes, *prediction.notes]
-    # two ways that have nothing in common: where they differ, one of them did not see what really happened
+    # the two methods are independent, so a large difference means that at least one is wrong
     if split is not None and split.disagreement > DISAGREEMENT:
         differ = f"differ by {units.percent(split.disagreement)} of the epoch"
         doubts.append(f"the differential split of an epoch and what loaders say {differ}")
@@ -355,8 +334,8 @@ def _subject(*, data: str, pipeline: str, step: str, cores: int) -> Subject:
 
 
 def machine(cores: int) -> str:
-    """Name this machine: cores, and what they are."""
-    model = platform.machine()  # "x86_64", where the kernel does not tell the processor's name
+    """Describe this machine: number of cores and processor model."""
+    model = platform.machine()  # "x86_64", the fallback if the kernel reports no model name
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
         names = [line.partition(":")[2].strip() for line in cpuinfo.read_text().splitlines() if "model name" in line]

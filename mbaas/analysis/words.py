@@ -1,4 +1,4 @@
-"""Quantities, settings and resources as sentences and tables say them."""
+"""Quantities, settings and resources as text for sentences and tables."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RESOURCES = {
     "disk": "the local disk",
     "storage": "storage",
 }
-"""Resources of `mbaas.analysis.stages`, where several are named."""
+"""Names of the resources in `mbaas.analysis.stages`, for lists of several."""
 
 NAMES = {
     **RESOURCES,
@@ -29,17 +29,18 @@ NAMES = {
     "memory": "memory that holds the cache",
     "disk": "the local disk that holds the cache",
 }
-"""Resources as a verdict names them, where no table or picture beside it explains them."""
+"""Longer names of resources for a verdict, which has no table or chart to explain them."""
 
 
 def cell(resource: str) -> str:
-    """Name a resource in a table."""
+    """Return the name of a resource for a table."""
     return {"step": "training step", "cores": "shared cores", "disk": "local disk"}.get(resource, resource)
 
 
 def none_decoded(share: float) -> str:
-    """Say why no samples are kept decoded; decoding is ``share`` of prep, below 0 where it is faster than what it
-    saves.
+    """Return the reason why no samples are cached decoded.
+
+    ``share`` is decoding's share of prep; it is below 0 if decoded samples take longer to prepare.
     """
     if share <= 0:
         return "samples that are decoded are prepared no faster, so none are kept decoded"
@@ -47,37 +48,37 @@ def none_decoded(share: float) -> str:
 
 
 def either(resources: Sequence[str]) -> str:
-    """Name several resources: "prep, memory or storage"."""
+    """List several resources: "prep, memory or storage"."""
     *others, last = (RESOURCES[name] for name in resources)
     return f"{', '.join(others)} or {last}" if others else last
 
 
 def between(quantity: Quantity) -> str:
-    """Write the ends of an interval without the value and the unit: "238 to 262"; nothing if they read the same."""
+    """Format the ends of an interval without unit: "238 to 262"; empty if both look the same."""
     return units.interval(quantity.low, quantity.high)
 
 
 def with_interval(quantity: Quantity, write: Callable[[float], str] = units.number) -> str:
-    """Write a value and between what it lies: "250 (238 to 262)"."""
+    """Format a value with its interval: "250 (238 to 262)"."""
     interval = units.interval(quantity.low, quantity.high, write)
     return f"{write(quantity.value)} ({interval})" if interval else write(quantity.value)
 
 
 def duration(quantity: Quantity) -> str:
-    """Write a time and between what it lies: "4 s (3.8 s to 4.2 s)"."""
+    """Format a duration with its interval: "4 s (3.8 s to 4.2 s)"."""
     return with_interval(quantity, units.seconds)
 
 
 def setting(parameter: str, value: float) -> str:
-    """Write a value of a field of `Setup` in a table: "40 MB", "2 times", "3"."""
+    """Format a value of a `Setup` field for a table: "40 MB", "2 times", "3"."""
     if "bytes" in parameter:
         return units.size(value)
     return f"{units.number(value)} times" if parameter.endswith("_factor") else units.number(value)
 
 
 def amount(parameter: str, value: float) -> str:
-    """Write a value of a field of `Setup` in a sentence: "4 prep workers", "2 times the measured speed"."""
-    # what people count has a plural; a number of bytes or a factor says by itself what it is
+    """Format a value of a `Setup` field for a sentence: "4 prep workers", "2 times the measured speed"."""
+    # counts need a noun; bytes and factors are clear without one
     things = {"prep_workers": "prep worker", "trials": "trial", "nodes": "node"}
     if parameter in things:
         return units.counted(round(value), things[parameter])
@@ -85,5 +86,5 @@ def amount(parameter: str, value: float) -> str:
 
 
 def sentence(clause: str) -> str:
-    """Make a clause a sentence: it begins with a capital letter and ends with a full stop."""
+    """Turn a clause into a sentence with a capital letter and a full stop."""
     return f"{clause[:1].upper()}{clause[1:].rstrip('.')}."

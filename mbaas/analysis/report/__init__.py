@@ -1,4 +1,4 @@
-"""The report of an analysis: one page that needs nothing else, and its charts as files."""
+"""The report of an analysis: one self-contained page, and its charts as files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def write_report(analysis: Analysis | StoppedAnalysis, path: Path, *, command: s
     """Write the page to a file.
 
     Args:
-        command: that made the analysis, to be shown.
+        command: the command that made the analysis, shown on the page.
 
     Raises:
         ConfigError: the folder does not exist.
@@ -30,20 +30,20 @@ def write_report(analysis: Analysis | StoppedAnalysis, path: Path, *, command: s
 
 
 def write_plots(analysis: Analysis, folder: Path, suffix: str = ".svg") -> list[Path]:
-    """Write the charts of the page, each to a file of a folder, which is made if it is missing.
+    """Write each chart of the page to a file in a folder, which is created if missing.
 
     Args:
-        suffix: of the files, ".svg" or ".png".
+        suffix: ".svg" or ".png".
 
     Raises:
-        ConfigError: another suffix, or the folder cannot be made.
+        ConfigError: unsupported suffix, or the folder cannot be created.
     """
     folder = Path(folder)
     try:
         folder.mkdir(exist_ok=True)
     except OSError as error:
         raise ConfigError(f"cannot make the folder of plots {folder}: {error.strerror}") from None
-    plots.check_path(folder / f"split{suffix}")  # before the charts are drawn, which takes seconds
+    plots.check_path(folder / f"split{suffix}")  # before drawing the charts, which takes seconds
     written = []
     for chart in charts(analysis, studies(analysis)):
         path = folder / f"{chart.name}{suffix}"

@@ -1,6 +1,6 @@
-"""The charts of the report: what an epoch is spent on, what would be with more of one thing, and what was measured.
+"""The charts of the report: split of an epoch, pipeline, what-if curves and measured curves.
 
-They are figures of matplotlib; the page and the files show the same ones.
+The page and the files show the same matplotlib figures.
 """
 
 from __future__ import annotations
@@ -24,24 +24,23 @@ from mbaas.analysis.whatif import Epoch
 from mbaas.analysis.whole import Analysis
 
 PARTS = (("training", plots.GREY, ""), ("waiting for prep", plots.BLUE, "//"), ("waiting for reads", plots.RED, "xx"))
-"""What a trial does in an epoch, with a colour, and a pattern for those who see no colours."""
+"""Parts of a trial's epoch: (name, colour, hatch pattern). Patterns make them distinguishable without colours."""
 
 WIDE, NARROW = 976.0, 330.0
-"""Pixels across the page, on a desk and on a phone."""
+"""Page width in pixels on a desktop and on a phone."""
 
 LEAST_LABEL = 0.09
-"""A part that is a smaller share of its bar has no room for a number."""
+"""Minimum share of its bar for a part to be labelled with a number."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Chart:
-    """A chart of the page, and a file of its own.
+    """A chart of the page, also written to its own file.
 
     Attributes:
-        name: the name of the file, without a suffix.
-        said: what it shows, for those who do not see it.
-        figure: the chart; its label is the title.
-        narrow: the same for a phone, if the chart fills the width of the page.
+        name: file name without suffix.
+        said: description for screen readers.
+        narrow: the chart for a phone, if ``figure`` fills the width of the page.
     """
 
     name: str
@@ -52,7 +51,7 @@ class Chart:
 
 @dataclass(frozen=True)
 class Bar:
-    """An epoch of one trial: its parts in the order of `PARTS`, in seconds."""
+    """The epoch of one trial; ``parts`` are seconds in the order of `PARTS`."""
 
     name: str
     parts: tuple[Quantity, Quantity, Quantity]
@@ -66,12 +65,12 @@ class Bar:
 
     @property
     def said(self) -> str:
-        """Say the shares in words."""
+        """Return the shares as text."""
         return ", ".join(f"{units.percent(share)} {PARTS[part][0]}" for part, share in enumerate(self.shares))
 
 
 def charts(analysis: Analysis, found: Sequence[Study]) -> Iterator[Chart]:
-    """Draw all charts, in the order of their files; ``found`` are the studies of the analysis."""
+    """Draw all charts in file order; ``found`` are the studies of the analysis."""
     bars = bars_of(analysis)
     said = f"An epoch of one trial: {'; '.join(f'{bar.name}: {bar.said}' for bar in bars)}"
     yield Chart(name="split", said=said, figure=_split(bars, WIDE), narrow=_split(bars, NARROW))
@@ -92,13 +91,14 @@ def charts(analysis: Analysis, found: Sequence[Study]) -> Iterator[Chart]:
 
 
 def bars_of(analysis: Analysis) -> list[Bar]:
-    """Stack the prediction, and what was run, if anything was."""
+    """Return a bar for the predicted epoch, and two for the measured one if there is a split."""
     epoch, split = analysis.prediction.steady, analysis.split
     bars = [_bar(f"predicted, {units.seconds(epoch.epoch_s.value)}", epoch)]
     if split is not None:
-        # Waiting for other trials is prep stall to the other bars: with data in memory trials wait for each other, too.
+        # The other bars count waits for other trials as prep stall: trials also wait for each other with data in
+        # memory.
         live = (split.live_prep_stall_s.plus(split.live_peer_stall_s), split.live_fetch_stall_s)
-        # a loader says how long a trial waits; the rest of its time it trains
+        # loaders report waits; the rest of the time is training
         training_s = max(0.0, split.epoch_s.value - sum(part.value for part in live))
         bars.append(_bar(f"three runs compared, {units.seconds(split.epoch_s.value)}", split))
         bars.append(Bar("as loaders say while they run", (stated(training_s, unit="s"), *live), split.epoch_s))
@@ -110,9 +110,9 @@ def _bar(name: str, found: Epoch | Split) -> Bar:
 
 
 def _split(bars: Sequence[Bar], width: float) -> Figure:
-    """Draw bars, each below its name and its shares, which stand beside the name where there is room."""
+    # name and shares of a bar are on one line above it if the figure is wide
     wide = width == WIDE
-    # on a phone lines are broken by hand, matplotlib does not; "12 %" is kept together
+    # matplotlib does not wrap lines, so this does it for phones; "12 %" is kept together
     told = [[bar.said] if wide else textwrap.wrap(bar.said.replace(" %", "\u00a0%"), 46) for bar in bars]
     line, height, columns = 18.0, 34.0, 3 if wide else 2
     above = line * (1 if wide else 1 + max(map(len, told)))
@@ -125,7 +125,7 @@ def _split(bars: Sequence[Bar], width: float) -> Figure:
             at = (width - 1, top + 13) if wide else (1, top + 13 + line * (1 + number))
             plots.write(axes, at, text, side="right" if wide else "left")
         _draw_bar(axes, bar, width, middle=top + above + height / 2, height=height)
-    for part, (name, *_) in zip(axes.containers, PARTS, strict=False):  # those of the first bar stand for all
+    for part, (name, *_) in zip(axes.containers, PARTS, strict=False):  # one legend entry for all bars
         part.set_label(name)
     plots.add_legend(figure, columns=columns)
     return figure
@@ -137,7 +137,7 @@ def _draw_bar(axes: Axes, bar: Bar, width: float, *, middle: float, height: floa
         part = share * width
         axes.barh(middle, part, height, left, color=colour, hatch=pattern, edgecolor=(plots.PAPER, 0.5), linewidth=0)
         if share >= LEAST_LABEL:
-            # on paper of its own, because the number could not be read on a pattern
+            # with a background, because a number is unreadable on a pattern
             label = {"boxstyle": "round,pad=0.3", "facecolor": plots.PAPER, "edgecolor": "none"}
             look: dict[str, Any] = {"color": plots.INK, "size": plots.TEXT, "weight": "bold", "bbox": label}
             axes.text(left + part / 2, middle, units.percent(share), ha="center", va="center_baseline", **look)
@@ -150,7 +150,7 @@ def _what_if(study: Study) -> Figure:
     if study.other is not None:
         names = (shared, alone) if study.sharing else (alone, shared)
         series = dict(zip(names, (study.main, study.other), strict=True))
-    # the setup itself comes first, as a solid line; where it is enough already, one line says both
+    # the current value comes first, as a solid line; if it is enough already, one line marks both
     marks = {"now": study.now}
     if study.enough is not None and study.enough != study.now:
         marks["enough"] = study.enough
@@ -174,8 +174,7 @@ def _remark(check: Check) -> str:
 
 
 def _measured(title: str, thing: str, curve: MeasuredCurve) -> Figure:
-    """Draw the measured points, and the straight lines that predictions follow."""
-    # a line bends only there and where it was measured: fewer points draw the same line
+    # the curve only bends at these counts, so no other points are needed
     bends = (count for count, _ in curve.fit.curve.knots if count < curve.most)
     counts = sorted({0.0, *bends, *(count for count, _ in curve.points)})
     return plots.lines(

@@ -1,8 +1,7 @@
-"""Figures of matplotlib as part of a page.
+"""Embedding of matplotlib figures in a page.
 
-A page may be light or dark, wide or narrow, and may load nothing. So the SVG that matplotlib writes for a file is
-changed in four ways: colours become variables of the page's style, fonts and sizes are left to the page, parts of
-several figures keep apart, and addresses of standards go.
+A page may be light or dark, wide or narrow, and may not load anything. Therefore matplotlib's SVG is changed: colours
+become CSS variables, fonts and sizes are left to the page, ids are made unique to a figure, and namespaces are removed.
 """
 
 from __future__ import annotations
@@ -25,28 +24,28 @@ VARIABLES = {
     plots.RED: "red",
     plots.GREY: "grey",
 }
-"""Colours of figures, and the variables of the page's style that take their place."""
+"""Colours of figures -> CSS variables of the page."""
 
 NO_METADATA = dict.fromkeys(("Creator", "Date", "Format", "Type"))
 
 
 def inline(figure: Figure, *, name: str, said: str, kind: str = "chart") -> Markup:
-    """Make an ``svg`` element without size, fonts, colours and addresses of its own.
+    """Convert a figure to an ``svg`` element without size, fonts, fixed colours and namespaces.
 
     Args:
-        name: unlike that of any other figure of the page.
-        said: what it shows, for those who do not see it.
-        kind: its class.
+        name: unique name of the figure on the page.
+        said: description for screen readers.
+        kind: CSS class of the element.
     """
     written = io.BytesIO()
-    # parts that others refer to are named after their content and this salt, so that no two figures share a name
+    # ids are hashes of the content and this salt, so that figures do not share ids
     with matplotlib.rc_context({"svg.hashsalt": name, "svg.fonttype": "none"}):
         figure.savefig(written, format="svg", metadata=NO_METADATA)
-    # a tree, not text: what is changed stays well-formed, and texts of the analysis in it stay texts
+    # edited as a tree rather than as text, so that it stays well-formed and strings stay escaped
     root = ElementTree.fromstring(written.getvalue())
     for node in root.iter():
         _adapt(node)
-    # matplotlib sets the shape of line ends for all elements, which would be those of the whole page
+    # matplotlib's global style for line ends would apply to the whole page
     for styles in root.findall("defs[style]"):
         root.remove(styles)
     title = ElementTree.Element("title", id=f"chart-{name}")
@@ -58,26 +57,25 @@ def inline(figure: Figure, *, name: str, said: str, kind: str = "chart") -> Mark
 
 
 def _adapt(node: ElementTree.Element) -> None:
-    """Make one element part of the page."""
-    # without name spaces: in HTML, svg elements need none
+    # svg elements in HTML need no namespaces
     node.tag = node.tag.rpartition("}")[2]
     node.attrib = {key.rpartition("}")[2]: value for key, value in node.attrib.items()}
-    # groups are numbered from 1 in every figure, so their names would not be unique; nothing refers to them
+    # groups are numbered from 1 in every figure, so their ids would not be unique; nothing refers to them
     name = node.attrib.pop("id", "") if node.tag == "g" else ""
     if name.startswith(plots.SAYS):
         title = ElementTree.Element("title")
         title.text = name.removeprefix(plots.SAYS)
         node.insert(0, title)
-    if node.attrib.get("transform", "").startswith("rotate(-0 "):  # every text has one, and most lie level
+    if node.attrib.get("transform", "").startswith("rotate(-0 "):  # a no-op on every horizontal text
         del node.attrib["transform"]
-    # a hundredth of a pixel cannot be seen, and six decimals are a good part of the page's size
+    # 0.01 pixels are invisible, and six decimals are a large part of the page's size
     for key in node.attrib.keys() & {"d", "x", "y", "transform"}:
         node.attrib[key] = re.sub(r"-?\d+\.\d+", _two_decimals, node.attrib[key])
     style = node.attrib.pop("style", "")
-    if "fill" in node.attrib:  # of patterns; only a style may name a variable
+    if "fill" in node.attrib:  # patterns; CSS variables only work in a style
         style = f"fill: {node.attrib.pop('fill')}"
     if style:
-        # versions of matplotlib differ: some write one property for a font, some one for each of its parts
+        # depending on its version, matplotlib writes one font property or several
         style = re.sub(r"font-family: [^;]*(; |$)", "", style)
         style = re.sub(r"font: (?:(\w+) )?([\d.]+px) [^;]*", _weight_and_size, style)
         node.attrib["style"] = re.sub("#[0-9a-f]{6}", lambda found: f"var(--{VARIABLES[found[0]]})", style)
@@ -88,4 +86,4 @@ def _weight_and_size(font: re.Match[str]) -> str:
 
 
 def _two_decimals(number: re.Match[str]) -> str:
-    return f"{round(float(number[0]), 2) + 0.0:g}"  # plus 0: without it -0.001 would become -0
+    return f"{round(float(number[0]), 2) + 0.0:g}"  # + 0.0 turns -0 into 0

@@ -1,6 +1,6 @@
-"""The report as one page: no scripts, no network, one file.
+"""The report as one page: a single file without scripts or network access.
 
-What it says stands in ``templates/page.html``, how it looks in ``templates/style.css``.
+The text is in ``templates/page.html``, the style in ``templates/style.css``.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from mbaas.analysis.report.studies import studies
 from mbaas.analysis.whole import Analysis, StoppedAnalysis
 
 _FORBIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ufffe\uffff]|[\ud800-\udfff]")
-"""Characters that paths may hold, but neither HTML nor XML."""
+"""Characters that are allowed in paths, but not in HTML or XML."""
 
 _UNIT = re.compile(r"(?<=\d) (?=(?:%|[mµ]?s|min|h|days|[kMGTP]?B)(?!\w))")
-"""The space between a number and its unit, where no line may end."""
+"""Spaces between a number and its unit, which must not break."""
 
 
 def page(analysis: Analysis | StoppedAnalysis, *, command: str | None = None) -> str:
-    """Make the whole page, as HTML that is well-formed XML too; the same for the same analysis.
+    """Return the whole page as HTML that is also well-formed XML. The output is reproducible.
 
     Args:
-        analysis: of one that was stopped early the page holds the rates that were measured.
-        command: that made the analysis, to be shown.
+        analysis: for a `StoppedAnalysis`, the page shows the rates measured so far.
+        command: the command that made the analysis, shown on the page.
     """
     if isinstance(analysis, StoppedAnalysis):
         return environment().get_template("stopped.html").render(analysis=analysis, command=command)
@@ -57,18 +57,18 @@ def page(analysis: Analysis | StoppedAnalysis, *, command: str | None = None) ->
             sets_the_pace=SETS_THE_PACE,
             disagreement=DISAGREEMENT,
             readers=analysis.rates.storage.fastest[0],
-            infinity=math.inf,  # templates have no word for it
+            infinity=math.inf,  # Jinja has no literal for it
         )
     )
 
 
 @cache
 def environment() -> Environment:
-    """Load the templates, and set how they write what they are given: text never becomes markup."""
+    """Load the templates with autoescaping and the filters that format values."""
     made = Environment(
         loader=PackageLoader("mbaas.analysis.report"),
         autoescape=True,
-        undefined=StrictUndefined,  # a misspelt name raises; by default it would be an empty text on the page
+        undefined=StrictUndefined,  # a misspelt name raises instead of rendering as an empty string
         finalize=_finalize,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -95,21 +95,21 @@ def environment() -> Environment:
 
 
 def code(text: str) -> Markup:
-    """Write text as it was typed: its spaces stay, so that it can be copied."""
-    # as markup, so that `_finalize` leaves it alone: a space that no line ends at would be copied into a shell
+    """Format text as code with its spaces unchanged, so that it can be copied."""
+    # as markup, which `_finalize` does not change: a non-breaking space would be copied into a shell
     return Markup("<code>{}</code>").format(_FORBIDDEN.sub("\ufffd", text))
 
 
 def _drawn(chart: Chart) -> Markup:
-    """Put a chart on the page; one that fills it also for a phone, where the style shows that one instead."""
     if chart.narrow is None:
         return inline(chart.figure, name=chart.name, said=chart.said)
+    # CSS shows one of the two
     wide = inline(chart.figure, name=chart.name, said=chart.said, kind="wide")
     return wide + inline(chart.narrow, name=f"{chart.name}-narrow", said=chart.said, kind="narrow")
 
 
 def _finalize(value: Any) -> Any:
-    """Write text as prose, but numbers and markup as they are."""
+    """Replace forbidden characters and spaces before units in text; leave numbers and markup as they are."""
     if isinstance(value, Markup) or not isinstance(value, str):
         return value
     return _UNIT.sub("\u00a0", _FORBIDDEN.sub("\ufffd", value))

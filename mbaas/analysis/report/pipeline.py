@@ -1,7 +1,7 @@
-"""The pipeline from storage to the training step: what could flow from each part to the next, and what does.
+"""The pipeline from storage to the training step: capacity and present flow of each link.
 
-It is drawn as boxes with pipes between them and an arrow in each pipe. The arrow is what flows now; the pipe is what
-that part could carry by itself. Where both are as wide, that part sets the pace.
+It is drawn as boxes connected by pipes, each with an arrow. The arrow's width is the present flow, the pipe's width is
+the capacity of the link alone. A link whose pipe is as narrow as its arrow sets the pace.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from mbaas.analysis.stages import Stages, stages
 from mbaas.analysis.whole import Analysis
 
 MOST_ROOM = 4.0
-"""Pipes are drawn at most this many times as wide as the arrow."""
+"""Maximum width of a pipe relative to its arrow."""
 
 ARROW = 5.0
-"""Half the width of the arrow."""
+"""Half the width of an arrow, in pixels."""
 
 ARROW = 15.0
-"""Length of the head of an arrow, which comes out of its pipe."""
+"""Length in pixels of an arrow's head, which extends beyond its pipe."""
 
 SETS_THE_PACE = "sets the pace"
 
 
 @dataclass(frozen=True)
 class Box:
-    """A box of the picture, with its name and two lines about it."""
+    """A box of the drawing, with its name and two lines of text."""
 
     name: str
     about: tuple[str, str]
@@ -41,15 +41,15 @@ class Box:
 
 @dataclass(frozen=True)
 class Link:
-    """The way from one box to the next.
+    """A link from one box to the next.
 
     Attributes:
-        verb: what bounds it, and does: "storage gives".
-        allowed: samples/s in each trial that it could carry, of those that it has to bring; None: it has no limit.
-        share: of all samples that this part has to bring.
-        room: how many times as many of them it could carry.
-        flows: whether samples come this way; through an empty cache all of them do.
-        limit: whether it sets the pace.
+        verb: label with the bounding resource: "storage gives".
+        allowed: capacity in samples/s of each trial, counting only samples that take this link; None: no limit.
+        share: share of all samples that take this link.
+        room: capacity relative to the present flow.
+        flows: whether any samples take this link; true even for an empty cache, which all samples pass.
+        limit: whether the link sets the pace.
     """
 
     verb: str
@@ -61,48 +61,52 @@ class Link:
 
     @property
     def bounded(self) -> bool:
-        """Tell whether there is a number that its pipe can be as wide as."""
+        """Return whether the width of the pipe follows from a capacity."""
         return self.allowed is not None and self.share > 0
 
     @property
     def said(self) -> str:
-        """Write what it carries, for the pipe."""
+        """Return the capacity as text."""
         if not self.share:
             return "nothing" if self.flows else "not needed"
         return "no limit" if self.allowed is None else f"{units.number(self.allowed.value)}/s"
 
     @property
     def interval(self) -> str:
-        """Write what the measurements leave open: "234–264"."""
+        """Return the interval of the capacity as text: "234–264"."""
         return words.between(self.allowed).replace(" to ", "–") if self.allowed is not None and self.share else ""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Where things lie: boxes in a row with a ``gap`` between them, the row's ``middle`` so far from the edge."""
+    """Positions of a row of boxes, in pixels.
 
-    tall: bool  # also which of width and height of a box lies along the row
+    ``box`` is the size of a box, ``gap`` the distance between two, and ``middle`` that of the centre line from the
+    edge.
+    """
+
+    tall: bool  # also the index into `box` of its length along the row
     size: tuple[float, float]
     box: tuple[float, float]
     gap: float
     middle: float
 
     def at(self, along: float, across: float) -> tuple[float, float]:
-        """Return the pixel that is so far along the row and so far from its middle."""
+        """Return the pixel at a distance along the row and a distance from its centre line."""
         return (self.middle + across, along) if self.tall else (along, self.middle + across)
 
     def begin(self, number: int) -> float:
-        """Return how far along the row a box begins."""
+        """Return the distance along the row at which a box begins."""
         return 1 + number * (self.box[self.tall] + self.gap)
 
 
 WIDE = Layout(tall=False, size=(1000, 164), box=(92, 72), gap=89.2, middle=108)
 TALL = Layout(tall=True, size=(330, 722), box=(126, 60), gap=72, middle=64)
-"""The directions of the drawing: left to right on a desk, top to bottom on a phone."""
+"""Left to right on a desktop, top to bottom on a phone."""
 
 
 def boxes_of(analysis: Analysis) -> list[Box]:
-    """Describe the six boxes from storage to the step."""
+    """Return the six boxes from storage to the step."""
     rates, setup, reads = analysis.rates, analysis.setup, analysis.prediction.steady.reads
     where = f"on {units.counted(setup.nodes, 'node')}"
     workers = setup.nodes * setup.workers_of(rates.cores)
@@ -119,7 +123,7 @@ def boxes_of(analysis: Analysis) -> list[Box]:
 
 
 def links_of(analysis: Analysis) -> list[Link]:
-    """Find what each of the five links between the boxes could carry in a steady epoch, each for itself."""
+    """Return the five links between the boxes, with their separate capacities in a steady epoch."""
     rates, setup, epoch = analysis.rates, analysis.setup, analysis.prediction.steady
     found = {bound: stages(rates, setup, steady=True, step=bound, prep=bound, supply=bound) for bound in BOUNDS}
 
@@ -132,13 +136,13 @@ def links_of(analysis: Analysis) -> list[Link]:
         flows: bool = True,
     ) -> Link:
         spent = {bound: seconds(at) for bound, at in found.items()}
-        limited = min(spent.values()) > 0  # what takes no time has no limit, or nothing to do
-        # the seconds are those of the share of a sample that comes this way, on average
+        limited = min(spent.values()) > 0  # no time: unlimited, or unused
+        # the seconds are a mean over all samples, though only ``share`` of the samples take this link
         allowed = spanning(*(share / spent[b] for b in BOUNDS), unit="samples/s") if limited else None
         room = 1 / (spent["value"] * epoch.trial_per_s.value) if limited else MOST_ROOM
         return Link(verb, allowed, share, room, flows, epoch.limit in names)
 
-    # where two resources do one part of the work, the slower of both gives the part its name
+    # if two resources share a link, the slower one names it
     middle = found["value"]
     prep = "prep makes" if middle.prep["prep"] >= middle.prep["cores"] else "cores allow"
     compute = max(middle.compute, key=middle.compute.__getitem__)
@@ -154,12 +158,11 @@ def links_of(analysis: Analysis) -> list[Link]:
 
 
 def _from_caches(found: Stages) -> float:
-    """Add the seconds of memory and disk, which take turns."""
     return sum(seconds for name, seconds in found.fetch.items() if name != "storage")
 
 
 def draw(boxes: list[Box], links: list[Link], layout: Layout) -> Figure:
-    """Draw the boxes, and links as pipes with an arrow in them."""
+    """Draw the boxes, and the links as pipes with arrows."""
     figure, axes = plots.new_canvas(title="From storage to the training step", size=layout.size)
     for number, part in enumerate(boxes):
         _draw_box(axes, part, layout.at(layout.begin(number), -layout.box[not layout.tall] / 2), layout.box)
@@ -180,9 +183,8 @@ def _draw_box(axes: Axes, part: Box, corner: tuple[float, float], size: tuple[fl
 
 
 def _draw_link(axes: Axes, link: Link, layout: Layout, start: float) -> None:
-    """Draw the pipe, and the arrow whose head comes out of it."""
     colour, neck, end = plots.RED if link.limit else plots.BLUE, start + layout.gap - ARROW, start + layout.gap - 1
-    # never narrower than the arrow: by rounding it could be, but nothing carries less than what flows
+    # a link carries at least its flow, so only rounding could make the pipe narrower than the arrow
     half = ARROW * min(MOST_ROOM, max(1.0, link.room))
     pipe = [(start, -half), (neck, -half), (neck, half), (start, half)]
     axes.add_patch(
@@ -201,10 +203,10 @@ def _draw_link(axes: Axes, link: Link, layout: Layout, start: float) -> None:
 
 
 def _write_link(axes: Axes, link: Link, layout: Layout, start: float) -> None:
-    """Write what it could carry, and that it sets the pace: in words, not by a colour alone."""
+    # "sets the pace" is written out, so that it does not depend on colour alone
     side: plots.Side = "left" if layout.tall else "center"
     x = start + layout.gap / 2
-    # beside an upright pipe lines stand below one another; a level one has them above and below, out of its way
+    # lines are stacked next to a vertical pipe, and placed above and below a horizontal one
     verb, said, interval, flag = (
         ((102, start + 20), (102, start + 38), (192, start + 38), (166, start + 57))
         if layout.tall

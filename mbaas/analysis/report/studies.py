@@ -1,4 +1,4 @@
-"""What would be with more of one thing: predictions along a parameter, and the points that were run."""
+"""Studies of one parameter: predictions along its values, with the points that were run."""
 
 from __future__ import annotations
 
@@ -27,44 +27,41 @@ QUESTIONS = {
     "accelerator_factor": ("Faster or slower training steps", "times the measured step"),
     "nodes": ("More nodes", "nodes like this one"),
 }
-"""Fields of `Setup` that are changed, each with a title and the name of its axis."""
+"""Fields of `Setup` to vary -> (title, axis name)."""
 
 COUNTS = ("prep_workers", "trials", "nodes")
-"""The fields of `QUESTIONS` that are whole numbers."""
+"""Fields of `QUESTIONS` that are integers."""
 
 POINTS = 33
-"""Number of evenly spread values of a curve; those that mean something are added."""
+"""Number of evenly spaced values on a curve; significant values are added."""
 
 ROWS = 8
-"""Number of evenly spread values in a curve's table; those that mean something are added."""
+"""Number of evenly spaced values in a curve's table; significant values are added."""
 
 FACTORS = [2 ** (quarter / 4) for quarter in range(-8, 17)]
-"""Factors of a rate, from a quarter to 16 times as much."""
+"""Factors of a rate, from 1/4 to 16."""
 
 FRACTIONS = {0.25: "¼", 0.5: "½"}
 
 MOST_RUNS = 3
-"""How many changes of what sets the pace are told one by one."""
+"""Maximum number of bottleneck changes listed in a sentence."""
 
 CLOSE = 1e-6
-"""How far, relatively, a found value may be from where something changes; a sentence shows three digits."""
+"""Relative tolerance of a changeover point; sentences show three digits."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Study:
-    """Predictions along one parameter.
+    """Predictions along one parameter, a key of `QUESTIONS`.
 
     Attributes:
-        parameter: the field of `Setup` that changes, one of `QUESTIONS`.
-        values: evenly spread values.
+        values: evenly spaced values.
         now: the value in the setup.
-        enough: the value from where on more brings nothing; None: not asked, or never.
-        main: the curve of the setup as it is: at all values, and at those that mean something.
-        other: the curve that shares a feed if the setup does not, or the other way round; None where nobody would want
-            to see it.
-        checks: points that were run, with their values of the parameter.
-        sentences: what the curves show.
-        sharing: whether trials of the setup share a feed.
+        enough: the value beyond which more has no effect; None: not computed, or no such value.
+        main: the curve of the setup, at all values and at the significant ones.
+        other: the curve with the opposite of ``sharing``; None if it would not be useful.
+        checks: points that were run: (value, check).
+        sentences: findings from the curves.
     """
 
     parameter: str
@@ -79,33 +76,33 @@ class Study:
 
     @property
     def title(self) -> str:
-        """Return the question."""
+        """Return the title of the question."""
         return QUESTIONS[self.parameter][0]
 
     @property
     def axis(self) -> str:
-        """Return the name of the axis: what values of the parameter are."""
+        """Return the name of the axis."""
         return QUESTIONS[self.parameter][1]
 
     @property
     def name(self) -> str:
-        """Return the name of its chart."""
+        """Return the name of the chart."""
         return f"what-if-{self.parameter.replace('_', '-')}"
 
     @property
     def log(self) -> bool:
-        """Tell whether values are factors: a half is as far from now as twice."""
+        """Return whether values are factors, shown on a logarithmic axis."""
         return self.parameter.endswith("_factor")
 
     def tick(self, value: float) -> str:
-        """Write a value below the axis."""
+        """Format a value for the axis."""
         if "bytes" in self.parameter:
             return units.size(value) if value else "0"
         return FRACTIONS.get(value, units.exact(value))
 
     @property
     def rows(self) -> list[tuple[float, Epoch, Epoch | None, Check | None]]:
-        """List a few values and those that mean something, each with its epoch, the other curve's, and the check."""
+        """Return table rows (value, epoch, other curve's epoch, check) for a few values and the significant ones."""
         epochs = {value: found.steady for value, found in self.main.points}
         others = {value: found.steady for value, found in self.other.points} if self.other is not None else {}
         checks = dict(self.checks)
@@ -115,7 +112,7 @@ class Study:
 
 
 def studies(analysis: Analysis) -> list[Study]:
-    """Follow each parameter of `QUESTIONS`."""
+    """Return a study for each parameter of `QUESTIONS`."""
     rates, setup = analysis.rates, analysis.setup
     cache, cores = smallest_cache(rates, setup), fewest_prep_cores(rates, setup)
     told = {
@@ -123,18 +120,18 @@ def studies(analysis: Analysis) -> list[Study]:
         "prep_workers": ["Here, workers share the cores that there are.", _about_enough(cores, str)],
         "nodes": _about_nodes(setup),
     }
-    # only of the cache: cores and workers are asked for together, and a curve follows one of them
+    # only for the cache: the answer for workers changes cores too, but a curve varies one field
     enough = {"cache_bytes": cache.amount}
     return [_study(analysis, name, enough=enough.get(name), told=told.get(name, ())) for name in QUESTIONS]
 
 
 def pace(along: Curve) -> str:
-    """Say what sets the pace, and up to where, in a sentence."""
+    """Return a sentence with the bottlenecks along the curve and the ranges of each."""
     named = [(value, words.RESOURCES[found.steady.limit]) for value, found in along.points]
     runs = [(name, [value for value, _ in run]) for name, run in groupby(named, key=lambda entry: entry[1])]
     if len(runs) == 1:
         return f"The pace is set by {runs[0][0]} throughout."
-    # the last run has no end; a curve that changes hands many times would make a sentence that nobody reads
+    # the last range has no end; many changes would make the sentence unreadable
     (end, name), *others = [(words.amount(along.parameter, values[-1]), name) for name, values in runs[:-1][:MOST_RUNS]]
     further = "".join(f", then up to {end} by {name}" for end, name in others)
     last = "in the end" if len(runs) > MOST_RUNS + 1 else "then"
@@ -144,14 +141,14 @@ def pace(along: Curve) -> str:
 def _study(analysis: Analysis, parameter: str, *, enough: float | None, told: Sequence[str]) -> Study:
     rates, setup = analysis.rates, analysis.setup
     values = _values(analysis, parameter)
-    # a cache that is larger than everything that is read lies at the end of the axis
+    # a cache larger than all data is drawn at the end of the axis
     now = min(_present(analysis, parameter), values[-1])
     checks = tuple(_checks(analysis, parameter, now))
-    # a sentence names, and a line bends, where another resource begins to set the pace, not at the value before it
+    # add the points where the bottleneck changes: the curve bends there, usually between two of the given values
     given = sorted({*values, now, *([] if enough is None else [enough]), *(value for value, _ in checks)})
     at = sorted({*given, *_changeovers(rates, setup, parameter, given)})
     main = curve(rates, setup, parameter, at)
-    # one trial has nobody to share a feed with, but with more of them it would
+    # sharing makes no difference for a single trial, except on a curve along the number of trials
     several = setup.trials > 1 or parameter == "trials"
     other = curve(rates, replace(setup, sharing=not setup.sharing), parameter, at) if several else None
     shared, alone = (main, other) if setup.sharing else (other, main)
@@ -170,30 +167,29 @@ def _study(analysis: Analysis, parameter: str, *, enough: float | None, told: Se
 
 
 def _values(analysis: Analysis, parameter: str) -> Sequence[float]:
-    """Spread values evenly, as far as anybody would go."""
     rates, setup = analysis.rates, analysis.setup
     if parameter in COUNTS:
-        # workers: as far as they were measured, and beyond where prep contends for cores; others: twice what there is
+        # workers: up to the measured count, and at least to twice the cores, to show contention; others: up to twice
+        # the present value
         cores = max(2 * setup.cores_of(rates.cores), math.ceil(rates.prep.most))
         most = cores if parameter == "prep_workers" else max(8, 2 * getattr(setup, parameter))
         return sorted({round(1 + (most - 1) * number / (POINTS - 1)) for number in range(POINTS)})
     if parameter == "cache_bytes":
-        # a little more than all of it, which brings nothing
+        # a little beyond the largest useful cache, to show that more has no effect
         most_bytes = 1.1 * largest_cache(rates, setup)
         return [most_bytes * number / (POINTS - 1) for number in range(POINTS)]
     return FACTORS
 
 
 def _changeovers(rates: Rates, setup: Setup, parameter: str, values: Sequence[float]) -> Iterator[float]:
-    """Find where, between two values, what sets the pace at the lower one does so for the last time."""
     counts = parameter in COUNTS
 
     def limit(value: float) -> str:
         changed: dict[str, Any] = {parameter: value}
         return stages(rates, replace(setup, **changed), steady=True).limit
 
-    # By bisection, which finds one change between two values. If there are more, it finds one of them: values lie so
-    # close that the others would hardly be seen.
+    # Yields the last value before each change of the bottleneck, found by bisection. It finds one change between two
+    # neighbouring values; these are so close that further changes would hardly be visible.
     for low, high in pairwise(values):
         before = limit(low)
         if limit(high) == before:
@@ -205,13 +201,12 @@ def _changeovers(rates: Rates, setup: Setup, parameter: str, values: Sequence[fl
 
 
 def _checks(analysis: Analysis, parameter: str, now: float) -> Iterable[tuple[float, Check]]:
-    """Find the checks of this parameter, and those of others that ran the setup as it is."""
     verification = analysis.verification
     for check in () if verification is None else verification.checks:
         if check.parameter == parameter:
             yield check.value, check
         elif check.value == _present(analysis, check.parameter):
-            yield now, check  # it ran the setup as it is, which lies on every curve
+            yield now, check  # the unchanged setup is a point of every curve
 
 
 def _present(analysis: Analysis, parameter: str) -> float:
@@ -243,7 +238,6 @@ def _about_nodes(setup: Setup) -> list[str]:
 
 
 def _about_sharing(shared: Curve | None, alone: Curve | None) -> list[str]:
-    """Say what sharing brings at the end of the curve, if both curves are there and differ."""
     if shared is None or alone is None:
         return []
     (value, together), (_, apart) = shared.points[-1], alone.points[-1]
@@ -255,6 +249,6 @@ def _about_sharing(shared: Curve | None, alone: Curve | None) -> list[str]:
 
 
 def _doubts(analysis: Analysis, along: Curve) -> list[str]:
-    """Say what the far end of the curve rests on, that the setup as it is does not."""
+    """Return the notes of the curve's last point that do not apply to the setup as it is."""
     known = {note for _, found in along.points[:1] for note in found.notes} | set(analysis.prediction.notes)
     return [words.sentence(note) for note in along.points[-1][1].notes if note not in known]
