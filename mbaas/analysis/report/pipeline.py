@@ -22,10 +22,10 @@ from mbaas.analysis.whole import Analysis
 MOST_ROOM = 4.0
 """Maximum width of a pipe relative to its arrow."""
 
-ARROW = 5.0
+ARROW_HALF_WIDTH = 5.0
 """Half the width of an arrow, in pixels."""
 
-ARROW = 15.0
+ARROW_HEAD = 15.0
 """Length in pixels of an arrow's head, which extends beyond its pipe."""
 
 SETS_THE_PACE = "sets the pace"
@@ -183,9 +183,9 @@ def _draw_box(axes: Axes, part: Box, corner: tuple[float, float], size: tuple[fl
 
 
 def _draw_link(axes: Axes, link: Link, layout: Layout, start: float) -> None:
-    colour, neck, end = plots.RED if link.limit else plots.BLUE, start + layout.gap - ARROW, start + layout.gap - 1
+    colour, neck, end = plots.RED if link.limit else plots.BLUE, start + layout.gap - ARROW_HEAD, start + layout.gap - 1
     # a link carries at least its flow, so only rounding could make the pipe narrower than the arrow
-    half = ARROW * min(MOST_ROOM, max(1.0, link.room))
+    half = ARROW_HALF_WIDTH * min(MOST_ROOM, max(1.0, link.room))
     pipe = [(start, -half), (neck, -half), (neck, half), (start, half)]
     axes.add_patch(
         Polygon(
@@ -197,7 +197,7 @@ def _draw_link(axes: Axes, link: Link, layout: Layout, start: float) -> None:
         )
     )
     if link.flows:
-        upper = [(start, -ARROW), (neck, -ARROW), (neck, -2 * ARROW)]
+        upper = [(start, -ARROW_HALF_WIDTH), (neck, -ARROW_HALF_WIDTH), (neck, -2 * ARROW_HALF_WIDTH)]
         head = [*upper, (end, 0.0), *((along, -across) for along, across in reversed(upper))]
         axes.add_patch(Polygon([layout.at(*corner) for corner in head], facecolor=colour, linewidth=0))
 
