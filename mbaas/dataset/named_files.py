@@ -1,4 +1,4 @@
-"""Finding the files that a table names: the folder that all of them are in, and how long they are."""
+"""Locates the files named in a table: their common folder and their lengths."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from mbaas.errors import DatasetError
 
 @dataclass(frozen=True)
 class NamedFiles:
-    """Files below one folder, or one top of a file system.
+    """Files below one folder, or below the top of a file system.
 
     Attributes:
-        where: that folder.
-        names: of the files, relative to it.
-        table: what messages call the table that names them.
+        where: the folder.
+        names: names of the files, relative to the folder.
+        table: name, for messages, of the table that lists the files.
     """
 
     where: Location
@@ -38,17 +38,17 @@ class NamedFiles:
         root: str | os.PathLike[str] | None,
         filesystem: pyarrow.fs.FileSystem | None,
     ) -> NamedFiles:
-        """Find the folder of files, and their names below it.
+        """Return the files with the folder that contains them.
 
         Args:
-            table: names the files, and is beside them if neither ``root`` nor their names tell otherwise.
-            uris: of the files, one for each row; ``file://`` URIs are percent-encoded, and relative paths may lead out
-                of the folder by ``..``.
+            table: location of the table; its folder is the default for relative names.
+            uris: one file per row. ``file://`` URIs are percent-encoded, and relative paths may leave the folder with
+                ``..``.
             root: the folder of the files.
-            filesystem: where ``root`` is; None to tell from it.
+            filesystem: file system of ``root``; None: determined by ``root``.
 
         Raises:
-            DatasetError: a file is not below that folder.
+            DatasetError: a file is not below the folder.
         """
         if root is not None:
             where = locate(root, filesystem)
@@ -58,7 +58,10 @@ class NamedFiles:
             where = locate("/" if is_local else f"{scheme}://{rest.partition('/')[0]}", filesystem)
         else:
             where = replace(table, base=posixpath.dirname(table.base), root=posixpath.dirname(table.root))
-        names, most_up = [], where.base.rstrip("/").count("/")  # a bucket, the first part of a path in a store, stays
+        names, most_up = (
+            [],
+            where.base.rstrip("/").count("/"),
+        )  # keeps the first part of an object store's path, the bucket
         for row, uri in enumerate(uris):
             name = _below(where, uri)
             if name is None or name.split("/").count("..") > most_up:
@@ -70,10 +73,10 @@ class NamedFiles:
         return cls(where, names, table.root)
 
     def lengths(self) -> pa.Array:
-        """Ask the file system how long the files are.
+        """Return the lengths of the files in bytes: int64[n].
 
         Raises:
-            DatasetError: one is not there, or is no file.
+            DatasetError: a file does not exist or is not a regular file.
         """
         where = self.where
         infos = file_infos(where, self.names)
@@ -88,7 +91,7 @@ class NamedFiles:
 
 
 def _below(where: Location, uri: str) -> str | None:
-    """Return the name of a file relative to a folder, with ``..`` only in front; None if it cannot be there."""
+    # ``..`` only occurs at the start of a returned name. None if the file is outside the file system's folder.
     path = unquote(urlsplit(uri).path) if uri.startswith("file://") else uri
     if ".." in path.split("/"):
         path = posixpath.normpath(path)
@@ -98,7 +101,7 @@ def _below(where: Location, uri: str) -> str | None:
 
 
 def _raised(where: Location, names: list[str]) -> tuple[Location, list[str]]:
-    """Return a folder above all files, of which some are reached by ``..``, and their names below it."""
+    # Move the folder up until no name contains ``..``.
     up = max((name.split("/").count("..") for name in names), default=0)
     if not up:
         return where, names

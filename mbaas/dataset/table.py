@@ -225,9 +225,8 @@ def fingerprint_of(table: pa.Table, class_names: Iterable[str]) -> str:
     parts = [_digest_strings(table["uri"].chunks)]
     parts += [_digest_integers(table[name].chunks) for name in ("offset", "length")]
     for field in list(table.schema)[len(PLACE) :]:
-        if (
-            field.name == LABEL.name and field.type == pa.int64()
-        ):  # the only form in tables of older versions; keeps their fingerprints
+        # Older versions only had this field: its digest must keep their fingerprints.
+        if field.name == LABEL.name and field.type == pa.int64():
             parts.append(_digest_integers(table[field.name].chunks))
         else:
             parts.append(_digest_field(field, table[field.name].chunks))
