@@ -58,10 +58,8 @@ class NamedFiles:
             where = locate("/" if is_local else f"{scheme}://{rest.partition('/')[0]}", filesystem)
         else:
             where = replace(table, base=posixpath.dirname(table.base), root=posixpath.dirname(table.root))
-        names, most_up = (
-            [],
-            where.base.rstrip("/").count("/"),
-        )  # keeps the first part of an object store's path, the bucket
+        # The first part of an object store's path, the bucket, must stay.
+        names, most_up = [], where.base.rstrip("/").count("/")
         for row, uri in enumerate(uris):
             name = _below(where, uri)
             if name is None or name.split("/").count("..") > most_up:

@@ -51,9 +51,11 @@ class FileReader(SampleReader):
     """
 
     def __init__(self, filesystem: pyarrow.fs.FileSystem, locate: Callable[[int], ByteRange]) -> None:
-        """Args:
-        filesystem: file system of the files.
-        locate: returns the byte range of a sample id.
+        """Create a reader.
+
+        Args:
+            filesystem: file system of the files.
+            locate: returns the byte range of a sample id.
         """
         self._filesystem = s3_attempts(filesystem, 1)
         self._locate = locate

@@ -49,8 +49,8 @@ class Map(Transform):
     Args:
         fn: a function that cloudpickle can pickle, and that depends only on its arguments.
         fields: names of the dataset's fields that ``fn`` takes and may change.
-        longest: maximum length of lists that ``fn`` returns in these fields. By default no list may become longer, because
-            memory is reserved for the longest list in the dataset.
+        longest: maximum length of lists that ``fn`` returns in these fields. By default no list may become longer,
+            because memory is reserved for the longest list in the dataset.
         deterministic: whether ``fn`` takes only the sample and always returns the same result for it.
     """
 
