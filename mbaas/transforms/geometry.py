@@ -48,8 +48,8 @@ class RandomResizedCrop(WindowTransform):
 
     def windows(self, drawn: Drawn) -> Windows:
         u, heights, widths = drawn.u, drawn.heights, drawn.widths
-        # All attempts are drawn together and the first that fits is used. The distribution is the same as for trying one
-        # after another, but without a loop, and with a constant number of draws.
+        # All attempts are drawn together and the first that fits is used. This has the same distribution as trying one
+        # after another, but needs no loop and a constant number of draws.
         tries_h, tries_w = self._attempts(u[:, :ATTEMPTS], u[:, ATTEMPTS : 2 * ATTEMPTS], heights * widths)
         fits = (tries_h > 0) & (tries_h <= heights[:, None]) & (tries_w > 0) & (tries_w <= widths[:, None])
         # argmax returns the first True of a row, or 0 if there is no True; those rows are replaced below.
