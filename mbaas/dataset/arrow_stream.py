@@ -25,12 +25,9 @@ _BUFFER_BYTES = 16 << 10
 
 @dataclass(frozen=True)
 class StreamTable:
-    """A table in memory that has the layout of its file.
+    """A table in memory with the layout of its file of ``nbytes``, which begins at address ``base``.
 
-    Attributes:
-        table: the table; the bytes that were left out are zeros.
-        base: address of the file's first byte.
-        nbytes: size of the file.
+    Bytes that were left out are zeros.
     """
 
     table: pa.Table
@@ -39,15 +36,14 @@ class StreamTable:
 
 
 def read_stream(where: Location, name: str, *, columns: Sequence[str], without: str) -> StreamTable | None:
-    """Read columns of an Arrow IPC stream file, and one more column without its bytes.
+    """Read ``columns`` of an Arrow IPC stream file, and the column ``without`` except for its bytes.
 
     Only the required byte ranges are read, so it is fast even for a file of large images in a bucket. The format is
     defined by Arrow's Message.fbs and "Encapsulated message format" in its columnar format.
 
     Args:
-        where: the folder of the file.
-        name: name of the file in the folder.
-        columns: columns to read.
+        where, name: the file's folder, and its name there.
+        columns: columns to read completely.
         without: a binary column, or a struct with a binary field ``bytes``.
 
     Returns:

@@ -148,7 +148,7 @@ class Dataset(ABC):
         return self.select(np.arange(count))
 
     def filter(self, expression: Expression) -> Dataset:
-        """Return the samples for which an expression is true.
+        """Return the samples that satisfy an expression.
 
         The expression is a `pyarrow.compute` one, as in `pyarrow.dataset` and Ray Data: ``pc.field("age") >= 18``,
         ``pc.field("class").isin(["cat", "dog"])``. It may use all `fields`, and ``class``, the name of the label's
@@ -156,19 +156,19 @@ class Dataset(ABC):
 
         Raises:
             ConfigError: not an expression, or one that cannot be evaluated over these fields.
-            DatasetError: it is true for no sample.
+            DatasetError: no sample satisfies it.
         """
         return self.select(matching(self, expression))
 
     def select(self, sample_ids: Ids) -> Dataset:
-        """Return the samples with the given ids, for example those of a fold.
+        """Return the samples with the given ids, for example of a cross-validation fold.
 
         Args:
             sample_ids: int64[n], ascending.
 
         Raises:
             ConfigError: the ids do not ascend, or are out of range.
-            DatasetError: there are no ids.
+            DatasetError: no ids.
         """
         return self._chosen(checked_ids(self, sample_ids))
 

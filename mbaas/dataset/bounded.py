@@ -1,4 +1,4 @@
-"""The size limit of samples: larger files are bad samples before memory is allocated for them."""
+"""Enforces the size limit of samples: a larger file is a bad sample, and no memory is allocated for it."""
 
 from __future__ import annotations
 
@@ -32,10 +32,7 @@ def bounded(dataset: Dataset, most_bytes: int = MAX_SAMPLE_BYTES) -> Dataset:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class BoundedDataset(WrappedDataset):
-    """A dataset with length 0 for samples of more than ``most_bytes``; reading one raises an error.
-
-    So no memory is allocated for them: a reader that allocates according to `lengths` gets a `BadSampleError`.
-    """
+    """A dataset in which samples of more than ``most_bytes`` have length 0 and raise `BadSampleError` when read."""
 
     most_bytes: int
 

@@ -84,12 +84,10 @@ class CocoFile:
 
 
 def read_coco_json(content: Any, name: str, fields: Sequence[str] | None) -> CocoFile:
-    """Parse an annotation file.
+    """Parse the contents of an annotation file; ``name`` is its name in messages.
 
-    Args:
-        content: bytes of the file.
-        name: name of the file, for messages.
-        fields: requested fields of the objects. None: all but segmentations, and keypoints only if the file has them.
+    ``fields`` are the requested fields of objects. None: all but segmentations, and keypoints only if the file has
+    them.
 
     Raises:
         DatasetError: invalid JSON, another format than COCO, a requested value that is missing, or a duplicate id.

@@ -24,11 +24,9 @@ _TAKEN = (IMAGE, SAMPLE_ID.name, "row")
 
 @dataclass(frozen=True)
 class Columns:
-    """The columns of a table with one row per sample; each method checks the conditions of one use.
+    """The columns of a table with one row per sample; each method validates a column for one use.
 
-    Attributes:
-        name: name of the table, for messages.
-        table: the table, each column in one chunk.
+    ``name`` is the table's name in messages. Each column of ``table`` has one chunk.
     """
 
     name: str
@@ -59,12 +57,7 @@ class Columns:
         return found.cast(pa.int64())
 
     def fields(self, label: str | None, names: Iterable[str]) -> tuple[tuple[str, ...], dict[str, pa.Array]]:
-        """Return class names, and the fields of samples by name.
-
-        Args:
-            label: column that becomes the field ``label``, or None.
-            names: further columns that become fields.
-        """
+        """Return class names, and the fields by name: column ``label``, unless None, as "label"; columns ``names``."""
         class_names, known = self.label(label) if label is not None else ((), {})
         for name in names:
             if name in (*_TAKEN, *known):
@@ -209,9 +202,7 @@ def as_numbers(found: pa.Array, *, as_typed: bool = False) -> pa.Array | None:
 def gathered(name: str, parts: Sequence[tuple[pa.Table, pa.Table]]) -> tuple[list[pa.Array], Columns]:
     """Concatenate the results of all shards: the columns of `PLACE`, and the value columns.
 
-    Args:
-        name: name of the whole, for messages.
-        parts: for each shard, two tables with one row per sample.
+    ``name`` is the dataset's name in messages. ``parts`` has two tables per shard, with one row per sample.
 
     Raises:
         DatasetError: no samples, or a column with different types in two shards.

@@ -23,9 +23,6 @@ def concat(datasets: Iterable[Dataset]) -> Dataset:
     They may be in different file systems, and may be parts of other datasets. A sample of the second dataset has its
     old id plus the number of samples of the first.
 
-    Args:
-        datasets: one or more, with the same fields and class names.
-
     Raises:
         ConfigError: no datasets, different fields or class names, or samples that are drawn again for each epoch.
     """
@@ -87,11 +84,9 @@ def _kind_of(field: Field) -> str:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ConcatDataset(Dataset):
-    """The samples of several datasets, in order.
+    """The samples of several datasets ``parts``, in order.
 
-    Attributes:
-        parts: the datasets, with the same fields and class names.
-        sources: int64[n], ids of the samples in the dataset that was divided; None if this dataset is undivided.
+    ``sources`` has the ids of the samples in the dataset that was divided, int64[n]; None if this one is undivided.
     """
 
     parts: tuple[Dataset, ...]

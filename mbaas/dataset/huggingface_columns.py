@@ -21,8 +21,7 @@ class WantedColumns:
 
     Attributes:
         source: the dataset's tables.
-        image, label: column names; None for no label.
-        fields: names of the other columns.
+        image, label, fields: column names; ``label`` is None if there is no label.
         columns: the top-level columns that `values` needs.
     """
 
@@ -57,11 +56,7 @@ class WantedColumns:
         self.columns = [top for top in tops if any(leaf == top or leaf.startswith(f"{top}.") for leaf in self._leaves)]
 
     def values(self, table: pa.Table) -> pa.Table:
-        """Return the columns for labels and fields, as a copy: slices would keep the whole file in memory.
-
-        Raises:
-            DatasetError: the columns are damaged.
-        """
+        """Return the columns for labels and fields, as a copy: slices would keep the whole file in memory."""
         count, table = len(table), table.select(self.columns)
         checked(self.source, "columns", table)
         while any(pa.types.is_struct(each.type) for each in table.schema):
@@ -82,11 +77,7 @@ class WantedColumns:
 
 
 def checked(source: Source, what: str, values: Any) -> None:
-    """Validate values: in a damaged file they may point outside their buffers.
-
-    Raises:
-        DatasetError: the values are damaged.
-    """
+    """Raise DatasetError for damaged values, which may point outside their buffers."""
     try:
         values.validate(full=True)
     except pa.ArrowException as error:

@@ -34,8 +34,8 @@ class Placed:
     Attributes:
         places: columns of `PLACE`.
         class_names, known: class names, and fields by name.
-        images: file with many images -> size in bytes.
-        folder: folder of the images if each is a separate file, else None.
+        images: name of a file with many images -> size in bytes.
+        folder: folder of the images if each is a separate file; otherwise None.
     """
 
     places: list[pa.Array]

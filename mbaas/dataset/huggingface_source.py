@@ -32,7 +32,7 @@ _REMOTE_THREADS = 32  # each reads one message after another
 _LOCAL_THREADS = 4
 
 Place = Callable[[int, int], tuple[str, int] | None]
-"""(address, number of bytes) -> (file, offset) of that memory; None if it is not mapped from a file."""
+"""(address, number of bytes) -> (file, offset) of the memory; None if no file is mapped there."""
 
 
 class Source(ABC):
@@ -40,7 +40,7 @@ class Source(ABC):
 
     Attributes:
         where: the folder of its files.
-        files: for each file, its name below the folder, size and modification time.
+        files: name below the folder, size and modification time of each file.
         fingerprint: the one assigned by the package `datasets`.
         schema: schema of its rows, with the features in its metadata.
     """
@@ -57,11 +57,7 @@ class Source(ABC):
 
     @abstractmethod
     def tables(self, columns: Sequence[str], image: str) -> list[tuple[pa.Table, Place]]:
-        """Return tables of columns, and the mapping of their memory to files. Image bytes need not be in memory.
-
-        Raises:
-            DatasetError: a file cannot be read, or does not allow reading single values.
-        """
+        """Return tables of columns, and the mapping of their memory to files. Image bytes need not be in memory."""
 
     @abstractmethod
     def parts(self) -> list[str]:
@@ -73,12 +69,7 @@ class Source(ABC):
 
 
 def source_of(dataset: Any, split: str | None, filesystem: pyarrow.fs.FileSystem | None) -> Source:
-    """Open the tables of a dataset or folder; see `mbaas.read_huggingface`.
-
-    Raises:
-        ConfigError: not a dataset, or a missing or unknown split.
-        DatasetError: the folder cannot be read, or was not written by `save_to_disk`.
-    """
+    """Open the tables of a dataset or folder; arguments and errors are those of `mbaas.read_huggingface`."""
     if isinstance(dataset, (str, os.PathLike)):
         return _saved(dataset, split, filesystem)
     if isinstance(dataset, Mapping):

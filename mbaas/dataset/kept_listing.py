@@ -31,10 +31,9 @@ class Listing:
         writer: name of the function that lists them; only the same function reads the listing.
         root: URI or path that contains the samples.
         options: option -> JSON value; a saved listing is only valid for the same options.
-        class_names: name of each label.
-        fingerprint: see `mbaas.Dataset`.
+        class_names, fingerprint: see `mbaas.Dataset`.
         table: one row per sample, as in a `TableDataset`.
-        files: properties of the source files that show whether they changed; None if there are none.
+        files: properties of the source files that show whether they changed; None if not needed.
     """
 
     writer: str
@@ -46,11 +45,9 @@ class Listing:
     files: Any = None
 
     def dataset(self, where: Location, shards: Mapping[str, int] | None = None) -> TableDataset:
-        """Return the samples as a dataset.
+        """Return the samples as a dataset below ``where``.
 
-        Args:
-            where: the folder that contains the samples.
-            shards: name -> size in bytes, for files with many samples; None: each sample is a file.
+        ``shards`` maps files with many samples to their sizes in bytes; None: each sample is a file.
         """
         of = (where.root, self.class_names, self.fingerprint, self.table, where.filesystem, where.base)
         return TableDataset(*of) if shards is None else ShardDataset(*of, shards=shards)
@@ -66,10 +63,10 @@ def listed_once(
     fields: Sequence[str] | None,
     is_current: Callable[[Listing], bool] = lambda _: True,
 ) -> Listing:
-    """Return the listing saved in a file; make and save it if missing or outdated.
+    """Return the listing saved in the file ``path``; make and save it if missing or outdated.
 
     Args:
-        path: the file; None: nothing is saved.
+        path: None: nothing is saved.
         make: lists the samples.
         writer, root, options, fields: see `recall_listing`.
         is_current: returns whether a saved listing is still valid.
@@ -87,11 +84,7 @@ def listed_once(
 
 
 def keep_listing(listing: Listing, path: str | os.PathLike[str]) -> None:
-    """Write a listing to a file, atomically.
-
-    Raises:
-        DatasetError: the file cannot be written.
-    """
+    """Write a listing to a file, atomically; raise DatasetError if this fails."""
     from pyarrow import parquet  # here: it takes 0.1 s, and most datasets do not need it
 
     where = locate(path, None)
@@ -114,8 +107,7 @@ def recall_listing(
 ) -> Listing | None:
     """Read a listing that ``writer`` saved for this root and these options; None if the file does not exist.
 
-    Args:
-        fields: required columns after the `PLACE` columns; None: any.
+    ``fields`` are the required columns after the `PLACE` columns; None: any.
 
     Raises:
         DatasetError: the file cannot be read, is not a listing, or belongs to other data. The message contains the

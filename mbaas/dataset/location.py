@@ -31,11 +31,7 @@ class Location:
 
 
 def locate(uri: str | os.PathLike[str], filesystem: pyarrow.fs.FileSystem | None) -> Location:
-    """Resolve a path or URI.
-
-    Args:
-        uri: a local path, a URI that `pyarrow.fs` supports, or, with `filesystem`, a path within it.
-        filesystem: file system of the path; None: determined by the URI.
+    """Resolve a local path, a URI that `pyarrow.fs` supports, or, with `filesystem`, a path within it.
 
     Raises:
         DatasetError: the URI is not supported, or its file system cannot be reached.
@@ -79,11 +75,7 @@ def _is_utf8(text: str) -> bool:
 
 
 def without_secrets(uri: str) -> str:
-    """Return a URI for messages, without a key and secret before the @ and without options in its query.
-
-    Raises:
-        DatasetError: invalid URI.
-    """
+    """Return a URI without a key and secret before the @ and without options in its query; it must be valid."""
     try:
         parts = urlsplit(uri)
     except ValueError as error:  # [ without ]

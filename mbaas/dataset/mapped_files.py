@@ -13,13 +13,7 @@ _GONE = b" (deleted)"
 
 @dataclass(frozen=True)
 class Mapping:
-    """Memory mapped from a file.
-
-    Attributes:
-        start, end: addresses of the first byte and of the byte after the last.
-        offset: position of the first byte in the file.
-        path: path of the file.
-    """
+    """Memory from address ``start`` to before ``end``, mapped from ``path`` at ``offset``."""
 
     start: int
     end: int

@@ -18,13 +18,7 @@ from mbaas.errors import DatasetError
 
 @dataclass(frozen=True)
 class NamedFiles:
-    """Files below one folder, or below the top of a file system.
-
-    Attributes:
-        where: the folder.
-        names: names of the files, relative to the folder.
-        table: name, for messages, of the table that lists the files.
-    """
+    """Files below one folder: the folder, their names there, and for messages the table that lists them."""
 
     where: Location
     names: list[str]
@@ -44,8 +38,7 @@ class NamedFiles:
             table: location of the table; its folder is the default for relative names.
             uris: one file per row. ``file://`` URIs are percent-encoded, and relative paths may leave the folder with
                 ``..``.
-            root: the folder of the files.
-            filesystem: file system of ``root``; None: determined by ``root``.
+            root, filesystem: the folder of the files, and its file system; None: determined by the other arguments.
 
         Raises:
             DatasetError: a file is not below the folder.
@@ -71,11 +64,7 @@ class NamedFiles:
         return cls(where, names, table.root)
 
     def lengths(self) -> pa.Array:
-        """Return the lengths of the files in bytes: int64[n].
-
-        Raises:
-            DatasetError: a file does not exist or is not a regular file.
-        """
+        """Return the lengths of the files in bytes, int64[n]; raise DatasetError if one is missing."""
         where = self.where
         infos = file_infos(where, self.names)
         gone = [row for row, info in enumerate(infos) if info.type != FileType.File or info.size is None]

@@ -85,11 +85,8 @@ def split_of(dataset: Dataset, fraction: Any, seed: int, stratify: str | None) -
 def drawn(count: int, fraction: float, seed: int, strata: NDArray[Any] | None = None) -> NDArray[np.bool_]:
     """Select a fraction of samples at random: bool[count].
 
-    Args:
-        count: number of samples.
-        fraction: in [0, 1]; ``count * fraction`` samples are selected, rounded to the nearest integer.
-        seed: determines the selection.
-        strata: [count]; the fraction of each distinct value is selected, to within one sample.
+    ``count * fraction`` samples are selected, rounded to the nearest integer. With ``strata`` [count], the same
+    fraction of each distinct value is selected, to within one sample.
     """
     order = split_order(count, seed)
     bounds = np.array([0, count])
@@ -106,11 +103,7 @@ def drawn(count: int, fraction: float, seed: int, strata: NDArray[Any] | None = 
 
 
 def strata_of(dataset: Dataset, name: str, option: str) -> NDArray[Any]:
-    """Return the values of an integer field: [number of samples]. ``option`` is named in the error.
-
-    Raises:
-        ConfigError: no such field.
-    """
+    """Return the values of an integer field, [number of samples]; errors name it as ``option``."""
     whole = [each.name for each in dataset.fields if not each.shape and np.issubdtype(each.dtype, np.integer)]
     if name not in whole:
         there = ", ".join(whole) or "none"

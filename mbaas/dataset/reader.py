@@ -27,9 +27,8 @@ class ByteRange:
 
     Attributes:
         uri: name of the sample in messages.
-        path: path of the file, within its file system.
-        offset: position of the first byte within the file.
-        length: number of bytes.
+        path: path of the file within its file system.
+        offset, length: position and number of bytes in the file.
         file_bytes: size of the file when it was listed; another size means another file.
     """
 
@@ -51,12 +50,7 @@ class FileReader(SampleReader):
     """
 
     def __init__(self, filesystem: pyarrow.fs.FileSystem, locate: Callable[[int], ByteRange]) -> None:
-        """Create a reader.
-
-        Args:
-            filesystem: file system of the files.
-            locate: returns the byte range of a sample id.
-        """
+        """Create a reader; ``locate`` returns the byte range of a sample id."""
         self._filesystem = s3_attempts(filesystem, 1)
         self._locate = locate
         self._is_local = isinstance(filesystem, pyarrow.fs.LocalFileSystem)

@@ -20,10 +20,8 @@ SOURCE_ID = Field("source_id", (), "int64")
 class Redrawn(Subset):
     """Draws from another dataset, with the numbers of the draws as ids; each epoch draws other samples.
 
-    Methods without an epoch refer to the draws of epoch 0. Preparation of an epoch uses `stored_ids`.
-
-    Attributes:
-        draws: draws from ``inner``, where all samples have a positive weight.
+    Methods without an epoch refer to the draws of epoch 0. Preparation of an epoch uses `stored_ids`. All samples of
+    ``inner`` have a positive weight in ``draws``.
     """
 
     draws: Draws

@@ -25,19 +25,12 @@ def drawn_by_weight(
     strata: NDArray[Any] | None = None,
     epoch: int | None = None,
 ) -> Ids:
-    """Draw sample ids in proportion to their weights: int64[samples], ascending.
+    """Draw sample ids in proportion to their weights: int64[samples], ascending; for all epochs if ``epoch`` is None.
 
     This is systematic sampling (Madow, "On the theory of systematic sampling, II", 1949). The weights are laid end to
     end on a line, in random order. Evenly spaced points with a random start then select samples. A sample with ``e``
     expected draws is drawn floor(e) or ceil(e) times. Independent draws would leave out a third of all samples at equal
-    weights.
-
-    Args:
-        weights: float64[n], at least 0, not all 0.
-        samples: number of draws, at least 1.
-        seed: selects the draws, in [0, 2**63).
-        strata: [n]; each distinct value gets its expected number of draws, to within one.
-        epoch: epoch of the draws; None for draws that hold for all epochs.
+    weights. The other arguments are those of `Draws`.
     """
     there = np.flatnonzero(weights > 0)
     order, start = drawing_chance(len(there), seed, epoch)

@@ -48,9 +48,6 @@ class RetryPolicy:
         max_pause_s: upper limit of the bound.
         total_s: no attempt begins later than this after the start of the first. Attempts are not interrupted; they have
             their own time limits.
-
-    Raises:
-        ConfigError: no attempts, or a negative time.
     """
 
     attempts: int = 20
@@ -67,12 +64,9 @@ class RetryPolicy:
 
 
 class GaveUpError(Exception):
-    """A read that failed in all allowed attempts.
+    """A read that failed in all allowed attempts; ``last`` is the last exception.
 
-    Attributes:
-        attempts: number of attempts.
-        elapsed_s: from the start of the first attempt to the end of the last.
-        last: exception of the last attempt.
+    ``elapsed_s`` is the time from the start of the first attempt to the end of the last.
     """
 
     def __init__(self, attempts: int, elapsed_s: float, last: BaseException) -> None:
@@ -88,11 +82,8 @@ def retrying(policy: RetryPolicy = RetryPolicy(), *, sleep: Callable[[float], No
     ``retrying()(function, *arguments)`` returns the function's first result. It raises `GaveUpError` when every allowed
     attempt failed with a transient error. Any other error is raised at once.
 
-    Pauses have full jitter: each is drawn from zero to a bound that doubles, so that readers that failed
-    together do not retry together. See AWS Architecture Blog, "Exponential Backoff And Jitter", 2015.
-
-    Args:
-        sleep: waits for a number of seconds.
+    Pauses have full jitter: each is drawn from zero to a bound that doubles, so that readers that failed together do
+    not retry together. See AWS Architecture Blog, "Exponential Backoff And Jitter", 2015.
     """
     return Retrying(retry=retry_if_exception(may_pass), **_pace(policy), sleep=sleep)
 
@@ -114,10 +105,7 @@ async def ask_for(
 ) -> _T:
     """Await ``read()`` and return its result; retry with the pauses of `retrying` after a transient `StorageError`.
 
-    Any other exception is raised at once.
-
-    Args:
-        total_s: no call begins later than this after the first; 0: a single call.
+    No call begins later than ``total_s`` after the first; 0 means a single call. Any other exception is raised at once.
 
     Raises:
         BadSampleError: all attempts failed; the message contains their number.
@@ -147,12 +135,7 @@ def _give_up(state: RetryCallState) -> NoReturn:
 
 
 class PatientReader(SampleReader):
-    """Retries another reader's transient errors; the caller's thread waits meanwhile.
-
-    Args:
-        inner: the reader.
-        retry: attempts and pauses; default: `retrying`.
-    """
+    """Retries transient errors of the reader ``inner``; the caller's thread waits meanwhile."""
 
     def __init__(self, inner: SampleReader, retry: Retrying | None = None) -> None:
         self._inner, self._retry = inner, retry or retrying()

@@ -32,13 +32,7 @@ _BUFFER_BYTES = 16 << 10
 
 
 class FoundSample(NamedTuple):
-    """A sample of a shard.
-
-    Attributes:
-        name: its name in the shard.
-        offset, length: its bytes within the shard.
-        values: column -> value, for labels and fields.
-    """
+    """A sample of a shard: its name and bytes there, and the values of columns for labels and fields."""
 
     name: str
     offset: int
@@ -72,7 +66,7 @@ def indexed_once(
     """Return the samples of shards, from a saved listing if it is still valid.
 
     Args:
-        shards, filesystem, listing: see `mbaas.read_webdataset`.
+        shards, filesystem, listing: see `mbaas.read_webdataset`, also for errors.
         writer: name of the function that reads this kind of shards.
         asked: options that a saved listing must match.
         label: column that becomes the field ``label``, or None.
@@ -80,11 +74,6 @@ def indexed_once(
         columns: columns with values from ``find``.
         find: finds the samples of a shard.
         single_values: whether ``find`` returns lists even for single values.
-
-    Raises:
-        ConfigError: an invalid pattern or field.
-        DatasetError: a shard does not exist or cannot be read, ``find`` fails, or the listing cannot be read or
-            written, is damaged, or belongs to other shards or options.
     """
     where, names = locate_shards(shards, filesystem)
     files = look_up(where, names)
@@ -109,11 +98,7 @@ def indexed_once(
 
 
 def checked_names(fields: Sequence[str], what: str) -> tuple[str, ...]:
-    """Return field names as a tuple.
-
-    Raises:
-        ConfigError: a single string instead of a list.
-    """
+    """Return field names as a tuple; raise ConfigError for a single string."""
     if isinstance(fields, str):
         raise ConfigError(f"fields must be a list of {what}, such as [{fields!r}], got {fields!r}", option="fields")
     return tuple(fields)

@@ -33,7 +33,7 @@ def locate_shards(
         filesystem: file system of the shards; None: determined by the URI.
 
     Raises:
-        ConfigError: a pattern without matches, or with too many.
+        ConfigError: no shards, too many, or an invalid pattern.
         DatasetError: several file systems, a duplicate shard, or an invalid name.
     """
     given = [shards] if isinstance(shards, (str, os.PathLike)) else shards
@@ -65,7 +65,7 @@ def locate_shards(
 
 
 def look_up(where: Location, names: list[str]) -> list[list[Any]]:
-    """Look up shards: name, size in bytes, and modification time in ns since 1970 if known, for each.
+    """Return name, size in bytes, and modification time in ns since 1970 (if known) of each shard.
 
     Raises:
         DatasetError: a shard does not exist or is not a regular file.

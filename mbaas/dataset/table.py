@@ -186,10 +186,7 @@ def _column_of(kind: pa.DataType, rows: int, offset: int, buffers: list[pa.Buffe
 
 
 def table_of(places: Sequence[pa.Array], known: Mapping[str, pa.Array]) -> pa.Table:
-    """Build a table of samples from the columns of `PLACE` and the fields by name, without nulls.
-
-    A dictionary array becomes integer-encoded categories.
-    """
+    """Build a table from the columns of `PLACE` and fields by name, without nulls; dictionaries become categories."""
     named = {name: _with_categories(name, array) for name, array in known.items()}
     schema = pa.schema([*PLACE, *(field for field, _ in named.values())])
     return pa.Table.from_arrays([*places, *(values for _, values in named.values())], schema=schema)
@@ -203,11 +200,7 @@ def _with_categories(name: str, array: pa.Array) -> tuple[pa.Field, pa.Array]:
 
 
 def categories_of(column: pa.Field) -> tuple[str, ...]:
-    """Return the strings of an integer-encoded column; () for any other column.
-
-    Raises:
-        ValueError: the column's metadata is not a JSON list.
-    """
+    """Return the strings of an integer-encoded column, or (); invalid metadata raises ValueError."""
     told = (column.metadata or {}).get(_CATEGORIES)
     return () if told is None else tuple(map(str, json.loads(told)))
 
@@ -215,12 +208,8 @@ def categories_of(column: pa.Field) -> tuple[str, ...]:
 def fingerprint_of(table: pa.Table, class_names: Iterable[str]) -> str:
     """Return 32 hex digits that depend only on the rows, their order and the class names.
 
-    Chunking and the width of string offsets (32 or 64 bits) do not matter. This takes 8 bytes of memory for each row of
-    the largest chunk.
-
-    Args:
-        table: columns uri (string), offset and length (int64), and fields, without nulls.
-        class_names: name of each label.
+    The table has columns uri (string), offset and length (int64), and fields, without nulls. Chunking and the width of
+    string offsets (32 or 64 bits) do not matter. This takes 8 bytes of memory per row of the largest chunk.
     """
     parts = [_digest_strings(table["uri"].chunks)]
     parts += [_digest_integers(table[name].chunks) for name in ("offset", "length")]
@@ -293,8 +282,7 @@ def numbers(chunk: pa.Array) -> Column:
 def string_bounds(chunk: pa.Array) -> tuple[NDArray[Any], memoryview]:
     """View the values of a string or binary array without nulls; views and dictionaries are not supported.
 
-    Returns:
-        int[n + 1] and bytes: value i is in bytes [bounds[i], bounds[i + 1]).
+    Value i is in bytes [bounds[i], bounds[i + 1]) of the second result; bounds are int[n + 1].
     """
     _, offsets, data = chunk.buffers()
     is_large = pa.types.is_large_string(chunk.type) or pa.types.is_large_binary(chunk.type)

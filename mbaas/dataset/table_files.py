@@ -31,18 +31,12 @@ class TableError(ValueError):
 
 
 def parse_csv(content: bytes, *, delimiter: str, texts: Collection[str], encoding: str | None) -> pa.Table:
-    """Parse a CSV file.
+    """Parse a CSV file. Columns ``texts`` always stay strings.
 
-    A column is numeric or boolean if all of its values are, otherwise a string column. Empty values are null.
-
-    Args:
-        content: bytes of the file.
-        delimiter: column separator.
-        texts: columns that always stay strings.
-        encoding: a Python codec; None for UTF-8.
+    Any other column is numeric or boolean if all of its values are. Empty values are null.
 
     Raises:
-        TableError: another encoding.
+        TableError: the contents do not match ``encoding``, a Python codec (None: UTF-8).
         pa.ArrowException: the file cannot be parsed.
     """
     # Here: importing all readers takes longer than reading most tables.
@@ -65,15 +59,10 @@ def parse_csv(content: bytes, *, delimiter: str, texts: Collection[str], encodin
 
 
 def parse_json(content: bytes, *, encoding: str | None) -> pa.Table:
-    """Parse JSON lines, or one array of objects.
-
-    Args:
-        content: bytes of the file.
-        encoding: see `parse_csv`.
+    """Parse JSON lines, or one array of objects; see `parse_csv` for ``encoding`` and errors.
 
     Raises:
-        TableError: another encoding, or a row that is not an object.
-        pa.ArrowException: the file cannot be parsed.
+        TableError: also for a row that is not an object.
     """
     import pyarrow.json
 

@@ -69,9 +69,7 @@ def tar_samples(
     --ignore-zeros`.
 
     Args:
-        file: a file at its start; only headers and requested members are read.
-        nbytes: size of the file.
-        shard: name of the file in messages.
+        file, nbytes, shard: the file at its start, its size, and its name in messages.
         images: lower-case endings of images, without the dot.
         read: endings of members whose contents are requested.
 

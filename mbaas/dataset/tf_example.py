@@ -42,24 +42,14 @@ Values: TypeAlias = list[bytes] | list[float] | list[int]
 
 
 class Feature(NamedTuple):
-    """A feature of an Example.
-
-    Attributes:
-        spans: positions of its strings or bytes in the file; empty for numbers.
-        values: its contents; None if not requested.
-    """
+    """A feature of an Example: positions of its strings or bytes in the file, and its values, None if not requested."""
 
     spans: list[Span]
     values: Values | None
 
 
 def records(file: BinaryIO, nbytes: int, shard: str) -> Iterator[Span]:
-    """Yield the position of each record's contents.
-
-    Args:
-        file: a TFRecord file.
-        nbytes: size of the file.
-        shard: name of the file in messages.
+    """Yield the position of each record's contents in a TFRecord file; ``shard`` is its name in messages.
 
     Raises:
         DatasetError: not a TFRecord file, or a compressed, truncated or damaged one.
@@ -92,17 +82,9 @@ def _what_it_is(header: bytes, at: int) -> str:
 def features_of(
     file: BinaryIO, record: Span, shard: str, *, spans: Collection[str], values: Collection[str]
 ) -> tuple[dict[str, Feature], list[str]]:
-    """Find features of the Example in a record.
+    """Return the requested features of a record's Example, if they exist, and the names of all its features.
 
-    Args:
-        file: the file of the record.
-        record: position of the record.
-        shard: name of the file in messages.
-        spans: names of features to locate.
-        values: names of features to read.
-
-    Returns:
-        The requested features that exist, and the names of all features.
+    The positions of features ``spans`` are located, and features ``values`` are read.
 
     Raises:
         DatasetError: the record is not an Example.

@@ -1,4 +1,4 @@
-"""Lists a tree of files, each of which is a sample, with or without one folder per class."""
+"""Lists the files of a tree as samples, with or without one folder per class."""
 
 from __future__ import annotations
 
@@ -68,11 +68,10 @@ def list_tree(
     classes: bool = True,
     asked: dict[str, Any] | None = None,
 ) -> Dataset:
-    """List the files of a tree; `mbaas.read_images` documents the rules and errors.
+    """List the files of a tree; `mbaas.read_images` documents the rules, the other arguments and the errors.
 
     Args:
         kind: kind of the files.
-        uri, filesystem, extensions, listing: see `mbaas.read_images`.
         classes: whether the folders directly below ``uri`` are classes; otherwise samples have no label.
         asked: further options, besides ``extensions``, that a saved listing must match.
     """
@@ -98,14 +97,13 @@ def list_tree(
 
 @dataclass(frozen=True)
 class _FolderListing:
-    """The files of one class, or of the whole tree, in order.
+    """The files of one class, or of the whole tree (name ""), in order.
 
     Attributes:
-        name: of the class; "" for the tree.
         uris: large_string[n], relative to the root.
         lengths: int64[n], bytes.
         left_out: number of files with other endings.
-        example: the first of their paths by name; "" if there are none.
+        example: the first of these by name, or "".
         unnamed: file names that are not UTF-8.
     """
 

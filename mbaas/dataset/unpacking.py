@@ -28,15 +28,10 @@ def listing_in(folder: str | os.PathLike[str]) -> str:
 
 
 def unpack(images: Iterable[pa.Array], target: Location, name: str) -> tuple[pa.Table, int]:
-    """Write images into a file, atomically.
+    """Write batches of images (binary or large_binary without nulls) into a file, atomically.
 
-    Args:
-        images: batches of images, binary or large_binary arrays without nulls.
-        target: the folder, which is created if it does not exist.
-        name: name of the file without `ENDING`.
-
-    Returns:
-        Locations of the images as in `PLACE`, and the size of the file.
+    The folder ``target`` is created if it does not exist. ``name`` lacks `ENDING`. Return the images' locations, as in
+    `PLACE`, and the size of the file.
     """
     path, lengths = join(target.base, name + ENDING), [np.zeros(0, np.int64)]
     target.filesystem.create_dir(posixpath.dirname(path), recursive=True)

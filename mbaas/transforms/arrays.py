@@ -54,11 +54,7 @@ class ArrayTransform(Transform, ABC):
 
     @abstractmethod
     def result(self, form: Form) -> Form:
-        """Return the form of the result.
-
-        Raises:
-            ConfigError: the transform does not accept such samples.
-        """
+        """Return the form of the result; raise ConfigError if the transform does not accept such samples."""
 
     @abstractmethod
     def apply(self, array: Array, u: NDArray[np.float64], form: Form) -> Array:
@@ -106,11 +102,7 @@ class ArrayWindow(ArrayTransform, ABC):
         return replace(form, differing=0, longest=None)
 
     def starts(self, shape: Sequence[int], u: NDArray[np.float64]) -> list[int]:
-        """Return the window's start along each of its axes; negative where the array is shorter than the window.
-
-        Raises:
-            UnfitError: the array has fewer axes than the window.
-        """
+        """Return the window's start along each axis, negative if the array is shorter; UnfitError if it lacks axes."""
         axes = len(self.sizes)
         if len(shape) < axes:
             raise UnfitError(f"it has the shape {list(shape)}, but {self!r} needs at least {axes} axes")

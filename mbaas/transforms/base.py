@@ -68,9 +68,8 @@ class Drawn:
 
     Attributes:
         u: float64[n, draws], uniform in [0, 1).
-        heights: int64[n], image heights in pixels.
-        widths: int64[n], image widths in pixels.
-        boxes: boxes of the images; None if there are none, or if no transform of the pipeline needs them.
+        heights, widths: int64[n], image sizes in pixels.
+        boxes: boxes of the images; None without boxes, or if no transform of the pipeline needs them.
         more: (rows, first, count) -> float64[len(rows), count]: further uniform numbers for these samples, starting
             with number ``first``. Numbers 0 to ``draws`` - 1 are in ``u``.
     """

@@ -47,11 +47,7 @@ class Boxes:
             raise checks.refused("Boxes's min_size", "must not be negative", self.min_size)
 
     def moved(self, fields: tuple[Field, ...]) -> tuple[Field, ...]:
-        """Return the fields of a prepared sample, which may have fewer boxes than in the dataset.
-
-        Raises:
-            ConfigError: an unknown field, or one without boxes or without one value per box.
-        """
+        """Return the fields of a prepared sample, which may have fewer boxes; raise ConfigError for unfit fields."""
         by_name = {field.name: field for field in fields}
         for name in (self.field, *self.beside):
             if name not in by_name:
@@ -70,7 +66,7 @@ class Boxes:
 
 
 def moved_dtype(dtype: str | np.dtype[Any]) -> np.dtype[Any]:
-    """Return the dtype in which boxes are delivered."""
+    """Return the dtype of delivered boxes."""
     before: np.dtype[Any] = np.dtype(dtype)
     return before if before.kind == "f" else np.dtype(np.float32)
 

@@ -112,12 +112,10 @@ class RandomIoUCrop(WindowTransform):
 
 @dataclass(frozen=True)
 class _BoxesOf:
-    """Boxes of some of the images.
+    """Boxes of some images.
 
-    Attributes:
-        edges: float64[k, 4].
-        owner: int64[k], position of each box's image among the selected images.
-        index: int64[k], index of each box among all boxes.
+    ``edges`` is float64[k, 4]. ``owner`` is int64[k], the position of each box's image among these images. ``index`` is
+    int64[k], the index of each box among all boxes.
     """
 
     edges: NDArray[np.float64]
@@ -134,11 +132,8 @@ def _boxes_of(boxes: BoxesNow, rows: NDArray[np.int64]) -> _BoxesOf:
 def _judged(
     tries: NDArray[np.int64], boxes: _BoxesOf, least: NDArray[np.float64]
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Return which windows satisfy the minimum IoU with a box.
-
-    Returns:
-        bool[n, trials]; and bool[k, trials], True if the centre of the box is inside the window.
-    """
+    # Returns bool[n, trials], the windows with a sufficient IoU; and bool[k, trials], True if the centre of the box is
+    # inside the window.
     top, left, height, width = (each.astype(np.float64) for each in tries.transpose(2, 0, 1)[:, boxes.owner])
     bottom, right = top + height, left + width
     x0, y0, x1, y1 = (edge[:, None] for edge in boxes.edges.T)

@@ -42,11 +42,7 @@ class Keypoints:
         object.__setattr__(self, "swaps", pairs)
 
     def check(self, fields: tuple[Field, ...]) -> None:
-        """Validate the field of the points.
-
-        Raises:
-            ConfigError: an unknown field, one without points, or one with fewer points than ``swaps`` needs.
-        """
+        """Raise ConfigError for an unknown field, one without points, or one with fewer points than ``swaps`` needs."""
         found = _field(fields, "Keypoints", self.field)
         shape = ["k" if length is None else length for length in found.shape]
         if len(shape) < 2 or shape[-1] not in (2, 3) or not found.dtype.startswith("float"):
@@ -88,11 +84,8 @@ class Masks:
     ) -> tuple[Field, ...]:
         """Return the fields of a prepared sample, with masks instead of segmentations.
 
-        Args:
-            fields: fields of the dataset's samples.
-            boxes: the boxes of the objects.
-            size: (height, width) of all masks; None if images differ in size.
-            most_pixels: greatest number of pixels of an image if images differ in size.
+        ``size`` is the (height, width) of all masks. If it is None, images differ in size and have at most
+        ``most_pixels``.
 
         Raises:
             ConfigError: no field with segmentations, or another field named like the masks.
