@@ -178,13 +178,13 @@ class Dataset(ABC):
         """Draw samples by weight, with replacement; the result is a dataset of ``samples`` draws.
 
         A sample drawn several times counts as several samples, each augmented independently. Its id is the number of
-        the draw. An epoch contains every draw exactly once, and its ledger counts draws. The draws depend only on the
-        weights, their number, the seed and the epoch. Each sample is drawn its expected number of times, rounded up or
-        down at random: with equal weights and as many draws as samples, each is drawn once. Samples of weight 0 are
-        never drawn.
+        the draw. An epoch contains every draw exactly once, and its ledger counts draws. The draws depend only on the weights, the
+        number of draws, the seed and the epoch. Each sample is drawn its expected number of times, rounded up or down
+        at random: with equal weights and as many draws as samples, each is drawn once. Samples of weight 0 are never
+        drawn.
 
-        By default, each epoch makes new draws. If a class is downsampled, each epoch contains other samples of it, and
-        over time all. Minibatches have the field ``source_id``, the sample's id in the dataset that was read. Caches
+        By default, each epoch makes new draws. If a class is downsampled, each epoch has a different selection from it,
+        and over time all of its samples are used. Minibatches have the field ``source_id``, the sample's id in the dataset that was read. Caches
         keep each sample once, however often it is drawn. Such a dataset cannot be drawn from again or joined with
         others, so split, filter and join first.
 
@@ -233,7 +233,7 @@ class Dataset(ABC):
         ids.flags.writeable = False
         return self._part(ids, fingerprint_of_part(self.fingerprint, ids))
 
-    # ---- the stored samples, which per-epoch draws refer to ----
+    # ---- stored samples: differ from the listed ones if these are per-epoch draws ----
 
     @property
     def stored(self) -> Dataset:

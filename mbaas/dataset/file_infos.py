@@ -22,7 +22,7 @@ _REMOTE_THREADS = 32  # a store needs one request per file
 
 
 def file_infos(where: Location, names: list[str]) -> list[FileInfo]:
-    """Look up files by their names below a folder; a missing file has an info, too."""
+    """Look up files below a folder, including missing ones; raise DatasetError if the file system fails."""
     filesystem = s3_attempts(where.filesystem, S3_ATTEMPTS)
     paths = [join(where.base, name) for name in names]
     parts = [paths[start : start + _ASKED_AT_ONCE] for start in range(0, len(paths), _ASKED_AT_ONCE)]

@@ -40,7 +40,7 @@ def read_images(
 ) -> Dataset:
     """List the images of a class-per-folder tree, or of any tree, without reading them.
 
-    The rules are those of torchvision's `ImageFolder`. The folders directly below `uri` are the classes, labelled in
+    The rules follow torchvision's `ImageFolder`. The folders directly below `uri` are the classes, labelled in
     the order of their sorted names. An image may be at any depth below its class. The images of a class are ordered by
     folder, then by name.
 
@@ -114,7 +114,7 @@ def read_arrays(
 ) -> Dataset:
     """List files of arrays, for a pipeline that begins with `DecodeArray`, without reading them.
 
-    `DecodeArray` sets dtype and shape. `read_images` documents the selection and order of files.
+    The options of `DecodeArray` describe their format. `read_images` documents the selection and order of files.
 
     Args:
         uri: a local path, or a URI that `pyarrow.fs` opens; with `filesystem`, a path within it.

@@ -32,7 +32,7 @@ class Map(Transform):
 
     Boxes and keypoints on the image are updated by the other transforms, but ``fn`` receives them only if it names them
     in ``fields``. They are then in pixels of the image passed to ``fn``, and must be returned in pixels of the returned
-    image, whatever its size. The same holds for fields with one value per box.
+    image, whatever its size. Fields with one value per box are passed only if they are named, too.
 
     In audio and array pipelines, ``fn`` receives the output of the previous transform. Its results may differ in their
     first length if that input may. Later transforms impose their usual requirements.
