@@ -97,7 +97,7 @@ class _Sparse:
 
 
 def _messages(file: _Sparse) -> Iterator[memoryview]:
-    # Yields the metadata of all messages.
+    """Yield the metadata of all messages."""
     at = 0
     while at < file.nbytes:
         begins, nbytes = struct.unpack("<Ii", file.fetch(at, 8))
@@ -132,7 +132,7 @@ def _root(metadata: memoryview) -> int:
 
 
 def _field(metadata: memoryview, table: int, number: int) -> int:
-    # The position of a field of a table; 0 if absent.
+    """Return the position of a table's field; 0 if absent."""
     fields = table - _unpacked("<i", metadata, table)
     entry = 4 + 2 * number
     place = _unpacked("<H", metadata, fields + entry) if entry < _unpacked("<H", metadata, fields) else 0

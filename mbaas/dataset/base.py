@@ -178,15 +178,15 @@ class Dataset(ABC):
         """Draw samples by weight, with replacement; the result is a dataset of ``samples`` draws.
 
         A sample drawn several times counts as several samples, each augmented independently. Its id is the number of
-        the draw. An epoch contains every draw exactly once, and its ledger counts draws. The draws depend only on the weights, the
-        number of draws, the seed and the epoch. Each sample is drawn its expected number of times, rounded up or down
-        at random: with equal weights and as many draws as samples, each is drawn once. Samples of weight 0 are never
-        drawn.
+        the draw. An epoch contains every draw exactly once, and its ledger counts draws. The draws depend only on the
+        weights, the number of draws, the seed and the epoch. Each sample is drawn its expected number of times, rounded
+        up or down at random: with equal weights and as many draws as samples, each is drawn once. Samples of weight 0
+        are never drawn.
 
         By default, each epoch makes new draws. If a class is downsampled, each epoch has a different selection from it,
-        and over time all of its samples are used. Minibatches have the field ``source_id``, the sample's id in the dataset that was read. Caches
-        keep each sample once, however often it is drawn. Such a dataset cannot be drawn from again or joined with
-        others, so split, filter and join first.
+        and over time all of its samples are used. Minibatches have the field ``source_id``, the sample's id in the
+        dataset that was read. Caches keep each sample once, however often it is drawn. Such a dataset cannot be drawn
+        from again or joined with others, so split, filter and join first.
 
         With ``each_epoch=False``, all epochs have the same draws. The result is an ordinary dataset, and `source_ids`
         returns the drawn samples. Its caches keep the bytes of each draw separately.

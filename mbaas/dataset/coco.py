@@ -112,7 +112,7 @@ def _asked(fields: Sequence[str] | None) -> tuple[str, ...] | None:
 
 
 def _look_up(where: Location) -> list[Any]:
-    # Size in bytes and, if known, modification time in ns since 1970: they show whether the file changed.
+    """Return size in bytes and modification time in ns since 1970 (if known), to detect changes."""
     (info,) = file_infos(Location(where.filesystem, "", where.root), [where.base])
     if info.type != FileType.File:
         what = "is not there" if info.type == FileType.NotFound else "is no file"
@@ -176,7 +176,7 @@ def _lists(bounds: NDArray[np.int64], values: NDArray[Any]) -> pa.Array:
 
 
 def _names_below(root: Location, names: list[str]) -> list[str]:
-    # Files may have absolute paths or Windows separators.
+    # Annotation files may have absolute paths or Windows separators.
     prefix = root.root.rstrip("/") + "/"
     names = [name.removeprefix(prefix) for name in names]
     there = _existing(root, [name for name in names if "\\" in name])  # valid in a name on Linux

@@ -116,7 +116,7 @@ def read_coco_json(content: Any, name: str, fields: Sequence[str] | None) -> Coc
 
 
 def _size(image: _Image) -> tuple[int, int]:
-    # Zeros if missing or invalid.
+    """Return (height, width); zeros if missing or invalid."""
     try:
         size = [float(length) for length in (image.height, image.width) if length is not None]
     except ValueError:
@@ -141,7 +141,7 @@ def _decoded(content: Any, name: str) -> _File:
 
 
 def _wanted(annotations: Sequence[_Annotation], fields: Sequence[str] | None) -> frozenset[str]:
-    # By default keypoints only if there are any.
+    # By default, keypoints only if there are any.
     if fields is not None:
         return frozenset(fields)
     points = {"keypoints"} if any(each.keypoints for each in annotations) else set()

@@ -68,7 +68,7 @@ class Columns:
         return class_names, known
 
     def _field(self, column: str) -> pa.Array:
-        # Numbers, lists of numbers, or strings as dictionary-encoded integers.
+        """Return numbers, lists of numbers, or strings as a dictionary array."""
         found = self._texts(column, "fields")
         if not is_text(found.type):
             return self.numbers(column, "fields")
@@ -140,7 +140,7 @@ class Columns:
 
 
 def _first_null(found: pa.Array) -> int | None:
-    # The row of the first missing value, at any depth of lists.
+    """Return the row of the first missing value, at any depth of lists."""
     if found.null_count:
         return int(pc.index(pc.is_null(found), True).as_py())
     if not is_list(found.type):

@@ -65,7 +65,7 @@ def may_pass(error: BaseException) -> bool:
     """
     if isinstance(error, StorageError):
         return not error.is_missing
-    # Anything other than an OSError is a bug or a verdict on the bytes, and final.
+    # Anything other than an OSError means a bug or bad bytes, and is final.
     if not isinstance(error, OSError) or isinstance(error, _FINAL) or error.errno in _FINAL_ERRNO:
         return False
     if status := _STATUS.search(str(error)):

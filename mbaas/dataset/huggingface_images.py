@@ -164,7 +164,7 @@ def _read(path: str) -> bytes:
 
 
 def _bytes_of(source: Source, image: str, column: pa.Array) -> pa.Array:
-    # Images in separate files are null.
+    """Return the validated bytes of a column's images; null for images in separate files."""
     if is_text(column.type):
         return pa.nulls(len(column), pa.binary())
     try:

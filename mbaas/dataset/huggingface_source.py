@@ -113,7 +113,7 @@ def _saved(path: str | os.PathLike[str], split: str | None, filesystem: pyarrow.
 
 
 def _json_in(where: Location, name: str) -> dict[str, Any] | None:
-    # None if the file does not exist.
+    """Read a JSON object; None if the file does not exist."""
     path = join(where.root, name)
     try:
         if not where.filesystem.get_file_info(join(where.base, name)).is_file:
@@ -128,7 +128,7 @@ def _json_in(where: Location, name: str) -> dict[str, Any] | None:
 
 
 def _texts(where: Location, file: str, names: Any) -> list[str]:
-    # Names must denote files or folders directly below the folder.
+    """Validate names of files or folders, which must be directly below the folder."""
     for name in names if isinstance(names, list) else [names]:
         if not isinstance(name, str) or not name or "/" in name or IN_SHARD in name or name in (".", ".."):
             raise DatasetError(f"{join(where.root, file)} must name what is beside it, got {shown(name)}")

@@ -38,10 +38,10 @@ class MappedFiles:
 
 
 def _mappings() -> list[Mapping]:
-    # In ascending order of addresses.
+    """Return the mappings of this process in ascending order of addresses."""
     found = []
     for line in Path("/proc/self/maps").read_bytes().splitlines():
-        # For example "7fae67bd4000-7fae67bfa000 r--p 00000000 fe:00 2557732 /data/train.arrow".
+        # For example "7fae67bd4000-7fae67bfa000 r--p 00000000 fe:00 2557732    /data/train.arrow".
         span, _, offset, _, _, *path = line.split(maxsplit=5)
         if not path or not path[0].startswith(b"/") or path[0].endswith(_GONE):
             continue

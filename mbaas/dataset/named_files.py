@@ -78,7 +78,7 @@ class NamedFiles:
 
 
 def _below(where: Location, uri: str) -> str | None:
-    # ``..`` only occurs at the start of a returned name. None if the file is outside the file system's folder.
+    """Return a file's name below the folder, with ``..`` only in front; None if it cannot be there."""
     path = unquote(urlsplit(uri).path) if uri.startswith("file://") else uri
     if ".." in path.split("/"):
         path = posixpath.normpath(path)
@@ -88,7 +88,7 @@ def _below(where: Location, uri: str) -> str | None:
 
 
 def _raised(where: Location, names: list[str]) -> tuple[Location, list[str]]:
-    # Move the folder up until no name contains ``..``.
+    """Move the folder up until no name contains ``..``."""
     up = max((name.split("/").count("..") for name in names), default=0)
     if not up:
         return where, names

@@ -152,7 +152,7 @@ def _unpack_one(where: Location, name: str, target: Location, asked: dict[str, A
 
 
 def _columns_of(shard: str, schema: pa.Schema, asked: dict[str, Any]) -> list[str]:
-    # By default the label column and all columns that may be numeric.
+    """Return the columns to read; by default the label and all columns that may be numeric."""
     image, label, fields = asked["image"], asked["label"], asked["fields"]
     for option, column in [("image", image), ("label", label), *(("fields", field) for field in fields or ())]:
         if column is not None and schema.names.count(column) != 1:

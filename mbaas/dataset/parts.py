@@ -152,7 +152,7 @@ def matching(dataset: Dataset, expression: Expression) -> Ids:
 
 
 def _columns(dataset: Dataset, ids: Ids) -> pa.Table:
-    # The ids are the first column.
+    """Return the ids as the first column, then all columns for expressions."""
     import pyarrow as pa
 
     values = dataset.values(ids)

@@ -85,7 +85,7 @@ class FileReader(SampleReader):
         )
 
     def _look(self, path: str) -> tuple[bool, bool]:
-        # Returns (folder exists, file exists); False if unknown.
+        """Return (folder exists, file exists); False if unknown."""
         try:
             folder, file = self._filesystem.get_file_info([posixpath.dirname(path), path])
             return bool(folder.type == pyarrow.fs.FileType.Directory), bool(file.is_file)
@@ -122,7 +122,7 @@ def _read_remote(filesystem: pyarrow.fs.FileSystem, where: ByteRange, view: memo
 
 
 def _fill(where: ByteRange, view: memoryview, read: Callable[[memoryview, int], int]) -> None:
-    # ``read(rest of the view, bytes done)`` returns the number of bytes read.
+    """Fill the view; ``read(rest of the view, bytes done)`` returns the number of bytes read."""
     done = 0
     while done < where.length:
         count = read(view[done:], done)

@@ -127,7 +127,7 @@ def _look_through(
 def _look_through_one(
     where: Location, filesystem: pyarrow.fs.FileSystem, name: str, nbytes: int, columns: Sequence[str], find: Find
 ) -> tuple[pa.Table, pa.Table, list[LeftOut]]:
-    # Locations as in `PLACE`, the values of labels and fields, and parts that are left out.
+    """Return locations as in `PLACE`, the values of labels and fields, and parts that are left out."""
     shard = join(where.root, name)
     uris: list[str] = []
     spans: list[tuple[int, int]] = []

@@ -214,7 +214,7 @@ def fingerprint_of(table: pa.Table, class_names: Iterable[str]) -> str:
     parts = [_digest_strings(table["uri"].chunks)]
     parts += [_digest_integers(table[name].chunks) for name in ("offset", "length")]
     for field in list(table.schema)[len(PLACE) :]:
-        # Older versions only had this field: its digest must keep their fingerprints.
+        # Older versions only had this field; their fingerprints must stay the same.
         if field.name == LABEL.name and field.type == pa.int64():
             parts.append(_digest_integers(table[field.name].chunks))
         else:

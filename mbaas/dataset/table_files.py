@@ -90,7 +90,7 @@ def parse_json(content: bytes, *, encoding: str | None) -> pa.Table:
 
 
 def _typed(column: pa.ChunkedArray) -> pa.Array:
-    # Integers, floats or booleans if all values are; otherwise unchanged.
+    """Return integers, floats or booleans if all values are; otherwise the strings."""
     values = column.combine_chunks()
     is_missing = pc.or_kleene(pc.is_null(values), pc.is_in(values, pc.cast(_MISSING, values.type)))
     given = values.filter(pc.invert(is_missing))

@@ -116,14 +116,14 @@ def tar_samples(
 
 
 class _Header(NamedTuple):
-    # ``archive`` is the index of the concatenated tar file.
+    """A file or link; ``archive`` is the index of its concatenated tar file."""
 
     info: tarfile.TarInfo
     archive: int
 
 
 class _Headers:
-    # Files and links that are complete. Iterating raises DatasetError for a compressed, truncated or damaged file.
+    """Iterates over files and links; raises DatasetError if the tar file is compressed, truncated or damaged."""
 
     def __init__(self, file: BinaryIO, nbytes: int, shard: str) -> None:
         self._file, self._nbytes, self._shard = file, nbytes, shard
@@ -179,7 +179,7 @@ class _Headers:
                 raise DatasetError(f"{self._shard} is compressed by {how}, but {wanted}")
 
     def _of_archive(self, archive: int, start: int) -> Generator[_Header, None, int]:
-        # Returns the position of the end mark.
+        """Yield the members of one archive; return the position of its end mark."""
         shard, nbytes = self._shard, self._nbytes
         try:
             self._file.seek(start)
@@ -211,7 +211,7 @@ class _Headers:
         return end
 
     def _next_archive(self, end: int) -> int | None:
-        # The position of the next block that is not all zeros; None at the end of the file.
+        """Return the position of the next block that is not all zeros; None at the end of the file."""
         self._file.seek(end)
         at = end
         while block := self._file.read(tarfile.RECORDSIZE):

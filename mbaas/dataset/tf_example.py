@@ -154,7 +154,7 @@ class _Source:
         return self._window[first : first + span.length]
 
     def varint(self, at: int, end: int) -> tuple[int, int]:
-        # Returns the value and the position after it.
+        """Return the value and the position after it."""
         value = 0
         for position, byte in enumerate(self.read(Span(at, min(10, end - at)))):
             value |= (byte & 0x7F) << 7 * position
@@ -163,7 +163,7 @@ class _Source:
         raise ValueError(f"at byte {at:,} a number does not end")
 
     def fields(self, message: Span) -> Iterator[tuple[int, int, Span]]:
-        # Yields field number, wire type and position of each value.
+        """Yield field number, wire type and position of each value."""
         at, end = message.offset, message.offset + message.length
         while at < end:
             tag, start = self.varint(at, end)
@@ -182,7 +182,7 @@ class _Source:
             at = start + length
 
     def messages(self, within: Span, number: int) -> Iterator[Span]:
-        # Only values with a length: messages, strings and bytes.
+        """Yield the positions of a field's values with a length: messages, strings or bytes."""
         return (at for found, way, at in self.fields(within) if found == number and way == _LENGTH)
 
 

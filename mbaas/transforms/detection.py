@@ -96,7 +96,7 @@ class RandomIoUCrop(WindowTransform):
     def _tries(
         self, u: NDArray[np.float64], heights: NDArray[np.int64], widths: NDArray[np.int64]
     ) -> NDArray[np.int64]:
-        # int64[n, trials, 4]; windows with an invalid aspect ratio have height and width 0.
+        """Return windows, int64[n, trials, 4], with height and width 0 if the aspect ratio is invalid."""
         w_share, h_share, x_share, y_share = u.reshape(len(u), 4, self.trials).transpose(1, 0, 2)
         low, span = self.min_scale, self.max_scale - self.min_scale
         width = (widths[:, None] * (low + span * w_share)).astype(np.int64)
@@ -132,8 +132,7 @@ def _boxes_of(boxes: BoxesNow, rows: NDArray[np.int64]) -> _BoxesOf:
 def _judged(
     tries: NDArray[np.int64], boxes: _BoxesOf, least: NDArray[np.float64]
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    # Returns bool[n, trials], the windows with a sufficient IoU; and bool[k, trials], True if the centre of the box is
-    # inside the window.
+    """Return sufficient IoU of windows, bool[n, trials], and boxes with their centre inside, bool[k, trials]."""
     top, left, height, width = (each.astype(np.float64) for each in tries.transpose(2, 0, 1)[:, boxes.owner])
     bottom, right = top + height, left + width
     x0, y0, x1, y1 = (edge[:, None] for edge in boxes.edges.T)

@@ -67,7 +67,7 @@ class RandomResizedCrop(WindowTransform):
     def _attempts(
         self, u_area: NDArray[np.float64], u_ratio: NDArray[np.float64], area: Pixels
     ) -> tuple[Pixels, Pixels]:
-        # int64[n, ATTEMPTS] each
+        """Return heights and widths, int64[n, ATTEMPTS] each."""
         target = area[:, None] * (self.scale[0] + (self.scale[1] - self.scale[0]) * u_area)
         # On a log scale, so that a window twice as wide as high is as likely as one twice as high as wide.
         low, high = np.log(self.ratio)

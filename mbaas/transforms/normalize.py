@@ -74,7 +74,7 @@ class Normalize(Transform):
         return result.to(getattr(torch, self.dtype))
 
     def _scale_offset(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        # The result is ``x * scale + offset``, float32[3] each.
+        """Return (scale, offset), float32[3] each: the result is ``x * scale + offset``."""
         std = np.array(self.std)  # float64, so that only the results are rounded
         return (1.0 / (255.0 * std)).astype(np.float32), (-np.array(self.mean) / std).astype(np.float32)
 

@@ -139,14 +139,14 @@ class MelSpectrogram(ArrayTransform):
         return np.ascontiguousarray(mels.T)
 
     def _magnitudes(self, frames: NDArray[np.float32]) -> NDArray[np.float32]:
-        # Shape: [frames, frequencies].
+        """Return magnitudes to the ``power``, float32 [frames, frequencies]."""
         spectrum = np.fft.rfft(frames, axis=1).astype(np.complex64, copy=False)
         power = spectrum.real**2 + spectrum.imag**2
         if self.power == 2.0:
             return power
         if self.power == 1.0:
             return np.sqrt(power)
-        # The rounding of float64 does not reveal the processor's instructions in the float32 result.
+        # In float64: differences between processors are below the rounding to float32.
         return np.asarray(power.astype(np.float64) ** (self.power / 2), np.float32)
 
 
