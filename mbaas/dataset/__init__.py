@@ -1,4 +1,4 @@
-"""Datasets: which samples exist, what is known of them, and how their bytes are read."""
+"""Datasets: lists of samples with their known fields, and readers of their bytes."""
 
 from typing import TYPE_CHECKING
 
@@ -45,7 +45,7 @@ __all__ = [
     "synthetic",
 ]
 
-# What makes datasets, and with it much of Arrow, is imported when it is first used: no actor of a feed needs it.
+# The reading functions need much of Arrow. They are imported on first use, because no actor of a feed needs them.
 __getattr__ = imported_late(
     __name__,
     {

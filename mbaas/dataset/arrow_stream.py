@@ -1,4 +1,4 @@
-"""Reading an Arrow IPC stream file but for the bytes of one column, of which is learned where they lie."""
+"""Reads an Arrow IPC stream file without the bytes of one column, and locates these bytes."""
 
 from __future__ import annotations
 
@@ -17,20 +17,17 @@ from mbaas.dataset.location import Location, join
 from mbaas.errors import DatasetError
 
 _CONTINUES = 0xFFFFFFFF  # begins each message
-_HEADER, _BODY_BYTES = 2, 3  # fields of a message: what it is, and the length of what follows it
-_COMPRESSION = 3  # field of a record batch and, behind its `data`, of a dictionary batch
+_HEADER, _BODY_BYTES = 2, 3  # fields of a message: its type, and the length of its body
+_COMPRESSION = 3  # field of a record batch; in a dictionary batch it is the field after its `data`
 _BUFFER_BYTES = 16 << 10
-"""How much is read at a message: its small columns are then read with it, and cost no request of their own."""
+"""Bytes read per message: its small columns are read with it and need no further request."""
 
 
 @dataclass(frozen=True)
 class StreamTable:
-    """A table in whose memory everything lies where it lies in its file.
+    """A table in memory with the layout of its file of ``nbytes``, which begins at address ``base``.
 
-    Attributes:
-        table: without the bytes that were left out: their memory is zeros.
-        base: the address of the file's first byte.
-        nbytes: size of the file.
+    Bytes that were left out are zeros.
     """
 
     table: pa.Table
@@ -39,22 +36,21 @@ class StreamTable:
 
 
 def read_stream(where: Location, name: str, *, columns: Sequence[str], without: str) -> StreamTable | None:
-    """Read columns of an Arrow IPC stream file, and of one more column everything but its bytes.
+    """Read ``columns`` of an Arrow IPC stream file, and the column ``without`` except for its bytes.
 
-    Only what is needed is read, by its place, so that this is quick for a file of large images in a bucket, too.
-    The sources of the format are Arrow's Message.fbs and "Encapsulated message format" of its columnar format.
+    Only the required byte ranges are read, so it is fast even for a file of large images in a bucket. The format is
+    defined by Arrow's Message.fbs and "Encapsulated message format" in its columnar format.
 
     Args:
-        where: the folder of the file.
-        name: of the file below it.
-        columns: the columns to read.
-        without: a column of binary, or of a struct with binary in its field ``bytes``.
+        where, name: the file's folder, and its name there.
+        columns: columns to read completely.
+        without: a binary column, or a struct with a binary field ``bytes``.
 
     Returns:
-        None if the file is compressed, so that nothing in it can be read by its place.
+        None if the file is compressed, because single values cannot be located.
 
     Raises:
-        DatasetError: the file cannot be read, is no Arrow IPC stream, or is cut off or damaged.
+        DatasetError: the file cannot be read, is not an Arrow IPC stream, or is truncated or damaged.
     """
     path = join(where.root, name)
     try:
@@ -64,7 +60,7 @@ def read_stream(where: Location, name: str, *, columns: Sequence[str], without: 
                 return None
             table = pa.ipc.open_stream(file.buffer).read_all()
             for column in (*columns, without):
-                table[column].validate()  # pyarrow 26 crashes where columns within one have fewer rows than it
+                table[column].validate()  # pyarrow 26 crashes if nested columns have fewer rows than their parent
             for column in columns:
                 for chunk in table[column].chunks:
                     file.fetch_buffers(chunk.buffers())
@@ -73,12 +69,12 @@ def read_stream(where: Location, name: str, *, columns: Sequence[str], without: 
             return StreamTable(table, file.buffer.address, file.nbytes)
     except (DatasetError, MemoryError):
         raise
-    except Exception as error:  # a file system of somebody else's raises what it likes
+    except Exception as error:  # third-party file systems raise any exception
         raise DatasetError(f"{path} is no Arrow IPC stream, or cannot be read: {said(error)}") from error
 
 
 class _Sparse:
-    """A file of which only some parts are read: memory of its size, of which what is not read takes no room."""
+    # Memory of the file's size; the parts that are never read take no physical memory.
 
     def __init__(self, file: io.BufferedReader, nbytes: int) -> None:
         self._file, self.nbytes = file, nbytes
@@ -86,7 +82,6 @@ class _Sparse:
         self.buffer = pa.py_buffer(self._memory)
 
     def fetch(self, start: int, nbytes: int) -> memoryview:
-        """Read some bytes; returns their memory."""
         part = memoryview(self._memory)[start : start + nbytes]
         if nbytes < 0 or start + nbytes > self.nbytes:
             raise ValueError(f"it has {self.nbytes:,} bytes, and should have {nbytes:,} from byte {start:,} on")
@@ -96,14 +91,13 @@ class _Sparse:
         return part
 
     def fetch_buffers(self, buffers: Sequence[pa.Buffer | None]) -> None:
-        """Read what a column has in its buffers."""
         for buffer in buffers:
             if buffer is not None and buffer.size:
                 self.fetch(buffer.address - self.buffer.address, buffer.size)
 
 
 def _messages(file: _Sparse) -> Iterator[memoryview]:
-    """Read the metadata of all messages, and yield it."""
+    """Yield the metadata of all messages."""
     at = 0
     while at < file.nbytes:
         begins, nbytes = struct.unpack("<Ii", file.fetch(at, 8))
@@ -130,7 +124,7 @@ def _is_compressed(metadata: memoryview) -> bool:
     )
 
 
-# A flatbuffer has tables; each begins with the distance back to a list of where its fields are.
+# A flatbuffer consists of tables. Each begins with the distance back to a list of its fields' offsets.
 
 
 def _root(metadata: memoryview) -> int:
@@ -138,7 +132,7 @@ def _root(metadata: memoryview) -> int:
 
 
 def _field(metadata: memoryview, table: int, number: int) -> int:
-    """Return where a field of a table is; 0 if the table does not have it."""
+    """Return the position of a table's field; 0 if absent."""
     fields = table - _unpacked("<i", metadata, table)
     entry = 4 + 2 * number
     place = _unpacked("<H", metadata, fields + entry) if entry < _unpacked("<H", metadata, fields) else 0
@@ -152,12 +146,11 @@ def _unpacked(form: str, metadata: memoryview, place: int) -> int:
 
 
 def _all_but_bytes(chunk: pa.Array) -> list[pa.Buffer | None]:
-    """Return the buffers of a column of images without those of their bytes."""
     if not pa.types.is_struct(chunk.type):
         return list(chunk.buffers()[:2])
     inner: Any = chunk.field("bytes")
     found = [chunk.buffers()[0], *inner.buffers()[:2]]
-    if chunk.null_count or inner.null_count:  # then the other fields are needed, which may name a file
+    if chunk.null_count or inner.null_count:  # the other fields may name a file
         for number, field in enumerate(chunk.type):
             found += chunk.field(number).buffers() if field.name != "bytes" else []
     return found

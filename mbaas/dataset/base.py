@@ -1,4 +1,4 @@
-"""A dataset, the reader of its bytes, and datasets made of another: all that the rest of mbaas sees of data."""
+"""The dataset interface, the reader of its bytes, and datasets derived from others."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class SampleReader(ABC):
-    """Reads the encoded bytes of samples. Threads may share one."""
+    """Reads the encoded bytes of samples. Safe to share between threads."""
 
     @abstractmethod
     def read_into(self, sample_id: int, buffer: memoryview | NDArray[np.uint8]) -> None:
@@ -31,40 +31,40 @@ class SampleReader(ABC):
 
         Args:
             sample_id: in [0, len(dataset)).
-            buffer: writable, one-dimensional, of exactly the sample's length in bytes.
+            buffer: writable, one-dimensional, exactly as long as the sample in bytes.
 
         Raises:
-            BadSampleError: the bytes cannot be read, or their number is not the one that was listed. It is a
-                `StorageError` if a later read may get them.
+            BadSampleError: the bytes cannot be read, or their number differs from the listed one. It is a
+                `StorageError` if a later read may succeed.
             ConfigError: the buffer has another length.
         """
 
 
 def exact_view(buffer: memoryview | NDArray[np.uint8], length: int, uri: str) -> memoryview:
-    """Return the memory of a buffer that is to take `length` bytes.
+    """Return the memory of a buffer for `length` bytes.
 
     Raises:
-        ConfigError: it has another length.
+        ConfigError: the buffer has another length.
     """
     if len(buffer) != length:
         raise ConfigError(f"the buffer for {uri} must have {length} bytes, got {len(buffer)}")
     return buffer if isinstance(buffer, memoryview) else buffer.data
 
 
-# Not compared field by field, which may be millions of rows: the fingerprint tells whether two are the same.
+# Not compared field by field, which may be millions of rows: equal fingerprints mean equal datasets.
 @dataclass(frozen=True, eq=False, repr=False)
 class Dataset(ABC):
-    """An immutable list of samples: where the bytes of each are and what else is known of it, but no bytes.
+    """An immutable list of samples: the location of each one's bytes and its known fields, but no bytes.
 
-    What is known without reading a sample, such as its label, are its `fields`: minibatches have them beside what prep
-    makes of the bytes. A sample's id is its index in the list. A pickle (protocol 5) carries the columns out of band,
-    so all processes of a Ray node read one copy, in the object store.
+    Values known without reading a sample, such as its label, are its `fields`. Minibatches contain them next to the
+    output of the pipeline. A sample's id is its index in the list. A pickle (protocol 5) carries the columns out of
+    band, so all processes of a Ray node share one copy in the object store.
 
     Attributes:
-        root: the URI or path that was listed, without credentials; for messages.
-        class_names: name of each label, in the order of the labels; none if labels are not the classes of a list.
-        fingerprint: 32 hex digits, a hash of what is listed: names below the root, lengths, labels, class
-            names. A copy elsewhere has the same one. It does not look inside the files.
+        root: the listed URI or path, without credentials; for messages.
+        class_names: name of each label, in label order; empty if labels are not classes.
+        fingerprint: 32 hex digits, a hash of names below the root, lengths, labels and class names, but not of file
+            contents. A copy at another location has the same fingerprint.
     """
 
     root: str
@@ -77,18 +77,18 @@ class Dataset(ABC):
 
     @property
     def fields(self) -> tuple[Field, ...]:
-        """What is known of each sample; by default its label."""
+        """The fields known for each sample; by default its label."""
         return (LABEL,)
 
     @abstractmethod
     def values(self, sample_ids: Ids) -> Arrays:
-        """Return the values of all `fields` of samples: name -> [n, *shape]."""
+        """Return the values of all `fields` for the given samples: name -> [n, *shape]."""
 
     def labels(self, sample_ids: Ids) -> NDArray[Any]:
-        """Return the labels of samples: [n], of classes int64, each an index into `class_names`.
+        """Return the labels of samples: [n]. Labels of classes are int64 indices into `class_names`.
 
         Raises:
-            DatasetError: the samples have none.
+            DatasetError: the samples have no labels.
         """
         values = self.values(sample_ids)
         if LABEL.name not in values:
@@ -106,41 +106,40 @@ class Dataset(ABC):
 
     @abstractmethod
     def uri(self, sample_id: int) -> str:
-        """Say where one sample's bytes lie, for messages."""
+        """Return the location of one sample's bytes, for messages."""
 
     @abstractmethod
     def reader(self) -> SampleReader:
-        """Make a reader of the samples' bytes; one for each process, whose threads share it."""
+        """Create a reader of the samples' bytes. Each process needs one; its threads share it."""
 
     def split(self, fraction: float, seed: int = 0, *, stratify: str | None = None) -> tuple[Dataset, Dataset]:
-        """Divide the samples at random in two datasets, such as one for training and one for validation.
+        """Divide the samples at random into two datasets, for example for training and validation.
 
-        Each sample is in one of the two. Which one follows from the number of samples, the fraction, the seed and, if
-        it is stratified, the field's values, and from nothing else: the same data is split in the same way on every
-        machine. Without strata the first part with a smaller fraction lies within that with a larger one.
+        The split depends only on the number of samples, the fraction, the seed and, if stratified, the field's values.
+        It is the same on every machine. Without `stratify`, the first part for a smaller fraction is a subset of the
+        first part for a larger one.
 
-        The parts are datasets like any other, as those of `take`, `filter` and `select` are. They keep the order of
-        this one, and its class names, also those of which no sample is left, so that a label means the same in all
-        of them. A sample's id, which minibatches have as ``sample_id``, is its index in the part: `source_ids` leads
-        back from it.
+        Like the results of `take`, `filter` and `select`, both parts are ordinary datasets. They keep the order and all
+        class names of this dataset, even names of classes without samples, so a label has the same meaning in all of
+        them. A sample's id (``sample_id`` in minibatches) is its index in the part. `source_ids` maps it back.
 
         Args:
-            fraction: of the samples that are in the first part, above 0 and below 1; their number is rounded.
-            seed: chooses which, in [0, 2**63).
-            stratify: a field of whole numbers, such as "label": each of its values has the fraction of its samples in
-                the first part, to within one sample.
+            fraction: fraction of the samples in the first part, above 0 and below 1; the resulting number is rounded.
+            seed: selects the split, in [0, 2**63).
+            stratify: an integer field, such as "label". The first part has this fraction of the samples of each of its
+                values, to within one sample.
 
         Raises:
-            ConfigError: a fraction that leaves one part without samples, a seed out of range, or no such field.
+            ConfigError: a fraction that leaves one part without samples, a seed out of range, or an unknown field.
         """
         first, second = split_of(self, fraction, seed, stratify)
         return self.select(first), self.select(second)
 
     def take(self, count: int) -> Dataset:
-        """Return the first ``count`` samples; in a dataset of folders these are of the first classes.
+        """Return the first ``count`` samples; in a class-per-folder dataset these belong to the first classes.
 
         Raises:
-            ConfigError: it is no whole number from 1 to the number of samples.
+            ConfigError: ``count`` is not an integer from 1 to the number of samples.
         """
         is_whole = isinstance(count, (int, np.integer)) and not isinstance(count, bool)
         if not is_whole or not 1 <= count <= len(self):
@@ -149,115 +148,115 @@ class Dataset(ABC):
         return self.select(np.arange(count))
 
     def filter(self, expression: Expression) -> Dataset:
-        """Return the samples of which an expression is true.
+        """Return the samples that satisfy an expression.
 
-        It is one of `pyarrow.compute`, as `pyarrow.dataset` and Ray Data have them: ``pc.field("age") >= 18``,
-        ``pc.field("class").isin(["cat", "dog"])``. It may name each of the `fields`, and ``class``, the name of the
-        label's class, where there are such names and no field is called so.
+        The expression is a `pyarrow.compute` one, as in `pyarrow.dataset` and Ray Data: ``pc.field("age") >= 18``,
+        ``pc.field("class").isin(["cat", "dog"])``. It may use all `fields`, and ``class``, the name of the label's
+        class, if there are class names and no field has that name.
 
         Raises:
-            ConfigError: it is no expression, or one that cannot be evaluated over these fields.
-            DatasetError: it is true of no sample.
+            ConfigError: not an expression, or one that cannot be evaluated over these fields.
+            DatasetError: no sample satisfies it.
         """
         return self.select(matching(self, expression))
 
     def select(self, sample_ids: Ids) -> Dataset:
-        """Return the samples with these ids: for parts that are chosen in another way, such as folds.
+        """Return the samples with the given ids, for example of a cross-validation fold.
 
         Args:
             sample_ids: int64[n], ascending.
 
         Raises:
-            ConfigError: they do not ascend, or a sample is not there.
-            DatasetError: there are none.
+            ConfigError: the ids do not ascend, or are out of range.
+            DatasetError: no ids.
         """
         return self._chosen(checked_ids(self, sample_ids))
 
     def resampled(
         self, weights: str | NDArray[Any], samples: int | None = None, seed: int = 0, *, each_epoch: bool = True
     ) -> Dataset:
-        """Draw samples by weights, with replacement: a dataset of ``samples`` draws.
+        """Draw samples by weight, with replacement; the result is a dataset of ``samples`` draws.
 
-        A sample that is drawn several times is as many samples, each with an id, the number of the draw, and with
-        random transforms of its own; so an epoch has each draw once, and its ledger counts draws. What is drawn follows
-        from the weights, the number, the seed and the epoch, and from nothing else. A sample comes as often as is
-        expected of its weight, but for rounding, up or down at random: of equal weights, and as many draws as samples,
-        each comes once. Those of weight 0 never come.
+        A sample drawn several times counts as several samples, each augmented independently. Its id is the number of
+        the draw. An epoch contains every draw exactly once, and its ledger counts draws. The draws depend only on the
+        weights, the number of draws, the seed and the epoch. Each sample is drawn its expected number of times, rounded
+        up or down at random: with equal weights and as many draws as samples, each is drawn once. Samples of weight 0
+        are never drawn.
 
-        Each epoch draws anew. So of a class that is cut down, other samples come in each epoch, and in the end all of
-        them. Minibatches have the field ``source_id``, the drawn sample's id in the dataset that was read. Caches keep
-        each sample once, however often it is drawn. Draws are the last thing that is made of a dataset: split and
-        filter before.
+        By default, each epoch makes new draws. If a class is downsampled, each epoch has a different selection from it,
+        and over time all of its samples are used. Minibatches have the field ``source_id``, the sample's id in the
+        dataset that was read. Caches keep each sample once, however often it is drawn. Such a dataset cannot be drawn
+        from again or joined with others, so split, filter and join first.
 
-        Drawn once instead (``each_epoch=False``), all epochs have the same draws, as a dataset like any other, of which
-        `source_ids` tells what was drawn. Its caches keep the bytes of each draw.
+        With ``each_epoch=False``, all epochs have the same draws. The result is an ordinary dataset, and `source_ids`
+        returns the drawn samples. Its caches keep the bytes of each draw separately.
 
         Args:
-            weights: of the samples, at least 0, in any unit: float[n], or the name of a field of numbers.
-            samples: how many are drawn; default: as many as there are.
-            seed: chooses which, in [0, 2**63).
-            each_epoch: whether each epoch draws anew.
+            weights: weight of each sample, at least 0, in any unit: float[n], or the name of a numeric field.
+            samples: number of draws; default: the number of samples.
+            seed: selects the draws, in [0, 2**63).
+            each_epoch: whether each epoch makes new draws.
 
         Raises:
-            ConfigError: weights that are no such numbers or all 0, no such field, or a number out of range; or each
-                epoch is to draw anew, and the samples are draws already or have a field ``source_id``.
+            ConfigError: invalid or all-zero weights, an unknown field, or a number out of range. With ``each_epoch``,
+                also samples that are per-epoch draws already or have a field ``source_id``.
         """
         return self._drawn(draws_by_weight(self, weights, samples, seed), each_epoch)
 
     def balanced(
         self, field: str = LABEL.name, samples: int | None = None, seed: int = 0, *, each_epoch: bool = True
     ) -> Dataset:
-        """Draw samples as `resampled` does, so that each value of a field comes equally often, to within one.
+        """Draw samples as `resampled` does, with each value of a field equally often, to within one draw.
 
-        Within a value all samples have the same weight. Values of which there is no sample cannot come.
+        All samples with the same value have the same weight. Values without samples cannot be drawn.
 
         Args:
-            field: of whole numbers, such as the label.
-            samples, seed, each_epoch: as `resampled` has them.
+            field: an integer field, such as the label.
+            samples, seed, each_epoch: see `resampled`.
 
         Raises:
-            ConfigError: no such field, or a number out of range; or as `resampled`.
+            ConfigError: an unknown field, a number out of range, or as for `resampled`.
         """
         return self._drawn(balanced_draws(self, field, samples, seed), each_epoch)
 
     def _drawn(self, draws: Draws, each_epoch: bool) -> Dataset:
         if not each_epoch:
             return self._chosen(draws.once())
-        from mbaas.dataset.redrawn import Redrawn  # which is a dataset itself
+        from mbaas.dataset.redrawn import Redrawn  # here: it imports this module
 
         return Redrawn.of(self, draws)
 
     def _chosen(self, ids: Ids) -> Dataset:
-        """Return the dataset of samples whose ids ascend, some of which may come several times."""
+        # Ids ascend, but may repeat.
         if len(ids) == len(self) and (ids == np.arange(len(self))).all():
             return self
         ids.flags.writeable = False
         return self._part(ids, fingerprint_of_part(self.fingerprint, ids))
 
-    # ---- what is stored, where that is not what is listed ----
+    # ---- stored samples: differ from the listed ones if these are per-epoch draws ----
 
     @property
     def stored(self) -> Dataset:
-        """The samples whose bytes are read and kept: these, unless they are draws, which may be of the same sample."""
+        """The samples that are read and cached. Differs from this dataset only if it consists of per-epoch draws."""
         return self
 
     def stored_ids(self, sample_ids: Ids, epoch: int) -> Ids:  # noqa: ARG002
-        """Return the ids among the `stored` samples of samples of an epoch: int64[n]."""
+        """Return the ids among the `stored` samples for samples of an epoch: int64[n]."""
         return sample_ids
 
     def values_in(self, epoch: int, sample_ids: Ids) -> Arrays:  # noqa: ARG002
-        """Return the values of all `fields` of samples of an epoch: name -> [n, *shape]."""
+        """Return the values of all `fields` for samples of an epoch: name -> [n, *shape]."""
         return self.values(sample_ids)
 
     def source_ids(self, sample_ids: Ids) -> Ids:
-        """Return the ids of samples in the dataset of which this is a part, however often it was divided: int64[n].
+        """Return the samples' ids in the dataset that was read, or that `mbaas.concat` returned: int64[n].
 
-        That is the one which was read, or which `mbaas.concat` made. In a dataset that is no part they are the same.
+        However often that dataset was divided since, ids always refer to it.
         """
         return sample_ids
 
     def _part(self, ids: Ids, fingerprint: str) -> Dataset:
-        """Make the dataset of some samples: of ids that ascend; one may come several times."""
+        # Ids ascend, but may repeat.
         return Subset(self.root, self.class_names, fingerprint, inner=self, ids=ids)
 
     def __repr__(self) -> str:
@@ -267,7 +266,6 @@ class Dataset(ABC):
         )
 
     def _repr_html_(self) -> str:
-        """Return what notebooks show: a table."""
         rows = {
             "samples": units.count(len(self)),
             "size": units.size(self.total_bytes),
@@ -284,19 +282,17 @@ _Wrapped = TypeVar("_Wrapped", bound="WrappedDataset")
 
 @dataclass(frozen=True, eq=False, repr=False)
 class WrappedDataset(Dataset):
-    """The samples of another dataset, under the same ids and with the same fingerprint, read in another way.
-
-    A subclass says in which way: it has a `reader`.
+    """The samples of another dataset with the same ids and fingerprint. Subclasses replace the `reader`.
 
     Attributes:
-        inner: whose samples these are.
+        inner: the wrapped dataset.
     """
 
     inner: Dataset
 
     @classmethod
     def around(cls: type[_Wrapped], inner: Dataset, **fields: Any) -> _Wrapped:
-        """Wrap ``inner``; ``fields`` are those that a subclass has beside."""
+        """Wrap ``inner``; ``fields`` are the subclass's additional fields."""
         return cls(root=inner.root, class_names=inner.class_names, fingerprint=inner.fingerprint, inner=inner, **fields)
 
     def __len__(self) -> int:
@@ -336,11 +332,11 @@ class WrappedDataset(Dataset):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Subset(Dataset):
-    """Some samples of another dataset, under new ids, for datasets that cannot leave out samples themselves.
+    """Some samples of a dataset that cannot select samples in its own columns.
 
     Attributes:
-        inner: whose samples these are.
-        ids: int64[n], their ids there, ascending.
+        inner: the dataset with all samples.
+        ids: int64[n], the samples' ids in ``inner``, ascending.
     """
 
     inner: Dataset

@@ -1,4 +1,4 @@
-"""The bound of a sample's bytes, for all who read samples: files that are larger are bad before memory is taken."""
+"""Enforces the size limit of samples: a larger file is a bad sample, and no memory is allocated for it."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from mbaas.errors import BadSampleError
 from mbaas.order import Ids
 
 _LOOKED_AT = 1_000_000
-"""Samples whose lengths are looked at together: 8 MB."""
+"""Samples whose lengths are checked together: 8 MB."""
 
 
 def bounded(dataset: Dataset, most_bytes: int = MAX_SAMPLE_BYTES) -> Dataset:
-    """Return a dataset in which each sample of more bytes is bad; the same one if there is no such sample."""
+    """Return a dataset with larger samples marked as bad; the same dataset if all are within the limit."""
     if isinstance(dataset, Redrawn):
         inner = bounded(dataset.inner, most_bytes)
         return dataset if inner is dataset.inner else replace(dataset, inner=inner)
@@ -32,10 +32,7 @@ def bounded(dataset: Dataset, most_bytes: int = MAX_SAMPLE_BYTES) -> Dataset:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class BoundedDataset(WrappedDataset):
-    """A dataset of which samples of more than ``most_bytes`` cannot be read, and have no bytes.
-
-    So nobody takes memory for them: whoever makes room by `lengths` and then reads is told that the sample is bad.
-    """
+    """A dataset in which samples of more than ``most_bytes`` have length 0 and raise `BadSampleError` when read."""
 
     most_bytes: int
 

@@ -1,4 +1,4 @@
-"""Reading COCO's annotations: a JSON file that names images, and says which objects are on them."""
+"""Reads COCO annotations: a JSON file that lists images and the objects in them."""
 
 from __future__ import annotations
 
@@ -38,45 +38,46 @@ def read_coco(
     listing: str | os.PathLike[str] | None = None,
     filesystem: pyarrow.fs.FileSystem | None = None,
 ) -> Dataset:
-    """Read the annotations of COCO's instances or key points; read none of the images.
+    """Read COCO instance or keypoint annotations; the images are not read.
 
-    A sample is an image, in the order of the file. Its fields, of k objects, in the order of the file, are:
+    A sample is an image, in file order. Its fields, for k objects in file order, are:
 
-    - ``boxes``, float32 [k, 4]: left, top, right and bottom in pixels, which is the default of `Boxes`. (The file has
-      left, top, width and height.)
+    - ``boxes``, float32 [k, 4]: left, top, right and bottom in pixels, the default of `Boxes`. (The file has left, top,
+      width and height.)
     - ``labels``, int64 [k]: indices into `Dataset.class_names`, the categories in the order of their ids.
-    - ``area``, float32 [k]: pixels of each object; of its box, if the file does not say.
-    - ``iscrowd``, uint8 [k]: 1 if it is a crowd.
-    - ``keypoints``, float32 [k, points, 3]: x, y and visibility; zeros for objects without. Only if the file has some.
-    - ``segmentation``, uint8: as JSON text, the polygons or run lengths, of which `Masks` makes masks. Only if it is
-      asked for.
-    - ``annotated_size``, int32 [2]: the image's height and width according to the file; zeros where it has none. It
-      comes with boxes, key points and segmentations. If a photograph has this size only before its EXIF orientation is
-      applied, the orientation is ignored, because its boxes were drawn that way; one of another size is a bad sample.
-    - ``image_id``, int64: the file's id of the image. Ids that are strings are categories: the loader's
-      ``categories["image_id"]`` lists them.
+    - ``area``, float32 [k]: area of each object in pixels; the area of its box if the file has none.
+    - ``iscrowd``, uint8 [k]: 1 for a crowd.
+    - ``keypoints``, float32 [k, points, 3]: x, y and visibility; zeros for objects without keypoints. By default only
+      if the file has keypoints.
+    - ``segmentation``, uint8: polygons or run lengths as JSON text, which `Masks` converts to masks. Only if requested.
+    - ``annotated_size``, int32 [2]: the image's height and width according to the file; zeros if missing. Added with
+      boxes, keypoints and segmentations. If a photo has this size only before its EXIF orientation is applied, the
+      orientation is ignored, because its boxes were drawn that way. An image of another size is a bad sample.
+    - ``image_id``, int64: the image's id in the file. String ids are integer-encoded; the loader's
+      ``categories["image_id"]`` lists the strings.
 
-    Annotations of images that the file does not list are left out, and so are those without a box if boxes or areas are
-    wanted; a warning says how many. A category without a name is called by its id, and so is one that the file does not
-    list, with a warning if it lists others.
+    Annotations of images that the file does not list are left out. If boxes or areas are requested, so are annotations
+    without a box. A warning counts both. A category without a name is named after its id. So is a category that the
+    file does not list, with a warning if it lists others.
 
-    Hundreds of thousands of annotations take seconds. Segmentations take about as much memory as the file has bytes, of
-    which the object store of each node holds a copy; all else takes about 40 bytes for each object.
+    Reading hundreds of thousands of annotations takes seconds. Segmentations take about as much memory as the file,
+    plus a copy in the object store of each node. The other fields take about 40 bytes per object.
 
     Args:
         annotations: the JSON file: a local path, or a URI that `pyarrow.fs` opens.
-        images: the folder below which the images are, by its path or URI.
-        fields: those that minibatches have, if not all of the above.
+        images: path or URI of the folder that contains the images.
+        fields: the fields for minibatches; default: as above.
         keep_empty: whether images without annotations are samples, too.
-        listing: a Parquet file, by its path or URI, in which is kept what was found: written if it is not there, or if
-            the size or time of the JSON file has changed since; else read, instead of the JSON file, and no image is
-            looked for. An image that is gone or has another length is then a bad sample.
-        filesystem: where ``annotations`` and ``images`` are, for credentials or file systems that a URI cannot express.
+        listing: path or URI of a Parquet file that caches the result. It is written if it does not exist, or if the
+            size or time of the JSON file changed. Otherwise it is read instead of the JSON file, without looking up
+            images. An image that was removed or changed its length is then a bad sample.
+        filesystem: file system of ``annotations`` and ``images``, for credentials or file systems that a URI cannot
+            express.
 
     Raises:
-        ConfigError: a field that there is not.
-        DatasetError: the file cannot be read, is none of COCO's, or lacks a value; an image is not there, or is not
-            below ``images``.
+        ConfigError: an unknown field.
+        DatasetError: the file cannot be read, is not in COCO format, or lacks a value; or an image does not exist or is
+            not below ``images``.
     """
     asked = _asked(fields)
     where, root = locate(annotations, filesystem), locate(images, filesystem)
@@ -111,7 +112,7 @@ def _asked(fields: Sequence[str] | None) -> tuple[str, ...] | None:
 
 
 def _look_up(where: Location) -> list[Any]:
-    """Return what tells whether the file has changed: its size in bytes, and when it was, in ns since 1970 if known."""
+    """Return size in bytes and modification time in ns since 1970 (if known), to detect changes."""
     (info,) = file_infos(Location(where.filesystem, "", where.root), [where.base])
     if info.type != FileType.File:
         what = "is not there" if info.type == FileType.NotFound else "is no file"
@@ -125,14 +126,14 @@ def _read(
     try:
         with where.filesystem.open_input_file(where.base) as stream:
             content = stream.read_buffer()
-    except Exception as error:  # a file system of somebody else's raises what it likes
+    except Exception as error:  # third-party file systems raise any exception
         raise DatasetError(f"cannot read the annotations {where.root}: {said(error)}") from error
     found = read_coco_json(content, where.root, asked)
     counts = np.diff(found.bounds)
     rows = np.arange(len(counts)) if keep_empty else np.flatnonzero(counts)
     if not len(rows):
         raise DatasetError(f"{where.root} has annotations of none of its {len(counts)} images")
-    # Images that are left out have no objects: those of the others lie end to end without them.
+    # Images that are left out have no objects, so the objects of the others stay contiguous.
     bounds = found.bounds[np.append(rows, len(counts))]
     known = {name: _lists(bounds, values) for name, values in found.objects.items()}
     if asked is not None and "segmentation" in asked:
@@ -167,7 +168,7 @@ def _chosen(
 
 
 def _lists(bounds: NDArray[np.int64], values: NDArray[Any]) -> pa.Array:
-    """Make an array of lists, of each image one with a value for each object."""
+    """Return a list array with one list per image and one value per object."""
     items = pa.array(np.ascontiguousarray(values).ravel())
     for size in reversed(values.shape[1:]):
         items = pa.FixedSizeListArray.from_arrays(items, size)
@@ -175,10 +176,10 @@ def _lists(bounds: NDArray[np.int64], values: NDArray[Any]) -> pa.Array:
 
 
 def _names_below(root: Location, names: list[str]) -> list[str]:
-    """Return names as paths below the folder of images, where files have absolute paths or Windows' separators."""
+    # Annotation files may have absolute paths or Windows separators.
     prefix = root.root.rstrip("/") + "/"
     names = [name.removeprefix(prefix) for name in names]
-    there = _existing(root, [name for name in names if "\\" in name])  # on Linux a name may have one
+    there = _existing(root, [name for name in names if "\\" in name])  # valid in a name on Linux
     names = [name if name in there else name.replace("\\", "/") for name in names]
     elsewhere = next((name for name in names if _is_absolute(name)), None)
     return names if elsewhere is None else _moved(root, names, elsewhere)
@@ -193,7 +194,8 @@ def _is_absolute(name: str) -> bool:
 
 
 def _moved(root: Location, names: list[str], elsewhere: str) -> list[str]:
-    """Return names without the folders of another machine: as many as leave the first such name a file of ``root``."""
+    # Names begin with the folders of another machine. Remove the fewest that turn the first absolute name into a file
+    # below ``root``.
     parts = elsewhere.split("/")
     tails = ["/".join(parts[start:]) for start in range(1, len(parts))]
     there = _existing(root, [tail for tail in tails if tail])
@@ -202,7 +204,6 @@ def _moved(root: Location, names: list[str], elsewhere: str) -> list[str]:
 
 
 def _lengths(where: Location, root: Location, names: list[str]) -> pa.Array:
-    """Ask the file system how long the images are."""
     for name in names:
         if "://" in name or name.startswith("/") or ".." in name.split("/") or not name:
             raise DatasetError(f"{where.root} must name images below {root.root}, got {name!r}")

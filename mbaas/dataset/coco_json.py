@@ -1,7 +1,7 @@
-"""What COCO's JSON says of images and the objects on them, as arrays.
+"""Converts COCO JSON annotations to arrays.
 
-Numbers become Python objects only while the file is read: hundreds of thousands of annotations have millions. The
-segmentations, most of a file, are never taken apart: the text of each is cut out as it stands.
+Numbers exist as Python objects only while the file is read, because hundreds of thousands of annotations have millions.
+Segmentations, most of a file, are never parsed: their JSON text is copied unchanged.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from numpy.typing import NDArray
 from mbaas.errors import DatasetError, shown
 
 _MOST_PIXELS = 1e9
-"""The largest coordinate: beyond any image, and within float32. Larger ones are clipped, as boxes are to the image."""
+"""Largest coordinate: beyond any image, within float32. Larger values are clipped, as boxes are to the image."""
 
 _Id = int | float | str
-"""An id as files have it: some writers have 7.0 or "7" for 7, and camera traps have UUIDs."""
+"""An id in a file: some writers use 7.0 or "7" for 7, and camera traps use UUIDs."""
 
 
 class _Image(msgspec.Struct, gc=False):
@@ -57,20 +57,19 @@ class _File(msgspec.Struct):
 
 @dataclass(frozen=True)
 class CocoFile:
-    """The images of a file in its order, and their objects, in its order for each image.
+    """The images of a file in file order, and the objects of each image in file order.
 
     Attributes:
         file_names: of the n images.
-        image_ids: of the n images: int64[n] where all are numbers, else a dictionary of strings.
-        sizes: int32[n, 2], height and width of the n images; zeros where the file does not say.
-        class_names: of the categories, in the order of their ids.
-        unlisted: those of them whose categories the file does not list, though it lists others.
-        left_out: the number of annotations that were left out, by the reason.
-        bounds: int64[n + 1]: the objects of image i are those from ``bounds[i]`` to ``bounds[i + 1]``.
-        objects: by the name of the field, an array with a value for each object: what `read_coco` says, without
-            ``segmentation``.
-        segmentations: uint8, of each image a JSON list with a segmentation, or null, for each of its objects; and
-            int64[n + 1], where each begins and the last one ends.
+        image_ids: int64[n] if all are numbers, else a dictionary array of strings.
+        sizes: int32[n, 2], height and width of each image; zeros if the file has none.
+        class_names: category names in the order of the category ids.
+        unlisted: names of used categories that are missing from the file's list of categories; empty if it lists none.
+        left_out: reason -> number of annotations left out.
+        bounds: int64[n + 1]; the objects of image i are ``bounds[i]`` to ``bounds[i + 1]``.
+        objects: field name -> array with one value per object, as documented in `read_coco`, without ``segmentation``.
+        segmentations: uint8 text and int64[n + 1] bounds: for each image a JSON list with one segmentation, or null,
+            per object.
     """
 
     file_names: list[str]
@@ -85,22 +84,20 @@ class CocoFile:
 
 
 def read_coco_json(content: Any, name: str, fields: Sequence[str] | None) -> CocoFile:
-    """Read what stands in a file.
+    """Parse the contents of an annotation file; ``name`` is its name in messages.
 
-    Args:
-        content: its bytes.
-        name: of the file, for messages.
-        fields: of the objects that are wanted; None: all but segmentations, and key points only if there are some.
+    ``fields`` are the requested fields of objects. None: all but segmentations, and keypoints only if the file has
+    them.
 
     Raises:
-        DatasetError: it is not JSON or not COCO's, an object lacks a value that is wanted, or an id occurs twice.
+        DatasetError: invalid JSON, another format than COCO, a requested value that is missing, or a duplicate id.
     """
     read = _decoded(content, name)
     if not read.images:
         raise DatasetError(f"{name} has no images")
     rows = _numbered(name, "image", [image.id for image in read.images])
     found, owner, left_out = _kept(name, read.annotations, rows, _wanted(read.annotations, fields))
-    order = np.argsort(owner, kind="stable")  # the objects of an image together, in the order of the file
+    order = np.argsort(owner, kind="stable")  # objects grouped by image, in file order
     bounds = np.zeros(len(rows) + 1, np.int64)
     np.cumsum(np.bincount(owner, minlength=len(rows)), out=bounds[1:])
     classes = _classes(name, read.categories, found)
@@ -119,7 +116,7 @@ def read_coco_json(content: Any, name: str, fields: Sequence[str] | None) -> Coc
 
 
 def _size(image: _Image) -> tuple[int, int]:
-    """Return height and width; zeros where they are none."""
+    """Return (height, width); zeros if missing or invalid."""
     try:
         size = [float(length) for length in (image.height, image.width) if length is not None]
     except ValueError:
@@ -136,14 +133,15 @@ def _decoded(content: Any, name: str) -> _File:
         except msgspec.ValidationError:
             raise
         except msgspec.DecodeError:
-            # Python's json, by which pycocotools reads, writes NaN and Infinity. They are not JSON; here they are null.
+            # pycocotools reads with Python's json module, which accepts NaN and Infinity; JSON does not. They become
+            # null here.
             return msgspec.json.decode(msgspec.json.encode(json.loads(bytes(content))), type=_File)
-    except (ValueError, RecursionError) as error:  # of JSON, of kinds, of UTF-8
+    except (ValueError, RecursionError) as error:  # invalid JSON, types or UTF-8
         raise DatasetError(f"{name} is no JSON of COCO's instances or key points: {error}") from None
 
 
 def _wanted(annotations: Sequence[_Annotation], fields: Sequence[str] | None) -> frozenset[str]:
-    """Return the fields of objects that are wanted; by default key points if there are some."""
+    # By default, keypoints only if there are any.
     if fields is not None:
         return frozenset(fields)
     points = {"keypoints"} if any(each.keypoints for each in annotations) else set()
@@ -153,10 +151,7 @@ def _wanted(annotations: Sequence[_Annotation], fields: Sequence[str] | None) ->
 def _kept(
     name: str, annotations: Sequence[_Annotation], rows: Mapping[int | str, int], wanted: Collection[str]
 ) -> tuple[list[_Annotation], NDArray[np.int64], dict[str, int]]:
-    """Return the annotations that are objects of an image of the file, the rows of their images, and what is left out.
-
-    Filtered files often keep annotations of images that were taken out, and annotations of a whole image have no box.
-    """
+    # Filtered files often keep annotations of removed images. Annotations of a whole image have no box.
     needs_box = not {"boxes", "area"}.isdisjoint(wanted)
     kept, owner, left_out = [], [], Counter[str]()
     for number, each in enumerate(annotations):
@@ -178,7 +173,7 @@ def _kept(
 
 
 def _classes(name: str, categories: Sequence[_Category], found: Sequence[_Annotation]) -> dict[int | str, str]:
-    """Return the classes in the order of their ids; a category without a name, or that is not listed, has its id's."""
+    # Categories without a name, or missing from the file's list, are named after their ids.
     listed = _numbered(name, "category", [each.id for each in categories])
     names = {key: each.name for key, each in zip(listed, categories, strict=True)}
     for each in found:
@@ -199,7 +194,6 @@ _NONE = (np.zeros(0, np.uint8), np.zeros(1, np.int64))
 def _objects(
     name: str, found: Sequence[_Annotation], classes: Mapping[int | str, str], fields: Sequence[str] | None
 ) -> dict[str, NDArray[Any]]:
-    """Return the values of all objects, in the order of the file."""
     wanted = _wanted(found, fields)
     objects: dict[str, NDArray[Any]] = {}
     if "boxes" in wanted or "area" in wanted:
@@ -229,7 +223,6 @@ def _boxes(name: str, found: Sequence[_Annotation]) -> NDArray[np.float64]:
 
 
 def _numbers(name: str, key: str, given: Sequence[Any]) -> NDArray[np.float64]:
-    """Return numbers, some of which may be written as strings."""
     try:
         return np.array(given, np.float64)
     except ValueError as error:
@@ -237,7 +230,7 @@ def _numbers(name: str, key: str, given: Sequence[Any]) -> NDArray[np.float64]:
 
 
 def _keypoints(name: str, found: Sequence[_Annotation]) -> NDArray[np.float32]:
-    """Return float32[objects, points, 3]; zeros of objects that have none, as COCO says of points not labelled."""
+    """Return float32[objects, points, 3]; zeros for objects without keypoints, as COCO defines unlabelled points."""
     lengths = {len(each.keypoints) for each in found if each.keypoints}
     if len(lengths) != 1 or (most := max(lengths)) % 3 or not most:
         has = ", ".join(map(str, sorted(lengths))) or "none"
@@ -260,7 +253,6 @@ def _segmentations(
 
 
 def _numbered(name: str, what: str, given: Sequence[_Id]) -> dict[int | str, int]:
-    """Return the row of each image or category by its id, of which each occurs once."""
     rows: dict[int | str, int] = {}
     for row, each in enumerate(given):
         if rows.setdefault(key := _key(name, what, each), row) != row:
@@ -269,7 +261,7 @@ def _numbered(name: str, what: str, given: Sequence[_Id]) -> dict[int | str, int
 
 
 def _key(name: str, what: str, given: _Id) -> int | str:
-    """Return an id in the one form in which ids are compared: 7, 7.0 and "7" are the same."""
+    # Ids are compared in one form: 7, 7.0 and "7" are equal.
     if isinstance(given, str):
         return int(given) if given.isdecimal() and str(int(given)) == given else given
     if given != int(given):

@@ -1,4 +1,4 @@
-"""Columns of a table that is read, as what they are to be: texts, lengths, labels, fields of samples."""
+"""Converts table columns to strings, lengths, labels and fields of samples."""
 
 from __future__ import annotations
 
@@ -16,33 +16,31 @@ from mbaas.fields import IMAGE, LABEL, SAMPLE_ID
 from mbaas.units import counted
 
 MOST_CATEGORIES = 1 << 16
-"""Distinct texts that a field may have: every consumer is told all of them."""
+"""Most distinct strings of a field: every consumer receives them all."""
 
 _TAKEN = (IMAGE, SAMPLE_ID.name, "row")
-"""Names that a minibatch has for other things."""
+"""Names that minibatches use for other values."""
 
 
 @dataclass(frozen=True)
 class Columns:
-    """The columns of a table of samples, of which each use has its own conditions.
+    """The columns of a table with one row per sample; each method validates a column for one use.
 
-    Attributes:
-        name: of the table; for messages.
-        table: its rows, each column in one chunk.
+    ``name`` is the table's name in messages. Each column of ``table`` has one chunk.
     """
 
     name: str
     table: pa.Table
 
     def text(self, column: str) -> list[str]:
-        """Return the values of a column of texts."""
+        """Return the values of a string column."""
         found = self._texts(column, "uri")
         if not is_text(found.type):
             raise ConfigError(f"column {column!r} of {self.name} must be text, got {found.type}", option="uri")
         return [str(value) for value in found.to_pylist()]
 
     def label(self, column: str) -> tuple[tuple[str, ...], dict[str, pa.Array]]:
-        """Return the names of classes, if the labels are texts, and the labels."""
+        """Return class names, empty unless the labels are strings, and the labels."""
         found = self._texts(column, "label")
         if not is_text(found.type):
             return (), {LABEL.name: self.numbers(column, "label")}
@@ -50,7 +48,7 @@ class Columns:
         return tuple(texts.dictionary.to_pylist()), {LABEL.name: texts.indices}
 
     def lengths(self, column: str) -> pa.Array:
-        """Return the lengths of files."""
+        """Return file lengths."""
         found = self._of(column, "length")
         if not pa.types.is_integer(found.type) or pc.min(found).as_py() < 0:
             wanted = "must have whole numbers of bytes, at least 0"
@@ -59,12 +57,7 @@ class Columns:
         return found.cast(pa.int64())
 
     def fields(self, label: str | None, names: Iterable[str]) -> tuple[tuple[str, ...], dict[str, pa.Array]]:
-        """Return the names of classes, and the fields of samples by name.
-
-        Args:
-            label: the column that is the field ``label``; None for none.
-            names: of the other columns that are fields.
-        """
+        """Return class names, and the fields by name: column ``label``, unless None, as "label"; columns ``names``."""
         class_names, known = self.label(label) if label is not None else ((), {})
         for name in names:
             if name in (*_TAKEN, *known):
@@ -75,7 +68,7 @@ class Columns:
         return class_names, known
 
     def _field(self, column: str) -> pa.Array:
-        """Return a column as a field can have it: numbers, lists of them, or texts, which become numbers with names."""
+        """Return numbers, lists of numbers, or strings as a dictionary array."""
         found = self._texts(column, "fields")
         if not is_text(found.type):
             return self.numbers(column, "fields")
@@ -89,7 +82,7 @@ class Columns:
         return texts
 
     def with_single_values(self) -> Columns:
-        """Return the same columns, those of lists that all have one value as columns of these values."""
+        """Return the same columns, with lists replaced by their values where every list of a column has one value."""
         columns = [column.chunk(0) for column in self.table.columns]
         single = [
             pa.types.is_list(each.type) and pc.all(pc.equal(pc.list_value_length(each), 1)).as_py() for each in columns
@@ -98,7 +91,7 @@ class Columns:
         return Columns(self.name, pa.table(flat, names=self.table.column_names))
 
     def has_numbers(self, column: str) -> bool:
-        """Whether a column can be a field; if a value is missing, an error names it when the field is made."""
+        """Return whether a column can be a field. Missing values count as valid here; `fields` reports them."""
         found = self.table[column].chunk(0)
         return as_numbers(found) is not None or (may_be_numbers(found.type) and _first_null(found) is not None)
 
@@ -116,7 +109,7 @@ class Columns:
         return numbers
 
     def _texts(self, column: str, option: str) -> pa.Array:
-        """Return a column of texts, which some writers declare as bytes; any other column as it is."""
+        # Some writers declare strings as bytes. Other columns are returned unchanged.
         found = self._of(column, option)
         if not (is_binary(found.type) or pa.types.is_fixed_size_binary(found.type)):
             return found
@@ -140,7 +133,7 @@ class Columns:
             row = pc.index(pc.is_null(found), True).as_py()
             raise DatasetError(f"column {column!r} of {self.name} has no value in row {row} (counted from 0)")
         try:
-            found.validate(full=True)  # a file may say that its bytes are UTF-8
+            found.validate(full=True)  # a file may declare bytes as UTF-8 that are not
         except pa.ArrowException as error:
             raise DatasetError(f"column {column!r} of {self.name} is damaged: {said(error)}") from error
         return found
@@ -157,7 +150,7 @@ def _first_null(found: pa.Array) -> int | None:
 
 
 def _numbered(texts: pa.Array) -> pa.DictionaryArray:
-    """Number texts in the order of the distinct ones, sorted."""
+    # Integer codes follow the sorted order of the distinct strings.
     names = pa.array(sorted(pc.unique(texts).to_pylist()), texts.type)
     return pa.DictionaryArray.from_arrays(pc.index_in(texts, names).cast(pa.int64()), names.cast(pa.string()))
 
@@ -175,16 +168,16 @@ def is_list(kind: pa.DataType) -> bool:
 
 
 def may_be_numbers(kind: pa.DataType) -> bool:
-    """Whether values of a type can be those of a field, if lists in lists are equally long."""
+    """Return whether a type fits a field, provided that nested lists are equally long."""
     while is_list(kind):
         kind = kind.value_type
     return bool(pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind))
 
 
 def as_numbers(found: pa.Array, *, as_typed: bool = False) -> pa.Array | None:
-    """Return an array as a field can have it; None if it is none of numbers.
+    """Return an array in the form of a field; None if it is not numeric.
 
-    Lists that are equally long become lists of that size; ``as_typed`` leaves large lists as they are.
+    Equally long lists become fixed-size lists; ``as_typed`` leaves large lists unchanged.
     """
     kind = found.type
     if pa.types.is_boolean(kind):
@@ -196,7 +189,7 @@ def as_numbers(found: pa.Array, *, as_typed: bool = False) -> pa.Array | None:
     lengths, values = pc.list_value_length(found), as_numbers(found.flatten(), as_typed=as_typed)
     if found.null_count or values is None or values.null_count or pa.types.is_large_list(values.type):
         return None
-    if pa.types.is_fixed_size_list(kind) and kind.list_size:  # also if there are none
+    if pa.types.is_fixed_size_list(kind) and kind.list_size:  # even an empty array
         return pa.FixedSizeListArray.from_arrays(values, kind.list_size)
     least, most = pc.min(lengths).as_py(), pc.max(lengths).as_py()
     if least == most and most and not (as_typed and pa.types.is_large_list(kind)):
@@ -207,20 +200,18 @@ def as_numbers(found: pa.Array, *, as_typed: bool = False) -> pa.Array | None:
 
 
 def gathered(name: str, parts: Sequence[tuple[pa.Table, pa.Table]]) -> tuple[list[pa.Array], Columns]:
-    """Put together what was found in each shard: the columns of `PLACE`, and columns of values.
+    """Concatenate the results of all shards: the columns of `PLACE`, and the value columns.
 
-    Args:
-        name: of all together; for messages.
-        parts: of each shard two tables with a row for each sample.
+    ``name`` is the dataset's name in messages. ``parts`` has two tables per shard, with one row per sample.
 
     Raises:
-        DatasetError: there is no sample; the values of a column are of different kinds.
+        DatasetError: no samples, or a column with different types in two shards.
     """
     places = pa.concat_tables([place for place, _ in parts]).combine_chunks()
     if not len(places):
         raise DatasetError(f"{name}: no sample is in {counted(len(parts), 'shard')}")
     try:
-        # A number may be written as 1 in one shard and as 1.5 in another.
+        # One shard may have 1 where another has 1.5.
         values = pa.concat_tables([value for _, value in parts], promote_options="permissive").combine_chunks()
     except pa.ArrowException as error:
         raise DatasetError(f"{name}: a column has values of another kind in another shard: {said(error)}") from error

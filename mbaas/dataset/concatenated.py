@@ -1,4 +1,4 @@
-"""Several datasets as one: their samples one after the other."""
+"""Concatenates datasets."""
 
 from __future__ import annotations
 
@@ -18,16 +18,13 @@ from mbaas.order import Ids
 
 
 def concat(datasets: Iterable[Dataset]) -> Dataset:
-    """Join datasets to one: its samples are those of the first, then those of the second, and so on.
+    """Concatenate datasets: the samples of the first one, then the samples of the second one, and so on.
 
-    They may lie in different file systems, and be parts of others. A sample of the second has as its id its id there
-    plus the number of samples of the first.
-
-    Args:
-        datasets: one or more, with the same fields and the same class names.
+    They may be in different file systems, and may be parts of other datasets. A sample of the second dataset has its
+    old id plus the number of samples of the first.
 
     Raises:
-        ConfigError: there are none, or two that differ in their fields or class names.
+        ConfigError: no datasets, different fields or class names, or samples that are drawn again for each epoch.
     """
     if isinstance(datasets, Dataset) or not isinstance(datasets, Iterable):
         raise ConfigError(f"concat needs a list of datasets, got {shown(datasets)}")
@@ -57,7 +54,6 @@ def concat(datasets: Iterable[Dataset]) -> Dataset:
 
 
 def _check_alike(first: Dataset, other: Dataset) -> None:
-    """Refuse datasets whose minibatches would differ, or in which a label means two classes."""
     if _shapes_of(other) != _shapes_of(first):
         raise ConfigError(
             f"datasets that are joined must have the same fields: {first.root} has {_fields_of(first)}, and "
@@ -71,7 +67,7 @@ def _check_alike(first: Dataset, other: Dataset) -> None:
 
 
 def _shapes_of(dataset: Dataset) -> list[Field]:
-    """Return the fields, however long the longest of their values are."""
+    # Without the length of the longest value, which may differ.
     return [replace(field, longest=0) for field in dataset.fields]
 
 
@@ -88,11 +84,9 @@ def _kind_of(field: Field) -> str:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ConcatDataset(Dataset):
-    """The samples of several datasets, one after the other.
+    """The samples of several datasets ``parts``, in order.
 
-    Attributes:
-        parts: those datasets, alike in their fields and class names.
-        sources: int64[n], the ids of the samples in the dataset of which these are a part; None if they are all of it.
+    ``sources`` has the ids of the samples in the dataset that was divided, int64[n]; None if this one is undivided.
     """
 
     parts: tuple[Dataset, ...]
@@ -135,12 +129,12 @@ class ConcatDataset(Dataset):
         return sample_ids if self.sources is None else self.sources[sample_ids]
 
     def place(self, sample_id: int) -> tuple[int, int]:
-        """Tell in which of the parts a sample is, by its number, and under which id."""
+        """Return the index of the part that contains a sample, and the sample's id within that part."""
         number = int(np.searchsorted(self._bounds, sample_id, side="right")) - 1
         return number, int(sample_id - self._bounds[number])
 
     def _by_part(self, sample_ids: Ids) -> Iterator[tuple[Dataset, Ids, Ids]]:
-        """Yield each part that samples are in, which of them these are, and their ids there."""
+        """Yield each part with requested samples, their positions in ``sample_ids``, and their ids within the part."""
         numbers = np.searchsorted(self._bounds, sample_ids, side="right") - 1
         for number in np.unique(numbers).tolist():
             rows = np.flatnonzero(numbers == number)
@@ -152,7 +146,7 @@ class ConcatDataset(Dataset):
 
     @cached_property
     def _bounds(self) -> Ids:
-        """The first id of each part, and the number of samples after them: int64[parts + 1], ascending."""
+        """First id of each part, then the total number of samples: int64[parts + 1], ascending."""
         return np.cumsum([0, *map(len, self.parts)])
 
 

@@ -1,6 +1,6 @@
-"""Which faults of storage may pass, and file systems that leave it to us to ask again.
+"""Classifies storage errors as transient or final, and configures retries of S3 clients.
 
-Apart from `mbaas.dataset.retry`, because every prep worker and cache node needs this, and none of them its library.
+Separate from `mbaas.dataset.retry`, because prep workers and cache nodes need this module, but not tenacity.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ import pyarrow.fs
 
 from mbaas.errors import StorageError
 
-# Errors of Python's own classes, and of the system's: asking again is of no use. That a file is missing may pass
-# (`FileReader` looks whether its folder is there), but is none of the faults that are meant here.
+# Python exception classes and errno values that make a retry useless. A missing file may come back (`FileReader`
+# checks whether its folder exists), but that is handled elsewhere.
 _FINAL = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError)
 _FINAL_ERRNO = (errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL, errno.ENXIO, errno.EOPNOTSUPP)
 _STATUS = re.compile(r"HTTP status (\d{3})")
 _CODE = re.compile(r"AWS Error ([A-Z0-9_]+)")
 _PASSING_STATUS = (408, 425, 429)  # request timeout, too early, too many requests
-# The AWS SDK's names of answers that stay the same however often one asks. All others may pass: a store that throttles
-# in words of its own must not spoil samples, and a wrong guess here costs no more than time.
+# AWS SDK names of permanent errors. All others count as transient: throttling with an unknown name must not spoil
+# samples, and a wrong guess here only costs time.
 _FINAL_CODES = frozenset(
     [
         "ACCESS_DENIED",
@@ -56,16 +56,16 @@ _FINAL_CODES = frozenset(
 
 
 def may_pass(error: BaseException) -> bool:
-    """Tell whether the same read may succeed a little later.
+    """Return whether a retry of the same read may succeed a little later.
 
-    If the error tells an HTTP status, that decides: 5xx, 408, 425 and 429 pass. Otherwise the name that the AWS SDK
-    gives it decides. Any other `OSError` (a reset, a timeout, no route, an input error, a stale handle) may pass,
-    except one that says that the file is missing, forbidden or no file. A reader that knows better raises
-    `StorageError`. A single file that is missing may come back too, but is not worth waiting for.
+    If the error contains an HTTP status, it decides: 5xx, 408, 425 and 429 are transient. Otherwise the AWS SDK's error
+    name decides. Any other `OSError` (a reset, a timeout, no route, an input error, a stale handle) is transient,
+    unless the file is missing, forbidden or not a file. A reader with better information raises `StorageError`. A
+    single missing file may come back too, but is not worth waiting for.
     """
     if isinstance(error, StorageError):
         return not error.is_missing
-    # Anything else than an OSError is a bug or a verdict on the bytes, and stays one.
+    # Anything other than an OSError means a bug or bad bytes, and is final.
     if not isinstance(error, OSError) or isinstance(error, _FINAL) or error.errno in _FINAL_ERRNO:
         return False
     if status := _STATUS.search(str(error)):
@@ -75,7 +75,7 @@ def may_pass(error: BaseException) -> bool:
 
 
 def said(error: BaseException) -> str:
-    """Write in one line what a file system raised, which may be of any class and say anything."""
+    """Return the message of any exception of a file system, in one line."""
     text = " ".join(str(error).split())
     if not isinstance(error, (OSError, pa.ArrowException)) or not text:
         text = f"{type(error).__name__}: {text}".rstrip(": ")
@@ -83,18 +83,18 @@ def said(error: BaseException) -> str:
 
 
 def s3_attempts(filesystem: pyarrow.fs.FileSystem, attempts: int) -> pyarrow.fs.FileSystem:
-    """Limit how often the AWS SDK of an S3 file system sends a request; return other file systems as they are.
+    """Limit the attempts of an S3 file system's AWS SDK; return other file systems unchanged.
 
-    The SDK retries below us, and what it does unasked differs (pyarrow 26, measured): a file system made from a URI
-    asks again every 200 ms for 6 s, one made by `S3FileSystem(...)`, or that went through a pickle, three times within
-    3 s. Retries on two levels multiply, to minutes for one sample. So each caller chooses one level. Reads retry
-    themselves and allow the SDK one attempt, because only then are all attempts and pauses counted against one limit. A
-    listing, which is one call but many requests, leaves it to the SDK.
+    The SDK retries below mbaas, with differing defaults (pyarrow 26, measured). A file system made from a URI retries
+    every 200 ms for 6 s. One made by `S3FileSystem(...)`, or unpickled, retries three times within 3 s. Retries on two
+    levels multiply, to minutes per sample, so each caller chooses one level. Reads retry themselves and allow the SDK
+    one attempt, so that one limit covers all attempts and pauses. A listing, one call with many requests, relies on the
+    SDK.
     """
-    # Not every build of pyarrow has S3; no file system is an instance of ().
+    # Some builds of pyarrow lack S3; no file system is an instance of ().
     if not isinstance(filesystem, getattr(pyarrow.fs, "S3FileSystem", ())):
         return filesystem
-    # What a pickle would hold is the only way to learn a file system's options.
+    # The pickled state is the only access to the options of a file system.
     options = cast("dict[str, Any]", filesystem.__reduce__()[1][0])
     strategy = pyarrow.fs.AwsStandardS3RetryStrategy(max_attempts=attempts)
     return pyarrow.fs.S3FileSystem(**options, retry_strategy=strategy)

@@ -1,4 +1,4 @@
-"""Asking a file system what it knows of files: whether they are there, how long they are, when they changed."""
+"""Looks up existence, size and modification time of files."""
 
 from __future__ import annotations
 
@@ -15,18 +15,14 @@ from mbaas.errors import DatasetError
 from mbaas.progress import track
 
 S3_ATTEMPTS = 5
-"""Attempts that an S3 client makes of each request while files are looked for."""
+"""Attempts of an S3 client per request when files are looked up."""
 
-_ASKED_AT_ONCE = 1000  # files that are asked for in one call
-_REMOTE_THREADS = 32  # a store answers for each file by itself
+_ASKED_AT_ONCE = 1000  # files looked up per call
+_REMOTE_THREADS = 32  # a store needs one request per file
 
 
 def file_infos(where: Location, names: list[str]) -> list[FileInfo]:
-    """Ask for files by their names below a folder; a file that is not there has an answer, too.
-
-    Raises:
-        DatasetError: the file system did not answer.
-    """
+    """Look up files below a folder, including missing ones; raise DatasetError if the file system fails."""
     filesystem = s3_attempts(where.filesystem, S3_ATTEMPTS)
     paths = [join(where.base, name) for name in names]
     parts = [paths[start : start + _ASKED_AT_ONCE] for start in range(0, len(paths), _ASKED_AT_ONCE)]
@@ -40,7 +36,7 @@ def file_infos(where: Location, names: list[str]) -> list[FileInfo]:
             return _all(map(ask, parts), len(paths))
         with ThreadPoolExecutor(_REMOTE_THREADS, thread_name_prefix="mbaas-listing") as pool:
             return _all(pool.map(ask, parts), len(paths))
-    except Exception as error:  # a file system of somebody else's raises what it likes
+    except Exception as error:  # third-party file systems raise any exception
         raise DatasetError(f"cannot look for the files of {where.root}: {said(error)}") from error
 
 

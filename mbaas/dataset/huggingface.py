@@ -1,4 +1,4 @@
-"""Reading the datasets of Hugging Face: images in Arrow files by their places there, or in files of their own."""
+"""Reads Hugging Face datasets: images inside their Arrow files, or in separate files."""
 
 from __future__ import annotations
 
@@ -33,37 +33,34 @@ def read_huggingface(
     listing: str | os.PathLike[str] | None = None,
     unpacked: str | os.PathLike[str] | None = None,
 ) -> Dataset:
-    """Find the images of a dataset of the package `datasets`; read none of them.
+    """List the images of a dataset of the package `datasets`, without reading them.
 
-    Where the images are in the dataset's Arrow files, which are not compressed, each is read later by its place there,
-    in any order. So all nodes must be able to read these files: those of a `datasets.Dataset` are on this machine,
-    usually in ``~/.cache/huggingface``; ``save_to_disk`` writes them to a shared disk or a bucket, and ``unpacked`` the
-    images alone. Where the column has paths of files, these are read. Whatever `select`, `shuffle` and the like have
-    chosen comes in that order; formats and transforms that were set are not applied.
+    Images in uncompressed Arrow files are later read directly from these files, in any order. So all nodes must be able
+    to read the files. A `datasets.Dataset` has them on this machine, usually in ``~/.cache/huggingface``.
+    ``save_to_disk`` writes them to a shared disk or a bucket, and ``unpacked`` writes only the images. If the column
+    has file paths, the files are read. The rows and order of `select`, `shuffle` and the like are kept; formats and
+    transforms that were set are ignored.
 
     Args:
-        dataset: a `datasets.Dataset`, a `DatasetDict`, or a folder that ``save_to_disk`` wrote, by its local path or a
-            URI that `pyarrow.fs` opens. To read a folder the package `datasets` is not needed.
-        split: which one, of a `DatasetDict`.
-        image: the column with encoded images or their paths: a feature `Image`, binary, or text.
-        label: the column that minibatches have as ``label``; default: that of this name, if there is one. The names of
-            a feature `ClassLabel` are the classes (`Dataset.class_names`); if it is text, its distinct values, sorted,
-            are. Without it minibatches have no ``label``.
-        fields: the other columns that minibatches have, of numbers, or of lists or texts as `read_manifest` takes them;
-            default: all but those of texts. Columns within a column are called ``objects.bbox``, as ``flatten`` calls
-            them.
-        filesystem: where the folder is, for credentials or file systems that a URI cannot express.
-        listing: a Parquet file, by its path or URI, in which is kept what was found: written if it is not there, or if
-            the dataset has another fingerprint by now or its files another size or time; else read.
-        unpacked: a folder, by its path or URI, that all nodes can read, into which the images are written once, one
-            after the other. It is needed where single images cannot be read: from files that are compressed, and from
-            memory. It has a listing of its own.
+        dataset: a `datasets.Dataset`, a `DatasetDict`, or the local path or `pyarrow.fs` URI of a folder written by
+            ``save_to_disk``. A folder does not need the package `datasets`.
+        split: name of a split of a `DatasetDict`.
+        image: column with encoded images or their paths: a feature `Image`, binary, or string.
+        label: column that becomes ``label`` in minibatches; default: the column "label", if there is one. The names of
+            a feature `ClassLabel`, or the sorted distinct values of a string column, are the classes
+            (`Dataset.class_names`). Without a label column, minibatches have no ``label``.
+        fields: further columns for minibatches, of the types that `read_manifest` accepts; default: all except strings.
+            Nested columns are named ``objects.bbox``, as by ``flatten``.
+        filesystem: file system of the folder, for credentials or file systems that a URI cannot express.
+        listing: path or URI of a Parquet file that caches the result. It is written if it does not exist, or if the
+            dataset's fingerprint or the size or time of its files changed. Otherwise it is read.
+        unpacked: path or URI of a folder that all nodes can read, into which the images are written once. Needed if
+            single images cannot be read, that is, from compressed files or from memory. The folder includes a listing.
 
     Raises:
-        ConfigError: a split that is not named, or there is not; a column that there is not, of a name that is taken, or
-            whose values no field can have.
-        DatasetError: a folder or file cannot be read or is damaged, or single images in it cannot; an image or a value
-            is missing; ``listing`` or ``unpacked`` cannot be read or written, or is of other options.
+        ConfigError: a missing or unknown split, an unknown column, a reserved name, or values that no field can have.
+        DatasetError: a folder or file cannot be read or is damaged, single images in it cannot be read, or an image or
+            a value is missing. Also if ``listing`` or ``unpacked`` cannot be read or written, or has other options.
     """
     if isinstance(fields, str):
         raise ConfigError(f"fields must be a list of columns, such as [{fields!r}], got {fields!r}", option="fields")

@@ -1,4 +1,4 @@
-"""The columns of a Hugging Face dataset that a feed needs."""
+"""Selects the columns of a Hugging Face dataset that a feed needs."""
 
 from __future__ import annotations
 
@@ -17,13 +17,12 @@ from mbaas.fields import LABEL
 
 
 class WantedColumns:
-    """The columns that are to be read.
+    """The columns to read.
 
     Attributes:
-        source: whose they are.
-        image, label: their names; None for no label.
-        fields: names of the other columns.
-        columns: all that `values` needs, as they are called in the table.
+        source: the dataset's tables.
+        image, label, fields: column names; ``label`` is None if there is no label.
+        columns: the top-level columns that `values` needs.
     """
 
     def __init__(self, source: Source, image: str, label: str | None, fields: Sequence[str] | None) -> None:
@@ -57,11 +56,7 @@ class WantedColumns:
         self.columns = [top for top in tops if any(leaf == top or leaf.startswith(f"{top}.") for leaf in self._leaves)]
 
     def values(self, table: pa.Table) -> pa.Table:
-        """Return the columns that labels and fields come from, as a copy: rows of a file would keep all of it.
-
-        Raises:
-            DatasetError: they are damaged.
-        """
+        """Return the columns for labels and fields, as a copy: slices would keep the whole file in memory."""
         count, table = len(table), table.select(self.columns)
         checked(self.source, "columns", table)
         while any(pa.types.is_struct(each.type) for each in table.schema):
@@ -71,7 +66,7 @@ class WantedColumns:
         return pa.table(columns).take(pa.array(np.arange(count))) if columns else pa.table({})
 
     def known(self, values: pa.Table) -> tuple[tuple[str, ...], dict[str, pa.Array]]:
-        """Return the names of classes and the fields of samples."""
+        """Return class names and the fields of samples."""
         columns = Columns(self.source.where.root, values.combine_chunks())
         fields = [name for name in self.fields if not self._by_default or columns.has_numbers(name)]
         class_names, known = columns.fields(self.label, fields)
@@ -82,11 +77,7 @@ class WantedColumns:
 
 
 def checked(source: Source, what: str, values: Any) -> None:
-    """Refuse values that point to where nothing is, as those of a damaged file may.
-
-    Raises:
-        DatasetError: they do.
-    """
+    """Raise DatasetError for damaged values, which may point outside their buffers."""
     try:
         values.validate(full=True)
     except pa.ArrowException as error:
@@ -99,7 +90,7 @@ def _has_bytes(kind: pa.DataType) -> bool:
 
 
 def _leaves(field: pa.Field) -> Iterator[tuple[str, pa.DataType]]:
-    """Yield a column, or the columns within it: name and type."""
+    """Yield the name and type of a column, or of each column nested in it."""
     if not pa.types.is_struct(field.type):
         yield field.name, field.type
         return
@@ -108,7 +99,7 @@ def _leaves(field: pa.Field) -> Iterator[tuple[str, pa.DataType]]:
 
 
 def _stored(kind: pa.DataType) -> pa.DataType:
-    """Return the type in which values are stored: of arrays of several dimensions, one of lists in lists."""
+    # Extension types, such as arrays of several dimensions, are stored as nested lists.
     return kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind
 
 

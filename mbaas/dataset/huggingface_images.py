@@ -1,4 +1,4 @@
-"""Where the images of a Hugging Face dataset are: in its Arrow files, in files of their own, or unpacked."""
+"""Locates the images of a Hugging Face dataset: in its Arrow files, in separate files, or unpacked."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from mbaas.errors import ConfigError, DatasetError
 from mbaas.progress import track
 
 _UNPACK = "name a folder with unpacked=, into which they are unpacked once"
-_THREADS = 4  # each holds a record batch, which is usually a thousand rows
+_THREADS = 4  # each holds a record batch, usually a thousand rows
 
 
 @dataclass(frozen=True)
 class Placed:
-    """Where images are, and what is known of them.
+    """Locations of images, and their fields.
 
     Attributes:
-        places: as in `PLACE`.
-        class_names, known: names of classes, and fields by name.
-        images: the files that hold many images: name -> size in bytes.
-        folder: of the images, if each is a file of its own; else None.
+        places: columns of `PLACE`.
+        class_names, known: class names, and fields by name.
+        images: name of a file with many images -> size in bytes.
+        folder: folder of the images if each is a separate file; otherwise None.
     """
 
     places: list[pa.Array]
@@ -46,7 +46,7 @@ class Placed:
 
 
 def placed(source: Source, wanted: WantedColumns) -> Placed:
-    """Find images where they are."""
+    """Locate images in the existing files."""
     tables = source.tables(wanted.columns, wanted.image)
     values = pa.concat_tables([wanted.values(table) for table, _ in tables], promote_options="permissive")
     chunks = [(chunk, place) for table, place in tables for chunk in table[wanted.image].chunks if len(chunk)]
@@ -78,7 +78,7 @@ def placed(source: Source, wanted: WantedColumns) -> Placed:
 
 
 def _spans(source: Source, image: str, chunk: pa.Array, place: Place, names: dict[str, int]) -> NDArray[np.int64]:
-    """Return of each image of a chunk the number of its file, and its offset and length there: int64[3, n]."""
+    """Return the file number, offset and length of each image of a chunk: int64[3, n]."""
     encoded = _bytes_of(source, image, chunk)
     bounds, _ = string_bounds(encoded)
     first, nbytes = int(bounds[0]), int(bounds[-1] - bounds[0])
@@ -93,7 +93,6 @@ def _spans(source: Source, image: str, chunk: pa.Array, place: Place, names: dic
 
 
 def _in_files(source: Source, paths: list[str], class_names: tuple[str, ...], known: dict[str, pa.Array]) -> Placed:
-    """Find images each of which is a file of its own."""
     paths = [path if "://" in path else os.path.abspath(path) for path in paths]  # noqa: PTH100
     is_local = not any("://" in path for path in paths)
     folder = os.path.commonpath([os.path.dirname(path) for path in paths]) if is_local else None  # noqa: PTH120
@@ -105,7 +104,7 @@ def _in_files(source: Source, paths: list[str], class_names: tuple[str, ...], kn
 
 
 def unpacked_images(source: Source, wanted: WantedColumns, target: Location) -> Placed:
-    """Write images into files, those of several parts at a time."""
+    """Write images into files, several parts in parallel."""
 
     def unpack_part(part: str) -> tuple[pa.Table, int, pa.Table]:
         values = []
@@ -119,7 +118,7 @@ def unpacked_images(source: Source, wanted: WantedColumns, target: Location) -> 
             return *unpack(images(), target, part), pa.concat_tables(values) if values else pa.table({})
         except (ConfigError, DatasetError):
             raise
-        except Exception as error:  # a file system of somebody else's raises what it likes
+        except Exception as error:  # third-party file systems raise any exception
             what = f"cannot unpack {part} of {source.where.root} into {target.root}"
             raise DatasetError(f"{what}: {said(error)}") from error
 
@@ -137,7 +136,7 @@ def unpacked_images(source: Source, wanted: WantedColumns, target: Location) -> 
 
 
 def _contents(source: Source, image: str, column: pa.Array) -> pa.Array:
-    """Return the bytes of images, also of those of which there is only the path."""
+    # Images that only have a path are read from their files.
     encoded = _bytes_of(source, image, column)
     if not encoded.null_count:
         return encoded
@@ -165,7 +164,7 @@ def _read(path: str) -> bytes:
 
 
 def _bytes_of(source: Source, image: str, column: pa.Array) -> pa.Array:
-    """Return the images of a column, checked; of those in files of their own nothing."""
+    """Return the validated bytes of a column's images; null for images in separate files."""
     if is_text(column.type):
         return pa.nulls(len(column), pa.binary())
     try:
@@ -173,12 +172,12 @@ def _bytes_of(source: Source, image: str, column: pa.Array) -> pa.Array:
     except pa.ArrowException as error:
         raise DatasetError(f"column {image!r} of {source.where.root} is damaged: {said(error)}") from error
     found = pc.struct_field(column, "bytes") if pa.types.is_struct(column.type) else column
-    checked(source, f"images in column {image!r}", found)  # that none ends before it begins, or behind the last byte
+    checked(source, f"images in column {image!r}", found)  # bounds that descend, or exceed the data
     return found
 
 
 def _paths(source: Source, image: str, column: pa.Array) -> list[str | None]:
-    """Return the paths of images: of those without bytes; others may have a text that is none."""
+    # Only valid for images without bytes: others may have text that is not a path.
     found = column
     if pa.types.is_struct(column.type):
         has_paths = column.type.get_field_index("path") >= 0

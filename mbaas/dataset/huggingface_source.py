@@ -1,4 +1,4 @@
-"""Where the tables of a Hugging Face dataset are: in the files that `save_to_disk` wrote, or mapped in this process."""
+"""Opens the tables of a Hugging Face dataset: files written by `save_to_disk`, or tables of this process."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from mbaas.order import Ids
 from mbaas.progress import track
 
 _STATE, _SPLITS = "state.json", "dataset_dict.json"
-_BATCH_ROWS = 64  # of a table in memory are unpacked at a time
-_REMOTE_THREADS = 32  # each waits for one message after the other
+_BATCH_ROWS = 64  # rows of a table in memory unpacked at a time
+_REMOTE_THREADS = 32  # each reads one message after another
 _LOCAL_THREADS = 4
 
 Place = Callable[[int, int], tuple[str, int] | None]
-"""Says of an address and a number of bytes in which file, and where in it, they lie; None if in none."""
+"""(address, number of bytes) -> (file, offset) of the memory; None if no file is mapped there."""
 
 
 class Source(ABC):
@@ -40,9 +40,9 @@ class Source(ABC):
 
     Attributes:
         where: the folder of its files.
-        files: of each its name below the folder, its size, and when it was changed.
-        fingerprint: the one that Hugging Face's datasets give it.
-        schema: of its rows, with the features in its metadata.
+        files: name below the folder, size and modification time of each file.
+        fingerprint: the one assigned by the package `datasets`.
+        schema: schema of its rows, with the features in its metadata.
     """
 
     where: Location
@@ -52,33 +52,24 @@ class Source(ABC):
 
     @property
     def indices(self) -> Ids | None:
-        """Which rows of the tables the samples are, in which order: int64[n]; None: all rows in their order."""
+        """Table rows of the samples, in order: int64[n]; None: all rows in order."""
         return None
 
     @abstractmethod
     def tables(self, columns: Sequence[str], image: str) -> list[tuple[pa.Table, Place]]:
-        """Return tables of columns, and where their memory lies in files; the images' bytes need not be in memory.
-
-        Raises:
-            DatasetError: a file cannot be read, or nothing in it by its place.
-        """
+        """Return tables of columns, and the mapping of their memory to files. Image bytes need not be in memory."""
 
     @abstractmethod
     def parts(self) -> list[str]:
-        """Return names of parts that can be read one beside the other."""
+        """Return names of parts that can be read in parallel."""
 
     @abstractmethod
     def batches(self, part: str, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """Read columns of the samples of a part, in their order."""
+        """Read columns of the samples of a part, in order."""
 
 
 def source_of(dataset: Any, split: str | None, filesystem: pyarrow.fs.FileSystem | None) -> Source:
-    """Find the tables of what a user calls a dataset; see `mbaas.read_huggingface`.
-
-    Raises:
-        ConfigError: it is no dataset, or a split is not named that must be, or there is not.
-        DatasetError: the folder cannot be read, or is none that `save_to_disk` wrote.
-    """
+    """Open the tables of a dataset or folder; arguments and errors are those of `mbaas.read_huggingface`."""
     if isinstance(dataset, (str, os.PathLike)):
         return _saved(dataset, split, filesystem)
     if isinstance(dataset, Mapping):
@@ -122,14 +113,14 @@ def _saved(path: str | os.PathLike[str], split: str | None, filesystem: pyarrow.
 
 
 def _json_in(where: Location, name: str) -> dict[str, Any] | None:
-    """Read an object of JSON; None if there is no such file."""
+    """Read a JSON object; None if the file does not exist."""
     path = join(where.root, name)
     try:
         if not where.filesystem.get_file_info(join(where.base, name)).is_file:
             return None
         with where.filesystem.open_input_file(join(where.base, name)) as file:
             found = json.loads(file.read())
-    except Exception as error:  # a file system of somebody else's raises what it likes
+    except Exception as error:  # third-party file systems raise any exception
         raise DatasetError(f"cannot read {path}: {said(error)}") from error
     if not isinstance(found, dict):
         raise DatasetError(f"{path} must be a JSON object, got {shown(found)}")
@@ -137,7 +128,7 @@ def _json_in(where: Location, name: str) -> dict[str, Any] | None:
 
 
 def _texts(where: Location, file: str, names: Any) -> list[str]:
-    """Check names of files or folders right below a folder."""
+    """Validate names of files or folders, which must be directly below the folder."""
     for name in names if isinstance(names, list) else [names]:
         if not isinstance(name, str) or not name or "/" in name or IN_SHARD in name or name in (".", ".."):
             raise DatasetError(f"{join(where.root, file)} must name what is beside it, got {shown(name)}")
@@ -145,8 +136,6 @@ def _texts(where: Location, file: str, names: Any) -> list[str]:
 
 
 class _Saved(Source):
-    """A folder that `save_to_disk` wrote."""
-
     def __init__(self, where: Location, names: list[str], fingerprint: str) -> None:
         self.where, self.fingerprint = where, fingerprint
         self.files = look_up(where, names)
@@ -184,16 +173,16 @@ class _Saved(Source):
         path = join(self.where.root, name)
         try:
             return pa.ipc.open_stream(self.where.filesystem.open_input_stream(join(self.where.base, name)))
-        except Exception as error:  # a file system of somebody else's raises what it likes
+        except Exception as error:  # third-party file systems raise any exception
             raise DatasetError(f"{path} is no Arrow IPC stream, or cannot be read: {said(error)}") from error
 
 
 class _Mapped(Source):
-    """A dataset of this process: its tables are mapped from files, or lie in memory."""
+    """A dataset of this process; its tables are mapped from files or in memory."""
 
     def __init__(self, dataset: Any, files: Sequence[str]) -> None:
         self._dataset, self.fingerprint = dataset, str(dataset._fingerprint)
-        names = sorted({os.path.realpath(file) for file in files})  # which is what Linux says of a mapped file
+        names = sorted({os.path.realpath(file) for file in files})  # as Linux lists mapped files
         folder = os.path.commonpath([os.path.dirname(name) for name in names]) if names else "/"  # noqa: PTH120
         self.where = replace(locate(folder, None), root=folder if names else "a datasets.Dataset in memory")
         self.files = look_up(self.where, [self._name(name) for name in names])

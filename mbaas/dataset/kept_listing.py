@@ -1,4 +1,4 @@
-"""A listing in a Parquet file: what lies in storage is listed once, and known in seconds the next time."""
+"""Listings in Parquet files: storage is listed once, and later runs read the listing in seconds."""
 
 from __future__ import annotations
 
@@ -20,21 +20,20 @@ from mbaas.fields import LABEL, LABELS
 
 VERSION = 1
 KEY = b"mbaas.listing"
-"""The key of the file's metadata under which stands, as JSON, what the rows are."""
+"""Key of the file's metadata with a JSON description of the rows."""
 
 
 @dataclass(frozen=True)
 class Listing:
-    """Samples that were listed.
+    """Listed samples.
 
     Attributes:
-        writer: the function that lists them, which alone reads them again.
-        root: the URI or path below which they lie.
-        options: what was asked for, by name: values that JSON can hold.
-        class_names: name of each label.
-        fingerprint: see `mbaas.Dataset`.
-        table: a row for each, as in a `TableDataset`.
-        files: what is kept of the files that were looked into; None if none were.
+        writer: name of the function that lists them; only the same function reads the listing.
+        root: URI or path that contains the samples.
+        options: option -> JSON value; a saved listing is only valid for the same options.
+        class_names, fingerprint: see `mbaas.Dataset`.
+        table: one row per sample, as in a `TableDataset`.
+        files: properties of the source files that show whether they changed; None if not needed.
     """
 
     writer: str
@@ -46,11 +45,9 @@ class Listing:
     files: Any = None
 
     def dataset(self, where: Location, shards: Mapping[str, int] | None = None) -> TableDataset:
-        """Return the samples as a dataset.
+        """Return the samples as a dataset below ``where``.
 
-        Args:
-            where: below which they lie.
-            shards: the files in which many of them lie, by name, and how many bytes each has; None: each is a file.
+        ``shards`` maps files with many samples to their sizes in bytes; None: each sample is a file.
         """
         of = (where.root, self.class_names, self.fingerprint, self.table, where.filesystem, where.base)
         return TableDataset(*of) if shards is None else ShardDataset(*of, shards=shards)
@@ -66,16 +63,16 @@ def listed_once(
     fields: Sequence[str] | None,
     is_current: Callable[[Listing], bool] = lambda _: True,
 ) -> Listing:
-    """Return the listing that is kept in a file; make it, and keep it there, if there is none that still holds.
+    """Return the listing saved in the file ``path``; make and save it if missing or outdated.
 
     Args:
-        path: of the file; None: none is kept.
+        path: None: nothing is saved.
         make: lists the samples.
-        writer, root, options, fields: of the listing; see `recall_listing`.
-        is_current: whether what was kept still holds.
+        writer, root, options, fields: see `recall_listing`.
+        is_current: returns whether a saved listing is still valid.
 
     Raises:
-        DatasetError: the file cannot be read or written, or is of something else.
+        DatasetError: the file cannot be read or written, or belongs to other data.
     """
     if path is None:
         return make()
@@ -87,12 +84,8 @@ def listed_once(
 
 
 def keep_listing(listing: Listing, path: str | os.PathLike[str]) -> None:
-    """Write a listing to a file, whole or not at all.
-
-    Raises:
-        DatasetError: it cannot be written.
-    """
-    from pyarrow import parquet  # here: it takes 0.1 s, and most datasets have no such file
+    """Write a listing to a file, atomically; raise DatasetError if this fails."""
+    from pyarrow import parquet  # here: it takes 0.1 s, and most datasets do not need it
 
     where = locate(path, None)
     about = {"version": VERSION, "root": listing.root, "class_names": listing.class_names}
@@ -112,13 +105,13 @@ def keep_listing(listing: Listing, path: str | os.PathLike[str]) -> None:
 def recall_listing(
     path: str | os.PathLike[str], *, writer: str, root: str, options: Mapping[str, Any], fields: Sequence[str] | None
 ) -> Listing | None:
-    """Read a listing that ``writer`` kept of some root, with some options; None if the file is not there.
+    """Read a listing that ``writer`` saved for this root and these options; None if the file does not exist.
 
-    Args:
-        fields: names of the columns that it must have beside those of `PLACE`; None: any.
+    ``fields`` are the required columns after the `PLACE` columns; None: any.
 
     Raises:
-        DatasetError: it cannot be read, is none, or is of something else; the message says how to go on.
+        DatasetError: the file cannot be read, is not a listing, or belongs to other data. The message contains the
+            remedy.
     """
     from pyarrow import parquet
 
@@ -136,7 +129,7 @@ def recall_listing(
             raise _refused(where, f"is of {name} {found!r}, asked for is {asked!r}")
     class_names = tuple(about["class_names"])
     table = _checked(where, table, class_names, fields, writer)
-    # The numbers first: the fingerprint of a damaged table would be another one, too, but say less.
+    # After the other checks: a damaged table also has another fingerprint, but this message is less precise.
     found = fingerprint_of(table, class_names)
     if found != about["fingerprint"]:
         raise _refused(where, f"is damaged: its rows have the fingerprint {found}, it says {about['fingerprint']}")
@@ -144,7 +137,7 @@ def recall_listing(
 
 
 def _about(where: Location, table: pa.Table, writer: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Read what a file says that it holds, whoever wrote it."""
+    # The file may be from any program.
     try:
         about: dict[str, Any] = json.loads((table.schema.metadata or {})[KEY])
         version, texts = about["version"], [about["root"], about["fingerprint"], *about["class_names"]]
@@ -161,10 +154,10 @@ def _about(where: Location, table: pa.Table, writer: str, options: Mapping[str, 
 def _checked(
     where: Location, table: pa.Table, class_names: tuple[str, ...], fields: Sequence[str] | None, writer: str
 ) -> pa.Table:
-    """Check the rows of a file: each is used as it is from here on."""
+    # Later code uses the rows unchecked.
     try:
         names = table.schema.names
-    except UnicodeDecodeError:  # Parquet holds names of columns as bytes
+    except UnicodeDecodeError:  # Parquet stores column names as bytes
         raise _foreign(where, writer) from None
     table = table.replace_schema_metadata(None).combine_chunks()
     place = pa.schema(list(table.schema)[: len(PLACE)])
@@ -172,7 +165,7 @@ def _checked(
     if not len(table) or names != [*PLACE.names, *fields] or not place.equals(PLACE):
         raise _foreign(where, writer)
     places = [table[name].chunk(0) for name in PLACE.names]
-    # Parquet may have given another name to the numbers in lists, and the fingerprint goes by that, too.
+    # Parquet may rename the items of lists, which would change the fingerprint.
     found = {name: as_numbers(table[name].chunk(0), as_typed=True) for name in fields}
     known = {name: values for name, values in found.items() if values is not None}
     if len(known) < len(found) or any(values.null_count for values in [*places, *known.values()]):

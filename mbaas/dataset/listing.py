@@ -1,4 +1,4 @@
-"""Listing files of which each is a sample: images, recordings, arrays."""
+"""Readers of files that are one sample each: images, audio, arrays."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from mbaas.dataset.tree import FileKind, list_tree
 IMAGE_EXTENSIONS = (
     ".jpg", ".jpeg", ".jpe", ".jfif", ".jfi", ".jif", ".pjpeg", ".pjp", ".png", ".apng", ".webp", ".bmp", ".dib",
 )  # fmt: skip
-"""What `read_images` takes for images unless told otherwise: what the engines decode."""
+"""Default extensions of `read_images`: all formats that the engines decode."""
 
 AUDIO_EXTENSIONS = (
     ".wav", ".wave", ".bwf", ".rf64", ".w64", ".flac", ".mp3", ".mp2", ".mpga", ".ogg", ".oga", ".opus",
     ".aif", ".aiff", ".aifc", ".caf", ".au", ".snd", ".voc", ".sph", ".nist", ".sf", ".ircam",
     ".avr", ".fap", ".iff", ".paf", ".pvf", ".sds", ".svx", ".8svx", ".wve", ".xi",
 )  # fmt: skip
-"""What `read_audio` takes for recordings unless told otherwise: all that libsndfile decodes, by their usual endings."""
+"""Default extensions of `read_audio`: the usual ones of all formats that libsndfile decodes."""
 
 ARRAY_EXTENSIONS = (".npy", ".npz")
-"""What `read_arrays` takes for arrays unless told otherwise."""
+"""Default extensions of `read_arrays`."""
 
 _IMAGES = FileKind("read_images", "images", "cat/1.jpg, dog/2.jpg", IMAGE_EXTENSIONS)
 _AUDIO = FileKind("read_audio", "recordings", "yes/1.wav, no/2.wav", AUDIO_EXTENSIONS)
@@ -38,41 +38,41 @@ def read_images(
     extensions: Sequence[str] = IMAGE_EXTENSIONS,
     listing: str | os.PathLike[str] | None = None,
 ) -> Dataset:
-    """List the images of a class-per-folder tree, or of any tree; read none of them.
+    """List the images of a class-per-folder tree, or of any tree, without reading them.
 
-    As torchvision's `ImageFolder` does: the folders right below `uri` are the classes, labelled in the
-    order of their sorted names; an image may lie at any depth below its class; images of a class are
-    ordered by folder, then by name. Links are followed, except to a folder that they lie in, which would never
-    end. Left out are links that lead nowhere, hidden files and folders (`.name`), files right below `uri`, files
-    with other endings, and what is no file (pipes, devices). Unless `extensions` is given, a warning counts the
-    files with other endings, except notes and annotations such as ``.txt``. Another warning counts images whose
-    names are not UTF-8, which a URI cannot name.
+    The rules follow torchvision's `ImageFolder`. The folders directly below `uri` are the classes, labelled in
+    the order of their sorted names. An image may be at any depth below its class. The images of a class are ordered by
+    folder, then by name.
 
-    A class without images is an error, as in torchvision: it is a slip more often than a wish, and leaving it
-    out would shift the labels of the classes after it.
+    Links are followed, except to a folder that contains them. Broken links, hidden files and folders (`.name`), files
+    directly below `uri`, files with other endings, pipes and devices are left out. Unless `extensions` is given, a
+    warning counts files with other endings, except notes and annotations such as ``.txt``. Another warning counts
+    images whose names are not UTF-8, because a URI cannot express them.
 
-    Memory: 32 bytes and the name for each image, the names twice at the peak, and the file system's own
-    listing of one class at a time (of eight at a time if it is remote); `tests/dataset/test_scale.py`
-    measures it.
+    A class without images is an error, as in torchvision. It is usually a mistake, and leaving it out would shift the
+    labels of later classes.
+
+    Memory: 32 bytes plus the name of each image, with names held twice at the peak, plus the file system's listing of
+    one class (eight classes if remote). `tests/dataset/test_scale.py` measures it.
 
     Args:
-        uri: a local path, or a URI that `pyarrow.fs` opens (`s3://bucket/train`, `gs://`, `hdfs://`, `file://`);
-            with `filesystem`, a path within that.
-        classes: whether the folders right below `uri` are the classes. If not, images lie at any depth below `uri`,
-            also right below it, and have no label.
-        filesystem: where `uri` is, for credentials or file systems that a URI cannot express.
-        extensions: endings of the names of images, in any case, each with its dot.
-        listing: a Parquet file, by its path or URI, in which the listing is kept: written if it is not there, else
-            read instead of listing anything, which takes a second for a million images. It knows nothing of what
-            changed since: an image that is gone or has another length is a bad sample. Remove the file to list anew.
+        uri: a local path, or a URI that `pyarrow.fs` opens (`s3://bucket/train`, `gs://`, `hdfs://`, `file://`); with
+            `filesystem`, a path within it.
+        classes: whether the folders directly below `uri` are the classes. If not, images may be at any depth, including
+            directly below `uri`, and have no label.
+        filesystem: file system of `uri`, for credentials or file systems that a URI cannot express.
+        extensions: endings of image names, each with its dot; case does not matter.
+        listing: path or URI of a Parquet file that caches the listing. It is written if it does not exist. Otherwise it
+            is read instead of listing the tree, which takes a second for a million images. Later changes go unnoticed:
+            an image that was removed or changed its length is a bad sample. Delete the file to list again.
 
     Raises:
-        DatasetError: nothing at `uri`, not a folder, no class folders, a class without images, a folder
-            that cannot be listed, or one that links lead to in more than a thousand ways; or `listing` cannot be
-            read or written, is damaged, or of another root or other endings.
+        DatasetError: `uri` does not exist or is not a folder, there are no class folders, a class has no images, or a
+            folder cannot be listed or is reached by links in more than a thousand ways. Also if `listing` cannot be
+            read or written, is damaged, or belongs to another root or other endings.
         ConfigError: `extensions` is empty, or an ending lacks its dot.
     """
-    # A listing that earlier versions kept says nothing of classes, which it has.
+    # Listings saved by earlier versions have classes, but no such option.
     asked = None if classes else {"classes": False}
     return list_tree(_IMAGES, uri, filesystem, extensions, listing, classes=classes, asked=asked)
 
@@ -85,20 +85,20 @@ def read_audio(
     extensions: Sequence[str] = AUDIO_EXTENSIONS,
     listing: str | os.PathLike[str] | None = None,
 ) -> Dataset:
-    """List recordings, files of sound, for a pipeline that begins with `DecodeAudio`; read none of them.
+    """List audio files, for a pipeline that begins with `DecodeAudio`, without reading them.
 
-    Which files of a tree are samples, and in which order, is as `read_images` says.
+    `read_images` documents the selection and order of files.
 
     Args:
-        uri: a local path, or a URI that `pyarrow.fs` opens; with `filesystem`, a path within that.
-        classes: whether the folders right below `uri` are the classes. If not, recordings lie at any depth below `uri`,
-            and have no label.
-        filesystem: where `uri` is, for credentials or file systems that a URI cannot express.
-        extensions: endings of the names of recordings, in any case, each with its dot.
-        listing: a Parquet file in which the listing is kept, as `read_images` keeps it.
+        uri: a local path, or a URI that `pyarrow.fs` opens; with `filesystem`, a path within it.
+        classes: whether the folders directly below `uri` are the classes. If not, files may be at any depth, and have
+            no label.
+        filesystem: file system of `uri`, for credentials or file systems that a URI cannot express.
+        extensions: endings of audio file names, each with its dot; case does not matter.
+        listing: a Parquet file that caches the listing, as in `read_images`.
 
     Raises:
-        DatasetError: as `read_images`, of recordings.
+        DatasetError: as for `read_images`.
         ConfigError: `extensions` is empty, or an ending lacks its dot.
     """
     return list_tree(_AUDIO, uri, filesystem, extensions, listing, classes=classes, asked={"classes": classes})
@@ -112,20 +112,20 @@ def read_arrays(
     extensions: Sequence[str] = ARRAY_EXTENSIONS,
     listing: str | os.PathLike[str] | None = None,
 ) -> Dataset:
-    """List files of arrays, for a pipeline that begins with `DecodeArray`, which says what they are; read none of them.
+    """List files of arrays, for a pipeline that begins with `DecodeArray`, without reading them.
 
-    Which files of a tree are samples, and in which order, is as `read_images` says.
+    The options of `DecodeArray` describe their format. `read_images` documents the selection and order of files.
 
     Args:
-        uri: a local path, or a URI that `pyarrow.fs` opens; with `filesystem`, a path within that.
-        classes: whether the folders right below `uri` are the classes. If not, arrays lie at any depth below `uri`, and
-            have no label.
-        filesystem: where `uri` is, for credentials or file systems that a URI cannot express.
-        extensions: endings of the names of arrays, in any case, each with its dot; of raw files such as ".raw".
-        listing: a Parquet file in which the listing is kept, as `read_images` keeps it.
+        uri: a local path, or a URI that `pyarrow.fs` opens; with `filesystem`, a path within it.
+        classes: whether the folders directly below `uri` are the classes. If not, files may be at any depth, and have
+            no label.
+        filesystem: file system of `uri`, for credentials or file systems that a URI cannot express.
+        extensions: endings of array file names, each with its dot, such as ".raw" for raw files; case does not matter.
+        listing: a Parquet file that caches the listing, as in `read_images`.
 
     Raises:
-        DatasetError: as `read_images`, of arrays.
+        DatasetError: as for `read_images`.
         ConfigError: `extensions` is empty, or an ending lacks its dot.
     """
     return list_tree(_ARRAYS, uri, filesystem, extensions, listing, classes=classes, asked={"classes": classes})

@@ -1,4 +1,4 @@
-"""Reading a manifest: a table that names a file for each sample, and says what else is known of it."""
+"""Reads a manifest: a table with a file name and further fields for each sample."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _FORMATS = {
     ".json": "json",
     ".parquet": "parquet",
 }
-"""Ending of a table's name -> how it is read."""
+"""Extension of a table -> its format."""
 
 
 def read_manifest(
@@ -42,36 +42,35 @@ def read_manifest(
     encoding: str | None = None,
     filesystem: pyarrow.fs.FileSystem | None = None,
 ) -> Dataset:
-    """Read a table with a row for each sample, which names its file; read none of the files.
+    """Read a table with one row per sample that names the sample's file; the files are not read.
 
-    The table is a CSV (``.csv``, ``.tsv``), JSON (``.jsonl``, ``.ndjson``, ``.json``: an object in each line, or an
-    array of objects) or Parquet (``.parquet``) file. A column of a CSV file is of numbers or booleans if all of its
-    values are, written in full: codes such as 001, dates and times are strings, and an empty value is missing.
+    The table is a CSV (``.csv``, ``.tsv``), JSON (``.jsonl``, ``.ndjson``, ``.json``: one object per line, or an array
+    of objects) or Parquet (``.parquet``) file. A CSV
+    column is numeric or boolean if all of its values are, written in full. Codes such as 001, dates and times are
+    strings. An empty value is missing.
 
-    Its columns of numbers become `Dataset.fields`: minibatches have them beside the image, as they are in the table,
-    integers, floats or booleans (as uint8) of the same width. Lists of numbers become arrays: one of zeros and ones can
-    say which labels of many a sample has, and a list of lists of four numbers where its boxes are. If they are not
-    equally long, `mbaas.join` says by ``collate`` how minibatches have them. A row may name the same file as another
-    one does: it is another sample.
+    Numeric columns become `Dataset.fields`. Minibatches contain them unchanged: integers, floats or booleans (as uint8)
+    of the same width. Lists of numbers become arrays. For example, a list of zeros and ones can hold multiple labels,
+    and a list of lists of four numbers can hold boxes. If lists differ in length, ``collate`` of `mbaas.join` controls
+    how they are batched. Several rows may name the same file; each row is a sample.
 
     Args:
-        path: of the table: a local path, or a URI that `pyarrow.fs` opens.
-        uri: the column with paths or URIs of the files; relative ones begin at ``root``.
-        label: the column that minibatches have as ``label``; default: that of this name, if there is one. If it is
-            text, its distinct values, sorted, are the classes (`Dataset.class_names`), and labels int64 indices into
-            them. Without it minibatches have no ``label``.
-        fields: the other columns that minibatches have; default: all of numbers. Columns of texts are of categories
-            then: minibatches have int64 indices into the distinct texts, sorted, which `Field.categories` and
-            `Loader.categories` tell.
-        length: the column with the files' lengths in bytes; default: they are asked for, a thousand at a time.
-        root: where the files are; default: the folder of the table, or what all absolute paths or URIs begin with.
+        path: the table: a local path, or a URI that `pyarrow.fs` opens.
+        uri: column with paths or URIs of the files; relative ones begin at ``root``.
+        label: column that becomes ``label`` in minibatches; default: the column "label", if there is one. The distinct
+            values of a string column, sorted, become the classes (`Dataset.class_names`), and labels are int64 indices
+            into them. Without a label column, minibatches have no ``label``.
+        fields: further columns for minibatches; default: all numeric ones. String columns are integer-encoded as int64;
+            `Field.categories` and `Loader.categories` list their distinct strings, sorted.
+        length: column with the files' lengths in bytes; default: they are looked up, a thousand at a time.
+        root: folder of the files; default: the table's folder or, for absolute paths and URIs, their common prefix.
         encoding: of a CSV or JSON file, such as "latin-1"; default: UTF-8.
-        filesystem: where the table and ``root`` are, for credentials or file systems that a URI cannot express.
+        filesystem: file system of the table and ``root``, for credentials or file systems that a URI cannot express.
 
     Raises:
-        ConfigError: a column that there is not, of a name that is taken, or whose values no field can have.
-        DatasetError: the table cannot be read, has no rows, or lacks a value; a file is not there, or is no file, or is
-            not below ``root``.
+        ConfigError: an unknown column, a reserved name, or values that no field can have.
+        DatasetError: the table cannot be read, has no rows, or lacks a value; or a file does not exist, is not a
+            regular file, or is not below ``root``.
     """
     if isinstance(fields, str):
         raise ConfigError(f"fields must be a list of columns, such as [{fields!r}], got {fields!r}", option="fields")
@@ -124,7 +123,7 @@ def _read_table(where: Location, *, texts: Collection[str], encoding: str | None
 
 def _parse(file: pa.NativeFile, ending: str, texts: Collection[str], encoding: str | None) -> pa.Table:
     if _FORMATS[ending] == "parquet":
-        import pyarrow.parquet as pq  # here: to import all readers takes longer than to read most tables
+        import pyarrow.parquet as pq  # here: importing all readers takes longer than reading most tables
 
         return pq.read_table(file)
     content = file.read()

@@ -1,4 +1,4 @@
-"""Which file is mapped at an address of this process: where values of a memory-mapped table lie on disk."""
+"""Maps addresses of this process to files: the position of a memory-mapped table's values on disk."""
 
 from __future__ import annotations
 
@@ -8,18 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _GONE = b" (deleted)"
-"""What Linux puts behind the path of a file that was removed or replaced."""
+"""Linux appends this to the path of a file that was deleted or replaced."""
 
 
 @dataclass(frozen=True)
 class Mapping:
-    """Memory that is a part of a file.
-
-    Attributes:
-        start, end: addresses, the second behind the last byte.
-        offset: of its first byte in the file.
-        path: of the file.
-    """
+    """Memory from address ``start`` to before ``end``, mapped from ``path`` at ``offset``."""
 
     start: int
     end: int
@@ -28,14 +22,14 @@ class Mapping:
 
 
 class MappedFiles:
-    """The files that are mapped in this process now. A file that was removed or replaced since is none of them."""
+    """The files mapped in this process at construction, without deleted or replaced ones."""
 
     def __init__(self) -> None:
         self._mappings = _mappings()
         self._starts = [mapping.start for mapping in self._mappings]
 
     def place(self, address: int, nbytes: int) -> tuple[str, int] | None:
-        """Tell in which file, and at which of its bytes, memory lies; None if it is no part of a file."""
+        """Return the file and the offset in it of some memory; None if not mapped from one file."""
         number = bisect_right(self._starts, address) - 1
         if number < 0:
             return None
@@ -44,10 +38,10 @@ class MappedFiles:
 
 
 def _mappings() -> list[Mapping]:
-    """Read what Linux says of this process, in the order of addresses."""
+    """Return the mappings of this process in ascending order of addresses."""
     found = []
     for line in Path("/proc/self/maps").read_bytes().splitlines():
-        # Such as "7fae67bd4000-7fae67bfa000 r--p 00000000 fe:00 2557732    /data/train.arrow".
+        # For example "7fae67bd4000-7fae67bfa000 r--p 00000000 fe:00 2557732    /data/train.arrow".
         span, _, offset, _, _, *path = line.split(maxsplit=5)
         if not path or not path[0].startswith(b"/") or path[0].endswith(_GONE):
             continue

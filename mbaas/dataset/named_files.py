@@ -1,4 +1,4 @@
-"""Finding the files that a table names: the folder that all of them are in, and how long they are."""
+"""Locates the files named in a table: their common folder and their lengths."""
 
 from __future__ import annotations
 
@@ -18,13 +18,7 @@ from mbaas.errors import DatasetError
 
 @dataclass(frozen=True)
 class NamedFiles:
-    """Files below one folder, or one top of a file system.
-
-    Attributes:
-        where: that folder.
-        names: of the files, relative to it.
-        table: what messages call the table that names them.
-    """
+    """Files below one folder: the folder, their names there, and for messages the table that lists them."""
 
     where: Location
     names: list[str]
@@ -38,17 +32,16 @@ class NamedFiles:
         root: str | os.PathLike[str] | None,
         filesystem: pyarrow.fs.FileSystem | None,
     ) -> NamedFiles:
-        """Find the folder of files, and their names below it.
+        """Return the files with the folder that contains them.
 
         Args:
-            table: names the files, and is beside them if neither ``root`` nor their names tell otherwise.
-            uris: of the files, one for each row; ``file://`` URIs are percent-encoded, and relative paths may lead out
-                of the folder by ``..``.
-            root: the folder of the files.
-            filesystem: where ``root`` is; None to tell from it.
+            table: location of the table; its folder is the default for relative names.
+            uris: one file per row. ``file://`` URIs are percent-encoded, and relative paths may leave the folder with
+                ``..``.
+            root, filesystem: the folder of the files, and its file system; None: determined by the other arguments.
 
         Raises:
-            DatasetError: a file is not below that folder.
+            DatasetError: a file is not below the folder.
         """
         if root is not None:
             where = locate(root, filesystem)
@@ -58,7 +51,8 @@ class NamedFiles:
             where = locate("/" if is_local else f"{scheme}://{rest.partition('/')[0]}", filesystem)
         else:
             where = replace(table, base=posixpath.dirname(table.base), root=posixpath.dirname(table.root))
-        names, most_up = [], where.base.rstrip("/").count("/")  # a bucket, the first part of a path in a store, stays
+        # The first part of an object store's path, the bucket, must stay.
+        names, most_up = [], where.base.rstrip("/").count("/")
         for row, uri in enumerate(uris):
             name = _below(where, uri)
             if name is None or name.split("/").count("..") > most_up:
@@ -70,11 +64,7 @@ class NamedFiles:
         return cls(where, names, table.root)
 
     def lengths(self) -> pa.Array:
-        """Ask the file system how long the files are.
-
-        Raises:
-            DatasetError: one is not there, or is no file.
-        """
+        """Return the lengths of the files in bytes, int64[n]; raise DatasetError if one is missing."""
         where = self.where
         infos = file_infos(where, self.names)
         gone = [row for row, info in enumerate(infos) if info.type != FileType.File or info.size is None]
@@ -88,7 +78,7 @@ class NamedFiles:
 
 
 def _below(where: Location, uri: str) -> str | None:
-    """Return the name of a file relative to a folder, with ``..`` only in front; None if it cannot be there."""
+    """Return a file's name below the folder, with ``..`` only in front; None if it cannot be there."""
     path = unquote(urlsplit(uri).path) if uri.startswith("file://") else uri
     if ".." in path.split("/"):
         path = posixpath.normpath(path)
@@ -98,7 +88,7 @@ def _below(where: Location, uri: str) -> str | None:
 
 
 def _raised(where: Location, names: list[str]) -> tuple[Location, list[str]]:
-    """Return a folder above all files, of which some are reached by ``..``, and their names below it."""
+    """Move the folder up until no name contains ``..``."""
     up = max((name.split("/").count("..") for name in names), default=0)
     if not up:
         return where, names

@@ -1,4 +1,4 @@
-"""Reading Parquet files that hold the images themselves: unpacked once, and then read by their places."""
+"""Reads Parquet files that contain images: they are unpacked once, then read at random."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from mbaas.progress import track
 
 _WRITER = "read_parquet"
 _THREADS = 4  # each holds a row group
-_BATCH_ROWS = 64  # are unpacked at a time
+_BATCH_ROWS = 64  # rows unpacked at a time
 
 
 def read_parquet(
@@ -40,32 +40,32 @@ def read_parquet(
     fields: Sequence[str] | None = None,
     filesystem: pyarrow.fs.FileSystem | None = None,
 ) -> Dataset:
-    """Unpack the images in Parquet files into plain ones, once, and find them there.
+    """Unpack the images in Parquet files into plain files once, and list them there.
 
-    Single values of a Parquet file cannot be read: they are compressed and encoded in pages, and to get one image a
-    whole row group must be read, of which files usually have 100 to 1,000 rows. In random order that would be each time
-    hundreds of images for one. So the first call reads all files once, in order, and writes the bytes of the images,
-    one after the other, into files in the folder ``unpacked``, which takes as much room as the images. A later call
-    takes a second, unless the size or time of a Parquet file, or the list of them, has changed since.
+    Single values of a Parquet file cannot be read, because they are compressed and encoded in pages. Reading one image
+    means reading a whole row group, usually 100 to 1,000 rows. Random access would therefore read hundreds of images
+    for each one. So the first call reads all files once, in order, and writes the bytes of the images into files in the
+    folder ``unpacked``, which takes as much space as the images. Later calls take a second, unless the size or time of
+    a Parquet file, or the list of files, changed.
 
     Args:
-        shards: a local path, or a URI that `pyarrow.fs` opens; a pattern with braces for several, such as
-            ``train-{00000..00007}-of-00008.parquet``; or a list of these. All are in one file system.
-        unpacked: a folder, by its path or URI, that all nodes can read: a shared disk or a bucket, or a local disk if
-            the cluster is one machine. It is made if it is not there.
-        image: the column with encoded images: binary, or a struct with such a column ``bytes``, as Hugging Face's
-            datasets have it. For pipelines of sound or arrays, the column with files of these.
-        label: the column that minibatches have as ``label``; default: that of this name, if there is one. If it is
-            text, its distinct values, sorted, are the classes (`Dataset.class_names`), and labels int64 indices into
-            them; Hugging Face's class labels keep their names, too. Without it minibatches have no ``label``.
-        fields: the other columns that minibatches have, of numbers, or of lists or texts as `read_manifest` takes them;
-            default: all but those of texts.
-        filesystem: where ``shards`` are, for credentials or file systems that a URI cannot express.
+        shards: a local path, or a URI that `pyarrow.fs` opens; a pattern with braces for several files, such as
+            ``train-{00000..00007}-of-00008.parquet``; or a list of both. All are in one file system.
+        unpacked: path or URI of a folder that all nodes can read: on a shared disk or in a bucket, or on a local disk
+            if the cluster is one machine. It is created if it does not exist.
+        image: column with encoded images: binary, or a struct with a binary field ``bytes``, as in Hugging Face
+            datasets. For audio and array pipelines, the column with the encoded files.
+        label: column that becomes ``label`` in minibatches; default: the column "label", if there is one. The distinct
+            values of a string column, sorted, become the classes (`Dataset.class_names`), and labels are int64 indices
+            into them. Hugging Face class labels keep their names, too. Without a label column, minibatches have no
+            ``label``.
+        fields: further columns for minibatches, of the types that `read_manifest` accepts; default: all except strings.
+        filesystem: file system of ``shards``, for credentials or file systems that a URI cannot express.
 
     Raises:
-        ConfigError: a column that there is not, of a name that is taken, or whose values no field can have.
-        DatasetError: a file is not there, cannot be read, or lacks an image or another value; ``unpacked`` cannot be
-            written, or has what was unpacked with other options.
+        ConfigError: an unknown column, a reserved name, or values that no field can have.
+        DatasetError: a file does not exist, cannot be read, or lacks an image or another value; or ``unpacked`` cannot
+            be written, or was written with other options.
     """
     if isinstance(fields, str):
         raise ConfigError(f"fields must be a list of columns, such as [{fields!r}], got {fields!r}", option="fields")
@@ -86,14 +86,12 @@ def read_parquet(
 
 
 def _is_still(kept: list[list[Any]], files: list[list[Any]], target: Location) -> bool:
-    """Whether these files were unpacked, and what they were unpacked into is there."""
     if [entry[:-1] for entry in kept] != files:
         return False
     return is_there(target, {name + ENDING: nbytes for name, *_, nbytes in kept})
 
 
 def _unpack(where: Location, files: list[list[Any]], target: Location, asked: dict[str, Any]) -> Listing:
-    """Unpack all files, several at a time."""
     source = replace(where, filesystem=s3_attempts(where.filesystem, S3_ATTEMPTS))
     with ThreadPoolExecutor(min(_THREADS, len(files)), thread_name_prefix="mbaas-listing") as pool:
         unpacking = pool.map(lambda file: _unpack_one(source, file[0], target, asked), files)
@@ -114,13 +112,13 @@ def _unpack(where: Location, files: list[list[Any]], target: Location, asked: di
 
 @dataclass(frozen=True)
 class _Unpacked:
-    """What was in one file.
+    """The contents of one file.
 
     Attributes:
-        places: of its images in the file that they were unpacked into, as in `PLACE`.
-        values: the columns that labels and fields come from.
-        class_names: of each column of labels that the file has such names for.
-        nbytes: of all images together.
+        places: locations of its images in the unpacked file, with the columns of `PLACE`.
+        values: the columns for labels and fields.
+        class_names: column -> class names, for class labels with names in the file.
+        nbytes: total size of the images.
     """
 
     places: pa.Table
@@ -130,7 +128,7 @@ class _Unpacked:
 
 
 def _unpack_one(where: Location, name: str, target: Location, asked: dict[str, Any]) -> _Unpacked:
-    from pyarrow import parquet  # here: it takes 0.1 s, and most datasets have no such file
+    from pyarrow import parquet  # here: it takes 0.1 s, and most datasets do not need it
 
     shard, values = join(where.root, name), list[pa.RecordBatch]()
     try:
@@ -148,13 +146,13 @@ def _unpack_one(where: Location, name: str, target: Location, asked: dict[str, A
             class_names = class_names_in(file.schema_arrow.metadata)
     except (ConfigError, DatasetError):
         raise
-    except Exception as error:  # a file system of somebody else's raises what it likes
+    except Exception as error:  # third-party file systems raise any exception
         raise DatasetError(f"cannot unpack {shard} into {target.root}: {said(error)}") from error
     return _Unpacked(places, pa.Table.from_batches(values, schema), class_names, nbytes)
 
 
 def _columns_of(shard: str, schema: pa.Schema, asked: dict[str, Any]) -> list[str]:
-    """Choose the columns to be read beside the images: what was asked for, else the label and what may be numbers."""
+    """Return the columns to read; by default the label and all columns that may be numeric."""
     image, label, fields = asked["image"], asked["label"], asked["fields"]
     for option, column in [("image", image), ("label", label), *(("fields", field) for field in fields or ())]:
         if column is not None and schema.names.count(column) != 1:
@@ -173,7 +171,7 @@ def _columns_of(shard: str, schema: pa.Schema, asked: dict[str, Any]) -> list[st
 
 
 def _encoded(shard: str, batch: pa.RecordBatch, image: str, first: int) -> pa.Array:
-    """Return the images of a batch, the first of which is that of row ``first``: large_binary, without nulls."""
+    """Return the images of a batch as large_binary without nulls; ``first`` is the batch's first row in the file."""
     found = batch.column(image)
     encoded = pc.struct_field(found, "bytes") if pa.types.is_struct(found.type) else found
     if encoded.null_count:

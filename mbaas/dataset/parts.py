@@ -1,4 +1,4 @@
-"""Which samples of a dataset are a part of it: those of a split, and those of which an expression is true."""
+"""Selects samples of a dataset: random splits, and filters by expression."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mbaas.errors import ConfigError, DatasetError, shown
 from mbaas.fields import LABEL, Column, Packed
 from mbaas.order import Ids, split_order
 
-# Arrow is imported when something is filtered: every actor of a feed imports this module, and none of them filters.
+# Arrow is imported when filtering: all actors of a feed import this module, but never filter.
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyarrow.compute import Expression
@@ -23,24 +23,24 @@ if TYPE_CHECKING:
     from mbaas.dataset.base import Dataset
 
 CLASS = "class"
-"""What an expression calls the name of a sample's class."""
+"""The name of a sample's class in expressions."""
 
 _LOOKED_AT = 1_000_000
-"""Samples whose fields are looked at together."""
+"""Samples per batch when fields of all samples are read."""
 
 _UNKNOWN = re.compile(r"No match for FieldRef\.Name\((.*)\) in .*")
-"""What Arrow says of a name that is none of a table's columns."""
+"""Arrow's message for an unknown column."""
 
 _MOST_SHOWN = 200
-"""Characters of an expression in an error: one may list thousands of values."""
+"""Characters of an expression in an error message: one may list thousands of values."""
 
 
 def checked_ids(dataset: Dataset, sample_ids: Any) -> Ids:
-    """Return ids of samples that a part can have: int64[n], a copy that nobody can write to.
+    """Return valid sample ids: int64[n], a read-only copy.
 
     Raises:
-        ConfigError: they are no whole numbers, not below the number of samples, or do not ascend.
-        DatasetError: there are none.
+        ConfigError: ids that are not integers, are out of range, or do not ascend.
+        DatasetError: no ids.
     """
     ids = np.asarray(sample_ids)
     if not ids.size:
@@ -60,14 +60,14 @@ def checked_ids(dataset: Dataset, sample_ids: Any) -> Ids:
 
 
 def fingerprint_of_part(fingerprint: str, ids: Ids) -> str:
-    """Compute the fingerprint of the samples ``ids`` of the dataset that has ``fingerprint``."""
+    """Return the fingerprint of the samples ``ids`` of the dataset with ``fingerprint``."""
     digest = hashlib.blake2b(f"part of {fingerprint} ".encode(), digest_size=16)
     digest.update(ids.astype("<i8", copy=False).data)
     return digest.hexdigest()
 
 
 def split_of(dataset: Dataset, fraction: Any, seed: int, stratify: str | None) -> tuple[Ids, Ids]:
-    """Divide the ids of a dataset in two, both ascending; see `Dataset.split`."""
+    """Split the ids of a dataset in two, both ascending; see `Dataset.split`."""
     if not isinstance(fraction, (int, float)) or not 0 < fraction < 1:
         raise ConfigError(f"fraction must be a number above 0 and below 1, got {shown(fraction)}", option="fraction")
     strata = None if stratify is None else strata_of(dataset, stratify, option="stratify")
@@ -83,21 +83,18 @@ def split_of(dataset: Dataset, fraction: Any, seed: int, stratify: str | None) -
 
 
 def drawn(count: int, fraction: float, seed: int, strata: NDArray[Any] | None = None) -> NDArray[np.bool_]:
-    """Draw a fraction of samples at random: bool[count], which of them.
+    """Select a fraction of samples at random: bool[count].
 
-    Args:
-        count: number of samples.
-        fraction: in [0, 1]; ``count * fraction`` samples are drawn, rounded to the nearest whole number.
-        seed: chooses which.
-        strata: [count], values, of each of which the fraction is drawn, to within one sample.
+    ``count * fraction`` samples are selected, rounded to the nearest integer. With ``strata`` [count], the same
+    fraction of each distinct value is selected, to within one sample.
     """
     order = split_order(count, seed)
     bounds = np.array([0, count])
     if strata is not None:
-        order = order[np.argsort(strata[order], kind="stable")]  # one stratum after the other, each at random
+        order = order[np.argsort(strata[order], kind="stable")]  # grouped by stratum, in random order within each
         ends = np.flatnonzero(np.diff(strata[order])) + 1
         bounds = np.concatenate([[0], ends, [count]])
-    # Where a stratum begins and ends is rounded, not its size: so all together are as many as they should be.
+    # Round the bounds of strata, not their sizes, so that the total is right.
     shares = np.floor(bounds * fraction + 0.5).astype(np.int64)
     within = np.arange(count) - np.repeat(bounds[:-1], np.diff(bounds))
     found = np.zeros(count, np.bool_)
@@ -106,11 +103,7 @@ def drawn(count: int, fraction: float, seed: int, strata: NDArray[Any] | None = 
 
 
 def strata_of(dataset: Dataset, name: str, option: str) -> NDArray[Any]:
-    """Return the values of a field of whole numbers, which ``option`` names: [number of samples].
-
-    Raises:
-        ConfigError: there is no such field.
-    """
+    """Return the values of an integer field, [number of samples]; errors name it as ``option``."""
     whole = [each.name for each in dataset.fields if not each.shape and np.issubdtype(each.dtype, np.integer)]
     if name not in whole:
         there = ", ".join(whole) or "none"
@@ -122,18 +115,17 @@ def strata_of(dataset: Dataset, name: str, option: str) -> NDArray[Any]:
 
 
 def all_values(dataset: Dataset, name: str) -> NDArray[Any]:
-    """Return the values that all samples have of a field: [number of samples, *shape]."""
+    """Return all samples' values of a field: [number of samples, *shape]."""
     return np.concatenate([dataset.values(ids)[name] for ids in _in_steps(dataset)])
 
 
 def _in_steps(dataset: Dataset) -> Iterator[Ids]:
-    """Yield the ids of all samples, as many at a time as may have the values of all their fields in memory."""
     for start in range(0, len(dataset), _LOOKED_AT):
         yield np.arange(start, min(start + _LOOKED_AT, len(dataset)))
 
 
 def matching(dataset: Dataset, expression: Expression) -> Ids:
-    """Return the ids of the samples of which an expression is true, ascending; see `Dataset.filter`."""
+    """Return the ids of the samples that satisfy an expression, ascending; see `Dataset.filter`."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -152,7 +144,7 @@ def matching(dataset: Dataset, expression: Expression) -> Ids:
                 f"cannot filter {dataset.root} by {what}: {said}; its fields are {known}", option="expression"
             ) from None
         found.append(np.asarray(kept[0]))
-    # Arrow promises no order of what it evaluates in several threads.
+    # Arrow evaluates in several threads, without a guaranteed order.
     chosen = np.sort(np.concatenate(found))
     if not len(chosen):
         raise DatasetError(f"none of the {len(dataset)} samples of {dataset.root} passes the filter {what}")
@@ -160,24 +152,24 @@ def matching(dataset: Dataset, expression: Expression) -> Ids:
 
 
 def _columns(dataset: Dataset, ids: Ids) -> pa.Table:
-    """Return ids as the first column, and after them what an expression may name."""
+    """Return the ids as the first column, then all columns for expressions."""
     import pyarrow as pa
 
     values = dataset.values(ids)
     columns = {name: _arrow(array) for name, array in values.items()}
     for field in dataset.fields:
-        if field.categories:  # an expression names them
+        if field.categories:  # expressions use the strings
             names = pa.array(field.categories, pa.string())
             columns[field.name] = pa.DictionaryArray.from_arrays(columns[field.name], names)
     if dataset.class_names and CLASS not in columns and LABEL.name in values:
         names = pa.array(dataset.class_names, pa.string())
         columns[CLASS] = pa.DictionaryArray.from_arrays(columns[LABEL.name], names)
-    # An empty name cannot be meant by an expression, and is none of a field's.
+    # An expression cannot use the empty name, and no field has it.
     return pa.table([pa.array(ids), *columns.values()], names=["", *columns])
 
 
 def _arrow(array: Column) -> pa.Array:
-    """Make an array, of lists if each value is an array, for each axis in lists."""
+    # One level of lists for each axis after the first.
     import pyarrow as pa
 
     if isinstance(array, Packed):

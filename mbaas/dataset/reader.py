@@ -1,4 +1,4 @@
-"""Reading byte ranges of files: local ones by system calls, all others through `pyarrow.fs`."""
+"""Reads byte ranges of files: local files by system calls, all others through `pyarrow.fs`."""
 
 from __future__ import annotations
 
@@ -23,14 +23,13 @@ _DENIED = ("ACCESS_DENIED",)
 
 @dataclass(frozen=True)
 class ByteRange:
-    """Where one sample's bytes lie.
+    """The location of one sample's bytes.
 
     Attributes:
-        uri: what messages call the sample.
-        path: path of the file, within its file system.
-        offset: position of the first byte within the file.
-        length: number of bytes.
-        file_bytes: size of the file: if it has another one, it is not the file that was listed.
+        uri: name of the sample in messages.
+        path: path of the file within its file system.
+        offset, length: position and number of bytes in the file.
+        file_bytes: size of the file when it was listed; another size means another file.
     """
 
     uri: str
@@ -41,22 +40,17 @@ class ByteRange:
 
 
 class FileReader(SampleReader):
-    """A reader of samples that are byte ranges of files. It holds no file open, so it has nothing to close.
+    """Reads samples that are byte ranges of files. It keeps no file open, so it need not be closed.
 
-    It asks once. Callers that may wait ask again (`mbaas.dataset.retry.PatientReader`, and a cache node's threads). The
-    AWS SDK's own retries are turned off, so that pauses and attempts are counted in one place.
+    It makes one attempt. Callers that can wait retry (`mbaas.dataset.retry.PatientReader`, and the threads of cache
+    nodes). Retries of the AWS SDK are disabled, so that one place controls pauses and attempts.
 
-    A sample of a remote store takes two requests: one for the size of its file, which tells whether it is
-    still the one that was listed, and one for its bytes. pyarrow can skip the first one in C++
-    (`OpenInputFile(FileInfo)`) but has no Python call for it.
+    A sample in a remote store takes two requests: the file's size, to detect a changed file, and the bytes. pyarrow can
+    skip the first in C++ (`OpenInputFile(FileInfo)`), but not in Python.
     """
 
     def __init__(self, filesystem: pyarrow.fs.FileSystem, locate: Callable[[int], ByteRange]) -> None:
-        """
-        Args:
-            filesystem: where the files are.
-            locate: gives the byte range of a sample id.
-        """
+        """Create a reader; ``locate`` returns the byte range of a sample id."""
         self._filesystem = s3_attempts(filesystem, 1)
         self._locate = locate
         self._is_local = isinstance(filesystem, pyarrow.fs.LocalFileSystem)
@@ -71,15 +65,15 @@ class FileReader(SampleReader):
                 _read_remote(self._filesystem, where, view)
         except (BadSampleError, MemoryError):
             raise
-        except Exception as error:  # a file system of somebody else's raises what it likes
+        except Exception as error:  # third-party file systems raise any exception
             raise self._told(where, error) from error
 
     def _told(self, where: ByteRange, error: Exception) -> BadSampleError:
-        """Say in one clause what is wrong; S3 says by the words of its answer what others say by errno."""
+        # S3 errors carry their cause in the message, other file systems in errno.
         text = said(error)
         if isinstance(error, FileNotFoundError) or any(f"AWS Error {code} " in text for code in _GONE):
             folder, file = self._look(where.path)
-            if file:  # whatever held the folder came back between the read and this look
+            if file:  # a missing mount, for example, was restored after the read
                 return StorageError(where.uri, "the file was away, and is there again")
             if folder:
                 return StorageError(where.uri, "the file is gone since the dataset was listed", is_missing=True)
@@ -91,29 +85,26 @@ class FileReader(SampleReader):
         )
 
     def _look(self, path: str) -> tuple[bool, bool]:
-        """Tell whether the folder of a file is there, and whether the file is; where nobody can tell, they are not."""
+        """Return (folder exists, file exists); False if unknown."""
         try:
             folder, file = self._filesystem.get_file_info([posixpath.dirname(path), path])
             return bool(folder.type == pyarrow.fs.FileType.Directory), bool(file.is_file)
-        except Exception:  # of any kind, as above
+        except Exception:  # any exception, as above
             return False, False
 
 
 def _is_an_answer(error: Exception) -> bool:
-    """Tell whether an error may be the answer of a store, by its class.
-
-    Clients of stores that are written in Python have classes of their own for what a store answers; Python's classes
-    tell of a bug in them, and pyarrow's of what it cannot do.
-    """
+    # Store clients written in Python raise their own exception classes for the store's errors. Builtin exceptions mean
+    # bugs in a client, and pyarrow's an unsupported operation.
     return type(error).__module__ != "builtins" and not isinstance(error, (OSError, pa.ArrowException))
 
 
 def _read_local(where: ByteRange, view: memoryview) -> None:
-    # Without waiting: what has taken the file's name may be a pipe, into which nobody ever writes.
-    # As bytes, because the locale may have another encoding than UTF-8, with which pyarrow found the file.
+    # Non-blocking: the name may now be a pipe, and opening one would block forever. As bytes: pyarrow uses UTF-8 for
+    # names, but the locale may not.
     descriptor = os.open(where.path.encode(), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
-        # Of the open file, not of its name: another file may take the name before the bytes are read.
+        # Check the open file, not its name, which may be reused before the bytes are read.
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
             raise BadSampleError(where.uri, "it is no file any more")
@@ -131,11 +122,11 @@ def _read_remote(filesystem: pyarrow.fs.FileSystem, where: ByteRange, view: memo
 
 
 def _fill(where: ByteRange, view: memoryview, read: Callable[[memoryview, int], int]) -> None:
-    """Call `read(rest of the view, bytes done)`, which returns the bytes it read, until nothing is left."""
+    """Fill the view; ``read(rest of the view, bytes done)`` returns the number of bytes read."""
     done = 0
     while done < where.length:
         count = read(view[done:], done)
-        if count == 0:  # its size was right a moment ago: a server cut the answer short, or somebody is writing to it
+        if count == 0:  # the size was right: a server cut the response short, or another process is writing
             raise StorageError(where.uri, f"the file ended after {done} of {where.length} bytes")
         done += count
 

@@ -1,4 +1,4 @@
-"""A dataset of which each epoch draws its samples anew."""
+"""A dataset that draws its samples again for each epoch."""
 
 from __future__ import annotations
 
@@ -13,17 +13,15 @@ from mbaas.fields import Arrays, Field
 from mbaas.order import Ids
 
 SOURCE_ID = Field("source_id", (), "int64")
-"""Which sample was drawn: its id in the dataset that was read."""
+"""Id of the drawn sample in the dataset that was read."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Redrawn(Subset):
-    """Draws from another dataset, under the numbers of the draws: in each epoch they are of other samples.
+    """Draws from another dataset, with the numbers of the draws as ids; each epoch draws other samples.
 
-    As a list, without an epoch, it has what epoch 0 draws. Whoever prepares an epoch asks for its `stored_ids`.
-
-    Attributes:
-        draws: from ``inner``, all of whose samples have a weight.
+    Methods without an epoch refer to the draws of epoch 0. Preparation of an epoch uses `stored_ids`. All samples of
+    ``inner`` have a positive weight in ``draws``.
     """
 
     draws: Draws
@@ -33,7 +31,7 @@ class Redrawn(Subset):
         """Draw from a dataset.
 
         Raises:
-            ConfigError: its samples are draws already, or have a field of the name by which draws tell what they are.
+            ConfigError: its samples are per-epoch draws already, or have a field ``source_id``.
         """
         if dataset.stored is not dataset:
             raise ConfigError(
@@ -46,7 +44,7 @@ class Redrawn(Subset):
             )
         there = np.flatnonzero(draws.weights > 0)
         fingerprint, draws = draws.fingerprint(dataset.fingerprint), draws.among(there)
-        # What never comes is not in any cache's plan.
+        # Samples that are never drawn should not take part in cache planning.
         inner = dataset if len(there) == len(dataset) else dataset.select(there)
         return cls(dataset.root, dataset.class_names, fingerprint, inner=inner, ids=draws.of_epoch(0), draws=draws)
 
@@ -73,7 +71,7 @@ class Redrawn(Subset):
         return self.inner.total_bytes
 
     def in_epoch_0(self) -> Dataset:
-        """Return what epoch 0 draws, as a dataset like any other."""
+        """Return the draws of epoch 0 as an ordinary dataset."""
         return Subset(self.root, self.class_names, self.fingerprint, inner=self.inner, ids=self.ids)
 
     def _part(self, ids: Ids, fingerprint: str) -> Dataset:  # noqa: ARG002

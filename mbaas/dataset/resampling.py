@@ -1,4 +1,4 @@
-"""Drawing samples by weights, with replacement: how often each sample of a dataset comes."""
+"""Weighted sampling with replacement."""
 
 from __future__ import annotations
 
@@ -25,40 +25,33 @@ def drawn_by_weight(
     strata: NDArray[Any] | None = None,
     epoch: int | None = None,
 ) -> Ids:
-    """Draw ids of samples, as often as it fits their weights: int64[samples], ascending.
+    """Draw sample ids in proportion to their weights: int64[samples], ascending; for all epochs if ``epoch`` is None.
 
-    The draws are systematic (Madow, "On the theory of systematic sampling, II", 1949): the weights lie one after the
-    other on a line, in random order, and evenly spaced points hit them, of which the first one is random. So a sample
-    of which ``e`` draws are expected is drawn floor(e) or ceil(e) times. Independent draws would leave out a third of
-    all samples where weights are equal.
-
-    Args:
-        weights: float64[n], at least 0, not all 0.
-        samples: number of draws, at least 1.
-        seed: chooses them, in [0, 2**63).
-        strata: [n], values, of each of which the draws are as many as expected, to within one.
-        epoch: for which they are drawn; None for draws that are made once.
+    This is systematic sampling (Madow, "On the theory of systematic sampling, II", 1949). The weights are laid end to
+    end on a line, in random order. Evenly spaced points with a random start then select samples. A sample with ``e``
+    expected draws is drawn floor(e) or ceil(e) times. Independent draws would leave out a third of all samples at equal
+    weights. The other arguments are those of `Draws`.
     """
     there = np.flatnonzero(weights > 0)
     order, start = drawing_chance(len(there), seed, epoch)
     ids = there[order]
     if strata is not None:
-        ids = ids[np.argsort(strata[ids], kind="stable")]  # one stratum after the other, each at random
+        ids = ids[np.argsort(strata[ids], kind="stable")]  # grouped by stratum, in random order within each
     ends = np.cumsum(weights[ids])
-    # The points before the end of each weight. Rounding moves no point beyond the last one.
+    # The number of points before the end of each weight. Rounding moves no point beyond the last weight.
     passed = np.minimum(np.floor(ends / ends[-1] * samples + start), samples).astype(np.int64)
     return np.sort(np.repeat(ids, np.diff(passed, prepend=0)))
 
 
 @dataclass(frozen=True, eq=False)
 class Draws:
-    """How samples of a dataset are drawn.
+    """Parameters of draws from a dataset.
 
     Attributes:
-        weights: float64[n], of its samples; at least 0, not all 0.
+        weights: float64[n], at least 0, not all 0.
         samples: number of draws, at least 1.
-        seed: chooses them, in [0, 2**63).
-        strata: [n], values that come as often as expected, to within one; None: there are none.
+        seed: selects the draws, in [0, 2**63).
+        strata: [n]; each distinct value gets its expected number of draws, to within one. None: no strata.
     """
 
     weights: NDArray[np.float64]
@@ -67,19 +60,19 @@ class Draws:
     strata: NDArray[Any] | None = None
 
     def once(self) -> Ids:
-        """Return what is drawn for all epochs: int64[samples], ascending."""
+        """Return the draws that hold for all epochs: int64[samples], ascending."""
         return drawn_by_weight(self.weights, self.samples, self.seed, self.strata)
 
     def of_epoch(self, epoch: int) -> Ids:
-        """Return what is drawn for an epoch: int64[samples], ascending, read-only."""
+        """Return the draws of an epoch: int64[samples], ascending, read-only."""
         return _drawn(self, epoch)
 
     def among(self, ids: Ids) -> Draws:
-        """Return the same draws from the samples ``ids`` alone, which are all that have a weight."""
+        """Return the same draws for a dataset of only the samples ``ids``, which include all with positive weight."""
         return Draws(self.weights[ids], self.samples, self.seed, None if self.strata is None else self.strata[ids])
 
     def fingerprint(self, of: str) -> str:
-        """Return 32 hex digits that tell these draws of a dataset with fingerprint ``of`` from all others."""
+        """Return 32 hex digits that identify these draws from a dataset with fingerprint ``of``."""
         digest = hashlib.blake2b(f"{self.samples} draws, seed {self.seed}, of {of} ".encode(), digest_size=16)
         digest.update(self.weights.astype("<f8", copy=False).data)
         if self.strata is not None:
@@ -87,7 +80,7 @@ class Draws:
         return digest.hexdigest()
 
 
-@lru_cache(maxsize=4)  # epochs that are in flight at once; a million draws take 8 MB, and a third of a second
+@lru_cache(maxsize=4)  # epochs in flight at the same time; a million draws take 8 MB and a third of a second
 def _drawn(draws: Draws, epoch: int) -> Ids:
     ids = drawn_by_weight(draws.weights, draws.samples, draws.seed, draws.strata, epoch)
     ids.flags.writeable = False
@@ -145,4 +138,4 @@ def _checked_weights(dataset: Dataset, weights: Any) -> NDArray[np.float64]:
         )
     if not found.any():
         raise ConfigError(f"{what} at least one number above 0, got none", option="weights")
-    return found / found.max()  # so that no sum is infinite
+    return found / found.max()  # prevents an infinite sum

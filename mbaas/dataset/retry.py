@@ -1,8 +1,7 @@
-"""Asking storage again after a fault that may pass: bounded attempts, backoff with full jitter.
+"""Retries after transient storage errors: bounded attempts, exponential backoff with full jitter.
 
-`tenacity` does the asking again. What is ours is the decision which error may pass (`mbaas.dataset.faults`) and how
-patient a reader is (`RetryPolicy`). A cache node, whose threads must not wait, asks again in its own way
-(`mbaas.cache.troubles`).
+`tenacity` implements the retries. `mbaas.dataset.faults` classifies errors, and `RetryPolicy` sets the limits. A cache
+node, whose threads must not wait, has its own retries (`mbaas.cache.troubles`).
 """
 
 from __future__ import annotations
@@ -33,26 +32,22 @@ from mbaas.units import counted, seconds
 _T = TypeVar("_T")
 
 UNCOUNTED = 1_000_000
-"""Attempts of a policy that only its time ends."""
+"""Attempts of a policy that only ends by time."""
 
 
 @dataclass(frozen=True)
 class RetryPolicy:
-    """The number of times that a store is asked again, and how long this may go on.
+    """Limits on the number and total time of attempts.
 
-    The time is what usually ends it, not the number of attempts: a store that throttles or restarts is back within
-    seconds, and random pauses say little about how long six attempts take (from 0.5 s to 6 s). With these numbers a
-    store has between 15 and 20 s to answer.
+    Usually the time is the limit. A store that throttles or restarts is back within seconds, and random pauses make the
+    duration of six attempts vary from 0.5 s to 6 s. With these defaults a store has 15 to 20 s to respond.
 
     Attributes:
-        attempts: the most calls, the first included; at least 1.
+        attempts: maximum number of calls, including the first; at least 1.
         first_pause_s: the first pause is drawn from [0, first_pause_s]; the bound doubles after each attempt.
-        max_pause_s: the bound grows no further.
-        total_s: no attempt begins later than this after the first one began. An attempt itself is not cut off: it ends
-            by its own time limits.
-
-    Raises:
-        ConfigError: no attempts, or a negative time.
+        max_pause_s: upper limit of the bound.
+        total_s: no attempt begins later than this after the start of the first. Attempts are not interrupted; they have
+            their own time limits.
     """
 
     attempts: int = 20
@@ -69,12 +64,9 @@ class RetryPolicy:
 
 
 class GaveUpError(Exception):
-    """The error of a read that failed with every attempt that was allowed.
+    """A read that failed in all allowed attempts; ``last`` is the last exception.
 
-    Attributes:
-        attempts: how many there were.
-        elapsed_s: from the first attempt's start to the last one's end.
-        last: what the last attempt raised.
+    ``elapsed_s`` is the time from the start of the first attempt to the end of the last.
     """
 
     def __init__(self, attempts: int, elapsed_s: float, last: BaseException) -> None:
@@ -85,16 +77,13 @@ class GaveUpError(Exception):
 
 
 def retrying(policy: RetryPolicy = RetryPolicy(), *, sleep: Callable[[float], None] = time.sleep) -> Retrying:
-    """Make a caller of functions that asks again as the policy says; threads may share one.
+    """Return a caller of functions that retries according to the policy. Safe to share between threads.
 
     ``retrying()(function, *arguments)`` returns the function's first result. It raises `GaveUpError` when every allowed
-    attempt failed and each might have passed, and what the function raised where no retry can mend it.
+    attempt failed with a transient error. Any other error is raised at once.
 
     Pauses have full jitter: each is drawn from zero to a bound that doubles, so that readers that failed together do
-    not come back together (AWS Architecture Blog, "Exponential Backoff And Jitter", 2015).
-
-    Args:
-        sleep: waits for a number of seconds.
+    not retry together. See AWS Architecture Blog, "Exponential Backoff And Jitter", 2015.
     """
     return Retrying(retry=retry_if_exception(may_pass), **_pace(policy), sleep=sleep)
 
@@ -102,7 +91,7 @@ def retrying(policy: RetryPolicy = RetryPolicy(), *, sleep: Callable[[float], No
 def _pace(policy: RetryPolicy) -> dict[str, Any]:
     return {
         "wait": wait_random_exponential(multiplier=policy.first_pause_s, max=policy.max_pause_s),
-        # One limit over attempts and pauses together: a pause that would end too late is not begun.
+        # One limit for attempts and pauses together: a pause that would end too late is not begun.
         "stop": stop_after_attempt(policy.attempts) | stop_before_delay(policy.total_s),
         "retry_error_callback": _give_up,
     }
@@ -114,23 +103,20 @@ async def ask_for(
     *,
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> _T:
-    """Return what ``read`` gives; call it again, with the pauses of `retrying`, as long as storage may give it later.
+    """Await ``read()`` and return its result; retry with the pauses of `retrying` after a transient `StorageError`.
 
-    Only a `StorageError` says that: any other error that ``read`` raises is raised at once.
-
-    Args:
-        total_s: no call begins later than this after the first one; 0: it is called once.
+    No call begins later than ``total_s`` after the first; 0 means a single call. Any other exception is raised at once.
 
     Raises:
-        BadSampleError: storage did not give the sample in that time: says how often it was asked.
+        BadSampleError: all attempts failed; the message contains their number.
     """
-    # Not by `may_pass` alone, which takes any time-out for storage's: one may be that of an actor that hangs.
+    # `may_pass` alone would treat any timeout as a storage error, even one of a hanging actor.
     passes = retry_if_exception(lambda error: isinstance(error, StorageError) and may_pass(error))
     pace = _pace(RetryPolicy(attempts=UNCOUNTED, total_s=total_s))
     retry = AsyncRetrying(retry=passes, **pace, sleep=sleep)
 
     async def attempt() -> _T:
-        return await read()  # tenacity awaits coroutine functions only, and ``read`` may be any function
+        return await read()  # tenacity only awaits coroutine functions, and ``read`` may be any callable
 
     try:
         found: _T = await retry(attempt)
@@ -140,7 +126,7 @@ async def ask_for(
 
 
 def _give_up(state: RetryCallState) -> NoReturn:
-    # tenacity calls this after a failed attempt, so all three are there.
+    # tenacity calls this after a failed attempt, so all three are set.
     assert state.outcome is not None
     assert state.seconds_since_start is not None
     last = state.outcome.exception()
@@ -149,12 +135,7 @@ def _give_up(state: RetryCallState) -> NoReturn:
 
 
 class PatientReader(SampleReader):
-    """A reader that asks another one again as long as what it raises may pass; it holds the caller's thread meanwhile.
-
-    Args:
-        inner: the reader.
-        retry: how often it is asked, and with which pauses.
-    """
+    """Retries transient errors of the reader ``inner``; the caller's thread waits meanwhile."""
 
     def __init__(self, inner: SampleReader, retry: Retrying | None = None) -> None:
         self._inner, self._retry = inner, retry or retrying()
@@ -167,9 +148,8 @@ class PatientReader(SampleReader):
 
 
 def _verdict(gave_up: GaveUpError) -> BaseException:
-    """Return the error that says of a sample how often it was asked for."""
     last = gave_up.last
-    if not isinstance(last, BadSampleError):  # a reader of somebody else's
+    if not isinstance(last, BadSampleError):  # a third-party reader
         return last
     tried = f"{counted(gave_up.attempts, 'attempt')} in {seconds(gave_up.elapsed_s)}"
     return BadSampleError(last.uri, f"{last.reason} ({tried})")

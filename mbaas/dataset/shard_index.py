@@ -1,4 +1,4 @@
-"""Indexing shards: each is looked through once, and its samples are read by their places later."""
+"""Indexes shards: each is scanned once, so that its samples can be read at random later."""
 
 from __future__ import annotations
 
@@ -24,21 +24,15 @@ from mbaas.errors import ConfigError, DatasetError
 from mbaas.fields import LABEL
 from mbaas.progress import track
 
-_REMOTE_THREADS = 32  # each waits for one header after the other
+_REMOTE_THREADS = 32  # each reads one header after another
 _LOCAL_THREADS = 4
-_CALLER = 6  # frames from a warning to the caller of the reader, through `indexed_once`, `listed_once` and `make`
+_CALLER = 6  # stack frames from a warning to the reader's caller, through `indexed_once`, `listed_once` and `make`
 _BUFFER_BYTES = 16 << 10
-"""How much is read at a header: small images are then read with it, and cost no request of their own."""
+"""Bytes read per header: small images are read with it and need no further request."""
 
 
 class FoundSample(NamedTuple):
-    """A sample of a shard.
-
-    Attributes:
-        name: of it in the shard.
-        offset, length: the bytes of the shard that are its own.
-        values: of columns that labels and fields come from, by their names.
-    """
+    """A sample of a shard: its name and bytes there, and the values of columns for labels and fields."""
 
     name: str
     offset: int
@@ -47,14 +41,13 @@ class FoundSample(NamedTuple):
 
 
 class LeftOut(NamedTuple):
-    """A part of a shard that cannot be read, for a warning: which one, and why."""
+    """A part of a shard that cannot be read; the reason is shown in a warning."""
 
     reason: str
 
 
 Find: TypeAlias = Callable[[BinaryIO, int, str], Iterator[FoundSample | LeftOut]]
-"""Yields the samples of a shard, and the parts that are left out. Arguments: a file at its beginning, its size in
-bytes, and what messages call it."""
+"""(file at its start, size in bytes, name for messages) -> samples of a shard, and parts that are left out."""
 
 
 def indexed_once(
@@ -70,22 +63,17 @@ def indexed_once(
     find: Find,
     single_values: bool = False,
 ) -> Dataset:
-    """Return the samples of shards, from a listing that was kept if there is one that still holds.
+    """Return the samples of shards, from a saved listing if it is still valid.
 
     Args:
-        shards, filesystem, listing: see `mbaas.read_webdataset`.
-        writer: the function that reads shards of this kind.
-        asked: its options, which a listing is of.
-        label: the column that is the field ``label``; None for none.
-        fields: the columns that are further fields.
-        columns: those that ``find`` gives values of.
+        shards, filesystem, listing: see `mbaas.read_webdataset`, also for errors.
+        writer: name of the function that reads this kind of shards.
+        asked: options that a saved listing must match.
+        label: column that becomes the field ``label``, or None.
+        fields: columns that become further fields.
+        columns: columns with values from ``find``.
         find: finds the samples of a shard.
-        single_values: whether it gives lists of values also where each sample has exactly one.
-
-    Raises:
-        ConfigError: a pattern or a field that cannot be.
-        DatasetError: a shard is not there or cannot be read, or as ``find`` says; or the listing cannot be read or
-            written, is damaged, or is of other shards or options.
+        single_values: whether ``find`` returns lists even for single values.
     """
     where, names = locate_shards(shards, filesystem)
     files = look_up(where, names)
@@ -110,11 +98,7 @@ def indexed_once(
 
 
 def checked_names(fields: Sequence[str], what: str) -> tuple[str, ...]:
-    """Return the names of fields, of which there is a list.
-
-    Raises:
-        ConfigError: it is one text.
-    """
+    """Return field names as a tuple; raise ConfigError for a single string."""
     if isinstance(fields, str):
         raise ConfigError(f"fields must be a list of {what}, such as [{fields!r}], got {fields!r}", option="fields")
     return tuple(fields)
@@ -123,7 +107,6 @@ def checked_names(fields: Sequence[str], what: str) -> tuple[str, ...]:
 def _look_through(
     where: Location, files: list[list[Any]], columns: Sequence[str], find: Find
 ) -> list[tuple[pa.Table, pa.Table]]:
-    """Look through all shards, several at a time; see `_look_through_one`. Warn of what is left out of them."""
     filesystem = s3_attempts(where.filesystem, S3_ATTEMPTS)
     is_local = isinstance(filesystem, pyarrow.fs.LocalFileSystem)
 
@@ -144,11 +127,7 @@ def _look_through(
 def _look_through_one(
     where: Location, filesystem: pyarrow.fs.FileSystem, name: str, nbytes: int, columns: Sequence[str], find: Find
 ) -> tuple[pa.Table, pa.Table, list[LeftOut]]:
-    """Find the samples of one shard: where they lie, as in `PLACE`, and the values that labels and fields come from.
-
-    Returns:
-        These two, and the parts of the shard that are left out.
-    """
+    """Return locations as in `PLACE`, the values of labels and fields, and parts that are left out."""
     shard = join(where.root, name)
     uris: list[str] = []
     spans: list[tuple[int, int]] = []
@@ -166,7 +145,7 @@ def _look_through_one(
                     values[column].append(value)
     except DatasetError:
         raise
-    except Exception as error:  # a file system of somebody else's raises what it likes
+    except Exception as error:  # third-party file systems raise any exception
         raise DatasetError(f"cannot read {shard}: {said(error)}") from error
     offsets, lengths = zip(*spans, strict=True) if spans else ((), ())
     places = [pa.array(column, each.type) for column, each in zip((uris, offsets, lengths), PLACE, strict=True)]

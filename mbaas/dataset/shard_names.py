@@ -1,4 +1,4 @@
-"""Naming and finding shards: files that hold many samples each."""
+"""Expands patterns of shard names and looks up the files."""
 
 from __future__ import annotations
 
@@ -25,29 +25,29 @@ _RANGE = re.compile(r"(\d+)\.\.(\d+)")
 def locate_shards(
     shards: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], filesystem: pyarrow.fs.FileSystem | None
 ) -> tuple[Location, list[str]]:
-    """Find the folder that all shards are in, and their names below it.
+    """Return the folder that contains all shards, and their names below it.
 
     Args:
-        shards: a local path or a URI; a pattern with braces for several, such as ``{000..127}.tar`` or ``{a,b}.tar``;
-            or a list of these.
-        filesystem: where they are; None to tell from the URI.
+        shards: a local path or a URI; a pattern with braces for several shards, such as ``{000..127}.tar`` or
+            ``{a,b}.tar``; or a list of paths and patterns.
+        filesystem: file system of the shards; None: determined by the URI.
 
     Raises:
-        ConfigError: a pattern that stands for nothing.
-        DatasetError: they are not all in one file system; one is named twice, or so that its samples cannot be.
+        ConfigError: no shards, too many, or an invalid pattern.
+        DatasetError: several file systems, a duplicate shard, or an invalid name.
     """
     given = [shards] if isinstance(shards, (str, os.PathLike)) else shards
     texts = [text for each in given for text in _expanded(os.fspath(each))]
     if not texts:
         raise ConfigError("shards must name at least one shard, got none", option="shards")
     if filesystem is None:
-        # Absolute, because names of the current folder and of others may stand side by side.
+        # Absolute, because names below the current folder may be mixed with others.
         texts = [text if "://" in text else os.path.abspath(os.path.expanduser(text)) for text in texts]  # noqa: PTH100, PTH111
-    # What follows a question mark in a URI are options of the file system.
+    # In a URI, options of the file system follow a question mark.
     starts = [len(text.partition("?")[0]) if "://" in text else len(text) for text in texts]
     paths = [text[:at] for text, at in zip(texts, starts, strict=True)]
     options = {text[at:] for text, at in zip(texts, starts, strict=True)}
-    common = os.path.commonprefix(paths)  # noqa: RUF071 (of URIs, too; what is after the last slash is cut off)
+    common = os.path.commonprefix(paths)  # noqa: RUF071 (also URIs; cut at the last slash)
     folder = common[: common.rfind("/") + 1]
     if len(options) > 1 or folder.endswith("://") or any(("://" in text) != ("://" in folder) for text in texts):
         first, last = (without_secrets(text) if "://" in text else text for text in (min(texts), max(texts)))
@@ -65,10 +65,10 @@ def locate_shards(
 
 
 def look_up(where: Location, names: list[str]) -> list[list[Any]]:
-    """Look for shards: for each its name, its size in bytes, and when it was changed, in ns since 1970 if known.
+    """Return name, size in bytes, and modification time in ns since 1970 (if known) of each shard.
 
     Raises:
-        DatasetError: one is not there, or is no file.
+        DatasetError: a shard does not exist or is not a regular file.
     """
     files = []
     for name, info in zip(names, file_infos(where, names), strict=True):
@@ -80,7 +80,7 @@ def look_up(where: Location, names: list[str]) -> list[list[Any]]:
 
 
 def _expanded(pattern: str) -> Iterator[str]:
-    """Yield the names that a pattern with braces stands for, as a shell does; braces do not lie within braces."""
+    # Like a shell, but without nested braces.
     *parts, rest = _BRACES.split(pattern)
     texts, choices = [*parts[::2], rest], [_choices(pattern, part[1:-1]) for part in parts[1::2]]
     count = 1
@@ -93,7 +93,6 @@ def _expanded(pattern: str) -> Iterator[str]:
 
 
 def _choices(pattern: str, inside: str) -> Sequence[str]:
-    """Return what may stand in place of braces."""
     if bounds := _RANGE.fullmatch(inside):
         first, last = bounds.groups()
         width = max(len(first), len(last)) if re.match("0.", first) or re.match("0.", last) else 0

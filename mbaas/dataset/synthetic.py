@@ -1,4 +1,4 @@
-"""A dataset without files, of any size: for tests, and for measuring what order and bookkeeping cost."""
+"""A dataset without files, of any size, for tests and for measuring the overhead of ordering and bookkeeping."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from mbaas.order import Ids
 
 
 def synthetic(num_samples: int, *, height: int = 8, width: int = 8, num_classes: int = 10) -> Dataset:
-    """Make a dataset of computed images, which takes no memory and no disk however many they are.
+    """Create a dataset of computed images, which needs no memory or disk for any number of images.
 
-    Sample i is a PNG file of noise that i alone decides, with label i mod `num_classes`. The files are not
-    compressed, so all are equally long and nothing needs a table.
+    Sample i is a PNG file of noise determined by i, with label i mod `num_classes`. The files are not compressed, so
+    all have the same length and no table is needed.
 
     Args:
         num_samples: at least 1.
-        height: of an image, in pixels, at least 1.
-        width: of an image, in pixels, at least 1.
+        height: image height in pixels, at least 1.
+        width: image width in pixels, at least 1.
         num_classes: at least 1.
 
     Raises:
@@ -76,7 +76,7 @@ class SyntheticDataset(Dataset):
 
     @cached_property
     def _sample_bytes(self) -> int:
-        # Of any sample: they are equally long.
+        # the same for all samples
         return len(_png_of_noise(0, self.height, self.width))
 
 
@@ -90,13 +90,13 @@ class _SyntheticReader(SampleReader):
 
 
 def _png_of_noise(sample_id: int, height: int, width: int) -> bytes:
-    """Encode an uncompressed RGB image whose pixels are a hash of the sample id."""
+    # The pixels are a hash of the sample id.
     row_bytes = 3 * width
     noise = hashlib.shake_128(struct.pack("<q", sample_id)).digest(height * row_bytes)
-    # Before each row stands the filter that it was encoded with: 0 is none.
+    # The byte before each row is its filter; 0 means none.
     rows = b"".join(b"\0" + noise[i : i + row_bytes] for i in range(0, len(noise), row_bytes))
-    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)  # 8 bits a channel, RGB, not interlaced
-    # Level 0 stores: what is compressed would have a length of its own in each sample.
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)  # 8 bits per channel, RGB, not interlaced
+    # Level 0 only stores: compressed samples would differ in length.
     pieces = ((b"IHDR", header), (b"IDAT", zlib.compress(rows, 0)), (b"IEND", b""))
     return b"\x89PNG\r\n\x1a\n" + b"".join(_png_chunk(kind, data) for kind, data in pieces)
 

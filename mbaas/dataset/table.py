@@ -21,7 +21,7 @@ from mbaas.fields import LABEL, Arrays, Column, Field, Packed
 from mbaas.order import Ids
 
 _DIGEST_BYTES = 16
-_CATEGORIES = b"mbaas.categories"  # in a column's metadata, a JSON list of texts
+_CATEGORIES = b"mbaas.categories"  # key in a column's metadata; the value is a JSON list of strings
 
 PLACE = pa.schema(
     [
@@ -30,29 +30,31 @@ PLACE = pa.schema(
         pa.field("length", pa.int64(), nullable=False),  # bytes
     ]
 )
-"""The first columns of a table of samples: where each lies. `large_string`, because ten million names can pass a
-`string`'s 2 GiB."""
+"""The first columns of a table of samples: the location of each one.
+
+`large_string`, because ten million names can exceed the 2 GiB of a `string` column.
+"""
 
 SCHEMA = PLACE.append(pa.field(LABEL.name, pa.int64(), nullable=False))
-"""Columns of a table of samples of which the class is known, as an index into the names of classes."""
+"""Columns of a table of samples with classes; the label is an index into the class names."""
 
 
 IN_SHARD = "#"
-"""Stands in the `uri` of a sample of a shard between the shard's name and the member's."""
+"""Separates the shard's name from the member's name in the `uri` of a sample."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class TableDataset(Dataset):
-    """A dataset of samples that lie in files.
+    """A dataset of samples stored in files.
 
     Attributes:
-        table: one row a sample, each column in one chunk: a row is found in constant time, and a pickle has few
-            buffers. The columns are those of `PLACE`, and then one for each field: numbers, or lists of them, which
-            have a size (`pyarrow.list_` with one) or differ in length; their items are numbers or lists with a size.
-            A column's metadata says what numbers of categories stand for.
-        filesystem: where the files are.
+        table: one row per sample, each column in one chunk, so that a row is found in constant time and a pickle has
+            few buffers. The columns of `PLACE` come first, then one per field: numbers, or lists with numbers or
+            fixed-size lists as items. Lists are fixed-size (`pyarrow.list_` with a size) or large. Metadata of a column
+            lists the strings of integer-encoded categories.
+        filesystem: file system of the files.
         base: path of `root` within `filesystem`.
-        sources: int64[n], the ids of the rows in the table of which they are a part; None if they are all of it.
+        sources: int64[n], ids of the rows in the table that was divided; None if this dataset is undivided.
     """
 
     table: pa.Table
@@ -84,7 +86,7 @@ class TableDataset(Dataset):
         return FileReader(self.filesystem, self.byte_range)
 
     def byte_range(self, sample_id: int) -> ByteRange:
-        """Tell where one sample's bytes lie: at the end of its file."""
+        """Return the location of one sample's bytes, at the end of its file."""
         name = self._name(sample_id)
         offset, length = self._span(sample_id)
         return ByteRange(join(self.root, name), join(self.base, name), offset, length, file_bytes=offset + length)
@@ -93,14 +95,14 @@ class TableDataset(Dataset):
         return sample_ids if self.sources is None else self.sources[sample_ids]
 
     def _part(self, ids: Ids, fingerprint: str) -> TableDataset:
-        # A table of its own: a feed of a small part would else send the whole one to every node.
+        # A copy, because a feed of a small part would otherwise send the whole table to every node.
         rows = self.table.take(pa.array(ids)).combine_chunks()
         return replace(self, fingerprint=fingerprint, table=rows, sources=self.source_ids(ids))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Fields alone: the views below would go along as copies of what the table holds already. And the table as the
-        # memory of its columns: Ray would copy the bounds of all names, and import pandas for it, which takes half a
-        # second of the program that serves and of the coordinator.
+        # Only the dataclass fields: the cached views would be pickled as copies of the table's contents. The table is
+        # passed as raw column buffers. Ray's own pickling would copy the bounds of all names, and import pandas, which
+        # costs the serving program and the coordinator half a second.
         given = {field.name: getattr(self, field.name) for field in fields(self)}
         columns = [_memory_of(column) for column in self.table.columns]
         return _unpickled, (type(self), given | {"table": (self.table.schema, columns)})
@@ -111,7 +113,7 @@ class TableDataset(Dataset):
     def _span(self, sample_id: int) -> tuple[int, int]:
         return int(self._offsets[sample_id]), int(self._lengths[sample_id])
 
-    # Views of the table's memory, made once: Arrow takes tens of microseconds to find a column and its chunk.
+    # Cached views of the table's memory: Arrow takes tens of microseconds to find a column and its chunk.
 
     @cached_property
     def _names(self) -> pa.Array:
@@ -140,16 +142,16 @@ class TableDataset(Dataset):
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class ShardDataset(TableDataset):
-    """A dataset of samples of which many lie in one file, a shard.
+    """A dataset of samples stored in shards, files with many samples each.
 
     Attributes:
-        shards: name below `root` -> size in bytes. The column ``uri`` has names of members: "train-0.tar#cat/1.jpg".
+        shards: name below `root` -> size in bytes. The column ``uri`` has member names: "train-0.tar#cat/1.jpg".
     """
 
     shards: Mapping[str, int]
 
     def byte_range(self, sample_id: int) -> ByteRange:
-        """Tell where one sample's bytes lie."""
+        """Return the location of one sample's bytes."""
         name = self._name(sample_id)
         shard = name.partition(IN_SHARD)[0]
         offset, length = self._span(sample_id)
@@ -157,7 +159,7 @@ class ShardDataset(TableDataset):
 
 
 _Memory = tuple[int, int, list[pa.Buffer | None]]
-"""A column: its rows, the first one's place in the buffers, and the buffers, which a pickle carries out of band."""
+"""A column: number of rows, offset of the first row in the buffers, and the buffers, which are pickled out of band."""
 
 
 def _memory_of(column: pa.ChunkedArray) -> _Memory:
@@ -172,7 +174,7 @@ def _unpickled(kind: type[TableDataset], given: dict[str, Any]) -> TableDataset:
 
 
 def _column_of(kind: pa.DataType, rows: int, offset: int, buffers: list[pa.Buffer | None]) -> pa.Array:
-    if pa.types.is_fixed_size_list(kind):  # buffers of the lists, and then of the numbers in them
+    if pa.types.is_fixed_size_list(kind):  # buffers of the lists, then buffers of their items
         own, inner, items = buffers[:1], buffers[1:], (offset + rows) * kind.list_size
     elif pa.types.is_large_list(kind):
         own, inner = buffers[:2], buffers[2:]
@@ -184,10 +186,7 @@ def _column_of(kind: pa.DataType, rows: int, offset: int, buffers: list[pa.Buffe
 
 
 def table_of(places: Sequence[pa.Array], known: Mapping[str, pa.Array]) -> pa.Table:
-    """Make a table of samples out of the columns of `PLACE`, and the values of fields by name, without nulls.
-
-    Values that are a dictionary's are categories: numbers of texts.
-    """
+    """Build a table from the columns of `PLACE` and fields by name, without nulls; dictionaries become categories."""
     named = {name: _with_categories(name, array) for name, array in known.items()}
     schema = pa.schema([*PLACE, *(field for field, _ in named.values())])
     return pa.Table.from_arrays([*places, *(values for _, values in named.values())], schema=schema)
@@ -201,29 +200,22 @@ def _with_categories(name: str, array: pa.Array) -> tuple[pa.Field, pa.Array]:
 
 
 def categories_of(column: pa.Field) -> tuple[str, ...]:
-    """Return what the numbers in a column of a table stand for; () if they are numbers.
-
-    Raises:
-        ValueError: what the column says of that is no list.
-    """
+    """Return the strings of an integer-encoded column, or (); invalid metadata raises ValueError."""
     told = (column.metadata or {}).get(_CATEGORIES)
     return () if told is None else tuple(map(str, json.loads(told)))
 
 
 def fingerprint_of(table: pa.Table, class_names: Iterable[str]) -> str:
-    """Compute 32 hex digits that depend on the rows, their order and the class names, and on nothing else.
+    """Return 32 hex digits that depend only on the rows, their order and the class names.
 
-    How the table is cut in chunks and whether strings have 32- or 64-bit offsets makes no difference.
-    This takes 8 bytes of memory for each row of the largest chunk.
-
-    Args:
-        table: columns uri (string), offset and length (int64), and those of fields, without nulls.
-        class_names: name of each label.
+    The table has columns uri (string), offset and length (int64), and fields, without nulls. Chunking and the width of
+    string offsets (32 or 64 bits) do not matter. This takes 8 bytes of memory per row of the largest chunk.
     """
     parts = [_digest_strings(table["uri"].chunks)]
     parts += [_digest_integers(table[name].chunks) for name in ("offset", "length")]
     for field in list(table.schema)[len(PLACE) :]:
-        if field.name == LABEL.name and field.type == pa.int64():  # nothing else in tables of older versions
+        # Older versions only had this field; their fingerprints must stay the same.
+        if field.name == LABEL.name and field.type == pa.int64():
             parts.append(_digest_integers(table[field.name].chunks))
         else:
             parts.append(_digest_field(field, table[field.name].chunks))
@@ -232,12 +224,12 @@ def fingerprint_of(table: pa.Table, class_names: Iterable[str]) -> str:
 
 
 def _digest_strings(chunks: Iterable[pa.Array]) -> bytes:
-    """Digest all bytes and all lengths: together they leave no doubt where a string ends."""
+    # Bytes and lengths together are unambiguous.
     text, lengths = blake2b(), blake2b()
     for chunk in chunks:
         offsets, data = string_bounds(chunk)
         text.update(data[offsets[0] : offsets[-1]])
-        # Little-endian int64, whatever the machine and the width of the offsets are.
+        # little-endian int64 on every machine, for any width of offsets
         lengths.update(np.diff(offsets).astype("<i8", copy=False).data)
     return text.digest() + lengths.digest()
 
@@ -262,8 +254,8 @@ def _digest_field(field: pa.Field, chunks: Iterable[pa.Array]) -> bytes:
     return digest.digest() + (lengths.digest() if pa.types.is_large_list(field.type) else b"")
 
 
-# Views made by hand: `pyarrow.Array.to_numpy` would do for integers, but its first call imports pandas where that is
-# installed: about a second, in each process that uses a dataset.
+# Views are built by hand, because the first call of `pyarrow.Array.to_numpy` imports pandas if installed. That takes
+# about a second in each process that uses a dataset.
 
 
 def integers(chunk: pa.Array) -> NDArray[np.int64]:
@@ -273,7 +265,7 @@ def integers(chunk: pa.Array) -> NDArray[np.int64]:
 
 
 def numbers(chunk: pa.Array) -> Column:
-    """View the values of an array of numbers, or of lists of them, without nulls: [n], [n, size], or packed."""
+    """View the values of a numeric array or a list array without nulls: [n], [n, size], or packed."""
     if pa.types.is_fixed_size_list(chunk.type):
         size, values = chunk.type.list_size, numbers(chunk.values)
         assert isinstance(values, np.ndarray)
@@ -288,20 +280,19 @@ def numbers(chunk: pa.Array) -> Column:
 
 
 def string_bounds(chunk: pa.Array) -> tuple[NDArray[Any], memoryview]:
-    """View the values of an array of strings or of bytes, without nulls: of any type but a view or a dictionary.
+    """View the values of a string or binary array without nulls; views and dictionaries are not supported.
 
-    Returns:
-        int[n + 1] and bytes: value i lies in bytes [bounds[i], bounds[i + 1]).
+    Value i is in bytes [bounds[i], bounds[i + 1]) of the second result; bounds are int[n + 1].
     """
     _, offsets, data = chunk.buffers()
     is_large = pa.types.is_large_string(chunk.type) or pa.types.is_large_binary(chunk.type)
     width = np.int64 if is_large else np.int32
-    # An empty array may have no buffer of offsets at all.
+    # An empty array may lack a buffer of offsets.
     bounds = _view(offsets, width, chunk.offset, len(chunk) + 1) if len(chunk) else np.zeros(1, width)
     return bounds, memoryview(data or b"")
 
 
 def _view(data: pa.Buffer | None, dtype: Any, start: int, count: int) -> NDArray[Any]:
-    # No more than is used, because a file may say of a buffer that it ends in the middle of a value.
+    # View only the used part: in a file, a buffer may end in the middle of a value.
     end = (start + count) * np.dtype(dtype).itemsize
     return np.frombuffer(memoryview(data or b"")[:end], dtype)[start:]

@@ -1,4 +1,4 @@
-"""Parses CSV and JSON files into tables: one file, one answer, whatever its size and the number of threads."""
+"""Parses CSV and JSON files into tables, independently of block sizes and the number of threads."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 _BLOCK_BYTES = 2**31 - 1
-"""pyarrow's largest block. A file is parsed in one, because types are inferred for each block by itself."""
+"""pyarrow's largest block. A file is parsed in one block, because types are inferred per block."""
 
 _NULL_ROW = re.compile(rb"(?:\A|[\r\n])[ \t]*null")
 
 _INTEGER = r"^-?(0|[1-9][0-9]*)$"
 _FLOAT = r"^[+-]?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?$"
-"""Numbers in full. What is written otherwise, such as 001, is a code, and stays a string."""
+"""Numbers written in full. Other forms, such as 001, are codes and stay strings."""
 
 _MISSING = pa.array(["nan", "NaN", "NA", "N/A", "#N/A", "null", "NULL", "None"])
-"""What stands for a missing value in a column of numbers; in a column of strings each is itself."""
+"""Missing values in a numeric column; in a string column they are ordinary strings."""
 
 _BOOLEANS = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
 
@@ -31,21 +31,15 @@ class TableError(ValueError):
 
 
 def parse_csv(content: bytes, *, delimiter: str, texts: Collection[str], encoding: str | None) -> pa.Table:
-    """Parse a CSV file.
+    """Parse a CSV file. Columns ``texts`` always stay strings.
 
-    A column is of numbers or booleans if all of its values are, else of strings. Empty values are null.
-
-    Args:
-        content: of the file.
-        delimiter: between columns.
-        texts: columns that are strings in any case, as they are written.
-        encoding: a codec of Python's; None for UTF-8.
+    Any other column is numeric or boolean if all of its values are. Empty values are null.
 
     Raises:
-        TableError: it is not in that encoding.
-        pa.ArrowException: it cannot be parsed.
+        TableError: the contents do not match ``encoding``, a Python codec (None: UTF-8).
+        pa.ArrowException: the file cannot be parsed.
     """
-    # Here: to import all readers takes longer than to read most tables.
+    # Here: importing all readers takes longer than reading most tables.
     import pyarrow.csv
 
     text = _decoded(content, encoding)
@@ -65,15 +59,10 @@ def parse_csv(content: bytes, *, delimiter: str, texts: Collection[str], encodin
 
 
 def parse_json(content: bytes, *, encoding: str | None) -> pa.Table:
-    """Parse JSON lines, or one array of objects.
-
-    Args:
-        content: of the file.
-        encoding: as for `parse_csv`.
+    """Parse JSON lines, or one array of objects; see `parse_csv` for ``encoding`` and errors.
 
     Raises:
-        TableError: it is not in that encoding, or a row is not an object.
-        pa.ArrowException: it cannot be parsed.
+        TableError: also for a row that is not an object.
     """
     import pyarrow.json
 
@@ -81,10 +70,10 @@ def parse_json(content: bytes, *, encoding: str | None) -> pa.Table:
     if lines.lstrip()[:1] == b"[":
         try:
             rows = msgspec.json.decode(lines, type=list[msgspec.Raw])
-            lines = b"\n".join(msgspec.json.format(bytes(row), indent=-1) for row in rows)  # each in one line
+            lines = b"\n".join(msgspec.json.format(bytes(row), indent=-1) for row in rows)  # one line each
         except msgspec.DecodeError as error:
             raise TableError(str(error)) from None
-    if _NULL_ROW.search(lines):  # pyarrow 26 crashes if a block of lines begins with one
+    if _NULL_ROW.search(lines):  # pyarrow 26 crashes if a block begins with a null line
         raise TableError("a row is null, and must be an object with a value for each column")
 
     def read(schema: pa.Schema | None) -> pa.Table:
@@ -95,13 +84,13 @@ def parse_json(content: bytes, *, encoding: str | None) -> pa.Table:
         )
 
     table = read(None)
-    # JSON has no times: pyarrow takes strings that look like some for them, and would change how they are written.
+    # JSON has no timestamps. pyarrow converts strings that look like timestamps, which would change their form.
     times = [field.name for field in table.schema if pa.types.is_timestamp(field.type)]
     return read(pa.schema([(name, pa.string()) for name in times])) if times else table
 
 
 def _typed(column: pa.ChunkedArray) -> pa.Array:
-    """Return a column of strings as integers, floats or booleans if all of its values are."""
+    """Return integers, floats or booleans if all values are; otherwise the strings."""
     values = column.combine_chunks()
     is_missing = pc.or_kleene(pc.is_null(values), pc.is_in(values, pc.cast(_MISSING, values.type)))
     given = values.filter(pc.invert(is_missing))
@@ -113,7 +102,7 @@ def _typed(column: pa.ChunkedArray) -> pa.Array:
         if pc.all(pc.match_substring_regex(given, pattern)).as_py():
             try:
                 return pc.cast(pc.if_else(is_missing, None, values), kind)
-            except pa.ArrowInvalid:  # more digits than 64 bits have
+            except pa.ArrowInvalid:  # integers beyond 64 bits
                 continue
     return values
 

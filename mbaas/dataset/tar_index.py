@@ -1,4 +1,4 @@
-"""Finding the samples of a tar file by its headers, without reading what lies between them."""
+"""Locates the samples of a tar file by its headers, without reading the contents."""
 
 from __future__ import annotations
 
@@ -15,11 +15,10 @@ from mbaas.dataset.shard_index import LeftOut
 from mbaas.errors import DatasetError
 
 _NAME = re.compile(r"((?:.*/)?[^./]+)\.([^/]*)", re.DOTALL)
-"""The name of a member: its sample, up to the first dot of the base name, and what it is of that sample. Hidden members
-have no part before the dot."""
+"""A member's name: its sample, up to the first dot of the base name, and its ending. Hidden members do not match."""
 
 _ABOUT_SHARD = re.compile(r"__[^/]*__(/|$)")
-"""Names of members that tell of the shard and belong to no sample, as webdataset has them."""
+"""Members with metadata of the shard, which belong to no sample, as in webdataset."""
 
 _COMPRESSED = {
     b"\x1f\x8b": "gzip",
@@ -27,15 +26,15 @@ _COMPRESSED = {
     b"\xfd7zXZ\0": "xz",
     b"\x28\xb5\x2f\xfd": "zstd",
 }
-"""How a compressed file begins -> by what it was compressed."""
+"""First bytes of a compressed file -> format."""
 
 _ENCODING, _ERRORS = "utf-8", "surrogateescape"
-_CONTINUED = b"M"  # GNU tar's type of the rest of a member that begins in another volume
-_MOST_LINKS = 40  # from one to the next, as in Linux; a circle of links leads to no file
+_CONTINUED = b"M"  # GNU tar type: rest of a member from another volume
+_MOST_LINKS = 40  # followed in sequence, as in Linux; a cycle of links leads to no file
 
 
 class Member(NamedTuple):
-    """A file in a tar file: its name, and which bytes of the tar file are its own."""
+    """A file in a tar file: its name, and its bytes within the tar file."""
 
     name: str
     offset: int
@@ -44,13 +43,13 @@ class Member(NamedTuple):
 
 @dataclass(frozen=True)
 class TarSample:
-    """The members of one sample, as far as they were asked for.
+    """The requested members of one sample.
 
     Attributes:
-        key: what the names of its members have in common.
-        images: those that can be the image.
-        contents: of others that were asked for, by the ending of the name, which is in lower case.
-        endings: of all its members.
+        key: common part of its members' names.
+        images: members with an image ending.
+        contents: lower-case ending -> contents of the other requested members.
+        endings: endings of all its members.
     """
 
     key: str
@@ -62,23 +61,21 @@ class TarSample:
 def tar_samples(
     file: BinaryIO, nbytes: int, *, shard: str, images: Collection[str], read: Collection[str]
 ) -> Iterator[TarSample | LeftOut]:
-    """Yield the samples of a tar file in order, with at most one member for each ending.
+    """Yield the samples of a tar file in order, with at most one member per ending.
 
-    A sample is a run of members whose names are the same up to the first dot of the base name, as in the Python package
-    webdataset. Skipped are hidden members, directories and devices, members without an ending, and names
-    `__like this__`. A hard or symbolic link has the content of the member that it leads to. Where tar files were
-    concatenated, all of them are read, as by `tar --ignore-zeros`.
+    A sample is a run of members whose names are equal up to the first dot of the base name, as in the Python package
+    webdataset. Hidden members, directories, devices, members without an ending, and names `__like this__` are skipped.
+    A hard or symbolic link has the contents of its target. Concatenated tar files are all read, as by `tar
+    --ignore-zeros`.
 
     Args:
-        file: at its beginning; it is read at the headers, and at the members to be read.
-        nbytes: its size.
-        shard: what messages call it.
-        images: endings of members that are images, in lower case, without the dot.
-        read: endings of members whose content is wanted.
+        file, nbytes, shard: the file at its start, its size, and its name in messages.
+        images: lower-case endings of images, without the dot.
+        read: endings of members whose contents are requested.
 
     Raises:
-        DatasetError: it is no plain tar file, it is cut off or damaged, a sample has two members of one ending, or a
-            wanted member is a sparse file or continues in another file.
+        DatasetError: not a plain tar file, a truncated or damaged one, a sample with two members of one ending, or a
+            requested member that is sparse or continues in another volume.
     """
     headers = _Headers(file, nbytes, shard)
     sample: TarSample | None = None
@@ -119,21 +116,14 @@ def tar_samples(
 
 
 class _Header(NamedTuple):
-    """A file or link in a tar file, and which of the concatenated archives it belongs to, counted from 0."""
+    """A file or link; ``archive`` is the index of its concatenated tar file."""
 
     info: tarfile.TarInfo
     archive: int
 
 
 class _Headers:
-    """The files and links of a tar file, each of which is there as a whole.
-
-    Args:
-        file, nbytes, shard: see `tar_samples`.
-
-    Raises:
-        DatasetError: while headers are read, if the tar file is compressed, cut off or damaged.
-    """
+    """Iterates over files and links; raises DatasetError if the tar file is compressed, truncated or damaged."""
 
     def __init__(self, file: BinaryIO, nbytes: int, shard: str) -> None:
         self._file, self._nbytes, self._shard = file, nbytes, shard
@@ -157,11 +147,8 @@ class _Headers:
             archive, start = archive + 1, found
 
     def target(self, link: tarfile.TarInfo) -> tarfile.TarInfo | None:
-        """Return the file that a link leads to, through further links; None if it is not in the tar file.
-
-        As for `tarfile`, a hard link leads to the last member of that name before it, as names may occur twice. A
-        symbolic link leads to the last one of all.
-        """
+        # Like `tarfile`: a hard link leads to the last earlier member with its target name, because names may
+        # repeat. A symbolic link leads to the last such member of all. None if the target is not in the tar file.
         for _ in range(_MOST_LINKS):
             name, before = link.linkname, link.offset
             if link.issym():
@@ -176,7 +163,7 @@ class _Headers:
 
     @cached_property
     def _by_name(self) -> dict[str, list[tarfile.TarInfo]]:
-        """Files and links by their names. Read only for a shard with links: they may lead to what comes later."""
+        # Only needed for a shard with links, because they may lead to later members.
         found: dict[str, list[tarfile.TarInfo]] = {}
         for header in self:
             if isinstance(header, _Header):
@@ -192,15 +179,15 @@ class _Headers:
                 raise DatasetError(f"{self._shard} is compressed by {how}, but {wanted}")
 
     def _of_archive(self, archive: int, start: int) -> Generator[_Header, None, int]:
-        """Yield the members of the archive that begins at a byte; return where its end mark begins."""
+        """Yield the members of one archive; return the position of its end mark."""
         shard, nbytes = self._shard, self._nbytes
         try:
             self._file.seek(start)
-            # The same names in every locale.
+            # the same names in every locale
             tar: Any = tarfile.TarFile(fileobj=self._file, encoding=_ENCODING, errors=_ERRORS)
             at = start
             while (found := tar.next()) is not None:
-                tar.members = []  # which it would keep
+                tar.members = []  # it would keep all members
                 if found.size < 0 or not at < tar.offset <= nbytes:
                     what = f"the member {found.name!a} at byte {found.offset:,} would end at byte {tar.offset:,}"
                     raise DatasetError(f"{shard} is cut off or damaged: {what}, and the file has {nbytes:,} bytes")
@@ -211,9 +198,9 @@ class _Headers:
                     yield _Header(found, archive)
         except (DatasetError, OSError):
             raise
-        except Exception as error:  # beside its own, tarfile raises a number of others for headers that make no sense
+        except Exception as error:  # invalid headers also raise exceptions other than tarfile's
             raise DatasetError(f"{shard} is no tar file, or it is damaged: {said(error)}") from error
-        # tarfile also ends at a header that makes no sense, as those who extract files by hand want it.
+        # tarfile also ends at an invalid header, without an error.
         self._file.seek(tar.offset)
         block = self._file.read(tarfile.BLOCKSIZE)
         if block != bytes(tarfile.BLOCKSIZE):
@@ -224,7 +211,7 @@ class _Headers:
         return end
 
     def _next_archive(self, end: int) -> int | None:
-        """Return where the next block with anything but zeros begins; None if the file ends before."""
+        """Return the position of the next block that is not all zeros; None at the end of the file."""
         self._file.seek(end)
         at = end
         while block := self._file.read(tarfile.RECORDSIZE):

@@ -1,8 +1,8 @@
-"""TensorFlow's records: where each lies in a file, and the features of the `tf.train.Example` in it.
+"""Locates TFRecord records and the features of the `tf.train.Example` in each.
 
-The framing is that of TensorFlow's `record_writer.h`: a length, its checksum, the content, its checksum. An Example is
-a protocol buffer (`tensorflow/core/example/example.proto`, `feature.proto`), of which only what is asked for is read
-here: what it holds of an image is skipped, and read by its place later.
+Framing, from TensorFlow's `record_writer.h`: a length, its checksum, the contents, their checksum. An Example is a
+protocol buffer (`tensorflow/core/example/example.proto`, `feature.proto`). Only requested features are parsed. The
+bytes of an image are skipped, and read later.
 """
 
 from __future__ import annotations
@@ -17,52 +17,42 @@ from mbaas.errors import DatasetError
 
 _HEADER, _FOOTER = struct.Struct("<QI"), 4
 _WINDOW = 4096
-"""Bytes that are looked at together: all of an Example but its image, for most."""
+"""Bytes read together: usually a whole Example except its image."""
 
 _VARINT, _FIXED_64, _LENGTH, _FIXED_32 = 0, 1, 2, 5
-"""Ways in which a protocol buffer writes a value."""
+"""Wire types of protocol buffers."""
 
 _FEATURES, _FEATURE, _KEY, _VALUE = 1, 1, 1, 2
 _BYTES, _FLOATS, _INTS, _LIST = 1, 2, 3, 1
-"""Numbers of the fields of Example, Features, an entry of its map, Feature, and of the lists."""
+"""Field numbers in Example, Features, an entry of its map, Feature, and the lists."""
 
 _COMPRESSED = {b"\x1f\x8b": "gzip", b"\x78\x01": "zlib", b"\x78\x9c": "zlib", b"\x78\xda": "zlib"}
-"""How a compressed file begins -> by what it was compressed."""
+"""First bytes of a compressed file -> format."""
 
 
 class Span(NamedTuple):
-    """Bytes of a file."""
+    """A range of bytes in a file."""
 
     offset: int
     length: int
 
 
 Values: TypeAlias = list[bytes] | list[float] | list[int]
-"""What a feature holds: texts or bytes, floats, or whole numbers."""
+"""Contents of a feature: strings or bytes, floats, or integers."""
 
 
 class Feature(NamedTuple):
-    """A feature of an Example.
-
-    Attributes:
-        spans: where its texts or bytes lie in the file; none if it has numbers.
-        values: what it holds; None if it was not to be read.
-    """
+    """A feature of an Example: positions of its strings or bytes in the file, and its values, None if not requested."""
 
     spans: list[Span]
     values: Values | None
 
 
 def records(file: BinaryIO, nbytes: int, shard: str) -> Iterator[Span]:
-    """Yield where the content of each record lies.
-
-    Args:
-        file: a file of records.
-        nbytes: its size.
-        shard: what messages call it.
+    """Yield the position of each record's contents in a TFRecord file; ``shard`` is its name in messages.
 
     Raises:
-        DatasetError: it is no such file, it is compressed, or it is cut off or damaged.
+        DatasetError: not a TFRecord file, or a compressed, truncated or damaged one.
     """
     at = 0
     while at < nbytes:
@@ -92,20 +82,12 @@ def _what_it_is(header: bytes, at: int) -> str:
 def features_of(
     file: BinaryIO, record: Span, shard: str, *, spans: Collection[str], values: Collection[str]
 ) -> tuple[dict[str, Feature], list[str]]:
-    """Find features of the Example that a record holds.
+    """Return the requested features of a record's Example, if they exist, and the names of all its features.
 
-    Args:
-        file: in which the record lies.
-        record: where.
-        shard: what messages call the file.
-        spans: names of the features of which to tell where their bytes lie.
-        values: names of the features to be read.
-
-    Returns:
-        Those of the named features that are there, and the names of all.
+    The positions of features ``spans`` are located, and features ``values`` are read.
 
     Raises:
-        DatasetError: the record holds no Example.
+        DatasetError: the record is not an Example.
     """
     source = _Source(file, record)
     found: dict[str, Feature] = {}
@@ -138,7 +120,7 @@ def _feature(source: _Source, entry: Span, *, to_read: bool) -> Feature:
 
 
 def _floats(source: _Source, of: Span) -> list[float]:
-    # Packed, as TensorFlow writes them, or one by one.
+    # Packed, as TensorFlow writes them, or single values.
     parts = [
         source.read(at) for number, way, at in source.fields(of) if number == _LIST and way in (_LENGTH, _FIXED_32)
     ]
@@ -157,7 +139,7 @@ def _ints(source: _Source, of: Span) -> list[int]:
 
 
 class _Source:
-    """The bytes of a record, of which a window is in memory; places are those of the file."""
+    # A window of the record is in memory. Positions refer to the file.
 
     def __init__(self, file: BinaryIO, record: Span) -> None:
         self._file, self._end = file, record.offset + record.length
@@ -172,7 +154,7 @@ class _Source:
         return self._window[first : first + span.length]
 
     def varint(self, at: int, end: int) -> tuple[int, int]:
-        """Read a number that takes as many bytes as it needs; return it and where it ends."""
+        """Return the value and the position after it."""
         value = 0
         for position, byte in enumerate(self.read(Span(at, min(10, end - at)))):
             value |= (byte & 0x7F) << 7 * position
@@ -181,7 +163,7 @@ class _Source:
         raise ValueError(f"at byte {at:,} a number does not end")
 
     def fields(self, message: Span) -> Iterator[tuple[int, int, Span]]:
-        """Yield the fields of a message: number, way of writing, and where the value is."""
+        """Yield field number, wire type and position of each value."""
         at, end = message.offset, message.offset + message.length
         while at < end:
             tag, start = self.varint(at, end)
@@ -200,12 +182,12 @@ class _Source:
             at = start + length
 
     def messages(self, within: Span, number: int) -> Iterator[Span]:
-        """Yield the values of one field that are messages, texts or bytes."""
+        """Yield the positions of a field's values with a length: messages, strings or bytes."""
         return (at for found, way, at in self.fields(within) if found == number and way == _LENGTH)
 
 
 def _checksum(content: bytes) -> int:
-    """Compute CRC-32C (Castagnoli), masked as TensorFlow masks it."""
+    """Return the masked CRC-32C (Castagnoli) that TensorFlow uses."""
     crc = 0xFFFF_FFFF
     for byte in content:
         crc = _CRC_TABLE[(crc ^ byte) & 0xFF] ^ (crc >> 8)

@@ -1,4 +1,4 @@
-"""Reading TensorFlow's records: files of many samples each, found once and then read by their places."""
+"""Reads TFRecord files: their records are located once, then read at random."""
 
 from __future__ import annotations
 
@@ -24,34 +24,33 @@ def read_tfrecord(
     filesystem: pyarrow.fs.FileSystem | None = None,
     listing: str | os.PathLike[str] | None = None,
 ) -> Dataset:
-    """Find the samples in files of TensorFlow's records; read none of their images.
+    """List the samples in TFRecord files, without reading their images.
 
-    Each record holds a `tf.train.Example`, and is a sample. The files are looked through once: where each record's
-    image is, and the features that labels and fields come from; later each image is read by its place, in any order.
-    TensorFlow is not needed. Files that are compressed as a whole are refused. A record's checksum is not looked at, as
-    it is one of bytes that are not read; a file that has another size by then is not the one that was read, and its
-    samples are bad.
+    Each record is a `tf.train.Example` and a sample. The files are scanned once for the position of each image and for
+    the features of labels and fields. Images are read later, in any order. TensorFlow is not needed. Compressed files
+    are refused. Checksums are not verified, because they cover bytes that are not read. If a file's size changes later,
+    its samples are bad.
 
-    Features are lists. One that has exactly one value in all samples is a field of single values; of others a field has
-    lists, as `read_manifest` takes them.
+    Features are lists. A feature with exactly one value in all samples becomes a field of single values, any other a
+    field of lists, as in `read_manifest`.
 
     Args:
-        shards: a local path, or a URI that `pyarrow.fs` opens; a pattern with braces for several, such as
-            ``train-{00000..01023}-of-01024``; or a list of these. All are in one file system.
-        image: the feature with the bytes of an encoded image, exactly one in each sample; for pipelines of sound or
-            arrays with the bytes of these, such as ``"x"`` of CosmoFlow's volumes, which `DecodeArray` takes as raw.
-        label: the feature with the label: numbers, or a text. If values are texts, the distinct ones, sorted, are the
-            classes (`Dataset.class_names`), and labels int64 indices into them. None: minibatches have no ``label``.
-        fields: features of numbers, or of texts as `read_manifest` takes them, that minibatches have under these names.
-        filesystem: where the files are, for credentials or file systems that a URI cannot express.
-        listing: a Parquet file, by its path or URI, in which is kept what was found: written if it is not there, or
-            if the size or time of a file, or the list of them, has changed since; else read, which takes a second.
+        shards: a local path, or a URI that `pyarrow.fs` opens; a pattern with braces for several files, such as
+            ``train-{00000..01023}-of-01024``; or a list of both. All are in one file system.
+        image: feature with the bytes of an encoded image, exactly one per sample. For audio and array pipelines, the
+            feature with their bytes, such as ``"x"`` of CosmoFlow volumes, which `DecodeArray` reads as raw.
+        label: feature with the label, a number or a string. Distinct strings, sorted, become the classes
+            (`Dataset.class_names`), and labels are int64 indices into them. None: minibatches have no ``label``.
+        fields: features that become fields of minibatches: numbers, or strings as in `read_manifest`.
+        filesystem: file system of the files, for credentials or file systems that a URI cannot express.
+        listing: path or URI of a Parquet file that caches the result. It is written if it does not exist, or if the
+            list of files or the size or time of one changed. Otherwise it is read, which takes a second.
 
     Raises:
-        ConfigError: a pattern or a field that cannot be.
-        DatasetError: a file is not there, is compressed, cut off or damaged, or has other records; a sample has no
-            image, or several, or lacks a label or a field; names the file and the record. Or ``listing`` cannot be read
-            or written, is damaged, or is of other files or options.
+        ConfigError: an invalid pattern or field.
+        DatasetError: a file does not exist, is compressed, truncated or damaged, or has other records; or a sample has
+            no image or several, or lacks a label or field. The message names the file and the record. Also if
+            ``listing`` cannot be read or written, is damaged, or belongs to other files or options.
     """
     known = checked_names(fields, "features")
     columns = tuple(dict.fromkeys([*([label] if label is not None else []), *known]))
@@ -91,7 +90,6 @@ def _only(spans: list[Span], feature: str) -> Span:
 
 
 def _as_text(values: Any, feature: str) -> list[Any]:
-    """Return values, with bytes as the texts that they must be."""
     try:
         return [value.decode() if isinstance(value, bytes) else value for value in values]
     except UnicodeDecodeError:

@@ -1,4 +1,4 @@
-"""Listing the files of a tree, each of which is a sample: with one folder per class, or without classes."""
+"""Lists the files of a tree as samples, with or without one folder per class."""
 
 from __future__ import annotations
 
@@ -29,27 +29,27 @@ from mbaas.fields import LABEL
 from mbaas.progress import track
 from mbaas.units import counted
 
-_REMOTE_THREADS = 8  # they wait for a server most of the time; local disks gain nothing
+_REMOTE_THREADS = 8  # they mostly wait for the server; local disks gain nothing
 _COMPANIONS = (
     ".txt", ".md", ".rst", ".json", ".jsonl", ".csv", ".tsv", ".xml", ".yaml", ".yml", ".html", ".pdf", ".py", ".sh",
     ".log", ".lab", ".textgrid", ".srt", ".vtt", ".md5", ".sha1", ".sha256", ".db", ".ini", ".lnk", ".url",
 )  # fmt: skip
-"""Endings of notes, annotations and checksums next to samples, and of files of desktops: left out silently."""
+"""Endings of notes, annotations, checksums and desktop files that are left out without a warning."""
 
-_MOST_WAYS = 1000  # from a class to one and the same folder: twenty folders with two links each can make a million
-_CALLER = 6  # frames from a warning to the line that called the reader: through `list_tree`, `listed_once` and `make`
-_S3_ATTEMPTS = 5  # of each request; a class of a million images is listed by a thousand of them
+_MOST_WAYS = 1000  # paths from a class to one folder: twenty folders with two links each can make a million
+_CALLER = 6  # stack frames from a warning to the reader's caller: through `list_tree`, `listed_once` and `make`
+_S3_ATTEMPTS = 5  # per request; listing a class of a million images takes a thousand requests
 
 
 @dataclass(frozen=True)
 class FileKind:
-    """What the files of a tree are.
+    """The kind of files in a tree.
 
     Attributes:
-        writer: the function that lists them, whose name a kept listing has.
-        plural: what they are called in messages.
+        writer: name of the function that lists them; a saved listing contains it.
+        plural: the files' name in messages.
         example: names of two classes and of a file in each, for messages.
-        endings: of the files unless the user names others.
+        endings: the default extensions.
     """
 
     writer: str
@@ -68,13 +68,12 @@ def list_tree(
     classes: bool = True,
     asked: dict[str, Any] | None = None,
 ) -> Dataset:
-    """List the files of a tree; see `mbaas.read_images` for which, and what it raises.
+    """List the files of a tree; `mbaas.read_images` documents the rules, the other arguments and the errors.
 
     Args:
-        kind: of the files.
-        uri, filesystem, extensions, listing: see `mbaas.read_images`.
-        classes: whether the folders right below ``uri`` are classes; otherwise samples have no label.
-        asked: what a kept listing must have been asked for besides ``extensions``.
+        kind: kind of the files.
+        classes: whether the folders directly below ``uri`` are classes; otherwise samples have no label.
+        asked: further options, besides ``extensions``, that a saved listing must match.
     """
     endings = _checked_endings(extensions)
     where = locate(uri, filesystem)
@@ -84,9 +83,9 @@ def list_tree(
     def make() -> Listing:
         class_names = _class_folders(kind, where, endings) if classes else ()
         folders = _list_folders(kind, where, class_names if classes else ("",), endings)
-        _warn_of_unnamed(kind, where, folders)  # first: a class of which nothing is left is then no riddle
+        _warn_of_unnamed(kind, where, folders)  # first: it explains an empty class
         _refuse_empty(where, folders, endings)
-        if endings == kind.endings:  # who names endings has decided on the others
+        if endings == kind.endings:  # explicit endings mean that the others are left out on purpose
             _warn_of_others(kind, where, folders)
         table = _table_of(folders, classes)
         return Listing(kind.writer, where.root, options, class_names, fingerprint_of(table, class_names), table)
@@ -98,15 +97,14 @@ def list_tree(
 
 @dataclass(frozen=True)
 class _FolderListing:
-    """The files of one class, in order; or of the whole tree.
+    """The files of one class, or of the whole tree (name ""), in order.
 
     Attributes:
-        name: of the class; "" for the tree.
         uris: large_string[n], relative to the root.
         lengths: int64[n], bytes.
         left_out: number of files with other endings.
-        example: the path of the first of these, by name; "" if there are none.
-        unnamed: the names of files that are not UTF-8.
+        example: the first of these by name, or "".
+        unnamed: file names that are not UTF-8.
     """
 
     name: str
@@ -135,18 +133,17 @@ def _check_folder(where: Location, expected: str) -> None:
 
 
 def _class_folders(kind: FileKind, where: Location, endings: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the sorted names of the folders right below the root."""
     expected = f"expected a folder with a folder of {kind.plural} for each class, as in {kind.example}"
     with _blaming(where.root):
         _check_folder(where, expected)
         found = where.filesystem.get_file_info(FileSelector(where.base))
-    # A file beside the classes is none of ours, whatever its name; a folder would be a class.
+    # Files next to the class folders are ignored, whatever their names; a folder would be a class.
     named = [(entry, _decoded(entry)) for entry in found]
     for entry, name in named:
         if isinstance(name, bytes) and entry.type == FileType.Directory:
             raise DatasetError(f"{where.root}: the name of the class folder {name!r} is not UTF-8; rename it")
     entries = [entry for entry, name in named if isinstance(name, str) and not entry.base_name.startswith(".")]
-    # Each once, and none without a name, whatever the file system answers.
+    # Some file systems list a folder twice, or one without a name.
     folders = sorted({entry.base_name for entry in entries if entry.type == FileType.Directory} - {""})
     if not folders:
         files = [entry.base_name for entry in entries if entry.base_name.lower().endswith(endings)]
@@ -168,12 +165,9 @@ def _list_folders(
 
 
 def _list_folder(kind: FileKind, where: Location, endings: tuple[str, ...], name: str) -> _FolderListing:
-    """List one class, or the whole tree, whose name is "".
-
-    The file system's own, bulky listing lives no longer than this call.
-    """
+    # The name of the whole tree is "". The file system's bulky listing is freed at the end of this call.
     folder, shown = (join(where.base, name), join(where.root, name)) if name else (where.base, where.root)
-    # Some file systems answer with a leading slash that they were not asked with, or without one.
+    # Some file systems add or drop a leading slash in their answers.
     top = f"{folder.strip('/')}/".lstrip("/")
     rows: list[tuple[str, int]] = []
     left_out, example = 0, ""
@@ -197,7 +191,7 @@ def _list_folder(kind: FileKind, where: Location, endings: tuple[str, ...], name
                 rows.append((path, _known_size(where, path, entry.size)))
             elif not path.lower().endswith(_COMPANIONS):
                 left_out, example = left_out + 1, min(example or path, path)
-    # By folder, then by name, as torchvision: whole paths would put "cat/a-b/1.jpg" before "cat/a/1.jpg".
+    # By folder, then by name, like torchvision: whole paths would put "cat/a-b/1.jpg" before "cat/a/1.jpg".
     rows.sort(key=lambda row: row[0].rpartition("/"))
     if twice := next((path for (path, _), (following, _) in pairwise(rows) if path == following), None):
         raise DatasetError(f"cannot list {shown}: its file system names {twice!r} twice")
@@ -207,14 +201,13 @@ def _list_folder(kind: FileKind, where: Location, endings: tuple[str, ...], name
 
 
 def _entries(where: Location, folder: str) -> Iterator[pyarrow.fs.FileInfo]:
-    """Find what lies at any depth below a folder."""
-    if not isinstance(where.filesystem, pyarrow.fs.LocalFileSystem):  # without links
+    if not isinstance(where.filesystem, pyarrow.fs.LocalFileSystem):  # these have no links
         yield from where.filesystem.get_file_info(FileSelector(folder, recursive=True))
         return
     ways: Counter[bytes] = Counter()
-    top = folder.encode()  # as bytes, because names below it may be no text
+    top = folder.encode()  # bytes, because names below may not be valid text
     outer = frozenset((os.path.realpath(where.base.encode()), os.path.realpath(top)))
-    ahead = [(top, outer)]  # each with the folders that it lies in, links resolved
+    ahead = [(top, outer)]  # each with its parent folders, links resolved
     while ahead:
         path, within = ahead.pop()
         for entry in where.filesystem.get_file_info(FileSelector(path)):
@@ -232,7 +225,7 @@ def _entries(where: Location, folder: str) -> Iterator[pyarrow.fs.FileInfo]:
 
 
 def _decoded(entry: pyarrow.fs.FileInfo) -> str | bytes:
-    """Return the path of an entry; its bytes if they are not UTF-8, as a name of an old disk or archive may be."""
+    # Names on old disks or in archives may not be UTF-8; these are returned as bytes.
     try:
         return str(entry.path)
     except UnicodeDecodeError as error:
@@ -240,21 +233,21 @@ def _decoded(entry: pyarrow.fs.FileInfo) -> str | bytes:
 
 
 def _known_size(where: Location, path: str, size: int | None) -> int:
-    if size is None or size < 0:  # of which pyarrow only takes -1 for None
+    if size is None or size < 0:  # pyarrow only maps -1 to None
         raise DatasetError(f"{join(where.root, path)}: its file system does not tell how long the file is")
     return size
 
 
 @contextmanager
 def _blaming(folder: str) -> Iterator[None]:
-    """Turn what a file system raises into a DatasetError that names the folder."""
+    """Convert an exception of a file system to a DatasetError that names the folder."""
     try:
         yield
     except DatasetError:
         raise
     except PermissionError as error:
         raise DatasetError(f"cannot list {folder}: expected a folder that may be read; {said(error)}") from error
-    except Exception as error:  # a file system of somebody else's raises what it likes
+    except Exception as error:  # third-party file systems raise any exception
         raise DatasetError(f"cannot list {folder}: {said(error)}") from error
 
 
@@ -292,11 +285,10 @@ def _warn_of_unnamed(kind: FileKind, where: Location, folders: list[_FolderListi
 
 
 def _table_of(folders: list[_FolderListing], classes: bool) -> pa.Table:
-    """Make one table of all folders, each column in one chunk."""
     counts = [len(listing.uris) for listing in folders]
     places = [
         pa.concat_arrays([listing.uris for listing in folders]),
-        pa.array(np.zeros(sum(counts), np.int64)),  # each sample is a file of its own and begins at its first byte
+        pa.array(np.zeros(sum(counts), np.int64)),  # each sample is a whole file and begins at its first byte
         pa.array(np.concatenate([listing.lengths for listing in folders])),
     ]
     return table_of(places, {LABEL.name: pa.array(np.repeat(np.arange(len(folders)), counts))} if classes else {})

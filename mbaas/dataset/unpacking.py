@@ -1,4 +1,4 @@
-"""Unpacking images: they are written one after the other into plain files, where each can be read by its place."""
+"""Writes images end to end into plain files, so that each can be read at random."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from mbaas.dataset.location import Location, join, written_whole
 from mbaas.dataset.table import IN_SHARD, PLACE, string_bounds
 
 LISTING = "listing.parquet"
-"""The file in a folder of unpacked images that says what is where."""
+"""Listing file of a folder of unpacked images."""
 
 ENDING = ".images"
-"""Files that images are unpacked into have names that end so."""
+"""Suffix of files with unpacked images."""
 
 
 def listing_in(folder: str | os.PathLike[str]) -> str:
@@ -28,15 +28,10 @@ def listing_in(folder: str | os.PathLike[str]) -> str:
 
 
 def unpack(images: Iterable[pa.Array], target: Location, name: str) -> tuple[pa.Table, int]:
-    """Write images into a file, whole or not at all.
+    """Write batches of images (binary or large_binary without nulls) into a file, atomically.
 
-    Args:
-        images: some at a time, each array of binary or large_binary without nulls.
-        target: the folder of the file, which is made if it is not there.
-        name: of the file below it, without `ENDING`.
-
-    Returns:
-        Where each image lies, as in `PLACE`, and the size of the file.
+    The folder ``target`` is created if it does not exist. ``name`` lacks `ENDING`. Return the images' locations, as in
+    `PLACE`, and the size of the file.
     """
     path, lengths = join(target.base, name + ENDING), [np.zeros(0, np.int64)]
     target.filesystem.create_dir(posixpath.dirname(path), recursive=True)
@@ -53,5 +48,5 @@ def unpack(images: Iterable[pa.Array], target: Location, name: str) -> tuple[pa.
 
 
 def is_there(target: Location, sizes: Mapping[str, int]) -> bool:
-    """Whether files of these names and sizes are in a folder."""
+    """Return whether a folder has files with these names and sizes."""
     return [info.size for info in file_infos(target, [*sizes])] == [*sizes.values()]

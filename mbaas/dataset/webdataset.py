@@ -1,4 +1,4 @@
-"""Reading WebDataset shards: tar files whose members are samples, found once and then read by their places."""
+"""Reads WebDataset shards: tar files whose members are located once, then read at random."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from mbaas.dataset.tar_index import Member, TarSample, tar_samples
 from mbaas.errors import ConfigError, DatasetError, shown
 
 IMAGE_ENDINGS = ("jpg", "jpeg", "png", "webp")
-"""Endings of the members that `read_webdataset` takes for images unless told otherwise: what the engines decode."""
+"""Default image endings of `read_webdataset`: all formats that the engines decode."""
 
 _CLS, _JSON = "cls", "json"
-_CLS_COLUMN = ".cls"  # a JSON object may have a key "cls"
+_CLS_COLUMN = ".cls"  # differs from any JSON key, which may be "cls"
 
 
 def read_webdataset(
@@ -32,34 +32,33 @@ def read_webdataset(
     filesystem: pyarrow.fs.FileSystem | None = None,
     listing: str | os.PathLike[str] | None = None,
 ) -> Dataset:
-    """Find the samples in WebDataset shards; read none of their images.
+    """List the samples in WebDataset shards, without reading their images.
 
-    A shard is a tar file that is not compressed. The members of a sample follow one another, and their names are the
-    same up to the first dot of the base name: ``cat/001.jpg``, ``cat/001.cls``. The headers of all members are read
-    once, and the small members that labels and fields come from; later each image is read by its place, in any order.
-    Hard and symbolic links are read as the members that they lead to, and tar files that were concatenated as one. A
-    warning names links to files outside the shard, and bytes after the end mark that are not a tar file.
-    A shard that has another size by then is not the one that was read, and its samples are bad.
+    A shard is an uncompressed tar file. The members of a sample are adjacent, and their names are equal up to the first
+    dot of the base name: ``cat/001.jpg``, ``cat/001.cls``. All member headers are read once, together with the small
+    members for labels and fields. Images are read later, in any order. Hard and symbolic links are resolved within the
+    shard, and concatenated tar files are read as one. A warning names links to files outside the shard, and trailing
+    bytes that are not a tar file. If a shard's size changes later, its samples are bad.
 
     Args:
-        shards: a local path, or a URI that `pyarrow.fs` opens; a pattern with braces for several, such as
-            ``train-{000000..000127}.tar`` or ``{a,b}.tar``; or a list of these. All are in one file system.
-        image: endings of the names of images, in any case, without the first dot; each sample has one of them. For
-            pipelines of sound or arrays, endings of these, such as ``"flac"`` or ``"npy"``.
-        label: ``cls`` for the member of this ending, the text of an integer; else a key of the JSON object in the
-            member that ends in ``.json``. If its values are text, the distinct ones, sorted, are the classes
-            (`Dataset.class_names`), and labels int64 indices into them. None: minibatches have no ``label``.
-        fields: further keys of the JSON object, with numbers, or with lists or texts as `read_manifest` takes them;
-            minibatches have them under these names.
-        filesystem: where the shards are, for credentials or file systems that a URI cannot express.
-        listing: a Parquet file, by its path or URI, in which is kept what was found: written if it is not there, or
-            if the size or time of a shard, or the list of them, has changed since; else read, which takes a second.
+        shards: a local path, or a URI that `pyarrow.fs` opens; a pattern with braces for several shards, such as
+            ``train-{000000..000127}.tar`` or ``{a,b}.tar``; or a list of both. All are in one file system.
+        image: endings of image names without the first dot; case does not matter. Each sample has exactly one image.
+            For audio and array pipelines, their endings, such as ``"flac"`` or ``"npy"``.
+        label: ``cls`` for the member with this ending, an integer as text; otherwise a key of the JSON object in the
+            member that ends in ``.json``. Distinct strings, sorted, become the classes (`Dataset.class_names`), and
+            labels are int64 indices into them. None: minibatches have no ``label``.
+        fields: further keys of the JSON object that become fields of minibatches, with values that `read_manifest`
+            accepts.
+        filesystem: file system of the shards, for credentials or file systems that a URI cannot express.
+        listing: path or URI of a Parquet file that caches the result. It is written if it does not exist, or if the
+            list of shards or the size or time of one changed. Otherwise it is read, which takes a second.
 
     Raises:
-        ConfigError: a pattern, an ending or a field that cannot be.
-        DatasetError: a shard is not there, is compressed, cut off or damaged; a sample has no image, or two, or lacks a
-            label or a field; names the shard and the sample. Or ``listing`` cannot be read or written, is damaged, or
-            is of other shards or options.
+        ConfigError: an invalid pattern, ending or field.
+        DatasetError: a shard does not exist, is compressed, truncated or damaged; or a sample has no image or several,
+            or lacks a label or field. The message names the shard and the sample. Also if ``listing`` cannot be read or
+            written, is damaged, or belongs to other shards or options.
     """
     wanted = _Wanted(_checked_endings(image), label, checked_names(fields, "keys"))
     return indexed_once(
@@ -77,11 +76,11 @@ def read_webdataset(
 
 @dataclass(frozen=True)
 class _Wanted:
-    """What is wanted of each sample; see `read_webdataset`.
+    """The requested contents of each sample; see `read_webdataset`.
 
     Attributes:
         images: endings in lower case.
-        label, fields: as given.
+        label, fields: arguments of `read_webdataset`.
     """
 
     images: tuple[str, ...]
@@ -90,18 +89,18 @@ class _Wanted:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """Keys of the JSON object that are needed, each once."""
+        """Required keys of the JSON object, without duplicates."""
         label = [self.label] if self.label is not None and self.label != _CLS else []
         return tuple(dict.fromkeys([*label, *self.fields]))
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """What `_values_of` finds of each sample."""
+        """Names of the values that `_values_of` returns."""
         return (*([_CLS_COLUMN] if self.label == _CLS else []), *self.keys)
 
     @property
     def members(self) -> tuple[str, ...]:
-        """Endings of the members that must be read."""
+        """Endings of the members to read."""
         return (*([_CLS] if self.label == _CLS else []), *([_JSON] if self.keys else []))
 
 
@@ -121,7 +120,7 @@ def _samples_of(file: BinaryIO, nbytes: int, shard: str, wanted: _Wanted) -> Ite
             yield sample
             continue
         image = _image_of(sample, shard, wanted.images)
-        # A name is bytes, which may be no text at all.
+        # A member name is bytes, which may not be valid text.
         member = image.name.encode(errors="surrogateescape").decode(errors="replace")
         yield FoundSample(member, image.offset, image.length, _values_of(sample, shard, wanted))
 
@@ -138,7 +137,6 @@ def _image_of(sample: TarSample, shard: str, images: tuple[str, ...]) -> Member:
 
 
 def _values_of(sample: TarSample, shard: str, wanted: _Wanted) -> dict[str, Any]:
-    """Read what is known of a sample from its members."""
     for ending in wanted.members:
         if ending not in sample.contents:
             hint = "; label=None leaves labels out" if ending == _CLS else ""

@@ -1,8 +1,8 @@
-"""What is done to each sample: declarative transforms with torchvision's names and meanings.
+"""Declarative transforms with the names and semantics of torchvision, torchaudio and TorchIO.
 
-A transform is a small frozen description. It holds no generator and no state: its random parameters are a
-pure function of (seed, epoch, sample id, its index in the pipeline), so every engine and every retry draws
-the same. Resampling is bilinear with antialiasing, torchvision's default.
+A transform is a small immutable description without a generator or state. Its random parameters are a pure function of
+(seed, epoch, sample id, index in the pipeline), so every engine and every retry draws the same ones. Images are
+resampled bilinearly with antialiasing, torchvision's default.
 """
 
 from mbaas.transforms.arrays import CropOrPad, RandomCrop

@@ -1,4 +1,4 @@
-"""Transforms of arrays that are no images, and what is known of such an array before any is seen."""
+"""Transforms of arrays other than images, and `Form`, the description of samples between two transforms."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ Kind: TypeAlias = Literal["image", "sound", "spectrogram", "array"]
 
 @dataclass(frozen=True)
 class Form:
-    """What is known of each sample between two transforms of a pipeline, before any sample is seen.
+    """Properties of samples between two transforms of a pipeline, known without looking at a sample.
 
     Attributes:
         kind: "image": uint8 [height, width, 3]. "sound": float32 [time], or [time, channels]. "spectrogram": float32
-            [time, frequency], or [time, channels, frequency]. "array": any other, whose axes mean what they mean.
-        differing: in how many of their first lengths samples differ; 0 if all have one shape.
-        longest: the greatest first length, if they differ in it, or the greatest product of those in which they differ;
-            None if nothing bounds it.
-        rate: of sound, samples a second.
-        channels: of sound; one has no axis of its own.
+            [time, frequency], or [time, channels, frequency]. "array": any other, with axes of any meaning.
+        differing: number of leading axes whose lengths differ between samples; 0 if all samples have one shape.
+        longest: greatest length of the first axis if only it differs, or greatest product of the differing lengths;
+            None if unbounded.
+        rate: sample rate of sound, in Hz.
+        channels: channels of sound; a single channel has no axis.
     """
 
     kind: Kind
@@ -41,45 +41,41 @@ class Form:
 
     @property
     def differs(self) -> bool:
-        """Whether samples differ in their first length, or in several."""
+        """True if the lengths of leading axes differ between samples."""
         return self.differing > 0
 
 
 class UnfitError(Exception):
-    """A sample cannot be transformed. The message is one clause, which goes into a `BadSampleError`."""
+    """A sample cannot be transformed. The message is one clause, which becomes part of a `BadSampleError`."""
 
 
 class ArrayTransform(Transform, ABC):
-    """A transform of sound, spectrograms and other arrays: a pure function of the array and of random numbers."""
+    """A transform of sound, spectrograms or other arrays: a pure function of the array and of random numbers."""
 
     @abstractmethod
     def result(self, form: Form) -> Form:
-        """Return what is known of the result.
-
-        Raises:
-            ConfigError: the transform is none for such samples.
-        """
+        """Return the form of the result; raise ConfigError if the transform does not accept such samples."""
 
     @abstractmethod
     def apply(self, array: Array, u: NDArray[np.float64], form: Form) -> Array:
-        """Return the result for one sample, which may be a view of ``array``; that stays as it is.
+        """Return the result for one sample. It may be a view of ``array``, which is not modified.
 
         Args:
             array: the sample.
             u: float64[draws], uniform in [0, 1).
-            form: what the pipeline knows of ``array``.
+            form: the form of ``array``.
 
         Raises:
-            UnfitError: ``array`` has another shape or dtype than the transform can take.
+            UnfitError: the transform does not accept the shape or dtype of ``array``.
         """
 
 
 @dataclass(frozen=True)
 class ArrayWindow(ArrayTransform, ABC):
-    """A window of fixed size, along the first axes; where it reaches beyond the array are zeros.
+    """A window of fixed size along the leading axes, filled with zeros outside the array.
 
     Attributes:
-        size: lengths along the first axes; an integer is that along the first.
+        size: lengths along the leading axes; an integer is the length along the first.
     """
 
     size: int | tuple[int, ...]
@@ -94,7 +90,7 @@ class ArrayWindow(ArrayTransform, ABC):
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Its lengths along the first axes."""
+        """Lengths along the leading axes."""
         return self.size if isinstance(self.size, tuple) else (self.size,)
 
     def result(self, form: Form) -> Form:
@@ -106,11 +102,7 @@ class ArrayWindow(ArrayTransform, ABC):
         return replace(form, differing=0, longest=None)
 
     def starts(self, shape: Sequence[int], u: NDArray[np.float64]) -> list[int]:
-        """Return where the window begins along each of its axes: below 0 where an array of this shape is shorter.
-
-        Raises:
-            UnfitError: the array has fewer axes than the window.
-        """
+        """Return the window's start along each axis, negative if the array is shorter; UnfitError if it lacks axes."""
         axes = len(self.sizes)
         if len(shape) < axes:
             raise UnfitError(f"it has the shape {list(shape)}, but {self!r} needs at least {axes} axes")
@@ -119,9 +111,9 @@ class ArrayWindow(ArrayTransform, ABC):
 
     @abstractmethod
     def _starts(self, room: NDArray[np.int64], u: NDArray[np.float64]) -> NDArray[np.int64]:
-        """Choose where it begins: int64[axes], of an array that is longer by ``room``, which is below 0 if shorter."""
+        """Return window starts, int64[axes]. ``room`` is the array's length minus the window's."""
 
-    def apply(self, array: Array, u: NDArray[np.float64], form: Form) -> Array:  # noqa: ARG002 (of all forms alike)
+    def apply(self, array: Array, u: NDArray[np.float64], form: Form) -> Array:  # noqa: ARG002 (same for all forms)
         begins = self.starts(array.shape, u)
         spans = list(zip(begins, self.sizes, array.shape, strict=False))
         inside = tuple(slice(max(start, 0), min(start + size, length)) for start, size, length in spans)
@@ -135,13 +127,13 @@ class ArrayWindow(ArrayTransform, ABC):
 
 @dataclass(frozen=True)
 class RandomCrop(ArrayWindow):
-    """Cut out a window of ``size`` at a random place; an array that is shorter is put at a random place among zeros.
+    """Crop a window of ``size`` at a random position; a shorter array is placed at a random position among zeros.
 
-    As torchvision's RandomCrop of images with ``pad_if_needed``: all places are equally likely.
+    Like torchvision's RandomCrop of images with ``pad_if_needed``: all positions are equally likely.
 
     Args:
-        size: lengths along the first axes; one integer is that along the first, such as 16000 for a second of sound of
-            that rate. Further axes, such as channels, stay whole.
+        size: lengths along the leading axes. An integer is the length along the first, such as 16000 for one second of
+            sound at that rate. Further axes, such as channels, are not cropped.
     """
 
     @property
@@ -149,20 +141,20 @@ class RandomCrop(ArrayWindow):
         return len(self.sizes)
 
     def _starts(self, room: NDArray[np.int64], u: NDArray[np.float64]) -> NDArray[np.int64]:
-        # One more than the difference: an array as long as the window has one place, not none.
+        # The difference plus one: an array as long as the window has one position.
         places = np.floor(u * (np.abs(room) + 1)).astype(np.int64)
         return np.where(room < 0, -places, places)
 
 
 @dataclass(frozen=True)
 class CropOrPad(ArrayWindow):
-    """Cut ``size`` out of the middle; an array that is shorter is put into the middle of zeros.
+    """Crop the central ``size``; a shorter array is centred among zeros.
 
-    As TorchIO's transform of this name. Where half of the difference is no whole number, the lesser half is in front.
+    Like TorchIO's transform of this name. If the difference is odd, the smaller half is in front.
 
     Args:
-        size: lengths along the first axes; one integer is that along the first. Further axes stay whole.
+        size: lengths along the leading axes. An integer is the length along the first. Further axes are not cropped.
     """
 
-    def _starts(self, room: NDArray[np.int64], u: NDArray[np.float64]) -> NDArray[np.int64]:  # noqa: ARG002 (no chance)
+    def _starts(self, room: NDArray[np.int64], u: NDArray[np.float64]) -> NDArray[np.int64]:  # noqa: ARG002 (deterministic)
         return np.asarray(np.sign(room) * (np.abs(room) // 2))

@@ -1,7 +1,6 @@
-"""What all transforms have in common, and the parameters that they hand to engines, for n samples at a time.
+"""Base classes of transforms, and the parameters that they pass to engines for n samples at a time.
 
-Transforms own the arithmetic of their random parameters; engines only execute the numbers. So all engines crop the same
-windows.
+Transforms compute their random parameters and engines only apply them. So all engines crop the same windows.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ Size = tuple[int, int]
 
 
 class Transform:
-    """A step of a pipeline: frozen, comparable, with a repr that evaluates back to an equal transform.
+    """A step of a pipeline: immutable, comparable, with a repr that evaluates to an equal transform.
 
     Attributes:
-        keeps_size: whether the result is always as large as the image.
-        needs_boxes: whether it chooses by the boxes on the image.
+        keeps_size: True if the result always has the image's size.
+        needs_boxes: True if the parameters depend on the boxes of the image.
     """
 
     keeps_size: ClassVar[bool] = False
@@ -31,33 +30,31 @@ class Transform:
 
     @property
     def draws(self) -> int:
-        """How many uniform numbers in [0, 1) one sample needs: the same for all, so that those of a block are drawn at
-        once.
-        """
+        """Number of uniform random numbers in [0, 1) per sample. It is constant, so a block is drawn in one call."""
         return 0
 
     @property
     def fixed_size(self) -> Size | None:
-        """Size of every result, if it is the same for all images; None if it depends on the image."""
+        """Size of every result; None if it depends on the image."""
         return None
 
     def identity(self) -> str:
-        """Return what goes into the pipeline's fingerprint: equal exactly when the transform does the same."""
+        """Return the transform's part of the pipeline fingerprint: equal exactly for equivalent transforms."""
         return repr(self)
 
     def _set(self, name: str, value: Any) -> None:
-        """Store a parameter in its canonical form; for ``__post_init__`` of frozen dataclasses only."""
+        # For ``__post_init__`` of frozen dataclasses only.
         object.__setattr__(self, name, value)
 
 
 @dataclass(frozen=True)
 class BoxesNow:
-    """The boxes on n images, where they are between two transforms.
+    """The boxes of n images between two transforms.
 
     Attributes:
-        edges: float64[total, 4], left, top, right and bottom of each, in pixels.
-        owner: int64[total], the image that each lies on, ascending.
-        kept: bool[total], whether it is still there: a transform may drop some.
+        edges: float64[total, 4]: left, top, right and bottom in pixels.
+        owner: int64[total], the image of each box, ascending.
+        kept: bool[total], False for boxes that a transform dropped.
     """
 
     edges: NDArray[np.float64]
@@ -67,15 +64,14 @@ class BoxesNow:
 
 @dataclass(frozen=True)
 class Drawn:
-    """What a transform may know of n samples to draw its parameters.
+    """Inputs from which a transform computes its parameters for n samples.
 
     Attributes:
-        u: float64[n, draws] uniform in [0, 1).
-        heights: int64[n], of the images in pixels.
-        widths: int64[n], of the images in pixels.
-        boxes: that lie on the images; None if there are none, or if no transform of the pipeline goes by them.
-        more: (rows, first, count) -> float64[len(rows), count], further uniform numbers of these samples, from number
-            ``first`` on; ``u`` has those before ``draws``.
+        u: float64[n, draws], uniform in [0, 1).
+        heights, widths: int64[n], image sizes in pixels.
+        boxes: boxes of the images; None without boxes, or if no transform of the pipeline needs them.
+        more: (rows, first, count) -> float64[len(rows), count]: further uniform numbers for these samples, starting
+            with number ``first``. Numbers 0 to ``draws`` - 1 are in ``u``.
     """
 
     u: NDArray[np.float64]
@@ -87,14 +83,13 @@ class Drawn:
 
 @dataclass(frozen=True)
 class Windows:
-    """A window of the image for each sample, and the size that it is resampled to.
+    """A window of the image for each sample, and the size to which it is resampled.
 
     Attributes:
-        boxes: int64[n, 4], (top, left, height, width) in pixels. A window may reach over the image's edge
-            (CenterCrop of a small image): what lies outside is black.
-        sizes: int64[n, 2], (height, width) of the result in pixels; equal to the window's where nothing is
-            resampled.
-        kept: bool[total], which of the boxes on the images are kept, if not all that a window leaves something of.
+        boxes: int64[n, 4], (top, left, height, width) in pixels. A window may extend beyond the image, as in a
+            CenterCrop of a small image; the outside is black.
+        sizes: int64[n, 2], (height, width) of the result in pixels; the window's size if nothing is resampled.
+        kept: bool[total], the boxes to keep; None: all boxes that overlap their window.
     """
 
     boxes: NDArray[np.int64]
@@ -104,25 +99,25 @@ class Windows:
 
 @dataclass(frozen=True)
 class Flips:
-    """Which samples are mirrored left to right: ``which``, bool[n]."""
+    """The samples to mirror left to right: ``which``, bool[n]."""
 
     which: NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
 class Recolorings:
-    """How the colours of each sample change: ``changes``, float64[n, s, 4], is what ``ColorJitter.changes`` returns."""
+    """Colour changes of each sample: ``changes``, float64[n, s, 4], as returned by ``ColorJitter.changes``."""
 
     changes: NDArray[np.float64]
 
 
 Step: TypeAlias = Windows | Flips | Recolorings
-"""What one transform does to n samples."""
+"""The effect of one transform on n samples."""
 
 
 class WindowTransform(Transform, ABC):
-    """A transform that cuts a window out of the image and resamples it."""
+    """A transform that crops a window of the image and resamples it."""
 
     @abstractmethod
     def windows(self, drawn: Drawn) -> Windows:
-        """Choose the windows of n samples."""
+        """Return the windows of n samples."""

@@ -1,4 +1,4 @@
-"""Boxes: which field of a sample has them, and how they are written."""
+"""Boxes: the field that contains them, and their format."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from mbaas.fields import Field
 from mbaas.transforms import checks
 
 BoxFormat: TypeAlias = Literal["xyxy", "xywh", "cxcywh"]
-"""Left, top, right, bottom; left, top, width, height (COCO's); centre, width, height."""
+"""Left, top, right, bottom; left, top, width, height (as in COCO); centre x, centre y, width, height."""
 
 
 @dataclass(frozen=True)
 class Boxes:
-    """Boxes that lie on the image: crops, resizing and mirror images move them with its pixels.
+    """Boxes on the image: crops, resizing and flips transform them together with the pixels.
 
-    As torchvision's (v2) transforms do: a box is clipped to the window, and one of which less than ``min_size`` pixels
-    are left is dropped (`SanitizeBoundingBoxes`). Coordinates are pixels of the upright image, and may be fractions;
-    the left edge of the first pixel is 0.
+    As in torchvision's v2 transforms, a box is clipped to the window, and dropped if less than ``min_size`` pixels
+    remain (`SanitizeBoundingBoxes`). Coordinates are pixels of the upright image and may be fractional; the left edge
+    of the first pixel is 0.
 
     Args:
-        field: the dataset's field that has them: numbers [k, 4] for each sample. Whole numbers become float32: where
-            pixels are resized, boxes fall between them.
+        field: dataset field with the boxes: numbers [k, 4] for each sample. Integers become float32, because resized
+            boxes have fractional coordinates.
         format: "xyxy", "xywh" or "cxcywh".
-        beside: fields that have a value for each box, such as its class; where a box is dropped, so is its value.
-        min_size: least width and height of a box after all transforms, in pixels.
+        beside: fields with one value per box, such as its class. When a box is dropped, so are its values.
+        min_size: minimum width and height of a box after all transforms, in pixels.
     """
 
     field: str = "boxes"
@@ -39,7 +39,7 @@ class Boxes:
     def __post_init__(self) -> None:
         if self.format not in get_args(BoxFormat):
             raise checks.refused("Boxes's format", 'must be "xyxy", "xywh" or "cxcywh"', self.format)
-        beside: object = self.beside  # an object, or type checkers would take the check below for needless
+        beside: object = self.beside  # an object, or type checkers would report the check below as unnecessary
         if isinstance(beside, str) or not all(isinstance(name, str) for name in self.beside):
             raise checks.refused("Boxes's beside", "must hold names of fields", beside)
         object.__setattr__(self, "beside", tuple(self.beside))
@@ -47,11 +47,7 @@ class Boxes:
             raise checks.refused("Boxes's min_size", "must not be negative", self.min_size)
 
     def moved(self, fields: tuple[Field, ...]) -> tuple[Field, ...]:
-        """Return the fields of a prepared sample, of which there may be fewer values than in the dataset.
-
-        Raises:
-            ConfigError: there is no such field, or it has no boxes or no value for each.
-        """
+        """Return the fields of a prepared sample, which may have fewer boxes; raise ConfigError for unfit fields."""
         by_name = {field.name: field for field in fields}
         for name in (self.field, *self.beside):
             if name not in by_name:
@@ -70,13 +66,13 @@ class Boxes:
 
 
 def moved_dtype(dtype: str | np.dtype[Any]) -> np.dtype[Any]:
-    """Return in which type boxes of a dataset are delivered."""
+    """Return the dtype of delivered boxes."""
     before: np.dtype[Any] = np.dtype(dtype)
     return before if before.kind == "f" else np.dtype(np.float32)
 
 
 def _packed(field: Field) -> Field:
-    """Return the field as one whose values may be fewer."""
+    # Boxes may be dropped, so values vary in length.
     if field.is_packed:
         return field
     longest, *tail = field.shape

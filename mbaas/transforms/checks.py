@@ -1,7 +1,7 @@
-"""Checks of transform parameters, made once, when a transform is constructed.
+"""Checks of transform parameters when a transform is constructed.
 
-Each returns the value in its canonical type, so that equal settings have equal reprs and fingerprints. ``where`` names
-transform and parameter in the message: "Resize's size".
+Each check returns the value in its canonical type, so that equal settings have equal reprs and fingerprints. ``where``
+names the transform and the parameter in messages: "Resize's size".
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from mbaas import units
 from mbaas.errors import ConfigError, shown
 
 MOST_PIXELS = 65_535
-"""The longest side that a transform may make: that of a JPEG."""
+"""Longest side that a transform may produce: the limit of JPEG."""
 
 
 def refused(where: str, must: str, value: object) -> ConfigError:
-    """Make the error of a parameter that cannot be; files say its line by `ConfigError.option`."""
+    """Return the error for an invalid parameter; `ConfigError.option` locates its line in configuration files."""
     parameter = where.partition("'s ")[2].partition(",")[0]
     return ConfigError(f"{where} {must}, got {shown(value)}", option=parameter)
 
 
 def number(where: str, value: object) -> float:
     """Return ``value`` as a finite float."""
-    # True is a number to Python, and a slip of the pen here.
+    # True is a number in Python, but a mistake here.
     is_number = isinstance(value, Real) and not isinstance(value, bool)
     try:
         result = float(value) if is_number else math.nan  # type: ignore[arg-type]
-    except OverflowError:  # a whole number of hundreds of digits
+    except OverflowError:  # an integer with hundreds of digits
         result = math.inf
     if not math.isfinite(result):
         raise refused(where, "must be a finite number", value)
@@ -45,7 +45,7 @@ def fraction(where: str, value: object) -> float:
 
 
 def whole(where: str, value: object, *, least: int, most: int) -> int:
-    """Return ``value`` as a whole number in [least, most]."""
+    """Return ``value`` as an int in [least, most]."""
     is_whole = isinstance(value, Integral) and not isinstance(value, bool)
     if not is_whole or not least <= int(value) <= most:  # type: ignore[call-overload]
         raise refused(where, f"must be a whole number in [{least:,}, {most:,}]", value)
@@ -63,14 +63,14 @@ def pixels(where: str, value: object) -> int:
 
 
 def sequence(where: str, value: object, length: int) -> Sequence[object]:
-    """Return ``value`` if it is a list or tuple of ``length`` items."""
+    """Return ``value`` if it is a list or tuple with ``length`` items."""
     if not isinstance(value, (list, tuple)) or len(value) != length:
         raise refused(where, f"must hold {length} values", value)
     return value
 
 
 def height_width(where: str, value: object) -> tuple[int, int]:
-    """Return ``value`` as (height, width) in pixels; one integer means a square."""
+    """Return ``value`` as (height, width) in pixels; an integer means a square."""
     if isinstance(value, Integral):
         side = pixels(where, value)
         return side, side

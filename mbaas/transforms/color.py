@@ -13,9 +13,9 @@ from mbaas.transforms import checks
 from mbaas.transforms.base import Transform
 
 GREY = (0.299, 0.587, 0.114)
-"""Weights of red, green and blue in grey (ITU-R BT.601), as torchvision and OpenCV use them."""
+"""Weights of red, green and blue in grey (ITU-R BT.601), as in torchvision and OpenCV."""
 
-# One uniform number chooses among all orders: 6 of three changes, 24 of four.
+# One uniform number selects the order: 6 orders of three changes, 24 of four.
 _ORDERS = {stages: np.array(list(permutations(range(stages)))) for stages in (3, 4)}
 
 
@@ -23,18 +23,17 @@ _ORDERS = {stages: np.array(list(permutations(range(stages)))) for stages in (3,
 class ColorJitter(Transform):
     """Change brightness, contrast, saturation and hue by random amounts, in random order.
 
-    The first three blend the image x with a reference r: ``clip(round(f * x + (1 - f) * r), 0, 255)``. The
-    reference is black for brightness, the mean of the grey image for contrast, the grey image for saturation.
-    torchvision's arithmetic, but rounded to the nearest level where torchvision rounds down. Hue is turned in
-    HSV, as torchvision does it. Only the cpu engine turns hue: DALI does so in another colour space.
+    The first three blend the image x with a reference r: ``clip(round(f * x + (1 - f) * r), 0, 255)``. The reference is
+    black for brightness, the mean of the grey image for contrast, and the grey image for saturation. This matches
+    torchvision, except that torchvision rounds down instead of to the nearest level. Hue is shifted in HSV, as in
+    torchvision. Only the cpu engine can change hue, because DALI uses another colour space.
 
     Args:
-        brightness: a number b >= 0 draws the factor from [max(0, 1 - b), 1 + b]; (low, high) draws it from
-            there.
+        brightness: a number b >= 0 draws the factor from [max(0, 1 - b), 1 + b]; (low, high) is the range itself.
         contrast: the same for contrast.
         saturation: the same for saturation.
-        hue: a number h in [0, 0.5] draws a part of a full turn of the colour circle from [-h, h]; (low, high)
-            within [-0.5, 0.5] draws it from there. 0.5 and -0.5 both make complementary colours.
+        hue: a number h in [0, 0.5] draws the shift, in turns of the colour circle, from [-h, h]; (low, high) is the
+            range itself, within [-0.5, 0.5]. Both 0.5 and -0.5 give complementary colours.
     """
 
     brightness: float | tuple[float, float] = 0.0
@@ -52,30 +51,30 @@ class ColorJitter(Transform):
 
     @property
     def turns_hue(self) -> bool:
-        """Whether hue may change at all."""
+        """True if hue may change."""
         return self.hue != (0.0, 0.0)
 
     def changes(self, u: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Compute the successive changes of each sample: s = 4 of them if hue is among them, else 3.
+        """Compute the successive changes of each sample: s = 4 with hue, else 3.
 
         Args:
-            u: float64[n, 5] uniform in [0, 1): three factors, the order, and the turn of hue.
+            u: float64[n, 5], uniform in [0, 1): three factors, the order, and the hue shift.
 
         Returns:
-            float64[n, s, 4]: for stage k (a, b, c, turn). The image becomes ``a * x + b * grey(x) + c *
-            mean(grey(x))``, or its hue is turned by ``turn`` full turns; a stage does one of the two.
+            float64[n, s, 4]: (a, b, c, turn) for each stage. A stage either replaces the image with ``a * x + b *
+                grey(x) + c * mean(grey(x))``, or shifts its hue by ``turn`` turns.
         """
         names = ("brightness", "contrast", "saturation")
         f = np.stack([self._draw(name, u[:, k]) for k, name in enumerate(names)])
         stages = np.zeros((len(u), 4, 4))
-        # Stage k before the order is drawn: brightness, contrast, saturation, hue. Brightness blends with black, which
-        # adds nothing; the reference of the others has what the image's own factor lacks.
+        # Stages in default order: brightness, contrast, saturation, hue. Brightness blends with black, so only a is
+        # set. The others give the reference the weight 1 - f.
         stages[:, :3, 0] = f.T
         stages[:, 1, 2] = 1.0 - f[1]
         stages[:, 2, 1] = 1.0 - f[2]
         stages[:, 3, 0] = 1.0
         stages[:, 3, 3] = self._draw("hue", u[:, 4])
-        # Without hue its stage is not among those that are ordered, and falls away.
+        # Without hue, the orders have three stages and its stage is dropped.
         orders = _ORDERS[4 if self.turns_hue else 3]
         order = orders[(u[:, 3] * len(orders)).astype(np.int64)]
         return np.take_along_axis(stages, order[:, :, None], axis=1)
@@ -106,5 +105,5 @@ def _turns(where: str, value: object) -> tuple[float, float]:
     spread = checks.number(where, value)
     if not 0.0 <= spread <= 0.5:
         raise checks.refused(where, "must be in [0, 0.5], or (low, high) within [-0.5, 0.5]", value)
-    # Not -spread: the repr of -0.0 is another one than that of 0.0, and so would the fingerprint be.
+    # Not -spread: the repr of -0.0 differs from 0.0, and so would the fingerprint.
     return 0.0 - spread, spread

@@ -1,4 +1,4 @@
-"""What every pipeline begins with: how the bytes of a sample become an array, and what that is called."""
+"""Decoders, the first transforms of pipelines: they convert a sample's bytes to an array and name it."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from mbaas.transforms.base import Transform
 ArrayFormat: TypeAlias = Literal["npy", "npz", "raw"]
 
 MOST_PIXELS = 100_000_000
-"""Pixels of the largest image that is decoded: 300 MB. More is a damaged header, or an attack."""
+"""Pixels of the largest image that is decoded: 300 MB. A larger size means a damaged header or an attack."""
 
 _TAKEN = (SAMPLE_ID.name, "row")
-"""Names that a minibatch has for other things."""
+"""Names that minibatches use for other values."""
 
 
 def is_numeric(dtype: np.dtype[Any]) -> bool:
-    """Whether arrays of this type can be delivered: booleans, integers, floats and complex numbers that torch has."""
+    """Return whether arrays of this dtype can be delivered: bool, integer, float and complex types that torch has."""
     return dtype.kind in "biufc" and dtype.itemsize <= (16 if dtype.kind == "c" else 8)
 
 
@@ -32,12 +32,12 @@ class Decoder(Transform):
 
     @property
     def made(self) -> str:
-        """Name under which minibatches have what becomes of the bytes."""
+        """Name of the decoded value in minibatches."""
         raise NotImplementedError
 
     @property
     def form(self) -> Form:
-        """What is known of every decoded sample."""
+        """Form of every decoded sample."""
         raise NotImplementedError
 
 
@@ -45,15 +45,14 @@ class Decoder(Transform):
 class DecodeImage(Decoder):
     """Decode JPEG, PNG, WebP or BMP bytes to RGB, uint8 [height, width, 3]; minibatches have them as ``image``.
 
-    Grey images get three equal channels, CMYK and YCCK become RGB, alpha is dropped, 16 bits a channel become
-    the upper 8, and an image is turned as its EXIF orientation says. The result is the same for all engines
-    within a few grey levels.
+    Grey images get three equal channels, CMYK and YCCK become RGB, and alpha is dropped. 16 bits per channel become the
+    upper 8. The EXIF orientation is applied. The engines agree to within a few grey levels.
 
     Args:
-        max_pixels: lets images differ in size, and is the most pixels, height times width, that one may have after all
-            transforms of the pipeline: one with more is a bad sample. Minibatches have such images as `mbaas.join` is
-            told by ``collate``. It has no meaning where a transform gives all images one size. By default all images
-            must come out as large as the first.
+        max_pixels: allows images of different sizes, up to this number of pixels (height times width) after all
+            transforms. A larger one is a bad sample. ``collate`` of `mbaas.join` controls how such images are batched.
+            Ignored if a transform makes all images equally large. By default all images must end up as large as the
+            first.
     """
 
     max_pixels: int | None = None
@@ -64,7 +63,7 @@ class DecodeImage(Decoder):
             self._set("max_pixels", checks.whole(where, self.max_pixels, least=1, most=MOST_PIXELS))
 
     def __repr__(self) -> str:
-        # Where it is left out, what it always was: fingerprints of pipelines are kept in saved states.
+        # Unchanged without max_pixels, because saved states contain fingerprints of pipelines.
         return "DecodeImage()" if self.max_pixels is None else f"DecodeImage(max_pixels={self.max_pixels})"
 
     @property
@@ -78,19 +77,19 @@ class DecodeImage(Decoder):
 
 @dataclass(frozen=True)
 class DecodeAudio(Decoder):
-    """Decode WAV, FLAC, Ogg, MP3 and what else libsndfile reads to sound of one rate: float32, full scale is [-1, 1].
+    """Decode WAV, FLAC, Ogg, MP3 and other libsndfile formats to sound of one rate: float32, full scale is [-1, 1].
 
-    The shape is [time] for one channel, and [time, channels] for several: time is the first axis, because it is the one
-    in which recordings differ. soundfile decodes, soxr resamples (quality "HQ"); ``pip install "mbaas[audio]"``
-    installs both.
+    The shape is [time] for one channel and [time, channels] for several. Time is the first axis, because its length
+    differs between samples. soundfile decodes, soxr resamples (quality "HQ"); ``pip install "mbaas[audio]"`` installs
+    both.
 
     Args:
-        rate: samples a second, to which recordings of other rates are resampled.
-        channels: 1 mixes the channels of a recording (their mean); with more, a recording has as many, or one, which is
+        rate: sample rate in Hz; audio of other rates is resampled.
+        channels: 1 averages all channels. With more, a file must have the same number of channels, or one, which is
             repeated.
-        max_s: the longest recording, in seconds: a longer one is a bad sample. It may be left out where a crop gives
-            all samples the same length.
-        field: name under which minibatches have it.
+        max_s: maximum duration in seconds; longer audio is a bad sample. Not needed if a crop makes all samples equally
+            long.
+        field: name of the sound in minibatches.
     """
 
     rate: int = 16_000
@@ -119,20 +118,20 @@ class DecodeAudio(Decoder):
 
 @dataclass(frozen=True)
 class DecodeArray(Decoder):
-    """Read arrays of numbers, of any shape: volumes, spectrograms, time series, tokens. Their axes stay as they are.
+    """Read numeric arrays of any shape: volumes, spectrograms, time series, tokens. The order of axes is kept.
 
     Args:
-        format: "npy", of which the first array is read if a file has several, as by `numpy.load`; "npz", a zip file of
-            them; or "raw", the numbers alone in C order.
-        key: name of the array in an npz file; it may be left out where the file has only one.
-        dtype: of the numbers, such as "int16" or ">f4"; raw files need it, others must have it if it is given. They are
-            delivered in the byte order of the machine.
-        shape: of each array; raw files need it, others must have it if it is given. By default all have the shape of
-            the first one, unless a crop gives them another. If the first length is None, arrays differ in it, and if
-            more of the first ones are, in all of these; raw files in one at most.
-        longest: the greatest first length, where arrays differ in it: a longer one is a bad sample. Where they differ
-            in several, the greatest product of these, such as the most voxels of a volume.
-        field: name under which minibatches have it.
+        format: "npy", the first array of the file, as in `numpy.load`; "npz", a zip file of arrays; or "raw", only the
+            numbers, in C order.
+        key: name of the array in an npz file; not needed if the file has only one.
+        dtype: dtype of the file, such as "int16" or ">f4". Required for raw files; other files must match it if given.
+            Arrays are delivered in the machine's byte order.
+        shape: shape of each array. Required for raw files; other files must match it if given. By default all arrays
+            must have the shape of the first one, unless a crop makes them equal. Leading lengths that differ between
+            arrays are None; raw files can have one None.
+        longest: greatest first length if it is None, or greatest product of all lengths that are None, such as the
+            voxels of a volume. A larger array is a bad sample.
+        field: name of the array in minibatches.
     """
 
     format: ArrayFormat = "npy"

@@ -1,4 +1,4 @@
-"""Transforms for object detection, of which one goes by the boxes on the image."""
+"""Random crops and zooms for object detection."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from mbaas.transforms import checks
 from mbaas.transforms.base import BoxesNow, Drawn, Windows, WindowTransform
 
 _ROUNDS = 64
-"""Options that are tried for a sample, which stays as it is if none of them leads to a window."""
+"""Options tried per sample. If none leads to a window, the sample stays unchanged."""
 
 _MOST_TRIALS = 1000
 
 
 @dataclass(frozen=True)
 class RandomIoUCrop(WindowTransform):
-    """Cut out a random window that overlaps at least one box by a random share (Liu et al., SSD, 2016, section 2.2).
+    """Crop a random window that overlaps at least one box by a random amount (Liu et al., SSD, 2016, section 2.2).
 
-    As torchvision's: an option is drawn, the least intersection over union (IoU) that the window must have with some
-    box; then up to ``trials`` windows are tried. Such a window has an aspect ratio in range, and the centre of a box
-    lies in it. If none is found, another option is drawn. Boxes whose centres lie outside the window are dropped. The
-    result has the size of the window: a `Resize` follows.
+    This matches torchvision. First an option is drawn: the minimum intersection over union (IoU) of the window with
+    some box. Then up to ``trials`` windows are tried. A window is accepted if its aspect ratio is in range, it contains
+    the centre of a box, and its IoU with that box is high enough. If none is accepted, another option is drawn. Boxes
+    whose centres are outside the window are dropped. The result has the window's size, so a `Resize` must follow.
 
-    An option of 1 or more leaves an image as it is. So does the search here after 64 options, which is how it ends for
-    images without boxes if there is no such option: torchvision would search for ever.
+    An option of 1 or more leaves the image unchanged. So do 64 unsuccessful options, for example for an image without
+    boxes. torchvision would search forever.
 
     Args:
-        min_scale: least height and width of a window, as a share of the image's, above 0.
-        max_scale: the greatest, up to 1.
-        min_aspect_ratio: the least width over height of a window.
-        max_aspect_ratio: the greatest.
-        sampler_options: the values of the least IoU, each as likely as the others.
-        trials: windows that are tried before another option is drawn.
+        min_scale: minimum height and width of a window, as a fraction of the image's, above 0.
+        max_scale: maximum height and width, up to 1.
+        min_aspect_ratio: minimum width / height of a window.
+        max_aspect_ratio: maximum width / height.
+        sampler_options: values of the minimum IoU, each equally likely.
+        trials: windows tried before another option is drawn.
     """
 
     min_scale: float = 0.3
@@ -46,7 +46,7 @@ class RandomIoUCrop(WindowTransform):
     sampler_options: tuple[float, ...] = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0)
     trials: int = 40
 
-    draws: ClassVar[int] = 1  # how many follow depends on what comes out
+    draws: ClassVar[int] = 1  # the search continues with `Drawn.more`
     needs_boxes: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -96,7 +96,7 @@ class RandomIoUCrop(WindowTransform):
     def _tries(
         self, u: NDArray[np.float64], heights: NDArray[np.int64], widths: NDArray[np.int64]
     ) -> NDArray[np.int64]:
-        """Return the windows to be tried, int64[n, trials, 4]; of those that must not be, height and width are 0."""
+        """Return windows, int64[n, trials, 4], with height and width 0 if the aspect ratio is invalid."""
         w_share, h_share, x_share, y_share = u.reshape(len(u), 4, self.trials).transpose(1, 0, 2)
         low, span = self.min_scale, self.max_scale - self.min_scale
         width = (widths[:, None] * (low + span * w_share)).astype(np.int64)
@@ -112,12 +112,10 @@ class RandomIoUCrop(WindowTransform):
 
 @dataclass(frozen=True)
 class _BoxesOf:
-    """Boxes of some of the images.
+    """Boxes of some images.
 
-    Attributes:
-        edges: float64[k, 4].
-        owner: int64[k], the place of each one's image among these.
-        index: int64[k], which of all boxes it is.
+    ``edges`` is float64[k, 4]. ``owner`` is int64[k], the position of each box's image among these images. ``index`` is
+    int64[k], the index of each box among all boxes.
     """
 
     edges: NDArray[np.float64]
@@ -126,7 +124,7 @@ class _BoxesOf:
 
 
 def _boxes_of(boxes: BoxesNow, rows: NDArray[np.int64]) -> _BoxesOf:
-    """Return the boxes that lie on the images ``rows``, ascending, and are still there."""
+    # ``rows`` ascend; dropped boxes are left out.
     index = np.flatnonzero(boxes.kept & np.isin(boxes.owner, rows))
     return _BoxesOf(boxes.edges[index], np.searchsorted(rows, boxes.owner[index]), index)
 
@@ -134,11 +132,7 @@ def _boxes_of(boxes: BoxesNow, rows: NDArray[np.int64]) -> _BoxesOf:
 def _judged(
     tries: NDArray[np.int64], boxes: _BoxesOf, least: NDArray[np.float64]
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Decide which windows overlap a box by as much as they must.
-
-    Returns:
-        bool[n, trials]; and bool[k, trials], whether the centre of each box lies within each window.
-    """
+    """Return sufficient IoU of windows, bool[n, trials], and boxes with their centre inside, bool[k, trials]."""
     top, left, height, width = (each.astype(np.float64) for each in tries.transpose(2, 0, 1)[:, boxes.owner])
     bottom, right = top + height, left + width
     x0, y0, x1, y1 = (edge[:, None] for edge in boxes.edges.T)
@@ -147,7 +141,7 @@ def _judged(
     across = np.clip(np.minimum(x1, right) - np.maximum(x0, left), 0.0, None)
     shared = across * np.clip(np.minimum(y1, bottom) - np.maximum(y0, top), 0.0, None)
     union = (x1 - x0) * (y1 - y0) + width * height - shared
-    # A box that has no size, in a window that has none, has no union; it is not inside either.
+    # An empty box in an empty window has no union, and is not inside either.
     overlap = np.divide(shared, union, out=np.zeros_like(shared), where=union > 0)
     passes = np.zeros(tries.shape[:2], np.bool_)
     np.logical_or.at(passes, boxes.owner, inside & (overlap >= least[boxes.owner, None]))
@@ -156,13 +150,13 @@ def _judged(
 
 @dataclass(frozen=True)
 class RandomZoomOut(WindowTransform):
-    """Put the image at a random place of a larger, black one, with probability ``p``: objects become smaller.
+    """Place the image at a random position on a larger black one, with probability ``p``, so objects become smaller.
 
-    As torchvision's (Liu et al., SSD, 2016, section 3.6). The result has the size of the larger image: a `Resize`
-    follows, or a `RandomIoUCrop` and then a `Resize`.
+    This matches torchvision (Liu et al., SSD, 2016, section 3.6). The result has the larger size, so a `Resize` must
+    follow, or a `RandomIoUCrop` and then a `Resize`.
 
     Args:
-        side_range: (low, high) how many times as high and wide as the image the larger one is, at least 1.
+        side_range: (low, high) height and width of the result as a multiple of the image's, at least 1.
         p: probability in [0, 1].
     """
 

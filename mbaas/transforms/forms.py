@@ -1,4 +1,4 @@
-"""What is known of samples after each transform of a pipeline, before any is seen."""
+"""Computes the form of samples after each transform of a pipeline, without looking at a sample."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from mbaas.transforms.function import Map
 
 
 def forms_of(decoder: Decoder, others: Sequence[Transform]) -> tuple[Form, ...]:
-    """Return what is known after the decoder, and after each other transform; of images only that they are some.
+    """Return the form after the decoder and after each other transform; image forms have no sizes.
 
-    A Map's result is taken for what it gets: what it really is shows when a sample is prepared.
+    The result of a Map is assumed to have the form of its input. Samples show the actual form later.
 
     Raises:
-        ConfigError: a transform is none for what comes before it, or nothing bounds how long samples are.
+        ConfigError: a transform does not accept its input, or the length of samples is unbounded.
     """
     forms = [decoder.form]
     has_images = decoder.form.kind == "image"

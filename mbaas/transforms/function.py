@@ -1,4 +1,4 @@
-"""A user's own function as a transform, and what identifies a function: its name, code, constants and closure."""
+"""Map, a user's function as a transform, and the identity of functions: name, code, constants and closure."""
 
 from __future__ import annotations
 
@@ -18,41 +18,40 @@ from mbaas.transforms import checks
 from mbaas.transforms.base import Transform
 
 SampleFunction = Callable[..., Any]
-"""fn(sample, rng), or fn(sample) if it is deterministic."""
+"""fn(sample, rng), or fn(sample) if deterministic."""
 
 
 @dataclass(frozen=True)
 class Map(Transform):
     """Apply ``fn`` to the sample: ``fn(image, rng) -> array``.
 
-    ``image`` is uint8 [height, width, 3] and belongs to ``fn``, which may change it; ``rng`` is a
-    ``numpy.random.Generator`` of this sample, epoch and place in the pipeline, the only randomness ``fn`` may
-    use. The result may have any shape and dtype, but the same for all samples; image transforms after it need
-    uint8 [height, width, 3]. A result of another kind reaches the trial as ``fn`` made it: only uint8 [height, width,
-    3] becomes channels-first as torch. Runs on the cpu engine.
+    ``image`` is uint8 [height, width, 3], and ``fn`` may modify it. ``rng`` is a ``numpy.random.Generator`` for this
+    sample, epoch and position in the pipeline. ``fn`` must not use other randomness. The result may have any shape and
+    dtype, but the same for all samples. Later image transforms need uint8 [height, width, 3]. Only such results become
+    channels-first in torch; others are delivered unchanged. Map runs on the cpu engine.
 
-    Where boxes or key points lie on the image, transforms before and after a Map move them; to the function itself they
-    belong only if it names them in ``fields``. It then gets them in pixels of the image that it gets, with what goes
-    beside boxes if it names that, too, and returns them in pixels of the image that it returns, whatever its size.
+    Boxes and keypoints on the image are updated by the other transforms, but ``fn`` receives them only if it names them
+    in ``fields``. They are then in pixels of the image passed to ``fn``, and must be returned in pixels of the returned
+    image, whatever its size. Fields with one value per box are passed only if they are named, too.
 
-    In a pipeline of sound or arrays ``fn`` gets what the transform before it makes. Its results may differ in their
-    first length where that may differ, and transforms after it need what they need of any sample.
+    In audio and array pipelines, ``fn`` receives the output of the previous transform. Its results may differ in their
+    first length if that input may. Later transforms impose their usual requirements.
 
-    With ``fields`` the function takes and returns a dict instead: ``fn(sample, rng) -> sample``. It has the sample
-    under the name that the pipeline's decoder gives it, such as "image", and these fields of the dataset as NumPy
-    arrays, those of numbers with shape (). What the returned dict leaves out stays as it was. A field keeps its dtype
-    and its shape; a list of varying length may become shorter, and with ``longest`` also longer.
+    With ``fields``, the function takes and returns a dict: ``fn(sample, rng) -> sample``. The dict has the sample under
+    the decoder's name for it, such as "image", and the named fields as NumPy arrays, with shape () for single numbers.
+    Keys missing from the returned dict keep their values. A field keeps its dtype and shape. A list of varying length
+    may become shorter and, with ``longest``, longer.
 
-    A function that needs no chance is best said to be ``deterministic``: it is then called without the generator,
-    ``fn(image)`` or ``fn(sample)``, and makes the same of a sample in every epoch. So its results may be kept instead
-    of being made again, and epochs of a pipeline without any chance are the same.
+    If your function is deterministic, declare it as ``deterministic``. It is then called without a generator,
+    ``fn(image)`` or ``fn(sample)``, and must return the same result in every epoch. So its results may be cached, and a
+    pipeline without randomness makes equal epochs.
 
     Args:
-        fn: a function that pickles (by cloudpickle) and depends on nothing but its arguments.
+        fn: a function that cloudpickle can pickle, and that depends only on its arguments.
         fields: names of the dataset's fields that ``fn`` takes and may change.
-        longest: how long ``fn`` may make lists of varying length among these. By default it may make none longer than
-            it was: memory is granted for the longest that the dataset has.
-        deterministic: whether ``fn`` takes the sample alone and always makes the same of it.
+        longest: maximum length of lists that ``fn`` returns in these fields. By default no list may become longer,
+            because memory is reserved for the longest list in the dataset.
+        deterministic: whether ``fn`` takes only the sample and always returns the same result for it.
     """
 
     fn: SampleFunction
@@ -61,7 +60,7 @@ class Map(Transform):
     deterministic: bool = False
 
     def __post_init__(self) -> None:
-        names: object = self.fields  # as an object: type checkers take the checks below for needless
+        names: object = self.fields  # an object, or type checkers would report the checks below as unnecessary
         if not isinstance(names, tuple | list) or not all(isinstance(name, str) for name in names):
             raise ConfigError(
                 f"Map's fields must be a list of names, such as ['label'], got {names!r}", option="fields"
@@ -80,8 +79,8 @@ class Map(Transform):
             raise ConfigError(f"Map's fn must be a function fn(image, rng), got {self.fn!r}", option="fn")
         if self.deterministic:
             _check_takes_one(self.fn)
-        # Tried here, where the user can see which line it was, and not when the first worker starts. A pickler runs
-        # code of the user's objects, which may raise anything.
+        # Pickled here to raise at the user's line instead of at the start of the first worker. User objects may run
+        # code when pickled, and raise any exception.
         try:
             _pickled(self.fn)
         except Exception as error:
@@ -93,16 +92,16 @@ class Map(Transform):
 
     @property
     def _options(self) -> str:
-        """What is given beside the function: nothing where it is left out, as fingerprints of saved states have it."""
+        """Options other than the function, without defaults, to keep the fingerprints in saved states."""
         longest = "" if self.longest is None else f", longest={self.longest}"
         fields = f", fields={list(self.fields)!r}{longest}" if self.fields else ""
         return f"{fields}, deterministic=True" if self.deterministic else fields
 
     def made(self, fields: tuple[Field, ...]) -> tuple[Field, ...]:
-        """Return the fields of a sample after it: lists may be longer.
+        """Return the fields of a sample after this transform: lists may be longer.
 
         Raises:
-            ConfigError: ``longest`` is given, and no field that it takes is a list of varying length.
+            ConfigError: ``longest`` is set, but none of its fields is a list of varying length.
         """
         if self.longest is None:
             return fields
@@ -117,11 +116,10 @@ class Map(Transform):
         )
 
     def identity(self) -> str:
-        """Return the name of the function, and a hash of its code, constants, defaults and closure.
+        """Return the name of the function and a hash of its code, constants, defaults and closure.
 
-        Stable between processes and runs of one Python version: bytecode differs between versions. Global
-        names that the function reads are not followed: a changed helper function or module constant goes
-        unnoticed.
+        It is the same in all processes and runs of one Python version; other versions have other bytecode. Globals are
+        not followed: a change of a helper function or module constant goes unnoticed.
         """
         return f"Map({name_of(self.fn)}, {_digest_of(self.fn)}{self._options})"
 
@@ -136,14 +134,9 @@ def name_of(fn: object) -> str:
 
 
 def _check_takes_one(fn: SampleFunction) -> None:
-    """Check that a deterministic function can be called with a sample alone.
-
-    Raises:
-        ConfigError: it needs more, or takes nothing.
-    """
     try:
         signature = inspect.signature(fn)
-    except (TypeError, ValueError):  # some builtins have none that Python knows
+    except (TypeError, ValueError):  # some builtins have no signature
         return
     try:
         signature.bind(object())
@@ -155,15 +148,14 @@ def _check_takes_one(fn: SampleFunction) -> None:
 
 
 def _pickled(value: object) -> bytes:
-    """Pickle ``value`` as Ray does, and raise what the pickler raises."""
-    from ray import cloudpickle  # here: to import Ray takes a second, and most pipelines hold no function
+    from ray import cloudpickle  # here: importing Ray takes a second, and most pipelines have no function
 
     dumps: Callable[[object], bytes] = cloudpickle.dumps
     return dumps(value)
 
 
 def _digest_of(value: object) -> str:
-    """Return 32 hex digits that identify ``value`` by its content, equal in all runs of one Python version."""
+    # The same in all runs of one Python version.
     try:
         return _bytes_of(value).hex()
     except RecursionError as error:
@@ -177,19 +169,18 @@ def _bytes_of(value: object) -> bytes:
 
 
 def _feed(digest: hashlib.blake2b, value: object) -> None:
-    """Add ``value`` to ``digest`` so that equal values of different runs add the same bytes."""
-    # The type comes first, or a list and a tuple of the same items would be the same.
+    # The type comes first to distinguish a list from a tuple of the same items.
     digest.update(f"<{type(value).__qualname__}>".encode())
     for part in _parts(value):
         if isinstance(part, bytes):
-            # With its length before it: else "ab", "c" and "a", "bc" would be the same.
+            # The length comes first to distinguish "ab", "c" from "a", "bc".
             digest.update(len(part).to_bytes(8, "little") + part)
         else:
             _feed(digest, part)
 
 
 def _parts(value: Any) -> list[Any]:
-    """List what ``value`` consists of: bytes, and values to take apart further."""
+    # Bytes are hashed, other values are decomposed further.
     if isinstance(value, bytes):
         return [value]
     if value is None or isinstance(value, (bool, int, float, complex, str, type(...), range, slice)):
@@ -197,7 +188,7 @@ def _parts(value: Any) -> list[Any]:
     if isinstance(value, (tuple, list)):
         return [str(len(value)).encode(), *value]
     if isinstance(value, (dict, set, frozenset)):
-        # By their digests: the order of a set differs from process to process.
+        # Sorted digests, because the order of a set differs between processes.
         return sorted(_bytes_of(item) for item in (value.items() if isinstance(value, dict) else value))
     if isinstance(value, np.ndarray) and not value.dtype.hasobject:
         return [value.dtype.str.encode(), repr(value.shape).encode(), value.tobytes()]
@@ -207,7 +198,7 @@ def _parts(value: Any) -> list[Any]:
 def _content_of(cell: CellType, name: str, function: FunctionType) -> object:
     try:
         return cell.cell_contents
-    except ValueError as error:  # the name is assigned only after the function was defined, or was deleted
+    except ValueError as error:  # the variable is assigned after the function's definition, or was deleted
         message = f"{name_of(function)} uses {name!r} of the function around it, which has no value yet"
         raise ConfigError(message) from error
 
@@ -219,14 +210,15 @@ def _parts_of_code(value: Any) -> list[Any]:
     if isinstance(value, FunctionType):
         cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
         held = [_content_of(cell, name, value) for name, cell in cells]
-        others = [item for item in held if item is not value]  # a recursive function holds itself
+        others = [item for item in held if item is not value]  # a recursive function refers to itself
         return [name_of(value).encode(), value.__code__, value.__defaults__, value.__kwdefaults__, others]
     if isinstance(value, MethodType):
         return [value.__func__, value.__self__]
     if isinstance(value, functools.partial):
         return [value.func, value.args, value.keywords]
     if isinstance(value, type) or not hasattr(value, "__dict__"):
-        # A class or a builtin goes by its name; of anything else written in C only a pickle shows the content.
+        # Classes and builtins are identified by name. Other objects implemented in C only reveal their content when
+        # pickled.
         return [name_of(value).encode() if hasattr(value, "__qualname__") else _pickled(value)]
     call = type(value).__call__ if callable(value) else None
     return [name_of(value).encode(), call if isinstance(call, FunctionType) else None, vars(value)]

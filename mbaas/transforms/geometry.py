@@ -1,4 +1,4 @@
-"""Transforms that move pixels: crops, resizing, and the mirror image."""
+"""Geometric transforms of images: crops, resizing and flips."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from mbaas.transforms import checks
 from mbaas.transforms.base import Drawn, Size, Transform, Windows, WindowTransform
 
 ATTEMPTS = 10
-"""Windows that are tried before the largest central one is taken, as torchvision does."""
+"""Windows tried before falling back to the largest central one, as in torchvision."""
 
 Pixels = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class RandomResizedCrop(WindowTransform):
-    """Cut out a window of random area and aspect ratio, and resize it to ``size``.
+    """Crop a window of random area and aspect ratio, and resize it to ``size``.
 
-    As torchvision's (Szegedy et al., 2015): ten attempts to find a window inside the image; if all fail, the
-    largest central window whose aspect ratio is in range.
+    This matches torchvision (Szegedy et al., 2015): ten attempts to find a window inside the image, then the largest
+    central window with a valid aspect ratio.
 
     Args:
-        size: (height, width) of the result in pixels; one integer means a square.
-        scale: (low, high) share of the image's area, in (0, 1].
-        ratio: (low, high) aspect ratio, width over height, drawn uniformly on a log scale.
+        size: (height, width) of the result in pixels; an integer means a square.
+        scale: (low, high) fraction of the image's area, in (0, 1].
+        ratio: (low, high) aspect ratio, width / height, drawn uniformly on a log scale.
     """
 
     size: int | tuple[int, int]
@@ -48,14 +48,14 @@ class RandomResizedCrop(WindowTransform):
 
     def windows(self, drawn: Drawn) -> Windows:
         u, heights, widths = drawn.u, drawn.heights, drawn.widths
-        # All attempts are drawn at once and the first that fits is taken: the same distribution as trying one after the
-        # other, without a loop, and with a number of draws that is known beforehand.
+        # All attempts are drawn together and the first that fits is used. This has the same distribution as trying one
+        # after another, but needs no loop and a constant number of draws.
         tries_h, tries_w = self._attempts(u[:, :ATTEMPTS], u[:, ATTEMPTS : 2 * ATTEMPTS], heights * widths)
         fits = (tries_h > 0) & (tries_h <= heights[:, None]) & (tries_w > 0) & (tries_w <= widths[:, None])
-        # argmax gives the first True of a row, and 0 where there is none: those rows are replaced below.
+        # argmax returns the first True of a row, or 0 if there is no True; those rows are replaced below.
         rows, first = np.arange(len(u)), fits.argmax(axis=1)
         crop_h, crop_w = tries_h[rows, first], tries_w[rows, first]
-        # One more than the difference, because a window as large as the image has one place, not none.
+        # The difference plus one, because a window as large as the image has one position.
         top = (u[:, -2] * (heights - crop_h + 1)).astype(np.int64)
         left = (u[:, -1] * (widths - crop_w + 1)).astype(np.int64)
         boxes = np.stack([top, left, crop_h, crop_w], axis=1)
@@ -67,7 +67,7 @@ class RandomResizedCrop(WindowTransform):
     def _attempts(
         self, u_area: NDArray[np.float64], u_ratio: NDArray[np.float64], area: Pixels
     ) -> tuple[Pixels, Pixels]:
-        """Compute heights and widths of all attempts, int64[n, ATTEMPTS]."""
+        """Return heights and widths, int64[n, ATTEMPTS] each."""
         target = area[:, None] * (self.scale[0] + (self.scale[1] - self.scale[0]) * u_area)
         # On a log scale, so that a window twice as wide as high is as likely as one twice as high as wide.
         low, high = np.log(self.ratio)
@@ -75,9 +75,8 @@ class RandomResizedCrop(WindowTransform):
         return _rounded(np.sqrt(target / aspect)), _rounded(np.sqrt(target * aspect))
 
     def _central(self, heights: Pixels, widths: Pixels) -> Pixels:
-        """Compute the windows to fall back on: int64[n, 4] boxes around the centre."""
         shape = widths / heights
-        # At least 1: an extreme ratio would leave no pixel of a narrow strip.
+        # At least 1: with an extreme ratio, a narrow strip would have no pixels.
         crop_h = np.where(shape < self.ratio[0], np.maximum(_rounded(widths / self.ratio[0]), 1), heights)
         crop_w = np.where(shape > self.ratio[1], np.maximum(_rounded(heights * self.ratio[1]), 1), widths)
         return np.stack([(heights - crop_h) // 2, (widths - crop_w) // 2, crop_h, crop_w], axis=1)
@@ -85,10 +84,10 @@ class RandomResizedCrop(WindowTransform):
 
 @dataclass(frozen=True)
 class CenterCrop(WindowTransform):
-    """Cut ``size`` out of the middle; an image that is smaller is first padded with black on both sides.
+    """Crop the central ``size``; a smaller image is first padded with black on both sides.
 
     Args:
-        size: (height, width) of the result in pixels; one integer means a square.
+        size: (height, width) of the result in pixels; an integer means a square.
     """
 
     size: int | tuple[int, int]
@@ -108,18 +107,18 @@ class CenterCrop(WindowTransform):
 
 @dataclass(frozen=True)
 class Resize(WindowTransform):
-    """Resize the image, bilinear with antialiasing.
+    """Resize the image, bilinearly with antialiasing.
 
     Args:
-        size: one integer is the length of the shorter side in pixels, the aspect ratio stays (the longer side
-            is rounded down, as torchvision does); (height, width) is the exact size.
+        size: an integer is the length of the shorter side in pixels; the aspect ratio is kept, and the longer side is
+            rounded down, as in torchvision. (height, width) is the exact size.
     """
 
     size: int | tuple[int, int]
 
     def __post_init__(self) -> None:
         where = "Resize's size"
-        # Not always a pair, as a crop's size is: 224 and (224, 224) mean different things here.
+        # Not always a pair, as for crops: 224 and (224, 224) have different meanings here.
         one = isinstance(self.size, Integral)
         self._set("size", checks.pixels(where, self.size) if one else checks.height_width(where, self.size))
 
@@ -133,7 +132,6 @@ class Resize(WindowTransform):
         return Windows(np.stack([zeros, zeros, heights, widths], axis=1), self._sizes(heights, widths))
 
     def _sizes(self, heights: Pixels, widths: Pixels) -> Pixels:
-        """Compute (height, width) of the results: int64[n, 2]."""
         if isinstance(self.size, tuple):
             return _repeated(self.size, len(heights))
         longer = self.size * np.maximum(heights, widths) // np.minimum(heights, widths)
@@ -158,13 +156,13 @@ class RandomHorizontalFlip(Transform):
         self._set("p", checks.fraction("RandomHorizontalFlip's p", self.p))
 
     def flips(self, u: NDArray[np.float64]) -> NDArray[np.bool_]:
-        """Decide which samples are mirrored: bool[n] from ``u`` float64[n, 1]."""
-        # u is below 1 and may be 0: so p = 1 means always, and p = 0 never.
+        """Return the samples to mirror: bool[n] from ``u``, float64[n, 1]."""
+        # u is in [0, 1), so p = 1 means always, and p = 0 never.
         return u[:, 0] < self.p
 
 
 def _rounded(values: NDArray[np.floating[Any]]) -> Pixels:
-    """Round to the nearest whole number, halves to even, as Python's ``round`` does, which torchvision uses."""
+    # Halves to even, like Python's ``round``, which torchvision uses.
     return np.rint(values).astype(np.int64)
 
 
@@ -173,8 +171,6 @@ def _repeated(size: Size, n: int) -> Pixels:
 
 
 def _centred(image: Pixels, crop: Pixels) -> Pixels:
-    """Compute the first pixel of a central crop; negative where the crop is larger than the image.
-
-    As torchvision does it: the lesser half of the padding goes before the image, and half a pixel is rounded to even.
-    """
+    # Negative if the crop is larger than the image. As in torchvision, the smaller half of the padding comes first, and
+    # half a pixel is rounded to even.
     return np.where(crop > image, -((crop - image) // 2), _rounded((image - crop) / 2.0))

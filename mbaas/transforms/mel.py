@@ -9,12 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 MelScale: TypeAlias = Literal["htk", "slaney"]
-"""HTK's formula, torchaudio's default; that of Slaney's Auditory Toolbox, librosa's default."""
+"""The formula of HTK, torchaudio's default, or of Slaney's Auditory Toolbox, librosa's default."""
 
 
 @lru_cache(maxsize=16)
 def hann(length: int, n_fft: int) -> NDArray[np.float32]:
-    """Make a periodic Hann window, float32 [n_fft], with zeros around it where it is shorter."""
+    """Return a periodic Hann window, float32 [n_fft], padded with zeros on both sides if shorter."""
     window = np.zeros(n_fft, np.float32)
     first = (n_fft - length) // 2
     window[first : first + length] = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(length) / length)
@@ -25,7 +25,7 @@ def hann(length: int, n_fft: int) -> NDArray[np.float32]:
 def mel_filters(
     rate: int, n_fft: int, f_min: float, f_max: float, n_mels: int, norm: str | None, scale: MelScale
 ) -> tuple[tuple[int, NDArray[np.float32]], ...]:
-    """Make triangular filters: of each the first frequency that it spans, and the weights from there on."""
+    """Return triangular filters: the index of the first frequency of each, and its weights from that index."""
     frequencies = np.fft.rfftfreq(n_fft, 1 / rate)
     lowest, highest = _mel(np.array([f_min, f_max]), scale).tolist()
     corners = _hertz(np.linspace(lowest, highest, n_mels + 2), scale)
@@ -41,7 +41,7 @@ def mel_filters(
     return tuple(found)
 
 
-# Slaney's scale is linear up to 1 kHz, and logarithmic above.
+# The Slaney scale is linear up to 1 kHz and logarithmic above.
 _LINEAR_HZ, _BREAK_HZ, _LOG_STEP = 200.0 / 3, 1000.0, np.log(6.4) / 27
 
 

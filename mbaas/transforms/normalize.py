@@ -1,4 +1,4 @@
-"""Normalize: pixels become standardised numbers, on the consumer's side."""
+"""Normalize: standardizes pixels on the consumer's side."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ DTYPES = ("float32", "float16", "bfloat16")
 class Normalize(Transform):
     """Compute ``(x / 255 - mean) / std`` for each channel: torchvision's ToTensor and Normalize in one.
 
-    It is the last transform, and runs where minibatches are consumed: uint8 travels, and each consumer
-    converts its own copy on its own device. Computed in float32, then cast to ``dtype``.
+    Must be the last transform. It runs in the consumer: pixels are sent as uint8, and each consumer converts its copy
+    on its device. Computed in float32, then cast to ``dtype``.
 
     Args:
-        mean: of red, green and blue, with white at 1.0.
-        std: likewise, above 0.
+        mean: mean of red, green and blue, with white at 1.0.
+        std: standard deviation of red, green and blue, above 0.
         dtype: "float32", "float16" or "bfloat16" (torch only).
     """
 
@@ -46,38 +46,36 @@ class Normalize(Transform):
             raise checks.refused("Normalize's dtype", f"must be one of {', '.join(DTYPES)}", self.dtype)
 
     def apply_numpy(self, images: NDArray[np.uint8]) -> NDArray[Any]:
-        """Make a new array, ``dtype`` [n, height, width, 3], from ``images`` uint8 of that shape, which stays as
-        it is.
+        """Return a new array, ``dtype`` [n, height, width, 3], from ``images``, uint8 with the same shape.
 
         Raises:
-            ConfigError: ``dtype`` is "bfloat16", which NumPy does not have.
+            ConfigError: ``dtype`` is "bfloat16", which NumPy lacks.
         """
         if self.dtype == "bfloat16":
             raise ConfigError("Normalize(dtype='bfloat16') needs format='torch': NumPy has no bfloat16")
         self._check(images.dtype == np.uint8, images.dtype)
-        # One multiplication and one addition for each number, instead of two divisions and a subtraction.
+        # One multiplication and one addition per value, instead of two divisions and a subtraction.
         scale, offset = self._scale_offset()
         result = np.multiply(images, scale, dtype=np.float32)
         result += offset
         return result.astype(self.dtype, copy=False)
 
     def apply_torch(self, images: torch.Tensor) -> torch.Tensor:
-        """Make a new tensor, ``dtype`` [n, 3, height, width], from ``images`` uint8 of that shape, which stays as
-        it is.
+        """Return a new tensor, ``dtype`` [n, 3, height, width], from ``images``, uint8 with the same shape.
 
-        Device and memory format (channels-last) are those of ``images``.
+        The result has the device and memory format (channels-last) of ``images``.
         """
-        import torch  # here: it takes 1.5 s, and consumers of NumPy arrays need none
+        import torch  # here: it takes 1.5 s, and consumers of NumPy arrays do not need it
 
         self._check(images.dtype == torch.uint8, images.dtype)
         scale, offset = (torch.from_numpy(v).to(images.device).view(1, 3, 1, 1) for v in self._scale_offset())
-        # In place on the copy that the cast makes, so that a minibatch is in memory once as floats, not three times.
+        # In place on the copy made by the cast: a minibatch is in memory once as floats, not three times.
         result = images.to(torch.float32).mul_(scale).add_(offset)
         return result.to(getattr(torch, self.dtype))
 
     def _scale_offset(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Return float32[3] each: the result is ``x * scale + offset``."""
-        std = np.array(self.std)  # in float64: the only rounding is that of the results
+        """Return (scale, offset), float32[3] each: the result is ``x * scale + offset``."""
+        std = np.array(self.std)  # float64, so that only the results are rounded
         return (1.0 / (255.0 * std)).astype(np.float32), (-np.array(self.mean) / std).astype(np.float32)
 
     @staticmethod

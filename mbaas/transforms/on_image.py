@@ -1,4 +1,4 @@
-"""What lies on the image besides boxes: key points and masks, and which fields of a sample have them."""
+"""Keypoints and masks on the image, and the fields that contain them."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from mbaas.transforms.boxes import Boxes
 
 @dataclass(frozen=True)
 class Keypoints:
-    """Key points that lie on the image: crops, resizing and mirror images move them with its pixels.
+    """Keypoints on the image: crops, resizing and flips transform them together with the pixels.
 
-    As torchvision's (v2) transforms do: coordinates count pixels from 0, and a point that a crop leaves outside is set
-    to the nearest pixel inside. If points have a third value, how visible they are, as COCO's have, such a point
-    becomes (0, 0, 0) instead: COCO's way to say that it is not labelled. Points that are not labelled stay so.
+    As in torchvision's v2 transforms, coordinates are pixels counted from 0, and a point outside a crop is moved to the
+    nearest pixel inside. If points have a third value, COCO's visibility, a point outside becomes (0, 0, 0) instead,
+    which means unlabelled in COCO. Unlabelled points stay unlabelled.
 
     Args:
-        field: the dataset's field that has them: floats [..., points, 2], x and y in pixels of the upright image, or
-            [..., points, 3] with COCO's visibility: 0 not labelled, 1 hidden, 2 visible. If objects have points each,
-            name the field in `Boxes.beside`, too: where a box is dropped, so are its points.
-        swaps: pairs of points that change places in a mirror image, such as left and right eye, by their numbers.
+        field: dataset field with the points: floats [..., points, 2], x and y in pixels of the upright image; or [...,
+            points, 3] with COCO's visibility: 0 unlabelled, 1 hidden, 2 visible. If each object has points, also list
+            the field in `Boxes.beside`, so that the points of dropped boxes are dropped.
+        swaps: pairs of point indices that are swapped in a flip, such as left and right eye.
     """
 
     field: str = "keypoints"
@@ -42,11 +42,7 @@ class Keypoints:
         object.__setattr__(self, "swaps", pairs)
 
     def check(self, fields: tuple[Field, ...]) -> None:
-        """Check that samples have such a field.
-
-        Raises:
-            ConfigError: there is none, or it has no points, or fewer than are to change places.
-        """
+        """Raise ConfigError for an unknown field, one without points, or one with fewer points than ``swaps`` needs."""
         found = _field(fields, "Keypoints", self.field)
         shape = ["k" if length is None else length for length in found.shape]
         if len(shape) < 2 or shape[-1] not in (2, 3) or not found.dtype.startswith("float"):
@@ -61,16 +57,16 @@ class Keypoints:
 
 @dataclass(frozen=True)
 class Masks:
-    """Masks of objects, made from COCO's segmentations: crops, resizing and mirror images move them with the pixels.
+    """Object masks from COCO segmentations: crops, resizing and flips transform them together with the pixels.
 
-    A minibatch has them as uint8 [objects, height, width] of each sample, of the image's size, 1 where the object is;
-    resizing takes the nearest pixel, as torchvision's does. Each object has one, in the order of its boxes: where a box
-    is dropped, so is its mask. pycocotools makes them of polygons or run lengths, in prep workers.
+    Minibatches have them for each sample as uint8 [objects, height, width] of the image's size, 1 on the object.
+    Resizing takes the nearest pixel, as in torchvision. Masks are in the order of the boxes, and a dropped box drops
+    its mask. In prep workers, pycocotools converts polygons or run lengths.
 
     Args:
-        source: the dataset's field with the segmentations: of each sample a JSON list with one for each box, as
-            `mbaas.read_coco` has it. Minibatches do not have it.
-        field: the name that minibatches have masks by.
+        source: dataset field with the segmentations: for each sample a JSON list with one entry per box, as from
+            `mbaas.read_coco`. It is not part of minibatches.
+        field: name of the masks in minibatches.
 
     Raises:
         ConfigError: pycocotools is not installed.
@@ -86,11 +82,13 @@ class Masks:
     def made(
         self, fields: tuple[Field, ...], boxes: Boxes, size: Size | None, most_pixels: int = 0
     ) -> tuple[Field, ...]:
-        """Return the fields of a prepared sample, which has masks of this (height, width) in place of segmentations; if
-        there is none, each image has its own, of at most so many pixels.
+        """Return the fields of a prepared sample, with masks instead of segmentations.
+
+        ``size`` is the (height, width) of all masks. If it is None, images differ in size and have at most
+        ``most_pixels``.
 
         Raises:
-            ConfigError: there are no segmentations, or there is another field of that name.
+            ConfigError: no field with segmentations, or another field named like the masks.
         """
         source = _field(fields, "Masks", self.source)
         if source.shape != (None,) or source.dtype != "uint8":

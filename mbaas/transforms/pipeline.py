@@ -1,4 +1,4 @@
-"""A checked sequence of transforms."""
+"""A validated sequence of transforms."""
 
 from __future__ import annotations
 
@@ -22,28 +22,27 @@ from mbaas.transforms.on_image import Keypoints, Masks
 from mbaas.transforms.sound import MelSpectrogram
 
 _VERSION = "mbaas-pipeline-1"
-"""Part of every fingerprint; goes up when the same transforms come to make other pixels."""
+"""Part of every fingerprint; increased when the same transforms produce other pixels."""
 
 
 @dataclass(frozen=True, init=False, repr=False)
 class Pipeline:
-    """The transforms of each sample, in order, from its bytes to what a trial sees.
+    """The transforms of each sample, in order, from its bytes to the values in minibatches.
 
-    Example: ``Pipeline([DecodeImage(), RandomResizedCrop(224), RandomHorizontalFlip(), Normalize(mean,
-        std)])``, or of sound ``Pipeline([DecodeAudio(), RandomCrop(16000), MelSpectrogram(), AmplitudeToDB()])``.
+    Example: ``Pipeline([DecodeImage(), RandomResizedCrop(224), RandomHorizontalFlip(), Normalize(mean, std)])``, or for
+    sound ``Pipeline([DecodeAudio(), RandomCrop(16000), MelSpectrogram(), AmplitudeToDB()])``.
 
     Attributes:
-        transforms: all of them, in order; the index of each is the substream of its random numbers.
-        boxes: that lie on the image and move with its pixels, if there are any.
-        keypoints: likewise.
-        masks: likewise.
+        transforms: all transforms in order; the index of each selects its substream of random numbers.
+        boxes: boxes on the image, if any; transforms move them with the pixels.
+        keypoints: keypoints on the image, if any.
+        masks: masks on the image, if any.
 
     Raises:
-        ConfigError: a decoder is not the first or not the only one, a transform is none for what the decoder makes,
-            samples differ in length without a bound, or Normalize is not the last; what lies on the image is there
-            without images; masks are there with a Map, whose function may move pixels in any way; no boxes are there
-            for masks or for a transform that goes by them, or nothing makes all images equally large then, or bounds
-            their size.
+        ConfigError: the first transform is not the only decoder, a transform does not accept its input, samples differ
+            in length without a bound, or Normalize is not last. Boxes, keypoints and masks need images. Masks cannot be
+            combined with a Map, whose function may move pixels in any way. Masks and transforms that depend on boxes
+            need ``boxes``, and images of one size or with a bound on their size.
     """
 
     transforms: tuple[Transform, ...]
@@ -90,28 +89,27 @@ class Pipeline:
 
     @property
     def _on_image(self) -> dict[str, Boxes | Keypoints | Masks]:
-        """What lies on the image, by its keyword."""
+        """Boxes, keypoints and masks that are set, by keyword."""
         return {name: each for name in _ON_IMAGE if (each := getattr(self, name)) is not None}
 
     @property
     def maps(self) -> tuple[Map, ...]:
-        """The user's own functions in it."""
+        """The user's functions in the pipeline."""
         return tuple(each for each in self.transforms if isinstance(each, Map))
 
     @property
     def has_fields_on_image(self) -> bool:
-        """Whether fields move with the pixels of the image."""
+        """True if fields move with the pixels of the image."""
         return bool(self._on_image)
 
     @property
     def fields_on_image(self) -> tuple[str, ...]:
-        """The names of the dataset's fields that move with the pixels, and of those that go with boxes."""
+        """Names of the dataset fields that move with the pixels, and of fields with one value per box."""
         boxes = () if self.boxes is None else (self.boxes.field, *self.boxes.beside)
         points = () if self.keypoints is None else (self.keypoints.field,)
         return tuple(dict.fromkeys((*boxes, *points)))
 
     def _repr_html_(self) -> str:
-        """Return what notebooks show: a table."""
         rows = {str(number): repr(transform) for number, transform in enumerate(self.transforms)}
         rows |= {name: repr(each) for name, each in self._on_image.items()}
         shape = self.output_shape
@@ -123,11 +121,11 @@ class Pipeline:
         return table("Pipeline", rows)
 
     def known(self, fields: tuple[Field, ...]) -> tuple[Field, ...]:
-        """Return what prepared samples have of the dataset's fields.
+        """Return the fields of prepared samples.
 
         Raises:
-            ConfigError: what lies on the image, or what a Map takes, is not among them, or one is called as what the
-                decoder makes.
+            ConfigError: the dataset lacks a field for boxes, keypoints, masks or a Map, or has one with the decoder's
+                name for the sample.
         """
         if self.decoder.made in {field.name for field in fields}:
             made = shown(self.decoder.made)
@@ -159,46 +157,46 @@ class Pipeline:
 
     @property
     def has_images(self) -> bool:
-        """Whether samples are images, at least until a Map makes something else of them."""
+        """True if samples are decoded as images; a Map may convert them to something else."""
         return isinstance(self.decoder, DecodeImage)
 
     @cached_property
     def forms(self) -> tuple[Form, ...]:
-        """What is known of each sample after each of the ``transforms``: see `forms_of`, which also raises."""
+        """Form of samples after each of ``transforms``; raises like `forms_of`."""
         return forms_of(self.decoder, self.transforms[1:])
 
     @property
     def normalize(self) -> Normalize | None:
-        """The transform that runs on the consumer's side, if there is one."""
+        """The transform that runs in the consumer, if any."""
         last = self.transforms[-1]
         return last if isinstance(last, Normalize) else None
 
     @property
     def prep(self) -> tuple[Transform, ...]:
-        """The transforms that run in prep workers; their indices are those in ``transforms``."""
+        """The transforms that run in prep workers, with the same indices as in ``transforms``."""
         return self.transforms[:-1] if self.normalize else self.transforms
 
     @property
     def output_shape(self) -> tuple[int, int, int] | None:
-        """(height, width, 3) of every prepared image; None where only the data can tell."""
-        size: Size | None = None  # DecodeImage gives each image the size it has
+        """(height, width, 3) of every prepared image; None if it depends on the data."""
+        size: Size | None = None  # the size of a decoded image depends on the image
         for transform in self.prep:
             size = size if transform.keeps_size else transform.fixed_size
         return None if size is None else (*size, 3)
 
     @property
     def most_pixels(self) -> int | None:
-        """The most pixels of a prepared image where images differ in size; None if all have one size."""
+        """Maximum pixels of a prepared image if images differ in size; None if all have one size."""
         decoder = self.decoder
         return decoder.max_pixels if isinstance(decoder, DecodeImage) and self.output_shape is None else None
 
     @property
     def cpu_only(self) -> Transform | None:
-        """The first transform that the cpu engine alone can run, if there is one.
+        """The first transform that only the cpu engine supports, if any.
 
-        Of images a Map or a change of hue. Of sound a MelSpectrogram of an odd ``n_fft``, or below 4, or of a ``power``
-        that is neither 1 nor 2; or a Map after it. Without a MelSpectrogram DALI has nothing to do, and it is the
-        decoder, as it always is of other arrays.
+        For images this is a Map or a change of hue. For sound it is a Map after a MelSpectrogram, or a MelSpectrogram
+        with an odd ``n_fft``, ``n_fft`` below 4, or a ``power`` other than 1 or 2. Sound without a MelSpectrogram has
+        no work for DALI, so it is the decoder, as for all other arrays.
         """
         if self.has_images:
             return next(filter(_is_cpu_only, self.transforms), None)
@@ -207,18 +205,15 @@ class Pipeline:
 
     @property
     def is_random(self) -> bool:
-        """Whether it may make something else of a sample in each epoch; a Map's function may, unless it is
-        deterministic.
-        """
+        """True if a sample may differ between epochs; a Map counts as random unless it is deterministic."""
         return any(map(_is_random, self.transforms))
 
     @cached_property
     def prefix(self) -> int:
-        """How many leading transforms make the same of a sample in every epoch, from its bytes alone: at least the
-        decoder.
+        """Length of the deterministic prefix: leading transforms with the same result in every epoch. At least 1.
 
-        What they make, the decoded sample, may be kept in place of the bytes. They have no chance, do not go by fields
-        of the sample, and move what lies on the image in a way that the sizes of the image tell, which a Map does not.
+        Their output, the decoded sample, may be cached instead of the bytes. They are not random and do not depend on
+        fields. Boxes and keypoints move in a way that follows from image sizes, which excludes a Map.
         """
         for index, transform in enumerate(self.transforms):
             if _is_random(transform) or transform.needs_boxes or isinstance(transform, Normalize):
@@ -229,22 +224,20 @@ class Pipeline:
 
     @cached_property
     def prefix_fingerprint(self) -> str:
-        """32 hex digits, as `fingerprint`, of the transforms of the `prefix`: pipelines that have it in common may
-        share decoded samples, whatever they do afterwards.
-        """
+        """32 hex digits, like `fingerprint`, of the prefix. Pipelines with the same one may share decoded samples."""
         text = "\n".join([_VERSION, "prefix", *(transform.identity() for transform in self.transforms[: self.prefix])])
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
     @cached_property
     def fingerprint(self) -> str:
-        """32 hex digits, the same in every process: equal when the transforms are (see ``Map.identity``)."""
+        """32 hex digits, the same in every process; equal for equal transforms (see ``Map.identity``)."""
         lying = map(repr, self._on_image.values())
         text = "\n".join([_VERSION, *(transform.identity() for transform in self.transforms), *lying])
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 _ON_IMAGE: dict[str, type] = {"boxes": Boxes, "keypoints": Keypoints, "masks": Masks}
-"""What may lie on the image: keyword -> its kind."""
+"""Keyword -> class of annotations on the image."""
 
 
 def _is_random(transform: Transform) -> bool:
@@ -261,7 +254,7 @@ def _is_cpu_only(transform: Transform) -> bool:
 
 def _checked(transforms: Iterable[Transform]) -> tuple[Transform, ...]:
     given = tuple(transforms)
-    entries: tuple[object, ...] = given  # as objects, or type checkers would take the check below for needless
+    entries: tuple[object, ...] = given  # objects, or type checkers would report the check below as unnecessary
     for index, transform in enumerate(entries):
         if not isinstance(transform, Transform):
             hint = f"; write {transform.__name__}()" if isinstance(transform, type) else ""

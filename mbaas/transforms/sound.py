@@ -1,4 +1,4 @@
-"""Transforms of sound and of spectrograms, with torchaudio's names and meanings; but time is the first axis."""
+"""Transforms of sound and spectrograms, like those in torchaudio, except that time is the first axis."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from mbaas.transforms.arrays import Array, ArrayTransform, Form, UnfitError
 from mbaas.transforms.mel import MelScale, hann, mel_filters
 
 _FRAMES = 1024
-"""How many frames are transformed at once: memory for them does not grow with the sound."""
+"""Frames transformed at once, to bound memory for long sounds."""
 
 _LEAST_POWER = 1e-10
-"""What AmplitudeToDB takes for silence, as torchaudio and librosa do."""
+"""The floor of AmplitudeToDB, as in torchaudio and librosa."""
 
 
 @dataclass(frozen=True)
 class MelSpectrogram(ArrayTransform):
-    """Make a mel spectrogram of sound: float32 [frames, n_mels], or [frames, channels, n_mels] of several channels.
+    """Compute a mel spectrogram: float32 [frames, n_mels], or [frames, channels, n_mels] for several channels.
 
-    As torchaudio's: short-time Fourier transform with a periodic Hann window around every ``hop_length``-th sample, the
-    sound mirrored at its ends, magnitude to the ``power``, triangular filters on the mel scale. Sound of n samples has
-    1 + n // hop_length frames. With ``mel_scale="slaney", norm="slaney"`` it is librosa's. `AmplitudeToDB` after it
-    makes it logarithmic.
+    This matches torchaudio: a short-time Fourier transform with a periodic Hann window centred on every
+    ``hop_length``-th sample, with the sound mirrored at its ends. Then the magnitude to the ``power``, and triangular
+    filters on the mel scale. Sound of n samples has 1 + n // hop_length frames. With ``mel_scale="slaney",
+    norm="slaney"`` it matches librosa. Add `AmplitudeToDB` for a logarithmic scale.
 
     Args:
-        n_fft: samples that are transformed at once.
+        n_fft: length of the Fourier transform in samples.
         win_length: length of the window in samples, at most ``n_fft``; default: ``n_fft``.
         hop_length: samples from one frame to the next; default: half of ``win_length``.
-        f_min: where the filters begin, in Hz.
-        f_max: where they end; default: half of the sound's rate.
-        n_mels: number of filters. One that is narrower than the distance of two frequencies may be zero everywhere.
+        f_min: lower end of the filters, in Hz.
+        f_max: upper end of the filters, in Hz; default: half of the sample rate.
+        n_mels: number of filters. A filter narrower than the distance of two frequencies may be zero everywhere.
         power: 2 for power, 1 for magnitude.
         norm: "slaney" divides each filter by its width; None does not.
         mel_scale: "htk" or "slaney".
@@ -78,7 +78,7 @@ class MelSpectrogram(ArrayTransform):
 
     @property
     def window(self) -> NDArray[np.float32]:
-        """The window, float32 [n_fft], with zeros around it where it is shorter."""
+        """The window, float32 [n_fft], padded with zeros on both sides if shorter."""
         return hann(self._length, self.n_fft)
 
     @property
@@ -86,7 +86,7 @@ class MelSpectrogram(ArrayTransform):
         return self.n_fft if self.win_length is None else self.win_length
 
     def frames(self, samples: int) -> int:
-        """Return how many frames sound of so many samples has."""
+        """Return the number of frames for a number of audio samples."""
         return 1 + samples // self.hop
 
     def result(self, form: Form) -> Form:
@@ -100,10 +100,10 @@ class MelSpectrogram(ArrayTransform):
         return replace(form, kind="spectrogram", longest=longest)
 
     def check(self, array: Array, form: Form) -> None:
-        """Check that it can be transformed.
+        """Validate the input.
 
         Raises:
-            UnfitError: it is no such sound as the pipeline knows of, or too short.
+            UnfitError: the array does not have the dtype and axes of ``form``, or is too short.
         """
         if array.dtype != np.float32 or array.ndim != (1 if form.channels == 1 else 2):
             wanted = "[time]" if form.channels == 1 else "[time, channels]"
@@ -115,14 +115,13 @@ class MelSpectrogram(ArrayTransform):
                 f"{self.n_fft // 2}"
             )
 
-    def apply(self, array: Array, u: NDArray[np.float64], form: Form) -> Array:  # noqa: ARG002 (has no chance)
+    def apply(self, array: Array, u: NDArray[np.float64], form: Form) -> Array:  # noqa: ARG002 (deterministic)
         self.check(array, form)
         if array.ndim == 1:
             return self._mels(array, form.rate)
         return np.stack([self._mels(channel, form.rate) for channel in array.T], axis=1)
 
     def _mels(self, sound: NDArray[np.float32], rate: int) -> NDArray[np.float32]:
-        """Compute float32 [frames, n_mels] of one channel."""
         padded = np.pad(sound, self.n_fft // 2, mode="reflect")
         frames = np.lib.stride_tricks.sliding_window_view(padded, self.n_fft)[:: self.hop]
         window = self.window
@@ -132,31 +131,32 @@ class MelSpectrogram(ArrayTransform):
         for start in range(0, len(frames), _FRAMES):
             some = slice(start, start + _FRAMES)
             by_frequency = np.ascontiguousarray(self._magnitudes(frames[some] * window).T)
-            # Not by a product of matrices: a filter spans few frequencies, and a BLAS sums as the processor likes best.
+            # Not a matrix product: each filter spans few frequencies, and the summation order of BLAS depends on the
+            # processor.
             for row, (first, weights) in enumerate(filters):
                 spanned = by_frequency[first : first + len(weights)] * weights[:, None]
                 np.add.reduce(spanned, axis=0, out=mels[row, some])
         return np.ascontiguousarray(mels.T)
 
     def _magnitudes(self, frames: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Compute the magnitudes of all frequencies, to the power that is asked for: float32 [frames, frequencies]."""
+        """Return magnitudes to the ``power``, float32 [frames, frequencies]."""
         spectrum = np.fft.rfft(frames, axis=1).astype(np.complex64, copy=False)
         power = spectrum.real**2 + spectrum.imag**2
         if self.power == 2.0:
             return power
         if self.power == 1.0:
             return np.sqrt(power)
-        # In float64, whose rounding shows no more what instructions the processor has for it.
+        # In float64: differences between processors are below the rounding to float32.
         return np.asarray(power.astype(np.float64) ** (self.power / 2), np.float32)
 
 
 @dataclass(frozen=True)
 class AmplitudeToDB(ArrayTransform):
-    """Turn a spectrogram into decibels, as torchaudio's: ``10 * log10(max(x, 1e-10))``, or 20 times of magnitudes.
+    """Convert a spectrogram to decibels, like torchaudio: ``10 * log10(max(x, 1e-10))``, or 20 times for magnitudes.
 
     Args:
-        stype: "power", or "magnitude" of a spectrogram with ``power=1``.
-        top_db: everything more than so many decibels below the loudest of a sample becomes that; None: nothing does.
+        stype: "power", or "magnitude" for a spectrogram with ``power=1``.
+        top_db: values are clipped to at most this many decibels below the sample's maximum; None: no clipping.
     """
 
     stype: Literal["power", "magnitude"] = "power"
@@ -173,9 +173,9 @@ class AmplitudeToDB(ArrayTransform):
     def result(self, form: Form) -> Form:
         return _of_spectrograms(self, form)
 
-    def apply(self, array: Array, u: NDArray[np.float64], form: Form) -> Array:  # noqa: ARG002 (has no chance)
+    def apply(self, array: Array, u: NDArray[np.float64], form: Form) -> Array:  # noqa: ARG002 (deterministic)
         _check_spectrogram(self, array)
-        # In float64: NumPy's logarithm of float32 rounds in another way on another processor.
+        # In float64: the float32 logarithm of NumPy rounds differently on different processors.
         decibels = np.log10(np.maximum(array, _LEAST_POWER, dtype=np.float64))
         decibels *= 10.0 if self.stype == "power" else 20.0
         if self.top_db is not None and decibels.size:
@@ -185,18 +185,18 @@ class AmplitudeToDB(ArrayTransform):
 
 @dataclass(frozen=True)
 class SpecAugment(ArrayTransform):
-    """Mask random stretches of time and of frequency of a spectrogram (Park et al., 2019), as torchaudio's.
+    """Mask random ranges of time and frequency in a spectrogram (Park et al., 2019), like torchaudio.
 
-    The width of a mask is uniform in [0, its greatest), and so is its place. Masks of time run along the first axis,
-    those of frequency along the last; channels have the same ones.
+    The width of a mask is uniform in [0, maximum), and its position is uniform. Time masks are along the first axis,
+    frequency masks along the last; all channels have the same masks.
 
     Args:
-        n_time_masks: how many stretches of time.
-        time_mask_param: greatest width of each, in frames.
-        n_freq_masks: how many stretches of frequency.
-        freq_mask_param: greatest width of each, in filters.
-        p: greatest part of an axis that one mask may cover, in [0, 1].
-        zero_masking: whether masked values become 0, or the mean of the sample's spectrogram.
+        n_time_masks: number of time masks.
+        time_mask_param: maximum width of a time mask, in frames.
+        n_freq_masks: number of frequency masks.
+        freq_mask_param: maximum width of a frequency mask, in filters.
+        p: maximum fraction of an axis covered by one mask, in [0, 1].
+        zero_masking: whether masked values become 0; otherwise the mean of the sample's spectrogram.
     """
 
     n_time_masks: int
@@ -220,10 +220,10 @@ class SpecAugment(ArrayTransform):
     def result(self, form: Form) -> Form:
         return _of_spectrograms(self, form)
 
-    def apply(self, array: Array, u: NDArray[np.float64], form: Form) -> Array:  # noqa: ARG002 (of all forms alike)
+    def apply(self, array: Array, u: NDArray[np.float64], form: Form) -> Array:  # noqa: ARG002 (same for all forms)
         _check_spectrogram(self, array)
         masked = array.copy()
-        # Of the copy, which is in C order: another order of memory would be summed up, and rounded, in another order.
+        # Use the copy, which is in C order: another memory order would sum, and round, in another order.
         value = 0.0 if self.zero_masking or not array.size else masked.mean(dtype=np.float64)
         of_time, of_frequency = self.stretches(array.shape, u)
         for stretch in of_time:
@@ -233,7 +233,7 @@ class SpecAugment(ArrayTransform):
         return masked
 
     def stretches(self, shape: Sequence[int], u: NDArray[np.float64]) -> tuple[list[slice], list[slice]]:
-        """Return which stretches of time and which of frequency of a spectrogram of this shape are masked."""
+        """Return the masked ranges of time and of frequency for a spectrogram of this shape."""
         found: tuple[list[slice], list[slice]] = ([], [])
         widths, places = u.reshape(-1, 2).T
         for number, (wide, place) in enumerate(zip(widths.tolist(), places.tolist(), strict=True)):
@@ -247,7 +247,7 @@ class SpecAugment(ArrayTransform):
 
 
 def _of_spectrograms(transform: ArrayTransform, form: Form) -> Form:
-    """Check that spectrograms come before a transform; arrays of files may be some."""
+    # Arrays from files may be spectrograms.
     if form.kind not in ("spectrogram", "array"):
         raise ConfigError(f"{transform!r} needs spectrograms: put MelSpectrogram before it")
     return form
