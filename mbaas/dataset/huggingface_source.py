@@ -99,7 +99,8 @@ def _saved(path: str | os.PathLike[str], split: str | None, filesystem: pyarrow.
         name = _checked_split(where.root, split, _texts(where, _SPLITS, found.get("splits")))
         where = replace(where, base=join(where.base, name), root=join(where.root, name))
     elif split is not None:
-        raise ConfigError(f"split chooses from a DatasetDict, and {where.root} has none; got {shown(split)}")
+        message = f"split chooses from a DatasetDict, and {where.root} has none; got {shown(split)}"
+        raise ConfigError(message, option="split")
     state = _json_in(where, _STATE)
     if state is None:
         hint = "load one of the hub by datasets.load_dataset, and give what that returns"

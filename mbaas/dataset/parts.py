@@ -6,6 +6,7 @@ import hashlib
 import re
 import textwrap
 from collections.abc import Iterator
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -68,10 +69,10 @@ def fingerprint_of_part(fingerprint: str, ids: Ids) -> str:
 
 def split_of(dataset: Dataset, fraction: Any, seed: int, stratify: str | None) -> tuple[Ids, Ids]:
     """Split the ids of a dataset in two, both ascending; see `Dataset.split`."""
-    if not isinstance(fraction, (int, float)) or not 0 < fraction < 1:
+    if not isinstance(fraction, Real) or not 0 < float(fraction) < 1:
         raise ConfigError(f"fraction must be a number above 0 and below 1, got {shown(fraction)}", option="fraction")
     strata = None if stratify is None else strata_of(dataset, stratify, option="stratify")
-    is_first = drawn(len(dataset), fraction, seed, strata)
+    is_first = drawn(len(dataset), float(fraction), seed, strata)
     first, second = np.flatnonzero(is_first), np.flatnonzero(~is_first)
     if not len(first) or not len(second):
         which = "second" if len(first) else "first"

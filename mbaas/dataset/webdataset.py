@@ -110,7 +110,8 @@ def _checked_endings(image: str | Sequence[str]) -> tuple[str, ...]:
         raise ConfigError("image must name at least one ending, such as 'jpg', got none", option="image")
     for ending in endings:
         if not isinstance(ending, str) or not ending or ending.startswith(".") or "/" in ending:
-            raise ConfigError(f"image must have endings without their first dot, such as 'jpg', got {shown(ending)}")
+            message = f"image must have endings without their first dot, such as 'jpg', got {shown(ending)}"
+            raise ConfigError(message, option="image")
     return tuple(ending.lower() for ending in endings)
 
 
