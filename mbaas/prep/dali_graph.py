@@ -26,7 +26,7 @@ from mbaas.transforms import (
 from mbaas.transforms.base import Flips, Step, Windows, WindowTransform
 
 ENCODED, DECODED = "encoded", "decoded"
-"""What a graph begins with: files, or what other transforms made of them."""
+"""Name of a graph's first input: encoded files, or decoded images."""
 
 _HEIGHT_WIDTH = (0, 1)
 _WINDOWS = (RandomResizedCrop, RandomIoUCrop, CenterCrop, RandomZoomOut)

@@ -89,8 +89,7 @@ def _segmentations(text: NDArray[np.uint8], count: int) -> list[Any]:
 
 
 def _drawn(segmentation: Any, height: int, width: int) -> NDArray[np.uint8]:
-    """Draw a segmentation like ``COCO.annToMask`` of pycocotools: uint8 [width, height], in the order of run lengths.
-    """
+    """Draw a segmentation like ``COCO.annToMask`` of pycocotools: uint8 [width, height], the order of run lengths."""
     if segmentation is None or segmentation == []:
         raise UndecodableError("one of its boxes has no segmentation")
     try:
