@@ -38,8 +38,7 @@ class ArrayResults:
 
     @contextmanager
     def judged(self, row: int, keep: KeptRows | None = None) -> Iterator[None]:
-        """Record a sample as bad, and drop its decoded form, if it cannot be decoded, transformed or stored in its row.
-        """
+        """Record a sample as bad, and drop its decoded form, if it cannot be decoded, transformed or stored."""
         try:
             yield
         except (UndecodableError, UnfitError) as error:

@@ -69,7 +69,7 @@ def placed(boxes: Boxes, known: Arrays, sizes: NDArray[np.int64]) -> BoxesNow:
 
 
 def moved(boxes: BoxesNow, sizes: NDArray[np.int64], step: Step) -> BoxesNow:
-    """Apply a step to the boxes of n images of these (height, width)."""
+    """Apply a step to the boxes of n images with these sizes (height, width)."""
     edges, owner, kept = boxes.edges, boxes.owner, boxes.kept
     if isinstance(step, Windows):
         windows, results = step.boxes[owner], step.sizes[owner]
@@ -87,12 +87,12 @@ def moved(boxes: BoxesNow, sizes: NDArray[np.int64], step: Step) -> BoxesNow:
 
 
 def sizes_after(sizes: NDArray[np.int64], step: Step) -> NDArray[np.int64]:
-    """Return int64[n, 2], the (height, width) of images of these sizes after a step."""
+    """Return int64[n, 2], (height, width) of images with these sizes after a step."""
     return step.sizes if isinstance(step, Windows) else sizes
 
 
 def sizes_after_all(sizes: NDArray[np.int64], steps: Sequence[Step]) -> NDArray[np.int64]:
-    """Return int64[n, 2], the (height, width) of images of these sizes after all steps."""
+    """Return int64[n, 2], (height, width) of images with these sizes after all steps."""
     for step in steps:
         sizes = sizes_after(sizes, step)
     return sizes
@@ -107,7 +107,7 @@ def packed(column: Column) -> Packed:
 
 
 def _clipped(edges: Edges, sizes: NDArray[np.int64]) -> Edges:
-    """Clip boxes to images of these (height, width)."""
+    """Clip boxes to images with these sizes (height, width)."""
     return np.clip(edges, 0.0, sizes[:, [1, 0, 1, 0]])
 
 

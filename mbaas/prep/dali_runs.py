@@ -75,7 +75,7 @@ class GraphRuns:
         deliver: Deliver,
         place: PlaceOf | None = None,
     ) -> list[int]:
-        """Prepare samples; return the indices of those rejected by DALI.
+        """Prepare samples; return the indices of rejected samples.
 
         Args:
             taken: indices of the samples to prepare, out of n.

@@ -129,7 +129,7 @@ def _decode_whole(data: memoryview, header: Header, scratch: Scratch) -> Image:
 
 
 def _as_said(image: Image, header: Header) -> Image:
-    """Return the image if its size equals the header's, from which crop windows were chosen."""
+    """Return the image if its size matches the header; crop windows were chosen from the header's size."""
     _check_size(image.shape[0], image.shape[1], header)
     return image
 

@@ -1,8 +1,8 @@
 """Containers for decoded samples: the output of a pipeline's prefix as bytes, which caches store like a file.
 
 A container is a header of 128 bytes, the values in C order, and zeros up to a multiple of 64 bytes. Containers packed
-end to end in memory aligned to 64 bytes therefore have aligned values, which are viewed in place. Engines treat a
-container as one more file format, to which some transforms have already been applied.
+end to end in memory aligned to 64 bytes therefore have aligned values, which are viewed in place. For engines, a
+container is one more file format, with some transforms already applied.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ MOST_AXES = 8
 
 _ALIGNED = 64  # cache line, and the widest vector instructions
 _VERSION = 1
-# Magic, version, transforms applied, axes, kind and size of a number, engine, height and width of the original image (0
-# if it is not an image), lengths of the axes. A checksum of these fields ends the header.
+# Magic, version, transforms applied, axes, kind and size of a number, engine, height and width of the original image,
+# lengths of the axes. Height and width are 0 if the sample is not an image. The header ends with a checksum.
 _HEADER = Struct("<8sHHBcBBII8Q")
 _CHECKSUM = Struct("<I")
 _CHECKED_BYTES = HEADER_BYTES - _CHECKSUM.size
@@ -210,7 +210,7 @@ class KeptRows:
         original: Size | None = None,
         made_by: EngineName = "cpu",
     ) -> Array | None:
-        """Return memory in which to write the decoded sample of a row, in C order.
+        """Return memory for the decoded sample of a row, to be written in C order.
 
         Returns None if the row is not wanted, if it does not fit, or if it is not a native numeric array of at most 8
         axes.
@@ -305,7 +305,7 @@ class KeptSample:
         return self._keep.room(self._row, shape, dtype, applied=self.applied, original=self._original)
 
     def put(self, values: Array) -> Array:
-        """Copy a decoded sample to its memory and return a read-only view; return ``values`` if there is no memory."""
+        """Copy a decoded sample to its memory and return a read-only view; return ``values`` if it does not fit."""
         # An array subclass may carry more than its numbers.
         room = self.room(values.shape, values.dtype) if type(values) is np.ndarray else None
         if room is None:

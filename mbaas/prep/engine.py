@@ -94,7 +94,7 @@ class Engine(Protocol):
             encoded: the samples' bytes.
             sample_ids: int64[n], the samples' ids.
             epoch: seeds the random transforms.
-            known: the dataset's fields of these samples; not modified in place.
+            known: the samples' fields, as in the dataset; not modified in place.
             out: [n, *field.shape], receives the prepared samples; rows of bad samples become zero. If samples differ in
                 size, it is contiguous memory for n samples of the largest size (`Field.empty`), filled end to end.
             keep: receives the decoded form of the wanted samples that arrive encoded and are good, while it has room. A

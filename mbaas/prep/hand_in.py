@@ -22,7 +22,7 @@ COPIED_S = 10.0
 """Timeout for the cache to copy the previous piece. After that, no more samples of the part are handed in."""
 
 SLACK = 2
-"""Factor over the average bytes of a piece's samples, for which memory is reserved. Untouched memory costs nothing."""
+"""Memory reserved for a piece, as a multiple of the expected bytes. Untouched memory costs nothing."""
 
 _log = logging.getLogger(__name__)
 

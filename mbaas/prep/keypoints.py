@@ -65,7 +65,9 @@ def _moved(
 
 
 def _leave_outside(points: NDArray[np.float64], sizes: NDArray[np.int64], axes: tuple[int, ...]) -> None:
-    """Handle points outside images of these (height, width): clip them, and clear their visibility if they have one."""
+    """Clip points to images with these sizes (height, width), and clear the visibility of points outside if they have
+    one.
+    """
     x, y = points[..., 0], points[..., 1]
     heights, widths = sizes[:, 0].reshape(axes), sizes[:, 1].reshape(axes)
     if points.shape[-1] == 3:

@@ -1,7 +1,7 @@
 """Measures the costs of a feed's samples before the feed is laid out.
 
-One sample is prepared alone, some are read as a cache node would read them, and a few of these are prepared together,
-as in a block, from encoded and from decoded form.
+One sample is prepared alone, and some are read as a cache node would read them. A few of the latter are prepared
+together, as in a block, from encoded and from decoded form.
 """
 
 from __future__ import annotations

@@ -160,8 +160,7 @@ class SoundDecoder:
     def _read(
         self, file: Any, has_length: bool, window: ArrayWindow | None, u: NDArray[np.float64]
     ) -> tuple[NDArray[np.float32], bool]:
-        """Read the window or the whole file, float32 [time, channels]; return True with it if it is the window alone.
-        """
+        """Read the window or the whole file: float32 [time, channels], and True if it is the window alone."""
         can_seek = file.seekable()
         # soundfile would seek after each read, which fails in files that can only be read sequentially or are
         # truncated.
