@@ -78,7 +78,7 @@ class TreeWatch:
         for process in _tree():
             try:
                 times, kind = process.cpu_times(), self._kind(process)
-            except psutil.Error:  # it ended while we looked
+            except psutil.Error:  # it ended meanwhile
                 continue
             used[process.pid, kind] = times.user + times.system
         return CpuReading(time.monotonic(), used)
@@ -104,7 +104,7 @@ def memory_bytes() -> int:
         try:
             total += process.memory_full_info().pss
         except psutil.Error:
-            continue  # it ended while we looked
+            continue  # it ended meanwhile
     return total
 
 
