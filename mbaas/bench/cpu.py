@@ -24,9 +24,7 @@ class CpuReading:
     cpu_s: dict[tuple[int, str], float]
 
     def cores_until(self, later: CpuReading) -> dict[str, float]:
-        """Return the mean number of busy cores between this reading and a later one, by kind of process, busiest first.
-
-        Processes that started in between are included.
+        """Return the mean busy cores until a later reading, by kind of process, busiest first; includes new processes.
         """
         used: dict[str, float] = {}
         for (pid, kind), cpu_s in later.cpu_s.items():
@@ -35,9 +33,7 @@ class CpuReading:
 
 
 def kind_of(process: psutil.Process) -> str:
-    """Return a process's kind as a readable name: an actor's class, a daemon, a DataLoader worker, a trial, or the
-    host.
-    """
+    """Return a process's kind as a readable name, such as an actor's class, "raylet", "trial" or "host"."""
     name, command = process.name(), process.cmdline()
     # Ray's process titles contain the current method, as in "ray::PrepWorker.prepare".
     if command and command[0].startswith("ray::"):
@@ -84,7 +80,7 @@ class TreeWatch:
         return CpuReading(time.monotonic(), used)
 
     def _kind(self, process: psutil.Process) -> str:
-        """Return a process's kind when first seen, because an actor's title changes with its current method."""
+        # The kind when first seen: an actor's title changes with its current method.
         if process.pid not in self._kinds:
             self._kinds[process.pid] = kind_of(process)
         return self._kinds[process.pid]

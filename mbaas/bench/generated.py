@@ -16,8 +16,7 @@ def made_once(path: Path, write: Callable[[Path], None], what: str, report: Call
     Args:
         path: the name must contain everything that the content depends on.
         write: writes the data to the path passed to it.
-        what: description of the data, for the report.
-        report: called with one line if the data is generated.
+        what, report: description of the data, and a function that is called with one line if it is generated.
     """
     if path.exists():
         return path
@@ -35,7 +34,7 @@ def made_once(path: Path, write: Callable[[Path], None], what: str, report: Call
 
 
 def _publish(unfinished: Path, path: Path) -> None:
-    """Rename to the final name; another process may have generated the same data meanwhile, which is fine."""
+    # Another process may have generated the same data meanwhile, which is fine.
     try:
         unfinished.rename(path)
     except OSError:

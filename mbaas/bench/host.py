@@ -1,7 +1,7 @@
 """Runs one row of the benchmark in its own process: the host.
 
-The host starts the row's service and trials, and watches them. All processes of a row are its descendants. So their CPU
-seconds and memory can be measured, and none is left when the next row begins.
+The host starts the row's service and trials, and watches them. All processes of a row are its descendants, so their
+costs can be measured, and none is left when the next row begins.
 """
 
 from __future__ import annotations
@@ -29,8 +29,7 @@ from mbaas.bench.trial import Failed, Gate, Message, TrialResult, Warm, Window, 
 from mbaas.units import seconds
 
 HOST = "from mbaas.bench.host import main; main()"
-"""Program of the host. With ``-m`` this module would exist twice in that process, and its classes would not unpickle.
-"""
+"""Program of the host. With ``-m`` this module would exist twice there, and its classes would not unpickle."""
 
 STOP_S = 30.0
 """Seconds that a trial may take to close before it is killed."""
@@ -41,8 +40,7 @@ class RowSpec:
     """A row to run: ``trials`` processes that each open ``trial``, with their own number, and take minibatches.
 
     Attributes:
-        trial: the source that each process opens.
-        trials: number of processes.
+        trial, trials: the source that each process opens, and the number of processes.
         window: length of each measurement.
         timeout_s: time limit of the row.
         python: the row's interpreter, which must have mbaas and the row's libraries.
@@ -96,10 +94,7 @@ class RowRun:
 
 
 def run_row(spec: RowSpec) -> RowRun:
-    """Run a row in its own process.
-
-    A row that fails or exceeds its time limit returns a `RowRun` with an error; no exception is raised.
-    """
+    """Run a row in its own process. If it fails or times out, the result has an error; nothing is raised."""
     # a separate pipe, because libraries write other output to stdout
     reading, writing = os.pipe()
     with os.fdopen(reading, "rb") as results, tempfile.TemporaryFile() as log, _own_temporary_files() as environment:
@@ -136,10 +131,8 @@ def run_row(spec: RowSpec) -> RowRun:
 
 @contextmanager
 def _own_temporary_files() -> Iterator[dict[str, str]]:
-    """Make a folder for the temporary files of a row's processes, so that none are left when they are killed.
-
-    Yield their environment. Ray's logs keep their usual folder, because the paths of its sockets must stay short.
-    """
+    # So that no temporary files are left when the row's processes are killed. Ray's logs keep their usual folder,
+    # because the paths of its sockets must stay short.
     usual = tempfile.gettempdir()
     with tempfile.TemporaryDirectory(prefix="mbaas-", ignore_cleanup_errors=True) as folder:
         yield {"RAY_TMPDIR": usual, **os.environ, "TMPDIR": folder}
@@ -156,10 +149,7 @@ def _tail(log: IO[bytes], size: int = 4000) -> str:
 
 
 def kill_tree(pid: int) -> None:
-    """Kill a process, if it still runs, and all its descendants.
-
-    The resource tracker of multiprocessing is spared: it ends after the others, and cleans up after them.
-    """
+    """Kill a process, if it still runs, and all its descendants."""
     with contextlib.suppress(psutil.NoSuchProcess):
         top = psutil.Process(pid)
         for process in [top, *top.children(recursive=True)]:
@@ -172,9 +162,7 @@ def kill_tree(pid: int) -> None:
 
 
 def main() -> None:
-    """Run as the host: read a pickled `RowSpec` from standard input, write a pickled `RowRun` to the descriptor in
-    argv.
-    """
+    """Run as the host: read a pickled `RowSpec` from stdin, write a pickled `RowRun` to the descriptor in argv."""
     spec: RowSpec = pickle.load(sys.stdin.buffer)
     threading.Thread(target=_end_with_parent, name="mbaas-end-with-parent", daemon=True).start()
     try:
@@ -214,7 +202,6 @@ def measure(spec: RowSpec) -> RowRun:
 
 @contextmanager
 def _tasks(spec: RowSpec, trial: TrialSpec) -> Iterator[tuple[list[Connection[Any, Message]], Gate]]:
-    """Start the trials; on exit wait for them, and kill those that do not stop."""
     context = mp.get_context("spawn")  # forking a process with threads, such as a Ray server, may hang
     gate = Gate(context.Barrier(spec.trials), context.Event())
     connections, processes = [], []
@@ -239,11 +226,8 @@ def _tasks(spec: RowSpec, trial: TrialSpec) -> Iterator[tuple[list[Connection[An
 def _collect(
     connections: Sequence[Connection[Any, Message]], watch: TreeWatch
 ) -> tuple[list[TrialResult], dict[str, float]]:
-    """Return the results of all trials, and the busy cores meanwhile, by kind of process.
-
-    Cores are measured from the last `Warm` to the last `TrialResult`. All trials work during this time, including those
-    that have finished.
-    """
+    # Cores are measured from the last `Warm` to the last `TrialResult`: all trials work during this time, including
+    # those that have finished.
     results: list[TrialResult] = []
     warm, open_ones = 0, list(connections)
     began = watch.cpu()

@@ -33,12 +33,9 @@ _VERSION = 1  # part of the file's name, as for photographs
 
 
 def make_annotations(folder: Path, *, seed: int = 0, report: Callable[[str], None] = print) -> Path:
-    """Generate or find a JSON file next to a class-per-folder tree of JPEGs; return its path.
+    """Generate or find a JSON file next to ``folder``, a class-per-folder tree of JPEGs; return its path.
 
-    Args:
-        folder: the tree.
-        seed: determines the objects.
-        report: called with one line if the file is generated.
+    ``report`` is called with one line if the file is generated.
     """
     path = folder.parent / f"{folder.name}-objects-v{_VERSION}-s{seed}.json"
     return made_once(path, partial(_write, folder, seed), "annotations", report)

@@ -1,4 +1,4 @@
-"""Peers that the benchmark can compare with mbaas, and where they are installed: here, or in another environment.
+"""Peers that the benchmark can compare with mbaas, and the environments in which they are installed.
 
 Each peer is a row (a module of `mbaas.bench.rows`), run by an interpreter that has the peer and mbaas.
 """
@@ -24,7 +24,6 @@ class Peer:
     """A library that can share prepared samples between trials.
 
     Attributes:
-        name: display name.
         modules: modules imported by its row.
         packages: names under which pip may have installed it, the recommended one first.
     """
@@ -44,12 +43,7 @@ PEERS = {
 
 @dataclass(frozen=True)
 class Installed:
-    """An installed peer.
-
-    Attributes:
-        python: the interpreter that has it.
-        version: name and version, such as "TensorSocket (tensorsocket 0.0.5)".
-    """
+    """An installed peer: its interpreter, and name and version, such as "TensorSocket (tensorsocket 0.0.5)"."""
 
     python: str
     version: str
@@ -81,11 +75,8 @@ print(json.dumps([missing, own, {each: version(each) for each in packages}]))
 def find_peers(rows: Sequence[str], python: Path | None) -> tuple[dict[str, Installed], tuple[str, ...]]:
     """Find the peers among ``rows``: in this environment, then in the environment of ``python``.
 
-    Returns:
-        Installed peers by row, and one sentence for each missing peer.
-
-    Raises:
-        ConfigError: ``python`` is not a Python interpreter.
+    Returns installed peers by row, and one sentence for each missing peer. Raises ConfigError if ``python`` is not a
+    Python interpreter.
     """
     found: dict[str, Installed] = {}
     left_out: list[str] = []

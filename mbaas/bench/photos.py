@@ -1,8 +1,8 @@
 """Generates a folder of ImageNet-like JPEGs, cut from the photographs that are part of scikit-image.
 
-Decoding cost depends on pixels, bytes and content, so noise or flat colour would not do. Each file is a random window
-of a photograph, resized to about 500x400 pixels and compressed to 90-110 KB, the means of ImageNet's training set (Deng
-et al., 2009). Nothing is downloaded, and the same arguments give the same pixels.
+Decoding cost depends on pixels, bytes and content, so noise or flat colour would not do. Files have about 500x400
+pixels and 90-110 KB, the means of ImageNet's training set (Deng et al., 2009). Nothing is downloaded, and the same
+arguments give the same pixels.
 """
 
 from __future__ import annotations
@@ -46,14 +46,8 @@ Photo = NDArray[Any]
 def make_photos(root: Path, count: int, *, seed: int = 0, report: Callable[[str], None] = print) -> Path:
     """Generate or find a class-per-folder tree of ``count`` JPEGs under ``root``; return the tree's folder.
 
-    Args:
-        root: folder of the trees, one per (count, seed).
-        count: number of files, spread evenly over `SOURCES`.
-        seed: determines windows, sizes and qualities.
-        report: called with one line if the tree is generated.
-
-    Raises:
-        DatasetError: scikit-image or one of its photographs is missing.
+    ``report`` is called with one line if the tree is generated. Raises DatasetError if scikit-image or one of its
+    photographs is missing.
     """
     folder = root / f"photos-v{_VERSION}-n{count}-s{seed}"
     return made_once(folder, lambda path: _write_tree(path, count, seed), f"{count} photographs", report)
@@ -76,7 +70,6 @@ def _write_tree(folder: Path, count: int, seed: int) -> None:
 
 
 def _photo(name: str) -> Photo:
-    """Read a photograph of scikit-image, in OpenCV's channel order."""
     spec = importlib.util.find_spec("skimage")
     if spec is None or spec.origin is None:
         raise DatasetError(
@@ -93,10 +86,7 @@ def _photo(name: str) -> Photo:
 
 
 def draw_jpeg(photo: Photo, rng: np.random.Generator) -> bytes:
-    """Cut a random window out of ``photo``, as a JPEG of `FILE_BYTES`.
-
-    A window that cannot reach this size in the allowed qualities is replaced, at most 50 times.
-    """
+    """Cut a random window out of ``photo``, as a JPEG of `FILE_BYTES` if one of 50 windows can reach that size."""
     for _ in range(50):
         encoded = _compress(_window(photo, rng), int(rng.integers(*FILE_BYTES)))
         if FILE_BYTES[0] <= len(encoded) <= FILE_BYTES[1]:

@@ -51,14 +51,12 @@ def _parts(report: BenchReport) -> Iterator[RenderableType]:
 
 
 def _breakdown(result: RowResult) -> str:
-    """Describe the CPU time per delivered sample by kind of process."""
     busy = ((kind, 1e6 * cores / result.samples_per_s) for kind, cores in result.cores_by_kind)
     parts = ", ".join(f"{kind} {units.number(us)}" for kind, us in busy if us >= 0.05)
     return f"{_named(result)}{_shares(result)} CPU-us a delivered sample: {parts}"
 
 
 def _shares(result: RowResult) -> str:
-    """Describe the shares that do not fit into the table."""
     shares = []
     if result.decoded_share is not None and result.decoded_cpu_share is not None:
         by_cpu = units.percent(result.decoded_cpu_share)

@@ -50,19 +50,16 @@ class BenchSettings:
 
     Attributes:
         task: one of `mbaas.bench.tasks.TASKS`: "images", "detection" or "audio".
-        data: the user's own data: a folder with one folder of images or audio files per class; for detection, a JSON
-            file of COCO instances. None generates `samples` samples (see `mbaas.bench.photos`, `mbaas.bench.objects`
-            and `mbaas.bench.sounds`).
+        data: the user's folder with one folder of images or audio files per class; for detection, a JSON file of COCO
+            instances. None generates `samples` samples.
         image_folder: folder of the images of this JSON file.
-        cache_dir: folder in which generated data is kept.
+        cache_dir: folder for generated data, which is kept.
         samples: number of photographs or audio files to generate.
         rows: rows to run, from `ROWS`. Shares of N x P require "prep".
-        trials: numbers of trials N, each combined with each batch size.
-        batch: batch sizes.
-        rounds: number of repetitions. A round runs all rows one after the other, so that other load on the machine
-            affects all rows; results are medians over rounds.
-        seconds: minimum length of each trial's timed window. The window is whole epochs after a warm-up of the same
-            length, which lets every process touch its memory first.
+        trials, batch: numbers of trials N, each combined with each batch size.
+        rounds: number of repetitions of all rows. Rows of a round run one after the other, so that other load on the
+            machine affects all rows; results are medians over rounds.
+        seconds: minimum length of each trial's timed window, in whole epochs, after a warm-up of the same length.
         epochs: exact number of epochs of the window, instead of ``seconds``.
         cores: CPUs available for prep: prep workers of P and mbaas, threads of DALI, workers of DataLoaders.
         gpu: True to prepare with DALI on the first GPU and deliver minibatches there; P has as many workers as a feed.
@@ -196,30 +193,28 @@ class Round:
 
 @dataclass(frozen=True)
 class RowResult:
-    """Result of a row with N trials and a batch size, over all rounds.
+    """Result of a row with N trials and a batch size: medians over all successful runs.
 
     Attributes:
         row: one of `ROWS`.
         trials: N. P does not depend on it; its row ran alongside the rows with N trials.
-        batch: samples per minibatch.
-        rounds: number of successful runs; all medians are over these.
-        samples_per_s: median of delivered samples per second, summed over trials.
-        share: median of samples/s divided by N x P of the same round; may be above 1 with decoded samples. None if P is
-            unknown, or for rows that deliver nothing.
-        decoded_share: the same with N x P', for rows with decoded samples; else None.
-        cpu_share: median of P's CPU seconds per sample divided by N x this row's: the fraction of N x P that this row's
-            CPU time allows. Other programs on the machine hardly change it. None as above.
+        rounds: number of successful runs.
+        samples_per_s: delivered samples per second, summed over trials.
+        share: samples/s divided by N x P of the same round; may be above 1 with decoded samples. None if P is unknown,
+            or for rows that deliver nothing.
+        decoded_share: the same with N x P', for rows with decoded samples only.
+        cpu_share: P's CPU seconds per sample divided by N x this row's: the fraction of N x P that this row's CPU time
+            allows. Other programs on the machine hardly change it. None as above.
         decoded_cpu_share: the same with N x P'; None as above.
-        best_share: median of samples/s divided by the machine's limit. At this limit, all cores prepare each sample
-            once (P, or P' for rows with decoded samples), and then N trials read it. None if one of the two rates is
-            unknown, or for rows that deliver nothing.
+        best_share: samples/s divided by the machine's limit: all cores prepare each sample once (P, or P' for rows with
+            decoded samples), and then N trials read it. None as above, or if reading was not measured.
         best_cpu_share: the same by CPU seconds, like `cpu_share`.
-        cpu_s_per_1000: median CPU seconds of all processes of the row per 1,000 delivered samples.
-        cores_by_kind: median busy cores of each kind of process (see `mbaas.bench.cpu.kind_of`).
-        trial_us: median CPU microseconds of a trial's process per sample.
-        peak_bytes: median of the peak memory in bytes; shared pages count once.
+        cpu_s_per_1000: CPU seconds of all processes of the row per 1,000 delivered samples.
+        cores_by_kind: busy cores of each kind of process (see `mbaas.bench.cpu.kind_of`).
+        trial_us: CPU microseconds of a trial's process per sample.
+        peak_bytes: peak memory in bytes; shared pages count once.
         spilled_bytes: maximum written to disk by Ray in any run; above 0 means that staging was too large.
-        epochs: number of checked epochs, over all runs and trials.
+        epochs: number of checked epochs, summed over all runs and trials.
         missing, repeated: samples absent from an epoch, or delivered more than once; summed over all runs and trials.
         errors: errors of failed runs.
     """
@@ -261,8 +256,6 @@ class BenchReport:
     """Result of the benchmark.
 
     Attributes:
-        settings: the options.
-        machine: the machine.
         samples: samples per epoch.
         results: one for each row, number of trials and batch size.
         peers: names and versions of the peers that ran.
@@ -353,5 +346,4 @@ def _median_or_none(values: Iterable[float]) -> float | None:
 
 
 def _median(values: Iterable[float]) -> float:
-    """Return the median, or 0 if there are no values."""
     return _median_or_none(values) or 0.0

@@ -21,11 +21,11 @@ from mbaas.units import counted
 def run(settings: BenchSettings, report: Report = print) -> BenchReport:
     """Measure all rows side by side.
 
-    A row that fails does not end the benchmark: its error is in the report. A peer that fails is not run again with the
-    same number of trials and batch size.
+    Errors of rows that fail are in the report. A peer that fails is not run again with the same number of trials and
+    batch size.
 
     Raises:
-        ConfigError: ``settings.peers_python`` is not a Python interpreter; or a GPU is requested, and there is none.
+        ConfigError: ``settings.peers_python`` is not a Python interpreter; or no GPU is found, and one is requested.
         DatasetError: no samples can be generated, or ``settings.data`` has none for the task.
     """
     machine = Machine(gpu=gpu_name() if settings.gpu else "")
@@ -59,11 +59,7 @@ def run(settings: BenchSettings, report: Report = print) -> BenchReport:
 
 
 def find_data(settings: BenchSettings, report: Report = print) -> Data:
-    """Return the location of the samples; they are generated unless the user provides data.
-
-    Raises:
-        DatasetError: see `run`.
-    """
+    """Return the location of the samples, which are generated unless the user provides data; raise as `run` does."""
     task = TASKS[settings.task]
     if settings.data is not None:
         return task.find(settings.data, settings.image_folder)
@@ -97,11 +93,7 @@ def row_spec(settings: BenchSettings, data: Data, row: str, trials: int, batch: 
 
 
 def gpu_name() -> str:
-    """Return the name of the first GPU.
-
-    Raises:
-        ConfigError: torch finds no GPU.
-    """
+    """Return the name of the first GPU; raise ConfigError if torch finds none."""
     import torch
 
     if not torch.cuda.is_available():

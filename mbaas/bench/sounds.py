@@ -30,14 +30,7 @@ _VERSION = 1  # part of the folder's name, as for photographs
 def make_sounds(root: Path, count: int, *, seed: int = 0, report: Callable[[str], None] = print) -> Path:
     """Generate or find a class-per-folder tree of ``count`` audio files under ``root``; return the tree's folder.
 
-    Args:
-        root: folder of the trees, one per (count, seed).
-        count: number of files, spread evenly over `CLASSES`.
-        seed: determines pitch, length and noise.
-        report: called with one line if the tree is generated.
-
-    Raises:
-        DatasetError: soundfile is not installed.
+    ``report`` is called with one line if the tree is generated. Raises DatasetError if soundfile is not installed.
     """
     folder = root / f"sounds-v{_VERSION}-n{count}-s{seed}"
     return made_once(folder, partial(_write_tree, count, seed), f"{count} recordings", report)

@@ -1,8 +1,8 @@
 """The consumer of all rows: a process that takes minibatches and reads their arrays.
 
-It warms up for whole epochs, for the length of its window, and then runs its window. Afterwards it continues,
-unmeasured, until all other trials have finished; otherwise the last trials would have the machine to themselves. There
-is no pause between warm-up and window, so that no row starts its window with a full buffer.
+It warms up for whole epochs, for the length of its window, and then runs its window without a pause, so that no row
+starts it with a full buffer. Then it continues, unmeasured, until all other trials have finished; otherwise the last
+trials would have the machine to themselves.
 """
 
 from __future__ import annotations
@@ -82,10 +82,7 @@ class Window:
 
 
 class Ledger:
-    """Counts the deliveries of each sample in an epoch.
-
-    It is separate from `mbaas.client.ledger`: a benchmark must not check mbaas by mbaas, and other rows have no ledger.
-    """
+    """Counts deliveries; not `mbaas.client.ledger`, because a benchmark must not check mbaas by mbaas."""
 
     def __init__(self, samples: int) -> None:
         self.epochs = self.missing = self.repeated = 0
@@ -104,11 +101,7 @@ class Ledger:
 
 
 def touch(array: NDArray[Any]) -> int:
-    """Read one byte of every page, like a trial that uses its data; return their sum.
-
-    Raises:
-        ValueError: the array is not in C order, so reading it would copy it.
-    """
+    """Read one byte of every page, like a trial that uses its data; return their sum."""
     if not array.flags.c_contiguous:
         raise ValueError("a row must deliver its arrays in C order")
     return int(array.reshape(-1).view(np.uint8)[::PAGE_BYTES].sum())
@@ -130,10 +123,7 @@ def read_on_gpu(tensor: Any) -> int:
 
 
 def run_trial(spec: TrialSpec, window: Window, gate: Gate, host: Any) -> None:
-    """Run a trial; this is the main function of its process.
-
-    It sends `Warm` and then `TrialResult`, or `Failed`, to ``host``, a Connection.
-    """
+    """Run a trial, the main function of its process; send `Warm` and then `TrialResult`, or `Failed`, to ``host``."""
     connection: Connection[Message, None] = host
     try:
         loader = open_loader(spec)
@@ -153,8 +143,7 @@ def consume(
     host: Connection[Message, None],
     use: Callable[[Any], int] = touch,
 ) -> None:
-    """Warm up, measure, and continue until all other trials are done; ``use`` is applied to every array of a minibatch.
-    """
+    """Warm up, measure, and continue until all other trials are done; ``use`` is called with every array."""
     ledger = Ledger(loader.samples)
     gate.start.wait()  # together: a single trial would warm up with the machine to itself
     _measure(loader, window, ledger, use)
@@ -177,7 +166,6 @@ def _measure(loader: EpochLoader, window: Window, ledger: Ledger, use: Callable[
 
 
 def _take(minibatches: Iterator[Minibatch], ledger: Ledger, use: Callable[[Any], int]) -> int:
-    """Consume ``minibatches``; return the number of samples."""
     samples = 0
     for values, sample_ids in minibatches:
         for array in values:

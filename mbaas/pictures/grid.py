@@ -24,9 +24,7 @@ Image = NDArray[np.uint8]
 SUFFIX = ".png"
 
 LEAST_SIDE, MOST_SIDE = 96, 320
-"""Limits of an image's longer side in the grid, in pixels. Smaller images are enlarged by a whole factor, so that
-pixels stay square; larger ones are shrunk.
-"""
+"""Limits of an image's longer side in the grid, in pixels. Factors of enlargement are whole, to keep pixels square."""
 
 GAP = 8
 LINE = 15
@@ -110,11 +108,7 @@ def shown_size(image: tuple[int, int], most_side: int = MOST_SIDE) -> tuple[int,
 
 
 def check_path(path: Path) -> None:
-    """Check early that a picture can be written to ``path``.
-
-    Raises:
-        ConfigError: the name does not end in .png, or the folder does not exist.
-    """
+    """Raise ConfigError early if the name does not end in .png, or the folder does not exist."""
     if path.suffix.lower() != SUFFIX:
         raise ConfigError(f"a picture's file must end with {SUFFIX}, got {path.name!r}")
     if not path.parent.is_dir():
@@ -122,11 +116,10 @@ def check_path(path: Path) -> None:
 
 
 def draw(cells: Sequence[Cell], to: Path | IO[bytes], *, title: Sequence[str], most_side: int = MOST_SIDE) -> Layout:
-    """Write a PNG of images of the same size; return their layout.
+    """Write a PNG of images of the same size to a path (see `check_path`) or an open file; return their layout.
 
     Args:
         cells: at least one.
-        to: path of a file (see `check_path`), or a file open for writing.
         title: lines above the grid.
         most_side: maximum pixels of an image's longer side; larger images are shrunk.
 

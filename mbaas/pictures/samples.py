@@ -38,10 +38,7 @@ MASK_COLOURS = np.array(
 def cells_of(dataset: Dataset, pipeline: Pipeline, found: Preview) -> list[Cell]:
     """Return the image, the caption (label and id), the boxes and the keypoints of each sample.
 
-    All images have the size of the largest; smaller ones are at the upper left of a white sheet.
-
-    Raises:
-        ConfigError: samples are not images.
+    All images get the size of the largest, on a white sheet. Raises ConfigError if samples are not images.
     """
     cells, images = [], _checked_images(found.samples)
     size = max(image.shape[0] for image in images), max(image.shape[1] for image in images)
@@ -60,15 +57,10 @@ def cells_of(dataset: Dataset, pipeline: Pipeline, found: Preview) -> list[Cell]
 
 
 def html_of(dataset: Dataset, pipeline: Pipeline, *, seed: int, shuffle: bool) -> str:
-    """Return a picture of a feed's first samples for a notebook, or the reason why there is no picture.
+    """Return a picture of a feed's first samples for a notebook, or the reason for its absence.
 
-    Samples are prepared in this process, so the feed is not affected.
-
-    Args:
-        dataset, pipeline, seed, shuffle: as for `mbaas.serve`.
-
-    Returns:
-        HTML, well-formed as XML; empty if samples are not images.
+    The result is HTML, well-formed as XML; empty if samples are not images. Samples are prepared in this process, so
+    the feed is not affected. Arguments are as for `mbaas.serve`.
     """
     if not pipeline.has_images:
         return ""
@@ -116,7 +108,6 @@ def _under(masks: NDArray[Any], image: grid.Image) -> grid.Image:
 
 
 def _label(dataset: Dataset, found: Preview, row: int) -> str:
-    """Return a sample's label as text; "" if it has none, or if it is an array."""
     labels = found.known.get(LABEL.name)
     if not isinstance(labels, np.ndarray) or labels.ndim != 1:
         return ""
@@ -135,7 +126,6 @@ def _checked_images(samples: Column) -> list[grid.Image]:
 
 
 def _on_sheet(image: grid.Image, size: tuple[int, int]) -> grid.Image:
-    """Pad an image to a size: it is at the upper left of a white sheet."""
     if image.shape[:2] == size:
         return image
     sheet = np.full((*size, 3), 255, np.uint8)

@@ -26,9 +26,7 @@ class ArrayEngine:
 
     Args:
         pipeline: begins with DecodeAudio or DecodeArray.
-        seed: the feed's seed.
-        threads: threads per block.
-        max_bytes: maximum size of a decoded sample, checked before memory is allocated.
+        seed, threads, max_bytes: see `mbaas.prep.engines.make_engine`.
 
     Raises:
         ConfigError: a package needed by the decoder is missing.

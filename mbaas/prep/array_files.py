@@ -21,11 +21,9 @@ _MAGIC, _ZIP = b"\x93NUMPY", b"PK"
 
 
 class ArrayReader:
-    """Reads arrays from the bytes of files, in native byte order. Thread-safe.
+    """Reads arrays from files in the format of ``decode``, in native byte order. Thread-safe.
 
-    Args:
-        decode: format of the files.
-        max_bytes: maximum size of an array, checked against the header.
+    Arrays over ``max_bytes`` are rejected by their header.
     """
 
     def __init__(self, decode: DecodeArray, max_bytes: int) -> None:
@@ -119,7 +117,6 @@ class ArrayReader:
         return self._values(encoded, dtype, shape).reshape(shape)
 
     def _values(self, content: memoryview, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
-        """View the flat values of an array of this shape."""
         nbytes = math.prod(shape) * dtype.itemsize
         if len(content) != nbytes:
             raise UndecodableError(

@@ -47,11 +47,7 @@ class ArrayResults:
                 keep.drop(row)
 
     def put(self, row: int, sample: Array) -> None:
-        """Copy a sample to its row.
-
-        Raises:
-            UndecodableError: it does not fit.
-        """
+        """Copy a sample to its row; raise UndecodableError if it does not fit."""
         room = self._out[row, ...]  # `...` gives an array, even for a scalar
         into = _room_for(sample, room, self._differing) if self._differing else room
         if (sample.shape, sample.dtype) != (into.shape, into.dtype):
@@ -64,11 +60,7 @@ class ArrayResults:
         self._shapes[row] = into.shape[: self._differing]
 
     def finish(self, known: Arrays) -> Prepared:
-        """Zero the rows of bad samples; return them in order, with the fields of the good samples.
-
-        Args:
-            known: the fields of all samples.
-        """
+        """Zero the rows of bad samples; return them in order, with the fields of the good samples out of ``known``."""
         bad = sorted(self.bad, key=lambda each: each.row)
         if bad:
             rows = [each.row for each in bad]

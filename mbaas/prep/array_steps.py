@@ -24,8 +24,7 @@ from mbaas.transforms.decoders import DecodeArray
 
 Array = NDArray[Any]
 _Decode = Callable[[memoryview, NDArray[np.float64]], tuple[Array, bool]]
-"""(bytes, random numbers of the second transform) -> (decoded sample, True if the second transform is already applied).
-"""
+"""(bytes, random numbers of the second transform) -> (decoded sample, True if the second transform is included)."""
 
 
 @dataclass(frozen=True)
@@ -52,8 +51,7 @@ class ArraySteps:
 
     Args:
         pipeline: begins with DecodeAudio or DecodeArray.
-        seed: the feed's seed.
-        max_bytes: maximum size of a decoded sample, checked before memory is allocated.
+        seed, max_bytes: see `mbaas.prep.engines.make_engine`.
         count: number of transforms to apply, at least the decoder; None: all.
 
     Raises:
@@ -72,10 +70,7 @@ class ArraySteps:
         self._kept = min(pipeline.prefix, len(self._stages))
 
     def part(self, encoded: Sequence[Encoded], sample_ids: NDArray[np.int64], epoch: int, known: Arrays) -> ArrayPart:
-        """Draw the random numbers of all samples at once: drawing for each separately would cost more than a transform.
-
-        See `Engine.prepare` for the arguments.
-        """
+        """Draw the random numbers of all samples at once: one by one, it would cost more than a transform."""
         chance = [
             uniforms(self._seed, epoch, sample_ids, substream=index, draws=transform.draws)
             for index, transform in enumerate(self._pipeline.transforms)
@@ -103,7 +98,6 @@ class ArraySteps:
         return self._rest(part, row, array, done, kept)
 
     def _opened(self, container: memoryview) -> tuple[Array, int]:
-        """Return the values of a decoded sample, and the number of transforms already applied."""
         decoded = read_decoded(container)
         if decoded.original is not None:
             raise UndecodableError("it is a decoded image, and this pipeline makes none")
@@ -111,11 +105,8 @@ class ArraySteps:
         return decoded.values, decoded.applied
 
     def _keep_whole(self, encoded: memoryview, window: Array, u: NDArray[np.float64], kept: KeptSample) -> None:
-        """Decode the whole audio of a sample to keep it, after only a window was read.
-
-        It is not kept if it is damaged elsewhere: the sample is good while windows do not reach the damage. Nor is it
-        kept if its window differs from the one read alone, as in files where the decoder cannot seek exactly.
-        """
+        # Not kept if damaged elsewhere: the sample is good while windows do not reach the damage. Nor if its window
+        # differs from the one read alone, as in files where the decoder cannot seek exactly.
         transform = self._pipeline.transforms[1]
         assert isinstance(transform, ArrayWindow)
         try:
@@ -129,7 +120,6 @@ class ArraySteps:
             kept.drop()
 
     def _rest(self, part: ArrayPart, row: int, array: Array, done: int, kept: KeptSample | None) -> Array:
-        """Apply all transforms from index ``done`` on."""
         for index, transform in self._stages[done:]:
             if isinstance(transform, Map):
                 # Copy, because the function may change its input, which may be a view of the sample's bytes.

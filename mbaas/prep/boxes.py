@@ -48,11 +48,7 @@ def move_boxes(
 
 
 def placed(boxes: Boxes, known: Arrays, sizes: NDArray[np.int64]) -> BoxesNow:
-    """Return the boxes of n samples before the first step; see `move_boxes`.
-
-    Raises:
-        DatasetError: a field does not have one value per box.
-    """
+    """Return the boxes of n samples before the first step. Arguments and errors as for `move_boxes`."""
     column = packed(known[boxes.field])
     lengths = column.lengths
     for name in boxes.beside:
@@ -107,7 +103,6 @@ def packed(column: Column) -> Packed:
 
 
 def _clipped(edges: Edges, sizes: NDArray[np.int64]) -> Edges:
-    """Clip boxes to images with these sizes (height, width)."""
     return np.clip(edges, 0.0, sizes[:, [1, 0, 1, 0]])
 
 

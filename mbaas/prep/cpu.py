@@ -36,11 +36,7 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class _Listed:
-    """One step as lists: boxes and sizes to cut, flags to flip, or colour changes.
-
-    Each sample reads a few numbers from every step, and indexing a list is several times as fast as indexing an array.
-    """
-
+    # Each sample reads a few numbers from every step; indexing a list is several times as fast as indexing an array.
     boxes: list[list[int]] | None = None
     sizes: list[list[int]] | None = None
     flips: list[bool] | None = None
@@ -128,15 +124,12 @@ class CpuEngine:
         fields: SampleFields,
         keep: KeptRows | None,
     ) -> None:
-        """Prepare some samples of a block; samples that cannot be prepared become bad.
+        """Prepare the samples ``indices`` of a block; samples that cannot be prepared become bad.
 
         Args:
-            block: the block's samples.
-            steps: steps before the first Map.
-            indices: the samples to prepare.
-            places: memory for the results.
+            block, places, keep: the block, memory for the results, and for decoded samples (see `Engine.prepare`).
+            steps, indices: steps before the first Map, and the samples to prepare.
             fields: the samples' fields, as input for the first Map.
-            keep: see `Engine.prepare`.
         """
         listed = [_listed(step) for step in steps]
 
@@ -167,7 +160,6 @@ class CpuEngine:
         self._threads.close()
 
     def _begin(self, block: PartInput) -> tuple[list[Step], SampleFields]:
-        """Plan the steps of a block before the first Map, and return the fields as input for this Map."""
         placed = block.placed(self._pipeline)
         steps = plan(self._first, self._seed, block.epoch, block.sample_ids, block.sizes, placed)
         known, sizes = block.known, block.sizes
@@ -184,10 +176,7 @@ class CpuEngine:
         fields: SampleFields,
         kept: KeptSample | None = None,
     ) -> Array:
-        """Prepare a sample, in ``into`` if it fits.
-
-        Otherwise the result is in read-only memory, or in memory that the next sample overwrites.
-        """
+        """Return a prepared sample: in ``into`` if it fits, else read-only or overwritten by the next sample."""
         decoded = block.decoded[index]
         if decoded is None:
             image, done = self._decode(block, steps, index, kept), 1
@@ -213,7 +202,6 @@ class CpuEngine:
         return decode(data, header, self._scratch, rows=rows)
 
     def _checked(self, decoded: Decoded, steps: list[_Listed], index: int) -> Array:
-        """Return the values of a decoded sample, if the remaining transforms can be applied to them."""
         applied = decoded.applied
         decoded.check_applied(self._pipeline.prefix)
         if applied <= len(steps) + 1:  # without a Map, the result's size is known
@@ -231,9 +219,7 @@ class CpuEngine:
         done: int,
         kept: KeptSample | None,
     ) -> Array:
-        """Apply a Map and the transforms up to the next Map, skipping those with an index below ``done``.
-
-        The transforms after the Map are planned here, because they depend on its result.
+        """Apply a Map and the transforms up to the next one, which depend on its result; skip indices below ``done``.
         """
         sample_id, epoch = int(block.sample_ids[index]), block.epoch
         (substream, transform), *stages = run
@@ -275,16 +261,10 @@ class CpuEngine:
         done: int = 0,
         kept: KeptSample | None = None,
     ) -> Image:
-        """Apply steps to an image. Its memory may change, unless it is read-only.
+        """Apply steps to an image uint8 [height, width, 3], whose memory may change unless it is read-only.
 
-        Args:
-            image: uint8 [height, width, 3].
-            steps: the steps.
-            index: the sample's index in the steps.
-            into: memory for the last window's result, if it fits.
-            first: index of the first step in the pipeline.
-            done: skip transforms with an index below this number.
-            kept: receives the result of the last transform of the deterministic prefix.
+        The last window goes to ``into`` if it fits. ``first`` is the pipeline index of the first step; steps with an
+        index below ``done`` are skipped. ``kept`` receives the result of the deterministic prefix.
         """
         # Only the last window may use `into`: a window reads the result of the one before, so they must not share
         # memory.
@@ -313,7 +293,6 @@ class CpuEngine:
         return image
 
     def _writable(self, step: int, image: Image, into: Array | None) -> Image:
-        """Return memory for changing an image's colours or flipping it: the image's own, unless that is read-only."""
         if image.flags.writeable:
             return image
         if into is not None and _fits(into, image.shape[:2]):
@@ -321,7 +300,6 @@ class CpuEngine:
         return self._scratch.array(f"step {step}", image.shape)
 
     def _target(self, step: int, size: list[int], into: Array | None) -> Image:
-        """Return memory for the result of a window: ``into`` if it fits."""
         height, width = size
         if into is not None and _fits(into, size):
             return into

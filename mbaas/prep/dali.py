@@ -1,22 +1,13 @@
 """The dali engine: NVIDIA DALI on a GPU or the CPU.
 
-A sample's result must not depend on the batch it is in. Three rules ensure this:
-
-* On a GPU, the hardware decoder gets every JPEG that it supports. By default DALI would divide a batch between it and
-CUDA, whose pixels differ by up to three levels.
-* CMYK JPEGs, which decoders treat differently, are prepared by the cpu engine. So are files that DALI rejects although
-their header is good.
-* Rejected samples are found by halving their batch (`dali_runs`), and go to the cpu engine. So does an image that is
-too large for the device's memory.
+A sample's result must not depend on its batch. So on a GPU the hardware decoder gets every JPEG that it supports: by
+default DALI divides a batch between it and CUDA, whose pixels differ by up to three levels. Files that DALI decodes
+differently or rejects go to the cpu engine; rejected ones are found by halving their batch (`dali_runs`). So do images
+that are too large for the device's memory.
 
 The cpu engine may also prepare a fixed share of all samples, so that CPUs and a GPU work on the same block at the same
 time. Then none of DALI's samples is kept decoded: memory saves more CPU time with samples of the cpu engine, and
 sending a file to a GPU is faster than sending an image.
-
-To keep a sample decoded, a second graph decodes it again and ends with the pipeline's deterministic prefix. The sample
-is kept only if the rest of the pipeline gives the same result from it. The results may differ because, if a crop comes
-first, the CPU decoder decodes only its window, and may give other pixels than for the whole image. Samples left to the
-cpu engine are kept by the cpu engine, which also prepares them from then on.
 
 Damage inside a JPEG's entropy-coded data is found only by decoding. DALI then fills the rest with grey, while the cpu
 engine rejects the file. Both find truncated files.
@@ -49,8 +40,8 @@ from mbaas.transforms import Pipeline
 from mbaas.transforms.base import Size, Step, Windows
 
 BATCH_PIXELS = 32_000_000
-"""Maximum pixels of a batch's images before cropping: 64 images of 700x700, or two of 12 megapixels. DALI holds two
-batches. Decoded, a batch takes 100 MB, and about as much again at each stage of the graph.
+"""Maximum pixels of a batch before cropping: 64 images of 700x700, or two of 12 megapixels. DALI holds two batches.
+Decoded, a batch takes 100 MB, and about as much again at each stage of the graph.
 """
 
 
@@ -73,10 +64,9 @@ class DaliEngine:
         """Build no graph yet: its batch size depends on the first block.
 
         Args:
-            device_id: the GPU; None runs DALI on the CPU.
             is_dalis: selects the samples that DALI prepares if it supports them; None: all.
             batch_pixels: maximum pixels of a batch, unless a single image has more.
-            pipeline, seed, threads, max_pixels: see `mbaas.prep.engines.make_engine`.
+            pipeline, seed, threads, device_id, max_pixels: see `mbaas.prep.engines.make_engine`.
         """
         self._pipeline, self._stages = pipeline, stages_of(pipeline.prep)[0]
         # Number of stages (which begin after the decoder) in the deterministic prefix.
@@ -159,7 +149,6 @@ class DaliEngine:
 
     @contextmanager
     def _meanwhile(self, work: Callable[[Sequence[int]], None], indices: Sequence[int]) -> Iterator[None]:
-        """Run work on samples in another thread; its exception is raised on exit."""
         if not indices:
             yield
             return
@@ -171,7 +160,6 @@ class DaliEngine:
         working.result()
 
     def _size_after_prefix(self, block: PartInput, steps: Sequence[Step], index: int) -> Size:
-        """Return (height, width) in pixels of a sample's decoded form."""
         if self._in_prefix == 0:
             return block.headers[index].size
         step = steps[self._in_prefix - 1]
@@ -180,7 +168,6 @@ class DaliEngine:
         return height, width
 
     def _opened(self, block: PartInput, steps: Sequence[Step]) -> dict[int, Image]:
-        """Return the images of samples decoded by DALI earlier; samples that DALI cannot continue from become bad."""
         opened = {}
         for index, decoded in enumerate(block.decoded):
             if decoded is None or decoded.made_by != self.name:
@@ -222,7 +209,9 @@ class DaliEngine:
     def _keep(
         self, block: PartInput, steps: Sequence[Step], indices: Sequence[int], places: Places, keep: KeptRows
     ) -> None:
-        """Keep the decoded form of samples that DALI prepared from files, if wanted and while there is memory."""
+        # A second graph decodes again, and ends with the deterministic prefix. A sample is kept only if the rest of the
+        # pipeline gives the same result from it: if a crop comes first, the CPU decoder decodes only its window, whose
+        # pixels may differ from those of the whole image.
         rooms: dict[int, Image] = {}
         for index in indices:
             size, original = self._size_after_prefix(block, steps, index), block.headers[index].size
@@ -252,10 +241,7 @@ class DaliEngine:
             keep.drop(block.rows[index])
 
     def _takes(self, block: PartInput, steps: Sequence[Step]) -> NDArray[np.bool_]:
-        """Return which samples go to DALI: bool[n].
-
-        Samples with too large a result go to the cpu engine, for its error message.
-        """
+        """Return bool[n], the samples for DALI. Too large ones go to the cpu engine, for its error message."""
         takes = np.array([not _is_left_to_cpu(header) for header in block.headers], bool)
         takes &= np.array([each is None or each.made_by == self.name for each in block.decoded], bool)
         if self._is_dalis is not None:
@@ -267,11 +253,7 @@ class DaliEngine:
 
 
 def _is_left_to_cpu(header: Header) -> bool:
-    """Return whether DALI decodes such a file differently, or not on all devices.
-
-    These are JPEGs of four channels, WebP, BMP, PNGs that are animated or not upright, and photographs whose EXIF
-    orientation is to be ignored.
-    """
+    # DALI decodes these files differently, or not on all devices.
     is_odd = header.format in ("webp", "bmp") or (header.format == "jpeg" and header.channels == 4)
     is_turned_png = header.format == "png" and header.orientation != 1
     return is_odd or is_turned_png or header.as_stored or header.is_animated

@@ -34,10 +34,7 @@ _WINDOWS = (RandomResizedCrop, RandomIoUCrop, CenterCrop, RandomZoomOut)
 
 
 def feeds(stages: Sequence[Stage], steps: Sequence[Step]) -> dict[str, NDArray[Any]]:
-    """Return the inputs of the graph, except the samples: name -> array whose row i belongs to sample i.
-
-    These are exactly the inputs of the graph, since DALI rejects others.
-    """
+    """Return exactly the inputs of the graph, except the samples: name -> array whose row i belongs to sample i."""
     inputs: dict[str, NDArray[Any]] = {}
     for (index, transform), step in zip(stages, steps, strict=True):
         if isinstance(transform, _WINDOWS) and isinstance(step, Windows):
@@ -54,13 +51,7 @@ def feeds(stages: Sequence[Stage], steps: Sequence[Step]) -> dict[str, NDArray[A
 
 
 def images(stages: Sequence[Stage], *, gpu: bool, decoded: bool = False) -> Any:
-    """Build the nodes of a graph whose output is uint8 [height, width, 3] per sample.
-
-    Args:
-        stages: the image transforms.
-        gpu: True to run on a GPU.
-        decoded: True if the input is decoded images instead of files.
-    """
+    """Build the nodes of a graph from files or ``decoded`` images to uint8 [height, width, 3] per sample."""
     if decoded:
         made = fn.external_source(name=DECODED, no_copy=True, dtype=types.UINT8, ndim=3, layout="HWC")
         made, rest = made.gpu() if gpu else made, stages

@@ -40,8 +40,6 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class _Taking:
-    """Destination of results; see `GraphRuns.run`."""
-
     deliver: Deliver
     place: PlaceOf | None
 
@@ -53,10 +51,8 @@ class GraphRuns:
 
     Args:
         outputs: builds the graph's single output; called within a DALI pipeline whenever the graph is rebuilt.
-        threads: number of DALI threads.
-        device_id: the GPU; None runs DALI on the CPU.
-        limit: maximum total size of a batch's samples, unless a single sample is larger.
-        unit: unit of the sizes, such as "pixels".
+        threads, device_id: DALI threads, and the GPU; None runs DALI on the CPU.
+        limit: maximum total size of a batch's samples in ``unit``, such as "pixels", unless a single sample is larger.
     """
 
     def __init__(
@@ -82,8 +78,7 @@ class GraphRuns:
             sizes: int64[n], size of each sample in ``unit``.
             feeds: name -> input of each of the n samples. DALI may read them in place.
             deliver: called with a sample's index and its result, which is valid only during the call.
-            place: returns memory for a sample's result. Results from a GPU that fit there are copied, and not
-                delivered.
+            place: returns memory to which a result on a GPU is copied if it fits, instead of being delivered.
         """
         try:
             return self._run_all(taken, sizes, feeds, _Taking(deliver, place))
@@ -146,7 +141,6 @@ class GraphRuns:
         return []
 
     def _halved(self, indices: NDArray[np.intp], feeds: Mapping[str, Feed], taking: _Taking) -> list[int]:
-        """Prepare a failed batch in halves."""
         if len(indices) == 1:
             return [int(indices[0])]
         middle = len(indices) // 2
@@ -161,7 +155,6 @@ class GraphRuns:
             raise error
 
     def _take_less(self) -> None:
-        """Halve the batch size from now on: the device is out of memory, which others may use too."""
         # The next graph is built for as few samples as needed, not for the largest batch so far.
         self._batch, self._limit = 0, max(1, self._limit // 2)
         where = "the CPU" if self._device_id is None else f"GPU {self._device_id}"
@@ -208,7 +201,6 @@ class GraphRuns:
         return left
 
     def _is_too_many(self, batch: int) -> bool:
-        """Return whether the current graph is too small for the batch."""
         return self._graph is None or batch > self._batch
 
     def _graph_for(self, batch: int) -> Any:

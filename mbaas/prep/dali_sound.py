@@ -1,13 +1,11 @@
 """The dali engine for audio: DALI makes the spectrograms, on a GPU or the CPU.
 
-All steps before MelSpectrogram run as in the cpu engine, in threads over samples. So audio has the same values, and
-samples are bad for the same reasons. DALI's own audio decoder is not used: it is libsndfile on the CPU too, but does
-not support MP3, and rejects a whole batch for one damaged file. DALI's resampler does not filter before it reduces the
-rate, so it causes aliasing.
+All steps before MelSpectrogram run as in the cpu engine, so audio has the same values, and samples are bad for the same
+reasons. DALI's own decoder does not support MP3, and rejects a whole batch for one damaged file. DALI's resampler does
+not filter before it reduces the rate, so it causes aliasing. The decoded form of a sample is its audio before
+MelSpectrogram, the same for both engines.
 
 Results that are not finite are prepared again by the cpu engine: DALI's masks turn infinity into NaN.
-
-The decoded form of a sample is its audio before MelSpectrogram, which is the same for both engines.
 """
 
 from __future__ import annotations
@@ -54,9 +52,8 @@ class DaliSoundEngine:
         """Build no graph yet: its batch size depends on the first block.
 
         Args:
-            device_id: the GPU; None runs DALI on the CPU.
             batch_values: maximum spectrum values of a batch, unless a single sample has more.
-            pipeline, seed, threads, max_bytes: see `mbaas.prep.engines.make_engine`.
+            pipeline, seed, threads, device_id, max_bytes: see `mbaas.prep.engines.make_engine`.
 
         Raises:
             ConfigError: a package for decoding audio is missing.
@@ -132,10 +129,7 @@ class DaliSoundEngine:
     def _decoded(
         self, part: ArrayPart, results: ArrayResults, keep: KeptRows | None
     ) -> tuple[list[dict[str, NDArray[Any]]], NDArray[np.int64]]:
-        """Decode audio; return the graph's inputs and the number of spectrum values of each sample.
-
-        Bad samples are recorded in ``results``; they have no inputs and no values.
-        """
+        """Decode audio; return the graph's inputs and number of spectrum values per sample, none for bad samples."""
         inputs: list[dict[str, NDArray[Any]]] = [{} for _ in part.encoded]
         values = np.zeros(len(inputs), np.int64)
 

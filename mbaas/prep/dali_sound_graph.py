@@ -28,7 +28,7 @@ def feeds(
     Args:
         stages: a MelSpectrogram, and the transforms after it.
         sound: float32 [time] or [time, channels].
-        chance: the random numbers of each transform of the pipeline, float64[draws].
+        chance: random numbers of each transform of the pipeline, float64[draws].
     """
     inputs: dict[str, NDArray[Any]] = {SOUND: sound}
     shape: tuple[int, ...] = sound.shape
@@ -56,10 +56,7 @@ def _kept(shape: Sequence[int], axis: int, masked: Sequence[slice]) -> NDArray[n
 def spectrograms(stages: Sequence[Stage], form: Form, *, gpu: bool) -> Any:
     """Build the nodes of a graph whose output is float32 [frames, n_mels] or [frames, channels, n_mels].
 
-    Args:
-        stages: a MelSpectrogram, and the transforms after it.
-        form: form of the audio.
-        gpu: True to make spectrograms on a GPU.
+    ``stages`` are a MelSpectrogram and the transforms after it; ``form`` is the form of the audio.
     """
     axes = 1 if form.channels == 1 else 2
     made = _input(SOUND, axes, gpu)

@@ -1,8 +1,7 @@
 """Decodes images to RGB pixels on the CPU: JPEG by libjpeg-turbo; PNG, WebP and BMP by OpenCV.
 
-If the crop of a JPEG is known, only the rows down to the crop's lower edge are decoded; their pixels stay the same. The
-half-size decoding of libjpeg is not used: the edges of a crop would fall between pixels and change the result by some
-levels.
+Only the rows of a JPEG down to the lower edge of a known crop are decoded; their pixels stay the same. The half-size
+decoding of libjpeg is not used: crop edges would fall between pixels, which changes the result by some levels.
 """
 
 from __future__ import annotations
@@ -33,11 +32,9 @@ def decode(data: memoryview, header: Header, scratch: Scratch, *, rows: int | No
     """Decode an image and turn it upright.
 
     Args:
-        data: all bytes of a file that ``peek`` accepted.
-        header: the result of ``peek``.
+        data, header: all bytes of a file, and the result of ``peek``.
         scratch: memory for the result, which is valid until the next call with the same scratch.
-        rows: the number of upper rows that the caller reads; the result may end there. The returned rows are equal to
-            those of the whole image.
+        rows: number of upper rows needed. The result may end there; its rows equal those of the whole image.
 
     Raises:
         UndecodableError: the file is damaged.
@@ -58,8 +55,8 @@ def decode_whole(data: memoryview, header: Header, scratch: Scratch, into: Image
     """Decode the whole image into ``into``, uint8 [height, width, 3] of the upright image.
 
     Returns:
-        True if it was decoded and its upper rows equal the result of `decode` for these rows alone. False for files
-        that are damaged, or irregular in a way that only the lower rows show.
+        True if the upper rows are sure to equal the result of `decode` for these rows alone. False for files that are
+        damaged, or irregular in a way that only the lower rows show.
     """
     if header.format == "jpeg" and header.orientation == 1:
         try:
@@ -86,7 +83,6 @@ def _still(png: memoryview) -> memoryview:
 
 
 def _decode_by_opencv(data: memoryview, otherwise: str) -> Image:
-    """Decode by OpenCV; ``otherwise`` is the error message if OpenCV gives no reason."""
     try:
         image = cast("Image | None", cv2.imdecode(np.frombuffer(data, np.uint8), _OPENCV_FLAGS))
     except cv2.error as error:
@@ -142,11 +138,8 @@ def _check_size(height: int, width: int, header: Header) -> None:
 
 
 def _decode_upper(data: memoryview, header: Header, scratch: Scratch, height: int) -> Image:
-    """Decode the upper ``height`` rows, by patching the height in a copy of the header.
-
-    Entropy decoding is most of a JPEG's cost and must start at the top. libjpeg stops at the header's height, and
-    reports the rest as stray bytes before the end marker.
-    """
+    # Entropy decoding is most of a JPEG's cost and must start at the top. With a smaller height in its header, libjpeg
+    # stops there, and reports the rest as stray bytes before the end marker.
     copy = scratch.array("source", (len(data),))  # the cache's memory is read-only and shared
     copy[:] = data
     copy[header.height_at : header.height_at + 2] = divmod(height, 256)

@@ -1,8 +1,8 @@
 """Containers for decoded samples: the output of a pipeline's prefix as bytes, which caches store like a file.
 
-A container is a header of 128 bytes, the values in C order, and zeros up to a multiple of 64 bytes. Containers packed
-end to end in memory aligned to 64 bytes therefore have aligned values, which are viewed in place. For engines, a
-container is one more file format, with some transforms already applied.
+A container is a header of 128 bytes, the values in C order, and zeros up to a multiple of 64 bytes. So containers end
+to end in memory aligned to 64 bytes have aligned values, which are viewed in place. For engines, a container is one
+more file format, with some transforms already applied.
 """
 
 from __future__ import annotations
@@ -59,10 +59,8 @@ class Decoded(NamedTuple):
     made_by: EngineName
 
     def check_applied(self, most: int) -> None:
-        """Check that at most ``most`` transforms were applied, the length of the pipeline's deterministic prefix.
-
-        Raises:
-            UndecodableError: the sample belongs to another pipeline.
+        """Raise UndecodableError if more than ``most`` transforms, the length of the deterministic prefix, were
+        applied.
         """
         if self.applied > most:
             raise UndecodableError(
@@ -71,11 +69,7 @@ class Decoded(NamedTuple):
             )
 
     def check_image(self, size: Size | None) -> None:
-        """Check that the sample is an image of this size, uint8 [height, width, 3].
-
-        Raises:
-            UndecodableError: the sample belongs to another pipeline.
-        """
+        """Raise UndecodableError unless the sample is an image of this size, uint8 [height, width, 3]."""
         wanted = (*(size or ()), 3)
         if self.values.dtype != np.uint8 or self.values.shape != wanted:
             raise UndecodableError(
@@ -151,18 +145,13 @@ def _dtype(kind: bytes, itemsize: int) -> np.dtype[Any] | None:
 
 
 class KeptMemory:
-    """Buffer for the containers of a block, reused for the next block: fresh memory costs 0.1 ms of page faults per 600
-    kB.
-    """
+    """Buffer for a block's containers, reused because fresh memory costs 0.1 ms of page faults per 600 kB."""
 
     def __init__(self) -> None:
         self._buffer = np.empty(0, np.uint8)
 
     def first(self, nbytes: int) -> NDArray[np.uint8]:
-        """Return ``nbytes`` bytes, aligned to 64 bytes; earlier contents may be lost.
-
-        Untouched pages take no memory.
-        """
+        """Return ``nbytes`` bytes, aligned to 64 bytes, with any content. Untouched pages take no memory."""
         if len(self._buffer) < nbytes:
             whole = np.empty(nbytes + _ALIGNED, np.uint8)
             start = -whole.ctypes.data % _ALIGNED
@@ -181,11 +170,7 @@ class KeptRows:
     Args:
         rows: rows of the block whose decoded samples are wanted.
         most_bytes: capacity for all containers; rows that no longer fit are not kept.
-        memory: buffer for the containers, for exclusive use until the result of `taken` is no longer needed; default:
-            new memory.
-
-    Attributes:
-        most_bytes: the capacity in bytes.
+        memory: buffer for exclusive use until the result of `taken` is no longer needed; default: new memory.
     """
 
     def __init__(self, rows: Collection[int], most_bytes: int, memory: KeptMemory | None = None) -> None:
@@ -210,18 +195,14 @@ class KeptRows:
         original: Size | None = None,
         made_by: EngineName = "cpu",
     ) -> Array | None:
-        """Return memory for the decoded sample of a row, to be written in C order.
+        """Return memory for the decoded sample of a row, replacing any earlier one, to be written in C order.
 
-        Returns None if the row is not wanted, if it does not fit, or if it is not a native numeric array of at most 8
-        axes.
+        None if the row is not wanted or does not fit, or if it is not a native numeric array of at most 8 axes.
 
         Args:
-            row: row of the block. Memory allocated for it before is released.
-            shape: shape of the decoded sample.
-            dtype: dtype of the decoded sample.
-            applied: the number of transforms applied to it.
+            row, shape, dtype: row of the block, and form of its decoded sample.
+            applied, made_by: number of transforms applied to it, and the engine.
             original: (height, width) in pixels of the file's upright image.
-            made_by: the engine that decodes it.
         """
         if row not in self._wanted or not is_numeric(dtype) or not dtype.isnative or len(shape) > MOST_AXES:
             return None
@@ -270,8 +251,8 @@ class KeptRows:
         """Return the finished containers, after the engine has prepared the block.
 
         Returns:
-            The rows, int64[k], in any order; the length of each container in bytes, int64[k]; and the containers end to
-            end, uint8[sum of lengths], in memory that the next block overwrites.
+            Rows, int64[k], in any order; bytes of each container, int64[k]; and the containers end to end, uint8[sum of
+            bytes], in memory that the next block overwrites.
         """
         with self._lock:
             end = 0
@@ -287,13 +268,8 @@ class KeptRows:
 
 
 class KeptSample:
-    """Destination of the decoded form of one sample.
-
-    Args:
-        keep: the `KeptRows` of the sample's block.
-        row: the sample's row in the block.
-        applied: the number of transforms that make the decoded form.
-        original: see `KeptRows.room`.
+    """Destination of the decoded form, after ``applied`` transforms, of sample ``row`` in ``keep``. See
+    `KeptRows.room`.
     """
 
     def __init__(self, keep: KeptRows, row: int, applied: int, original: Size | None = None) -> None:

@@ -15,11 +15,9 @@ MOST_EACH = 64
 
 
 def choose_gpu(count: int, *, mark: str = "mbaas-prep-gpu") -> int:
-    """Return the GPU of this machine that the fewest prep workers have chosen.
+    """Return the GPU in [0, count) of this machine that the fewest prep workers have chosen.
 
-    Args:
-        count: number of GPUs; the result is in [0, count).
-        mark: prefix of the socket names by which a machine's processes see each other's choices.
+    ``mark`` is the prefix of the socket names by which a machine's processes see each other's choices.
     """
     for others, gpu in itertools.product(range(MOST_EACH), range(count)):
         # An abstract socket name (Linux, no file): one process holds it, and the kernel releases it when the process

@@ -1,8 +1,7 @@
 """The engine protocol: an engine turns encoded samples into prepared ones.
 
-The result is a pure function of (seed, epoch, sample id, encoded bytes). It does not depend on the block, the number of
-threads, or earlier calls. It is also the same whether a sample arrives encoded or in the decoded form that the engine
-cached earlier (`mbaas.prep.decoded`).
+The result is a pure function of (seed, epoch, sample id, encoded bytes): independent of the block, the number of
+threads, earlier calls, and of whether the sample arrives encoded or in its cached decoded form.
 """
 
 from __future__ import annotations
@@ -33,12 +32,7 @@ DEFAULT_MAX_BYTES = 1 << 30
 
 
 class BadRow(Struct, frozen=True):
-    """A sample of a block that could not be prepared.
-
-    Attributes:
-        row: its index in the block.
-        reason: the cause, as one clause.
-    """
+    """A sample of a block (``row`` is its index) that could not be prepared, and the reason, as one clause."""
 
     row: int
     reason: str
@@ -66,8 +60,7 @@ class Engine(Protocol):
     name: EngineName
 
     def field(self, encoded: Encoded, uri: str, known: Arrays) -> Field:
-        """Return the shape and dtype of a prepared sample, decoding ``encoded`` if the pipeline alone does not
-        determine them.
+        """Return the shape and dtype of a prepared sample. Decode it only if the pipeline does not determine them.
 
         Args:
             encoded: the sample's bytes.
@@ -91,15 +84,13 @@ class Engine(Protocol):
         """Prepare n samples.
 
         Args:
-            encoded: the samples' bytes.
-            sample_ids: int64[n], the samples' ids.
+            encoded, sample_ids: the samples' bytes, and their ids, int64[n].
             epoch: seeds the random transforms.
             known: the samples' fields, as in the dataset; not modified in place.
             out: [n, *field.shape], receives the prepared samples; rows of bad samples become zero. If samples differ in
                 size, it is contiguous memory for n samples of the largest size (`Field.empty`), filled end to end.
-            keep: receives the decoded form of the wanted samples that arrive encoded and are good, while it has room. A
-                sample is not kept if it is good in this epoch only: for example, damaged audio whose damage is outside
-                the window that the epoch reads.
+            keep: receives the decoded form of good, encoded samples if it wants them and has capacity. Samples that are
+                good in this epoch only are not kept, such as audio that is damaged outside the epoch's window.
 
         Raises:
             DatasetError: a field with image coordinates, or a field that must match one, does not fit the image.

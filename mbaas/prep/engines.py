@@ -10,12 +10,11 @@ from mbaas.transforms import DecodeAudio, Map, MelSpectrogram, Pipeline, Transfo
 
 
 def resolve_engine(kind: str, pipeline: Pipeline, *, gpus: int) -> EngineName:
-    """Return the engine that runs ``pipeline``. "auto" is DALI if there is a GPU and DALI supports the pipeline, else
-    cpu.
+    """Return the engine for ``pipeline``. "auto" gives "dali" if there are GPUs and DALI supports the pipeline.
 
     Args:
         kind: "auto", "cpu" or "dali". DALI also runs without a GPU, but is then slower for images than cpu.
-        gpus: the number of GPUs available for prep.
+        gpus: number of GPUs available for prep.
 
     Raises:
         ConfigError: ``kind`` is unknown, or is "dali" for a pipeline with a transform that only the cpu engine runs.
@@ -61,18 +60,14 @@ def check_share(dali_share: float, engine: str, pipeline: Pipeline) -> None:
 def workers_per_gpu(pipeline: Pipeline) -> int:
     """Return the default number of dali workers per GPU.
 
-    Images are decoded on the GPU, and two workers keep it busy: one reads headers and hands in results while the other
-    decodes. Audio is decoded on CPUs, so it takes more workers.
+    Images are decoded on the GPU: two workers keep it busy, as one decodes while the other reads headers and hands in
+    results. Audio is decoded on CPUs, so it takes more workers.
     """
     return 2 if pipeline.has_images else 4
 
 
 def check_packages(pipeline: Pipeline) -> None:
-    """Check that the packages needed by a pipeline are installed here, on the assumption that all nodes are equal.
-
-    Raises:
-        ConfigError: a package of one of mbaas's extras is missing.
-    """
+    """Raise ConfigError if a package of mbaas's extras that a pipeline needs is missing here, and so on all nodes."""
     if isinstance(pipeline.decoder, DecodeAudio):
         sound_libraries()
 
@@ -95,8 +90,7 @@ def make_engine(
         seed: the feed's seed, in [0, 2**63).
         threads: threads per block.
         device_id: the GPU for DALI; None runs DALI on the CPU.
-        is_dalis: selects the images that the dali engine prepares with DALI; it prepares the others with the cpu engine
-            at the same time. None: DALI prepares all.
+        is_dalis: selects the images for DALI; the dali engine prepares the others on CPUs at the same time. None: all.
         max_pixels: larger images are rejected by their header, before memory is allocated.
         max_bytes: the same limit for audio and other arrays, in decoded bytes.
 

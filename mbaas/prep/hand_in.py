@@ -35,7 +35,7 @@ class PartHandIn:
         request: the part.
         asked_for: row of the part whose decoded sample the cache requests -> id of the stored sample.
         nbytes: expected bytes of these samples together.
-        memory: buffer for the samples, for exclusive use.
+        memory: buffer for exclusive use.
     """
 
     def __init__(
@@ -51,10 +51,10 @@ class PartHandIn:
         self._before: Any = None  # the hand-in that the cache is copying
 
     def pieces(self, rows: Sequence[int]) -> Iterator[tuple[slice, KeptRows | None]]:
-        """Cut rows of the part into pieces. A piece's decoded samples are handed in when the next piece is requested.
+        """Yield slices of ``rows``, each with the `KeptRows` that collects its decoded samples (None if none are
+        wanted).
 
-        Yields:
-            A slice of ``rows``, and the `KeptRows` that collects its decoded samples; None if none are wanted.
+        A piece's decoded samples are handed in when the next piece is requested.
         """
         wanted = [index for index, row in enumerate(rows) if row in self._asked_for]
         if not wanted:

@@ -21,9 +21,8 @@ _NO_SEGMENT = frozenset([0xFF, 0x00, 0x01, *range(0xD0, 0xD9)])  # second bytes 
 _SCAN_OR_END = re.compile(rb"\xff[\xda\xd9]")
 _MOST_SEGMENTS = 65_536  # before the first scan; cameras and editors write some dozens, an ICC profile at most 255
 _MOST_PASSES = 32
-"""Limit of the work for a progressive JPEG, each of whose scans covers the whole image. Encoders write about ten scans.
-A file may have more if they touch at most as many pixels as this many scans of the largest image. Without a limit,
-libjpeg could run for hours.
+"""Limit of scans times pixels, in passes over the largest image. Each scan of a progressive JPEG covers the whole
+image; encoders write about ten. Without a limit, libjpeg could run for hours.
 """
 
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # DHT, JPG and DAC are within this range
@@ -60,17 +59,15 @@ class Header(NamedTuple):
     """The header of an image, as needed by prep.
 
     Attributes:
-        format: the file format; "decoded" for an image in a container (`mbaas.prep.decoded`), whose size here is that
-            of the upright original.
-        height: stored height in pixels, before the EXIF orientation is applied.
-        width: stored width in pixels.
-        channels: stored channels: 1 grey, 3 colour; for a JPEG, 4 is CMYK or YCCK. PNG palettes count as 3, and so does
-            WebP, whose alpha is dropped.
+        format: the file format; "decoded" for a container (`mbaas.prep.decoded`), with the size of the upright
+            original.
+        height, width: stored size in pixels, before the EXIF orientation is applied.
+        channels: stored channels: 1 grey, 3 colour; for a JPEG, 4 is CMYK or YCCK. 3 for PNG palettes, and for WebP,
+            whose alpha is dropped.
         bits: bits per stored channel.
         orientation: EXIF orientation, 1 to 8; 1 is upright.
         height_at: offset of a JPEG's 16-bit height in the file.
-        sequential: True for a JPEG with a single scan in row order and without restarts, whose upper rows can be
-            decoded alone.
+        sequential: True for a JPEG with one scan in row order and no restarts: its upper rows can be decoded alone.
         scans: number of passes of a JPEG decoder over the whole image.
         is_animated: True for a PNG with an animation; the still image may not be one of its frames.
         as_stored: True if the EXIF orientation is to be ignored; ``orientation`` is then 1.
@@ -117,11 +114,7 @@ def peek(data: memoryview, max_pixels: int) -> Header:
 
 
 def check_pixels(height: int, width: int, max_pixels: int, scans: int = 1) -> None:
-    """Check the size of an image as claimed by its header; see `peek`.
-
-    Raises:
-        UndecodableError: the image is too large, or has no pixels.
-    """
+    """Raise UndecodableError if the size claimed by a header is 0 or too large."""
     pixels = height * width
     if pixels > max_pixels:
         raise UndecodableError(f"{width}x{height} is {pixels:,} pixels, over the limit of {max_pixels:,} (max_pixels)")
@@ -294,7 +287,6 @@ def _peek_webp(data: memoryview) -> Header:
 
 
 def _webp_size(kind: bytes, content: memoryview) -> tuple[int, int]:
-    """Read (height, width) from the first chunk of a WebP, which has one of three types."""
     if kind == b"VP8X" and len(content) >= 10:  # the canvas
         return 1 + int.from_bytes(content[7:10], "little"), 1 + int.from_bytes(content[4:7], "little")
     if kind == b"VP8 " and len(content) >= 10 and bytes(content[3:6]) == _VP8_KEY_FRAME:  # RFC 6386, section 9.1

@@ -14,14 +14,7 @@ from mbaas.transforms.on_image import Keypoints
 
 
 def move_keypoints(keypoints: Keypoints, column: Column, sizes: NDArray[np.int64], steps: Sequence[Step]) -> Column:
-    """Return the transformed keypoints of n samples.
-
-    Args:
-        keypoints: description of the keypoints.
-        column: the points, as in the dataset.
-        sizes: int64[n, 2], (height, width) of the images in pixels.
-        steps: the steps applied to the images.
-    """
+    """Return the keypoints ``column`` of n samples, with ``steps`` applied to images of ``sizes`` int64[n, 2]."""
     if isinstance(column, Packed):
         values, bounds = column.own()
         owner = np.repeat(np.arange(len(sizes)), np.diff(bounds))
@@ -65,9 +58,7 @@ def _moved(
 
 
 def _leave_outside(points: NDArray[np.float64], sizes: NDArray[np.int64], axes: tuple[int, ...]) -> None:
-    """Clip points to images with these sizes (height, width), and clear the visibility of points outside if they have
-    one.
-    """
+    """Clip points to images with these sizes (height, width); clear the visibility, if any, of points outside."""
     x, y = points[..., 0], points[..., 1]
     heights, widths = sizes[:, 0].reshape(axes), sizes[:, 1].reshape(axes)
     if points.shape[-1] == 3:

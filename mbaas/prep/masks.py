@@ -20,9 +20,7 @@ from mbaas.transforms.base import Flips, Step, Windows
 _LONGEST_COUNT = 7  # characters of one compressed run length
 
 _MOST_OUTSIDE = 1.0
-"""Maximum distance of a polygon's corner from the image, as a fraction of the image size: time and memory for drawing
-grow with the length of the edges.
-"""
+"""Maximum distance of polygons from the image, as a fraction of its size: drawing costs grow with edge lengths."""
 
 
 def make_masks(
@@ -33,7 +31,9 @@ def make_masks(
     steps: Sequence[Step],
     result: tuple[int, int] | None,
 ) -> tuple[Packed, list[BadRow]]:
-    """Draw the masks of n samples.
+    """Draw the masks of n samples, uint8 [objects, height, width] each.
+
+    Samples with invalid segmentations have zeros as masks, and are returned as bad.
 
     Args:
         texts: uint8, per sample a JSON list with one segmentation per object.
@@ -42,10 +42,6 @@ def make_masks(
         sizes: int64[n, 2], (height, width) of the images in pixels.
         steps: the steps applied to the images.
         result: (height, width) of the images after these steps; None if sizes differ.
-
-    Returns:
-        The masks, uint8 [objects, height, width] per sample; and the samples with invalid segmentations, whose masks
-        are zero.
 
     Raises:
         ResourceError: there are polygons, and pycocotools is not installed.
@@ -141,11 +137,8 @@ def _counts_of_polygons(polygons: list[Any], height: int, width: int) -> NDArray
 
 
 def _decompressed(text: bytes) -> NDArray[np.int64]:
-    """Decompress run lengths like ``rleFrString`` of COCO.
-
-    Each character holds 5 bits of a number, lowest first, and a continuation bit. From the fourth on, numbers are
-    differences to the number two before.
-    """
+    # As ``rleFrString`` of COCO: each character holds 5 bits of a number, lowest first, and a continuation bit. From
+    # the fourth on, numbers are differences to the number two before.
     codes = np.frombuffer(text, np.uint8).astype(np.int64) - 48
     ends = np.flatnonzero((codes & 0x20) == 0)
     if not len(codes) or codes.min() < 0 or codes.max() > 0x3F or not len(ends) or ends[-1] != len(codes) - 1:
@@ -162,11 +155,8 @@ def _decompressed(text: bytes) -> NDArray[np.int64]:
 
 
 def _looked_up(row: int, height: int, width: int, steps: Sequence[Step]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the source row and the source column of each row and column of the result; -1 for none.
-
-    Windows and flips act on rows and columns separately, with the nearest pixel. So all steps together need a single
-    lookup per mask.
-    """
+    # Source row and column of each row and column of the result; -1 for none. Windows and flips act on rows and columns
+    # separately, with the nearest pixel, so all steps together need a single lookup per mask.
     ys, xs = np.arange(height), np.arange(width)
     for step in steps:
         if isinstance(step, Windows):

@@ -25,9 +25,8 @@ class PartInput:
 
     Attributes:
         rows: indices in the block of the n samples with a valid header.
-        encoded: their bytes.
-        headers: their headers.
-        decoded: contents of containers of decoded samples; None for encoded samples.
+        encoded, headers: their bytes and headers.
+        decoded: contents of the containers of decoded samples; None for encoded samples.
         sample_ids: int64[n], their ids.
         epoch: seeds the random transforms.
         known: the dataset's fields of the n samples.
@@ -60,11 +59,8 @@ class PartInput:
     ) -> Prepared:
         """Zero the bad rows of ``made``; return them in order, with the fields of the good samples.
 
-        Args:
-            pipeline: the feed's pipeline.
-            steps: all steps applied to the images, if there are fields with image coordinates.
-            made: the prepared samples.
-            sizes: int64[n, 2], (height, width) of the images before these steps; default: the original sizes.
+        ``sizes``, int64[n, 2], are the (height, width) of the images before ``steps``; default: the original sizes.
+        ``steps`` must be all steps if there are fields with image coordinates.
         """
         known = self.known
         if pipeline.has_fields_on_image:
@@ -113,15 +109,7 @@ def read_headers(
 
 
 def _as_annotated(header: Header, height: int, width: int) -> Header:
-    """Return the header with the orientation that gives the annotated size.
-
-    Args:
-        header: the image's header.
-        height, width: size of the image when it was annotated; zeros if unknown.
-
-    Raises:
-        UndecodableError: neither orientation gives this size.
-    """
+    """Return the header with the orientation that gives the annotated size (zeros: unknown)."""
     if header.size == (height, width) or not (height and width):
         return header
     if (header.height, header.width) == (height, width):

@@ -1,8 +1,8 @@
 """Operations on decoded images on the CPU, each with an explicit output, and memory for the images.
 
-Resampling uses torch's antialiased bilinear kernel for uint8. It gives torchvision's result bit for bit, in the time
-that OpenCV needs without antialiasing. On a CPU without AVX2, torch uses another kernel, which may differ by one level.
-Importing torch takes 1.5 s and 200 MB, so only resampling imports it.
+Resampling uses torch's antialiased bilinear kernel for uint8: torchvision's result bit for bit, in the time that OpenCV
+needs without antialiasing. CPUs without AVX2 use another kernel, which may differ by one level. Importing torch takes
+1.5 s and 200 MB, so only resampling imports it.
 """
 
 from __future__ import annotations
@@ -31,10 +31,7 @@ _LEVELS = np.arange(256, dtype=np.float64)
 
 
 class Scratch(threading.local):
-    """Named uint8 buffers that grow on demand, separate for each thread.
-
-    A new array of some hundred kilobytes costs 0.1 ms of page faults, a tenth of the time to decode a photograph.
-    """
+    """Named uint8 buffers per thread, because page faults of new ones take a tenth of decoding a photograph."""
 
     def __init__(self) -> None:
         # Runs in each thread at its first access, as for any `threading.local` subclass.
@@ -121,11 +118,8 @@ def recolor(image: Image, changes: Sequence[Sequence[float]]) -> None:
 
 
 def _turn_hue(image: Image, turn: float) -> None:
-    """Rotate hue by ``turn`` full turns of HSV's colour circle, rounded to 1/256.
-
-    In 8 bits, like Pillow, which takes a quarter of the time of floats. OpenCV outputs hue in 256 steps but reads it in
-    255, so a colour may be off by one step.
-    """
+    # In 8 bits, like Pillow, which takes a quarter of the time of floats. OpenCV outputs hue in 256 steps but reads it
+    # in 255, so a colour may be off by one step.
     steps = round(turn * 256) % 256
     if steps:
         cv2.cvtColor(image, cv2.COLOR_RGB2HSV_FULL, dst=image)
@@ -134,10 +128,7 @@ def _turn_hue(image: Image, turn: float) -> None:
 
 
 def _blend(image: Image, own: float, grey: float, mean: float) -> None:
-    """Compute ``clip(round(own * x + grey * grey(x) + mean * mean(grey(x))))``.
-
-    Only one of ``grey`` and ``mean`` is not 0.
-    """
+    """Compute ``clip(round(own * x + grey * grey(x) + mean * mean(grey(x))))``; ``grey`` or ``mean`` is 0."""
     if grey:  # one matrix product per pixel; OpenCV rounds and clips to uint8
         cv2.transform(image, own * np.eye(3) + grey * np.array(GREY), dst=image)
         return

@@ -1,8 +1,7 @@
 """Assigns each image of a block to its memory.
 
-The size of a result is planned from the image's header, so a block's layout is known before any pixel is decoded.
-Images of varying size are written end to end, directly in their final place. Only the results of a Map have unknown
-sizes.
+The sizes of results are planned from headers, so images of varying size are written directly to their final place, end
+to end. Only the results of a Map have unknown sizes.
 """
 
 from __future__ import annotations
@@ -30,24 +29,16 @@ class Places(Protocol):
         """Return memory of the image's shape in which to prepare it; None if the shape is not known yet."""
 
     def put(self, row: int, image: Array, into: Array | None) -> None:
-        """Copy a prepared image to its memory, unless it was prepared in ``into``.
-
-        Raises:
-            UndecodableError: it does not fit.
-        """
+        """Copy a prepared image to its memory, unless it is ``into``; raise UndecodableError if it does not fit."""
 
     def made(self) -> Column:
         """Return all images, after they are prepared."""
 
 
 def places_of(block: PartInput, pipeline: Pipeline, steps: list[Step], out: Array) -> Places:
-    """Return the places of a block's images, and record images that are too large as bad.
+    """Return the places of a block's images in ``out``, and record images that are too large as bad.
 
-    Args:
-        block: the block's samples.
-        pipeline: the feed's pipeline.
-        steps: steps before the first Map.
-        out: the memory; see `mbaas.prep.engine.Engine.prepare`.
+    ``steps`` are the steps before the first Map; for ``out``, see `mbaas.prep.engine.Engine.prepare`.
     """
     most = pipeline.most_pixels
     if most is None:
@@ -80,8 +71,7 @@ class _OneSize:
 
 
 class _Planned:
-    """Sizes are planned; an image that is too large has no pixels."""
-
+    # An image that is too large has no pixels.
     def __init__(self, column: Packed) -> None:
         self._column = column
 
@@ -97,8 +87,7 @@ class _Planned:
 
 
 class _AsMade:
-    """Sizes become known while images are made, so each gets memory for the largest at first."""
-
+    # Sizes become known while images are made, so each gets memory for the largest at first.
     def __init__(self, out: Array, most: int) -> None:
         self._out, self._most = out, most
         self._shapes = np.zeros((len(out), 2), np.int64)
@@ -124,11 +113,7 @@ class _AsMade:
 
 
 def deliver(sample: Array, into: Array) -> None:
-    """Copy ``sample`` to ``into``.
-
-    Raises:
-        UndecodableError: shape or dtype differ.
-    """
+    """Copy ``sample`` to ``into``; raise UndecodableError if shape or dtype differ."""
     if (sample.shape, sample.dtype) != (into.shape, into.dtype):
         raise UndecodableError(
             f"it is prepared to {described(sample)}, but the samples of this feed are {described(into)}; a Resize, a "

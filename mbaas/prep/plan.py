@@ -21,10 +21,7 @@ Stage = tuple[int, Transform]
 
 
 def stages_of(transforms: Sequence[Transform]) -> tuple[tuple[Stage, ...], ...]:
-    """Split the transforms after DecodeImage into runs that can be planned as a whole.
-
-    Each run except the first begins with its Map, because the plan of the transforms after a Map depends on its result.
-    """
+    """Split the transforms after DecodeImage into runs, before each Map, because later steps depend on its result."""
     runs: list[list[Stage]] = [[]]
     # Enumerate before dropping DecodeImage, so that an index here is the index in the pipeline.
     for stage in list(enumerate(transforms))[1:]:
@@ -44,13 +41,7 @@ def plan(
 ) -> list[Step]:
     """Draw the steps of ``stages``, which contain no Map, for n samples.
 
-    All samples of a block are drawn at once: drawing for each sample separately would cost more than some transforms.
-
     Args:
-        stages: the transforms to plan.
-        seed: the feed's seed.
-        epoch: the epoch.
-        sample_ids: int64[n].
         sizes: int64[n, 2], (height, width) of the images in pixels.
         boxes: boxes before the first step; required if a transform depends on boxes.
     """

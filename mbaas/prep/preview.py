@@ -100,13 +100,7 @@ def _read(dataset: Dataset, reader: SampleReader, sample_id: int) -> NDArray[np.
 
 
 def _made(dataset: Dataset, reader: SampleReader, engine: Engine) -> Field:
-    """Return the prepared field, from the first of the dataset's samples that can be prepared, as a feed does.
-
-    No sample is decoded if the pipeline determines the shape.
-
-    Raises:
-        BadSampleError: none of the first samples can be prepared; names the first.
-    """
+    """Return the prepared field, from the first of the dataset's samples that can be prepared, as a feed does."""
 
     def made(sample_id: int) -> Field:
         encoded = _read(dataset, reader, sample_id)

@@ -59,13 +59,12 @@ _MOST_DECODED_BYTES = 1 << 28
 def first_probe(
     dataset: Dataset, engine: Engine, keeping: Engine, known: tuple[Field, ...], fetch_threads: int
 ) -> Probe:
-    """Measure a feed's preparing, reading and decoded forms, starting with the first sample that can be prepared.
+    """Measure the costs of preparing, reading and decoded forms, from the first sample that can be prepared on.
 
     Each of the first samples is tried once; the caller may retry.
 
     Args:
-        dataset: the samples.
-        engine: the engine to measure.
+        dataset, engine: the samples, and the engine to measure.
         keeping: the engine whose decoded samples are cached; may be the same.
         known: dataset fields that remain in prepared samples.
         fetch_threads: initial number of read threads per node.
@@ -91,10 +90,10 @@ def first_probe(
 
 
 def first_good(make: Callable[[int], _T], samples: int) -> _T:
-    """Return ``make(number)`` for the first sample number, from 0, that is not bad.
+    """Return ``make(number)`` for the first good sample below ``samples``.
 
     Raises:
-        StorageError: all ``samples`` samples are bad, but storage may deliver this one later.
+        StorageError: all are bad, but storage may deliver this one later.
         BadSampleError: all are permanently bad; names the first.
     """
     errors = []
@@ -120,10 +119,7 @@ def _probe_one(engine: Engine, encoded: NDArray[np.uint8], sample_id: int, datas
 def _time_together(
     engine: Engine, dataset: Dataset, made: Field, samples: Sequence[tuple[int, NDArray[np.uint8]]]
 ) -> float:
-    """Return the seconds per sample when these samples, (id, bytes), are prepared together.
-
-    A single sample is not representative: it may be larger than most, and bears the fixed cost of an engine call.
-    """
+    # A single sample is not representative: it may be larger than most, and bears the fixed cost of an engine call.
     numbers, encoded = zip(*samples, strict=True)
     ids = np.array(numbers)
     return _sample_s(engine, encoded, ids, dataset.values(ids), made.empty(len(ids)))
@@ -145,11 +141,8 @@ def _sample_s(
 def _decoded_costs(
     engine: Engine, dataset: Dataset, made: Field, samples: Sequence[tuple[int, NDArray[np.uint8]]]
 ) -> DecodedCosts | None:
-    """Return the mean costs of preparing these samples, (id, bytes), from encoded and from decoded form.
-
-    Samples are prepared together, as in a block, in two epochs, because the amount of a sample that is read may be
-    random. The faster of two tries counts.
-    """
+    # Together, as in a block, and in two epochs, because the amount of a sample that is read may be random. The faster
+    # of two tries counts.
     memory, end = KeptMemory(), time.perf_counter() + PROBE_DECODED_S
     kept: list[tuple[int, NDArray[np.uint8], NDArray[np.uint8]]] = []
     for sample_id, encoded in samples:
@@ -183,14 +176,8 @@ def _decoded_costs(
 
 
 def _upper_total(encoded: NDArray[np.float64], decoded: NDArray[np.float64], dataset: Dataset) -> float:
-    """Estimate the decoded bytes of the dataset, at the upper end of a 95 % confidence interval.
-
-    Photographs grow by a similar factor whatever their size, while samples that are resized first all have the same
-    size. So estimate from the factor and from the size, and take the smaller bound.
-
-    Args:
-        encoded, decoded: float64[n], bytes of some samples in each form.
-    """
+    # Photographs grow by a similar factor whatever their size, while samples that are resized first all have the same
+    # size. So estimate from the factor and from the size, and take the smaller upper bound (95 % confidence).
     # a single sample gives no variance
     bounds = [
         total * (values.mean() + CONFIDENCE * values.std(ddof=1) / math.sqrt(len(values)))
@@ -204,14 +191,9 @@ def _upper_total(encoded: NDArray[np.float64], decoded: NDArray[np.float64], dat
 def _read_some(
     dataset: Dataset, reader: SampleReader, threads: int
 ) -> tuple[float, list[tuple[int, NDArray[np.uint8]]]]:
-    """Read samples with ``threads`` concurrent threads, as a node does.
-
-    Samples are spread over the whole dataset, since neighbours may share an archive or a disk page. A sample that
-    cannot be read is not counted. A read that hangs is abandoned in its daemon thread.
-
-    Returns:
-        The seconds of one node per sample, and up to `PROBE_DECODED` of the samples: (id, bytes).
-    """
+    # Returns the seconds of one node per sample, and up to PROBE_DECODED samples. Samples are spread over the whole
+    # dataset, since neighbours may share an archive or a disk page. Unreadable samples are not counted; a read that
+    # hangs is abandoned in its daemon thread.
     ids = np.linspace(0, len(dataset) - 1, min(PROBE_READS, max(1, len(dataset) // 4))).astype(np.int64)
     waiting: SimpleQueue[tuple[int, int]] = SimpleQueue()
     for sample in zip(ids.tolist(), dataset.lengths(ids).tolist(), strict=True):

@@ -1,8 +1,8 @@
 """Decodes audio: libsndfile reads, soxr resamples. Damaged or too long files are rejected.
 
-If the pipeline starts with a window, only the window is read, provided that this gives the same values as reading the
-whole file. This is the case for uncompressed audio and FLAC without resampling. The last bits of soxr's output depend
-on its start, and MP3, Vorbis, Opus and ADPCM depend on earlier data.
+If the pipeline starts with a window, only the window is read where this gives the same values as reading the whole
+file: for uncompressed audio and FLAC without resampling. The last bits of soxr's output depend on its start, and MP3,
+Vorbis, Opus and ADPCM depend on earlier data.
 """
 
 from __future__ import annotations
@@ -27,11 +27,7 @@ _QUALITY = "HQ"
 
 
 def sound_libraries() -> tuple[Any, Any]:
-    """Import and return soundfile and soxr.
-
-    Raises:
-        ConfigError: they are not installed.
-    """
+    """Import and return soundfile and soxr; raise ConfigError if they are not installed."""
     try:
         import soundfile
         import soxr
@@ -59,15 +55,9 @@ class _LowEstimateError(UndecodableError):
 
 
 class _Encoded:
-    """A file object over bytes for libsndfile.
-
-    Args:
-        encoded: bytes of the file.
-        tag_bytes: size of an empty ID3 tag to prepend. MPEG audio without a tag always gets a short one. Otherwise
-            libsndfile first looks for a resource fork in the current folder, and if there is a file `._` or a folder
-            `.AppleDouble`, it takes the file for Sound Designer II.
-    """
-
+    # A file object for libsndfile. MPEG audio without an ID3 tag gets a short, empty one (or one of `tag_bytes`).
+    # Otherwise libsndfile first looks for a resource fork in the current folder, and if there is a file `._` or a
+    # folder `.AppleDouble`, it takes the file for Sound Designer II.
     def __init__(self, encoded: memoryview, tag_bytes: int = 0) -> None:
         encoded = encoded.cast("B")
         if not tag_bytes and len(encoded) > 1 and encoded[0] == 0xFF and encoded[1] & 0xE0 == 0xE0:
@@ -78,9 +68,7 @@ class _Encoded:
         self._bytes, self._at = encoded, 0
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        """Move to an offset; ignore negative ones. An exception would only be printed, as it cannot pass through
-        libsndfile.
-        """
+        # Ignore negative offsets: an exception would only be printed, as it cannot pass through libsndfile.
         base = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: len(self._bytes)}[whence]
         if base + offset >= 0:  # a damaged file may cause a seek before its beginning
             self._at = base + offset
@@ -102,7 +90,7 @@ class SoundDecoder:
     Args:
         decode: the output format.
         max_bytes: maximum decoded size, checked against the header.
-        window: window of the time axis that the pipeline cuts next, if any; it is read alone where that is exact.
+        window: window of the time axis that the pipeline cuts next, if any; read alone where that is exact.
 
     Raises:
         ConfigError: soundfile or soxr is not installed.
@@ -113,14 +101,11 @@ class SoundDecoder:
         self._to, self._max_bytes, self._window = decode, max_bytes, window
 
     def __call__(self, encoded: memoryview, u: NDArray[np.float64]) -> tuple[NDArray[np.float32], bool]:
-        """Decode one file, or its window.
+        """Decode one file, or its window; return the audio, and True if it is the window alone.
 
         Args:
             encoded: bytes of the file.
             u: float64[draws], the window's random numbers.
-
-        Returns:
-            The audio, and True if it is the window alone.
 
         Raises:
             UndecodableError: the file is damaged, too long, or has an unsuitable number of channels.
@@ -172,7 +157,6 @@ class SoundDecoder:
         return _read(file, start, end, can_seek), (start, end) != (0, file.frames)
 
     def _read_to_the_end(self, file: Any) -> NDArray[np.float32]:
-        """Read a file sequentially whose length is unknown."""
         if file.frames != _UNKNOWN:
             _go_to(file, 0)  # see `_read`
         blocks: list[NDArray[np.float32]] = []
@@ -195,7 +179,6 @@ class SoundDecoder:
         return 0, file.frames
 
     def _check(self, file: Any, length: int) -> None:
-        """Reject a file that is too long, or whose header claims so."""
         seconds, most_s = length / file.samplerate, self._to.max_s
         if most_s is not None and seconds > most_s:
             raise UndecodableError(f"it is {exact(seconds)} s long, over the limit of {exact(most_s)} s (max_s)")
@@ -208,7 +191,6 @@ class SoundDecoder:
             )
 
     def _mixed(self, sound: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Convert [time, channels] to the requested number of channels."""
         there, wanted = sound.shape[1], self._to.channels
         if wanted == 1:
             return sound[:, 0] if there == 1 else sound.mean(axis=1, dtype=np.float32)
@@ -218,11 +200,8 @@ class SoundDecoder:
 
 
 def _has_length(file: Any, encoded: memoryview) -> bool:
-    """Return whether the header contains the exact length.
-
-    MPEG audio has it in its first frame, after "Xing" or "Info", if there is such a frame. Otherwise libsndfile
-    estimates the length from the bit rate and the file size, which includes tags with pictures.
-    """
+    # MPEG audio has the exact length in its first frame, after "Xing" or "Info", if there is such a frame. Otherwise
+    # libsndfile estimates it from the bit rate and the file size, which includes tags with pictures.
     if file.format != "MP3":
         return bool(file.frames != _UNKNOWN)
     at = 0

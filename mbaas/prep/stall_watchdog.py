@@ -12,20 +12,14 @@ STDERR = 2
 """File descriptor of standard error, which Ray writes to the log of the worker's process."""
 
 PRECISION = 0.05
-"""Fraction of the timeout by which the stacks may come too early. Resetting the timer each time would start one thread
-per block.
-"""
+"""Tolerance of the timeout, as a fraction. Resetting the timer each time would start one thread per block."""
 
 
 class StallWatchdog:
-    """Context manager around pieces of work that dumps the stacks of all threads to standard error during a stall.
+    """Context manager around pieces of work that dumps all threads' stacks to a file descriptor during a stall.
 
-    A stall means that work is in progress, and that no piece of work has begun or ended for ``after_s``. The dump also
-    works while a thread holds the GIL. The timer is global: use one watchdog per process. Thread-safe.
-
-    Args:
-        after_s: seconds without progress.
-        fd: file descriptor for the stacks.
+    In a stall, work is in progress, and no piece has begun or ended for ``after_s`` seconds. Dumps also while a thread
+    holds the GIL. The timer is global: use one watchdog per process. Thread-safe.
     """
 
     def __init__(self, after_s: float, *, fd: int = STDERR) -> None:

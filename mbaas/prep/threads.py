@@ -7,11 +7,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 
 
 class SampleThreads:
-    """Threads that process samples one at a time. Not thread-safe itself: one call at a time.
-
-    Args:
-        threads: number of threads, at least 1.
-    """
+    """Threads that process samples one at a time. Not thread-safe itself: one call at a time."""
 
     def __init__(self, threads: int) -> None:
         self._threads = threads

@@ -23,8 +23,7 @@ class SampleFields:
 
     Args:
         known: the fields of the n samples; not modified.
-        pipeline: specifies the fields that Maps take, and the fields with image coordinates, which are moved between
-            Maps.
+        pipeline: specifies the fields that Maps take, and those with image coordinates, which are moved between Maps.
         sizes: int64[n, 2], (height, width) of the images in pixels; None if samples are not images.
 
     Attributes:
@@ -44,16 +43,10 @@ class SampleFields:
         return self._apart[name][row].copy()
 
     def replace(self, row: int, name: str, value: object, longest: int | None = None) -> None:
-        """Set a sample's value.
+        """Set a sample's value, anything that NumPy converts to an array.
 
-        Args:
-            row: the sample.
-            name: the field.
-            value: anything that NumPy converts to an array.
-            longest: maximum length of a list of varying length; None: its current length.
-
-        Raises:
-            UndecodableError: shape or dtype do not match the field.
+        A list of varying length may have up to ``longest`` items (None: its current length). Raises UndecodableError if
+        shape or dtype do not match the field.
         """
         before = self._apart[name][row]
         try:
@@ -78,11 +71,7 @@ class SampleFields:
         self._apart[name][row] = given.astype(before.dtype)
 
     def check_boxes(self, row: int) -> None:
-        """Check that the fields that accompany boxes have one value per box.
-
-        Raises:
-            UndecodableError: the numbers differ.
-        """
+        """Raise UndecodableError unless the fields that accompany boxes have one value per box."""
         if self._boxes is None:
             return
         count = len(self._apart[self._boxes.field][row])
@@ -130,14 +119,11 @@ def _column(values: list[Array], before: Column) -> Column:
 def call_map(
     transform: Map, name: str, sample: Array, fields: SampleFields, row: int, rng: Callable[[], np.random.Generator]
 ) -> Array:
-    """Apply a Map's function to a sample.
+    """Apply a Map's function to a sample, which the function may keep and change.
 
     Args:
-        transform: the Map.
         name: name of the sample's field, for a function that also takes fields.
-        sample: the function may keep and change it.
-        fields: fields of all samples; receives the function's changes.
-        row: the sample's row in ``fields``.
+        fields, row: fields of all samples, which receive the function's changes, and the sample's row.
         rng: makes the sample's generator, for a function that is not deterministic.
 
     Raises:

@@ -45,20 +45,16 @@ FETCH_TIMEOUT_S = 60.0
 """Timeout for a fetch from the local cache node (or its successor); after that, the block fails."""
 
 REMOTE_TIMEOUT_S = 15.0
-"""Timeout for a fetch from the cache node of another node; after that, the worker falls back to its local cache node.
-"""
+"""Timeout for a fetch from another node's cache node; after that, the worker falls back to its local cache node."""
 
 STALL_WARNING_S = 20.0
 """Seconds without progress on a block before the worker dumps the stacks of its threads to its log."""
 
 
 class _Buffers(threading.local):
-    """Per-thread memory for samples of blocks that are not made in slots, reused for each block.
-
-    One array per thread, because two calls overlap: Ray copies the first call's result while the other thread writes
-    the next block. A subclass of `threading.local` runs ``__init__`` in each thread at its first access.
-    """
-
+    # Memory for samples of blocks that are not made in slots, reused for each block. One array per thread, because two
+    # calls overlap: Ray copies the first call's result while the other thread writes the next block. A subclass of
+    # `threading.local` runs `__init__` in each thread at its first access.
     def __init__(self, rows: int, made: Field) -> None:
         self.samples = made.empty(rows)
         self.decoded = KeptMemory()
@@ -69,8 +65,7 @@ class _Work:
     """State of the feed that a worker is engaged for; `PrepWorker.engage` replaces it as a whole.
 
     Attributes:
-        engine: used under the worker's lock only.
-        slots: used under the worker's lock only; None where the system does not support such memory.
+        engine, slots: used under the worker's lock only; slots are None where the system does not support them.
         gpu: the engine's GPU; None if it runs on the CPU.
         placements: how blocks are cut into parts; empty until the first `PrepWorker.update_placement`.
         readers: node id -> reader of its cache; replaced as a whole, never modified.
@@ -91,7 +86,6 @@ class _Work:
     cpu_before_s: float = 0.0
 
     def is_of(self, dataset: Dataset, brief: WorkerBrief) -> bool:
-        """Return whether this work prepares the same blocks of the same feed."""
         return _identity(self.dataset, self.brief) == _identity(dataset, brief)
 
     def epoch_of(self, request: PartRequest) -> int:
@@ -105,17 +99,8 @@ class _Work:
     def spread(
         self, request: PartRequest, ids: NDArray[np.int64], encoded: EncodedRows, unread: dict[int, str]
     ) -> tuple[EncodedRows, dict[int, str]]:
-        """Map the rows of stored samples to the rows of the part; one stored sample may serve several rows.
-
-        Args:
-            request: the part.
-            ids: sample ids of the part.
-            encoded: its distinct stored samples; see `PlacementHistory.stored`.
-            unread: row of ``encoded`` -> why it could not be read.
-
-        Returns:
-            ``encoded`` and ``unread``, indexed by rows of the part.
-        """
+        # From rows of the distinct stored samples (`PlacementHistory.stored`) to rows of the part: one stored sample
+        # may serve several rows.
         stored = self.dataset.stored_ids(ids, self.epoch_of(request))
         if stored is ids:
             return encoded, unread
@@ -137,9 +122,9 @@ class _Work:
 class PrepWorker:
     """An actor that prepares blocks for one feed at a time.
 
-    It has two threads and one engine: while one thread prepares a block, the other fetches the bytes of the next. The
-    worker is idle until `engage` assigns it to a feed; calling `engage` again reassigns it. It ends with the feed that
-    started it, even if it works for another feed by then.
+    It has two threads and one engine: while one thread prepares a block, the other fetches the bytes of the next.
+    `engage` assigns the idle worker to a feed, or reassigns it. It ends with the feed that started it, even if it works
+    for another feed by then.
 
     Args:
         config: prep config of the feed that starts the worker.
@@ -159,14 +144,12 @@ class PrepWorker:
 
     @ray.method(concurrency_group="control")
     def location(self) -> WorkerLocation:
-        """Return the process id, the node and the feed that the worker is engaged for; answers as soon as the actor is
-        up.
-        """
+        """Return the process id, the node and the worker's feed; answers as soon as the actor is up."""
         work = self._work  # read once: the other thread may replace it
         return WorkerLocation(os.getpid(), self._node, self._started_by if work is None else work.brief.config.feed)
 
     def probe(self, dataset: Dataset, config: PrepConfig, fetch_threads: int) -> Probe:
-        """Read and prepare some samples to find their shape, dtype and costs. The worker's own state does not change.
+        """Read and prepare some samples to find their shape, dtype and costs, without changing the worker's state.
 
         Raises:
             BadSampleError: see `first_probe`.
@@ -185,8 +168,8 @@ class PrepWorker:
     def engage(self, dataset: Dataset, brief: WorkerBrief) -> None:
         """Assign the worker to a feed. Blocks of its previous feed that are still in progress fail.
 
-        A restarted coordinator engages the existing workers again. If nothing changed, this call has no effect, so
-        blocks in progress for the coordinators of further lanes continue.
+        Without effect if nothing changed, so that a restarted coordinator can engage the existing workers again while
+        they prepare blocks for the coordinators of further lanes.
         """
         if self._work is not None and self._work.is_of(dataset, brief):
             return
@@ -214,22 +197,14 @@ class PrepWorker:
 
     @ray.method(concurrency_group="control")
     def update_placement(self, placements: tuple[Placement, ...], caches: dict[str, Any]) -> None:
-        """Update the placements by which blocks may be cut, oldest first, and the cache node of each node.
-
-        Raises:
-            StateError: the worker is idle.
-        """
+        """Update the placements by which blocks may be cut, oldest first, and the cache node of each node."""
         work = self._engaged()
         work.placements.add_older(placements)
         work.placements.add(placements[-1])  # the current one
         work.readers = {node: self._reader(work, node, cache) for node, cache in caches.items()}
 
     def set_threads(self, threads: int) -> None:
-        """Set the number of engine threads, from the next block on.
-
-        Raises:
-            StateError: the worker is idle.
-        """
+        """Set the number of engine threads, from the next block on."""
         with self._lock:
             self._engaged().engine.set_threads(threads)
 
@@ -237,18 +212,18 @@ class PrepWorker:
     def prepare(
         self, feed: str, request: PartRequest, leave_out: tuple[BadSample, ...], most_slots: int = 0
     ) -> tuple[BlockMeta, Arrays]:
-        """Prepare one part of a block.
+        """Prepare one part of a block. The caller waits for the small return only, and owns both.
 
-        There are two returns, so that the caller waits for the small one only, and owns both. If storage temporarily
-        fails to deliver a sample, no sample is prepared and ``BlockMeta.away`` is set; the caller then retries.
+        If storage temporarily fails to deliver a sample, no sample is prepared and ``BlockMeta.away`` is set; the
+        caller then retries.
 
         Args:
             feed: the feed's name.
             request: the part.
             leave_out: samples that were bad when the block was first prepared. They stay out, so that all consumers see
                 the same samples.
-            most_slots: the number of slots the worker may use. If one is free, the arrays are written there: the
-                metadata then contains its position, and the second return is empty.
+            most_slots: number of slots the worker may use. If one is free, the arrays are written there:
+                ``BlockMeta.slot`` is its position, and the second return is empty.
 
         Raises:
             StateError: the worker is idle, or works for another feed by now.
@@ -327,9 +302,7 @@ class PrepWorker:
         return self._work
 
     def _fetch(self, work: _Work, request: PartRequest) -> tuple[FetchReply, EncodedRows]:
-        """Fetch a part from its home node's cache; if that fails, from the local one, which reads missing samples
-        itself.
-        """
+        """Fetch a part from its home node's cache; if that fails, from the local one, which reads what is missing."""
         home, readers = request.block_part.home, work.readers
         if home != self._node and home in readers:
             try:
@@ -342,7 +315,6 @@ class PrepWorker:
         return readers[self._node].read(request)
 
     def _reader(self, work: _Work, node: str, cache: Any) -> CacheReader:
-        """Return the reader of a node's cache, a new one if the cache node was replaced."""
         known = work.readers.get(node)
         if known is not None and known.node == cache:
             return known
@@ -452,11 +424,7 @@ def _make(
     hand_in: PartHandIn,
     memory: NDArray[Any],
 ) -> tuple[Arrays, NDArray[np.intp], list[BadSample]]:
-    """Prepare the rows of a part that are not in ``left_out`` (row -> reason), in ``memory``.
-
-    Returns:
-        The fields of the good rows, the indices of these rows, and the bad samples.
-    """
+    """Prepare in ``memory`` the rows that are not ``left_out``; return their fields, the good rows, and bad samples."""
     reasons = dict(left_out)
     rows = np.array([row for row in range(len(ids)) if row not in reasons], np.intp)
     out = memory[: len(rows)]
@@ -479,7 +447,6 @@ def _make(
 
 
 def _together(pieces: list[Prepared], out: NDArray[Any]) -> Prepared:
-    """Merge the results of pieces that were prepared one after the other in ``out``."""
     made: Column = out  # if all samples have the same size
     if isinstance(pieces[0].made, Packed):
         made = concatenated([each.made for each in pieces])

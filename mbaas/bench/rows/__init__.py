@@ -1,6 +1,6 @@
 """The rows: sources of a trial's minibatches, with a common interface.
 
-Each row is a module here. It is imported only by the processes that run it, so that they load no other row's libraries.
+Each row is a module, imported only by the processes that run it, so that they load no other row's libraries.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from mbaas.fields import Arrays, Packed
 from mbaas.prep.engine import BadRow
 
 Values: TypeAlias = Sequence[Any]
-"""All arrays of a minibatch that a trial reads, each in C order: the prepared samples [n, *shape], in the view that the
-row's trial gets, and for fields of varying length one array per sample. On a GPU they are tensors there.
+"""Arrays of a minibatch that a trial reads, each in C order: the prepared samples [n, *shape], as the row's trial gets
+them, and one array per sample for fields of varying length. On a GPU they are tensors.
 """
 
 Minibatch: TypeAlias = tuple[Values, NDArray[np.int64]]
@@ -36,10 +36,8 @@ class TrialSpec:
 
     Attributes:
         row: one of `mbaas.bench.report.ROWS`.
-        trial: number of the trial, from 0.
-        trials: number of concurrent trials.
-        task: the task.
-        data: location of the samples.
+        trial, trials: number of the trial, from 0, and number of concurrent trials.
+        task, data: the task, and location of the samples.
         batch: samples per minibatch.
         cores: CPUs available for prep, for all trials together.
         seed: seeds order and transforms.
@@ -83,8 +81,7 @@ class EpochLoader(Protocol):
 
 
 class Service(Protocol):
-    """Serves all trials of a row. A context manager; all its processes are descendants of the process that enters it.
-    """
+    """Serves all trials of a row; a context manager. All its processes are descendants of the one that enters it."""
 
     address: str
     """Address for the trials, valid after entering."""
@@ -131,11 +128,7 @@ def open_loader(spec: TrialSpec) -> EpochLoader:
 
 
 def refuse_bad(bad: Sequence[BadRow], sample_ids: NDArray[np.int64], files: Sequence[Path]) -> None:
-    """Fail on a bad sample, as mbaas and DALI do by default; otherwise rows would not be comparable.
-
-    Raises:
-        BadSampleError: names the first bad sample.
-    """
+    """Raise BadSampleError for the first bad sample, as mbaas and DALI do by default, so that rows are comparable."""
     if bad:
         raise BadSampleError(str(files[sample_ids[bad[0].row]]), bad[0].reason)
 

@@ -1,9 +1,8 @@
 """Row "dali": an NVIDIA DALI pipeline in every trial, on the CPU or on the GPU.
 
-It uses the operators of DALI that are closest to the other rows. Readers map the files, the decoder decodes only the
-window of an image, and resizing filters with antialiasing. The crop for boxes is SSD's, like RandomIoUCrop. DALI
-resamples audio with its own filter, and masks are 0 dB, not the mean. Prep runs asynchronously in DALI's threads, two
-minibatches ahead.
+It uses the operators of DALI that are closest to the other rows: files are mapped, only the window of an image is
+decoded, resizing is antialiased, and the crop for boxes is SSD's, like RandomIoUCrop. DALI resamples audio with its own
+filter, and masks are 0 dB, not the mean. Prep runs asynchronously, two minibatches ahead.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ _EPOCHS: dict[str, Any] = {
 
 
 def _files(spec: TrialSpec) -> tuple[Any, Any]:
-    """Read files, with sample ids instead of classes, so that epochs can be checked."""
+    # Sample ids instead of classes, so that epochs can be checked.
     from nvidia.dali import fn
 
     files = [str(file) for file in spec.samples().files]
@@ -152,7 +151,6 @@ class PerTrialPipeline:
             left -= len(ids)
 
     def _view(self, made: Any) -> Any:
-        """Return all samples as an array, or a tensor on the GPU, without a copy."""
         if not self._on_gpu:
             return np.asarray(made.as_tensor())
         from torch.utils.dlpack import from_dlpack

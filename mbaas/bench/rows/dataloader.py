@@ -1,10 +1,9 @@
 """Row "dataloader": a separate PyTorch DataLoader in every trial, set up as an expert would.
 
 The engine of mbaas decodes, so that decoders are not compared. One ``__getitems__`` prepares a whole minibatch, and
-files are read into reused memory. Pixels and spectrograms are written directly to the shared memory in which they
-travel to the trial, by workers that persist over epochs. They are copied to a GPU from pinned memory. Boxes of a
-minibatch travel as two small packed arrays, and the trial cuts them into a list per image: one tensor per image would
-cost an open file and a mapping each.
+files are read into reused memory. Persistent workers write pixels and spectrograms directly to shared memory. They are
+copied to a GPU from pinned memory. Boxes travel as two small packed arrays, and the trial cuts them into a list: one
+tensor per image would cost an open file and a mapping each.
 """
 
 from __future__ import annotations
@@ -32,17 +31,13 @@ TorchMinibatch = tuple[torch.Tensor, torch.Tensor, list[Packed]]
 def workers_for(cores: int, trials: int) -> int:
     """Return the workers of each trial's DataLoader: the cores divided by the trials, at least one.
 
-    One worker is also right if there are more trials than cores: with none, a trial would decode in its own process,
-    between its training steps.
+    With none, a trial would decode in its own process, between its training steps.
     """
     return max(1, cores // trials)
 
 
 class Minibatches(Dataset[Any]):
-    """Prepares whole minibatches.
-
-    An index is epoch * samples + sample id, because persistent workers do not receive the epoch.
-    """
+    """Prepares whole minibatches; an index is epoch * samples + sample id, as workers do not get the epoch."""
 
     def __init__(self, samples: Samples, task: Task, seed: int) -> None:
         self._samples, self._task, self._seed = samples, task, seed
@@ -65,7 +60,7 @@ class Minibatches(Dataset[Any]):
         return out, torch.from_numpy(ids), [prepared.known[name] for name in self._task.beside]
 
     def _read(self, ids: list[int]) -> list[NDArray[np.uint8]]:
-        """Read files into one array that the next call overwrites: new memory would cost a page fault per page."""
+        # Into one array that the next call overwrites: new memory would cost a page fault per page.
         if len(self._encoded) < len(ids) * self._largest_bytes:
             self._encoded = np.empty(len(ids) * self._largest_bytes, np.uint8)
         raw, start = [], 0
@@ -105,14 +100,12 @@ class _Indices(Sampler[int]):
 
 
 def _as_is(minibatch: Any) -> Any:
-    """Collate nothing, since `Minibatches` makes whole minibatches. Not a lambda, which cannot be pickled for workers.
-    """
+    # `Minibatches` makes whole minibatches. Not a lambda, which cannot be pickled for workers.
     return minibatch
 
 
 def make_loader(spec: TrialSpec, workers: int, collate: Callable[[Any], Any] = _as_is) -> DataLoader[Any]:
-    """Make a DataLoader of `Minibatches` with ``workers`` worker processes; ``collate`` is applied to each minibatch.
-    """
+    """Make a DataLoader of `Minibatches` with ``workers`` processes; ``collate`` is applied to each minibatch."""
     samples = spec.samples()
     with warnings.catch_warnings():
         # torch compares one trial's workers with the cores; the benchmark counts all trials

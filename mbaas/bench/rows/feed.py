@@ -58,10 +58,8 @@ class Service:
 
 
 def spilled_bytes() -> int:
-    """Return the bytes that the cluster's nodes have written to disk since their start because an object store was
-    full.
-    """
-    # There is no public API: Ray's metrics are for a server that scrapes them.
+    """Return the bytes written to disk by the cluster's nodes since their start, due to a full object store."""
+    # Ray has no public API for this: its metrics are for a server that scrapes them.
     from ray._private.internal_api import get_memory_info_reply, get_state_from_address
 
     reply = get_memory_info_reply(get_state_from_address(ray.get_runtime_context().gcs_address))
@@ -108,7 +106,6 @@ class SharedFeed:
 
 
 def _arrays(value: Any) -> list[Any]:
-    """Return the arrays of a field: one for all samples, or one per sample."""
     return value if isinstance(value, list) else [value]
 
 

@@ -2,8 +2,8 @@
 
 One process per core goes through the dataset with the engine and the block size of an mbaas prep worker. On a GPU there
 are as many processes as a feed has, with the dali engine and page-locked output arrays. Encoded bytes are in the
-process's own memory, decoded samples in memory shared by all of these processes. The output array is reused for every
-block. P (encoded) and P' (decoded) are upper limits for any row on these cores or GPU.
+process's own memory, decoded samples in shared memory. The output array is reused for every block. P (encoded) and P'
+(decoded) are upper limits for any row on these cores or GPU.
 """
 
 from __future__ import annotations
@@ -83,18 +83,16 @@ def _decode_all(spec: TrialSpec, file: BinaryIO) -> None:
 def _by_row(
     rows: NDArray[np.int64], sizes: NDArray[np.int64], containers: NDArray[np.uint8]
 ) -> list[NDArray[np.uint8]]:
-    """Return views of containers in order of row; an engine's threads keep samples in any order."""
+    # An engine's threads keep samples in any order.
     views = np.split(containers, np.cumsum(sizes)[:-1])
     return [views[place] for place in np.argsort(rows)]
 
 
 def _start(samples: int) -> int:
-    """Return the offset of the first container, after the lengths."""
     return -(-8 * samples // 64) * 64
 
 
 def _decoded(path: str, samples: int) -> list[NDArray[np.uint8]]:
-    """Map the output of `_decode_all`; return the container of each sample."""
     memory = np.memmap(path, np.uint8, "r")
     bounds = [
         start := _start(samples),
@@ -139,7 +137,6 @@ class PrepRate:
 
 
 def _locked(like: NDArray[Any]) -> NDArray[Any]:
-    """Make an array of this shape and type in memory that is page-locked for the GPU."""
     pages = np.frombuffer(mmap.mmap(-1, -(-like.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE), np.uint8)
     cuda.gpu(0).lock(pages)
     return pages[: like.nbytes].view(like.dtype).reshape(like.shape)

@@ -98,12 +98,10 @@ class Epochs:
 
 @cache
 def _tools(spec: TrialSpec) -> tuple[Samples, Engine]:
-    """Return the objects that a preparing task needs; its process reuses them for the next task."""
     return spec.samples(), make_engine("cpu", spec.task.pipeline(), seed=spec.seed)
 
 
 def _prepare(todo: dict[str, Any], spec: TrialSpec) -> dict[str, Any]:
-    """Prepare the minibatch with the ids in ``todo``."""
     samples, engine = _tools(spec)
     ids = np.asarray(todo[ID])
     raw = [np.fromfile(samples.files[sample], np.uint8) for sample in ids]

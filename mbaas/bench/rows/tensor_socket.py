@@ -47,7 +47,7 @@ class Service:
         self._process.join()
 
     def _watch(self) -> None:
-        """End the row if the producer ends: its consumers would wait forever."""
+        # End the row if the producer ends: its consumers would wait forever.
         wait([self._process.sentinel])
         if not self._stopped:
             end_host()  # the producer has written the reason
@@ -66,7 +66,6 @@ def _free_ports(count: int) -> list[int]:
 
 
 def _produce(spec: TrialSpec, trials: int, ports: list[int]) -> None:
-    """Run as the producer: send epoch after epoch, once all consumers are connected."""
     from tensorsocket import producer
 
     from mbaas.bench.rows.dataloader import make_loader
@@ -88,7 +87,7 @@ def _produce(spec: TrialSpec, trials: int, ports: list[int]) -> None:
 
 
 def _tensors(minibatch: Any) -> Any:
-    """Keep the parts that TensorSocket can send: pixels and sample ids."""
+    # Only pixels and sample ids: TensorSocket cannot send packed fields.
     return minibatch[:2]
 
 

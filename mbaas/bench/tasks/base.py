@@ -1,7 +1,7 @@
 """Base class for tasks of the benchmark: the samples, their pipeline, and the fields that a trial reads.
 
-Rows differ in how minibatches reach a trial; a task defines the minibatches. Only the row with a feed reads samples
-through `mbaas.dataset`. Other rows use file paths, like a program without mbaas, and have no extra cost.
+Only the row with a feed reads samples through `mbaas.dataset`. Other rows use file paths, like a program without mbaas,
+and have no extra cost.
 """
 
 from __future__ import annotations
@@ -25,12 +25,7 @@ Report = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Data:
-    """Location of the samples.
-
-    Attributes:
-        folder: folder of the files.
-        annotations: COCO JSON file with the objects in the images; None if the files are all there is.
-    """
+    """Folder of the samples, and a COCO JSON file with the objects in the images, if there is one."""
 
     folder: Path
     annotations: Path | None = None
@@ -38,12 +33,7 @@ class Data:
 
 @dataclass(frozen=True, eq=False)
 class Samples:
-    """All samples; a sample's id is its index.
-
-    Attributes:
-        files: one per sample.
-        known: fields that are not in the files, such as boxes: name -> values.
-    """
+    """Files of all samples (a sample's id is its index), and fields that are not in the files: name -> values."""
 
     files: Sequence[Path]
     known: Arrays = field(default_factory=dict)
@@ -72,11 +62,7 @@ class Task(ABC):
 
     @abstractmethod
     def find(self, data: Path, image_folder: Path | None) -> Data:
-        """Find a user's own samples.
-
-        Args:
-            data: the user's file or folder.
-            image_folder: folder of the images listed in ``data``, if ``data`` is a file.
+        """Find a user's own samples in ``data``; if it is a file, it lists the images of ``image_folder``.
 
         Raises:
             DatasetError: ``data`` has no samples for this task.
@@ -106,11 +92,7 @@ def files_below(folder: Path, extensions: Sequence[str]) -> tuple[Path, ...]:
 
 
 def checked_folder(path: Path, wanted: str) -> Path:
-    """Return ``path``, which must be a folder.
-
-    Raises:
-        DatasetError: it is not a folder; ``wanted`` is the end of the message, with the option and its requirement.
-    """
+    """Return ``path``; raise DatasetError, which ends with ``wanted``, if it is not a folder."""
     if not path.is_dir():
         raise DatasetError(f"{path} {'is no folder' if path.exists() else 'does not exist'}; {wanted}")
     return path
