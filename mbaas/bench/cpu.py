@@ -24,8 +24,7 @@ class CpuReading:
     cpu_s: dict[tuple[int, str], float]
 
     def cores_until(self, later: CpuReading) -> dict[str, float]:
-        """Return the mean busy cores until a later reading, by kind of process, busiest first; includes new processes.
-        """
+        """Return the mean busy cores until a later reading, by kind of process, busiest first."""
         used: dict[str, float] = {}
         for (pid, kind), cpu_s in later.cpu_s.items():
             used[kind] = used.get(kind, 0.0) + cpu_s - self.cpu_s.get((pid, kind), 0.0)

@@ -154,6 +154,7 @@ def kill_tree(pid: int) -> None:
         top = psutil.Process(pid)
         for process in [top, *top.children(recursive=True)]:
             with contextlib.suppress(psutil.NoSuchProcess):
+                # It ends after the others, and cleans up after them.
                 if not any("resource_tracker" in part for part in process.cmdline()):
                     process.kill()
 

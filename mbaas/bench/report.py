@@ -21,7 +21,7 @@ from mbaas.bench.tasks import TASKS
 from mbaas.errors import ConfigError
 
 ROWS = ("prep", "prep-decoded", "memory", "dataloader", "dali", *PEERS, "mbaas", "mbaas-decoded")
-"""All rows, in the order in which they run and are shown; "prep" is P, the reference for the others."""
+"""All rows in running order; "prep" is P, the reference for the others."""
 
 PREP_ROWS = ("prep", "prep-decoded")
 """Rows that run one process per core, independent of the number of trials."""

@@ -1,7 +1,7 @@
 """The consumer of all rows: a process that takes minibatches and reads their arrays.
 
-It warms up for whole epochs, for the length of its window, and then runs its window without a pause, so that no row
-starts it with a full buffer. Then it continues, unmeasured, until all other trials have finished; otherwise the last
+It warms up for whole epochs, for the length of its window. The window follows without a pause, so that no row starts it
+with a full buffer. Then the trial continues, unmeasured, until all other trials have finished; otherwise the last
 trials would have the machine to themselves.
 """
 
@@ -101,7 +101,7 @@ class Ledger:
 
 
 def touch(array: NDArray[Any]) -> int:
-    """Read one byte of every page, like a trial that uses its data; return their sum."""
+    """Return the sum of one byte per page, read like a trial that uses its data; ValueError unless in C order."""
     if not array.flags.c_contiguous:
         raise ValueError("a row must deliver its arrays in C order")
     return int(array.reshape(-1).view(np.uint8)[::PAGE_BYTES].sum())

@@ -176,7 +176,7 @@ class CpuEngine:
         fields: SampleFields,
         kept: KeptSample | None = None,
     ) -> Array:
-        """Return a prepared sample: in ``into`` if it fits, else read-only or overwritten by the next sample."""
+        """Return a prepared sample: in ``into`` if it fits, or read-only, or overwritten by the next sample."""
         decoded = block.decoded[index]
         if decoded is None:
             image, done = self._decode(block, steps, index, kept), 1
@@ -219,8 +219,7 @@ class CpuEngine:
         done: int,
         kept: KeptSample | None,
     ) -> Array:
-        """Apply a Map and the transforms up to the next one, which depend on its result; skip indices below ``done``.
-        """
+        """Apply a Map and the transforms up to the next one, which depend on its result, from index ``done`` on."""
         sample_id, epoch = int(block.sample_ids[index]), block.epoch
         (substream, transform), *stages = run
         assert isinstance(transform, Map)

@@ -1,13 +1,13 @@
 """The dali engine: NVIDIA DALI on a GPU or the CPU.
 
-A sample's result must not depend on its batch. So on a GPU the hardware decoder gets every JPEG that it supports: by
+A sample's result must not depend on its batch. So on a GPU the hardware decoder gets every JPEG that it supports. By
 default DALI divides a batch between it and CUDA, whose pixels differ by up to three levels. Files that DALI decodes
 differently or rejects go to the cpu engine; rejected ones are found by halving their batch (`dali_runs`). So do images
 that are too large for the device's memory.
 
 The cpu engine may also prepare a fixed share of all samples, so that CPUs and a GPU work on the same block at the same
-time. Then none of DALI's samples is kept decoded: memory saves more CPU time with samples of the cpu engine, and
-sending a file to a GPU is faster than sending an image.
+time. Then only the cpu engine's samples are kept decoded. They save more CPU time per byte, and sending a file to a GPU
+is faster than sending an image.
 
 Damage inside a JPEG's entropy-coded data is found only by decoding. DALI then fills the rest with grey, while the cpu
 engine rejects the file. Both find truncated files.
@@ -210,8 +210,8 @@ class DaliEngine:
         self, block: PartInput, steps: Sequence[Step], indices: Sequence[int], places: Places, keep: KeptRows
     ) -> None:
         # A second graph decodes again, and ends with the deterministic prefix. A sample is kept only if the rest of the
-        # pipeline gives the same result from it: if a crop comes first, the CPU decoder decodes only its window, whose
-        # pixels may differ from those of the whole image.
+        # pipeline gives the same result from it. The results may differ if a crop comes first: the CPU decoder then
+        # decodes only a window, and its pixels may differ from the whole image.
         rooms: dict[int, Image] = {}
         for index in indices:
             size, original = self._size_after_prefix(block, steps, index), block.headers[index].size

@@ -78,7 +78,8 @@ class GraphRuns:
             sizes: int64[n], size of each sample in ``unit``.
             feeds: name -> input of each of the n samples. DALI may read them in place.
             deliver: called with a sample's index and its result, which is valid only during the call.
-            place: returns memory to which a result on a GPU is copied if it fits, instead of being delivered.
+            place: returns memory for a sample's result. A result on a GPU that fits is copied there instead of
+                delivered.
         """
         try:
             return self._run_all(taken, sizes, feeds, _Taking(deliver, place))

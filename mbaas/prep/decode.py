@@ -34,7 +34,7 @@ def decode(data: memoryview, header: Header, scratch: Scratch, *, rows: int | No
     Args:
         data, header: all bytes of a file, and the result of ``peek``.
         scratch: memory for the result, which is valid until the next call with the same scratch.
-        rows: number of upper rows needed. The result may end there; its rows equal those of the whole image.
+        rows: number of upper rows needed. The result may end there, with the same pixels as the whole image.
 
     Raises:
         UndecodableError: the file is damaged.
@@ -55,8 +55,8 @@ def decode_whole(data: memoryview, header: Header, scratch: Scratch, into: Image
     """Decode the whole image into ``into``, uint8 [height, width, 3] of the upright image.
 
     Returns:
-        True if the upper rows are sure to equal the result of `decode` for these rows alone. False for files that are
-        damaged, or irregular in a way that only the lower rows show.
+        True if it was decoded, and its upper rows are sure to equal the result of `decode` for these rows alone. False
+        for files that are damaged, or irregular in a way that only the lower rows show.
     """
     if header.format == "jpeg" and header.orientation == 1:
         try:

@@ -48,7 +48,7 @@ class Decoded(NamedTuple):
 
     Attributes:
         values: output of the first transforms of the pipeline, read-only, in C order.
-        applied: the number of these transforms, at least 1 (the decoder).
+        applied: number of transforms applied, at least 1 (the decoder).
         original: (height, width) in pixels of the file's upright image; None if the sample is not an image.
         made_by: the engine that decoded it; another engine's values may differ.
     """
@@ -121,7 +121,7 @@ def read_decoded(data: memoryview) -> Decoded:
 
 
 def image_header(decoded: Decoded, max_pixels: int) -> Header:
-    """Return the header of a decoded image, checked as `mbaas.prep.header.peek` checks that of a file.
+    """Return the header of a decoded image, with the same checks as `mbaas.prep.header.peek`.
 
     Raises:
         UndecodableError: not an image, or its original is larger than ``max_pixels``.

@@ -1,7 +1,7 @@
 """The engine protocol: an engine turns encoded samples into prepared ones.
 
-The result is a pure function of (seed, epoch, sample id, encoded bytes): independent of the block, the number of
-threads, earlier calls, and of whether the sample arrives encoded or in its cached decoded form.
+The result is a pure function of (seed, epoch, sample id, encoded bytes). It does not depend on the block, the number of
+threads, or earlier calls, nor on whether a sample arrives encoded or in its cached decoded form.
 """
 
 from __future__ import annotations
@@ -89,8 +89,9 @@ class Engine(Protocol):
             known: the samples' fields, as in the dataset; not modified in place.
             out: [n, *field.shape], receives the prepared samples; rows of bad samples become zero. If samples differ in
                 size, it is contiguous memory for n samples of the largest size (`Field.empty`), filled end to end.
-            keep: receives the decoded form of good, encoded samples if it wants them and has capacity. Samples that are
-                good in this epoch only are not kept, such as audio that is damaged outside the epoch's window.
+            keep: receives the decoded form of its wanted rows, if these are encoded and good, up to its capacity.
+                Samples that are good in this epoch only are not kept, such as audio that is damaged outside the epoch's
+                window.
 
         Raises:
             DatasetError: a field with image coordinates, or a field that must match one, does not fit the image.

@@ -34,7 +34,7 @@ class PartHandIn:
         reader: reader of the node's cache; may be None if no sample is requested.
         request: the part.
         asked_for: row of the part whose decoded sample the cache requests -> id of the stored sample.
-        nbytes: expected bytes of these samples together.
+        nbytes: expected bytes of all requested samples.
         memory: buffer for exclusive use.
     """
 

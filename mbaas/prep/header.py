@@ -160,7 +160,7 @@ def _peek_jpeg(data: memoryview) -> Header:
         if at + 2 + length > end:
             break
         if marker in _FRAMES and length >= 8:  # a shorter segment is not a valid frame header
-            if frame is not None:  # a decoder may allocate for either of them
+            if frame is not None:  # a decoder may allocate for either one
                 raise UndecodableError("corrupt JPEG: two headers give the number of its pixels")
             frame = (marker, at + 5, _FRAME.unpack_from(data, at + 4))
         elif marker == _RESTART:

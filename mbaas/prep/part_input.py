@@ -45,7 +45,7 @@ class PartInput:
     @property
     def sizes(self) -> NDArray[np.int64]:
         """int64[n, 2], (height, width) of the upright images in pixels."""
-        # Two columns even if there are no rows.
+        # Two columns even without rows.
         return np.array([header.size for header in self.headers], np.int64).reshape(-1, 2)
 
     def placed(self, pipeline: Pipeline) -> BoxesNow | None:

@@ -26,7 +26,7 @@ class Places(Protocol):
     """Memory for the images of a block."""
 
     def at(self, row: int) -> Array | None:
-        """Return memory of the image's shape in which to prepare it; None if the shape is not known yet."""
+        """Return memory of the image's shape, to prepare it in place; None if the shape is not known yet."""
 
     def put(self, row: int, image: Array, into: Array | None) -> None:
         """Copy a prepared image to its memory, unless it is ``into``; raise UndecodableError if it does not fit."""

@@ -34,7 +34,7 @@ class Preview:
     Attributes:
         sample_ids: int64[n], in the order of the epoch.
         samples: [n, *shape], or packed, the output of the cpu engine; for images uint8 [n, height, width, 3].
-        known: the dataset's fields of these samples, with boxes moved along with the pixels.
+        known: the samples' dataset fields, with boxes moved along with the pixels.
         bad: samples of the same range that cannot be prepared; not included above.
     """
 

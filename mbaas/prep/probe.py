@@ -40,7 +40,7 @@ PROBE_READS = 64
 """Maximum number of samples read to measure read times; also limited to a quarter of the dataset."""
 
 PROBE_READS_S = 0.5
-"""Time limit for all of these reads; the samples read by then are enough to recognize slow storage."""
+"""Time limit for all PROBE_READS; the samples read by then are enough to recognize slow storage."""
 
 
 PROBE_DECODED = 8
@@ -71,7 +71,7 @@ def first_probe(
 
     Raises:
         StorageError: none of the first `PROBE_SAMPLES` samples can be read now, but storage may deliver this one later.
-        BadSampleError: all of them are permanently bad; names the first.
+        BadSampleError: all are permanently bad; names the first.
     """
     reader = dataset.reader()
 

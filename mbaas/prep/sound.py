@@ -40,7 +40,7 @@ def sound_libraries() -> tuple[Any, Any]:
 
 _CONTAINERS = ("WAV", "WAVEX", "RF64", "W64", "AIFF", "AU", "CAF")
 _INDEPENDENT = ("PCM_S8", "PCM_U8", "PCM_16", "PCM_24", "PCM_32", "FLOAT", "DOUBLE", "ULAW", "ALAW")
-"""Encodings in which each value is independent of others (libsndfile names), in the containers above."""
+"""Encodings (libsndfile names) whose values are independent of each other, in the containers above."""
 
 
 _UNKNOWN = (1 << 63) - 1  # length reported by libsndfile for a FLAC file that was written to a pipe
@@ -56,8 +56,8 @@ class _LowEstimateError(UndecodableError):
 
 class _Encoded:
     # A file object for libsndfile. MPEG audio without an ID3 tag gets a short, empty one (or one of `tag_bytes`).
-    # Otherwise libsndfile first looks for a resource fork in the current folder, and if there is a file `._` or a
-    # folder `.AppleDouble`, it takes the file for Sound Designer II.
+    # Otherwise libsndfile first looks for a resource fork in the current folder. If there is a file `._` or a folder
+    # `.AppleDouble`, it takes the audio for Sound Designer II.
     def __init__(self, encoded: memoryview, tag_bytes: int = 0) -> None:
         encoded = encoded.cast("B")
         if not tag_bytes and len(encoded) > 1 and encoded[0] == 0xFF and encoded[1] & 0xE0 == 0xE0:

@@ -12,7 +12,9 @@ STDERR = 2
 """File descriptor of standard error, which Ray writes to the log of the worker's process."""
 
 PRECISION = 0.05
-"""Tolerance of the timeout, as a fraction. Resetting the timer each time would start one thread per block."""
+"""The dump may come early by this fraction of the timeout: resetting the timer each time would start one thread per
+block.
+"""
 
 
 class StallWatchdog:

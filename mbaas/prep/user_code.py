@@ -23,7 +23,7 @@ class SampleFields:
 
     Args:
         known: the fields of the n samples; not modified.
-        pipeline: specifies the fields that Maps take, and those with image coordinates, which are moved between Maps.
+        pipeline: specifies the fields that Maps take, and the fields with image coordinates.
         sizes: int64[n, 2], (height, width) of the images in pixels; None if samples are not images.
 
     Attributes:

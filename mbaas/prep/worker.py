@@ -128,7 +128,7 @@ class PrepWorker:
 
     Args:
         config: prep config of the feed that starts the worker.
-        coordinator: actor id of that feed's coordinator, with which the worker ends; "" for a standalone worker.
+        coordinator: actor id of that feed's coordinator; the worker ends with it. "" for a standalone worker.
     """
 
     def __init__(self, config: PrepConfig, coordinator: str = "") -> None:
@@ -197,14 +197,18 @@ class PrepWorker:
 
     @ray.method(concurrency_group="control")
     def update_placement(self, placements: tuple[Placement, ...], caches: dict[str, Any]) -> None:
-        """Update the placements by which blocks may be cut, oldest first, and the cache node of each node."""
+        """Update the placements by which blocks may be cut, oldest first, and the cache node of each node.
+
+        Raises:
+            StateError: the worker is idle.
+        """
         work = self._engaged()
         work.placements.add_older(placements)
         work.placements.add(placements[-1])  # the current one
         work.readers = {node: self._reader(work, node, cache) for node, cache in caches.items()}
 
     def set_threads(self, threads: int) -> None:
-        """Set the number of engine threads, from the next block on."""
+        """Set the number of engine threads, from the next block on; raise StateError if the worker is idle."""
         with self._lock:
             self._engaged().engine.set_threads(threads)
 
@@ -212,7 +216,7 @@ class PrepWorker:
     def prepare(
         self, feed: str, request: PartRequest, leave_out: tuple[BadSample, ...], most_slots: int = 0
     ) -> tuple[BlockMeta, Arrays]:
-        """Prepare one part of a block. The caller waits for the small return only, and owns both.
+        """Prepare one part of a block. The arrays are a separate return, so that the caller need not wait for them.
 
         If storage temporarily fails to deliver a sample, no sample is prepared and ``BlockMeta.away`` is set; the
         caller then retries.
@@ -267,7 +271,7 @@ class PrepWorker:
             made, rows, bad = _make(work, request, ids, encoded, reasons, hand_in, out)
             if bad and work.brief.config.on_bad_sample != "skip":
                 # The block fails as a whole with an error that names one sample, so no sample needs to travel.
-                # Index with an empty array to get copies: a slice of packed values would keep all of them alive.
+                # Index with an empty array to get copies: a slice of packed values would keep the whole memory alive.
                 none = np.arange(0)
                 made, rows, bad = {name: column[none] for name, column in made.items()}, rows[:0], bad[:1]
             ids = ids[rows]
@@ -302,7 +306,7 @@ class PrepWorker:
         return self._work
 
     def _fetch(self, work: _Work, request: PartRequest) -> tuple[FetchReply, EncodedRows]:
-        """Fetch a part from its home node's cache; if that fails, from the local one, which reads what is missing."""
+        """Fetch a part from its home node's cache; on failure, from the local one, which reads missing samples."""
         home, readers = request.block_part.home, work.readers
         if home != self._node and home in readers:
             try:
@@ -328,6 +332,7 @@ PrepWorkerActor: Any = ray.remote(num_cpus=1, concurrency_groups={"control": 1})
 
 def _identity(dataset: Dataset, brief: WorkerBrief) -> tuple[object, ...]:
     config = brief.config
+    # Compare pipelines by fingerprint: a Map's function that is sent twice becomes two functions.
     return config.feed, dataset.fingerprint, config.pipeline.fingerprint, brief.order, brief.spec
 
 
@@ -354,7 +359,7 @@ def _engine_of(config: PrepConfig, dataset: Dataset | None) -> Engine:
 
 @functools.cache  # a worker stays with its GPU
 def _device() -> int:
-    # Ray shows a process only the GPUs assigned to it; if it reserved none, it sees all of them.
+    # Ray shows a process only the GPUs assigned to it, and all GPUs if it reserved none.
     if ray.get_gpu_ids():
         return 0
     node = ray.get_runtime_context().get_node_id()

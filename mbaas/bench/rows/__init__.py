@@ -22,8 +22,8 @@ from mbaas.fields import Arrays, Packed
 from mbaas.prep.engine import BadRow
 
 Values: TypeAlias = Sequence[Any]
-"""Arrays of a minibatch that a trial reads, each in C order: the prepared samples [n, *shape], as the row's trial gets
-them, and one array per sample for fields of varying length. On a GPU they are tensors.
+"""Arrays of a minibatch that a trial reads, in C order, on a GPU tensors. They are the prepared samples [n, *shape], as
+the row's trial gets them, and one array per sample for fields of varying length.
 """
 
 Minibatch: TypeAlias = tuple[Values, NDArray[np.int64]]

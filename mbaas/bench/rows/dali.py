@@ -1,7 +1,7 @@
 """Row "dali": an NVIDIA DALI pipeline in every trial, on the CPU or on the GPU.
 
-It uses the operators of DALI that are closest to the other rows: files are mapped, only the window of an image is
-decoded, resizing is antialiased, and the crop for boxes is SSD's, like RandomIoUCrop. DALI resamples audio with its own
+It uses the operators of DALI that are closest to the other rows. Files are mapped, only the window of an image is
+decoded, and resizing is antialiased. The crop for boxes is SSD's, like RandomIoUCrop. DALI resamples audio with its own
 filter, and masks are 0 dB, not the mean. Prep runs asynchronously, two minibatches ahead.
 """
 

@@ -1,7 +1,7 @@
 """Row "memory": every trial repeatedly reads the same minibatches in shared memory.
 
 Nothing is prepared or moved, and after a few epochs all pages are mapped in every trial. So this is the minimum cost of
-a delivered sample. The minibatches take about as much memory as a feed's: a single one would stay in a core's caches,
+a delivered sample. The minibatches take about as much memory as a feed's. A single one would stay in a core's caches,
 which do not contain a minibatch that was just prepared.
 """
 
