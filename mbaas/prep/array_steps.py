@@ -70,7 +70,7 @@ class ArraySteps:
         self._kept = min(pipeline.prefix, len(self._stages))
 
     def part(self, encoded: Sequence[Encoded], sample_ids: NDArray[np.int64], epoch: int, known: Arrays) -> ArrayPart:
-        """Draw the random numbers of all samples at once: one by one, it would cost more than a transform."""
+        """Draw the random numbers of all samples at once; one by one would cost more than a transform."""
         chance = [
             uniforms(self._seed, epoch, sample_ids, substream=index, draws=transform.draws)
             for index, transform in enumerate(self._pipeline.transforms)

@@ -1,7 +1,7 @@
 """Runs DALI graphs in batches of bounded size, because all samples of a batch are in device memory at once.
 
 If the device still runs out of memory, the bound is halved. A batch that fails is halved until the rejected samples are
-found. The cpu engine prepares these, or finds the error.
+found. The cpu engine prepares these, or reports the error.
 """
 
 from __future__ import annotations

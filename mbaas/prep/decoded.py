@@ -59,9 +59,7 @@ class Decoded(NamedTuple):
     made_by: EngineName
 
     def check_applied(self, most: int) -> None:
-        """Raise UndecodableError if more than ``most`` transforms, the length of the deterministic prefix, were
-        applied.
-        """
+        """Raise UndecodableError if more than ``most`` transforms (the deterministic prefix) were applied."""
         if self.applied > most:
             raise UndecodableError(
                 f"it is a decoded sample after {self.applied} transforms, of which this pipeline begins with {most} "
@@ -268,9 +266,7 @@ class KeptRows:
 
 
 class KeptSample:
-    """Destination of the decoded form, after ``applied`` transforms, of sample ``row`` in ``keep``. See
-    `KeptRows.room`.
-    """
+    """Destination of a sample's decoded form, after ``applied`` transforms, in ``keep``. See `KeptRows.room`."""
 
     def __init__(self, keep: KeptRows, row: int, applied: int, original: Size | None = None) -> None:
         self.applied = applied

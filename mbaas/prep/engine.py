@@ -46,7 +46,7 @@ class Prepared(Struct, frozen=True):
         known: the dataset's fields of the good samples, in order of row. Fields with image coordinates follow the
             transformed pixels, and a Map may change fields; all other fields are the input's.
         made: the prepared field of all n samples, either ``out`` itself, or packed if samples differ in size. Bad
-            samples are zero, or empty if packed.
+            samples are zero; packed ones may also be empty.
     """
 
     bad: list[BadRow]

@@ -67,7 +67,7 @@ def workers_per_gpu(pipeline: Pipeline) -> int:
 
 
 def check_packages(pipeline: Pipeline) -> None:
-    """Raise ConfigError if a package of mbaas's extras that a pipeline needs is missing here, and so on all nodes."""
+    """Raise ConfigError if an optional package that a pipeline needs is missing here; all nodes should be equal."""
     if isinstance(pipeline.decoder, DecodeAudio):
         sound_libraries()
 

@@ -51,8 +51,7 @@ class PartHandIn:
         self._before: Any = None  # the hand-in that the cache is copying
 
     def pieces(self, rows: Sequence[int]) -> Iterator[tuple[slice, KeptRows | None]]:
-        """Yield slices of ``rows``, each with the `KeptRows` that collects its decoded samples (None if none are
-        wanted).
+        """Yield slices of ``rows``, each with the `KeptRows` for its decoded samples, or None if none are wanted.
 
         A piece's decoded samples are handed in when the next piece is requested.
         """

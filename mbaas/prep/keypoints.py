@@ -14,7 +14,7 @@ from mbaas.transforms.on_image import Keypoints
 
 
 def move_keypoints(keypoints: Keypoints, column: Column, sizes: NDArray[np.int64], steps: Sequence[Step]) -> Column:
-    """Return the keypoints ``column`` of n samples, with ``steps`` applied to images of ``sizes`` int64[n, 2]."""
+    """Return the keypoints ``column`` of n samples after ``steps``; ``sizes`` int64[n, 2] are (height, width)."""
     if isinstance(column, Packed):
         values, bounds = column.own()
         owner = np.repeat(np.arange(len(sizes)), np.diff(bounds))

@@ -31,7 +31,7 @@ _LEVELS = np.arange(256, dtype=np.float64)
 
 
 class Scratch(threading.local):
-    """Named uint8 buffers per thread, because page faults of new ones take a tenth of decoding a photograph."""
+    """Reused uint8 buffers by name and thread: page faults of new ones cost a tenth of decoding a photograph."""
 
     def __init__(self) -> None:
         # Runs in each thread at its first access, as for any `threading.local` subclass.
@@ -69,7 +69,7 @@ def cut(image: Image, box: Sequence[int], into: Image, scratch: Scratch) -> None
 
 
 class _Unsealed:
-    """Presents read-only memory to NumPy as writable, because torch warns about read-only arrays. It is only read."""
+    """Presents read-only memory as writable, because torch warns about read-only arrays. Nothing writes to it."""
 
     def __init__(self, image: Image) -> None:
         self._image = image  # keeps the memory alive
@@ -118,7 +118,7 @@ def recolor(image: Image, changes: Sequence[Sequence[float]]) -> None:
 
 
 def _turn_hue(image: Image, turn: float) -> None:
-    # In 8 bits, like Pillow, which takes a quarter of the time of floats. OpenCV outputs hue in 256 steps but reads it
+    # Use 8 bits, like Pillow: this takes a quarter of the time of floats. OpenCV outputs hue in 256 steps but reads it
     # in 255, so a colour may be off by one step.
     steps = round(turn * 256) % 256
     if steps:

@@ -39,7 +39,7 @@ def plan(
     sizes: NDArray[np.int64],
     boxes: BoxesNow | None = None,
 ) -> list[Step]:
-    """Draw the steps of ``stages`` (without Maps) for n samples at once, because one by one costs more.
+    """Draw the steps of ``stages`` (without Maps) for n samples at once; one by one would be slower.
 
     Args:
         sizes: int64[n, 2], (height, width) of the images in pixels.

@@ -46,7 +46,7 @@ _INDEPENDENT = ("PCM_S8", "PCM_U8", "PCM_16", "PCM_24", "PCM_32", "FLOAT", "DOUB
 _UNKNOWN = (1 << 63) - 1  # length reported by libsndfile for a FLAC file that was written to a pipe
 _BLOCK = 1 << 18  # samples per read if the file's length is unknown
 
-_LONGER_TAG = 8  # multiple of the file size; frame sizes of MPEG audio differ by a factor of 40 at most
+_LONGER_TAG = 8  # tag bytes per file byte, to raise the estimate; MPEG frame sizes differ by a factor of 40 at most
 _MOST_TAG_BYTES = (1 << 28) - 1
 
 
