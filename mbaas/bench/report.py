@@ -56,7 +56,7 @@ class BenchSettings:
         cache_dir: folder for generated data, which is kept.
         samples: number of photographs or audio files to generate.
         rows: rows to run, from `ROWS`. Shares of N x P require "prep".
-        trials, batch: numbers of trials N, each combined with each batch size.
+        trials, batch: numbers of trials N, and batch sizes; every combination is run.
         rounds: number of repetitions of all rows. Rows of a round run one after the other, so that other load on the
             machine affects all rows; results are medians over rounds.
         seconds: minimum length of each trial's timed window, in whole epochs, after a warm-up of the same length.

@@ -22,7 +22,7 @@ from mbaas.fields import Arrays, Packed
 from mbaas.prep.engine import BadRow
 
 Values: TypeAlias = Sequence[Any]
-"""Arrays of a minibatch that a trial reads, in C order, on a GPU tensors. They are the prepared samples [n, *shape], as
+"""Arrays of a minibatch that a trial reads, in C order; tensors on a GPU. They are the prepared samples [n, *shape], as
 the row's trial gets them, and one array per sample for fields of varying length.
 """
 

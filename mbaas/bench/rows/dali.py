@@ -95,7 +95,7 @@ def _audio(spec: TrialSpec) -> Nodes:
     encoded, ids = _files(spec)
     rate = audio.RATE
     sound, _ = fn.decoders.audio(encoded, sample_rate=float(rate), downmix=True, dtype=types.FLOAT)
-    # negative if the audio is shorter than a second: it is then at a random offset within zeros
+    # negative if the audio is shorter than a second, which is then padded at random offsets
     longer = fn.cast(sound.shape()[0], dtype=types.FLOAT) - float(rate)
     start = fn.cast(fn.random.uniform(range=(0.0, 1.0)) * longer, dtype=types.INT32)
     second = fn.slice(sound, start=start, shape=rate, axes=[0], out_of_bounds_policy="pad")
