@@ -1,11 +1,10 @@
-"""The side-by-side benchmark that `mbaas bench` runs.
+"""The side-by-side benchmark behind `mbaas bench`.
 
-`runner` measures the prep rate P of all cores, a PyTorch DataLoader per trial, DALI per trial and one mbaas feed (each
-a module of `rows`), for images, object detection or sound (each a module of `tasks`). `host` is the process of one row,
-`trial` the consumer in it, `cpu` counts what it costs; `report` sums up, and `render` shows the result.
+`runner` runs the rows (modules of `rows`) for a task (modules of `tasks`). `host` is the process of one row, and
+`trial` the consumer in it. `cpu` measures its costs, `report` summarizes, and `render` shows the result.
 
-Nothing is imported here, so that the processes of one row do not pay for the libraries of another.
+Nothing is imported here, so that the processes of one row do not load the libraries of another.
 """
 
 SAMPLES = 1500
-"""How many photographs or recordings are made, unless somebody says."""
+"""Default number of generated photographs or audio files."""

@@ -1,4 +1,4 @@
-"""Measures CPU seconds and memory of a tree of processes, daemons and workers included."""
+"""Measures CPU seconds and memory of a process tree, including daemons and workers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import psutil
 
 LEAST_INTERVAL_S = 0.5
 MOST_SHARE = 0.005
-"""Reading the memory of large processes takes milliseconds; the watch keeps itself below this share of one core."""
+"""Maximum fraction of one core used by the watch itself; reading the memory of large processes takes milliseconds."""
 
 
 @dataclass(frozen=True)
@@ -24,10 +24,7 @@ class CpuReading:
     cpu_s: dict[tuple[int, str], float]
 
     def cores_until(self, later: CpuReading) -> dict[str, float]:
-        """Return the cores kept busy, on average, from this reading to a later one, by kind of process, busiest first.
-
-        Processes that started in between count.
-        """
+        """Return the mean busy cores until a later reading, by kind of process, busiest first."""
         used: dict[str, float] = {}
         for (pid, kind), cpu_s in later.cpu_s.items():
             used[kind] = used.get(kind, 0.0) + cpu_s - self.cpu_s.get((pid, kind), 0.0)
@@ -35,23 +32,23 @@ class CpuReading:
 
 
 def kind_of(process: psutil.Process) -> str:
-    """Say what a process is for people: an actor's class, a daemon, a worker of a DataLoader, a trial, or the host."""
+    """Return a process's kind as a readable name, such as an actor's class, "raylet", "trial" or "host"."""
     name, command = process.name(), process.cmdline()
-    # Ray's titles say what an actor does at the moment, as "ray::PrepWorker.prepare" does.
+    # Ray's process titles contain the current method, as in "ray::PrepWorker.prepare".
     if command and command[0].startswith("ray::"):
         return re.split(r"[.(]", command[0].removeprefix("ray::"))[0]
     if name in ("pt_data_worker", "raylet", "gcs_server"):
         return name
-    if any("spawn_main" in part for part in command):  # how multiprocessing starts a process by "spawn"
+    if any("spawn_main" in part for part in command):  # a process started by multiprocessing with "spawn"
         return "trial"
     return "host" if process.pid == os.getpid() else "other"
 
 
 class TreeWatch:
-    """Watches this process and all below it; a context manager.
+    """Context manager that watches this process and its descendants.
 
-    Memory is the sum of PSS: pages that several processes map are counted once, divided among them. Files that are
-    only in the kernel's page cache are not in it.
+    Memory is the sum of PSS: pages mapped by several processes count once, divided among them. Files that are only in
+    the kernel's page cache do not count.
     """
 
     def __init__(self, interval_s: float = LEAST_INTERVAL_S) -> None:
@@ -76,13 +73,13 @@ class TreeWatch:
         for process in _tree():
             try:
                 times, kind = process.cpu_times(), self._kind(process)
-            except psutil.Error:  # it ended while we looked
+            except psutil.Error:  # it ended meanwhile
                 continue
             used[process.pid, kind] = times.user + times.system
         return CpuReading(time.monotonic(), used)
 
     def _kind(self, process: psutil.Process) -> str:
-        """Name a process as it was when first seen: an actor's title says what it does at the moment."""
+        # The kind when first seen: an actor's title changes with its current method.
         if process.pid not in self._kinds:
             self._kinds[process.pid] = kind_of(process)
         return self._kinds[process.pid]
@@ -96,13 +93,13 @@ class TreeWatch:
 
 
 def memory_bytes() -> int:
-    """Sum up the PSS of this process and all below it, now."""
+    """Return the current sum of PSS of this process and its descendants."""
     total = 0
     for process in _tree():
         try:
             total += process.memory_full_info().pss
         except psutil.Error:
-            continue  # it ended while we looked
+            continue  # it ended meanwhile
     return total
 
 

@@ -1,4 +1,4 @@
-"""Makes a benchmark's data once, and finds it again."""
+"""Generates a benchmark's data once, and finds it again."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ from pathlib import Path
 
 
 def made_once(path: Path, write: Callable[[Path], None], what: str, report: Callable[[str], None]) -> Path:
-    """Return ``path``, a file or folder, which is made if it is not there.
+    """Return ``path``, a file or folder, which is generated if it does not exist.
 
-    It appears under its name only when it is complete, so what was interrupted is made again.
+    It gets its name only when it is complete, so interrupted data is generated again.
 
     Args:
-        path: its name says all on which its content depends.
-        write: makes it, at the path that it is given.
-        what: it is, for the report.
-        report: told once, if it has to be made.
+        path: the name must contain everything that the content depends on.
+        write: writes the data to the path passed to it.
+        what, report: description of the data, and a function that is called with one line if it is generated.
     """
     if path.exists():
         return path
@@ -35,7 +34,7 @@ def made_once(path: Path, write: Callable[[Path], None], what: str, report: Call
 
 
 def _publish(unfinished: Path, path: Path) -> None:
-    """Give it its name; another process may have made the same meanwhile, which is as good."""
+    # Another process may have generated the same data meanwhile, which is fine.
     try:
         unfinished.rename(path)
     except OSError:

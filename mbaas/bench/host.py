@@ -1,7 +1,7 @@
-"""A row of the benchmark, run in a process of its own: the host.
+"""Runs one row of the benchmark in its own process: the host.
 
-The host serves what a row needs served, starts its trials and watches all of it. Everything that a row costs hangs
-below it, so its CPU seconds and memory can be counted, and nothing of a row is left when the next begins.
+The host starts the row's service and trials, and watches them. All processes of a row are its descendants, so their
+costs can be measured, and none is left when the next row begins.
 """
 
 from __future__ import annotations
@@ -29,22 +29,21 @@ from mbaas.bench.trial import Failed, Gate, Message, TrialResult, Warm, Window, 
 from mbaas.units import seconds
 
 HOST = "from mbaas.bench.host import main; main()"
-"""The host's program. ``-m`` would have this module twice in that process, and each would pickle classes of its own."""
+"""Program of the host. With ``-m`` this module would exist twice there, and its classes would not unpickle."""
 
 STOP_S = 30.0
-"""How long a trial may take to close before it is killed."""
+"""Seconds that a trial may take to close before it is killed."""
 
 
 @dataclass(frozen=True)
 class RowSpec:
-    """A row to run: ``trials`` processes that each open ``trial``, its number replaced, and take minibatches.
+    """A row to run: ``trials`` processes that each open ``trial``, with their own number, and take minibatches.
 
     Attributes:
-        trial: what each of them opens.
-        trials: how many there are.
-        window: how long each is measured.
-        timeout_s: the row is given up after this long.
-        python: the interpreter that runs it, which must have mbaas and what the row needs.
+        trial, trials: the source that each process opens, and the number of processes.
+        window: length of each measurement.
+        timeout_s: time limit of the row.
+        python: the row's interpreter, which must have mbaas and the row's libraries.
     """
 
     trial: TrialSpec
@@ -56,18 +55,18 @@ class RowSpec:
 
 @dataclass(frozen=True)
 class RowRun:
-    """What one run of a row showed.
+    """Result of one run of a row.
 
     Attributes:
-        row, trials, batch: which row it is; for "prep", trials are the processes of P.
+        row, trials, batch: the row; for "prep", trials is the number of P's processes.
         samples_per_s: delivered samples, summed over trials, each in its own window.
-        cores_by_kind: CPU seconds a second by kind of process (see `mbaas.bench.cpu.kind_of`), busiest first, while
+        cores_by_kind: CPU seconds per second by kind of process (see `mbaas.bench.cpu.kind_of`), busiest first, while
             all trials were in their windows.
-        trial_us: CPU microseconds of a trial's own process for a sample.
+        trial_us: CPU microseconds of a trial's process per sample.
         peak_bytes: the largest sum of PSS.
-        spilled_bytes: what Ray wrote to disk because its object store was full.
+        spilled_bytes: bytes written to disk by Ray because its object store was full.
         epochs, missing, repeated: see `TrialResult`; summed over trials.
-        error: why the row has no result, or "".
+        error: reason why there is no result, or "".
     """
 
     row: str
@@ -85,21 +84,18 @@ class RowRun:
 
     @property
     def busy_cores(self) -> float:
-        """CPU seconds a second of all processes of the row."""
+        """CPU seconds per second of all processes of the row."""
         return sum(cores for _, cores in self.cores_by_kind)
 
     @property
     def cpu_s_per_1000(self) -> float:
-        """CPU seconds of the whole tree for 1,000 delivered samples."""
+        """CPU seconds of the whole process tree per 1,000 delivered samples."""
         return 1000 * self.busy_cores / self.samples_per_s
 
 
 def run_row(spec: RowSpec) -> RowRun:
-    """Run a row in a process of its own.
-
-    A row that fails or takes too long is a `RowRun` with an error, never an exception.
-    """
-    # a pipe of its own, because libraries write to stdout what is not a result
+    """Run a row in its own process. If it fails or times out, the result has an error; nothing is raised."""
+    # a separate pipe, because libraries write other output to stdout
     reading, writing = os.pipe()
     with os.fdopen(reading, "rb") as results, tempfile.TemporaryFile() as log, _own_temporary_files() as environment:
         host = subprocess.Popen(
@@ -110,13 +106,13 @@ def run_row(spec: RowSpec) -> RowRun:
             pass_fds=[writing],
             env=environment,
         )
-        os.close(writing)  # the host has the only other copy: if it dies, reading ends instead of waiting
+        os.close(writing)  # now only the host holds it: if the host dies, reading ends instead of waiting
         try:
             assert host.stdin is not None
-            with contextlib.suppress(BrokenPipeError):  # it ended at once; why, its log says
+            with contextlib.suppress(BrokenPipeError):  # it ended at once; its log contains the reason
                 host.stdin.write(pickle.dumps(spec))
                 host.stdin.flush()
-            host.wait(spec.timeout_s)  # its stdin stays open: when it is closed, the host ends
+            host.wait(spec.timeout_s)  # its stdin stays open: closing it ends the host
             return pickle.load(results)
         except subprocess.TimeoutExpired:
             return failed(
@@ -129,23 +125,21 @@ def run_row(spec: RowSpec) -> RowRun:
                 kill_tree(host.pid)
                 host.wait()
             assert host.stdin is not None
-            with contextlib.suppress(BrokenPipeError):  # what it did not read
+            with contextlib.suppress(BrokenPipeError):  # unread input
                 host.stdin.close()
 
 
 @contextmanager
 def _own_temporary_files() -> Iterator[dict[str, str]]:
-    """Make a folder for the temporary files of all processes of a row, so that none is left when they are killed.
-
-    Yield their environment. Ray's logs stay where they always are: paths of its sockets may not become longer.
-    """
+    # So that no temporary files are left when the row's processes are killed. Ray's logs keep their usual folder,
+    # because the paths of its sockets must stay short.
     usual = tempfile.gettempdir()
     with tempfile.TemporaryDirectory(prefix="mbaas-", ignore_cleanup_errors=True) as folder:
         yield {"RAY_TMPDIR": usual, **os.environ, "TMPDIR": folder}
 
 
 def failed(spec: RowSpec, error: str) -> RowRun:
-    """Make the run of a row that has no result, and say why."""
+    """Return the run of a row that has no result."""
     return RowRun(spec.trial.row, spec.trials, spec.trial.batch, error=error)
 
 
@@ -155,14 +149,12 @@ def _tail(log: IO[bytes], size: int = 4000) -> str:
 
 
 def kill_tree(pid: int) -> None:
-    """Kill a process, if it still runs, and all below it.
-
-    The resource tracker of multiprocessing is left: it ends when the others have, and cleans up after them.
-    """
+    """Kill a process, if it still runs, and all its descendants."""
     with contextlib.suppress(psutil.NoSuchProcess):
         top = psutil.Process(pid)
         for process in [top, *top.children(recursive=True)]:
             with contextlib.suppress(psutil.NoSuchProcess):
+                # It ends after the others, and cleans up after them.
                 if not any("resource_tracker" in part for part in process.cmdline()):
                     process.kill()
 
@@ -171,34 +163,35 @@ def kill_tree(pid: int) -> None:
 
 
 def main() -> None:
-    """Be the host: read a pickled `RowSpec` on standard input, write a pickled `RowRun` to the descriptor in argv."""
+    """Run as the host: read a pickled `RowSpec` from stdin, write a pickled `RowRun` to the descriptor in argv."""
     spec: RowSpec = pickle.load(sys.stdin.buffer)
     threading.Thread(target=_end_with_parent, name="mbaas-end-with-parent", daemon=True).start()
     try:
         run = measure(spec)
-    except Exception:  # of any library that a row uses: it goes into the report, and other rows go on
+    except Exception:  # from any library: report it, and let other rows run
         run = failed(spec, traceback.format_exc())
     with os.fdopen(int(sys.argv[1]), "wb") as results:
         pickle.dump(run, results)
 
 
 def _end_with_parent() -> None:
-    """End this process and all below it when the one that started it has ended, however that came: it closes stdin."""
-    # By the descriptor: a thread that waits in a file of Python's holds its lock, and Python could not end.
+    """End this process and its descendants when the parent ends for any reason, which closes stdin."""
+    # Read the descriptor: a thread that waits in a Python file object holds its lock, and the interpreter could not
+    # exit.
     while os.read(0, 4096):
         pass
     end_host()
 
 
 def end_host() -> NoReturn:
-    """End this process and all below it, from any thread; for whoever runs the row the host has then failed."""
+    """End this process and its descendants, from any thread; the row's run then fails."""
     for child in psutil.Process().children():
         kill_tree(child.pid)
     os._exit(1)
 
 
 def measure(spec: RowSpec) -> RowRun:
-    """Run a row below this process."""
+    """Run a row in descendants of this process."""
     with open_service(spec.trial, spec.trials) as service, TreeWatch() as watch:
         trial = replace(spec.trial, address=service.address) if service is not None else spec.trial
         with _tasks(spec, trial) as (connections, gate):
@@ -210,15 +203,14 @@ def measure(spec: RowSpec) -> RowRun:
 
 @contextmanager
 def _tasks(spec: RowSpec, trial: TrialSpec) -> Iterator[tuple[list[Connection[Any, Message]], Gate]]:
-    """Start the trials; at the end they are waited for, and killed if they do not stop."""
-    context = mp.get_context("spawn")  # a fork of a process with threads, as a server of Ray has, may hang
+    context = mp.get_context("spawn")  # forking a process with threads, such as a Ray server, may hang
     gate = Gate(context.Barrier(spec.trials), context.Event())
     connections, processes = [], []
     for index in range(spec.trials):
         ours, theirs = context.Pipe(duplex=False)
         process = context.Process(target=run_trial, args=(replace(trial, trial=index), spec.window, gate, theirs))
         process.start()
-        theirs.close()  # so that the trial's end closes the connection, and `_received` hears of it
+        theirs.close()  # so that the trial's end closes the connection, which `_received` detects
         connections.append(ours)
         processes.append(process)
     try:
@@ -235,11 +227,8 @@ def _tasks(spec: RowSpec, trial: TrialSpec) -> Iterator[tuple[list[Connection[An
 def _collect(
     connections: Sequence[Connection[Any, Message]], watch: TreeWatch
 ) -> tuple[list[TrialResult], dict[str, float]]:
-    """Wait for the results of all trials; also return the cores kept busy, by kind of process, meanwhile.
-
-    These are measured from the last `Warm` to the last `TrialResult`: all trials are at work then, those that have
-    finished too.
-    """
+    # Cores are measured from the last `Warm` to the last `TrialResult`: all trials work during this time, including
+    # those that have finished.
     results: list[TrialResult] = []
     warm, open_ones = 0, list(connections)
     began = watch.cpu()

@@ -1,7 +1,7 @@
-"""Writes annotations, as COCO has them, of objects on photographs.
+"""Generates COCO annotations for photographs.
 
-No step of loading looks at what a box holds, so the boxes lie anywhere. Their numbers and sizes are like COCO's (Lin et
-al., 2014): about seven on an image, a third of them each smaller than 32x32 pixels, up to 96x96, and larger.
+Loading does not look at the content of boxes, so their positions are random. Numbers and sizes are similar to COCO (Lin
+et al., 2014): about seven per image, a third each smaller than 32x32 pixels, up to 96x96, and larger.
 """
 
 from __future__ import annotations
@@ -24,21 +24,18 @@ CATEGORIES = 80
 MEAN_OBJECTS = 7.3
 MOST_OBJECTS = 60
 WITHOUT = 0.01
-"""The share of images without objects."""
+"""Fraction of images without objects."""
 
 SIDES = (8.0, 320.0)
-"""Smallest and largest side of an object's square, in pixels, before its form is drawn; their logarithms are even."""
+"""Smallest and largest side of an object's square before its aspect ratio is drawn, in pixels; log-uniform."""
 
-_VERSION = 1  # part of the file's name, as that of photographs
+_VERSION = 1  # part of the file's name, as for photographs
 
 
 def make_annotations(folder: Path, *, seed: int = 0, report: Callable[[str], None] = print) -> Path:
-    """Make, or find again, a JSON file beside a class-per-folder tree of JPEGs; return its path.
+    """Generate or find a JSON file next to ``folder``, a class-per-folder tree of JPEGs; return its path.
 
-    Args:
-        folder: the tree.
-        seed: chooses the objects.
-        report: told once, if the file has to be made.
+    ``report`` is called with one line if the file is generated.
     """
     path = folder.parent / f"{folder.name}-objects-v{_VERSION}-s{seed}.json"
     return made_once(path, partial(_write, folder, seed), "annotations", report)
@@ -68,12 +65,12 @@ def _write(folder: Path, seed: int, path: Path) -> None:
 
 
 def _boxes(rng: np.random.Generator, height: int, width: int) -> list[list[float]]:
-    """Draw boxes that lie on an image: left, top, width, height."""
+    """Draw random boxes within an image: left, top, width, height."""
     if rng.random() < WITHOUT:
         return []
     count = min(int(rng.geometric(1 / MEAN_OBJECTS)), MOST_OBJECTS)
     side = np.exp(rng.uniform(math.log(SIDES[0]), math.log(SIDES[1]), count))
-    form = np.exp(rng.uniform(-0.7, 0.7, count) / 2)  # the root of width / height
+    form = np.exp(rng.uniform(-0.7, 0.7, count) / 2)  # square root of width / height
     sizes = np.minimum(np.stack([side * form, side / form], axis=1), (width, height))
     corners = rng.random((count, 2)) * (np.array([width, height]) - sizes)
     boxes: list[list[float]] = np.concatenate([corners, sizes], axis=1).round(2).tolist()

@@ -1,6 +1,6 @@
-"""Peers that the benchmark can run beside mbaas, and where they are installed: here, or in another environment.
+"""Peers that the benchmark can compare with mbaas, and the environments in which they are installed.
 
-Each is a row (a module of `mbaas.bench.rows`) which an interpreter runs that has the peer and mbaas.
+Each peer is a row (a module of `mbaas.bench.rows`), run by an interpreter that has the peer and mbaas.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from mbaas import __version__
 from mbaas.errors import ConfigError
 
 LOOK_S = 120.0
-"""How long an interpreter may take to say what it has: importing may take a while when no file is in memory yet."""
+"""Timeout for querying an interpreter; imports may take long if no file is in the page cache."""
 
 
 @dataclass(frozen=True)
@@ -24,9 +24,8 @@ class Peer:
     """A library that can share prepared samples between trials.
 
     Attributes:
-        name: for people.
-        modules: what its row imports.
-        packages: the names under which pip may have installed it, the one to install first.
+        modules: modules imported by its row.
+        packages: names under which pip may have installed it, the recommended one first.
     """
 
     name: str
@@ -39,17 +38,12 @@ PEERS = {
     "tf-data": Peer("tf.data service", ("tensorflow",), ("tensorflow-cpu", "tensorflow")),
     "ray-data": Peer("Ray Data", ("pandas", "pyarrow", "ray.data"), ("ray",)),
 }
-"""Row -> the peer that it runs."""
+"""Row -> its peer."""
 
 
 @dataclass(frozen=True)
 class Installed:
-    """A peer that can be run.
-
-    Attributes:
-        python: the interpreter that has it.
-        version: which one it is: "TensorSocket (tensorsocket 0.0.5)".
-    """
+    """An installed peer: its interpreter, and name and version, such as "TensorSocket (tensorsocket 0.0.5)"."""
 
     python: str
     version: str
@@ -75,17 +69,14 @@ missing = [each for each in modules if not is_there(each)]
 own = None if missing else importlib.import_module("mbaas").__version__
 print(json.dumps([missing, own, {each: version(each) for each in packages}]))
 """
-"""Run by an interpreter: says which modules it lacks, and the versions of packages."""
+"""Program run by an interpreter: prints the modules it lacks, its mbaas version, and the versions of packages."""
 
 
 def find_peers(rows: Sequence[str], python: Path | None) -> tuple[dict[str, Installed], tuple[str, ...]]:
-    """Look for the peers among ``rows``: in this environment, then in that of ``python``.
+    """Find the peers among ``rows``: in this environment, then in the environment of ``python``.
 
-    Returns:
-        those that were found, by their rows, and a sentence for each of the others.
-
-    Raises:
-        ConfigError: ``python`` is no Python.
+    Returns installed peers by row, and one sentence for each missing peer. Raises ConfigError if ``python`` is not a
+    Python interpreter.
     """
     found: dict[str, Installed] = {}
     left_out: list[str] = []
@@ -104,7 +95,7 @@ def find_peers(rows: Sequence[str], python: Path | None) -> tuple[dict[str, Inst
 
 
 def _look(peer: Peer, python: str) -> tuple[str, str]:
-    """Return what an interpreter lacks to run a peer, or "", and the package that it has, with its version."""
+    """Return what an interpreter lacks to run a peer, or "", and the installed package with its version."""
     names = (("mbaas.bench.host", *peer.modules), peer.packages)
     try:
         done = subprocess.run(

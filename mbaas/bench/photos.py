@@ -1,8 +1,8 @@
-"""Makes a folder of ImageNet-like JPEGs, cut from the photographs that ship inside scikit-image.
+"""Generates a folder of ImageNet-like JPEGs, cut from the photographs that are part of scikit-image.
 
-Decoding cost depends on pixels, bytes and content, so noise or flat colour would not do. Each file is a random window
-of a photograph, resized to about 500x400 pixels and compressed to 90-110 KB, the means of ImageNet's training set
-(Deng et al., 2009). Nothing is downloaded, and the same arguments write the same pixels.
+Decoding cost depends on pixels, bytes and content, so noise or flat colour would not do. Files have about 500x400
+pixels and 90-110 KB, the means of ImageNet's training set (Deng et al., 2009). Nothing is downloaded, and the same
+arguments give the same pixels.
 """
 
 from __future__ import annotations
@@ -29,31 +29,25 @@ SOURCES = (
     "motorcycle_left.png",
     "motorcycle_right.png",
 )
-"""Colour photographs, with detail all over, that every scikit-image wheel carries; each becomes a class."""
+"""Colour photographs with detail everywhere, part of every scikit-image wheel; each becomes a class."""
 
 FILE_BYTES = (90_000, 110_000)
-"""Smallest and largest file, in bytes; sizes are drawn evenly between them."""
+"""Smallest and largest file in bytes; sizes are uniform in between."""
 
 QUALITIES = range(60, 99)
-"""JPEG qualities that may be used to reach a file's size."""
+"""JPEG qualities allowed for reaching a file's size."""
 
-_VERSION = 1  # part of the folder's name: a folder made by older code is not mistaken for today's
+_VERSION = 1  # part of the folder's name, so that folders of older code are not used
 
 Photo = NDArray[Any]
 """One decoded photograph: uint8[h, w, 3]."""
 
 
 def make_photos(root: Path, count: int, *, seed: int = 0, report: Callable[[str], None] = print) -> Path:
-    """Make, or find again, a class-per-folder tree of ``count`` JPEGs under ``root``; return the tree's folder.
+    """Generate or find a class-per-folder tree of ``count`` JPEGs under ``root``; return the tree's folder.
 
-    Args:
-        root: where trees are kept, one for each (count, seed).
-        count: number of files, spread evenly over `SOURCES`.
-        seed: chooses windows, sizes and qualities.
-        report: told once, if the tree has to be made.
-
-    Raises:
-        DatasetError: scikit-image or one of its photographs is not installed.
+    ``report`` is called with one line if the tree is generated. Raises DatasetError if scikit-image or one of its
+    photographs is missing.
     """
     folder = root / f"photos-v{_VERSION}-n{count}-s{seed}"
     return made_once(folder, lambda path: _write_tree(path, count, seed), f"{count} photographs", report)
@@ -66,17 +60,16 @@ def _write_tree(folder: Path, count: int, seed: int) -> None:
 
     def write(index: int) -> None:
         which = index % len(SOURCES)
-        # a generator for each file: whichever thread writes it, and when, its pixels are the same
+        # one generator per file, so that pixels do not depend on threads
         encoded = draw_jpeg(photos[which], np.random.default_rng([seed, index]))
         (folder / Path(SOURCES[which]).stem / f"{index:06d}.jpg").write_bytes(encoded)
 
     with ThreadPoolExecutor() as pool:
-        for _ in pool.map(write, range(count)):  # taken one by one, so that an error is raised
+        for _ in pool.map(write, range(count)):  # consume the results, so that errors are raised
             pass
 
 
 def _photo(name: str) -> Photo:
-    """Read one of scikit-image's photographs, its channels in OpenCV's order."""
     spec = importlib.util.find_spec("skimage")
     if spec is None or spec.origin is None:
         raise DatasetError(
@@ -93,10 +86,7 @@ def _photo(name: str) -> Photo:
 
 
 def draw_jpeg(photo: Photo, rng: np.random.Generator) -> bytes:
-    """Cut a random window out of ``photo``, as a JPEG of `FILE_BYTES`.
-
-    A window that is too smooth or too busy to reach that in the allowed qualities is drawn again, at most 50 times.
-    """
+    """Cut a random window out of ``photo``, as a JPEG of `FILE_BYTES` if one of 50 windows can reach that size."""
     for _ in range(50):
         encoded = _compress(_window(photo, rng), int(rng.integers(*FILE_BYTES)))
         if FILE_BYTES[0] <= len(encoded) <= FILE_BYTES[1]:
@@ -105,9 +95,9 @@ def draw_jpeg(photo: Photo, rng: np.random.Generator) -> bytes:
 
 
 def _window(photo: Photo, rng: np.random.Generator) -> Photo:
-    """Cut a window with a share of 40-100 % of each side, resized to about 500x400 or 400x500."""
+    """Cut a window of 40-100 % of each side, resized to about 500x400 or 400x500."""
     height, width = int(rng.normal(400, 20)), int(rng.normal(500, 20))
-    if rng.random() < 0.25:  # about the share of upright photographs in ImageNet
+    if rng.random() < 0.25:  # about the fraction of portrait photographs in ImageNet
         height, width = width, height
     rows, cols = (max(2, int(side * rng.uniform(0.4, 1.0))) for side in photo.shape[:2])
     top, left = rng.integers(photo.shape[0] - rows + 1), rng.integers(photo.shape[1] - cols + 1)
@@ -116,8 +106,8 @@ def _window(photo: Photo, rng: np.random.Generator) -> Photo:
 
 
 def _compress(pixels: Photo, target_bytes: int) -> bytes:
-    """Encode in the highest quality that is not larger than ``target_bytes`` (or in the lowest)."""
-    # by bisection: files grow with quality
+    """Encode in the highest quality that does not exceed ``target_bytes`` (or in the lowest)."""
+    # bisection: files grow with quality
     low, high = QUALITIES.start, QUALITIES.stop - 1
     best = _encode(pixels, low)
     while low < high:
@@ -131,6 +121,6 @@ def _compress(pixels: Photo, target_bytes: int) -> bytes:
 
 
 def _encode(pixels: Photo, quality: int) -> bytes:
-    """Encode with 4:2:0 chroma, as nearly all photographs on the web."""
+    """Encode with 4:2:0 chroma, like nearly all photographs on the web."""
     _, encoded = cv2.imencode(".jpg", pixels, [cv2.IMWRITE_JPEG_QUALITY, quality])
     return bytes(encoded)

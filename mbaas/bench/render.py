@@ -1,4 +1,4 @@
-"""The benchmark's tables for a terminal."""
+"""Renders the benchmark's tables for a terminal."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FEEDS = ("mbaas", "mbaas-decoded")
 
 
 def render(report: BenchReport) -> RenderableType:
-    """Draw a table for each number of trials and batch size, and say what the figures mean."""
+    """Render a table for each number of trials and batch size, with notes that explain the figures."""
     return Group(*_parts(report))
 
 
@@ -51,14 +51,12 @@ def _parts(report: BenchReport) -> Iterator[RenderableType]:
 
 
 def _breakdown(result: RowResult) -> str:
-    """Say where the CPU seconds of a delivered sample go."""
     busy = ((kind, 1e6 * cores / result.samples_per_s) for kind, cores in result.cores_by_kind)
     parts = ", ".join(f"{kind} {units.number(us)}" for kind, us in busy if us >= 0.05)
     return f"{_named(result)}{_shares(result)} CPU-us a delivered sample: {parts}"
 
 
 def _shares(result: RowResult) -> str:
-    """Say the shares for which the table has no room."""
     shares = []
     if result.decoded_share is not None and result.decoded_cpu_share is not None:
         by_cpu = units.percent(result.decoded_cpu_share)
@@ -83,7 +81,7 @@ def _heading(report: BenchReport) -> str:
 
 
 def machine_line(machine: Machine, cores: int | None = None) -> str:
-    """Say on one line where figures were measured."""
+    """Describe the machine and the libraries on one line."""
     gpu = f"{machine.gpu}; " if machine.gpu else ""
     return (
         f"{gpu}{machine.cpu}, {cores or machine.cpus} of {machine.cpus} CPUs used, {units.size(machine.memory_bytes)}; "
@@ -105,7 +103,7 @@ def _table(report: BenchReport, trials: int, batch: int) -> Table:
 def figure_table(
     title: str, headings: Iterable[str], words: Collection[str] = (), wrapped: Collection[str] = ()
 ) -> Table:
-    """Make a table of figures that fits 80 columns; columns of ``words`` begin at the left, some may be ``wrapped``."""
+    """Make a table of figures that fits 80 columns; columns of ``words`` are left-aligned, some may be ``wrapped``."""
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for heading in headings:
         table.add_column(heading, justify="left" if heading in words else "right", no_wrap=heading not in wrapped)

@@ -1,4 +1,4 @@
-"""Says what the side-by-side benchmark is asked to do, and sums up its runs: medians, and shares of N x P."""
+"""Options of the side-by-side benchmark, and the summary of its runs: medians, and shares of N x P."""
 
 from __future__ import annotations
 
@@ -21,62 +21,58 @@ from mbaas.bench.tasks import TASKS
 from mbaas.errors import ConfigError
 
 ROWS = ("prep", "prep-decoded", "memory", "dataloader", "dali", *PEERS, "mbaas", "mbaas-decoded")
-"""All rows, in the order in which they are run and shown; "prep" is P, which the others are compared with."""
+"""All rows in running order; "prep" is P, the reference for the others."""
 
 PREP_ROWS = ("prep", "prep-decoded")
-"""Rows that run a process for each core, whatever the number of trials."""
+"""Rows that run one process per core, independent of the number of trials."""
 
 READ_ROW = "memory"
-"""The row of trials that only read: what the machine could carry if minibatches were there for nothing."""
+"""Row of trials that only read: the limit of the machine if minibatches cost nothing."""
 
 DECODED_ROWS = ("prep-decoded", "mbaas-decoded")
-"""Rows that keep samples decoded. All others have them encoded, and can be compared with older figures."""
+"""Rows that keep samples decoded. All others keep them encoded, and are comparable with older figures."""
 
 GPU_ROWS = ("prep", "dataloader", "dali", "mbaas")
-"""Rows that can be run on a GPU."""
+"""Rows that can run on a GPU."""
 
 USUAL_ROWS = tuple(row for row in ROWS if row not in PEERS)
-"""Those that are run unless somebody says otherwise: they need nothing but mbaas[bench]."""
+"""Default rows: they need nothing but mbaas[bench]."""
 
 
 def usable_cores() -> int:
-    """Return the number of CPUs that this process may run on: in a container fewer than the machine has."""
+    """Return the number of CPUs that this process may use; in a container, fewer than the machine has."""
     return len(os.sched_getaffinity(0))
 
 
 @dataclass(frozen=True, kw_only=True)
 class BenchSettings:
-    """Options of `mbaas.bench.runner.run`; those that `mbaas bench` has are called the same there.
+    """Options of `mbaas.bench.runner.run`; options of `mbaas bench` have the same names.
 
     Attributes:
         task: one of `mbaas.bench.tasks.TASKS`: "images", "detection" or "audio".
-        data: the user's own: a folder with a folder of images, or of recordings, for each class; for detection a JSON
-            file of COCO's instances. None makes `samples` of them (see `mbaas.bench.photos`, `mbaas.bench.objects` and
-            `mbaas.bench.sounds`).
-        image_folder: where the images of that JSON file are.
-        cache_dir: where what was made is kept for the next time.
-        samples: how many photographs or recordings to make.
-        rows: which of `ROWS` to run. "prep" has to be one of them for the share of N x P.
-        trials: numbers of trials N, each tried with each batch size.
-        batch: numbers of samples in a minibatch.
-        rounds: how often everything is run. The rows of a round run one after the other, so that what else the machine
-            does meets all of them; results are medians over rounds.
-        seconds: least length of each trial's timed window, which is whole epochs after a warm-up of the same length: by
-            then every process has touched the memory that it uses again and again.
-        epochs: if given, the window has exactly this many epochs instead.
-        cores: CPUs that prep may use: prep workers of P and mbaas, threads of DALI, workers of the DataLoaders.
-        gpu: whether DALI prepares on the first GPU, in as many workers for P as a feed has, and minibatches are
-            delivered there. DataLoaders prepare on CPUs, and copy. Only `GPU_ROWS`, with images.
-        dataloader_workers: worker processes of each trial's DataLoader; None: see
-            `mbaas.bench.rows.dataloader.workers_for`.
-        array: what an mbaas trial asks for: "numpy" are read-only views of shared memory, "torch" are private copies.
-        peers_python: the interpreter of another environment, for peers that are not installed in this one.
-        read: what trials read of their minibatches, in all rows: a byte of each page ("pages"), or "all".
-        seed: order and transforms follow from it.
-        timeout_s: a row that takes longer is stopped and reported as failed.
+        data: the user's folder with one folder of images or audio files per class; for detection, a JSON file of COCO
+            instances. None generates `samples` samples.
+        image_folder: folder of the images of this JSON file.
+        cache_dir: folder for generated data, which is kept.
+        samples: number of photographs or audio files to generate.
+        rows: rows to run, from `ROWS`. Shares of N x P require "prep".
+        trials, batch: numbers of trials N, and batch sizes; every combination is run.
+        rounds: number of repetitions of all rows. Rows of a round run one after the other, so that other load on the
+            machine affects all rows; results are medians over rounds.
+        seconds: minimum length of each trial's timed window, in whole epochs, after a warm-up of the same length.
+        epochs: exact number of epochs of the window, instead of ``seconds``.
+        cores: CPUs available for prep: prep workers of P and mbaas, threads of DALI, workers of DataLoaders.
+        gpu: True to prepare with DALI on the first GPU and deliver minibatches there; P has as many workers as a feed.
+            DataLoaders prepare on CPUs, and copy. Only `GPU_ROWS`, with images.
+        dataloader_workers: worker processes per DataLoader; None: see `mbaas.bench.rows.dataloader.workers_for`.
+        array: format of an mbaas trial: "numpy" gives read-only views of shared memory, "torch" private copies.
+        peers_python: interpreter of another environment, for peers that are not installed in this one.
+        read: the part of a minibatch that trials read, in all rows: one byte per page ("pages"), or "all".
+        seed: seeds order and transforms.
+        timeout_s: time limit of a row; a row that exceeds it is reported as failed.
 
     Raises:
-        ConfigError: an option out of range.
+        ConfigError: an option is out of range.
     """
 
     task: str = "images"
@@ -112,7 +108,7 @@ class BenchSettings:
         for name, values in counts.items():
             if not values or min(values) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {', '.join(map(str, values)) or 'nothing'}")
-        # one refusal for each, with its own name: `mbaas bench` has an option for the first only
+        # separate checks, so that each error names its option: `mbaas bench` has only the first
         if not 0 <= self.seconds < math.inf:
             raise ConfigError(f"seconds must be at least 0 and finite, got {self.seconds}")
         if not self.timeout_s > 0:
@@ -150,7 +146,7 @@ class BenchSettings:
 
 @dataclass(frozen=True)
 class Machine:
-    """The machine and the libraries with which figures were measured; without them a figure means little."""
+    """The machine and the libraries of a measurement, without which figures mean little."""
 
     cpu: str = field(default_factory=lambda: _cpu_model())
     cpus: int = field(default_factory=lambda: os.cpu_count() or 1)
@@ -172,13 +168,13 @@ def _cpu_model() -> str:
 
 @dataclass(frozen=True)
 class Round:
-    """Rows that ran one after the other, for the same number of trials and batch size."""
+    """Rows that ran one after the other, with the same number of trials and batch size."""
 
     runs: tuple[RowRun, ...]
 
     @property
     def prep(self) -> RowRun | None:
-        """The run of P; None if it was not asked for, or failed."""
+        """The run of P; None if it was not requested, or failed."""
         return self._run("prep")
 
     @property
@@ -197,32 +193,30 @@ class Round:
 
 @dataclass(frozen=True)
 class RowResult:
-    """A row with N trials and a batch size, over all rounds.
+    """Result of a row with N trials and a batch size: medians over all successful runs.
 
     Attributes:
         row: one of `ROWS`.
-        trials: N. P does not depend on it: its own row was run beside those with N trials.
-        batch: samples in a minibatch.
-        rounds: number of runs that succeeded; all medians are over them.
-        samples_per_s: median of the delivered samples, summed over trials.
-        share: median of samples/s divided by N x P of the same round; None where P is not known, and for rows that
-            deliver nothing. What has decoded samples may be above 1.
-        decoded_share: the same of N x P', for a row that has decoded samples; else None.
-        cpu_share: median of P's CPU seconds a sample divided by N x this row's: the share of N x P that this row's
-            CPU seconds allow. Other programs on the machine hardly change it. None as above.
-        decoded_cpu_share: the same of N x P'; None as above.
-        best_share: median of samples/s divided by the most that the machine could carry: by all cores preparing each
-            sample once (P, or P' for a row that has decoded samples), and N trials reading it, one after the other.
-            None where one of both is not known, and for rows that deliver nothing.
-        best_cpu_share: the same by CPU seconds, as `cpu_share` is.
-        cpu_s_per_1000: median CPU seconds, of all processes of the row, for 1,000 delivered samples.
-        cores_by_kind: medians of the cores kept busy by each kind of process (see `mbaas.bench.cpu.kind_of`).
-        trial_us: median CPU microseconds of a trial's own process for a sample.
-        peak_bytes: median of the largest memory, in bytes; shared pages count once.
-        spilled_bytes: the most that Ray wrote to disk in any run; anything but 0 means that staging was too large.
-        epochs: how many were checked in all runs and trials.
-        missing, repeated: samples that an epoch did not hold, or held again; summed over all runs and trials.
-        errors: the errors of runs that failed.
+        trials: N. P does not depend on it; its row ran alongside the rows with N trials.
+        rounds: number of successful runs.
+        samples_per_s: delivered samples per second, summed over trials.
+        share: samples/s divided by N x P of the same round; may be above 1 with decoded samples. None if P is unknown,
+            or for rows that deliver nothing.
+        decoded_share: the same with N x P', for rows with decoded samples only.
+        cpu_share: P's CPU seconds per sample divided by N x this row's: the fraction of N x P that this row's CPU time
+            allows. Other programs on the machine hardly change it. None as above.
+        decoded_cpu_share: the same with N x P'; None as above.
+        best_share: samples/s divided by the machine's limit: all cores prepare each sample once (P, or P' for rows with
+            decoded samples), and then N trials read it. None as above, or if reading was not measured.
+        best_cpu_share: the same by CPU seconds, like `cpu_share`.
+        cpu_s_per_1000: CPU seconds of all processes of the row per 1,000 delivered samples.
+        cores_by_kind: busy cores of each kind of process (see `mbaas.bench.cpu.kind_of`).
+        trial_us: CPU microseconds of a trial's process per sample.
+        peak_bytes: peak memory in bytes; shared pages count once.
+        spilled_bytes: maximum written to disk by Ray in any run; above 0 means that staging was too large.
+        epochs: number of checked epochs, summed over all runs and trials.
+        missing, repeated: samples absent from an epoch, or delivered more than once; summed over all runs and trials.
+        errors: errors of failed runs.
     """
 
     row: str
@@ -248,26 +242,24 @@ class RowResult:
 
     @property
     def busy_cores(self) -> float:
-        """Cores kept busy by all processes of the row."""
+        """Busy cores of all processes of the row."""
         return sum(cores for _, cores in self.cores_by_kind)
 
     @property
     def is_sound(self) -> bool:
-        """Whether every run succeeded, each sample came exactly once in every epoch, and nothing was spilled."""
+        """True if every run succeeded, every epoch had each sample exactly once, and nothing was spilled."""
         return not (self.errors or self.missing or self.repeated or self.spilled_bytes)
 
 
 @dataclass(frozen=True)
 class BenchReport:
-    """What came of the benchmark.
+    """Result of the benchmark.
 
     Attributes:
-        settings: what was asked.
-        machine: where it ran.
-        samples: how many there are in an epoch.
+        samples: samples per epoch.
         results: one for each row, number of trials and batch size.
-        peers: which peers were run, with their versions.
-        left_out: why rows of peers were not run, a sentence each.
+        peers: names and versions of the peers that ran.
+        left_out: one sentence for each row of a peer that was not run.
     """
 
     settings: BenchSettings
@@ -279,12 +271,12 @@ class BenchReport:
 
     @property
     def is_sound(self) -> bool:
-        """Whether every result is (see `RowResult.is_sound`), but for those of peers: what these lose is a finding."""
+        """True if every result is sound (see `RowResult.is_sound`), except for peers: their losses are a finding."""
         return all(result.is_sound for result in self.results if result.row not in PEERS)
 
 
 def summarize(rounds: Sequence[Round], trials: int) -> tuple[RowResult, ...]:
-    """Sum up the rounds with N = ``trials`` and one batch size, in the order of `ROWS`."""
+    """Summarize the rounds with N = ``trials`` and one batch size, in the order of `ROWS`."""
     rows = [row for row in ROWS if any(run.row == row for run in rounds[0].runs)]
     return tuple(_summarize_row(rounds, row, trials) for row in rows)
 
@@ -293,7 +285,7 @@ def _summarize_row(rounds: Sequence[Round], row: str, trials: int) -> RowResult:
     pairs = [(run, one) for one in rounds for run in one.runs if run.row == row]
     runs = [run for run, _ in pairs]
     good = [run for run in runs if not run.error]
-    # each run against P of its own round: both met the machine in the same state
+    # compare with P of the same round: both met the machine in the same state
     delivering = [(run, one) for run, one in pairs if not run.error and row not in (*PREP_ROWS, READ_ROW)]
     against = [(run, one.prep) for run, one in delivering if one.prep]
     decoded = [(run, one.prep_decoded) for run, one in delivering if one.prep_decoded and row in DECODED_ROWS]
@@ -329,7 +321,7 @@ def _summarize_row(rounds: Sequence[Round], row: str, trials: int) -> RowResult:
 
 
 def _best(trials: int, prep: RowRun, reading: RowRun) -> float:
-    """Return the seconds that the machine takes at best for each sample that it delivers."""
+    """Return the minimum seconds that the machine needs per delivered sample."""
     return 1 / (trials * prep.samples_per_s) + 1 / reading.samples_per_s
 
 
@@ -342,7 +334,7 @@ def _cpu_share(run: RowRun, prep: RowRun, trials: int) -> float:
 
 
 def _medians(runs: Sequence[RowRun]) -> tuple[tuple[str, float], ...]:
-    """Return the median cores of each kind of process, busiest first; a kind that a run lacks was not busy in it."""
+    """Return the median cores of each kind of process, busiest first; a kind missing from a run counts as 0."""
     kinds = {kind for run in runs for kind, _ in run.cores_by_kind}
     medians = {kind: median(dict(run.cores_by_kind).get(kind, 0.0) for run in runs) for kind in kinds}
     return tuple(sorted(medians.items(), key=lambda item: -item[1]))
@@ -354,5 +346,4 @@ def _median_or_none(values: Iterable[float]) -> float | None:
 
 
 def _median(values: Iterable[float]) -> float:
-    """Return the median, or 0 where no run succeeded."""
     return _median_or_none(values) or 0.0

@@ -21,12 +21,12 @@ from mbaas.units import counted
 def run(settings: BenchSettings, report: Report = print) -> BenchReport:
     """Measure all rows side by side.
 
-    A row that fails does not end the benchmark: its error is in the report. A peer that fails once is not run again
-    with as many trials and that batch size.
+    Errors of rows that fail are in the report. A peer that fails is not run again with the same number of trials and
+    batch size.
 
     Raises:
-        ConfigError: ``settings.peers_python`` is no Python; or there is no GPU, and one is asked for.
-        DatasetError: no samples can be made, or ``settings.data`` has none of the task.
+        ConfigError: ``settings.peers_python`` is not a Python interpreter; or no GPU is found, and one is requested.
+        DatasetError: no samples can be generated, or ``settings.data`` has none for the task.
     """
     machine = Machine(gpu=gpu_name() if settings.gpu else "")
     data = find_data(settings, report)
@@ -38,7 +38,7 @@ def run(settings: BenchSettings, report: Report = print) -> BenchReport:
     points = [(trials, batch) for trials in settings.trials for batch in settings.batch]
     rounds: dict[tuple[int, int], list[Round]] = {point: [] for point in points}
     given_up: set[tuple[str, int, int]] = set()
-    # rounds outside: what changes on the machine in the course of minutes meets all points alike
+    # rounds are the outer loop, so that changes over minutes affect all points equally
     for number in range(1, settings.rounds + 1):
         for trials, batch in points:
             runs = []
@@ -51,7 +51,7 @@ def run(settings: BenchSettings, report: Report = print) -> BenchReport:
                 runs.append(run_row(spec))
                 report(f"round {number}/{settings.rounds}, {_described(runs[-1], settings)}")
                 if row in PEERS and runs[-1].error:
-                    given_up.add((row, trials, batch))  # it may have hung, and would again: that takes minutes
+                    given_up.add((row, trials, batch))  # a second hang would take minutes again
             rounds[trials, batch].append(Round(tuple(runs)))
     results = [result for (trials, _), some in rounds.items() for result in summarize(some, trials)]
     peers = tuple(each.version for each in found.values())
@@ -59,11 +59,7 @@ def run(settings: BenchSettings, report: Report = print) -> BenchReport:
 
 
 def find_data(settings: BenchSettings, report: Report = print) -> Data:
-    """Return where the samples are that are benchmarked; they are made if they are not the user's own.
-
-    Raises:
-        DatasetError: as `run`.
-    """
+    """Return the location of the samples, which are generated unless the user provides data; raise as `run` does."""
     task = TASKS[settings.task]
     if settings.data is not None:
         return task.find(settings.data, settings.image_folder)
@@ -71,8 +67,9 @@ def find_data(settings: BenchSettings, report: Report = print) -> Data:
 
 
 def row_spec(settings: BenchSettings, data: Data, row: str, trials: int, batch: int) -> RowSpec:
-    """Describe one run of ``row`` with N = ``trials``; P and P' run one process for each core, or as many as a feed has
-    on a GPU, whatever N is.
+    """Return the specification of one run of ``row`` with N = ``trials``.
+
+    P and P' run one process per core, or on a GPU as many as a feed has, for any N.
     """
     task = TASKS[settings.task]
     alone = workers_per_gpu(task.pipeline()) if settings.gpu else settings.cores
@@ -96,11 +93,7 @@ def row_spec(settings: BenchSettings, data: Data, row: str, trials: int, batch: 
 
 
 def gpu_name() -> str:
-    """Return the name of the first GPU.
-
-    Raises:
-        ConfigError: torch finds none.
-    """
+    """Return the name of the first GPU; raise ConfigError if torch finds none."""
     import torch
 
     if not torch.cuda.is_available():

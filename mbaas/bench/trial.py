@@ -1,8 +1,8 @@
-"""The consumer that all rows share: a process that takes minibatches and touches their arrays.
+"""The consumer of all rows: a process that takes minibatches and reads their arrays.
 
-It warms up through whole epochs for as long as its window will last, and then goes through its window. Afterwards it
-goes on, unmeasured, until every other trial has finished too: otherwise the last ones would have the machine to
-themselves. Nothing stands between warm-up and window, so that no row starts its window with a full buffer.
+It warms up for whole epochs, for the length of its window. The window follows without a pause, so that no row starts it
+with a full buffer. Then the trial continues, unmeasured, until all other trials have finished; otherwise the last
+trials would have the machine to themselves.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ class Warm:
 
 @dataclass(frozen=True)
 class Failed:
-    """A trial cannot go on; ``reason`` is its traceback."""
+    """A trial has failed; ``reason`` is its traceback."""
 
     reason: str
 
 
 @dataclass(frozen=True)
 class TrialResult:
-    """What a trial saw.
+    """Measurements of a trial.
 
     Attributes:
-        samples: taken in the window.
+        samples: samples taken in the window.
         seconds: length of the window.
-        cpu_s: CPU seconds of the trial's own process in the window; workers are not in it, threads are.
-        epochs: checked for `missing` and `repeated` samples, warm-up included.
-        missing: samples that an epoch did not hold, summed over epochs.
-        repeated: deliveries beyond the first of a sample in an epoch, summed over epochs.
+        cpu_s: CPU seconds of the trial's process in the window, including threads, but not worker processes.
+        epochs: epochs checked for missing and repeated samples, including the warm-up.
+        missing: samples absent from an epoch, summed over epochs.
+        repeated: deliveries of a sample after the first in an epoch, summed over epochs.
     """
 
     samples: int
@@ -61,7 +61,7 @@ Message = Warm | Failed | TrialResult
 
 @dataclass(frozen=True)
 class Gate:
-    """How trials start and stop together."""
+    """Synchronizes the start and stop of trials."""
 
     start: Barrier
     stop: Event
@@ -82,10 +82,7 @@ class Window:
 
 
 class Ledger:
-    """Counts how often each sample of an epoch came.
-
-    It is not `mbaas.client.ledger`: a benchmark must not check mbaas by mbaas, and other rows have no ledger.
-    """
+    """Counts deliveries; not `mbaas.client.ledger`, because a benchmark must not check mbaas by mbaas."""
 
     def __init__(self, samples: int) -> None:
         self.epochs = self.missing = self.repeated = 0
@@ -93,10 +90,10 @@ class Ledger:
 
     def add(self, sample_ids: NDArray[np.int64]) -> None:
         """Count a minibatch: int64[n] ids."""
-        np.add.at(self._counts, sample_ids, 1)  # not `+= 1`, which counts an id that is there twice once
+        np.add.at(self._counts, sample_ids, 1)  # not `+= 1`, which would count a repeated id once
 
     def close_epoch(self) -> None:
-        """End an epoch: what did not come is missing."""
+        """End an epoch, and count missing and repeated samples."""
         self.epochs += 1
         self.missing += int((self._counts == 0).sum())
         self.repeated += int(np.maximum(self._counts - 1, 0).sum())
@@ -104,36 +101,29 @@ class Ledger:
 
 
 def touch(array: NDArray[Any]) -> int:
-    """Read one byte of every page, as a trial that uses its data does; return their sum.
-
-    Raises:
-        ValueError: the array is not in C order, and reading it would mean copying it.
-    """
+    """Return the sum of one byte per page, read like a trial that uses its data; ValueError unless in C order."""
     if not array.flags.c_contiguous:
         raise ValueError("a row must deliver its arrays in C order")
     return int(array.reshape(-1).view(np.uint8)[::PAGE_BYTES].sum())
 
 
 def read(array: NDArray[Any]) -> int:
-    """Read every byte, as a trial that computes with all of its data does; return the largest."""
+    """Read every byte, like a trial that computes with all of its data; return the largest."""
     return int(array.reshape(-1).view(np.uint8).max(initial=0))
 
 
 def touch_on_gpu(tensor: Any) -> int:
-    """Do as `touch` does with a tensor, and wait until the GPU has."""
+    """Like `touch` for a tensor; waits for the GPU."""
     return int(tensor.reshape(-1)[::PAGE_BYTES].sum())
 
 
 def read_on_gpu(tensor: Any) -> int:
-    """Do as `read` does with a tensor, and wait until the GPU has."""
+    """Like `read` for a tensor; waits for the GPU."""
     return int(tensor.max())
 
 
 def run_trial(spec: TrialSpec, window: Window, gate: Gate, host: Any) -> None:
-    """Be a trial; this is the main function of its process.
-
-    It tells ``host`` (a Connection) `Warm`, then `TrialResult`, or `Failed`.
-    """
+    """Run a trial, the main function of its process; send `Warm` and then `TrialResult`, or `Failed`, to ``host``."""
     connection: Connection[Message, None] = host
     try:
         loader = open_loader(spec)
@@ -142,7 +132,7 @@ def run_trial(spec: TrialSpec, window: Window, gate: Gate, host: Any) -> None:
             consume(loader, window, gate, connection, on_gpu if spec.gpu else on_host)
         finally:
             loader.close()
-    except Exception:  # of any library that a row uses: the host has to hear why, or it would wait
+    except Exception:  # from any library: without a message, the host would wait
         connection.send(Failed(f"trial {spec.trial}: {traceback.format_exc()}"))
 
 
@@ -153,9 +143,9 @@ def consume(
     host: Connection[Message, None],
     use: Callable[[Any], int] = touch,
 ) -> None:
-    """Warm up, be measured, and go on until all others were; ``use`` is done to every array of a minibatch."""
+    """Warm up, measure, and continue until all other trials are done; ``use`` is called with every array."""
     ledger = Ledger(loader.samples)
-    gate.start.wait()  # alone, a trial would warm up with the machine to itself
+    gate.start.wait()  # together: a single trial would warm up with the machine to itself
     _measure(loader, window, ledger, use)
     host.send(Warm())
     host.send(_measure(loader, window, ledger, use))
@@ -166,7 +156,7 @@ def consume(
 def _measure(loader: EpochLoader, window: Window, ledger: Ledger, use: Callable[[Any], int]) -> TrialResult:
     samples = epochs = 0
     began, began_cpu = time.monotonic(), time.process_time()
-    # whole epochs: what a row pays between two of them counts, too, and every one is checked
+    # whole epochs, so that the cost between two epochs is included, and every epoch is checked
     while not window.is_over(epochs, time.monotonic() - began):
         samples += _take(loader.epoch(), ledger, use)
         ledger.close_epoch()
@@ -176,14 +166,13 @@ def _measure(loader: EpochLoader, window: Window, ledger: Ledger, use: Callable[
 
 
 def _take(minibatches: Iterator[Minibatch], ledger: Ledger, use: Callable[[Any], int]) -> int:
-    """Use up ``minibatches``; return the number of samples."""
     samples = 0
     for values, sample_ids in minibatches:
         for array in values:
             use(array)
         ledger.add(sample_ids)
         samples += len(sample_ids)
-        del values, array, sample_ids  # a minibatch that is held while the next is asked for takes up room in staging
+        del values, array, sample_ids  # holding a minibatch while taking the next one occupies staging
     return samples
 
 

@@ -1,4 +1,4 @@
-"""Pictures of prepared samples: for `mbaas show`, and for a notebook that shows a feed.
+"""Pictures of prepared samples, for `mbaas show` and for notebooks.
 
-`grid` draws images beside each other, `samples` makes them of what a feed prepares.
+`grid` draws images side by side; `samples` draws the samples that a feed prepares.
 """

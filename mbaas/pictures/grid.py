@@ -1,4 +1,4 @@
-"""Draws images as one picture: a grid, with what is known of each image below it, and boxes and key points on it."""
+"""Draws images as a grid in one picture, with a caption below each image, and boxes and keypoints on it."""
 
 from __future__ import annotations
 
@@ -24,23 +24,22 @@ Image = NDArray[np.uint8]
 SUFFIX = ".png"
 
 LEAST_SIDE, MOST_SIDE = 96, 320
-"""Pixels of an image's longer side in the grid. Smaller images are enlarged a whole number of times, so that each pixel
-is a square; larger ones are shrunk."""
+"""Limits of an image's longer side in the grid, in pixels. Factors of enlargement are whole, to keep pixels square."""
 
 GAP = 8
 LINE = 15
-"""Pixels between images, and from one line of text to the next."""
+"""Pixels between images, and between lines of text."""
 
 TEXT = 11.0
 CHARACTER = 7.0
-"""Size of text, and how wide a character of it is, on average and rounded up."""
+"""Font size, and average width of a character, rounded up."""
 
 LEAST_WIDTH = 640
-"""Pixels of a picture that has a title, so that there is room for it."""
+"""Minimum width in pixels of a picture with a title, so that the title fits."""
 
 BOX = "#ffd23f"
 POINT, POINT_RADIUS = "#00e5ff", 2.5
-"""Colour of key points, and their radius in pixels of the picture."""
+"""Colour of keypoints, and their radius in pixels of the picture."""
 
 INK = "#333333"
 
@@ -51,9 +50,9 @@ class Cell:
 
     Attributes:
         image: its pixels.
-        lines: what is written below it.
-        edges: float[k, 4], left, top, right and bottom of the boxes on it, in its pixels.
-        points: float[n, 2], x and y of the key points on it; 0 is the middle of its first pixel.
+        lines: caption below it.
+        edges: float[k, 4], left, top, right and bottom of the boxes, in pixels of the image.
+        points: float[n, 2], x and y of the keypoints; 0 is the centre of the first pixel.
     """
 
     image: Image
@@ -64,13 +63,13 @@ class Cell:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where n images of one size stand, all in pixels from the upper left corner.
+    """Positions of n images of one size, in pixels from the upper left corner.
 
     Attributes:
-        columns: images in a row.
+        columns: images per row.
         shown: (height, width) of an image in the grid.
-        top: where the first row begins, below the title.
-        text: height of the text below an image.
+        top: top of the first row, below the title.
+        text: height of the caption.
         size: (height, width) of the picture.
     """
 
@@ -84,7 +83,7 @@ class Layout:
     def of(
         cls, count: int, image: tuple[int, int], *, title_lines: int, lines: int, most_side: int = MOST_SIDE
     ) -> Layout:
-        """Lay out ``count`` images of (height, width) ``image``, in a grid about half as wide again as high."""
+        """Lay out ``count`` images of (height, width) ``image``, in a grid with an aspect ratio of about 3:2."""
         height, width = shown_size(image, most_side)
         text = lines * LINE + GAP
         columns = min(count, max(1, round(math.sqrt(1.5 * count * (height + text) / (width + GAP)))))
@@ -101,7 +100,7 @@ class Layout:
 
 
 def shown_size(image: tuple[int, int], most_side: int = MOST_SIDE) -> tuple[int, int]:
-    """Return (height, width) in the grid of an image of (height, width)."""
+    """Return the (height, width) in the grid of an image of (height, width)."""
     longer = max(image)
     factor = -(-LEAST_SIDE // longer) if longer < LEAST_SIDE else min(1.0, most_side / longer)
     height, width = (max(1, round(side * factor)) for side in image)
@@ -109,11 +108,7 @@ def shown_size(image: tuple[int, int], most_side: int = MOST_SIDE) -> tuple[int,
 
 
 def check_path(path: Path) -> None:
-    """Refuse early what could not be written later.
-
-    Raises:
-        ConfigError: the name does not end in .png, or the folder is not there.
-    """
+    """Raise ConfigError early if the name does not end in .png, or the folder does not exist."""
     if path.suffix.lower() != SUFFIX:
         raise ConfigError(f"a picture's file must end with {SUFFIX}, got {path.name!r}")
     if not path.parent.is_dir():
@@ -121,13 +116,12 @@ def check_path(path: Path) -> None:
 
 
 def draw(cells: Sequence[Cell], to: Path | IO[bytes], *, title: Sequence[str], most_side: int = MOST_SIDE) -> Layout:
-    """Write a PNG of images that all have one size; return where each is.
+    """Write a PNG of images of the same size to a path (see `check_path`) or an open file; return their layout.
 
     Args:
         cells: at least one.
-        to: a file, by its path (see `check_path`) or open for writing.
         title: lines above the grid.
-        most_side: pixels of the longer side of an image; larger ones are shrunk to that.
+        most_side: maximum pixels of an image's longer side; larger images are shrunk.
 
     Raises:
         ConfigError: the file cannot be written.
@@ -142,7 +136,7 @@ def draw(cells: Sequence[Cell], to: Path | IO[bytes], *, title: Sequence[str], m
         _draw_cell(figure, layout, number, cell)
     try:
         with warnings.catch_warnings():
-            # A name in a script that the font lacks shows boxes for letters, which says it plainly enough.
+            # If the font lacks a script, boxes replace the letters, which makes the problem obvious without a warning.
             warnings.filterwarnings("ignore", message="Glyph .* missing from font")
             figure.savefig(to, dpi=figure.dpi, format="png")
     except OSError as error:
@@ -151,11 +145,11 @@ def draw(cells: Sequence[Cell], to: Path | IO[bytes], *, title: Sequence[str], m
 
 
 def _figure(size: tuple[int, int]) -> Figure:
-    """Make an empty white figure in which a unit of a picture's coordinates is a pixel."""
-    from matplotlib.figure import Figure  # here: it takes a second, and most commands draw nothing
+    """Make an empty white figure whose coordinates are pixels."""
+    from matplotlib.figure import Figure  # lazy: the import takes a second, and most commands draw nothing
 
-    dpi = 72  # a point, in which matplotlib measures text, is then a pixel
-    # Half a pixel more: what matplotlib cuts off when it turns inches into pixels must not be one of them.
+    dpi = 72  # makes a point, the unit of font sizes, equal to a pixel
+    # Half a pixel more, because matplotlib truncates when it converts inches to pixels.
     return Figure(figsize=((size[1] + 0.5) / dpi, (size[0] + 0.5) / dpi), dpi=dpi, facecolor="white")
 
 
@@ -190,10 +184,10 @@ def _scaled(image: Image, size: tuple[int, int]) -> Image:
 
 
 def _write(figure: Figure, layout: Layout, at: tuple[int, int], text: str, width: int) -> None:
-    """Write a line that is at most ``width`` pixels wide; ``at`` is its (top, left)."""
+    """Write a line of at most ``width`` pixels at ``at`` (top, left)."""
     from matplotlib.transforms import IdentityTransform
 
     text, most = " ".join(text.split()), max(2, int(width / CHARACTER))
     cut = text if len(text) <= most else f"{text[: most - 1]}…"
-    options: dict[str, Any] = {"transform": IdentityTransform(), "parse_math": False}  # a name may have a dollar in it
+    options: dict[str, Any] = {"transform": IdentityTransform(), "parse_math": False}  # a name may contain "$"
     figure.text(at[1], layout.size[0] - at[0], cut, va="top", size=TEXT, color=INK, **options)

@@ -1,4 +1,4 @@
-"""Makes pictures of a feed's samples: each image with its class, its boxes, its masks and its key points."""
+"""Draws a feed's samples: each image with its class, boxes, masks and keypoints."""
 
 from __future__ import annotations
 
@@ -21,29 +21,24 @@ from mbaas.transforms import Pipeline
 from mbaas.units import counted, exact
 
 IN_NOTEBOOK, NOTEBOOK_SIDE = 8, 128
-"""Samples that a notebook shows, and pixels of the longer side of each: less than 600 kB, whatever is on them."""
+"""Number of samples shown in a notebook, and pixels of their longer side: less than 600 kB for any content."""
 
 NOTEBOOK_S = 10.0
-"""How long a notebook waits for them."""
+"""Timeout for this picture."""
 
 MASK_SHARE = 0.5
-"""How much of its colour a mask gives to the pixels under it."""
+"""Opacity of masks."""
 
 MASK_COLOURS = np.array(
     [[228, 26, 28], [55, 126, 184], [77, 175, 74], [152, 78, 163], [255, 127, 0], [0, 180, 200]], np.float64
 )
-"""RGB of the masks of an image, one after the other: those of ColorBrewer's Set1, and cyan in place of yellow, which
-boxes have.
-"""
+"""RGB of an image's masks, in turn: ColorBrewer's Set1, with cyan instead of yellow, the colour of boxes."""
 
 
 def cells_of(dataset: Dataset, pipeline: Pipeline, found: Preview) -> list[Cell]:
-    """Return what is drawn of each sample: its image, what its label and its id are, and what lies on the image.
+    """Return the image, the caption (label and id), the boxes and the keypoints of each sample.
 
-    All images have the size of the largest: smaller ones lie at the upper left of a white sheet.
-
-    Raises:
-        ConfigError: samples are no images.
+    All images get the size of the largest, on a white sheet. Raises ConfigError if samples are not images.
     """
     cells, images = [], _checked_images(found.samples)
     size = max(image.shape[0] for image in images), max(image.shape[1] for image in images)
@@ -62,20 +57,15 @@ def cells_of(dataset: Dataset, pipeline: Pipeline, found: Preview) -> list[Cell]
 
 
 def html_of(dataset: Dataset, pipeline: Pipeline, *, seed: int, shuffle: bool) -> str:
-    """Return what a notebook shows of a feed's first samples: a picture, or why there is none.
+    """Return a picture of a feed's first samples for a notebook, or the reason for its absence.
 
-    They are prepared in this process, so the feed does not notice.
-
-    Args:
-        dataset, pipeline, seed, shuffle: as for `mbaas.serve`.
-
-    Returns:
-        HTML, well-formed as XML; empty if samples are no images.
+    The result is HTML, well-formed as XML; empty if samples are not images. Samples are prepared in this process, so
+    the feed is not affected. Arguments are as for `mbaas.serve`.
     """
     if not pipeline.has_images:
         return ""
     answer: list[str] = []
-    # In a thread: storage may hang, and a cell of a notebook should not.
+    # In a thread, so that hanging storage does not block the notebook's cell.
     drawing = threading.Thread(
         target=lambda: answer.append(_drawn(dataset, pipeline, seed=seed, shuffle=shuffle)),
         name="mbaas-picture",
@@ -91,7 +81,7 @@ def _drawn(dataset: Dataset, pipeline: Pipeline, *, seed: int, shuffle: bool) ->
         found = first_samples(dataset, pipeline, count=IN_NOTEBOOK, seed=seed, shuffle=shuffle)
         png = io.BytesIO()
         grid.draw(cells_of(dataset, pipeline, found), png, title=[], most_side=NOTEBOOK_SIDE)
-    except ConfigError:  # what a Map makes of an image need not be one
+    except ConfigError:  # a Map may turn an image into another array
         return ""
     except MbaasError as error:
         return notebook.sentence(f"no picture of the first samples: {error}")
@@ -99,18 +89,17 @@ def _drawn(dataset: Dataset, pipeline: Pipeline, *, seed: int, shuffle: bool) ->
 
 
 def _value(column: Column, row: int) -> NDArray[Any]:
-    """Return the value of one sample."""
     return column.value(row) if isinstance(column, Packed) else column[row]
 
 
 def _seen(points: NDArray[Any]) -> NDArray[np.float64]:
-    """Return [n, 2], x and y of the points [..., 2] or [..., 3] that are labelled."""
+    """Return [n, 2], x and y of the labelled points of [..., 2] or [..., 3]."""
     flat = points.reshape(-1, points.shape[-1]).astype(np.float64)
     return flat[flat[:, 2] > 0, :2] if flat.shape[1] == 3 else flat
 
 
 def _under(masks: NDArray[Any], image: grid.Image) -> grid.Image:
-    """Return an image [height, width, 3] with translucent masks uint8[k, height, width] over it."""
+    """Draw translucent masks uint8[k, height, width] over an image."""
     mixed = image.astype(np.float64)
     for number, mask in enumerate(masks):
         on = mask > 0
@@ -119,7 +108,6 @@ def _under(masks: NDArray[Any], image: grid.Image) -> grid.Image:
 
 
 def _label(dataset: Dataset, found: Preview, row: int) -> str:
-    """Say in a word what a sample's label is; nothing if it has none, or an array."""
     labels = found.known.get(LABEL.name)
     if not isinstance(labels, np.ndarray) or labels.ndim != 1:
         return ""
@@ -138,7 +126,6 @@ def _checked_images(samples: Column) -> list[grid.Image]:
 
 
 def _on_sheet(image: grid.Image, size: tuple[int, int]) -> grid.Image:
-    """Return an image of a size: a smaller one lies at the upper left of a white sheet."""
     if image.shape[:2] == size:
         return image
     sheet = np.full((*size, 3), 255, np.uint8)

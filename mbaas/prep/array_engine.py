@@ -1,4 +1,4 @@
-"""The engine for all that is no image: sound, spectrograms, volumes and other arrays, on the CPU."""
+"""The cpu engine for samples other than images: audio, spectrograms, volumes and other arrays."""
 
 from __future__ import annotations
 
@@ -22,16 +22,14 @@ from mbaas.transforms.decoders import is_numeric
 
 
 class ArrayEngine:
-    """An engine that prepares arrays that are no images, ``threads`` samples at a time. See ``prep.engine.Engine``.
+    """An engine that prepares audio and other arrays, ``threads`` samples at a time. See ``prep.engine.Engine``.
 
     Args:
         pipeline: begins with DecodeAudio or DecodeArray.
-        seed: of the feed.
-        threads: that work on one block.
-        max_bytes: of one decoded sample; one that claims more is refused before memory is taken for it.
+        seed, threads, max_bytes: see `mbaas.prep.engines.make_engine`.
 
     Raises:
-        ConfigError: a package is not installed that the decoder needs.
+        ConfigError: a package needed by the decoder is missing.
     """
 
     name: EngineName = "cpu"
@@ -55,7 +53,7 @@ class ArrayEngine:
             first = "length" if last.differing == 1 else f"{last.differing} lengths"
             has = "a number without any" if not sample.ndim else f"{sample.dtype.name} {list(sample.shape)}"
             raise ConfigError(f"samples may differ in their first {first}, but the first one is {has}")
-        assert last.longest is not None  # the pipeline has checked it
+        assert last.longest is not None  # checked by the pipeline
         shape = (*(None,) * last.differing, *sample.shape[last.differing :])
         return Field(name, shape, sample.dtype.name, last.longest)
 

@@ -1,4 +1,4 @@
-"""Reads the arrays in npy, npz and raw files. What a header claims is checked before memory is taken for it."""
+"""Reads arrays from npy, npz and raw files. Sizes in headers are checked before memory is allocated."""
 
 from __future__ import annotations
 
@@ -21,11 +21,9 @@ _MAGIC, _ZIP = b"\x93NUMPY", b"PK"
 
 
 class ArrayReader:
-    """Turns the bytes of files into arrays, in the machine's byte order. Threads may share it.
+    """Reads arrays from files in the format of ``decode``, in native byte order. Thread-safe.
 
-    Args:
-        decode: what the files are.
-        max_bytes: of one array; one that claims more is refused from its header.
+    Arrays over ``max_bytes`` are rejected by their header.
     """
 
     def __init__(self, decode: DecodeArray, max_bytes: int) -> None:
@@ -35,7 +33,7 @@ class ArrayReader:
         """Read one array, which may be a view of ``encoded``.
 
         Raises:
-            UndecodableError: it is damaged, too large, or not what was asked for.
+            UndecodableError: the file is damaged, too large, or does not match ``decode``.
         """
         array = {"npy": self._npy, "npz": self._npz, "raw": self._raw}[self._of.format](encoded)
         if self._of.dtype is not None and array.dtype != np.dtype(self._of.dtype):
@@ -61,18 +59,18 @@ class ArrayReader:
     def _npy(self, encoded: memoryview) -> Array:
         if bytes(encoded[: len(_MAGIC)]) != _MAGIC:
             raise UndecodableError(f"it is no npy file: it starts with {bytes(encoded[:8])!r}")
-        file = io.BytesIO(encoded[: 1 << 16])  # a header is shorter; NumPy itself refuses one of more than 10,000 bytes
+        file = io.BytesIO(encoded[: 1 << 16])  # longer than any header; NumPy rejects headers above 10,000 bytes
         try:
             version = np.lib.format.read_magic(file)
             read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
             shape, is_fortran, dtype = read(file)
-        except Exception as error:  # NumPy has Python parse the header, which may raise anything
+        except Exception as error:  # NumPy parses the header as Python, which may raise anything
             raise UndecodableError(f"its npy header cannot be read: {str(error).partition(chr(10))[0]}") from error
         if any(length < 0 for length in shape):
             raise UndecodableError(f"its npy header has a shape that cannot be: {list(shape)}")
         if not is_numeric(dtype):
             raise UndecodableError(f"it holds {dtype}, and an array must be of numbers")
-        # Another array may follow, or bytes that fill a block; numpy.load takes the first array, too.
+        # Like numpy.load, ignore bytes after the first array, such as another array or padding.
         start = file.tell()
         values = self._values(encoded[start : start + math.prod(shape) * dtype.itemsize], dtype, shape)
         return values.reshape(shape, order="F" if is_fortran else "C")
@@ -88,12 +86,12 @@ class ArrayReader:
                         f"{member.filename!r} in it is {size(member.file_size)}, over the limit of "
                         f"{size(self._max_bytes)}"
                     )
-                # Not as much as there is, but as much as is claimed: it may decompress to more.
+                # Read only the claimed size: the member may decompress to more.
                 with archive.open(member) as file:
                     content = file.read(member.file_size)
         except UndecodableError:
             raise
-        except Exception as error:  # of a damaged archive zipfile raises all kinds, ValueError for a negative place too
+        except Exception as error:  # zipfile raises many types, such as ValueError for a negative offset
             raise UndecodableError(f"its zip archive is damaged: {error}") from error
         return self._npy(memoryview(content))
 
@@ -119,7 +117,6 @@ class ArrayReader:
         return self._values(encoded, dtype, shape).reshape(shape)
 
     def _values(self, content: memoryview, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
-        """View the numbers of an array of this shape, one after the other."""
         nbytes = math.prod(shape) * dtype.itemsize
         if len(content) != nbytes:
             raise UndecodableError(

@@ -1,4 +1,4 @@
-"""What becomes of the samples of a block that are no images: each is made in its row, or is bad."""
+"""Collects the results of a block of samples other than images."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ Array = NDArray[Any]
 
 
 class ArrayResults:
-    """The results of n samples. Threads may share it, each for other samples.
+    """The results of n samples. Threads may put different samples at the same time.
 
     Args:
-        out: [n, *shape], where they are made; see `Engine.prepare`.
-        differing: in how many of their first lengths they differ, which are one in ``out``: each row has room for the
-            greatest product of these; 0 if all have one shape.
+        out: [n, *shape], memory for the results; see `Engine.prepare`.
+        differing: number of leading axes whose lengths vary; they are one axis in ``out``, long enough for their
+            largest product. 0 if all samples have the same shape.
 
     Attributes:
-        bad: those that could not be prepared so far, in any order.
+        bad: samples that could not be prepared so far, in any order.
     """
 
     def __init__(self, out: Array, differing: int) -> None:
@@ -38,9 +38,7 @@ class ArrayResults:
 
     @contextmanager
     def judged(self, row: int, keep: KeptRows | None = None) -> Iterator[None]:
-        """Make a sample bad that cannot be decoded, does not fit a transform, or has no place in its row; of such a one
-        nothing is kept.
-        """
+        """Record a sample as bad, and drop its decoded form, if it cannot be decoded, transformed or stored."""
         try:
             yield
         except (UndecodableError, UnfitError) as error:
@@ -49,12 +47,8 @@ class ArrayResults:
                 keep.drop(row)
 
     def put(self, row: int, sample: Array) -> None:
-        """Copy a sample to its row.
-
-        Raises:
-            UndecodableError: it does not fit.
-        """
-        room = self._out[row, ...]  # an array, also of one number
+        """Copy a sample to its row; raise UndecodableError if it does not fit."""
+        room = self._out[row, ...]  # `...` gives an array, even for a scalar
         into = _room_for(sample, room, self._differing) if self._differing else room
         if (sample.shape, sample.dtype) != (into.shape, into.dtype):
             got, wanted = (f"{each.dtype.name} {list(each.shape)}" for each in (sample, into))
@@ -66,11 +60,7 @@ class ArrayResults:
         self._shapes[row] = into.shape[: self._differing]
 
     def finish(self, known: Arrays) -> Prepared:
-        """Zero the rows of bad samples, and return them in order, with the fields of the good ones.
-
-        Args:
-            known: the fields of all samples.
-        """
+        """Zero the rows of bad samples; return them in order, with the fields of the good samples out of ``known``."""
         bad = sorted(self.bad, key=lambda each: each.row)
         if bad:
             rows = [each.row for each in bad]
@@ -86,7 +76,7 @@ class ArrayResults:
 
 
 def _room_for(sample: Array, row: Array, differing: int) -> Array:
-    """Return the first places of a row, as many as a sample has, in the shape of its first lengths."""
+    """Return the leading part of a row that a sample needs, in the sample's shape."""
     first = sample.shape[:differing]
     count = math.prod(first)
     if len(first) == differing and count <= len(row):

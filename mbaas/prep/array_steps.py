@@ -1,4 +1,4 @@
-"""What is done to a sample that is no image, on the CPU: its decoder, then transforms of arrays and Maps."""
+"""Steps of the cpu engine for audio and other arrays: the decoder, array transforms and Maps."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from mbaas.transforms.decoders import DecodeArray
 
 Array = NDArray[Any]
 _Decode = Callable[[memoryview, NDArray[np.float64]], tuple[Array, bool]]
-"""(bytes, random numbers of the second transform) -> the decoded sample; and whether that transform is done, too."""
+"""(bytes, random numbers of the second transform) -> (decoded sample, True if the second transform is included)."""
 
 
 @dataclass(frozen=True)
@@ -32,11 +32,11 @@ class ArrayPart:
     """The samples of a block, before they are prepared.
 
     Attributes:
-        encoded: the bytes of the n samples.
+        encoded: bytes of the n samples.
         sample_ids: int64[n], their ids.
-        epoch: of the block; what is random depends on it.
-        chance: the uniform numbers of each transform of the pipeline, float64[n, draws].
-        fields: of the samples, in which Maps change values.
+        epoch: seeds the random transforms.
+        chance: uniform random numbers of each transform of the pipeline, float64[n, draws].
+        fields: the samples' fields, which Maps may change.
     """
 
     encoded: Sequence[Encoded]
@@ -47,16 +47,15 @@ class ArrayPart:
 
 
 class ArraySteps:
-    """The first transforms of a pipeline, or all of them, for one sample at a time. Threads may share it.
+    """Applies the first transforms of a pipeline, or all, to one sample at a time. Thread-safe.
 
     Args:
         pipeline: begins with DecodeAudio or DecodeArray.
-        seed: of the feed.
-        max_bytes: of one decoded sample; one that claims more is refused before memory is taken for it.
-        count: how many of its transforms are done, at least the decoder; None: all.
+        seed, max_bytes: see `mbaas.prep.engines.make_engine`.
+        count: number of transforms to apply, at least the decoder; None: all.
 
     Raises:
-        ConfigError: a package is not installed that the decoder needs.
+        ConfigError: a package needed by the decoder is missing.
     """
 
     def __init__(self, pipeline: Pipeline, *, seed: int, max_bytes: int, count: int | None = None) -> None:
@@ -67,14 +66,11 @@ class ArraySteps:
         if not (of_sound and isinstance(window, ArrayWindow) and len(window.sizes) == 1):
             window = None
         self._decode, self._decode_whole = (_decoder_of(pipeline, max_bytes, each) for each in (window, None))
-        # As far as these steps go, which may end before the pipeline's prefix does.
+        # These steps may end before the pipeline's prefix does.
         self._kept = min(pipeline.prefix, len(self._stages))
 
     def part(self, encoded: Sequence[Encoded], sample_ids: NDArray[np.int64], epoch: int, known: Arrays) -> ArrayPart:
-        """Draw the random numbers of samples, all at once: drawing for each alone would cost more than a transform.
-
-        See `Engine.prepare` for the arguments.
-        """
+        """Draw the random numbers of all samples at once; one by one would cost more than a transform."""
         chance = [
             uniforms(self._seed, epoch, sample_ids, substream=index, draws=transform.draws)
             for index, transform in enumerate(self._pipeline.transforms)
@@ -86,7 +82,7 @@ class ArraySteps:
 
         Raises:
             UndecodableError: it cannot be decoded, or a Map's function fails.
-            UnfitError: it is none for a transform.
+            UnfitError: a transform does not accept it.
         """
         encoded = memoryview(cast("Any", part.encoded[row]))
         if is_decoded(encoded):
@@ -102,7 +98,6 @@ class ArraySteps:
         return self._rest(part, row, array, done, kept)
 
     def _opened(self, container: memoryview) -> tuple[Array, int]:
-        """Return what is in the container of a decoded sample, and how many transforms made it."""
         decoded = read_decoded(container)
         if decoded.original is not None:
             raise UndecodableError("it is a decoded image, and this pipeline makes none")
@@ -110,11 +105,8 @@ class ArraySteps:
         return decoded.values, decoded.applied
 
     def _keep_whole(self, encoded: memoryview, window: Array, u: NDArray[np.float64], kept: KeptSample) -> None:
-        """Keep all of a recording of which only a window was read.
-
-        Not if it is damaged elsewhere: this sample is good as long as windows do not reach there. And not if that
-        window of it is another one, as it may be of a file in which the decoder does not find its way.
-        """
+        # Not kept if damaged elsewhere: the sample is good while windows do not reach the damage. Nor if its window
+        # differs from the one read alone, as in files where the decoder cannot seek exactly.
         transform = self._pipeline.transforms[1]
         assert isinstance(transform, ArrayWindow)
         try:
@@ -128,14 +120,13 @@ class ArraySteps:
             kept.drop()
 
     def _rest(self, part: ArrayPart, row: int, array: Array, done: int, kept: KeptSample | None) -> Array:
-        """Apply all transforms from number ``done`` on."""
         for index, transform in self._stages[done:]:
             if isinstance(transform, Map):
-                # A copy, because the function may change what it gets, and this may be a view of the sample's bytes.
+                # Copy, because the function may change its input, which may be a view of the sample's bytes.
                 rng = partial(generator, self._seed, part.epoch, int(part.sample_ids[row]), substream=index)
                 array = call_map(transform, self._pipeline.decoder.made, array.copy(), part.fields, row, rng)
             elif isinstance(transform, ArrayTransform):
-                # A sample's numbers may be so large that their squares are none; a warning would not say whose.
+                # Large values may overflow when squared; a warning would not name the sample.
                 with np.errstate(over="ignore", invalid="ignore"):
                     array = transform.apply(array, part.chance[index][row], self._pipeline.forms[index - 1])
             if kept is not None and self._kept == index + 1:

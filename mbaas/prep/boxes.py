@@ -1,4 +1,4 @@
-"""Moves the boxes of samples as an engine moves the pixels under them: by the same plan, so for all engines alike."""
+"""Moves the boxes of samples along with the pixels, by the same plan for all engines."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ Edges = NDArray[np.float64]
 def move_boxes(
     boxes: Boxes, known: Arrays, sizes: NDArray[np.int64], steps: Sequence[Step], *, is_last: bool = True
 ) -> tuple[Arrays, NDArray[np.bool_]]:
-    """Return the fields of n samples with their boxes where the pixels are, and which of all boxes are left.
+    """Return the fields of n samples with transformed boxes, and a mask of the boxes that remain.
 
     Args:
-        boxes: which field has them.
-        known: the fields, as the dataset knows them.
+        boxes: specifies the field with the boxes.
+        known: the dataset's fields.
         sizes: int64[n, 2], (height, width) of the images in pixels.
-        steps: what is done to the images.
-        is_last: whether nothing else is done to them. Before, only boxes are dropped of which nothing is left.
+        steps: the steps applied to the images.
+        is_last: True if no further steps follow. Otherwise only empty boxes are dropped.
 
     Raises:
-        DatasetError: a field does not have a value for each box.
+        DatasetError: a field does not have one value per box.
     """
     now = placed(boxes, known, sizes)
     for step in steps:
@@ -48,11 +48,7 @@ def move_boxes(
 
 
 def placed(boxes: Boxes, known: Arrays, sizes: NDArray[np.int64]) -> BoxesNow:
-    """Return the boxes of n samples where they are before the first step; see `move_boxes`.
-
-    Raises:
-        DatasetError: a field does not have a value for each box.
-    """
+    """Return the boxes of n samples before the first step. Arguments and errors as for `move_boxes`."""
     column = packed(known[boxes.field])
     lengths = column.lengths
     for name in boxes.beside:
@@ -69,7 +65,7 @@ def placed(boxes: Boxes, known: Arrays, sizes: NDArray[np.int64]) -> BoxesNow:
 
 
 def moved(boxes: BoxesNow, sizes: NDArray[np.int64], step: Step) -> BoxesNow:
-    """Return the boxes on n images of these (height, width), where they are after a step."""
+    """Apply a step to the boxes of n images with these sizes (height, width)."""
     edges, owner, kept = boxes.edges, boxes.owner, boxes.kept
     if isinstance(step, Windows):
         windows, results = step.boxes[owner], step.sizes[owner]
@@ -87,19 +83,19 @@ def moved(boxes: BoxesNow, sizes: NDArray[np.int64], step: Step) -> BoxesNow:
 
 
 def sizes_after(sizes: NDArray[np.int64], step: Step) -> NDArray[np.int64]:
-    """Return int64[n, 2], the (height, width) that images of these sizes have after a step."""
+    """Return int64[n, 2], (height, width) of images with these sizes after a step."""
     return step.sizes if isinstance(step, Windows) else sizes
 
 
 def sizes_after_all(sizes: NDArray[np.int64], steps: Sequence[Step]) -> NDArray[np.int64]:
-    """Return int64[n, 2], the (height, width) that images of these sizes have after all steps."""
+    """Return int64[n, 2], (height, width) of images with these sizes after all steps."""
     for step in steps:
         sizes = sizes_after(sizes, step)
     return sizes
 
 
 def packed(column: Column) -> Packed:
-    """Return values as those of samples that may differ in how many they have."""
+    """Return a column as values of varying number per sample."""
     if isinstance(column, Packed):
         return column
     rows, each = column.shape[:2]
@@ -107,12 +103,11 @@ def packed(column: Column) -> Packed:
 
 
 def _clipped(edges: Edges, sizes: NDArray[np.int64]) -> Edges:
-    """Return boxes as far as they lie in images of these (height, width)."""
     return np.clip(edges, 0.0, sizes[:, [1, 0, 1, 0]])
 
 
 def edges_of(values: NDArray[Any], format: BoxFormat) -> Edges:
-    """Return the edges of boxes that are written as ``format`` says: [total, 4]."""
+    """Return the edges [total, 4] of boxes stored in ``format``."""
     edges = values.astype(np.float64)
     if format == "cxcywh":
         edges[:, :2] -= edges[:, 2:] / 2

@@ -1,4 +1,4 @@
-"""The cpu engine: libjpeg-turbo, OpenCV and torch's resampling, in threads over samples."""
+"""The cpu engine for images: libjpeg-turbo, OpenCV and torch's resampling, in threads over samples."""
 
 from __future__ import annotations
 
@@ -36,11 +36,7 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class _Listed:
-    """One step as lists: boxes and sizes to cut, flags to mirror, or changes of colour.
-
-    Each sample takes a few numbers out of every step, and a list is indexed several times as fast as an array.
-    """
-
+    # Each sample reads a few numbers from every step; indexing a list is several times as fast as indexing an array.
     boxes: list[list[int]] | None = None
     sizes: list[list[int]] | None = None
     flips: list[bool] | None = None
@@ -56,14 +52,14 @@ def _listed(step: Step) -> _Listed:
 
 
 class CpuEngine:
-    """An engine that prepares samples on the CPU, ``threads`` at a time. See ``prep.engine.Engine``."""
+    """An engine that prepares images on the CPU, ``threads`` at a time. See ``prep.engine.Engine``."""
 
     name: EngineName = "cpu"
 
     def __init__(
         self, pipeline: Pipeline, *, seed: int, threads: int = 1, max_pixels: int = DEFAULT_MAX_PIXELS
     ) -> None:
-        # For the whole process: threads of OpenCV's own would compete with those that work on other samples.
+        # For the whole process: OpenCV's own threads would compete with the threads that work on other samples.
         cv2.setNumThreads(1)
         self._pipeline = pipeline
         self._seed = seed
@@ -71,8 +67,8 @@ class CpuEngine:
         self._first, *self._after_maps = stages_of(pipeline.prep)
         self._threads = SampleThreads(threads)
         self._scratch = Scratch()
-        # Now, because there is time while an engine is made: on a busy machine the import takes longer than a block
-        # may.
+        # Import torch now, while the engine is made: on a busy machine the import may take longer than a block's
+        # timeout.
         if any(isinstance(each, RandomResizedCrop | Resize) for each in pipeline.prep):
             pixels.resampler()
 
@@ -115,7 +111,7 @@ class CpuEngine:
         places = places_of(block, self._pipeline, steps, out)
         self.make(block, steps, range(len(block.rows)), places, fields, keep)
         block, made = replace(block, known=fields.columns()), places.made()
-        if fields.on_image:  # which were moved on the way: what is left is to see what is left of them
+        if fields.on_image:  # already moved between Maps: only final filtering remains
             return block.finish(self._pipeline, [], made, fields.sizes)
         return block.finish(self._pipeline, steps, made)
 
@@ -128,15 +124,12 @@ class CpuEngine:
         fields: SampleFields,
         keep: KeptRows | None,
     ) -> None:
-        """Make some samples of a block; those that cannot be made become bad.
+        """Prepare the samples ``indices`` of a block; samples that cannot be prepared become bad.
 
         Args:
-            block: its samples.
-            steps: what is done to them before the first Map.
-            indices: which of the samples.
-            places: where they go.
-            fields: of the samples, as that Map gets them.
-            keep: see `Engine.prepare`.
+            block, places, keep: the block, memory for the results, and for decoded samples (see `Engine.prepare`).
+            steps, indices: steps before the first Map, and the samples to prepare.
+            fields: the samples' fields, as input for the first Map.
         """
         listed = [_listed(step) for step in steps]
 
@@ -145,7 +138,7 @@ class CpuEngine:
             row = block.rows[index]
             into = places.at(row)
             if into is not None and not into.size:
-                return  # it is too large, and among the bad ones already
+                return  # too large, already recorded as bad
             kept = None
             if keep is not None and keep.wants(row):
                 kept = KeptSample(keep, row, self._pipeline.prefix, block.headers[index].size)
@@ -167,7 +160,6 @@ class CpuEngine:
         self._threads.close()
 
     def _begin(self, block: PartInput) -> tuple[list[Step], SampleFields]:
-        """Plan what is done to a block before the first Map, and return the fields as that Map gets them."""
         placed = block.placed(self._pipeline)
         steps = plan(self._first, self._seed, block.epoch, block.sample_ids, block.sizes, placed)
         known, sizes = block.known, block.sizes
@@ -184,15 +176,13 @@ class CpuEngine:
         fields: SampleFields,
         kept: KeptSample | None = None,
     ) -> Array:
-        """Prepare a sample, in ``into`` if it fits, else in memory that the next sample overwrites, or that is read
-        alone.
-        """
+        """Return a prepared sample: in ``into`` if it fits, or read-only, or overwritten by the next sample."""
         decoded = block.decoded[index]
         if decoded is None:
             image, done = self._decode(block, steps, index, kept), 1
         else:
             image, done = self._checked(decoded, steps, index), decoded.applied
-        # A Map's result is a new array: what comes before it need not be where the sample ends up.
+        # A Map returns a new array, so the steps before it need not write to the final memory.
         image = self._run(image, steps, index, into if not self._after_maps else None, done=done, kept=kept)
         for run in self._after_maps:
             image = self._map(run, image, block, index, fields, done, kept)
@@ -207,15 +197,14 @@ class CpuEngine:
                     return sealed(room)
                 kept.drop()
         first = steps[0] if steps else None
-        # What lies below the first window is never looked at: the decoder may stop there.
+        # Rows below the first window are not needed, so the decoder may stop there.
         rows = first.boxes[index][0] + first.boxes[index][2] if first and first.boxes else None
         return decode(data, header, self._scratch, rows=rows)
 
     def _checked(self, decoded: Decoded, steps: list[_Listed], index: int) -> Array:
-        """Return the values of a decoded sample, if the transforms that follow can go on from there."""
         applied = decoded.applied
         decoded.check_applied(self._pipeline.prefix)
-        if applied <= len(steps) + 1:  # no Map is among them, so it is known what they make
+        if applied <= len(steps) + 1:  # without a Map, the result's size is known
             sizes = steps[applied - 2].sizes if applied > 1 else None
             decoded.check_image(decoded.original if sizes is None else (sizes[index][0], sizes[index][1]))
         return decoded.values
@@ -230,16 +219,14 @@ class CpuEngine:
         done: int,
         kept: KeptSample | None,
     ) -> Array:
-        """Apply a Map and the transforms up to the next one, whose plan depends on the Map's result; but those whose
-        numbers are below ``done``, which a decoded sample has behind it.
-        """
+        """Apply a Map and the transforms up to the next one, which depend on its result, from index ``done`` on."""
         sample_id, epoch = int(block.sample_ids[index]), block.epoch
         (substream, transform), *stages = run
         assert isinstance(transform, Map)
         result = image
         if substream >= done:
             rng = partial(generator, self._seed, epoch, sample_id, substream=substream)
-            # A copy, because the function may keep or change what it gets, and this memory is the next sample's.
+            # Copy, because the function may keep or change its input, and the next sample reuses this memory.
             result = call_map(transform, IMAGE, image.copy(), fields, index, rng)
             if _is_image(result) and fields.on_image:
                 fields.sizes[index] = result.shape[:2]
@@ -258,7 +245,7 @@ class CpuEngine:
         if fields.on_image:
             fields.put(index, fields_between(self._pipeline, on_image, sizes, steps))
             fields.sizes[index] = sizes_after_all(sizes, steps)[0]
-        # Another copy, because the function may still hold what it returned, and steps change an image in place.
+        # Copy, because the function may still hold its result, and steps change an image in place.
         result = result.copy() if result.flags.writeable else result
         return self._run(result, [_listed(step) for step in steps], 0, None, first=stages[0][0], kept=kept)
 
@@ -273,18 +260,13 @@ class CpuEngine:
         done: int = 0,
         kept: KeptSample | None = None,
     ) -> Image:
-        """Apply steps to an image. Its memory may change, unless it is read-only.
+        """Apply steps to an image uint8 [height, width, 3], whose memory may change unless it is read-only.
 
-        Args:
-            image: uint8 [height, width, 3].
-            steps: what is done.
-            index: of the sample in them.
-            into: where the last window goes, if it fits.
-            first: the number in the pipeline of the first of the steps.
-            done: all transforms before this number are done already.
-            kept: takes the result of the last transform of the pipeline's prefix.
+        The last window goes to ``into`` if it fits. ``first`` is the pipeline index of the first step; steps with an
+        index below ``done`` are skipped. ``kept`` receives the result of the deterministic prefix.
         """
-        # Only the last: a window reads the result of the one before it, so the two must not share memory.
+        # Only the last window may use `into`: a window reads the result of the one before, so they must not share
+        # memory.
         last = max((k for k, step in enumerate(steps) if step.sizes), default=-1)
         for k, step in enumerate(steps):
             if first + k < done:
@@ -310,7 +292,6 @@ class CpuEngine:
         return image
 
     def _writable(self, step: int, image: Image, into: Array | None) -> Image:
-        """Find memory for an image whose colours or sides change: its own, unless that is read-only."""
         if image.flags.writeable:
             return image
         if into is not None and _fits(into, image.shape[:2]):
@@ -318,14 +299,13 @@ class CpuEngine:
         return self._scratch.array(f"step {step}", image.shape)
 
     def _target(self, step: int, size: list[int], into: Array | None) -> Image:
-        """Find memory for the result of a window: ``into`` if it fits."""
         height, width = size
         if into is not None and _fits(into, size):
             return into
         if height * width > self._max_pixels:
             limit = f"over the limit of {self._max_pixels:,} pixels (max_pixels)"
             raise UndecodableError(f"it would be resized to {width}x{height}, {limit}")
-        # A slot for each step, for the same reason.
+        # One slot per step, because a window must not write to the memory that it reads.
         return self._scratch.array(f"step {step}", (height, width, 3))
 
 

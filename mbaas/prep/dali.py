@@ -1,25 +1,16 @@
 """The dali engine: NVIDIA DALI on a GPU or the CPU.
 
-Three rules keep a sample's result independent of the minibatch that it comes in:
+A sample's result must not depend on its batch. So on a GPU the hardware decoder gets every JPEG that it supports. By
+default DALI divides a batch between it and CUDA, whose pixels differ by up to three levels. Files that DALI decodes
+differently or rejects go to the cpu engine; rejected ones are found by halving their batch (`dali_runs`). So do images
+that are too large for the device's memory.
 
-* On a GPU all JPEGs that its hardware decoder can read take that. DALI would share a batch out between it and CUDA,
-  whose pixels differ by up to three levels.
-* CMYK JPEGs, which decoders treat differently, and files that DALI refuses although their header is good, are
-  prepared by the cpu engine.
-* What DALI refuses is found by halving its batch (`dali_runs`), and is left to the cpu engine; so is an image that is
-  too large for the device's memory by itself.
+The cpu engine may also prepare a fixed share of all samples, so that CPUs and a GPU work on the same block at the same
+time. Then only the cpu engine's samples are kept decoded. They save more CPU time per byte, and sending a file to a GPU
+is faster than sending an image.
 
-The cpu engine may also have a share of all samples, so that CPUs and a GPU prepare the same block at the same time.
-Which engine makes a sample is fixed for good then, and of DALI's none is kept decoded: the memory saves more CPU time
-with one of the others, and to a GPU a file is sent in less time than an image.
-
-To keep a sample decoded, it is decoded once more, by a graph that ends with the pipeline's prefix; and it is kept only
-if the rest of the pipeline makes the same of that. For where a crop comes first, only its window is decoded on a CPU,
-and it is the decoder's affair whether that has the same pixels as the whole image. What was left to the cpu engine is
-kept by that, and left to it again.
-
-Damage inside a JPEG's entropy-coded data shows only while it is decoded: DALI then fills with grey where the
-cpu engine refuses. Truncated files are found by both.
+Damage inside a JPEG's entropy-coded data is found only by decoding. DALI then fills the rest with grey, while the cpu
+engine rejects the file. Both find truncated files.
 """
 
 from __future__ import annotations
@@ -49,8 +40,8 @@ from mbaas.transforms import Pipeline
 from mbaas.transforms.base import Size, Step, Windows
 
 BATCH_PIXELS = 32_000_000
-"""Pixels, before anything is cropped, of the images of a batch, of which DALI has two at a time: 64 of 700x700, or two
-of 12 megapixels. Decoded they take 100 MB, and about as much again at each stage of the graph.
+"""Maximum pixels of a batch before cropping: 64 images of 700x700, or two of 12 megapixels. DALI holds two batches.
+Decoded, a batch takes 100 MB, and about as much again at each stage of the graph.
 """
 
 
@@ -70,16 +61,15 @@ class DaliEngine:
         is_dalis: EngineOf | None = None,
         batch_pixels: int = BATCH_PIXELS,
     ) -> None:
-        """Build nothing yet: the first block says for how many samples the graph must be.
+        """Build no graph yet: its batch size depends on the first block.
 
         Args:
-            device_id: the GPU; None runs DALI on the CPU.
-            is_dalis: which samples DALI makes, as far as it can; None: all of them.
-            batch_pixels: of the images of a batch together, unless one alone has more.
-            pipeline, seed, threads, max_pixels: see `mbaas.prep.engines.make_engine`.
+            is_dalis: selects the samples that DALI prepares if it supports them; None: all.
+            batch_pixels: maximum pixels of a batch, unless a single image has more.
+            pipeline, seed, threads, device_id, max_pixels: see `mbaas.prep.engines.make_engine`.
         """
         self._pipeline, self._stages = pipeline, stages_of(pipeline.prep)[0]
-        # Of the stages, which begin after the decoder, those that make what is kept.
+        # Number of stages (which begin after the decoder) in the deterministic prefix.
         self._in_prefix = min(pipeline.prefix - 1, len(self._stages))
         self._seed = seed
         self._max_pixels = max_pixels
@@ -127,7 +117,7 @@ class DaliEngine:
         fitting = ~np.isin(block.rows, [bad.row for bad in block.bad])
         takes, is_opened = self._takes(block, steps), np.isin(np.arange(len(block.rows)), [*opened])
         files = np.flatnonzero(fitting & takes & ~is_opened)
-        # DALI reads these arrays in place: they live until the run is over.
+        # DALI reads these arrays in place: keep them alive until the run is over.
         encoded_of: Feed = [np.frombuffer(each, np.uint8) for each in block.encoded]
         feeds = {dali_graph.ENCODED: encoded_of, **dali_graph.feeds(self._stages, steps)}
         going_on = {index: image for index, image in opened.items() if fitting[index] and takes[index]}
@@ -159,7 +149,6 @@ class DaliEngine:
 
     @contextmanager
     def _meanwhile(self, work: Callable[[Sequence[int]], None], indices: Sequence[int]) -> Iterator[None]:
-        """Do work on samples in another thread, and raise what it raises at the end."""
         if not indices:
             yield
             return
@@ -167,11 +156,10 @@ class DaliEngine:
         try:
             yield
         finally:
-            wait([working])  # it writes to the block
+            wait([working])  # because it writes to the block
         working.result()
 
     def _size_after_prefix(self, block: PartInput, steps: Sequence[Step], index: int) -> Size:
-        """Return (height, width) in pixels of what is kept of a sample."""
         if self._in_prefix == 0:
             return block.headers[index].size
         step = steps[self._in_prefix - 1]
@@ -180,7 +168,6 @@ class DaliEngine:
         return height, width
 
     def _opened(self, block: PartInput, steps: Sequence[Step]) -> dict[int, Image]:
-        """Return what DALI decoded of the samples that come decoded; those with which it cannot go on become bad."""
         opened = {}
         for index, decoded in enumerate(block.decoded):
             if decoded is None or decoded.made_by != self.name:
@@ -207,7 +194,7 @@ class DaliEngine:
         take: Deliver,
         place: PlaceOf | None = None,
     ) -> list[int]:
-        """Do what follows on the prefix to decoded samples; return those that DALI refuses."""
+        """Apply the random suffix to decoded samples; return the samples rejected by DALI."""
         rest = slice(self._in_prefix, None)
         if not decoded:
             return []
@@ -222,7 +209,9 @@ class DaliEngine:
     def _keep(
         self, block: PartInput, steps: Sequence[Step], indices: Sequence[int], places: Places, keep: KeptRows
     ) -> None:
-        """Keep samples that DALI prepared of their files, as far as they are wanted and there is room."""
+        # A second graph decodes again, and ends with the deterministic prefix. A sample is kept only if the rest of the
+        # pipeline gives the same result from it. The results may differ if a crop comes first: the CPU decoder then
+        # decodes only a window, and its pixels may differ from the whole image.
         rooms: dict[int, Image] = {}
         for index in indices:
             size, original = self._size_after_prefix(block, steps, index), block.headers[index].size
@@ -252,9 +241,7 @@ class DaliEngine:
             keep.drop(block.rows[index])
 
     def _takes(self, block: PartInput, steps: Sequence[Step]) -> NDArray[np.bool_]:
-        """Decide which samples go to DALI: bool[n]. Those whose result is too large do not: the cpu engine says what is
-        wrong with them.
-        """
+        """Return bool[n], the samples for DALI. Too large ones go to the cpu engine, for its error message."""
         takes = np.array([not _is_left_to_cpu(header) for header in block.headers], bool)
         takes &= np.array([each is None or each.made_by == self.name for each in block.decoded], bool)
         if self._is_dalis is not None:
@@ -266,13 +253,11 @@ class DaliEngine:
 
 
 def _is_left_to_cpu(header: Header) -> bool:
-    """Whether DALI decodes it in another way, or not everywhere: a JPEG of four channels; a WebP; an animated
-    PNG or one that is not upright; a photograph that is to stay as it is stored.
-    """
+    # DALI decodes these files differently, or not on all devices.
     is_odd = header.format in ("webp", "bmp") or (header.format == "jpeg" and header.channels == 4)
     is_turned_png = header.format == "png" and header.orientation != 1
     return is_odd or is_turned_png or header.as_stored or header.is_animated
 
 
 _NOTHING = np.zeros((0, 0, 3), np.uint8)
-"""What stands in place of a sample that does not come decoded: no run asks for it."""
+"""Placeholder for a sample that is not decoded; no run uses it."""

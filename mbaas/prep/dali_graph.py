@@ -1,6 +1,6 @@
-"""A pipeline of images as a graph of NVIDIA DALI, and the data that it is fed with.
+"""Builds a DALI graph from an image pipeline, and the data that is fed to it.
 
-The graph is static; everything random comes in as data, from the same plan that the cpu engine executes.
+The graph is static. Random parameters are inputs, from the same plan that the cpu engine executes.
 """
 
 from __future__ import annotations
@@ -26,18 +26,15 @@ from mbaas.transforms import (
 from mbaas.transforms.base import Flips, Step, Windows, WindowTransform
 
 ENCODED, DECODED = "encoded", "decoded"
-"""What a graph begins with: files, or what other transforms made of them."""
+"""Name of a graph's first input: encoded files, or decoded images."""
 
 _HEIGHT_WIDTH = (0, 1)
 _WINDOWS = (RandomResizedCrop, RandomIoUCrop, CenterCrop, RandomZoomOut)
-"""Transforms whose window is an input of the graph; a Resize's is the whole image."""
+"""Transforms whose window is an input of the graph. Resize is not among them: its window is the whole image."""
 
 
 def feeds(stages: Sequence[Stage], steps: Sequence[Step]) -> dict[str, NDArray[Any]]:
-    """Make the inputs of the graph, other than the encoded samples: name -> array whose row i is for sample i.
-
-    They are those that the graph asks for and no others, which DALI would refuse.
-    """
+    """Return exactly the inputs of the graph, except the samples: name -> array whose row i belongs to sample i."""
     inputs: dict[str, NDArray[Any]] = {}
     for (index, transform), step in zip(stages, steps, strict=True):
         if isinstance(transform, _WINDOWS) and isinstance(step, Windows):
@@ -54,13 +51,7 @@ def feeds(stages: Sequence[Stage], steps: Sequence[Step]) -> dict[str, NDArray[A
 
 
 def images(stages: Sequence[Stage], *, gpu: bool, decoded: bool = False) -> Any:
-    """Make the nodes of a graph, whose output is uint8 [height, width, 3] for each sample.
-
-    Args:
-        stages: what is done to images.
-        gpu: whether it is done on a GPU.
-        decoded: whether the graph begins with images that are decoded, and not with files.
-    """
+    """Build the nodes of a graph from files or ``decoded`` images to uint8 [height, width, 3] per sample."""
     if decoded:
         made = fn.external_source(name=DECODED, no_copy=True, dtype=types.UINT8, ndim=3, layout="HWC")
         made, rest = made.gpu() if gpu else made, stages
@@ -77,12 +68,13 @@ def images(stages: Sequence[Stage], *, gpu: bool, decoded: bool = False) -> Any:
 
 
 def _decoded(stages: Sequence[Stage], gpu: bool) -> tuple[Any, Sequence[Stage]]:
-    """Decode, and tell what is left to do: on a CPU, of an image that is cropped first only the crop is decoded."""
+    """Decode, and return the remaining stages; on a CPU, a first crop is part of decoding."""
     encoded = fn.external_source(name=ENCODED, no_copy=True, dtype=types.UINT8, ndim=1)
     if gpu:
-        # All that a GPU's decoders of JPEGs can take, or the share of each decoder, and so the pixels, would depend on
-        # the batch. They decode whole images only: DALI would leave a part of one to the CPU.
-        options: dict[str, Any] = {"jpeg_fancy_upsampling": True, "hw_decoder_load": 1.0}  # chroma as libjpeg does it
+        # Give the hardware decoder every JPEG it supports. Otherwise the split between decoders, and so the pixels,
+        # would depend on the batch. GPU decoders decode whole images only: DALI would leave partial decoding to the
+        # CPU.
+        options: dict[str, Any] = {"jpeg_fancy_upsampling": True, "hw_decoder_load": 1.0}  # chroma as in libjpeg
         return fn.decoders.image(encoded, device="mixed", output_type=types.RGB, **options), stages
     if not stages or not isinstance(stages[0][1], (RandomResizedCrop, RandomIoUCrop)):
         return fn.decoders.image(encoded, output_type=types.RGB), stages
@@ -105,12 +97,12 @@ def _resized(images: Any, index: int, transform: Transform) -> Any:
 
 
 def _jittered(images: Any, blends: Any) -> Any:
-    """Do ``ColorJitter.changes``, of which none is of hue, as arithmetic on whole images."""
+    """Apply ``ColorJitter.changes`` without hue, as arithmetic on whole images."""
     for stage in range(3):
         own, grey, mean = (blends[stage, term] for term in range(3))
         greys = fn.color_space_conversion(images, image_type=types.RGB, output_type=types.GRAY)
         blend = own * images + grey * greys + mean * fn.reductions.mean(greys)
-        # Rounded after each change, as the cpu engine does: uint8 is what the next change works on.
+        # Round after each change, like the cpu engine: the next change works on uint8.
         images = fn.cast(math.floor(math.clamp(blend + 0.5, 0.0, 255.0)), dtype=types.UINT8)
     return images
 

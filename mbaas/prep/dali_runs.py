@@ -1,7 +1,7 @@
-"""Runs graphs of NVIDIA DALI: in batches of a bounded size, because a device holds all samples of a batch at once.
+"""Runs DALI graphs in batches of bounded size, because all samples of a batch are in device memory at once.
 
-Where even that is too much for its memory, the bound is halved. A batch that fails is halved until the samples that
-DALI refuses are found; they are for the cpu engine, which also says what is wrong with them.
+If the device still runs out of memory, the bound is halved. A batch that fails is halved until the rejected samples are
+found. The cpu engine prepares these, or reports the error.
 """
 
 from __future__ import annotations
@@ -19,44 +19,40 @@ from mbaas import cuda
 
 types: Any = dali.types
 _Graph: Any = dali.pipeline.Pipeline
-"""DALI's pipeline class, which comes from C++ without types, as `types` does."""
+"""The DALI pipeline class. It comes from C++ without types, like `types`."""
 
-# By its words, because DALI raises RuntimeError for everything; all but these are a bug, or a device that failed.
+# Matched by text, because DALI raises RuntimeError for everything. All other errors are bugs or device failures.
 _REFUSALS = ("Failed to decode", "nvImageCodec failure")
-# DALI's own allocator (dali/core/cuda_error.h), CUDA, and nvImageCodec. What C++ raises alone comes as MemoryError.
+# From DALI's allocator (dali/core/cuda_error.h), CUDA, and nvImageCodec. A pure C++ bad_alloc becomes MemoryError.
 _OUT_OF_MEMORY = ("CUDA allocation failed", "Can't allocate", "out of memory", "bad_alloc", "ALLOCATOR_FAILURE")
 
 Feed: TypeAlias = Sequence[NDArray[Any]] | NDArray[Any]
-"""An input of a graph: number i is for sample i."""
+"""An input of a graph: item i belongs to sample i."""
 
 Deliver: TypeAlias = Callable[[int, NDArray[Any]], None]
-"""Takes a sample's number and its result."""
+"""Called with a sample's index and its result."""
 
 PlaceOf: TypeAlias = Callable[[int], "NDArray[Any] | None"]
-"""Tells by a sample's number where its result goes; None: nobody knows yet."""
+"""Maps a sample's index to the memory for its result; None if not known yet."""
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class _Taking:
-    """Where results go; see `GraphRuns.run`."""
-
     deliver: Deliver
     place: PlaceOf | None
 
 
 class GraphRuns:
-    """A graph and its runs.
+    """A DALI graph and its runs.
 
-    While a batch is prepared, the next one is fed to the graph, and the results of the one before go where they belong.
+    Three steps overlap: one batch is prepared, the next one is fed, and the results of the previous one are delivered.
 
     Args:
-        outputs: makes the graph's single output; called within DALI's pipeline whenever the graph is built anew.
-        threads: of DALI.
-        device_id: the GPU; None runs DALI on the CPU.
-        limit: of the sizes of a batch's samples together, unless one alone has more.
-        unit: what sizes count, such as "pixels".
+        outputs: builds the graph's single output; called within a DALI pipeline whenever the graph is rebuilt.
+        threads, device_id: DALI threads, and the GPU; None runs DALI on the CPU.
+        limit: maximum total size of a batch's samples in ``unit``, such as "pixels", unless a single sample is larger.
     """
 
     def __init__(
@@ -75,24 +71,24 @@ class GraphRuns:
         deliver: Deliver,
         place: PlaceOf | None = None,
     ) -> list[int]:
-        """Prepare samples; return those that DALI refuses.
+        """Prepare samples; return the indices of rejected samples.
 
         Args:
-            taken: which of n samples.
-            sizes: int64[n], what each weighs against the limit.
-            feeds: name -> the input of each of the n samples. DALI may read them where they lie.
-            deliver: takes a sample's number and its result, which is valid only until it returns.
-            place: tells where the result of a sample may be put at once: what comes from a GPU and fits there is not
+            taken: indices of the samples to prepare, out of n.
+            sizes: int64[n], size of each sample in ``unit``.
+            feeds: name -> input of each of the n samples. DALI may read them in place.
+            deliver: called with a sample's index and its result, which is valid only during the call.
+            place: returns memory for a sample's result. A result on a GPU that fits is copied there instead of
                 delivered.
         """
         try:
             return self._run_all(taken, sizes, feeds, _Taking(deliver, place))
         except BaseException:
-            self._graph = None  # it may have a batch in hand, which the next run would take for its own
+            self._graph = None  # a pending batch would be taken for the result of the next run
             raise
 
     def set_threads(self, threads: int) -> None:
-        """Work with ``threads`` threads. DALI fixes them when a graph is built, so the next run builds it anew."""
+        """Use ``threads`` threads. DALI fixes the number when a graph is built, so the next run rebuilds it."""
         self._threads, self._graph = threads, None
 
     def close(self) -> None:
@@ -107,7 +103,7 @@ class GraphRuns:
         while len(taken) or len(running):
             following = taken[: _fitting(sizes[taken], self._limit)]
             if len(running) and self._is_too_many(len(following)):
-                following = none  # the graph is built anew for it, once it is free
+                following = none  # the graph must be rebuilt for it, once it is free
             results, suspect = None, following
             try:
                 if len(following):
@@ -124,7 +120,7 @@ class GraphRuns:
                 if suspect is following:
                     taken = taken[len(following) :]
                     if results is None:
-                        taken = np.concatenate([running, taken])  # it was lost with the graph
+                        taken = np.concatenate([running, taken])  # its results were lost with the graph
                 following = none
             else:
                 taken = taken[len(following) :]
@@ -134,7 +130,7 @@ class GraphRuns:
         return refused
 
     def _run(self, indices: NDArray[np.intp], feeds: Mapping[str, Feed], taking: _Taking) -> list[int]:
-        """Prepare a batch by itself."""
+        """Prepare one batch, without overlap."""
         try:
             self._feed(feeds, indices)
             self._graph.schedule_run()
@@ -146,14 +142,13 @@ class GraphRuns:
         return []
 
     def _halved(self, indices: NDArray[np.intp], feeds: Mapping[str, Feed], taking: _Taking) -> list[int]:
-        """Prepare in halves what failed as a whole."""
         if len(indices) == 1:
             return [int(indices[0])]
         middle = len(indices) // 2
         return [*self._run(indices[:middle], feeds, taking), *self._run(indices[middle:], feeds, taking)]
 
     def _recover(self, error: RuntimeError | MemoryError) -> None:
-        """Raise the error again, unless the samples of a batch, or how many they are, may be to blame."""
+        """Re-raise the error, unless it may be caused by the samples of a batch or by their number."""
         self._graph = None  # a graph that raised cannot be run again
         if isinstance(error, MemoryError) or _says(error, _OUT_OF_MEMORY):
             self._take_less()
@@ -161,8 +156,7 @@ class GraphRuns:
             raise error
 
     def _take_less(self) -> None:
-        """Make batches half as large from now on: the device has no more memory for us, others may use it, too."""
-        # The graph that is built next is for as few samples as it needs, not for as many as there once were.
+        # The next graph is built for as few samples as needed, not for the largest batch so far.
         self._batch, self._limit = 0, max(1, self._limit // 2)
         where = "the CPU" if self._device_id is None else f"GPU {self._device_id}"
         _log.warning("%s is out of memory: batches of %d %s from now on", where, self._limit, self._unit)
@@ -170,14 +164,13 @@ class GraphRuns:
     # ---- one batch ----
 
     def _feed(self, feeds: Mapping[str, Feed], indices: NDArray[np.intp]) -> None:
-        """Give the graph its inputs, which it reads once it is started."""
         graph = self._graph_for(len(indices))
         for name, rows in feeds.items():
             some = rows[indices] if isinstance(rows, np.ndarray) else [rows[index] for index in indices.tolist()]
             graph.feed_input(name, some)
 
     def _results(self) -> Any:
-        """Wait for DALI's list of results, which lies on the device and is ours as long as it is referred to."""
+        """Wait for the results: a DALI list in device memory, valid while it is referenced."""
         (results,) = self._graph.share_outputs()
         self._graph.release_outputs()
         return results
@@ -192,7 +185,7 @@ class GraphRuns:
                 taking.deliver(int(indices[position]), on_host.at(position))
 
     def _put(self, results: Any, indices: NDArray[np.intp], place: PlaceOf) -> list[int]:
-        """Copy results from the GPU to where they belong; return the positions of those that fit nowhere."""
+        """Copy results from the GPU to their memory; return the positions of results that do not fit."""
         assert self._device_id is not None
         shapes, dtype = results.shape(), np.dtype(types.to_numpy_type(results.dtype))
         begin = results.as_tensor().data_ptr() if results.is_dense_tensor() else None
@@ -209,14 +202,13 @@ class GraphRuns:
         return left
 
     def _is_too_many(self, batch: int) -> bool:
-        """Whether the graph, as it is, is for fewer samples."""
         return self._graph is None or batch > self._batch
 
     def _graph_for(self, batch: int) -> Any:
         if self._is_too_many(batch):
-            # Never smaller than before: blocks of changing sizes would have it built again and again.
+            # Never shrink: with varying block sizes the graph would be rebuilt again and again.
             self._batch = max(batch, self._batch)
-            # Without a queue within the graph: it would ask for several batches before the first is there.
+            # No prefetch queue: it would require several batches before returning the first.
             graph = _Graph(
                 batch_size=self._batch, num_threads=self._threads, device_id=self._device_id, prefetch_queue_depth=1
             )
@@ -228,7 +220,7 @@ class GraphRuns:
 
 
 def _joined(copies: Sequence[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
-    """Join copies of which one ends where the next begins, on both sides."""
+    """Join copies that are adjacent on both sides."""
     joined: list[tuple[int, int, int]] = []
     for to, source, nbytes in copies:
         if joined:
@@ -241,7 +233,7 @@ def _joined(copies: Sequence[tuple[int, int, int]]) -> list[tuple[int, int, int]
 
 
 def _fitting(sizes: NDArray[np.int64], limit: int) -> int:
-    """Return how many of the first samples stay within a limit together; at least one."""
+    """Return the number of leading samples whose total size is within the limit, at least 1."""
     return max(1, int(np.searchsorted(np.cumsum(sizes), limit, side="right")))
 
 

@@ -1,13 +1,11 @@
-"""The dali engine for sound: spectrograms are made by NVIDIA DALI, on a GPU or the CPU.
+"""The dali engine for audio: DALI makes the spectrograms, on a GPU or the CPU.
 
-Decoding, resampling and whatever else comes before MelSpectrogram is done as the cpu engine does it, in threads over
-samples. So samples are bad for the same reasons, and sound has the same numbers. DALI's decoder is libsndfile, too, on
-the CPU, but knows no MP3, and refuses a whole batch for one damaged file. DALI's resampling to a lower rate leaves out
-no frequencies first: those above half of the new rate come back as lower ones.
+All steps before MelSpectrogram run as in the cpu engine, so audio has the same values, and samples are bad for the same
+reasons. DALI's own decoder does not support MP3, and rejects a whole batch for one damaged file. DALI's resampler does
+not filter before it reduces the rate, so it causes aliasing. The decoded form of a sample is its audio before
+MelSpectrogram, the same for both engines.
 
-What is not finite in a result is made again by the cpu engine: DALI's masks make NaN where that has infinity.
-
-What is kept of a sample is its sound, before MelSpectrogram at the latest: that is the same for both engines.
+Results that are not finite are prepared again by the cpu engine: DALI's masks turn infinity into NaN.
 """
 
 from __future__ import annotations
@@ -31,13 +29,13 @@ from mbaas.prep.threads import SampleThreads
 from mbaas.transforms import MelSpectrogram, Pipeline
 
 BATCH_VALUES = 64_000_000
-"""Values of the spectra, before filters are put on them, that DALI has at a time: 256 MB. A second of 16 kHz has 26,000
-with MelSpectrogram(n_fft=512, hop_length=160).
+"""Maximum spectrum values of a batch, before mel filters: 256 MB. One second at 16 kHz has 26,000 values with
+MelSpectrogram(n_fft=512, hop_length=160).
 """
 
 
 class DaliSoundEngine:
-    """An engine that prepares spectrograms of sound with DALI. See ``prep.engine.Engine``."""
+    """An engine that makes spectrograms of audio with DALI. See ``prep.engine.Engine``."""
 
     name: EngineName = "dali"
 
@@ -51,15 +49,14 @@ class DaliSoundEngine:
         max_bytes: int = DEFAULT_MAX_BYTES,
         batch_values: int = BATCH_VALUES,
     ) -> None:
-        """Build no graph yet: the first block says for how many samples it must be.
+        """Build no graph yet: its batch size depends on the first block.
 
         Args:
-            device_id: the GPU; None runs DALI on the CPU.
-            batch_values: of the spectra of a batch together, unless those of one sample alone are more.
-            pipeline, seed, threads, max_bytes: see `mbaas.prep.engines.make_engine`.
+            batch_values: maximum spectrum values of a batch, unless a single sample has more.
+            pipeline, seed, threads, device_id, max_bytes: see `mbaas.prep.engines.make_engine`.
 
         Raises:
-            ConfigError: a package is not installed that decodes sound.
+            ConfigError: a package for decoding audio is missing.
         """
         stages = list(enumerate(pipeline.transforms))
         first, mels = next((index, each) for index, each in stages if isinstance(each, MelSpectrogram))
@@ -107,7 +104,7 @@ class DaliSoundEngine:
         if again:
             rows = sorted(again)
             some = {name: column[np.array(rows)] for name, column in known.items()}
-            # Made apart: a choice of rows of `out` is a copy of them.
+            # A separate array: indexing `out` with rows would make a copy.
             apart = np.empty((len(rows), *out.shape[1:]), out.dtype)
             left = self._cpu.prepare([encoded[row] for row in rows], sample_ids[rows], epoch, some, apart)
             lost = {rows[each.row]: each.reason for each in left.bad}
@@ -132,10 +129,7 @@ class DaliSoundEngine:
     def _decoded(
         self, part: ArrayPart, results: ArrayResults, keep: KeptRows | None
     ) -> tuple[list[dict[str, NDArray[Any]]], NDArray[np.int64]]:
-        """Decode sound, and return the graph's inputs for each sample, and how many values its spectrum has.
-
-        Bad samples are told to ``results``; they have no inputs, and no values.
-        """
+        """Decode audio; return the graph's inputs and number of spectrum values per sample, none for bad samples."""
         inputs: list[dict[str, NDArray[Any]]] = [{} for _ in part.encoded]
         values = np.zeros(len(inputs), np.int64)
 
@@ -153,4 +147,4 @@ class DaliSoundEngine:
 
 
 _NOTHING = np.zeros(0, np.float32)
-"""What stands in place of the inputs of a bad sample: no run asks for it."""
+"""Placeholder for the inputs of a bad sample; no run uses it."""

@@ -1,6 +1,6 @@
-"""A pipeline's spectrograms as a graph of NVIDIA DALI, and the data that it is fed with.
+"""Builds a DALI graph that makes a pipeline's spectrograms, and the data that is fed to it.
 
-The graph is static; everything random comes in as data, from the same numbers that the cpu engine draws.
+The graph is static. Random parameters are inputs, from the same random numbers that the cpu engine draws.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ SOUND = "sound"
 def feeds(
     stages: Sequence[Stage], sound: NDArray[np.float32], chance: Sequence[NDArray[np.float64]]
 ) -> dict[str, NDArray[Any]]:
-    """Make the inputs of the graph for one sample.
+    """Return the inputs of the graph for one sample.
 
     Args:
-        stages: a MelSpectrogram, and what follows it.
-        sound: float32 [time], or [time, channels].
-        chance: the random numbers of each transform of the pipeline, float64[draws].
+        stages: a MelSpectrogram, and the transforms after it.
+        sound: float32 [time] or [time, channels].
+        chance: random numbers of each transform of the pipeline, float64[draws].
     """
     inputs: dict[str, NDArray[Any]] = {SOUND: sound}
     shape: tuple[int, ...] = sound.shape
@@ -46,7 +46,7 @@ def feeds(
 
 
 def _kept(shape: Sequence[int], axis: int, masked: Sequence[slice]) -> NDArray[np.float32]:
-    """Return what is kept along an axis, 1, and what is masked, 0: of length 1 along all other axes."""
+    """Return a mask along an axis: 1 where values are kept, 0 where they are masked; all other axes have length 1."""
     kept = np.ones(shape[axis], np.float32)
     for stretch in masked:
         kept[stretch] = 0
@@ -54,12 +54,9 @@ def _kept(shape: Sequence[int], axis: int, masked: Sequence[slice]) -> NDArray[n
 
 
 def spectrograms(stages: Sequence[Stage], form: Form, *, gpu: bool) -> Any:
-    """Make the nodes of a graph, whose output is float32 [frames, n_mels] or [frames, channels, n_mels].
+    """Build the nodes of a graph whose output is float32 [frames, n_mels] or [frames, channels, n_mels].
 
-    Args:
-        stages: a MelSpectrogram, and what follows it.
-        form: of the sound.
-        gpu: whether spectrograms are made on a GPU.
+    ``stages`` are a MelSpectrogram and the transforms after it; ``form`` is the form of the audio.
     """
     axes = 1 if form.channels == 1 else 2
     made = _input(SOUND, axes, gpu)
@@ -89,7 +86,7 @@ def _mels(sound: Any, transform: MelSpectrogram, form: Form) -> Any:
     spectrum = fn.spectrogram(
         sound,
         nfft=transform.n_fft,
-        # Ours, of all samples: DALI's is not periodic, and a shorter one begins elsewhere.
+        # Full-length window from our transform: DALI's is not periodic, and a shorter one is aligned differently.
         window_length=transform.n_fft,
         window_fn=transform.window.tolist(),
         window_step=transform.hop,
@@ -109,7 +106,7 @@ def _mels(sound: Any, transform: MelSpectrogram, form: Form) -> Any:
 
 def _decibels(spectrogram: Any, transform: AmplitudeToDB) -> Any:
     factor = 10.0 if transform.stype == "power" else 20.0
-    # The cut-off is that of AmplitudeToDB: factor * log10(1e-10).
+    # Same cut-off as in AmplitudeToDB: factor * log10(1e-10).
     decibels = fn.to_decibels(spectrogram, multiplier=factor, reference=1.0, cutoff_db=-10 * factor)
     if transform.top_db is None:
         return decibels

@@ -1,8 +1,8 @@
-"""Decoded samples as bytes: what a pipeline's prefix makes of a sample, in a container that caches keep like a file.
+"""Containers for decoded samples: the output of a pipeline's prefix as bytes, which caches store like a file.
 
 A container is a header of 128 bytes, the values in C order, and zeros up to a multiple of 64 bytes. So containers end
-to end in memory that begins at a multiple of 64 have their values at multiples of 64, and are viewed where they lie.
-For engines it is one more format of a file, of which some transforms are done already.
+to end in memory aligned to 64 bytes have aligned values, which are viewed in place. For engines, a container is one
+more file format, with some transforms already applied.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from mbaas.transforms.decoders import is_numeric
 Array = NDArray[Any]
 
 MAGIC = b"\x93mbaas\xff\n"
-"""The first bytes of a container. No file of images, sound or arrays that there is a decoder for begins so."""
+"""First bytes of a container; no image, audio or array format with a decoder starts with them."""
 
 HEADER_BYTES = 128
-"""Before the values."""
+"""Size of the header, which precedes the values."""
 
 MOST_AXES = 8
 
-_ALIGNED = 64  # bytes of a cache line, and of the widest vector instructions
+_ALIGNED = 64  # cache line, and the widest vector instructions
 _VERSION = 1
-# Magic, version, transforms applied, axes, kind and size of a number, engine, height and width of the original image (0
-# of what is none), and the lengths of the axes; a checksum of all that ends the header.
+# Magic, version, transforms applied, axes, kind and size of a number, engine, height and width of the original image,
+# lengths of the axes. Height and width are 0 if the sample is not an image. The header ends with a checksum.
 _HEADER = Struct("<8sHHBcBBII8Q")
 _CHECKSUM = Struct("<I")
 _CHECKED_BYTES = HEADER_BYTES - _CHECKSUM.size
-_KINDS = (b"b", b"i", b"u", b"f", b"c")  # of numbers, by NumPy's letters
+_KINDS = (b"b", b"i", b"u", b"f", b"c")  # dtype kinds of NumPy
 _ENGINES: tuple[EngineName, ...] = ("cpu", "dali")
 
 
@@ -47,10 +47,10 @@ class Decoded(NamedTuple):
     """A decoded sample.
 
     Attributes:
-        values: what the first transforms of the pipeline made of it: read-only, in C order.
-        applied: how many transforms that were, at least the decoder.
-        original: (height, width) in pixels of the upright image as its file has it; None if it is no image.
-        made_by: the engine that made it: another one would have made other values.
+        values: output of the first transforms of the pipeline, read-only, in C order.
+        applied: number of transforms applied, at least 1 (the decoder).
+        original: (height, width) in pixels of the file's upright image; None if the sample is not an image.
+        made_by: the engine that decoded it; another engine's values may differ.
     """
 
     values: Array
@@ -59,11 +59,7 @@ class Decoded(NamedTuple):
     made_by: EngineName
 
     def check_applied(self, most: int) -> None:
-        """Check that no more transforms made it than a pipeline begins with that may be done beforehand.
-
-        Raises:
-            UndecodableError: it is of another pipeline.
-        """
+        """Raise UndecodableError if more than ``most`` transforms (the deterministic prefix) were applied."""
         if self.applied > most:
             raise UndecodableError(
                 f"it is a decoded sample after {self.applied} transforms, of which this pipeline begins with {most} "
@@ -71,11 +67,7 @@ class Decoded(NamedTuple):
             )
 
     def check_image(self, size: Size | None) -> None:
-        """Check that it is an image of this size, uint8 [height, width, 3].
-
-        Raises:
-            UndecodableError: it is of another pipeline.
-        """
+        """Raise UndecodableError unless the sample is an image of this size, uint8 [height, width, 3]."""
         wanted = (*(size or ()), 3)
         if self.values.dtype != np.uint8 or self.values.shape != wanted:
             raise UndecodableError(
@@ -85,20 +77,20 @@ class Decoded(NamedTuple):
 
 
 def is_decoded(data: memoryview) -> bool:
-    """Whether these bytes claim to be a container."""
+    """Return whether the bytes start like a container."""
     return bytes(data[: len(MAGIC)]) == MAGIC
 
 
 def container_bytes(shape: Collection[int], dtype: np.dtype[Any]) -> int:
-    """Return the size of the container of an array of this shape: a multiple of 64 bytes."""
+    """Return the container size for an array of this shape: a multiple of 64 bytes."""
     return HEADER_BYTES + -(-math.prod(shape) * dtype.itemsize // _ALIGNED) * _ALIGNED
 
 
 def read_decoded(data: memoryview) -> Decoded:
-    """Open a container: its values are viewed in ``data``, unless they lie at an address at which no number begins.
+    """Open a container. Its values are a view of ``data``, or a copy if ``data`` is misaligned.
 
     Raises:
-        UndecodableError: it is none, it is damaged, or another version of mbaas made it.
+        UndecodableError: not a container, damaged, or written by another version of mbaas.
     """
     header = bytes(data[:HEADER_BYTES])
     if len(header) < HEADER_BYTES or not header.startswith(MAGIC):
@@ -127,10 +119,10 @@ def read_decoded(data: memoryview) -> Decoded:
 
 
 def image_header(decoded: Decoded, max_pixels: int) -> Header:
-    """Return what `mbaas.prep.header.peek` says of an image, for one that is decoded, and check it in the same way.
+    """Return the header of a decoded image, with the same checks as `mbaas.prep.header.peek`.
 
     Raises:
-        UndecodableError: it is no image, or its original is larger than ``max_pixels``.
+        UndecodableError: not an image, or its original is larger than ``max_pixels``.
     """
     if decoded.original is None:
         raise UndecodableError("it is a decoded sample, but not of an image")
@@ -140,8 +132,8 @@ def image_header(decoded: Decoded, max_pixels: int) -> Header:
 
 
 def _dtype(kind: bytes, itemsize: int) -> np.dtype[Any] | None:
-    """Return the type of numbers that a header names, in the byte order of the machine; None if there is none."""
-    if kind not in _KINDS:  # NumPy takes other letters for text that says more, and parses it
+    """Return the numeric dtype named by a header, in native byte order; None if it is invalid."""
+    if kind not in _KINDS:  # NumPy parses other letters as more complex dtype strings
         return None
     try:
         dtype = np.dtype(f"{kind.decode()}{itemsize}")
@@ -151,18 +143,13 @@ def _dtype(kind: bytes, itemsize: int) -> np.dtype[Any] | None:
 
 
 class KeptMemory:
-    """Memory for the containers of a block, which is used again for the next one: fresh memory costs 0.1 ms in page
-    faults for each 600 kB.
-    """
+    """Buffer for a block's containers, reused because fresh memory costs 0.1 ms of page faults per 600 kB."""
 
     def __init__(self) -> None:
         self._buffer = np.empty(0, np.uint8)
 
     def first(self, nbytes: int) -> NDArray[np.uint8]:
-        """Return so many bytes, from an address on that is a multiple of 64; what was there before may be gone.
-
-        Pages that nobody writes take no memory.
-        """
+        """Return ``nbytes`` bytes, aligned to 64 bytes, with any content. Untouched pages take no memory."""
         if len(self._buffer) < nbytes:
             whole = np.empty(nbytes + _ALIGNED, np.uint8)
             start = -whole.ctypes.data % _ALIGNED
@@ -176,15 +163,12 @@ class _Place(NamedTuple):
 
 
 class KeptRows:
-    """The decoded samples of those rows of a block that are to be kept, as an engine makes them. Threads may share it.
+    """Decoded samples of selected rows of a block, collected while an engine prepares the block. Thread-safe.
 
     Args:
-        rows: of the block, whose decoded samples are wanted.
-        most_bytes: of their containers together; rows for which there is no room any more are not kept.
-        memory: for the containers, of nobody else until what `taken` returned is not needed any more; by default, new.
-
-    Attributes:
-        most_bytes: the same.
+        rows: rows of the block whose decoded samples are wanted.
+        most_bytes: capacity for all containers; rows that no longer fit are not kept.
+        memory: buffer for exclusive use until the result of `taken` is no longer needed; default: new memory.
     """
 
     def __init__(self, rows: Collection[int], most_bytes: int, memory: KeptMemory | None = None) -> None:
@@ -192,11 +176,11 @@ class KeptRows:
         self._wanted = {*rows}
         self._memory = (KeptMemory() if memory is None else memory).first(most_bytes)
         self._places: dict[int, _Place] = {}  # in ascending order of their starts
-        self._end = 0  # of the last of them
+        self._end = 0  # of the last container
         self._lock = threading.Lock()
 
     def wants(self, row: int) -> bool:
-        """Whether a row is to be kept, as far as there is room; not any more if it turned out that it cannot be."""
+        """Return whether a row is wanted; False after `drop`."""
         return row in self._wanted
 
     def room(
@@ -209,16 +193,14 @@ class KeptRows:
         original: Size | None = None,
         made_by: EngineName = "cpu",
     ) -> Array | None:
-        """Return memory in which the decoded sample of a row is to be written, in C order; or none, if it is not
-        wanted, does not fit into the bytes that are left, or is no array of numbers of up to 8 axes.
+        """Return memory for the decoded sample of a row, replacing any earlier one, to be written in C order.
+
+        None if the row is not wanted or does not fit, or if it is not a native numeric array of at most 8 axes.
 
         Args:
-            row: of the block. If it has room already, that is given up.
-            shape: of the decoded sample.
-            dtype: of the decoded sample.
-            applied: how many transforms of the pipeline made it.
-            original: (height, width) in pixels of the upright image, as its file has it.
-            made_by: the engine that makes it.
+            row, shape, dtype: row of the block, and form of its decoded sample.
+            applied, made_by: number of transforms applied to it, and the engine.
+            original: (height, width) in pixels of the file's upright image.
         """
         if row not in self._wanted or not is_numeric(dtype) or not dtype.isnative or len(shape) > MOST_AXES:
             return None
@@ -253,7 +235,7 @@ class KeptRows:
         return container[HEADER_BYTES:end].view(dtype).reshape(shape)
 
     def drop(self, row: int) -> None:
-        """Keep nothing of a row: its decoding failed, it is bad for another reason, or it is not to be relied on."""
+        """Stop keeping a row: its decoding failed, it is bad for another reason, or it is unreliable."""
         with self._lock:
             self._wanted.discard(row)
             self._forget(row)
@@ -264,16 +246,16 @@ class KeptRows:
             self._end = place.start
 
     def taken(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.uint8]]:
-        """Return the containers that were made, when the engine is done with the block.
+        """Return the finished containers, after the engine has prepared the block.
 
         Returns:
-            The rows, int64[k], in any order; the length of each one's container, int64[k], in bytes; and the containers
-            end to end, uint8[sum of the lengths], which is memory that the next block's go to.
+            Rows, int64[k], in any order; bytes of each container, int64[k]; and the containers end to end, uint8[sum of
+            bytes], in memory that the next block overwrites.
         """
         with self._lock:
             end = 0
             for row, (start, nbytes) in self._places.items():
-                if start != end:  # one before it was dropped
+                if start != end:  # an earlier one was dropped: close the gap
                     self._memory[end : end + nbytes] = self._memory[start : start + nbytes]
                     self._places[row] = _Place(end, nbytes)
                 end += nbytes
@@ -284,14 +266,7 @@ class KeptRows:
 
 
 class KeptSample:
-    """Where the decoded form of one sample goes.
-
-    Args:
-        keep: of its block.
-        row: its row there.
-        applied: how many transforms make what is kept.
-        original: see `KeptRows.room`.
-    """
+    """Destination of a sample's decoded form, after ``applied`` transforms, in ``keep``. See `KeptRows.room`."""
 
     def __init__(self, keep: KeptRows, row: int, applied: int, original: Size | None = None) -> None:
         self.applied = applied
@@ -302,8 +277,8 @@ class KeptSample:
         return self._keep.room(self._row, shape, dtype, applied=self.applied, original=self._original)
 
     def put(self, values: Array) -> Array:
-        """Copy a decoded sample there, and return a view that stays as it is; if there is no room, ``values``."""
-        # Of a class of its own an array may be another thing than its numbers.
+        """Copy a decoded sample to its memory and return a read-only view; return ``values`` if it does not fit."""
+        # An array subclass may carry more than its numbers.
         room = self.room(values.shape, values.dtype) if type(values) is np.ndarray else None
         if room is None:
             return values
@@ -316,7 +291,7 @@ class KeptSample:
 
 
 def sealed(values: Array) -> Array:
-    """Return a view of an array that cannot be written."""
+    """Return a read-only view of an array."""
     view = values.view()
     view.flags.writeable = False
     return view

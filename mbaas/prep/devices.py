@@ -1,4 +1,4 @@
-"""Chooses a GPU of its machine for a prep worker that reserves none, so that trials can reserve whole GPUs."""
+"""Chooses a GPU for a prep worker that reserves none, so that trials can reserve whole GPUs."""
 
 from __future__ import annotations
 
@@ -7,22 +7,21 @@ import os
 import socket
 
 _marks: list[socket.socket] = []
-"""Sockets that this process holds so that others see which GPU it chose."""
+"""Sockets held by this process, by which others see its choice."""
 
 
 MOST_EACH = 64
-"""Workers that are counted on each GPU; any more choose one at random."""
+"""Maximum number of workers counted per GPU; further workers choose one at random."""
 
 
 def choose_gpu(count: int, *, mark: str = "mbaas-prep-gpu") -> int:
-    """Choose one of a machine's GPUs: one that fewest other prep workers chose.
+    """Return the GPU in [0, count) of this machine that the fewest prep workers have chosen.
 
-    Args:
-        count: number of GPUs; the result is in [0, count).
-        mark: beginning of the names by which processes of a machine see each other's choice.
+    ``mark`` is the prefix of the socket names by which a machine's processes see each other's choices.
     """
     for others, gpu in itertools.product(range(MOST_EACH), range(count)):
-        # A name of Linux's own, without a file: the kernel gives it to one process, and takes it back when that ends.
+        # An abstract socket name (Linux, no file): one process holds it, and the kernel releases it when the process
+        # ends.
         holder = socket.socket(socket.AF_UNIX)
         try:
             holder.bind(f"\0{mark}-{gpu}-{others}")

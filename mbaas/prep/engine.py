@@ -1,8 +1,7 @@
-"""What an engine is: it turns encoded samples into prepared ones.
+"""The engine protocol: an engine turns encoded samples into prepared ones.
 
-The result is a pure function of (seed, epoch, sample id, encoded bytes):
-it does not depend on the block that a sample comes in, the number of threads, or earlier calls. Nor does it depend on
-whether a sample comes encoded or decoded: what the engine kept of it when it prepared it before (`mbaas.prep.decoded`).
+The result is a pure function of (seed, epoch, sample id, encoded bytes). It does not depend on the block, the number of
+threads, or earlier calls, nor on whether a sample arrives encoded or in its cached decoded form.
 """
 
 from __future__ import annotations
@@ -20,39 +19,34 @@ from mbaas.prep.decoded import KeptRows
 from mbaas.transforms.decoders import MOST_PIXELS
 
 Encoded = bytes | memoryview | NDArray[np.uint8]
-"""The bytes of one sample, a file or the container of a decoded one; read-only for engines."""
+"""The bytes of one sample: a file, or the container of a decoded sample. Engines must not modify them."""
 
 EngineOf = Callable[[NDArray[np.int64], int], NDArray[np.bool_]]
-"""Tells of samples, int64[n], in an epoch which are one engine's and not the other's: bool[n]."""
+"""Selects the samples of one of two engines: (sample ids int64[n], epoch) -> bool[n]."""
 
 DEFAULT_MAX_PIXELS = MOST_PIXELS
-"""Pixels of the largest image that is prepared, unless an engine is told otherwise."""
+"""Default limit of the size of an image, in pixels."""
 
 DEFAULT_MAX_BYTES = 1 << 30
-"""The same for sound and other arrays, in bytes once they are decoded: as many as a file may have."""
+"""Default limit of the decoded size of audio and other arrays, in bytes; equal to the limit of a file."""
 
 
 class BadRow(Struct, frozen=True):
-    """A sample of a block that could not be prepared.
-
-    Attributes:
-        row: its index in the block.
-        reason: one clause that says what is wrong with it.
-    """
+    """A sample of a block (``row`` is its index) that could not be prepared, and the reason, as one clause."""
 
     row: int
     reason: str
 
 
 class Prepared(Struct, frozen=True):
-    """What became of n samples, beside the field that an engine made of their bytes.
+    """The result of preparing n samples.
 
     Attributes:
-        bad: those that could not be prepared, in order of row.
-        known: the dataset's fields of all others, in order of row: as the engine was given them, except those that lie
-            on the image, which are where its pixels are now, and those that a Map changes.
-        made: what was made of the n samples, in the memory in which the engine was told to make it: that itself, or
-            packed where samples differ in size; there bad samples have no values, or zeros.
+        bad: samples that could not be prepared, in order of row.
+        known: the dataset's fields of the good samples, in order of row. Fields with image coordinates follow the
+            transformed pixels, and a Map may change fields; all other fields are the input's.
+        made: the prepared field of all n samples, either ``out`` itself, or packed if samples differ in size. Bad
+            samples are zero; packed ones may also be empty.
     """
 
     bad: list[BadRow]
@@ -61,21 +55,21 @@ class Prepared(Struct, frozen=True):
 
 
 class Engine(Protocol):
-    """A way to prepare blocks of samples. Not thread-safe: one call at a time."""
+    """Prepares blocks of samples. Not thread-safe: one call at a time."""
 
     name: EngineName
 
     def field(self, encoded: Encoded, uri: str, known: Arrays) -> Field:
-        """Tell what is made of a sample, shape and dtype; decode ``encoded`` where the pipeline alone does not tell.
+        """Return the shape and dtype of a prepared sample. Decode it only if the pipeline does not determine them.
 
         Args:
-            encoded: its bytes.
-            uri: where it is, for messages.
-            known: its fields, as the dataset has them: of one sample.
+            encoded: the sample's bytes.
+            uri: the sample's location, for error messages.
+            known: the dataset's fields of this one sample.
 
         Raises:
             BadSampleError: ``encoded`` had to be decoded and cannot be.
-            ConfigError: Normalize is to follow, but samples are not uint8 [height, width, 3]; or they are no numbers.
+            ConfigError: Normalize follows, but samples are not uint8 [height, width, 3]; or samples are not numeric.
         """
 
     def prepare(
@@ -90,23 +84,21 @@ class Engine(Protocol):
         """Prepare n samples.
 
         Args:
-            encoded: their bytes.
-            sample_ids: int64[n], their ids.
-            epoch: on which random transforms depend.
-            known: their fields, as the dataset has them; none of them changes in place.
-            out: [n, *field.shape], where what is made of them goes; the rows of bad samples become zero. Where samples
-                differ in size it is contiguous memory for as many of the largest (`Field.empty`), in which they come to
-                lie end to end.
-            keep: takes the decoded form of the samples that are to be kept, as far as it has room: of those that come
-                encoded and are good; but not of all that are good in this epoch alone, such as a recording that is
-                damaged outside of the window that the epoch reads.
+            encoded, sample_ids: the samples' bytes, and their ids, int64[n].
+            epoch: seeds the random transforms.
+            known: the samples' fields, as in the dataset; not modified in place.
+            out: [n, *field.shape], receives the prepared samples; rows of bad samples become zero. If samples differ in
+                size, it is contiguous memory for n samples of the largest size (`Field.empty`), filled end to end.
+            keep: receives the decoded form of its wanted rows, if these are encoded and good, up to its capacity.
+                Samples that are good in this epoch only are not kept, such as audio that is damaged outside the epoch's
+                window.
 
         Raises:
-            DatasetError: a field that lies on the image, or beside one that does, does not fit it.
+            DatasetError: a field with image coordinates, or a field that must match one, does not fit the image.
         """
 
     def set_threads(self, threads: int) -> None:
-        """Work with ``threads`` threads, at least 1, from the next call on."""
+        """Use ``threads`` threads (at least 1) from the next call on."""
 
     def close(self) -> None:
         """Release threads and device memory."""

@@ -1,4 +1,4 @@
-"""Which engine runs a pipeline, and how to get it."""
+"""Choosing and constructing the engine for a pipeline."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from mbaas.transforms import DecodeAudio, Map, MelSpectrogram, Pipeline, Transfo
 
 
 def resolve_engine(kind: str, pipeline: Pipeline, *, gpus: int) -> EngineName:
-    """Choose the engine that runs ``pipeline``: "auto" is DALI where there is a GPU and DALI can run it, else cpu.
+    """Return the engine for ``pipeline``. "auto" gives "dali" if there are GPUs and DALI supports the pipeline.
 
     Args:
-        kind: "auto", "cpu" or "dali". DALI runs without a GPU too, but images are then slower than with cpu.
-        gpus: how many GPUs prep may use.
+        kind: "auto", "cpu" or "dali". DALI also runs without a GPU, but is then slower for images than cpu.
+        gpus: number of GPUs available for prep.
 
     Raises:
-        ConfigError: another kind, or DALI asked for with a transform that only the cpu engine runs.
+        ConfigError: ``kind`` is unknown, or is "dali" for a pipeline with a transform that only the cpu engine runs.
     """
     if kind not in ("auto", "cpu", "dali"):
         raise ConfigError(f"engine must be 'auto', 'cpu' or 'dali', got {kind!r}")
@@ -31,7 +31,6 @@ def resolve_engine(kind: str, pipeline: Pipeline, *, gpus: int) -> EngineName:
 
 
 def _limit_of_dali(cpu_only: Transform, pipeline: Pipeline) -> str:
-    """Say of a transform that DALI does not run what DALI can do instead."""
     if pipeline.has_images:
         return "runs neither a Map nor ColorJitter's hue"
     if isinstance(cpu_only, Map):
@@ -42,10 +41,10 @@ def _limit_of_dali(cpu_only: Transform, pipeline: Pipeline) -> str:
 
 
 def check_share(dali_share: float, engine: str, pipeline: Pipeline) -> None:
-    """Check that DALI may have a part of the samples only.
+    """Check that the samples may be divided between DALI and the cpu engine.
 
     Raises:
-        ConfigError: the cpu engine was asked for, or the pipeline is not of images.
+        ConfigError: ``dali_share`` is below 1, and ``engine`` is "cpu" or the pipeline is not for images.
     """
     if dali_share == 1:
         return
@@ -59,20 +58,16 @@ def check_share(dali_share: float, engine: str, pipeline: Pipeline) -> None:
 
 
 def workers_per_gpu(pipeline: Pipeline) -> int:
-    """Return how many workers of the dali engine work on a GPU, if nobody said how many there are to be.
+    """Return the default number of dali workers per GPU.
 
-    Two keep a GPU busy with images, which are decoded there: while one reads headers, and hands in results, the other's
-    are decoded. Sound is decoded on CPUs, by several.
+    Images are decoded on the GPU: two workers keep it busy, as one decodes while the other reads headers and hands in
+    results. Audio is decoded on CPUs, so it takes more workers.
     """
     return 2 if pipeline.has_images else 4
 
 
 def check_packages(pipeline: Pipeline) -> None:
-    """Check that this machine has what a pipeline needs: its nodes will lack what it lacks.
-
-    Raises:
-        ConfigError: a package of one of mbaas's extras is not installed.
-    """
+    """Raise ConfigError if an optional package that a pipeline needs is missing here; all nodes should be equal."""
     if isinstance(pipeline.decoder, DecodeAudio):
         sound_libraries()
 
@@ -88,26 +83,26 @@ def make_engine(
     max_pixels: int = DEFAULT_MAX_PIXELS,
     max_bytes: int = DEFAULT_MAX_BYTES,
 ) -> Engine:
-    """Make an engine for ``pipeline``, ready to prepare.
+    """Construct an engine for ``pipeline``.
 
     Args:
-        kind: what ``resolve_engine`` returned.
-        seed: of the feed, in [0, 2**63).
-        threads: that work on one block.
-        device_id: the GPU, for DALI; None runs DALI on the CPU.
-        is_dalis: which images the dali engine makes with DALI, and which with the cpu engine meanwhile; None: all.
-        max_pixels: an image that claims more is refused from its header, before memory is allocated.
-        max_bytes: the same for sound and other arrays, once they are decoded.
+        kind: the result of ``resolve_engine``.
+        seed: the feed's seed, in [0, 2**63).
+        threads: threads per block.
+        device_id: the GPU for DALI; None runs DALI on the CPU.
+        is_dalis: selects the images for DALI; the dali engine prepares the others on CPUs at the same time. None: all.
+        max_pixels: larger images are rejected by their header, before memory is allocated.
+        max_bytes: the same limit for audio and other arrays, in decoded bytes.
 
     Raises:
-        ConfigError: a package is not installed that the pipeline needs.
+        ConfigError: a package needed by the pipeline is missing.
     """
     if threads < 1:
         raise ConfigError(f"threads must be at least 1, got {threads}")
     for name, value in (("max_pixels", max_pixels), ("max_bytes", max_bytes)):
         if value < 1:
             raise ConfigError(f"{name} must be at least 1, got {value}")
-    # Each is imported where it is made: a process loads the libraries of one engine only.
+    # Import lazily: a process loads the libraries of one engine only.
     if kind == "cpu" and not pipeline.has_images:
         from mbaas.prep.array_engine import ArrayEngine
 
@@ -116,7 +111,7 @@ def make_engine(
         from mbaas.prep.cpu import CpuEngine
 
         return CpuEngine(pipeline, seed=seed, threads=threads, max_pixels=max_pixels)
-    resolve_engine(kind, pipeline, gpus=0)  # for its error: DALI's own would come with the first block
+    resolve_engine(kind, pipeline, gpus=0)  # for its error: DALI itself would fail at the first block only
     if not pipeline.has_images:
         from mbaas.prep.dali_sound import DaliSoundEngine
 

@@ -1,4 +1,4 @@
-"""Handing decoded samples in to a node's cache, while a part of a block is prepared."""
+"""Hands decoded samples in to a node's cache while a part of a block is being prepared."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from mbaas.placement import PartRequest
 from mbaas.prep.decoded import KeptMemory, KeptRows
 
 PIECE_BYTES = 64 << 20
-"""About how much is handed in at a time. Until the cache has copied it, it lies in the object store a second time."""
+"""Approximate bytes per hand-in. They occupy the object store a second time until the cache has copied them."""
 
 COPIED_S = 10.0
-"""How long the cache may take to copy what was handed in before. After that nothing more is handed in of a part."""
+"""Timeout for the cache to copy the previous piece. After that, no more samples of the part are handed in."""
 
 SLACK = 2
-"""Samples of a piece may take this many times the bytes that they take on average. Untouched memory costs nothing."""
+"""Memory reserved for a piece, as a multiple of the expected bytes. Untouched memory costs nothing."""
 
 _log = logging.getLogger(__name__)
 
 
 class PartHandIn:
-    """What a worker hands in of a part.
+    """The decoded samples of one part that are handed in to the node's cache.
 
     Args:
-        reader: of the node's cache; it may be missing where nothing is asked for.
+        reader: reader of the node's cache; may be None if no sample is requested.
         request: the part.
-        asked_for: row of the part whose decoded sample the cache would keep -> id of the stored sample.
-        nbytes: what these take on average, together.
-        memory: for the samples, of nobody else.
+        asked_for: row of the part whose decoded sample the cache requests -> id of the stored sample.
+        nbytes: expected bytes of all requested samples.
+        memory: buffer for exclusive use.
     """
 
     def __init__(
@@ -48,18 +48,17 @@ class PartHandIn:
     ) -> None:
         self._reader, self._request, self._asked_for, self._memory = reader, request, asked_for, memory
         self._sample_bytes = nbytes / max(1, len(asked_for))
-        self._before: Any = None  # the call that is copied at the moment
+        self._before: Any = None  # the hand-in that the cache is copying
 
     def pieces(self, rows: Sequence[int]) -> Iterator[tuple[slice, KeptRows | None]]:
-        """Cut rows of the part into pieces, and hand in what was kept of each when the next one is asked for.
+        """Yield slices of ``rows``, each with the `KeptRows` for its decoded samples, or None if none are wanted.
 
-        Yields:
-            A piece, and what keeps its decoded samples; None if none are wanted.
+        A piece's decoded samples are handed in when the next piece is requested.
         """
         wanted = [index for index, row in enumerate(rows) if row in self._asked_for]
         if not wanted:
             yield slice(0, len(rows)), None
-            if self._asked_for:  # of rows that are left out
+            if self._asked_for:  # the requested rows are left out as bad
                 self._hand_in({}, None, is_last=True)
             return
         step = max(1, int(PIECE_BYTES // self._sample_bytes))
@@ -74,7 +73,7 @@ class PartHandIn:
                 return
 
     def _hand_in(self, asked: Mapping[int, int], keep: KeptRows | None, *, is_last: bool) -> bool:
-        """Return whether the cache keeps pace."""
+        """Hand in one piece; return whether the cache keeps up."""
         if self._before is not None and not ray.wait([self._before], timeout=COPIED_S)[0]:
             waited = units.seconds(COPIED_S)
             _log.warning("the cache has not copied decoded samples within %s; it gets no more of this part", waited)
@@ -88,15 +87,13 @@ class PartHandIn:
 def _kept_of(
     asked: Mapping[int, int], keep: KeptRows | None
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.uint8], list[int]]:
-    """Return the decoded samples of a piece: ids, lengths in bytes, all end to end; and the ids of those that are
-    unfit.
-    """
+    """Return the decoded samples of a piece: ids, lengths in bytes, packed bytes; and the ids of unfit samples."""
     if keep is None:
         none = np.zeros(0, np.int64)
         return none, none, np.zeros(0, np.uint8), []
     rows, lengths, packed = keep.taken()
     taken = {*rows.tolist()}
-    # Those for which there was no room are asked for again, unless they need more than all the room that was left.
+    # Samples that did not fit are requested again later, unless they need more than all the remaining memory.
     had_room = len(packed) <= keep.most_bytes / 2
     unfit = [i for row, i in asked.items() if row not in taken and (had_room or not keep.wants(row))]
     return np.array([asked[row] for row in rows.tolist()], np.int64), lengths, packed, unfit

@@ -1,4 +1,4 @@
-"""What an encoded image says of itself without being decoded: format, size, orientation, and whether it is whole."""
+"""Reads the headers of encoded images: format, size, orientation, and whether the file is complete."""
 
 from __future__ import annotations
 
@@ -12,28 +12,31 @@ _PNG = b"\x89PNG\r\n\x1a\n"
 
 # Markers of a JPEG (ITU-T T.81, table B.1)
 _START, _END, _SCAN, _RESTART, _APP1 = 0xD8, 0xD9, 0xDA, 0xDD, 0xE1
-# A marker that a length follows. Skipped, as decoders do, are padding, stray bytes, the zero that stands for a 0xFF of
-# the pixels, and markers that stand alone. A search, because a loop over a gigabyte of padding would take minutes.
+# Matches a marker with a length. Skipped, as by decoders, are padding, stray bytes, escaped 0xFF bytes of the pixels,
+# and markers without a length. A regular expression, because a Python loop over a gigabyte of padding would take
+# minutes.
 _SEGMENT = re.compile(rb"\xff[^\xff\x00\x01\xd0-\xd8]", re.DOTALL)
 _SEGMENT_HEAD = Struct(">BBH")  # 0xFF, marker, length
-_NO_SEGMENT = frozenset([0xFF, 0x00, 0x01, *range(0xD0, 0xD9)])  # what follows on 0xFF where no such marker begins
+_NO_SEGMENT = frozenset([0xFF, 0x00, 0x01, *range(0xD0, 0xD9)])  # second bytes that do not begin a segment
 _SCAN_OR_END = re.compile(rb"\xff[\xda\xd9]")
-_MOST_SEGMENTS = 65_536  # before the first scan; cameras and editors write some dozens, a colour profile at most 255
+_MOST_SEGMENTS = 65_536  # before the first scan; cameras and editors write some dozens, an ICC profile at most 255
 _MOST_PASSES = 32
-"""Each scan of a progressive JPEG goes over the whole image. Encoders write about ten. More are allowed as long as
-together they touch no more pixels than this many scans of the largest image; libjpeg itself would go on for hours."""
+"""Limit of scans times pixels, in passes over the largest image. Each scan of a progressive JPEG covers the whole
+image; encoders write about ten. Without a limit, libjpeg could run for hours.
+"""
 
-_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # without DHT, JPG and DAC, which lie among them
+_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # DHT, JPG and DAC are within this range
 _SEQUENTIAL = (0xC0, 0xC1)  # baseline and extended; the others are progressive, lossless or hierarchical
 
 _FRAME = Struct(">BHHB")  # bits, height, width, channels
-_CHUNK = Struct(">I4s")  # length and kind of a PNG's chunk
-_ORIENTATION = 0x0112  # EXIF's tag
-# TIFF's types of numbers (TIFF 6.0, page 15), rationals as two. Pillow takes an orientation of any but BYTE.
+_CHUNK = Struct(">I4s")  # length and type of a PNG chunk
+_ORIENTATION = 0x0112  # EXIF tag
+# Numeric types of TIFF (TIFF 6.0, page 15), with rationals as two numbers. Like Pillow, accept any but BYTE for an
+# orientation.
 _TIFF_NUMBERS = {3: "H", 4: "I", 5: "II", 6: "b", 8: "h", 9: "i", 10: "ii", 11: "f", 12: "d", 13: "I", 16: "Q"}
 
-_RIFF_CHUNK = Struct("<4sI")  # kind and length of a WebP's chunk
-_BMP_HEADS = (40, 52, 56, 64, 108, 124)  # sizes of the headers that Windows wrote since version 3
+_RIFF_CHUNK = Struct("<4sI")  # type and length of a WebP chunk
+_BMP_HEADS = (40, 52, 56, 64, 108, 124)  # header sizes written by Windows since version 3
 
 _VP8_KEY_FRAME = b"\x9d\x01\x2a"
 
@@ -49,27 +52,25 @@ _OTHERS = (
 
 
 class UndecodableError(ValueError):
-    """The error of bytes that cannot be prepared; the message is the reason, one clause. Private to prep."""
+    """The bytes cannot be prepared; the message is the reason, as one clause. Private to prep."""
 
 
 class Header(NamedTuple):
-    """The header of an image, as far as prep needs it.
+    """The header of an image, as needed by prep.
 
     Attributes:
-        format: of the encoding; "decoded" for an image that comes in a container (`mbaas.prep.decoded`), whose size
-            here is that of the upright original.
-        height: in pixels, as stored: before EXIF turns the image.
-        width: in pixels, as stored.
-        channels: as stored; 1 grey, 3 colour, 4 CMYK or YCCK for a JPEG. A PNG's palette counts as 3, and so does a
-            WebP, whose transparency is left out.
-        bits: per channel, as stored.
-        orientation: EXIF's 1 to 8; 1 for an upright image.
-        height_at: offset of a JPEG's 16-bit height in its bytes.
-        sequential: a JPEG whose image rows follow one another in a single scan without restarts, so that
-            upper rows can be decoded alone.
-        scans: how often a JPEG's decoder goes over the whole image.
-        is_animated: a PNG with an animation, which its image need not be a part of.
-        as_stored: whether the image is to stay as it is stored, although EXIF would turn it; ``orientation`` is 1 then.
+        format: the file format; "decoded" for a container (`mbaas.prep.decoded`), with the size of the upright
+            original.
+        height, width: stored size in pixels, before the EXIF orientation is applied.
+        channels: stored channels: 1 grey, 3 colour; for a JPEG, 4 is CMYK or YCCK. 3 for PNG palettes, and for WebP,
+            whose alpha is dropped.
+        bits: bits per stored channel.
+        orientation: EXIF orientation, 1 to 8; 1 is upright.
+        height_at: offset of a JPEG's 16-bit height in the file.
+        sequential: True for a JPEG with one scan in row order and no restarts: its upper rows can be decoded alone.
+        scans: number of passes of a JPEG decoder over the whole image.
+        is_animated: True for a PNG with an animation; the still image may not be one of its frames.
+        as_stored: True if the EXIF orientation is to be ignored; ``orientation`` is then 1.
     """
 
     format: Literal["jpeg", "png", "webp", "bmp", "decoded"]
@@ -91,11 +92,10 @@ class Header(NamedTuple):
 
 
 def peek(data: memoryview, max_pixels: int) -> Header:
-    """Read the header of a JPEG, PNG, WebP or BMP, and check that the file is complete and not larger than
-    ``max_pixels``.
+    """Read the header of a JPEG, PNG, WebP or BMP. Check that the file is complete and has at most ``max_pixels``.
 
     Raises:
-        UndecodableError: it is none of them, it is cut off, damaged (PNG: checksums) or too large.
+        UndecodableError: the file has another format, is truncated, damaged (PNG: checksums) or too large.
     """
     start = bytes(data[:12])
     if start[:2] == b"\xff\xd8":
@@ -108,17 +108,13 @@ def peek(data: memoryview, max_pixels: int) -> Header:
         header = _peek_bmp(data)
     else:
         raise UndecodableError(_unknown(data))
-    # Before anybody allocates memory for it: a header of twenty bytes can claim gigabytes.
+    # Check before memory is allocated: a header of twenty bytes can claim gigabytes.
     check_pixels(header.height, header.width, max_pixels, header.scans)
     return header
 
 
 def check_pixels(height: int, width: int, max_pixels: int, scans: int = 1) -> None:
-    """Check what a header says of the size of an image; see `peek`.
-
-    Raises:
-        UndecodableError: it is too large, or has no pixels.
-    """
+    """Raise UndecodableError if the size claimed by a header is 0 or too large."""
     pixels = height * width
     if pixels > max_pixels:
         raise UndecodableError(f"{width}x{height} is {pixels:,} pixels, over the limit of {max_pixels:,} (max_pixels)")
@@ -151,7 +147,7 @@ def _peek_jpeg(data: memoryview) -> Header:
         if at + 4 > end:
             break
         begin, marker, length = _SEGMENT_HEAD.unpack_from(data, at)
-        if begin != 0xFF or marker in _NO_SEGMENT:  # in most files nothing lies between two segments
+        if begin != 0xFF or marker in _NO_SEGMENT:  # rare: most files have no bytes between segments
             found = _SEGMENT.search(data, at)
             if found is None or found.start() + 4 > end:
                 break
@@ -163,8 +159,8 @@ def _peek_jpeg(data: memoryview) -> Header:
             return _jpeg_header(data, at, frame, orientation, restarts)
         if at + 2 + length > end:
             break
-        if marker in _FRAMES and length >= 8:  # a shorter one has no room for what is read here: it is no frame
-            if frame is not None:  # a decoder may allocate for either
+        if marker in _FRAMES and length >= 8:  # a shorter segment is not a valid frame header
+            if frame is not None:  # a decoder may allocate for either one
                 raise UndecodableError("corrupt JPEG: two headers give the number of its pixels")
             frame = (marker, at + 5, _FRAME.unpack_from(data, at + 4))
         elif marker == _RESTART:
@@ -174,7 +170,7 @@ def _peek_jpeg(data: memoryview) -> Header:
         at += 2 + length
     else:
         raise UndecodableError(f"corrupt JPEG: more than {_MOST_SEGMENTS:,} segments come before its pixels")
-    # No scan, so no pixel was seen before the bytes, or the image, ended.
+    # The file, or the image, ended before the first scan.
     raise _truncated(data, "JPEG")
 
 
@@ -187,12 +183,12 @@ def _jpeg_header(
 ) -> Header:
     if frame is None:
         raise UndecodableError("corrupt JPEG: pixels start before a header that gives their number")
-    # Entropy-coded data holds no end marker, so one after the scan's start means that all of it is there. A
-    # thumbnail's own end marker lies before. Nearly every file ends with the marker and need not be searched.
+    # Entropy-coded data contains no end marker, so one after the scan's start means that the scan is complete. The end
+    # marker of a thumbnail is before the scan. Nearly every file ends with the marker, which avoids the search.
     if bytes(data[-2:]) != b"\xff\xd9" and bytes(data[scan_at:]).rfind(b"\xff\xd9") < 0:
         raise _truncated(data, "JPEG")
     marker, height_at, (bits, height, width, channels) = frame
-    # Rows follow one another in one scan of all channels; of several scans each goes over the whole image.
+    # A single scan of all channels stores the rows in order; with several scans, each covers the whole image.
     one_scan = bytes(data[scan_at + 4 : scan_at + 5]) == bytes((channels,))
     plain = marker in _SEQUENTIAL and bits == 8 and channels in (1, 3)
     sequential = plain and one_scan and not restarts
@@ -201,13 +197,13 @@ def _jpeg_header(
 
 
 def _count_scans(data: memoryview, at: int) -> int:
-    """Count the scans up to the image's end; within pixels their marker cannot occur."""
+    """Count the scans up to the image's end; their marker cannot occur within pixels."""
     found = (match[0][1] for match in _SCAN_OR_END.finditer(data, at))
     return sum(1 for _ in takewhile(lambda marker: marker == _SCAN, found))
 
 
 def _orientation(tiff: memoryview) -> int:
-    """Read EXIF's orientation from a TIFF structure; 1 where there is none or it makes no sense."""
+    """Read the EXIF orientation from a TIFF structure; 1 if it is missing or invalid."""
     order = {b"II*\0": "<", b"MM\0*": ">"}.get(bytes(tiff[:4]))
     if order is None or len(tiff) < 10:
         return 1
@@ -215,7 +211,7 @@ def _orientation(tiff: memoryview) -> int:
     if first + 2 > len(tiff):
         return 1
     (entries,) = unpack_from(f"{order}H", tiff, first)
-    # Entries of 12 bytes; as many as are said and are there, for the number may be wrong.
+    # Entries have 12 bytes each. The count may be wrong, so stop at the end of the data.
     for at in range(first + 2, min(first + 2 + 12 * entries, len(tiff) - 11), 12):
         tag, kind, count = unpack_from(f"{order}HHI", tiff, at)
         if tag == _ORIENTATION:
@@ -225,11 +221,11 @@ def _orientation(tiff: memoryview) -> int:
 
 
 def _first_number(tiff: memoryview, order: str, at: int, kind: int, count: int) -> float:
-    """Return the first number of a TIFF entry whose value or offset is at ``at``; 0 where it is not a number."""
+    """Return the first number of a TIFF entry whose value or offset is at ``at``; 0 if it is not a number."""
     kinds = _TIFF_NUMBERS.get(kind)
     if kinds is None or count < 1:
         return 0
-    if calcsize(f"{order}{kinds}") * count > 4:  # what is longer is stored elsewhere
+    if calcsize(f"{order}{kinds}") * count > 4:  # longer values are stored at an offset
         (at,) = unpack_from(f"{order}I", tiff, at)
     if at + calcsize(f"{order}{kinds}") > len(tiff):
         return 0
@@ -241,7 +237,7 @@ def _peek_png(data: memoryview) -> Header:
     """Walk all chunks (PNG specification, section 5) and check their checksums."""
     at, end = len(_PNG), len(data)
     header: Header | None = None
-    while at + 12 <= end:  # length, kind and checksum of a chunk, 4 bytes each
+    while at + 12 <= end:  # length, type and checksum of a chunk, 4 bytes each
         length, kind = _CHUNK.unpack_from(data, at)
         after = at + 12 + length
         if after > end:
@@ -252,7 +248,7 @@ def _peek_png(data: memoryview) -> Header:
             header = _png_header(data, length, kind)
         elif kind == b"acTL":
             header = header._replace(is_animated=True)
-        elif kind == b"eXIf":  # without the "Exif" and two zeros of a JPEG
+        elif kind == b"eXIf":  # without the "Exif\0\0" prefix of a JPEG
             header = header._replace(orientation=_orientation(data[at + 8 : after - 4]))
         if kind == b"IEND":
             return header
@@ -264,12 +260,12 @@ def _png_header(data: memoryview, length: int, kind: bytes) -> Header:
     if kind != b"IHDR" or length != 13:
         raise UndecodableError("corrupt PNG: it does not start with its header")
     width, height, bits, color = unpack_from(">IIBB", data, 16)
-    # Channels by kind of colour: grey, RGB, palette, grey with alpha, RGB with alpha (PNG specification, 11.2.2).
+    # Channels by colour type: grey, RGB, palette, grey with alpha, RGB with alpha (PNG specification, 11.2.2).
     return Header("png", height, width, {0: 1, 2: 3, 3: 3, 4: 2, 6: 4}.get(color, 0), bits)
 
 
 def _peek_webp(data: memoryview) -> Header:
-    """Walk all chunks (RFC 9649, section 2); of an animation the first frame is the image, as for other libraries."""
+    """Walk all chunks (RFC 9649, section 2). The image of an animation is its first frame, as in other libraries."""
     size: tuple[int, int] | None = None
     at, end, orientation, pixels = 12, 8 + int.from_bytes(data[4:8], "little"), 1, False
     if end > len(data):
@@ -291,12 +287,11 @@ def _peek_webp(data: memoryview) -> Header:
 
 
 def _webp_size(kind: bytes, content: memoryview) -> tuple[int, int]:
-    """Read (height, width) from the first chunk of a WebP, which may be of three kinds."""
-    if kind == b"VP8X" and len(content) >= 10:  # of the whole canvas
+    if kind == b"VP8X" and len(content) >= 10:  # the canvas
         return 1 + int.from_bytes(content[7:10], "little"), 1 + int.from_bytes(content[4:7], "little")
     if kind == b"VP8 " and len(content) >= 10 and bytes(content[3:6]) == _VP8_KEY_FRAME:  # RFC 6386, section 9.1
         width, height = unpack_from("<HH", content, 6)
-        return height & 0x3FFF, width & 0x3FFF  # above these 14 bits stands by how much to enlarge it when it is shown
+        return height & 0x3FFF, width & 0x3FFF  # the upper 2 bits are a scale for display
     if kind == b"VP8L" and len(content) >= 5 and content[0] == 0x2F:
         (bits,) = unpack_from("<I", content, 1)
         return 1 + (bits >> 14 & 0x3FFF), 1 + (bits & 0x3FFF)
@@ -304,7 +299,7 @@ def _webp_size(kind: bytes, content: memoryview) -> tuple[int, int]:
 
 
 def _peek_bmp(data: memoryview) -> Header:
-    """Read the two headers of a BMP; rows of pixels are stored in whole numbers of 4 bytes."""
+    """Read the two headers of a BMP; rows of pixels are padded to a multiple of 4 bytes."""
     if len(data) < 30:
         raise _truncated(data, "BMP")
     begin, size = unpack_from("<II", data, 10)
@@ -315,8 +310,8 @@ def _peek_bmp(data: memoryview) -> Header:
         width, height, _, bits, compression, packed = unpack_from("<iiHHII", data, 18)
     else:
         raise UndecodableError(f"corrupt BMP: its header says that it has {size:,} bytes")
-    width, height = max(width, 0), abs(height)  # a height below 0 is that of an image stored from the top
-    nbytes = (width * bits + 31) // 32 * 4 * height if compression in (0, 3) else packed  # 1 and 2 are run lengths
+    width, height = max(width, 0), abs(height)  # a negative height means top-down row order
+    nbytes = (width * bits + 31) // 32 * 4 * height if compression in (0, 3) else packed  # 1 and 2: run lengths
     if begin + nbytes > len(data):
         raise _truncated(data, "BMP")
     return Header("bmp", height, width, 3, 8)

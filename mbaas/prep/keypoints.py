@@ -1,4 +1,4 @@
-"""Moves the key points of samples as an engine moves the pixels under them: by the same plan for all engines."""
+"""Moves the keypoints of samples along with the pixels, by the same plan for all engines."""
 
 from __future__ import annotations
 
@@ -14,14 +14,7 @@ from mbaas.transforms.on_image import Keypoints
 
 
 def move_keypoints(keypoints: Keypoints, column: Column, sizes: NDArray[np.int64], steps: Sequence[Step]) -> Column:
-    """Return the key points of n samples where the pixels are.
-
-    Args:
-        keypoints: what they are.
-        column: the points, as the dataset knows them.
-        sizes: int64[n, 2], (height, width) of the images in pixels.
-        steps: what is done to the images.
-    """
+    """Return the keypoints ``column`` of n samples after ``steps``; ``sizes`` int64[n, 2] are (height, width)."""
     if isinstance(column, Packed):
         values, bounds = column.own()
         owner = np.repeat(np.arange(len(sizes)), np.diff(bounds))
@@ -36,9 +29,9 @@ def _moved(
     sizes: NDArray[np.int64],
     steps: Sequence[Step],
 ) -> NDArray[np.floating]:
-    """Move values [total, ..., points, 2 or 3], of each of which ``owner`` int64[total] tells the image."""
+    """Move values [total, ..., points, 2 or 3]; ``owner``, int64[total], is the image of each."""
     points = values.astype(np.float64)
-    axes = (len(values),) + (1,) * (points.ndim - 2)  # of an array with one number for each of these images
+    axes = (len(values),) + (1,) * (points.ndim - 2)  # shape that broadcasts one number per image
     swapped = np.arange(points.shape[-2])
     for one, other in keypoints.swaps:
         swapped[[one, other]] = other, one
@@ -54,7 +47,7 @@ def _moved(
             points[..., 1] *= scale[:, 0].reshape(axes)
         elif isinstance(step, Flips):
             mirrored = step.which[owner]
-            # Pixels are counted from 0: the last one comes first.
+            # Pixels are numbered from 0, so x becomes width - 1 - x.
             flipped = points[mirrored][..., swapped, :]
             flipped[..., 0] = sizes[owner][mirrored, 1].reshape(-1, *axes[1:]) - 1 - flipped[..., 0]
             points[mirrored] = flipped
@@ -65,7 +58,7 @@ def _moved(
 
 
 def _leave_outside(points: NDArray[np.float64], sizes: NDArray[np.int64], axes: tuple[int, ...]) -> None:
-    """Mark points that lie outside images of these (height, width), or set them to the nearest pixel."""
+    """Clip points to images with these sizes (height, width); clear the visibility, if any, of points outside."""
     x, y = points[..., 0], points[..., 1]
     heights, widths = sizes[:, 0].reshape(axes), sizes[:, 1].reshape(axes)
     if points.shape[-1] == 3:

@@ -1,4 +1,4 @@
-"""Makes the masks of objects from COCO's segmentations, where an engine moves the pixels under them."""
+"""Draws the masks of objects from COCO segmentations, with the transforms of the image applied."""
 
 from __future__ import annotations
 
@@ -17,12 +17,10 @@ from mbaas.prep.engine import BadRow
 from mbaas.prep.header import UndecodableError
 from mbaas.transforms.base import Flips, Step, Windows
 
-_LONGEST_COUNT = 7  # characters of a compressed run length
+_LONGEST_COUNT = 7  # characters of one compressed run length
 
 _MOST_OUTSIDE = 1.0
-"""How far outside the image a corner of a polygon may lie, as a share of its size: drawing takes time and memory with
-the length of its edges.
-"""
+"""Maximum distance of polygons from the image, as a fraction of its size: drawing costs grow with edge lengths."""
 
 
 def make_masks(
@@ -33,22 +31,20 @@ def make_masks(
     steps: Sequence[Step],
     result: tuple[int, int] | None,
 ) -> tuple[Packed, list[BadRow]]:
-    """Make the masks of n samples.
+    """Draw the masks of n samples, uint8 [objects, height, width] each.
+
+    Samples with invalid segmentations have zeros as masks, and are returned as bad.
 
     Args:
-        texts: uint8, of each sample a JSON list with the segmentation of each object.
-        kept: bool[total], the objects of which a mask is made.
-        bounds: int64[n + 1], the objects of sample i are those from ``bounds[i]`` to ``bounds[i + 1]``.
+        texts: uint8, per sample a JSON list with one segmentation per object.
+        kept: bool[total], the objects to draw.
+        bounds: int64[n + 1], the objects of sample i are ``bounds[i]`` to ``bounds[i + 1]``.
         sizes: int64[n, 2], (height, width) of the images in pixels.
-        steps: what is done to the images.
-        result: (height, width) of the images after that; None if each has its own.
-
-    Returns:
-        The masks, uint8 [objects, height, width] of each sample; and the samples whose segmentations make no masks,
-        which have zeros.
+        steps: the steps applied to the images.
+        result: (height, width) of the images after these steps; None if sizes differ.
 
     Raises:
-        ResourceError: pycocotools is not installed here, and there are polygons.
+        ResourceError: there are polygons, and pycocotools is not installed.
     """
     new_bounds = np.concatenate([[0], np.cumsum(kept)])[bounds]
     shapes = np.column_stack([np.diff(new_bounds), sizes_after_all(sizes, steps)])
@@ -67,7 +63,7 @@ def make_masks(
         ys, xs = _looked_up(row, height, width, steps)
         into = masks[starts[row] : starts[row + 1]].reshape(shapes[row])
         for number, mask in enumerate(drawn):
-            # Whole columns and then whole rows: four times as fast as pixel by pixel.
+            # Whole columns, then whole rows: four times as fast as pixel by pixel.
             columns = cv2.transpose(np.take(mask, np.maximum(xs, 0), axis=0))
             np.take(columns, np.maximum(ys, 0), axis=0, out=into[number])
         into[:, ys < 0] = 0
@@ -89,7 +85,7 @@ def _segmentations(text: NDArray[np.uint8], count: int) -> list[Any]:
 
 
 def _drawn(segmentation: Any, height: int, width: int) -> NDArray[np.uint8]:
-    """Draw a segmentation as pycocotools' ``COCO.annToMask`` does: uint8 [width, height], as run lengths go."""
+    """Draw a segmentation like ``COCO.annToMask`` of pycocotools: uint8 [width, height], the order of run lengths."""
     if segmentation is None or segmentation == []:
         raise UndecodableError("one of its boxes has no segmentation")
     try:
@@ -98,10 +94,10 @@ def _drawn(segmentation: Any, height: int, width: int) -> NDArray[np.uint8]:
         raise
     except (TypeError, KeyError, ValueError, IndexError, AttributeError, OverflowError) as error:
         raise UndecodableError(f"a segmentation is neither polygons nor run lengths: {error!r}") from None
-    # Checked and drawn here: for pixels that run lengths do not reach, pycocotools returns memory as it finds it.
+    # Check and draw here: for pixels not covered by run lengths, pycocotools returns uninitialized memory.
     if counts.ndim != 1 or not np.issubdtype(counts.dtype, np.integer) or (counts < 0).any():
         raise UndecodableError("run lengths must be whole numbers, at least 0")
-    total = sum(counts.tolist())  # of any size, where NumPy's sum would wrap around
+    total = sum(counts.tolist())  # Python integers, because NumPy's sum would overflow
     if total != height * width:
         raise UndecodableError(f"run lengths must add up to the {height * width} pixels of the image, got {total}")
     drawn = np.repeat((np.arange(len(counts)) & 1).astype(np.uint8), counts)
@@ -109,7 +105,7 @@ def _drawn(segmentation: Any, height: int, width: int) -> NDArray[np.uint8]:
 
 
 def _counts_of(segmentation: Any, height: int, width: int) -> NDArray[Any]:
-    """Return the run lengths of a segmentation: of pixels outside of it and inside, by turns."""
+    """Return the run lengths of a segmentation: pixels outside and inside, alternating."""
     if isinstance(segmentation, list):
         return _counts_of_polygons(segmentation, height, width)
     size = list(segmentation["size"])
@@ -121,7 +117,7 @@ def _counts_of(segmentation: Any, height: int, width: int) -> NDArray[Any]:
 
 def _counts_of_polygons(polygons: list[Any], height: int, width: int) -> NDArray[Any]:
     try:
-        from pycocotools import mask  # here: only who makes masks has it
+        from pycocotools import mask  # lazy: an optional package, for masks only
     except ModuleNotFoundError:
         wanted = "prep workers draw masks with pycocotools: pip install 'mbaas[coco]' on their nodes, too"
         raise ResourceError(wanted) from None
@@ -132,7 +128,7 @@ def _counts_of_polygons(polygons: list[Any], height: int, width: int) -> NDArray
         corners = corners.reshape(-1, 2) / (width, height)
         if not (np.abs(corners - 0.5) <= 0.5 + _MOST_OUTSIDE).all():
             raise UndecodableError(f"a polygon reaches far out of the image of {width}x{height}")
-    # Of fewer than three corners there is no area; pycocotools takes four numbers for a box.
+    # Fewer than three corners have no area, and pycocotools takes four numbers for a box.
     areas = [polygon for polygon in polygons if len(polygon) >= 6]
     if not areas:
         return np.array([height * width])
@@ -141,11 +137,8 @@ def _counts_of_polygons(polygons: list[Any], height: int, width: int) -> NDArray
 
 
 def _decompressed(text: bytes) -> NDArray[np.int64]:
-    """Return compressed run lengths as numbers, as COCO's ``rleFrString`` reads them.
-
-    A number has 5 bits in each character, the lowest first, and one more says whether another character follows. From
-    the fourth on, numbers are differences to the one before the last.
-    """
+    # As ``rleFrString`` of COCO: each character holds 5 bits of a number, lowest first, and a continuation bit. From
+    # the fourth on, numbers are differences to the number two before.
     codes = np.frombuffer(text, np.uint8).astype(np.int64) - 48
     ends = np.flatnonzero((codes & 0x20) == 0)
     if not len(codes) or codes.min() < 0 or codes.max() > 0x3F or not len(ends) or ends[-1] != len(codes) - 1:
@@ -156,17 +149,14 @@ def _decompressed(text: bytes) -> NDArray[np.int64]:
     firsts = ends - lengths + 1
     bits = (codes & 0x1F) << 5 * (np.arange(len(codes)) - np.repeat(firsts, lengths))
     counts = np.add.reduceat(bits, firsts)
-    counts -= np.where(codes[ends] & 0x10, np.int64(1) << 5 * lengths, 0)  # the highest bit of all is the sign
+    counts -= np.where(codes[ends] & 0x10, np.int64(1) << 5 * lengths, 0)  # the highest bit is the sign
     counts[1::2], counts[2::2] = np.cumsum(counts[1::2]), np.cumsum(counts[2::2])
     return counts
 
 
 def _looked_up(row: int, height: int, width: int, steps: Sequence[Step]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return from which row, and from which column, of a sample's image those of the result come; -1 from none.
-
-    Windows and mirror images work on rows and columns apart, and take the nearest pixel: so however many there are, a
-    mask is looked up once.
-    """
+    # Source row and column of each row and column of the result; -1 for none. Windows and flips act on rows and columns
+    # separately, with the nearest pixel, so all steps together need a single lookup per mask.
     ys, xs = np.arange(height), np.arange(width)
     for step in steps:
         if isinstance(step, Windows):
@@ -178,6 +168,6 @@ def _looked_up(row: int, height: int, width: int, steps: Sequence[Step]) -> tupl
 
 
 def _window(places: NDArray[np.int64], first: int, length: int, result: int) -> NDArray[np.int64]:
-    """Cut ``length`` places out, from ``first`` on, and stretch them to ``result``; -1 where there are none."""
+    """Cut ``length`` positions from ``first`` on, and stretch them to ``result``; -1 outside."""
     at = first + np.arange(result) * length // result
     return np.where((at >= 0) & (at < len(places)), places[np.clip(at, 0, len(places) - 1)], -1)

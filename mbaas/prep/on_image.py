@@ -1,4 +1,4 @@
-"""What becomes of the fields that lie on the image, whichever engine moves its pixels."""
+"""Moves all fields with image coordinates along with the pixels, for every engine."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from mbaas.transforms.base import Step
 def moved_fields(
     pipeline: Pipeline, known: Arrays, sizes: NDArray[np.int64], steps: Sequence[Step], lost: NDArray[np.bool_]
 ) -> tuple[Arrays, list[BadRow]]:
-    """Return the fields of n prepared samples, and those whose fields do not fit their images.
+    """Return the fields of n prepared samples, and the samples whose fields do not fit their images.
 
     Args:
-        pipeline: says which fields lie on the image.
-        known: the fields, as the dataset knows them.
+        pipeline: specifies the fields with image coordinates.
+        known: the dataset's fields.
         sizes: int64[n, 2], (height, width) of the images in pixels.
-        steps: what is done to the images; all of it, if fields lie on them.
-        lost: bool[n], which samples are bad already: no masks are made of them.
+        steps: all steps applied to the images, if there are fields with image coordinates.
+        lost: bool[n], samples that are already bad; no masks are drawn for them.
 
     Raises:
-        DatasetError: a field does not have a value for each box.
+        DatasetError: a field does not have one value per box.
     """
     boxes, masks = pipeline.boxes, pipeline.masks
     known = _with_keypoints(pipeline, known, sizes, steps)
@@ -42,13 +42,13 @@ def moved_fields(
     kept &= ~np.repeat(lost, np.diff(bounds))
     result = None if pipeline.output_shape is None else pipeline.output_shape[:2]
     made, bad = make_masks(known[masks.source], kept, bounds, sizes, steps, result)
-    # In the place of what they are made of: the fields are in one order everywhere.
+    # Replace the source field in place, which keeps the order of fields.
     renamed = {masks.source: masks.field}
     return {renamed.get(name, name): made if name in renamed else column for name, column in known.items()}, bad
 
 
 def fields_between(pipeline: Pipeline, known: Arrays, sizes: NDArray[np.int64], steps: Sequence[Step]) -> Arrays:
-    """Return the fields of n samples after some steps, with more to come: what a Map may take. See `moved_fields`."""
+    """Return the fields of n samples after some of the steps, as input for a Map. See `moved_fields`."""
     known = _with_keypoints(pipeline, known, sizes, steps)
     return known if pipeline.boxes is None else move_boxes(pipeline.boxes, known, sizes, steps, is_last=False)[0]
 

@@ -1,4 +1,4 @@
-"""What both engines of images start from: the samples of a block whose headers are good; and what they end with."""
+"""Input and result of both image engines: a block's samples with valid headers, and the prepared block."""
 
 from __future__ import annotations
 
@@ -21,15 +21,14 @@ from mbaas.transforms.base import BoxesNow, Step
 
 @dataclass(frozen=True)
 class PartInput:
-    """The samples of a block that can be prepared as far as their headers tell, and those that cannot.
+    """The samples of a block with a valid header, and the bad samples.
 
     Attributes:
-        rows: indices in the block of the n samples that have a good header.
-        encoded: their bytes.
-        headers: their headers.
-        decoded: what is in the containers of those that come decoded; None for all others.
+        rows: indices in the block of the n samples with a valid header.
+        encoded, headers: their bytes and headers.
+        decoded: contents of the containers of decoded samples; None for encoded samples.
         sample_ids: int64[n], their ids.
-        epoch: of the block; random transforms depend on it.
+        epoch: seeds the random transforms.
         known: the dataset's fields of the n samples.
         bad: all other samples; grows while the block is prepared.
     """
@@ -46,11 +45,11 @@ class PartInput:
     @property
     def sizes(self) -> NDArray[np.int64]:
         """int64[n, 2], (height, width) of the upright images in pixels."""
-        # Two columns also where no sample is good.
+        # Two columns even without rows.
         return np.array([header.size for header in self.headers], np.int64).reshape(-1, 2)
 
     def placed(self, pipeline: Pipeline) -> BoxesNow | None:
-        """Return where the boxes on the images are, if a transform goes by them; see `mbaas.prep.boxes.placed`."""
+        """Return the boxes on the images, if a transform depends on boxes; see `mbaas.prep.boxes.placed`."""
         if pipeline.boxes is None or not any(transform.needs_boxes for transform in pipeline.transforms):
             return None
         return placed(pipeline.boxes, self.known, self.sizes)
@@ -58,13 +57,10 @@ class PartInput:
     def finish(
         self, pipeline: Pipeline, steps: Sequence[Step], made: Column, sizes: NDArray[np.int64] | None = None
     ) -> Prepared:
-        """Zero the bad rows of ``made``, and return them in order, with the fields of the good ones.
+        """Zero the bad rows of ``made``; return them in order, with the fields of the good samples.
 
-        Args:
-            pipeline: of the block.
-            steps: what was done to the images; all of it, if fields lie on them.
-            made: what was made of the block.
-            sizes: int64[n, 2], (height, width) of the images before these steps; by default as they were at first.
+        ``sizes``, int64[n, 2], are the (height, width) of the images before ``steps``; default: the original sizes.
+        ``steps`` must be all steps if there are fields with image coordinates.
         """
         known = self.known
         if pipeline.has_fields_on_image:
@@ -73,7 +69,8 @@ class PartInput:
             self.bad.extend(BadRow(self.rows[bad.row], bad.reason) for bad in unfit)
         if not self.bad:
             return Prepared([], known, made)
-        # An engine may have written a part of a row before it failed: what such a row holds must not depend on which.
+        # An engine may have partly written a row before it failed; the content of bad rows must not depend on the
+        # engine.
         bad = sorted(self.bad, key=lambda bad: bad.row)
         if isinstance(made, Packed):
             for each in bad:
@@ -87,7 +84,7 @@ class PartInput:
 def read_headers(
     encoded: Sequence[Encoded], sample_ids: NDArray[np.int64], epoch: int, known: Arrays, max_pixels: int
 ) -> PartInput:
-    """Read the headers of samples, encoded or decoded; see `Engine.prepare` for what they are."""
+    """Read the headers of encoded or decoded samples; see `Engine.prepare` for the arguments."""
     rows: list[int] = []
     views: list[memoryview] = []
     headers: list[Header] = []
@@ -112,15 +109,7 @@ def read_headers(
 
 
 def _as_annotated(header: Header, height: int, width: int) -> Header:
-    """Return the header of an image that is to be as it was when boxes were drawn on it.
-
-    Args:
-        header: of the image.
-        height, width: that it had then; zeros if that is not known.
-
-    Raises:
-        UndecodableError: it has another size, with and without its EXIF orientation.
-    """
+    """Return the header with the orientation that gives the annotated size (zeros: unknown)."""
     if header.size == (height, width) or not (height and width):
         return header
     if (header.height, header.width) == (height, width):

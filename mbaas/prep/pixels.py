@@ -1,8 +1,8 @@
-"""Decoded images on the CPU: memory for them, and operations that each write where they are told to.
+"""Operations on decoded images on the CPU, each with an explicit output, and memory for the images.
 
-Resampling is torch's antialiased bilinear kernel for uint8: torchvision's own result, bit for bit, in the
-time that OpenCV needs without antialiasing. A CPU without AVX2 takes another kernel of torch's, which may
-differ by a level. Torch takes 1.5 s and 200 MB to import: only who resamples does.
+Resampling uses torch's antialiased bilinear kernel for uint8: torchvision's result bit for bit, in the time that OpenCV
+needs without antialiasing. CPUs without AVX2 use another kernel, which may differ by one level. Importing torch takes
+1.5 s and 200 MB, so only resampling imports it.
 """
 
 from __future__ import annotations
@@ -25,24 +25,20 @@ if TYPE_CHECKING:
 Image = NDArray[np.uint8]
 """uint8 [height, width, 3], RGB, contiguous."""
 
-_KEPT_BYTES = 64 << 20  # what is larger, for the odd huge image, is made anew each time
+_KEPT_BYTES = 64 << 20  # larger buffers, for rare huge images, are not kept
 _IDENTITY = [1.0, 0.0, 0.0, 0.0]
 _LEVELS = np.arange(256, dtype=np.float64)
 
 
 class Scratch(threading.local):
-    """Named uint8 buffers that grow to what was asked for; each thread has its own.
-
-    A fresh array of some hundred kilobytes costs 0.1 ms in page faults, a tenth of what decoding a photograph
-    costs.
-    """
+    """Reused uint8 buffers by name and thread: page faults of new ones cost a tenth of decoding a photograph."""
 
     def __init__(self) -> None:
-        # Called anew by each thread that looks for the first time, as `threading.local` does for a subclass.
+        # Runs in each thread at its first access, as for any `threading.local` subclass.
         self._buffers: dict[str, NDArray[np.uint8]] = {}
 
     def array(self, slot: str, shape: tuple[int, ...]) -> NDArray[np.uint8]:
-        """Return an uninitialised uint8 array; the one that ``slot`` gave before loses its content."""
+        """Return an uninitialized uint8 array; the previous array of ``slot`` becomes invalid."""
         size = prod(shape)
         buffer = self._buffers.get(slot)
         if buffer is None or buffer.size < size:
@@ -55,14 +51,14 @@ class Scratch(threading.local):
 def cut(image: Image, box: Sequence[int], into: Image, scratch: Scratch) -> None:
     """Resample the window ``box`` (top, left, height, width) of ``image`` into ``into``, of any size.
 
-    Outside the image is black; a window that reaches there must be as large as ``into``.
+    Outside the image is black; a window that extends there must have the size of ``into``.
     """
     top, left, height, width = box
     if (height, width) == into.shape[:2]:
         _copy(image, top, left, into)
         return
     window = image[top : top + height, left : left + width]
-    if width != image.shape[1]:  # the kernel wants the rows of its input end to end
+    if width != image.shape[1]:  # the kernel needs contiguous input
         packed = scratch.array("window", window.shape)
         np.copyto(packed, window)
         window = packed
@@ -73,20 +69,20 @@ def cut(image: Image, box: Sequence[int], into: Image, scratch: Scratch) -> None
 
 
 class _Unsealed:
-    """The same memory for NumPy as one that may be written: torch has no other, and warns. It is only read."""
+    """Presents read-only memory as writable, because torch warns about read-only arrays. Nothing writes to it."""
 
     def __init__(self, image: Image) -> None:
-        self._image = image  # so that its memory stays
+        self._image = image  # keeps the memory alive
         said = image.__array_interface__
         self.__array_interface__ = {**said, "data": (said["data"][0], False)}
 
 
 @functools.cache
 def resampler() -> tuple[Callable[[Image], torch.Tensor], Callable[..., Any]]:
-    """Return what makes an image a tensor on the same memory, and the kernel; the first call imports torch."""
+    """Return ``from_numpy`` and the resampling kernel; the first call imports torch."""
     import torch
 
-    # The operator itself, because torch's own `interpolate` has no way to say where the result goes.
+    # The operator itself, because torch's `interpolate` cannot write to given memory.
     return torch.from_numpy, torch.ops.aten._upsample_bilinear2d_aa.out
 
 
@@ -101,7 +97,7 @@ def _copy(image: Image, top: int, left: int, into: Image) -> None:
     if inside.shape == into.shape:
         np.copyto(into, inside)
         return
-    into[:] = 0  # what lies outside of the image
+    into[:] = 0  # outside the image
     y, x = max(-top, 0), max(-left, 0)
     into[y : y + inside.shape[0], x : x + inside.shape[1]] = inside
 
@@ -112,7 +108,7 @@ def mirror(image: Image, into: Image) -> None:
 
 
 def recolor(image: Image, changes: Sequence[Sequence[float]]) -> None:
-    """Apply ``ColorJitter.changes``'s stages (a, b, c, turn) to ``image`` in place."""
+    """Apply the stages (a, b, c, turn) of ``ColorJitter.changes`` to ``image`` in place."""
     for stage in changes:
         *weights, turn = stage
         if turn:
@@ -122,26 +118,21 @@ def recolor(image: Image, changes: Sequence[Sequence[float]]) -> None:
 
 
 def _turn_hue(image: Image, turn: float) -> None:
-    """Turn hue by ``turn`` full turns of HSV's colour circle, rounded to 1/256.
-
-    In 8 bits, like Pillow, in a quarter of the time that floats take. OpenCV gives hue in 256 steps and takes it in
-    255, so a colour may come out one step off.
-    """
+    # Use 8 bits, like Pillow: this takes a quarter of the time of floats. OpenCV outputs hue in 256 steps but reads it
+    # in 255, so a colour may be off by one step.
     steps = round(turn * 256) % 256
     if steps:
         cv2.cvtColor(image, cv2.COLOR_RGB2HSV_FULL, dst=image)
-        image[:, :, 0] += np.uint8(steps)  # which wraps around at 256, as the circle does
+        image[:, :, 0] += np.uint8(steps)  # uint8 wraps at 256, like the circle
         cv2.cvtColor(image, cv2.COLOR_HSV2RGB_FULL, dst=image)
 
 
 def _blend(image: Image, own: float, grey: float, mean: float) -> None:
-    """Compute ``clip(round(own * x + grey * grey(x) + mean * mean(grey(x))))``; only one of ``grey`` and ``mean`` is
-    not 0.
-    """
-    if grey:  # one matrix for each pixel; OpenCV rounds and clips what it writes to uint8
+    """Compute ``clip(round(own * x + grey * grey(x) + mean * mean(grey(x))))``; ``grey`` or ``mean`` is 0."""
+    if grey:  # one matrix product per pixel; OpenCV rounds and clips to uint8
         cv2.transform(image, own * np.eye(3) + grey * np.array(GREY), dst=image)
         return
-    # One table for all pixels: the rest of the arithmetic is done 256 times instead of once a pixel.
+    # A lookup table: 256 computations instead of one per pixel.
     offset = mean * float(np.dot(cv2.mean(image)[:3], GREY)) if mean else 0.0
     table: NDArray[np.uint8] = np.clip(np.rint(own * _LEVELS + offset), 0, 255).astype(np.uint8)
     cv2.LUT(image, table, dst=image)

@@ -1,7 +1,7 @@
-"""Where in the memory of a block each image goes: all are equally large, or each as large as its header says.
+"""Assigns each image of a block to its memory.
 
-What is done to an image is planned from its header, so it is known how many bytes a block takes before any pixel is
-touched: images of any size are written end to end, where they are to lie. Only what a Map returns is known later.
+The sizes of results are planned from headers, so images of varying size are written directly to their final place, end
+to end. Only the results of a Map have unknown sizes.
 """
 
 from __future__ import annotations
@@ -23,30 +23,22 @@ Array = NDArray[Any]
 
 
 class Places(Protocol):
-    """Where the images of a block go."""
+    """Memory for the images of a block."""
 
     def at(self, row: int) -> Array | None:
-        """Return memory where an image may be made at once, of its shape; None if that is not known."""
+        """Return memory of the image's shape, to prepare it in place; None if the shape is not known yet."""
 
     def put(self, row: int, image: Array, into: Array | None) -> None:
-        """Copy a prepared image to its place, unless it was made there, ``into``.
-
-        Raises:
-            UndecodableError: it does not fit there.
-        """
+        """Copy a prepared image to its memory, unless it is ``into``; raise UndecodableError if it does not fit."""
 
     def made(self) -> Column:
-        """Return all images, once they are prepared."""
+        """Return all images, after they are prepared."""
 
 
 def places_of(block: PartInput, pipeline: Pipeline, steps: list[Step], out: Array) -> Places:
-    """Return the places of a block's images, and add those that are too large to its bad samples.
+    """Return the places of a block's images in ``out``, and record images that are too large as bad.
 
-    Args:
-        block: its samples.
-        pipeline: of the feed.
-        steps: what is done to the images before the first Map.
-        out: the memory; see `mbaas.prep.engine.Engine.prepare`.
+    ``steps`` are the steps before the first Map; for ``out``, see `mbaas.prep.engine.Engine.prepare`.
     """
     most = pipeline.most_pixels
     if most is None:
@@ -79,8 +71,7 @@ class _OneSize:
 
 
 class _Planned:
-    """An image that is too large has a place without pixels."""
-
+    # An image that is too large has no pixels.
     def __init__(self, column: Packed) -> None:
         self._column = column
 
@@ -96,13 +87,12 @@ class _Planned:
 
 
 class _AsMade:
-    """Each goes to room for the largest at first, because nobody knows the sizes of those before it yet."""
-
+    # Sizes become known while images are made, so each gets memory for the largest at first.
     def __init__(self, out: Array, most: int) -> None:
         self._out, self._most = out, most
         self._shapes = np.zeros((len(out), 2), np.int64)
 
-    def at(self, row: int) -> None:  # noqa: ARG002 (of all rows alike)
+    def at(self, row: int) -> None:  # noqa: ARG002 (the same for all rows)
         return None
 
     def put(self, row: int, image: Array, into: Array | None) -> None:  # noqa: ARG002 (it was made elsewhere)
@@ -123,11 +113,7 @@ class _AsMade:
 
 
 def deliver(sample: Array, into: Array) -> None:
-    """Copy ``sample`` to its place.
-
-    Raises:
-        UndecodableError: it has another shape or dtype.
-    """
+    """Copy ``sample`` to ``into``; raise UndecodableError if shape or dtype differ."""
     if (sample.shape, sample.dtype) != (into.shape, into.dtype):
         raise UndecodableError(
             f"it is prepared to {described(sample)}, but the samples of this feed are {described(into)}; a Resize, a "
@@ -138,7 +124,7 @@ def deliver(sample: Array, into: Array) -> None:
 
 
 def described(array: Array) -> str:
-    """Say what an array is: "uint8 [480, 640, 3]"."""
+    """Return an array's dtype and shape, such as "uint8 [480, 640, 3]"."""
     return f"{array.dtype.name} {list(array.shape)}"
 
 

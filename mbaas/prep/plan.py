@@ -1,6 +1,6 @@
-"""The plan of what is done to the samples of a block.
+"""Plans the steps for the samples of a block.
 
-The random parameters of a block are drawn before any pixel is touched, so all engines execute the same plan.
+All random parameters of a block are drawn before any pixel is touched, so all engines execute the same plan.
 """
 
 from __future__ import annotations
@@ -17,16 +17,13 @@ from mbaas.transforms import ColorJitter, Map, RandomHorizontalFlip, Transform
 from mbaas.transforms.base import BoxesNow, Drawn, Flips, Recolorings, Step, WindowTransform
 
 Stage = tuple[int, Transform]
-"""A transform and its index in the pipeline, which is its substream of random numbers."""
+"""A transform and its index in the pipeline, which is also its substream of random numbers."""
 
 
 def stages_of(transforms: Sequence[Transform]) -> tuple[tuple[Stage, ...], ...]:
-    """Split the transforms after DecodeImage before each Map: a run of transforms can be planned as one.
-
-    Every run but the first begins with its Map, because what the transforms after it have to do depends on its result.
-    """
+    """Split the transforms after DecodeImage into runs, before each Map, because later steps depend on its result."""
     runs: list[list[Stage]] = [[]]
-    # Counted with DecodeImage, which is left out then: an index here is the index in the pipeline.
+    # Enumerate before dropping DecodeImage, so that an index here is the index in the pipeline.
     for stage in list(enumerate(transforms))[1:]:
         if isinstance(stage[1], Map):
             runs.append([])
@@ -42,10 +39,11 @@ def plan(
     sizes: NDArray[np.int64],
     boxes: BoxesNow | None = None,
 ) -> list[Step]:
-    """Draw the steps of ``stages``, which hold no Map, for n samples whose images have ``sizes`` int64[n, 2].
+    """Draw the steps of ``stages`` (without Maps) for n samples at once; one by one would be slower.
 
-    All samples of a block at once: drawing for each alone would cost more than some of the transforms. ``boxes``, where
-    they are before the first step, are needed if a transform goes by them.
+    Args:
+        sizes: int64[n, 2], (height, width) of the images in pixels.
+        boxes: boxes before the first step; required if a transform depends on boxes.
     """
     steps: list[Step] = []
     for substream, transform in stages:
@@ -57,9 +55,9 @@ def plan(
             steps.append(Flips(transform.flips(u)))
         elif isinstance(transform, ColorJitter):
             steps.append(Recolorings(transform.changes(u)))
-        else:  # Normalize runs elsewhere, and there is no Map
+        else:  # Normalize, which runs elsewhere
             continue
-        # What the next transform will see.
+        # Input of the next transform.
         boxes = None if boxes is None else moved(boxes, sizes, steps[-1])
         sizes = sizes_after(sizes, steps[-1])
     return steps

@@ -1,6 +1,6 @@
-"""The first samples of an epoch, prepared in this process: the pixels that every trial of a feed gets, without a feed.
+"""Prepares the first samples of an epoch in this process, without a feed; the result is what every trial would get.
 
-A minibatch is a pure function of (dataset, pipeline, seed, epoch, index), so nothing has to run for it.
+A minibatch is a pure function of (dataset, pipeline, seed, epoch, index), so no feed has to run.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from mbaas.prep.probe import PROBE_SAMPLES, first_good
 from mbaas.transforms import Pipeline
 
 _READERS = 8
-"""Threads that read: they wait for storage most of the time."""
+"""Number of read threads; they mostly wait for storage."""
 
 
 @dataclass(frozen=True)
 class Preview:
-    """Samples as a feed prepares them.
+    """Samples as prepared by a feed.
 
     Attributes:
-        sample_ids: int64[n], which ones, in the order of the epoch.
-        samples: [n, *shape], or packed, what the cpu engine makes of them; of images uint8 [n, height, width, 3].
-        known: the dataset's fields of these samples, with boxes where the pixels under them are.
-        bad: the samples of the same run that cannot be prepared, which are left out above.
+        sample_ids: int64[n], in the order of the epoch.
+        samples: [n, *shape], or packed, the output of the cpu engine; for images uint8 [n, height, width, 3].
+        known: the samples' dataset fields, with boxes moved along with the pixels.
+        bad: samples of the same range that cannot be prepared; not included above.
     """
 
     sample_ids: Ids
@@ -51,14 +51,14 @@ def first_samples(
 
     Args:
         dataset, pipeline, seed, shuffle: as for `mbaas.serve`.
-        count: how many samples, at least 1; of a smaller dataset all.
-        epoch: the feed's number of the epoch, from 0.
+        count: number of samples, at least 1; limited to the dataset's size.
+        epoch: the feed's epoch, from 0.
 
     Raises:
-        ConfigError: what the pipeline has on images is not among the dataset's fields, or a seed out of range.
+        ConfigError: the dataset lacks a field that the pipeline needs, or the seed is out of range.
         BadSampleError: none of the samples can be prepared; names the first.
     """
-    pipeline.known(dataset.fields)  # for its error
+    pipeline.known(dataset.fields)  # raises ConfigError for missing fields
     dataset = bounded(dataset)
     order = SampleOrder(len(dataset), seed, block_samples=count, shuffled=shuffle)
     ids = order.samples_at(Shuffle(epoch), 0, min(count, len(dataset)))
@@ -100,13 +100,7 @@ def _read(dataset: Dataset, reader: SampleReader, sample_id: int) -> NDArray[np.
 
 
 def _made(dataset: Dataset, reader: SampleReader, engine: Engine) -> Field:
-    """Find what is made of a sample as a feed does: of the dataset's first samples, by the first that can be prepared.
-
-    Where the pipeline gives all samples one shape, none of them is decoded for it.
-
-    Raises:
-        BadSampleError: none of the first can be prepared; names the first.
-    """
+    """Return the prepared field, from the first of the dataset's samples that can be prepared, as a feed does."""
 
     def made(sample_id: int) -> Field:
         encoded = _read(dataset, reader, sample_id)

@@ -1,5 +1,7 @@
-"""What the samples of a feed cost, before it is laid out: one is prepared, some are read as a cache node would, and of
-these a few are prepared together, as in a block, and from both forms, encoded and decoded.
+"""Measures the costs of a feed's samples before the feed is laid out.
+
+One sample is prepared alone, and some are read as a cache node would read them. A few of the latter are prepared
+together, as in a block, from encoded and from decoded form.
 """
 
 from __future__ import annotations
@@ -26,50 +28,50 @@ from mbaas.prep.engine import Engine
 _T = TypeVar("_T")
 
 PROBE_SAMPLES = 16
-"""How many samples are tried until one can be prepared."""
+"""Samples to try until one can be prepared."""
 
 PROBE_REPEATS = 2
-"""How often preparing is timed; the fastest counts: another program may have taken the CPU."""
+"""Timed repetitions; the fastest counts, because other programs may take the CPU."""
 
 PROBE_TOGETHER_S = 0.05
-"""How many samples are prepared together: as many as take about so long."""
+"""Seconds of work that are prepared together; this determines the number of samples."""
 
 PROBE_READS = 64
-"""How many samples are read to learn how long that takes, at most, and at most a quarter of the dataset."""
+"""Maximum number of samples read to measure read times; also limited to a quarter of the dataset."""
 
 PROBE_READS_S = 0.5
-"""How long these reads may take together: what has come by then is enough to know that storage is slow."""
+"""Time limit for all PROBE_READS; the samples read by then are enough to recognize slow storage."""
 
 
 PROBE_DECODED = 8
-"""How many of the samples that were read are prepared from both of their forms, at most."""
+"""Maximum number of read samples that are prepared from both forms."""
 
 PROBE_DECODED_S = 0.05
-"""After how much time no further one of these is decoded. To measure them then takes about four times as long."""
+"""Seconds after which no further sample is decoded. Measuring these samples then takes about four times as long."""
 
 CONFIDENCE = 1.96
-"""Standard errors between a mean and the upper end of its 95 % confidence interval."""
+"""Standard errors from the mean to the upper end of its 95 % confidence interval."""
 
 _MOST_DECODED_BYTES = 1 << 28
-"""The most bytes of a decoded sample that is measured. Of this memory only what is written is ever there."""
+"""Maximum size of a decoded sample that is measured. Pages of this memory that are not written take no RAM."""
 
 
 def first_probe(
     dataset: Dataset, engine: Engine, keeping: Engine, known: tuple[Field, ...], fetch_threads: int
 ) -> Probe:
-    """Probe the first sample that can be read and prepared, reading, and decoded samples. The first ones are tried once
-    each: the caller may come again.
+    """Measure the costs of preparing, reading and decoded forms, from the first sample that can be prepared on.
+
+    Each of the first samples is tried once; the caller may retry.
 
     Args:
-        dataset: the samples.
-        engine: prepares the sample.
-        keeping: the engine whose samples are kept decoded, which may be the same.
-        known: what prepared samples have of the dataset's fields.
-        fetch_threads: how many threads read on a node at the beginning.
+        dataset, engine: the samples, and the engine to measure.
+        keeping: the engine whose decoded samples are cached; may be the same.
+        known: dataset fields that remain in prepared samples.
+        fetch_threads: initial number of read threads per node.
 
     Raises:
-        StorageError: none of the first `PROBE_SAMPLES` can be read now, but storage may give this one later.
-        BadSampleError: none of them can ever be prepared; names the first.
+        StorageError: none of the first `PROBE_SAMPLES` samples can be read now, but storage may deliver this one later.
+        BadSampleError: all are permanently bad; names the first.
     """
     reader = dataset.reader()
 
@@ -82,17 +84,17 @@ def first_probe(
     read_s, samples = _read_some(dataset, reader, fetch_threads)
     together = [first, *(sample for sample in samples if sample[0] != first[0])][: int(PROBE_TOGETHER_S / alone_s)]
     sample_s = _time_together(engine, dataset, made, together) if len(together) > 1 else alone_s
-    # Storage may be so slow that no other has come: the one that is there says as much as there is to know.
+    # If storage was too slow to deliver any other sample, measure the first one.
     decoded = _decoded_costs(keeping, dataset, made, samples or [first])
     return Probe(SampleSpec(made, known), sample_s, read_s, decoded)
 
 
 def first_good(make: Callable[[int], _T], samples: int) -> _T:
-    """Return what ``make`` makes of the first sample, from 0, that is not bad.
+    """Return ``make(number)`` for the first good sample below ``samples``.
 
     Raises:
-        StorageError: all of so many samples are bad, but storage may give this one later.
-        BadSampleError: all are; names the first.
+        StorageError: all are bad, but storage may deliver this one later.
+        BadSampleError: all are permanently bad; names the first.
     """
     errors = []
     for number in range(samples):
@@ -104,7 +106,7 @@ def first_good(make: Callable[[int], _T], samples: int) -> _T:
 
 
 def _probe_one(engine: Engine, encoded: NDArray[np.uint8], sample_id: int, dataset: Dataset) -> tuple[Field, float]:
-    """Return what is made of a sample, and the seconds that one takes."""
+    """Return the prepared field of a sample, and the seconds that one sample takes."""
     ids = np.array([sample_id])
     known = dataset.values(ids)
     made = engine.field(encoded, dataset.uri(sample_id), known)
@@ -117,10 +119,7 @@ def _probe_one(engine: Engine, encoded: NDArray[np.uint8], sample_id: int, datas
 def _time_together(
     engine: Engine, dataset: Dataset, made: Field, samples: Sequence[tuple[int, NDArray[np.uint8]]]
 ) -> float:
-    """Return the seconds that one of these samples, (id, bytes), takes where they are prepared together.
-
-    One alone says little: it may be larger than most, and it bears what every call of an engine takes.
-    """
+    # A single sample is not representative: it may be larger than most, and bears the fixed cost of an engine call.
     numbers, encoded = zip(*samples, strict=True)
     ids = np.array(numbers)
     return _sample_s(engine, encoded, ids, dataset.values(ids), made.empty(len(ids)))
@@ -129,24 +128,21 @@ def _time_together(
 def _sample_s(
     engine: Engine, encoded: Sequence[NDArray[np.uint8]], ids: NDArray[np.int64], known: Arrays, out: NDArray[Any]
 ) -> float:
-    """Prepare samples a few times; return the seconds of the fastest try for each that is good."""
+    """Return the seconds per good sample, from the fastest of a few tries."""
     tries = []
     for _ in range(PROBE_REPEATS):
         began = time.perf_counter()
         prepared = engine.prepare(encoded, ids, 0, known, out)
         good = len(ids) - len(prepared.bad)
-        tries.append((time.perf_counter() - began) / max(1, good))  # a user's function may fail the second time
+        tries.append((time.perf_counter() - began) / max(1, good))  # a user's function may fail in a later try
     return min(tries)
 
 
 def _decoded_costs(
     engine: Engine, dataset: Dataset, made: Field, samples: Sequence[tuple[int, NDArray[np.uint8]]]
 ) -> DecodedCosts | None:
-    """Return what it costs to prepare these samples, (id, bytes), from both of their forms, on average.
-
-    They are prepared together, as in a block, and in two epochs: how much of a sample is looked at may be a matter of
-    chance. Of two tries the faster one counts.
-    """
+    # Together, as in a block, and in two epochs, because the amount of a sample that is read may be random. The faster
+    # of two tries counts.
     memory, end = KeptMemory(), time.perf_counter() + PROBE_DECODED_S
     kept: list[tuple[int, NDArray[np.uint8], NDArray[np.uint8]]] = []
     for sample_id, encoded in samples:
@@ -162,7 +158,7 @@ def _decoded_costs(
     numbers, *forms = zip(*kept, strict=True)
     ids, out = np.array(numbers), made.empty(len(kept))
     known = dataset.values(ids)
-    # Whether other processes are busy, too, is no matter of this feed; but a GPU works while this process waits.
+    # CPU time ignores the load of other processes; but a GPU works while this process waits, which needs wall time.
     clock = time.process_time if engine.name == "cpu" else time.perf_counter
 
     def seconds(form: tuple[NDArray[np.uint8], ...], epoch: int) -> float:
@@ -180,15 +176,9 @@ def _decoded_costs(
 
 
 def _upper_total(encoded: NDArray[np.float64], decoded: NDArray[np.float64], dataset: Dataset) -> float:
-    """Estimate the bytes of all samples decoded, at the upper end of a 95 % confidence interval.
-
-    Photographs grow by a similar factor whatever their size; samples that are resized first all have one size. So both
-    the factor and the size are estimated, and the lower bound of the two counts.
-
-    Args:
-        encoded, decoded: float64[n], the bytes of some samples in each form.
-    """
-    # after one sample nothing is known of how much samples differ
+    # Photographs grow by a similar factor whatever their size, while samples that are resized first all have the same
+    # size. So estimate from the factor and from the size, and take the smaller upper bound (95 % confidence).
+    # a single sample gives no variance
     bounds = [
         total * (values.mean() + CONFIDENCE * values.std(ddof=1) / math.sqrt(len(values)))
         if len(values) > 1
@@ -201,20 +191,15 @@ def _upper_total(encoded: NDArray[np.float64], decoded: NDArray[np.float64], dat
 def _read_some(
     dataset: Dataset, reader: SampleReader, threads: int
 ) -> tuple[float, list[tuple[int, NDArray[np.uint8]]]]:
-    """Read samples as a node does, with ``threads`` threads at once.
-
-    Samples from everywhere in the dataset are read: neighbours may lie in one archive, or in one page of the disk. One
-    that cannot be read is none; a read that does not come back is left behind, in a thread that keeps nobody waiting.
-
-    Returns:
-        The seconds that a node needs for each sample; and some of them, up to `PROBE_DECODED`: (id, bytes).
-    """
+    # Returns the seconds of one node per sample, and up to PROBE_DECODED samples. Samples are spread over the whole
+    # dataset, since neighbours may share an archive or a disk page. Unreadable samples are not counted; a read that
+    # hangs is abandoned in its daemon thread.
     ids = np.linspace(0, len(dataset) - 1, min(PROBE_READS, max(1, len(dataset) // 4))).astype(np.int64)
     waiting: SimpleQueue[tuple[int, int]] = SimpleQueue()
     for sample in zip(ids.tolist(), dataset.lengths(ids).tolist(), strict=True):
         waiting.put(sample)
     end = time.perf_counter() + PROBE_READS_S
-    busy_s, came = [0.0] * min(threads, len(ids)), [0] * min(threads, len(ids))  # of each thread
+    busy_s, came = [0.0] * min(threads, len(ids)), [0] * min(threads, len(ids))  # per thread
     looked_at = {*ids[np.linspace(0, len(ids) - 1, min(PROBE_DECODED, len(ids))).astype(np.intp)].tolist()}
     samples: list[tuple[int, NDArray[np.uint8]]] = []
 
@@ -222,19 +207,19 @@ def _read_some(
         with contextlib.suppress(Empty):
             while (began := time.perf_counter()) < end:
                 sample_id, length = waiting.get_nowait()
-                busy_s[thread] += end - began  # as long as it does not come back
+                busy_s[thread] += end - began  # provisional, in case the read hangs
                 with contextlib.suppress(BadSampleError):
                     encoded = np.empty(length, np.uint8)
                     reader.read_into(sample_id, encoded)
                     came[thread] += 1
                     if sample_id in looked_at:
                         samples.append((sample_id, encoded))
-                busy_s[thread] -= max(0.0, end - time.perf_counter())  # it came back before the end
+                busy_s[thread] -= max(0.0, end - time.perf_counter())  # correct it after the read
 
     readers = [threading.Thread(target=read, args=(n,), name="mbaas-probe", daemon=True) for n in range(len(came))]
     for thread in readers:
         thread.start()
     for thread in readers:
         thread.join(max(0.0, end - time.perf_counter()))
-    # A copy: a thread that is left behind may add to it.
+    # Copy, because an abandoned thread may still append.
     return sum(busy_s) / max(1, sum(came)) / threads, [*samples]

@@ -1,8 +1,8 @@
-"""Decodes sound: libsndfile reads, soxr resamples, and what is damaged or too long is refused.
+"""Decodes audio: libsndfile reads, soxr resamples. Damaged or too long files are rejected.
 
-Where a pipeline begins with a window of the sound, only that is read, if reading from there gives the same numbers as
-reading all: of uncompressed sound and of FLAC that need not be resampled. soxr's numbers depend, in their last bits, on
-where it begins; MP3, Vorbis, Opus and ADPCM depend on what comes before.
+If the pipeline starts with a window, only the window is read where this gives the same values as reading the whole
+file: for uncompressed audio and FLAC without resampling. The last bits of soxr's output depend on its start, and MP3,
+Vorbis, Opus and ADPCM depend on earlier data.
 """
 
 from __future__ import annotations
@@ -23,19 +23,15 @@ from mbaas.transforms.arrays import ArrayWindow
 from mbaas.units import exact, size
 
 _QUALITY = "HQ"
-"""soxr's, which is its default, and librosa's: 20 bits."""
+"""Quality of soxr: 20 bits, the default of soxr and of librosa."""
 
 
 def sound_libraries() -> tuple[Any, Any]:
-    """Return soundfile and soxr.
-
-    Raises:
-        ConfigError: they are not installed.
-    """
+    """Import and return soundfile and soxr; raise ConfigError if they are not installed."""
     try:
         import soundfile
         import soxr
-    except (ImportError, OSError) as error:  # OSError: soundfile is there, and libsndfile is not
+    except (ImportError, OSError) as error:  # OSError: soundfile is installed, libsndfile is not
         raise ConfigError(
             f'DecodeAudio needs soundfile and soxr on every node: pip install "mbaas[audio]" ({error})'
         ) from error
@@ -44,31 +40,25 @@ def sound_libraries() -> tuple[Any, Any]:
 
 _CONTAINERS = ("WAV", "WAVEX", "RF64", "W64", "AIFF", "AU", "CAF")
 _INDEPENDENT = ("PCM_S8", "PCM_U8", "PCM_16", "PCM_24", "PCM_32", "FLOAT", "DOUBLE", "ULAW", "ALAW")
-"""Encodings, by libsndfile's names, in which no number depends on another one; and files that have them."""
+"""Encodings (libsndfile names) whose values are independent of each other, in the containers above."""
 
 
-_UNKNOWN = (1 << 63) - 1  # libsndfile's length of a FLAC file that was written to a pipe
-_BLOCK = 1 << 18  # samples that are read at a time of a file whose length is not known
+_UNKNOWN = (1 << 63) - 1  # length reported by libsndfile for a FLAC file that was written to a pipe
+_BLOCK = 1 << 18  # samples per read if the file's length is unknown
 
-_LONGER_TAG = 8  # times the bytes of a file; frames of MPEG audio differ in their bytes by a factor of 40 at most
+_LONGER_TAG = 8  # tag bytes per file byte, to raise the estimate; MPEG frame sizes differ by a factor of 40 at most
 _MOST_TAG_BYTES = (1 << 28) - 1
 
 
 class _LowEstimateError(UndecodableError):
-    """libsndfile takes a recording for shorter than it is."""
+    """libsndfile underestimated the length of an MP3."""
 
 
 class _Encoded:
-    """The bytes of a file where they lie, for libsndfile, which copies what it asks for."""
-
+    # A file object for libsndfile. MPEG audio without an ID3 tag gets a short, empty one (or one of `tag_bytes`).
+    # Otherwise libsndfile first looks for a resource fork in the current folder. If there is a file `._` or a folder
+    # `.AppleDouble`, it takes the audio for Sound Designer II.
     def __init__(self, encoded: memoryview, tag_bytes: int = 0) -> None:
-        """
-        Args:
-            encoded: the bytes of the file.
-            tag_bytes: of an empty ID3 tag to put before them; MPEG audio without a tag gets a short one. Otherwise
-                libsndfile first looks for a resource fork in the current folder, and if a file `._` or a folder
-                `.AppleDouble` is there, it takes the recording for Sound Designer II.
-        """
         encoded = encoded.cast("B")
         if not tag_bytes and len(encoded) > 1 and encoded[0] == 0xFF and encoded[1] & 0xE0 == 0xE0:
             tag_bytes = 10
@@ -78,18 +68,16 @@ class _Encoded:
         self._bytes, self._at = encoded, 0
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        """Go to a place; stay where it is none. An exception would be printed, and go no further than libsndfile."""
+        # Ignore negative offsets: an exception would only be printed, as it cannot pass through libsndfile.
         base = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: len(self._bytes)}[whence]
-        if base + offset >= 0:  # a damaged file may tell it to go to a place before its beginning
+        if base + offset >= 0:  # a damaged file may cause a seek before its beginning
             self._at = base + offset
         return self._at
 
     def tell(self) -> int:
-        """Return the place."""
         return self._at
 
     def readinto(self, into: Any) -> int:
-        """Copy the next bytes, as many as there is room for; return how many there were."""
         found = self._bytes[self._at : self._at + len(into)]
         into[: len(found)] = found
         self._at += len(found)
@@ -97,13 +85,12 @@ class _Encoded:
 
 
 class SoundDecoder:
-    """Turns the bytes of recordings into sound, float32 [time] or [time, channels]. Threads may share it.
+    """Decodes audio files to float32 [time] or [time, channels]. Thread-safe.
 
     Args:
-        decode: what it is to make.
-        max_bytes: of one recording, decoded; one that claims more is refused from its header.
-        window: what is cut out of the sound next, if anything is, along its first axis only; only that is read where it
-            can be read alone.
+        decode: the output format.
+        max_bytes: maximum decoded size, checked against the header.
+        window: window of the time axis that the pipeline cuts next, if any; read alone where that is exact.
 
     Raises:
         ConfigError: soundfile or soxr is not installed.
@@ -114,26 +101,23 @@ class SoundDecoder:
         self._to, self._max_bytes, self._window = decode, max_bytes, window
 
     def __call__(self, encoded: memoryview, u: NDArray[np.float64]) -> tuple[NDArray[np.float32], bool]:
-        """Decode one recording, or the window of it.
+        """Decode one file, or its window; return the audio, and True if it is the window alone.
 
         Args:
-            encoded: its bytes.
+            encoded: bytes of the file.
             u: float64[draws], the window's random numbers.
 
-        Returns:
-            The sound, and whether it is the window alone.
-
         Raises:
-            UndecodableError: it is damaged, of too many channels, or too long.
+            UndecodableError: the file is damaged, too long, or has an unsuitable number of channels.
         """
         try:
             return self._decode(encoded, self._window, u)
-        except _LowEstimateError:  # the estimate is in proportion to all bytes
+        except _LowEstimateError:  # the estimate is proportional to the file size, tags included
             return self._decode(encoded, None, u, tag_bytes=min(_LONGER_TAG * len(encoded), _MOST_TAG_BYTES))
         except UndecodableError:
             if self._window is None:
                 raise
-            with suppress(UndecodableError):  # FLAC whose header is wrong may be read in order, but not from a place
+            with suppress(UndecodableError):  # FLAC with a wrong header may allow sequential reading, but not seeking
                 return self._decode(encoded, None, u)
             raise
 
@@ -143,7 +127,7 @@ class SoundDecoder:
         begins = f"; it starts with {bytes(encoded[:12])!r}" if len(encoded) else "; the file is empty (0 bytes)"
         try:
             with self._soundfile.SoundFile(_Encoded(encoded, tag_bytes)) as file:
-                begins = ""  # of a file of sound its first bytes say nothing
+                begins = ""  # the first bytes of a valid audio file explain nothing
                 rate = int(file.samplerate)
                 sound, is_window = self._read(file, _has_length(file, encoded), window, u)
         except self._soundfile.LibsndfileError as error:
@@ -161,10 +145,10 @@ class SoundDecoder:
     def _read(
         self, file: Any, has_length: bool, window: ArrayWindow | None, u: NDArray[np.float64]
     ) -> tuple[NDArray[np.float32], bool]:
-        """Read the window, or all: float32 [time, channels]; and whether it is the window alone."""
+        """Read the window or the whole file: float32 [time, channels], and True if it is the window alone."""
         can_seek = file.seekable()
-        # soundfile would seek after each read, which fails where libsndfile can only read in order, or too few samples
-        # are there.
+        # soundfile would seek after each read, which fails in files that can only be read sequentially or are
+        # truncated.
         file.seekable = lambda: False
         if not has_length:
             return self._read_to_the_end(file), False
@@ -173,22 +157,21 @@ class SoundDecoder:
         return _read(file, start, end, can_seek), (start, end) != (0, file.frames)
 
     def _read_to_the_end(self, file: Any) -> NDArray[np.float32]:
-        """Read a file in order whose header has no length."""
         if file.frames != _UNKNOWN:
-            _go_to(file, 0)  # as in `_read`
+            _go_to(file, 0)  # see `_read`
         blocks: list[NDArray[np.float32]] = []
         length = 0
         while not blocks or len(blocks[-1]) == _BLOCK:
             blocks.append(file.read(_BLOCK, dtype="float32", always_2d=True))
             length += len(blocks[-1])
             self._check(file, length)
-        if length == file.frames:  # libsndfile stops there
+        if length == file.frames:  # libsndfile stops at its estimate
             estimated = f"libsndfile estimates from its first frame that it has {length:,} samples, and it has more"
             raise _LowEstimateError(f"{estimated}; a Xing header has the right number (ffmpeg -c copy writes one)")
         return np.concatenate(blocks)
 
     def _stretch(self, file: Any, window: ArrayWindow | None, u: NDArray[np.float64]) -> tuple[int, int]:
-        """Return which samples of a file are read, the second number excluded: the window, or all."""
+        """Return the range [start, end) of samples to read: the window, or the whole file."""
         if window is not None and file.samplerate == self._to.rate and _begins_anywhere(file):
             (start,), (size,) = window.starts((file.frames,), u), window.sizes
             if start >= 0 and size <= file.frames:
@@ -196,7 +179,6 @@ class SoundDecoder:
         return 0, file.frames
 
     def _check(self, file: Any, length: int) -> None:
-        """Refuse a file that has too many samples, or claims it."""
         seconds, most_s = length / file.samplerate, self._to.max_s
         if most_s is not None and seconds > most_s:
             raise UndecodableError(f"it is {exact(seconds)} s long, over the limit of {exact(most_s)} s (max_s)")
@@ -209,7 +191,6 @@ class SoundDecoder:
             )
 
     def _mixed(self, sound: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Return the channels that are wanted of [time, channels]."""
         there, wanted = sound.shape[1], self._to.channels
         if wanted == 1:
             return sound[:, 0] if there == 1 else sound.mean(axis=1, dtype=np.float32)
@@ -219,11 +200,8 @@ class SoundDecoder:
 
 
 def _has_length(file: Any, encoded: memoryview) -> bool:
-    """Whether the header of a file has its length.
-
-    MPEG audio has it in its first frame, after "Xing" or "Info", if it has such a frame. Otherwise libsndfile
-    estimates the length from the bit rate and the bytes, tags with pictures among them.
-    """
+    # MPEG audio has the exact length in its first frame, after "Xing" or "Info", if there is such a frame. Otherwise
+    # libsndfile estimates it from the bit rate and the file size, which includes tags with pictures.
     if file.format != "MP3":
         return bool(file.frames != _UNKNOWN)
     at = 0
@@ -235,21 +213,21 @@ def _has_length(file: Any, encoded: memoryview) -> bool:
 
 
 def _begins_anywhere(file: Any) -> bool:
-    """Whether a file gives the same numbers from each place on, whether or not it is read from the beginning."""
+    """Return whether reading after a seek gives the same values as reading from the beginning."""
     return file.format == "FLAC" or (file.format in _CONTAINERS and file.subtype in _INDEPENDENT)
 
 
 def _read(file: Any, start: int, end: int, can_seek: bool) -> NDArray[np.float32]:
-    """Read samples of a file: float32 [time, channels]."""
+    """Read a range of samples: float32 [time, channels]."""
     if end < file.frames and file.format == "FLAC":
-        # One that breaks off after the window is bad in all epochs, not only where a window reaches so far. Of others
-        # libsndfile tells how long they are, not how long they were.
+        # A truncated file must be bad in all epochs, not only if the window reaches the end, so read the last sample.
+        # For other formats libsndfile derives the length from the file size.
         _go_to(file, file.frames - 1)
         file.read(1, dtype="float32")
     if can_seek:
-        _go_to(file, start)  # also to 0, as soundfile.read does: the MP3 decoder rounds in another way after it
+        _go_to(file, start)  # even to 0, like soundfile.read: after a seek, the MP3 decoder rounds differently
     sound: NDArray[np.float32] = file.read(end - start, dtype="float32", always_2d=True)
-    # Of a file that breaks off libsndfile gives what is there, and no error.
+    # For a truncated file, libsndfile returns fewer samples, and no error.
     if len(sound) < end - start:
         raise UndecodableError(f"it breaks off after {start + len(sound):,} of {file.frames:,} samples")
     return sound
@@ -258,6 +236,6 @@ def _read(file: Any, start: int, end: int, can_seek: bool) -> NDArray[np.float32
 def _go_to(file: Any, sample: int) -> None:
     try:
         file.seek(sample)
-    except RuntimeError as error:  # soundfile's LibsndfileError, which says no more than that it failed
+    except RuntimeError as error:  # LibsndfileError of soundfile, without a reason
         place = f"sample {sample:,} of {file.frames:,}"
         raise UndecodableError(f"it is damaged or breaks off: libsndfile does not find {place}") from error

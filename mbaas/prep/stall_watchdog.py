@@ -1,4 +1,4 @@
-"""A watchdog for work that may stall, which writes the stacks of all threads to the process's log."""
+"""A watchdog for stalls that writes the stacks of all threads to the process's log."""
 
 from __future__ import annotations
 
@@ -12,20 +12,16 @@ STDERR = 2
 """File descriptor of standard error, which Ray writes to the log of the worker's process."""
 
 PRECISION = 0.05
-"""Share of the time by which the stacks may come too early: to set the timer anew each time would start a thread a
+"""The dump may come early by this fraction of the timeout: resetting the timer each time would start one thread per
 block.
 """
 
 
 class StallWatchdog:
-    """A context for each piece of work; while any is in progress and none begins or ends for too long, the stacks of
-    all threads go to standard error, even if they hold Python's lock.
+    """Context manager around pieces of work that dumps all threads' stacks to a file descriptor during a stall.
 
-    There is one such timer in a process. May be used by several threads.
-
-    Args:
-        after_s: how long is too long.
-        fd: where stacks are written, a file descriptor.
+    In a stall, work is in progress, and no piece has begun or ended for ``after_s`` seconds. Dumps also while a thread
+    holds the GIL. The timer is global: use one watchdog per process. Thread-safe.
     """
 
     def __init__(self, after_s: float, *, fd: int = STDERR) -> None:
@@ -48,7 +44,7 @@ class StallWatchdog:
             if not self._in_progress:
                 faulthandler.cancel_dump_traceback_later()
                 self._set_at = -math.inf
-            # To set the timer replaces the one that runs.
+            # Setting the timer replaces the running one.
             elif (now := time.monotonic()) - self._set_at > PRECISION * self._after_s:
                 faulthandler.dump_traceback_later(self._after_s, file=self._fd)
                 self._set_at = now

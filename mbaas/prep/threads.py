@@ -1,4 +1,4 @@
-"""Threads that work on the samples of a block, as an engine on the CPU has them."""
+"""A thread pool over the samples of a block, for engines on the CPU."""
 
 from __future__ import annotations
 
@@ -7,27 +7,23 @@ from concurrent.futures import ThreadPoolExecutor, wait
 
 
 class SampleThreads:
-    """Threads among which samples are shared out, one at a time. Not thread-safe itself: one call at a time.
-
-    Args:
-        threads: how many, at least 1.
-    """
+    """Threads that process samples one at a time. Not thread-safe itself: one call at a time."""
 
     def __init__(self, threads: int) -> None:
         self._threads = threads
-        # A single thread is the caller's own, which need not wait for another one to do the work.
+        # With a single thread, the caller does the work itself.
         self._pool = ThreadPoolExecutor(threads, "prep") if threads > 1 else None
 
     def run(self, work: Callable[[int], None], count: int) -> None:
-        """Call ``work`` with each number below ``count``; raise what it raises, when all threads are done."""
-        # One iterator for all threads: one that is done takes the next sample, so large ones hold up nobody. To take
-        # the next number is one step of the interpreter, which needs no lock.
+        """Call ``work`` with each number below ``count``; raise its exception after all threads have finished."""
+        # All threads share one iterator and take one sample at a time, so large samples delay no others. Advancing it
+        # is atomic under the GIL and needs no lock.
         todo = iter(range(count))
         if self._pool is None:
             _work(work, todo)
             return
         running = [self._pool.submit(_work, work, todo) for _ in range(self._threads)]
-        wait(running)  # all of them, before one raises: the others still write to memory that is used again
+        wait(running)  # before raising: other threads may still write to shared memory
         for done in running:
             done.result()
 

@@ -1,4 +1,4 @@
-"""Calls a user's function for one sample: whatever it does wrong is that sample's affair, not the block's."""
+"""Calls a user's function for one sample; its errors make that sample bad, not the whole block."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ Array = NDArray[Any]
 
 
 class SampleFields:
-    """The fields of n samples, in which Maps change values. Each sample may be worked on by another thread.
+    """The fields of n samples, modified by Maps. Threads may work on different samples.
 
     Args:
-        known: the fields of the n samples, which stay as they are.
-        pipeline: says which of them Maps take, and which lie on the image and move with it between Maps.
-        sizes: int64[n, 2], (height, width) of the images in pixels, if there are any.
+        known: the fields of the n samples; not modified.
+        pipeline: specifies the fields that Maps take, and the fields with image coordinates.
+        sizes: int64[n, 2], (height, width) of the images in pixels; None if samples are not images.
 
     Attributes:
-        on_image: names of the fields that lie on the image, or go with boxes that do, if there is a Map.
-        sizes: as above, of the images as they are now.
+        on_image: names of fields with image coordinates and of fields that accompany boxes; empty without a Map.
+        sizes: current sizes of the images.
     """
 
     def __init__(self, known: Arrays, pipeline: Pipeline, sizes: NDArray[np.int64] | None = None) -> None:
@@ -43,28 +43,22 @@ class SampleFields:
         return self._apart[name][row].copy()
 
     def replace(self, row: int, name: str, value: object, longest: int | None = None) -> None:
-        """Give a sample another value.
+        """Set a sample's value, anything that NumPy converts to an array.
 
-        Args:
-            row: of the sample.
-            name: of the field.
-            value: what becomes an array.
-            longest: how long it may be, if it is a list of varying length; None: as long as it was.
-
-        Raises:
-            UndecodableError: it has another form than values of that field.
+        A list of varying length may have up to ``longest`` items (None: its current length). Raises UndecodableError if
+        shape or dtype do not match the field.
         """
         before = self._apart[name][row]
         try:
             given = np.array(value)
-        except Exception as error:  # lists that are not equally long, or whatever an object of the user's raises
+        except Exception as error:  # ragged lists, or any exception of a user's object
             raise UndecodableError(f"field {name!r} is no array: {error}") from error
         differs, most = isinstance(self._known[name], Packed), len(before) if before.ndim else 0
         if differs and longest is not None:
             most = max(most, longest)
         tail = before.shape[1:]
         if differs and given.size == 0 and given.ndim == 1:
-            given = given.astype(before.dtype).reshape(0, *tail)  # an empty list, of whatever it would be
+            given = given.astype(before.dtype).reshape(0, *tail)  # an empty list has no dtype of its own
         fits = given.ndim == before.ndim and given.shape[1:] == tail and len(given) <= most if differs else False
         if not (fits or given.shape == before.shape) or not np.can_cast(given.dtype, before.dtype, "same_kind"):
             wanted = f"{before.dtype.name} {list(before.shape)}"
@@ -77,11 +71,7 @@ class SampleFields:
         self._apart[name][row] = given.astype(before.dtype)
 
     def check_boxes(self, row: int) -> None:
-        """Check that a sample has a value for each box in the fields beside its boxes.
-
-        Raises:
-            UndecodableError: it has fewer or more.
-        """
+        """Raise UndecodableError unless the fields that accompany boxes have one value per box."""
         if self._boxes is None:
             return
         count = len(self._apart[self._boxes.field][row])
@@ -91,21 +81,21 @@ class SampleFields:
                 raise UndecodableError(f"field {name!r} must have a value for each of its {count} boxes, got {has}")
 
     def of_sample(self, row: int) -> Arrays:
-        """Return the fields of a sample that lie on the image, as those of one sample."""
+        """Return one sample's fields with image coordinates, as columns of length 1."""
         return {name: _column([self._apart[name][row]], self._known[name]) for name in self.on_image}
 
     def put(self, row: int, fields: Arrays) -> None:
-        """Give a sample the fields of one sample that lie on the image."""
+        """Set one sample's fields with image coordinates, from columns of length 1."""
         for name, column in fields.items():
             self._apart[name][row] = _apart(column)[0]
 
     def reset(self, row: int) -> None:
-        """Give a sample that is bad what it had, which fits together."""
+        """Reset a bad sample to its original fields, which are consistent."""
         for name, values in self._apart.items():
             values[row] = _apart(self._known[name][row : row + 1])[0]
 
     def columns(self) -> Arrays:
-        """Return all fields, as they are now."""
+        """Return the current values of all fields."""
         return {**self._known, **{name: _column(values, self._known[name]) for name, values in self._apart.items()}}
 
 
@@ -113,7 +103,7 @@ def _apart(column: Column) -> list[Array]:
     if isinstance(column, Packed):
         values, bounds = column.own()
         return [values[start:end] for start, end in pairwise(bounds)]
-    return [column[row, ...] for row in range(len(column))]  # arrays, also of numbers
+    return [column[row, ...] for row in range(len(column))]  # `...` gives arrays, even for scalars
 
 
 def _column(values: list[Array], before: Column) -> Column:
@@ -129,18 +119,15 @@ def _column(values: list[Array], before: Column) -> Column:
 def call_map(
     transform: Map, name: str, sample: Array, fields: SampleFields, row: int, rng: Callable[[], np.random.Generator]
 ) -> Array:
-    """Return what a Map's function makes of a sample.
+    """Apply a Map's function to a sample, which the function may keep and change.
 
     Args:
-        transform: the Map.
-        name: of the sample, for a function that takes fields, too.
-        sample: which the function may keep and change.
-        fields: of all samples; the function's changes go there.
-        row: of the sample in them.
-        rng: makes the sample's generator, for a function that may draw.
+        name: name of the sample's field, for a function that also takes fields.
+        fields, row: fields of all samples, which receive the function's changes, and the sample's row.
+        rng: makes the sample's generator, for a function that is not deterministic.
 
     Raises:
-        UndecodableError: it raised something, returned no array, or a field that there is not or of another form.
+        UndecodableError: the function raised an exception, returned no array, or returned an unknown or invalid field.
     """
     given: Any = sample
     if transform.fields:

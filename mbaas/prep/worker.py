@@ -42,23 +42,19 @@ from mbaas.prep.stall_watchdog import StallWatchdog
 from mbaas.slots import SlotMemory
 
 FETCH_TIMEOUT_S = 60.0
-"""How long a worker waits for its cache node (or the node's successor) before the block ends in an error."""
+"""Timeout for a fetch from the local cache node (or its successor); after that, the block fails."""
 
 REMOTE_TIMEOUT_S = 15.0
-"""How long a worker waits for the cache node of another node before it turns to its own."""
+"""Timeout for a fetch from another node's cache node; after that, the worker falls back to its local cache node."""
 
 STALL_WARNING_S = 20.0
-"""How long a worker may have a block in hand, with none begun or ended, before it says in its log where it is."""
+"""Seconds without progress on a block before the worker dumps the stacks of its threads to its log."""
 
 
 class _Buffers(threading.local):
-    """Memory for samples of blocks that are not made in slots: an array for each thread, used again for each block.
-
-    A thread's array is free again when its call returns to Ray, which copies the answer; the other thread may be
-    writing the next block by then. Both are made when a thread first looks, which is what `threading.local` does with
-    the arguments of a subclass.
-    """
-
+    # Memory for samples of blocks that are not made in slots, reused for each block. One array per thread, because two
+    # calls overlap: Ray copies the first call's result while the other thread writes the next block. A subclass of
+    # `threading.local` runs `__init__` in each thread at its first access.
     def __init__(self, rows: int, made: Field) -> None:
         self.samples = made.empty(rows)
         self.decoded = KeptMemory()
@@ -66,16 +62,15 @@ class _Buffers(threading.local):
 
 @dataclass(eq=False)
 class _Work:
-    """All that a worker has and knows of the feed that it works for; made as a whole by `PrepWorker.engage`.
+    """State of the feed that a worker is engaged for; `PrepWorker.engage` replaces it as a whole.
 
     Attributes:
-        engine: used under the worker's lock only.
-        slots: as the engine; None where the system has no such memory.
-        gpu: on which the engine prepares; None: it does on the CPU.
-        placements: how blocks are cut; empty until the first `PrepWorker.update_placement`.
-        readers: node id -> reader of its cache; replaced as a whole, never changed.
+        engine, slots: used under the worker's lock only; slots are None where the system does not support them.
+        gpu: the engine's GPU; None if it runs on the CPU.
+        placements: how blocks are cut into parts; empty until the first `PrepWorker.update_placement`.
+        readers: node id -> reader of its cache; replaced as a whole, never modified.
         free_since: when the engine became free, on the clock of `time.perf_counter`.
-        cpu_before_s: CPU-seconds that the process had taken for other feeds before.
+        cpu_before_s: CPU-seconds that the process had used for other feeds before.
     """
 
     brief: WorkerBrief
@@ -91,32 +86,21 @@ class _Work:
     cpu_before_s: float = 0.0
 
     def is_of(self, dataset: Dataset, brief: WorkerBrief) -> bool:
-        """Tell whether it makes the same blocks of the same feed."""
         return _identity(self.dataset, self.brief) == _identity(dataset, brief)
 
     def epoch_of(self, request: PartRequest) -> int:
-        """Return the number of the epoch from which chance in a part follows."""
+        """Return the epoch that seeds the random transforms of a part."""
         return self.brief.order.chance_epoch(request.block, request.shuffle)
 
     def bad(self, request: PartRequest, sample_id: int, reason: str) -> BadSample:
-        """Tell of a sample of a part that is left out."""
         (stored,) = self.dataset.stored_ids(np.array([sample_id]), self.epoch_of(request)).tolist()
         return BadSample(sample_id, self.dataset.stored.uri(stored), reason)
 
     def spread(
         self, request: PartRequest, ids: NDArray[np.int64], encoded: EncodedRows, unread: dict[int, str]
     ) -> tuple[EncodedRows, dict[int, str]]:
-        """Give each sample of a part the bytes of the stored sample that it is, which may be those of others, too.
-
-        Args:
-            request: the part.
-            ids: its samples.
-            encoded: the stored samples that it needs, each once; see `PlacementHistory.stored`.
-            unread: the rows of ``encoded`` that could not be read, and why.
-
-        Returns:
-            The same by rows of the part.
-        """
+        # From rows of the distinct stored samples (`PlacementHistory.stored`) to rows of the part: one stored sample
+        # may serve several rows.
         stored = self.dataset.stored_ids(ids, self.epoch_of(request))
         if stored is ids:
             return encoded, unread
@@ -124,32 +108,27 @@ class _Work:
         return [encoded[row] for row in rows], {at: unread[row] for at, row in enumerate(rows) if row in unread}
 
     def asked_for(self, request: PartRequest, ids: NDArray[np.int64], reply: FetchReply) -> dict[int, int]:
-        """Tell which samples the cache would keep decoded: row of the part -> id of the stored sample.
-
-        Args:
-            request: the part.
-            ids: its samples.
-            reply: the answer of the cache.
-        """
+        """Return the samples that the cache requests in decoded form: row of the part -> id of the stored sample."""
         if not len(reply.hand_in):
             return {}
         wanted = self.placements.stored(request)[reply.hand_in]
         stored = self.dataset.stored_ids(ids, self.epoch_of(request))
-        # Of several draws of a sample the first one.
+        # If a sample is drawn several times, only its first row is handed in.
         found, first = np.unique(stored, return_index=True)
         rows = first[np.searchsorted(found, wanted)]
         return dict(zip(rows.tolist(), wanted.tolist(), strict=True))
 
 
 class PrepWorker:
-    """An actor that makes blocks, one at a time, and fetches the bytes of the next meanwhile: two threads, one engine.
+    """An actor that prepares blocks for one feed at a time.
 
-    It is idle until `engage` gives it all that it needs to work for a feed; another `engage` makes it work for another
-    feed. It ends with the feed that started it, even if it works for another one.
+    It has two threads and one engine: while one thread prepares a block, the other fetches the bytes of the next.
+    `engage` assigns the idle worker to a feed, or reassigns it. It ends with the feed that started it, even if it works
+    for another feed by then.
 
     Args:
-        config: of the feed that starts it.
-        coordinator: actor id of that feed's coordinator, with which it ends; "" for a worker that stands alone.
+        config: prep config of the feed that starts the worker.
+        coordinator: actor id of that feed's coordinator; the worker ends with it. "" for a standalone worker.
     """
 
     def __init__(self, config: PrepConfig, coordinator: str = "") -> None:
@@ -159,24 +138,24 @@ class PrepWorker:
         self._work: _Work | None = None
         if coordinator:
             runtime.end_with(coordinator)
-        # The first engine of a process loads its libraries, which may take a second: better now, while the feed's other
-        # workers start, than when somebody waits for a block.
+        # The first engine in a process loads its libraries, which may take a second. Pay for that now, while the feed's
+        # other workers start, not when a consumer waits for a block.
         _engine_of(config, None).close()
 
     @ray.method(concurrency_group="control")
     def location(self) -> WorkerLocation:
-        """Tell where it runs and for whom; answers as soon as the actor is up."""
-        work = self._work  # looked up once: the other thread may replace it
+        """Return the process id, the node and the worker's feed; answers as soon as the actor is up."""
+        work = self._work  # read once: the other thread may replace it
         return WorkerLocation(os.getpid(), self._node, self._started_by if work is None else work.brief.config.feed)
 
     def probe(self, dataset: Dataset, config: PrepConfig, fetch_threads: int) -> Probe:
-        """Read some samples and prepare them, to learn shape, dtype and costs; the worker itself stays as it is.
+        """Read and prepare some samples to find their shape, dtype and costs, without changing the worker's state.
 
         Raises:
             BadSampleError: see `first_probe`.
         """
         engine = _engine_of(config, dataset)
-        # Of the samples of two engines the cpu engine's alone are kept decoded.
+        # If samples are divided between two engines, only the cpu engine keeps decoded samples.
         keeping = engine if config.dali_share == 1 else make_engine("cpu", config.pipeline, seed=config.seed)
         try:
             with _watchdog_of(config):
@@ -187,15 +166,15 @@ class PrepWorker:
 
     @ray.method(concurrency_group="control")
     def engage(self, dataset: Dataset, brief: WorkerBrief) -> None:
-        """Work for a feed from now on; blocks of another that are in hand end in an error.
+        """Assign the worker to a feed. Blocks of its previous feed that are still in progress fail.
 
-        A coordinator that was restarted engages the workers that it finds. These keep what they have: blocks that they
-        have in hand, for the coordinators of further lanes, go on.
+        Without effect if nothing changed, so that a restarted coordinator can engage the existing workers again while
+        they prepare blocks for the coordinators of further lanes.
         """
         if self._work is not None and self._work.is_of(dataset, brief):
             return
-        # Made whole before it is taken up: another thread sees all of it or nothing, and an engine that cannot be made
-        # leaves the worker as it was.
+        # Build the new work completely before publishing it: other threads see all or nothing, and if the engine cannot
+        # be made, the worker stays as it was.
         config, order = brief.config, brief.order
         device = _device_of(config)
         work = _Work(
@@ -207,10 +186,10 @@ class PrepWorker:
             slots=_slots_for(brief),
             gpu=None if device is None else cuda.gpu(device),
             placements=PlacementHistory(order, stored_ids=dataset.stored_ids),
-            # What it took to start is a cost of the feed that started it.
+            # The feed that started the worker pays for its start-up.
             cpu_before_s=0.0 if self._work is None else time.process_time(),
         )
-        with self._lock:  # held until the block in hand is made: its engine is closed here
+        with self._lock:  # waits for the block in progress, because its engine is closed here
             before, self._work = self._work, work
             if before is not None:
                 before.engine.close()
@@ -218,22 +197,18 @@ class PrepWorker:
 
     @ray.method(concurrency_group="control")
     def update_placement(self, placements: tuple[Placement, ...], caches: dict[str, Any]) -> None:
-        """Take in all placements by which blocks may be cut, oldest first, and the cache node of each node.
+        """Update the placements by which blocks may be cut, oldest first, and the cache node of each node.
 
         Raises:
             StateError: the worker is idle.
         """
         work = self._engaged()
         work.placements.add_older(placements)
-        work.placements.add(placements[-1])  # the one by which blocks are cut from now on
+        work.placements.add(placements[-1])  # the current one
         work.readers = {node: self._reader(work, node, cache) for node, cache in caches.items()}
 
     def set_threads(self, threads: int) -> None:
-        """Prepare with ``threads`` threads from the next block on.
-
-        Raises:
-            StateError: the worker is idle.
-        """
+        """Set the number of engine threads, from the next block on; raise StateError if the worker is idle."""
         with self._lock:
             self._engaged().engine.set_threads(threads)
 
@@ -241,13 +216,18 @@ class PrepWorker:
     def prepare(
         self, feed: str, request: PartRequest, leave_out: tuple[BadSample, ...], most_slots: int = 0
     ) -> tuple[BlockMeta, Arrays]:
-        """Make one part of a block of a feed, as two returns: the caller waits for the small one, and owns both.
+        """Prepare one part of a block. The arrays are a separate return, so that the caller need not wait for them.
 
-        ``leave_out`` are samples that were bad when the block was made before: they stay out, so that all consumers
-        see the same set. If storage does not give a sample that it may give later, nothing is made, and the small one
-        says so: the caller comes again, and the worker is free for others.
+        If storage temporarily fails to deliver a sample, no sample is prepared and ``BlockMeta.away`` is set; the
+        caller then retries.
 
-        If one of ``most_slots`` slots is free the arrays are made there: the small one tells where, the other is empty.
+        Args:
+            feed: the feed's name.
+            request: the part.
+            leave_out: samples that were bad when the block was first prepared. They stay out, so that all consumers see
+                the same samples.
+            most_slots: number of slots the worker may use. If one is free, the arrays are written there:
+                ``BlockMeta.slot`` is its position, and the second return is empty.
 
         Raises:
             StateError: the worker is idle, or works for another feed by now.
@@ -265,16 +245,16 @@ class PrepWorker:
         rows_of_block, ids = work.placements.rows(request), work.placements.ids(request)
         reply, encoded = self._fetch(work, request)
         encoded, unread = work.spread(request, ids, encoded, reply.errors)
-        # Samples that stay out are not waited for.
+        # Samples that are left out anyway need no retry.
         reasons = unread | _rows_of(ids, leave_out)
         if any(isinstance(reason, PassingReason) for reason in reasons.values()):
             return _nothing_of(work, request, ids, reasons)
         with self._lock:
-            # The engine of work that this worker has left is closed.
+            # After a reassignment, the engine of the previous work is closed.
             if self._work is not work:
                 raise _moved_on(work.brief.config.feed, self._engaged())
             started = time.perf_counter()
-            # What was fetched while the engine was busy with the block before cost nobody any time.
+            # Fetch time that overlapped with the previous block delayed no consumer.
             fetch_s = max(0.0, started - max(arrived, work.free_since))
             hand_in = PartHandIn(
                 work.readers.get(self._node),
@@ -290,8 +270,8 @@ class PrepWorker:
             out = own if place is None else place.samples(own)
             made, rows, bad = _make(work, request, ids, encoded, reasons, hand_in, out)
             if bad and work.brief.config.on_bad_sample != "skip":
-                # The block fails as a whole, with an error that names one sample: no bytes need travel.
-                # None of them, as copies: a slice of packed values holds them all.
+                # The block fails as a whole with an error that names one sample, so no sample needs to travel.
+                # Index with an empty array to get copies: a slice of packed values would keep the whole memory alive.
                 none = np.arange(0)
                 made, rows, bad = {name: column[none] for name, column in made.items()}, rows[:0], bad[:1]
             ids = ids[rows]
@@ -302,9 +282,9 @@ class PrepWorker:
             slot = place.hand_out(arrays) if place is not None and len(ids) else None
             if slot is not None:
                 arrays = {}
-            elif place is not None:  # the slot is written again before Ray has copied what lies there
+            elif place is not None:  # copy: the slot may be reused before Ray has serialized the arrays
                 arrays = {name: column.copy() for name, column in arrays.items()}
-            del encoded  # so that transient slabs go before Ray copies the answer
+            del encoded  # so that transient slabs are freed before Ray copies the result
             ended = work.free_since = time.perf_counter()
         meta = BlockMeta(
             block=request.block,
@@ -326,48 +306,44 @@ class PrepWorker:
         return self._work
 
     def _fetch(self, work: _Work, request: PartRequest) -> tuple[FetchReply, EncodedRows]:
-        """Fetch a part from the cache of its home; if that is gone, from this node's own, which reads what it lacks."""
+        """Fetch a part from its home node's cache; on failure, from the local one, which reads missing samples."""
         home, readers = request.block_part.home, work.readers
         if home != self._node and home in readers:
             try:
                 reply, encoded = readers[home].read_packed(request)
             except (ray.exceptions.RayError, WaitTimeoutError) as error:
-                # If that node is gone, a new placement is on its way; this block is made all the same.
+                # If the node died, a new placement will arrive soon; prepare this block anyway.
                 bugs.log_bug(error, f"in the cache of node {home[:8]}")
             else:
                 return replace(reply, counts=reply.counts.from_afar()), encoded
         return readers[self._node].read(request)
 
     def _reader(self, work: _Work, node: str, cache: Any) -> CacheReader:
-        """Return the reader of a node's cache; a new one for a cache that took another's place."""
         known = work.readers.get(node)
         if known is not None and known.node == cache:
             return known
         return CacheReader(cache, timeout_s=FETCH_TIMEOUT_S if node == self._node else REMOTE_TIMEOUT_S)
 
 
-# Control calls have a thread of their own: a restarted coordinator must not take a worker that is busy with two long
-# blocks for dead.
+# Control calls have their own thread. Otherwise a restarted coordinator would consider a worker dead that is busy with
+# two long blocks.
 PrepWorkerActor: Any = ray.remote(num_cpus=1, concurrency_groups={"control": 1})(PrepWorker)  # type: ignore[call-overload]
 
 
 def _identity(dataset: Dataset, brief: WorkerBrief) -> tuple[object, ...]:
-    """Return what tells two pieces of work apart.
-
-    Pipelines go by their fingerprints, since a Map's function that was sent twice is two functions.
-    """
     config = brief.config
+    # Compare pipelines by fingerprint: a Map's function that is sent twice becomes two functions.
     return config.feed, dataset.fingerprint, config.pipeline.fingerprint, brief.order, brief.spec
 
 
 def _device_of(config: PrepConfig) -> int | None:
-    """Return the GPU on which this process prepares for a feed, among those that it sees."""
+    """Return the index of the feed's GPU among the GPUs visible to this process; None for the CPU."""
     return _device() if config.engine == "dali" and (config.shares_gpu or ray.get_gpu_ids()) else None
 
 
 def _engine_of(config: PrepConfig, dataset: Dataset | None) -> Engine:
     def is_dalis(sample_ids: NDArray[np.int64], epoch: int) -> NDArray[np.bool_]:
-        # By what is stored: however often a dataset draws it, its decoded form is kept by one engine.
+        # Divide by stored id: then one engine handles a sample in all its draws, and keeps its decoded form.
         stored = sample_ids if dataset is None else dataset.stored_ids(sample_ids, epoch)
         return in_share(stored, config.dali_share)
 
@@ -383,14 +359,13 @@ def _engine_of(config: PrepConfig, dataset: Dataset | None) -> Engine:
 
 @functools.cache  # a worker stays with its GPU
 def _device() -> int:
-    """The GPU on which this process prepares, among those that it sees."""
-    # Ray shows a process only the GPUs that it gave it, whichever these are; to one that reserved none it shows all.
+    # Ray shows a process only the GPUs assigned to it, and all GPUs if it reserved none.
     if ray.get_gpu_ids():
         return 0
     node = ray.get_runtime_context().get_node_id()
     gpus = runtime.gpus_of(node)
     if not gpus:
-        # DALI would prepare on the CPU, slower, and with pixels that differ from those of the feed's other workers.
+        # DALI would fall back to the CPU, which is slower and gives slightly different pixels than the other workers.
         raise ResourceError(
             f"node {node} has no GPU, and the feed prepares on GPUs; scaling.prep_labels can name nodes"
         )
@@ -398,21 +373,21 @@ def _device() -> int:
 
 
 def _slots_for(brief: WorkerBrief) -> SlotMemory | None:
-    """Return memory whose slots hold a block each; None where the system has none."""
+    """Return memory with slots of one block each; None where the system does not support it."""
     if not slots.are_supported():
         return None
     arrays = len(brief.spec.fields) + 1
-    # A packed field is up to three arrays, and has one bound more than samples.
+    # A packed field has up to three arrays, and one bound more than samples.
     spare = 3 * arrays * (slots.ALIGNED_BYTES + np.dtype(np.int64).itemsize)
     row = Field(ROW, (), "int64")
     try:
         return SlotMemory(brief.order.block_samples * (brief.spec.nbytes + row.nbytes) + spare)
-    except OSError:  # as in a sandbox that does not know the call
+    except OSError:  # for example in a sandbox without this system call
         return None
 
 
 def _watchdog_of(config: PrepConfig) -> StallWatchdog:
-    # Before the coordinator kills a worker that takes too long: its log then says where it was.
+    # Must fire before the coordinator kills a slow worker, so that the log shows where the worker was.
     return StallWatchdog(min(STALL_WARNING_S, config.prep_s / 2))
 
 
@@ -421,10 +396,6 @@ def _moved_on(feed: str, work: _Work) -> StateError:
 
 
 def _rows_of(ids: NDArray[np.int64], bad: tuple[BadSample, ...]) -> dict[int, str]:
-    """Find the rows of samples that were bad before: row -> why.
-
-    A sample that could be read now and not then would make the block another one than consumers had already.
-    """
     reasons = {sample.sample_id: sample.reason for sample in bad}
     return {row: reasons[i] for row, i in enumerate(ids.tolist()) if i in reasons} if reasons else {}
 
@@ -432,7 +403,7 @@ def _rows_of(ids: NDArray[np.int64], bad: tuple[BadSample, ...]) -> dict[int, st
 def _nothing_of(
     work: _Work, request: PartRequest, ids: NDArray[np.int64], reasons: dict[int, str]
 ) -> tuple[BlockMeta, Arrays]:
-    """Return what stands for a part that waits for storage."""
+    """Return the result for a part that must wait for storage."""
     row, reason = next((row, str(why)) for row, why in sorted(reasons.items()) if isinstance(why, PassingReason))
     away = work.bad(request, int(ids[row]), reason)
     meta = BlockMeta(
@@ -458,9 +429,7 @@ def _make(
     hand_in: PartHandIn,
     memory: NDArray[Any],
 ) -> tuple[Arrays, NDArray[np.intp], list[BadSample]]:
-    """Return the fields of the good rows, the numbers of these rows, and the bad samples; ``left_out`` tells of each
-    row that is not to be prepared, why; samples are made in ``memory``.
-    """
+    """Prepare in ``memory`` the rows that are not ``left_out``; return their fields, the good rows, and bad samples."""
     reasons = dict(left_out)
     rows = np.array([row for row in range(len(ids)) if row not in reasons], np.intp)
     out = memory[: len(rows)]
@@ -475,7 +444,7 @@ def _make(
     made = prepared.made
     reasons.update({int(rows[flaw.row]): flaw.reason for flaw in prepared.bad})
     if prepared.bad:
-        # Bad rows are rare: only a part that has some pays for a copy without them.
+        # Bad rows are rare, so only parts with bad rows pay for this copy.
         good = np.setdiff1d(np.arange(len(rows)), [flaw.row for flaw in prepared.bad])
         made, rows = made[good], rows[good]
     bad = [work.bad(request, int(ids[row]), reason) for row, reason in sorted(reasons.items())]
@@ -483,8 +452,7 @@ def _make(
 
 
 def _together(pieces: list[Prepared], out: NDArray[Any]) -> Prepared:
-    """Return what became of the samples of several pieces, which were prepared one after the other in ``out``."""
-    made: Column = out  # where samples are equally large
+    made: Column = out  # if all samples have the same size
     if isinstance(pieces[0].made, Packed):
         made = concatenated([each.made for each in pieces])
     known = {name: concatenated([each.known[name] for each in pieces]) for name in pieces[0].known}

@@ -1,6 +1,6 @@
-"""The rows: where a trial's minibatches come from, and the one face that all of them share.
+"""The rows: sources of a trial's minibatches, with a common interface.
 
-Each row is a module here, imported only by the processes that run it, so that none pays for the libraries of another.
+Each row is a module, imported only by the processes that run it, so that they load no other row's libraries.
 """
 
 from __future__ import annotations
@@ -22,13 +22,12 @@ from mbaas.fields import Arrays, Packed
 from mbaas.prep.engine import BadRow
 
 Values: TypeAlias = Sequence[Any]
-"""All arrays of a minibatch that a trial reads, each in C order: what is made of the samples, [n, *shape], whatever
-view of it a row's trial would get; and of fields that differ in length the array of each sample. On a GPU they are
-tensors there.
+"""Arrays of a minibatch that a trial reads, in C order; tensors on a GPU. They are the prepared samples [n, *shape], as
+the row's trial gets them, and one array per sample for fields of varying length.
 """
 
 Minibatch: TypeAlias = tuple[Values, NDArray[np.int64]]
-"""Values and the ids of their samples. They are valid until the next minibatch is taken."""
+"""Values and the ids of their samples, valid until the next minibatch is taken."""
 
 
 @dataclass(frozen=True)
@@ -37,18 +36,16 @@ class TrialSpec:
 
     Attributes:
         row: one of `mbaas.bench.report.ROWS`.
-        trial: number of the trial, from 0.
-        trials: how many of them run at once.
-        task: what is done to samples.
-        data: where they are.
-        batch: samples in a minibatch.
-        cores: CPUs that prep may use, all trials together.
-        seed: order and transforms follow from it.
+        trial, trials: number of the trial, from 0, and number of concurrent trials.
+        task, data: the task, and location of the samples.
+        batch: samples per minibatch.
+        cores: CPUs available for prep, for all trials together.
+        seed: seeds order and transforms.
         workers: worker processes of a DataLoader.
-        array: what an mbaas trial asks for, "torch" or "numpy".
-        reads_all: whether a trial reads every byte of a minibatch, or one of each page.
-        gpu: whether it is prepared on the first GPU, as far as the row can, and wanted there.
-        address: where trials find what serves the row, or "" in rows that need nothing served.
+        array: format of an mbaas trial, "torch" or "numpy".
+        reads_all: True if a trial reads every byte of a minibatch, False for one byte per page.
+        gpu: True to deliver on the first GPU, and to prepare there if the row can.
+        address: address of the row's service, or "" for rows without one.
     """
 
     row: str
@@ -66,15 +63,15 @@ class TrialSpec:
     address: str = ""
 
     def samples(self) -> Samples:
-        """List the samples; a sample's id is its index."""
+        """Return the samples; a sample's id is its index."""
         return self.task.samples(self.data)
 
 
 class EpochLoader(Protocol):
-    """What gives a trial its epochs. Each holds every sample once: that is what the benchmark checks."""
+    """Source of a trial's epochs. Each epoch must contain every sample once; the benchmark checks this."""
 
     samples: int
-    """Samples in an epoch."""
+    """Samples per epoch."""
 
     def epoch(self) -> Iterator[Minibatch]:
         """Yield the minibatches of the next epoch."""
@@ -84,10 +81,10 @@ class EpochLoader(Protocol):
 
 
 class Service(Protocol):
-    """What serves all trials of a row; a context manager, and all of its processes are below the one that enters it."""
+    """Serves all trials of a row; a context manager. All its processes are descendants of the one that enters it."""
 
     address: str
-    """Where trials find it, once it was entered."""
+    """Address for the trials, valid after entering."""
 
     def __enter__(self) -> Service:
         """Start it."""
@@ -96,7 +93,7 @@ class Service(Protocol):
         """Stop it."""
 
     def spilled_bytes(self) -> int:
-        """Return the bytes that it wrote to disk because memory was full."""
+        """Return the bytes written to disk because memory was full."""
 
 
 _MODULES = {
@@ -117,35 +114,31 @@ _SERVED = frozenset(["prep-decoded", "memory", "mbaas", "mbaas-decoded", "tensor
 
 
 def open_service(spec: TrialSpec, trials: int) -> AbstractContextManager[Service | None]:
-    """Return what ``trials`` trials of ``spec.row`` need served; a context of None where they need nothing."""
+    """Return the service of ``spec.row`` for ``trials`` trials; a context of None for rows without one."""
     if spec.row not in _SERVED:
-        return nullcontext()  # and nothing is imported, whose memory would count
+        return nullcontext()  # import nothing, since its memory would count
     service: AbstractContextManager[Service] = import_module(_MODULES[spec.row]).Service(spec, trials)
     return service
 
 
 def open_loader(spec: TrialSpec) -> EpochLoader:
-    """Open the loader of ``spec.row``. Only that row's libraries are imported."""
+    """Open the loader of ``spec.row``, importing only that row's libraries."""
     opener: Callable[[TrialSpec], EpochLoader] = import_module(_MODULES[spec.row]).open_loader
     return opener(spec)
 
 
 def refuse_bad(bad: Sequence[BadRow], sample_ids: NDArray[np.int64], files: Sequence[Path]) -> None:
-    """Stop at a sample that cannot be prepared, as mbaas and DALI do by default: else rows could not be compared.
-
-    Raises:
-        BadSampleError: names the first one.
-    """
+    """Raise BadSampleError for the first bad sample, as mbaas and DALI do by default, so that rows are comparable."""
     if bad:
         raise BadSampleError(str(files[sample_ids[bad[0].row]]), bad[0].reason)
 
 
 def known_of(samples: Samples, sample_ids: NDArray[np.int64]) -> Arrays:
-    """Return what is known of some samples, for an engine."""
+    """Return the fields of some samples, for an engine."""
     return {name: column[sample_ids] for name, column in samples.known.items()}
 
 
 def listed(column: Packed) -> list[NDArray[Any]]:
-    """Return the values of each sample as views."""
+    """Return each sample's values as views."""
     values, bounds = column.own()
     return [values[start:stop] for start, stop in pairwise(bounds.tolist())]

@@ -1,9 +1,8 @@
 """Row "dali": an NVIDIA DALI pipeline in every trial, on the CPU or on the GPU.
 
-DALI's own operators throughout, those that come closest to what other rows do: its readers map the files, its decoder
-decodes only the window of an image that is kept, its resize filters with antialiasing, its crop for boxes is SSD's, as
-RandomIoUCrop. It resamples sound by a filter of its own, and masks are 0 dB, not the mean. Prep runs in DALI's threads,
-asynchronously, two minibatches ahead.
+It uses the operators of DALI that are closest to the other rows. Files are mapped, only the window of an image is
+decoded, and resizing is antialiased. The crop for boxes is SSD's, like RandomIoUCrop. DALI resamples audio with its own
+filter, and masks are 0 dB, not the mean. Prep runs asynchronously, two minibatches ahead.
 """
 
 from __future__ import annotations
@@ -19,18 +18,18 @@ from mbaas.bench.tasks import audio, detection, images
 from mbaas.transforms import RandomIoUCrop
 
 Nodes = tuple[Any, ...]
-"""What a graph puts out: what is made of a sample, its id, and fields that differ in length."""
+"""Outputs of a graph: the prepared sample, its id, and fields of varying length."""
 
 _EPOCHS: dict[str, Any] = {
     "shuffle_after_epoch": True,
-    "pad_last_batch": True,  # else the reader would fill the last minibatch from the next epoch
+    "pad_last_batch": True,  # else the reader fills the last minibatch from the next epoch
     "name": "files",
 }
 """Options of all readers."""
 
 
 def _files(spec: TrialSpec) -> tuple[Any, Any]:
-    """Read files: encoded bytes, and sample ids instead of classes, so that epochs can be checked."""
+    # Sample ids instead of classes, so that epochs can be checked.
     from nvidia.dali import fn
 
     files = [str(file) for file in spec.samples().files]
@@ -72,7 +71,7 @@ def _detection(spec: TrialSpec) -> Nodes:
         labels,
         bbox_layout="xyXY",
         thresholds=[option for option in like.sampler_options if option < 1],
-        all_boxes_above_threshold=False,  # one is enough, as in torchvision
+        all_boxes_above_threshold=False,  # one box is enough, as in torchvision
         allow_no_crop=True,  # the option of 1
         scaling=[like.min_scale, like.max_scale],
         aspect_ratio=[like.min_aspect_ratio, like.max_aspect_ratio],
@@ -96,7 +95,7 @@ def _audio(spec: TrialSpec) -> Nodes:
     encoded, ids = _files(spec)
     rate = audio.RATE
     sound, _ = fn.decoders.audio(encoded, sample_rate=float(rate), downmix=True, dtype=types.FLOAT)
-    # below 0 where a recording is shorter: the second is then somewhere around it, with zeros
+    # negative if the audio is shorter than a second, which is then padded at random offsets
     longer = fn.cast(sound.shape()[0], dtype=types.FLOAT) - float(rate)
     start = fn.cast(fn.random.uniform(range=(0.0, 1.0)) * longer, dtype=types.INT32)
     second = fn.slice(sound, start=start, shape=rate, axes=[0], out_of_bounds_policy="pad")
@@ -115,7 +114,7 @@ _GRAPHS: dict[str, Callable[[TrialSpec], Nodes]] = {"images": _images, "detectio
 
 
 def build(spec: TrialSpec, threads: int) -> Any:
-    """Build the pipeline of a task, which gives `Nodes`."""
+    """Build the pipeline of a task, with `Nodes` as outputs."""
     from nvidia.dali import pipeline_def
 
     @pipeline_def
@@ -146,13 +145,12 @@ class PerTrialPipeline:
         left = self.samples
         while left > 0:
             made, labels, *beside = self._pipe.run()
-            ids = self._sample_of(labels.as_array()[:left, 0].astype(np.int64))  # the last one is padded: cut that off
+            ids = self._sample_of(labels.as_array()[:left, 0].astype(np.int64))  # the last minibatch is padded
             pieces = [np.asarray(values[row]) for values in beside for row in range(len(ids))]
             yield [self._view(made)[: len(ids)], *pieces], ids
             left -= len(ids)
 
     def _view(self, made: Any) -> Any:
-        """Return all samples as an array, or as a tensor on the GPU, without a copy."""
         if not self._on_gpu:
             return np.asarray(made.as_tensor())
         from torch.utils.dlpack import from_dlpack
@@ -164,10 +162,10 @@ class PerTrialPipeline:
 
 
 def _sample_of(spec: TrialSpec) -> Callable[[NDArray[np.int64]], NDArray[np.int64]]:
-    """Return what turns the ids that a graph gives into those of samples."""
+    """Return a function from the ids in a graph's output to sample ids."""
     if spec.data.annotations is None:
         return lambda ids: ids
-    known = detection.image_ids(spec.data.annotations)  # DALI's reader of COCO's files gives these
+    known = detection.image_ids(spec.data.annotations)  # ids given by DALI's COCO reader
     order = np.argsort(known)
     return lambda ids: order[np.searchsorted(known, ids, sorter=order)]
 

@@ -1,11 +1,9 @@
-"""Row "dataloader": a PyTorch DataLoader of its own in every trial.
+"""Row "dataloader": a separate PyTorch DataLoader in every trial, set up as an expert would.
 
-It is set up as somebody who knows it well would: the engine of mbaas decodes, so that decoders are not what is
-compared; one ``__getitems__`` makes a whole minibatch; files are read into memory that is used again; pixels and
-spectrograms are made in the shared memory in which they travel to the trial, by workers that persist over epochs; to a
-GPU they are copied from pinned memory. The boxes of a minibatch travel end to end, as two small arrays beside it, and
-the trial cuts them into the list that a detector takes: a tensor for each image would cost it an open file and a
-mapping.
+The engine of mbaas decodes, so that decoders are not compared. One ``__getitems__`` prepares a whole minibatch, and
+files are read into reused memory. Persistent workers write pixels and spectrograms directly to shared memory. They are
+copied to a GPU from pinned memory. Boxes travel as two small packed arrays, and the trial cuts them into a list: one
+tensor per image would cost an open file and a mapping each.
 """
 
 from __future__ import annotations
@@ -27,23 +25,19 @@ from mbaas.prep.engine import Engine
 from mbaas.prep.engines import make_engine
 
 TorchMinibatch = tuple[torch.Tensor, torch.Tensor, list[Packed]]
-"""[n, *shape], int64[n] sample ids, and fields that differ in length."""
+"""[n, *shape], int64[n] sample ids, and fields of varying length."""
 
 
 def workers_for(cores: int, trials: int) -> int:
-    """Return the workers of each trial's DataLoader: the cores shared out, at least one.
+    """Return the workers of each trial's DataLoader: the cores divided by the trials, at least one.
 
-    One worker a trial is also right where there are more trials than cores: with none, a trial would decode in its
-    own process, between its training steps.
+    With none, a trial would decode in its own process, between its training steps.
     """
     return max(1, cores // trials)
 
 
 class Minibatches(Dataset[Any]):
-    """Prepares whole minibatches.
-
-    An index is epoch * samples + sample id, because persistent workers are not told the epoch.
-    """
+    """Prepares whole minibatches; an index is epoch * samples + sample id, as workers do not get the epoch."""
 
     def __init__(self, samples: Samples, task: Task, seed: int) -> None:
         self._samples, self._task, self._seed = samples, task, seed
@@ -56,9 +50,9 @@ class Minibatches(Dataset[Any]):
 
     def __getitems__(self, indices: list[int]) -> TorchMinibatch:
         epoch, first = divmod(indices[0], len(self))
-        ids = np.array(indices, np.int64) - (indices[0] - first)  # no minibatch reaches across an epoch's end
+        ids = np.array(indices, np.int64) - (indices[0] - first)  # no minibatch spans two epochs
         raw = self._read(ids.tolist())
-        if self._engine is None:  # made by the process that uses it
+        if self._engine is None:  # made in the worker process
             self._engine = make_engine("cpu", self._task.pipeline(), seed=self._seed)
         out = _empty(len(ids), self._task.made)
         prepared = self._engine.prepare(raw, ids, epoch, known_of(self._samples, ids), out.numpy())
@@ -66,7 +60,7 @@ class Minibatches(Dataset[Any]):
         return out, torch.from_numpy(ids), [prepared.known[name] for name in self._task.beside]
 
     def _read(self, ids: list[int]) -> list[NDArray[np.uint8]]:
-        """Read files into one array, which the next call overwrites: fresh memory would cost a page fault a page."""
+        # Into one array that the next call overwrites: new memory would cost a page fault per page.
         if len(self._encoded) < len(ids) * self._largest_bytes:
             self._encoded = np.empty(len(ids) * self._largest_bytes, np.uint8)
         raw, start = [], 0
@@ -79,9 +73,9 @@ class Minibatches(Dataset[Any]):
 
 
 def _empty(n: int, made: Field) -> torch.Tensor:
-    """Make an empty [n, *shape]; in a worker it lies in shared memory, so that nothing is copied."""
+    """Return an empty [n, *shape]; in a worker it is in shared memory, which avoids a copy."""
     shape = made.empty(0).shape[1:]
-    # the way of torch's own default_collate, which knows no public one either
+    # as in torch's default_collate; there is no public way
     out = torch.empty(0, dtype=getattr(torch, made.dtype))
     if get_worker_info() is not None:
         storage = out._typed_storage()._new_shared(n * math.prod(shape), device=out.device)
@@ -90,7 +84,7 @@ def _empty(n: int, made: Field) -> torch.Tensor:
 
 
 class _Indices(Sampler[int]):
-    """Samples at random, with indices that say the epoch too."""
+    """Random sampler whose indices include the epoch."""
 
     def __init__(self, samples: int, seed: int) -> None:
         self._samples = samples
@@ -106,15 +100,15 @@ class _Indices(Sampler[int]):
 
 
 def _as_is(minibatch: Any) -> Any:
-    """Collate nothing: `Minibatches` makes whole minibatches. A lambda would do, but cannot be pickled for workers."""
+    # `Minibatches` makes whole minibatches. Not a lambda, which cannot be pickled for workers.
     return minibatch
 
 
 def make_loader(spec: TrialSpec, workers: int, collate: Callable[[Any], Any] = _as_is) -> DataLoader[Any]:
-    """Make a DataLoader of `Minibatches` with so many worker processes; ``collate`` changes what each gives."""
+    """Make a DataLoader of `Minibatches` with ``workers`` processes; ``collate`` is applied to each minibatch."""
     samples = spec.samples()
     with warnings.catch_warnings():
-        # torch counts the workers of one trial against the cores; the benchmark counts all trials on purpose
+        # torch compares one trial's workers with the cores; the benchmark counts all trials
         warnings.filterwarnings("ignore", message="This DataLoader will create")
         return DataLoader(
             Minibatches(samples, spec.task, spec.seed + spec.trial),
@@ -144,7 +138,7 @@ class PerTrialLoader:
             yield [values, *(value for column in beside for value in listed(column))], ids.numpy()
 
     def close(self) -> None:
-        """Drop the loader; persistent workers are joined when their iterator goes, or end with the trial's process."""
+        """Drop the loader; persistent workers are joined with their iterator, or end with the trial's process."""
         self._iterator = None
         del self._loader
 

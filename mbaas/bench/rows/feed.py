@@ -1,7 +1,7 @@
 """Rows "mbaas" and "mbaas-decoded": one feed for all trials, prep workers on all cores.
 
-The cache holds the whole dataset, as the page cache does for the other rows: no row reads storage in its window. Row
-"mbaas" keeps samples encoded, "mbaas-decoded" decoded where that saves more, as a feed does by default.
+The cache holds the whole dataset, like the page cache in the other rows, so no row reads storage in its window. "mbaas"
+keeps samples encoded; "mbaas-decoded" keeps them decoded where that saves more, as a feed does by default.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FEED = "bench"
 
 
 class Service:
-    """A feed on a Ray cluster of its own, so that all of it hangs below this process; a context manager."""
+    """A feed on its own Ray cluster, all below this process in the process tree; a context manager."""
 
     def __init__(self, spec: TrialSpec, trials: int) -> None:
         self._spec = spec
@@ -43,7 +43,7 @@ class Service:
             engine="dali" if self._spec.gpu else "cpu",
             decoded=self._spec.row == "mbaas-decoded",
         )
-        self._feed.announce(self._consumers)  # so that all trials begin the same epoch, as those of a search do
+        self._feed.announce(self._consumers)  # so that all trials begin the same epoch, as in a search
         return self
 
     def __exit__(self, *exc_info: object) -> None:
@@ -53,13 +53,13 @@ class Service:
             ray.shutdown()
 
     def spilled_bytes(self) -> int:
-        """Return what `spilled_bytes` says of this cluster."""
+        """See `spilled_bytes` of this module."""
         return spilled_bytes()
 
 
 def spilled_bytes() -> int:
-    """Return the bytes that the cluster's nodes wrote to disk since they started, because an object store was full."""
-    # Ray tells this in no public way: its metrics are for a server that scrapes them.
+    """Return the bytes written to disk by the cluster's nodes since their start, due to a full object store."""
+    # Ray has no public API for this: its metrics are for a server that scrapes them.
     from ray._private.internal_api import get_memory_info_reply, get_state_from_address
 
     reply = get_memory_info_reply(get_state_from_address(ray.get_runtime_context().gcs_address))
@@ -88,14 +88,14 @@ class SharedFeed:
 
     def epoch(self) -> Iterator[Minibatch]:
         for batch in self._loader:
-            if self._torch and IMAGE in batch:  # NHWC bytes either way; torch shows them as NCHW
+            if self._torch and IMAGE in batch:  # memory is NHWC in both cases; torch shows it as NCHW
                 batch[IMAGE] = batch[IMAGE].permute(0, 2, 3, 1)
             values = [array for name in self._fields for array in _arrays(batch[name])]
             if self._on_gpu:
                 ids = batch["sample_id"].cpu().numpy()
             else:
                 values = [np.asarray(array) for array in values]
-                ids = np.asarray(batch["sample_id"])  # of a tensor, as above: its own memory
+                ids = np.asarray(batch["sample_id"])  # also for a tensor, without a copy
             del batch
             yield values, ids
             del values, ids
@@ -106,7 +106,6 @@ class SharedFeed:
 
 
 def _arrays(value: Any) -> list[Any]:
-    """Return the arrays of a field: that of all samples, or those of each."""
     return value if isinstance(value, list) else [value]
 
 

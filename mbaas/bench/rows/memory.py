@@ -1,9 +1,8 @@
-"""Row "memory": every trial reads minibatches in shared memory, the same ones again and again.
+"""Row "memory": every trial repeatedly reads the same minibatches in shared memory.
 
-Nothing is prepared or moved, and the pages are mapped in every trial after a few epochs. What a trial does with a
-minibatch is what it does in any row, so this is the least that a delivered sample can cost on the machine. The
-minibatches take about as much memory as those of a feed: one alone would be read from the caches of a core, which hold
-nothing of a minibatch that was just prepared.
+Nothing is prepared or moved, and after a few epochs all pages are mapped in every trial. So this is the minimum cost of
+a delivered sample. The minibatches take about as much memory as a feed's. A single one would stay in a core's caches,
+which do not contain a minibatch that was just prepared.
 """
 
 from __future__ import annotations
@@ -17,18 +16,18 @@ import numpy as np
 from mbaas.bench.rows import Minibatch, TrialSpec
 
 STAGED_BYTES = 1 << 29
-"""Much more than the caches of a core hold, and half of what a feed may keep staged by default."""
+"""Much more than a core's caches, and half of a feed's default staging."""
 
 
 class Service:
-    """Keeps random bytes in memory that trials map. See `mbaas.bench.rows.Service`."""
+    """Random bytes in memory that trials map. See `mbaas.bench.rows.Service`."""
 
     def __init__(self, spec: TrialSpec, trials: int) -> None:  # noqa: ARG002
         self._spec = spec
         self.address = ""
 
     def __enter__(self) -> Service:
-        # memory without a name: nothing is left of it, however this process ends
+        # anonymous memory: it is released however this process ends
         self._memory = os.memfd_create("mbaas-minibatches")
         self.address = f"/proc/{os.getpid()}/fd/{self._memory}"
         count, *shape = _shape(self._spec)
@@ -41,12 +40,12 @@ class Service:
         os.close(self._memory)
 
     def spilled_bytes(self) -> int:
-        """Return 0: it keeps memory only."""
+        """Return 0: the service uses memory only."""
         return 0
 
 
 def _shape(spec: TrialSpec) -> tuple[int, ...]:
-    """Return [minibatches, samples of each, ...]."""
+    """Return [minibatches, samples per minibatch, ...]."""
     made = spec.task.made
     return (max(1, STAGED_BYTES // (spec.batch * made.nbytes)), spec.batch, *made.empty(0).shape[1:])
 
@@ -56,7 +55,7 @@ def _itemsize(spec: TrialSpec) -> int:
 
 
 class SharedMinibatches:
-    """Minibatches in shared memory, in turn, under the ids of all. See `mbaas.bench.rows.EpochLoader`."""
+    """Minibatches in shared memory, in turn, with the ids of all samples. See `mbaas.bench.rows.EpochLoader`."""
 
     def __init__(self, spec: TrialSpec) -> None:
         self.samples, self._batch = len(spec.samples().files), spec.batch

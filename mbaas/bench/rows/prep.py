@@ -1,9 +1,9 @@
-"""Rows "prep" and "prep-decoded": P and P', the rates at which all cores prepare samples and nothing has to be moved.
+"""Rows "prep" and "prep-decoded": P and P', the rates at which all cores prepare samples without any transport.
 
-One process per core goes through the dataset with the engine and the block size of an mbaas prep worker; on a GPU as
-many as a feed has there, with the dali engine, whose output arrays are locked in place. Encoded bytes are in the
-process's own memory, decoded samples in memory that all of the processes share; the output array is used again for
-every block. It is the most that any row can make of these cores, or of the GPU: P of encoded, P' of decoded samples.
+One process per core goes through the dataset with the engine and the block size of an mbaas prep worker. On a GPU there
+are as many processes as a feed has, with the dali engine and page-locked output arrays. Encoded bytes are in the
+process's own memory, decoded samples in shared memory. The output array is reused for every block. P (encoded) and P'
+(decoded) are upper limits for any row on these cores or GPU.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from mbaas.prep.decoded import KeptMemory, KeptRows
 from mbaas.prep.engines import make_engine
 
 TOGETHER = 16
-"""Samples that are decoded in one call."""
+"""Samples decoded per call."""
 
 MOST_BYTES = 1 << 30
-"""What their decoded forms may take; only what is written takes memory."""
+"""Maximum bytes of their decoded forms; untouched memory costs nothing."""
 
 
 class Service:
-    """Decodes all samples into memory that processes of this machine can map. See `mbaas.bench.rows.Service`."""
+    """Decodes all samples into memory that other processes can map. See `mbaas.bench.rows.Service`."""
 
     def __init__(self, spec: TrialSpec, trials: int) -> None:  # noqa: ARG002
         self._spec = spec
         self.address = ""
 
     def __enter__(self) -> Service:
-        # memory without a name: nothing is left of it, however this process ends
+        # anonymous memory: it is released however this process ends
         self._memory = os.memfd_create("mbaas-decoded")
         self.address = f"/proc/{os.getpid()}/fd/{self._memory}"
         with open(self._memory, "wb", closefd=False) as file:
@@ -52,12 +52,12 @@ class Service:
         os.close(self._memory)
 
     def spilled_bytes(self) -> int:
-        """Return 0: it keeps memory only."""
+        """Return 0: the service uses memory only."""
         return 0
 
 
 def _decode_all(spec: TrialSpec, file: BinaryIO) -> None:
-    """Write the lengths of all containers, int64[n], and from the next multiple of 64 on the containers themselves."""
+    """Write the lengths of all containers, int64[n], and the containers from the next multiple of 64 on."""
     samples = spec.samples()
     engine, memory = make_engine("cpu", spec.task.pipeline(), seed=spec.seed, threads=spec.cores), KeptMemory()
     lengths = np.empty(len(samples.files), np.int64)
@@ -83,18 +83,16 @@ def _decode_all(spec: TrialSpec, file: BinaryIO) -> None:
 def _by_row(
     rows: NDArray[np.int64], sizes: NDArray[np.int64], containers: NDArray[np.uint8]
 ) -> list[NDArray[np.uint8]]:
-    """Return views of containers in the order of their rows: threads of an engine keep samples in any order."""
+    # An engine's threads keep samples in any order.
     views = np.split(containers, np.cumsum(sizes)[:-1])
     return [views[place] for place in np.argsort(rows)]
 
 
 def _start(samples: int) -> int:
-    """Return where containers begin: after the lengths of so many."""
     return -(-8 * samples // 64) * 64
 
 
 def _decoded(path: str, samples: int) -> list[NDArray[np.uint8]]:
-    """Map what `_decode_all` wrote; return the container of each sample."""
     memory = np.memmap(path, np.uint8, "r")
     bounds = [
         start := _start(samples),
@@ -139,14 +137,13 @@ class PrepRate:
 
 
 def _locked(like: NDArray[Any]) -> NDArray[Any]:
-    """Make an array of this shape and type in memory that is locked for the GPU."""
     pages = np.frombuffer(mmap.mmap(-1, -(-like.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE), np.uint8)
     cuda.gpu(0).lock(pages)
     return pages[: like.nbytes].view(like.dtype).reshape(like.shape)
 
 
 def _block_samples(spec: TrialSpec, samples: int) -> int:
-    """Choose the block size that an mbaas feed with a roomy staging budget would have."""
+    """Return the block size of an mbaas feed with an ample staging budget."""
     sample_bytes = spec.task.made.nbytes
     return block_samples(
         num_samples=samples,
@@ -160,5 +157,5 @@ def _block_samples(spec: TrialSpec, samples: int) -> int:
 
 
 def open_loader(spec: TrialSpec) -> PrepRate:
-    """Open the loader of one of the P processes."""
+    """Open the loader of one process of P."""
     return PrepRate(spec)

@@ -1,8 +1,8 @@
-"""Row "ray-data": Ray Data prepares each epoch once, holds it in Ray's object store, and all trials go through it.
+"""Row "ray-data": Ray Data prepares each epoch once into Ray's object store, and all trials read it.
 
-Ray Data shares nothing between trials by itself. But a dataset that was materialised may be handed to anybody in the
-cluster, so an actor makes each epoch, one ahead of the trials, by tasks on all cores and with the engine of mbaas. A
-whole epoch and the next one have to fit into the object store.
+Ray Data has no sharing between trials, but a materialized dataset may be passed to any process in the cluster. So an
+actor prepares each epoch, one ahead of the trials, by tasks on all cores with the engine of mbaas. Two whole epochs
+must fit into the object store.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ID, EPOCH = "sample_id", "epoch"
 
 
 class Service:
-    """A Ray cluster, and in it the actor that makes epochs. See `mbaas.bench.rows.Service`."""
+    """A Ray cluster with an actor that prepares epochs. See `mbaas.bench.rows.Service`."""
 
     def __init__(self, spec: TrialSpec, trials: int) -> None:
         self._spec, self._trials = spec, trials
@@ -44,19 +44,19 @@ class Service:
         remote: Any = ray.remote
         actor = remote(num_cpus=0, max_concurrency=self._trials)(Epochs)
         named = actor.options(name=EPOCHS, namespace=runtime.NAMESPACE)
-        self._epochs = named.remote(self._spec, self._trials)  # the actor lives as long as this handle
+        self._epochs = named.remote(self._spec, self._trials)  # keeps the actor alive
         return self
 
     def __exit__(self, *exc_info: object) -> None:
         ray.shutdown()
 
     def spilled_bytes(self) -> int:
-        """Return what the object store wrote to disk."""
+        """Return the bytes that the object store wrote to disk."""
         return spilled_bytes()
 
 
 class Epochs:
-    """Makes epochs, each once; an actor."""
+    """An actor that prepares each epoch once."""
 
     def __init__(self, spec: TrialSpec, trials: int) -> None:
         self._spec = spec
@@ -64,12 +64,12 @@ class Epochs:
         self._lock = threading.Lock()
         self._pool = ThreadPoolExecutor(1)
         self._asked = [0] * trials
-        """The epoch that each trial asked for last."""
+        """The epoch last requested by each trial."""
         self._made: dict[int, Future[Any]] = {}
-        """Epochs that are being made, or that trials may still read."""
+        """Epochs in preparation, or still readable by trials."""
 
     def get(self, trial: int, number: int) -> Any:
-        """Return an epoch, counted from 0; each trial asks for one after the other."""
+        """Return an epoch, from 0; each trial requests them in order."""
         with self._lock:
             self._asked[trial] = number
             for epoch in (number, number + 1):
@@ -81,11 +81,11 @@ class Epochs:
         return made.result()
 
     def close(self) -> None:
-        """End its thread; an actor has no need of it."""
+        """End the thread; not needed in an actor."""
         self._pool.shutdown()
 
     def _make(self, number: int) -> Any:
-        """Prepare all samples of an epoch in its order: a dataset in memory, each block of which is a minibatch."""
+        """Prepare all samples of an epoch in order: a dataset in memory whose blocks are minibatches."""
         import pyarrow as pa
         from ray.data import DataContext, from_arrow
 
@@ -98,12 +98,10 @@ class Epochs:
 
 @cache
 def _tools(spec: TrialSpec) -> tuple[Samples, Engine]:
-    """Return what a task needs to prepare; its process keeps them for the next one."""
     return spec.samples(), make_engine("cpu", spec.task.pipeline(), seed=spec.seed)
 
 
 def _prepare(todo: dict[str, Any], spec: TrialSpec) -> dict[str, Any]:
-    """Prepare a minibatch of the ids in ``todo``."""
     samples, engine = _tools(spec)
     ids = np.asarray(todo[ID])
     raw = [np.fromfile(samples.files[sample], np.uint8) for sample in ids]

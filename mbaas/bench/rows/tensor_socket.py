@@ -1,9 +1,9 @@
 """Row "tensorsocket": one DataLoader for all trials, shared by TensorSocket (Robroek et al., 2024).
 
 A producer process wraps the DataLoader of row "dataloader", with workers on all cores, and sends each minibatch to the
-consumers in all trials. Options are TensorSocket's defaults, but for one: by default it joins eight minibatches before
-it sends them, and does not send the last eight of an epoch, nor one that is smaller. With two it loses the least;
-with one (version 0.0.5) it ends with an error.
+consumers in all trials. All options but one are TensorSocket's defaults. By default it joins eight minibatches before
+it sends them, and drops the last eight of an epoch, and any smaller one. With two it loses the fewest; with one
+(version 0.0.5) it ends with an error.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from mbaas.bench.host import end_host, kill_tree
 from mbaas.bench.rows import Minibatch, TrialSpec
 
 SENT_TOGETHER = 2
-"""Minibatches of the DataLoader that TensorSocket joins before it sends them."""
+"""Minibatches of the DataLoader that TensorSocket joins into one message."""
 
 LOOK_S = 0.1
 
 
 class Service:
-    """The producer, in a process of its own. See `mbaas.bench.rows.Service`."""
+    """The producer, in its own process. See `mbaas.bench.rows.Service`."""
 
     def __init__(self, spec: TrialSpec, trials: int) -> None:
         ports = _free_ports(4)
@@ -43,22 +43,21 @@ class Service:
     def __exit__(self, *exc_info: object) -> None:
         self._stopped = True
         assert self._process.pid is not None
-        kill_tree(self._process.pid)  # it goes through epochs without an end
+        kill_tree(self._process.pid)  # it produces epochs forever
         self._process.join()
 
     def _watch(self) -> None:
-        """End the row if the producer ends: its consumers would wait for ever."""
+        # End the row if the producer ends: its consumers would wait forever.
         wait([self._process.sentinel])
         if not self._stopped:
-            end_host()  # the producer has told why
+            end_host()  # the producer has written the reason
 
     def spilled_bytes(self) -> int:
-        """Return 0: it keeps nothing."""
+        """Return 0: the service stores nothing."""
         return 0
 
 
 def _free_ports(count: int) -> list[int]:
-    """Find so many ports that nobody listens on."""
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for each in sockets:
@@ -67,12 +66,11 @@ def _free_ports(count: int) -> list[int]:
 
 
 def _produce(spec: TrialSpec, trials: int, ports: list[int]) -> None:
-    """Be the producer: send epoch after epoch, from when all consumers are there."""
     from tensorsocket import producer
 
     from mbaas.bench.rows.dataloader import make_loader
 
-    producer.LOCALHOST = "tcp://127.0.0.1"  # by default it listens to the whole network
+    producer.LOCALHOST = "tcp://127.0.0.1"  # by default it listens on all interfaces
     data, acknowledged, *heart = ports
     sender = producer.TensorProducer(
         make_loader(spec, spec.cores, _tensors),
@@ -81,7 +79,7 @@ def _produce(spec: TrialSpec, trials: int, ports: list[int]) -> None:
         heart_ports=tuple(heart),
         producer_batch_size=SENT_TOGETHER,
     )
-    while len(sender.hb.consumers) < trials:  # it would send without those that are late
+    while len(sender.hb.consumers) < trials:  # otherwise late consumers would miss minibatches
         time.sleep(LOOK_S)
     while True:
         for _ in sender:
@@ -89,7 +87,7 @@ def _produce(spec: TrialSpec, trials: int, ports: list[int]) -> None:
 
 
 def _tensors(minibatch: Any) -> Any:
-    """Leave what TensorSocket can send: pixels and sample ids."""
+    # Only pixels and sample ids: TensorSocket cannot send packed fields.
     return minibatch[:2]
 
 
@@ -108,7 +106,7 @@ class Consumer:
             yield [pixels.numpy()], ids.numpy()
 
     def close(self) -> None:
-        """Do nothing: its threads are daemons, and it has no way to be closed."""
+        """Do nothing: its threads are daemons, and TensorConsumer cannot be closed."""
 
 
 def open_loader(spec: TrialSpec) -> Consumer:

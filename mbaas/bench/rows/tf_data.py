@@ -1,9 +1,9 @@
-"""Row "tf-data": a tf.data service that shares its minibatches between all trials by its `CrossTrainerCache`.
+"""Row "tf-data": a tf.data service that shares minibatches between all trials through its `CrossTrainerCache`.
 
-The dispatcher and one worker run in the host's process, the worker with as many threads as tf.data chooses. The
-pipeline is that of TensorFlow's own examples: only the window of a JPEG that is kept is decoded. A shared dataset has
-to be without an end, so it repeats, and a trial takes as many minibatches as an epoch has. What the cache has dropped
-before a trial came to it, the trial never sees.
+The dispatcher and one worker run in the host process; tf.data chooses the worker's number of threads. The pipeline
+follows TensorFlow's examples: only the window of a JPEG is decoded. A shared dataset must be infinite, so it repeats,
+and a trial takes as many minibatches as an epoch has. Minibatches that the cache drops before a trial reaches them are
+lost for that trial.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from mbaas.bench.rows import Minibatch, TrialSpec
 from mbaas.bench.tasks import images
 
 CACHE_BYTES = 2**30
-"""What the cache may hold: as much as a roomy staging budget of a feed."""
+"""Capacity of the cache: as much as an ample staging budget of a feed."""
 
 AREA, ASPECT = (0.08, 1.0), (3 / 4, 4 / 3)
 
 
 def _tensorflow() -> Any:
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # else it tells at length what it could not load
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # else it logs all libraries that it could not load
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
     import tensorflow
 
@@ -37,7 +37,7 @@ class Service:
 
     def __enter__(self) -> Service:
         service = _tensorflow().data.experimental.service
-        from tensorflow.core.protobuf.service_config_pb2 import WorkerConfig  # the class that is public has no cache
+        from tensorflow.core.protobuf.service_config_pb2 import WorkerConfig  # the public class has no cache option
 
         self._dispatcher = service.DispatchServer()
         self.address = self._dispatcher.target
@@ -52,19 +52,19 @@ class Service:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        # each waits for trials that were killed before they could say that they go
+        # each waits for trials that were killed before they could disconnect
         self._worker._stop()
         self._dispatcher._stop()
 
     def spilled_bytes(self) -> int:
-        """Return 0: it keeps memory only."""
+        """Return 0: the service uses memory only."""
         return 0
 
 
 def _dataset(spec: TrialSpec) -> Any:
-    """Describe minibatches without an end: pixels uint8[n, side, side, 3] and int64[n] sample ids."""
+    """Return an infinite dataset of minibatches: pixels uint8[n, side, side, 3] and int64[n] sample ids."""
     tf = _tensorflow()
-    tf.keras.utils.set_random_seed(spec.seed)  # all trials have to describe the very same dataset
+    tf.keras.utils.set_random_seed(spec.seed)  # all trials must define the same dataset
     files = [str(file) for file in spec.samples().files]
 
     def prepare(file: Any, sample: Any) -> Any:
@@ -112,7 +112,7 @@ class SharedDataset:
                 processing_mode=service.ShardingPolicy.OFF,
                 service=spec.address,
                 job_name="bench",
-                compression=None,  # on one machine it would only cost
+                compression=None,  # useless on one machine
                 cross_trainer_cache=service.CrossTrainerCache(trainer_id=str(spec.trial)),
             )
         )

@@ -1,4 +1,4 @@
-"""The tasks of the benchmark: what is loaded, and what is done to it. Each is a module here."""
+"""The tasks of the benchmark: datasets and their pipelines. Each task is a module here."""
 
 from __future__ import annotations
 
@@ -8,4 +8,4 @@ from mbaas.bench.tasks.detection import Detection
 from mbaas.bench.tasks.images import Images
 
 TASKS: dict[str, Task] = {task.name: task for task in (Images(), Detection(), Audio())}
-"""All tasks by their names; the first one is measured unless somebody says otherwise."""
+"""All tasks by name; the first is the default."""

@@ -1,4 +1,4 @@
-"""Task "audio": classification of sound by the mel spectrogram of a second of each recording."""
+"""Task "audio": audio classification from the mel spectrogram of one second of each file."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ RATE = 16_000
 WINDOW, HOP, MELS = 512, 160, 64
 TOP_DB = 80.0
 TIME_MASKS, FREQ_MASKS = (2, 20), (2, 8)
-"""How many masks SpecAugment puts over time and over frequency, and the width that they stay below."""
+"""SpecAugment masks over time and frequency: (number of masks, exclusive maximum width)."""
 
 
 class Audio(Task):
-    """Recordings in a folder for each class."""
+    """Audio files in one folder per class."""
 
     name = "audio"
     things = "recordings"

@@ -1,7 +1,7 @@
-"""What a task of the benchmark is: the samples, what is made of each, and what a trial reads of a minibatch.
+"""Base class for tasks of the benchmark: the samples, their pipeline, and the fields that a trial reads.
 
-Rows differ in how minibatches come to a trial; a task says which these are. Only the row with a feed reads samples
-through `mbaas.dataset`: others have the paths of files, as a program without mbaas has, and pay for no more.
+Only the row with a feed reads samples through `mbaas.dataset`. Other rows use file paths, like a program without mbaas,
+and have no extra cost.
 """
 
 from __future__ import annotations
@@ -20,17 +20,12 @@ if TYPE_CHECKING:
     from mbaas.dataset import Dataset
 
 Report = Callable[[str], None]
-"""A function that is told a line about what is done."""
+"""Called with one line per progress message."""
 
 
 @dataclass(frozen=True)
 class Data:
-    """Where the samples are.
-
-    Attributes:
-        folder: that of the files.
-        annotations: the JSON file that says which objects are on them, as COCO has it; None if files are all there is.
-    """
+    """Folder of the samples, and a COCO JSON file with the objects in the images, if there is one."""
 
     folder: Path
     annotations: Path | None = None
@@ -38,65 +33,56 @@ class Data:
 
 @dataclass(frozen=True, eq=False)
 class Samples:
-    """All samples; the id of each is its index.
-
-    Attributes:
-        files: one for each.
-        known: what is known of them without their files, such as boxes: field -> its values.
-    """
+    """Files of all samples (a sample's id is its index), and fields that are not in the files: name -> values."""
 
     files: Sequence[Path]
     known: Arrays = field(default_factory=dict)
 
 
 class Task(ABC):
-    """What trials are trained for, as far as it concerns their data. Picklable."""
+    """The data side of a training task. Picklable."""
 
     name: ClassVar[str]
     things: ClassVar[str]
-    """What samples are, for messages: "images"."""
+    """Plural noun for the samples, for messages: "images"."""
     work: ClassVar[str]
-    """What is done to each, for messages."""
+    """Description of the pipeline, for messages."""
     made: ClassVar[Field]
-    """What an engine makes of a sample's bytes."""
+    """Field prepared from a sample's bytes."""
     beside: ClassVar[tuple[str, ...]] = ()
-    """Which fields of the dataset a trial reads as well: these differ in length, and a trial gets lists of arrays."""
+    """Further dataset fields that a trial reads; they vary in length, and a trial gets lists of arrays."""
 
     @abstractmethod
     def make(self, cache_dir: Path, count: int, *, seed: int, report: Report) -> Data:
-        """Make ``count`` samples in ``cache_dir``, or find those that were made there with the same arguments.
+        """Generate ``count`` samples in ``cache_dir``, or find those generated earlier with the same arguments.
 
         Raises:
-            DatasetError: a package that they are made of is not installed.
+            DatasetError: a package for generating them is missing.
         """
 
     @abstractmethod
     def find(self, data: Path, image_folder: Path | None) -> Data:
-        """Find a user's own samples.
-
-        Args:
-            data: what the user named.
-            image_folder: where the images are that ``data`` tells of, if it is a file.
+        """Find a user's own samples in ``data``; if it is a file, it lists the images of ``image_folder``.
 
         Raises:
-            DatasetError: ``data`` has no samples of this task.
+            DatasetError: ``data`` has no samples for this task.
         """
 
     @abstractmethod
     def samples(self, data: Data) -> Samples:
-        """List the samples, as a program without mbaas does."""
+        """Return the samples, as a program without mbaas would list them."""
 
     @abstractmethod
     def dataset(self, data: Data) -> Dataset:
-        """List the same samples, in any order, for a feed."""
+        """Return the same samples, in any order, as a dataset for a feed."""
 
     @abstractmethod
     def pipeline(self) -> Pipeline:
-        """Return what is done to each sample. DALI's row does the same by operators of its own."""
+        """Return the pipeline. Row "dali" does the same with DALI's operators."""
 
 
 def files_below(folder: Path, extensions: Sequence[str]) -> tuple[Path, ...]:
-    """List the files of a class-per-folder tree, sorted; leave out hidden ones, as mbaas's readers do."""
+    """Return the files of a class-per-folder tree, sorted, without hidden ones, like the readers of mbaas."""
 
     def is_sample(path: Path) -> bool:
         is_hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
@@ -106,11 +92,7 @@ def files_below(folder: Path, extensions: Sequence[str]) -> tuple[Path, ...]:
 
 
 def checked_folder(path: Path, wanted: str) -> Path:
-    """Return ``path``, which must be a folder.
-
-    Raises:
-        DatasetError: it is none; ``wanted`` says what was to be named, and what that must be.
-    """
+    """Return ``path``; raise DatasetError, which ends with ``wanted``, if it is not a folder."""
     if not path.is_dir():
         raise DatasetError(f"{path} {'is no folder' if path.exists() else 'does not exist'}; {wanted}")
     return path

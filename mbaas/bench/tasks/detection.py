@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 SIDE = 300
 BRIGHTNESS, CONTRAST, SATURATION = 0.125, 0.5, 0.5
-"""Those of torchvision's RandomPhotometricDistort."""
+"""Amounts of torchvision's RandomPhotometricDistort."""
 
 
 class Detection(Task):
-    """Photographs, and COCO's annotations that say where on them objects are."""
+    """Photographs with COCO annotations of the objects in them."""
 
     name = "detection"
     things = "images with boxes"
@@ -52,7 +52,7 @@ class Detection(Task):
             raise DatasetError(f"{data} {problem}; data must be a JSON file of COCO's instances")
         assert image_folder is not None, "BenchSettings asks for it"
         found = Data(checked_folder(image_folder, "image_folder must be the folder of the images"), data)
-        self.dataset(found)  # for its errors, which say what is wrong with the file, or which image is not there
+        self.dataset(found)  # raises errors for invalid files and missing images
         return found
 
     def samples(self, data: Data) -> Samples:
@@ -92,7 +92,7 @@ class Detection(Task):
 
 
 def image_ids(annotations: Path) -> NDArray[np.int64]:
-    """Return the file's id of each sample: int64[n]."""
+    """Return the annotation file's image id of each sample: int64[n]."""
     return np.array([image["id"] for image in json.loads(annotations.read_bytes())["images"]], np.int64)
 
 

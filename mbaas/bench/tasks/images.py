@@ -1,4 +1,4 @@
-"""Task "images": classification, with the usual crops of ImageNet's training."""
+"""Task "images": classification, with the usual crops for training on ImageNet."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SIDE = 224
 
 
 class Images(Task):
-    """Photographs in a folder for each class."""
+    """Photographs in one folder per class."""
 
     name = "images"
     things = "images"
