@@ -13,8 +13,10 @@ from mbaas.messages import Amount
 from mbaas.order import Ids
 
 LOCATION = np.dtype([("offset", np.int64), ("length", np.int64), ("slab", np.int32), ("decoded", np.bool_)], align=True)
-"""Location of a sample: `offset` in bytes from the start of `slab`; slab 0 means not cached. `decoded` marks the output
-of the deterministic prefix (`mbaas.prep.decoded`), as opposed to the encoded bytes from storage.
+"""Location of a sample: `offset` in bytes from the start of `slab`; slab 0 if it is not cached.
+
+`decoded` marks the output of the deterministic prefix (`mbaas.prep.decoded`), as opposed to the encoded bytes from
+storage.
 """
 
 Locations = NDArray[np.void]

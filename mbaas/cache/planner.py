@@ -488,7 +488,7 @@ class Planner:
         return self.tier.expects(ids) & ~among(ids, self.tier.promised(request)[0])
 
     def _sources(self, request: PartRequest, ids: Ids) -> tuple[_Found, NDArray[np.bool_], NDArray[np.bool_]]:
-        """Find the sources of missing samples; also return which ones to cache here and which are lent: bool[n] each."""
+        """Find the sources of missing samples; also return which to cache here and which are lent: bool[n] each."""
         # Only samples with their home here: any others would displace samples that all nodes expect on this one.
         admits = self.placements.admits(ids)
         # Another node hands over only samples whose home is here now. It keeps the rest for their own home nodes.

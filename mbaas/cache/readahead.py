@@ -96,8 +96,7 @@ class ReadAhead:
                 sequence.frontier = block
 
     def fits(self, sequence: FetchSequence, nbytes: int) -> bool:
-        """Return whether ``nbytes`` more may be held for a sequence, within the budget and the sequence's share of the
-        depth.
+        """Return whether ``nbytes`` more fit into the budget and the sequence's share of the depth.
 
         The first block only has to fit the budget: a block larger than the share would otherwise never be read ahead.
         """

@@ -20,9 +20,7 @@ from mbaas.order import Ids
 from mbaas.placement import PartRequest
 
 EncodedRows: TypeAlias = list[NDArray[np.uint8]]
-"""The encoded sample of each row of a part, uint8[length]: a read-only view into a slab, empty if the sample could not
-be read.
-"""
+"""The encoded sample of each row of a part, uint8[length]: a read-only view into a slab, empty if unreadable."""
 
 NO_ROWS = np.zeros(0, np.int64)
 NO_ROWS.flags.writeable = False
@@ -59,7 +57,7 @@ class KnownSlabs(Struct, frozen=True, eq=False):
 class _KeptSlab(NamedTuple):
     """A permanent slab held by a process, with its reference.
 
-    The reference is kept because of a hang in Ray 2.60: with two threads dropping and receiving references to the same
+    The reference is kept because of a hang in Ray 2.60. When two threads dropped and received references to the same
     slabs, `ray.get` never returned in two of about 500,000 calls.
     """
 
@@ -141,7 +139,7 @@ class SlabViews:
         return [found[slab] for slab in reply.slab_ids]
 
     def _of(self, incarnation: int) -> dict[int, _KeptSlab]:
-        """Return the permanent slabs of an incarnation, after dropping those of any other."""
+        """Return the permanent slabs of an incarnation, and drop all others."""
         with self._lock:
             if incarnation != self._incarnation:
                 self._incarnation, self._permanent = incarnation, {}
@@ -217,11 +215,11 @@ class CacheReader:
         return done
 
     def read_packed(self, request: PartRequest) -> tuple[FetchReply, EncodedRows]:
-        """Read from another node: one call transfers the samples' bytes, and nothing else of their slabs.
+        """Read from another node: one call transfers only the samples' bytes, not their slabs.
 
         Raises:
             WaitTimeoutError: the node did not reply in time.
-            ray.exceptions.RayError: the node is unavailable, perhaps permanently; there is no retry.
+            ray.exceptions.RayError: the node is unavailable, perhaps permanently. Not retried.
         """
         try:
             reply, packed = ray.get(self.node.fetch_packed.remote(request), timeout=self._timeout_s)

@@ -259,7 +259,7 @@ class PartPlan:
                 self.errors[row] = reason
 
     def lose(self, slabs: Container[int]) -> None:
-        """Forget loads that went into these slabs: their rows become hits again, without a location, and are read
+        """Forget loads that went into these slabs. Their rows become hits again, without a location, and are read
         again.
         """
         for load in self.loads:
