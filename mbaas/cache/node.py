@@ -508,7 +508,7 @@ class CacheNode:
             self._filling[load.slab] = asyncio.create_task(self._fill(load, urgent=urgent))
 
     async def _fill(self, load: Load, *, urgent: bool) -> int:
-        """Fill one slab, store it and notify the planner. Return how many samples came from tiers other than storage."""
+        """Fill one slab, store it and notify the planner. Return how many samples did not come from storage."""
         try:
             # Filled on the heap, because objects in the store are immutable.
             slab = np.empty(load.nbytes, dtype=np.uint8)

@@ -259,9 +259,7 @@ class PartPlan:
                 self.errors[row] = reason
 
     def lose(self, slabs: Container[int]) -> None:
-        """Forget loads that went into these slabs. Their rows become hits again, without a location, and are read
-        again.
-        """
+        """Forget loads that went into these slabs. Their rows become hits again, without a location."""
         for load in self.loads:
             if load.slab in slabs:
                 self.hit[load.rows] = True

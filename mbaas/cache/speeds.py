@@ -47,7 +47,7 @@ class TransferSums(Struct, frozen=True):
     Attributes:
         nbytes: bytes received.
         thread_s: seconds of waiting, summed over threads, including unfinished reads.
-        busy_s: seconds in which at least one thread waited.
+        busy_s: seconds with at least one waiting thread.
     """
 
     nbytes: int = 0
@@ -132,7 +132,7 @@ def try_out(*, disk_path: str | os.PathLike[str] | None, disk_bytes: int, thread
     """Measure one thread's read speed from memory and from the disk tier's disk.
 
     Args:
-        disk_path: the disk tier's folder; None if there is no disk tier.
+        disk_path: the disk tier's folder, or None.
         disk_bytes: largest size of the temporary probe file. Below one piece (4 MiB) the disk is not probed.
         threads: number of concurrent disk readers.
 

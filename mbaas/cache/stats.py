@@ -54,10 +54,10 @@ class CacheStats(Struct, frozen=True):
         fetching_bytes: bytes held for running fetches, outside the cache and read-ahead.
         peak_transient_bytes: peak of read-ahead and running fetches together.
         read_s: thread-seconds spent in reads; if near threads x storage_s, more threads may help.
-        storage_s: seconds in which at least one read was in progress.
+        storage_s: seconds with at least one read in progress.
         threads: threads that read storage.
         readahead_depth_bytes: part of the read-ahead budget that is useful according to the bandwidth model.
-        speeds: speed of one thread for each tier, as far as measured.
+        speeds: measured speed of one thread for each tier.
         cpu_s: CPU seconds used by the process, all threads.
     """
 
@@ -91,7 +91,7 @@ class Flow(Struct, frozen=True):
         incarnation: changes when the node restarts and its totals start at 0.
         threads: threads that read storage.
         storage, disk, remote: running totals of transfers from each tier.
-        speeds: speed of one thread for each tier, as far as measured.
+        speeds: measured speed of one thread for each tier.
         told: number of lines logged so far.
         log: the last lines.
         cpu_s: as in `CacheStats`.

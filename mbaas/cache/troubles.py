@@ -127,11 +127,11 @@ class Troubles:
         return {i: trouble.reason for i, trouble in found.items() if trouble.due is not None}
 
     def pause_s(self, sample_ids: Iterable[int], now: float) -> float:
-        """Return the seconds until all of these failing samples may be retried."""
+        """Return the seconds until all of the given failing samples may be retried."""
         return max(0.0, *(due - now for i in sample_ids if (due := self._known[i].due) is not None))
 
     def are_new(self, sample_ids: Iterable[int]) -> bool:
-        """Return whether all of these failing samples are due for a retry within `HOLD_S` of their first failure."""
+        """Return whether all given failing samples are due for a retry within `HOLD_S` of their first failure."""
         troubles = [self._known[i] for i in sample_ids]
         return all(trouble.due is not None and trouble.due < trouble.since + HOLD_S for trouble in troubles)
 
