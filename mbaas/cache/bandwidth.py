@@ -31,9 +31,7 @@ MEMORY, DISK = 0, 1
 """Levels of a node's storage classes."""
 
 AGAIN = 1.25
-"""An unused disk is used again when it is this many times as fast as storage. With a value near 1, the decision would
-flip back and forth.
-"""
+"""An unused disk is used again when it is this many times as fast as storage; near 1 the decision would flip-flop."""
 
 MEMORY_GUESS = 5e9
 """Speed of memory in bytes/s until it is measured; far above storage in any case."""

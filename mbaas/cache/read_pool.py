@@ -27,21 +27,23 @@ if TYPE_CHECKING:
     from mbaas.dataset import SampleReader
 
 CHUNK_SAMPLES = 16
-"""Most samples per chunk, the unit of work of a thread. With fewer, scheduling would cost too much relative to the
-reads; with more, urgent samples would wait too long for a thread.
+"""Most samples per chunk, a thread's unit of work.
+
+With fewer, scheduling would cost too much relative to the reads; with more, urgent samples would wait too long for a
+thread.
 """
 
 LATE_S = 20.0
 """Age at which a read counts as hanging: it is logged, and a replacement thread is started."""
 
 HUNG_S = 45.0
-"""Age of a read at which its waiting fetches return with a `PassingReason`, before their workers are considered stuck.
-"""
+"""Age of a read at which waiting fetches return a `PassingReason`, before their workers are considered stuck."""
 
 QUICK_S = 100e-6
-"""Mean read time below which reads count as coming from memory, if they are also mostly CPU time. More threads would
-then only compete for the interpreter lock: on two cores, eight threads read small files from the page cache at 0.4
-times the rate of one thread.
+"""Mean read time below which reads count as coming from memory, if they are also mostly CPU time.
+
+More threads would then only compete for the interpreter lock. On two cores, eight threads read small files from the
+page cache at 0.4 times the rate of one thread.
 """
 
 REMEMBERED = 0.98
@@ -51,15 +53,16 @@ ENOUGH_READS = 128
 """Fewest reads for a decision."""
 
 FIRST_PAUSE, LONGEST_PAUSE = 1 << 12, 1 << 20
-"""Reads until the next trial with a single thread, after several threads proved faster; doubles with each failed trial.
-"""
+"""Reads before the next single-thread trial, after several threads proved faster; doubles up to the maximum."""
 
 STUCK_S = 0.1
 """While a read is older than this, several threads are used, regardless of earlier reads."""
 
 SPARE_THREADS = 32
-"""Most replacement threads for hanging reads. Each thread holds the memory it reads into, up to one block. Further
-hanging threads count as working; if all threads hang, reading stops until one returns.
+"""Most replacement threads for hanging reads.
+
+Each thread holds the memory it reads into, up to one block. Further hanging threads count as working; if all threads
+hang, reading stops until one returns.
 """
 
 
