@@ -1,5 +1,5 @@
-"""The disk tier: encoded samples on a local disk, for which memory has no room.
+"""The disk tier: samples on a local disk that do not fit in memory.
 
-`tier` is what a cache node uses, `store` keeps samples in files, `folder` says whose these are, `index` tells where
-each sample lies, and `segments` are the files with their bytes.
+A cache node uses `tier`. `store` keeps samples in files, `folder` manages ownership of the folders, `index` records the
+location of each sample, and `segments` contains their bytes.
 """
