@@ -179,8 +179,7 @@ class RowQueues:
         self._waiting.setdefault(rank, deque()).extend(chunks)
 
     def take(self, now: float) -> tuple[str, Chunk]:
-        """Take a chunk for a free thread, from the queue furthest below its planned threads. Ties go to the older
-        queue.
+        """Take a chunk for a free thread, from the queue furthest below its planned threads; ties go to the oldest.
 
         At least one chunk must be waiting.
         """

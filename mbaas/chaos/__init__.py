@@ -1,10 +1,10 @@
-"""Runs a search under a seeded plan of faults, and checks what its trials got: ``mbaas chaos``.
+"""Runs a search under a seeded plan of faults and checks the samples its trials received: ``mbaas chaos``.
 
-- `plan`: which faults happen when; pure.
-- `participants`, `nodes`, `network`, `storage`: who is struck, and how.
-- `injector`: carries out the plan on a cluster of its own.
-- `records`, `checker`: what trials wrote down, and what is wrong with it; the checker knows nothing of mbaas.
-- `search`, `command`: what runs under faults: a search of our own, or any program.
-- `usage`: what a run leaves behind or has ever more of.
-- `runner`, `report`: all of it together, and what came of it.
+- `plan`: kinds and times of faults; pure.
+- `participants`, `nodes`, `network`, `storage`: targets of faults, and the means to disturb them.
+- `injector`: executes the plan on a separate cluster.
+- `records`, `checker`: trials' records and their verification; the checker does not depend on mbaas.
+- `search`, `server`: the default search that runs under faults, and the program that serves its feed.
+- `usage`, `watch`: resource leaks; feeds that end, and their ledgers.
+- `runner`, `report`: the whole run and its results.
 """

@@ -45,8 +45,9 @@ _CHUNK_ROWS = 1 << 18  # 8 MiB: bounds the extra memory of a checksum or rewrite
 
 
 class SpotTable:
-    """The spot of each sample, an array over all samples of the dataset. 16 bytes per sample, in pages allocated on
-    first use.
+    """The spot of each sample, an array over all samples of the dataset.
+
+    Takes 16 bytes per sample, in pages allocated on first use.
 
     Args:
         num_samples: samples of the dataset.
@@ -185,7 +186,7 @@ def write_index(file: BinaryIO, table: SpotTable, salt: int) -> None:
 
 
 def _chunks(index: Path) -> Iterator[tuple[Rows, int]]:
-    """Yield chunks of rows, each with 1 if bytes of a torn row follow at the end of the file, else 0."""
+    """Yield the file's rows in chunks, each with the number of torn rows after it: 1 at the end of a torn file, or 0."""
     if not index.exists():
         return
     with index.open("rb") as file:

@@ -57,7 +57,7 @@ class DiskStats(Struct, frozen=True):
         damaged_samples: samples with wrong or unreadable bytes since then. Above 0 means a failing disk, or another
             program writing to the folder.
         removed_folders: stale folders removed since then.
-        write_failure: error that stopped all writing; empty if there was none.
+        write_failure: error that stopped all writing; "" without an error.
         removal_failure: error of a stale folder's removal; its bytes are permanently taken from the budget.
     """
 
@@ -277,7 +277,7 @@ class DiskStore:
         self._make_room(0)  # the budget may have shrunk: stale folders go first
 
     def _within_budget(self, found: Recovered) -> dict[int, int]:
-        """Choose the oldest segments that fit the budget, and return their ends. Samples of the others are forgotten."""
+        """Choose the oldest segments that fit the budget, and return their ends. Other segments' samples are forgotten."""
         ends, used = {}, 0
         for number, extent in sorted(found.live.items()):
             used += extent.end + extent.samples * ROW.itemsize
