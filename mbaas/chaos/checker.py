@@ -45,8 +45,7 @@ class Flaw:
 
     Attributes:
         kind: "missing": not delivered; "repeated": delivered more than once; "different": bytes differ from the
-            reference; "misplaced": position differs from the reference; "unknown": the reference has no such sample or
-            epoch.
+            reference; "misplaced": position differs from it; "unknown": no such sample or epoch in the reference.
         trial, epoch: trial and epoch of the flaw.
         samples: their ids, sorted.
     """
@@ -65,7 +64,7 @@ class Flaw:
 
 
 def by_epoch(history: Sequence[Delivery]) -> dict[int, list[Delivery]]:
-    """Group minibatches by epoch, in the order in which epochs began."""
+    """Group minibatches by epoch, in order of the epochs' first minibatches."""
     epochs: dict[int, list[Delivery]] = {}
     for delivery in filter(lambda each: each.rows, history):
         epochs.setdefault(delivery.epoch, []).append(delivery)

@@ -1,4 +1,4 @@
-"""Executes faults on a running cluster, and records which of them hit a target."""
+"""Executes faults on a running cluster, and records their targets."""
 
 from __future__ import annotations
 
@@ -253,7 +253,7 @@ class Injector:
         self._end_trouble = end
         self._later(strike.lasts_s, end)
 
-    # ---- what follows ----
+    # ---- undoing faults ----
 
     def _later(self, after_s: float, undo: Callable[[], Any]) -> None:
         heapq.heappush(self._due, _Due(time.monotonic() + after_s, next(self._orders), undo))
@@ -282,7 +282,7 @@ class Injector:
         return self._coming[-1]
 
     def _come(self) -> Any:
-        """Start a node, with several attempts. None if all fail; trials without a node for too long then count as hung."""
+        """Start a node, with several attempts. None if all fail; trials that lack a node for too long count as hung."""
         for _ in range(TRIES):
             try:
                 return self._nodes.add(CPUS)

@@ -73,7 +73,7 @@ class Nodes:
 
         Args:
             cpus: CPUs of the node.
-            store_bytes: size of its object store; by default, that of the head.
+            store_bytes: size of its object store; by default, the head's size.
             wait: wait until it is up. If false, several can start at once, followed by `wait_for_all`.
 
         Raises:

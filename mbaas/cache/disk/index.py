@@ -186,7 +186,7 @@ def write_index(file: BinaryIO, table: SpotTable, salt: int) -> None:
 
 
 def _chunks(index: Path) -> Iterator[tuple[Rows, int]]:
-    """Yield the file's rows in chunks, each with the number of torn rows after it: 1 at the end of a torn file, or 0."""
+    """Yield the file's rows in chunks, each with 1 if a torn row follows at the end of the file, or 0."""
     if not index.exists():
         return
     with index.open("rb") as file:

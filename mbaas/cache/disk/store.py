@@ -277,7 +277,7 @@ class DiskStore:
         self._make_room(0)  # the budget may have shrunk: stale folders go first
 
     def _within_budget(self, found: Recovered) -> dict[int, int]:
-        """Choose the oldest segments that fit the budget, and return their ends. Other segments' samples are forgotten."""
+        """Choose the oldest segments that fit the budget, and return their ends. Samples of other segments are dropped."""
         ends, used = {}, 0
         for number, extent in sorted(found.live.items()):
             used += extent.end + extent.samples * ROW.itemsize
