@@ -1,7 +1,6 @@
-"""The bandwidth model's advice for a cache node, from the speeds measured on it. Pure.
+"""Decides from measured speeds whether a cache node uses its disk tier, and how far it reads ahead. Pure.
 
-The model itself is `mbaas.allocation.bandwidth`. It decides whether to use the disk tier, whether to prefer it to
-another node's memory, and how far to read ahead. It never replaces another node's memory by storage, since mbaas
+The model is `mbaas.allocation.bandwidth`. Storage never replaces another node's memory, even if it is faster: mbaas
 guarantees that cached samples are read from storage only once.
 """
 
@@ -47,12 +46,7 @@ LOGGED_CHANGE = 2.0
 
 
 class UpcomingBytes(Struct, frozen=True, eq=False):
-    """Bytes of the next blocks that are not being read yet.
-
-    Attributes:
-        samples: number of samples in these blocks, including cached ones.
-        from_storage, from_disk: float64[n], missing bytes of each block, by their location.
-    """
+    """Missing bytes of the next blocks, float64[n] by location, and the number of all samples in these blocks."""
 
     samples: int
     from_storage: NDArray[np.float64]
@@ -65,12 +59,7 @@ class UpcomingBytes(Struct, frozen=True, eq=False):
 
 
 def bandwidths_of(speeds: FetchSpeeds, *, threads: int) -> Bandwidths:
-    """Return the model of this node; unmeasured tiers count as fast as memory.
-
-    Args:
-        speeds: speeds of one thread.
-        threads: threads that read storage.
-    """
+    """Return this node's model from single-thread speeds, at memory speed if unmeasured, and the storage threads."""
     memory = speeds.local or MEMORY_GUESS
 
     # Only rates are used; capacities belong to the planner.
@@ -88,10 +77,6 @@ def bandwidths_of(speeds: FetchSpeeds, *, threads: int) -> Bandwidths:
 class Advisor:
     """The model's advice. It changes only when speeds change.
 
-    Args:
-        has_disk: there is a disk tier.
-        readahead_bytes: capacity for read-ahead.
-
     Attributes:
         uses_disk: the disk tier is read and written.
         prefers_disk: samples on disk and in another node's memory are read from disk.
@@ -107,11 +92,7 @@ class Advisor:
         self.depth_bytes = readahead_bytes
 
     def weigh(self, speeds: FetchSpeeds, *, threads: int) -> list[str]:
-        """Decide whether to use the disk. The decision stands until both speeds of a comparison are measured.
-
-        Returns:
-            Log lines for each change, with the reason.
-        """
+        """Decide whether to use the disk, once both speeds of a comparison are measured. Return log lines."""
         if not self._has_disk or speeds.disk is None:
             return []
         model, told = bandwidths_of(speeds, threads=threads), []
@@ -130,13 +111,10 @@ class Advisor:
         return told
 
     def look_ahead(self, upcoming: UpcomingBytes, speeds: FetchSpeeds, *, threads: int, pace_per_s: float) -> list[str]:
-        """Set the read-ahead depth for prep that could consume ``pace_per_s`` samples/s; 0 if unknown.
+        """Set the depth for prep that could consume ``pace_per_s`` samples/s; 0 if unknown. Return log lines.
 
-        The model returns the least depth at which prep never waits. It takes rates as given, without the concurrent
-        reads that they require, so `READS_IN_FLIGHT` sets a lower bound.
-
-        Returns:
-            Log lines for large changes, with the reason.
+        The model's depth is the least at which prep never waits. It takes rates as given, without the concurrent reads
+        that they require, so `READS_IN_FLIGHT` sets a lower bound.
         """
         lacking_bytes = float(upcoming.lacking.sum())
         if speeds.storage is None or not pace_per_s or not lacking_bytes:

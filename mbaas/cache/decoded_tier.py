@@ -1,12 +1,8 @@
 """The decoded tier of a node: samples cached decoded, and samples that prep workers should hand in. Pure.
 
-Prep workers decode every sample anyway. To cache a sample decoded, the node reserves space (a *promise*) and requests
-the sample in its reply to the worker's fetch. The worker hands in the output of the deterministic prefix. The tier
-therefore causes no extra decoding, and no epoch waits for the tier to fill.
-
-Measured costs determine each form's share of memory (`mbaas.allocation.forms`). Within that share, an admitted sample
-stays (MinIO, see `mbaas.cache.directory`). A form may use free space beyond its share; it gives that back when the
-other form needs its own share.
+Prep workers decode every sample anyway. In its reply to a worker's fetch, the node requests samples for which it has
+reserved space (a *promise*), and the worker hands in the output of the deterministic prefix. Each form has a share of
+memory (`mbaas.allocation.forms`). A form may use free space beyond its share until the other form needs it.
 """
 
 from __future__ import annotations
@@ -31,10 +27,8 @@ class HandIn(Struct, frozen=True, eq=False):
 
     Attributes:
         slab: slab number, positive.
-        chosen: bool[n], which of the samples handed in are cached in memory.
-        to_disk: bool[n], which of the others may be cached on disk.
-        sample_ids: int64[k], the samples cached in memory.
-        lengths: int64[k], bytes.
+        chosen, to_disk: bool[n], samples of the hand-in to cache in memory, and others that may go to disk.
+        sample_ids, lengths: int64[k], the samples cached in memory, and their bytes.
     """
 
     slab: int
@@ -51,19 +45,12 @@ class HandIn(Struct, frozen=True, eq=False):
 
 @dataclass
 class _Promise:
-    """Space reserved for a worker's hand-in.
+    """Space reserved for a worker's hand-in."""
 
-    Attributes:
-        sample_ids: expected samples.
-        in_memory: the subset for memory; the rest is for disk.
-        each_bytes: bytes reserved per sample.
-        since: the tier's fetch count when the promise was last used.
-    """
-
-    sample_ids: frozenset[int]
-    in_memory: frozenset[int]
-    each_bytes: int
-    since: int
+    sample_ids: frozenset[int]  # expected samples
+    in_memory: frozenset[int]  # the subset for memory; the rest is for disk
+    each_bytes: int  # reserved per sample
+    since: int  # fetch count of the tier when the promise was last used
 
     @property
     def nbytes(self) -> int:
@@ -76,12 +63,11 @@ class DecodedTier:
 
     Attributes:
         sample_bytes: mean bytes of a decoded sample; 0 if none are to be cached.
-        target_bytes: memory for decoded samples.
-        disk_free_bytes: free disk space for decoded samples.
+        target_bytes, disk_free_bytes: memory for decoded samples, and free disk space.
         undecoded_share: fraction of samples that DALI prepares alongside the CPU engine; never cached decoded.
-        promised_bytes: memory reserved by promises.
         used_bytes: total of all slabs. Above the target if the target fell, or if samples were larger than expected.
-        slabs: slab -> bytes; all slabs of decoded samples, including those in creation.
+        promised_bytes: memory reserved by promises.
+        slabs: slab -> bytes, including slabs in creation.
         unfit: samples that no worker could hand in; not requested again.
         coming: slab -> a hand-in that is not readable yet.
     """
@@ -109,7 +95,7 @@ class DecodedTier:
         """Bytes used beyond the target, at least 0."""
         return max(0, self.used_bytes - self.target_bytes)
 
-    # ---- promises ----
+    # ---- promises: space reserved for hand-ins ----
 
     def wanted(self, sample_ids: Ids, room_bytes: int) -> NDArray[np.bool_]:
         """Choose the samples that a worker should hand in, as many as fit into ``room_bytes``: bool[n]."""
@@ -123,13 +109,7 @@ class DecodedTier:
         return wanted
 
     def promise(self, request: PartRequest, sample_ids: Ids, to_disk: Ids) -> int:
-        """Reserve space for samples of a part that a worker should hand in. Return the bytes reserved in memory.
-
-        Args:
-            request: the part.
-            sample_ids: samples to cache in memory.
-            to_disk: other samples, to cache on disk.
-        """
+        """Reserve space for hand-ins: `sample_ids` in memory, `to_disk` on disk. Return the memory reserved, in bytes."""
         if not len(sample_ids) + len(to_disk):
             return 0
         assert request not in self._promises, f"room for {request} was promised before"
@@ -211,8 +191,7 @@ class DecodedTier:
 
         Args:
             slab: number for the new slab.
-            sample_ids: int64[n].
-            lengths: int64[n], bytes.
+            sample_ids, lengths: int64[n], lengths in bytes.
             new: bool[n], samples that should be in memory and are not there yet.
             promised: bool[n], samples whose reserved memory was just released; see `keep_promise`.
             to_disk: bool[n], samples that may go to disk if they are not chosen for memory.
@@ -255,11 +234,7 @@ class DecodedTier:
         self.used_bytes -= self.slabs.pop(slab)
 
     def validate(self) -> None:
-        """Check the sums.
-
-        Raises:
-            AssertionError: a sum is wrong.
-        """
+        """Raise AssertionError if a sum is wrong."""
         assert self.used_bytes == sum(self.slabs.values()), self.used_bytes
         assert self.promised_bytes == sum(each.nbytes for each in self._promises.values()), self.promised_bytes
         assert all(each.in_memory <= each.sample_ids for each in self._promises.values()), self._promises

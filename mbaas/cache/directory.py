@@ -13,11 +13,7 @@ from mbaas.messages import Amount
 from mbaas.order import Ids
 
 LOCATION = np.dtype([("offset", np.int64), ("length", np.int64), ("slab", np.int32), ("decoded", np.bool_)], align=True)
-"""Location of a sample: `offset` in bytes from the start of `slab`; slab 0 if it is not cached.
-
-`decoded` marks the output of the deterministic prefix (`mbaas.prep.decoded`), as opposed to the encoded bytes from
-storage.
-"""
+"""Location of a sample: `offset` in bytes within `slab`, 0 if not cached; `decoded` as in `mbaas.prep.decoded`."""
 
 Locations = NDArray[np.void]
 """An array of `LOCATION`, with columns such as `locations["slab"]`."""
@@ -28,18 +24,10 @@ class MinIO:
 
     No policy does better on fresh random orders. Each sample occurs once an epoch, so an epoch's hits cannot exceed the
     samples cached at its start. MinIO reaches exactly that bound (Mohan et al., "Analyzing and Mitigating Data Stalls
-    in DNN Training", VLDB 2021).
-
-    Attributes:
-        budget_bytes: capacity for all admitted samples together.
-        used_bytes: their bytes, in [0, budget_bytes].
+    in DNN Training", VLDB 2021). `used_bytes` is in [0, `budget_bytes`].
     """
 
     def __init__(self, budget_bytes: int) -> None:
-        """
-        Raises:
-            ConfigError: the budget is negative.
-        """
         if budget_bytes < 0:
             raise ConfigError(f"cache_bytes must be at least 0, got {budget_bytes}")
         self.budget_bytes = budget_bytes
@@ -51,14 +39,7 @@ class MinIO:
         return self.budget_bytes - self.used_bytes
 
     def admit(self, lengths: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Admit samples in order, each if it still fits, and charge them to the budget. Empty samples are not admitted.
-
-        Args:
-            lengths: int64[n], bytes of each sample.
-
-        Returns:
-            bool[n], true if the sample was admitted.
-        """
+        """Admit non-empty samples in order, each if it still fits, and charge them: bytes int64[n] -> bool[n]."""
         admitted = fitting(lengths, self.free_bytes)
         self.used_bytes += int(lengths[admitted].sum())
         return admitted
@@ -73,12 +54,7 @@ class MinIO:
 
 
 def fitting(lengths: NDArray[np.int64], free_bytes: int) -> NDArray[np.bool_]:
-    """Choose samples in order, each if it fits into the remaining bytes: bool[n]. Empty samples are not chosen.
-
-    Args:
-        lengths: int64[n], bytes of each sample.
-        free_bytes: available bytes.
-    """
+    """Choose non-empty samples in order, each if it fits into the bytes left: bytes int64[n] -> bool[n]."""
     # Fast path: until the cache is nearly full, all samples fit. After that one at a time, because sizes differ and a
     # small sample may fill the gap that a large one left.
     fits: NDArray[np.bool_] = (lengths > 0) & (lengths <= free_bytes)
@@ -98,14 +74,12 @@ def among(sample_ids: Ids, members: Container[int]) -> NDArray[np.bool_]:
 class Directory:
     """The cached samples and their locations: an array over all samples of the dataset.
 
-    Only full slabs are published. An entry never changes, except that it is withdrawn when its sample moves to another
-    node. A withdrawn sample's bytes stay until its whole slab is withdrawn.
+    Only full slabs are published. An entry changes only when its sample moves to another node and is withdrawn. Its
+    bytes stay until the whole slab is withdrawn.
 
     Attributes:
-        num_samples: samples of the dataset.
-        samples: number of cached samples.
-        nbytes: their bytes.
-        decoded: number and bytes of the samples that are cached decoded.
+        samples, nbytes: number of cached samples, and their bytes.
+        decoded: the subset that is cached decoded.
         slab_bytes: slab -> bytes, including withdrawn samples.
     """
 
@@ -191,11 +165,7 @@ class Directory:
         return np.flatnonzero(self._locations["decoded"])
 
     def validate(self) -> None:
-        """Check every entry against the totals.
-
-        Raises:
-            AssertionError: a sum is wrong, or two samples of a slab overlap.
-        """
+        """Raise AssertionError if a sum is wrong, or if two samples of a slab overlap."""
         kept = self.cached_ids()
         locations = self.lookup(kept)
         assert len(kept) == self.samples == sum(self._live.values()), (len(kept), self.samples)

@@ -89,12 +89,12 @@ class Given(NamedTuple):
 class CacheNode:
     """The cache of one machine: runs the threads and I/O that a `Planner` decides on, and hands out slab references.
 
-    Its object store memory is bounded by `cache_bytes`, plus `readahead_bytes`, plus one block for each of
-    `max_fetches` running fetches, plus slabs that fetchers still reference. Slabs are on the heap only while they are
-    filled and copied into the store, one copy at a time.
+    Object store use is bounded by `cache_bytes`, plus `readahead_bytes`, plus a block for each of `max_fetches` running
+    fetches, plus slabs that fetchers still reference. The heap has only slabs being filled or copied to the store, one
+    copy at a time.
 
-    A fetch may be repeated at any time and returns the same bytes. If the actor dies, its slabs are lost. With
-    `max_restarts=-1`, it restarts empty under a new incarnation number and refills.
+    A fetch may be repeated at any time and returns the same bytes. With `max_restarts=-1`, a dead actor restarts empty
+    under a new incarnation number and refills.
     """
 
     def __init__(
@@ -115,16 +115,15 @@ class CacheNode:
     ) -> None:
         """
         Args:
-            dataset: the dataset to read.
-            order: its sample order; fetches request parts of its blocks.
+            dataset, order: the dataset to read, and its sample order.
             cache_bytes: capacity of permanent slabs; 0 disables caching.
             readahead_bytes: capacity for blocks read ahead of requests; 0 disables read-ahead.
             threads: initial number of storage threads; see `set_threads`.
             max_fetches: concurrent fetches; further ones wait.
             node: id of its Ray node, as used in placements.
-            disk: local disk for samples that do not fit in memory; None for no disk tier.
-            feed: name of its feed; "" for a standalone node.
-            coordinator: actor id of the feed's coordinator, whose end also ends this actor; "" for a standalone node.
+            feed, coordinator: the feed's name, and its coordinator's actor id; this actor ends with that one. "" for a
+                standalone node.
+            disk: local disk for samples that do not fit in memory, or None.
             storage_s: seconds of retries before an unreadable sample counts as bad.
             decoded: sizes and costs of decoded samples, which determine how many are cached; None for none.
 
@@ -182,11 +181,7 @@ class CacheNode:
     # ---- requests from readers ----
 
     async def fetch(self, request: PartRequest, known: KnownSlabs | None = None) -> FetchReply:
-        """Fetch the samples of a block part, as references to the slabs that contain them.
-
-        Args:
-            request: the part.
-            known: slabs that the caller already has, so their references can be omitted; see `SlabViews.known`.
+        """Fetch the samples of a block part, as references to their slabs, without slabs in ``known``.
 
         Raises:
             ConfigError: the block number is negative.
@@ -246,7 +241,7 @@ class CacheNode:
         """Copy rows out of prepared parts on this node, for a rank on another node; see `RowPool.pick`.
 
         Raises:
-            ConfigError: an invalid argument; the message contains the value and its limits.
+            ConfigError: an invalid argument.
             asyncio.TimeoutError: Ray did not find a part within `LOCAL_S`; the caller should read the part whole.
         """
         check_pick(rank, part_refs, rows, bad_rows, left_s, most=self._order.block_samples)
@@ -255,19 +250,15 @@ class CacheNode:
 
     @ray.method(num_returns=2)
     async def adopt(self, part_refs: list[ray.ObjectRef[Arrays]]) -> tuple[int, Arrays]:
-        """Copy a prepared part to this node. Return its size in bytes and its arrays, as two objects.
+        """Copy a prepared part to this node within `ADOPT_S`. Return its size in bytes and its arrays, as two objects.
 
         The caller owns the copy, which survives the original's node.
-
-        Raises:
-            asyncio.TimeoutError: the part did not arrive within `ADOPT_S`.
         """
         (arrays,) = await asyncio.wait_for(asyncio.gather(*part_refs), ADOPT_S)
         return sum(array.nbytes for array in arrays.values()), arrays
 
     @contextlib.asynccontextmanager
     async def _fetched(self, request: PartRequest) -> AsyncIterator[RowLocations]:
-        """Fetch a part and yield the locations of its rows. Its slabs stay valid inside the context."""
         if request.block < 0:
             raise ConfigError(f"a block's number must be at least 0, got {request.block}")
         if not self._placements.knows(request.block_part):
@@ -310,7 +301,6 @@ class CacheNode:
         self._aim()
 
     async def _learn_placement(self) -> None:
-        """Get the placement from the coordinator, after a restart of this node."""
         coordinator = runtime.find_coordinator(self._feed) if self._feed else None
         update = await coordinator.placement_update.remote() if coordinator is not None else None
         if update is not None:
@@ -330,11 +320,7 @@ class CacheNode:
         return self._whole
 
     async def move_in(self, within_s: float) -> MovedIn:
-        """Fetch samples that now have their home here from the nodes that cache them. Used when a node is draining.
-
-        Args:
-            within_s: no new batch starts after this many seconds.
-        """
+        """Fetch samples with their home here from draining nodes. No new batch starts after ``within_s``."""
         end, samples = asyncio.get_running_loop().time() + within_s, 0
         ids = self._placements.held_elsewhere()
         for first in range(0, len(ids), MOVED_TOGETHER):
@@ -419,11 +405,7 @@ class CacheNode:
         )
 
     async def flow(self, pace_per_s: float) -> Flow:
-        """Return running sums and log lines, and update the read-ahead depth.
-
-        Args:
-            pace_per_s: samples/s that prep on this node could consume; 0 if unknown.
-        """
+        """Return running sums and log lines, and update the read-ahead depth; see `ReadaheadTuner.look`."""
         self._tuner.look(threads=self._pool.threads, pace_per_s=pace_per_s)
         now = time.monotonic()
         hanging = self._pool.replace_hanging()
@@ -465,10 +447,7 @@ class CacheNode:
     # ---- filling slabs ----
 
     async def _still_away(self, request: PartRequest) -> RowLocations | None:
-        """Retry a part's failing samples, and return locations without data if storage still does not deliver them.
-
-        Takes no fetch slot, so waiting for storage does not block other fetches.
-        """
+        """Retry a part's failing samples; if this fails, return locations without data. Takes no fetch slot."""
         ids, troubles = self._placements.stored(request), self._pool.troubles
         if not (troubled := troubles.among(ids.tolist())):
             return away(ids, self._pool.hung(ids.tolist(), time.monotonic()))
@@ -538,21 +517,17 @@ class CacheNode:
         return int((origins != Origin.STORAGE).sum())
 
     async def _fill_from_nearer(self, load: Load, slab: Slab, origins: NDArray[np.int8]) -> dict[int, str]:
-        """Fill rows from tiers nearer than storage, fastest first. Return rows that a peer has in the other form."""
         disk = self._disk if self._tuner.uses_disk else None
         if disk is not None and self._tuner.prefers_disk:
             await disk.read(load, slab, origins)
-        # Also for samples that the disk had, because the other node must drop its copies.
+        # Peers are asked even for samples that the disk had, because they must drop their copies.
         other = await self._fill_from_peer(load, slab, origins)
         if disk is not None:
             await disk.read(load, slab, origins)
         return other
 
     async def _fill_from_peer(self, load: Load, slab: Slab, origins: NDArray[np.int8]) -> dict[int, str]:
-        """Fill rows from another node's memory. Unless `load.lends` is set, the other node drops its copies.
-
-        Return the rows that it caches in the other form; neither disk nor storage is read for them now.
-        """
+        """Fill rows from another node's memory. Return rows that it has in the other form; these are not read here."""
         peer = self._peers.get(load.peer) if load.peer is not None else None
         if peer is None:
             return {}
@@ -594,7 +569,6 @@ class CacheNode:
         return FetchReply(**structs.asdict(rows), incarnation=self._incarnation, slab_refs=refs, dropped_slabs=dropped)
 
     def _aim(self) -> None:
-        """Divide memory and disk between encoded and decoded samples. Repeated whenever the placement changes."""
         if self._decoded is None:
             return
         costs, memory_bytes, disk_bytes = self._decoded.costs, self._planner.minio.budget_bytes, 0
@@ -648,7 +622,6 @@ CacheNodeActor: Any = ray.remote(num_cpus=0)(CacheNode)
 
 
 def _pack(rows: RowLocations, slabs: list[Slab]) -> Slab:
-    """Copy the rows end to end; unreadable ones take no bytes."""
     return joined(views(slabs, rows.slab, rows.offset, rows.length))
 
 

@@ -1,11 +1,8 @@
 """The decisions of a cache node: hits, reads, admission, sample form and read-ahead.
 
-Pure: no Ray, clock, thread or I/O. Events arrive as method calls (`begin_fetch`, `filled`, `failed`, `retry_awaited`,
-`end_fetch`, `look_ahead`, `begin_keeping`, `kept`). The methods return `Load`s to fill and the numbers of slabs to
-drop.
-
-Each decision is made when a part is scheduled, from the known sample lengths. Two parts in flight therefore never read
-a cached sample twice: the later part counts a hit and waits.
+Pure: events arrive as method calls, which return `Load`s to fill and slabs to drop. Each decision is made when a part
+is scheduled, from the known sample lengths. Two parts in flight therefore never read a cached sample twice: the later
+part counts a hit and waits.
 """
 
 from __future__ import annotations
@@ -44,8 +41,7 @@ class UpcomingPart(Struct, frozen=True, eq=False):
 
     Attributes:
         samples: number of samples in the part.
-        lacking: int64[k], samples that are neither cached nor being read into the cache.
-        lengths: int64[k], their bytes.
+        lacking, lengths: int64[k], samples that are neither cached nor being read into the cache, and their bytes.
     """
 
     samples: int
@@ -58,19 +54,12 @@ def _none_of(sample_ids: Ids) -> NDArray[np.int64]:
 
 
 class _Found(NamedTuple):
-    """Sources and form of samples to read.
-
-    Attributes:
-        sample_ids: int64[n].
-        lengths: int64[n], bytes to read.
-        holders: int[n], index of another node that may have the sample; -1 for none.
-        decoded: bool[n], the source has the sample decoded.
-    """
+    """Sources and form of n samples to read."""
 
     sample_ids: Ids
-    lengths: NDArray[np.int64]
-    holders: NDArray[np.integer[Any]]
-    decoded: NDArray[np.bool_]
+    lengths: NDArray[np.int64]  # int64[n], bytes to read
+    holders: NDArray[np.integer[Any]]  # index of another node that may have the sample; -1 for none
+    decoded: NDArray[np.bool_]  # bool[n], form at the source
 
     def only(self, chosen: NDArray[np.bool_]) -> _Found:
         return _Found(self.sample_ids[chosen], self.lengths[chosen], self.holders[chosen], self.decoded[chosen])
@@ -81,8 +70,8 @@ class Planner:
 
     Attributes:
         directory: the samples of all full permanent slabs.
-        minio: byte budget, charged with the samples in the directory, with permanent slabs being read, and with
-            promises and hand-ins of the decoded tier.
+        minio: byte budget, charged with permanent slabs, full or being read, and with promises and hand-ins of decoded
+            samples.
         tier: the samples cached decoded, and their share of memory; 0 bytes until `aim` is called.
         ahead: slabs of blocks that were not requested yet; permanent slabs only until they are full.
         placements: this node's part of each block, and the nodes that cache other samples.
@@ -102,11 +91,10 @@ class Planner:
     ) -> None:
         """
         Args:
-            order: the sample order whose blocks are fetched.
-            lengths: bytes of stored samples.
+            order, lengths: the sample order, and bytes of stored samples.
             cache_bytes: capacity of permanent slabs.
             readahead_bytes: capacity for blocks that were not requested yet.
-            placements: see above; by default, this is the only node.
+            placements: by default, this is the only node.
             num_samples: stored samples of the dataset; by default, the order's samples.
             decoded_on_disk: bytes of samples cached decoded on this node's disk, 0 for others; by default 0 for all.
             undecoded_share: fraction of samples that are never cached decoded; see `DecodedSamples`.
@@ -167,11 +155,7 @@ class Planner:
         return self._read(plan, np.flatnonzero(plan.hit & self._absent(plan.sample_ids)))
 
     def locate(self, request: PartRequest) -> RowLocations:
-        """Return the locations of a part's rows. Call it when `awaited` is empty.
-
-        Raises:
-            Exception: the error that prevented a slab from being filled.
-        """
+        """Return the locations of a part's rows, once `awaited` is empty. Raises the error of a slab that failed."""
         plan = self._plans[request]
         if plan.failure is not None:
             raise plan.failure
@@ -194,13 +178,7 @@ class Planner:
     # ---- slabs ----
 
     def filled(self, load: Load, failures: Failures, origins: NDArray[np.int8] | None = None) -> None:
-        """Record that a slab is full. Samples that could not be read have been squeezed out and are not cached.
-
-        Args:
-            load: the slab.
-            failures: the samples that could not be read.
-            origins: int8[rows], `Origin` of each sample; by default storage.
-        """
+        """Record that a slab is full, without the unreadable samples. ``origins`` is int8[rows], by default storage."""
         self._end_loading(load)
         readable = load.readable(failures)
         if load.permanent:
@@ -270,10 +248,7 @@ class Planner:
         return self.placements.own(block, shuffle)
 
     def _expected(self, request: PartRequest) -> bool:
-        """Return whether a part that was read ahead will still be requested.
-
-        False after a placement change, or if the epoch is shuffled differently than predicted.
-        """
+        """Return whether read-ahead for a part is still valid: placement and shuffle are as predicted."""
         block = request.block
         return request == self.placements.own(block, request.shuffle) and any(
             block <= sequence.head or request == self._own_ahead(sequence, block)
@@ -302,15 +277,14 @@ class Planner:
         """Find the samples that are cached in the form requested by another node.
 
         Args:
-            sample_ids: int64[n].
-            wanted: bool[n].
+            sample_ids, wanted: int64[n], bool[n].
             lengths: int64[n], bytes per sample reserved by the other node.
             decoded: the requested form is the decoded one.
 
         Returns:
-            bool[n], samples cached in the requested form and length; and int64[n], for samples cached in the other
-                form: their bytes if decoded, 0 if encoded. -1 for all other samples. Lengths do not suffice, because
-                both forms may have the same size.
+            bool[n], samples cached in the requested form and length. int64[n], for samples cached in the other form:
+                their bytes if decoded, 0 if encoded; -1 for all others. (Lengths do not suffice, because both forms may
+                have the same size.)
         """
         kept = self.directory.lookup(sample_ids)
         wanted = wanted & (kept["slab"] > 0)
@@ -330,13 +304,9 @@ class Planner:
     # ---- the decoded tier ----
 
     def aim(self, target_bytes: int, sample_bytes: float) -> None:
-        """Set the bytes of memory for decoded samples.
+        """Set the memory for decoded samples, and their mean size, in bytes.
 
         Samples cached beyond a form's share are evicted only when the other form needs the space.
-
-        Args:
-            target_bytes: bytes for decoded samples; the rest is for encoded ones.
-            sample_bytes: mean bytes of a decoded sample.
         """
         self.tier.target_bytes, self.tier.sample_bytes = min(target_bytes, self.minio.budget_bytes), sample_bytes
 
@@ -350,8 +320,7 @@ class Planner:
 
         Args:
             request: the part that the worker prepared.
-            sample_ids: int64[n], its decoded samples, each once.
-            lengths: int64[n], bytes of each.
+            sample_ids, lengths: int64[n], its decoded samples, each once, and their bytes.
             unfit: requested samples that cannot be cached decoded.
         """
         done = np.array([*sample_ids.tolist(), *unfit], np.int64)
@@ -481,10 +450,7 @@ class Planner:
         return loads
 
     def _comes_decoded(self, request: PartRequest, ids: Ids) -> NDArray[np.bool_]:
-        """Return which samples other parts will probably hand in before this part is fetched: bool[n].
-
-        These are not read ahead; any that are still missing are read at the fetch.
-        """
+        """Return which samples other parts will probably hand in before this part's fetch: bool[n]. Not read ahead."""
         return self.tier.expects(ids) & ~among(ids, self.tier.promised(request)[0])
 
     def _sources(self, request: PartRequest, ids: Ids) -> tuple[_Found, NDArray[np.bool_], NDArray[np.bool_]]:
@@ -512,13 +478,7 @@ class Planner:
         return _Found(sample_ids, np.where(decoded > 0, decoded, lengths), holders, decoded > 0)
 
     def _admit(self, found: _Found, keep: NDArray[np.bool_], *, lasting: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """Admit samples to the cache: bool[n].
-
-        Args:
-            found: the n samples.
-            keep: bool[n], candidates.
-            lasting: bool[n], samples to cache permanently rather than until their hand-in.
-        """
+        """Admit samples marked in ``keep`` to the cache: bool[n]. Not ``lasting``: cached only until their hand-in."""
         admitted = np.zeros(len(keep), np.bool_)
         for form in (found.decoded, ~found.decoded):
             chosen = np.concatenate([np.flatnonzero(keep & form & which) for which in (lasting, ~lasting)])
@@ -572,7 +532,6 @@ class Planner:
         return loads
 
     def _decoded_bytes(self, request: PartRequest) -> int:
-        """Estimate the bytes of samples in a part that will be cached decoded and have no promise yet."""
         if not self.tier.free_bytes or request != self.placements.own(request.block, request.shuffle):
             return 0
         ids = self.placements.stored(request)
@@ -581,23 +540,18 @@ class Planner:
         return int(self.tier.wanted(ids, self.tier.free_bytes).sum() * self.tier.sample_bytes)
 
     def _make_room(self, nbytes: int, *, decoded: bool) -> None:
-        """Evict slabs of the other form until `nbytes` are free, or until that form is within its share.
-
-        Slabs with the fewest live samples go first, because the space of withdrawn samples is wasted.
-        """
+        """Evict slabs of the other form until `nbytes` are free, or until that form is within its share."""
         while self.minio.free_bytes < nbytes:
             excess = self._encoded_excess if decoded else self.tier.excess_bytes
             slabs = [slab for slab in self.directory.slab_bytes if (slab in self.tier.slabs) != decoded]
             if excess <= 0 or not slabs:
                 return
+            # The fewest live samples first, because the space of withdrawn samples is wasted.
             slab = min(slabs, key=lambda slab: (self.directory.live_samples(slab), slab))
             self._dropped += self._withdraw(self.directory.samples_in(slab))
 
     def _drop_passing(self, nbytes: int) -> None:
-        """Free `nbytes` by dropping slabs that are cached only until their samples are handed in decoded.
-
-        Slabs that a part still waits for stay. Workers keep their references to dropped slabs.
-        """
+        """Free `nbytes` from slabs cached only until their hand-in, except slabs that a part still waits for."""
         if self.minio.free_bytes >= nbytes:
             return
         read = {load.slab for plan in self._plans.values() for load in plan.loads}
@@ -608,12 +562,10 @@ class Planner:
 
     @property
     def _encoded_excess(self) -> int:
-        """Bytes of encoded samples beyond the share that decoded samples leave."""
         encoded = self.minio.used_bytes - self.tier.used_bytes - self.tier.promised_bytes
         return encoded - (self.minio.budget_bytes - self.tier.target_bytes)
 
     def _withdraw(self, sample_ids: Ids) -> list[int]:
-        """Drop samples. Return the slabs that are empty now."""
         emptied = self.directory.withdraw(sample_ids)
         self.minio.give_back(sum(emptied.values()))
         self._passing -= emptied.keys()
@@ -624,7 +576,6 @@ class Planner:
         return [*emptied]
 
     def _give_back(self, load: Load, nbytes: int) -> None:
-        """Free the unused bytes of a permanent slab."""
         self.minio.give_back(nbytes)
         if load.decoded:
             self.tier.shrunk(load.slab, nbytes)
@@ -658,7 +609,6 @@ class Planner:
                 del self._awaited_in[i]
 
     def _plan_of(self, load: Load) -> PartPlan | None:
-        """Return the plan that the slab was read for. None if it is gone; its part may have a newer plan."""
         plan = self._plans.get(load.request) if load.request is not None else None
         return plan if plan and any(load is own for own in plan.loads) else None
 
@@ -671,11 +621,7 @@ class Planner:
         return plan.transient_slabs()
 
     def validate(self) -> None:
-        """Check all invariants, in O(dataset) time; for tests.
-
-        Raises:
-            AssertionError: an invariant does not hold.
-        """
+        """Check all invariants, in O(dataset) time; for tests. Raises AssertionError."""
         self.directory.validate()
         assert self._passing <= self.directory.slab_bytes.keys(), self._passing
         self.ahead.validate()

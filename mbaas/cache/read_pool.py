@@ -27,11 +27,7 @@ if TYPE_CHECKING:
     from mbaas.dataset import SampleReader
 
 CHUNK_SAMPLES = 16
-"""Most samples per chunk, a thread's unit of work.
-
-With fewer, scheduling would cost too much relative to the reads; with more, urgent samples would wait too long for a
-thread.
-"""
+"""Samples per chunk. Fewer would make scheduling expensive; more would make urgent samples wait for a thread."""
 
 LATE_S = 20.0
 """Age at which a read counts as hanging: it is logged, and a replacement thread is started."""
@@ -42,8 +38,8 @@ HUNG_S = 45.0
 QUICK_S = 100e-6
 """Mean read time below which reads count as coming from memory, if they are also mostly CPU time.
 
-More threads would then only compete for the interpreter lock. On two cores, eight threads read small files from the
-page cache at 0.4 times the rate of one thread.
+More threads would then compete for the interpreter lock. On two cores, eight threads read small files from the page
+cache at 0.4 times the rate of one thread.
 """
 
 REMEMBERED = 0.98
@@ -59,11 +55,7 @@ STUCK_S = 0.1
 """While a read is older than this, several threads are used, regardless of earlier reads."""
 
 SPARE_THREADS = 32
-"""Most replacement threads for hanging reads.
-
-Each thread holds the memory it reads into, up to one block. Further hanging threads count as working; if all threads
-hang, reading stops until one returns.
-"""
+"""Most replacement threads. Each holds memory for up to one block. If all threads hang, reading stops."""
 
 
 class Read(NamedTuple):
@@ -88,14 +80,7 @@ class Effort:
         self.one_is_enough = False
 
     def add(self, reads: int, seconds: float, cpu_s: float, threads: int) -> None:
-        """Add a chunk's measurements.
-
-        Args:
-            reads: number of reads.
-            seconds: elapsed time.
-            cpu_s: CPU time of the thread.
-            threads: number of reading threads, including this one.
-        """
+        """Add a chunk's number of reads, its elapsed and CPU time, and the number of threads reading at that time."""
         self._reads = REMEMBERED * self._reads + reads
         self._seconds = REMEMBERED * self._seconds + seconds / threads
         self._cpu_s = REMEMBERED * self._cpu_s + cpu_s
@@ -123,34 +108,21 @@ class Hanging(NamedTuple):
 
 @dataclass(eq=False)
 class _Job:
-    """Samples of a load, to be read once by several threads. Changed only under the pool's lock.
-
-    Attributes:
-        load, slab: destination of the samples.
-        indices: the samples' indices within the load.
-        size: samples per chunk.
-        urgent: a fetch waits for them.
-        again: storage failed to deliver them before.
-        begun: number of ``indices`` taken by threads.
-        reading: chunks in progress.
-        errors: index -> reason why that sample could not be read.
-        done: resolves to ``errors`` when all are read. If cancelled, no further chunk is taken.
-    """
+    """Samples of a load, to be read once by several threads. Changed only under the pool's lock."""
 
     load: Load
     slab: NDArray[np.uint8]
-    indices: list[int]
-    size: int
-    urgent: bool
-    again: bool
-    begun: int = 0
-    reading: int = 0
-    errors: dict[int, BadSampleError] = field(default_factory=dict)
-    done: Future[dict[int, BadSampleError]] = field(default_factory=Future)
+    indices: list[int]  # within the load
+    size: int  # samples per chunk
+    urgent: bool  # a fetch waits for them
+    again: bool  # storage failed to deliver them before
+    begun: int = 0  # number of indices taken by threads
+    reading: int = 0  # chunks in progress
+    errors: dict[int, BadSampleError] = field(default_factory=dict)  # by index
+    done: Future[dict[int, BadSampleError]] = field(default_factory=Future)  # if cancelled, no further chunk is taken
 
     @property
     def chunks_left(self) -> int:
-        """Number of chunks that no thread has taken."""
         return 0 if self.done.done() else -(-(len(self.indices) - self.begun) // self.size)
 
     def take(self) -> list[int]:
@@ -170,7 +142,6 @@ class _Job:
         self.end_if_read()
 
     def end_if_read(self) -> None:
-        """Resolve `done` if all samples are read and it was not cancelled."""
         is_read = self.begun == len(self.indices) and not self.reading
         if is_read and not self.done.done() and self.done.set_running_or_notify_cancel():
             self.done.set_result(self.errors)
@@ -180,19 +151,15 @@ class ReadPool:
     """Threads that fill slabs, with urgent reads before read-ahead.
 
     A sample that storage failed to deliver is retried after a pause, during which no thread waits. Retries may hang, so
-    they use at most half of the threads. A thread with a hanging read, for example from a file server that is gone,
-    cannot be stopped. A replacement thread reads other samples in the meantime. Reads from memory, such as small files
-    in the page cache, use a single thread.
+    they use at most half of the threads. A thread with a hanging read cannot be stopped; a replacement thread reads
+    other samples in the meantime. Reads from memory, such as small files in the page cache, use a single thread.
 
     Args:
         reader: called from all threads concurrently.
-        threads: at least 1; storage with high latency needs more threads than cores.
+        threads: 1 to `MOST_FETCH_THREADS`; storage with high latency needs more threads than cores.
         meter: counts every read.
         storage_s: seconds of retries before a sample counts as bad.
         clock, sleep: monotonic time in s; a pause in the event loop.
-
-    Raises:
-        ConfigError: no threads, or more than `MOST_FETCH_THREADS`.
     """
 
     def __init__(
@@ -227,11 +194,7 @@ class ReadPool:
         return self._width
 
     def set_threads(self, threads: int) -> None:
-        """Set the number of reading threads; surplus threads end after their current chunk.
-
-        Raises:
-            ConfigError: no threads, or more than `MOST_FETCH_THREADS`.
-        """
+        """Set the number of threads, 1 to `MOST_FETCH_THREADS`. Surplus threads end after their current chunk."""
         if threads < 1:
             raise ConfigError(f"threads must be at least 1, got {threads}")
         if threads > MOST_FETCH_THREADS:
@@ -245,11 +208,8 @@ class ReadPool:
     ) -> dict[int, str]:
         """Read the samples of `load` with index in `rows`, by default all, into `slab`, uint8[load.nbytes].
 
-        After a cancellation no new chunk is started, but chunks in progress still write into `slab`.
-
-        Returns:
-            Index within the load -> reason why that sample could not be read. A `PassingReason` if storage did not
-                deliver it within the waiting time and may do so later.
+        Return index -> reason of failed reads; a `PassingReason` if storage may deliver the sample later. After a
+        cancellation, chunks in progress still write into `slab`.
         """
         indices = list(range(len(load.rows))) if rows is None else rows.tolist()
         # All threads should share an awaited slab, however few samples it has.
@@ -267,10 +227,7 @@ class ReadPool:
         return failures
 
     async def ask_again(self, sample_ids: Ids, lengths: NDArray[np.int64]) -> None:
-        """Retry failing samples into a scratch buffer, and record the outcome in `troubles`.
-
-        Otherwise a fetch that needs them would read their whole slabs again for each retry.
-        """
+        """Retry failing samples alone, recording the outcome in `troubles`. (A fetch would read their whole slabs.)"""
         load = Load(0, None, None, None, np.arange(len(sample_ids)), sample_ids, lengths)
         scratch = np.empty(load.nbytes, np.uint8)
         await self._read_all(load, scratch, list(range(len(sample_ids))), size=1, urgent=True, again=True)
@@ -336,7 +293,6 @@ class ReadPool:
             self._executor.submit(self._work)
 
     def _most(self) -> int:
-        """Return the most threads that may take chunks now."""
         return (1 if self._one_is_enough() else self._width) + self._hanging().replaced
 
     def _one_is_enough(self) -> bool:
@@ -383,7 +339,6 @@ class ReadPool:
         return next((job for job in able if job.urgent), able[0] if able else None)
 
     def _all_ask_again(self) -> bool:
-        """Return whether the limit of threads with retries is reached."""
         hanging = Hanging.among((read for read in self._reads.copy().values() if read.again), self._clock())
         return self._asking_again - hanging.replaced >= max(1, self._width // 2)
 

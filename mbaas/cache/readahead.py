@@ -1,8 +1,8 @@
 """Read-ahead: the blocks that are read before they are requested, within a budget of bytes.
 
-The order is known: block g is followed by g + 1, g + 2, ... Fetches arrive slightly out of order, because several
-workers make them. While a split-off consumer catches up, they come from two points of the order at once. Read-ahead
-therefore follows several *sequences* of fetches and divides its budget between them.
+Fetches follow the order, slightly out of order because several workers make them. While a split-off consumer catches
+up, they come from two points of the order at once. Read-ahead therefore follows several *sequences* of fetches and
+divides its budget between them.
 """
 
 from __future__ import annotations
@@ -61,10 +61,6 @@ class ReadAhead:
     """
 
     def __init__(self, budget_bytes: int) -> None:
-        """
-        Raises:
-            ConfigError: the budget is negative.
-        """
         if budget_bytes < 0:
             raise ConfigError(f"readahead_bytes must be at least 0, got {budget_bytes}")
         self.budget_bytes = self.depth_bytes = budget_bytes
@@ -122,11 +118,7 @@ class ReadAhead:
         return {slab: nbytes for slab, (_, nbytes) in self._held.items()}
 
     def validate(self) -> None:
-        """Check the sums and the sequences.
-
-        Raises:
-            AssertionError: a sum or an order is wrong.
-        """
+        """Raise AssertionError if a sum or a sequence is wrong."""
         assert self.used_bytes == sum(self.held_slabs().values()) <= self.budget_bytes, self._held
         assert 0 <= self.depth_bytes <= self.budget_bytes, self.depth_bytes
         assert len(self.sequences) <= MAX_SEQUENCES

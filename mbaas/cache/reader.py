@@ -33,12 +33,7 @@ LOCAL_S = 5.0
 
 
 class KnownSlabs(Struct, frozen=True, eq=False):
-    """The permanent slabs that a process has, so their references need not be sent again.
-
-    Attributes:
-        incarnation: incarnation of their cache node.
-        bits: uint8, `numpy.packbits` of a flag for each slab number from 0.
-    """
+    """A process's permanent slabs from one incarnation of a cache node; ``bits`` is a packed flag per slab number."""
 
     incarnation: int
     bits: NDArray[np.uint8]
@@ -55,13 +50,11 @@ class KnownSlabs(Struct, frozen=True, eq=False):
 
 
 class _KeptSlab(NamedTuple):
-    """A permanent slab held by a process, with its reference.
+    """A permanent slab held by a process, with its reference."""
 
-    The reference is kept because of a hang in Ray 2.60. When two threads dropped and received references to the same
-    slabs, `ray.get` never returned in two of about 500,000 calls.
-    """
-
-    ref: ray.ObjectRef[Slab]
+    ref: ray.ObjectRef[
+        Slab
+    ]  # kept, because ray.get hung twice in 500,000 calls with two threads dropping references (Ray 2.60)
     view: Slab
 
 
@@ -70,11 +63,9 @@ class FetchReply(RowLocations, frozen=True, eq=False):
 
     Attributes:
         incarnation: incarnation of the cache node; slab numbers are only valid within it.
-        slab_refs: the slabs, in the order of `slab_ids`, each uint8[nbytes] in the object store. None for slabs that
-            the caller already has; empty if the bytes came packed. These references and views are all that keeps
-            transient slabs alive.
-        dropped_slabs: slabs that the caller has and the node dropped, because their samples moved to other nodes or are
-            cached in the other form.
+        slab_refs: the slabs, in the order of `slab_ids`, each uint8[nbytes]. None for slabs that the caller already
+            has; empty if the bytes came packed. Only these references and views keep transient slabs alive.
+        dropped_slabs: slabs that the caller has and the node dropped.
         hand_in: int64[k], rows whose decoded samples the node would cache; see `CacheReader.hand_in`.
         hand_in_bytes: their expected bytes in total.
     """
@@ -89,9 +80,8 @@ class FetchReply(RowLocations, frozen=True, eq=False):
 class SlabViews:
     """Zero-copy access to the rows of a `FetchReply`; thread-safe.
 
-    It holds permanent slabs, which stay in the node's memory anyway. Transient slabs are freed when the caller drops
-    the reply and the rows. After a cache node's restart, the first reply drops the slabs of the earlier incarnation;
-    rows already returned stay readable.
+    It holds permanent slabs, which stay in the node's memory anyway. After a cache node's restart, the first reply
+    drops the slabs of the earlier incarnation; rows already returned stay readable.
     """
 
     def __init__(self) -> None:
@@ -111,14 +101,12 @@ class SlabViews:
         """Return the encoded sample of each row.
 
         Raises:
-            ray.exceptions.ObjectLostError: the cache node died; fetch again.
-            StateError: the cache node died and known slabs omitted from the reply are gone, or Ray did not find a slab
-                within `LOCAL_S`. Fetch again.
+            ObjectLostError: the cache node died; fetch again.
+            StateError: known slabs were lost with the node, or not found within `LOCAL_S`; fetch again.
         """
         return views(self._slabs(reply), reply.slab, reply.offset, reply.length)
 
     def _slabs(self, reply: FetchReply) -> list[Slab]:
-        """Return the slabs of a reply, in the order of its `slab_ids`."""
         known = self._of(reply.incarnation)
         refs = dict(zip(reply.slab_ids, reply.slab_refs, strict=True))
         new = {slab: ref for slab, ref in refs.items() if ref is not None and slab not in known}
@@ -147,15 +135,7 @@ class SlabViews:
 
 
 class CacheReader:
-    """Reads blocks from one cache node and survives the node's restarts; thread-safe.
-
-    Args:
-        node: handle of a `CacheNode`.
-        timeout_s: limit for one read, including restarts of the node.
-
-    Attributes:
-        node: the same.
-    """
+    """Reads blocks from one `CacheNode`, including its restarts, within ``timeout_s`` per read; thread-safe."""
 
     def __init__(self, node: Any, *, timeout_s: float = 60.0) -> None:
         self.node = node
@@ -168,8 +148,7 @@ class CacheReader:
         Raises:
             WaitTimeoutError: the node did not reply in time, or was unavailable for that long.
             ray.exceptions.ActorDiedError: the node is permanently gone.
-            PlacementGoneError: the part's placement version is lost, because its coordinator and the nodes that had it
-                died.
+            PlacementGoneError: the part's placement version died with its coordinator and this node.
             Exception: an error that prevented the block from being read; samples that fail are in `errors` instead.
         """
         deadline = time.monotonic() + self._timeout_s
@@ -198,28 +177,24 @@ class CacheReader:
         *,
         is_last: bool,
     ) -> ray.ObjectRef[None]:
-        """Hand decoded samples of a part to the node, which caches those that fit.
+        """Hand decoded samples to the node, which caches those that fit. Return a reference to await the copy.
 
         Args:
             request: a part whose fetch reply requested them.
-            sample_ids: int64[n].
-            lengths: int64[n], bytes of each.
+            sample_ids, lengths: int64[n], lengths in bytes.
             packed: the samples end to end; copied to the object store before this returns.
             unfit: requested samples that cannot be cached decoded.
             is_last: no further hand-in follows for this part.
-
-        Returns:
-            Reference that resolves when the node has copied the samples.
         """
         done: ray.ObjectRef[None] = self.node.keep_decoded.remote(request, sample_ids, lengths, packed, unfit, is_last)
         return done
 
     def read_packed(self, request: PartRequest) -> tuple[FetchReply, EncodedRows]:
-        """Read from another node: one call transfers only the samples' bytes, not their slabs.
+        """Read from another node: one call transfers only the samples' bytes, not their slabs. Not retried.
 
         Raises:
             WaitTimeoutError: the node did not reply in time.
-            ray.exceptions.RayError: the node is unavailable, perhaps permanently. Not retried.
+            ray.exceptions.RayError: the node is unavailable, perhaps permanently.
         """
         try:
             reply, packed = ray.get(self.node.fetch_packed.remote(request), timeout=self._timeout_s)

@@ -17,10 +17,7 @@ from mbaas.exchange import HANG_UP, Exchange, NodeEnd
 from mbaas.local_socket import Connection, Listener
 
 GATHER_S = 0.01
-"""Longest wait of an exchange for further calls, while a consumer has none pending.
-
-Ranks of one trial often call within this time, and they call ahead of need.
-"""
+"""Longest wait of an exchange for further calls. Ranks of one trial often call within it, and ahead of need."""
 
 
 class Relays:
@@ -30,11 +27,7 @@ class Relays:
         self._by_coordinator: dict[str, Relay] = {}
 
     async def find(self, coordinator_id: str, coordinator: Any) -> tuple[str, str] | None:
-        """Return the relay for the coordinator with this actor id; it is created if necessary.
-
-        Returns:
-            The relay's id and socket address; None if local sockets are not available.
-        """
+        """Return id and socket address of the relay for a coordinator's actor id; None without local sockets."""
         relay = self._by_coordinator.get(coordinator_id)
         if relay is None or relay.is_closed:
             relay = self._by_coordinator[coordinator_id] = Relay(coordinator)
@@ -50,12 +43,7 @@ class Relays:
 class Relay:
     """Collects calls to one coordinator, forwards them together, and distributes the answers.
 
-    Args:
-        coordinator: the actor, with `mbaas.coordinator.relayed_calls.RelayedCalls.exchange` as ``exchange``.
-
-    Attributes:
-        id: unique id of the relay.
-        is_closed: the relay accepts no more calls.
+    ``coordinator`` has the method `mbaas.coordinator.relayed_calls.RelayedCalls.exchange`.
     """
 
     def __init__(self, coordinator: Any) -> None:

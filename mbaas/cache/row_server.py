@@ -1,8 +1,7 @@
 """Serves rows of prepared parts to ranks on other nodes that need only some of the rows.
 
-Each rank has a queue. Threads are divided in proportion to the queued work, except that a rank about to straggle gets
-as many as it needs to be in time ("Lobster", ICPP 2022). In data-parallel training, the slowest rank sets the pace for
-all.
+Threads are divided among the ranks' queues in proportion to the work. A rank about to straggle gets as many as it needs
+("Lobster", ICPP 2022), because in data-parallel training the slowest rank sets the pace for all.
 """
 
 from __future__ import annotations
@@ -50,15 +49,10 @@ MOST_PARTS = 10_000
 
 
 def check_pick(rank: object, part_refs: object, rows: object, bad_rows: object, left_s: object, *, most: int) -> None:
-    """Validate a rank's request, which comes from another program; see `RowPool.pick` for the arguments.
+    """Validate the arguments of `RowPool.pick`, which come from another program. Raises `ConfigError`.
 
-    Ranks share threads and queues, and a single due time of NaN would spoil the plan for all ranks.
-
-    Args:
-        most: rows of a block.
-
-    Raises:
-        ConfigError: an invalid value; the message contains the value and its limits.
+    Ranks share threads and queues, and a single due time of NaN would spoil the plan for all ranks. ``most``: rows of a
+    block.
     """
     if not isinstance(rank, str) or not 0 < len(rank) <= MOST_NAME:
         raise ConfigError(f"rank must be text of 1 to {MOST_NAME} characters, got {shown(rank)}")
@@ -93,12 +87,7 @@ def _kind(value: object) -> str:
 
 
 def part_rows(part: Arrays, bad_rows: Ints) -> Ints:
-    """Return the rows of the block that a part contains, ascending: int64[n].
-
-    Args:
-        part: has the column `ROW` unless it is the whole block.
-        bad_rows: rows of the block that were left out.
-    """
+    """Return the rows of the block that a part contains, ascending: int64[n]. A whole block has no `ROW` column."""
     if ROW in part:
         return part[ROW]
     return np.delete(np.arange(len(part["sample_id"]) + len(bad_rows), dtype=np.int64), bad_rows)
@@ -123,8 +112,8 @@ class Queue(Struct, frozen=True):
 def plan_threads(total: int, queues: Sequence[Queue], *, tau_s: float = TAU_S) -> list[int]:
     """Divide threads among queues, in proportion to their work.
 
-    If the latest queue would then be more than ``tau_s`` late, it gets as many threads as it needs. At least one thread
-    stays for each other queue, and these share the rest.
+    If the latest queue would then be more than ``tau_s`` late, it gets as many as it needs, and the others share the
+    rest, at least one each.
     """
     work = [queue.work_s for queue in queues]
     counts = divide_threads(total, lengths=work)
@@ -143,13 +132,7 @@ def plan_threads(total: int, queues: Sequence[Queue], *, tau_s: float = TAU_S) -
 
 @dataclass(eq=False)
 class Chunk:
-    """A unit of work for one thread.
-
-    Attributes:
-        nbytes: bytes to copy.
-        due: time at which the rank stalls without it, on the caller's clock.
-        copy: performs the copy.
-    """
+    """A unit of work for one thread, due when the rank would stall without it."""
 
     nbytes: int
     due: float
@@ -158,15 +141,7 @@ class Chunk:
 
 
 class RowQueues:
-    """The ranks' queues and the chunks in progress; contains no threads or clock.
-
-    Args:
-        threads: total number of threads.
-        plan: divides the threads among queues; see `plan_threads`.
-
-    Attributes:
-        rate_bytes_per_s: measured copy rate of one thread.
-    """
+    """The ranks' queues and the chunks in progress, without threads or clock. ``plan`` divides the threads."""
 
     def __init__(self, threads: int, plan: Callable[[int, Sequence[Queue]], list[int]] = plan_threads) -> None:
         self._threads, self._plan = threads, plan
@@ -179,10 +154,7 @@ class RowQueues:
         self._waiting.setdefault(rank, deque()).extend(chunks)
 
     def take(self, now: float) -> tuple[str, Chunk]:
-        """Take a chunk for a free thread, from the queue furthest below its planned threads; ties go to the oldest.
-
-        At least one chunk must be waiting.
-        """
+        """Take a waiting chunk from the queue furthest below its planned threads; the oldest of several such queues."""
         # Planned again for each chunk, because ranks arrive and become more urgent meanwhile.
         ranks = list(dict.fromkeys((*self._at_work, *self._waiting)))
         counts = dict(zip(ranks, self._plan(self._threads, [self._queue(rank, now) for rank in ranks]), strict=True))
@@ -209,12 +181,7 @@ class RowQueues:
 
 
 class RowPool:
-    """A node's threads that copy rows out of parts.
-
-    Args:
-        threads: at least 1.
-        queues: assigns work to threads; by default a new `RowQueues`.
-    """
+    """A node's threads that copy rows out of parts."""
 
     def __init__(self, *, threads: int, queues: RowQueues | None = None) -> None:
         self._queues = RowQueues(threads) if queues is None else queues
@@ -229,8 +196,7 @@ class RowPool:
         Args:
             rank: the requesting rank; each rank has its own queue.
             parts: parts of one block.
-            rows: rows of the block, int64[k], ascending.
-            bad_rows: rows of the block that were left out.
+            rows, bad_rows: rows of the block, int64[k], ascending; and rows that were left out when it was prepared.
             left_s: seconds until the rank stalls without these rows.
         """
         due, chunks, picked = time.monotonic() + left_s, [], []
@@ -274,7 +240,6 @@ class RowPool:
 
 
 def _resolve(done: Future[None], error: Exception | None) -> None:
-    """Resolve the future unless its waiter has cancelled it."""
     if done.set_running_or_notify_cancel():
         done.set_exception(error) if error is not None else done.set_result(None)
 

@@ -1,10 +1,8 @@
 """Slabs: many samples in one byte array. Also the reads of a block part, and the locations of its rows.
 
-A slab is uint8[nbytes], immutable once full, and one object in Ray's object store. Thousands of small files become a
-few large objects that every process of the node reads without a copy. Samples are stored end to end, without gaps.
-
-Permanent slabs have positive numbers and stay until they contain no live sample. Transient slabs have negative numbers
-and serve one block part. 0 means no slab. Numbers are never reused.
+A slab is uint8[nbytes], immutable once full, and one object in Ray's object store, which all processes of a node read
+without a copy. Permanent slabs have positive numbers and stay until they contain no live sample. Transient slabs have
+negative numbers and serve one block part. 0 means no slab. Numbers are never reused.
 """
 
 from __future__ import annotations
@@ -46,8 +44,7 @@ class PassingReason(str):
 class OtherForm(PassingReason):
     """Reason for a sample that another node has in the other form than expected, or no longer has.
 
-    Attributes:
-        decoded_bytes: bytes of the sample if it is decoded there; 0 if it must be read encoded.
+    ``decoded_bytes`` is the sample's size if it is decoded there; 0 if it must be read encoded.
     """
 
     decoded_bytes: int
@@ -70,12 +67,11 @@ class Load:
         slab: slab number; positive if permanent, negative if transient.
         request: the part that it is read for; None for samples moved here before they are requested.
         epoch: the epoch of its block; None if it is not read for a block.
-        peer: another node that may have the samples in memory; None for none.
+        peer: another node that may have the samples in memory, or None.
         rows: int64[k], their rows within the part, ascending.
-        sample_ids: int64[k].
-        lengths: int64[k], bytes.
+        sample_ids, lengths: int64[k], lengths in bytes.
         lends: ``peer`` keeps its copies.
-        decoded: samples are read decoded. Only cache nodes have decoded samples, storage does not.
+        decoded: samples are read decoded, which only cache nodes can provide.
         passing: samples are cached until they are handed in decoded; then the whole slab is dropped.
     """
 
@@ -118,11 +114,9 @@ class RowLocations(Struct, frozen=True, eq=False):
     Attributes:
         slab_ids: numbers of the slabs that contain them, each once.
         slab: int32[n], index into `slab_ids`; -1 if the sample could not be read.
-        offset: int64[n], bytes from the slab's start.
-        length: int64[n], bytes; 0 if the sample could not be read.
+        offset, length: int64[n], bytes; length 0 if the sample could not be read.
         errors: row -> reason why its sample could not be read.
-        counts: the n samples by source. Local: cached here, or being read for another block. Remote: from another
-            node's memory. Disk: from the disk tier. Storage: read for this block.
+        counts: the n samples by source; samples being read for another block count as local.
     """
 
     slab_ids: tuple[int, ...]
@@ -134,12 +128,7 @@ class RowLocations(Struct, frozen=True, eq=False):
 
 
 def away(sample_ids: Ids, reasons: Mapping[int, str]) -> RowLocations | None:
-    """Return locations of a part without any data, because storage does not deliver some of its samples.
-
-    Args:
-        sample_ids: int64[n], the part's samples.
-        reasons: sample id -> reason; if empty, the function returns None.
-    """
+    """Return locations without data for a part with unreadable samples (id -> reason); None if there are none."""
     if not reasons:
         return None
     rows = len(sample_ids)
@@ -169,8 +158,7 @@ def views(
     Args:
         slabs: indexed by the values of `slab`.
         slab: int[n], slab of each sample; below 0 if it could not be read.
-        offset: int64[n], bytes from the slab's start.
-        length: int64[n], bytes.
+        offset, length: int64[n], bytes within the slab.
     """
     spans = zip(slab.tolist(), offset.tolist(), length.tolist(), strict=True)
     return [slabs[s][o : o + n] if s >= 0 else NOTHING for s, o, n in spans]
@@ -199,12 +187,10 @@ class PartPlan:
     """The plan of one block part, fetched or read ahead: the source of each row.
 
     Attributes:
-        request: the part.
-        sample_ids: int64[n].
+        request, sample_ids: the part, and its samples, int64[n].
         lengths: int64[n], bytes to read for the row; for a hit, bytes in storage.
         hit: bool[n]; each row is either a hit or in exactly one of `loads`.
-        slab: int64[n], slab that is read for the row.
-        offset: int64[n], bytes, offset of the row in that slab.
+        slab, offset: int64[n], slab that is read for the row, and the row's offset in bytes.
         origin: int8[n], `Origin` of each row that is not a hit.
         decoded: bool[n], the row is read decoded.
         loads: slabs read for this part.
@@ -244,9 +230,9 @@ class PartPlan:
         self.loads.append(load)
 
     def filled(self, load: Load, failures: Failures, origins: NDArray[np.int8]) -> None:
-        """Record that one of `loads` is full, with the unreadable samples squeezed out.
+        """Record that a load is full and squeezed.
 
-        Rows that another node has in the other form become hits again, without a location, and are rescheduled.
+        Rows that another node has in the other form become hits again, and are rescheduled.
         """
         self.origin[load.rows] = origins
         readable = load.readable(failures)
@@ -303,11 +289,7 @@ class PartPlan:
         )
 
     def validate(self) -> None:
-        """Check that each row is either a hit or in one slab.
-
-        Raises:
-            AssertionError: a row has no slab, or two.
-        """
+        """Raise AssertionError unless each row is either a hit or in one slab."""
         read = [load.rows[~self.hit[load.rows] & (self.slab[load.rows] == load.slab)] for load in self.loads]
         rows = np.concatenate([np.flatnonzero(self.hit), *read])
         assert sorted(rows.tolist()) == list(range(len(self.sample_ids))), f"rows of {self.request}"

@@ -1,8 +1,8 @@
 """Transfer speeds of each tier, for the bandwidth model (`mbaas.cache.bandwidth`).
 
-Speeds of storage, other nodes and the disk tier are measured on regular reads; storage is never read just to measure
-it. Memory, and a disk tier without reads so far, are probed at startup in about half a second (`try_out`). The disk
-probe syncs its file and evicts it from the page cache before reading, since it would otherwise measure memory.
+Storage, other nodes and the disk tier are measured on regular reads. Memory, and a disk tier without reads so far, are
+probed at startup in about half a second. The disk probe evicts its file from the page cache first, since it would
+otherwise measure memory.
 """
 
 from __future__ import annotations
@@ -100,11 +100,7 @@ class TierMeter:
 
 
 class Speedometer:
-    """Current speeds, computed from running totals.
-
-    Attributes:
-        speeds: speed of each tier; None until enough was read.
-    """
+    """Current speeds, computed from running totals; None until enough was read."""
 
     def __init__(self) -> None:
         self.speeds = FetchSpeeds()
@@ -129,15 +125,12 @@ class Speedometer:
 
 
 def try_out(*, disk_path: str | os.PathLike[str] | None, disk_bytes: int, threads: int) -> tuple[float, float | None]:
-    """Measure one thread's read speed from memory and from the disk tier's disk.
+    """Measure one thread's speed from memory and from the disk tier's disk, in bytes/s.
 
     Args:
         disk_path: the disk tier's folder, or None.
-        disk_bytes: largest size of the temporary probe file. Below one piece (4 MiB) the disk is not probed.
+        disk_bytes: largest size of the temporary probe file. Below one piece (4 MiB) the disk is not probed (None).
         threads: number of concurrent disk readers.
-
-    Returns:
-        Both speeds in bytes/s; None for a disk that was not probed.
 
     Raises:
         ConfigError: the folder is not writable.
@@ -199,13 +192,9 @@ def _disk_rate(file: int, most_bytes: int, threads: int) -> float:
 
 
 def _rate(step: Callable[[], int], seconds: float, *, threads: int) -> float:
-    """Return the total bytes/s of threads that repeat a step.
+    """Return the total bytes/s of threads that repeat a step, which returns the bytes moved, or 0 at the end.
 
-    A step returns the bytes it moved, or 0 at the end of its data. No step starts after ``seconds``. Steps in progress
-    are waited for, so the rate includes at least one step.
-
-    Raises:
-        Exception: an exception raised by a step.
+    No step starts after ``seconds``, but steps in progress are waited for, so the rate includes at least one.
     """
     moved: list[int] = []
     failures: list[Exception] = []

@@ -18,8 +18,7 @@ class EpochCounts(Struct, frozen=True):
     """Cache and storage counts of one epoch; they can be added.
 
     Attributes:
-        fetched: samples of delivered blocks, by source; a block that is prepared twice counts twice. From the second
-            epoch on, the local count equals the number of cached samples if no block was fetched twice.
+        fetched: samples of delivered blocks, by source; a block that is prepared twice counts twice.
         reads: samples requested from storage, and bytes received. Counted at the time of the read, for the epoch that
             needs the sample; includes read-ahead, and dropped or repeated blocks.
         failures: failed reads.
@@ -38,13 +37,11 @@ class CacheStats(Struct, frozen=True):
 
     Attributes:
         incarnation: changes when the node restarts with an empty cache.
-        epochs: epoch -> its counts, for the newest KEPT_EPOCHS active epochs.
-        total: counts of all epochs.
+        epochs, total: counts of the newest KEPT_EPOCHS active epochs, and of all epochs.
         budget_bytes: capacity of the cache.
-        cached_bytes: bytes of the cached samples, without samples being read into the cache; both are within the
-            budget. The cache is full when this is near the budget or the dataset's size.
-        cached_samples: number of cached samples.
-        cached_slabs: number of their slabs.
+        cached_bytes: bytes of the cached samples, without samples being read into the cache. The cache is full when
+            this is near the budget or the dataset's size.
+        cached_samples, cached_slabs: number of cached samples, and of their slabs.
         decoded: the subset that is cached decoded; included in the numbers above.
         decoded_on_disk: samples cached decoded on disk, and the bytes of their files.
         decoded_target_bytes: planned memory for decoded samples.
@@ -89,12 +86,9 @@ class Flow(Struct, frozen=True):
 
     Attributes:
         incarnation: changes when the node restarts and its totals start at 0.
-        threads: threads that read storage.
+        threads, speeds, cpu_s: as in `CacheStats`.
         storage, disk, remote: running totals of transfers from each tier.
-        speeds: measured speed of one thread for each tier.
-        told: number of lines logged so far.
-        log: the last lines.
-        cpu_s: as in `CacheStats`.
+        told, log: number of lines logged so far, and the last lines.
         kept_bytes, budget_bytes: bytes cached or being read into the cache, and the capacity.
     """
 
@@ -115,10 +109,7 @@ class Flow(Struct, frozen=True):
 class Meter:
     """Running counts of a cache node; thread-safe.
 
-    Attributes:
-        epochs: counts of the newest KEPT_EPOCHS.
-        total: counts of all epochs, and of transfers outside any epoch.
-        storage, disk, remote: transfers from storage, the disk tier, and other nodes' memory.
+    `epochs` has the newest KEPT_EPOCHS; `total` includes older ones, and transfers outside any epoch.
     """
 
     epochs: dict[int, EpochCounts] = field(default_factory=dict)

@@ -24,51 +24,37 @@ HOLD_S = 2.0
 SHORT_S = 5.0
 """Shorter retry time, for samples given up before, and for missing files after another missing file was given up.
 
-Otherwise an unreadable sector would cost the full `storage_s` in every epoch, and a thousand deleted files a thousand
-times that. The first missing file gets the full time. A file server with a share of the files may be down, or a network
-file system may cache a file's absence for a minute.
-
-A file counts as missing only if its folder exists.
+Otherwise unreadable sectors would cost the full time in every epoch, and each of a thousand deleted files too. The
+first missing file gets the full time: a server with a share of the files may be down, or a network file system may
+cache an absence for a minute. A file counts as missing only if its folder exists.
 """
 
 FORGOTTEN_S = 30.0
 """Time after which a sample's failures are forgotten.
 
-For a failing sample it runs from a due attempt that nothing requests; a later request starts with the full retry time.
-For a sample given up, it runs from that point; until then each further failure makes the sample bad at once.
+It starts when a retry is due and nothing requests the sample; a later request has the full retry time. For a sample
+given up, it starts at that point; until then each further failure makes the sample bad at once.
 """
 
 
 @dataclass(eq=False)
 class _Trouble:
-    """The state of a failing sample.
+    """The state of a failing sample."""
 
-    Attributes:
-        since: time of the first failed attempt, since it was last given up.
-        attempts: failed attempts since then.
-        due: time of the next attempt; None once it is given up.
-        reason: reason of the last failure.
-        is_missing: the last failure was a missing file.
-        again: it was given up before, and not read since.
-        given_up: time when it was given up.
-    """
-
-    since: float
-    again: bool
-    attempts: int = 0
-    due: float | None = None
-    reason: str = ""
-    is_missing: bool = False
-    given_up: float = 0.0
+    since: float  # first failed attempt, since it was last given up
+    again: bool  # it was given up before, and not read since
+    attempts: int = 0  # failed ones since then
+    due: float | None = None  # time of the next attempt; None once it is given up
+    reason: str = ""  # of the last failure
+    is_missing: bool = False  # the last failure was a missing file
+    given_up: float = 0.0  # time when it was given up
 
 
 class Troubles:
-    """The failing samples of one cache node.
+    """The failing samples of one cache node, retried for ``storage_s`` before they count as bad.
 
-    Args:
-        storage_s: seconds of retries before a sample counts as bad.
-        draw: returns a random number in [0, 1); full jitter, so that simultaneous failures are retried at different
-            times.
+    ``draw`` returns random numbers in [0, 1) (full jitter), so that simultaneous failures are retried at different
+    times.
     """
 
     def __init__(self, storage_s: float, draw: Callable[[], float]) -> None:

@@ -28,17 +28,10 @@ KEPT_LOG = 20
 
 
 class ReadaheadTuner:
-    """Sets the read-ahead depth of a cache node, and whether it uses its disk tier, from measured speeds.
-
-    Args:
-        planner: planner whose read-ahead is bounded.
-        meter: the node's meter.
-        disk: the disk tier, or None.
-        block_samples: samples per block of the order.
+    """Sets a cache node's read-ahead depth, and whether it uses its disk tier, from measured speeds.
 
     Attributes:
-        told: number of lines logged so far.
-        log: the last lines.
+        told, log: number of lines logged so far, and the last lines.
     """
 
     def __init__(self, planner: Planner, meter: Meter, disk: DiskTier | None, *, block_samples: int) -> None:
@@ -113,14 +106,7 @@ class ReadaheadTuner:
             self.tell(sentence)
 
     def watch(self, oldest: Read | None, hanging: Hanging, uri: Callable[[int], str], now: float) -> None:
-        """Log a hanging storage read, again each time its age has doubled. Also log when too many reads hang.
-
-        Args:
-            oldest: the longest-running read, if any.
-            hanging: counts of hanging reads.
-            uri: returns a sample's location.
-            now: monotonic time, s.
-        """
+        """Log if the oldest read hangs, again each time its age has doubled. Also log if too many reads hang."""
         if oldest is not None:
             waited_s = now - oldest.since
             due_s = self._late[1] if self._late is not None and self._late[0] == oldest else LATE_S

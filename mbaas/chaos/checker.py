@@ -1,6 +1,6 @@
 """Finds flaws in the samples that trials received: missing, repeated, different bytes, or wrong order.
 
-The input consists of values read from files. The checker uses no mbaas code, so a bug in mbaas cannot hide itself.
+It reads recorded values and uses no mbaas code, so a bug in mbaas cannot hide itself.
 """
 
 from __future__ import annotations
@@ -41,13 +41,10 @@ class Delivery:
 
 @dataclass(frozen=True, repr=False)
 class Flaw:
-    """A flaw in the samples that a trial received in one epoch.
+    """A flaw in the samples that a trial received in one epoch: sorted ids.
 
-    Attributes:
-        kind: "missing": not delivered; "repeated": delivered more than once; "different": bytes differ from the
-            reference; "misplaced": position differs from it; "unknown": no such sample or epoch in the reference.
-        trial, epoch: trial and epoch of the flaw.
-        samples: their ids, sorted.
+    ``kind`` "missing" is not delivered, "repeated" delivered more than once. "different" bytes or a "misplaced"
+    position disagree with the reference. "unknown": no such sample or epoch in the reference.
     """
 
     kind: FlawKind
@@ -85,8 +82,7 @@ def check(
         trial: its name, for flaws.
         ranks: minibatches of each rank, in order; a single sequence for a trial in one process.
         reference: all samples of each epoch, in order.
-        orders: sample orders of epochs that are shuffled differently from the reference, by `Delivery.order`; see
-            `orders_of`.
+        orders: sample orders of epochs with another shuffle than the reference; see `orders_of`.
         was_cut_off: the trial was stopped early, so its last epoch may be incomplete.
     """
     whole = {sample for rows in reference.values() for sample, _ in rows}
@@ -134,7 +130,6 @@ def _rows(deliveries: Sequence[Delivery]) -> list[Row]:
 
 
 def _united(parts: Sequence[Sequence[Delivery]], due: Sequence[int]) -> list[Row]:
-    """Merge the ranks' shares of each minibatch; the result is in epoch order if each share is."""
     places = {sample: place for place, sample in enumerate(due)}
     rows: list[Row] = []
     for shares in zip_longest(*parts, fillvalue=Delivery(0, ())):
@@ -151,13 +146,7 @@ def _check_epoch(
     *,
     may_lack_end: bool,
 ) -> list[Flaw]:
-    """Check one epoch.
-
-    Args:
-        due: its samples in order; None if the order is unknown.
-        known: allowed digests of each sample; an empty collection allows any.
-        may_lack_end: the trial was stopped in this epoch.
-    """
+    """Check one epoch. ``due`` is None if the order is unknown; empty ``known`` digests allow any."""
     if may_lack_end:
         due = due[: len(rows)] if due is not None else [sample for sample, _ in rows]
     times = Counter(sample for sample, _ in rows)
@@ -178,11 +167,9 @@ def _flaws(trial: str, epoch: int, found: Mapping[FlawKind, set[int]]) -> list[F
 
 
 def orders_of(histories: Iterable[Sequence[Delivery]], samples: int) -> dict[str, list[int]]:
-    """Return the sample order of each epoch that is not shuffled as a whole, from the first trial that received it.
+    """Return the sample orders of epochs that are not shuffled as a whole, each from the first trial that received it.
 
-    Args:
-        histories: minibatches of trials in one process each.
-        samples: number of samples in an epoch.
+    ``histories`` are from trials in one process each; ``samples`` is the number of samples in an epoch.
     """
     orders: dict[str, list[int]] = {}
     for history in histories:
@@ -198,10 +185,6 @@ def agreed(histories: Iterable[Sequence[Delivery]], samples: int) -> dict[int, l
 
     Each epoch is the first complete one of any trial, or otherwise the longest. Epochs shuffled as a whole are
     preferred.
-
-    Args:
-        histories: minibatches of each trial.
-        samples: number of samples in an epoch.
     """
     epochs = [each for history in histories for each in by_epoch(history).items() if not each[1][0].begin]
     reference: dict[int, list[Row]] = {}

@@ -45,8 +45,7 @@ class Injected:
     Attributes:
         at: time of the fault, in seconds of the machine's monotonic clock.
         kind: kind of fault, as in the plan.
-        met: descriptions of the targets hit.
-        pids: processes hit.
+        met, pids: descriptions of the targets hit, and their processes.
         happened: every strike hit a live process or a read.
     """
 
@@ -69,28 +68,14 @@ class _Due:
 
 @dataclass(frozen=True)
 class OurSearch:
-    """The parts of the default search that faults can hit.
-
-    Attributes:
-        server: the program that serves its feed.
-        trouble: switch that disturbs its storage.
-    """
+    """The parts of the default search that faults can hit: the program that serves its feed, and its storage."""
 
     server: Server
     trouble: Trouble
 
 
 class Injector:
-    """Executes faults, and undoes the temporary ones.
-
-    Args:
-        nodes: nodes of the cluster.
-        say: receives a line for each node that failed to start.
-
-    Attributes:
-        search: the default search; None if a user's command runs.
-        log: the outcome of each fault.
-    """
+    """Executes faults, and undoes the temporary ones. `search` is None if a user's command runs."""
 
     def __init__(self, nodes: Nodes | Network, say: Callable[[str], None]) -> None:
         self._nodes, self._say = nodes, say
@@ -123,7 +108,6 @@ class Injector:
         return injected
 
     def _aim(self, strike: Strike, taken: set[int], injected: Injected, *, is_burst: bool) -> Callable[[], Any] | None:
-        """Find the target of a strike. Return a function that executes it, or None without a target."""
         if strike.target == "storage":
             return lambda: self._disturb(strike, injected)
         if strike.target == "driver":
@@ -259,11 +243,7 @@ class Injector:
         heapq.heappush(self._due, _Due(time.monotonic() + after_s, next(self._orders), undo))
 
     def undo_what_is_due(self, *, all_of_it: bool = False) -> None:
-        """End pauses and disturbances that are due, and replace nodes that are gone.
-
-        Args:
-            all_of_it: undo everything, due or not.
-        """
+        """End pauses and disturbances that are due, or all of them, and replace nodes that are gone."""
         while self._due and (all_of_it or self._due[0].at <= time.monotonic()):
             heapq.heappop(self._due).undo()
         for node in list(self._nodes.there):
@@ -282,7 +262,6 @@ class Injector:
         return self._coming[-1]
 
     def _come(self) -> Any:
-        """Start a node, with several attempts. None if all fail; trials that lack a node for too long count as hung."""
         for _ in range(TRIES):
             try:
                 return self._nodes.add(CPUS)
@@ -295,7 +274,6 @@ class Injector:
         resume()
 
     def _stands(self, node: Any) -> bool:
-        """Return whether a node works; a paused node cannot leave."""
         return self._works(self._nodes.raylet(node))
 
     def _works(self, pid: int) -> bool:

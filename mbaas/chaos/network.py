@@ -53,13 +53,7 @@ def why_not() -> str | None:
 
 @dataclass(frozen=True, eq=False)
 class NetworkNode:
-    """A node in its own network namespace.
-
-    Attributes:
-        number: number in its address, namespace and link.
-        node_id: its Ray node id.
-        raylet: process id of its raylet.
-    """
+    """A node in its own network namespace; `number` occurs in its address, namespace and link."""
 
     number: int
     node_id: str
@@ -70,13 +64,8 @@ class NetworkNode:
 class Network:
     """A cluster whose head, without CPUs, runs in this machine's namespace; the driver connects to it.
 
-    It has the methods of `mbaas.chaos.nodes.Nodes`, and can also cut off nodes or limit their bandwidth.
-
-    Args:
-        folder: folder for Ray's files. Its path must be short, because it contains sockets.
-
-    Attributes:
-        there: nodes other than the head, oldest first.
+    It has the methods of `mbaas.chaos.nodes.Nodes`, and can also cut off nodes or limit their bandwidth. The path of
+    ``folder``, for Ray's files, must be short, because it contains sockets.
     """
 
     def __init__(self, folder: str) -> None:
@@ -117,11 +106,7 @@ class Network:
         _wait(connected, "the head")
 
     def add(self, cpus: int = 1) -> NetworkNode:
-        """Start another node.
-
-        Raises:
-            WaitTimeoutError: the node failed to start, or not in time; it is removed.
-        """
+        """Start another node. Raises WaitTimeoutError, after its removal, if it failed to start in time."""
         # Numbers are not reused: at a reused address, `came` would find the earlier, dead node.
         self._count += 1
         number, space, link = self._count, _space(self._count), _link(self._count)
@@ -273,7 +258,6 @@ def clear_leftovers() -> None:
 
 
 def _end_space(number: int) -> None:
-    """Kill the remaining processes of a namespace, and remove it and its link."""
     while pids := _pids(number):
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):

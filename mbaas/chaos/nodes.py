@@ -36,12 +36,8 @@ FAST_DETECTION = {"RAY_health_check_period_ms": "500", "RAY_health_check_failure
 class Nodes:
     """A cluster whose head has no CPUs and runs the driver.
 
-    Args:
-        folder: folder for Ray's files. Its path must be short, because it contains sockets.
-        store_bytes: object store size of the head, and default for other nodes.
-
-    Attributes:
-        there: handles of the nodes other than the head, oldest first.
+    The path of ``folder``, for Ray's files, must be short, because it contains sockets. `there` has the other nodes,
+    oldest first.
     """
 
     def __init__(self, folder: str, *, store_bytes: int = STORE_BYTES) -> None:
@@ -147,10 +143,8 @@ class Nodes:
 def give_notice(address: str, node_id: str, within_s: float) -> None:
     """Announce that a node will leave, as for a spot instance: Ray starts nothing new there.
 
-    Ray does not end the node at the deadline. The node ends once it has no actor and no referenced object.
-
-    Raises:
-        ResourceError: Ray rejects the notice.
+    Ray does not end the node at the deadline, but once it has no actor and no referenced object. Raises ResourceError
+    if Ray rejects the notice.
     """
     deadline_ms = int((time.time() + within_s) * 1000)
     reasons: Any = autoscaler_pb2
@@ -172,10 +166,7 @@ def _own_sigterm() -> Iterator[None]:
 
 
 def address_kept_in(folder: str) -> dict[str, str]:
-    """Return variables that make Ray write a cluster's address into ``folder``, and create the subfolder for it.
-
-    Otherwise Ray overwrites the address of another cluster in /tmp/ray, or fails if that folder is missing.
-    """
+    """Return variables that make Ray write a cluster's address into ``folder`` instead of the shared /tmp/ray."""
     (Path(folder) / "ray").mkdir(exist_ok=True)
     return {"RAY_TMPDIR": folder}
 
@@ -184,8 +175,7 @@ def address_kept_in(folder: str) -> dict[str, str]:
 def own_token() -> Iterator[None]:
     """Give clusters started inside the context a new token that only their processes have.
 
-    Without tokens, any program that reaches a cluster's ports can run code as the user. The user's own token is not
-    exposed to test clusters.
+    Without tokens, any program that reaches a cluster's ports can run code as the user.
     """
     try:
         with environment({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": uuid.uuid4().hex}):

@@ -30,14 +30,7 @@ STOPPED_S = 1.0
 
 @dataclass(frozen=True)
 class Participant:
-    """A process that takes part in a search.
-
-    Attributes:
-        target: kind of process.
-        name: its actor's name; "" for some trials.
-        pid: its process id.
-        node: its Ray node id.
-    """
+    """A process that takes part in a search; `node` is its Ray node id."""
 
     target: Target
     name: str
@@ -63,11 +56,7 @@ def kill(pid: int) -> None:
 
 
 def pause(pid: int) -> None:
-    """Pause a process (SIGSTOP).
-
-    Returns when the process has stopped, or after `STOPPED_S`. On a busy machine, its threads continue until one of
-    them handles the signal.
-    """
+    """Pause a process (SIGSTOP). Returns when it has stopped, or after `STOPPED_S` on a busy machine."""
     os.kill(pid, signal.SIGSTOP)
     end = time.monotonic() + STOPPED_S
     while process_state(pid) not in "TtZX" and time.monotonic() < end:

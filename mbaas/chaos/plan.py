@@ -47,8 +47,6 @@ class Strike:
     """One action on one target.
 
     Attributes:
-        action: the action.
-        target: kind of target.
         which: position among the targets that exist then, from 0 (the first) to just below 1 (the last).
         lasts_s: seconds until a temporary action is undone: a pause ends, a node is replaced, the serving program
             restarts, storage works again.
@@ -62,13 +60,7 @@ class Strike:
 
 @dataclass(frozen=True)
 class Fault:
-    """One or more simultaneous strikes.
-
-    Attributes:
-        at_s: seconds since training was first observed.
-        kind: one of `KINDS` or `BY_NAME_ONLY`.
-        strikes: all at the same moment.
-    """
+    """Simultaneous strikes, ``at_s`` seconds after training was first observed."""
 
     at_s: float
     kind: str
@@ -83,12 +75,10 @@ def _single(action: Action, target: Target, lasts_s: tuple[float, float]) -> Dra
 
 
 def _anybody(action: Action, lasts_s: tuple[float, float]) -> Draw:
-    """Strike one participant of any kind."""
     return lambda chance: (Strike(action, chance.choice(PARTICIPANTS), chance.random(), chance.uniform(*lasts_s)),)
 
 
 def _burst(action: Action, size: int) -> Draw:
-    """Strike several participants of any kinds at once."""
     return lambda chance: tuple(
         Strike(action, chance.choice(PARTICIPANTS), chance.random(), chance.uniform(*PAUSE_S)) for _ in range(size)
     )
@@ -122,11 +112,7 @@ BY_NAME_ONLY: dict[str, Draw] = {
     "pause-long": _anybody("pause", LONG_PAUSE_S),
     "drain-node": _single("drain", "node", NOTICE_S),
 }
-"""Kinds that occur only if ``--kinds`` contains their full name.
-
-A plan is drawn from all kinds together. A new kind in `KINDS`, or one that matches an existing pattern, would change
-the plan of every seed.
-"""
+"""Kinds that occur only if ``--kinds`` contains their full name: new ones in `KINDS` would change every seed's plan."""
 
 OF_OUR_SEARCH = ("kill-driver", *(kind for kind in KINDS if kind.endswith("-storage")))
 """Kinds that need the default search, whose serving program can be killed and whose storage can fail."""
@@ -139,9 +125,7 @@ OF_LINKS = ("cut-link", "slow-link")
 
 
 def chosen_kinds(patterns: Sequence[str], known: Sequence[str] = tuple(KINDS)) -> tuple[str, ...]:
-    """Return the kinds that match patterns such as ``kill-*``, in the order of `KINDS`.
-
-    Kinds in `BY_NAME_ONLY` follow if they are named in full.
+    """Return the kinds that match patterns such as ``kill-*``, then those in `BY_NAME_ONLY` that are named in full.
 
     Raises:
         ConfigError: a pattern matches no known kind, and is not a name in `BY_NAME_ONLY`.
@@ -156,12 +140,6 @@ def chosen_kinds(patterns: Sequence[str], known: Sequence[str] = tuple(KINDS)) -
 
 def plan(seed: int, *, faults: int, every_s: float, kinds: Sequence[str] = tuple(KINDS)) -> tuple[Fault, ...]:
     """Draw faults, about one per `every_s` seconds. Each kind occurs once before any kind is repeated.
-
-    Args:
-        seed: equal seeds give equal plans.
-        faults: number of faults, at least 1.
-        every_s: mean seconds between faults, above 0.
-        kinds: names in `KINDS` and `BY_NAME_ONLY`.
 
     Raises:
         ConfigError: no faults, no kinds, or no time.

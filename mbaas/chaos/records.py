@@ -1,9 +1,8 @@
-"""Records that trials write during training, as JSON lines in files that survive the writer.
+"""Records that trials write during training, as JSON lines in one file per process.
 
 A killed trial continues in another process after its last recorded minibatch. A line contains a minibatch's samples and
-the loader state after it, so neither exists without the other. Each process has a separate file. The file's first line
-contains the number of earlier minibatches that the process continues from. If a process was believed dead and kept
-writing, its extra minibatches are not used, as in a real search.
+the loader state after it, so neither exists without the other. If a process was believed dead and kept writing, its
+extra minibatches are not used, as in a real search.
 """
 
 from __future__ import annotations
@@ -30,12 +29,9 @@ _DIGEST_BYTES = 8
 
 @dataclass(frozen=True)
 class Step:
-    """One recorded minibatch.
+    """One recorded minibatch, and the loader state after it.
 
-    Attributes:
-        delivery: its samples.
-        asked_at, got_at: times of request and receipt, in seconds of the machine's monotonic clock.
-        state: loader state after it.
+    ``asked_at`` and ``got_at`` are times of request and receipt, in seconds of the machine's monotonic clock.
     """
 
     delivery: Delivery
@@ -49,8 +45,6 @@ class Incarnation:
     """The record of one process of a trial.
 
     Attributes:
-        trial: name of the trial.
-        pid: its process id.
         builds_on: number of earlier minibatches that the process continues from.
         steps: its own minibatches.
         errors: exceptions raised by the loader: (time, class, message).
@@ -76,11 +70,9 @@ def history(incarnations: Sequence[Incarnation]) -> list[Step]:
 
 @dataclass
 class Writer:
-    """Writes a trial's file. Each line is passed to the operating system before the next, so it survives the process.
+    """Writes a trial's file, each line at once, so that it survives the process.
 
-    Attributes:
-        trial: name of the trial.
-        state: loader state to continue from; None at the start of the trial.
+    `state` is the loader state to continue from; None at the start of the trial.
     """
 
     trial: str
@@ -137,7 +129,7 @@ def _digest(image: Any, label: Any) -> str:
 
 
 def read(folder: Path, trial: str | None = None) -> dict[str, list[Incarnation]]:
-    """Read the records of all trials, or of one; each trial's processes in the order of their start.
+    """Read the records of all trials, or of one; a trial's processes are in order.
 
     Raises:
         ConfigError: a file has an invalid line; the message contains its number.
@@ -164,7 +156,6 @@ def _paths(folder: Path, trial: str | None) -> list[Path]:
 
 
 def _number(path: Path) -> int:
-    """Return the number in a file's name: the process's number within its trial."""
     number = path.name.removesuffix(SUFFIX).rpartition(".")[2]
     if not number.isdecimal():
         raise ConfigError(f"{path}: a record must be called 'trial.number{SUFFIX}'")
@@ -203,16 +194,12 @@ def _order(epoch: int, state: Mapping[str, Any]) -> str:
 
 
 class _Head(TypedDict):
-    """The first line of a file."""
-
     trial: str
     pid: int
     builds_on: Annotated[int, Field(ge=0)]
 
 
 class _Made(TypedDict):
-    """The line of a minibatch."""
-
     epoch: int
     ids: list[int]
     digests: list[str]
@@ -222,16 +209,12 @@ class _Made(TypedDict):
 
 
 class _Raised(TypedDict):
-    """The line of an exception."""
-
     error: str
     message: str
     at: float
 
 
 class _Closed(TypedDict):
-    """The last line of a trial that ended regularly."""
-
     closed: bool
 
 

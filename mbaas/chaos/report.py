@@ -28,10 +28,8 @@ class KindReport:
     """Results for one kind of fault.
 
     Attributes:
-        planned: number of planned faults.
-        happened: number of faults that hit all of their targets.
-        waits_s: for each fault that happened, the longest wait for a minibatch due to it, in s; see `longest_waits`.
-            Empty without trial records.
+        planned, happened: number of planned faults, and of faults that hit all of their targets.
+        waits_s: for each fault that happened, the longest wait in s (see `longest_waits`). Empty without trial records.
     """
 
     planned: int
@@ -48,10 +46,8 @@ class Checked:
             may be partial.
         cut_epochs: epochs whose order has cuts, because a consumer joined the feed mid-epoch.
         incarnations: number of trial processes.
-        flaws: flaws found.
         is_independent: the reference was a run without faults, rather than other trials.
-        errors: class of exceptions raised by loaders -> count.
-        told: the first such exceptions, as text.
+        errors, told: class of exceptions raised by loaders -> count, and the first such exceptions as text.
     """
 
     trials: int = 0
@@ -75,15 +71,12 @@ class Report:
     """Results of a run.
 
     Attributes:
-        seed: seed of the plan.
-        seconds: seconds from the first minibatch until the end of the faults.
+        seconds: from the first minibatch until the end of the faults.
         kinds: results by kind, in the plan's order.
-        checked: results of checking the trials' samples.
         feeds_ended: messages about feeds that failed or ended.
         hung: messages about trials that received nothing for too long, or did not end.
         inexact_epochs: epochs that were not exact according to the loaders' ledgers.
         bugs: internal errors of mbaas found in its logs, one line each.
-        growth: resource use over time.
         left_behind: processes and files that remained after the end.
         command_code: exit code of the command, if one was run.
         was_interrupted: the run was ended by Ctrl-C.
@@ -135,8 +128,7 @@ def kinds_of(
 def longest_waits(injected: Sequence[Injected], incarnations: Mapping[str, Sequence[Incarnation]]) -> dict[int, float]:
     """Return for each fault, by its index, the longest wait of a trial for a minibatch, in seconds.
 
-    A wait is attributed to the last fault before its start or shortly after it; later faults within the wait extend it.
-    Trials that a fault hit directly are not counted for that fault.
+    A wait is attributed to the last fault before its start or shortly after it, unless that fault hit the trial itself.
     """
     times = [each.at for each in injected]
     longest: dict[int, float] = {}
@@ -153,13 +145,11 @@ def longest_waits(injected: Sequence[Injected], incarnations: Mapping[str, Seque
 def checked(
     incarnations: Mapping[str, Sequence[Incarnation]], reference: Mapping[int, Sequence[Row]] | None, *, samples: int
 ) -> Checked:
-    """Check the records of all trials.
+    """Check the records of all trials, whose epochs have ``samples`` samples each.
 
     Args:
-        incarnations: processes of each trial, in order. Names such as "ranks[0]" and "ranks[1]" are the ranks of one
-            trial.
+        incarnations: processes of each trial, in order. "ranks[0]" and "ranks[1]" are the ranks of one trial.
         reference: samples of a run without faults; None to compare the trials with each other.
-        samples: number of samples in an epoch.
     """
     steps = {trial: history(processes) for trial, processes in incarnations.items()}
     histories = {trial: [step.delivery for step in each] for trial, each in steps.items()}

@@ -45,10 +45,7 @@ HUNG_S = 120.0
 """Time without a record after which a trial counts as hung; several times the longest fault."""
 
 HOLD_S = 30.0
-"""Time without a record of some trial after which faults pause, until it recovers or counts as hung.
-
-Otherwise nodes may die faster than they are replaced on a busy machine, and a trial would wait for ever.
-"""
+"""Time without a record of some trial after which faults pause: nodes may die faster than they are replaced."""
 
 CALM_S = 150.0
 """Longest wait for trials to end their epochs after the last fault."""
@@ -86,8 +83,7 @@ class ChaosSettings:
     """Settings of a run.
 
     Attributes:
-        seed: determines the plan.
-        faults: number of faults.
+        seed, faults: determine the plan, with the number of its faults.
         every_s: mean seconds between faults.
         kinds: patterns of kinds, such as ``kill-*``; empty for all kinds possible here.
         ranks: ranks of a data-parallel trial that reads the feed next to the others, while newcomers join mid-epoch; 0
@@ -103,11 +99,7 @@ class ChaosSettings:
     command: tuple[str, ...] = ()
 
     def plan(self) -> tuple[Fault, ...]:
-        """Draw the faults.
-
-        Raises:
-            ConfigError: see `mbaas.chaos.plan.plan`; also for a kind that is not possible here.
-        """
+        """Draw the faults. Raises ConfigError, also for a kind that is not possible here."""
         if self.ranks == 1 or self.ranks < 0:
             raise ConfigError(f"--ranks must be 0 or at least 2, got {self.ranks}")
         if self.ranks and self.command:
@@ -128,10 +120,6 @@ class ChaosSettings:
 
 def run(settings: ChaosSettings, say: Say) -> Report:
     """Run a search under faults. Ctrl-C ends it early with a report of the results so far.
-
-    Args:
-        settings: settings of the run.
-        say: receives progress messages, one per line.
 
     Raises:
         ConfigError: an invalid setting.
@@ -171,7 +159,6 @@ class _Run:
         self._code: int | None = None
 
     def report(self) -> Report:
-        """Run the search under faults, then without, and compare."""
         has_links = any(fault.kind in OF_LINKS for fault in self._faults)
         with self._cluster("faults", NODES, Network if has_links else Nodes) as nodes:
             injector = Injector(nodes, self._say)
@@ -275,7 +262,6 @@ class _Run:
             _end(process)
 
     def _strike(self, injector: Injector, goes_on: Callable[[], bool]) -> None:
-        """Execute all faults at their times, as long as `goes_on` returns true."""
         began = time.monotonic()
         held_s, looked_at, waits = 0.0, began, False
         self._watch.start()
@@ -298,7 +284,6 @@ class _Run:
             self._seconds = time.monotonic() - began
 
     def _look(self) -> bool:
-        """Measure resource use and check the trials. Return whether any trial has waited for `HOLD_S`."""
         self._usage.append(Usage.now([os.getpid(), *usage.pids_with(RUN, self._mark)]))
         newest: dict[str, float] = {}
         # From file times, because hung trials would not respond to calls.
@@ -327,7 +312,6 @@ class _Run:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a command and its process group, first with SIGINT, then by force."""
     for number in (signal.SIGINT, signal.SIGKILL):
         if process.poll() is None:
             os.killpg(process.pid, number)
@@ -351,7 +335,6 @@ def _end_what_is_left(mark: str) -> list[str]:
 
 
 def _bugs(folder: Path) -> tuple[str, ...]:
-    """Return internal errors of mbaas in the cluster's logs: for each, its kind and the exception."""
     found = []
     for log in sorted(folder.glob("faults/session_*/logs/worker-*.err")):
         lines = log.read_text(errors="replace").splitlines()

@@ -84,12 +84,7 @@ def readers(ranks: int = 0) -> list[Reader]:
 
 
 def serve_search(data: Dataset, *, lanes: int = LANES) -> Feed:
-    """Serve the search's feed, with timeouts that are short compared with the faults.
-
-    Args:
-        data: the dataset.
-        lanes: number of lanes; 1 lets consumers join mid-epoch.
-    """
+    """Serve the search's feed, with short timeouts. With one lane, consumers can join mid-epoch."""
     pipeline = T.Pipeline([T.DecodeImage(), T.RandomResizedCrop(16), T.RandomHorizontalFlip()])
     return serve(
         FEED,
@@ -113,12 +108,7 @@ def dataset(folder: Path) -> Dataset:
 
 
 class Trials:
-    """Readers in separate processes, which Ray restarts on any node with free resources.
-
-    Args:
-        folder: folder of their records.
-        readers: the readers.
-    """
+    """Readers in separate processes, which Ray restarts on any node with free resources."""
 
     def __init__(self, folder: Path, readers: list[Reader]) -> None:
         self._folder = folder
@@ -128,11 +118,9 @@ class Trials:
         ]
 
     def stop(self, timeout_s: float, meanwhile: Callable[[], None]) -> int:
-        """End the readers after their current epoch. Return the number that had to be killed.
+        """End the readers after their current epoch. Return the number that had to be killed after ``timeout_s``.
 
-        Args:
-            timeout_s: total time limit.
-            meanwhile: called repeatedly until they have ended.
+        ``meanwhile`` is called repeatedly until they have ended.
         """
         # Ranks must end with the same epoch. One may be about to start the epoch after the last recorded one.
         found = [each for trial in records.read(self._folder).values() for each in trial if each.steps]
@@ -219,7 +207,6 @@ def _joined(reader: Reader, writer: records.Writer) -> Loader:
 
 
 def _written(loader: Loader, writer: records.Writer) -> Iterable[None]:
-    """Record each minibatch in the rest of an epoch."""
     asked_at = time.monotonic()
     for batch in loader:
         writer.step(batch, loader.state_dict(), asked_at=asked_at, got_at=time.monotonic())
@@ -229,10 +216,7 @@ def _written(loader: Loader, writer: records.Writer) -> Iterable[None]:
 
 
 def reference(folder: Path, data: Dataset, epochs: int) -> dict[int, list[Row]]:
-    """Return the first epochs of a feed without faults, on the connected cluster.
-
-    Epochs are recorded and digested in the same way as the trials' epochs.
-    """
+    """Return the first epochs of a feed without faults, on the connected cluster, digested like the trials' epochs."""
     folder.mkdir()
     writer = records.Writer.open(folder, "reference")
     with serve_search(data), join(FEED, "reference", format="numpy") as loader:

@@ -21,13 +21,7 @@ END_S = 20.0
 
 
 class Server:
-    """A context manager that runs the serving program, and restarts it like a service manager.
-
-    Args:
-        folder: folder of the run, with the images.
-        address: address of the cluster, host:port.
-        lanes: lanes of the feed.
-    """
+    """A context manager that runs the program that serves the feed, and restarts it like a service manager."""
 
     def __init__(self, folder: Path, address: str, *, lanes: int = LANES) -> None:
         self._folder, self._address, self._lanes = folder, address, lanes
@@ -79,7 +73,6 @@ class Server:
             self._start()
 
     def _end(self) -> None:
-        """Stop the feed; kill the program if that takes too long."""
         self._close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(END_S)

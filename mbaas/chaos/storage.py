@@ -32,11 +32,7 @@ IMAGE_SIZE, CLASSES = 16, 3
 
 @dataclass(frozen=True)
 class Trouble:
-    """A switch that disturbs storage, and a count of the reads affected, both stored in a folder.
-
-    Attributes:
-        folder: the folder, which exists.
-    """
+    """A switch that disturbs storage, and a count of the reads affected, both stored in a folder."""
 
     folder: Path
 

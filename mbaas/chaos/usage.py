@@ -14,11 +14,7 @@ import psutil
 SHARED = Path("/dev/shm")
 
 FOREIGN = ("plasma", "sem.mp-", ".")
-"""Prefixes of shared files that are unrelated to mbaas.
-
-Ray, and multiprocessing in any Python program, create and remove these files themselves. Hidden files come from
-browsers.
-"""
+"""Prefixes of files that Ray and Python's multiprocessing create and remove; hidden files come from browsers."""
 
 WARM_UP = 0.25
 """Fraction at the start of a run without a meaningful slope: caches fill, modules are imported."""
@@ -33,7 +29,7 @@ class Usage:
 
     Attributes:
         at: seconds of the machine's monotonic clock.
-        processes, threads, descriptors: counts; descriptors of files, sockets and pipes.
+        descriptors: of files, sockets and pipes.
         memory_bytes: memory that would be freed if all processes ended; shared memory counts once.
         shared_files: entries of /dev/shm that Ray does not remove itself.
     """
@@ -66,10 +62,9 @@ THINGS = tuple(each.name for each in fields(Usage))[1:]
 
 @dataclass(frozen=True)
 class Growth:
-    """Trend of one resource.
+    """Trend of one of `THINGS`.
 
     Attributes:
-        thing: one of `THINGS`.
         first, last: medians of the first and the last quarter after the warm-up.
         per_min: slope per minute; the median over all pairs of measurements, which is robust against outliers.
     """
@@ -96,10 +91,7 @@ def growth(looks: Sequence[Usage]) -> list[Growth]:
 
 
 def _slope(points: Sequence[tuple[float, float]]) -> float:
-    """Return the median slope of all pairs of points.
-
-    Theil, "A rank-invariant method of linear and polynomial regression analysis", 1950.
-    """
+    """Return the median slope of all pairs of points (Theil, 1950)."""
     slopes = [(y2 - y1) / (x2 - x1) for at, (x1, y1) in enumerate(points) for x2, y2 in points[at + 1 :] if x2 > x1]
     return statistics.median(slopes) if slopes else 0.0
 

@@ -16,13 +16,9 @@ PERIOD_S = 5.0
 
 
 class FeedWatch:
-    """A thread that polls all feeds.
+    """A thread that polls all feeds and writes their notes to the file ``log``.
 
-    Args:
-        log: file for the feeds' notes.
-
-    Attributes:
-        inexact: feed -> epochs that were not exact according to the loaders' ledgers, as counted by the coordinator.
+    `inexact` is feed -> epochs that were not exact according to the loaders' ledgers.
     """
 
     def __init__(self, log: Path) -> None:

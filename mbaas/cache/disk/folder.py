@@ -1,7 +1,7 @@
 """The folders of the disk tier: ownership, locks and removal.
 
-Each dataset has its own folder, named by its fingerprint. Folders created by mbaas contain a marker file. Nothing is
-touched in a folder without the marker; in a folder with it, only files with known names are.
+Each dataset has a folder, named by its fingerprint, with a marker file. Folders without the marker are never touched,
+nor are files with unknown names.
 """
 
 from __future__ import annotations
@@ -37,10 +37,7 @@ _PERIOD_S = 0.02  # between attempts to lock
 class Folder(Struct, frozen=True):
     """One dataset's folder, locked by this process until `release`.
 
-    Attributes:
-        path: path of the folder.
-        lock: descriptor of the lock file. The lock ends with the process. A forked child would share it, so do not
-            fork.
+    `lock` is the lock file's descriptor. A forked child would share the lock, so do not fork.
     """
 
     path: Path
@@ -61,10 +58,8 @@ class Folder(Struct, frozen=True):
         return {int(match[1]): entry.stat().st_size for match, entry in entries if match}
 
     def clear_strangers(self) -> None:
-        """Remove links, pipes and the like that have the name of a segment or index.
-
-        A write through a link would change another file, and opening a pipe would block for ever.
-        """
+        """Remove links, pipes and the like that have the name of a segment or index."""
+        # A write through a link would change another file, and opening a pipe would block for ever.
         for entry in list(os.scandir(self.path)):
             named_as_ours = _SEGMENT.fullmatch(entry.name) or entry.name == INDEX
             if named_as_ours and not entry.is_file(follow_symlinks=False):
@@ -104,12 +99,9 @@ class Folder(Struct, frozen=True):
 
 
 def open_folder(root: Path, fingerprint: str, *, wait_s: float) -> Folder:
-    """Lock the folder of a dataset. It is created if missing, and emptied if its marker does not match.
+    """Lock the folder of a dataset, after waiting up to ``wait_s`` for another process, for example one just killed.
 
-    Args:
-        root: parent of all datasets' folders.
-        fingerprint: fingerprint of the dataset.
-        wait_s: seconds to wait for another process to unlock it, for example one that was just killed.
+    The folder is created if missing, and emptied if its marker does not match.
 
     Raises:
         ConfigError: the folder cannot be created or used, or contains files but no marker.
@@ -200,7 +192,6 @@ def _is_free(path: Path) -> bool:
 
 
 def _hold(path: Path, wait_s: float) -> Folder | None:
-    """Lock a folder. Return None if another process holds the lock."""
     deadline = time.monotonic() + wait_s
     while True:
         lock = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)

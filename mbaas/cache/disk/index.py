@@ -1,7 +1,7 @@
 """The index of the disk tier: the location of each sample, in memory and in a file, with validation.
 
-The file is a list of 32-byte rows and only grows. Each row has a checksum that no row of another dataset or version,
-and no torn row, matches. Rows are therefore validated independently, in NumPy, and their order does not matter.
+The file is a list of 32-byte rows and only grows. Each row has a checksum that no torn row and no row of another
+dataset or version matches, so rows are validated independently of each other.
 """
 
 from __future__ import annotations
@@ -45,13 +45,7 @@ _CHUNK_ROWS = 1 << 18  # 8 MiB: bounds the extra memory of a checksum or rewrite
 
 
 class SpotTable:
-    """The spot of each sample, an array over all samples of the dataset.
-
-    Takes 16 bytes per sample, in pages allocated on first use.
-
-    Args:
-        num_samples: samples of the dataset.
-    """
+    """The spot of each sample of the dataset: 16 bytes per sample, in pages allocated on first use."""
 
     def __init__(self, num_samples: int) -> None:
         self._spots: Spots = np.zeros(num_samples, SPOT)
@@ -96,12 +90,7 @@ class SpotTable:
 
 
 class Extent(Struct, frozen=True):
-    """The valid part of a segment.
-
-    Attributes:
-        samples: number of samples in it.
-        end: bytes from its start to the end of the last sample.
-    """
+    """The valid part of a segment: number of samples, and bytes up to the end of the last one."""
 
     samples: int
     end: int
@@ -113,8 +102,7 @@ class Recovered(Struct, frozen=True):
     Attributes:
         table: samples with valid rows.
         live: segment number -> its valid part; only segments with samples.
-        file_rows: rows in the file, including a torn one at its end.
-        damaged_rows: rows that are invalid or point outside their segment.
+        file_rows, damaged_rows: rows in the file, and invalid ones among them; both include a torn row at the end.
     """
 
     table: SpotTable
@@ -134,10 +122,7 @@ def salt_of(fingerprint: str) -> int:
 
 
 def check_of(rows: Rows, salt: int) -> NDArray[np.uint32]:
-    """Return the checksum of each row's other columns: uint32[n].
-
-    Uses the multiplications and shifts of splitmix64, because NumPy can vectorize these and has no CRC.
-    """
+    """Return the checksum of each row's other columns, as in splitmix64 (NumPy has no vectorized CRC): uint32[n]."""
     words = np.ascontiguousarray(rows).view("<u4").reshape(len(rows), ROW.itemsize // 4)
     mixed = np.full(len(rows), salt, np.uint64)
     for column in range(words.shape[1] - 1):  # the last column is the checksum
@@ -154,13 +139,9 @@ def sealed(rows: Rows, salt: int) -> Rows:
 
 
 def recover(index: Path, salt: int, *, num_samples: int, sizes: Mapping[int, int]) -> Recovered:
-    """Read an index file and keep its valid rows.
+    """Read an index file, which may be missing, and keep its valid rows.
 
-    Args:
-        index: path of the file, which may be missing.
-        salt: see `salt_of`.
-        num_samples: samples of the dataset.
-        sizes: bytes of each segment file.
+    ``salt`` is from `salt_of`; ``sizes`` are the bytes of each segment file.
     """
     table = SpotTable(num_samples)
     limits = np.zeros(

@@ -56,11 +56,7 @@ class Segments:
             return len(self._files)
 
     def reserve(self, lengths: NDArray[np.int64]) -> list[Run]:
-        """Reserve space for samples, end to end, none across two segments. Not thread-safe.
-
-        Args:
-            lengths: int64[n], bytes, each at most `segment_bytes`.
-        """
+        """Reserve space for samples of int64[n] bytes, end to end, none across two segments. Not thread-safe."""
         runs: list[Run] = []
         ends, start = np.cumsum(lengths), 0
         while start < len(lengths):
@@ -77,11 +73,7 @@ class Segments:
         return runs
 
     def write(self, run: Run, data: memoryview, *, starts: list[int], lengths: list[int]) -> None:
-        """Write the samples of a run, which start at offsets `starts` of `data`.
-
-        Raises:
-            OSError: the disk rejects the write.
-        """
+        """Write the samples of a run, which start at offsets `starts` of `data`. Raises OSError if this fails."""
         file, offset = self._file(run.segment), run.offset
         for first, last in _end_to_end(starts, lengths, run):
             part = data[starts[first] : starts[last] + lengths[last]]
@@ -113,14 +105,12 @@ class Segments:
             return self._files[number]
 
     def _read_run(self, run: Run, targets: list[memoryview]) -> bool:
-        """Read adjacent samples in one call; false unless all bytes were read."""
         try:
             return os.preadv(self._files[run.segment], targets, run.offset) == sum(map(len, targets))
         except OSError:
             return False
 
     def _read_one(self, spot: Any, target: memoryview) -> bool:
-        """Read one sample, in as many calls as needed; false unless all of its bytes were read."""
         segment, offset = split(spot["address"])
         done = 0
         try:

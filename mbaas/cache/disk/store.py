@@ -1,12 +1,10 @@
 """Samples on a local disk, kept across restarts and checked on every read.
 
-Samples are stored end to end in a few large segment files (`segments`), with an index file (`index`), in one folder per
-dataset (`folder`). Files only grow. A sample's index row is written after its bytes, and the sample counts once the row
-exists. Each row and each sample has a checksum.
+Samples are stored end to end in large segment files that only grow, with an index file, in one folder per dataset. A
+sample counts once its index row exists, which is written after its bytes.
 
-Writes are therefore never synced. A killed process loses the write in progress, a power failure loses unwritten pages
-of the kernel. Checksums detect torn, truncated or flipped data when the folder is opened (rows) or the sample is read
-(bytes). Damaged samples are dropped, counted and read from storage again.
+Writes are never synced, because checksums detect torn, truncated or flipped data: of rows when the folder is opened, of
+samples when they are read. Damaged samples are dropped, counted and read from storage again.
 """
 
 from __future__ import annotations
@@ -49,15 +47,14 @@ class DiskStats(Struct, frozen=True):
 
     Attributes:
         budget_bytes: limit for this dataset's folder and stale folders together.
-        used_bytes: bytes charged for this dataset's folder: its files, including damaged samples.
+        used_bytes: bytes charged for this dataset's folder, including damaged samples.
         stale_bytes: bytes of unused folders of other datasets, which are removed, oldest first, when space is needed.
-        samples: readable samples.
-        segments: number of their files.
+        samples, segments: readable samples, and their files.
         damaged_rows: invalid index rows found when the folder was opened.
         damaged_samples: samples with wrong or unreadable bytes since then. Above 0 means a failing disk, or another
             program writing to the folder.
         removed_folders: stale folders removed since then.
-        write_failure: error that stopped all writing; "" without an error.
+        write_failure: error that stopped all writing, or "".
         removal_failure: error of a stale folder's removal; its bytes are permanently taken from the budget.
     """
 
@@ -76,8 +73,7 @@ class DiskStats(Struct, frozen=True):
 class DiskStore:
     """A cache of a dataset's samples in local files. Admits until full, never evicts (`MinIO`).
 
-    All methods block during reads and writes; thread-safe. Takes 16 bytes of memory per sample of the dataset, in pages
-    allocated on first use.
+    All methods are blocking and thread-safe. Takes 16 bytes of memory per sample of the dataset.
     """
 
     def __init__(
@@ -98,7 +94,7 @@ class DiskStore:
             fingerprint: fingerprint of the dataset; samples stored under the same fingerprint are reused.
             num_samples: samples of the dataset; ids are in [0, num_samples).
             segment_bytes: largest size of a segment file; larger samples are not cached.
-            lock_wait_s: seconds to wait for another process, for example one that is dying, to unlock the folder.
+            lock_wait_s: seconds to wait for another process to unlock the folder.
 
         Raises:
             ConfigError: an unusable path, a negative budget, or a segment size out of range.
@@ -149,11 +145,10 @@ class DiskStore:
     def put(self, sample_ids: Ids, lengths: NDArray[np.int64], data: NDArray[np.uint8]) -> NDArray[np.bool_]:
         """Store samples that are not stored yet, up to the budget.
 
-        If the disk rejects a write, no error is raised. Nothing more is stored, and `stats` contains the reason.
+        If the disk rejects a write, nothing more is stored, and `stats` contains the reason.
 
         Args:
-            sample_ids: int64[n].
-            lengths: int64[n], bytes.
+            sample_ids, lengths: int64[n], lengths in bytes.
             data: uint8[lengths.sum()], the samples end to end.
 
         Returns:
@@ -191,7 +186,7 @@ class DiskStore:
         Args:
             sample_ids: int64[n].
             lengths: int64[n], bytes; a sample stored with another length counts as damaged.
-            buffer: writable, one-dimensional, of bytes; only the samples' ranges are modified.
+            buffer: writable bytes; only the samples' ranges are modified.
             offsets: int64[n], start of each sample's range.
 
         Returns:
@@ -235,7 +230,7 @@ class DiskStore:
         """Wait for calls in progress and unlock the folder; its content stays. May be repeated.
 
         Raises:
-            WaitTimeoutError: a call is still reading or writing after `deadline_s`; the folder stays locked.
+            WaitTimeoutError: a call is still running after `deadline_s`; the folder stays locked.
         """
         with self._idle:
             if self._closed and self._index_file < 0:
@@ -277,7 +272,6 @@ class DiskStore:
         self._make_room(0)  # the budget may have shrunk: stale folders go first
 
     def _within_budget(self, found: Recovered) -> dict[int, int]:
-        """Choose the oldest segments that fit the budget, and return their ends. Samples of other segments are dropped."""
         ends, used = {}, 0
         for number, extent in sorted(found.live.items()):
             used += extent.end + extent.samples * ROW.itemsize
@@ -312,11 +306,9 @@ class DiskStore:
                 self._minio.budget_bytes = max(self._usable_bytes(), self._minio.used_bytes)
 
     def _usable_bytes(self) -> int:
-        """Return the budget without stale folders and folders that cannot be removed."""
         return self._budget_bytes - sum(self._stale.values()) - self._stuck_bytes
 
     def _reserve(self, sample_ids: Ids, lengths: NDArray[np.int64]) -> tuple[NDArray[np.bool_], list[Run]]:
-        """Choose the samples to store, and their location. The runs index the chosen samples."""
         with self._lock:
             new = self._table.absent(sample_ids) & (lengths > 0) & (lengths <= self._segment_bytes)
             # No writes after a failure: on a full disk, every later call would waste its writes.
@@ -326,7 +318,6 @@ class DiskStore:
             return kept, self._segments.reserve(lengths[kept])
 
     def _write(self, rows: Rows, runs: list[Run], data: memoryview, *, starts: list[int]) -> None:
-        """Write the chosen samples, which start at offsets `starts` of `data`, and set their rows' checksums."""
         lengths = rows["length"].tolist()
         spans = zip(rows["sample"].tolist(), starts, lengths, strict=True)
         rows["crc"] = [_crc(sample_id, data[start : start + length]) for sample_id, start, length in spans]
@@ -397,7 +388,6 @@ def _rows_of(sample_ids: Ids, lengths: NDArray[np.int64], runs: list[Run]) -> Ro
 
 
 def _first_of_each(sample_ids: Ids) -> NDArray[np.bool_]:
-    """Return the first occurrence of each id: bool[n]."""
     first = np.zeros(len(sample_ids), np.bool_)
     first[np.unique(sample_ids, return_index=True)[1]] = True
     return first

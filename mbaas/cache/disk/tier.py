@@ -32,15 +32,10 @@ DISK_SLACK = 1.1
 
 
 class DiskTier:
-    """The disk tier of one cache node.
+    """The disk tier of one cache node, in the folder ``path``, with up to ``disk_bytes``.
 
-    Args:
-        path: folder on a local disk.
-        disk_bytes: capacity.
-        dataset: the dataset.
-        placements: determine the samples with their home on this node.
-        meter: counts reads.
-        prefix: identifies the deterministic prefix of decoded samples; "" for none.
+    It stores samples whose home node this is according to ``placements``. ``prefix`` identifies the deterministic
+    prefix of decoded samples; "" for none.
     """
 
     def __init__(
@@ -80,10 +75,7 @@ class DiskTier:
 
     @property
     def for_decoded_bytes(self) -> int:
-        """Bytes of the disk budget available to decoded samples.
-
-        A disk that can store all encoded samples does so first, so that they survive a restart.
-        """
+        """Bytes of the disk budget available to decoded samples: the part beyond all encoded samples if these fit."""
         return (
             max(0, self._disk_bytes - math.ceil(DISK_SLACK * self._needed_bytes))
             if self.holds_all
@@ -164,8 +156,7 @@ class DiskTier:
     async def write(self, load: Load, slab: Slab, origins: NDArray[np.int8], failures: Failures) -> None:
         """Store samples that were read from storage and have their home here, unless memory caches them.
 
-        If the disk can store all samples with their home here, it stores cached ones too, so that they survive a
-        restart.
+        If all of these fit on disk, cached ones are stored too, so that they survive a restart.
         """
         if load.decoded or ((load.permanent or load.passing) and not self.holds_all):
             return  # cached in memory; the space is for samples that do not fit there
