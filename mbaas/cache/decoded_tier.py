@@ -1,8 +1,8 @@
 """The decoded tier of a node: samples cached decoded, and samples that prep workers should hand in. Pure.
 
-Prep workers decode every sample anyway. In its reply to a worker's fetch, the node requests samples for which it has
-reserved space (a *promise*), and the worker hands in the output of the deterministic prefix. Each form has a share of
-memory (`mbaas.allocation.forms`). A form may use free space beyond its share until the other form needs it.
+Prep workers decode every sample anyway. In its reply to a worker's fetch, the node requests some samples and reserves
+space for them (a *promise*). The worker then hands in the output of the deterministic prefix. Each form has a share of
+memory (`mbaas.allocation.forms`), and may use free space beyond its share until the other form needs it.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class DecodedTier:
         return wanted
 
     def promise(self, request: PartRequest, sample_ids: Ids, to_disk: Ids) -> int:
-        """Reserve space for hand-ins: `sample_ids` in memory, `to_disk` on disk. Return the memory reserved, in bytes."""
+        """Reserve space for hand-ins: `sample_ids` in memory, `to_disk` on disk. Return the bytes taken from memory."""
         if not len(sample_ids) + len(to_disk):
             return 0
         assert request not in self._promises, f"room for {request} was promised before"
@@ -152,7 +152,7 @@ class DecodedTier:
         return lapsed
 
     def keep_promise(self, request: PartRequest, sample_ids: Ids) -> NDArray[np.bool_]:
-        """End the promise for some samples of a part. Return which of them had memory reserved: bool[n]."""
+        """End the promise for some samples of a part. Return the samples that had memory reserved: bool[n]."""
         promise = self._promises.get(request)
         if promise is None:
             return np.zeros(len(sample_ids), np.bool_)

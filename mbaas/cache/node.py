@@ -87,11 +87,11 @@ class Given(NamedTuple):
 
 
 class CacheNode:
-    """The cache of one machine: runs the threads and I/O that a `Planner` decides on, and hands out slab references.
+    """The cache of one machine: runs the threads and I/O for a `Planner`, and hands out references to slabs.
 
     Object store use is bounded by `cache_bytes`, plus `readahead_bytes`, plus a block for each of `max_fetches` running
-    fetches, plus slabs that fetchers still reference. The heap has only slabs being filled or copied to the store, one
-    copy at a time.
+    fetches, plus slabs that fetchers still reference. The heap only contains slabs that are being filled or copied to
+    the store, one copy at a time.
 
     A fetch may be repeated at any time and returns the same bytes. With `max_restarts=-1`, a dead actor restarts empty
     under a new incarnation number and refills.
@@ -134,8 +134,7 @@ class CacheNode:
         self._to_close = contextlib.ExitStack()
         if order.num_samples != len(dataset):
             raise ConfigError(f"the order must be of {len(dataset)} samples, got one of {order.num_samples}")
-        # Random, because nothing on this node survives a restart to count from. Never 0, the number that readers start
-        # with.
+        # Random rather than counted, because no state survives a restart. Never 0, which is a reader's initial value.
         self._incarnation = int.from_bytes(os.urandom(7), "big") + 1
         self._order = order
         self._placements = PlacementHistory(order, node, dataset.stored_ids)
@@ -181,7 +180,7 @@ class CacheNode:
     # ---- requests from readers ----
 
     async def fetch(self, request: PartRequest, known: KnownSlabs | None = None) -> FetchReply:
-        """Fetch the samples of a block part, as references to their slabs, without slabs in ``known``.
+        """Fetch the samples of a block part, as references to their slabs. Slabs in ``known`` are omitted.
 
         Raises:
             ConfigError: the block number is negative.
@@ -250,9 +249,9 @@ class CacheNode:
 
     @ray.method(num_returns=2)
     async def adopt(self, part_refs: list[ray.ObjectRef[Arrays]]) -> tuple[int, Arrays]:
-        """Copy a prepared part to this node within `ADOPT_S`. Return its size in bytes and its arrays, as two objects.
+        """Copy a prepared part to this node. Return its size in bytes and its arrays, as two objects.
 
-        The caller owns the copy, which survives the original's node.
+        The caller owns the copy, which survives the original's node. Raises asyncio.TimeoutError after `ADOPT_S`.
         """
         (arrays,) = await asyncio.wait_for(asyncio.gather(*part_refs), ADOPT_S)
         return sum(array.nbytes for array in arrays.values()), arrays
@@ -320,7 +319,10 @@ class CacheNode:
         return self._whole
 
     async def move_in(self, within_s: float) -> MovedIn:
-        """Fetch samples with their home here from draining nodes. No new batch starts after ``within_s``."""
+        """Fetch samples with their home here from other nodes' caches, because one of these nodes is draining.
+
+        No new batch starts after ``within_s``.
+        """
         end, samples = asyncio.get_running_loop().time() + within_s, 0
         ids = self._placements.held_elsewhere()
         for first in range(0, len(ids), MOVED_TOGETHER):
@@ -520,7 +522,7 @@ class CacheNode:
         disk = self._disk if self._tuner.uses_disk else None
         if disk is not None and self._tuner.prefers_disk:
             await disk.read(load, slab, origins)
-        # Peers are asked even for samples that the disk had, because they must drop their copies.
+        # Includes samples that the disk had, because the other node must drop its copies.
         other = await self._fill_from_peer(load, slab, origins)
         if disk is not None:
             await disk.read(load, slab, origins)
@@ -626,7 +628,7 @@ def _pack(rows: RowLocations, slabs: list[Slab]) -> Slab:
 
 
 def _of(packed: Slab, lengths: NDArray[np.int64], chosen: NDArray[np.bool_]) -> Slab:
-    """Extract the samples marked in `chosen`, bool[n]; `packed` stores samples of these lengths end to end."""
+    """Extract the samples marked in `chosen`, bool[n], from `packed`, which has samples of these lengths end to end."""
     if chosen.all():
         return packed
     return joined(views([packed], np.where(chosen, 0, -1), pack(lengths), lengths))

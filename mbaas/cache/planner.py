@@ -420,7 +420,7 @@ class Planner:
         self.minio.take(self.tier.promise(request, in_memory, on_disk))
 
     def _end_promise(self, request: PartRequest, sample_ids: Ids) -> NDArray[np.bool_]:
-        """End the promise for some samples of a part. Return bool[n], samples that had memory set aside."""
+        """End the promise for some samples of a part. Return the samples that had memory reserved: bool[n]."""
         before = self.tier.promised_bytes
         in_memory = self.tier.keep_promise(request, sample_ids)
         self.minio.give_back(before - self.tier.promised_bytes)

@@ -52,9 +52,9 @@ class KnownSlabs(Struct, frozen=True, eq=False):
 class _KeptSlab(NamedTuple):
     """A permanent slab held by a process, with its reference."""
 
-    ref: ray.ObjectRef[
-        Slab
-    ]  # kept, because ray.get hung twice in 500,000 calls with two threads dropping references (Ray 2.60)
+    # Kept because of a hang in Ray 2.60: with two threads dropping and receiving references to the same slabs,
+    # `ray.get` never returned in two of about 500,000 calls.
+    ref: ray.ObjectRef[Slab]
     view: Slab
 
 

@@ -128,7 +128,7 @@ class RowLocations(Struct, frozen=True, eq=False):
 
 
 def away(sample_ids: Ids, reasons: Mapping[int, str]) -> RowLocations | None:
-    """Return locations without data for a part with unreadable samples (id -> reason); None if there are none."""
+    """Return locations without data for a part with unreadable samples (id -> reason), or None without any."""
     if not reasons:
         return None
     rows = len(sample_ids)

@@ -24,9 +24,9 @@ HOLD_S = 2.0
 SHORT_S = 5.0
 """Shorter retry time, for samples given up before, and for missing files after another missing file was given up.
 
-Otherwise unreadable sectors would cost the full time in every epoch, and each of a thousand deleted files too. The
-first missing file gets the full time: a server with a share of the files may be down, or a network file system may
-cache an absence for a minute. A file counts as missing only if its folder exists.
+Otherwise an unreadable sector would cost the full time in every epoch, and a thousand deleted files a thousand times
+that. The first missing file gets the full time, because a server may be down, or a network file system may cache an
+absence for a minute. A file counts as missing only if its folder exists.
 """
 
 FORGOTTEN_S = 30.0
@@ -63,9 +63,8 @@ class Troubles:
         # The most recently resolved missing file was given up.
         self._files_are_gone = False
         self._told_since: float | None = None  # start of the outage that was logged
-        self._given_up = self._came = (
-            0  # samples: given up since the last log call, and read since the outage was logged
-        )
+        # Samples given up since the last `log` call, and samples read since the outage was logged.
+        self._given_up = self._came = 0
 
     def failed(self, sample_id: int, error: StorageError, now: float) -> str:
         """Record a failed attempt. Return the reason, as a `PassingReason` unless the sample is bad now."""

@@ -41,10 +41,12 @@ class Delivery:
 
 @dataclass(frozen=True, repr=False)
 class Flaw:
-    """A flaw in the samples that a trial received in one epoch: sorted ids.
+    """A flaw in the samples that a trial received in one epoch.
 
-    ``kind`` "missing" is not delivered, "repeated" delivered more than once. "different" bytes or a "misplaced"
-    position disagree with the reference. "unknown": no such sample or epoch in the reference.
+    Attributes:
+        kind: "missing" or "repeated" samples; "different" bytes or "misplaced" positions compared with the reference;
+            samples or epochs "unknown" to the reference.
+        samples: their ids, sorted.
     """
 
     kind: FlawKind

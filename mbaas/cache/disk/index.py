@@ -102,7 +102,8 @@ class Recovered(Struct, frozen=True):
     Attributes:
         table: samples with valid rows.
         live: segment number -> its valid part; only segments with samples.
-        file_rows, damaged_rows: rows in the file, and invalid ones among them; both include a torn row at the end.
+        file_rows: rows in the file, including a torn one at its end.
+        damaged_rows: rows that are invalid or point outside their segment.
     """
 
     table: SpotTable
@@ -144,9 +145,7 @@ def recover(index: Path, salt: int, *, num_samples: int, sizes: Mapping[int, int
     ``salt`` is from `salt_of`; ``sizes`` are the bytes of each segment file.
     """
     table = SpotTable(num_samples)
-    limits = np.zeros(
-        max(sizes, default=0) + 1, np.int64
-    )  # by segment; 0 for missing ones, so that no row is valid there
+    limits = np.zeros(max(sizes, default=0) + 1, np.int64)  # by segment; 0 for missing ones, which accept no row
     limits[list(sizes)] = list(sizes.values())
     file_rows, damaged = 0, 0
     for rows, torn in _chunks(index):
