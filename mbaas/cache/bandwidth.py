@@ -30,13 +30,13 @@ MEMORY, DISK = 0, 1
 """Levels of a node's storage classes."""
 
 AGAIN = 1.25
-"""An unused disk is used again when it is this many times as fast as storage; near 1 the decision would flip-flop."""
+"""An unused disk is used again when it is this many times as fast as storage; near 1 the decision would oscillate."""
 
 MEMORY_GUESS = 5e9
 """Speed of memory in bytes/s until it is measured; far above storage in any case."""
 
 READS_IN_FLIGHT = 2
-"""Least samples read ahead per storage thread; with fewer, threads would be idle."""
+"""Minimum number of samples read ahead per storage thread; with fewer, threads would be idle."""
 
 STEADY_LOOKS = 10
 """The depth is reduced only after this many consecutive updates that needed less."""
@@ -59,7 +59,7 @@ class UpcomingBytes(Struct, frozen=True, eq=False):
 
 
 def bandwidths_of(speeds: FetchSpeeds, *, threads: int) -> Bandwidths:
-    """Return this node's model from single-thread speeds, at memory speed if unmeasured, and the storage threads."""
+    """Return this node's model from single-thread speeds; unmeasured tiers get the speed of memory."""
     memory = speeds.local or MEMORY_GUESS
 
     # Only rates are used; capacities belong to the planner.

@@ -13,7 +13,7 @@ from mbaas.messages import Amount
 from mbaas.order import Ids
 
 LOCATION = np.dtype([("offset", np.int64), ("length", np.int64), ("slab", np.int32), ("decoded", np.bool_)], align=True)
-"""Location of a sample: `offset` in bytes within `slab`, 0 if not cached; `decoded` as in `mbaas.prep.decoded`."""
+"""Location of a sample: `offset` in bytes within `slab` (0 means not cached), `decoded` as in `mbaas.prep.decoded`."""
 
 Locations = NDArray[np.void]
 """An array of `LOCATION`, with columns such as `locations["slab"]`."""

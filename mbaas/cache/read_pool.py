@@ -46,7 +46,7 @@ REMEMBERED = 0.98
 """Decay of older measurements with each chunk."""
 
 ENOUGH_READS = 128
-"""Fewest reads for a decision."""
+"""Minimum number of reads for a decision."""
 
 FIRST_PAUSE, LONGEST_PAUSE = 1 << 12, 1 << 20
 """Reads before the next single-thread trial, after several threads proved faster; doubles up to the maximum."""
@@ -55,7 +55,7 @@ STUCK_S = 0.1
 """While a read is older than this, several threads are used, regardless of earlier reads."""
 
 SPARE_THREADS = 32
-"""Most replacement threads. Each holds memory for up to one block. If all threads hang, reading stops."""
+"""Maximum number of replacement threads. Each holds memory for up to one block. If all threads hang, reading stops."""
 
 
 class Read(NamedTuple):

@@ -13,7 +13,7 @@ from mbaas.errors import ConfigError
 from mbaas.order import Shuffle
 
 DEPTH_BLOCKS = 64
-"""Most blocks examined ahead of a sequence's head. This bounds the work for blocks that need no bytes."""
+"""Maximum number of blocks examined ahead of a sequence's head. This bounds the work for blocks that need no bytes."""
 
 SLACK_BLOCKS = 16
 """Tolerance, in blocks, for out-of-order fetches within one sequence."""
@@ -22,7 +22,7 @@ IDLE_FETCHES = 64
 """A sequence ends after this many consecutive fetches outside it."""
 
 MAX_SEQUENCES = 4
-"""Most sequences followed at once: with more, each one's share of the budget would be too small to help."""
+"""Maximum number of sequences. With more, each one's share of the budget would be too small to help."""
 
 
 @dataclass

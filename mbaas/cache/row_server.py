@@ -45,14 +45,14 @@ FRESH = 0.1
 
 
 MOST_PARTS = 10_000
-"""Most block parts in one call."""
+"""Maximum number of block parts in one call."""
 
 
 def check_pick(rank: object, part_refs: object, rows: object, bad_rows: object, left_s: object, *, most: int) -> None:
     """Validate the arguments of `RowPool.pick`, which come from another program. Raises `ConfigError`.
 
-    Ranks share threads and queues, and a single due time of NaN would spoil the plan for all ranks. ``most``: rows of a
-    block.
+    Ranks share threads and queues, so a single due time of NaN would spoil the plan for all ranks. ``most`` is the
+    number of rows of a block.
     """
     if not isinstance(rank, str) or not 0 < len(rank) <= MOST_NAME:
         raise ConfigError(f"rank must be text of 1 to {MOST_NAME} characters, got {shown(rank)}")
@@ -154,7 +154,7 @@ class RowQueues:
         self._waiting.setdefault(rank, deque()).extend(chunks)
 
     def take(self, now: float) -> tuple[str, Chunk]:
-        """Take a waiting chunk from the queue furthest below its planned threads; the oldest of several such queues."""
+        """Take a waiting chunk from the queue furthest below its planned threads; ties go to the oldest queue."""
         # Planned again for each chunk, because ranks arrive and become more urgent meanwhile.
         ranks = list(dict.fromkeys((*self._at_work, *self._waiting)))
         counts = dict(zip(ranks, self._plan(self._threads, [self._queue(rank, now) for rank in ranks]), strict=True))
@@ -196,7 +196,8 @@ class RowPool:
         Args:
             rank: the requesting rank; each rank has its own queue.
             parts: parts of one block.
-            rows, bad_rows: rows of the block, int64[k], ascending; and rows that were left out when it was prepared.
+            rows: rows of the block to copy, int64[k], ascending.
+            bad_rows: rows that were left out when the block was prepared.
             left_s: seconds until the rank stalls without these rows.
         """
         due, chunks, picked = time.monotonic() + left_s, [], []

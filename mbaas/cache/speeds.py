@@ -1,8 +1,8 @@
 """Transfer speeds of each tier, for the bandwidth model (`mbaas.cache.bandwidth`).
 
-Storage, other nodes and the disk tier are measured on regular reads. Memory, and a disk tier without reads so far, are
-probed at startup in about half a second. The disk probe evicts its file from the page cache first, since it would
-otherwise measure memory.
+Storage, other nodes and the disk tier are measured on regular reads; storage is never read just to measure it. Memory,
+and a disk tier without reads so far, are probed at startup in about half a second. The disk probe evicts its file from
+the page cache first, since it would otherwise measure memory.
 """
 
 from __future__ import annotations

@@ -18,7 +18,8 @@ class EpochCounts(Struct, frozen=True):
     """Cache and storage counts of one epoch; they can be added.
 
     Attributes:
-        fetched: samples of delivered blocks, by source; a block that is prepared twice counts twice.
+        fetched: samples of delivered blocks, by source; a block that is prepared twice counts twice. Otherwise, from
+            the second epoch on, the local count is the number of cached samples.
         reads: samples requested from storage, and bytes received. Counted at the time of the read, for the epoch that
             needs the sample; includes read-ahead, and dropped or repeated blocks.
         failures: failed reads.
@@ -109,7 +110,7 @@ class Flow(Struct, frozen=True):
 class Meter:
     """Running counts of a cache node; thread-safe.
 
-    `epochs` has the newest KEPT_EPOCHS; `total` includes older ones, and transfers outside any epoch.
+    `epochs` has the newest KEPT_EPOCHS; `total` also includes older ones, and transfers outside any epoch.
     """
 
     epochs: dict[int, EpochCounts] = field(default_factory=dict)

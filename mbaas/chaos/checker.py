@@ -15,7 +15,7 @@ from typing import Literal
 FlawKind = Literal["missing", "repeated", "different", "misplaced", "unknown"]
 
 NAMED = 8
-"""Most samples listed in a message."""
+"""Maximum number of samples listed in a message."""
 
 Row = tuple[int, str]
 """A sample's id, and a digest of the bytes that the trial received."""

@@ -20,7 +20,7 @@ USUAL_S = 0.25
 """A wait that began more than this many seconds before a fault is not attributed to the fault."""
 
 SHOWN = 20
-"""Most lines of a kind that are printed; the report contains the total number."""
+"""Maximum number of printed lines of a kind; the report contains the total number."""
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ HUNG_S = 120.0
 """Time without a record after which a trial counts as hung; several times the longest fault."""
 
 HOLD_S = 30.0
-"""Time without a record of some trial after which faults pause: nodes may die faster than they are replaced."""
+"""Faults pause while a trial has recorded nothing for this long, since nodes may die faster than they are replaced."""
 
 CALM_S = 150.0
 """Longest wait for trials to end their epochs after the last fault."""

@@ -1,4 +1,4 @@
-"""Resource use of a run's processes over time. Steady growth, or remains at the end, indicate a leak."""
+"""Resource use of a run's processes over time. Steady growth, or leftovers at the end, indicate a leak."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WARM_UP = 0.25
 """Fraction at the start of a run without a meaningful slope: caches fill, modules are imported."""
 
 FEWEST = 8
-"""Fewest measurements for a slope."""
+"""Minimum number of measurements for a slope."""
 
 
 @dataclass(frozen=True)
