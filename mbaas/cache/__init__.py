@@ -1,5 +1,5 @@
-"""The cache: encoded samples in the object store of each node, read from storage once.
+"""The cache: samples in each node's object store, read from storage once.
 
-`node` has the actor, one to a Ray node, and `reader` is how a process of that node, or of another, reads from it.
-`planner` decides, and knows nothing of Ray, clocks or threads.
+`node` contains the actor, one per Ray node. `reader` reads from it, on the same or another node. `planner` makes the
+decisions, without Ray, clocks or threads.
 """

@@ -1,9 +1,7 @@
-"""What the bandwidth model says a cache node should do, from the speeds that were measured on it.
+"""Decides from measured speeds whether a cache node uses its disk tier, and how far it reads ahead. Pure.
 
-The model is `mbaas.allocation.bandwidth`; all here is pure. Three questions are answered: is the disk tier worth using,
-is it faster than another node's memory, and how far should be read ahead? Whether to read storage instead of the memory
-of another node is not asked, though the model could answer: that storage is read once for what the caches hold is a
-promise.
+The model is `mbaas.allocation.bandwidth`. Storage never replaces another node's memory, even if it is faster: mbaas
+guarantees that cached samples are read from storage only once.
 """
 
 from __future__ import annotations
@@ -32,30 +30,23 @@ MEMORY, DISK = 0, 1
 """Levels of a node's storage classes."""
 
 AGAIN = 1.25
-"""A disk that was not worth using is used again when it is this many times as fast as storage. With a value near 1 it
-would be used and not used in turns.
-"""
+"""An unused disk is used again when it is this many times as fast as storage; near 1 the decision would oscillate."""
 
 MEMORY_GUESS = 5e9
-"""Speed of memory in bytes/s, until it is measured; beside storage any memory is fast."""
+"""Speed of memory in bytes/s until it is measured; far above storage in any case."""
 
 READS_IN_FLIGHT = 2
-"""Samples that are read ahead at least, for each thread that reads storage: with fewer, threads would be idle."""
+"""Minimum number of samples read ahead per storage thread; with fewer, threads would be idle."""
 
 STEADY_LOOKS = 10
-"""Read-ahead is made shallower only when less was enough at this many looks in a row."""
+"""The depth is reduced only after this many consecutive updates that needed less."""
 
 LOGGED_CHANGE = 2.0
-"""A change of the depth by this factor is logged."""
+"""Changes of the depth by this factor are logged."""
 
 
 class UpcomingBytes(Struct, frozen=True, eq=False):
-    """The bytes that the next blocks of the order need and that nobody reads yet.
-
-    Attributes:
-        samples: in all of these blocks, whether they are lacking or not.
-        from_storage, from_disk: float64[n], bytes of each block that this node lacks, by where they are.
-    """
+    """Missing bytes of the next blocks, float64[n] by location, and the number of all samples in these blocks."""
 
     samples: int
     from_storage: NDArray[np.float64]
@@ -63,20 +54,15 @@ class UpcomingBytes(Struct, frozen=True, eq=False):
 
     @property
     def lacking(self) -> NDArray[np.float64]:
-        """float64[n], bytes of each block that have to be read, wherever they are."""
+        """float64[n], missing bytes of each block."""
         return self.from_storage + self.from_disk
 
 
 def bandwidths_of(speeds: FetchSpeeds, *, threads: int) -> Bandwidths:
-    """Make the model of this node; what is not known yet is as fast as memory.
-
-    Args:
-        speeds: of one thread each.
-        threads: that read storage.
-    """
+    """Return this node's model from single-thread speeds; unmeasured tiers get the speed of memory."""
     memory = speeds.local or MEMORY_GUESS
 
-    # Only rates are asked of this model: capacities are the planner's business.
+    # Only rates are used; capacities belong to the planner.
     def kept_in(name: str, bytes_per_s: float) -> StorageClass:
         return StorageClass(name=name, capacity_bytes=0, read=ThroughputCurve.flat(bytes_per_s))
 
@@ -89,32 +75,24 @@ def bandwidths_of(speeds: FetchSpeeds, *, threads: int) -> Bandwidths:
 
 
 class Advisor:
-    """What the model advises, which changes only when speeds do.
-
-    Args:
-        has_disk: whether there is a disk tier.
-        readahead_bytes: the most that may be read ahead.
+    """The model's advice. It changes only when speeds change.
 
     Attributes:
-        uses_disk: whether the disk tier is read and written.
-        prefers_disk: whether what lies on the disk and in another node's memory is read from the disk.
-        depth_bytes: how much to read ahead.
+        uses_disk: the disk tier is read and written.
+        prefers_disk: samples on disk and in another node's memory are read from disk.
+        depth_bytes: bytes to read ahead.
     """
 
     def __init__(self, *, has_disk: bool, readahead_bytes: int) -> None:
         self._has_disk, self._most_bytes = has_disk, readahead_bytes
         self._told_bytes = readahead_bytes
-        self._enough_bytes: deque[int] = deque([readahead_bytes], maxlen=STEADY_LOOKS)  # at the last looks
+        self._enough_bytes: deque[int] = deque([readahead_bytes], maxlen=STEADY_LOOKS)  # at the last updates
         self.uses_disk = has_disk
         self.prefers_disk = False
         self.depth_bytes = readahead_bytes
 
     def weigh(self, speeds: FetchSpeeds, *, threads: int) -> list[str]:
-        """Decide whether the disk is worth using; nothing changes before both sides of a comparison are known.
-
-        Returns:
-            What changed and why, in sentences.
-        """
+        """Decide whether to use the disk, once both speeds of a comparison are measured. Return log lines."""
         if not self._has_disk or speeds.disk is None:
             return []
         model, told = bandwidths_of(speeds, threads=threads), []
@@ -133,22 +111,19 @@ class Advisor:
         return told
 
     def look_ahead(self, upcoming: UpcomingBytes, speeds: FetchSpeeds, *, threads: int, pace_per_s: float) -> list[str]:
-        """Decide how far to read ahead for prep that could take ``pace_per_s`` samples/s; 0: that is not known.
+        """Set the depth for prep that could consume ``pace_per_s`` samples/s; 0 if unknown. Return log lines.
 
-        The model's depth is the least with which prep never waits. It knows rates, but not that a rate needs many reads
-        in flight; so that is the least.
-
-        Returns:
-            What changed much and why, in sentences.
+        The model's depth is the least at which prep never waits. It takes rates as given, without the concurrent reads
+        that they require, so `READS_IN_FLIGHT` sets a lower bound.
         """
         lacking_bytes = float(upcoming.lacking.sum())
         if speeds.storage is None or not pace_per_s or not lacking_bytes:
-            # Nothing to compute with: all of the budget, as in the beginning.
+            # No data yet, so use the whole budget, as at the start.
             self._enough_bytes.append(self._most_bytes)
             self.depth_bytes = self._most_bytes
             return []
         parts = {STORAGE: upcoming.from_storage, Tier(Locality.OWN, DISK): upcoming.from_disk}
-        # Per sample of the order, not per sample that lacks: prep is as fast with those that are here already.
+        # Per sample of the order rather than per missing sample: prep consumes cached samples at the same rate.
         consumed_bytes_per_s = pace_per_s * lacking_bytes / upcoming.samples
         depth = readahead_depth(
             bandwidths_of(speeds, threads=threads).read_s(parts, readers=threads),
@@ -157,9 +132,9 @@ class Advisor:
             threads=threads,
         )
         in_flight = int(READS_IN_FLIGHT * threads * lacking_bytes / upcoming.samples)
-        # If prep waits in any case, every byte that is read ahead is time saved.
+        # If prep waits in any case, every byte read ahead saves time.
         self._enough_bytes.append(max(depth.nbytes, in_flight) if depth.keeps_up else self._most_bytes)
-        # The most of the last looks: deeper at once, shallower only when all of them agree.
+        # The maximum of the last updates: increased at once, reduced only when all of them agree.
         self.depth_bytes = min(max(self._enough_bytes), self._most_bytes)
         if self._told_bytes / LOGGED_CHANGE < self.depth_bytes < self._told_bytes * LOGGED_CHANGE:
             return []
@@ -172,7 +147,7 @@ class Advisor:
 
 
 def speeds_told(speeds: FetchSpeeds) -> str:
-    """Write what is known as a sentence."""
+    """Return the measured speeds as a log line."""
     known: Sequence[tuple[str, float | None]] = (
         ("memory", speeds.local),
         ("the disk tier", speeds.disk),

@@ -1,12 +1,8 @@
-"""What a node keeps decoded, and which samples it asks prep workers to hand in. Pure.
+"""The decoded tier of a node: samples cached decoded, and samples that prep workers should hand in. Pure.
 
-A prep worker decodes a sample anyway. If the node is to keep it decoded, the answer to the worker's fetch says so
-(*promise*: room is set aside), and the worker hands in what the pipeline's prefix made of it. So nothing is decoded for
-the tier alone, and no epoch waits for it to fill.
-
-How much of the node's memory is for which form follows from measured costs (`mbaas.allocation.forms`). Within that a
-sample that was admitted stays (MinIO, see `mbaas.cache.directory`). What one form has beyond its part, because there
-was room, gives way when the other needs the room for its own.
+Prep workers decode every sample anyway. In its reply to a worker's fetch, the node requests some samples and reserves
+space for them (a *promise*). The worker then hands in the output of the deterministic prefix. Each form has a share of
+memory (`mbaas.allocation.forms`), and may use free space beyond its share until the other form needs it.
 """
 
 from __future__ import annotations
@@ -23,18 +19,16 @@ from mbaas.order import Ids, in_share
 from mbaas.placement import PartRequest
 
 LAPSE_FETCHES = 256
-"""A promise lapses after this many further fetches: the worker to which it was given has died, most likely."""
+"""A promise lapses after this many further fetches, because its worker has probably died."""
 
 
 class HandIn(Struct, frozen=True, eq=False):
-    """Decoded samples that come to be kept in one slab.
+    """Decoded samples to be cached in one slab.
 
     Attributes:
-        slab: its number, positive.
-        chosen: bool[n], which of the samples that were handed in are kept in memory.
-        to_disk: bool[n], which of the others may be kept on disk.
-        sample_ids: int64[k], those that are kept in memory.
-        lengths: int64[k], bytes.
+        slab: slab number, positive.
+        chosen, to_disk: bool[n], samples of the hand-in to cache in memory, and others that may go to disk.
+        sample_ids, lengths: int64[k], the samples cached in memory, and their bytes.
     """
 
     slab: int
@@ -51,40 +45,31 @@ class HandIn(Struct, frozen=True, eq=False):
 
 @dataclass
 class _Promise:
-    """Room that is set aside for what a worker hands in.
+    """Space reserved for a worker's hand-in."""
 
-    Attributes:
-        sample_ids: that are expected.
-        in_memory: those of them that are for memory; the others are for the disk.
-        each_bytes: of one of them.
-        since: how many fetches had begun when the promise was last needed.
-    """
-
-    sample_ids: frozenset[int]
-    in_memory: frozenset[int]
-    each_bytes: int
-    since: int
+    sample_ids: frozenset[int]  # expected samples
+    in_memory: frozenset[int]  # the subset for memory; the rest is for disk
+    each_bytes: int  # reserved per sample
+    since: int  # fetch count of the tier when the promise was last used
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the room in memory."""
         return len(self.in_memory) * self.each_bytes
 
 
 @dataclass
 class DecodedTier:
-    """The bytes of decoded samples on one node.
+    """Byte counts of one node's decoded samples.
 
     Attributes:
-        sample_bytes: of a decoded sample, on average; 0 if none is to be kept.
-        target_bytes: the node's memory that is for decoded samples.
-        disk_free_bytes: what the node's disk has left for decoded samples.
-        undecoded_share: of the samples, which DALI makes beside the cpu engine, and of which none is kept decoded.
-        promised_bytes: room that is set aside.
-        used_bytes: of all slabs. Beyond the target if that fell, or if samples were larger than was expected.
-        slabs: slab -> its bytes; all slabs of decoded samples, those included that are being made.
-        unfit: samples that no worker could hand in; they are not asked for again.
-        coming: by slab, what was handed in and is not readable yet.
+        sample_bytes: mean bytes of a decoded sample; 0 if none are to be cached.
+        target_bytes, disk_free_bytes: memory for decoded samples, and free disk space.
+        undecoded_share: fraction of samples that DALI prepares alongside the CPU engine; never cached decoded.
+        used_bytes: total of all slabs. Above the target if the target fell, or if samples were larger than expected.
+        promised_bytes: memory reserved by promises.
+        slabs: slab -> bytes, including slabs in creation.
+        unfit: samples that no worker could hand in; not requested again.
+        coming: slab -> a hand-in that is not readable yet.
     """
 
     sample_bytes: float = 0.0
@@ -97,23 +82,23 @@ class DecodedTier:
     unfit: set[int] = field(default_factory=set)
     coming: dict[int, HandIn] = field(default_factory=dict)
     _promises: dict[PartRequest, _Promise] = field(default_factory=dict)
-    _expected: set[int] = field(default_factory=set)  # the samples of all promises, and of all that are coming
+    _expected: set[int] = field(default_factory=set)  # the samples of all promises and of `coming`
     _fetches: int = 0
 
     @property
     def free_bytes(self) -> int:
-        """What is left of the target; 0 if there is more than that."""
+        """Bytes left below the target, at least 0."""
         return max(0, self.target_bytes - self.used_bytes - self.promised_bytes)
 
     @property
     def excess_bytes(self) -> int:
-        """What decoded samples have beyond the target."""
+        """Bytes used beyond the target, at least 0."""
         return max(0, self.used_bytes - self.target_bytes)
 
-    # ---- promises ----
+    # ---- promises: space reserved for hand-ins ----
 
     def wanted(self, sample_ids: Ids, room_bytes: int) -> NDArray[np.bool_]:
-        """Choose the samples that a worker is to hand in, as many as there is room for: bool[n]."""
+        """Choose the samples that a worker should hand in, as many as fit into ``room_bytes``: bool[n]."""
         wanted = np.zeros(len(sample_ids), np.bool_)
         most = int(max(0, room_bytes) // self.sample_bytes) if self.sample_bytes else 0
         if most:
@@ -124,13 +109,7 @@ class DecodedTier:
         return wanted
 
     def promise(self, request: PartRequest, sample_ids: Ids, to_disk: Ids) -> int:
-        """Set room aside for samples of a part that a worker is to hand in. Returns its bytes in memory.
-
-        Args:
-            request: the part.
-            sample_ids: that are to be kept in memory.
-            to_disk: others, that are to be kept on disk.
-        """
+        """Reserve space for hand-ins: `sample_ids` in memory, `to_disk` on disk. Return the bytes taken from memory."""
         if not len(sample_ids) + len(to_disk):
             return 0
         assert request not in self._promises, f"room for {request} was promised before"
@@ -143,28 +122,27 @@ class DecodedTier:
         return promise.nbytes
 
     def expects(self, sample_ids: Ids) -> NDArray[np.bool_]:
-        """Tell which samples are to be handed in, or were and are not readable yet: bool[n]."""
+        """Return which samples are promised, or were handed in and are not readable yet: bool[n]."""
         return among(sample_ids, self._expected) if self._expected else np.zeros(len(sample_ids), np.bool_)
 
     def promised(self, request: PartRequest) -> tuple[frozenset[int], int]:
-        """Return the samples of a part that are to be handed in, and the bytes that are expected of them."""
+        """Return the promised samples of a part, and their expected bytes in total."""
         promise = self._promises.get(request)
         if promise is None:
             return frozenset(), 0
         return promise.sample_ids, len(promise.sample_ids) * promise.each_bytes
 
     def for_memory(self, request: PartRequest) -> frozenset[int]:
-        """Return the samples of a part that are to be handed in, and kept in memory."""
+        """Return the promised samples of a part that are for memory."""
         promise = self._promises.get(request)
         return frozenset() if promise is None else promise.in_memory
 
     def fetched(self, request: PartRequest) -> int:
-        """Note that a fetch of a part begins. Returns the bytes of promises that lapse."""
+        """Record the start of a part's fetch. Return the bytes of promises that lapse."""
         self._fetches += 1
         if (promise := self._promises.get(request)) is not None:
             promise.since = self._fetches
-        # In the order in which promises were made, which is nearly that in which parts are fetched: the first that
-        # is young enough ends the search.
+        # Promises are in order of creation, nearly the order of fetches, so the first recent one ends the search.
         lapsed = 0
         while self._promises:
             oldest = next(iter(self._promises))
@@ -174,7 +152,7 @@ class DecodedTier:
         return lapsed
 
     def keep_promise(self, request: PartRequest, sample_ids: Ids) -> NDArray[np.bool_]:
-        """End the promise for some samples of a part: bool[n], for which room in memory was."""
+        """End the promise for some samples of a part. Return the samples that had memory reserved: bool[n]."""
         promise = self._promises.get(request)
         if promise is None:
             return np.zeros(len(sample_ids), np.bool_)
@@ -188,7 +166,7 @@ class DecodedTier:
         return in_memory
 
     def release(self, request: PartRequest) -> int:
-        """End a promise, if there is one. Returns the bytes that were set aside."""
+        """End a part's promise, if any. Return the bytes that were reserved."""
         promise = self._promises.pop(request, None)
         if promise is None:
             return 0
@@ -196,7 +174,7 @@ class DecodedTier:
         self.promised_bytes -= promise.nbytes
         return promise.nbytes
 
-    # ---- what is handed in ----
+    # ---- hand-ins ----
 
     def admit(
         self,
@@ -209,19 +187,18 @@ class DecodedTier:
         to_disk: NDArray[np.bool_],
         free: int,
     ) -> HandIn:
-        """Choose of what was handed in the samples that are kept in memory, and charge them.
+        """Choose the samples of a hand-in that are cached in memory, and charge their bytes.
 
         Args:
-            slab: number of the slab that they get.
-            sample_ids: int64[n].
-            lengths: int64[n], bytes.
-            new: bool[n], those that memory is to keep, and does not yet.
-            promised: bool[n], those for which there was room in memory, which is free again: see `keep_promise`.
-            to_disk: bool[n], those that the disk may keep if memory does not.
-            free: bytes of the node's memory, beside all that is used or promised.
+            slab: number for the new slab.
+            sample_ids, lengths: int64[n], lengths in bytes.
+            new: bool[n], samples that should be in memory and are not there yet.
+            promised: bool[n], samples whose reserved memory was just released; see `keep_promise`.
+            to_disk: bool[n], samples that may go to disk if they are not chosen for memory.
+            free: bytes of the node's memory that are neither used nor promised.
         """
         new = new & ~self.expects(sample_ids)
-        # Samples may be larger than the mean, for which room was promised, and are kept nowhere else.
+        # Samples may be larger than the reserved mean, and no other tier caches them.
         beyond = min(free, max(self.free_bytes, int(2 * promised.sum() * self.sample_bytes)))
         chosen = fitting(np.where(new & promised, lengths, 0), beyond)
         left = min(free, self.free_bytes) - int(lengths[chosen].sum())
@@ -234,7 +211,7 @@ class DecodedTier:
         return hand_in
 
     def arrived(self, hand_in: HandIn) -> None:
-        """Note that a slab is readable, or that it could not be made: then `dropped` follows."""
+        """Record that a slab is readable, or could not be created; in the latter case call `dropped` next."""
         del self.coming[hand_in.slab]
         self._expected.difference_update(hand_in.sample_ids.tolist())
 
@@ -246,22 +223,18 @@ class DecodedTier:
         self.used_bytes += nbytes
 
     def shrunk(self, slab: int, nbytes: int) -> None:
-        """Note that a slab has so many bytes fewer; it is gone if none are left."""
+        """Reduce a slab's charge by ``nbytes``; at 0 bytes the slab is removed."""
         self.slabs[slab] -= nbytes
         self.used_bytes -= nbytes
         if not self.slabs[slab]:
             del self.slabs[slab]
 
     def dropped(self, slab: int) -> None:
-        """Note that a slab went."""
+        """Remove a slab."""
         self.used_bytes -= self.slabs.pop(slab)
 
     def validate(self) -> None:
-        """Check the sums.
-
-        Raises:
-            AssertionError: one of them is wrong.
-        """
+        """Raise AssertionError if a sum is wrong."""
         assert self.used_bytes == sum(self.slabs.values()), self.used_bytes
         assert self.promised_bytes == sum(each.nbytes for each in self._promises.values()), self.promised_bytes
         assert all(each.in_memory <= each.sample_ids for each in self._promises.values()), self._promises

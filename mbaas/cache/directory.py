@@ -1,4 +1,4 @@
-"""What a node keeps: the byte budget that admits samples, and the directory of where each of them lies."""
+"""The samples cached on a node: the byte budget that admits them, and the directory of their locations."""
 
 from __future__ import annotations
 
@@ -13,31 +13,21 @@ from mbaas.messages import Amount
 from mbaas.order import Ids
 
 LOCATION = np.dtype([("offset", np.int64), ("length", np.int64), ("slab", np.int32), ("decoded", np.bool_)], align=True)
-"""Where a sample lies: `offset` in bytes from the start of `slab`; slab 0 if it is not kept. `decoded` if it is kept as
-the pipeline's prefix makes it (`mbaas.prep.decoded`), and not as storage has it.
-"""
+"""Location of a sample: `offset` in bytes within `slab` (0 means not cached), `decoded` as in `mbaas.prep.decoded`."""
 
 Locations = NDArray[np.void]
-"""An array of `LOCATION`: its columns are `locations["slab"]` and so on."""
+"""An array of `LOCATION`, with columns such as `locations["slab"]`."""
 
 
 class MinIO:
-    """The byte budget of the samples that a cache keeps: admit until full, never evict.
+    """The byte budget of the cached samples: admit until full, never evict.
 
-    On fresh random orders no policy does better: every sample comes once an epoch, so an epoch's hits can never exceed
-    what lay in the cache at its start, and MinIO reaches exactly that (Mohan et al., "Analyzing and Mitigating Data
-    Stalls in DNN Training", VLDB 2021).
-
-    Attributes:
-        budget_bytes: the most that all admitted samples together may hold.
-        used_bytes: what they hold; in [0, budget_bytes].
+    No policy does better on fresh random orders. Each sample occurs once an epoch, so an epoch's hits cannot exceed the
+    samples cached at its start. MinIO reaches exactly that bound (Mohan et al., "Analyzing and Mitigating Data Stalls
+    in DNN Training", VLDB 2021). `used_bytes` is in [0, `budget_bytes`].
     """
 
     def __init__(self, budget_bytes: int) -> None:
-        """
-        Raises:
-            ConfigError: the budget is negative.
-        """
         if budget_bytes < 0:
             raise ConfigError(f"cache_bytes must be at least 0, got {budget_bytes}")
         self.budget_bytes = budget_bytes
@@ -45,42 +35,28 @@ class MinIO:
 
     @property
     def free_bytes(self) -> int:
-        """What is left of the budget."""
+        """Bytes left of the budget."""
         return self.budget_bytes - self.used_bytes
 
     def admit(self, lengths: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Take samples one after the other, each if it still fits, and charge them to the budget.
-
-        An empty sample is never admitted: there is nothing to keep.
-
-        Args:
-            lengths: int64[n], bytes of each sample.
-
-        Returns:
-            bool[n], true where the sample was admitted.
-        """
+        """Admit non-empty samples in order, each if it still fits, and charge them: bytes int64[n] -> bool[n]."""
         admitted = fitting(lengths, self.free_bytes)
         self.used_bytes += int(lengths[admitted].sum())
         return admitted
 
     def take(self, nbytes: int) -> None:
-        """Charge bytes that were found to fit."""
+        """Charge bytes that are known to fit."""
         self.used_bytes += nbytes
 
     def give_back(self, nbytes: int) -> None:
-        """Free the bytes of samples that were admitted, and that could not be read or have moved to another node."""
+        """Free the bytes of samples that could not be read, or are no longer cached here."""
         self.used_bytes -= nbytes
 
 
 def fitting(lengths: NDArray[np.int64], free_bytes: int) -> NDArray[np.bool_]:
-    """Choose samples one after the other, each if it fits what those before it left: bool[n]; no empty one.
-
-    Args:
-        lengths: int64[n], bytes of each sample.
-        free_bytes: what there is room for.
-    """
-    # Until the cache is nearly full all of them fit, and none is looked at alone. Then each is taken that still
-    # fits: images differ in size, and a small one may fill what a large one left.
+    """Choose non-empty samples in order, each if it fits into the bytes left: bytes int64[n] -> bool[n]."""
+    # Fast path: until the cache is nearly full, all samples fit. After that one at a time, because sizes differ and a
+    # small sample may fill the gap that a large one left.
     fits: NDArray[np.bool_] = (lengths > 0) & (lengths <= free_bytes)
     if int(lengths[fits].sum()) > free_bytes:
         for row in np.flatnonzero(fits).tolist():
@@ -90,23 +66,21 @@ def fitting(lengths: NDArray[np.int64], free_bytes: int) -> NDArray[np.bool_]:
 
 
 def among(sample_ids: Ids, members: Container[int]) -> NDArray[np.bool_]:
-    """Tell which samples are members of a collection that is no array: bool[n]."""
+    """Return which samples are in a collection that is not an array: bool[n]."""
     return np.array([i in members for i in sample_ids.tolist()], np.bool_)
 
 
 @dataclass
 class Directory:
-    """The samples that this node keeps, and where they lie: an array over all samples of the dataset.
+    """The cached samples and their locations: an array over all samples of the dataset.
 
-    Only full slabs are published. An entry never changes once it is written, but a sample that moves to another node is
-    withdrawn; its bytes stay until all of its slab are.
+    Only full slabs are published. An entry changes only when its sample moves to another node and is withdrawn. Its
+    bytes stay until the whole slab is withdrawn.
 
     Attributes:
-        num_samples: samples of the dataset.
-        samples: how many are kept.
-        nbytes: bytes of all of them.
-        decoded: how many of them are kept decoded, and the bytes of these.
-        slab_bytes: slab -> its bytes, withdrawn samples included.
+        samples, nbytes: number of cached samples, and their bytes.
+        decoded: the subset that is cached decoded.
+        slab_bytes: slab -> bytes, including withdrawn samples.
     """
 
     num_samples: int
@@ -114,11 +88,11 @@ class Directory:
     nbytes: int = 0
     decoded: Amount = field(default_factory=Amount)
     slab_bytes: dict[int, int] = field(default_factory=dict)
-    _live: dict[int, int] = field(default_factory=dict)  # samples of each slab that were not withdrawn
+    _live: dict[int, int] = field(default_factory=dict)  # slab -> samples that were not withdrawn
     _locations: Locations = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        # One record, not three columns: a sample costs one cache miss. Zeros take no memory until written to.
+        # One record, not three columns: one cache miss per sample. Zeros take no memory until written to.
         self._locations = np.zeros(self.num_samples, LOCATION)
 
     def publish(
@@ -130,7 +104,7 @@ class Directory:
         lengths: NDArray[np.int64],
         decoded: bool = False,
     ) -> None:
-        """Enter the samples of a full slab (number > 0); none of them may be kept already."""
+        """Add the samples of a full slab (number > 0). None of the samples may be cached already."""
         locations = np.zeros(len(sample_ids), LOCATION)
         locations["offset"], locations["length"], locations["slab"] = offsets, lengths, slab
         locations["decoded"] = decoded
@@ -143,7 +117,7 @@ class Directory:
             self.decoded += Amount(len(sample_ids), int(lengths.sum()))
 
     def withdraw(self, sample_ids: Ids) -> dict[int, int]:
-        """Take out samples that are kept, and return the slabs that hold none any more, with their bytes."""
+        """Remove cached samples. Return the slabs that are empty now, with their bytes."""
         locations = self._locations[sample_ids]
         assert (locations["slab"] > 0).all(), "a sample is withdrawn that is not kept"
         self._locations[sample_ids] = np.zeros((), LOCATION)
@@ -163,46 +137,42 @@ class Directory:
 
     @property
     def slab_total(self) -> int:
-        """Bytes of all slabs, withdrawn samples included."""
+        """Bytes of all slabs, including withdrawn samples."""
         return sum(self.slab_bytes.values())
 
     def slabs(self, sample_ids: Ids) -> NDArray[np.int32]:
-        """Look up the slab of each sample, 0 where it is not kept: int32[n]."""
+        """Return the slab of each sample, 0 if it is not cached: int32[n]."""
         return self._locations["slab"][sample_ids]
 
     def samples_in(self, slab: int) -> Ids:
-        """List the samples of a slab that were not withdrawn, ascending: int64[k]. It looks at all samples."""
+        """Return the samples of a slab that were not withdrawn, ascending: int64[k]. Takes O(dataset) time."""
         return np.flatnonzero(self._locations["slab"] == slab)
 
     def live_samples(self, slab: int) -> int:
-        """Count the samples of a slab that were not withdrawn."""
+        """Return the number of a slab's samples that were not withdrawn."""
         return self._live[slab]
 
     def lookup(self, sample_ids: Ids) -> Locations:
-        """Look up the locations of samples: LOCATION[n]."""
+        """Return the locations of samples: LOCATION[n]."""
         return self._locations[sample_ids]
 
     def cached_ids(self) -> Ids:
-        """List the samples that are kept, ascending: int64[samples]."""
+        """Return the cached samples, ascending: int64[samples]."""
         return np.flatnonzero(self._locations["slab"])
 
     def decoded_ids(self) -> Ids:
-        """List the samples that are kept decoded, ascending: int64[k]."""
+        """Return the samples that are cached decoded, ascending: int64[k]."""
         return np.flatnonzero(self._locations["decoded"])
 
     def validate(self) -> None:
-        """Check every entry against the totals.
-
-        Raises:
-            AssertionError: a sum is wrong, or two samples of a slab overlap.
-        """
+        """Raise AssertionError if a sum is wrong, or if two samples of a slab overlap."""
         kept = self.cached_ids()
         locations = self.lookup(kept)
         assert len(kept) == self.samples == sum(self._live.values()), (len(kept), self.samples)
         assert self.nbytes == int(locations["length"].sum()) <= self.slab_total, (self.nbytes, self.slab_bytes)
         lengths = locations["length"][locations["decoded"]]
         assert self.decoded == Amount(len(lengths), int(lengths.sum())), self.decoded
-        # In the order in which they lie: then only neighbours can overlap.
+        # Sorted by position, so that only neighbours can overlap.
         locations = locations[np.lexsort((locations["offset"], locations["slab"]))]
         same = np.diff(locations["slab"]) == 0
         ends = locations["offset"] + locations["length"]

@@ -1,4 +1,4 @@
-"""The cache node: the actor that reads a dataset's bytes once for all prep workers of its machine."""
+"""The cache node: one actor per machine that reads a dataset's bytes once for all its prep workers."""
 
 from __future__ import annotations
 
@@ -52,19 +52,19 @@ if TYPE_CHECKING:
     from mbaas.dataset import Dataset
 
 VALIDATE = os.environ.get("MBAAS_VALIDATE") == "1"
-"""Check every invariant after every event; tests do, at a cost that grows with the dataset."""
+"""Check every invariant after every event. For tests: the cost grows with the dataset."""
 
 PEER_TIMEOUT_S = 10.0
-"""How long another node may take to hand samples over; after that they are read from storage."""
+"""Timeout of a hand-over from another node; after that the samples are read from storage."""
 
 MOVED_TOGETHER = 256
-"""How many samples move at a time when a node is to go: their bytes are on the heap of both nodes meanwhile."""
+"""Samples moved per call when a node is draining. Their bytes are on the heap of both nodes meanwhile."""
 
 LOOK_S = 1.0
-"""Period at which a fetch looks whether storage hangs."""
+"""Interval at which a waiting fetch checks for hung storage reads."""
 
 ADOPT_S = 30.0
-"""Longest time in which a prepared part comes from another node."""
+"""Timeout for copying a prepared part from another node."""
 
 ROW_THREADS = 4
 """Threads that copy rows of prepared parts for ranks on other nodes."""
@@ -73,12 +73,12 @@ SlabRef: TypeAlias = "ray.ObjectRef[Slab]"
 
 
 class Given(NamedTuple):
-    """What another node gets of the n samples that it asked for.
+    """Samples handed to another node, out of the n it requested.
 
     Attributes:
-        kept: bool[n], those whose bytes it gets.
-        packed: these, end to end.
-        other: int64[n], those that are here in another form than was asked for: see `Planner.in_form`.
+        kept: bool[n], samples whose bytes are included.
+        packed: their bytes, end to end.
+        other: int64[n], samples cached here in the other form; see `Planner.in_form`.
     """
 
     kept: NDArray[np.bool_]
@@ -87,14 +87,14 @@ class Given(NamedTuple):
 
 
 class CacheNode:
-    """The cache of one machine, a thin shell around `Planner`: its own threads fill slabs, and it hands out references.
+    """The cache of one machine: runs the threads and I/O for a `Planner`, and hands out references to slabs.
 
-    In the object store it takes at most `cache_bytes`, plus `readahead_bytes`, plus a block for each of `max_fetches`
-    fetches in progress, plus what fetchers have not released yet. On its heap it holds slabs only while they are being
-    filled and copied into the store, one copy at a time.
+    Object store use is bounded by `cache_bytes`, plus `readahead_bytes`, plus a block for each of `max_fetches` running
+    fetches, plus slabs that fetchers still reference. The heap only contains slabs that are being filled or copied to
+    the store, one copy at a time.
 
-    A fetch may be repeated at any time, with the same bytes as answer. When the actor dies, its slabs die with it;
-    started with `max_restarts=-1` it comes back empty, with another incarnation number, and fills anew.
+    A fetch may be repeated at any time and returns the same bytes. With `max_restarts=-1`, a dead actor restarts empty
+    under a new incarnation number and refills.
     """
 
     def __init__(
@@ -115,28 +115,26 @@ class CacheNode:
     ) -> None:
         """
         Args:
-            dataset: whose bytes to read.
-            order: of the samples; parts of its blocks are what is fetched.
-            cache_bytes: the most that permanent slabs may hold; 0 caches nothing.
-            readahead_bytes: the most that may be held for blocks nobody has asked for; 0 reads nothing ahead.
-            threads: that read storage at first; see `set_threads`.
-            max_fetches: fetches in progress at a time; further ones wait.
-            node: id of its Ray node, by which placements know it.
-            disk: a local disk for what memory has no room for; None: there is none.
-            feed: the feed that it belongs to; "" for one that stands alone.
-            coordinator: actor id of the feed's coordinator, with which it ends; "" for one that stands alone.
-            storage_s: how long storage is asked again for a sample that it does not give, before that counts as bad.
-            decoded: what decoded samples are and cost, from which follows how many are kept; None: none are.
+            dataset, order: the dataset to read, and its sample order.
+            cache_bytes: capacity of permanent slabs; 0 disables caching.
+            readahead_bytes: capacity for blocks read ahead of requests; 0 disables read-ahead.
+            threads: initial number of storage threads; see `set_threads`.
+            max_fetches: concurrent fetches; further ones wait.
+            node: id of its Ray node, as used in placements.
+            feed, coordinator: the feed's name, and its coordinator's actor id; this actor ends with that one. "" for a
+                standalone node.
+            disk: local disk for samples that do not fit in memory, or None.
+            storage_s: seconds of retries before an unreadable sample counts as bad.
+            decoded: sizes and costs of decoded samples, which determine how many are cached; None for none.
 
         Raises:
-            ConfigError: a budget is negative, or the order is not that of the dataset.
+            ConfigError: a budget is negative, or the order belongs to another dataset.
         """
-        # Ray calls the shutdown hook also after a constructor that raised: what it must close is said as it is made.
+        # Ray calls the shutdown hook even if the constructor raised, so resources are registered as they are created.
         self._to_close = contextlib.ExitStack()
         if order.num_samples != len(dataset):
             raise ConfigError(f"the order must be of {len(dataset)} samples, got one of {order.num_samples}")
-        # Drawn, not counted: nothing of an earlier incarnation is left here that could tell its number. Never 0, which
-        # is that of a reader that has heard of none.
+        # Random rather than counted, because no state survives a restart. Never 0, which is a reader's initial value.
         self._incarnation = int.from_bytes(os.urandom(7), "big") + 1
         self._order = order
         self._placements = PlacementHistory(order, node, dataset.stored_ids)
@@ -166,34 +164,29 @@ class CacheNode:
         self._to_close.callback(self._pool.close)
         self._row_server = RowPool(threads=ROW_THREADS)
         self._to_close.callback(self._row_server.close)
-        # One thread, so that no more than one slab at a time is on the heap and in the object store.
+        # One thread, so that at most one slab at a time is both on the heap and in the object store.
         self._putter = ThreadPoolExecutor(1, thread_name_prefix="mbaas-put")
         self._to_close.callback(self._putter.shutdown)
         self._slots = asyncio.Semaphore(max_fetches)
-        self._filling: dict[int, asyncio.Task[int]] = {}  # by slab; exactly those that the planner awaits
+        self._filling: dict[int, asyncio.Task[int]] = {}  # by slab; the same slabs as in the planner's _loading
         self._refs: dict[int, SlabRef] = {}  # by slab; full ones, transient ones until released
-        self._drops_slabs = False  # whether permanent slabs were ever let go
+        self._drops_slabs = False  # permanent slabs were dropped at least once
         self._peak_transient_bytes = 0
         self._decoded = decoded
-        self._aimed: FormPlan | None = None  # what was planned last
-        self._knows_disk = False  # whether it was planned with the disk's speed
+        self._aimed: FormPlan | None = None  # the newest plan
+        self._knows_disk = False  # the newest plan includes the disk's speed
         self._aim()
 
-    # ---- what readers ask for ----
+    # ---- requests from readers ----
 
     async def fetch(self, request: PartRequest, known: KnownSlabs | None = None) -> FetchReply:
-        """Fetch the samples of a part of a block, each in a slab.
-
-        Args:
-            request: the part.
-            known: the slabs that the caller has, of which it needs no references; see `SlabViews.known`.
+        """Fetch the samples of a block part, as references to their slabs. Slabs in ``known`` are omitted.
 
         Raises:
-            ConfigError: a negative block.
-            StateError: the placement by which the part was cut is not known here.
-            Exception: what kept a slab from being filled. Samples that cannot be read are in `errors` instead.
-
-        If one of these is a `PassingReason`, the caller is to come again: the sample is not bad.
+            ConfigError: the block number is negative.
+            StateError: this node does not have the placement version that the part was cut by.
+            Exception: a slab could not be filled. Samples that cannot be read are listed in `errors` instead. A
+                `PassingReason` there means that the sample is not bad and the caller should retry.
         """
         async with self._fetched(request) as rows:
             asked, nbytes = self._planner.to_hand_in(request) if rows.slab_ids else (NO_ROWS, 0)
@@ -208,7 +201,7 @@ class CacheNode:
         unfit: list[int],
         is_last: bool,
     ) -> None:
-        """Keep decoded samples that a worker of this node hands in; see `CacheReader.hand_in`."""
+        """Cache decoded samples that a prep worker of this node hands in; see `CacheReader.hand_in`."""
         hand_in = self._planner.begin_keeping(request, sample_ids, lengths, unfit)
         if is_last:
             self._planner.not_handed_in(request)
@@ -230,24 +223,25 @@ class CacheNode:
         self._check()
 
     async def fetch_packed(self, request: PartRequest) -> tuple[FetchReply, Slab]:
-        """Fetch for a caller on another node: all samples end to end in one array, which alone travels."""
+        """Fetch for a caller on another node: all samples are copied end to end into one array."""
         async with self._fetched(request) as rows:
             reply = self._reply(rows, None)
-            # One array instead of many slabs: Ray would fetch each slab whole, with the samples that nobody asked for.
+            # One array instead of many slabs: Ray would transfer whole slabs, including samples that were not
+            # requested.
             slabs = await asyncio.gather(*(ref for ref in reply.slab_refs if ref is not None))
-            self._planner.not_handed_in(request)  # by a worker elsewhere
-            # In the same thread as puts: it makes a copy on the heap, too.
+            self._planner.not_handed_in(request)  # workers on other nodes hand in nothing
+            # In the thread of the puts, because this also makes a copy on the heap.
             packed = await asyncio.get_running_loop().run_in_executor(self._putter, _pack, rows, slabs)
             return structs.replace(reply, slab_refs=[]), packed
 
     async def pick(
         self, rank: str, part_refs: list[ray.ObjectRef[Arrays]], rows: Ids, bad_rows: Ids, left_s: float
     ) -> list[Arrays]:
-        """Copy rows out of prepared parts of a block that lie on this node, for a rank elsewhere; see `RowPool.pick`.
+        """Copy rows out of prepared parts on this node, for a rank on another node; see `RowPool.pick`.
 
         Raises:
-            ConfigError: a value cannot be; says which, what it is and what it must be.
-            asyncio.TimeoutError: Ray does not find a part within `LOCAL_S`; it is better read whole.
+            ConfigError: an invalid argument.
+            asyncio.TimeoutError: Ray did not find a part within `LOCAL_S`; the caller should read the part whole.
         """
         check_pick(rank, part_refs, rows, bad_rows, left_s, most=self._order.block_samples)
         parts = await asyncio.wait_for(asyncio.gather(*part_refs), LOCAL_S)
@@ -255,19 +249,15 @@ class CacheNode:
 
     @ray.method(num_returns=2)
     async def adopt(self, part_refs: list[ray.ObjectRef[Arrays]]) -> tuple[int, Arrays]:
-        """Copy a prepared part of a block to this node, as two returns like those of a prep worker: bytes, and arrays.
+        """Copy a prepared part to this node. Return its size in bytes and its arrays, as two objects.
 
-        The caller owns the copy, which outlives the node where the part lies now.
-
-        Raises:
-            asyncio.TimeoutError: it does not come within `ADOPT_S`.
+        The caller owns the copy, which survives the original's node. Raises asyncio.TimeoutError after `ADOPT_S`.
         """
         (arrays,) = await asyncio.wait_for(asyncio.gather(*part_refs), ADOPT_S)
         return sum(array.nbytes for array in arrays.values()), arrays
 
     @contextlib.asynccontextmanager
     async def _fetched(self, request: PartRequest) -> AsyncIterator[RowLocations]:
-        """Fetch a part and tell where its rows lie; the slabs stay as long as the context, or a reference."""
         if request.block < 0:
             raise ConfigError(f"a block's number must be at least 0, got {request.block}")
         if not self._placements.knows(request.block_part):
@@ -275,13 +265,13 @@ class CacheNode:
         if (rows := await self._still_away(request)) is not None:
             yield rows
             return
-        # A bound, because each fetch may hold a block's bytes in the object store beyond what the cache may take.
+        # Bounded, because each fetch may hold a block's bytes in the object store on top of the cache.
         async with self._slots:
             if self._knows_disk and self._disk is not None:
                 self._planner.tier.disk_free_bytes = self._disk.free_for_decoded_bytes
             self._start(self._planner.begin_fetch(request), urgent=True)
             try:
-                # Before the wait: threads that this part leaves idle read the next ones meanwhile.
+                # Before the wait, so that threads this part leaves idle read the next parts.
                 self._look_ahead()
                 rows = await self._complete(request)
                 if rows is None:
@@ -294,13 +284,13 @@ class CacheNode:
                 self._check()
 
     async def relay(self, coordinator_id: str, coordinator: Any) -> tuple[str, str] | None:
-        """Take calls for blocks from consumers of this machine; see `Relays.find`."""
+        """Return the relay that takes block calls from this machine's consumers; see `Relays.find`."""
         return await self._relays.find(coordinator_id, coordinator)
 
     # ---- placement ----
 
     async def update_placement(self, update: PlacementUpdate) -> None:
-        """Take in a new placement; samples that moved here are fetched from the nodes that kept them."""
+        """Apply a new placement. Samples that moved here are fetched from the nodes that cached them."""
         self._placements.add_older(update.older)
         self._placements.add(update.placement, update.holders)
         self._peers = update.caches
@@ -310,14 +300,13 @@ class CacheNode:
         self._aim()
 
     async def _learn_placement(self) -> None:
-        """Ask the coordinator for the placement, which this node has forgotten if it was restarted."""
         coordinator = runtime.find_coordinator(self._feed) if self._feed else None
         update = await coordinator.placement_update.remote() if coordinator is not None else None
         if update is not None:
             await self.update_placement(update)
 
     async def holdings(self) -> Holdings:
-        """Tell what this node keeps."""
+        """Return the samples cached on this node."""
         newest, directory = self._placements.newest, self._planner.directory
         ids, decoded = directory.cached_ids(), None
         if directory.decoded.samples:
@@ -326,14 +315,13 @@ class CacheNode:
         return Holdings(newest.version if newest is not None else 0, ids, decoded)
 
     async def dataset(self) -> Dataset:
-        """Return the dataset, for a coordinator that was restarted."""
+        """Return the dataset, for a restarted coordinator."""
         return self._whole
 
     async def move_in(self, within_s: float) -> MovedIn:
-        """Fetch samples that other nodes keep and that have their home here now: one of these nodes is to go.
+        """Fetch samples with their home here from other nodes' caches, because one of these nodes is draining.
 
-        Args:
-            within_s: after this long no more are begun.
+        No new batch starts after ``within_s``.
         """
         end, samples = asyncio.get_running_loop().time() + within_s, 0
         ids = self._placements.held_elsewhere()
@@ -342,24 +330,24 @@ class CacheNode:
                 return MovedIn(samples, len(ids) - first)
             loads = self._planner.move_in(ids[first : first + MOVED_TOGETHER])
             self._start(loads, urgent=False)
-            # Shielded: what was begun is kept, even if the caller gives up.
+            # Shielded, so that batches in progress are cached even if the caller gives up.
             samples += sum(await asyncio.gather(*(asyncio.shield(self._filling[load.slab]) for load in loads)))
         return MovedIn(samples)
 
     async def hand_over(
         self, sample_ids: Ids, lacking: NDArray[np.bool_], lengths: NDArray[np.int64], *, decoded: bool
     ) -> Given:
-        """Give samples to the node that is their home now, and keep them no more, unless it asks for another form.
+        """Give samples to their new home node, and drop the local copies unless it requested the other form.
 
         Args:
             sample_ids: int64[n].
-            lacking: bool[n], whose bytes that node lacks; of the others it has them.
-            lengths: int64[n], bytes for which it has room.
-            decoded: whether it believes that they are kept decoded here.
+            lacking: bool[n], samples whose bytes the other node needs; it already has the rest.
+            lengths: int64[n], bytes per sample reserved by the other node.
+            decoded: the other node expects decoded samples.
         """
         present: NDArray[np.bool_] = self._planner.directory.slabs(sample_ids) > 0
         given = await self._give(sample_ids, lacking, lengths, decoded=decoded)
-        # While slabs were awaited, another call may have handed over some of the samples.
+        # Another call may have handed over some of the samples while this one awaited slabs.
         still = present & (given.other < 0) & (self._planner.directory.slabs(sample_ids) > 0)
         emptied = self._planner.hand_over(sample_ids[still])
         self._drops_slabs = self._drops_slabs or bool(emptied)
@@ -370,9 +358,9 @@ class CacheNode:
     async def lend(
         self, sample_ids: Ids, lacking: NDArray[np.bool_], lengths: NDArray[np.int64], *, decoded: bool
     ) -> Given:
-        """Give copies of samples that live here now to the node where they were, for a part that was cut before.
+        """Copy samples to their former home node, for a part that was cut by an older placement.
 
-        Arguments are those of `hand_over`. Samples that are still on their way are waited for.
+        The originals stay here. Takes the arguments of `hand_over`. Waits for samples that are still being read.
         """
         to_come = [self._filling[slab] for slab in self._planner.slabs_to_come(sample_ids) if slab in self._filling]
         if to_come:
@@ -382,7 +370,6 @@ class CacheNode:
     async def _give(
         self, sample_ids: Ids, wanted: NDArray[np.bool_], lengths: NDArray[np.int64], *, decoded: bool
     ) -> Given:
-        """Give those of the wanted samples that are kept in this form and with these lengths."""
         kept, other = self._planner.in_form(sample_ids, wanted, lengths, decoded=decoded)
         locations = self._planner.directory.lookup(sample_ids[kept])
         numbers = np.unique(locations["slab"]).tolist()
@@ -390,10 +377,10 @@ class CacheNode:
         packed = joined(views(slabs, locations["slab"], locations["offset"], locations["length"]))
         return Given(kept, packed, other)
 
-    # ---- how it is doing ----
+    # ---- monitoring ----
 
     async def stats(self) -> CacheStats:
-        """Tell how the cache is doing."""
+        """Return the node's statistics."""
         planner, meter, read = self._planner, self._meter, self._meter.storage.sums()
         return CacheStats(
             incarnation=self._incarnation,
@@ -420,11 +407,7 @@ class CacheNode:
         )
 
     async def flow(self, pace_per_s: float) -> Flow:
-        """Tell running sums and what was decided, and decide anew how far to read ahead.
-
-        Args:
-            pace_per_s: samples/s that prep on this node could take; 0: not known.
-        """
+        """Return running sums and log lines, and update the read-ahead depth; see `ReadaheadTuner.look`."""
         self._tuner.look(threads=self._pool.threads, pace_per_s=pace_per_s)
         now = time.monotonic()
         hanging = self._pool.replace_hanging()
@@ -452,24 +435,21 @@ class CacheNode:
         )
 
     async def set_threads(self, threads: int) -> None:
-        """Read storage with ``threads`` threads from now on."""
+        """Set the number of threads that read storage."""
         self._pool.set_threads(threads)
 
     async def pid(self) -> int:
-        """Tell the process id of the node's present incarnation, and that it is up."""
+        """Return the process id of the current incarnation; also serves as a readiness check."""
         return os.getpid()
 
     def __ray_shutdown__(self) -> None:
-        """Close files and threads; Ray calls this before the process ends in good order."""
+        """Close files and threads. Ray calls this on a graceful exit."""
         self._to_close.close()
 
     # ---- filling slabs ----
 
     async def _still_away(self, request: PartRequest) -> RowLocations | None:
-        """Look whether storage gives the samples of a part that it did not give before; if not, nothing else is read.
-
-        No slot is taken: who waits for storage keeps nobody else from fetching.
-        """
+        """Retry a part's failing samples; if this fails, return locations without data. Takes no fetch slot."""
         ids, troubles = self._placements.stored(request), self._pool.troubles
         if not (troubled := troubles.among(ids.tolist())):
             return away(ids, self._pool.hung(ids.tolist(), time.monotonic()))
@@ -482,8 +462,8 @@ class CacheNode:
         return away(ids, troubled)
 
     async def _complete(self, request: PartRequest) -> RowLocations | None:
-        """Wait until every slab that a part needs is full; or until storage hangs, and tell over which samples."""
-        # Again and again: what another part was to read may have failed there, and is read for this one then.
+        """Wait until every slab of a part is full. If storage hangs, return locations without data instead."""
+        # A loop, because a slab read for another part may have failed; its samples are then read for this part.
         while True:
             self._start(self._planner.retry_awaited(request), urgent=True)
             awaited = self._planner.awaited(request)
@@ -491,7 +471,7 @@ class CacheNode:
                 return None
             self._pool.hurry(awaited)
             filling = [self._filling[slab] for slab in awaited]
-            # Other fetches may wait for the same slabs when this one is cancelled, and `wait` leaves them alone.
+            # `wait` does not cancel the tasks if this fetch is cancelled; other fetches may need them.
             while (await asyncio.wait(filling, timeout=LOOK_S))[1]:
                 self._pool.replace_hanging()
                 ids = self._placements.stored(request)
@@ -509,28 +489,25 @@ class CacheNode:
             self._filling[load.slab] = asyncio.create_task(self._fill(load, urgent=urgent))
 
     async def _fill(self, load: Load, *, urgent: bool) -> int:
-        """Fill one slab, put it into the object store and tell the planner.
-
-        Returns how many samples came from something nearer than storage.
-        """
+        """Fill one slab, store it and notify the planner. Return how many samples did not come from storage."""
         try:
-            # On the heap, and put into the object store when it is full: what is in there cannot be changed any more.
+            # Filled on the heap, because objects in the store are immutable.
             slab = np.empty(load.nbytes, dtype=np.uint8)
-            origins = np.full(len(load.rows), Origin.STORAGE, np.int8)  # unless something nearer has it
+            origins = np.full(len(load.rows), Origin.STORAGE, np.int8)  # overwritten where a nearer tier has the sample
             failures = await self._fill_from_nearer(load, slab, origins)
             rows = np.flatnonzero(origins == Origin.STORAGE)
-            if load.decoded:  # which storage has not: those are read anew as it has them
+            if load.decoded:  # storage has no decoded samples; these rows are read again, encoded
                 failures.update(dict.fromkeys(rows.tolist(), OtherForm(0)))
             else:
                 failures.update(await self._pool.fill(load, slab, urgent=urgent, rows=rows))
             if self._disk is not None and self._tuner.uses_disk:
-                await self._tuner.until_probed()  # until then the disk's room is taken by the file that is measured
+                await self._tuner.until_probed()  # until then the probe's file uses the disk's free space
                 await self._disk.write(load, slab, origins, failures)
             if len(failures) < len(load.rows):
                 self._refs[load.slab] = await self._put(squeeze(slab, load, failures))
         except Exception as error:
-            # Whatever it is, those that wait for the slab are told: nobody, if it was read ahead. One that was let go
-            # is cancelled, and ends in silence.
+            # Every waiting fetch receives the error; a slab that was read ahead has none. A dropped slab's task is
+            # cancelled, which is not an `Exception` and is not reported.
             bugs.log_bug(error, "while a slab was filled")
             self._filling.pop(load.slab)
             self._let_go(self._planner.failed(load, error))
@@ -538,25 +515,21 @@ class CacheNode:
             return 0
         self._filling.pop(load.slab)
         self._planner.filled(load, failures, origins)
-        self._look_ahead()  # bytes of the budget may be free now
+        self._look_ahead()  # the budget may have free bytes now
         return int((origins != Origin.STORAGE).sum())
 
     async def _fill_from_nearer(self, load: Load, slab: Slab, origins: NDArray[np.int8]) -> dict[int, str]:
-        """Fill what of a slab is nearer than storage, from the fastest tier first. Returns what has another form."""
         disk = self._disk if self._tuner.uses_disk else None
         if disk is not None and self._tuner.prefers_disk:
             await disk.read(load, slab, origins)
-        # A node that gives samples away must hear of it, so it is asked also for what the disk had.
+        # Includes samples that the disk had, because the other node must drop its copies.
         other = await self._fill_from_peer(load, slab, origins)
         if disk is not None:
             await disk.read(load, slab, origins)
         return other
 
     async def _fill_from_peer(self, load: Load, slab: Slab, origins: NDArray[np.int8]) -> dict[int, str]:
-        """Fill what of a slab another node keeps in memory, and have it given up there unless it is only lent.
-
-        Returns what it keeps in another form, which neither the disk nor storage is asked for.
-        """
+        """Fill rows from another node's memory. Return rows that it has in the other form; these are not read here."""
         peer = self._peers.get(load.peer) if load.peer is not None else None
         if peer is None:
             return {}
@@ -568,7 +541,7 @@ class CacheNode:
                 given: Given = await asyncio.wait_for(_result(asked), PEER_TIMEOUT_S)
                 self._meter.remote.moved(len(given.packed))
         except asyncio.TimeoutError:
-            return {}  # it is as good as gone: storage has everything
+            return {}  # treat the node as gone: storage has everything
         except RayError as error:
             bugs.log_bug(error, "in the cache of another node")
             return {}
@@ -591,14 +564,13 @@ class CacheNode:
 
     def _reply(self, rows: RowLocations, known: KnownSlabs | None) -> FetchReply:
         if known is not None and known.incarnation != self._incarnation:
-            known = None  # slabs of a node that died: the same numbers mean other slabs now
+            known = None  # slabs of an earlier incarnation: the numbers have other meanings now
         refs = [None if known is not None and known.has(slab) else self._refs[slab] for slab in rows.slab_ids]
-        # Told from what the caller has: a list of all that ever went would grow with every move.
+        # Relative to the caller's slabs: a list of all slabs ever dropped would grow with every move.
         dropped = known.without(self._refs) if known is not None and self._drops_slabs else ()
         return FetchReply(**structs.asdict(rows), incarnation=self._incarnation, slab_refs=refs, dropped_slabs=dropped)
 
     def _aim(self) -> None:
-        """Decide how much of the memory and the disk is for decoded samples: anew where samples have come or gone."""
         if self._decoded is None:
             return
         costs, memory_bytes, disk_bytes = self._decoded.costs, self._planner.minio.budget_bytes, 0
@@ -608,7 +580,7 @@ class CacheNode:
                 replace(costs, disk_bytes_per_s=speed * DISK_THREADS),
                 self._disk.for_decoded_bytes,
             )
-            if self._disk.holds_all:  # and so none is read from storage again
+            if self._disk.holds_all:  # so no sample is read from storage again
                 costs = replace(costs, storage_s=min(costs.storage_s, costs.encoded_bytes * costs.disk_s_per_byte))
             self._knows_disk = True
         samples = self._placements.home_share(len(self._dataset)) * len(self._dataset)
@@ -647,17 +619,16 @@ class CacheNode:
             self._planner.validate()
 
 
-# It reserves no CPU: it must start even when prep workers have taken them all.
+# No CPU reserved: the actor must start even if prep workers have taken all CPUs.
 CacheNodeActor: Any = ray.remote(num_cpus=0)(CacheNode)
 
 
 def _pack(rows: RowLocations, slabs: list[Slab]) -> Slab:
-    """Copy the rows end to end; those that could not be read take no bytes."""
     return joined(views(slabs, rows.slab, rows.offset, rows.length))
 
 
 def _of(packed: Slab, lengths: NDArray[np.int64], chosen: NDArray[np.bool_]) -> Slab:
-    """Return the chosen ones, bool[n], of samples of these lengths that lie end to end, end to end."""
+    """Extract the samples marked in `chosen`, bool[n], from `packed`, which has samples of these lengths end to end."""
     if chosen.all():
         return packed
     return joined(views([packed], np.where(chosen, 0, -1), pack(lengths), lengths))

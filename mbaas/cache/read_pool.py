@@ -1,4 +1,4 @@
-"""The threads that read storage, straight into slabs."""
+"""Threads that read storage directly into slabs."""
 
 from __future__ import annotations
 
@@ -27,42 +27,39 @@ if TYPE_CHECKING:
     from mbaas.dataset import SampleReader
 
 CHUNK_SAMPLES = 16
-"""The most samples a thread reads in one go. With fewer, handing them out would cost too much beside reading them; with
-more, an urgent sample would wait too long for a thread.
-"""
+"""Samples per chunk. Fewer would make scheduling expensive; more would make urgent samples wait for a thread."""
 
 LATE_S = 20.0
-"""Age of a read at which it counts as hanging: it is logged, and another thread reads in place of its thread."""
+"""Age at which a read counts as hanging: it is logged, and a replacement thread is started."""
 
 HUNG_S = 45.0
-"""Age of a read at which those who wait for it are sent away, to come again: sooner than they are taken for stuck."""
+"""Age of a read at which waiting fetches return a `PassingReason`, before their workers are considered stuck."""
 
 QUICK_S = 100e-6
-"""If reads take less than this on average, and mostly of a processor's time, they come from memory, and further threads
-would only wait for the interpreter's lock: eight on two cores read small files from the page cache at 0.4 times the
-pace of one.
+"""Mean read time below which reads count as coming from memory, if they are also mostly CPU time.
+
+More threads would then compete for the interpreter lock. On two cores, eight threads read small files from the page
+cache at 0.4 times the rate of one thread.
 """
 
 REMEMBERED = 0.98
-"""What was measured of earlier chunks counts this much less with each further one."""
+"""Decay of older measurements with each chunk."""
 
 ENOUGH_READS = 128
-"""Nothing is concluded from fewer."""
+"""Minimum number of reads for a decision."""
 
 FIRST_PAUSE, LONGEST_PAUSE = 1 << 12, 1 << 20
-"""After so many reads one thread reads alone again by way of trial, once it turned out that several are faster."""
+"""Reads before the next single-thread trial, after several threads proved faster; doubles up to the maximum."""
 
 STUCK_S = 0.1
-"""While a read is older than this, one thread is not enough, whatever reads took before."""
+"""While a read is older than this, several threads are used, regardless of earlier reads."""
 
 SPARE_THREADS = 32
-"""So many threads whose reads hang have others in their place. Each holds the memory that it reads into, of up to a
-block. Further ones count as working again: when all do, nothing more is read here until one comes back.
-"""
+"""Maximum number of replacement threads. Each holds memory for up to one block. If all threads hang, reading stops."""
 
 
 class Read(NamedTuple):
-    """A sample that is being read, and since when, on the pool's clock; ``again``: storage did not give it before."""
+    """A sample being read, and the start time on the pool's clock. ``again``: storage failed to deliver it before."""
 
     since: float
     sample_id: int
@@ -70,11 +67,11 @@ class Read(NamedTuple):
 
 
 class Effort:
-    """Learns from what reads took lately whether one thread alone would read as fast as several.
+    """Decides from recent reads whether a single thread would read as fast as several.
 
-    Beside others a thread waits for the interpreter's lock, and that cannot be told from waiting for storage. So one
-    thread reads alone by way of trial where all of them together are about as busy as one can be; if it waits for
-    storage then, the next trial comes after twice as many reads.
+    With several threads, time spent waiting for the interpreter lock cannot be distinguished from waiting for storage.
+    So if all threads together are about as busy as one can be, a single thread is tried. If it turns out to wait for
+    storage, the next trial comes after twice as many reads.
     """
 
     def __init__(self) -> None:
@@ -83,14 +80,7 @@ class Effort:
         self.one_is_enough = False
 
     def add(self, reads: int, seconds: float, cpu_s: float, threads: int) -> None:
-        """Take in a chunk, and the time that its thread needed for it while so many threads read.
-
-        Args:
-            reads: how many.
-            seconds: from beginning to end.
-            cpu_s: of a processor's time.
-            threads: that read, this one among them.
-        """
+        """Add a chunk's number of reads, its elapsed and CPU time, and the number of threads reading at that time."""
         self._reads = REMEMBERED * self._reads + reads
         self._seconds = REMEMBERED * self._seconds + seconds / threads
         self._cpu_s = REMEMBERED * self._cpu_s + cpu_s
@@ -104,58 +94,44 @@ class Effort:
 
 
 class Hanging(NamedTuple):
-    """How many reads hang, and how many of these, at most `SPARE_THREADS`, have another thread in their place."""
+    """Number of hanging reads, and of their replacement threads (at most `SPARE_THREADS`)."""
 
     reads: int
     replaced: int
 
     @classmethod
     def among(cls, reads: Iterable[Read], now: float) -> Hanging:
-        """Count the reads that hang."""
+        """Count the hanging reads."""
         late = sum(now - read.since >= LATE_S for read in reads)
         return cls(late, min(late, SPARE_THREADS))
 
 
 @dataclass(eq=False)
 class _Job:
-    """Samples of a load that are to be read once, by several threads. Whoever changes it has the pool's lock.
-
-    Attributes:
-        load, slab: where the samples go.
-        indices: of the samples, within the load.
-        size: how many of them one thread reads in one go, a chunk.
-        urgent: somebody waits for them.
-        again: storage did not give them when it was first asked.
-        begun: how many of ``indices`` threads have taken.
-        reading: chunks that threads are reading.
-        errors: index -> why that sample could not be read.
-        done: gets ``errors`` when all are read; cancelled, no further chunk is taken.
-    """
+    """Samples of a load, to be read once by several threads. Changed only under the pool's lock."""
 
     load: Load
     slab: NDArray[np.uint8]
-    indices: list[int]
-    size: int
-    urgent: bool
-    again: bool
-    begun: int = 0
-    reading: int = 0
-    errors: dict[int, BadSampleError] = field(default_factory=dict)
-    done: Future[dict[int, BadSampleError]] = field(default_factory=Future)
+    indices: list[int]  # within the load
+    size: int  # samples per chunk
+    urgent: bool  # a fetch waits for them
+    again: bool  # storage failed to deliver them before
+    begun: int = 0  # number of indices taken by threads
+    reading: int = 0  # chunks in progress
+    errors: dict[int, BadSampleError] = field(default_factory=dict)  # by index
+    done: Future[dict[int, BadSampleError]] = field(default_factory=Future)  # if cancelled, no further chunk is taken
 
     @property
     def chunks_left(self) -> int:
-        """How many chunks no thread has taken."""
         return 0 if self.done.done() else -(-(len(self.indices) - self.begun) // self.size)
 
     def take(self) -> list[int]:
-        """Take the next chunk."""
         start, self.begun = self.begun, min(self.begun + self.size, len(self.indices))
         self.reading += 1
         return self.indices[start : self.begun]
 
     def put_down(self, outcome: dict[int, BadSampleError] | Exception) -> None:
-        """Take in what came of a chunk; an error that is no sample's ends the job."""
+        """Record the outcome of a chunk. An error that is not specific to a sample ends the job."""
         self.reading -= 1
         if isinstance(outcome, Exception):
             self.begun = len(self.indices)
@@ -166,29 +142,24 @@ class _Job:
         self.end_if_read()
 
     def end_if_read(self) -> None:
-        """Hand out the errors if all samples are read, and somebody still wants to know."""
         is_read = self.begun == len(self.indices) and not self.reading
         if is_read and not self.done.done() and self.done.set_running_or_notify_cancel():
             self.done.set_result(self.errors)
 
 
 class ReadPool:
-    """Threads that fill slabs; what somebody waits for goes before what is read ahead.
+    """Threads that fill slabs, with urgent reads before read-ahead.
 
-    A sample that storage did not give is asked for again after a pause, in which no thread waits. An attempt may hang,
-    though: so what is asked for again has at most half of the threads. A thread whose read hangs, as with a server of
-    files that is gone, cannot be ended; another one reads in its place, so that what lies elsewhere is read meanwhile.
-    What comes from memory, such as small files of the page cache, is read by one thread.
+    A sample that storage failed to deliver is retried after a pause, during which no thread waits. Retries may hang, so
+    they use at most half of the threads. A thread with a hanging read cannot be stopped; a replacement thread reads
+    other samples in the meantime. Reads from memory, such as small files in the page cache, use a single thread.
 
     Args:
-        reader: called from all threads at once.
-        threads: at least 1; more than cores are right for storage that answers late.
+        reader: called from all threads concurrently.
+        threads: 1 to `MOST_FETCH_THREADS`; storage with high latency needs more threads than cores.
         meter: counts every read.
-        storage_s: how long a sample is asked for again before it counts as bad.
-        clock, sleep: monotonic seconds; a pause in the event loop.
-
-    Raises:
-        ConfigError: no threads, or more than `MOST_FETCH_THREADS`.
+        storage_s: seconds of retries before a sample counts as bad.
+        clock, sleep: monotonic time in s; a pause in the event loop.
     """
 
     def __init__(
@@ -205,29 +176,25 @@ class ReadPool:
         self._meter = meter
         self.troubles = Troubles(storage_s, random.random)
         self._clock, self._sleep = clock, sleep
-        # As large as it may ever become: it starts threads only when there is work for them, and cannot be resized.
+        # Maximum size, because an executor cannot be resized; it starts threads only when they have work.
         self._executor = ThreadPoolExecutor(MOST_FETCH_THREADS + SPARE_THREADS, thread_name_prefix="mbaas-read")
         self._lock = threading.Lock()
-        self._jobs: list[_Job] = []  # with chunks that no thread has taken, oldest first
-        self._reads: dict[int, Read] = {}  # by thread, each of which writes its own entry only and so needs no lock
+        self._jobs: list[_Job] = []  # jobs with untaken chunks, oldest first
+        self._reads: dict[int, Read] = {}  # by thread; lock-free, because each thread writes only its own entry
         self._effort = Effort()
-        self._asking_again = 0  # of those, threads with a chunk that storage did not give before
-        # Threads that take chunks: `_most()` as long as there are any, more only until they have read those in hand.
+        self._asking_again = 0  # working threads whose chunk is a retry
+        # Threads that take chunks. At most `_most()`, except that surplus threads finish their current chunk.
         self._working = 0
         self._closed = False
         self.set_threads(threads)
 
     @property
     def threads(self) -> int:
-        """How many read at once."""
+        """Configured number of reading threads."""
         return self._width
 
     def set_threads(self, threads: int) -> None:
-        """Read with ``threads`` threads from now on; those that are too many end after the chunk they are reading.
-
-        Raises:
-            ConfigError: no threads, or more than `MOST_FETCH_THREADS`.
-        """
+        """Set the number of threads, 1 to `MOST_FETCH_THREADS`. Surplus threads end after their current chunk."""
         if threads < 1:
             raise ConfigError(f"threads must be at least 1, got {threads}")
         if threads > MOST_FETCH_THREADS:
@@ -239,16 +206,13 @@ class ReadPool:
     async def fill(
         self, load: Load, slab: NDArray[np.uint8], *, urgent: bool, rows: NDArray[np.intp] | None = None
     ) -> dict[int, str]:
-        """Read samples of `load` into `slab`, uint8[load.nbytes]: those with index `rows`, or all.
+        """Read the samples of `load` with index in `rows`, by default all, into `slab`, uint8[load.nbytes].
 
-        When cancelled, chunks that no thread has begun are not read; the others go on writing into `slab`.
-
-        Returns:
-            Index within the load -> why that sample could not be read; a `PassingReason` where storage did not give it
-            for longer than it is waited for here, and may give it later.
+        Return index -> reason of failed reads; a `PassingReason` if storage may deliver the sample later. After a
+        cancellation, chunks in progress still write into `slab`.
         """
         indices = list(range(len(load.rows))) if rows is None else rows.tolist()
-        # A slab that is awaited should be read by all threads at once, however few samples it has.
+        # All threads should share an awaited slab, however few samples it has.
         size = max(1, min(CHUNK_SAMPLES, -(-len(indices) // self._width)))
         failures = await self._read_all(load, slab, indices, size=size, urgent=urgent, again=False)
         while passing := [i for i, reason in failures.items() if isinstance(reason, PassingReason)]:
@@ -258,15 +222,12 @@ class ReadPool:
             await self._sleep(self.troubles.pause_s(ids, self._clock()))
             for i in passing:
                 del failures[i]
-            # One by one: each may take as long as storage takes to err, and must not hold up the others of a chunk.
+            # Single samples: each retry may run into storage's full timeout, and must not delay others of its chunk.
             failures |= await self._read_all(load, slab, passing, size=1, urgent=urgent, again=True)
         return failures
 
     async def ask_again(self, sample_ids: Ids, lengths: NDArray[np.int64]) -> None:
-        """Look whether storage gives samples now that are in trouble, and note it in `troubles`.
-
-        A fetch that needs them would else read everything that goes with them, again and again.
-        """
+        """Retry failing samples alone, recording the outcome in `troubles`. (A fetch would read their whole slabs.)"""
         load = Load(0, None, None, None, np.arange(len(sample_ids)), sample_ids, lengths)
         scratch = np.empty(load.nbytes, np.uint8)
         await self._read_all(load, scratch, list(range(len(sample_ids))), size=1, urgent=True, again=True)
@@ -274,10 +235,10 @@ class ReadPool:
     async def _read_all(
         self, load: Load, slab: NDArray[np.uint8], indices: list[int], *, size: int, urgent: bool, again: bool
     ) -> dict[int, str]:
-        """Read samples once, in chunks of ``size``, and return why those that failed did."""
+        """Read samples once, in chunks of ``size``. Return index -> reason of the failed ones."""
         job = _Job(load, slab, indices, size, urgent, again)
         with self._lock:
-            job.end_if_read()  # there may be nothing to read
+            job.end_if_read()  # for an empty job
             self._jobs.append(job)
             self._start_threads()
         errors = await asyncio.wrap_future(job.done)
@@ -294,36 +255,36 @@ class ReadPool:
         return failures
 
     def hurry(self, slabs: Collection[int]) -> None:
-        """Read these slabs before others: somebody waits for them now."""
+        """Mark the reads of these slabs as urgent."""
         with self._lock:
             for job in self._jobs:
                 job.urgent |= job.load.slab in slabs
 
     def replace_hanging(self) -> Hanging:
-        """Have other threads read in place of those whose reads hang by now; return how many these are."""
+        """Start replacement threads for hanging reads, and return the counts."""
         with self._lock:
             self._start_threads()
         return self._hanging()
 
     def oldest(self) -> Read | None:
-        """Tell which read has been in progress for the longest time."""
-        # Of a copy, which is one step of the interpreter: threads come and go meanwhile.
+        """Return the longest-running read, if any."""
+        # Copying is atomic in the interpreter; threads change the dict concurrently.
         return min(self._reads.copy().values(), default=None)
 
     def hung(self, sample_ids: Collection[int], now: float) -> dict[int, str]:
-        """Find which of the samples a thread has been reading for `HUNG_S`: id -> that."""
+        """Return the samples whose current read is older than `HUNG_S`: id -> reason."""
         late = {read.sample_id: now - read.since for read in self._reads.copy().values() if now - read.since > HUNG_S}
         said = "storage has not answered for"
         return {i: PassingReason(f"{said} {units.seconds(late[i])}") for i in sample_ids if i in late}
 
     def close(self) -> None:
-        """End the threads, each after the chunk it is reading."""
+        """End the threads after their current chunks."""
         with self._lock:
             self._closed = True
         self._executor.shutdown(wait=True)
 
     def _start_threads(self) -> None:
-        """Put as many more threads to work as there is work for; the caller has the lock."""
+        """Start as many threads as there is work for. Call it with the lock held."""
         free = 0 if self._closed else self._most() - self._working
         if free <= 0:
             return
@@ -332,7 +293,6 @@ class ReadPool:
             self._executor.submit(self._work)
 
     def _most(self) -> int:
-        """Return how many threads may take chunks."""
         return (1 if self._one_is_enough() else self._width) + self._hanging().replaced
 
     def _one_is_enough(self) -> bool:
@@ -351,7 +311,7 @@ class ReadPool:
             wall, cpu, threads = time.perf_counter(), time.thread_time(), self._working
             try:
                 outcome = self._read(job, chunk)
-            except Exception as error:  # whatever it is, it is told to who waits, and the thread goes on
+            except Exception as error:  # passed to the waiting fetch; the thread continues
                 outcome = error
             self._reads.pop(threading.get_ident(), None)
             took = time.perf_counter() - wall, time.thread_time() - cpu
@@ -362,7 +322,6 @@ class ReadPool:
                 job.put_down(outcome)
 
     def _take(self) -> tuple[_Job, list[int]] | None:
-        """Take the next chunk of a job; None ends the thread."""
         with self._lock:
             job = None if self._closed or self._working > self._most() else self._next()
             if job is None:
@@ -372,15 +331,14 @@ class ReadPool:
             return job, job.take()
 
     def _next(self) -> _Job | None:
-        """Choose the job to read for next; the caller has the lock."""
+        """Return the job to read from next. Call it with the lock held."""
         self._jobs = [job for job in self._jobs if job.chunks_left]
-        # What is passed over is not forgotten: each thread that is asking again looks here when it is done.
+        # Skipped retries are not lost: each thread calls this again after its current retry.
         all_again = any(job.again for job in self._jobs) and self._all_ask_again()
         able = [job for job in self._jobs if not (job.again and all_again)]
         return next((job for job in able if job.urgent), able[0] if able else None)
 
     def _all_ask_again(self) -> bool:
-        """Whether as many threads ask again as may."""
         hanging = Hanging.among((read for read in self._reads.copy().values() if read.again), self._clock())
         return self._asking_again - hanging.replaced >= max(1, self._width // 2)
 
@@ -395,10 +353,10 @@ class ReadPool:
                 try:
                     self._reader.read_into(sample_id, job.slab[offset : offset + length])
                     nbytes += length
-                    # Sample by sample: the tuner looks at these sums while a chunk is being read.
+                    # Per sample, because the tuner reads these totals during a chunk.
                     self._meter.storage.moved(length)
                 except BadSampleError as error:
-                    failures[i] = error  # the others of the chunk are read all the same
+                    failures[i] = error  # the rest of the chunk is still read
         reads = len(chunk)
         self._meter.count(load.epoch, EpochCounts(reads=Amount(reads, nbytes), failures=len(failures)))
         return failures

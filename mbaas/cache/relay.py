@@ -1,7 +1,7 @@
-"""Takes calls for blocks from consumers of this machine in the place of a coordinator on another one.
+"""Local proxy for a coordinator on another machine, for block calls of this machine's consumers.
 
-The consumers' end of it is the same as on a coordinator's own machine: a socket, to which they were given the address.
-Whatever goes wrong, the relay hangs up, and consumers make the calls that wait through Ray.
+Consumers connect through a local socket, exactly as on the coordinator's machine. On any error, the relay hangs up, and
+the consumers repeat their pending calls through Ray.
 """
 
 from __future__ import annotations
@@ -17,23 +17,17 @@ from mbaas.exchange import HANG_UP, Exchange, NodeEnd
 from mbaas.local_socket import Connection, Listener
 
 GATHER_S = 0.01
-"""How long an exchange waits for further calls, while there is a consumer that waits for none. Those that share
-minibatches often call within this time, and they call ahead of need.
-"""
+"""Longest wait of an exchange for further calls. Ranks of one trial often call within it, and ahead of need."""
 
 
 class Relays:
-    """The relays of one machine: one for each coordinator of a feed, which has one for each lane."""
+    """The relays of one machine, one per coordinator. A feed has one coordinator per lane."""
 
     def __init__(self) -> None:
         self._by_coordinator: dict[str, Relay] = {}
 
     async def find(self, coordinator_id: str, coordinator: Any) -> tuple[str, str] | None:
-        """Have calls taken for a coordinator that has this actor id.
-
-        Returns:
-            the relay's id, and where consumers can connect; None if there are no such sockets.
-        """
+        """Return id and socket address of the relay for a coordinator's actor id; None without local sockets."""
         relay = self._by_coordinator.get(coordinator_id)
         if relay is None or relay.is_closed:
             relay = self._by_coordinator[coordinator_id] = Relay(coordinator)
@@ -42,19 +36,14 @@ class Relays:
 
     @property
     def have_consumers(self) -> bool:
-        """Whether a consumer called and is still there."""
+        """True if any consumer is connected."""
         return any(relay.has_consumers for relay in self._by_coordinator.values())
 
 
 class Relay:
-    """Gathers the calls to one coordinator, and hands its answers out.
+    """Collects calls to one coordinator, forwards them together, and distributes the answers.
 
-    Args:
-        coordinator: the actor, which has `mbaas.coordinator.relayed_calls.RelayedCalls.exchange` as ``exchange``.
-
-    Attributes:
-        id: tells relays apart.
-        is_closed: whether it takes no calls any more.
+    ``coordinator`` has the method `mbaas.coordinator.relayed_calls.RelayedCalls.exchange`.
     """
 
     def __init__(self, coordinator: Any) -> None:
@@ -63,26 +52,26 @@ class Relay:
         self._calls: NodeEnd[Connection] = NodeEnd()
         self._listener = Listener(self._take, self._calls.leave)
         self._gathering: asyncio.TimerHandle | None = None
-        self._exchanges: set[asyncio.Task[None]] = set()  # which would be collected, had nobody a reference
+        self._exchanges: set[asyncio.Task[None]] = set()  # references that protect the tasks from garbage collection
 
     async def address(self) -> str | None:
-        """Return where consumers of this machine can connect; None if there are no such sockets."""
+        """Return the socket address for consumers of this machine; None if local sockets are not available."""
         return await self._listener.address()
 
     @property
     def has_consumers(self) -> bool:
-        """Whether a consumer called and is still there."""
+        """True if any consumer is connected."""
         return bool(self._calls.consumers)
 
     def close(self) -> None:
-        """Hang up on everybody, and take no more calls."""
+        """Disconnect all consumers and accept no more calls."""
         self.is_closed = True
         self._listener.close()
         for connection in self._calls.consumers:
-            connection.hang_up()  # which is noticed later: nobody leaves meanwhile
+            connection.hang_up()  # handled later, so the collection does not change during the loop
 
     def _take(self, connection: Connection, message: bytes) -> None:
-        if self.is_closed:  # it connected while the relay was being closed
+        if self.is_closed:  # connected while the relay was closing
             connection.hang_up()
             return
         self._calls.request(connection, message)
@@ -113,9 +102,9 @@ class Relay:
                     connection.hang_up()
                 else:
                     connection.send(answer)
-        except RayError:  # it is gone, or knows nothing of this relay: consumers hear of it through Ray
+        except RayError:  # the coordinator is gone or does not know this relay; consumers find out through Ray
             self.close()
-        except Exception as error:  # nobody else would hear of it, and consumers would wait
+        except Exception as error:  # otherwise the error would be lost and consumers would wait
             bugs.log_bug(error, "while calls for blocks were relayed")
             self.close()
         else:

@@ -1,9 +1,8 @@
-"""Slabs: many encoded samples in one array of bytes, what is read for a part of a block, and where its rows lie.
+"""Slabs: many samples in one byte array. Also the reads of a block part, and the locations of its rows.
 
-A slab is uint8[nbytes], immutable once it is full, and one object of Ray's object store: thousands of small files
-become a few large objects that every process of the node reads without a copy. Samples lie end to end, without gaps.
-Permanent slabs have positive numbers and stay until all of their samples have moved to other nodes; transient ones have
-negative numbers and carry one part of a block; 0 is no slab. No number is used twice.
+A slab is uint8[nbytes], immutable once full, and one object in Ray's object store, which all processes of a node read
+without a copy. Permanent slabs have positive numbers and stay until they contain no live sample. Transient slabs have
+negative numbers and serve one block part. 0 means no slab. Numbers are never reused.
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ from mbaas.order import Ids
 from mbaas.placement import PartRequest
 
 Slab: TypeAlias = NDArray[np.uint8]
-"""uint8[nbytes]; where it is full, read-only, in the shared memory of the node."""
+"""uint8[nbytes]; once full, read-only and in the node's shared memory."""
 
 
-# Numbers, because the origins of a slab's samples are an int8 array that is filled and compared as a whole.
+# Integers, because a slab's origins are an int8 array that is filled and compared as a whole.
 class Origin(enum.IntEnum):
-    """The tier from which the bytes of a sample came into a slab, by its name in `FetchCounts`."""
+    """The tier that a sample's bytes came from, named as in `FetchCounts`."""
 
     STORAGE = 0
     REMOTE = 1
@@ -37,16 +36,15 @@ class Origin(enum.IntEnum):
 
 
 class PassingReason(str):
-    """Why a sample could not be read, where it is not bad: storage is asked for it again."""
+    """Reason of a temporary read failure: the sample is not bad, and storage will be read again."""
 
     __slots__ = ()
 
 
 class OtherForm(PassingReason):
-    """Why a sample could not be read, where other nodes have it in another form than was believed, or not at all.
+    """Reason for a sample that another node has in the other form than expected, or no longer has.
 
-    Attributes:
-        decoded_bytes: of the sample, if it is decoded there; 0 if it is to be read as storage has it.
+    ``decoded_bytes`` is the sample's size if it is decoded there; 0 if it must be read encoded.
     """
 
     decoded_bytes: int
@@ -58,24 +56,23 @@ class OtherForm(PassingReason):
 
 
 Failures = Mapping[int, str]
-"""Index within a `Load` -> why that sample could not be read: a `PassingReason` if it is not bad."""
+"""Index within a `Load` -> reason why the sample could not be read; a `PassingReason` if it is not bad."""
 
 
 @dataclass(frozen=True, eq=False)
 class Load:
-    """A slab that is to be filled, and the samples that go into it, end to end.
+    """A slab to fill, and the samples to store in it end to end.
 
     Attributes:
-        slab: its number; positive if permanent, negative if transient.
-        request: the part for which it is read; None for samples that move here before anybody asks for them.
-        epoch: the epoch of its block; None if it is read for no block.
-        peer: the node whose memory may have the samples; None where none has.
-        rows: int64[k], which rows of the part these are, ascending.
-        sample_ids: int64[k].
-        lengths: int64[k], bytes.
-        lends: whether ``peer`` goes on keeping them.
-        decoded: whether they are read as the pipeline's prefix made them, which only nodes have, and no storage.
-        passing: whether they are to be handed in decoded; if that happens, the slab goes as a whole.
+        slab: slab number; positive if permanent, negative if transient.
+        request: the part that it is read for; None for samples moved here before they are requested.
+        epoch: the epoch of its block; None if it is not read for a block.
+        peer: another node that may have the samples in memory, or None.
+        rows: int64[k], their rows within the part, ascending.
+        sample_ids, lengths: int64[k], lengths in bytes.
+        lends: ``peer`` keeps its copies.
+        decoded: samples are read decoded, which only cache nodes can provide.
+        passing: samples are cached until they are handed in decoded; then the whole slab is dropped.
     """
 
     slab: int
@@ -91,7 +88,7 @@ class Load:
 
     @cached_property
     def offsets(self) -> NDArray[np.int64]:
-        """int64[k], where each sample goes, in bytes from the slab's start."""
+        """int64[k], offset of each sample in bytes from the slab's start."""
         return pack(self.lengths)
 
     @cached_property
@@ -101,28 +98,25 @@ class Load:
 
     @property
     def permanent(self) -> bool:
-        """Whether the slab is to be kept."""
+        """True if the slab is to be cached."""
         return self.slab > 0
 
     def readable(self, failures: Failures) -> NDArray[np.bool_]:
-        """Tell which samples could be read: bool[k]."""
+        """Return which samples could be read: bool[k]."""
         readable = np.ones(len(self.rows), dtype=np.bool_)
         readable[list(failures)] = False
         return readable
 
 
 class RowLocations(Struct, frozen=True, eq=False):
-    """Where the samples of one part of a block lie.
+    """Locations of the samples of one block part.
 
     Attributes:
-        slab_ids: the numbers of the slabs that hold them, each once.
-        slab: int32[n], index into `slab_ids`; -1 where the sample could not be read.
-        offset: int64[n], bytes from the slab's start.
-        length: int64[n], bytes; 0 where the sample could not be read.
-        errors: row -> why its sample could not be read.
-        counts: the n samples, by where they came from: local ones were in the cache, or on their way into it for
-            another block; remote ones were in the memory of the node that was their home before; those from storage
-            were read for this block.
+        slab_ids: numbers of the slabs that contain them, each once.
+        slab: int32[n], index into `slab_ids`; -1 if the sample could not be read.
+        offset, length: int64[n], bytes; length 0 if the sample could not be read.
+        errors: row -> reason why its sample could not be read.
+        counts: the n samples by source; samples being read for another block count as local.
     """
 
     slab_ids: tuple[int, ...]
@@ -134,10 +128,7 @@ class RowLocations(Struct, frozen=True, eq=False):
 
 
 def away(sample_ids: Ids, reasons: Mapping[int, str]) -> RowLocations | None:
-    """Tell of a part that nothing is read of, because storage does not give samples of it: id -> why.
-
-    Return None if there are no such samples.
-    """
+    """Return locations without data for a part with unreadable samples (id -> reason), or None without any."""
     if not reasons:
         return None
     rows = len(sample_ids)
@@ -152,7 +143,7 @@ def away(sample_ids: Ids, reasons: Mapping[int, str]) -> RowLocations | None:
 
 
 NOTHING: Slab = np.empty(0, np.uint8)
-"""The view of a sample that could not be read; read-only, as views of slabs are."""
+"""View of a sample that could not be read; read-only, like views of slabs."""
 NOTHING.flags.writeable = False
 
 
@@ -162,30 +153,29 @@ def views(
     offset: NDArray[np.int64],
     length: NDArray[np.int64],
 ) -> list[Slab]:
-    """View samples in the slabs that they lie in, without a copy.
+    """Return views of samples in their slabs, without a copy.
 
     Args:
-        slabs: by whatever `slab` says.
-        slab: int[n], the slab of each sample; below 0 where it could not be read.
-        offset: int64[n], bytes from the slab's start.
-        length: int64[n], bytes.
+        slabs: indexed by the values of `slab`.
+        slab: int[n], slab of each sample; below 0 if it could not be read.
+        offset, length: int64[n], bytes within the slab.
     """
     spans = zip(slab.tolist(), offset.tolist(), length.tolist(), strict=True)
     return [slabs[s][o : o + n] if s >= 0 else NOTHING for s, o, n in spans]
 
 
 def joined(samples: Sequence[Slab]) -> Slab:
-    """Copy samples end to end, as `pack` puts them."""
-    return np.concatenate([NOTHING, *samples])  # which would not take an empty list
+    """Concatenate samples into one array, with offsets as computed by `pack`."""
+    return np.concatenate([NOTHING, *samples])  # NOTHING, because concatenate rejects an empty list
 
 
 def pack(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Compute the offsets of samples that lie end to end: bytes int64[n] -> int64[n]."""
+    """Return the offsets of samples stored end to end: bytes int64[n] -> int64[n]."""
     return np.cumsum(lengths) - lengths
 
 
 def squeeze(slab: NDArray[np.uint8], load: Load, failures: Failures) -> NDArray[np.uint8]:
-    """Return the slab without the samples that could not be read, the others end to end as `pack` puts them."""
+    """Return the slab without unreadable samples; the others are moved up, with offsets as computed by `pack`."""
     if not failures:
         return slab
     good = load.readable(failures)
@@ -194,21 +184,19 @@ def squeeze(slab: NDArray[np.uint8], load: Load, failures: Failures) -> NDArray[
 
 @dataclass(eq=False)
 class PartPlan:
-    """The plan of one scheduled part of a block, fetched or read ahead: what becomes of each of its rows.
+    """The plan of one block part, fetched or read ahead: the source of each row.
 
     Attributes:
-        request: which part of which block.
-        sample_ids: int64[n].
-        lengths: int64[n], bytes, of what is read for the row; of a hit, as storage has it.
-        hit: bool[n]; each row is either a hit or lies in exactly one of `loads`.
-        slab: int64[n], the slab that is read for the row.
-        offset: int64[n], bytes, where the row lies in that slab.
-        origin: int8[n], `Origin` of each row that is no hit.
-        decoded: bool[n], whether what is read for the row is decoded.
-        loads: the slabs that are read for this part.
-        fetches: fetches that wait for it; 0 means that it is read ahead.
-        errors: row -> why its sample could not be read, always from a read made for this very part.
-        failure: what kept one of its slabs from being filled at all, if anything did.
+        request, sample_ids: the part, and its samples, int64[n].
+        lengths: int64[n], bytes to read for the row; for a hit, bytes in storage.
+        hit: bool[n]; each row is either a hit or in exactly one of `loads`.
+        slab, offset: int64[n], slab that is read for the row, and the row's offset in bytes.
+        origin: int8[n], `Origin` of each row that is not a hit.
+        decoded: bool[n], the row is read decoded.
+        loads: slabs read for this part.
+        fetches: number of waiting fetches; 0 if the part is read ahead.
+        errors: row -> reason why its sample could not be read, always from a read for this part.
+        failure: error that prevented one of its slabs from being filled, or None.
     """
 
     request: PartRequest
@@ -225,30 +213,30 @@ class PartPlan:
     failure: Exception | None = None
 
     def __post_init__(self) -> None:
-        self.hit = np.ones(len(self.sample_ids), dtype=np.bool_)  # until a load has the row
+        self.hit = np.ones(len(self.sample_ids), dtype=np.bool_)  # until a load contains the row
         self.slab, self.offset = np.zeros((2, len(self.sample_ids)), dtype=np.int64)
         self.origin = np.zeros(len(self.sample_ids), np.int8)
         self.decoded = np.zeros(len(self.sample_ids), np.bool_)
 
     def transient_slabs(self) -> list[int]:
-        """List those of `loads` that go with this plan."""
+        """Return the slabs in `loads` that are dropped with this plan."""
         return [load.slab for load in self.loads if not load.permanent]
 
     def add(self, load: Load) -> None:
-        """Add a load: its rows are no hits, they are fetched for this part."""
+        """Add a load; its rows are no longer hits."""
         self.hit[load.rows] = False
         self.slab[load.rows], self.lengths[load.rows] = load.slab, load.lengths
         self.decoded[load.rows] = load.decoded
         self.loads.append(load)
 
     def filled(self, load: Load, failures: Failures, origins: NDArray[np.int8]) -> None:
-        """Note that one of `loads` is full, and squeezed: offsets are those of the samples that could be read.
+        """Record that a load is full and squeezed.
 
-        What another node has in another form is no error: its rows are hits again, lie nowhere, and are read anew.
+        Rows that another node has in the other form become hits again, and are rescheduled.
         """
         self.origin[load.rows] = origins
         readable = load.readable(failures)
-        self.offset[load.rows[readable]] = pack(load.lengths[readable])  # which moved up when the slab was squeezed
+        self.offset[load.rows[readable]] = pack(load.lengths[readable])  # they moved up when the slab was squeezed
         for i, reason in failures.items():
             row = int(load.rows[i])
             if isinstance(reason, OtherForm):
@@ -257,7 +245,7 @@ class PartPlan:
                 self.errors[row] = reason
 
     def lose(self, slabs: Container[int]) -> None:
-        """Have rows of ``loads`` that went into these slabs read again: they are hits again, which lie nowhere."""
+        """Forget loads that went into these slabs. Their rows become hits again, without a location."""
         for load in self.loads:
             if load.slab in slabs:
                 self.hit[load.rows] = True
@@ -265,8 +253,8 @@ class PartPlan:
         self.loads = [load for load in self.loads if load.slab not in slabs]
 
     def locate(self, kept: Locations) -> RowLocations:
-        """Tell where everything lies at last, given where the directory has the samples."""
-        # Read for this part; hits lie where the directory says. So does what was handed in decoded since it was read.
+        """Return the final locations of all rows, given their entries in the directory."""
+        # Rows read for this part. Hits are in the directory, and so are samples handed in decoded since the read.
         own = ~self.hit & (self.decoded | ~kept["decoded"])
         slab = np.where(own, self.slab, kept["slab"])
         offset = np.where(own, self.offset, kept["offset"])
@@ -274,13 +262,12 @@ class PartPlan:
         errors = {row: why for row, why in self.errors.items() if own[row]}
         good = np.ones(len(slab), dtype=np.bool_)
         good[list(errors)] = False
-        # Slabs are named by their index among those that this part needs: a reader asks Ray for each of them once.
+        # Indices into slab_ids, because a reader gets each slab from Ray once.
         slab_ids, index = np.unique(slab[good], return_inverse=True)
         column = np.full(len(slab), -1, dtype=np.int32)
         column[good] = index
 
         def amount(rows: NDArray[np.bool_]) -> Amount:
-            """Count the samples of these rows, and the bytes of those that could be read."""
             return Amount(int(rows.sum()), int(length[good & rows].sum()))
 
         def fetched(origin: Origin) -> Amount:
@@ -302,14 +289,10 @@ class PartPlan:
         )
 
     def validate(self) -> None:
-        """Check that each row is a hit or has a slab, but not both.
-
-        Raises:
-            AssertionError: a row lies nowhere, or in two slabs.
-        """
+        """Raise AssertionError unless each row is either a hit or in one slab."""
         read = [load.rows[~self.hit[load.rows] & (self.slab[load.rows] == load.slab)] for load in self.loads]
         rows = np.concatenate([np.flatnonzero(self.hit), *read])
         assert sorted(rows.tolist()) == list(range(len(self.sample_ids))), f"rows of {self.request}"
-        for load, own in zip(self.loads, read, strict=True):  # what is read from storage alone is never read again
+        for load, own in zip(self.loads, read, strict=True):  # rows read from storage alone are never read again
             assert len(own) == len(load.rows) or load.decoded or load.peer is not None, load
         assert not self.hit[list(self.errors)].any(), f"{self.request} inherited an error: {self.errors}"

@@ -1,9 +1,8 @@
-"""The speeds at which bytes come from each tier, for the bandwidth model (`mbaas.cache.bandwidth`).
+"""Transfer speeds of each tier, for the bandwidth model (`mbaas.cache.bandwidth`).
 
-Rates of storage, of other nodes and of the disk tier are those of the reads that are made anyway; storage is never read
-for the sake of measuring. Memory, and a disk tier that was not read yet, are tried out beforehand, in about half a
-second (`try_out`). Reads that come from the kernel's page cache are memory in disguise: so what is written for that is
-synced, and driven out of the page cache before it is read.
+Storage, other nodes and the disk tier are measured on regular reads; storage is never read just to measure it. Memory,
+and a disk tier without reads so far, are probed at startup in about half a second. The disk probe evicts its file from
+the page cache first, since it would otherwise measure memory.
 """
 
 from __future__ import annotations
@@ -27,28 +26,28 @@ from mbaas.errors import ConfigError
 from mbaas.messages import FetchSpeeds
 
 TierName = Literal["remote", "disk", "storage"]
-"""The tiers that are measured while they are read, by their names in `FetchSpeeds`."""
+"""Tiers that are measured during regular reads, named as in `FetchSpeeds`."""
 
 ENOUGH_S = 0.05
-"""Thread-seconds of reading after which a rate counts; what is read in less time tells more of chance than of speed."""
+"""Thread-seconds of reading before a rate counts; shorter measurements are mostly noise."""
 
 FRESH = 0.5
-"""Weight of a new rate against the older ones: a change shows after a few looks, and one odd look does little."""
+"""Weight of a new rate against older ones: a change shows after a few updates, an outlier has little effect."""
 
-_PIECE_BYTES = 4 << 20  # of a memory copy or a disk write
-_MEMORY_BYTES = 32 << 20  # copied from one end to the other: past what the caches of most processors hold
-_READ_BYTES = 128 << 10  # of a disk read: a photo's worth
+_PIECE_BYTES = 4 << 20  # size of a memory copy or disk write
+_MEMORY_BYTES = 32 << 20  # copied from end to end; larger than most processor caches
+_READ_BYTES = 128 << 10  # size of a disk read, about one photo
 _MAX_DISK_BYTES = 256 << 20
-_MEMORY_S, _DISK_S = 0.03, 0.125  # no copy, write or read begins after this
+_MEMORY_S, _DISK_S = 0.03, 0.125  # no operation starts after this
 
 
 class TransferSums(Struct, frozen=True):
-    """Running sums of what came from one tier.
+    """Running totals of transfers from one tier.
 
     Attributes:
-        nbytes: bytes that came.
-        thread_s: seconds of all threads that waited for them, unfinished reads included.
-        busy_s: seconds in which at least one thread waited.
+        nbytes: bytes received.
+        thread_s: seconds of waiting, summed over threads, including unfinished reads.
+        busy_s: seconds with at least one waiting thread.
     """
 
     nbytes: int = 0
@@ -56,12 +55,12 @@ class TransferSums(Struct, frozen=True):
     busy_s: float = 0.0
 
     def since(self, before: TransferSums) -> TransferSums:
-        """Tell what came after another look at the same sums."""
+        """Return the difference to earlier totals."""
         return TransferSums(self.nbytes - before.nbytes, self.thread_s - before.thread_s, self.busy_s - before.busy_s)
 
 
 class TierMeter:
-    """The meter of one tier that bytes come from; every method may be called from any thread."""
+    """The meter of one tier; thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -71,13 +70,13 @@ class TierMeter:
         self._at = 0.0
 
     def moved(self, nbytes: int) -> None:
-        """Count bytes that have come."""
+        """Add bytes received."""
         with self._lock:
             self._nbytes += nbytes
 
     @contextmanager
     def using(self) -> Iterator[None]:
-        """Count the time until the block ends as one thread's waiting for bytes from this tier."""
+        """Count the time inside the context as one thread waiting for this tier."""
         self._change(+1)
         try:
             yield
@@ -85,13 +84,13 @@ class TierMeter:
             self._change(-1)
 
     def sums(self) -> TransferSums:
-        """Tell what has come up to now."""
-        self._change(0)  # so that reads in progress count: a read that hangs must show in the rate
+        """Return the totals up to now."""
+        self._change(0)  # includes reads in progress, so a hanging read shows in the rate
         with self._lock:
             return TransferSums(self._nbytes, self._thread_s, self._busy_s)
 
     def _change(self, users: int) -> None:
-        # Both times grow with every change, so that no list of reads is kept.
+        # Both times are updated at every change, so no list of reads is needed.
         with self._lock:
             now = perf_counter()
             self._thread_s += self._using * (now - self._at)
@@ -101,27 +100,23 @@ class TierMeter:
 
 
 class Speedometer:
-    """The newest speeds, made of running sums.
-
-    Attributes:
-        speeds: of each tier; None where too little came so far.
-    """
+    """Current speeds, computed from running totals; None until enough was read."""
 
     def __init__(self) -> None:
         self.speeds = FetchSpeeds()
-        self._counted: dict[TierName, TransferSums] = {}  # the sums up to the last rate of each tier
+        self._counted: dict[TierName, TransferSums] = {}  # totals at the last rate update
 
     def probed(self, *, local: float, disk: float | None) -> None:
-        """Take in what was tried out; the disk's own reads say more, if there were any."""
+        """Record probed speeds. A disk speed from regular reads takes precedence."""
         known = self.speeds.disk if self.speeds.disk is not None else disk
         self.speeds = replace(self.speeds, local=local, disk=known)
 
     def look(self, tier: TierName, sums: TransferSums) -> None:
-        """Take in the sums of a tier by now."""
+        """Update a tier's speed from its current totals."""
         new = sums.since(self._counted.get(tier, TransferSums()))
         if new.thread_s < ENOUGH_S or not new.nbytes:
             return
-        rate = new.nbytes / new.thread_s  # what one thread gets, beside all others
+        rate = new.nbytes / new.thread_s  # for one thread, with all others active
         if tier in self._counted:
             old = getattr(self.speeds, tier)
             rate = old + FRESH * (rate - old)
@@ -130,19 +125,15 @@ class Speedometer:
 
 
 def try_out(*, disk_path: str | os.PathLike[str] | None, disk_bytes: int, threads: int) -> tuple[float, float | None]:
-    """Try out what a thread gets from memory, and from the disk tier's disk.
+    """Measure one thread's speed from memory and from the disk tier's disk, in bytes/s.
 
     Args:
-        disk_path: the disk tier's folder; None: there is none.
-        disk_bytes: the most that the file which is made there, and removed again, may hold; with less than a piece the
-            disk is not tried out.
-        threads: how many read the disk at once.
-
-    Returns:
-        Both in bytes/s; None for the disk if it was not tried out.
+        disk_path: the disk tier's folder, or None.
+        disk_bytes: largest size of the temporary probe file. Below one piece (4 MiB) the disk is not probed (None).
+        threads: number of concurrent disk readers.
 
     Raises:
-        ConfigError: a folder that cannot be written to.
+        ConfigError: the folder is not writable.
     """
     most_bytes = min(disk_bytes, _MAX_DISK_BYTES)
     if disk_path is None or most_bytes < _PIECE_BYTES:
@@ -151,7 +142,7 @@ def try_out(*, disk_path: str | os.PathLike[str] | None, disk_bytes: int, thread
 
 
 def _memory() -> float:
-    # Ones, not zeros: pages that were never written to are all the same page, and come from the processor's cache.
+    # Ones, not zeros: untouched zero pages all map to one page, which stays in the processor's cache.
     source, target = np.ones(_MEMORY_BYTES, np.uint8), np.ones(_MEMORY_BYTES, np.uint8)
     starts = itertools.cycle(range(0, _MEMORY_BYTES, _PIECE_BYTES))
 
@@ -166,7 +157,7 @@ def _memory() -> float:
 def _disk(path: Path, most_bytes: int, threads: int) -> float:
     try:
         path.mkdir(parents=True, exist_ok=True)
-        # A file without a name: it goes with the process, however that ends.
+        # An unnamed file disappears with the process, even after a crash.
         with tempfile.TemporaryFile(dir=path, prefix="mbaas-measure-") as file:
             return _disk_rate(file.fileno(), most_bytes, threads) / threads
     except OSError as error:
@@ -174,22 +165,22 @@ def _disk(path: Path, most_bytes: int, threads: int) -> float:
 
 
 def _disk_rate(file: int, most_bytes: int, threads: int) -> float:
-    """Measure the rate of all threads together, which read random pieces of what was written before."""
-    content = np.random.default_rng(0).bytes(_PIECE_BYTES)  # compressible bytes would flatter some disks
+    """Return the total rate of all threads reading random pieces of a freshly written file."""
+    content = np.random.default_rng(0).bytes(_PIECE_BYTES)  # some disks are faster with compressible data
     pieces = iter(range(most_bytes // _PIECE_BYTES))
     written: list[int] = []
 
     def write() -> int:
-        if (piece := next(pieces, None)) is None:  # the file is as large as it may be
+        if (piece := next(pieces, None)) is None:  # the file has its largest size
             return 0
         count = os.pwrite(file, content, piece * _PIECE_BYTES)
-        os.fdatasync(file)  # the page cache gives up only what the disk has
+        os.fdatasync(file)  # the page cache only evicts synced pages
         written.append(piece)
         return count
 
     _rate(write, _DISK_S, threads=1)
     os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
-    # In random order, as samples are asked for, and each spot once: a second read would come from memory.
+    # In random order, like sample reads, and each piece once: a second read would come from memory.
     starts = np.array(written)[:, None] * _PIECE_BYTES + np.arange(0, _PIECE_BYTES, _READ_BYTES)
     spots = iter(np.random.default_rng(1).permutation(starts.ravel()).tolist())
 
@@ -201,13 +192,9 @@ def _disk_rate(file: int, most_bytes: int, threads: int) -> float:
 
 
 def _rate(step: Callable[[], int], seconds: float, *, threads: int) -> float:
-    """Measure how many bytes per second threads move together that repeat a step.
+    """Return the total bytes/s of threads that repeat a step, which returns the bytes moved, or 0 at the end.
 
-    A step returns the bytes that it moved, or 0 when there is nothing left. None begins after ``seconds``, and those in
-    progress are waited for, so the rate rests on at least one step, however slow.
-
-    Raises:
-        Exception: what a step raised.
+    No step starts after ``seconds``, but steps in progress are waited for, so the rate includes at least one.
     """
     moved: list[int] = []
     failures: list[Exception] = []
@@ -219,7 +206,7 @@ def _rate(step: Callable[[], int], seconds: float, *, threads: int) -> float:
                 moved.append(nbytes)
                 if time.monotonic() - began >= seconds:
                     break
-        except Exception as error:  # raised below: an exception in a thread would be printed, and forgotten
+        except Exception as error:  # raised below; an exception in a thread would only be printed
             failures.append(error)
 
     workers = [threading.Thread(target=work, name="mbaas-measure") for _ in range(threads)]
@@ -229,5 +216,5 @@ def _rate(step: Callable[[], int], seconds: float, *, threads: int) -> float:
         worker.join()
     if failures:
         raise failures[0]
-    # Something, also on a clock too coarse to see the time pass.
+    # Avoids division by zero on a coarse clock.
     return sum(moved) / max(time.monotonic() - began, 1e-9)

@@ -1,4 +1,4 @@
-"""What the cache counts and how its state looks from outside."""
+"""Counters and statistics of a cache node."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from mbaas.cache.speeds import TierMeter, TransferSums
 from mbaas.messages import Amount, FetchCounts, FetchSpeeds
 
 KEPT_EPOCHS = 64
-"""Newest epochs whose counts are kept one by one; older ones are in the totals only."""
+"""Newest epochs with separate counts; older ones are only in the totals."""
 
 
 class EpochCounts(Struct, frozen=True):
-    """The counts of what one epoch asked of the cache and of storage; epochs add up.
+    """Cache and storage counts of one epoch; they can be added.
 
     Attributes:
-        fetched: samples of delivered blocks, by where they came from, so a block that is made again counts again. From
-            the second epoch on, the local ones are exactly the cached samples if no block was fetched twice.
-        reads: samples that storage was asked for, and the bytes that it gave. Reads count when they happen, for the
-            epoch that wants them: ahead of time, and for dropped or repeated blocks, too.
-        failures: reads that gave nothing.
+        fetched: samples of delivered blocks, by source; a block that is prepared twice counts twice. Otherwise, from
+            the second epoch on, the local count is the number of cached samples.
+        reads: samples requested from storage, and bytes received. Counted at the time of the read, for the epoch that
+            needs the sample; includes read-ahead, and dropped or repeated blocks.
+        failures: failed reads.
     """
 
     fetched: FetchCounts = FetchCounts()
@@ -34,31 +34,29 @@ class EpochCounts(Struct, frozen=True):
 
 
 class CacheStats(Struct, frozen=True):
-    """One look at a cache node.
+    """Statistics of a cache node.
 
     Attributes:
-        incarnation: changes when the node was restarted and its cache is filled anew.
-        epochs: epoch -> its counts, the newest KEPT_EPOCHS that anything happened in.
-        total: the counts of all epochs.
-        budget_bytes: the most that the cache may keep.
-        cached_bytes: bytes of the samples it keeps; those that are being read to be kept come on top, within
-            the budget. Near the budget, or near the dataset's size: the cache is filled.
-        cached_samples: samples it keeps.
-        cached_slabs: slabs that they lie in.
-        decoded: those of the samples that it keeps decoded, and their bytes, which are part of the above.
-        decoded_on_disk: the samples that its disk has decoded, and the bytes of their files.
-        decoded_target_bytes: what the plan gives to decoded samples.
-        readahead_budget_bytes: the most that may be held for blocks nobody has asked for.
-        readahead_bytes: what is held for them; zero while samples stall means that storage is too slow.
-        readahead_blocks: blocks that are read ahead, wholly kept ones included.
-        fetching_bytes: bytes held for fetches in progress, beside the cache and read-ahead.
-        peak_transient_bytes: the most that read-ahead and fetches in progress held together at any time.
-        read_s: thread-seconds spent in reads; near threads x storage_s means that more threads may help.
-        storage_s: seconds in which at least one read was in progress.
-        threads: that may read storage at once.
-        readahead_depth_bytes: how much of the budget is worth using, by the bandwidth model.
-        speeds: what one thread gets from each tier, as far as it was measured.
-        cpu_s: CPU-seconds that the process took, of all of its threads.
+        incarnation: changes when the node restarts with an empty cache.
+        epochs, total: counts of the newest KEPT_EPOCHS active epochs, and of all epochs.
+        budget_bytes: capacity of the cache.
+        cached_bytes: bytes of the cached samples, without samples being read into the cache. The cache is full when
+            this is near the budget or the dataset's size.
+        cached_samples, cached_slabs: number of cached samples, and of their slabs.
+        decoded: the subset that is cached decoded; included in the numbers above.
+        decoded_on_disk: samples cached decoded on disk, and the bytes of their files.
+        decoded_target_bytes: planned memory for decoded samples.
+        readahead_budget_bytes: capacity for blocks that were not requested yet.
+        readahead_bytes: bytes held for such blocks; 0 during a stall means that storage is too slow.
+        readahead_blocks: blocks read ahead, including blocks that were already cached.
+        fetching_bytes: bytes held for running fetches, outside the cache and read-ahead.
+        peak_transient_bytes: peak of read-ahead and running fetches together.
+        read_s: thread-seconds spent in reads; if near threads x storage_s, more threads may help.
+        storage_s: seconds with at least one read in progress.
+        threads: threads that read storage.
+        readahead_depth_bytes: part of the read-ahead budget that is useful according to the bandwidth model.
+        speeds: measured speed of one thread for each tier.
+        cpu_s: CPU seconds used by the process, all threads.
     """
 
     incarnation: int
@@ -85,17 +83,14 @@ class CacheStats(Struct, frozen=True):
 
 
 class Flow(Struct, frozen=True):
-    """The little that a coordinator wants to know of a cache node again and again, so that many nodes can be asked.
+    """Statistics that the coordinator polls regularly; small, so that many nodes can be polled.
 
     Attributes:
-        incarnation: changes when the node was restarted and all sums begin anew.
-        threads: that may read storage at once.
-        storage, disk, remote: running sums of what came from there.
-        speeds: what one thread gets from each tier, as far as it was measured.
-        told: how many sentences the node has written into its log, about what it decided.
-        log: the last of them.
-        cpu_s: as in `CacheStats`.
-        kept_bytes, budget_bytes: what the cache keeps or is about to keep, and the most that it may.
+        incarnation: changes when the node restarts and its totals start at 0.
+        threads, speeds, cpu_s: as in `CacheStats`.
+        storage, disk, remote: running totals of transfers from each tier.
+        told, log: number of lines logged so far, and the last lines.
+        kept_bytes, budget_bytes: bytes cached or being read into the cache, and the capacity.
     """
 
     incarnation: int
@@ -113,12 +108,9 @@ class Flow(Struct, frozen=True):
 
 @dataclass
 class Meter:
-    """The running counts of a cache node; every method may be called from any thread.
+    """Running counts of a cache node; thread-safe.
 
-    Attributes:
-        epochs: the newest KEPT_EPOCHS.
-        total: all epochs together, and what no epoch asked for.
-        storage, disk, remote: what came from storage, from the disk tier, and from the memory of other nodes.
+    `epochs` has the newest KEPT_EPOCHS; `total` also includes older ones, and transfers outside any epoch.
     """
 
     epochs: dict[int, EpochCounts] = field(default_factory=dict)
@@ -129,8 +121,8 @@ class Meter:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def count(self, epoch: int | None, more: EpochCounts) -> None:
-        """Add to the counts of one epoch, or of none: what moves between nodes no epoch asked for."""
-        # New values each time: who looks from another thread sees counts that fit together.
+        """Add to the counts of one epoch; None for moves between nodes, which belong to no epoch."""
+        # New objects each time, so that other threads see consistent counts.
         with self._lock:
             self.total += more
             if epoch is None:

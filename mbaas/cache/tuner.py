@@ -1,4 +1,4 @@
-"""Measuring what a cache node can move, and doing what the bandwidth model (`mbaas.cache.bandwidth`) makes of it."""
+"""Measures a cache node's speeds, and applies the bandwidth model's advice (`mbaas.cache.bandwidth`)."""
 
 from __future__ import annotations
 
@@ -21,24 +21,17 @@ from mbaas.errors import ConfigError
 from mbaas.messages import FetchSpeeds
 
 LOOKED_AHEAD = 20_000
-"""Samples of upcoming blocks from which the depth of read-ahead is computed: a few milliseconds of work a second."""
+"""Samples of upcoming blocks used to compute the read-ahead depth: a few milliseconds of work per second."""
 
 KEPT_LOG = 20
-"""Sentences that are kept until a coordinator has read them; it comes about once a second."""
+"""Log lines kept for the coordinator, which reads them about once a second."""
 
 
 class ReadaheadTuner:
-    """The tuner of one cache node: its speeds, and because of them how far it reads ahead and whether it uses its disk.
-
-    Args:
-        planner: whose read-ahead it bounds.
-        meter: of the node.
-        disk: the disk tier, if there is one.
-        block_samples: samples in a block of the order.
+    """Sets a cache node's read-ahead depth, and whether it uses its disk tier, from measured speeds.
 
     Attributes:
-        told: how many sentences were logged.
-        log: the last of them.
+        told, log: number of lines logged so far, and the last lines.
     """
 
     def __init__(self, planner: Planner, meter: Meter, disk: DiskTier | None, *, block_samples: int) -> None:
@@ -47,17 +40,17 @@ class ReadaheadTuner:
         self._speedometer = Speedometer()
         self._advisor = Advisor(has_disk=disk is not None, readahead_bytes=planner.ahead.budget_bytes)
         self._is_storage_told = False
-        self._late: tuple[Read, float] | None = None  # the read that was logged last, and when it will be again
-        self._all_replaced = True  # whether each read that hangs has another thread in its place, as the log says
+        self._late: tuple[Read, float] | None = None  # last logged read, and its age at the next log line
+        self._all_replaced = True  # as last logged: each hanging read has a replacement thread
         self.told, self.log = 0, deque[str](maxlen=KEPT_LOG)
         path, free_bytes = (None, 0) if disk is None else (disk.path, disk.free_bytes)
-        # In a thread of its own: a node answers at once, and what is measured takes half a second or more.
+        # In a separate thread, because the probe takes half a second or more and the node must respond at once.
         prober = ThreadPoolExecutor(1, thread_name_prefix="mbaas-measure")
         self._probe: Future[tuple[float, float | None]] = prober.submit(
             try_out, disk_path=path, disk_bytes=free_bytes, threads=DISK_THREADS
         )
         self._probe.add_done_callback(self._probed)
-        prober.shutdown(wait=False)  # the thread ends with its only task
+        prober.shutdown(wait=False)  # the thread ends after its only task
 
     def _probed(self, probe: Future[tuple[float, float | None]]) -> None:
         try:
@@ -69,41 +62,41 @@ class ReadaheadTuner:
 
     @property
     def speeds(self) -> FetchSpeeds:
-        """What was measured so far."""
+        """Speeds measured so far."""
         return self._speedometer.speeds
 
     @property
     def uses_disk(self) -> bool:
-        """Whether the disk tier is there and worth using."""
+        """True if there is a disk tier and it is worth using."""
         return self._advisor.uses_disk
 
     @property
     def prefers_disk(self) -> bool:
-        """Whether the disk tier is faster than the memory of other nodes."""
+        """True if the disk tier is faster than other nodes' memory."""
         return self._advisor.prefers_disk
 
     async def until_probed(self) -> None:
-        """Wait until the disk was tried out: until then the file that this needs takes the room of samples."""
+        """Wait until the disk probe ends; until then its file takes space meant for samples."""
         if not self._probe.done():
             await asyncio.wait([asyncio.wrap_future(self._probe)])
 
     def look(self, *, threads: int, pace_per_s: float) -> None:
-        """Take in what was measured, and do what the model says.
+        """Update the speeds and apply the model's advice.
 
         Args:
-            threads: how many read storage.
-            pace_per_s: samples/s that prep on this node could take; 0: not known.
+            threads: threads that read storage.
+            pace_per_s: samples/s that prep on this node could consume; 0 if unknown.
         """
         self._speedometer.look("storage", self._meter.storage.sums())
         self._speedometer.look("disk", self._meter.disk.sums())
         self._speedometer.look("remote", self._meter.remote.sums())
-        # Once, when everything is known that can be: from then on only what changes is told.
+        # Logged once, when all speeds are available; later only changes are logged.
         if self.speeds.storage is not None and self._probe.done() and not self._is_storage_told:
             self._is_storage_told = True
             self.tell(f"{speeds_told(self.speeds)}; {threads} threads read storage")
         told = self._advisor.weigh(self.speeds, threads=threads)
         if self._planner.ahead.budget_bytes:
-            # The blocks ahead are worth a look only if a depth can follow from them.
+            # Examine the blocks ahead only if a depth can be computed from them.
             matters = pace_per_s and self.speeds.storage is not None and not self._planner.keeps_all
             blocks = self._blocks if matters else 0
             upcoming = self._upcoming(blocks)
@@ -113,14 +106,7 @@ class ReadaheadTuner:
             self.tell(sentence)
 
     def watch(self, oldest: Read | None, hanging: Hanging, uri: Callable[[int], str], now: float) -> None:
-        """Log a read from storage that hangs, again whenever its time has doubled; and when too many hang.
-
-        Args:
-            oldest: the read that has been in progress for the longest time, if there is any.
-            hanging: how many hang.
-            uri: tells where a sample lies.
-            now: on the monotonic clock.
-        """
+        """Log if the oldest read hangs, again each time its age has doubled. Also log if too many reads hang."""
         if oldest is not None:
             waited_s = now - oldest.since
             due_s = self._late[1] if self._late is not None and self._late[0] == oldest else LATE_S
@@ -147,6 +133,6 @@ class ReadaheadTuner:
         return UpcomingBytes(sum(part.samples for part in parts), from_storage, from_disk)
 
     def tell(self, sentence: str) -> None:
-        """Write a sentence into the log, which the coordinator notes."""
+        """Append a line to the log, which the coordinator copies into its own."""
         self.told += 1
         self.log.append(sentence)

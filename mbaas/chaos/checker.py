@@ -1,6 +1,6 @@
-"""Says what is wrong with what trials got: missing, repeated, different in bytes, or in another order.
+"""Finds flaws in the samples that trials received: missing, repeated, different bytes, or wrong order.
 
-It is fed with values that were read from files, and knows nothing of mbaas: a bug there cannot hide itself here.
+It reads recorded values and uses no mbaas code, so a bug in mbaas cannot hide itself.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from typing import Literal
 FlawKind = Literal["missing", "repeated", "different", "misplaced", "unknown"]
 
 NAMED = 8
-"""A sentence names at most this many samples."""
+"""Maximum number of samples listed in a message."""
 
 Row = tuple[int, str]
-"""A sample's id, and a digest of its bytes as the trial got them."""
+"""A sample's id, and a digest of the bytes that the trial received."""
 
 
 @dataclass(frozen=True)
 class Delivery:
-    """One minibatch, as a trial recorded it.
+    """One minibatch, as recorded by a trial.
 
     Attributes:
-        epoch: the feed's number of the epoch.
-        rows: its samples, in order; none: a trial went through an epoch and got no minibatch at all.
-        order: how the epoch is shuffled, as text; "" for an epoch that is shuffled as a whole, as in the reference.
-        begin: the position in the feed's epoch at which the trial's own epoch began. Above 0, its end lies in the
-            feed's next epoch.
+        epoch: the feed's epoch number.
+        rows: the samples, in order. Empty if a trial went through an epoch without any minibatch.
+        order: the epoch's shuffle, as text; "" for an epoch shuffled as a whole, as in the reference.
+        begin: position in the feed's epoch at which the trial's own epoch began. Above 0, the trial's epoch ends in the
+            feed's next one.
     """
 
     epoch: int
@@ -41,13 +41,11 @@ class Delivery:
 
 @dataclass(frozen=True, repr=False)
 class Flaw:
-    """What is wrong with samples that a trial got in one epoch.
+    """A flaw in the samples that a trial received in one epoch.
 
     Attributes:
-        kind: "missing": due, and not there; "repeated": there more than once; "different": its bytes are others than
-            those of the reference; "misplaced": at another place than in the reference; "unknown": of no such sample or
-            epoch does the reference know.
-        trial, epoch: whose, and when.
+        kind: "missing" or "repeated" samples; "different" bytes or "misplaced" positions compared with the reference;
+            samples or epochs "unknown" to the reference.
         samples: their ids, sorted.
     """
 
@@ -60,12 +58,12 @@ class Flaw:
         named = ", ".join(map(str, self.samples[:NAMED])) + (", ..." if len(self.samples) > NAMED else "")
         return f"{self.trial}, epoch {self.epoch}: {len(self.samples)} samples {self.kind}: {named}"
 
-    def __repr__(self) -> str:  # thousands of ids would hide everything else that a failed run prints
+    def __repr__(self) -> str:  # thousands of ids would hide the rest of a failed run's output
         return f"Flaw({self})"
 
 
 def by_epoch(history: Sequence[Delivery]) -> dict[int, list[Delivery]]:
-    """Group minibatches by epoch, in the order in which epochs were begun."""
+    """Group minibatches by epoch, in order of the epochs' first minibatches."""
     epochs: dict[int, list[Delivery]] = {}
     for delivery in filter(lambda each: each.rows, history):
         epochs.setdefault(delivery.epoch, []).append(delivery)
@@ -80,14 +78,14 @@ def check(
     orders: Mapping[str, Sequence[int]],
     was_cut_off: bool,
 ) -> list[Flaw]:
-    """Compare the samples that a trial got with those that it had to get.
+    """Compare the samples that a trial received with the reference.
 
     Args:
         trial: its name, for flaws.
-        ranks: the minibatches of each rank, in order; of a trial in one process, a single sequence.
+        ranks: minibatches of each rank, in order; a single sequence for a trial in one process.
         reference: all samples of each epoch, in order.
-        orders: the samples of epochs that are not shuffled as in the reference, by `Delivery.order`; see `orders_of`.
-        was_cut_off: the trial was ended in the middle, so its last epoch may lack its end.
+        orders: sample orders of epochs with another shuffle than the reference; see `orders_of`.
+        was_cut_off: the trial was stopped early, so its last epoch may be incomplete.
     """
     whole = {sample for rows in reference.values() for sample, _ in rows}
     flaws = [
@@ -97,7 +95,7 @@ def check(
         if not delivery.rows
     ]
     epochs = [by_epoch(history) for history in ranks]
-    if was_cut_off and len(ranks) > 1:  # an epoch is complete only if all ranks finished it
+    if was_cut_off and len(ranks) > 1:  # an epoch is only complete if all ranks finished it
         last = min(max(each, default=-1) for each in epochs)
         epochs = [{number: each for number, each in rank.items() if number < last} for rank in epochs]
     for number in dict.fromkeys(number for each in epochs for number in each):
@@ -113,7 +111,7 @@ def check(
         is_last = was_cut_off and len(ranks) == 1 and number == ranks[0][-1].epoch
         known = _known([number, number + 1] if first.begin else [number], reference)
         flaws += _check_epoch(trial, number, rows, due, known, may_lack_end=is_last)
-        # All of an epoch, and all ranks, must have one order. (Behind `begin` the feed's next epoch has its own.)
+        # An epoch has one order on all ranks. (After `begin`, the feed's next epoch has its own.)
         if not first.begin:
             odd = {sample for part in parts for each in part if each.order != first.order for sample, _ in each.rows}
             flaws += _flaws(trial, number, {"misplaced": odd})
@@ -121,7 +119,7 @@ def check(
 
 
 def _known(epochs: Sequence[int], reference: Mapping[int, Sequence[Row]]) -> dict[int, set[str]]:
-    """Return the digests that each sample may have in any of some epochs; empty where an epoch is not known."""
+    """Return the digests that each sample may have in any of the epochs; empty sets if an epoch is unknown."""
     known: dict[int, set[str]] = {}
     for epoch in epochs:
         for sample, digest in reference.get(epoch, ()):
@@ -134,7 +132,6 @@ def _rows(deliveries: Sequence[Delivery]) -> list[Row]:
 
 
 def _united(parts: Sequence[Sequence[Delivery]], due: Sequence[int]) -> list[Row]:
-    """Merge the ranks' shares of each minibatch; the result is in the epoch's order if each share is."""
     places = {sample: place for place, sample in enumerate(due)}
     rows: list[Row] = []
     for shares in zip_longest(*parts, fillvalue=Delivery(0, ())):
@@ -151,13 +148,7 @@ def _check_epoch(
     *,
     may_lack_end: bool,
 ) -> list[Flaw]:
-    """Check one epoch.
-
-    Args:
-        due: its samples in order; None if the order is not known.
-        known: the digests that each of its samples may have; an empty collection allows any.
-        may_lack_end: the trial was ended in this epoch.
-    """
+    """Check one epoch. ``due`` is None if the order is unknown; empty ``known`` digests allow any."""
     if may_lack_end:
         due = due[: len(rows)] if due is not None else [sample for sample, _ in rows]
     times = Counter(sample for sample, _ in rows)
@@ -167,7 +158,7 @@ def _check_epoch(
         "different": {sample for sample, digest in rows if known.get(sample) and digest not in known[sample]},
         "unknown": times.keys() - known.keys(),
     }
-    # A missing or repeated sample shifts all later places: they would be named as well, for one mistake.
+    # A missing or repeated sample shifts all later positions, which would be reported for the same mistake.
     if due is not None and not found["missing"] and not found["repeated"] and not found["unknown"]:
         found["misplaced"] = {there for (here, _), there in zip(rows, due, strict=True) if here != there}
     return _flaws(trial, epoch, found)
@@ -178,11 +169,9 @@ def _flaws(trial: str, epoch: int, found: Mapping[FlawKind, set[int]]) -> list[F
 
 
 def orders_of(histories: Iterable[Sequence[Delivery]], samples: int) -> dict[str, list[int]]:
-    """Return the orders that trials got in epochs that are not shuffled as a whole: each as the first trial got it.
+    """Return the sample orders of epochs that are not shuffled as a whole, each from the first trial that received it.
 
-    Args:
-        histories: of trials in one process each.
-        samples: number of samples in an epoch.
+    ``histories`` are from trials in one process each; ``samples`` is the number of samples in an epoch.
     """
     orders: dict[str, list[int]] = {}
     for history in histories:
@@ -194,13 +183,10 @@ def orders_of(histories: Iterable[Sequence[Delivery]], samples: int) -> dict[str
 
 
 def agreed(histories: Iterable[Sequence[Delivery]], samples: int) -> dict[int, list[Row]]:
-    """Make a reference of what trials got themselves, where there was no run without faults.
+    """Build a reference from the trials themselves, for runs without a fault-free reference.
 
-    Of each epoch it is the first whole one that a trial got, else the longest; of those shuffled as a whole, if any.
-
-    Args:
-        histories: of the trials.
-        samples: number of samples in an epoch.
+    Each epoch is the first complete one of any trial, or otherwise the longest. Epochs shuffled as a whole are
+    preferred.
     """
     epochs = [each for history in histories for each in by_epoch(history).items() if not each[1][0].begin]
     reference: dict[int, list[Row]] = {}

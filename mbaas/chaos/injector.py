@@ -1,4 +1,4 @@
-"""Carries out faults on a running cluster, and notes which of them met somebody."""
+"""Executes faults on a running cluster, and records their targets."""
 
 from __future__ import annotations
 
@@ -20,34 +20,33 @@ from mbaas.chaos.storage import Trouble
 from mbaas.units import counted, seconds
 
 FIND_S = 5.0
-"""Longest time that a fault waits for a target: what was struck before may not be back yet."""
+"""Longest wait of a fault for a target, which may still be recovering from an earlier fault."""
 
 LEAVE_S = 1.0
-"""Pause until a node that is to leave, and has not come yet, is looked at again."""
+"""Pause between checks of a temporary node that has not started yet."""
 
 LOOK_S = 0.1
-"""Period of the looks at what there is to strike, and of what is due."""
+"""Interval between checks for targets and for due undo actions."""
 
 CPUS = 2
-"""CPUs of each node, as far as Ray is concerned: each can take all the workers of a feed."""
+"""CPUs of each node in Ray: enough for all workers of a feed."""
 
 TRIES = 5
-"""Attempts to start a node: on a busy machine Ray gives up some that start too slowly."""
+"""Attempts to start a node: on a busy machine, Ray gives up on nodes that start slowly."""
 
 SLOW_MBIT_PER_S = 5
-"""What a slow link carries, each way."""
+"""Bandwidth of a slow link, each way."""
 
 
 @dataclass
 class Injected:
-    """What became of a fault.
+    """The outcome of a fault.
 
     Attributes:
-        at: when it happened, in seconds of the machine's monotonic clock.
-        kind: as the plan calls it.
-        met: what was struck, in words.
-        pids: processes that were struck.
-        happened: every strike met a process that lived, or a read.
+        at: time of the fault, in seconds of the machine's monotonic clock.
+        kind: kind of fault, as in the plan.
+        met, pids: descriptions of the targets hit, and their processes.
+        happened: every strike hit a live process or a read.
     """
 
     at: float
@@ -69,28 +68,14 @@ class _Due:
 
 @dataclass(frozen=True)
 class OurSearch:
-    """What can be struck of the search that runs unless a command is named.
-
-    Attributes:
-        server: the program that serves its feed.
-        trouble: of its storage.
-    """
+    """The parts of the default search that faults can hit: the program that serves its feed, and its storage."""
 
     server: Server
     trouble: Trouble
 
 
 class Injector:
-    """Strikes, and undoes what is not for good.
-
-    Args:
-        nodes: of the cluster.
-        say: is told of nodes that did not come.
-
-    Attributes:
-        search: the one that runs; None where it is the user's.
-        log: what became of each fault.
-    """
+    """Executes faults, and undoes the temporary ones. `search` is None if a user's command runs."""
 
     def __init__(self, nodes: Nodes | Network, say: Callable[[str], None]) -> None:
         self._nodes, self._say = nodes, say
@@ -98,17 +83,17 @@ class Injector:
         self._due: list[_Due] = []
         self._orders = itertools.count()
         self._end_trouble: Callable[[], Any] = lambda: None
-        # What was told to stand still. Kept here, because on a busy machine a process takes a while to obey, and its
-        # state would still say that it runs.
+        # Processes that were paused. Recorded here, because a process on a busy machine takes time to stop, and its
+        # state would still be "running".
         self._still: set[int] = set()
-        self._porter = ThreadPoolExecutor(1)  # nodes take seconds to come, and faults go on meanwhile
+        self._porter = ThreadPoolExecutor(1)  # nodes take seconds to start; faults continue meanwhile
         self._coming: list[Future[Any]] = []
         self.log: list[Injected] = []
 
     def inject(self, fault: Fault) -> Injected:
-        """Let a fault happen now."""
+        """Execute a fault now."""
         injected = Injected(time.monotonic(), fault.kind)
-        # First all targets are found, then all are struck: they are to fall at the same moment, and looking takes time.
+        # Find all targets before striking any: finding takes time, and the strikes must be simultaneous.
         strikes: list[Callable[[], Any]] = []
         taken: set[int] = set()
         for strike in fault.strikes:
@@ -116,14 +101,13 @@ class Injector:
                 injected.happened = False
             else:
                 strikes.append(found)
-        injected.at = time.monotonic()  # they were looked for meanwhile
+        injected.at = time.monotonic()  # after the search for targets
         for each in strikes:
             each()
         self.log.append(injected)
         return injected
 
     def _aim(self, strike: Strike, taken: set[int], injected: Injected, *, is_burst: bool) -> Callable[[], Any] | None:
-        """Find whom a strike meets; return what strikes."""
         if strike.target == "storage":
             return lambda: self._disturb(strike, injected)
         if strike.target == "driver":
@@ -159,7 +143,7 @@ class Injector:
         label = f"{victim.name or victim.target} ({victim.pid})"
         try:
             (kill if strike.action == "kill" else pause)(victim.pid)
-        except ProcessLookupError:  # it has ended since it was found
+        except ProcessLookupError:  # ended since it was found
             injected.happened = False
             return
         injected.pids.add(victim.pid)
@@ -170,7 +154,7 @@ class Injector:
         injected.met.append(label)
 
     def _strike_driver(self, strike: Strike, injected: Injected) -> None:
-        if self.search is None or not alive(pid := self.search.server.pid):  # it is on its way back
+        if self.search is None or not alive(pid := self.search.server.pid):  # still restarting
             injected.happened = False
             return
         self.search.server.kill(strike.lasts_s)
@@ -189,7 +173,7 @@ class Injector:
             elif strike.action == "drain":
                 label += f", {seconds(strike.lasts_s)} after notice"
                 self._nodes.drain(node, strike.lasts_s)
-                self._bring()  # as an autoscaler does, which hears of it, too
+                self._bring()  # like an autoscaler, which also receives the notice
                 self._later(strike.lasts_s, partial(self._reclaim, node))
             else:
                 self._end_node(strike, node)
@@ -203,7 +187,7 @@ class Injector:
         injected.met.append(f"node {node.node_id[:8]} for {seconds(strike.lasts_s)}")
 
     def _reclaim(self, node: Any) -> None:
-        if node in self._nodes.there:  # nothing may have been left on it, and it went by itself
+        if node in self._nodes.there:  # an idle node may have exited already
             self._nodes.kill(node)
 
     def _end_node(self, strike: Strike, node: Any) -> None:
@@ -223,7 +207,7 @@ class Injector:
                 self._later(LEAVE_S, leave)
                 return
             node = coming.result()
-            # Another fault may have met it meanwhile; and the last node stays, for nobody would bring another one.
+            # Another fault may have hit the node. The last node stays, because it would not be replaced.
             if node in self._nodes.there and self._stands(node) and len(self._nodes.there) > 1:
                 self._nodes.remove(node)
 
@@ -233,7 +217,7 @@ class Injector:
         if self.search is None:
             injected.happened = False
             return
-        self._end_trouble()  # one at a time: there is one switch for all processes
+        self._end_trouble()  # one at a time: all processes share one switch
         trouble = self.search.trouble
         before, over = trouble.met, False
         trouble.begin(strike.action)
@@ -245,7 +229,7 @@ class Injector:
                 return
             over = True
             trouble.end()
-            # Known only now: that storage was switched to err says nothing if nobody read.
+            # Only known now: a disturbance without reads has no effect.
             reads = trouble.met - before
             injected.happened = reads > 0
             injected.met.append(counted(reads, "read"))
@@ -253,21 +237,17 @@ class Injector:
         self._end_trouble = end
         self._later(strike.lasts_s, end)
 
-    # ---- what follows ----
+    # ---- undoing faults ----
 
     def _later(self, after_s: float, undo: Callable[[], Any]) -> None:
         heapq.heappush(self._due, _Due(time.monotonic() + after_s, next(self._orders), undo))
 
     def undo_what_is_due(self, *, all_of_it: bool = False) -> None:
-        """End pauses and disturbances whose time is over, and bring nodes for those that are gone.
-
-        Args:
-            all_of_it: whether or not its time is over.
-        """
+        """End pauses and disturbances that are due, or all of them, and replace nodes that are gone."""
         while self._due and (all_of_it or self._due[0].at <= time.monotonic()):
             heapq.heappop(self._due).undo()
         for node in list(self._nodes.there):
-            if not alive(self._nodes.raylet(node)):  # it stood still until Ray gave it up, and ended when it heard
+            if not alive(self._nodes.raylet(node)):  # paused until Ray declared it dead; it exited when it found out
                 self._nodes.kill(node)
                 self._bring()
         if self.search is not None:
@@ -278,16 +258,14 @@ class Injector:
         self._coming = [coming for coming in self._coming if not coming.done()]
 
     def _bring(self) -> Future[Any]:
-        """Have another node come."""
         self._coming.append(self._porter.submit(self._come))
         return self._coming[-1]
 
     def _come(self) -> Any:
-        """Start nodes until one comes; None if none did, and trials that have no node for long count as hung."""
         for _ in range(TRIES):
             try:
                 return self._nodes.add(CPUS)
-            except Exception as error:  # Ray has no type of its own for a node that it gives up
+            except Exception as error:  # Ray has no specific exception for this
                 self._say(f"another node is started: {error}")
         return None
 
@@ -296,14 +274,13 @@ class Injector:
         resume()
 
     def _stands(self, node: Any) -> bool:
-        """Tell whether a node works: what stands still cannot leave."""
         return self._works(self._nodes.raylet(node))
 
     def _works(self, pid: int) -> bool:
         return pid not in self._still and alive(pid)
 
     def _pool(self, strike: Strike, taken: set[int], *, is_burst: bool) -> list[Participant]:
-        """Return the possible targets of a strike: all of its kind, or in a burst any process if none is left."""
+        """Return possible targets of a strike: all of its kind. In a burst, any process if none is left."""
         others = [each for each in participants() if each.pid not in taken and self._works(each.pid)]
         same = [each for each in others if each.target == strike.target]
         return same or (others if is_burst else [])

@@ -1,4 +1,4 @@
-"""Ray nodes in network namespaces of their own, joined by a bridge: links that are slow, or down, on one machine."""
+"""Ray nodes in network namespaces joined by a bridge: slow and broken links on one machine."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ BRIDGE, SUBNET, HEAD = "mbaas0", "10.213.7", 1
 PORT = 26379
 
 END_S = 10.0
-"""How long a node may take to end by itself."""
+"""Longest wait for a node to end after a request."""
 
 LOOK_S = 0.05
 
 
 def why_not() -> str | None:
-    """Say why there can be no network namespaces here; None if there can."""
+    """Return the reason why network namespaces are not available, or None if they are."""
     for command in ("ip link add mbaas-try type veth peer name mbaas-try2", "ip link del mbaas-try"):
         try:
             done = subprocess.run(command.split(), capture_output=True, text=True, check=False)
@@ -53,13 +53,7 @@ def why_not() -> str | None:
 
 @dataclass(frozen=True, eq=False)
 class NetworkNode:
-    """A node in a namespace of its own.
-
-    Attributes:
-        number: of its address, its namespace and its link.
-        node_id: Ray's id of it.
-        raylet: process id of its raylet.
-    """
+    """A node in its own network namespace; `number` occurs in its address, namespace and link."""
 
     number: int
     node_id: str
@@ -68,15 +62,10 @@ class NetworkNode:
 
 
 class Network:
-    """A cluster whose head, without CPUs, is this machine's own namespace; the driver is connected to it.
+    """A cluster whose head, without CPUs, runs in this machine's namespace; the driver connects to it.
 
-    It does what `mbaas.chaos.nodes.Nodes` does, and its nodes can be cut off.
-
-    Args:
-        folder: where Ray keeps its files; a short path, for there are sockets in it.
-
-    Attributes:
-        there: the nodes beside the head, in the order in which they came.
+    It has the methods of `mbaas.chaos.nodes.Nodes`, and can also cut off nodes or limit their bandwidth. The path of
+    ``folder``, for Ray's files, must be short, because it contains sockets.
     """
 
     def __init__(self, folder: str) -> None:
@@ -99,7 +88,7 @@ class Network:
         return f"{_address(HEAD)}:{PORT}"
 
     def connect(self) -> None:
-        """Make this program a driver on the head."""
+        """Connect this program to the head, as a driver."""
         logging.getLogger("ray").setLevel(logging.ERROR)
 
         def connected() -> bool:
@@ -117,12 +106,8 @@ class Network:
         _wait(connected, "the head")
 
     def add(self, cpus: int = 1) -> NetworkNode:
-        """Start another node.
-
-        Raises:
-            WaitTimeoutError: it did not come, or not in time; nothing of it is left.
-        """
-        # Numbers are not used again: under an address that came back, `came` would find the dead node of before.
+        """Start another node. Raises WaitTimeoutError, after its removal, if it failed to start in time."""
+        # Numbers are not reused: at a reused address, `came` would find the earlier, dead node.
         self._count += 1
         number, space, link = self._count, _space(self._count), _link(self._count)
         self._spaces.append(number)
@@ -143,7 +128,7 @@ class Network:
         try:
             found = _wait(came, space)
             (raylet,) = [pid for pid in _pids(number) if psutil.Process(pid).name() == "raylet"]
-        except (WaitTimeoutError, ValueError, psutil.NoSuchProcess) as error:  # it may also end just when it is there
+        except (WaitTimeoutError, ValueError, psutil.NoSuchProcess) as error:  # it may also end just after it started
             self._clear(number)
             process.wait(END_S)
             raise WaitTimeoutError(f"a node did not come: {error}") from None
@@ -162,7 +147,7 @@ class Network:
         return self._folder / f"ray-{number}.log"
 
     def pids(self, node: NetworkNode) -> list[int]:
-        """Return the processes of a node that live."""
+        """Return the live processes of a node."""
         return _pids(node.number)
 
     def raylet(self, node: NetworkNode) -> int:
@@ -170,22 +155,22 @@ class Network:
         return node.raylet
 
     def kill(self, node: NetworkNode) -> None:
-        """Have a node gone at once, with everything on it, its link included."""
+        """Kill a node abruptly, with all its processes and its link."""
         self.there.remove(node)
         self._clear(node.number)
         node._process.wait(END_S)
 
     def kill_raylet(self, node: NetworkNode) -> None:
-        """Kill a node's raylet alone; Ray ends the rest of the node."""
+        """Kill only a node's raylet; Ray ends its other processes."""
         kill(node.raylet)
         self._await_end(node)
 
     def drain(self, node: NetworkNode, within_s: float) -> None:
-        """Give notice that a node will go; see `give_notice`."""
+        """Announce that a node will leave; see `give_notice`."""
         give_notice(self.address, node.node_id, within_s)
 
     def remove(self, node: NetworkNode) -> None:
-        """Have a node leave in good order."""
+        """Shut a node down gracefully."""
         os.killpg(node._process.pid, signal.SIGTERM)
         self._await_end(node)
 
@@ -197,11 +182,11 @@ class Network:
         node._process.wait(END_S)
 
     def pause(self, node: NetworkNode) -> Callable[[], None]:
-        """Have all processes of a node stand still; return what has them go on."""
+        """Pause all processes of a node. Return a function that resumes them."""
         return pause_all(self.pids(node))
 
     def cut(self, node: NetworkNode) -> Callable[[], None]:
-        """Have a node that nobody reaches, and that reaches nobody; return what joins it again."""
+        """Disconnect a node from the network. Return a function that reconnects it."""
         _ip(f"link set {_link(node.number)} down")
 
         def join() -> None:
@@ -211,13 +196,13 @@ class Network:
         return join
 
     def limit(self, node: NetworkNode, mbit_per_s: int) -> Callable[[], None]:
-        """Let a node send and receive no more than this, each way; return what ends that."""
+        """Limit a node's bandwidth, each way. Return a function that lifts the limit."""
         shape = f"root tbf rate {mbit_per_s}mbit burst 256kb latency 100ms"
         _run(f"tc qdisc replace dev {_link(node.number)} {shape}")
         _run(f"ip netns exec {_space(node.number)} tc qdisc replace dev eth0 {shape}")
 
         def lift() -> None:
-            with contextlib.suppress(ResourceError):  # the node is gone, or another limit of it was lifted
+            with contextlib.suppress(ResourceError):  # the node is gone, or another limit has been lifted
                 _run(f"tc qdisc del dev {_link(node.number)} root")
                 _run(f"ip netns exec {_space(node.number)} tc qdisc del dev eth0 root")
 
@@ -227,7 +212,7 @@ class Network:
         """Disconnect this program, and end all nodes."""
         ray.shutdown()
         for node in self.there:
-            resume_all(self.pids(node))  # a process that stands still does not act on SIGTERM
+            resume_all(self.pids(node))  # a paused process does not act on SIGTERM
             os.killpg(node._process.pid, signal.SIGTERM)
         os.killpg(self._head.pid, signal.SIGTERM)
         for process in (*(node._process for node in self.there), self._head):
@@ -247,16 +232,16 @@ class Network:
 
 
 def clear_leftovers() -> None:
-    """End what a program left that was killed before it could: bridges and namespaces outlive every process.
+    """Remove bridges and namespaces left by a killed program; they outlive every process.
 
     Raises:
-        ResourceError: the program is there: one network at a time.
+        ResourceError: that program still runs; only one network at a time is possible.
     """
     alias = Path(f"/sys/class/net/{BRIDGE}/ifalias")
     if not alias.exists():
         return
     pid, _, created = alias.read_text().strip().partition("@")
-    # With its time of creation, because process ids are used again.
+    # With the creation time, because process ids are reused.
     with contextlib.suppress(ValueError, psutil.NoSuchProcess):
         if psutil.Process(int(pid)).create_time() == float(created):
             raise ResourceError(
@@ -273,14 +258,13 @@ def clear_leftovers() -> None:
 
 
 def _end_space(number: int) -> None:
-    """Kill what is left in a namespace, and remove it and its link."""
     while pids := _pids(number):
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 kill(pid)
         time.sleep(LOOK_S)
-    # With the namespace the kernel would remove it too, but only some time after the last process that used it is gone.
-    with contextlib.suppress(ResourceError):  # it was never made, or is gone
+    # The kernel also removes the link with the namespace, but only some time after its last process has ended.
+    with contextlib.suppress(ResourceError):  # it was never created, or is gone
         _ip(f"link del {_link(number)}")
     _ip(f"netns del {_space(number)}")
 

@@ -1,4 +1,4 @@
-"""Ray nodes on this machine, each with an object store of its own; they come, go, die and stand still."""
+"""Ray nodes on this machine, with separate object stores, that can start, leave, die and pause."""
 
 from __future__ import annotations
 
@@ -27,31 +27,27 @@ from mbaas.units import seconds
 STORE_BYTES = 200 << 20
 
 UP_S = 90.0
-"""How long a node may take until it is up."""
+"""Longest wait for a node to start."""
 
 FAST_DETECTION = {"RAY_health_check_period_ms": "500", "RAY_health_check_failure_threshold": "3"}
-"""Environment of the head: a dead node is noticed after two seconds instead of fifteen."""
+"""Environment of the head: dead nodes are detected after 2 s instead of 15 s."""
 
 
 class Nodes:
-    """A cluster whose head has no CPUs, and runs the driver.
+    """A cluster whose head has no CPUs and runs the driver.
 
-    Args:
-        folder: where Ray keeps its files; a short path, for there are sockets in it.
-        store_bytes: size of the object store of the head, and of nodes of which nothing else is said.
-
-    Attributes:
-        there: the handles of the nodes beside the head, in the order in which they came.
+    The path of ``folder``, for Ray's files, must be short, because it contains sockets. `there` has the other nodes,
+    oldest first.
     """
 
     def __init__(self, folder: str, *, store_bytes: int = STORE_BYTES) -> None:
         self._common: dict[str, Any] = {"temp_dir": folder, "object_store_memory": store_bytes}
-        # without the monitor of logs, which takes the more of the CPU the more workers ever wrote one
+        # no log monitor: its CPU use grows with the number of workers that ever wrote a log
         head = {**self._common, "num_cpus": 0, "include_dashboard": False, "include_log_monitor": False}
         with _own_sigterm():
             self._cluster = Cluster(initialize_head=True, head_node_args=head)
-        # The head has a process that ends it when this program is killed, and then the nodes end by themselves. With
-        # hooks of their own they could come in the main thread only.
+        # A process of the head ends it when this program is killed, and the other nodes then end too. Nodes with their
+        # own hooks could only be started in the main thread.
         self._cluster._shutdown_at_exit = False
         self.there: list[Any] = []
 
@@ -61,23 +57,23 @@ class Nodes:
         return str(self._cluster.address)
 
     def connect(self) -> None:
-        """Make this program a driver on the head."""
-        logging.getLogger("ray").setLevel(logging.ERROR)  # it tells of every address
+        """Connect this program to the head, as a driver."""
+        logging.getLogger("ray").setLevel(logging.ERROR)  # it logs every address
         with _own_sigterm():
             ray.init(
                 address=self.address, namespace=runtime.NAMESPACE, log_to_driver=False, logging_level=logging.ERROR
             )
 
     def add(self, cpus: int = 1, store_bytes: int | None = None, *, wait: bool = True) -> Any:
-        """Start another node; return its handle, whose ``node_id`` is Ray's id of it.
+        """Start another node. Return its handle; its ``node_id`` is the Ray node id.
 
         Args:
-            cpus: that it gives out.
-            store_bytes: size of its object store; default: as that of the head.
-            wait: until it is up; without, `wait_for_all` does, and several start at once.
+            cpus: CPUs of the node.
+            store_bytes: size of its object store; by default, the head's size.
+            wait: wait until it is up. If false, several can start at once, followed by `wait_for_all`.
 
         Raises:
-            WaitTimeoutError: it is not up in time; nothing of it is left.
+            WaitTimeoutError: the node is not up in time; it is removed.
         """
         own = {} if store_bytes is None else {"object_store_memory": store_bytes}
         with _own_sigterm():
@@ -92,11 +88,11 @@ class Nodes:
         return node
 
     def wait_for_all(self) -> None:
-        """Wait until all nodes are up that were added."""
+        """Wait until all added nodes are up."""
         self._cluster.wait_for_nodes()
 
     def pids(self, node: Any) -> list[int]:
-        """Return the processes of a node that live, its raylet first."""
+        """Return the live processes of a node, its raylet first."""
         raylet = self.raylet(node)
         found = [raylet]
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -109,23 +105,23 @@ class Nodes:
         return int(node.all_processes["raylet"][0].process.pid)
 
     def kill(self, node: Any) -> None:
-        """Have a node gone at once, with everything on it."""
+        """Kill a node abruptly, with all its processes."""
         for pid in self.pids(node):
             with contextlib.suppress(ProcessLookupError):
                 kill(pid)
         self._forget(node, allow_graceful=False)
 
     def kill_raylet(self, node: Any) -> None:
-        """Kill a node's raylet alone; Ray ends the rest of the node."""
+        """Kill only a node's raylet; Ray ends its other processes."""
         kill(self.raylet(node))
         self._forget(node, allow_graceful=False)
 
     def remove(self, node: Any) -> None:
-        """Have a node leave in good order, as a scheduler's or an autoscaler's request has it."""
+        """Shut a node down gracefully, as a scheduler or autoscaler does."""
         self._forget(node, allow_graceful=True)
 
     def drain(self, node: Any, within_s: float) -> None:
-        """Give notice that a node will go; see `give_notice`."""
+        """Announce that a node will leave; see `give_notice`."""
         give_notice(self.address, node.node_id, within_s)
 
     def _forget(self, node: Any, *, allow_graceful: bool) -> None:
@@ -133,7 +129,7 @@ class Nodes:
         self._cluster.remove_node(node, allow_graceful=allow_graceful)
 
     def pause(self, node: Any) -> Callable[[], None]:
-        """Have all processes of a node stand still; return what has them go on."""
+        """Pause all processes of a node. Return a function that resumes them."""
         return pause_all(self.pids(node))
 
     def end(self) -> None:
@@ -145,13 +141,10 @@ class Nodes:
 
 
 def give_notice(address: str, node_id: str, within_s: float) -> None:
-    """Give notice that a node will go, as the owner of a spot instance does: nothing new is started there.
+    """Announce that a node will leave, as for a spot instance: Ray starts nothing new there.
 
-    Ray does not end it at that time. It ends by itself as soon as no actor runs there, and no object that somebody
-    needs lies there.
-
-    Raises:
-        ResourceError: Ray does not take the notice.
+    Ray does not end the node at the deadline, but once it has no actor and no referenced object. Raises ResourceError
+    if Ray rejects the notice.
     """
     deadline_ms = int((time.time() + within_s) * 1000)
     reasons: Any = autoscaler_pb2
@@ -163,30 +156,26 @@ def give_notice(address: str, node_id: str, within_s: float) -> None:
 
 @contextlib.contextmanager
 def _own_sigterm() -> Iterator[None]:
-    """Keep what this program does at SIGTERM: Ray puts a handler in its place that ends it, without a report."""
+    """Keep this program's SIGTERM handler: Ray installs one that exits without a report."""
     own = signal.getsignal(signal.SIGTERM)
     try:
         yield
     finally:
-        if threading.current_thread() is threading.main_thread():  # Ray, too, sets none elsewhere
+        if threading.current_thread() is threading.main_thread():  # Ray only sets one there, too
             signal.signal(signal.SIGTERM, own)
 
 
 def address_kept_in(folder: str) -> dict[str, str]:
-    """Return the variables with which Ray writes a cluster's address into the folder, and make room for it there.
-
-    Otherwise it overwrites the address of somebody else's cluster in /tmp/ray, and fails where there is no such folder.
-    """
+    """Return variables that make Ray write a cluster's address into ``folder`` instead of the shared /tmp/ray."""
     (Path(folder) / "ray").mkdir(exist_ok=True)
     return {"RAY_TMPDIR": folder}
 
 
 @contextlib.contextmanager
 def own_token() -> Iterator[None]:
-    """Have clusters that are started inside of the block take a token that only their processes know.
+    """Give clusters started inside the context a new token that only their processes have.
 
-    Whoever reaches the ports of a cluster without tokens runs code as the user. The user's own token, if there is one,
-    is not what a cluster for tests should know.
+    Without tokens, any program that reaches a cluster's ports can run code as the user.
     """
     try:
         with environment({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": uuid.uuid4().hex}):
@@ -198,7 +187,7 @@ def own_token() -> Iterator[None]:
 
 @contextlib.contextmanager
 def environment(values: dict[str, str]) -> Iterator[None]:
-    """Set variables of this program's environment, and of the processes that it starts, inside of the block."""
+    """Set environment variables inside the context, for this program and the processes it starts."""
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
     try:

@@ -1,4 +1,4 @@
-"""The processes of running feeds on this machine, and blows for them: killed, or stopped for a while."""
+"""The processes of feeds on this machine, and the faults for processes: kill and pause."""
 
 from __future__ import annotations
 
@@ -22,22 +22,15 @@ PREFIXES: dict[Target, str] = {
     "coordinator": "feed:",
     "lane": "lane:",
 }
-"""What the names of a feed's actors begin with. An actor with another name, or none, is taken for a trial."""
+"""Prefixes of a feed's actor names. Any other actor counts as a trial."""
 
 STOPPED_S = 1.0
-"""Longest time in which a process that is told to stand still does."""
+"""Longest wait for a process to stop after SIGSTOP."""
 
 
 @dataclass(frozen=True)
 class Participant:
-    """A process that takes part in a search.
-
-    Attributes:
-        target: what it is.
-        name: of its actor; a trial may have none.
-        pid: its process id.
-        node: Ray's id of its node.
-    """
+    """A process that takes part in a search; `node` is its Ray node id."""
 
     target: Target
     name: str
@@ -46,9 +39,9 @@ class Participant:
 
 
 def participants() -> list[Participant]:
-    """Find who is up, as Ray knows it, on all feeds of the cluster; sorted by name."""
+    """Return all live actors of the cluster, for all feeds, sorted by name."""
     found = []
-    # Not public. Ray's state API would need its dashboard, which this cluster does not start.
+    # Private API: Ray's state API requires the dashboard, which this cluster does not start.
     for actor in ray._private.state.actors().values():
         if actor["State"] == "ALIVE" and actor["Pid"]:
             name = actor["Name"]
@@ -58,16 +51,12 @@ def participants() -> list[Participant]:
 
 
 def kill(pid: int) -> None:
-    """End a process at once; it cannot clean up (kill -9)."""
+    """Kill a process abruptly (SIGKILL)."""
     os.kill(pid, signal.SIGKILL)
 
 
 def pause(pid: int) -> None:
-    """Have a process stand still (SIGSTOP): alive, but it says and does nothing.
-
-    Returns as soon as it does, or after `STOPPED_S`: one of the process's threads takes the signal, and until that has
-    its turn on a busy machine the others go on.
-    """
+    """Pause a process (SIGSTOP). Returns when it has stopped, or after `STOPPED_S` on a busy machine."""
     os.kill(pid, signal.SIGSTOP)
     end = time.monotonic() + STOPPED_S
     while process_state(pid) not in "TtZX" and time.monotonic() < end:
@@ -75,13 +64,13 @@ def pause(pid: int) -> None:
 
 
 def resume(pid: int) -> None:
-    """Have a process go on that stands still, if it is still there."""
+    """Resume a paused process, if it still exists."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGCONT)
 
 
 def pause_all(pids: Sequence[int]) -> Callable[[], None]:
-    """Have processes stand still, those that are still there; return what has them go on."""
+    """Pause all of the processes that still exist. Return a function that resumes them."""
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             pause(pid)
@@ -89,14 +78,14 @@ def pause_all(pids: Sequence[int]) -> Callable[[], None]:
 
 
 def resume_all(pids: Sequence[int]) -> None:
-    """Have all of them go on that are still there."""
+    """Resume all of the processes that still exist."""
     for pid in pids:
         resume(pid)
 
 
 @contextlib.contextmanager
 def paused(pid: int) -> Iterator[None]:
-    """A process that stands still inside of the block."""
+    """Pause a process inside the context."""
     pause(pid)
     try:
         yield
@@ -105,7 +94,7 @@ def paused(pid: int) -> Iterator[None]:
 
 
 def process_state(pid: int) -> str:
-    """Return the letter by which Linux calls the state of a process: "T" is stopped, "Z" a zombie; "X" if none is."""
+    """Return the Linux state letter of a process: "T" is stopped, "Z" a zombie; "X" if it does not exist."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
     except (FileNotFoundError, ProcessLookupError):
@@ -113,22 +102,22 @@ def process_state(pid: int) -> str:
 
 
 def alive(pid: int) -> bool:
-    """Tell whether the process exists and is not a zombie."""
+    """Return whether the process exists and is not a zombie."""
     return process_state(pid) not in "ZX"
 
 
 def cache_node_pids(feed: str) -> list[int]:
-    """Return process ids of a feed's cache nodes that are up."""
+    """Return the process ids of a feed's live cache nodes."""
     return _pids(f"cache:{feed}:")
 
 
 def relay_pids(feed: str) -> list[int]:
-    """Return process ids of a feed's actors that are up and only relay calls for blocks."""
+    """Return the process ids of a feed's live relay actors."""
     return _pids(f"relay:{feed}:")
 
 
 def prep_worker_pids(feed: str) -> list[int]:
-    """Return process ids of a feed's prep workers that are up, as Ray knows them."""
+    """Return the process ids of a feed's live prep workers."""
     return _pids(f"prep:{feed}:")
 
 
@@ -138,7 +127,7 @@ def coordinator_pid(feed: str) -> int:
 
 
 def lane_pids(feed: str) -> list[int]:
-    """Return process ids of the coordinators of a feed's further lanes that are up."""
+    """Return the process ids of the live coordinators of a feed's additional lanes."""
     return _pids(f"lane:{feed}:")
 
 

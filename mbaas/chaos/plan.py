@@ -1,4 +1,4 @@
-"""Which faults happen when: a plan follows from its seed alone."""
+"""The kinds and times of faults. A plan depends only on its seed and the settings."""
 
 from __future__ import annotations
 
@@ -18,40 +18,38 @@ Target = Literal[
 Action = Literal["kill", "pause", "remove", "add", "hang", "err", "slow", "truncate", "lose", "cut", "drain"]
 
 PARTICIPANTS: tuple[Target, ...] = ("worker", "cache", "coordinator", "lane", "trial")
-"""Processes of a search: prep workers, cache nodes, the coordinator, those of further lanes, and trials."""
+"""Processes of a search: prep workers, cache nodes, the coordinator, coordinators of additional lanes, and trials."""
 
 PAUSE_S = (0.5, 9.0)
-"""How long what is paused stands still, and what is disturbed stays so; longer than some of a feed's patience."""
+"""Duration of a pause or disturbance, from and to; the upper end exceeds some of a feed's timeouts."""
 
 LONG_PAUSE_S = (20.0, 60.0)
-"""How long a long pause lasts: most are longer than a consumer's lease and the others' patience."""
+"""Duration of a long pause; mostly longer than a consumer's lease and other consumers' patience."""
 
 RETURN_S = (0.0, 6.0)
-"""How long after a node's death another one comes."""
+"""Delay between a node's death and its replacement."""
 
 NOTICE_S = (5.0, 30.0)
-"""How long before a node goes its users have notice; clouds give 30 s to 2 min."""
+"""Notice before a node is reclaimed; clouds give 30 s to 2 min."""
 
 AGAIN_S = (0.0, 3.0)
-"""How long after the death of the program that serves the feed it is started again."""
+"""Delay between the death of the program that serves the feed and its restart."""
 
 CUT_S = (1.0, 8.0)
-"""How long a link is down: below the time after which Ray gives the node up, mostly."""
+"""Duration of a link failure; mostly below Ray's timeout for a node."""
 
 JITTER = 0.4
-"""A fault happens earlier or later than its turn by up to this share of the period."""
+"""Largest deviation of a fault's time from a regular schedule, as a fraction of the period."""
 
 
 @dataclass(frozen=True)
 class Strike:
-    """One thing that is done to one participant.
+    """One action on one target.
 
     Attributes:
-        action: what is done.
-        target: the kind of participant.
-        which: of those that are there then: 0 is the first, just below 1 the last.
-        lasts_s: until it is undone, for what can be undone: a pause ends, a node is replaced, the program that serves
-            is started again, storage works again.
+        which: position among the targets that exist then, from 0 (the first) to just below 1 (the last).
+        lasts_s: seconds until a temporary action is undone: a pause ends, a node is replaced, the serving program
+            restarts, storage works again.
     """
 
     action: Action
@@ -62,13 +60,7 @@ class Strike:
 
 @dataclass(frozen=True)
 class Fault:
-    """One or more strikes at the same moment.
-
-    Attributes:
-        at_s: since the search was seen to train.
-        kind: one of `KINDS`.
-        strikes: what happens, all at once.
-    """
+    """Simultaneous strikes, ``at_s`` seconds after training was first observed."""
 
     at_s: float
     kind: str
@@ -83,12 +75,10 @@ def _single(action: Action, target: Target, lasts_s: tuple[float, float]) -> Dra
 
 
 def _anybody(action: Action, lasts_s: tuple[float, float]) -> Draw:
-    """Strike one participant of any kind."""
     return lambda chance: (Strike(action, chance.choice(PARTICIPANTS), chance.random(), chance.uniform(*lasts_s)),)
 
 
 def _burst(action: Action, size: int) -> Draw:
-    """Strike several participants, of one kind or of several, at once."""
     return lambda chance: tuple(
         Strike(action, chance.choice(PARTICIPANTS), chance.random(), chance.uniform(*PAUSE_S)) for _ in range(size)
     )
@@ -116,33 +106,29 @@ KINDS: dict[str, Draw] = {
     "cut-link": _single("cut", "link", CUT_S),
     "slow-link": _single("slow", "link", PAUSE_S),
 }
-"""What can happen, and how its strikes are drawn. The names are those of ``--kinds``."""
+"""Kinds of faults, by their names in ``--kinds``, and functions that draw their strikes."""
 
 BY_NAME_ONLY: dict[str, Draw] = {
     "pause-long": _anybody("pause", LONG_PAUSE_S),
     "drain-node": _single("drain", "node", NOTICE_S),
 }
-"""Kinds that happen only where ``--kinds`` names them in full.
-
-A plan is drawn from all kinds at once, so one more in `KINDS`, or under a pattern that was in use before it, would make
-another plan of every seed.
-"""
+"""Kinds that occur only if ``--kinds`` contains their full name: new ones in `KINDS` would change every seed's plan."""
 
 OF_OUR_SEARCH = ("kill-driver", *(kind for kind in KINDS if kind.endswith("-storage")))
-"""Kinds that need a feed which is served by a program of ours, from storage that can be disturbed."""
+"""Kinds that need the default search, whose serving program can be killed and whose storage can fail."""
 
 OF_LANES = ("kill-lane", "pause-lane")
 """Kinds that need a feed with more than one lane."""
 
 OF_LINKS = ("cut-link", "slow-link")
-"""Kinds that need nodes in network namespaces of their own."""
+"""Kinds that need nodes in separate network namespaces."""
 
 
 def chosen_kinds(patterns: Sequence[str], known: Sequence[str] = tuple(KINDS)) -> tuple[str, ...]:
-    """Return the kinds that patterns such as ``kill-*`` stand for, in the order of `KINDS`, then those named in full.
+    """Return the kinds that match patterns such as ``kill-*``, then those in `BY_NAME_ONLY` that are named in full.
 
     Raises:
-        ConfigError: a pattern stands for none of those known, and is no name of `BY_NAME_ONLY`.
+        ConfigError: a pattern matches no known kind, and is not a name in `BY_NAME_ONLY`.
     """
     for pattern in patterns:
         if pattern not in BY_NAME_ONLY and not fnmatch.filter(known, pattern):
@@ -153,13 +139,7 @@ def chosen_kinds(patterns: Sequence[str], known: Sequence[str] = tuple(KINDS)) -
 
 
 def plan(seed: int, *, faults: int, every_s: float, kinds: Sequence[str] = tuple(KINDS)) -> tuple[Fault, ...]:
-    """Draw faults: about one in `every_s` seconds, each of the kinds once before any comes again.
-
-    Args:
-        seed: the same one gives the same plan.
-        faults: how many, at least 1.
-        every_s: mean time between two, in seconds, above 0.
-        kinds: of `KINDS` and `BY_NAME_ONLY`.
+    """Draw faults, about one per `every_s` seconds. Each kind occurs once before any kind is repeated.
 
     Raises:
         ConfigError: no faults, no kinds, or no time.
@@ -174,12 +154,12 @@ def plan(seed: int, *, faults: int, every_s: float, kinds: Sequence[str] = tuple
     drawn = []
     left: list[str] = []
     for number in range(faults):
-        # All kinds in a random order, then all again: with independent draws a rare kind would be missing from a short
-        # run. Sorted first, so that the plan does not depend on the order in which --kinds names them.
+        # All kinds in random order, then all again: with independent draws, a short run would miss some kinds. Sorted
+        # first, so that the plan does not depend on the order in --kinds.
         if not left:
             left = chance.sample(sorted(kinds), len(kinds))
         kind = left.pop()
-        # Jittered, because what happens at fixed intervals could meet a feed always in the same phase.
+        # Jittered, because faults at fixed intervals might always hit the same phase of a feed.
         at_s = (number + 1 + chance.uniform(-JITTER, JITTER)) * every_s
         drawn.append(Fault(at_s, kind, draws[kind](chance)))
     return tuple(drawn)

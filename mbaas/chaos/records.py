@@ -1,9 +1,8 @@
-"""What trials write down while they train, and how it is read: files of lines of JSON, which outlive their writers.
+"""Records that trials write during training, as JSON lines in one file per process.
 
-A trial that is killed goes on, in another process, after the last minibatch that was written down: a line holds a
-minibatch's samples and the loader's state after it, so both are there or neither. Each process has a file of its own
-and says in its first line how many minibatches of its predecessors it builds on. A process that was taken for dead, and
-wrote on, did work that nobody uses, as in a search.
+A killed trial continues in another process after its last recorded minibatch. A line contains a minibatch's samples and
+the loader state after it, so neither exists without the other. If a process was believed dead and kept writing, its
+extra minibatches are not used, as in a real search.
 """
 
 from __future__ import annotations
@@ -30,12 +29,9 @@ _DIGEST_BYTES = 8
 
 @dataclass(frozen=True)
 class Step:
-    """One minibatch in a file.
+    """One recorded minibatch, and the loader state after it.
 
-    Attributes:
-        delivery: its samples.
-        asked_at, got_at: when the trial asked for it and had it, in seconds of the machine's monotonic clock.
-        state: of the loader after it.
+    ``asked_at`` and ``got_at`` are times of request and receipt, in seconds of the machine's monotonic clock.
     """
 
     delivery: Delivery
@@ -46,15 +42,13 @@ class Step:
 
 @dataclass(frozen=True)
 class Incarnation:
-    """What one process of a trial wrote down.
+    """The record of one process of a trial.
 
     Attributes:
-        trial: its name.
-        pid: its process id.
-        builds_on: minibatches of the trial so far after which this one went on.
+        builds_on: number of earlier minibatches that the process continues from.
         steps: its own minibatches.
-        errors: what the loader raised: (when, class, message).
-        is_closed: the trial ended by itself, at the end of an epoch.
+        errors: exceptions raised by the loader: (time, class, message).
+        is_closed: the trial ended regularly, at the end of an epoch.
     """
 
     trial: str
@@ -66,7 +60,7 @@ class Incarnation:
 
 
 def history(incarnations: Sequence[Incarnation]) -> list[Step]:
-    """Return the minibatches that count, of all processes of a trial in order."""
+    """Return the minibatches that count, from all processes of a trial in order."""
     steps: list[Step] = []
     for incarnation in incarnations:
         del steps[incarnation.builds_on :]
@@ -76,11 +70,9 @@ def history(incarnations: Sequence[Incarnation]) -> list[Step]:
 
 @dataclass
 class Writer:
-    """Writes a trial's file; a line is with the operating system, and outlives the process, before the next is begun.
+    """Writes a trial's file, each line at once, so that it survives the process.
 
-    Attributes:
-        trial: its name.
-        state: of the loader where the trial has to go on; None at its beginning.
+    `state` is the loader state to continue from; None at the start of the trial.
     """
 
     trial: str
@@ -90,7 +82,7 @@ class Writer:
 
     @classmethod
     def open(cls, folder: Path, trial: str) -> Writer:
-        """Go on after what earlier processes of the trial have written."""
+        """Open a new file that continues the records of the trial's earlier processes."""
         steps = history(read(folder, trial).get(trial, []))
         path = folder / f"{trial}.{len(_paths(folder, trial))}{SUFFIX}"
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC)
@@ -99,7 +91,7 @@ class Writer:
         return writer
 
     def step(self, batch: Mapping[str, Any], state: Mapping[str, Any], *, asked_at: float, got_at: float) -> None:
-        """Write a minibatch of numpy arrays down, and the loader's state after it."""
+        """Record a minibatch of NumPy arrays, and the loader state after it."""
         rows = zip(batch["image"], batch["label"], strict=True)
         line = {
             "epoch": state["feed_epoch"],
@@ -113,16 +105,16 @@ class Writer:
         self.state = state
 
     def nothing(self, state: Mapping[str, Any]) -> None:
-        """Write down that an epoch ended without one minibatch, and the loader's state after it."""
+        """Record an epoch without any minibatch, and the loader state after it."""
         now = time.monotonic()
         self.step({"image": (), "label": (), "sample_id": np.empty(0, np.int64)}, state, asked_at=now, got_at=now)
 
     def error(self, error: BaseException) -> None:
-        """Write down what the loader raised."""
+        """Record an exception raised by the loader."""
         self._write({"error": type(error).__name__, "message": str(error), "at": time.monotonic()})
 
     def close(self) -> None:
-        """Say that the trial has ended by itself."""
+        """Record the regular end of the trial."""
         self._write({"closed": True})
         os.close(self._descriptor)
 
@@ -137,10 +129,10 @@ def _digest(image: Any, label: Any) -> str:
 
 
 def read(folder: Path, trial: str | None = None) -> dict[str, list[Incarnation]]:
-    """Read the records of all trials, or of one; each trial's processes in the order in which they began.
+    """Read the records of all trials, or of one; a trial's processes are in order.
 
     Raises:
-        ConfigError: a file is not as `Writer` writes it; says the line.
+        ConfigError: a file has an invalid line; the message contains its number.
     """
     found: dict[str, list[Incarnation]] = {}
     for path in sorted(_paths(folder, trial), key=_number):
@@ -150,7 +142,7 @@ def read(folder: Path, trial: str | None = None) -> dict[str, list[Incarnation]]
 
 
 def newest(folder: Path, name: str) -> int:
-    """Return the number K of the newest trial "name.K", or of the one after it if the newest has ended by itself."""
+    """Return the number K of the newest trial "name.K", plus one if that trial has ended regularly."""
     numbers = [int(path.name.split(".")[1]) for path in _paths(folder, f"{name}.*")]
     number = max(numbers, default=0)
     processes = read(folder, f"{name}.{number}").get(f"{name}.{number}", [])
@@ -158,13 +150,12 @@ def newest(folder: Path, name: str) -> int:
 
 
 def _paths(folder: Path, trial: str | None) -> list[Path]:
-    # "[" in the name of a rank would begin a set of characters.
+    # "[" in a rank's name would start a character set.
     pattern = f"{trial.replace('[', '[[]')}.*" if trial is not None else "*"
     return list(folder.glob(f"{pattern}{SUFFIX}"))
 
 
 def _number(path: Path) -> int:
-    """Return the number of a file, which the process had among those of its trial."""
     number = path.name.removesuffix(SUFFIX).rpartition(".")[2]
     if not number.isdecimal():
         raise ConfigError(f"{path}: a record must be called 'trial.number{SUFFIX}'")
@@ -172,7 +163,7 @@ def _number(path: Path) -> int:
 
 
 def _parse(path: Path) -> Incarnation | None:
-    """Read one file; None if its writer died before its first line. A line that was being written does not count."""
+    """Read one file, without an unfinished last line. None if the writer died before its first line."""
     lines = path.read_bytes().split(b"\n")[:-1]
     if not lines:
         return None
@@ -198,22 +189,17 @@ def _parse(path: Path) -> Incarnation | None:
 
 
 def _order(epoch: int, state: Mapping[str, Any]) -> str:
-    """Return how an epoch is shuffled, as text: "" if it is shuffled as a whole."""
     levels = state.get("shuffle", [])
     return "" if levels in ([], [[epoch, []]]) else json.dumps(levels)
 
 
 class _Head(TypedDict):
-    """The first line of a file."""
-
     trial: str
     pid: int
     builds_on: Annotated[int, Field(ge=0)]
 
 
 class _Made(TypedDict):
-    """The line of a minibatch."""
-
     epoch: int
     ids: list[int]
     digests: list[str]
@@ -223,16 +209,12 @@ class _Made(TypedDict):
 
 
 class _Raised(TypedDict):
-    """The line of an error."""
-
     error: str
     message: str
     at: float
 
 
 class _Closed(TypedDict):
-    """The last line of a trial that ended by itself."""
-
     closed: bool
 
 

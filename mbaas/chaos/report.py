@@ -1,4 +1,4 @@
-"""What came of a run under faults: pure, from what was planned, what happened and what trials wrote down."""
+"""Results of a run under faults, computed from the plan, the executed faults and the trials' records. Pure."""
 
 from __future__ import annotations
 
@@ -14,24 +14,22 @@ from mbaas.chaos.records import Incarnation, history
 from mbaas.chaos.usage import Growth
 
 COUNTED: tuple[FlawKind, ...] = ("missing", "repeated", "different", "misplaced", "unknown")
-"""Flaws, in the order in which they are told."""
+"""Kinds of flaws, in the order of the report."""
 
 USUAL_S = 0.25
-"""A trial that has waited for longer than this when a fault happens does not wait because of it."""
+"""A wait that began more than this many seconds before a fault is not attributed to the fault."""
 
 SHOWN = 20
-"""At most this many sentences of a kind are printed; the report gives the number of all."""
+"""Maximum number of printed lines of a kind; the report contains the total number."""
 
 
 @dataclass(frozen=True)
 class KindReport:
-    """What came of the faults of a kind.
+    """Results for one kind of fault.
 
     Attributes:
-        planned: how many there were to be so far.
-        happened: how many met all of their targets.
-        waits_s: of each that happened the longest wait for a minibatch that is due to it; see `longest_waits`. None are
-            known where trials wrote nothing down.
+        planned, happened: number of planned faults, and of faults that hit all of their targets.
+        waits_s: for each fault that happened, the longest wait in s (see `longest_waits`). Empty without trial records.
     """
 
     planned: int
@@ -41,17 +39,15 @@ class KindReport:
 
 @dataclass(frozen=True)
 class Checked:
-    """What the checker found in what trials wrote down.
+    """Results of checking the trials' records.
 
     Attributes:
-        trials, minibatches, samples, epochs: how much was checked; epochs of trials (each rank counts), the last of
-            which may be a part.
-        cut_epochs: those of them whose order has cuts, because a consumer joined the feed in the middle of an epoch.
-        incarnations: processes that the trials had.
-        flaws: what is wrong.
-        is_independent: it was compared with a run without faults; else with what other trials got.
-        errors: class of what loaders raised -> how often.
-        told: the first such errors, in words.
+        trials, minibatches, samples, epochs: amounts checked. Epochs are counted per trial and rank, and the last one
+            may be partial.
+        cut_epochs: epochs whose order has cuts, because a consumer joined the feed mid-epoch.
+        incarnations: number of trial processes.
+        is_independent: the reference was a run without faults, rather than other trials.
+        errors, told: class of exceptions raised by loaders -> count, and the first such exceptions as text.
     """
 
     trials: int = 0
@@ -66,28 +62,25 @@ class Checked:
     told: tuple[str, ...] = ()
 
     def count(self, kind: FlawKind) -> int:
-        """Return how many samples have this flaw."""
+        """Return the number of samples with this flaw."""
         return sum(len(flaw.samples) for flaw in self.flaws if flaw.kind == kind)
 
 
 @dataclass(frozen=True)
 class Report:
-    """What came of a run.
+    """Results of a run.
 
     Attributes:
-        seed: of the plan.
-        seconds: from the first minibatch until trials were told to end.
-        kinds: by name, in the plan's order.
-        checked: what trials got.
-        feeds_ended: feeds that could not go on, in sentences.
-        hung: trials that got nothing for too long, or did not end, in sentences.
-        inexact_epochs: epochs that were not exact by the loaders' own ledgers.
-        bugs: errors in mbaas itself that its logs tell of, one line each.
-        growth: what there was ever more of.
-        left_behind: what was there after the end, in sentences.
-        command_code: exit code of the command that ran, if one was named.
-        was_interrupted: somebody ended it before its time.
-        kept: the folder with all records and logs, which is removed if there is nothing to look for.
+        seconds: from the first minibatch until the end of the faults.
+        kinds: results by kind, in the plan's order.
+        feeds_ended: messages about feeds that failed or ended.
+        hung: messages about trials that received nothing for too long, or did not end.
+        inexact_epochs: epochs that were not exact according to the loaders' ledgers.
+        bugs: internal errors of mbaas found in its logs, one line each.
+        left_behind: processes and files that remained after the end.
+        command_code: exit code of the command, if one was run.
+        was_interrupted: the run was ended by Ctrl-C.
+        kept: folder with all records and logs; None if it was removed because nothing was wrong.
     """
 
     seed: int
@@ -106,12 +99,12 @@ class Report:
 
     @property
     def happened(self) -> int:
-        """Faults of all kinds that met somebody."""
+        """Number of faults that hit their targets."""
         return sum(kind.happened for kind in self.kinds.values())
 
     @property
     def is_sound(self) -> bool:
-        """Whether nothing was missing, repeated or different, no feed ended and nobody waited for ever."""
+        """True if the samples were exact, no feed ended and no trial hung."""
         bad = (self.checked.flaws, self.feeds_ended, self.hung, self.inexact_epochs, self.command_code)
         return not any(bad)
 
@@ -133,10 +126,9 @@ def kinds_of(
 
 
 def longest_waits(injected: Sequence[Injected], incarnations: Mapping[str, Sequence[Incarnation]]) -> dict[int, float]:
-    """Find for each fault, by its number, the longest wait of a trial for a minibatch, in seconds.
+    """Return for each fault, by its index, the longest wait of a trial for a minibatch, in seconds.
 
-    A wait is due to the last fault before it, or just after it began; later ones within it come on top. Trials that
-    were struck themselves do not count for that fault.
+    A wait is attributed to the last fault before its start or shortly after it, unless that fault hit the trial itself.
     """
     times = [each.at for each in injected]
     longest: dict[int, float] = {}
@@ -153,12 +145,11 @@ def longest_waits(injected: Sequence[Injected], incarnations: Mapping[str, Seque
 def checked(
     incarnations: Mapping[str, Sequence[Incarnation]], reference: Mapping[int, Sequence[Row]] | None, *, samples: int
 ) -> Checked:
-    """Check what all trials wrote down.
+    """Check the records of all trials, whose epochs have ``samples`` samples each.
 
     Args:
-        incarnations: of each trial, in order. Names such as "ranks[0]" and "ranks[1]" are the ranks of one trial.
-        reference: of a run without faults; None: trials are compared with each other.
-        samples: number of samples in an epoch.
+        incarnations: processes of each trial, in order. "ranks[0]" and "ranks[1]" are the ranks of one trial.
+        reference: samples of a run without faults; None to compare the trials with each other.
     """
     steps = {trial: history(processes) for trial, processes in incarnations.items()}
     histories = {trial: [step.delivery for step in each] for trial, each in steps.items()}

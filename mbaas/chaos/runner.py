@@ -1,4 +1,4 @@
-"""Runs a search under faults on a cluster of its own, from the first node to the report."""
+"""Runs a search under faults on a separate cluster, from the first node to the report."""
 
 from __future__ import annotations
 
@@ -36,35 +36,32 @@ from mbaas.errors import ConfigError, WaitTimeoutError
 from mbaas.units import counted, seconds
 
 NODES = 2
-"""Nodes beside the head, when nothing has happened yet."""
+"""Nodes besides the head, before the first fault."""
 
 WARM_UP_S = 60.0
-"""How long trials have to get their first minibatches before the first fault."""
+"""Longest wait for the trials' first minibatches, before the first fault."""
 
 HUNG_S = 120.0
-"""A trial that writes nothing for this long counts as hung. The longest fault lasts a fraction of it."""
+"""Time without a record after which a trial counts as hung; several times the longest fault."""
 
 HOLD_S = 30.0
-"""While a trial has written nothing for this long, no more faults come: it must go on by itself, or counts as hung.
-
-Nodes that die faster than others come, as they may on a busy machine, would else keep it waiting for ever.
-"""
+"""Faults pause while a trial has recorded nothing for this long, since nodes may die faster than they are replaced."""
 
 CALM_S = 150.0
-"""How long trials have to end their epochs after the last fault."""
+"""Longest wait for trials to end their epochs after the last fault."""
 
 HASTE_S = 10.0
 """The same after Ctrl-C, and for a command to end."""
 
 LOOK_S = 0.05
 USAGE_S = 3.0
-"""Periods of the looks at what is due, and at what processes use."""
+"""Seconds between checks for due actions, and between measurements of resource use."""
 
 GONE_S = 15.0
-"""What is still there this long after the end counts as left behind."""
+"""Time after the end at which remaining processes count as left behind."""
 
 RUN = "MBAAS_CHAOS_RUN"
-"""The variable of the environment by which the processes of a run are known."""
+"""Environment variable that identifies the processes of a run."""
 
 ENVIRONMENT = {
     **FAST_DETECTION,
@@ -72,27 +69,26 @@ ENVIRONMENT = {
     "RAY_free_objects_period_milliseconds": "20",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_memory_monitor_refresh_ms": "0",
-    "REPORTER_UPDATE_INTERVAL_MS": "60000",  # else Ray looks at each of its processes every five seconds
+    "REPORTER_UPDATE_INTERVAL_MS": "60000",  # otherwise Ray examines each of its processes every 5 s
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "MBAAS_VALIDATE": "1",
 }
-"""Settings of the cluster. It is for this machine alone, and its coordinators look for bugs in themselves."""
+"""Settings of the cluster, for a single machine. Coordinators validate their own state."""
 
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class ChaosSettings:
-    """What is to happen.
+    """Settings of a run.
 
     Attributes:
-        seed: the plan follows from it.
-        faults: how many.
-        every_s: mean time between two, in seconds.
-        kinds: patterns of kinds, such as ``kill-*``; none: all that can happen here.
-        ranks: of a data-parallel trial that reads the feed next to the others, while newcomers join in the middle of
-            epochs; 0 for none. The feed then has one lane.
-        command: a program and its arguments that runs in place of the search, on the cluster that RAY_ADDRESS names.
+        seed, faults: determine the plan, with the number of its faults.
+        every_s: mean seconds between faults.
+        kinds: patterns of kinds, such as ``kill-*``; empty for all kinds possible here.
+        ranks: ranks of a data-parallel trial that reads the feed next to the others, while newcomers join mid-epoch; 0
+            for none. The feed then has one lane.
+        command: program and arguments to run instead of the default search, on the cluster in RAY_ADDRESS.
     """
 
     seed: int = 0
@@ -103,11 +99,7 @@ class ChaosSettings:
     command: tuple[str, ...] = ()
 
     def plan(self) -> tuple[Fault, ...]:
-        """Draw the faults.
-
-        Raises:
-            ConfigError: see `mbaas.chaos.plan.plan`; or a kind cannot happen here.
-        """
+        """Draw the faults. Raises ConfigError, also for a kind that is not possible here."""
         if self.ranks == 1 or self.ranks < 0:
             raise ConfigError(f"--ranks must be 0 or at least 2, got {self.ranks}")
         if self.ranks and self.command:
@@ -127,18 +119,15 @@ class ChaosSettings:
 
 
 def run(settings: ChaosSettings, say: Say) -> Report:
-    """Run it; Ctrl-C ends it early, and what was seen until then is reported.
-
-    Args:
-        say: is told what happens, line by line.
+    """Run a search under faults. Ctrl-C ends it early with a report of the results so far.
 
     Raises:
-        ConfigError: a setting that cannot work.
-        MbaasError: the search did not begin.
+        ConfigError: an invalid setting.
+        MbaasError: the search did not start.
     """
     faults = settings.plan()
     shared, mark = usage.shared_files(), uuid.uuid4().hex
-    # In /tmp whatever TMPDIR says: Ray's sockets are in it, and their paths have at most 107 characters.
+    # In /tmp regardless of TMPDIR: Ray's sockets are inside, and their paths have at most 107 characters.
     folder = Path(tempfile.mkdtemp(prefix="chaos-", dir="/tmp"))
     report, left = None, []
     try:
@@ -146,7 +135,7 @@ def run(settings: ChaosSettings, say: Say) -> Report:
             environment({**ENVIRONMENT, RUN: mark, **address_kept_in(str(folder))}),
             own_token(),
             (folder / "ray.out").open("w") as told,
-            contextlib.redirect_stdout(told),  # where Ray's driver writes pages about each death
+            contextlib.redirect_stdout(told),  # Ray's driver writes pages about each death to stdout
         ):
             report = _Run(settings, faults, folder, mark, say).report()
     finally:
@@ -158,8 +147,6 @@ def run(settings: ChaosSettings, say: Say) -> Report:
 
 
 class _Run:
-    """One run: what is seen of it is collected here."""
-
     def __init__(self, settings: ChaosSettings, faults: Sequence[Fault], folder: Path, mark: str, say: Say) -> None:
         self._settings, self._faults, self._folder, self._mark, self._say = settings, faults, folder, mark, say
         self._records = folder / "records"
@@ -172,7 +159,6 @@ class _Run:
         self._code: int | None = None
 
     def report(self) -> Report:
-        """Run the search under faults, then the same without; compare."""
         has_links = any(fault.kind in OF_LINKS for fault in self._faults)
         with self._cluster("faults", NODES, Network if has_links else Nodes) as nodes:
             injector = Injector(nodes, self._say)
@@ -209,7 +195,7 @@ class _Run:
             nodes.end()
 
     def _checked(self, incarnations: Mapping[str, Sequence[Incarnation]]) -> Checked:
-        """Check what trials wrote down; after Ctrl-C, which may come here too, without the run to compare with."""
+        """Check the trials' records. After Ctrl-C, which may also arrive in here, the fault-free run is omitted."""
         reference = None
         epochs = {
             step.delivery.epoch + bool(step.delivery.begin)
@@ -219,7 +205,7 @@ class _Run:
         }
         if epochs and not self._was_interrupted:
             try:
-                # Afterwards and on a cluster of its own: beside the faults it would meet them, too.
+                # Afterwards, on a separate cluster: next to the faults it would also be hit.
                 reference = self._reference(max(epochs) + 1)
             except KeyboardInterrupt:
                 self._was_interrupted = True
@@ -230,7 +216,7 @@ class _Run:
             self._say(f"the same without faults: {counted(epochs, 'epoch')}")
             return search.reference(self._folder / "reference", self._data, epochs)
 
-    # ---- what runs under faults ----
+    # ---- searches under faults ----
 
     def _run_search(self, nodes: Nodes | Network, injector: Injector) -> None:
         self._data = search.dataset(self._folder)
@@ -245,7 +231,7 @@ class _Run:
             except KeyboardInterrupt:
                 self._was_interrupted = True
                 self._say("interrupted; trials end, a moment for the report")
-            # Everything works again before trials are judged: one that waits for something paused does not hang.
+            # Undo all faults before trials are judged: a trial that waits for a paused process is not hung.
             injector.undo_what_is_due(all_of_it=True)
             patience_s = HASTE_S if self._was_interrupted or self._hung else CALM_S
             late = trials.stop(patience_s, injector.undo_what_is_due)
@@ -258,7 +244,7 @@ class _Run:
     def _run_command(self, nodes: Nodes | Network, injector: Injector) -> None:
         command = self._settings.command
         variables = {**os.environ, "RAY_ADDRESS": nodes.address}
-        try:  # --json has stdout for itself
+        try:  # stdout is reserved for --json
             process = subprocess.Popen(command, env=variables, stdout=sys.stderr, start_new_session=True)
         except OSError as error:
             raise ConfigError(f"cannot run {command[0]!r}: {error.strerror}") from None
@@ -276,13 +262,12 @@ class _Run:
             _end(process)
 
     def _strike(self, injector: Injector, goes_on: Callable[[], bool]) -> None:
-        """Let all faults happen in their time, as long as there is somebody to meet."""
         began = time.monotonic()
         held_s, looked_at, waits = 0.0, began, False
         self._watch.start()
         try:
             for number, fault in enumerate(self._faults, 1):
-                # What a wait held up is added to the times of all later faults: else they would all come at its end.
+                # A hold delays all later faults; otherwise they would all happen at its end.
                 while (waits or time.monotonic() < began + held_s + fault.at_s) and goes_on():
                     injector.undo_what_is_due()
                     if (passed_s := time.monotonic() - looked_at) >= USAGE_S:
@@ -299,10 +284,9 @@ class _Run:
             self._seconds = time.monotonic() - began
 
     def _look(self) -> bool:
-        """Look at what the processes use, and at the trials; return whether one has waited for `HOLD_S`."""
         self._usage.append(Usage.now([os.getpid(), *usage.pids_with(RUN, self._mark)]))
         newest: dict[str, float] = {}
-        # By the times of files, not by asking trials: those that hang would not answer.
+        # From file times, because hung trials would not respond to calls.
         for path in self._records.iterdir():
             if path.suffix == records.SUFFIX:
                 trial = path.name.partition(".")[0]
@@ -314,7 +298,7 @@ class _Run:
         return any(wait_s > HOLD_S for wait_s in waits_s.values())
 
     def _wait_for_trials(self, count: int) -> None:
-        """Wait until each trial has a minibatch: what comes before is the start of a feed, not its life."""
+        """Wait until each trial has a minibatch, so that faults do not hit the feed's startup."""
         end = time.monotonic() + WARM_UP_S
         while True:
             found = records.read(self._records).items()
@@ -328,7 +312,6 @@ class _Run:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a command and its process group: as Ctrl-C does, and by force if that does not help."""
     for number in (signal.SIGINT, signal.SIGKILL):
         if process.poll() is None:
             os.killpg(process.pid, number)
@@ -337,9 +320,9 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _end_what_is_left(mark: str) -> list[str]:
-    """End processes of the run that are still there after `GONE_S`; say which."""
+    """Kill processes of the run that remain after `GONE_S`, and return their descriptions."""
     end = time.monotonic() + GONE_S
-    # By a variable of their environment: processes of Ray outlive their parents, and no list of ours has them all.
+    # Found by environment variable: Ray's processes outlive their parents, and no complete list exists.
     while (pids := set(usage.pids_with(RUN, mark)) - {os.getpid()}) and time.monotonic() < end:
         time.sleep(LOOK_S)
     said = []
@@ -352,7 +335,6 @@ def _end_what_is_left(mark: str) -> list[str]:
 
 
 def _bugs(folder: Path) -> tuple[str, ...]:
-    """Return what the logs of the cluster tell of errors in mbaas itself: of each its kind and the error."""
     found = []
     for log in sorted(folder.glob("faults/session_*/logs/worker-*.err")):
         lines = log.read_text(errors="replace").splitlines()

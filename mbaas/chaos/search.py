@@ -1,4 +1,4 @@
-"""The search that runs under faults unless a command is named: a few trials share a feed and record their samples."""
+"""The default search under faults: a few trials share a feed and record their samples."""
 
 from __future__ import annotations
 
@@ -31,28 +31,28 @@ LANES = 2
 WORKERS = 2
 
 STEP_S = (0.0, 0.16)
-"""How long a trial works on a minibatch, from and to: an epoch of 63 takes about 5 s."""
+"""Training time per minibatch, from and to; an epoch of 63 minibatches takes about 5 s."""
 
 RANK_PACES = (0.3, 1.0, 2.0)
-"""Factors of `STEP_S` for ranks: each process of a rank draws one, so ranks of one trial differ in speed."""
+"""Factors of `STEP_S` for ranks. Each process draws one, so the ranks of a trial differ in speed."""
 
 CACHED = 0.25
-"""Share of the dataset that a node keeps, so that storage is read in every epoch."""
+"""Fraction of the dataset cached per node; below 1, so storage is read in every epoch."""
 
 STAGED = 16
-"""Minibatches that staging has room for."""
+"""Capacity of staging in minibatches."""
 
 WAIT_S = 120.0
-"""A wait of a trial in which the feed makes no progress ends with an error after this long."""
+"""Longest wait of a trial without progress of the feed; then an error is raised."""
 
 AGAIN_S = 0.5
-"""Pause before a trial joins anew after an error."""
+"""Pause before a trial rejoins after an error."""
 
 LOOK_S = 0.1
-"""Pause between two looks whether trials that were told to end have."""
+"""Interval between checks for the end of trials."""
 
 STOP = "stop"
-"""Name of the file that ends trials: each finishes its current epoch, and ranks all epochs up to the number in it."""
+"""File that ends trials: each finishes its current epoch; ranks finish all epochs up to the number in the file."""
 
 
 @dataclass(frozen=True)
@@ -60,10 +60,10 @@ class Reader:
     """A process that reads the feed.
 
     Attributes:
-        name: in the records, and of its actor.
-        rank, world_size: which process of a data-parallel trial it is, of how many.
-        is_newcomer: it joins in the middle of an epoch, leaves after one epoch of its own, and comes back as another
-            consumer. So the orders of the epochs around it have cuts.
+        name: name in the records, and of its actor.
+        rank, world_size: rank within a data-parallel trial, and number of ranks.
+        is_newcomer: joins mid-epoch, leaves after one epoch of its own, and returns as another consumer. The orders of
+            the surrounding epochs therefore have cuts.
     """
 
     name: str
@@ -73,7 +73,7 @@ class Reader:
 
 
 def readers(ranks: int = 0) -> list[Reader]:
-    """Return the readers: three trials; with ranks two, a data-parallel trial with that many ranks, and a newcomer."""
+    """Return the readers: three trials, or with ranks two trials, a data-parallel trial and a newcomer."""
     if not ranks:
         return [Reader(f"trial-{number}") for number in range(TRIALS)]
     return [
@@ -84,11 +84,7 @@ def readers(ranks: int = 0) -> list[Reader]:
 
 
 def serve_search(data: Dataset, *, lanes: int = LANES) -> Feed:
-    """Serve the feed of the search, with timeouts that are short compared with the faults.
-
-    Args:
-        lanes: 1 lets consumers join in the middle of an epoch.
-    """
+    """Serve the search's feed, with short timeouts. With one lane, consumers can join mid-epoch."""
     pipeline = T.Pipeline([T.DecodeImage(), T.RandomResizedCrop(16), T.RandomHorizontalFlip()])
     return serve(
         FEED,
@@ -104,7 +100,7 @@ def serve_search(data: Dataset, *, lanes: int = LANES) -> Feed:
 
 
 def dataset(folder: Path) -> Dataset:
-    """List the images below a folder through the storage that a `Trouble` with it disturbs; make them if need be."""
+    """Return the images below ``folder``, created if missing, on storage that the folder's `Trouble` can disturb."""
     root = folder / "images"
     if not root.exists():
         images(root, SAMPLES)
@@ -112,12 +108,7 @@ def dataset(folder: Path) -> Dataset:
 
 
 class Trials:
-    """Readers in processes of their own, which Ray restarts on any node with room when they die.
-
-    Args:
-        folder: of their records.
-        readers: who they are.
-    """
+    """Readers in separate processes, which Ray restarts on any node with free resources."""
 
     def __init__(self, folder: Path, readers: list[Reader]) -> None:
         self._folder = folder
@@ -127,13 +118,11 @@ class Trials:
         ]
 
     def stop(self, timeout_s: float, meanwhile: Callable[[], None]) -> int:
-        """End them after their current epoch; return how many had to be killed because they did not end.
+        """End the readers after their current epoch. Return the number that had to be killed after ``timeout_s``.
 
-        Args:
-            timeout_s: for all of them.
-            meanwhile: is called repeatedly until they have ended.
+        ``meanwhile`` is called repeatedly until they have ended.
         """
-        # Ranks must end with the same epoch. One may be about to begin the epoch after the furthest recorded one.
+        # Ranks must end with the same epoch. One may be about to start the epoch after the last recorded one.
         found = [each for trial in records.read(self._folder).values() for each in trial if each.steps]
         reached = [each.steps[-1].delivery.epoch for each in found]
         partial = self._folder / f"{STOP}.part"
@@ -146,13 +135,13 @@ class Trials:
         for actor in self._actors:
             ray.kill(actor)
         done = [each for each in self._running if each not in left]
-        ray.get(done)  # raises only after a bug: trials record the errors of the service
+        ray.get(done)  # raises only after a bug: trials record service errors
         return len(left)
 
 
 class _Trial:
     def train(self, reader: Reader, folder: str) -> None:
-        """Train epoch after epoch until the end, starting where an earlier process of this reader was."""
+        """Train for epochs until the stop file exists, continuing an earlier process of this reader."""
         stop = Path(folder, STOP)
         if not reader.is_newcomer:
             self._train(reader, records.Writer.open(Path(folder), reader.name), stop)
@@ -161,13 +150,13 @@ class _Trial:
             self._train(reader, records.Writer.open(Path(folder), f"{reader.name}.{newest}"), stop)
 
     def _train(self, reader: Reader, writer: records.Writer, stop: Path) -> None:
-        # Each process draws other steps: readers that took the same steps would never get out of step.
+        # Different steps per process: readers with the same steps would never get out of step.
         chance = random.Random(f"{reader.name} {os.getpid()}")
         pace = chance.choice(RANK_PACES) if reader.world_size > 1 else 1.0
         while not _may_end(reader, writer.state, stop):
             try:
                 with _joined(reader, writer) as loader:
-                    # Nothing is left of an epoch whose last minibatch was recorded: its first loop yields nothing.
+                    # If an epoch's last minibatch was recorded, the first loop yields nothing.
                     is_at_end = _is_at_end(writer.state)
                     while not _may_end(reader, writer.state, stop):
                         got_any = False
@@ -183,7 +172,7 @@ class _Trial:
         writer.close()
 
 
-# Ray restarts it and repeats its call on any node, as a search restarts a failed trial.
+# Ray restarts it and repeats the call on any node, like a search that restarts a failed trial.
 _TrialActor: Any = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)(_Trial)
 
 
@@ -192,7 +181,7 @@ def _is_at_end(state: Mapping[str, Any] | None) -> bool:
 
 
 def _may_end(reader: Reader, state: Mapping[str, Any] | None, stop: Path) -> bool:
-    """Tell whether a reader may end: only between epochs, and a rank only where all of its trial do."""
+    """Return whether a reader may end: only between epochs, and a rank only together with all others."""
     if reader.is_newcomer and _is_at_end(state):
         return True
     if not stop.exists():
@@ -211,27 +200,23 @@ def _joined(reader: Reader, writer: records.Writer) -> Loader:
     try:
         if writer.state is not None:
             loader.load_state_dict(dict(writer.state))
-    except BaseException:  # any error: a loader that is never read would delay the other trials
+    except BaseException:  # a loader that is never read would delay the other trials
         loader.close()
         raise
     return loader
 
 
 def _written(loader: Loader, writer: records.Writer) -> Iterable[None]:
-    """Go through the rest of an epoch, and write each minibatch down."""
     asked_at = time.monotonic()
     for batch in loader:
         writer.step(batch, loader.state_dict(), asked_at=asked_at, got_at=time.monotonic())
-        del batch  # its arrays are views of the object store, and would hold the block while the trial sleeps
+        del batch  # its arrays are views into the object store, and would hold the block during the sleep
         yield
         asked_at = time.monotonic()
 
 
 def reference(folder: Path, data: Dataset, epochs: int) -> dict[int, list[Row]]:
-    """Return the first epochs of a feed without faults, on the cluster that this program is connected to.
-
-    They are recorded and digested in the same way as those of the trials.
-    """
+    """Return the first epochs of a feed without faults, on the connected cluster, digested like the trials' epochs."""
     folder.mkdir()
     writer = records.Writer.open(folder, "reference")
     with serve_search(data), join(FEED, "reference", format="numpy") as loader:

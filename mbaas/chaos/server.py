@@ -1,4 +1,4 @@
-"""Serves the feed of the search from a program of its own, which can be killed, and comes again."""
+"""Serves the search's feed from a separate program that can be killed and restarted."""
 
 from __future__ import annotations
 
@@ -14,20 +14,14 @@ from mbaas.chaos.search import LANES, dataset, serve_search
 from mbaas.errors import MbaasError
 
 SERVES = "serves"
-"""What the program prints when its feed is open."""
+"""Output of the program when its feed is open."""
 
 END_S = 20.0
-"""Longest time that it takes to end when it is told to; then it is killed."""
+"""Longest wait for the program to end; then it is killed."""
 
 
 class Server:
-    """A context manager of the program that serves; it starts it again when it has ended, as a service manager would.
-
-    Args:
-        folder: of the run, with the images.
-        address: of the cluster, host:port.
-        lanes: of the feed.
-    """
+    """A context manager that runs the program that serves the feed, and restarts it like a service manager."""
 
     def __init__(self, folder: Path, address: str, *, lanes: int = LANES) -> None:
         self._folder, self._address, self._lanes = folder, address, lanes
@@ -39,21 +33,21 @@ class Server:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "mbaas.chaos.server", str(self._folder), str(self._lanes)],
                 env={**os.environ, "RAY_ADDRESS": self._address},
-                # It ends when this end is closed, so it cannot outlive the run, however that ends.
+                # The program ends when this pipe is closed, so it cannot outlive the run.
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 text=True,
-                start_new_session=True,  # Ctrl-C is for the run, which ends this program itself
+                start_new_session=True,  # Ctrl-C only goes to the run, which ends this program itself
             )
 
     def __enter__(self) -> Server:
         self._start()
         assert self._process.stdout is not None
         try:
-            if SERVES not in self._process.stdout.readline():  # serving has deadlines of its own
+            if SERVES not in self._process.stdout.readline():  # serving has its own deadlines
                 raise MbaasError(f"the search did not begin: {(self._folder / 'server.log').read_text()}")
-        except BaseException:  # Ctrl-C, too: nobody else would end the program
+        except BaseException:  # including Ctrl-C: otherwise the program would keep running
             self._end()
             raise
         return self
@@ -63,23 +57,22 @@ class Server:
 
     @property
     def pid(self) -> int:
-        """Its process id."""
+        """Process id of the program."""
         return self._process.pid
 
     def kill(self, back_in_s: float) -> None:
-        """Kill it; after ``back_in_s`` seconds `look_after` starts it again."""
+        """Kill the program; `look_after` restarts it after ``back_in_s`` seconds."""
         self._back_at = time.monotonic() + back_in_s
         kill(self.pid)
         self._process.wait()
 
     def look_after(self, *, at_once: bool = False) -> None:
-        """Start it again if it has ended and it is time for that, or in any case ``at_once``."""
+        """Restart the program if it has ended and its delay is over, or regardless of the delay if ``at_once``."""
         if self._process.poll() is not None and (at_once or time.monotonic() >= self._back_at):
             self._close()
             self._start()
 
     def _end(self) -> None:
-        """Have it stop the feed; kill it if that takes too long."""
         self._close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(END_S)
@@ -94,7 +87,7 @@ class Server:
 
 
 def main(folder: Path, lanes: int) -> None:
-    """Serve until the one who started this program closes its end of stdin, or dies."""
+    """Serve until the parent closes stdin or dies."""
     with serve_search(dataset(folder), lanes=lanes):
         print(SERVES, flush=True)
         sys.stdin.read()

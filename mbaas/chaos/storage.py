@@ -1,4 +1,4 @@
-"""Storage that errs as it is told: local files behind a file system of our own, which every process can disturb."""
+"""Storage with failures on demand: local files behind a file system that any process can disturb."""
 
 from __future__ import annotations
 
@@ -19,55 +19,51 @@ from mbaas.chaos.plan import Action
 from mbaas.dataset import synthetic
 
 PASSING = (errno.EIO, errno.ETIMEDOUT, errno.ECONNRESET, errno.ESTALE)
-"""Errors that a read may get."""
+"""Errors that a read may raise."""
 
 SLOW_S = 0.3
-"""What opening a file takes while storage is slow."""
+"""Time to open a file while storage is slow."""
 
 LOOK_S = 0.05
-"""A read that hangs looks at this period whether it may go on."""
+"""Interval at which a hanging read checks for the end of the disturbance."""
 
 IMAGE_SIZE, CLASSES = 16, 3
 
 
 @dataclass(frozen=True)
 class Trouble:
-    """A switch in a folder by which storage is disturbed, and a count of the reads that met it.
-
-    Attributes:
-        folder: where both are; it is there.
-    """
+    """A switch that disturbs storage, and a count of the reads affected, both stored in a folder."""
 
     folder: Path
 
     def begin(self, action: Action) -> None:
         """Disturb every read from now on."""
-        # Renamed into its place, which is one step: a read must not find an empty file, and so no action.
+        # Renaming is atomic: a read must not find an empty file, and thus no action.
         whole = self.folder / "next"
         whole.write_text(action)
         whole.rename(self._switch)
 
     def end(self) -> None:
-        """Let storage work again."""
+        """End the disturbance."""
         self._switch.unlink(missing_ok=True)
 
     def now(self) -> str | None:
-        """Return what is wrong now: an action of `mbaas.chaos.plan`, or None."""
+        """Return the current disturbance, an action of `mbaas.chaos.plan`, or None."""
         try:
             return self._switch.read_text()
         except FileNotFoundError:
             return None
 
     def count(self) -> None:
-        """Note that a read met it."""
-        # A byte appended by one system call: many processes count at once, and none may lose another's.
+        """Record that a read was affected."""
+        # One byte appended by one system call: many processes count concurrently without losses.
         descriptor = os.open(self._met, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC)
         os.write(descriptor, b".")
         os.close(descriptor)
 
     @property
     def met(self) -> int:
-        """Reads that were disturbed so far."""
+        """Number of reads affected so far."""
         return self._met.stat().st_size if self._met.exists() else 0
 
     @property
@@ -80,14 +76,14 @@ class Trouble:
 
 
 class TroubledFiles(FileSystemHandler):
-    """Local files, to be read only, that hang, err, are slow, cut short or away while a `Trouble` says so."""
+    """Read-only local files that hang, fail, or are slow, truncated or missing, as set by a `Trouble`."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
         self._files = LocalFileSystem()
         self._trouble = Trouble(Path(folder))
 
-    # Each process opens its own: pyarrow's file systems, and so this one, are pickled with the dataset.
+    # Pickled with the dataset, like any pyarrow file system; each process opens its own.
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self._folder,)
 
@@ -137,20 +133,20 @@ class TroubledFiles(FileSystemHandler):
 
 
 class _CutShort(io.FileIO):
-    """A file whose second half nobody gets, although its size is right."""
+    """A file whose second half cannot be read, although its size is correct."""
 
     def read(self, size: int | None = -1) -> bytes:
-        # The size stays whole: a file whose size differs from the listing would be refused before it is read.
+        # The size stays correct: a file whose size differs from the listing would be rejected before the read.
         half = os.fstat(self.fileno()).st_size // 2
         rest = max(0, half - self.tell())
         return super().read(rest if size is None or size < 0 else min(size, rest)) or b""
 
 
 def images(folder: Path, samples: int) -> Path:
-    """Write small images of noise, a folder for each of three classes; the same in every run."""
+    """Write small noise images in one folder per class; the same in every run."""
     computed = synthetic(samples, height=IMAGE_SIZE, width=IMAGE_SIZE, num_classes=CLASSES)
     reader = computed.reader()
-    content = np.empty(int(computed.lengths(np.arange(1))[0]), np.uint8)  # all are equally long
+    content = np.empty(int(computed.lengths(np.arange(1))[0]), np.uint8)  # all have the same size
     for label in range(CLASSES):
         (folder / str(label)).mkdir(parents=True)
     for number in range(samples):
@@ -160,5 +156,5 @@ def images(folder: Path, samples: int) -> Path:
 
 
 def troubled(folder: Path) -> PyFileSystem:
-    """Make the file system that a `Trouble` with this folder disturbs."""
+    """Return the file system that this folder's `Trouble` disturbs."""
     return PyFileSystem(TroubledFiles(str(folder)))

@@ -1,4 +1,4 @@
-"""What the processes of a run use, over time: whatever grows on and on, or is still there at the end, is a leak."""
+"""Resource use of a run's processes over time. Steady growth, or leftovers at the end, indicate a leak."""
 
 from __future__ import annotations
 
@@ -14,24 +14,23 @@ import psutil
 SHARED = Path("/dev/shm")
 
 FOREIGN = ("plasma", "sem.mp-", ".")
-"""Shared files that Ray, and Python's multiprocessing in any program of this machine, make and remove themselves; and
-hidden ones, which browsers make, and nothing that mbaas uses."""
+"""Prefixes of files that Ray and Python's multiprocessing create and remove; hidden files come from browsers."""
 
 WARM_UP = 0.25
-"""The first part of a run says nothing about slopes: caches fill, modules are imported."""
+"""Fraction at the start of a run without a meaningful slope: caches fill, modules are imported."""
 
 FEWEST = 8
-"""The fewest looks from which a slope is found."""
+"""Minimum number of measurements for a slope."""
 
 
 @dataclass(frozen=True)
 class Usage:
-    """What all processes of a run used together at a moment.
+    """Total resource use of all processes of a run at one time.
 
     Attributes:
         at: seconds of the machine's monotonic clock.
-        processes, threads, descriptors: how many there were; of files, sockets and pipes.
-        memory_bytes: what they would give back if they all ended; memory that several share counts once.
+        descriptors: of files, sockets and pipes.
+        memory_bytes: memory that would be freed if all processes ended; shared memory counts once.
         shared_files: entries of /dev/shm that Ray does not remove itself.
     """
 
@@ -44,12 +43,12 @@ class Usage:
 
     @classmethod
     def now(cls, pids: Iterable[int]) -> Usage:
-        """Look at processes; those that end meanwhile do not count."""
+        """Measure processes. Processes that end meanwhile are not counted."""
         count = threads = descriptors = memory_bytes = 0
         for pid in pids:
             with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
                 process = psutil.Process(pid)
-                # PSS, not RSS: all processes map the same object store, which RSS would count once for each.
+                # PSS rather than RSS, which would count the object store once per process.
                 memory_bytes += process.memory_full_info().pss
                 threads += process.num_threads()
                 descriptors += process.num_fds()
@@ -58,17 +57,16 @@ class Usage:
 
 
 THINGS = tuple(each.name for each in fields(Usage))[1:]
-"""What is counted."""
+"""Measured resources."""
 
 
 @dataclass(frozen=True)
 class Growth:
-    """How the use of one thing went.
+    """Trend of one of `THINGS`.
 
     Attributes:
-        thing: one of `THINGS`.
         first, last: medians of the first and the last quarter after the warm-up.
-        per_min: its slope in a minute; the median of those between any two looks, which outliers do not move.
+        per_min: slope per minute; the median over all pairs of measurements, which is robust against outliers.
     """
 
     thing: str
@@ -78,7 +76,7 @@ class Growth:
 
 
 def growth(looks: Sequence[Usage]) -> list[Growth]:
-    """Find how much of each thing there was ever more of; nothing if there are too few looks to tell."""
+    """Return the trend of each resource; empty with too few measurements."""
     looks = looks[int(WARM_UP * len(looks)) :]
     if len(looks) < FEWEST:
         return []
@@ -93,28 +91,23 @@ def growth(looks: Sequence[Usage]) -> list[Growth]:
 
 
 def _slope(points: Sequence[tuple[float, float]]) -> float:
-    """Compute the median of the slopes between all pairs of points.
-
-    Theil, "A rank-invariant method of linear and polynomial regression analysis", 1950.
-    """
+    """Return the median slope of all pairs of points (Theil, 1950)."""
     slopes = [(y2 - y1) / (x2 - x1) for at, (x1, y1) in enumerate(points) for x2, y2 in points[at + 1 :] if x2 > x1]
     return statistics.median(slopes) if slopes else 0.0
 
 
 def shared_files() -> frozenset[str]:
-    """Return the names of entries of /dev/shm that no library takes care of itself."""
+    """Return the names of entries in /dev/shm that no library removes itself."""
     return frozenset(path.name for path in SHARED.iterdir() if not path.name.startswith(FOREIGN))
 
 
 def pids_with(variable: str, value: str) -> list[int]:
-    """Return the processes that live and were started with a variable of the environment, whichever process started
-    them.
-    """
+    """Return live processes that were started with an environment variable, including indirect children."""
     wanted = f"{variable}={value}".encode()
     found = []
     for path in Path("/proc").iterdir():
         if path.name.isdigit():
-            with contextlib.suppress(OSError):  # it has ended, or is somebody else's
+            with contextlib.suppress(OSError):  # it has ended, or belongs to another user
                 if wanted in path.joinpath("environ").read_bytes().split(b"\0"):
                     found.append(int(path.name))
     return sorted(found)

@@ -1,4 +1,4 @@
-"""Looks at the feeds of a cluster while faults happen: which of them have ended, and what their ledgers say."""
+"""Watches a cluster's feeds during faults: which feeds have ended, and how exact their ledgers are."""
 
 from __future__ import annotations
 
@@ -12,44 +12,40 @@ from mbaas.errors import FeedFailedError, FeedNotFoundError, FeedRestartingError
 from mbaas.feed import connect
 
 PERIOD_S = 5.0
-"""Pause between two looks; one may take longer, while a coordinator is away."""
+"""Pause between polls; a poll may take longer while a coordinator is away."""
 
 
 class FeedWatch:
-    """A thread that looks at all feeds from time to time.
+    """A thread that polls all feeds and writes their notes to the file ``log``.
 
-    Args:
-        log: the file into which it writes what feeds note.
-
-    Attributes:
-        inexact: feed -> epochs that were not exact by the loaders' ledgers, as a coordinator counted them.
+    `inexact` is feed -> epochs that were not exact according to the loaders' ledgers.
     """
 
     def __init__(self, log: Path) -> None:
         self._log = log
         self._noted: dict[str, None] = {}
         self._failed: dict[str, str] = {}
-        self._away: dict[str, str] = {}  # those that did not answer at the last look: they may be served again
+        self._away: dict[str, str] = {}  # feeds that did not answer the last poll; they may restart
         self.inexact: dict[str, int] = {}
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="mbaas-chaos-watch", daemon=True)
 
     @property
     def ended(self) -> tuple[str, ...]:
-        """The feeds that could not go on, or were not there at the last look; a sentence for each."""
+        """A message for each feed that failed, or was missing at the last poll."""
         return tuple((self._away | self._failed).values())
 
     def start(self) -> None:
-        """Begin to look."""
+        """Start polling."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Look no more; a look that hangs is left alone."""
+        """Stop polling; a hanging poll is abandoned."""
         self._stop.set()
         self._thread.join(PERIOD_S)
 
     def look(self, name: str) -> None:
-        """Look at a feed that must be there."""
+        """Poll a feed that is expected to exist."""
         try:
             status = connect(name).status()
         except FeedRestartingError:
@@ -71,7 +67,7 @@ class FeedWatch:
 
     def _run(self) -> None:
         while not self._stop.wait(PERIOD_S):
-            # Anything: Ray may be shut down under this thread, and has no class of its own for that.
+            # Any exception: Ray may be shut down under this thread, and has no specific class for that.
             with contextlib.suppress(Exception):
                 for name in runtime.feed_names():
                     with contextlib.suppress(MbaasError):

@@ -1,4 +1,4 @@
-"""The segment files of the disk tier: where new samples go, and how bytes get in and out."""
+"""The segment files of the disk tier: space for new samples, reads and writes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MAX_VIEWS = 1024  # the kernel's limit for one preadv (IOV_MAX)
 
 
 class Run(Struct, frozen=True):
-    """A run of samples, [start, stop) of a list, which lie end to end in one segment from `offset` on."""
+    """Samples [start, stop) of a list that are stored end to end in one segment, starting at `offset`."""
 
     start: int
     stop: int
@@ -28,12 +28,12 @@ class Run(Struct, frozen=True):
 
 
 class Segments:
-    """The open segment files of a folder. `write` and `read` may be called from many threads.
+    """The open segment files of a folder. `write` and `read` are thread-safe.
 
     Args:
-        folder: held by this process.
-        ends: segment number -> bytes that count; the files are cut to them, other files removed.
-        segment_bytes: the most of one file.
+        folder: a folder locked by this process.
+        ends: segment number -> valid bytes. Files are truncated to these; other segment files are removed.
+        segment_bytes: largest size of a file.
     """
 
     def __init__(self, folder: Folder, ends: Mapping[int, int], *, segment_bytes: int) -> None:
@@ -41,11 +41,11 @@ class Segments:
         self._segment_bytes = segment_bytes
         self._lock = threading.Lock()
         self._files: dict[int, int] = {}  # number -> descriptor
-        self._last = max(ends, default=0)  # the one that grows; 0 before there is any
+        self._last = max(ends, default=0)  # the segment being appended to; 0 if none
         self._last_end = ends.get(self._last, 0)
         for number in folder.segments():
             if number in ends:
-                # What a crash left behind the last sample takes room that nobody is charged for.
+                # Leftovers of a crash after the last sample take space that is not charged to the budget.
                 os.truncate(folder.segment(number), ends[number])
                 self._files[number] = os.open(folder.segment(number), os.O_RDWR | os.O_CLOEXEC)
             else:
@@ -56,17 +56,13 @@ class Segments:
             return len(self._files)
 
     def reserve(self, lengths: NDArray[np.int64]) -> list[Run]:
-        """Take room for samples, end to end, none across two segments. One thread at a time.
-
-        Args:
-            lengths: int64[n], bytes, each at most `segment_bytes`.
-        """
+        """Reserve space for samples of int64[n] bytes, end to end, none across two segments. Not thread-safe."""
         runs: list[Run] = []
         ends, start = np.cumsum(lengths), 0
         while start < len(lengths):
             base = int(ends[start - 1]) if start else 0
             room = self._segment_bytes - self._last_end if self._last else 0
-            # As many as there is room for in the segment that grows; if not even one, the next segment begins.
+            # As many as fit into the current segment; if none fits, start the next segment.
             stop = int(np.searchsorted(ends, base + room, side="right"))
             if stop > start:
                 runs.append(Run(start, stop, self._last, self._last_end))
@@ -77,11 +73,7 @@ class Segments:
         return runs
 
     def write(self, run: Run, data: memoryview, *, starts: list[int], lengths: list[int]) -> None:
-        """Write the samples of a run, which begin at `starts` of `data`.
-
-        Raises:
-            OSError: the disk does not take them.
-        """
+        """Write the samples of a run, which start at offsets `starts` of `data`. Raises OSError if this fails."""
         file, offset = self._file(run.segment), run.offset
         for first, last in _end_to_end(starts, lengths, run):
             part = data[starts[first] : starts[last] + lengths[last]]
@@ -89,18 +81,18 @@ class Segments:
             offset += len(part)
 
     def read(self, spots: Spots, targets: list[memoryview]) -> NDArray[np.bool_]:
-        """Read samples, each into its target: bool[n], true where all of its bytes came."""
+        """Read each sample into its target: bool[n], true if all of its bytes were read."""
         came = np.ones(len(spots), np.bool_)
         order = np.argsort(spots["address"], kind="stable")
         for run in _neighbours(spots[order]):
             rows = order[run.start : run.stop].tolist()
-            # Together, it is not known which of them failed: one that is damaged must not cost its neighbours.
+            # A failed batch does not identify the damaged sample, so its samples are read one by one.
             if not self._read_run(run, [targets[i] for i in rows]):
                 came[rows] = [self._read_one(spots[i], targets[i]) for i in rows]
         return came
 
     def close(self) -> None:
-        """Close the files; nothing may be reading or writing."""
+        """Close the files; no read or write may be in progress."""
         for file in self._files.values():
             os.close(file)
         self._files.clear()
@@ -113,14 +105,12 @@ class Segments:
             return self._files[number]
 
     def _read_run(self, run: Run, targets: list[memoryview]) -> bool:
-        """Read samples that lie end to end in one call; false unless all of their bytes came."""
         try:
             return os.preadv(self._files[run.segment], targets, run.offset) == sum(map(len, targets))
         except OSError:
             return False
 
     def _read_one(self, spot: Any, target: memoryview) -> bool:
-        """Read one sample, in as many calls as it takes; false unless all of its bytes came."""
         segment, offset = split(spot["address"])
         done = 0
         try:
@@ -135,14 +125,14 @@ class Segments:
 
 
 def write_all(file: int, content: memoryview, offset: int) -> None:
-    """Write all of `content` at `offset`, in as many calls as it takes."""
+    """Write all of `content` at `offset`, in as many calls as needed."""
     done = 0
     while done < len(content):
         done += os.pwrite(file, content[done:], offset + done)
 
 
 def _end_to_end(starts: list[int], lengths: list[int], run: Run) -> Iterator[tuple[int, int]]:
-    """Cut a run where its samples do not follow each other in the data: (first, last) of each piece."""
+    """Split a run into pieces whose samples are adjacent in the data: (first, last) of each piece."""
     first = run.start
     for i in range(run.start, run.stop):
         if i + 1 == run.stop or starts[i + 1] != starts[i] + lengths[i]:
@@ -151,7 +141,7 @@ def _end_to_end(starts: list[int], lengths: list[int], run: Run) -> Iterator[tup
 
 
 def _neighbours(spots: Spots) -> Iterator[Run]:
-    """Cut spots, in the order of their addresses, into runs that one call can read."""
+    """Split spots, sorted by address, into runs that one call can read."""
     numbers, offsets = split(spots["address"])
     follows = spots["address"][:-1] + spots["length"][:-1] == spots["address"][1:]
     follows &= numbers[:-1] == numbers[1:]

@@ -1,11 +1,10 @@
-"""Encoded samples on a local disk, kept over restarts, and checked before they are served.
+"""Samples on a local disk, kept across restarts and checked on every read.
 
-Samples lie end to end in a few large segment files (`segments`), with an index file beside them (`index`), in a folder
-for each dataset (`folder`). Files only grow. A sample counts once its row is in the index, and its row is written after
-its bytes; each row and each sample carries a checksum. So what is put is never synced to the disk: a killed
-process loses what it was just writing, a power failure what the kernel had not written yet, and whatever is torn,
-truncated or flipped is found by its checksum when the folder is opened (rows) or the sample is read (bytes), dropped
-and counted. The loss is a read from storage.
+Samples are stored end to end in large segment files that only grow, with an index file, in one folder per dataset. A
+sample counts once its index row exists, which is written after its bytes.
+
+Writes are never synced, because checksums detect torn, truncated or flipped data: of rows when the folder is opened, of
+samples when they are read. Damaged samples are dropped, counted and read from storage again.
 """
 
 from __future__ import annotations
@@ -44,21 +43,19 @@ from mbaas.order import Ids
 
 
 class DiskStats(Struct, frozen=True):
-    """A look at how a disk tier is doing.
+    """Statistics of a disk tier.
 
     Attributes:
-        budget_bytes: the most that this dataset's folder and stale ones may hold together.
-        used_bytes: what this dataset's folder is charged: its files, damaged samples included.
-        stale_bytes: what folders of other datasets hold that nobody uses; they go, oldest first, when their
-            bytes are needed.
-        samples: that can be served.
-        segments: files they lie in.
-        damaged_rows: index entries that were not sound when the folder was opened.
-        damaged_samples: samples whose bytes were not sound, or could not be read, since it was opened. More
-            than none says that the disk is failing or that somebody writes to the folder.
-        removed_folders: stale folders that were removed since.
-        write_failure: why nothing is written any more; empty while all is well.
-        removal_failure: why a stale folder could not be removed; what it holds is taken from the budget for good.
+        budget_bytes: limit for this dataset's folder and stale folders together.
+        used_bytes: bytes charged for this dataset's folder, including damaged samples.
+        stale_bytes: bytes of unused folders of other datasets, which are removed, oldest first, when space is needed.
+        samples, segments: readable samples, and their files.
+        damaged_rows: invalid index rows found when the folder was opened.
+        damaged_samples: samples with wrong or unreadable bytes since then. Above 0 means a failing disk, or another
+            program writing to the folder.
+        removed_folders: stale folders removed since then.
+        write_failure: error that stopped all writing, or "".
+        removal_failure: error of a stale folder's removal; its bytes are permanently taken from the budget.
     """
 
     budget_bytes: int
@@ -74,10 +71,9 @@ class DiskStats(Struct, frozen=True):
 
 
 class DiskStore:
-    """A cache of a dataset's encoded samples in local files. Admits until full, never evicts (`MinIO`).
+    """A cache of a dataset's samples in local files. Admits until full, never evicts (`MinIO`).
 
-    All methods block while they read or write, and threads may share one. Memory: 16 bytes for each sample of
-    the dataset, in pages that are taken as samples come.
+    All methods are blocking and thread-safe. Takes 16 bytes of memory per sample of the dataset.
     """
 
     def __init__(
@@ -92,17 +88,17 @@ class DiskStore:
     ) -> None:
         """
         Args:
-            path: a folder on a local disk, made if missing; each dataset gets one of its own in it.
-            budget_bytes: the most that this dataset's files and those of datasets no longer in use may hold.
-                A folder that was filled under a larger budget loses whole segments, the newest first.
-            fingerprint: of the dataset; what was kept under the same one is served again.
-            num_samples: of the dataset; ids are in [0, num_samples).
-            segment_bytes: the most of one segment file; larger samples are not kept.
-            lock_wait_s: how long another process may take to let go of the folder, as one does that died.
+            path: folder on a local disk, created if missing; each dataset gets a subfolder.
+            budget_bytes: limit for the files of this dataset and of unused datasets. A folder filled under a larger
+                budget loses whole segments, newest first.
+            fingerprint: fingerprint of the dataset; samples stored under the same fingerprint are reused.
+            num_samples: samples of the dataset; ids are in [0, num_samples).
+            segment_bytes: largest size of a segment file; larger samples are not cached.
+            lock_wait_s: seconds to wait for another process to unlock the folder.
 
         Raises:
-            ConfigError: a path that cannot be used, a negative budget, or a segment size out of range.
-            ResourceError: another process has the dataset's folder open.
+            ConfigError: an unusable path, a negative budget, or a segment size out of range.
+            ResourceError: another process has locked the dataset's folder.
         """
         if not 0 < segment_bytes <= MAX_SEGMENT_BYTES:
             raise ConfigError(f"segment_bytes must be in [1, {MAX_SEGMENT_BYTES}], got {segment_bytes}")
@@ -113,54 +109,53 @@ class DiskStore:
         self._salt = salt_of(fingerprint)
         self._lock = threading.Lock()
         self._idle = threading.Condition(self._lock)
-        self._busy = 0  # calls in progress; files are closed when there is none
+        self._busy = 0  # calls in progress; files are closed at 0
         self._closed = False
-        self._index_file = -1  # its descriptor while the tier is open
+        self._index_file = -1  # descriptor; -1 when closed
         self._damaged_samples = 0
         self._removed_folders = 0
         self._write_failure = self._removal_failure = ""
-        self._stuck_bytes = 0  # of stale folders that cannot be removed
-        self._room_lock = threading.Lock()  # held while stale folders are removed; taken before `_lock`
+        self._stuck_bytes = 0  # bytes of stale folders that cannot be removed
+        self._room_lock = threading.Lock()  # held while stale folders are removed; acquired before `_lock`
         self._folder = open_folder(Path(path), fingerprint, wait_s=lock_wait_s)
         try:
             self._open(num_samples)
-        except BaseException as error:  # an interrupt, too: the lock would stay as long as this process
+        except BaseException as error:  # including interrupts: the lock would otherwise last as long as this process
             self._folder.release()
             if isinstance(error, OSError):
                 raise ConfigError(f"the disk cache cannot use {self._folder.path}: {error}") from error
             raise
 
     def has(self, sample_ids: Ids) -> NDArray[np.bool_]:
-        """Tell which samples are here: bool[n]. Their bytes are checked only when they are read."""
+        """Return which samples are stored: bool[n]. Their bytes are only checked by a read."""
         with self._lock:
             return self._table.held(sample_ids)
 
     def lengths(self, sample_ids: Ids) -> NDArray[np.int64]:
-        """Return the bytes of the samples that are here, 0 for others: int64[n]."""
+        """Return the bytes of stored samples, 0 for others: int64[n]."""
         with self._lock:
             spots = self._table.lookup(sample_ids)
         return np.where(spots["address"] > COMING, spots["length"], 0).astype(np.int64)
 
     def set_budget(self, budget_bytes: int) -> None:
-        """Keep at most so many bytes from now on, or as many as are kept already."""
+        """Set the budget. Stored samples are never dropped, so usage may stay above it."""
         self._budget_bytes = budget_bytes
         self._make_room(0)
 
     def put(self, sample_ids: Ids, lengths: NDArray[np.int64], data: NDArray[np.uint8]) -> NDArray[np.bool_]:
-        """Keep samples that are not here yet, as long as the budget lasts.
+        """Store samples that are not stored yet, up to the budget.
 
-        A disk that cannot be written to is no error: nothing is kept from then on, and `stats` says why.
+        If the disk rejects a write, nothing more is stored, and `stats` contains the reason.
 
         Args:
-            sample_ids: int64[n].
-            lengths: int64[n], bytes.
+            sample_ids, lengths: int64[n], lengths in bytes.
             data: uint8[lengths.sum()], the samples end to end.
 
         Returns:
-            bool[n], true where this call kept the sample; false where it is here already or does not fit.
+            bool[n], true if this call stored the sample; false if it is already stored or does not fit.
 
         Raises:
-            ConfigError: `data` has another length.
+            ConfigError: `data` has the wrong length.
             StateError: the tier is closed.
         """
         if len(data) != int(lengths.sum()):
@@ -169,7 +164,7 @@ class DiskStore:
             self._make_room_for(sample_ids, lengths)
             kept, runs = self._reserve(sample_ids, lengths)
             rows = _rows_of(sample_ids[kept], lengths[kept], runs)
-            # Without the lock: the room is this call's own, and others write to theirs.
+            # Without the lock: each call writes only to the space it has reserved.
             try:
                 self._write(rows, runs, data.data, starts=pack(lengths)[kept].tolist())
                 self._publish(rows)
@@ -186,26 +181,26 @@ class DiskStore:
         buffer: memoryview | NDArray[np.uint8],
         offsets: NDArray[np.int64],
     ) -> NDArray[np.bool_]:
-        """Read the samples that are here, each to its own part of a buffer.
+        """Read samples into a buffer.
 
         Args:
             sample_ids: int64[n].
-            lengths: int64[n], bytes; a sample that was kept with another length is damaged.
-            buffer: writable, one-dimensional, of bytes; nothing outside of the samples' parts is touched.
-            offsets: int64[n], where each sample goes.
+            lengths: int64[n], bytes; a sample stored with another length counts as damaged.
+            buffer: writable bytes; only the samples' ranges are modified.
+            offsets: int64[n], start of each sample's range.
 
         Returns:
-            bool[n], true where the sample's part holds its bytes, checked. Elsewhere it holds anything.
+            bool[n], true if the sample was read and passed its check. The ranges of other samples are undefined.
 
         Raises:
-            ConfigError: a sample's part is not inside of the buffer.
+            ConfigError: a sample's range is outside the buffer.
             StateError: the tier is closed.
         """
         targets = _targets(buffer, offsets, lengths)
         with self._using():
             with self._lock:
                 spots = self._table.lookup(sample_ids)
-            # Without the lock from here: files only grow, so a sample stays where its spot says.
+            # Without the lock from here: files only grow, so spots stay valid.
             here = spots["address"] > COMING
             good = here & (spots["length"] == lengths)
             rows = np.flatnonzero(good)
@@ -216,7 +211,7 @@ class DiskStore:
             return good
 
     def stats(self) -> DiskStats:
-        """Tell how the tier is doing."""
+        """Return the tier's statistics."""
         with self._lock:
             return DiskStats(
                 budget_bytes=self._budget_bytes,
@@ -232,15 +227,15 @@ class DiskStore:
             )
 
     def close(self, *, deadline_s: float = 30.0) -> None:
-        """Wait for the calls in progress and let the folder go; what is kept stays. May be repeated.
+        """Wait for calls in progress and unlock the folder; its content stays. May be repeated.
 
         Raises:
-            WaitTimeoutError: a call is still reading or writing after `deadline_s`; the folder stays locked.
+            WaitTimeoutError: a call is still running after `deadline_s`; the folder stays locked.
         """
         with self._idle:
             if self._closed and self._index_file < 0:
                 return
-            self._closed = True  # before the wait, so that no further call begins
+            self._closed = True  # before the wait, to reject further calls
             if not self._idle.wait_for(lambda: not self._busy, deadline_s):
                 raise WaitTimeoutError(
                     f"{self._busy} calls still use the disk cache {self._folder.path} after "
@@ -258,13 +253,13 @@ class DiskStore:
         self.close()
 
     def _open(self, num_samples: int) -> None:
-        """Take up what the folder holds, and bring its files to what is believed of them."""
+        """Load the folder's valid content, and trim its files to match."""
         folder = self._folder
         found = recover(folder.index, self._salt, num_samples=num_samples, sizes=folder.segments())
         self._table, self._damaged_rows = found.table, found.damaged_rows
         ends = self._within_budget(found)
         self._samples = sum(found.live[number].samples for number in ends)
-        # The index first: what a crash between the two leaves behind is then still what the index says.
+        # The index first: after a crash between the two steps, the files still contain everything in the index.
         if found.file_rows != self._samples:
             folder.replace(folder.index, lambda file: write_index(file, self._table, self._salt))
         self._segments = Segments(folder, ends, segment_bytes=self._segment_bytes)
@@ -274,34 +269,33 @@ class DiskStore:
         self._stale = {path: folder_bytes(path) for path in stale_folders(root, folder)}  # oldest first
         self._minio = MinIO(self._budget_bytes)
         self._minio.used_bytes = sum(ends.values()) + self._index_bytes
-        self._make_room(0)  # the budget may be smaller than it was: stale folders go first
+        self._make_room(0)  # the budget may have shrunk: stale folders go first
 
     def _within_budget(self, found: Recovered) -> dict[int, int]:
-        """Choose the segments that the budget holds, oldest first, and return their ends; forget samples of others."""
         ends, used = {}, 0
         for number, extent in sorted(found.live.items()):
             used += extent.end + extent.samples * ROW.itemsize
             if used <= self._budget_bytes:
                 ends[number] = extent.end
             else:
-                self._table.mark(self._table.ids_in(number), ABSENT)  # the file goes when `Segments` opens the others
+                self._table.mark(self._table.ids_in(number), ABSENT)  # `Segments` removes the file
         return ends
 
     def _make_room_for(self, sample_ids: Ids, lengths: NDArray[np.int64]) -> None:
-        if self._stale:  # else there is nothing to remove, as nearly always
+        if self._stale:  # usually empty, and then there is nothing to remove
             with self._lock:
                 new = self._table.absent(sample_ids)
             self._make_room(int((lengths[new] + ROW.itemsize).sum()))
 
     def _make_room(self, nbytes: int) -> None:
-        """Remove stale folders, the oldest first, until ``nbytes`` are free or no such folder is left."""
+        """Remove stale folders, oldest first, until ``nbytes`` are free or none is left."""
         with self._room_lock:
             while self._stale and self._usable_bytes() - self._minio.used_bytes < nbytes:
                 oldest = next(iter(self._stale))
                 removed, failure = False, ""
                 try:
                     removed = remove_stale(oldest)
-                except OSError as error:  # another user's, for instance: it stays, and so do its bytes
+                except OSError as error:  # for example another user's folder; it stays, and so do its bytes
                     failure = f"removing {oldest}, which nobody uses, failed: {error}"
                 with self._lock:
                     held_bytes = self._stale.pop(oldest)
@@ -312,21 +306,18 @@ class DiskStore:
                 self._minio.budget_bytes = max(self._usable_bytes(), self._minio.used_bytes)
 
     def _usable_bytes(self) -> int:
-        """Tell what stale folders, and those that cannot be removed, leave of the budget."""
         return self._budget_bytes - sum(self._stale.values()) - self._stuck_bytes
 
     def _reserve(self, sample_ids: Ids, lengths: NDArray[np.int64]) -> tuple[NDArray[np.bool_], list[Run]]:
-        """Decide what is kept, and where: the runs count the kept samples."""
         with self._lock:
             new = self._table.absent(sample_ids) & (lengths > 0) & (lengths <= self._segment_bytes)
-            # After a failure nothing is written: a disk that is full would cost every later call its writes.
+            # No writes after a failure: on a full disk, every later call would waste its writes.
             new &= _first_of_each(sample_ids) & (not self._write_failure)
             kept = self._minio.admit(np.where(new, lengths + ROW.itemsize, 0))
-            self._table.mark(sample_ids[kept], COMING)  # so that no other call writes them, too
+            self._table.mark(sample_ids[kept], COMING)  # so that no other call writes them
             return kept, self._segments.reserve(lengths[kept])
 
     def _write(self, rows: Rows, runs: list[Run], data: memoryview, *, starts: list[int]) -> None:
-        """Write the kept samples, which begin at `starts` of `data`, and enter their checksums in the rows."""
         lengths = rows["length"].tolist()
         spans = zip(rows["sample"].tolist(), starts, lengths, strict=True)
         rows["crc"] = [_crc(sample_id, data[start : start + length]) for sample_id, start, length in spans]
@@ -335,20 +326,20 @@ class DiskStore:
 
     def _publish(self, rows: Rows) -> None:
         content = memoryview(sealed(rows, self._salt).tobytes())
-        with self._lock:  # one at a time, because each writes behind the last row
+        with self._lock:  # serialized, because each call appends after the last row
             write_all(self._index_file, content, self._index_bytes)
             self._index_bytes += len(content)
             self._table.enter(rows)
             self._samples += len(rows)
 
     def _give_up_writing(self, rows: Rows, error: OSError) -> None:
-        """Forget these samples, and write no more. Their bytes stay charged: parts of them may be on the disk."""
+        """Forget these samples and stop writing. Their bytes stay charged, because parts of them may be on disk."""
         with self._lock:
             self._table.mark(rows["sample"], ABSENT)
             self._write_failure = self._write_failure or f"writing to {self._folder.path} failed: {error}"
 
     def _drop(self, sample_ids: Ids, addresses: NDArray[np.uint64]) -> None:
-        """Forget samples that are damaged at these addresses, unless another thread was faster."""
+        """Forget samples that are damaged at these addresses, unless another thread already did."""
         if len(sample_ids):
             with self._lock:
                 still = self._table.lookup(sample_ids)["address"] == addresses
@@ -372,7 +363,7 @@ class DiskStore:
 
 
 def _crc(sample_id: int, content: memoryview) -> int:
-    """Compute a sample's checksum, begun with its id, so that another sample's bytes do not pass for its own."""
+    """Return a sample's checksum, seeded with its id, so that another sample's bytes do not match."""
     return zlib.crc32(content, sample_id & 0xFFFFFFFF)
 
 
@@ -397,7 +388,6 @@ def _rows_of(sample_ids: Ids, lengths: NDArray[np.int64], runs: list[Run]) -> Ro
 
 
 def _first_of_each(sample_ids: Ids) -> NDArray[np.bool_]:
-    """Tell where an id comes for the first time: bool[n]."""
     first = np.zeros(len(sample_ids), np.bool_)
     first[np.unique(sample_ids, return_index=True)[1]] = True
     return first

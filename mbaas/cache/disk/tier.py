@@ -1,4 +1,4 @@
-"""The disk tier as a cache node uses it: what goes to it, what comes from it, in threads of its own."""
+"""The disk tier of a cache node: admission, reads and writes in its own threads."""
 
 from __future__ import annotations
 
@@ -25,22 +25,17 @@ if TYPE_CHECKING:
     from mbaas.dataset import Dataset
 
 DISK_THREADS = 4
-"""Threads that read and write the disk at once: enough for a solid-state disk to be busy, few beside prep."""
+"""Threads that access the disk concurrently: enough to saturate a solid-state disk, few compared with prep."""
 
 DISK_SLACK = 1.1
-"""How much larger than the mean the part of the dataset may be that has its home on one node."""
+"""Tolerance for the size of the dataset part with its home on one node, relative to the mean."""
 
 
 class DiskTier:
-    """The disk tier of one cache node.
+    """The disk tier of one cache node, in the folder ``path``, with up to ``disk_bytes``.
 
-    Args:
-        path: a folder on a local disk.
-        disk_bytes: the most that may be kept there.
-        dataset: whose samples they are.
-        placements: which of them have their home here.
-        meter: counts what is read.
-        prefix: what decoded samples are, told from all that others of the dataset may be; "": there are none.
+    It stores samples whose home node this is according to ``placements``. ``prefix`` identifies the deterministic
+    prefix of decoded samples; "" for none.
     """
 
     def __init__(
@@ -60,13 +55,13 @@ class DiskTier:
             left = max(0, disk_bytes - self._store.stats().used_bytes)
             try:
                 self._decoded = DiskStore(path, left, f"{named}-decoded", num_samples=len(dataset))
-            except BaseException:  # whatever it is, an interrupt too: the lock of the first would stay
+            except BaseException:  # including interrupts: the first store's lock would otherwise stay
                 self._store.close()
                 raise
         self._disk_bytes, self._dataset_bytes = disk_bytes, dataset.total_bytes
-        self._needed_bytes = float(dataset.total_bytes)  # for all samples that have their home here
+        self._needed_bytes = float(dataset.total_bytes)  # for all samples with their home here
         self._placements, self._meter = placements, meter
-        self._told = [store.stats() for store in self._stores]  # as it was when `log` was last asked
+        self._told = [store.stats() for store in self._stores]  # statistics at the last `log` call
         self._threads = ThreadPoolExecutor(DISK_THREADS, thread_name_prefix="mbaas-disk")
 
     @property
@@ -75,15 +70,12 @@ class DiskTier:
 
     @property
     def holds_all(self) -> bool:
-        """Whether the disk has room for all samples that have their home here, as storage has them."""
+        """True if the disk can store all samples with their home here in encoded form."""
         return self._disk_bytes >= self._needed_bytes
 
     @property
     def for_decoded_bytes(self) -> int:
-        """What of the budget may be for decoded samples.
-
-        A disk that holds all samples as storage has them goes on to do so: then a restart finds them.
-        """
+        """Bytes of the disk budget available to decoded samples: the part beyond all encoded samples if these fit."""
         return (
             max(0, self._disk_bytes - math.ceil(DISK_SLACK * self._needed_bytes))
             if self.holds_all
@@ -92,22 +84,22 @@ class DiskTier:
 
     @property
     def free_bytes(self) -> int:
-        """What is left of the budget for samples as storage has them."""
+        """Free bytes for encoded samples."""
         return _free_bytes(self._store)
 
     @property
     def free_for_decoded_bytes(self) -> int:
-        """What is left of the budget for decoded samples."""
+        """Free bytes for decoded samples."""
         return 0 if self._decoded is None else _free_bytes(self._decoded)
 
     @property
     def decoded(self) -> Amount:
-        """The decoded samples that are here, and the bytes of their files."""
+        """Number of decoded samples on disk, and the bytes of their files."""
         stats = None if self._decoded is None else self._decoded.stats()
         return Amount() if stats is None else Amount(stats.samples, stats.used_bytes)
 
     def divide(self, decoded_bytes: int) -> None:
-        """Set how much of the budget is for decoded samples, as far as others leave it."""
+        """Set the bytes for decoded samples, limited by the space that encoded samples leave."""
         if self._decoded is None:
             return
         others = self._store.stats().used_bytes
@@ -116,7 +108,7 @@ class DiskTier:
         self._store.set_budget(self._disk_bytes - max(decoded_bytes, self._decoded.stats().used_bytes))
 
     def log(self) -> list[str]:
-        """Write sentences about what went wrong since the last call."""
+        """Return log lines about new failures since the last call."""
         before, self._told = self._told, [store.stats() for store in self._stores]
         return [sentence for pair in zip(before, self._told, strict=True) for sentence in self._changes(*pair)]
 
@@ -134,19 +126,19 @@ class DiskTier:
         return told
 
     def update_nodes(self, nodes: int) -> None:
-        """Note on how many nodes the dataset's homes are from now on."""
+        """Set the number of nodes that share the dataset's samples."""
         self._needed_bytes = DISK_SLACK * self._dataset_bytes / nodes
 
     def has(self, sample_ids: Ids) -> NDArray[np.bool_]:
-        """Tell which samples are here, in whatever form: bool[n]."""
+        """Return which samples are stored in any form: bool[n]."""
         return self._store.has(sample_ids) | (self.decoded_lengths(sample_ids) > 0)
 
     def decoded_lengths(self, sample_ids: Ids) -> NDArray[np.int64]:
-        """Return the bytes of the samples that are here decoded, 0 for others: int64[n]."""
+        """Return the bytes of samples stored decoded, 0 for others: int64[n]."""
         return np.zeros(len(sample_ids), np.int64) if self._decoded is None else self._decoded.lengths(sample_ids)
 
     async def read(self, load: Load, slab: Slab, origins: NDArray[np.int8]) -> None:
-        """Fill what of a slab is here in its form, where ``origins`` still say storage, and mark it."""
+        """Fill rows of a slab whose ``origins`` are still storage and that are stored in its form, and mark them."""
         store = self._decoded if load.decoded else self._store
         rows = np.flatnonzero(origins == Origin.STORAGE)
         if store is None or not len(rows := rows[store.has(load.sample_ids[rows])]):
@@ -162,20 +154,21 @@ class DiskTier:
         return found
 
     async def write(self, load: Load, slab: Slab, origins: NDArray[np.int8], failures: Failures) -> None:
-        """Keep what was read from storage and has its home here: what memory has no room for, and all of it if the disk
-        holds everything that has its home here, so that a restart finds it.
+        """Store samples that were read from storage and have their home here, unless memory caches them.
+
+        If all of these fit on disk, cached ones are stored too, so that they survive a restart.
         """
         if load.decoded or ((load.permanent or load.passing) and not self.holds_all):
-            return  # memory keeps it: here it would take the room of what memory has no room for
+            return  # cached in memory; the space is for samples that do not fit there
         keep = self._placements.is_home(load.sample_ids) & (origins == Origin.STORAGE) & load.readable(failures)
         if keep.any():
-            # To leave out is what `squeeze` does with failures.
+            # `squeeze` leaves out samples that are listed as failures.
             left_out = dict.fromkeys(np.flatnonzero(~keep).tolist(), "")
             packed = squeeze(slab, load, left_out)
             await self._in_thread(self._store.put, load.sample_ids[keep], load.lengths[keep], packed)
 
     async def write_decoded(self, sample_ids: Ids, lengths: NDArray[np.int64], packed: Slab) -> None:
-        """Keep decoded samples that are not here yet, as far as there is room; ``packed`` has them end to end."""
+        """Store decoded samples that are not stored yet, as many as fit. ``packed`` contains them end to end."""
         if self._decoded is not None and len(sample_ids):
             await self._in_thread(self._decoded.put, sample_ids, lengths, packed)
 
@@ -183,7 +176,7 @@ class DiskTier:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
 
     def close(self) -> None:
-        """End the threads, after what is being read and written, and let the folder go."""
+        """Finish reads and writes in progress, end the threads, and unlock the folders."""
         self._threads.shutdown()
         for store in self._stores:
             store.close()
