@@ -277,7 +277,7 @@ class Cohort:
 
     @property
     def lowest_held(self) -> int:
-        """Lowest block that may still be held by a member that counts, without ranges held apart (`held_apart`)."""
+        """Lowest block below the members' cursors that is still held, without the ranges in `held_apart`."""
         bounding = self.active or [max(self.members, key=lambda member: member.cursor)]
         return min([m.skipped[-1].stop if m.skipped else m.released for m in bounding])
 
@@ -563,9 +563,9 @@ class ConsumerTable:
         return cohort.next_boundary(cohort.slowest)
 
     def shared_start(self, otherwise: int, trial: str | None = None, least: int = 0) -> tuple[Cohort, int]:
-        """Return the cohort and block where a newcomer waits least; ``otherwise`` if there are no other consumers.
+        """Return the cohort and block where a newcomer waits least; ``otherwise`` if no other consumer is here.
 
-        The newcomer already had the epochs before block ``least``, so it does not start in one of those.
+        The newcomer has already had the epochs before block ``least``, so it starts at ``least`` or later.
 
         Other ranks of its ``trial`` that have not started wait for it, and it starts with them. Ranks that have started
         belong to an earlier run of the trial whose leases have not ended, so they are ignored.
@@ -764,9 +764,8 @@ class ConsumerTable:
     def update_own_epoch(self, consumer: Consumer, began: int | None) -> bool:
         """Update the consumer's epoch to its cursor; after the end of one, the next starts there.
 
-        If the next epoch would lack samples, it starts at the stream's next epoch instead. That is the case if the
-        stream's next epoch has started and is not shuffled within the consumer's segments. No sample of a started epoch
-        is skipped.
+        If the stream's next epoch has started without the segments that the consumer needs, its new epoch would lack
+        samples. It then starts at the stream's next epoch instead, so no epoch that it has started is cut short.
 
         Args:
             consumer: its cursor is at the requested block.
@@ -774,7 +773,7 @@ class ConsumerTable:
                 last one given; None if it does not track epochs.
 
         Returns:
-            True if the consumer will get each sample of that epoch exactly once.
+            True if the consumer will get each sample of its epoch exactly once.
         """
         own = before = consumer.own_epoch
         if consumer.cursor >= before.end:
@@ -872,8 +871,8 @@ class ConsumerTable:
         """Return whether a kept block that lacks samples should be prepared again, because they may be available by
         now.
 
-        That is the case when a consumer comes near it in a later epoch, or waits for blocks up to it. It is not while a
-        trial is in the middle of it: all ranks, and a consumer that re-reads it, must get the same version.
+        A block is due when a consumer comes near it in a later epoch, or waits for blocks up to it. It stays while a
+        trial is in the middle of it: all ranks, and a consumer that re-reads the block, must get the same version.
 
         Args:
             place: index of the block in an epoch.
