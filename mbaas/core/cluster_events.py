@@ -128,7 +128,7 @@ class CacheStarted(Struct, frozen=True):
     """A cache node that was started answers.
 
     Attributes:
-        room_bytes: bytes of staged blocks that fit the node's object store next to those of other feeds.
+        room_bytes: bytes of staged blocks that fit the node's object store in addition to other feeds.
     """
 
     node: str
@@ -232,8 +232,8 @@ class Begin(Struct, frozen=True):
     Attributes:
         workers: name -> worker. A worker that does not answer is ended: it might recover later, and would then be an
             extra worker without a supervisor.
-        caches: (node, generation) -> whether it answers. Of several on a node, the youngest is taken over.
-        lent: feed -> keys of workers lent to it, including those that do not answer: that feed supervises them.
+        caches: (node, generation) -> whether it answers. If a node has several, the youngest is taken over.
+        lent: feed -> keys of workers lent to it, answering or not: that feed supervises them.
         version: version of the last placement; later ones are higher.
         serial: first number that is free in the names of living workers.
         is_restart: whether there was a predecessor.

@@ -98,10 +98,10 @@ class Join(Struct, frozen=True):
         now: whether it starts immediately where others are, possibly in the middle of their epoch. ``start`` is then
             the end of its last epoch: it starts there, or with others that are past that block.
         resumed: where it continues inside its epoch; ``start`` is then ignored.
-        trial: trial of this rank, one of ``world_size``; None if it is a trial by itself. Ranks start each epoch at the
-            end of their last one. A rank that moved to share an epoch with others would leave the other ranks' epoch.
+        trial: trial of this rank, one of ``world_size``; None for a single consumer. Ranks start each epoch at the end
+            of their last one. A rank that moved to share an epoch with others would leave the other ranks' epoch.
         node: id of its node.
-        born: creation time of its loader. Of two runs of a trial with different numbers of ranks, the younger one
+        born: creation time of its loader. If two runs of a trial have different numbers of ranks, the younger one
             stays.
     """
 

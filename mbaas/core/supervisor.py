@@ -408,7 +408,7 @@ class Supervisor:
 
     def _worker_started(self, event: ev.WorkerStarted) -> None:
         worker = self.workers.get(event.worker)
-        if worker is None:  # it was given up while it started
+        if worker is None:  # given up during its start
             self._out.append(ev.EndWorker(event.worker))
         elif worker.phase is WorkerPhase.STARTING:
             worker.node = event.node
@@ -593,7 +593,7 @@ class Supervisor:
 
     def _cache_started(self, event: ev.CacheStarted) -> None:
         cache = self._cache(event.node, event.generation)
-        if cache is None:  # it was given up while it started
+        if cache is None:  # given up during its start
             self._out.append(ev.EndCache(event.node, event.generation))
         elif cache.phase is CachePhase.STARTING:
             cache.transition(CachePhase.UP)
