@@ -1,6 +1,6 @@
 """Consumers of a feed, the reservations held for trials, and the cohorts that they form.
 
-A cohort is a set of consumers that read the stream together: each block is prepared once for all of them, and fast
+A cohort is a set of consumers that read the stream together. Each block is prepared once for the whole cohort, and fast
 consumers wait for slow ones within the window. Normally there is one cohort.
 
 A consumer that lags too long, or is restored far from the others, gets a cohort of its own until it reaches another
@@ -98,10 +98,10 @@ class Consumer:
 
     @property
     def moves(self) -> bool:
-        """Whether it may start an epoch elsewhere than at the end of its last one. Ranks may not, because they would
+        """True if it may start an epoch elsewhere than at the end of its last one. Ranks may not, because they would
         diverge.
 
-        Such a consumer also returns to the other consumers' epochs after an epoch aside (`mbaas.core.epochs`).
+        Such a consumer also returns to the stream's epochs after a side epoch (`mbaas.core.epochs`).
         """
         return self.trial == self.name
 
@@ -459,7 +459,7 @@ class ConsumerTable:
             self.expects_visitors = True
 
     def session(self, name: str, session: int) -> Consumer | None:
-        """Return the consumer if this is its open session, else None."""
+        """Return the consumer if this is its current session, else None."""
         consumer = self.by_name.get(name)
         # A reservation has session 0: no call can match it.
         return consumer if consumer is not None and session > 0 and consumer.session == session else None
@@ -585,7 +585,7 @@ class ConsumerTable:
         return cohort, self.entrance(cohort, least)
 
     def _open_to_newcomers(self, trial: str | None = None) -> list[Cohort]:
-        """Return the cohorts that a newcomer may join: none with `keeps_all`, and none in epochs aside.
+        """Return the cohorts that a newcomer may join: none with `keeps_all`, and none in side epochs.
 
         For a rank of ``trial``, cohorts of only its started ranks are excluded; see `shared_start`.
         """
@@ -602,7 +602,7 @@ class ConsumerTable:
         """Return the cohort and block where a newcomer starts immediately, possibly in the middle of an epoch.
 
         Args:
-            otherwise: the block to start at if there are no other consumers.
+            otherwise: the block to start at if no other consumer is here.
             is_ready: whether a block can be delivered.
             least: end of the newcomer's last epoch. It starts there, or with a cohort that is past that block.
         """
@@ -740,7 +740,7 @@ class ConsumerTable:
         return [cohort.group for cohort in self.cohorts.values() if cohort not in but and cohort.group is not None]
 
     def _suits(self, group: Group | None, cohort: Cohort, *own: Cohort) -> bool:
-        """Return whether joining a cohort does not slow down trials, as far as paces are known.
+        """Return whether joining a cohort would leave trials as fast as before, as far as paces are known.
 
         Args:
             group: the trials.
@@ -872,7 +872,7 @@ class ConsumerTable:
         now.
 
         A block is due when a consumer comes near it in a later epoch, or waits for blocks up to it. It stays while a
-        trial is in the middle of it: all ranks, and a consumer that re-reads the block, must get the same version.
+        trial is halfway through it: all ranks, and a consumer that re-reads the block, must get the same version.
 
         Args:
             place: index of the block in an epoch.
@@ -906,7 +906,7 @@ class ConsumerTable:
         """Check that each consumer is in one cohort, and that no cohort gives up blocks that a member holds.
 
         Raises:
-            InvariantError: one of these does not hold.
+            InvariantError: an invariant is violated.
         """
         listed = [m.name for c in self.cohorts.values() for m in c.members]
         if sorted(listed) != sorted(self.by_name):

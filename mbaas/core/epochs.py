@@ -7,8 +7,8 @@ each sample once. As long as there is one, each epoch is shuffled only within th
 Shuffles are persisted before any block of the epoch is delivered, and restored by a restarted coordinator. Otherwise a
 rank that returns would see another order than the ranks that are ahead.
 
-A consumer restored in an epoch whose shuffle is different here gets the rest of that epoch from epochs aside: epochs
-with numbers far above all others, used by no other consumer.
+A consumer may be restored in an epoch whose shuffle is different here. It then gets the rest of that epoch from side
+epochs: epochs outside the stream, numbered from `ASIDE` on.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from mbaas.messages import Resumption
 from mbaas.order import ASIDE, MOST_LEVELS, OwnEpoch, Shuffle
 
 ASIDE_EPOCHS = 1 << 8
-"""Epoch numbers per run aside: for the epoch that was put aside, and its successors."""
+"""Epoch numbers per run of side epochs: for the interrupted epoch and its successors."""
 
 ASIDE_RUNS = 1 << 24
-"""Runs of epochs aside, each of ``ASIDE_EPOCHS`` numbers. The run is derived from the epoch's contents, so consumers
+"""Runs of side epochs, each of ``ASIDE_EPOCHS`` numbers. The run is derived from the epoch's contents, so consumers
 that need the same epoch share it, and find it again after a restart of the coordinator.
 """
 
@@ -78,13 +78,13 @@ class EpochTable:
         return (block // self.blocks_per_epoch + 1) * self.blocks_per_epoch
 
     def is_aside(self, block: int) -> bool:
-        """Return whether the block belongs to an epoch aside."""
+        """Return whether the block belongs to a side epoch."""
         return block // self.blocks_per_epoch >= ASIDE
 
     # ---- shuffles ----
 
     def shuffle_of(self, block: int) -> Shuffle:
-        """Return the shuffle of the block's epoch; if it has not started, that of an epoch shuffled as a whole."""
+        """Return the shuffle of the block's epoch; for an epoch that has not started, a shuffle without segments."""
         number = block // self.blocks_per_epoch
         return self._shuffles.get(number) or Shuffle(number)
 
@@ -97,7 +97,7 @@ class EpochTable:
         return not self._unwritten or block // self.blocks_per_epoch not in self._unwritten
 
     def note_written(self, epochs: Iterable[int]) -> None:
-        """Record that the shuffles of these epochs are persisted."""
+        """Record epochs whose shuffles are persisted."""
         self._unwritten.difference_update(epochs)
 
     def take_changed(self) -> dict[int, dict[int, Shuffle]]:
@@ -134,7 +134,7 @@ class EpochTable:
         before = self._shuffles.get(number - 1)
         if before is None:  # no consumer read the epoch before
             self._set(number, Shuffle(number))
-        else:  # an epoch aside has another number than its random seed
+        else:  # a side epoch has another number than its random seed
             epoch = number if number < ASIDE else before.epoch + 1
             self._set(number, before.after(epoch, self._cuts(number, own_epochs)))
 
@@ -198,7 +198,7 @@ class EpochTable:
         return True
 
     def put_aside(self, resumed: Resumption, own_epochs: Collection[OwnEpoch]) -> Resumption:
-        """Assign epochs aside to the rest of a consumer's epoch, and return where it continues."""
+        """Assign side epochs to the rest of a consumer's epoch, and return where it continues."""
         run = zlib.crc32(repr((resumed.shuffle, resumed.own_epoch.begin)).encode()) % ASIDE_RUNS
         moved = resumed.moved(ASIDE + run * ASIDE_EPOCHS - resumed.epoch, self.blocks_per_epoch)
         while not self.adopt(moved, own_epochs):  # occupied, or its next epoch has started
@@ -222,7 +222,7 @@ class EpochTable:
             self._changed |= gone
 
     def validate(self) -> None:
-        """Check that the number of each epoch and of its shuffle agree, except for epochs aside.
+        """Check that the number of each epoch and of its shuffle agree, except for side epochs.
 
         Raises:
             InvariantError: they do not.

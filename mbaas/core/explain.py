@@ -33,8 +33,7 @@ def wait(
     consumer = consumers.by_name.get(name)
     if consumer is None:
         return "it is not a member of the feed"
-    # From the nearest to the most remote cause: a block in preparation needs no other explanation, and without a worker
-    # nothing else would help.
+    # From the nearest to the most remote cause: the first one makes the later ones irrelevant.
     block = window.find(consumer.cursor)
     if block is not None and block.is_put_off:
         return f"block {consumer.cursor}: {block.waits_for}"
@@ -45,7 +44,7 @@ def wait(
     if makers:
         return f"block {consumer.cursor} is being prepared by {', '.join(makers)}"
     if not tasks.workers:
-        # Only workers known to this lane count; the supervisor knows why there are none.
+        # This lane counts only workers that have the placement; the supervisor knows why none do.
         return "; ".join(["no prep worker is up", *awaited])
     cohort = consumers.cohorts[consumer.cohort]
     slowest = min(cohort.active or cohort.members, key=lambda m: m.cursor)  # all may rest if its call was given up

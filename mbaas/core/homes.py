@@ -31,7 +31,7 @@ moving the samples would have been wasted.
 
 
 class HomeWeights(Struct, frozen=True):
-    """Nodes with homes and their weights, from which a `mbaas.placement.Placement` is computed.
+    """Nodes with homes and their weights: the inputs of a `mbaas.placement.Placement`.
 
     Attributes:
         workers: workers that get it together with the caches.
@@ -49,7 +49,7 @@ class Homes:
 
     Args:
         workers, caches: tables of the supervisor, read-only here.
-        staging_bytes: largest staged size of the feed, for which each home node should have room.
+        staging_bytes: largest staged size of the feed; each home node should have that much room.
         draining: nodes that will be gone soon.
 
     Attributes:
@@ -141,7 +141,7 @@ class Homes:
         return node not in self._draining
 
     def has_room(self, node: str) -> bool:
-        """Return whether the node's object store is known to fit, or may fit, all staged blocks."""
+        """Return whether all staged blocks fit the node's object store; True if its size is unknown."""
         cache = self._caches.get(node)
         return cache is None or cache.room_bytes >= self._staging_bytes
 

@@ -23,7 +23,7 @@ from mbaas.units import size
 
 CREDIT = 2
 """Tasks assigned to a worker at a time: one in progress, and one whose bytes are fetched meanwhile. In a feed with
-lanes, each lane assigns an equal part of them, at least one: blocks are needed in turn, so a worker has work of every
+lanes, each lane assigns an equal share, at least one. Blocks are needed in turn, so a worker always has work from every
 lane.
 """
 
@@ -152,7 +152,7 @@ class Layout(Struct, frozen=True):
     def limits(self, settings: FeedSettings) -> StagingLimits:
         """Return the bounds of each lane's staging core."""
         lanes, timeouts = settings.staging.lanes, settings.timeouts
-        # Each lane applies its share of the bounds by itself, so that lanes need not consult each other.
+        # Each lane applies its share of the bounds independently, without consulting the others.
         return StagingLimits(
             budget_bytes=settings.staging_bytes // lanes,
             ahead_blocks=max(MIN_BLOCKS_STAGED - 1, -(-self.ahead_blocks // lanes)),
@@ -168,8 +168,7 @@ def credit(lanes: int) -> int:
 
 
 def blocks_in_flight(workers: int, lanes: int = 1) -> int:
-    """Return the number of blocks that keep all workers busy: those in preparation, those that are ready, and one being
-    read.
+    """Return the number of blocks that keep all workers busy: blocks in preparation, ready blocks, and one being read.
 
     Args:
         workers: prep workers per node; each node prepares a part of every block.

@@ -1,10 +1,10 @@
 """Which trials should share blocks, and which should be split into separate cohorts because of their pace.
 
-Members of a cohort get the same blocks, so all of them run at the pace of the slowest. Two cohorts run at two paces,
-but their blocks are prepared twice. The objective is the total number of blocks per second delivered to all trials, if
-prep divides its time by max-min fairness: each cohort gets the blocks that it can use, unless that reduces the share of
-a cohort with fewer. Trials with very different paces are therefore split if prep has spare cores, and stay together if
-prep is the bottleneck anyway.
+Members of a cohort get the same blocks, so the slowest sets the pace. Two cohorts run at two paces, but their blocks
+are prepared twice. The objective is the total number of blocks per second delivered to all trials.
+
+Prep divides its time by max-min fairness: each cohort gets as many blocks as it can use, up to a fair share. Trials
+with very different paces are therefore split if prep has spare cores, and stay together if prep is the bottleneck.
 
 A cohort is split for a gain of at least `SPLIT_GAIN` that lasts for `SPLIT_AFTER_S`. Two cohorts merge if the loss is
 at most `MERGE_LOSS`. The gap between the two limits prevents oscillation due to noise.
@@ -59,7 +59,7 @@ def made_per_s(groups: Sequence[Group], prep_per_s: float) -> list[float]:
         prep_per_s: maximum speed of prep in blocks/s.
     """
     made, left_per_s = [0.0] * len(groups), prep_per_s
-    # In ascending order of pace: what a slow group leaves of its share is divided among the others.
+    # In ascending order of pace: the unused share of a slow group is divided among the others.
     for place, number in enumerate(sorted(range(len(groups)), key=lambda number: groups[number].blocks_per_s)):
         made[number] = min(groups[number].blocks_per_s, left_per_s / (len(groups) - place))
         left_per_s -= made[number]

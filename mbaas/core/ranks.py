@@ -60,11 +60,11 @@ class _Rank:
     Attributes:
         report: its report.
         cursor: cursor of this session at the last `RankTable._look`.
-        epoch: epoch of the last block that it used. An epoch aside counts as the epoch with the same order.
+        epoch: epoch of the last block that it used. A side epoch counts as the epoch with the same order.
         lease: end of its lease, which each of its calls extends.
-        leases: other rank -> end of that rank's lease when this session began.
-        began: block at which this session was told to start, if it floats.
-        is_alone: whether it was told so alone, because the others had started there and were gone.
+        leases: other rank -> end of that rank's lease at the start of this session.
+        began: assigned first block of this session, if the session floats.
+        is_alone: whether that block was assigned without the other ranks, which had started there and were gone.
     """
 
     report: RankReport
@@ -76,10 +76,10 @@ class _Rank:
     is_alone: bool = False
 
     def guide(self, blocks_per_epoch: int) -> int | None:
-        """Return the block where newcomers must start because this rank did; None if there is no such requirement.
+        """Return the block where newcomers must start because this rank did; None if they are free to start elsewhere.
 
-        A rank past its first epoch is no guide: newcomers must not skip that epoch. If it started alone, the newcomers'
-        share of that epoch is still unread, so it stays a guide.
+        After its first epoch, a rank is no longer a guide: newcomers must not skip that epoch. A rank that started
+        alone remains one, because the newcomers' share of its epoch is still unread.
         """
         if self.began is not None and (self.is_alone or self.cursor < self.began + blocks_per_epoch):
             return self.began
@@ -111,7 +111,7 @@ class _Trial:
         """Return the plan of an epoch, and record that a rank uses it.
 
         Raises:
-            StateError: the rank's shuffle of the epoch differs from that of the other ranks.
+            StateError: the rank and the other ranks have different shuffles for the epoch.
         """
         plan = self.plans[epoch]
         if plan.shuffle is None and shuffle is not None:
@@ -208,7 +208,7 @@ class RankTable:
         caches: Mapping[str, Any],
         shuffle: Shuffle | None = None,
     ) -> RankOrders:
-        """Return the plan and start of an epoch to a rank, or the reason why there is none yet.
+        """Return the plan and the start of an epoch to a rank, or the ranks that are missing.
 
         The other ranks must be present only if the epoch's plan is not fixed yet.
 
@@ -217,10 +217,10 @@ class RankTable:
             epoch: number of the epoch in the stream.
             placement: newest placement, used for new plans.
             caches: see `RankOrders`.
-            shuffle: shuffle of the epoch, if the rank has a block of it.
+            shuffle: shuffle of the epoch, if the rank has received one of its blocks.
 
         Raises:
-            StateError: the rank's shuffle of the epoch differs from that of the other ranks.
+            StateError: the rank and the other ranks have different shuffles for the epoch.
         """
         self._look()
         trial = self._trials.get(report.group, _Trial())
@@ -284,7 +284,7 @@ class RankTable:
         return tuple(others)
 
     def _begin(self, trial: _Trial) -> None:
-        """Set the start of floating ranks: that of a guide, else the furthest of their own starts."""
+        """Set the start of floating ranks: a guide's start, else the furthest cursor among them."""
         floating = [rank for rank in trial.ranks.values() if rank.report.floats]
         guides = [guide for rank in floating if (guide := rank.guide(self._blocks_per_epoch)) is not None]
         start = guides[0] if guides else max(rank.report.cursor for rank in floating)
@@ -309,8 +309,8 @@ class RankTable:
                     del trial.ranks[number]
                 else:
                     rank.cursor, rank.lease = session.cursor, session.deadline
-                    # Use ``done``, not the cursor: blocks delivered ahead may be unused. With several lanes, lane 0 may
-                    # have no more blocks in the epoch to which a rank returns.
+                    # Use ``done``, not the cursor: blocks delivered ahead may be unused. With several lanes, a rank may
+                    # return to an epoch in which lane 0 has no more blocks.
                     rank.epoch = max(0, session.done - 1) // self._blocks_per_epoch - rank.report.aside
                     trial.reached[number] = rank.epoch
             if not trial.ranks:

@@ -70,7 +70,7 @@ class ReservationTime:
         return bool(self._given_up)
 
     def came_late(self, now: float) -> None:
-        """Record that a trial of any name came for which no reservation is held.
+        """Record the announcement of a trial, whatever its name, without a matching reservation.
 
         It is counted for the newest expired reservation, if there is one.
         """

@@ -305,7 +305,7 @@ class StagingState:
 
     @property
     def out_of_reach(self) -> range:
-        """Block numbers where no consumer may be: far beyond the stream, and below the epochs aside."""
+        """Block numbers where no consumer may be: far beyond the stream, and below the side epochs."""
         # Other lanes do not decide where consumers start, and a restarted lane counts epochs from 0.
         if not self.consumers.leads:
             return range(0)

@@ -111,7 +111,7 @@ class TaskTable:
         """Register a worker.
 
         Raises:
-            InvariantError: a worker of that name exists; its tasks would be lost.
+            InvariantError: a worker of that name is already registered.
         """
         if name in self.workers:
             raise InvariantError(f"worker {name} came up a second time", self.workers[name].story)
@@ -255,7 +255,7 @@ class TaskTable:
         """Check that every task is in exactly one queue, and no queue exceeds the credit.
 
         Raises:
-            InvariantError: one of these is violated.
+            InvariantError: an invariant is violated.
         """
         listed = sorted(task.number for worker in self.workers.values() for task in worker.tasks)
         if listed != sorted(self._tasks):

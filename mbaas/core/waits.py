@@ -32,7 +32,7 @@ class _Wait:
     """A current wait.
 
     Attributes:
-        what: what is awaited now; may change during the wait.
+        what: description of the awaited workers, cache nodes or lanes; may change during the wait.
         since: start of the wait.
         note_after_s: duration after which it is logged next.
     """
@@ -120,7 +120,7 @@ def awaited(
 
 
 def _about_cache(cache: SupervisedCache | None) -> str:
-    """Return the wait for a cache node next to a worker, as the end of a sentence; "" if there is none."""
+    """Return the state of an awaited cache node, as the end of a sentence; "" if it is not awaited."""
     if cache is None:
         return "is to be started again after a pause"
     if cache.phase is CachePhase.STARTING:

@@ -228,7 +228,7 @@ class Window:
         self._stories = stories
 
     def staged_as(self, number: int) -> int:
-        """Return the number under which a block is staged: in a repeating stream, the number of the first equal block."""
+        """Return the number under which a block is staged: in a repeating stream, that of the first equal block."""
         return number % self._period if self._period else number
 
     def all_staged_as(self, numbers: range) -> Sequence[int]:
@@ -274,7 +274,7 @@ class Window:
         self._stories.end(block.story)
 
     def hand_out(self, numbers: Iterable[int]) -> tuple[int, ...]:
-        """Record the delivery of blocks; return those that were never delivered before."""
+        """Record the delivery of blocks; return the ones delivered for the first time."""
         blocks = {number: self.blocks[self.staged_as(number)] for number in numbers}
         new = tuple(number for number, block in blocks.items() if block.given_as is None)
         for number in new:
