@@ -14,7 +14,7 @@ from mbaas.core.consumers import Cohort, Consumer, ConsumerTable
 
 
 class PeerIdle:
-    """Sums, for each cohort, the seconds in which prep was idle because of other consumers.
+    """Sums, for each cohort, the seconds during which other consumers kept prep idle.
 
     Args:
         consumers: table of the staging core.
@@ -28,7 +28,7 @@ class PeerIdle:
         self._consumers, self._has_room, self._block_bytes = consumers, has_room, block_bytes
 
     def look(self, now: float, *, is_idle: bool) -> None:
-        """Update the cohorts for which prep is idle although it could work.
+        """Start or stop counting idle time for each cohort.
 
         Args:
             now: the current time in seconds.
@@ -55,9 +55,7 @@ class PeerIdle:
         return total_s - before_s if cohort == consumer.cohort else 0.0
 
     def _lacks_room(self, cohort: Cohort) -> bool:
-        """Return whether there is no room for another block because of blocks that other consumers hold or have not
-        released.
-        """
+        """Return whether blocks that other consumers hold leave no room for another one."""
         # Deliveries have several blocks, so a loader may have the same cursor as others and hold blocks that they have
         # released.
         lowest = cohort.lowest_held

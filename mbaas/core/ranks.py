@@ -284,7 +284,7 @@ class RankTable:
         return tuple(others)
 
     def _begin(self, trial: _Trial) -> None:
-        """Set the start of floating ranks: a guide's start, else the furthest cursor among them."""
+        """Set the start of floating ranks: a guide's start, else their highest cursor."""
         floating = [rank for rank in trial.ranks.values() if rank.report.floats]
         guides = [guide for rank in floating if (guide := rank.guide(self._blocks_per_epoch)) is not None]
         start = guides[0] if guides else max(rank.report.cursor for rank in floating)
