@@ -1,8 +1,8 @@
 """Validation of client calls: arbitrary values become events and values that the core can rely on.
 
 A client may be of another version, or have a bug. The core's tables serve all consumers, and a single cursor of 2.5
-would end the feed for all of them. Each call is therefore checked before anything changes; an invalid value raises an
-error in that call only.
+would end the whole feed. Each call is therefore checked before anything changes; an invalid value raises an error in
+that call only.
 """
 
 from __future__ import annotations

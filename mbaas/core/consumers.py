@@ -218,9 +218,9 @@ class Cohort:
         keep_from: lowest block that must stay staged; at most any block that a member holds.
         held_up: (slowest cursor, since) while others wait for the slowest member; otherwise None.
         uneven: (trials, since): trials that should be split off because of their pace; None if all should stay.
-        peer_idle_s: seconds in which a worker was idle because members wait for each other or other cohorts use the
-            room; excludes the current idle period.
-        peer_idle_since: start of the current idle period; None if there is none.
+        peer_idle_s: seconds during which a worker was idle because of other consumers: members wait for each other, or
+            other cohorts use the room. Excludes the current idle period.
+        peer_idle_since: start of the current idle period; None outside one.
     """
 
     number: int
@@ -374,7 +374,7 @@ class ConsumerTable:
         ahead_blocks: largest lead of prepared blocks over a cohort's furthest member.
         stories: where the consumers' stories are stored.
         leads: whether this lane decides where newcomers start and which consumers move to another cohort's epoch.
-        keeps_all: whether all blocks of an epoch are kept for all epochs. Every consumer is then a cohort by itself,
+        keeps_all: whether all blocks of an epoch are kept for all epochs. Every consumer then has a separate cohort,
             because blocks are prepared only once anyway.
         slack_blocks: blocks by which that lead may be larger over a cohort's slowest member.
 

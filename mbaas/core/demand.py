@@ -63,13 +63,14 @@ class DemandEstimator:
             pending: prep workers that were requested and are not up yet.
             reserved: prep workers guaranteed to this feed.
             most: largest number of prep workers for this feed.
-            trial_of: rank of a data-parallel trial -> its trial; other consumers are trials by themselves.
-            has_all: whether all blocks that trials can request are ready, so that there is no demand.
+            trial_of: rank of a data-parallel trial -> its trial; every other consumer counts as one trial.
+            has_all: whether all blocks that trials can request are ready; demand is then 0.
 
         Returns:
             The estimates; None while there is less than half a window of data.
         """
-        # The oldest entry is at least one full window old, if there are enough, so no rate covers a shorter time.
+        # Drop entries that are not needed for a full window, so that rates cover at least `WINDOW_S` once there is
+        # enough data.
         while len(self._looks) > 1 and look.now - self._looks[1].now >= WINDOW_S:
             self._looks.popleft()
         self._looks.append(look)
@@ -89,7 +90,7 @@ class DemandEstimator:
         prep_s = sum(step.prep_stall_s for step in steps.values())
         peer_s = sum(step.peer_stall_s for step in steps.values())
         made, busy_s = look.samples - before.samples, look.prep_s - before.prep_s
-        if busy_s > 0 and made > 0:  # else keep the last rate: idle workers are not slow workers
+        if busy_s > 0 and made > 0:  # otherwise keep the last rate: idle workers are not slow workers
             self._worker_per_s = made / busy_s
         return Observation(
             prep_stall=_share(prep_s, total_s),

@@ -66,7 +66,7 @@ class LaneFollower:
         """Process an update, and return the resulting events for the staging core, in order.
 
         Args:
-            update: the update; None if the last one is still current. That one is then compared with the core again.
+            update: the update; None to compare the current one with the core again.
         """
         before = self.update
         if update is not None and (before is None or update.version > before.version):
@@ -92,8 +92,7 @@ class LaneFollower:
     def _losses(self, update: LaneUpdate, before: LaneUpdate | None) -> list[ev.Event]:
         """Return events for the losses and detachments since the last update, which an update lists for some time.
 
-        After the first update there are none: a lane that has just started has no parts on lost nodes and no detached
-        consumers.
+        The first update causes no such events: a new lane has neither parts on lost nodes nor detached consumers.
         """
         if before is None:
             return []
@@ -112,7 +111,7 @@ class LaneFollower:
             if name in update.leaving:
                 events += [] if worker.leaving else [ev.WorkerLeaves(name)]
             elif name not in update.workers:
-                # A restarted main coordinator lists no workers at first. That is not a block's fault: after three
+                # A restarted main coordinator lists no workers at first. Do not blame blocks for that: after three
                 # blamed workers a block fails.
                 gone = ev.WorkerDown(name, "the main coordinator does not count on it", blame=False)
                 events.append(update.gone.get(name, gone))
@@ -351,9 +350,9 @@ class LaneLeader:
     def lose(self, lane: int) -> None:
         """Record that a call to a lane failed: its process may be gone, so the next message is complete.
 
-        A late report of the dead process may then count as the newest. That is harmless: its successor reports that it
-        has no state, and receives all of it. Serials are dropped, because the clock that they start with may have been
-        set back.
+        A late report of the dead process may then count as the newest. This is harmless: its successor reports that it
+        has no state, and receives a complete update. Serials are dropped, because the clock that they start with may
+        have been set back.
         """
         self.reports[lane] = LaneReport()
 

@@ -1,7 +1,7 @@
 """Health of the lanes other than lane 0: which are serving, and which are silent and must be restarted.
 
-Each of these lanes has its own coordinator process (`mbaas.coordinator.lane`), which exchanges messages with the main
-coordinator continuously. Consumers take blocks from all lanes in turn, so a silent lane stops all of them.
+Each of these lanes has a separate coordinator process (`mbaas.coordinator.lane`), which continuously exchanges messages
+with the main coordinator. Consumers take blocks from all lanes in turn, so a silent lane stops every consumer.
 """
 
 from __future__ import annotations

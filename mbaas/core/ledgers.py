@@ -1,7 +1,7 @@
 """Ledgers of a feed: the samples that each consumer received in each of its epochs, kept as long as the feed runs.
 
-Ledgers are stored in pages, in the form in which they are persisted for a later coordinator: compressed JSON of about
-50 bytes per ledger. Only the newest page is kept as objects, and only that page is rewritten for a new ledger.
+Ledgers are stored in pages of compressed JSON, about 50 bytes per ledger. Pages are persisted in this form for a later
+coordinator. Only the newest page is kept as objects, and only that page is rewritten for a new ledger.
 """
 
 from __future__ import annotations

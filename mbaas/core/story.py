@@ -84,7 +84,7 @@ class Story:
         Raises:
             InvariantError: ``new`` may not follow ``old``.
         """
-        # Check before the change, so that the message shows the state in which the error occurred.
+        # Check before the change, so that the message shows the state before the error.
         if new not in legal[old]:
             raise InvariantError(f"{what}{self.name} cannot change from {old.name} to {new.name}", self)
         # Keep the event, not its text: it is frozen, and formatting it would cost more than processing it.
@@ -118,7 +118,7 @@ class Stories:
         self._past: defaultdict[str, OrderedDict[str, Story]] = defaultdict(OrderedDict)
 
     def begin(self, kind: str, name: str) -> Story:
-        """Start the story of an object, or continue that of an earlier object of the same name."""
+        """Start the story of an object, or continue the story of an earlier object of the same name."""
         # A trial that joins again, or a block that is prepared again, is of interest: its story continues.
         story = self._past[kind].pop(name, None) or Story(kind, name, self)
         self._living[kind, name] = story
@@ -134,7 +134,7 @@ class Stories:
             past.popitem(last=False)
 
     def lines(self, name: str, clock: Clock = seconds) -> list[str]:
-        """Return the lines of all objects with that name, oldest first; empty if there are none.
+        """Return the lines of all objects with that name, oldest first.
 
         A consumer and a worker may share a name: their stories follow each other.
         """
