@@ -1,11 +1,9 @@
 """Consumers of a feed, the reservations held for trials, and the cohorts that they form.
 
-A cohort is a set of consumers that read the stream together. Each block is prepared once for the whole cohort, and fast
-consumers wait for slow ones within the window. Normally there is one cohort.
-
-A consumer that lags too long, or is restored far from the others, gets a cohort of its own until it reaches another
-cohort's window. Trials with different paces are in different cohorts if that increases the total throughput
-(`mbaas.core.pace`). A member is a consumer of the cohort in question.
+A cohort is a set of consumers that read the stream together: its blocks are prepared once, and fast members wait for
+slow ones within the window. Normally there is one cohort. A consumer that lags too long, or is restored far from the
+others, has a separate cohort until it reaches another cohort's window. Trials of different paces are in different
+cohorts if that increases the total throughput (`mbaas.core.pace`).
 """
 
 from __future__ import annotations
@@ -28,28 +26,24 @@ class Consumer:
 
     Attributes:
         name: name of the consumer, or of the trial that the reservation is for; "reservation N" if unassigned.
-        session: number of the session; calls of other sessions are refused. 0 for a reservation.
+        session: calls of other sessions are refused; 0 for a reservation.
         cursor: next block to deliver; all blocks below were delivered or skipped.
         released: the memory of blocks below is released; at most ``cursor``.
         done: blocks below are finished; at most ``cursor``.
         deadline: end of the lease; while RESERVED, end of the reservation time.
-        cohort: number of its cohort.
         own_epoch: the consumer's current epoch, or the one that it just finished.
-        story: its history.
-        state: changed only by `transition`.
         for_anyone: whether this is an unassigned reservation, which any newcomer may take.
         is_beside: whether an unassigned reservation is for a trial that starts together with another one, and not for
             the successor of a finished trial.
         holds_up_nobody: whether this is a reservation for a trial that starts immediately, so that others do not wait.
         want: while WAITING, largest number of blocks that the call accepts.
-        since: WAITING: start of the wait. BUSY: time of the join or of the last delivery. RESERVED: start of the
-            reservation.
+        since: WAITING: start of the wait. BUSY: time of the join or last delivery. RESERVED: start of the reservation.
         longest_s: longest time between a delivery and the next request within the current epoch, in seconds.
         asked: whether this session has requested a block; a cohort without such a member causes no work.
         place_kept: while RESTING, whether blocks from its cursor on are kept until their room is needed.
         exact: block at which it must continue, so it may not be moved; None if any epoch will do.
-        skipped: ascending, disjoint ranges below ``cursor`` that it does not hold. It skipped them, gave them up, or
-            reported them as read.
+        skipped: ascending, disjoint ranges below ``cursor`` that it does not hold: skipped, given up, or reported as
+            read.
         heard: number of this session's newest call about its cursor.
         given: end of the blocks delivered since that call; above ``cursor`` only after a repeated call moved it back.
         trial: trial of this rank; for other consumers their name.
@@ -60,8 +54,7 @@ class Consumer:
         apart: reason why it was split from its cohort; "" once it shares a cohort again.
         is_visitor: whether it is expected to leave at the end of its first epoch.
         has_gone_on: whether it has requested a block of its second epoch.
-        peer_idle_mark: (cohort, the cohort's ``peer_idle_s``) at the last delivery; cohort -1 before its first request.
-            See `mbaas.core.peer_idle`.
+        peer_idle_mark: (cohort, its ``peer_idle_s``) at the last delivery; cohort -1 before its first request.
     """
 
     name: str
@@ -100,8 +93,6 @@ class Consumer:
     def moves(self) -> bool:
         """True if it may start an epoch elsewhere than at the end of its last one. Ranks may not, because they would
         diverge.
-
-        Such a consumer also returns to the stream's epochs after a side epoch (`mbaas.core.epochs`).
         """
         return self.trial == self.name
 
@@ -118,11 +109,7 @@ class Consumer:
         return self.state is ConsumerState.WAITING
 
     def transition(self, to: ConsumerState, *why: object) -> None:
-        """Change the state.
-
-        Raises:
-            InvariantError: the transition is not in `CONSUMER_CHANGES`.
-        """
+        """Change the state; raise InvariantError if the transition is not in `CONSUMER_CHANGES`."""
         self.story.change("", self.state, to, CONSUMER_CHANGES, *why)
         self.state = to
 
@@ -158,10 +145,8 @@ class Consumer:
     def go_to(self, cursor: int, *, again: bool = False) -> None:
         """Move the cursor to the block that the consumer requests, usually the current one.
 
-        Args:
-            cursor: number of the block.
-            again: whether this call is repeated. Its first answer may have arrived, so the blocks delivered then may be
-                held, and are delivered a second time.
+        ``again`` marks a repeated call. Its first answer may have arrived, so the blocks delivered then may be held
+        although they are delivered a second time.
         """
         # A loop that is left early continues with the next epoch. The skipped blocks are between ``released`` and
         # ``cursor``; counted as held, they would keep bytes from blocks that are needed.
@@ -182,12 +167,10 @@ class Consumer:
         self.skipped = (*before, range(first, end), *behind) if first < end else self.skipped
 
     def let_go(self, released: int, done: int) -> bool:
-        """Record that blocks below ``released`` are released, and blocks below ``done`` finished.
+        """Record that blocks below ``released`` are released, and blocks below ``done`` finished; return whether more
+        is released.
 
         Neither number decreases, because calls may overtake each other.
-
-        Returns:
-            True if more memory is released than before.
         """
         before = self.released
         self.released = max(before, min(released, self.cursor))
@@ -205,21 +188,18 @@ class Cohort:
     the cursor of the furthest.
 
     Attributes:
-        number: unique number, never reused.
-        blocks_per_epoch: blocks in one epoch.
         ahead_blocks: largest lead of prepared blocks over the furthest member.
         slack_blocks: blocks by which that lead may be larger over the slowest member.
         members: never empty after an event.
         active: members that do not rest.
         begun: end of the blocks that were ever started for this cohort.
         boundary: first block of the slowest member's epoch.
-        join_start: ``boundary`` while all blocks from there on are still staged, so that a newcomer can start there;
-            otherwise None.
+        join_start: ``boundary`` while all blocks from there on are staged, so that a newcomer can start there; or None.
         keep_from: lowest block that must stay staged; at most any block that a member holds.
         held_up: (slowest cursor, since) while others wait for the slowest member; otherwise None.
         uneven: (trials, since): trials that should be split off because of their pace; None if all should stay.
-        peer_idle_s: seconds during which a worker was idle because of other consumers: members wait for each other, or
-            other cohorts use the room. Excludes the current idle period.
+        peer_idle_s: seconds during which a worker was idle because members wait for each other, or other cohorts use
+            the room. Excludes the current idle period.
         peer_idle_since: start of the current idle period; None outside one.
     """
 
@@ -289,16 +269,14 @@ class Cohort:
 
     @property
     def horizon(self) -> int:
-        """End of the blocks that may be prepared now; at most the next epoch of the furthest member that reads.
-
-        Without that limit, a small dataset would be prepared for several epochs that no trial may ever start.
-        """
+        """End of the blocks that may be prepared now; at most the next epoch of the furthest member that reads."""
         slowest, furthest = self.slowest, self.furthest
         if self.active and all(m.is_visitor for m in self.active):
             end = max([m.own_epoch.end for m in self.active])
         else:
             # The whole next epoch may be prepared during the last block of this one, so an epoch's end causes no wait.
-            # With one block per epoch, allow two.
+            # With one block per epoch, allow two. Without a limit, a small dataset would be prepared for epochs that no
+            # trial may ever start.
             end = max(self.next_boundary(furthest) + self.blocks_per_epoch, furthest + 2)
         return min(min(slowest + self.slack_blocks, furthest) + self.ahead_blocks, end)
 
@@ -316,10 +294,7 @@ class Cohort:
 
     @property
     def useful(self) -> range:
-        """Blocks prepared for others that a member will need soon; keeping them saves work.
-
-        They stay while there is room: blocks of the members' epochs, and others up to the slack.
-        """
+        """Blocks of the members' epochs, and others within the slack, that are kept while there is room."""
         slowest = self.slowest
         return range(slowest, max([slowest + self.slack_blocks, *[m.own_epoch.end for m in self.active]]))
 
@@ -371,20 +346,18 @@ class ConsumerTable:
 
     Args:
         epochs: shuffles of the stream's epochs.
-        ahead_blocks: largest lead of prepared blocks over a cohort's furthest member.
+        ahead_blocks, slack_blocks: see `Cohort`.
         stories: where the consumers' stories are stored.
         leads: whether this lane decides where newcomers start and which consumers move to another cohort's epoch.
         keeps_all: whether all blocks of an epoch are kept for all epochs. Every consumer then has a separate cohort,
             because blocks are prepared only once anyway.
-        slack_blocks: blocks by which that lead may be larger over a cohort's slowest member.
 
     Attributes:
         by_name: all consumers and reservations, none GONE; each is a member of exactly one cohort.
         cohorts: by number; none is empty between two events.
         prep_per_s: last measured maximum speed of prep in blocks/s; 0 if unknown.
         expects_visitors: whether newcomers are expected to leave after one epoch, as loaders opened for each evaluation
-            do. It is set when a consumer leaves after its first epoch, and cleared when one continues. While it is set,
-            only the first epoch is prepared for newcomers.
+            do. Set when a consumer leaves after its first epoch, cleared when one continues.
     """
 
     def __init__(
@@ -423,15 +396,7 @@ class ConsumerTable:
     ) -> Consumer:
         """Add a consumer or a reservation to a cohort; blocks below ``cursor`` count as finished.
 
-        Args:
-            name: name of the consumer.
-            session: session number; 0 for a reservation.
-            cohort: the cohort to enter.
-            cursor: first block to deliver.
-            deadline: end of the lease or of the reservation time.
-            state: BUSY or RESERVED.
-            own_epoch: the consumer's epoch; default: the stream's epoch around ``cursor``.
-            trial: trial of this rank; default: ``name``.
+        ``own_epoch`` defaults to the stream's epoch around ``cursor``, and ``trial`` to ``name``.
         """
         own = self.epochs.around(cursor) if own_epoch is None else own_epoch
         story = self._stories.begin("consumer", name)
@@ -495,14 +460,8 @@ class ConsumerTable:
     ) -> Consumer:
         """Create a reservation: the trial starts at ``cursor`` if it joins before the deadline.
 
-        Args:
-            name: name of the trial.
-            cohort: cohort to join.
-            cursor: first block.
-            now: the current time.
-            deadline: end of the reservation.
-            at_once: whether the trial starts immediately, wherever the others are when it joins. Others then do not
-                wait, and blocks from ``cursor`` on are kept only while there is room.
+        With ``at_once`` the trial starts immediately, wherever the others are when it joins. Others then do not wait,
+        and blocks from ``cursor`` on are kept only while there is room.
         """
         # Sessions of consumers start above 0, so no client call can match a reservation.
         reserved = self.enter(name, 0, cohort, cursor, deadline, ConsumerState.RESERVED)
@@ -513,13 +472,8 @@ class ConsumerTable:
         return reserved
 
     def reserve_for_successor(self, consumer: Consumer, now: float, deadline: float, *, at_once: bool) -> None:
-        """Reserve for the successor of a leaving consumer, at that consumer's end or at the start of the next epoch.
-
-        Args:
-            consumer: the leaving consumer.
-            now: the current time.
-            deadline: end of the reservation.
-            at_once: whether the successor starts immediately, possibly in the middle of an epoch.
+        """Reserve for the successor of a leaving consumer: at that consumer's end with ``at_once``, else at the next
+        epoch.
         """
         cohort = self.cohorts[consumer.cohort]
         start = consumer.done if at_once else cohort.next_boundary(consumer.done)
@@ -565,10 +519,8 @@ class ConsumerTable:
     def shared_start(self, otherwise: int, trial: str | None = None, least: int = 0) -> tuple[Cohort, int]:
         """Return the cohort and block where a newcomer waits least; ``otherwise`` if no other consumer is here.
 
-        The newcomer has already had the epochs before block ``least``, so it starts at ``least`` or later.
-
-        Other ranks of its ``trial`` that have not started wait for it, and it starts with them. Ranks that have started
-        belong to an earlier run of the trial whose leases have not ended, so they are ignored.
+        The newcomer has already had the epochs before block ``least``. Other ranks of its ``trial`` that have not
+        started wait for it, and it starts with them.
         """
         for rank in self.of_trial(trial) if trial is not None else ():
             if not rank.asked and rank.cursor >= least:
@@ -585,10 +537,8 @@ class ConsumerTable:
         return cohort, self.entrance(cohort, least)
 
     def _open_to_newcomers(self, trial: str | None = None) -> list[Cohort]:
-        """Return the cohorts that a newcomer may join: none with `keeps_all`, and none in side epochs.
-
-        For a rank of ``trial``, cohorts of only its started ranks are excluded; see `shared_start`.
-        """
+        # With `keeps_all` every consumer is alone. Ranks of the same trial that have started belong to an earlier run
+        # whose leases have not ended, so their cohort is not shared.
         if self.keeps_all:
             return []
         return [
@@ -601,10 +551,8 @@ class ConsumerTable:
     def start_now(self, otherwise: int, is_ready: Callable[[int], bool], least: int | None) -> tuple[Cohort, int]:
         """Return the cohort and block where a newcomer starts immediately, possibly in the middle of an epoch.
 
-        Args:
-            otherwise: the block to start at if no other consumer is here.
-            is_ready: whether a block can be delivered.
-            least: end of the newcomer's last epoch. It starts there, or with a cohort that is past that block.
+        Without other consumers, that is block ``otherwise``. ``least`` is the end of the newcomer's last epoch: it
+        starts there, or with a cohort that is past that block.
         """
         if least is None:
             found = self._find_now(is_ready)
@@ -614,7 +562,6 @@ class ConsumerTable:
         return (self.new_cohort(otherwise), otherwise) if found is None else found
 
     def _find_now(self, is_ready: Callable[[int], bool], least: int = 0) -> tuple[Cohort, int] | None:
-        """Return the cohort and block, at ``least`` or later, where a consumer starts immediately."""
         found = [(cohort, self._block_now(cohort, is_ready)) for cohort in self._open_to_newcomers()]
         # Prefer a cohort whose block is ready, then the largest: its blocks are shared by most consumers.
         return min(
@@ -624,7 +571,6 @@ class ConsumerTable:
         )
 
     def _block_now(self, cohort: Cohort, is_ready: Callable[[int], bool]) -> int:
-        """Return the block of a cohort where a newcomer starts immediately without blocking others."""
         slowest = cohort.slowest
         if cohort.join_start is not None and slowest <= cohort.join_start + 1:
             return cohort.join_start  # the epoch has hardly begun
@@ -635,9 +581,6 @@ class ConsumerTable:
         return block if self.epochs.can_begin(block) else self.epochs.next_boundary(block)
 
     def _near_start(self, cohort: Cohort, is_ready: Callable[[int], bool]) -> int:
-        """Return the block of a cohort where others can start soon: the start of an epoch if near, otherwise
-        immediately.
-        """
         entrance = self.entrance(cohort)
         return entrance if entrance <= cohort.horizon else self._block_now(cohort, is_ready)
 
@@ -649,7 +592,6 @@ class ConsumerTable:
         return self.new_cohort(start)
 
     def _find_cohort_ahead(self, start: int) -> Cohort | None:
-        """Return a cohort that still has ``start`` ahead, and that a consumer continuing there would not block."""
         open_ones = [] if self.keeps_all else self.cohorts.values()
         return next((each for each in open_ones if each.may_go_on_at(start) and start <= each.horizon), None)
 
@@ -675,15 +617,8 @@ class ConsumerTable:
     def merge(self, consumer: Consumer, is_ready: Callable[[int], bool]) -> str | None:
         """Merge a consumer's cohort with one that its cursor has reached, or move it to an epoch of a cohort ahead.
 
-        Only a consumer that is behind merges cohorts, with its request. A consumer ahead must not pull in a laggard
-        before that one moves.
-
-        Args:
-            consumer: the requesting consumer.
-            is_ready: whether a block can be delivered.
-
-        Returns:
-            A line for the log, or None if nothing happened.
+        Only a requesting consumer that is behind merges cohorts: a consumer ahead must not pull in a laggard before
+        that one moves. Returns a line for the log, or None if nothing happened.
         """
         own = self.cohorts[consumer.cohort]
         others = [] if self.keeps_all else [each for each in self.cohorts.values() if each is not own]
@@ -698,11 +633,8 @@ class ConsumerTable:
         return self._begin_ahead(consumer, others, is_ready) if self.leads and self._may_move(consumer) else None
 
     def _begin_ahead(self, consumer: Consumer, others: Sequence[Cohort], is_ready: Callable[[int], bool]) -> str | None:
-        """Move a consumer that starts an epoch to an epoch of a cohort ahead.
-
-        This is safe because any epoch has every sample once. Without it, two cohorts of equal pace would never meet,
-        and all of their blocks would be prepared twice.
-        """
+        # Moving is safe because any epoch has every sample once. Without it, two cohorts of equal pace would never
+        # meet, and all of their blocks would be prepared twice.
         own = self.cohorts[consumer.cohort]
         is_alone = len(own.members) == 1
         # A consumer's first request follows its assignment to this cohort. With several lanes, consumers that move one
@@ -740,19 +672,12 @@ class ConsumerTable:
         return [cohort.group for cohort in self.cohorts.values() if cohort not in but and cohort.group is not None]
 
     def _suits(self, group: Group | None, cohort: Cohort, *own: Cohort) -> bool:
-        """Return whether joining a cohort would leave trials as fast as before, as far as paces are known.
-
-        Args:
-            group: the trials.
-            cohort: the cohort to join.
-            own: the trials' current cohort, if they are its only members.
-        """
+        # Joining the cohort must not slow down trials, as far as paces are known. ``own`` is their present cohort.
         if group is None or cohort.group is None or not self.prep_per_s:
             return True
         return may_unite(group, cohort.group, self.groups(cohort, *own), self.prep_per_s)
 
     def _may_move(self, consumer: Consumer) -> bool:
-        """Return whether a consumer is at the start of an epoch that it may start elsewhere."""
         begins = consumer.cursor == consumer.own_epoch.first and consumer.cursor != consumer.exact
         return begins and consumer.moves
 
@@ -762,18 +687,12 @@ class ConsumerTable:
         consumer.own_epoch = self.epochs.own_epoch(block)
 
     def update_own_epoch(self, consumer: Consumer, began: int | None) -> bool:
-        """Update the consumer's epoch to its cursor; after the end of one, the next starts there.
+        """Update the consumer's epoch to its cursor, and return whether it will get each of the epoch's samples exactly
+        once.
 
-        If the stream's next epoch has started without the segments that the consumer needs, its new epoch would lack
-        samples. It then starts at the stream's next epoch instead, so no epoch that it has started is cut short.
-
-        Args:
-            consumer: its cursor is at the requested block.
-            began: first block of the epoch according to the consumer, which may have received another answer than the
-                last one given; None if it does not track epochs.
-
-        Returns:
-            True if the consumer will get each sample of its epoch exactly once.
+        After the end of an epoch, the next starts there. If the stream's next epoch has started without the segments
+        that this needs, it starts at the stream's next epoch instead. ``began`` is the epoch's first block according to
+        the consumer, which may have received an earlier answer than the last one; None if it does not track epochs.
         """
         own = before = consumer.own_epoch
         if consumer.cursor >= before.end:
@@ -806,10 +725,6 @@ class ConsumerTable:
 
         It continues at its cursor while the blocks there are kept and the others are within the allowed lead. Otherwise
         it starts its next epoch where another cohort is. If it may not move, it continues in a separate cohort.
-
-        Args:
-            consumer: the requesting consumer; the caller changes its state.
-            is_ready: whether a block can be delivered.
         """
         cohort = self.cohorts[consumer.cohort]
         cohort.remove(consumer)
@@ -871,12 +786,9 @@ class ConsumerTable:
         """Return whether a kept block that lacks samples should be prepared again, because they may be available by
         now.
 
-        A block is due when a consumer comes near it in a later epoch, or waits for blocks up to it. It stays while a
-        trial is halfway through it: all ranks, and a consumer that re-reads the block, must get the same version.
-
-        Args:
-            place: index of the block in an epoch.
-            given_as: number under which it was first delivered.
+        ``place`` is the block's index in an epoch, ``given_as`` the number under which it was first delivered. It is
+        due when a consumer comes near it in a later epoch, or waits for blocks up to it. It stays while a trial is
+        halfway through it: all ranks, and a consumer that re-reads the block, must get the same version.
         """
         length, is_near = self.blocks_per_epoch, False
         due: dict[str, int] = {}
@@ -903,11 +815,7 @@ class ConsumerTable:
         return [blocks for cohort in self.cohorts.values() for blocks in cohort.wanted]
 
     def validate(self) -> None:
-        """Check that each consumer is in one cohort, and that no cohort gives up blocks that a member holds.
-
-        Raises:
-            InvariantError: an invariant is violated.
-        """
+        """Check that each consumer is in one cohort, and that no cohort gives up blocks that a member holds."""
         listed = [m.name for c in self.cohorts.values() for m in c.members]
         if sorted(listed) != sorted(self.by_name):
             stories = [consumer.story for consumer in self.by_name.values()]

@@ -77,18 +77,13 @@ class StagingState:
         is_shuffled: whether epochs are shuffled; otherwise all have the dataset's order.
         cut: returns the parts of a block, which different nodes prepare; default: one part.
         lane: number of the lane that owns these blocks. Only lane 0 decides where newcomers start and which consumers
-            move to another cohort's epoch; other lanes follow it.
+            move to another cohort's epoch.
         lanes: number of the feed's lanes. With several, consumers start only at the beginning of a feed epoch.
         keeps_all: whether all epochs are identical and one epoch fits the budget. Each block is then prepared once and
             kept, so no consumer waits for another.
         written: epoch -> shuffle, as persisted by an earlier coordinator; None if shuffles are not persisted.
 
     Attributes:
-        epochs: shuffle of each epoch.
-        consumers: consumers, reservations and cohorts.
-        tasks: running workers and their tasks.
-        window: blocks in preparation or staged.
-        stories: history of each block, consumer and worker.
         next_epoch: first epoch that was never started; where a feed without consumers continues.
         failed: reason why the feed failed; the state is frozen afterwards.
     """
@@ -239,7 +234,7 @@ class StagingState:
                 self._besides.give_up(f"{event.consumer}, other {number}", now)
 
     def _reserve(self, name: str, now: float) -> None:
-        """Reserve a position for a trial: take over an unassigned reservation, or create a new one."""
+        # Take over an unassigned reservation, or create a new one.
         free = next(iter(self.consumers.free_reservations()), None)
         hold_s = self._reservation_s(free is None)
         if free is not None:
@@ -260,11 +255,8 @@ class StagingState:
             self.consumers.exit(free, f"{name} comes for it")
 
     def _reservation_s(self, is_new: bool) -> float:
-        """Return the reservation time in seconds for an announced trial; 0 if no reservation is made.
-
-        Args:
-            is_new: whether the trial does not continue where another one ended, so that no blocks are staged for it.
-        """
+        # 0 if no reservation is made. ``is_new``: the trial does not continue where another ended, so no blocks are
+        # staged for it.
         # With several lanes, every lane would have to know the start of trials that start immediately.
         if self._starts.at_once and (is_new or self._lanes > 1):
             return 0.0
@@ -276,11 +268,10 @@ class StagingState:
         return self._besides if reservation.is_beside else self._successions
 
     def _hold_for_successor_s(self) -> float:
-        """Return how long an unassigned reservation for a successor is held until a trial is announced."""
+        # Until a trial is announced, for which the reservation time starts again.
         return self._successions.hold_s(self._epoch_s) if self._reservation_s(is_new=False) else 0.0
 
     def _hold_for_others_s(self, trial: str) -> float:
-        """Return how long reservations are held for the trials that start with ``trial``; 0 if none are made."""
         # Trials that start immediately start where the active consumers are, if there are any.
         here = [c for c in self.consumers.by_name.values() if c.trial != trial and not c.rests]
         if self._starts.at_once and here:
@@ -293,7 +284,6 @@ class StagingState:
 
     @property
     def _epoch_s(self) -> float:
-        """Seconds that prep needs for one epoch; 0 if unknown."""
         blocks = self.blocks_per_epoch * self._lanes
         return blocks / self.consumers.prep_per_s if self.consumers.prep_per_s else 0.0
 
@@ -345,11 +335,9 @@ class StagingState:
         self._out.append(ev.Admitted(event.consumer, event.session, cursor, own_epoch))
 
     def _ends_other_groups(self, event: ev.Join) -> bool:
-        """End sessions of an earlier run of the trial with another number of ranks; refuse the join if it belongs to
-        that run.
-
-        The new ranks have other names. Until their leases ended, the old sessions would block the restarted trial.
-        """
+        # Sessions of an earlier run of the trial, with another number of ranks, have other names than the new ones.
+        # Until their leases ended, they would block the restarted trial. If this consumer belongs to that run, it is
+        # refused.
         others = [
             consumer
             for consumer in self.consumers.of_trial(event.trial or event.consumer)
@@ -369,7 +357,6 @@ class StagingState:
         self.consumers.exit(consumer, reason)
 
     def _beginning(self, event: ev.Join, place: Consumer | None) -> tuple[Cohort, int, OwnEpoch]:
-        """Choose the cohort, first block and epoch of a new session."""
         if event.resumed is not None:
             return self._resumption(event.resumed)
         cohort, cursor = self._first_block(event, place)
@@ -377,7 +364,6 @@ class StagingState:
         return cohort, cursor, self.epochs.around(cursor) if event.is_exact else self.epochs.own_epoch(cursor)
 
     def _resumption(self, resumed: Resumption) -> tuple[Cohort, int, OwnEpoch]:
-        """Resume a consumer inside its epoch, with exactly the samples that it still lacks."""
         others = self.consumers.own_epochs()
         if not self.epochs.adopt(resumed, others):
             if not resumed.taken:
@@ -388,7 +374,6 @@ class StagingState:
         return self.consumers.cohort_at(resumed.start), resumed.start, resumed.own_epoch
 
     def _first_block(self, event: ev.Join, place: Consumer | None) -> tuple[Cohort, int]:
-        """Choose the cohort and first block of a new session: its reservation, an exact block, or an epoch to share."""
         # All lanes must agree on the start, so lane 0 decides.
         if not self.consumers.leads:
             assert event.start is not None, "the first lane decides where a consumer begins"
@@ -407,7 +392,6 @@ class StagingState:
         return self.consumers.shared_start(otherwise, event.trial, event.start or 0)
 
     def _at_place(self, event: ev.Join, place: Consumer) -> tuple[Cohort, int] | None:
-        """Return the cohort and block of the consumer's reservation, or None if the consumer does not start there."""
         # A restored trial that names an exact block gets that block. A reservation made for a trial that starts
         # immediately may be inside an epoch.
         if event.is_exact or place.cursor % self.blocks_per_epoch or place.cursor < (event.start or 0):
@@ -538,10 +522,7 @@ class StagingState:
         return len(self.tasks.deaths.get(number, ())) >= self.limits.max_deaths
 
     def _condemn(self, now: float) -> None:
-        """Fail blocks that too many workers died on, unless their nodes died.
-
-        The cause is bad data or bad code. Consumers get the error, and the feed continues.
-        """
+        # Fail blocks that too many workers died on, unless their nodes died: bad data or bad code. The feed continues.
         for number, deaths in self.tasks.deaths.items():
             is_due = self._is_deadly(number) and now >= deaths[self.limits.max_deaths - 1].at + VERDICT_S
             if is_due and self.window.blocks[number].state is not BlockState.FAILED:
@@ -569,7 +550,6 @@ class StagingState:
             self._remove(consumer, f"its node is gone: {reason}")
 
     def _part_moved(self, number: int) -> None:
-        """Use the copy of a part, unless the part changed during the copy."""
         move = self._moves.end(number, is_there=True)
         if move is None:
             return
@@ -610,7 +590,6 @@ class StagingState:
             self.window.blocks[task.block].put_off(task.part, now + PUT_OFF_S, event.reason)
 
     def _task_failed(self, event: ev.TaskFailed, now: float) -> None:
-        """Retry a part after a worker error. The block fails after ``limits.max_deaths`` errors."""
         task = self.tasks.fail(event.task, now)
         if task is None:
             return  # its worker was given up; the part is another's by now
@@ -631,10 +610,8 @@ class StagingState:
             self._worker_down(worker.name, reason, now, blame=False)
 
     def _try_anew(self, consumer: Consumer) -> None:
-        """Drop failed blocks that this consumer requests again after it got their error: the data may be repaired.
-
-        On a consumer's first request, the block stays: it would wait for another failure instead of getting the error.
-        """
+        # The data may be repaired. On a consumer's first request the block stays: it would wait for another failure
+        # instead of getting the error.
         for number in [n for n in self.window.failed if n >= self.window.staged_as(consumer.cursor)]:
             block = self.window.blocks[number]
             if block.may_mend and not block.is_in_hand and consumer.name in block.told:
@@ -666,7 +643,6 @@ class StagingState:
         self._changed_nothing = not (self._out or any(resumed) or rested)
 
     def _is_to_rest(self, consumer: Consumer, now: float) -> bool:
-        """Return whether a consumer is between two of its epochs and idle for longer than its usual steps."""
         if consumer.state is not ConsumerState.BUSY or not consumer.is_between_epochs or self._lanes > 1:
             return False
         # A consumer that named its block, or that may not start elsewhere, keeps its position until its first request.
@@ -684,7 +660,6 @@ class StagingState:
         self.consumers.exit(consumer, reason)
 
     def _watch(self, cohort: Cohort, now: float) -> None:
-        """Detach consumers that make the rest of their cohort wait for longer than the patience."""
         if not self._limited_by_slowest(cohort):
             cohort.held_up = None
             return
@@ -706,9 +681,6 @@ class StagingState:
             self._out.append(ev.Note(f"{member.name} {kept}{why}: it goes on in a cohort of its own"))
 
     def _limited_by_slowest(self, cohort: Cohort) -> bool:
-        """Return whether only the slowest consumers block the cohort: others wait for a block that no worker is
-        preparing.
-        """
         slowest = cohort.slowest
         # If a slowest consumer waits, prep is the limit. A block already assigned to a worker arrives soon.
         slowest_busy = all(m.state is ConsumerState.BUSY for m in cohort.active if m.cursor == slowest)
@@ -722,7 +694,6 @@ class StagingState:
             self.consumers.detach([consumer], "it kept others waiting for their blocks in another lane")
 
     def _part_by_pace(self, event: ev.PacesMeasured, now: float) -> None:
-        """Record the measured speeds of prep and trials, and split cohorts whose paces differ too much."""
         if self.consumers.keeps_all:
             return
         self.consumers.prep_per_s = event.prep_per_s
@@ -739,7 +710,7 @@ class StagingState:
                 apart = self._part(apart, now, 0.0)
 
     def _part(self, cohort: Cohort, now: float, after_s: float) -> Cohort | None:
-        """Split a cohort if that was worthwhile for ``after_s`` seconds; return the new cohort of the slower trials."""
+        # Returns the new cohort of the slower trials, if a split was worthwhile for ``after_s`` seconds.
         paces = cohort.paces()
         others, prep_per_s = self.consumers.groups(cohort), self.consumers.prep_per_s
         split = pace.best_split([*paces.values()], others, prep_per_s) if len(paces) > 1 and prep_per_s else None
@@ -812,7 +783,6 @@ class StagingState:
                 consumer.given = max(consumer.given, end)
 
     def _begin_block(self, number: int) -> Sequence[BlockPart]:
-        """Cut a block into parts; the first block of an epoch also fixes its shuffle."""
         if not self.epochs.has_begun(number):
             self.epochs.fix(number, self.consumers.own_epochs())
             self._tell_shuffle(number)
@@ -823,7 +793,6 @@ class StagingState:
         return self._cut(number, self.epochs.shuffle_of(number))
 
     def _tell_shuffle(self, block: int) -> None:
-        """Log a line where the way of shuffling changes from one epoch to the next."""
         shuffle, before = self.epochs.shuffle_of(block), self.epochs.shuffle_of(block - self.blocks_per_epoch)
         if shuffle.cuts != before.cuts and not self.epochs.is_aside(block):
             cuts = ", ".join(map(str, shuffle.cuts))
@@ -831,10 +800,8 @@ class StagingState:
             self._out.append(ev.Note(f"from epoch {shuffle.epoch} on, samples are shuffled {how}"))
 
     def _drop_lacking(self) -> None:
-        """Drop kept blocks that lack samples, each once per epoch, so that they are prepared again.
-
-        This usually causes no wait: it happens when a consumer comes near, before its request.
-        """
+        # Each such block is dropped once per epoch. This usually causes no wait: a consumer comes near before it
+        # requests it.
         for number in sorted(self.window.lacking):
             block = self.window.blocks[number]
             if block.state is not BlockState.READY or block.given_as is None:
@@ -885,11 +852,7 @@ class StagingState:
         return lines
 
     def validate(self) -> None:
-        """Check every invariant.
-
-        Raises:
-            InvariantError: one is violated; the message contains the stories of the objects concerned.
-        """
+        """Check every invariant; raise InvariantError with the stories concerned."""
         self.window.validate()
         self.tasks.validate()
         self.consumers.validate()

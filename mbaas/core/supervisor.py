@@ -107,9 +107,7 @@ class Supervisor:
         workers: by name, those requested and not gone; a coordinator uses each name once.
         caches: by node; at most one each.
         lent: feed -> keys of workers lent to it.
-        homes: where samples have their homes.
         lanes: lanes other than lane 0.
-        stories: history of each worker, cache node and lane.
         dead: nodes that Ray reports as dead.
         draining: nodes with workers or a cache of this feed that Ray will remove soon.
         ended: reason why the feed ended; nothing is started afterwards.
@@ -238,10 +236,7 @@ class Supervisor:
     # ---- beginning and end ----
 
     def _begin(self, event: ev.Begin) -> None:
-        """Register the workers, caches and lanes that exist already.
-
-        Workers start in BRIEFING: a restarted coordinator does not know which placement they have.
-        """
+        # Workers start in BRIEFING: a restarted coordinator does not know which placement they have.
         self._begun = True
         self.lanes.begin(self._lane_count, self._now)
         self.homes.version, self._numbers = event.version, itertools.count(event.serial)
@@ -261,7 +256,7 @@ class Supervisor:
             )
 
     def _end_silent(self, workers: Iterable[str]) -> None:
-        """End workers that do not answer at the start; the owner of a borrowed one gets a report and replaces it."""
+        # The owner of a borrowed worker gets a report and replaces it.
         for name in workers:
             self._worker_gone(self.workers[name], "it does not answer the coordinator that was restarted")
 
@@ -294,7 +289,6 @@ class Supervisor:
         self.lent.clear()
 
     def _after_the_end(self, event: ev.Event) -> None:
-        """End workers and caches that arrive late."""
         match event:
             case ev.WorkerStarted() | ev.HandedOver(taken=False):
                 self._out.append(ev.EndWorker(event.worker))
@@ -306,10 +300,10 @@ class Supervisor:
     # ---- workers that come ----
 
     def _match_worker_count(self) -> None:
-        """Start missing workers or end surplus ones, those not up yet first.
+        """Start missing workers, or end surplus ones, those not up yet first.
 
-        At least one worker is up or starting, except in the pause after a failed start. Lent workers do not count here:
-        they may die before they come back.
+        At least one worker is up or starting, except in the pause after a failed start. Lent workers do not count: they
+        may die before they return.
         """
         missing = self._missing()
         if missing >= 0:
@@ -323,7 +317,6 @@ class Supervisor:
             self._let_some_go(-missing)
 
     def _missing(self) -> int:
-        """Return the number of workers to start; negative if there are too many."""
         return max(self.own - self._own_present(), 1 - self.staying - self.starting)
 
     def _let_some_go(self, count: int) -> None:
@@ -339,7 +332,6 @@ class Supervisor:
         self._hold_back(count - len(spared))
 
     def _spared(self, count: int) -> list[SupervisedWorker]:
-        """Choose workers of this feed that can end without losing samples cached on their nodes, at most ``count``."""
         staying = self.dispensable()
         own = [worker for worker in staying if worker.owner is None]
         here, ours = Counter(worker.node for worker in staying), Counter(worker.node for worker in own)
@@ -364,17 +356,13 @@ class Supervisor:
         return chosen
 
     def _hold_back(self, workers: int) -> None:
-        """Log the number of idle workers that are kept, if it changed."""
         if workers and workers != self._held_back:
             stay = f"{counted(workers, 'prep worker')} {'stays' if workers == 1 else 'stay'} though fewer would do"
             self._note(f"{stay}: other machines have no room for the samples that theirs keep")
         self._held_back = workers
 
     def _own_present(self) -> int:
-        """Return the number of this feed's workers that exist or were requested, here or lent.
-
-        Workers that are about to end and those on draining nodes do not count: they are replaced now.
-        """
+        # Here or lent. Workers that are about to end and those on draining nodes do not count: they are replaced now.
         here = sum(
             worker.owner is None
             and (worker.phase is not WorkerPhase.LEAVING or worker.target is not None)
@@ -384,7 +372,7 @@ class Supervisor:
         return here + sum(map(len, self.lent.values()))
 
     def _scale(self, workers: int) -> None:
-        """Set the number of workers here; on a decrease, borrowed workers return first."""
+        # On a decrease, borrowed workers return first.
         borrowed = [worker for worker in self.dispensable() if worker.owner is not None]
         for worker in borrowed[: max(0, self.staying + self.starting - workers)]:
             self._let_go(worker, worker.owner)
@@ -400,7 +388,6 @@ class Supervisor:
         return worker
 
     def _take_in(self, key: Hashable, owner: str | None) -> None:
-        """Accept a worker that another feed offers or returns."""
         self._end_lending(key)
         worker = self._new_worker(owner)
         worker.key, worker.deadline = key, self._now + BRIEFING_S
@@ -430,7 +417,6 @@ class Supervisor:
         self._start_after = self._now + RETRY_S
 
     def _brief(self) -> None:
-        """Send the placement to workers that are up on its nodes."""
         for worker in self.workers.values():
             cache = self.caches.get(worker.node)
             has_homes = worker.node in self.homes.current.weights and cache is not None and cache.answers
@@ -461,7 +447,6 @@ class Supervisor:
             self._worker_gone(worker, f"it could not be told the placement: {event.reason}")
 
     def _behind(self, name: str) -> None:
-        """Brief a worker that lacks a placement: its tasks go to others, without blame."""
         worker = self.workers.get(name)
         if worker is not None and worker.phase is WorkerPhase.WORKING:
             self._take_off_work(worker, "it does not know the newest placement")
@@ -483,7 +468,7 @@ class Supervisor:
             self._doubt(cache)  # its node may be gone before Ray has noticed
 
     def _worker_gone(self, worker: SupervisedWorker, reason: str, *, blame: bool = True) -> None:
-        """End a worker that is dead or unusable; `_match_worker_count` replaces it if needed."""
+        # `_match_worker_count` replaces it if needed.
         had_tasks = worker.phase in (WorkerPhase.WORKING, WorkerPhase.LEAVING)
         self._forget(worker, reason)
         if worker.owner is not None:
@@ -499,9 +484,6 @@ class Supervisor:
         del self.workers[worker.name]
 
     def _let_go(self, worker: SupervisedWorker, target: str | None) -> None:
-        """Stop giving tasks to a worker. When it has finished, it moves to the feed ``target``, or ends if that is
-        None.
-        """
         was_working = worker.phase is WorkerPhase.WORKING
         worker.transition(WorkerPhase.LEAVING)
         worker.target = target
@@ -511,7 +493,6 @@ class Supervisor:
             self._depart(worker)
 
     def _done(self, name: str, lane: int) -> None:
-        """Record that a lane is done with a worker; it departs when all lanes are."""
         worker = self.workers.get(name)
         if worker is None or worker.phase is not WorkerPhase.LEAVING:
             return
@@ -570,7 +551,6 @@ class Supervisor:
     # ---- cache nodes and machines ----
 
     def _open_caches(self) -> None:
-        """Start a cache node on every node that has a worker and no cache, and is not draining."""
         for node in sorted({worker.node for worker in self.workers.values() if worker.stays} - self.draining.keys()):
             cache = self.caches.get(node)
             if cache is None and self._now >= self._open_after.get(node, -math.inf):
@@ -650,7 +630,7 @@ class Supervisor:
                 self._tell(staging.NodeDown(node, "Ray says that it is dead"))
 
     def _nodes_draining(self, nodes: frozenset[str]) -> None:
-        """Update the draining nodes; the steps after every event act on them."""
+        # The steps after every event act on the draining nodes.
         ours = {*self.caches, *(worker.node for worker in self.workers.values())}
         for node in sorted((nodes & ours) - self.draining.keys() - self.dead.keys()):
             self.draining[node] = None
@@ -662,16 +642,12 @@ class Supervisor:
                 self._tell(staging.NodeStays(node))
 
     def _leave_draining(self) -> None:
-        """Release workers on draining nodes once another node has a working one.
-
-        Until then they continue: the feed would stall otherwise.
-        """
+        # Until another node has a working worker, those on draining nodes continue: the feed would stall otherwise.
         if any(w.phase is WorkerPhase.WORKING and w.node not in self.draining for w in self.workers.values()):
             for worker in [w for w in self.workers.values() if w.stays and w.node in self.draining]:
                 self._let_go(worker, worker.owner)
 
     def _node_gone(self, node: str, reason: str) -> None:
-        """Give up a node with all of its workers, its cache and the parts staged there."""
         self.draining.pop(node, None)
         cache = self.caches.get(node)
         if cache is not None:
@@ -683,7 +659,6 @@ class Supervisor:
         self._tell(staging.NodeDown(node, reason))
 
     def _vacate(self) -> None:
-        """Release cache nodes on nodes without workers and homes."""
         # A leaving worker still counts: it reads from the local cache until its last part is prepared.
         used = {*self.homes.used, *(worker.node for worker in self.workers.values())}
         if not self.homes.current.weights:
@@ -713,7 +688,6 @@ class Supervisor:
     # ---- homes ----
 
     def _move_homes(self) -> None:
-        """Move homes to the nodes with workers and caches, in proportion to their speed."""
         move = self.homes.next_move(self._now)
         if move is not None:
             if move.reason:
@@ -870,16 +844,11 @@ class Supervisor:
         self._out.append(ev.Note(text))
 
     def validate(self) -> None:
-        """Check every invariant.
-
-        Raises:
-            InvariantError: one is violated; the message contains the stories of the objects concerned.
-        """
+        """Check every invariant; raise InvariantError with the stories concerned."""
         for broken, things in self._contradictions():
             raise InvariantError(broken, *(thing.story for thing in things))
 
     def _contradictions(self) -> Iterator[tuple[str, Iterable[SupervisedWorker | SupervisedCache]]]:
-        """Yield each violated invariant and the objects concerned."""
         for worker in self.workers.values():
             if worker.node in self.dead:
                 yield f"{worker.name} is on a machine that is gone", [worker]
