@@ -54,7 +54,7 @@ def join(
         session: number of the new session, assigned by the service.
         leads: whether this lane decides where consumers start; in other lanes, the request must name a block.
         order: order of the feed's samples; None in a feed of several lanes, where consumers start only at the beginning
-            of stream epochs and cannot resume inside an epoch.
+            of stream epochs.
         out_of_reach: see `within_reach`.
 
     Raises:
@@ -88,15 +88,10 @@ def join(
 
 
 def within_reach(field: str, block: int, out_of_reach: range) -> int:
-    """Check and return a block where a consumer starts or is.
+    """Check and return a block where a consumer starts or is; for ``out_of_reach``, see `StagingState.out_of_reach`.
 
     Newcomers start at the first epoch that was never started. A single consumer far beyond all others would move all
     newcomers there, and could exhaust the block numbers.
-
-    Args:
-        field: name of the field.
-        block: the block number.
-        out_of_reach: `mbaas.core.state.StagingState.out_of_reach`.
     """
     if block in out_of_reach:
         raise ConfigError(
@@ -217,11 +212,8 @@ def leave(consumer: object, session: object, successors: object) -> ev.Leave:
 
 
 def announce(consumers: object, others: object) -> list[ev.Announce]:
-    """Check the names of trials that will join soon, and return an event for each.
-
-    Args:
-        consumers: names of the trials.
-        others: number of further trials that will be announced in a moment.
+    """Check the names of trials that will join soon, and return an event for each; ``others`` more will follow in a
+    moment.
     """
     more, names = whole("others", others, most=MOST_WANTED), list(map(name, _several("consumers", consumers)))
     if more and not names:

@@ -110,12 +110,8 @@ class DemandEstimator:
     ) -> PacesMeasured:
         """Return each trial's pace with data always ready, and the speed of prep with all workers that it can have.
 
-        Args:
-            look: the last observed sums.
-            seen: the result of `observe` for them.
-            trial_of: as in `observe`.
-            scales: whether workers are added on demand, up to the maximum.
-            block_samples: samples in a block.
+        ``look`` and ``seen`` are the last sums and their result from `observe`. With ``scales``, workers are added on
+        demand.
         """
         names: dict[Hashable, list[str]] = {}
         for name in sorted(look.reports):
@@ -131,7 +127,6 @@ class DemandEstimator:
 
 
 def _since(before: ConsumerReport | None, now: ConsumerReport) -> ConsumerReport:
-    """Return a consumer's progress since an earlier report of the same loader."""
     # A new loader of the same name counts from 0 again.
     if before is None or before.loader != now.loader:
         return now
@@ -154,7 +149,7 @@ def _together(ranks: Sequence[ConsumerReport]) -> ConsumerReport:
 
 
 def _demand_per_s(paces: Mapping[Hashable, float], consumers: ConsumerTable, trial_of: Mapping[str, Hashable]) -> float:
-    """Return the samples/s that prep must deliver so that no trial waits."""
+    # The samples/s that prep must deliver so that no trial waits.
     total = 0.0
     for cohort in consumers.cohorts.values():
         # A rank in a cohort without the others counts as its whole trial, because whole blocks are prepared for it.

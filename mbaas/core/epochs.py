@@ -2,10 +2,8 @@
 
 Most epochs are shuffled as a whole. A consumer whose epochs start in the middle of the stream's epochs must still get
 each sample once. As long as there is one, each epoch is shuffled only within the segments cut at that consumer's start
-(`mbaas.order.Shuffle`).
-
-Shuffles are persisted before any block of the epoch is delivered, and restored by a restarted coordinator. Otherwise a
-rank that returns would see another order than the ranks that are ahead.
+(`mbaas.order.Shuffle`). Shuffles are persisted before any block of the epoch is delivered. Otherwise a rank that
+returns after a restart of the coordinator would see another order than the ranks that are ahead.
 
 A consumer may be restored in an epoch whose shuffle is different here. It then gets the rest of that epoch from side
 epochs: epochs outside the stream, numbered from `ASIDE` on.
@@ -122,11 +120,8 @@ class EpochTable:
             self._changed.add(page)
 
     def fix(self, block: int, own_epochs: Iterable[OwnEpoch]) -> None:
-        """Fix the shuffle of the block's epoch, unless that epoch has started.
-
-        Args:
-            block: number of the block.
-            own_epochs: epochs of all consumers.
+        """Fix the shuffle of the block's epoch, unless that epoch has started; ``own_epochs`` are those of all
+        consumers.
         """
         number = block // self.blocks_per_epoch
         if number in self._shuffles:
@@ -139,7 +134,7 @@ class EpochTable:
             self._set(number, before.after(epoch, self._cuts(number, own_epochs)))
 
     def _cuts(self, number: int, own_epochs: Iterable[OwnEpoch]) -> set[int]:
-        """Return the positions before which an epoch must have the same samples as the one before it."""
+        # Positions before which an epoch must have the same samples as the one before it.
         if not self._is_shuffled:
             return set()
         begin, length = number * self.blocks_per_epoch, self.blocks_per_epoch
@@ -173,14 +168,9 @@ class EpochTable:
         return after is None or here is None or after.keeps(own.begin, here)
 
     def adopt(self, resumed: Resumption, own_epochs: Iterable[OwnEpoch]) -> bool:
-        """Adopt the shuffle that a returning consumer has for its epoch, unless it contradicts the shuffles fixed here.
+        """Adopt the shuffle of a returning consumer's epoch, unless it contradicts the shuffles fixed here.
 
-        Args:
-            resumed: state of the consumer.
-            own_epochs: epochs of the other consumers.
-
-        Returns:
-            True if the consumer can continue there.
+        ``own_epochs`` are the epochs of the other consumers. Returns whether the consumer can continue there.
         """
         number, shuffle = resumed.epoch, resumed.shuffle
         before = self._shuffles.get(number - 1)
@@ -206,10 +196,7 @@ class EpochTable:
         return moved
 
     def forget(self, kept: Iterable[int]) -> None:
-        """Forget the shuffles of old epochs, except those near the epochs of ``kept`` blocks.
-
-        The epoch before a kept one is also kept, because the epoch after may need its samples.
-        """
+        """Forget the shuffles of old epochs, except those near the epochs of ``kept`` blocks."""
         if len(self._pages) <= MOST_PAGES:
             return
         near = {(block // self.blocks_per_epoch + by) // PAGE_EPOCHS for block in kept for by in (-1, 0, 1)}
@@ -222,11 +209,7 @@ class EpochTable:
             self._changed |= gone
 
     def validate(self) -> None:
-        """Check that the number of each epoch and of its shuffle agree, except for side epochs.
-
-        Raises:
-            InvariantError: they do not.
-        """
+        """Check that the number of each epoch and of its shuffle agree, except for side epochs."""
         wrong = {n: s for n, s in self._shuffles.items() if n < ASIDE and s.epoch != n}
         if wrong:
             raise InvariantError(f"epochs are shuffled as others: {wrong}")

@@ -24,11 +24,8 @@ def wait(
 ) -> str:
     """Return one clause on why a consumer waits; the first cause that applies.
 
-    Args:
-        name: name of the consumer.
-        epochs, consumers, tasks, window: tables of the staging core.
-        has_room: block number -> whether there is, or can be, room for that block.
-        awaited: workers and cache nodes that the feed waits for, from the supervisor.
+    ``has_room`` maps a block number to whether there is, or can be, room for it. ``awaited`` lists the workers and
+    cache nodes that the feed waits for, according to the supervisor.
     """
     consumer = consumers.by_name.get(name)
     if consumer is None:
@@ -61,14 +58,10 @@ def wait(
 def check_links(
     epochs: EpochTable, consumers: ConsumerTable, tasks: TaskTable, window: Window, *, is_served: bool
 ) -> None:
-    """Check the invariants between the tables.
+    """Check the invariants between the tables, each of which is valid by itself; raise InvariantError if one is
+    violated.
 
-    Args:
-        epochs, consumers, tasks, window: the tables; each is valid by itself.
-        is_served: whether the feed is running; a failed feed drops no blocks.
-
-    Raises:
-        InvariantError: they are inconsistent.
+    ``is_served`` is False after a feed failed; it then drops no blocks any more.
     """
     making = {
         (block.number, number)

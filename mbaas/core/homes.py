@@ -122,7 +122,7 @@ class Homes:
         return {*self.current.weights, *(self.move.weights if self.move is not None else ())}
 
     def _wanted(self, now: float) -> set[str]:
-        """Return the nodes that should have homes; empty while no node has a worker and a cache, so that homes stay."""
+        # Empty while no node has a worker and a cache: homes then stay where they are.
         with_cache = {cache.node for cache in self._caches.values() if cache.answers}
         with_worker = {worker.node for worker in self._workers.values() if worker.stays} & with_cache
         if not with_worker:
@@ -152,7 +152,7 @@ class Homes:
         return not {node for node in ready if self.has_room(node)} <= self.current.weights.keys()
 
     def _awaits_caches(self, now: float) -> bool:
-        """Return whether to wait for starting caches, which combines several moves into one."""
+        # Waiting for starting caches combines several moves into one.
         patience_s = CACHE_PATIENCE_S if self.current.weights else CACHE_START_S
         starting = [cache for cache in self._caches.values() if cache.phase is CachePhase.STARTING]
         return any(now - cache.since < patience_s for cache in starting)

@@ -65,8 +65,7 @@ class LaneFollower:
     def hear(self, update: LaneUpdate | None) -> list[ev.Event]:
         """Process an update, and return the resulting events for the staging core, in order.
 
-        Args:
-            update: the update; None to compare the current one with the core again.
+        None compares the current update with the core again.
         """
         before = self.update
         if update is not None and (before is None or update.version > before.version):
@@ -90,10 +89,8 @@ class LaneFollower:
             self._placements.add(update.placement)
 
     def _losses(self, update: LaneUpdate, before: LaneUpdate | None) -> list[ev.Event]:
-        """Return events for the losses and detachments since the last update, which an update lists for some time.
-
-        The first update causes no such events: a new lane has neither parts on lost nodes nor detached consumers.
-        """
+        # An update lists losses and detachments for some time; return the new ones. The first update causes no events:
+        # a new lane has neither parts on lost nodes nor detached consumers.
         if before is None:
             return []
         is_same = before.version[0] == update.version[0]
@@ -103,7 +100,6 @@ class LaneFollower:
         return lost + [ev.DetachedElsewhere(name) for name in moved]
 
     def _workers(self, update: LaneUpdate) -> list[ev.Event]:
-        """Return events for the differences between the core's workers and the update's."""
         self.given_up = {name: given for name, given in self.given_up.items() if _is_same_turn(given, name, update)}
         known, processes = self._core.tasks.workers, self._processes
         events: list[ev.Event] = []
@@ -130,11 +126,7 @@ class LaneFollower:
     # ---- reports to the main coordinator ----
 
     def give_up(self, event: WorkerEvent) -> list[ev.Event]:
-        """Stop using a worker that is gone or lacks a placement until the main coordinator has processed the event.
-
-        Returns:
-            The resulting events for the staging core.
-        """
+        """Stop using a worker until the main coordinator has processed the event; return events for the staging core."""
         match event:
             case cluster.WorkerDied():
                 down = ev.WorkerDown(event.worker, event.reason, event.blame)
@@ -156,10 +148,7 @@ class LaneFollower:
         in_full: bool = False,
         cpu_s: float = 0.0,
     ) -> LaneReport:
-        """Return a report of the lane's state.
-
-        The arguments are those of `LaneReport`; ``in_full`` includes the blocks that consumers hold.
-        """
+        """Return a report of the lane's state; ``in_full`` includes the blocks that consumers hold. See `LaneReport`."""
         if self.update is None:
             return LaneReport()
         core = self._core
@@ -182,7 +171,6 @@ class LaneFollower:
 
 
 def _is_same_turn(given: GivenUp, name: str, update: LaneUpdate) -> bool:
-    """Return whether a worker that was given up is still listed and has not started work again since."""
     if name in update.leaving:
         return True
     return name in update.workers and update.workers[name].turn == given.turn
@@ -250,11 +238,7 @@ class LaneLeader:
                 self._lost.append(NodeLoss(self._losses, event.node, event.reason))
 
     def look(self, detached: Mapping[str, int]) -> bool:
-        """Compose the feed's state; return whether it changed.
-
-        Args:
-            detached: consumer -> number of times that lane 0 detached it from its cohort.
-        """
+        """Compose the feed's state, and return whether it changed; ``detached`` are the counts of lane 0."""
         new = self._compose(detached)
         if _content(new) == _content(self.update):
             return False
@@ -288,7 +272,6 @@ class LaneLeader:
         )
 
     def _count_detached(self, lane: int, began: int, detached: Mapping[str, int]) -> list[str]:
-        """Add a lane's detachments since its last report; return the consumers."""
         process, before = self._told_detached.get(lane, (began, {}))
         if process != began:
             before = {}  # a restarted lane counts from 0
@@ -358,7 +341,6 @@ class LaneLeader:
 
 
 def _content(update: LaneUpdate) -> tuple[Any, ...]:
-    """Return the content of an update without its version, for comparison."""
     placement = update.placement.version if update.placement is not None else None
     told = update.workers, update.leaving, update.gone, update.lost, update.detached, update.reservations
     return placement, told, update.failed, update.waits_for

@@ -54,10 +54,9 @@ benefit from more blocks than one worker needs.
 """
 
 MOST_SLACK_BLOCKS = 64
-"""Largest additional lead of prep over the slowest trial, where the budget has room for it.
-
-Without this slack, a trial that pauses, for example to save its model, stops all others. A larger value costs time: all
-blocks between the slowest and the furthest trial are checked after each event.
+"""Largest additional lead of prep over the slowest trial, where the budget has room. Without it, a trial that pauses,
+for example to save its model, stops all others. A larger value costs time: all blocks in between are checked after each
+event.
 """
 
 MIN_BLOCKS_PER_LANE = 4
@@ -100,8 +99,7 @@ class Layout(Struct, frozen=True):
         spec: shapes and dtypes of a prepared sample.
         ahead_blocks: largest lead of prep over the furthest consumer, over all lanes.
         readahead_bytes: raw bytes that each node reads ahead of prep.
-        keeps_all: whether all epochs are identical and one epoch fits the staging budget, so that each block is
-            prepared once.
+        keeps_all: whether all epochs are identical and one epoch fits the staging budget.
         decoded: sizes and costs of decoded samples; None if none are cached.
         node_workers: largest number of prep workers per node.
         slack_blocks: blocks by which the lead may be larger over the slowest consumer, over all lanes.
@@ -170,9 +168,7 @@ def credit(lanes: int) -> int:
 def blocks_in_flight(workers: int, lanes: int = 1) -> int:
     """Return the number of blocks that keep all workers busy: blocks in preparation, ready blocks, and one being read.
 
-    Args:
-        workers: prep workers per node; each node prepares a part of every block.
-        lanes: number of the feed's lanes; the result is the total over all lanes.
+    ``workers`` is per node, because each node prepares a part of every block; the result is the total over all lanes.
     """
     return credit(lanes) * lanes * workers + READY_AHEAD + 1
 
@@ -185,9 +181,7 @@ def blocks_in_budget(workers: int, lanes: int = 1) -> int:
 def slack_blocks(fitting: int, ahead: int) -> int:
     """Return the number of blocks by which prep may lead the slowest consumer more than the furthest one.
 
-    Args:
-        fitting: number of blocks that fit the staging budget.
-        ahead: lead over the furthest consumer.
+    ``fitting`` is the number of blocks in the staging budget, ``ahead`` the lead over the furthest consumer.
     """
     return min(MOST_SLACK_BLOCKS, max(0, fitting - ahead))
 

@@ -110,7 +110,6 @@ class LedgerBook:
 
 
 def _put_last(known: dict[str, Value], name: str, value: Value) -> None:
-    """Set the value of a name; if there are too many names, drop the least recently set."""
     known.pop(name, None)
     known[name] = value
     if len(known) > KNOWN_CONSUMERS:

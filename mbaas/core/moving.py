@@ -22,8 +22,7 @@ class Move(Struct, frozen=True):
     """A copy of a part to another node.
 
     Attributes:
-        block, part: numbers of the block and the part.
-        task: the task that prepared it; if it was prepared again, the copy is useless.
+        task: the task that prepared the part; if it was prepared again, the copy is useless.
         target: id of the target node.
     """
 
@@ -34,15 +33,7 @@ class Move(Struct, frozen=True):
 
 
 class PartMoves:
-    """Decides which parts are copied next.
-
-    Args:
-        window: the staged blocks.
-        tasks: the workers, whose nodes are the targets.
-
-    Attributes:
-        leaving: draining nodes.
-    """
+    """Decides which parts are copied next; ``leaving`` are the draining nodes. Targets are the nodes of workers."""
 
     def __init__(self, window: Window, tasks: TaskTable) -> None:
         self._window, self._tasks = window, tasks
@@ -52,11 +43,7 @@ class PartMoves:
         self._next = 0
 
     def begin(self, lead: Callable[[int], float]) -> Iterator[tuple[int, Move]]:
-        """Yield the number and the description of each copy to start.
-
-        Args:
-            lead: block number -> distance from its next consumer; the nearest blocks are copied first.
-        """
+        """Yield the number and the description of each copy to start, the blocks with the smallest ``lead`` first."""
         targets = [node for node in self._tasks.nodes() if node not in self.leaving]
         if not self.leaving or not targets:
             return

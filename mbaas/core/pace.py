@@ -1,13 +1,12 @@
 """Which trials should share blocks, and which should be split into separate cohorts because of their pace.
 
 Members of a cohort get the same blocks, so the slowest sets the pace. Two cohorts run at two paces, but their blocks
-are prepared twice. The objective is the total number of blocks per second delivered to all trials.
+are prepared twice. The objective is the total number of blocks per second delivered to all trials, if prep divides its
+time by max-min fairness. Trials of very different paces are therefore split if prep has spare cores, and stay together
+if prep is the bottleneck.
 
-Prep divides its time by max-min fairness: each cohort gets as many blocks as it can use, up to a fair share. Trials
-with very different paces are therefore split if prep has spare cores, and stay together if prep is the bottleneck.
-
-A cohort is split for a gain of at least `SPLIT_GAIN` that lasts for `SPLIT_AFTER_S`. Two cohorts merge if the loss is
-at most `MERGE_LOSS`. The gap between the two limits prevents oscillation due to noise.
+A split needs a gain of `SPLIT_GAIN` that lasts for `SPLIT_AFTER_S`, and a merge may lose at most `MERGE_LOSS`. The gap
+between the two limits prevents oscillation due to noise.
 """
 
 from __future__ import annotations
@@ -52,12 +51,7 @@ class Split(NamedTuple):
 
 
 def made_per_s(groups: Sequence[Group], prep_per_s: float) -> list[float]:
-    """Compute the blocks/s prepared for each group if prep divides its time fairly.
-
-    Args:
-        groups: groups that share no blocks.
-        prep_per_s: maximum speed of prep in blocks/s.
-    """
+    """Compute the blocks/s prepared for each group if prep divides its maximum speed fairly; groups share no blocks."""
     made, left_per_s = [0.0] * len(groups), prep_per_s
     # In ascending order of pace: the unused share of a slow group is divided among the others.
     for place, number in enumerate(sorted(range(len(groups)), key=lambda number: groups[number].blocks_per_s)):
@@ -73,15 +67,12 @@ def given_per_s(groups: Sequence[Group], prep_per_s: float) -> float:
 
 
 def best_split(paces: Sequence[float], others: Sequence[Group], prep_per_s: float) -> Split | None:
-    """Find the best split of a cohort into a faster and a slower one.
+    """Find the best split of a cohort into a faster and a slower one; None if the gain is below `SPLIT_GAIN`.
 
     Args:
         paces: blocks/s of each of its trials with data always ready, descending.
         others: the other cohorts.
         prep_per_s: maximum speed of prep in blocks/s.
-
-    Returns:
-        The split with the largest gain; None if that is below `SPLIT_GAIN`.
     """
     together = [Group(len(paces), paces[-1]), *others]
     given, own = given_per_s(together, prep_per_s), len(paces) * made_per_s(together, prep_per_s)[0]
@@ -100,13 +91,7 @@ def parted(paces: Sequence[float], faster: int) -> tuple[Group, Group]:
 
 
 def may_unite(one: Group, other: Group, others: Sequence[Group], prep_per_s: float) -> bool:
-    """Return whether two cohorts lose at most `MERGE_LOSS` by merging.
-
-    Args:
-        one, other: the two cohorts.
-        others: all other cohorts.
-        prep_per_s: maximum speed of prep in blocks/s.
-    """
+    """Return whether two cohorts lose at most `MERGE_LOSS` by merging; ``others`` are all other cohorts."""
     apart = [one, other, *others]
     united = Group(one.trials + other.trials, min(one.blocks_per_s, other.blocks_per_s))
     made = made_per_s(apart, prep_per_s)

@@ -28,11 +28,8 @@ class PeerIdle:
         self._consumers, self._has_room, self._block_bytes = consumers, has_room, block_bytes
 
     def look(self, now: float, *, is_idle: bool) -> None:
-        """Start or stop counting idle time for each cohort.
-
-        Args:
-            now: the current time in seconds.
-            is_idle: whether a worker is idle after all available work was assigned.
+        """Start or stop counting idle time for each cohort; ``is_idle`` if a worker is idle after all work was
+        assigned.
         """
         for cohort in self._consumers.cohorts.values():
             if is_idle and (cohort.is_held_back or self._lacks_room(cohort)):
@@ -55,9 +52,7 @@ class PeerIdle:
         return total_s - before_s if cohort == consumer.cohort else 0.0
 
     def _lacks_room(self, cohort: Cohort) -> bool:
-        """Return whether blocks that other consumers hold leave no room for another one."""
-        # Deliveries have several blocks, so a loader may have the same cursor as others and hold blocks that they have
-        # released.
+        # True only if the lack of room is due to blocks that other consumers hold.
         lowest = cohort.lowest_held
         others_hold = any(m.released > lowest for m in cohort.active) or cohort.held_apart()
         if len(self._consumers.cohorts) == 1 and not others_hold:

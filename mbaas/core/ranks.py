@@ -1,12 +1,12 @@
 """Ranks of data-parallel trials: their nodes, the division of minibatches between them, and their common start.
 
-Ranks do not communicate with each other. Each reports its node to the coordinator. When all are present, the
-coordinator fixes a plan for each epoch (the ranks' nodes and the placement of samples) and returns it to every rank.
-The rest is arithmetic: a sample's rank depends only on its id and the plan.
+Ranks do not communicate with each other. When all have reported their nodes, the coordinator fixes a plan for each
+epoch (nodes and placement of samples) and returns it to every rank. The rest is arithmetic: a sample's rank depends
+only on its id and the plan. Plans are persisted before they are used, so a rank that returns gets the same plans as the
+others.
 
-Plans are persisted before they are used, so a rank that returns gets the same plans as the other ranks. If a plan is
-lost, or an epoch's order would differ between ranks, the rank gets an error. Otherwise some samples would be trained on
-twice and others never.
+If a plan is lost, or an epoch's order would differ between ranks, the rank gets an error. Otherwise some samples would
+be trained on twice and others never.
 """
 
 from __future__ import annotations
@@ -58,7 +58,6 @@ class _Rank:
     """A rank of a trial with its newest session.
 
     Attributes:
-        report: its report.
         cursor: cursor of this session at the last `RankTable._look`.
         epoch: epoch of the last block that it used. A side epoch counts as the epoch with the same order.
         lease: end of its lease, which each of its calls extends.
@@ -76,11 +75,9 @@ class _Rank:
     is_alone: bool = False
 
     def guide(self, blocks_per_epoch: int) -> int | None:
-        """Return the block where newcomers must start because this rank did; None if they are free to start elsewhere.
-
-        After its first epoch, a rank is no longer a guide: newcomers must not skip that epoch. A rank that started
-        alone remains one, because the newcomers' share of its epoch is still unread.
-        """
+        # The block where newcomers must start because this rank did. After its first epoch, a rank is no longer a
+        # guide: newcomers must not skip that epoch. A rank that started alone remains one, because the newcomers' share
+        # of its epoch is still unread.
         if self.began is not None and (self.is_alone or self.cursor < self.began + blocks_per_epoch):
             return self.began
         return None
@@ -108,11 +105,6 @@ class _Trial:
     start: int | None = None
 
     def give(self, report: RankReport, epoch: int, shuffle: Shuffle | None) -> RankPlan:
-        """Return the plan of an epoch, and record that a rank uses it.
-
-        Raises:
-            StateError: the rank and the other ranks have different shuffles for the epoch.
-        """
         plan = self.plans[epoch]
         if plan.shuffle is None and shuffle is not None:
             self.add(epoch, replace(plan, shuffle=shuffle))
@@ -129,7 +121,6 @@ class _Trial:
         return self.plans[epoch]
 
     def owes(self, epoch: int, ranks: Iterable[int]) -> bool:
-        """Return whether an epoch's plan is in use and one of ``ranks`` has not received it."""
         given = self.given.get(epoch, {})
         return bool(given) and not given.keys() >= {*ranks}
 
@@ -137,7 +128,6 @@ class _Trial:
         self.plans[epoch], self.is_written = plan, False
 
     def forget_plans(self) -> None:
-        """Forget the plans of epochs that all ranks have passed."""
         oldest = min(self.reached.values()) - KEPT_EPOCHS
         self.plans = {epoch: plan for epoch, plan in self.plans.items() if epoch >= oldest}
         self.given = {epoch: ranks for epoch, ranks in self.given.items() if epoch in self.plans}
@@ -210,14 +200,8 @@ class RankTable:
     ) -> RankOrders:
         """Return the plan and the start of an epoch to a rank, or the ranks that are missing.
 
-        The other ranks must be present only if the epoch's plan is not fixed yet.
-
-        Args:
-            report: the requesting rank.
-            epoch: number of the epoch in the stream.
-            placement: newest placement, used for new plans.
-            caches: see `RankOrders`.
-            shuffle: shuffle of the epoch, if the rank has received one of its blocks.
+        The other ranks must be present only if the epoch's plan is not fixed yet. New plans use ``placement``.
+        ``shuffle`` is the epoch's, if the rank has received one of its blocks. For ``caches``, see `RankOrders`.
 
         Raises:
             StateError: the rank and the other ranks have different shuffles for the epoch.
@@ -252,8 +236,8 @@ class RankTable:
         return RankOrders(plan, start, (), caches)
 
     def _others(self, report: RankReport, missing: tuple[int, ...]) -> dict[int, int]:
-        """Return the missing ranks that joined with another batch size: rank -> that size."""
-        # Two loaders of one trial with different sizes would wait for each other forever; the error names the cause.
+        # Missing ranks that joined with another batch size -> that size. Such loaders would wait for each other
+        # forever; the error names the cause.
         return {
             number: batch_size
             for (*same, batch_size), trial in self._trials.items()
@@ -262,14 +246,9 @@ class RankTable:
         }
 
     def _await_signs(self, trial: _Trial, report: RankReport) -> tuple[int, ...]:
-        """Start a rank that returns between two epochs at its next epoch if other ranks of this run are alive.
-
-        Living ranks have passed or will reach that epoch, and cannot start elsewhere. If the other sessions are left
-        over from an earlier run, all ranks return and start a common epoch with other trials.
-
-        Returns:
-            The ranks without a heartbeat since then, while it is unknown which case holds.
-        """
+        # A rank that returns between two epochs starts at its next epoch if other ranks of this run are alive: they
+        # have passed or will reach that epoch. If their sessions are left over from an earlier run, all ranks return
+        # and start a common epoch. Returns the ranks without a heartbeat so far, while it is unknown which case holds.
         rank, due = trial.ranks[report.rank], report.due
         if rank.began is not None or due is None:
             return ()
@@ -284,7 +263,6 @@ class RankTable:
         return tuple(others)
 
     def _begin(self, trial: _Trial) -> None:
-        """Set the start of floating ranks: a guide's start, else their highest cursor."""
         floating = [rank for rank in trial.ranks.values() if rank.report.floats]
         guides = [guide for rank in floating if (guide := rank.guide(self._blocks_per_epoch)) is not None]
         start = guides[0] if guides else max(rank.report.cursor for rank in floating)
@@ -293,14 +271,12 @@ class RankTable:
             rank.began = start if rank.began is None else rank.began
 
     def _start_of(self, trial: _Trial, report: RankReport) -> int | None:
-        """Return the block where a floating rank starts; None if it must wait for others."""
         rank, start = trial.ranks[report.rank], trial.start
         if rank.began is None and start is not None and trial.owes(start // self._blocks_per_epoch, [report.rank]):
             rank.began, rank.is_alone = start, True
         return rank.began
 
     def _look(self) -> None:
-        """Update the ranks' positions; forget ranks without a session, and all but the newest trials without ranks."""
         without = []
         for group, trial in self._trials.items():
             for number, rank in list(trial.ranks.items()):

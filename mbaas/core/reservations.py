@@ -42,12 +42,10 @@ class ReservationTime:
         self.at_once = False
 
     def came(self, seconds: float, at_once: bool | None = None) -> None:
-        """Record that a trial joined.
+        """Record that a trial joined ``seconds`` after its reservation was made.
 
-        Args:
-            seconds: time from its reservation to the join.
-            at_once: whether it started immediately, possibly in the middle of an epoch; None if it resumed at its old
-                position, which predicts nothing for others.
+        ``at_once`` is True if it started immediately, possibly in the middle of an epoch; None if it resumed at its old
+        position, which predicts nothing for others.
         """
         self._arrivals.append(seconds)
         self.at_once = self.at_once if at_once is None else at_once
@@ -70,9 +68,8 @@ class ReservationTime:
         return bool(self._given_up)
 
     def came_late(self, now: float) -> None:
-        """Record the announcement of a trial, whatever its name, without a matching reservation.
-
-        It is counted for the newest expired reservation, if there is one.
+        """Record the announcement of a trial without a matching reservation; the newest expired one counts as the
+        trial's.
         """
         if self._given_up:
             _, since = self._given_up.popitem()
@@ -85,8 +82,7 @@ class ReservationTime:
     def hold_s(self, epoch_s: float) -> float:
         """Return the length of a new reservation in seconds; 0 if it is not worthwhile.
 
-        Args:
-            epoch_s: seconds of prep per epoch, which a reservation saves; 0 if unknown.
+        ``epoch_s`` is the time of prep for an epoch, which a reservation saves; 0 if unknown.
         """
         if not self._arrivals:
             return self._first_s

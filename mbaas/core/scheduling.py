@@ -1,11 +1,7 @@
 """Assignment of parts to workers, and eviction of blocks.
 
 Work goes where the bytes are: a worker prepares the parts whose home is its node, the most urgent block first, and
-starts new blocks while the budget has room. A worker takes over a part of another node only if it is idle, because the
-window limits how far it may run ahead, and that node has fallen far behind.
-
-A block is dropped when no cohort wants it (`Scheduler.drop_unwanted`), or when a waiting consumer needs its bytes
-(`Scheduler._make_room`).
+starts new blocks while the budget has room. An idle worker takes over a part of a node that has fallen far behind.
 """
 
 from __future__ import annotations
@@ -28,8 +24,8 @@ number, bytes would often cross the network although the home node would have st
 """
 
 MOST_GRANTS = 100
-"""A block granted more often than this after one event is a bug. An error with its story restarts the coordinator; an
-endless loop would stall it silently.
+"""A block granted more often than this after one event is a bug. An error restarts the coordinator; an endless loop
+would stall it silently.
 """
 
 
@@ -60,14 +56,8 @@ class _Need(NamedTuple):
 
 
 class _OpenParts:
-    """Open parts by home node, so that only nodes with open parts are visited.
-
-    A large feed has thousands of parts and workers, and most events create work on one node only.
-
-    Attributes:
-        by_home: block -> home node -> number of its part there that no worker has.
-        strays: block -> homes without a worker; any worker may prepare their open parts.
-    """
+    # Open parts by home node, so that only nodes with open parts are visited: a large feed has thousands of parts and
+    # workers, and most events create work on one node only.
 
     def __init__(self, window: Window, nodes: list[str]) -> None:
         self.by_home: dict[int, dict[str, int]] = {}
@@ -83,11 +73,7 @@ class _OpenParts:
         self.strays[block.number] = homes.keys() - self._known if homes else set()
 
     def cut(self, block: StagedBlock) -> None:
-        """Add a block that was just cut, with all parts open.
-
-        Raises:
-            InvariantError: it was granted and dropped too often after one event, which would never end.
-        """
+        # A block that is granted and dropped again and again after one event would loop forever.
         self._cuts[block.number] += 1
         if self._cuts[block.number] > MOST_GRANTS:
             raise InvariantError(f"{block} was granted more than {MOST_GRANTS} times after one event", block.story)
@@ -95,18 +81,14 @@ class _OpenParts:
 
     @property
     def cuts(self) -> int:
-        """Number of blocks cut since the event."""
         return self._cuts.total()
 
     def part_for(self, node: str, block: int) -> int | None:
-        """Return the block's first open part whose home is the node, or whose home has no worker; None if there is
-        none.
-        """
+        # Parts whose home has no worker are open to all nodes.
         homes = self.by_home[block]
         return min((homes[home] for home in (node, *self.strays[block]) if home in homes), default=None)
 
     def nodes(self) -> list[str]:
-        """Return the nodes whose workers have open parts to prepare."""
         if any(self.strays.values()):
             return list(self._nodes)
         waiting = {home for homes in self.by_home.values() for home in homes}
@@ -124,7 +106,7 @@ class Scheduler:
         consumers, tasks, window: tables of the staging core.
         cut: cuts a block when its bytes are granted.
         block_bytes: block number -> staged size in bytes.
-        drop: drops a staged block; its arguments are the number and the reason.
+        drop: drops a staged block, given its number and the reason.
 
     Attributes:
         leaves_idle: whether a worker was idle after all available work was assigned.
@@ -175,7 +157,6 @@ class Scheduler:
     # ---- parts whose home is the worker's node ----
 
     def _own(self, node: str, parts: _OpenParts) -> Assignment | None:
-        """Return a part for the node's least busy worker, from a staged block or one that is cut now."""
         # A block that is cut now may have no part for this node; then try the next one.
         free = self._tasks.with_credit(node)
         while free and (number := self._next_block(lambda block: parts.part_for(node, block))) is not None:
@@ -187,7 +168,6 @@ class Scheduler:
         return None
 
     def _begins_block(self, parts: _OpenParts) -> bool:
-        """Cut the next block if there is room; return whether one was cut."""
         number = self._next_block(lambda _: None)
         if number is not None:
             parts.cut(self._grant(number))
@@ -201,12 +181,9 @@ class Scheduler:
         return self._window.grant(number, self._block_bytes(number), self._cut(number))
 
     def _next_block(self, part_of: Callable[[int], int | None]) -> int | None:
-        """Return the block to work on next, and make room for it; None if there is no block or no room.
-
-        The cohort whose member waits longest comes first, so that none starves; then the smallest lead over the slowest
-        cursor decides. A block that does not fit blocks all later ones, except those that a cohort's slowest consumer
-        waits for. These may evict others.
-        """
+        # The cohort whose member waits longest comes first, so that none starves; then the smallest lead over the
+        # slowest cursor decides. A block that does not fit blocks all later ones, except those that a cohort's slowest
+        # consumer waits for: these may evict others.
         waiting_for_room = False
         needs = [need for c in self._consumers.cohorts.values() if (need := self._need(c, part_of)) is not None]
         for need in sorted(needs):
@@ -221,11 +198,8 @@ class Scheduler:
         return None
 
     def _need(self, cohort: Cohort, part_of: Callable[[int], int | None]) -> _Need | None:
-        """Return the first block that a cohort lacks and the worker can help with.
-
-        Blocks are taken in stream order, so that fast members do not use bytes that slow ones need. Nothing is prepared
-        before a member's first request: a loader that is about to load a state may join only to move elsewhere.
-        """
+        # In stream order, so that fast members do not use bytes that slow ones need. Nothing is prepared before a
+        # member's first request: a loader that is about to load a state may join only to move elsewhere.
         if not any(member.asked for member in cohort.members):
             return None  # a reservation alone causes no work: its trial may never join
         window, slowest = self._window, cohort.slowest
@@ -246,7 +220,6 @@ class Scheduler:
     # ---- parts of other nodes ----
 
     def _taken_over(self, parts: _OpenParts) -> Assignment | None:
-        """Return a part for an idle worker: the most urgent one of a home node that is far behind."""
         worker = self._tasks.idle()
         if worker is None:
             return None
@@ -261,7 +234,6 @@ class Scheduler:
         return None
 
     def _wanted_blocks(self) -> list[int]:
-        """Return the blocks that were cut and that a cohort still lacks, smallest lead first."""
         leads = [
             (lead, staged_as)
             for cohort in self._consumers.cohorts.values()
@@ -273,9 +245,8 @@ class Scheduler:
     # ---- room ----
 
     def drop_unwanted(self) -> None:
-        """Drop blocks that no cohort wants (`Cohort.wanted`) or will need soon (`Cohort.useful`).
-
-        A block that a worker is preparing stays: the worker cannot be interrupted, so its bytes still arrive.
+        """Drop blocks that no cohort wants (`Cohort.wanted`) or will need soon (`Cohort.useful`), and no worker is
+        preparing.
         """
         useful = self._consumers.useful()
         for block in self._unwanted():
@@ -283,7 +254,6 @@ class Scheduler:
                 self._drop(block.number, "no cohort wants it any more")
 
     def _unwanted(self) -> list[StagedBlock]:
-        """Return the blocks that no cohort wants and no worker is preparing."""
         wanted = self._consumers.wanted()
         return [
             block
@@ -296,11 +266,8 @@ class Scheduler:
         return self._window.fits(nbytes) or self._window.fits(nbytes - sum(b.nbytes for b in self._unwanted()))
 
     def _make_room(self, nbytes: int, urgent: bool) -> bool:
-        """Free bytes by eviction, and return whether ``nbytes`` fit now.
-
-        Blocks kept for newcomers go first, then blocks that a cohort far behind needs last. For a waiting consumer, the
-        blocks furthest ahead follow.
-        """
+        # Evict first the blocks kept for newcomers, then those that a cohort far behind needs last. For a waiting
+        # consumer, the blocks furthest ahead follow.
         # Newcomers may never come, and resting consumers do not wait, so both yield to any request.
         given_up = [cohort.give_up_places() for cohort in self._consumers.cohorts.values()]
         if any(given_up):
@@ -320,9 +287,7 @@ class Scheduler:
         return self._window.fits(nbytes)
 
     def _furthest_ahead(self) -> int | None:
-        """Return the evictable block that is needed last or never; not one that is held, awaited, in preparation or
-        FAILED.
-        """
+        # Not a block that is held, awaited, in preparation or FAILED.
         best: tuple[float, int] | None = None
         awaited = {
             cohort.slowest

@@ -72,7 +72,7 @@ class Story:
         self._entries.append((stories.now, stories.cause, words, *values))
 
     def change(self, what: str, old: State, new: State, legal: Mapping[State, frozenset[State]], *why: object) -> None:
-        """Add a line for a transition.
+        """Add a line for a transition, or raise InvariantError if ``new`` may not follow ``old``.
 
         Args:
             what: prefix if a part of the object changes: "part 2: ".
@@ -80,9 +80,6 @@ class Story:
             new: state after.
             legal: state -> the allowed next states.
             why: format string and values, as in `tell`; none if the event explains enough.
-
-        Raises:
-            InvariantError: ``new`` may not follow ``old``.
         """
         # Check before the change, so that the message shows the state before the error.
         if new not in legal[old]:

@@ -87,8 +87,6 @@ class SupervisedWorker:
     """A prep worker, from its request on.
 
     Attributes:
-        story: its history.
-        phase: see `WorkerPhase`; changed only by `transition`.
         owner: the feed that started it; None for this feed.
         node: its node; "" while it starts.
         version: version of its placement; 0 for none.
@@ -114,11 +112,7 @@ class SupervisedWorker:
     done_in: set[int] = field(default_factory=set)
 
     def transition(self, to: WorkerPhase, *why: object) -> None:
-        """Change the phase and clear the deadline.
-
-        Raises:
-            InvariantError: the transition is not in `WORKER_PHASE_CHANGES`.
-        """
+        """Change the phase and clear the deadline; raise InvariantError if that is not in `WORKER_PHASE_CHANGES`."""
         self.story.change("", self.phase, to, WORKER_PHASE_CHANGES, *why)
         self.phase, self.deadline = to, None
 
@@ -133,11 +127,8 @@ class SupervisedCache:
     """The cache node of a cluster node, from its request on.
 
     Attributes:
-        node: id of the node.
         generation: distinguishes it from earlier ones on the node, whose names Ray may still hold.
-        phase: see `CachePhase`; changed only by `transition`.
         since: time of its request.
-        story: its history.
         room_bytes: bytes of staged blocks that fit the node's object store; infinite until measured.
         deadline: see `SupervisedWorker`.
     """
@@ -165,11 +156,7 @@ class SupervisedCache:
 class SupervisedLane:
     """The coordinator of a lane other than lane 0.
 
-    Attributes:
-        number: number of the lane, from 1.
-        story: its history.
-        deadline: time when its next answer is overdue; always set, because lanes exchange messages continuously.
-        phase: see `LanePhase`; changed only by `transition`.
+    Its ``deadline`` is always set, because lanes exchange messages continuously.
     """
 
     number: int

@@ -36,14 +36,10 @@ class Worker:
     """A prep worker.
 
     Attributes:
-        name: name of the worker.
         credit: largest number of tasks assigned to it at a time.
-        node: id of its node.
-        story: its history.
-        tasks: at most ``credit`` tasks, oldest first; the first is in progress.
+        tasks: oldest first; the first is in progress.
         since: start of the first task.
         failures: number of consecutive tasks that failed.
-        state: changed only by `transition`.
     """
 
     name: str
@@ -66,11 +62,7 @@ class Worker:
         return len(self.tasks) < self.credit and self.state is WorkerState.UP
 
     def transition(self, to: WorkerState, *why: object) -> None:
-        """Change the state.
-
-        Raises:
-            InvariantError: the transition is not in `WORKER_CHANGES`.
-        """
+        """Change the state; raise InvariantError if the transition is not in `WORKER_CHANGES`."""
         self.story.change("", self.state, to, WORKER_CHANGES, *why)
         self.state = to
 
@@ -108,11 +100,7 @@ class TaskTable:
     # ---- workers ----
 
     def worker_up(self, name: str, credit: int, node: str) -> None:
-        """Register a worker.
-
-        Raises:
-            InvariantError: a worker of that name is already registered.
-        """
+        """Register a worker; raise InvariantError if the name is taken."""
         if name in self.workers:
             raise InvariantError(f"worker {name} came up a second time", self.workers[name].story)
         story = self._stories.begin("worker", name)
@@ -127,9 +115,8 @@ class TaskTable:
             worker.transition(WorkerState.LEAVING)
 
     def worker_down(self, name: str) -> list[Task]:
-        """Remove a worker, and return its unfinished tasks, oldest first.
-
-        An unknown worker is not an error, because a death may be reported twice.
+        """Remove a worker, and return its unfinished tasks, oldest first; empty if it is unknown, as deaths may be
+        reported twice.
         """
         worker = self.workers.pop(name, None)
         if worker is None:
@@ -145,10 +132,7 @@ class TaskTable:
         return worker.tasks
 
     def charge(self, task: Task, node: str, reason: str, now: float) -> None:
-        """Count the death of a worker against the block that it was preparing.
-
-        Without a limit, a block that kills every worker would be retried forever.
-        """
+        """Count the death of a worker against its block; without a limit, a deadly block would be retried forever."""
         self.deaths.setdefault(task.block, []).append(Death(task.part, node, reason, now))
 
     def forgive(self, node: str) -> list[int]:
@@ -252,11 +236,7 @@ class TaskTable:
         return {(task.block, task.part) for task in self._tasks.values()}
 
     def validate(self) -> None:
-        """Check that every task is in exactly one queue, and no queue exceeds the credit.
-
-        Raises:
-            InvariantError: an invariant is violated.
-        """
+        """Check that every task is in exactly one queue, and no queue exceeds the credit."""
         listed = sorted(task.number for worker in self.workers.values() for task in worker.tasks)
         if listed != sorted(self._tasks):
             stories = [worker.story for worker in self.workers.values()]

@@ -29,14 +29,6 @@ SHOWN_NAMES = 3
 
 @dataclass
 class _Wait:
-    """A current wait.
-
-    Attributes:
-        what: description of the awaited workers, cache nodes or lanes; may change during the wait.
-        since: start of the wait.
-        note_after_s: duration after which it is logged next.
-    """
-
     what: str
     since: float
     note_after_s: float = FIRST_NOTE_S
@@ -85,11 +77,8 @@ def awaited(
 ) -> dict[str, str]:
     """Return the current waits by kind, in order of importance: later ones depend on earlier ones.
 
-    Args:
-        workers, caches, homes, lanes: tables of the supervisor.
-        missing: number of workers to start after a pause.
-        needs: resources that each worker reserves, as text: "1 CPU".
-        last_failure: why the last start failed, if none has succeeded since; otherwise "".
+    ``missing`` is the number of workers to start after a pause, ``needs`` the resources of a worker as text ("1 CPU"),
+    and ``last_failure`` why the last start failed ("" after a success).
     """
     found: dict[str, str] = {}
     for lane in lanes.values():
@@ -120,7 +109,6 @@ def awaited(
 
 
 def _about_cache(cache: SupervisedCache | None) -> str:
-    """Return the state of an awaited cache node, as the end of a sentence; "" if it is not awaited."""
     if cache is None:
         return "is to be started again after a pause"
     if cache.phase is CachePhase.STARTING:
@@ -131,7 +119,7 @@ def _about_cache(cache: SupervisedCache | None) -> str:
 
 
 def _are(names: list[str]) -> str:
-    """Return the subject of a sentence: "prep-1 is", "prep-1, prep-2, prep-3 and 4 more are"."""
+    # "prep-1 is", "prep-1, prep-2, prep-3 and 4 more are"
     more = len(names) - SHOWN_NAMES
     return (
         ", ".join(names[:SHOWN_NAMES])

@@ -16,8 +16,6 @@ class StagedPart:
     """One part of a staged block: its samples with the same home.
 
     Attributes:
-        block_part: the samples.
-        state: changed only by `transition`.
         task: number of the newest task for it; -1 before the first.
         node: node where it is stored, while READY; otherwise None.
         due: while PUT_OFF, the time when it becomes OPEN again.
@@ -35,11 +33,7 @@ class StagedPart:
         self._story, self._what = story, f"part {number}: "
 
     def transition(self, to: PartState, *why: object, node: str | None = None) -> None:
-        """Change the state.
-
-        Raises:
-            InvariantError: the transition is not in `PART_CHANGES`.
-        """
+        """Change the state; raise InvariantError if the transition is not in `PART_CHANGES`."""
         self._story.change(self._what, self.state, to, PART_CHANGES, *why)
         self.state, self.node = to, node
 
@@ -48,19 +42,16 @@ class StagedBlock:
     """One staged block.
 
     Attributes:
-        number: number of the block.
-        nbytes: bytes granted to it from the budget.
+        nbytes: bytes granted to it from the budget; 0 while FAILED.
         parts: in the order of the cut; at least one.
-        state: changed only by `transition`.
         is_ready: whether it is READY or FAILED, so that its data or its error can be delivered. Stored separately
             because every event reads it once per consumer.
         error: reason for the failure, while FAILED; otherwise None.
-        may_mend: whether a consumer that got its error and requests it again causes a new preparation.
+        may_mend: whether it is prepared again for a consumer that got its error and requests it again.
         told: consumers that got its error.
         given_as: number under which it was first delivered; None if it was not delivered yet.
         lacks: whether bad samples were left out.
         waits_for: clause on the cause of the last pause of a part.
-        story: its history.
     """
 
     __slots__ = (
@@ -105,11 +96,7 @@ class StagedBlock:
     # ---- changes ----
 
     def transition(self, to: BlockState, *why: object) -> None:
-        """Change the state.
-
-        Raises:
-            InvariantError: the transition is not in `BLOCK_CHANGES`.
-        """
+        """Change the state; raise InvariantError if the transition is not in `BLOCK_CHANGES`."""
         self.story.change("", self.state, to, BLOCK_CHANGES, *why)
         self.state = to
         self.is_ready = to is BlockState.READY or to is BlockState.FAILED
@@ -147,13 +134,7 @@ class StagedBlock:
         part.node, part.task = node, task
 
     def put_off(self, number: int, until: float, waits_for: str) -> None:
-        """Postpone a part that cannot be prepared now.
-
-        Args:
-            number: number of the part.
-            until: time when it becomes OPEN again.
-            waits_for: clause on the cause, for messages.
-        """
+        """Postpone a part until ``until``; ``waits_for`` is a clause on the cause, for messages."""
         # Not OPEN immediately: the scheduler would give it to the next worker, which would fail in the same way.
         part = self.parts[number]
         part.transition(PartState.PUT_OFF, "{}", waits_for)
@@ -171,11 +152,7 @@ class StagedBlock:
         return self._put_off < before
 
     def validate(self) -> None:
-        """Check that state, error and counts agree with the parts.
-
-        Raises:
-            InvariantError: they do not.
-        """
+        """Check that state, error and counts agree with the parts."""
         states = [part.state for part in self.parts]
         if self.is_ready != (self.state in (BlockState.READY, BlockState.FAILED)):
             raise InvariantError(f"{self} is {self.state.name}, it is_ready: {self.is_ready}", self.story)
@@ -210,10 +187,8 @@ class Window:
         period: number of blocks after which the stream repeats; 0 if it never does.
 
     Attributes:
-        budget_bytes: see above.
-        blocks: by the number under which each is staged (`staged_as`); none is DROPPED. Their ``nbytes`` always sum to
-            ``used_bytes``.
-        used_bytes: at most ``budget_bytes``.
+        blocks: by the number under which each is staged (`staged_as`); none is DROPPED.
+        used_bytes: sum of the blocks' ``nbytes``, at most ``budget_bytes``.
         failed: numbers of the FAILED blocks.
         lacking: numbers of the blocks without their bad samples.
     """
@@ -313,11 +288,7 @@ class Window:
         return blocks
 
     def validate(self) -> None:
-        """Check that the byte counts add up and every block agrees with its parts.
-
-        Raises:
-            InvariantError: they do not.
-        """
+        """Check that the byte counts add up and every block agrees with its parts."""
         stories = [block.story for block in self.blocks.values()]
         if self.used_bytes != sum(block.nbytes for block in self.blocks.values()):
             raise InvariantError(f"{self.used_bytes} bytes are counted as used, the blocks have others", *stories)
