@@ -121,7 +121,7 @@ class FeedGone(Struct, frozen=True):
     feed: str
 
 
-# ---- events: cache nodes and nodes ----
+# ---- events: cache nodes and cluster nodes ----
 
 
 class CacheStarted(Struct, frozen=True):

@@ -91,16 +91,12 @@ class Consumer:
 
     @property
     def moves(self) -> bool:
-        """True if it may start an epoch elsewhere than at the end of its last one. Ranks may not, because they would
-        diverge.
-        """
+        """True if it may start an epoch elsewhere than its last one ended; ranks may not, because they would diverge."""
         return self.trial == self.name
 
     @property
     def rests(self) -> bool:
-        """True if it does not block others: it pauses between epochs, or is a reservation that only uses spare
-        capacity.
-        """
+        """True if it does not block others: it pauses between epochs, or is a reservation with ``holds_up_nobody``."""
         return self.state is ConsumerState.RESTING or self.holds_up_nobody
 
     @property
@@ -167,10 +163,8 @@ class Consumer:
         self.skipped = (*before, range(first, end), *behind) if first < end else self.skipped
 
     def let_go(self, released: int, done: int) -> bool:
-        """Record that blocks below ``released`` are released, and blocks below ``done`` finished; return whether more
-        is released.
-
-        Neither number decreases, because calls may overtake each other.
+        """Record released and finished blocks, which never decrease; return whether more memory is released than
+        before.
         """
         before = self.released
         self.released = max(before, min(released, self.cursor))
@@ -472,7 +466,7 @@ class ConsumerTable:
         return reserved
 
     def reserve_for_successor(self, consumer: Consumer, now: float, deadline: float, *, at_once: bool) -> None:
-        """Reserve for the successor of a leaving consumer: at that consumer's end with ``at_once``, else at the next
+        """Reserve for a leaving consumer's successor: at that consumer's end if ``at_once``, otherwise at the next
         epoch.
         """
         cohort = self.cohorts[consumer.cohort]
@@ -637,8 +631,8 @@ class ConsumerTable:
         # meet, and all of their blocks would be prepared twice.
         own = self.cohorts[consumer.cohort]
         is_alone = len(own.members) == 1
-        # A consumer's first request follows its assignment to this cohort. With several lanes, consumers that move one
-        # by one would arrive in other lanes in another order.
+        # A consumer that makes its first request has just been assigned to this cohort. With several lanes, consumers
+        # that move one by one would arrive in another order elsewhere.
         if not is_alone and (self.epochs.lanes > 1 or not consumer.asked):
             return None
         blocks = {other.number: self._near_start(other, is_ready) for other in others}
@@ -672,7 +666,8 @@ class ConsumerTable:
         return [cohort.group for cohort in self.cohorts.values() if cohort not in but and cohort.group is not None]
 
     def _suits(self, group: Group | None, cohort: Cohort, *own: Cohort) -> bool:
-        # Joining the cohort must not slow down trials, as far as paces are known. ``own`` is their present cohort.
+        # A cohort suits trials that it does not slow down, or if paces are unknown. ``own`` is the present cohort of
+        # the trials.
         if group is None or cohort.group is None or not self.prep_per_s:
             return True
         return may_unite(group, cohort.group, self.groups(cohort, *own), self.prep_per_s)
@@ -687,12 +682,13 @@ class ConsumerTable:
         consumer.own_epoch = self.epochs.own_epoch(block)
 
     def update_own_epoch(self, consumer: Consumer, began: int | None) -> bool:
-        """Update the consumer's epoch to its cursor, and return whether it will get each of the epoch's samples exactly
+        """Update the consumer's epoch to its cursor; return whether it will get each of the epoch's samples exactly
         once.
 
-        After the end of an epoch, the next starts there. If the stream's next epoch has started without the segments
-        that this needs, it starts at the stream's next epoch instead. ``began`` is the epoch's first block according to
-        the consumer, which may have received an earlier answer than the last one; None if it does not track epochs.
+        After the end of an epoch, the next starts at the cursor. It would lack samples there if the stream's next epoch
+        has already started without the needed segments; it then starts with that next epoch instead. ``began`` is the
+        epoch's first block according to the consumer, which may have missed the last answer; None if it does not track
+        epochs.
         """
         own = before = consumer.own_epoch
         if consumer.cursor >= before.end:
@@ -783,8 +779,7 @@ class ConsumerTable:
         return [cohort.useful for cohort in self.cohorts.values()]
 
     def needs_anew(self, place: int, given_as: int) -> bool:
-        """Return whether a kept block that lacks samples should be prepared again, because they may be available by
-        now.
+        """Return whether a kept block that lacks samples should be prepared again: they may be available by now.
 
         ``place`` is the block's index in an epoch, ``given_as`` the number under which it was first delivered. It is
         due when a consumer comes near it in a later epoch, or waits for blocks up to it. It stays while a trial is

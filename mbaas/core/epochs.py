@@ -120,9 +120,7 @@ class EpochTable:
             self._changed.add(page)
 
     def fix(self, block: int, own_epochs: Iterable[OwnEpoch]) -> None:
-        """Fix the shuffle of the block's epoch, unless that epoch has started; ``own_epochs`` are those of all
-        consumers.
-        """
+        """Fix the shuffle of the block's epoch, unless that epoch has started; ``own_epochs`` covers all consumers."""
         number = block // self.blocks_per_epoch
         if number in self._shuffles:
             return
@@ -155,7 +153,7 @@ class EpochTable:
             return True
         number = block // self.blocks_per_epoch
         here, after = self._shuffles.get(number), self._shuffles.get(number + 1)
-        if here is None:  # no consumer is here, so the shuffle does not depend on the epoch before
+        if here is None:  # no consumer is here: its shuffle would ignore the epoch before
             return False
         return here.levels < MOST_LEVELS if after is None else after.keeps(cut, here)
 

@@ -199,8 +199,8 @@ class PacesMeasured(Struct, frozen=True):
 class Leave(Struct, frozen=True):
     """A consumer is done. ``session`` None ends its current session and, for a trial, the sessions of its ranks.
 
-    ``successors`` is the number of trials still to come. One of them gets a reservation, unless there are enough
-    already. It is at the start of the next epoch, or at this consumer's end if trials start immediately.
+    ``successors`` is the number of trials still to come; one gets a reservation, unless there are enough already. The
+    reservation is at the start of the next epoch, or at this consumer's end if trials start immediately.
     """
 
     consumer: str
@@ -211,7 +211,7 @@ class Leave(Struct, frozen=True):
 class TaskEnded(Struct, frozen=True):
     """A task ended: its part is in memory on the worker's node, or the block's consumers must get ``error``.
 
-    ``lacks`` is True if bad samples were left out of the part.
+    ``lacks`` is True if the part was prepared without its bad samples.
     """
 
     task: int
@@ -239,7 +239,7 @@ class TaskFailed(Struct, frozen=True):
 
 
 class EpochsWritten(Struct, frozen=True):
-    """The shuffles of these epochs are persisted; see `WriteEpochs`."""
+    """Reply to `WriteEpochs`: the shuffles of these epochs are now persisted."""
 
     epochs: tuple[int, ...]
 
@@ -299,8 +299,8 @@ class Deliver:
     """Deliver these blocks, in this order, to the consumer's waiting call.
 
     Attributes:
-        peer_idle_s: seconds since its last delivery in which prep was idle because of other consumers.
-        as_copy: whether it must copy the data and hold no memory, because there is no room for that.
+        peer_idle_s: seconds since its last delivery during which other consumers kept prep idle.
+        as_copy: whether it must copy the data, because there is not enough room to hold it.
         new: those blocks that no consumer has received before: they were prepared for this one.
     """
 
@@ -326,7 +326,7 @@ class Prepare(Struct, frozen=True):
 class DropBlock(Struct, frozen=True):
     """Drop the references to a block, so that the object store frees its bytes. It can be prepared again.
 
-    With ``anew``, samples that were left out of it are then tried as if for the first time.
+    With ``anew``, its bad samples are then tried as if for the first time.
     """
 
     block: int

@@ -58,8 +58,7 @@ def wait(
 def check_links(
     epochs: EpochTable, consumers: ConsumerTable, tasks: TaskTable, window: Window, *, is_served: bool
 ) -> None:
-    """Check the invariants between the tables, each of which is valid by itself; raise InvariantError if one is
-    violated.
+    """Check the invariants between the tables, each of which is valid by itself.
 
     ``is_served`` is False after a feed failed; it then drops no blocks any more.
     """

@@ -16,12 +16,7 @@ SPARED_BLOCKS = 2 * HELD_BLOCKS
 
 
 class Holding:
-    """Blocks held by consumers during one round of deliveries.
-
-    Args:
-        consumers: table of the staging core.
-        budget_blocks: number of blocks that fit the staging budget.
-    """
+    """Blocks held by consumers during one round of deliveries; ``budget_blocks`` fit the staging budget."""
 
     def __init__(self, consumers: ConsumerTable, budget_blocks: int) -> None:
         self._consumers, self._most = consumers, budget_blocks - 1

@@ -65,7 +65,7 @@ class LaneFollower:
     def hear(self, update: LaneUpdate | None) -> list[ev.Event]:
         """Process an update, and return the resulting events for the staging core, in order.
 
-        None compares the current update with the core again.
+        With None, the current update is compared with the core again.
         """
         before = self.update
         if update is not None and (before is None or update.version > before.version):
@@ -126,7 +126,7 @@ class LaneFollower:
     # ---- reports to the main coordinator ----
 
     def give_up(self, event: WorkerEvent) -> list[ev.Event]:
-        """Stop using a worker until the main coordinator has processed the event; return events for the staging core."""
+        """Stop using a worker until the main coordinator has processed the event; return events for the core."""
         match event:
             case cluster.WorkerDied():
                 down = ev.WorkerDown(event.worker, event.reason, event.blame)
@@ -148,7 +148,7 @@ class LaneFollower:
         in_full: bool = False,
         cpu_s: float = 0.0,
     ) -> LaneReport:
-        """Return a report of the lane's state; ``in_full`` includes the blocks that consumers hold. See `LaneReport`."""
+        """Return a report of the lane's state; ``in_full`` adds the blocks that consumers hold. See `LaneReport`."""
         if self.update is None:
             return LaneReport()
         core = self._core
@@ -177,13 +177,7 @@ def _is_same_turn(given: GivenUp, name: str, update: LaneUpdate) -> bool:
 
 
 class Heard(Struct, frozen=True):
-    """Consequences of a lane's report.
-
-    Attributes:
-        is_new: False for a repeated report.
-        for_supervisor: events for the supervisor, in order.
-        for_first_lane: events for the staging core of lane 0.
-    """
+    """Consequences of a lane's report; ``is_new`` is False for a repeated report."""
 
     is_new: bool
     for_supervisor: tuple[cluster.Event, ...] = ()

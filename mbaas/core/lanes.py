@@ -22,14 +22,7 @@ LANE_BEGIN_S = 60.0
 
 
 class Lanes:
-    """Lanes of one feed, other than lane 0.
-
-    Args:
-        stories: where their stories are stored.
-
-    Attributes:
-        by_number: lane number -> its state.
-    """
+    """Lanes of one feed, other than lane 0; ``by_number`` maps lane numbers to states."""
 
     def __init__(self, stories: Stories) -> None:
         self._stories = stories

@@ -72,10 +72,8 @@ class StagingLimits(Struct, frozen=True):
     Attributes:
         budget_bytes: largest total size of staged blocks and blocks in preparation.
         ahead_blocks: largest lead of prep over the furthest consumer of a cohort.
-        timeouts: waiting times for consumers and workers.
         max_deaths: number of worker deaths, or of failed tries, after which a block fails.
-        slack_blocks: blocks by which the lead may be larger over the slowest consumer, so that others rarely wait for
-            it.
+        slack_blocks: blocks by which the lead may be larger over the slowest consumer, so that others rarely wait.
     """
 
     budget_bytes: int
@@ -95,7 +93,6 @@ class Layout(Struct, frozen=True):
     """Layout computed from the settings, the dataset, a prepared sample and the initial workers.
 
     Attributes:
-        order: order of samples, and size of blocks.
         spec: shapes and dtypes of a prepared sample.
         ahead_blocks: largest lead of prep over the furthest consumer, over all lanes.
         readahead_bytes: raw bytes that each node reads ahead of prep.

@@ -1,4 +1,4 @@
-"""Which trials should share blocks, and which should be split into separate cohorts because of their pace.
+"""Division of trials into cohorts by their pace.
 
 Members of a cohort get the same blocks, so the slowest sets the pace. Two cohorts run at two paces, but their blocks
 are prepared twice. The objective is the total number of blocks per second delivered to all trials, if prep divides its

@@ -16,10 +16,8 @@ from mbaas.core.consumers import Cohort, Consumer, ConsumerTable
 class PeerIdle:
     """Sums, for each cohort, the seconds during which other consumers kept prep idle.
 
-    Args:
-        consumers: table of the staging core.
-        has_room: number of bytes -> whether there is, or can be, room for them.
-        block_bytes: block number -> staged size in bytes.
+    ``has_room`` returns whether there is, or can be, room for a number of bytes; ``block_bytes`` the staged size of a
+    block.
     """
 
     def __init__(

@@ -44,8 +44,8 @@ class ReservationTime:
     def came(self, seconds: float, at_once: bool | None = None) -> None:
         """Record that a trial joined ``seconds`` after its reservation was made.
 
-        ``at_once`` is True if it started immediately, possibly in the middle of an epoch; None if it resumed at its old
-        position, which predicts nothing for others.
+        ``at_once`` is True if it started immediately, possibly in the middle of an epoch, and None if it resumed at its
+        old position. A resumed trial predicts nothing for others.
         """
         self._arrivals.append(seconds)
         self.at_once = self.at_once if at_once is None else at_once
@@ -68,9 +68,7 @@ class ReservationTime:
         return bool(self._given_up)
 
     def came_late(self, now: float) -> None:
-        """Record the announcement of a trial without a matching reservation; the newest expired one counts as the
-        trial's.
-        """
+        """Record the announcement of a trial without a reservation; it is counted for the newest expired one."""
         if self._given_up:
             _, since = self._given_up.popitem()
             self.came(now - since)
@@ -89,6 +87,6 @@ class ReservationTime:
         wanted_s = max(min(LEAST_S, self._first_s), MARGIN * max(self._arrivals))
         if self.at_once:  # no consumer waits for it
             return wanted_s
-        # The others stall meanwhile. Up to the user's limit, that is the price of sharing; beyond it, only if the wait
-        # is shorter than the saved prep time. A shorter reservation would expire before the trial joins.
+        # The others stall meanwhile. Up to the user's limit, that is the price of sharing. Beyond it, the wait must be
+        # shorter than the saved prep time. A shorter reservation would expire before the trial joins.
         return wanted_s if wanted_s <= max(self._first_s, epoch_s) else 0.0

@@ -41,7 +41,7 @@ class _Need(NamedTuple):
     """A block that a cohort lacks; smaller tuples come first.
 
     Attributes:
-        since: start of the longest wait of a member for a block of this cohort; infinite if none waits.
+        since: start of the cohort's longest wait for a block; infinite if no member waits.
         lead: distance from the slowest cursor.
         fewness: minus the number of members.
         block: the number under which it is staged.
@@ -245,8 +245,8 @@ class Scheduler:
     # ---- room ----
 
     def drop_unwanted(self) -> None:
-        """Drop blocks that no cohort wants (`Cohort.wanted`) or will need soon (`Cohort.useful`), and no worker is
-        preparing.
+        """Drop blocks that no worker is preparing and no cohort wants (`Cohort.wanted`) or will need soon
+        (`Cohort.useful`).
         """
         useful = self._consumers.useful()
         for block in self._unwanted():
@@ -266,9 +266,9 @@ class Scheduler:
         return self._window.fits(nbytes) or self._window.fits(nbytes - sum(b.nbytes for b in self._unwanted()))
 
     def _make_room(self, nbytes: int, urgent: bool) -> bool:
-        # Evict first the blocks kept for newcomers, then those that a cohort far behind needs last. For a waiting
-        # consumer, the blocks furthest ahead follow.
-        # Newcomers may never come, and resting consumers do not wait, so both yield to any request.
+        # Eviction order: blocks kept for newcomers, then blocks that a cohort far behind needs last. For a waiting
+        # consumer, the blocks furthest ahead follow. Newcomers may never come, and resting consumers do not wait, so
+        # both yield to any request.
         given_up = [cohort.give_up_places() for cohort in self._consumers.cohorts.values()]
         if any(given_up):
             self.drop_unwanted()

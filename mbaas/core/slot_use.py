@@ -14,9 +14,7 @@ MOST_LOST = 3
 class SlotUse:
     """Slots are used while all writers and readers run on one node, and as long as reading them works there.
 
-    Args:
-        node: id of the coordinator's node.
-        staging_blocks: number of blocks that fit the feed's staging memory.
+    ``node`` is the coordinator's node; ``staging_blocks`` fit the feed's staging memory.
     """
 
     def __init__(self, node: str, staging_blocks: int) -> None:
@@ -27,9 +25,8 @@ class SlotUse:
     def most(self, workers: Iterable[str], consumers: Iterable[str]) -> int:
         """Return the number of slots per worker; 0 if all blocks go through the object store.
 
-        Args:
-            workers: the node of each worker.
-            consumers: nodes of the consumers; if empty, it is unknown where blocks will be read, so slots are not used.
+        The arguments are the nodes of the workers and of the consumers. Without consumers it is unknown where blocks
+        will be read, so slots are not used.
         """
         nodes = list(workers)
         if self._given_up or not {*nodes} == {*consumers} == {self._node}:
@@ -41,10 +38,8 @@ class SlotUse:
         self._lost = 0
 
     def lost(self) -> bool:
-        """Record that a slot could not be held: its worker died, or its memory cannot be opened here.
-
-        Returns:
-            True if this ended the use of slots.
+        """Record that a slot could not be held: its worker died, or its memory cannot be opened here; True if slots end
+        now.
         """
         self._lost += 1
         return self._lost > MOST_LOST and self.give_up()

@@ -57,8 +57,7 @@ inconsistent by a bug), and such a worker would fail every block. A single error
 
 
 MOST_AHEAD_EPOCHS = 1 << 20
-"""Largest distance of a consumer beyond the newest started epoch. A consumer further ahead starts where the others are.
-"""
+"""Largest lead of a consumer over the newest started epoch; one further ahead starts where the others are."""
 
 REST_AFTER_S = 1.0
 """A consumer between two of its epochs stops blocking others after max(this, 2 x its longest step) without a request.
@@ -132,11 +131,7 @@ class StagingState:
         self._changed_nothing: bool  # True if no follow-up is needed after the event
 
     def handle(self, event: ev.Event, now: float) -> list[ev.Instruction]:
-        """Process one event and return the resulting instructions, in order.
-
-        Raises:
-            InvariantError: a bug: a state transition that is not allowed.
-        """
+        """Process one event and return the resulting instructions, in order; InvariantError signals a bug."""
         self._changed_nothing = False
         self._out = []  # a new list: the shell may still be iterating over the previous one
         self.stories.now, self.stories.cause = now, event
@@ -234,7 +229,7 @@ class StagingState:
                 self._besides.give_up(f"{event.consumer}, other {number}", now)
 
     def _reserve(self, name: str, now: float) -> None:
-        # Take over an unassigned reservation, or create a new one.
+        # Takes over an unassigned reservation, or creates a new one.
         free = next(iter(self.consumers.free_reservations()), None)
         hold_s = self._reservation_s(free is None)
         if free is not None:
@@ -256,8 +251,7 @@ class StagingState:
 
     def _reservation_s(self, is_new: bool) -> float:
         # 0 if no reservation is made. ``is_new``: the trial does not continue where another ended, so no blocks are
-        # staged for it.
-        # With several lanes, every lane would have to know the start of trials that start immediately.
+        # staged. With several lanes, every lane would have to know the start of trials that start immediately.
         if self._starts.at_once and (is_new or self._lanes > 1):
             return 0.0
         return self._starts.hold_s(self._epoch_s)
@@ -268,7 +262,7 @@ class StagingState:
         return self._besides if reservation.is_beside else self._successions
 
     def _hold_for_successor_s(self) -> float:
-        # Until a trial is announced, for which the reservation time starts again.
+        # Held until a trial is announced; the reservation time of that trial starts then.
         return self._successions.hold_s(self._epoch_s) if self._reservation_s(is_new=False) else 0.0
 
     def _hold_for_others_s(self, trial: str) -> float:
@@ -321,9 +315,7 @@ class StagingState:
         else:
             self._starts.joined(event.trial or event.consumer, now, at_once)
         for before in (old, place):
-            if (
-                before is not None and before.state is not ConsumerState.GONE
-            ):  # both may be the same object, or already ended above
+            if before is not None and before.state is not ConsumerState.GONE:  # one object, or just ended
                 self.consumers.exit(before, f"session {event.session} of {event.consumer} takes its place")
         cohort, cursor, own_epoch = self._beginning(event, place)
         lease = now + self.limits.timeouts.lease_s
@@ -369,7 +361,7 @@ class StagingState:
             if not resumed.taken:
                 start = self.epochs.next_boundary(resumed.start)
                 return self.consumers.cohort_at(start), start, self.epochs.own_epoch(start)
-            # The epoch is shuffled differently here, so no other consumer can share the rest of it.
+            # The epoch is shuffled differently here, so its rest cannot be shared with other consumers.
             resumed = self.epochs.put_aside(resumed, others)
         return self.consumers.cohort_at(resumed.start), resumed.start, resumed.own_epoch
 
@@ -403,9 +395,7 @@ class StagingState:
                 return None
         # The cohort ended if the reservation was its last member.
         cohort = cohort or self.consumers.new_cohort(place.cursor)
-        return (
-            (cohort, place.cursor) if cohort.keep_from <= place.cursor else None
-        )  # else the cohort is past that block
+        return (cohort, place.cursor) if cohort.keep_from <= place.cursor else None  # else passed by the cohort
 
     def _ask(self, event: ev.Ask, now: float) -> None:
         consumer = self._open_session(event)
@@ -527,8 +517,8 @@ class StagingState:
             is_due = self._is_deadly(number) and now >= deaths[self.limits.max_deaths - 1].at + VERDICT_S
             if is_due and self.window.blocks[number].state is not BlockState.FAILED:
                 why = f"{units.counted(len(deaths), 'prep worker')} died over it; the last one: {deaths[-1].reason}"
-                # A retry would cost another worker. With `keeps_all`, a failed block would otherwise fail in every
-                # epoch.
+                # A retry would cost another worker. It is worthwhile only with `keeps_all`, where the block would
+                # otherwise fail in all epochs.
                 self.window.fail(number, why, may_mend=self.consumers.keeps_all)
 
     def _node_down(self, node: str, reason: str) -> None:
@@ -554,7 +544,7 @@ class StagingState:
         if move is None:
             return
         # A new task number: a consumer that cannot read the original, because its node is gone, reports the old number.
-        # That report must not discard the copy.
+        # This must not discard the copy.
         task = self.tasks.number()
         self.window.blocks[move.block].lies_elsewhere(move.part, move.target, task)
         self._out.append(ev.UsePart(number, move.block, move.part, task))
@@ -571,7 +561,7 @@ class StagingState:
     def _task_ended(self, event: ev.TaskEnded, now: float) -> None:
         task = self.tasks.finish(event.task, now)
         if task is None:
-            return  # its worker was given up; the part is another's by now
+            return  # its worker was replaced; the part belongs to another task now
         block = self.window.blocks[task.block]
         if event.error is None:
             self.tasks.failures.pop(task.block, None)
@@ -592,7 +582,7 @@ class StagingState:
     def _task_failed(self, event: ev.TaskFailed, now: float) -> None:
         task = self.tasks.fail(event.task, now)
         if task is None:
-            return  # its worker was given up; the part is another's by now
+            return  # its worker was replaced; the part belongs to another task now
         block, worker = self.window.blocks[task.block], self.tasks.workers[task.worker]
         self._out.append(ev.Note(f"{task.worker} met an error over block {task.block}: {event.reason}"))
         # Pause first: the error may be temporary, and other workers may be free by then.
@@ -837,11 +827,7 @@ class StagingState:
         return explain.wait(name, self.epochs, self.consumers, self.tasks, self.window, has_room, awaited)
 
     def story(self, thing: str, clock: Clock = seconds) -> list[str]:
-        """Return the history of a block, consumer or worker, oldest line first.
-
-        Args:
-            thing: "block 17", or the name of a consumer or a worker.
-            clock: formats the times passed to `handle`.
+        """Return the history of a consumer, a worker or a block ("block 17"), oldest line first.
 
         Raises:
             ConfigError: ``thing`` is unknown; the message lists the known ones.

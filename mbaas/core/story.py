@@ -53,12 +53,7 @@ class InvariantError(AssertionError):
 
 
 class Story:
-    """History of one object.
-
-    Attributes:
-        kind: "block", "consumer", "worker", "lane" or "cache node".
-        name: name shown to users; for a block "block 17".
-    """
+    """History of one object: its ``kind`` ("worker", "cache node", ...), and the ``name`` shown to users."""
 
     __slots__ = ("_entries", "_stories", "kind", "name")
 
@@ -103,8 +98,7 @@ class Stories:
         past: ended objects kept per kind.
 
     Attributes:
-        now: time of the current event.
-        cause: the current event.
+        now, cause: time of the current event, and the event.
     """
 
     def __init__(self, *, entries: int = ENTRIES, past: int = PAST) -> None:

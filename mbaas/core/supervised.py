@@ -94,8 +94,8 @@ class SupervisedWorker:
         failures: consecutive failed briefings.
         turns: number of times that it started to work.
         key: key under which another feed offered it; None if none did.
-        target: the feed to which it leaves; None if it leaves to end.
-        done_in: while it leaves, the lanes in which it has finished.
+        target: the feed that it moves to; None if it ends.
+        done_in: lanes in which it has finished, while LEAVING.
     """
 
     name: str

@@ -362,7 +362,7 @@ class Supervisor:
         self._held_back = workers
 
     def _own_present(self) -> int:
-        # Here or lent. Workers that are about to end and those on draining nodes do not count: they are replaced now.
+        # Includes lent workers; excludes workers that are about to end or on draining nodes, which are replaced now.
         here = sum(
             worker.owner is None
             and (worker.phase is not WorkerPhase.LEAVING or worker.target is not None)
@@ -528,9 +528,7 @@ class Supervisor:
             self._note(f"{worker.target} did not take {worker.name}")
             self._take_in(worker.name, None)
         elif not event.taken:
-            self._out.append(
-                ev.EndWorker(worker.name)
-            )  # its owner does not answer, and will start another one when it does
+            self._out.append(ev.EndWorker(worker.name))  # its owner replaces it once it answers
 
     def _lent_gone(self, key: Hashable) -> None:
         self._end_lending(key)
@@ -548,7 +546,7 @@ class Supervisor:
     def _end_lending(self, key: Hashable) -> None:
         self.lent = {feed: left for feed, keys in self.lent.items() if (left := [k for k in keys if k != key])}
 
-    # ---- cache nodes and machines ----
+    # ---- cache nodes and cluster nodes ----
 
     def _open_caches(self) -> None:
         for node in sorted({worker.node for worker in self.workers.values() if worker.stays} - self.draining.keys()):
@@ -642,7 +640,7 @@ class Supervisor:
                 self._tell(staging.NodeStays(node))
 
     def _leave_draining(self) -> None:
-        # Until another node has a working worker, those on draining nodes continue: the feed would stall otherwise.
+        # Workers on draining nodes continue until another node has a working one: the feed would stall otherwise.
         if any(w.phase is WorkerPhase.WORKING and w.node not in self.draining for w in self.workers.values()):
             for worker in [w for w in self.workers.values() if w.stays and w.node in self.draining]:
                 self._let_go(worker, worker.owner)
@@ -798,9 +796,9 @@ class Supervisor:
     def dispensable(self) -> list[SupervisedWorker]:
         """Return the workers that stay, the most dispensable first.
 
-        The order of their nodes: first those without room for staged blocks, then those with the fewest workers, so
-        that nodes become free. Last are nodes whose cached samples fit on no other node, those with the most workers
-        first.
+        Workers on nodes without room for staged blocks come first, then workers on nodes with the fewest workers, so
+        that nodes become free. Nodes whose cached samples fit on no other node come last, in descending number of
+        workers.
         """
         staying = [worker for worker in self.workers.values() if worker.stays and worker.node not in self.draining]
         kept = {node: self._kept.of(node, self._now) for node in {worker.node for worker in staying}}

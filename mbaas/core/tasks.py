@@ -115,9 +115,7 @@ class TaskTable:
             worker.transition(WorkerState.LEAVING)
 
     def worker_down(self, name: str) -> list[Task]:
-        """Remove a worker, and return its unfinished tasks, oldest first; empty if it is unknown, as deaths may be
-        reported twice.
-        """
+        """Remove a worker, and return its unfinished tasks, oldest first; no effect if it is unknown."""
         worker = self.workers.pop(name, None)
         if worker is None:
             return []
@@ -125,7 +123,7 @@ class TaskTable:
         del here[name]
         if not here:
             del self._by_node[worker.node]
-        for task in worker.tasks:  # late reports then find no task, and are ignored
+        for task in worker.tasks:  # late reports find no task, and are ignored
             del self._tasks[task.number]
         worker.transition(WorkerState.GONE, "with {} tasks in hand", len(worker.tasks))
         self._stories.end(worker.story)
