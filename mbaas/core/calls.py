@@ -26,8 +26,7 @@ from mbaas.messages import (
 from mbaas.order import ASIDE, MOST_LEVELS, OwnEpoch, SampleOrder, Shuffle
 
 MOST_NUMBER = 2**62
-"""Largest block number, session number or count. At a million blocks per second, a feed reaches it after 146,000 years.
-"""
+"""Largest block number, session number or count; at a million blocks per second, reached after 146,000 years."""
 
 MOST_WANTED = 10_000
 """Longest list in a call: requested blocks, unreadable parts, ledgers, announced trials."""
@@ -110,7 +109,7 @@ def resumption(value: object, order: SampleOrder | None) -> Resumption:
     _truth("resumed.taken", value.taken)
     shuffle(value.shuffle, order.num_samples)
     in_mid_block = own.begin % order.block_samples > 0
-    # The numbers must be consistent: the core subtracts one from the other.
+    # The core relies on these numbers being consistent.
     whole("resumed.own_epoch.first", own.first, most=MOST_NUMBER)
     if own.first % blocks != own.begin // order.block_samples:
         raise ConfigError(f"resumed.own_epoch must begin in the block of position {own.begin}, got block {own.first}")
@@ -170,9 +169,7 @@ def ask(
 
 
 def block_call(value: object) -> tuple[ev.Ask, list[UnreadablePart], float]:
-    """Check a request for blocks in the form of `BlockCall.plain`; return its event, its unreadable parts and
-    ``poll_s``.
-    """
+    """Check a request for blocks, a list from `BlockCall.plain`; return its event, its unreadable parts and ``poll_s``."""
     if not isinstance(value, list) or len(value) != len(BlockCall.__struct_fields__):
         raise ConfigError(
             f"a call for blocks must be a list of {len(BlockCall.__struct_fields__)} values, got {shown(value)}"
@@ -212,9 +209,7 @@ def leave(consumer: object, session: object, successors: object) -> ev.Leave:
 
 
 def announce(consumers: object, others: object) -> list[ev.Announce]:
-    """Check the names of trials that will join soon, and return an event for each; ``others`` more will follow in a
-    moment.
-    """
+    """Check the names of trials that will join soon; return an event for each. ``others`` more will follow soon."""
     more, names = whole("others", others, most=MOST_WANTED), list(map(name, _several("consumers", consumers)))
     if more and not names:
         raise ConfigError(f"others must be 0 where no consumer is named, got {more}")

@@ -1,4 +1,4 @@
-"""Events of a feed's workers, cache nodes, lanes and nodes, and the resulting instructions for its coordinator.
+"""Events of a feed's workers, cache nodes, lanes and cluster nodes, and the resulting instructions for its coordinator.
 
 They are the inputs and outputs of the supervisor (`mbaas.core.supervisor`), as plain frozen values. The shell reports
 the outcome of every instruction that has one as an event. A report may be late, repeated or lost.
@@ -145,7 +145,7 @@ class CacheFailed(Struct, frozen=True):
 
 
 class CacheProbed(Struct, frozen=True):
-    """A cache node was probed for being alive."""
+    """Result of a probe: whether the cache node answers."""
 
     node: str
     generation: int
@@ -390,8 +390,7 @@ class EndCache(Struct, frozen=True):
 
 
 class MovePlacement(Struct, frozen=True):
-    """Place samples on these nodes in proportion to their weights, and send the placement to all caches and these
-    workers.
+    """Place samples on nodes in proportion to ``weights``, and send the placement to all caches and to ``workers``.
 
     Answered by `PlacementMoved` or `PlacementFailed`.
     """
@@ -414,8 +413,8 @@ class VacateNode(Struct, frozen=True):
 
 
 class RestartLane(Struct, frozen=True):
-    """Kill the process of a lane's coordinator, which Ray restarts; answered by `LaneAnswered` once it has the feed's
-    state.
+    """Kill the process of a lane's coordinator, which Ray restarts; answered by `LaneAnswered` when it has its state
+    again.
     """
 
     lane: int

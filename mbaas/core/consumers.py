@@ -91,7 +91,7 @@ class Consumer:
 
     @property
     def moves(self) -> bool:
-        """True if it may start an epoch elsewhere than its last one ended; ranks may not, because they would diverge."""
+        """True if it may start an epoch elsewhere than its last one ended. Ranks may not: they would diverge."""
         return self.trial == self.name
 
     @property

@@ -230,9 +230,7 @@ class PutOff(Struct, frozen=True):
 
 
 class TaskFailed(Struct, frozen=True):
-    """A task failed because of a bug in its worker, which is alive, or in a cache node; ``reason`` is a clause on the
-    cause.
-    """
+    """A task failed because of a bug in its worker, which is alive, or in a cache node; ``reason`` is a clause."""
 
     task: int
     reason: str

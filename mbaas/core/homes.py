@@ -4,8 +4,8 @@ A sample is fetched and prepared on its home node. Homes are on the nodes with b
 to the speed of their workers. Moving a home sends a sample over the network. A change that would soon be followed by
 another is therefore delayed: while caches start, and while a missing worker may come back on its node.
 
-A node whose object store lacks room for the staging budget gets no homes while another node has a worker and the room:
-prepared parts are stored on their home node, and Ray would spill them.
+A node whose object store cannot hold the staging budget gets no homes while another node with a worker can. Prepared
+parts are stored on their home node, where Ray would otherwise spill them.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ MOVE_S = 150.0
 """Longest time to compute and distribute a new placement; the shell that does it gives up earlier."""
 
 KEEP_HOME_S = 60.0
-"""Time that a node without workers keeps its homes while a worker is starting. If the worker comes up there again,
-moving the samples would have been wasted.
+"""Time that a node without workers keeps its homes while a worker is starting. If the worker comes up there again, the
+move would have been wasted.
 """
 
 

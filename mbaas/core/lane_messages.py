@@ -65,7 +65,7 @@ class LaneUpdate(Struct, frozen=True):
         lost: nodes lost since the main coordinator began; only the latest ones.
         placement: placement for new blocks; all ``workers`` have it.
         detached: consumer -> number of times that any lane detached it from its cohort; all lanes follow.
-        reservations: (name, epoch) of trials that are expected at the start of the epoch.
+        reservations: (name, epoch) of trials and consumers that are expected at the start of the epoch.
         failed: reason why the feed has ended, or None.
         waits_for: workers and cache nodes that the feed waits for, without durations.
     """
