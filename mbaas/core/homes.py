@@ -73,7 +73,7 @@ class Homes:
         self._work: Mapping[str, tuple[float, float]] = {}
         self._imbalance: str | None = None
         self._move_deadline = self._move_after = -math.inf
-        self._without_workers: dict[str, float] = {}  # node with homes -> time since it has no worker
+        self._without_workers: dict[str, float] = {}  # node with homes -> time when it lost its last worker
 
     # ---- moves ----
 

@@ -26,7 +26,7 @@ class PeerIdle:
         self._consumers, self._has_room, self._block_bytes = consumers, has_room, block_bytes
 
     def look(self, now: float, *, is_idle: bool) -> None:
-        """Start or stop counting idle time for each cohort; ``is_idle`` if a worker is idle after all work was
+        """Start or stop counting for each cohort; ``is_idle`` if a worker is idle after all available work was
         assigned.
         """
         for cohort in self._consumers.cohorts.values():
