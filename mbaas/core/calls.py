@@ -169,7 +169,7 @@ def ask(
 
 
 def block_call(value: object) -> tuple[ev.Ask, list[UnreadablePart], float]:
-    """Check a request for blocks in the form of `BlockCall.plain`; return its event, unreadable parts and ``poll_s``."""
+    """Check a request for blocks as in `BlockCall.plain`; return its event, unreadable parts and ``poll_s``."""
     if not isinstance(value, list) or len(value) != len(BlockCall.__struct_fields__):
         raise ConfigError(
             f"a call for blocks must be a list of {len(BlockCall.__struct_fields__)} values, got {shown(value)}"
