@@ -38,7 +38,7 @@ class SlotUse:
         self._lost = 0
 
     def lost(self) -> bool:
-        """Record a slot that could not be held: its worker died, or its memory cannot be opened. True if slots end now."""
+        """Record a slot that could not be held (worker died, memory cannot be opened). True if slots end now."""
         self._lost += 1
         return self._lost > MOST_LOST and self.give_up()
 

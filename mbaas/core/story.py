@@ -43,7 +43,7 @@ def seconds(now: float) -> str:
 
 
 class InvariantError(AssertionError):
-    """A bug in mbaas: the core is in an impossible state. The message ends with the stories of these objects."""
+    """A bug in mbaas: an impossible state of the core. The message ends with the stories of the objects concerned."""
 
     def __init__(self, text: str, *stories: Story) -> None:
         told = [f"\nthe story of {story.kind} {story.name!r}:\n" + "\n".join(story.lines()) for story in stories]
