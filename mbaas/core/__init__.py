@@ -1,48 +1,47 @@
-"""The pure core: everything that decides, as plain Python without Ray, clocks, threads or files.
+"""All decisions of a feed, as pure Python without Ray, clocks, threads or files.
 
-There are two state machines. `StagingState` decides which blocks are made, handed out, kept and dropped; `Supervisor`
-decides who works where. Both take an event and return instructions, ``handle(event, now)``; the coordinator's actors
-carry these out.
+There are two state machines. `StagingState` decides which blocks are prepared, delivered, kept and dropped, and
+`Supervisor` decides where workers and caches run. Both turn an event into instructions, ``handle(event, now)``, which
+the coordinator's actors carry out.
 
-A minibatch lies in a block: a run of consecutive minibatches of one epoch that is made, staged and handed out as one
-(those of a consumer with a batch size of its own may cross into the next).
-A block consists of parts, one for each node on which samples of it have their home. A feed is an endless stream of
-blocks, and a consumer is a cursor on it.
+A feed is an endless stream of blocks, and a consumer is a cursor on it. A block is a run of consecutive minibatches of
+one epoch that is prepared, staged and delivered as a unit. It consists of parts, one for each home node of its samples.
+Only minibatches of a consumer with its own batch size may span two blocks.
 
-A map, each module in one line:
+Modules:
 
 ================  ======================================================================================================
-`state`           `StagingState.handle`: which event changes what; after each, deliver, drop, give out work
-`events`          what can happen to staging, and what the shell must then do
-`calls`           checks what consumers send, before it becomes an event
-`consumers`       who is where in the stream: consumers, reservations, cohorts. **Must a block stay?** `Cohort.wanted`
-`reservations`    how long places are held for trials that are to come
-`epochs`          how each epoch is shuffled; where a consumer may begin in the middle of one
-`scheduling`      which worker makes what next. **When is a block dropped?** `Scheduler.drop_unwanted`, `_make_room`
-`window`          the staged blocks, their parts, and their budget of bytes
-`holding`         how much of that budget consumers may hold, so that the next block always has room
-`moving`          what of it is copied from a machine that will be gone soon
-`tasks`           what each prep worker has in hand
-`transitions`     the states of parts, blocks, consumers and workers, and which may follow which
-`story`           what happened to a block, a consumer or a worker
-`explain`         why a consumer waits; whether the tables agree with each other
-`supervisor`      who works where: workers and caches. **When the last worker dies?** `Supervisor._match_worker_count`
-`supervised`      a prep worker and a cache node as the supervisor sees them, and the phases of their lives
-`homes`           on which machines samples have their homes, and when that should change
-`lanes`           which further lanes serve, and which are silent and are started anew
-`lane_following`  what the main coordinator and the further lanes make of what they tell each other
-`lane_messages`   what they tell each other
-`waits`           who or what a feed waits for, and when its log says so
-`cluster_events`  what can happen to workers, caches and nodes, and what the shell must then do
-`layout`          samples in a block, bounds and budgets: fixed when a feed opens
-`ranks`           which rank of a data-parallel trial takes what, and where ranks begin together
-`demand`          what the last seconds say: how much trials want, what prep can make
-`pace`            which trials go apart because of their pace
-`peer_idle`       how long prep was idle because consumers wait for each other
-`slot_use`        whether blocks are made in slots of workers' memory, and in how many
-`ledgers`         what each consumer received in each of its epochs
+`state`           `StagingState.handle`: applies an event, then delivers blocks, drops blocks and assigns work
+`events`          events and instructions of the staging state
+`calls`           validates client calls and turns them into events
+`consumers`       positions in the stream: consumers, reservations, cohorts. **Must a block stay?** `Cohort.wanted`
+`reservations`    how long positions are held for trials that have not joined yet
+`epochs`          the shuffle of each epoch; where a consumer may start in the middle of one
+`scheduling`      next task of each worker. **When is a block dropped?** `Scheduler.drop_unwanted`, `_make_room`
+`window`          staged blocks, their parts, and their byte budget
+`holding`         share of that budget that consumers may hold, so that the next block always has room
+`moving`          copies of parts from nodes that will be gone soon
+`tasks`           tasks of each prep worker
+`transitions`     states of parts, blocks, consumers and workers, and the allowed transitions
+`story`           history of each block, consumer and worker
+`explain`         why a consumer waits; consistency of the tables
+`supervisor`      workers, caches and lanes. **When the last worker dies?** `Supervisor._match_worker_count`
+`supervised`      phases of prep workers, cache nodes and lanes
+`homes`           home nodes of samples, and when they change
+`lanes`           health of the lanes other than lane 0: serving, silent, or being restarted
+`lane_following`  synchronisation of the main coordinator and the other lanes
+`lane_messages`   messages between them
+`waits`           current waits of a feed, and when they are logged
+`cluster_events`  events and instructions of the supervisor
+`layout`          samples per block, bounds and budgets: fixed when a feed opens
+`ranks`           division of minibatches among the ranks of a data-parallel trial, and their common start
+`demand`          estimates from the last seconds: demand of trials, speed of prep
+`pace`            which trials are split from a cohort because of their pace
+`peer_idle`       idle time of prep while consumers wait for each other
+`slot_use`        whether blocks are prepared in slots of workers' memory, and in how many
+`ledgers`         samples received by each consumer in each of its epochs
 ================  ======================================================================================================
 
-A state changes in one method, its owner's ``transition``. ``validate`` checks every invariant; tests call it after
-every event, in ten thousand random schedules of a feed.
+Each object changes its state in one method, ``transition``. ``validate`` checks every invariant. Tests call it after
+every event of ten thousand random schedules.
 """

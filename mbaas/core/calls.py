@@ -1,8 +1,8 @@
-"""Checks of what consumers send: values that may be anything become events and values that the core can rely on.
+"""Validation of client calls: arbitrary values become events and values that the core can rely on.
 
-A consumer is a program of somebody else, possibly of another version, possibly with a bug. The core's tables rely on
-every number in them, and they serve all consumers: one position of 2.5 would end the feed for everybody. So each call
-is checked here before anything changes. A value that does not fit raises an error in the call that brought it.
+A client may be of another version, or have a bug. The core's tables serve all consumers, and a single cursor of 2.5
+would end the whole feed. Each call is therefore checked before anything changes; an invalid value raises an error in
+that call only.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from mbaas.messages import (
 from mbaas.order import ASIDE, MOST_LEVELS, OwnEpoch, SampleOrder, Shuffle
 
 MOST_NUMBER = 2**62
-"""No block, session or count is larger: a feed that makes a million blocks a second comes there after 146,000 years."""
+"""Largest block number, session number or count; at a million blocks per second, reached after 146,000 years."""
 
 MOST_WANTED = 10_000
-"""The bound of every list in a call: blocks asked for, parts reported as unreadable, ledgers, trials announced."""
+"""Longest list in a call: requested blocks, unreadable parts, ledgers, announced trials."""
 
 MOST_POLL_S = 60
-"""The longest that a call may wait for blocks."""
+"""Longest time in seconds that a call may wait for blocks."""
 
 DEEPEST = 4 * MOST_LEVELS
-"""The most shuffles within each other in a call. From `MOST_LEVELS` on no newcomer begins in the middle of an epoch,
-but a consumer that was restored there still may.
+"""Deepest nesting of shuffles in a call. From `MOST_LEVELS` on, no newcomer starts in the middle of an epoch, but a
+restored consumer may.
 """
 
 MOST_RANKS = 65_536
-"""Ranks of one trial."""
+"""Largest number of ranks of one trial."""
 
 
 def join(
@@ -49,21 +49,21 @@ def join(
     """Check a call that opens a session, and return its event.
 
     Args:
-        request: as the consumer sent it.
-        session: number of the new session; the service counts them.
-        leads: whether this lane decides where consumers begin; in the others a block must be named.
-        order: of the feed's samples; None in one of several lanes, which agree about the beginnings of the stream's
-            epochs only: nobody begins elsewhere, or goes on in an epoch of its own.
+        request: as received from the consumer.
+        session: number of the new session, assigned by the service.
+        leads: whether this lane decides where consumers start; in other lanes, the request must name a block.
+        order: order of the feed's samples; None in a feed of several lanes, where consumers start only at the beginning
+            of stream epochs.
         out_of_reach: see `within_reach`.
 
     Raises:
-        ConfigError: a value is impossible. The message names it, says what it is and what it must be. All functions
-            here raise it.
+        ConfigError: a value is invalid. The message contains its name, the value and the allowed values. All functions
+            of this module raise this error.
     """
     if not isinstance(request, JoinRequest) or not isinstance(request.start, Start):
         raise ConfigError(f"a consumer must join by a JoinRequest, got {shown(request)}")
     who, begin = consumer_name(request.name), request.start
-    # Only lane 0 may choose a beginning (None): two lanes that chose could put one consumer into two epochs.
+    # Only lane 0 may choose a start (None): two lanes might choose different epochs.
     block = None
     if begin.block is not None or not leads:
         block = within_reach("start", whole("start", begin.block), out_of_reach)
@@ -87,15 +87,10 @@ def join(
 
 
 def within_reach(field: str, block: int, out_of_reach: range) -> int:
-    """Check and return a block at which a consumer begins, or is.
+    """Check and return a block where a consumer starts or is; for ``out_of_reach``, see `StagingState.out_of_reach`.
 
-    Newcomers begin with the first epoch that nobody has begun. One consumer with a number far beyond all others would
-    take everybody there, and in the end no number would be left.
-
-    Args:
-        field: whose value it is.
-        block: its number.
-        out_of_reach: `mbaas.core.state.StagingState.out_of_reach`.
+    Newcomers start at the first epoch that was never started. A single consumer far beyond all others would move all
+    newcomers there, and could exhaust the block numbers.
     """
     if block in out_of_reach:
         raise ConfigError(
@@ -105,7 +100,7 @@ def within_reach(field: str, block: int, out_of_reach: range) -> int:
 
 
 def resumption(value: object, order: SampleOrder | None) -> Resumption:
-    """Check and return where a consumer goes on in the middle of its own epoch."""
+    """Check and return the position where a consumer resumes inside its epoch."""
     if not isinstance(value, Resumption) or not isinstance(value.own_epoch, OwnEpoch) or order is None:
         raise ConfigError(f"resumed must be a Resumption, in a feed of one lane, got {shown(value)}")
     own, blocks = value.own_epoch, order.blocks_per_epoch
@@ -114,7 +109,7 @@ def resumption(value: object, order: SampleOrder | None) -> Resumption:
     _truth("resumed.taken", value.taken)
     shuffle(value.shuffle, order.num_samples)
     in_mid_block = own.begin % order.block_samples > 0
-    # The numbers must fit each other: the core takes one from the other.
+    # The core relies on these numbers being consistent.
     whole("resumed.own_epoch.first", own.first, most=MOST_NUMBER)
     if own.first % blocks != own.begin // order.block_samples:
         raise ConfigError(f"resumed.own_epoch must begin in the block of position {own.begin}, got block {own.first}")
@@ -129,7 +124,7 @@ def resumption(value: object, order: SampleOrder | None) -> Resumption:
 
 
 def shuffle(value: object, num_samples: int) -> None:
-    """Check how an epoch is shuffled."""
+    """Check the shuffle of an epoch."""
     levels = 0
     while value is not None or not levels:
         if not isinstance(value, Shuffle) or not isinstance(value.cuts, tuple):
@@ -155,7 +150,7 @@ def ask(
     began: object = None,
     unheld: object = None,
 ) -> ev.Ask:
-    """Check a call that asks for blocks, and return its event."""
+    """Check a request for blocks, and return its event."""
     if unheld is not None:
         if not isinstance(unheld, tuple) or len(unheld) != 2:
             raise ConfigError(f"unheld must be two block numbers, got {shown(unheld)}")
@@ -174,7 +169,7 @@ def ask(
 
 
 def block_call(value: object) -> tuple[ev.Ask, list[UnreadablePart], float]:
-    """Check a call for blocks, as `BlockCall.plain` gives it: return its event, parts as `unreadable`, and `poll_s`."""
+    """Check a request for blocks as in `BlockCall.plain`; return its event, unreadable parts and ``poll_s``."""
     if not isinstance(value, list) or len(value) != len(BlockCall.__struct_fields__):
         raise ConfigError(
             f"a call for blocks must be a list of {len(BlockCall.__struct_fields__)} values, got {shown(value)}"
@@ -192,7 +187,7 @@ def block_call(value: object) -> tuple[ev.Ask, list[UnreadablePart], float]:
 
 
 def hand_back(consumer: object, session: object, cursor: object, released: object, number: object = 0) -> ev.HandBack:
-    """Check a call that gives back blocks which were delivered ahead, and return its event."""
+    """Check a call that returns blocks delivered ahead, and return its event."""
     return ev.HandBack(
         name(consumer),
         whole("session", session),
@@ -203,7 +198,7 @@ def hand_back(consumer: object, session: object, cursor: object, released: objec
 
 
 def heartbeat(consumer: object, session: object, released: object, done: object) -> ev.Heartbeat:
-    """Check a sign of life, and return its event."""
+    """Check a heartbeat, and return its event."""
     return ev.Heartbeat(name(consumer), whole("session", session), whole("released", released), whole("done", done))
 
 
@@ -214,16 +209,11 @@ def leave(consumer: object, session: object, successors: object) -> ev.Leave:
 
 
 def announce(consumers: object, others: object) -> list[ev.Announce]:
-    """Check the names of consumers that will join soon, and return an event for each.
-
-    Args:
-        consumers: the names.
-        others: how many more will be announced in a moment.
-    """
+    """Check the names of trials that will join soon; return an event for each. ``others`` more will follow soon."""
     more, names = whole("others", others, most=MOST_WANTED), list(map(name, _several("consumers", consumers)))
     if more and not names:
         raise ConfigError(f"others must be 0 where no consumer is named, got {more}")
-    # With the last one: if places were held for others before, those who are named come for them.
+    # Only with the last one: the named trials first take over existing reservations.
     return [ev.Announce(each, more if number == len(names) else 0) for number, each in enumerate(names, 1)]
 
 
@@ -240,7 +230,7 @@ def unreadable(parts: object) -> list[UnreadablePart]:
 
 
 def made_parts(block: object, parts: object) -> tuple[int, list[tuple[int, int]]]:
-    """Check a block's number and pairs (number of a part, task that made it), and return both."""
+    """Check a block number and pairs (part number, task that prepared it), and return both."""
     found = []
     for part in _several("parts", parts):
         if not isinstance(part, (tuple, list)) or len(part) != 2:
@@ -256,7 +246,7 @@ def poll_s(value: object) -> float:
 
 def report(value: object) -> ConsumerReport:
     """Check and return a consumer's report."""
-    # All of its numbers are added to those of others: a NaN here would make every sum of the feed NaN.
+    # The numbers are summed over consumers: a single NaN would make the feed's sums NaN.
     if not isinstance(value, ConsumerReport):
         raise ConfigError(f"report must be a ConsumerReport, got {shown(value)}")
     if not isinstance(value.loader, str) or len(value.loader) > MOST_NAME:
@@ -290,16 +280,16 @@ def _check_ledger(ledger: object) -> None:
 
 
 def thing(value: object) -> str:
-    """The name of a thing whose story is asked for."""
+    """Check and return the name of an object whose story is requested."""
     if not isinstance(value, str):
         raise ConfigError(f'a thing is named by text, such as "trial-3" or "block 17", got {shown(value)}')
-    if len(value) > MOST_NAME:  # names that are near are looked for, which takes long for a long one
+    if len(value) > MOST_NAME:  # the search for similar names is slow for long ones
         raise ConfigError(f"a thing's name has at most {MOST_NAME} characters, got {len(value):,}")
     return value
 
 
 def rank_report(value: object) -> RankReport:
-    """Check and return where a rank of a data-parallel trial runs."""
+    """Check and return the report of a rank of a data-parallel trial."""
     if not isinstance(value, RankReport):
         raise ConfigError(f"a rank must report itself as a RankReport, got {shown(value)}")
     consumer_name(value.name)
@@ -318,29 +308,29 @@ def rank_report(value: object) -> RankReport:
 
 
 def name(value: object) -> str:
-    """Check and return a consumer's name, which is shown in logs, in the status and in errors of others."""
+    """Check and return a consumer's name, which appears in logs, in the status and in errors of other consumers."""
     if not isinstance(value, str):
         raise ConfigError(f"a consumer's name must be text, got {shown(value)}")
-    # not printable are line breaks, which would forge lines of a log, and halves of characters, which no log can take
+    # Line breaks would forge log lines, and lone surrogates cannot be written to a log; both are not printable.
     if not 0 < len(value) <= MOST_NAME or not value.isprintable():
         raise ConfigError(f"a consumer's name must be 1 to {MOST_NAME} printable characters, got {shown(value)}")
     return value
 
 
 def consumer_name(value: object) -> ConsumerName:
-    """Check and return who a consumer is."""
+    """Check and return the name of a consumer: its trial and rank."""
     if not isinstance(value, ConsumerName):
         raise ConfigError(f"a consumer must be named by a ConsumerName, got {shown(value)}")
     name(value.trial)
     world_size = whole("world_size", value.world_size, least=1, most=MOST_RANKS)
     whole("rank", value.rank, most=world_size - 1)
-    name(str(value))  # the rank makes it longer
+    name(str(value))  # includes the rank
     return value
 
 
 def whole(field: str, value: object, *, least: int = 0, most: int = MOST_NUMBER) -> int:
-    """Check and return a whole number in [least, most]."""
-    if not isinstance(value, int) or isinstance(value, bool):  # True is an int for Python
+    """Check and return an integer in [least, most]."""
+    if not isinstance(value, int) or isinstance(value, bool):  # bool is a subclass of int
         raise ConfigError(f"{field} must be a whole number, got {shown(value)}")
     if not least <= value <= most:
         raise ConfigError(f"{field} must be in [{least}, {most}], got {shown(value)}")
@@ -348,14 +338,14 @@ def whole(field: str, value: object, *, least: int = 0, most: int = MOST_NUMBER)
 
 
 def _task(value: object) -> int:
-    return whole("task", value, least=-1)  # -1: the part was not begun
+    return whole("task", value, least=-1)  # -1: no task yet
 
 
 def number(field: str, value: object, *, least: float = 0, most: float = MOST_NUMBER) -> float:
     """Check and return a number in [least, most]."""
     if not isinstance(value, (int, float)) or isinstance(value, bool):
         raise ConfigError(f"{field} must be a number, got {shown(value)}")
-    if not least <= value <= most:  # false for NaN, too
+    if not least <= value <= most:  # also false for NaN
         raise ConfigError(f"{field} must be in [{least}, {most}], got {shown(value)}")
     return value
 

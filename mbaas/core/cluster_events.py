@@ -1,8 +1,7 @@
-"""What can happen to the workers, cache nodes, lanes and machines of a feed, and what its coordinator must then do.
+"""Events of a feed's workers, cache nodes, lanes and cluster nodes, and the resulting instructions for its coordinator.
 
-The supervisor (`mbaas.core.supervisor`) is driven by these events and answers with these instructions. Both are plain
-frozen values. The shell reports the outcome of every instruction that asks for something as an event; a
-report may be late, come twice, or never come.
+They are the inputs and outputs of the supervisor (`mbaas.core.supervisor`), as plain frozen values. The shell reports
+the outcome of every instruction that has one as an event. A report may be late, repeated or lost.
 """
 
 from __future__ import annotations
@@ -20,41 +19,41 @@ from mbaas.core import events as staging
 
 
 class WorkerStarted(Struct, frozen=True):
-    """A worker that was started, or taken in, answers from ``node``."""
+    """A worker that was started or taken over answers from ``node``."""
 
     worker: str
     node: str
 
 
 class StartFailed(Struct, frozen=True):
-    """A worker did not start: no CPU in time, its name is still taken, its process does not answer."""
+    """A worker did not start: no CPU in time, its name is still taken, or its process does not answer."""
 
     worker: str
     reason: str
 
 
 class WorkerBriefed(Struct, frozen=True):
-    """A worker knows the order of samples and the placement of this version."""
+    """A worker has received the sample order and the placement of this version."""
 
     worker: str
     version: int
 
 
 class BriefingFailed(Struct, frozen=True):
-    """A worker could not be told the placement."""
+    """A worker could not receive the placement."""
 
     worker: str
     reason: str
 
 
 class WorkerBehind(Struct, frozen=True):
-    """A worker was given a part that was cut by a placement which it does not know."""
+    """A worker was given a part that was cut by a placement which it does not have."""
 
     worker: str
 
 
 class WorkerDied(Struct, frozen=True):
-    """A worker's process is gone, or of no use any more; ``blame`` as in `mbaas.core.events.WorkerDown`."""
+    """A worker's process is gone or unusable; ``blame`` as in `mbaas.core.events.WorkerDown`."""
 
     worker: str
     reason: str
@@ -62,20 +61,20 @@ class WorkerDied(Struct, frozen=True):
 
 
 class WorkerDone(Struct, frozen=True):
-    """A worker that is to leave has nothing in hand any more in one lane of the feed."""
+    """A leaving worker has no tasks left in one lane of the feed."""
 
     worker: str
     lane: int = 0
 
 
 class WorkMeasured(Struct, frozen=True):
-    """How much each worker has done so far: worker -> (samples that it prepared, seconds that it took)."""
+    """Work of each worker so far: worker -> (samples prepared, seconds spent)."""
 
     work: Mapping[str, tuple[float, float]]
 
 
 class CachesMeasured(Struct, frozen=True):
-    """How full caches are: machine -> (bytes that its cache keeps, bytes that it may keep)."""
+    """Bytes cached and capacity of each cache: node -> (cached bytes, capacity in bytes)."""
 
     kept: Mapping[str, tuple[float, float]]
 
@@ -84,52 +83,52 @@ class CachesMeasured(Struct, frozen=True):
 
 
 class Scale(Struct, frozen=True):
-    """Have this number of workers from now on."""
+    """Set the number of workers."""
 
     workers: int
 
 
 class Lend(Struct, frozen=True):
-    """Give a worker to the feed ``target``: one that ``owner`` started, None for one of our own."""
+    """Give a worker to the feed ``target``: one that ``owner`` started, None for one of this feed's."""
 
     target: str
     owner: str | None = None
 
 
 class HandedOver(Struct, frozen=True):
-    """Another feed answered whether it takes a worker."""
+    """Another feed accepted or rejected a worker."""
 
     worker: str
     taken: bool
 
 
 class Offered(Struct, frozen=True):
-    """Another feed offers an idle worker, or gives one back. ``key`` names it; ``owner`` is None if it is our own."""
+    """Another feed offers an idle worker, or returns one, by its ``key``; ``owner`` is None if this feed owns it."""
 
     key: Hashable
     owner: str | None = None
 
 
 class LentGone(Struct, frozen=True):
-    """A worker of ours that was lent is gone."""
+    """A worker lent by this feed is gone."""
 
     key: Hashable
 
 
 class FeedGone(Struct, frozen=True):
-    """A feed to which workers were lent has ended."""
+    """A feed that borrowed workers has ended."""
 
     feed: str
 
 
-# ---- events: cache nodes and machines ----
+# ---- events: cache nodes and cluster nodes ----
 
 
 class CacheStarted(Struct, frozen=True):
-    """The cache node that was started on a machine answers.
+    """A cache node that was started answers.
 
     Attributes:
-        room_bytes: what the machine's object store has room for of staged blocks, beside other feeds.
+        room_bytes: bytes of staged blocks that fit the node's object store in addition to other feeds.
     """
 
     node: str
@@ -138,7 +137,7 @@ class CacheStarted(Struct, frozen=True):
 
 
 class CacheFailed(Struct, frozen=True):
-    """The cache node that was to be started does not come up."""
+    """A cache node failed to start."""
 
     node: str
     generation: int
@@ -146,7 +145,7 @@ class CacheFailed(Struct, frozen=True):
 
 
 class CacheProbed(Struct, frozen=True):
-    """A cache node was asked whether it lives."""
+    """Result of a probe: whether the cache node answers."""
 
     node: str
     generation: int
@@ -154,40 +153,40 @@ class CacheProbed(Struct, frozen=True):
 
 
 class NodesDead(Struct, frozen=True):
-    """Ray says that these machines are dead; it takes none of them back."""
+    """Ray reports these nodes as dead; dead nodes never come back."""
 
     nodes: frozenset[str]
 
 
 class NodesDraining(Struct, frozen=True):
-    """Ray will give up these machines soon: all of them, each time, so that one that is not named will stay after all.
+    """Nodes that Ray will remove soon. The set is complete each time: a node that is missing is no longer draining.
 
-    Ray starts no process there any more; those that run there go on.
+    Ray starts no processes on them; running ones continue.
     """
 
     nodes: frozenset[str]
 
 
 class PlacementMoved(Struct, frozen=True):
-    """Caches know the placement of this version, and the workers in ``told`` do."""
+    """The caches and the workers in ``told`` have the placement of this version."""
 
     version: int
     told: frozenset[str]
 
 
 class PlacementFailed(Struct, frozen=True):
-    """A new placement could not be found or told."""
+    """A new placement could not be computed or distributed."""
 
     version: int
     reason: str
 
 
 class NodeVacated(Struct, frozen=True):
-    """The other caches have fetched for a while what a node kept.
+    """The other caches have copied samples from a node for a while.
 
     Attributes:
-        samples: that came since `VacateNode`, and not from storage.
-        left: that they had no time for; 0 if they got through.
+        samples: number of samples that arrived since `VacateNode`, not counting reads from storage.
+        left: number of samples that they had no time for; 0 if they finished.
     """
 
     node: str
@@ -199,13 +198,13 @@ class NodeVacated(Struct, frozen=True):
 
 
 class LaneAnswered(Struct, frozen=True):
-    """The coordinator of a further lane answered, and knows how the feed stands, or stood a moment ago."""
+    """The coordinator of a lane answered, and has a recent state of the feed."""
 
     lane: int
 
 
 class LaneLost(Struct, frozen=True):
-    """The process of a further lane's coordinator is gone; Ray starts it again."""
+    """The process of a lane's coordinator is gone; Ray restarts it."""
 
     lane: int
 
@@ -214,12 +213,12 @@ class LaneLost(Struct, frozen=True):
 
 
 class FoundWorker(Struct, frozen=True):
-    """A worker that is there when the coordinator begins: started for it, or left by its predecessor.
+    """A worker that exists when the coordinator begins: started for it, or left by its predecessor.
 
     Attributes:
-        node: where it runs; "" if it does not answer.
-        owner: the feed that started it, if it is another's.
-        answers: whether it told where it runs, and for whom.
+        node: its node; "" if it does not answer.
+        owner: the feed that started it; None for this feed.
+        answers: whether it has reported its node and its feed.
     """
 
     node: str
@@ -228,17 +227,17 @@ class FoundWorker(Struct, frozen=True):
 
 
 class Begin(Struct, frozen=True):
-    """The coordinator begins, or takes over what its predecessor left.
+    """The coordinator begins, or takes over from its predecessor.
 
     Attributes:
-        workers: name -> worker. One that does not answer is ended: it may come to again later, and would then be a
-            worker too many that nobody knows.
-        caches: (node, generation) -> whether it answers. Of several on a machine the youngest is taken over.
-        lent: feed -> keys of our workers that work for it, also of those that do not answer us: it watches over them.
-        version: of placements; every later one is above it.
-        serial: the first number that the name of no worker has that lives.
+        workers: name -> worker. A worker that does not answer is ended: it might recover later, and would then be an
+            extra worker without a supervisor.
+        caches: (node, generation) -> whether it answers. If a node has several, the youngest is taken over.
+        lent: feed -> keys of workers lent to it, answering or not: that feed supervises them.
+        version: version of the last placement; later ones are higher.
+        serial: first number that is free in the names of living workers.
         is_restart: whether there was a predecessor.
-        rooms: node -> what its object store has room for of staged blocks; see `CacheStarted`.
+        rooms: node -> bytes of staged blocks that fit its object store; see `CacheStarted`.
     """
 
     workers: Mapping[str, FoundWorker] = {}
@@ -251,10 +250,9 @@ class Begin(Struct, frozen=True):
 
 
 class FeedEnd(enum.Enum):
-    """Why a feed ends, each with the sentence that its consumers get; no other event ends it.
+    """Reasons that end a feed, each with the sentence for its consumers; no other event ends a feed.
 
-    A feed also ends with the program that serves it, unless it is detached. All of its actors end then, so nobody is
-    left to give a reason.
+    A feed that is not detached also ends with its program. All of its actors end then, so no reason is reported.
     """
 
     STOPPED = "feed {feed!r} was stopped"
@@ -268,7 +266,7 @@ class FeedEnd(enum.Enum):
     )
 
     def of(self, feed: str) -> str:
-        """Return the sentence about a feed."""
+        """Return the sentence for a feed."""
         return self.value.format(feed=feed)
 
 
@@ -279,7 +277,7 @@ class Stop(Struct, frozen=True):
 
 
 class Tick(Struct, frozen=True):
-    """Time has passed: deadlines are looked at."""
+    """Time has passed: check deadlines."""
 
 
 Event: TypeAlias = (
@@ -318,13 +316,13 @@ Event: TypeAlias = (
 
 
 class StartWorker(Struct, frozen=True):
-    """Ask Ray for a worker of this name; answered by `WorkerStarted` or `StartFailed`."""
+    """Request a worker of this name from Ray; answered by `WorkerStarted` or `StartFailed`."""
 
     worker: str
 
 
 class TakeIn(Struct, frozen=True):
-    """Have an idle worker that is up, known by ``key``, work for this feed under this name; answered likewise."""
+    """Take over a running idle worker, identified by ``key``, under this name; answered like `StartWorker`."""
 
     worker: str
     key: Hashable
@@ -332,19 +330,19 @@ class TakeIn(Struct, frozen=True):
 
 
 class RefuseOffer(Struct, frozen=True):
-    """Do not take the worker that was offered."""
+    """Reject the offered worker."""
 
     key: Hashable
 
 
 class EndWorker(Struct, frozen=True):
-    """Kill a worker, also one that has not started yet; nothing is answered."""
+    """Kill a worker, even one that has not started yet; no answer."""
 
     worker: str
 
 
 class BriefWorker(Struct, frozen=True):
-    """Tell a worker the order and the placement; answered by `WorkerBriefed` or `BriefingFailed`."""
+    """Send a worker the sample order and the placement; answered by `WorkerBriefed` or `BriefingFailed`."""
 
     worker: str
     version: int
@@ -358,41 +356,41 @@ class HandOver(Struct, frozen=True):
 
 
 class ReportLentGone(Struct, frozen=True):
-    """Tell the feed that lent us a worker that it is gone."""
+    """Report to the feed that lent a worker that it is gone."""
 
     worker: str
     owner: str
 
 
 class EndLent(Struct, frozen=True):
-    """Kill a worker of ours that works for another feed."""
+    """Kill a worker of this feed that works for another feed."""
 
     key: Hashable
 
 
 class StartCache(Struct, frozen=True):
-    """Start a cache node on a machine; answered by `CacheStarted` or `CacheFailed`."""
+    """Start a cache node on a node; answered by `CacheStarted` or `CacheFailed`."""
 
     node: str
     generation: int
 
 
 class ProbeCache(Struct, frozen=True):
-    """Ask a cache node whether it lives; answered by `CacheProbed`."""
+    """Check that a cache node is alive; answered by `CacheProbed`."""
 
     node: str
     generation: int
 
 
 class EndCache(Struct, frozen=True):
-    """Kill a cache node; nothing is answered."""
+    """Kill a cache node; no answer."""
 
     node: str
     generation: int
 
 
 class MovePlacement(Struct, frozen=True):
-    """Give samples homes on these nodes, in proportion to their weights, and tell all caches and these workers.
+    """Place samples on nodes in proportion to ``weights``, and send the placement to all caches and to ``workers``.
 
     Answered by `PlacementMoved` or `PlacementFailed`.
     """
@@ -409,21 +407,21 @@ class UsePlacement(Struct, frozen=True):
 
 
 class VacateNode(Struct, frozen=True):
-    """Have the other caches fetch for a while what a node keeps; answered by `NodeVacated`."""
+    """Let the other caches copy samples from a node for a while; answered by `NodeVacated`."""
 
     node: str
 
 
 class RestartLane(Struct, frozen=True):
-    """Kill the process of a further lane's coordinator, which Ray starts again; answered by `LaneAnswered`, when it was
-    told how the feed stands.
+    """Kill the process of a lane's coordinator, which Ray restarts; answered by `LaneAnswered` when it has its state
+    again.
     """
 
     lane: int
 
 
 class EndLane(Struct, frozen=True):
-    """Kill the coordinator of a further lane for good; nothing is answered."""
+    """Kill the coordinator of a lane for good; no answer."""
 
     lane: int
 
@@ -436,20 +434,20 @@ ForLanes: TypeAlias = (
     | staging.NodeLeaves
     | staging.NodeStays
 )
-"""What lanes hear of workers and machines."""
+"""Events of workers and nodes that are forwarded to lanes."""
 
 
 class TellLanes(Struct, frozen=True):
-    """Give this event to the staging state of every lane.
+    """Pass this event to the staging state of every lane.
 
-    Only the first lane copies what it has staged from a node that leaves; the others have it made again.
+    Only lane 0 copies its staged parts from a draining node; the other lanes prepare theirs again.
     """
 
     event: ForLanes
 
 
 class Note(Struct, frozen=True):
-    """A decision worth a line in the log."""
+    """A decision for the log."""
 
     text: str
 

@@ -1,4 +1,4 @@
-"""Estimates from the last seconds of a feed: how much trials want, what prep can make, and who waits for whom."""
+"""Estimates from the last seconds of a feed: demand of trials, speed of prep, and stalls between consumers."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from mbaas.core.events import PacesMeasured, TrialPace
 from mbaas.messages import ConsumerReport
 
 WINDOW_S = 8.0
-"""Rates are differences of sums over this time: more than two heartbeats of every trial."""
+"""Rates are differences over this time, which covers more than two heartbeats of every trial."""
 
 
 class Look(Struct, frozen=True):
-    """The running sums of a feed at one moment.
+    """Running sums of a feed at one moment.
 
     Attributes:
         now: the time in seconds.
-        reports: consumer -> what it said last.
-        samples: samples that workers prepared.
-        prep_s: seconds that they took for it, summed over workers.
+        reports: consumer -> its latest report.
+        samples: number of samples prepared by all workers.
+        prep_s: worker-seconds spent on them.
     """
 
     now: float
@@ -35,7 +35,7 @@ class Look(Struct, frozen=True):
 
 
 class DemandEstimator:
-    """Compares the present sums with those of `WINDOW_S` ago."""
+    """Compares the current sums with the sums `WINDOW_S` ago."""
 
     def __init__(self) -> None:
         self._looks: deque[Look] = deque()
@@ -54,42 +54,43 @@ class DemandEstimator:
         trial_of: Mapping[str, Hashable] = MappingProxyType({}),
         has_all: bool = False,
     ) -> Observation | None:
-        """Take in the present sums, and estimate.
+        """Add the current sums, and return estimates over the window.
 
         Args:
-            look: the sums.
-            consumers: who shares with whom.
+            look: the current sums.
+            consumers: the cohorts, whose members share blocks.
             workers: prep workers that are up.
-            pending: prep workers that were asked for and are not up yet.
-            reserved: prep workers that the feed may have whatever others need.
-            most: prep workers that it may have at most.
-            trial_of: rank of a data-parallel trial -> its trial; other consumers are trials by themselves.
-            has_all: whether all that trials will ask for is ready, so that there is no demand.
+            pending: prep workers that were requested and are not up yet.
+            reserved: prep workers guaranteed to this feed.
+            most: largest number of prep workers for this feed.
+            trial_of: rank of a data-parallel trial -> its trial; every other consumer counts as one trial.
+            has_all: whether all blocks that trials can request are ready; demand is then 0.
 
         Returns:
-            what happened over the last seconds; None while there are too few of them.
+            The estimates; None while there is less than half a window of data.
         """
-        # The oldest look that is kept lies at least a whole window back, so no difference is over less than that.
+        # Drop entries that are not needed for a full window, so that rates cover at least `WINDOW_S` once there is
+        # enough data.
         while len(self._looks) > 1 and look.now - self._looks[1].now >= WINDOW_S:
             self._looks.popleft()
         self._looks.append(look)
         before = self._looks[0]
         elapsed_s = look.now - before.now
-        if elapsed_s < WINDOW_S / 2:  # a burst or a pause of one second would be taken for the trend
+        if elapsed_s < WINDOW_S / 2:  # a burst or pause of one second would look like a trend
             return None
         steps = of_trials(
             {name: _since(before.reports.get(name), report) for name, report in look.reports.items()}, trial_of
         )
         measured = {trial: step.samples / step.step_s for trial, step in steps.items() if step.step_s and step.samples}
-        # A trial that has ended no step lately is assumed to keep its previous pace.
+        # A trial without a finished step in the window is assumed to keep its previous pace.
         self._paces = {trial: per_s for trial, per_s in self._paces.items() if trial in steps} | measured
         total_s = sum(step.wait_s + step.step_s for step in steps.values())
-        # All stalls are parts of the trials' time, so that a feed of many trials and one of few are judged alike.
+        # Stalls are fractions of the trials' total time, so that feeds with many and with few trials are comparable.
         fetch_s = sum(step.fetch_stall_s for step in steps.values())
         prep_s = sum(step.prep_stall_s for step in steps.values())
         peer_s = sum(step.peer_stall_s for step in steps.values())
         made, busy_s = look.samples - before.samples, look.prep_s - before.prep_s
-        if busy_s > 0 and made > 0:  # else the last known rate stays: idle workers are not slow workers
+        if busy_s > 0 and made > 0:  # otherwise keep the last rate: idle workers are not slow workers
             self._worker_per_s = made / busy_s
         return Observation(
             prep_stall=_share(prep_s, total_s),
@@ -107,14 +108,10 @@ class DemandEstimator:
     def paces(
         self, look: Look, seen: Observation, trial_of: Mapping[str, Hashable], *, scales: bool, block_samples: int
     ) -> PacesMeasured:
-        """Return how fast each trial goes with its data ready, and how fast prep is with all workers it can have.
+        """Return each trial's pace with data always ready, and the speed of prep with all workers that it can have.
 
-        Args:
-            look: the one that was observed last.
-            seen: what was seen then.
-            trial_of: as in `observe`.
-            scales: whether more workers are started when trials need them, up to the most.
-            block_samples: samples in a block.
+        ``look`` and ``seen`` are the last sums and their result from `observe`. With ``scales``, workers are added on
+        demand.
         """
         names: dict[Hashable, list[str]] = {}
         for name in sorted(look.reports):
@@ -124,21 +121,20 @@ class DemandEstimator:
             for trial, own in names.items()
             if trial in self._paces
         ]
-        # What was asked for and is not there yet may never come: the cluster may have no more CPUs.
+        # Requested workers may never start: the cluster may have no more CPUs.
         workers = seen.most if scales and not seen.pending else max(seen.workers, seen.reserved)
         return PacesMeasured(tuple(paces), workers * seen.worker_per_s / block_samples)
 
 
 def _since(before: ConsumerReport | None, now: ConsumerReport) -> ConsumerReport:
-    """Compute what a consumer did since an earlier report of the same loader."""
-    # Another loader of the same name counts from 0 again.
+    # A new loader of the same name counts from 0 again.
     if before is None or before.loader != now.loader:
         return now
     return now.since(before)
 
 
 def of_trials(steps: Mapping[str, ConsumerReport], trial_of: Mapping[str, Hashable]) -> dict[Hashable, ConsumerReport]:
-    """Put the reports of each trial's ranks together: they divide minibatches, and wait for each other after each."""
+    """Combine the reports of each trial's ranks, which divide minibatches and synchronise after each one."""
     ranks: dict[Hashable, list[ConsumerReport]] = {}
     for name, step in steps.items():
         ranks.setdefault(trial_of.get(name, name), []).append(step)
@@ -146,19 +142,19 @@ def of_trials(steps: Mapping[str, ConsumerReport], trial_of: Mapping[str, Hashab
 
 
 def _together(ranks: Sequence[ConsumerReport]) -> ConsumerReport:
-    # The rank whose data came last held up the trial. The others waited for it inside of their steps, where it looks
-    # like work: their waits say too little, and their steps too much.
+    # The rank whose data came last delayed the trial. The others waited for it inside their steps, so their wait times
+    # are too short and their step times too long.
     last = max(ranks, key=lambda rank: rank.wait_s)
     return replace(last, samples=sum(rank.samples for rank in ranks))
 
 
 def _demand_per_s(paces: Mapping[Hashable, float], consumers: ConsumerTable, trial_of: Mapping[str, Hashable]) -> float:
-    """Compute the samples/s that prep must make so that nobody waits."""
+    # The samples/s that prep must deliver so that no trial waits.
     total = 0.0
     for cohort in consumers.cohorts.values():
-        # A rank that is in a cohort without the others counts as its whole trial: whole blocks are made for it.
+        # A rank in a cohort without the others counts as its whole trial, because whole blocks are prepared for it.
         trials = {trial_of.get(member.name, member.name) for member in cohort.active or cohort.members}
-        # Members of a cohort get the same blocks: each is made once, at the pace of the slowest. Cohorts add up.
+        # Each block of a cohort is prepared once, at the pace of its slowest member. The demands of cohorts add up.
         total += min((paces[trial] for trial in trials if trial in paces), default=0.0)
     return total
 

@@ -1,13 +1,12 @@
-"""How each epoch of a stream is shuffled: fixed when its first block is begun, and the same for everybody from then on.
+"""Shuffles of the epochs of a stream, each fixed when its first block is started, and then the same for all consumers.
 
-Most epochs are shuffled as a whole. While the epochs of some consumer begin in the middle of those of the stream, each
-epoch is shuffled within the segments that its beginning cuts (`mbaas.order.Shuffle`), so that it gets each sample once.
+Most epochs are shuffled as a whole. A consumer whose epochs start in the middle of the stream's epochs must still get
+each sample once. As long as there is one, each epoch is shuffled only within the segments cut at that consumer's start
+(`mbaas.order.Shuffle`). Shuffles are persisted before any block of the epoch is delivered. Otherwise a rank that
+returns after a restart of the coordinator would see another order than the ranks that are ahead.
 
-How an epoch is shuffled is written down before anybody is given a block of it, and a coordinator that was restarted is
-told. Else a rank that comes back would have the epochs in which its sisters are ahead of it in another order than they.
-
-A consumer that was restored in an epoch which has been shuffled in another way here gets the rest of it from epochs
-aside: epochs with numbers far above all others, which nobody else goes through.
+A consumer may be restored in an epoch whose shuffle is different here. It then gets the rest of that epoch from side
+epochs: epochs outside the stream, numbered from `ASIDE` on.
 """
 
 from __future__ import annotations
@@ -20,29 +19,29 @@ from mbaas.messages import Resumption
 from mbaas.order import ASIDE, MOST_LEVELS, OwnEpoch, Shuffle
 
 ASIDE_EPOCHS = 1 << 8
-"""Epoch numbers in one run aside: for the epoch that was put aside, and those that follow it."""
+"""Epoch numbers per run of side epochs: for the interrupted epoch and its successors."""
 
 ASIDE_RUNS = 1 << 24
-"""Runs of epochs aside, each of ``ASIDE_EPOCHS`` numbers. Which run an epoch gets follows from what it holds. So
-consumers that need the same epoch share it, and find it again in a coordinator that was restarted.
+"""Runs of side epochs, each of ``ASIDE_EPOCHS`` numbers. The run is derived from the epoch's contents, so consumers
+that need the same epoch share it, and find it again after a restart of the coordinator.
 """
 
 PAGE_EPOCHS = 64
-"""Epochs that are written down together: a page is written anew with each of them."""
+"""Epochs persisted together; each new epoch rewrites its page."""
 
 MOST_PAGES = 64
-"""Pages that are remembered, those changed last; others only as long as somebody is near their epochs."""
+"""Pages that are remembered, the last changed ones. Others are kept only while a consumer is near their epochs."""
 
 
 class EpochTable:
-    """The shuffles of the epochs that were begun.
+    """Shuffles of the epochs that have started.
 
     Args:
         blocks_per_epoch: blocks in one epoch.
-        block_samples: samples in a block, of which only an epoch's last may have fewer.
-        is_shuffled: whether epochs are shuffled; else all have the same order, and anybody may begin anywhere.
-        lanes: how many the feed has; with several, consumers begin only where epochs do, so that all lanes agree.
-        written: epoch -> how it is shuffled, as an earlier coordinator wrote it down; None if nobody writes it down.
+        block_samples: samples per block; the last block of an epoch may have fewer.
+        is_shuffled: whether epochs are shuffled; otherwise all have the same order, and consumers may start anywhere.
+        lanes: number of the feed's lanes; with several, consumers start only where epochs do, so that all lanes agree.
+        written: epoch -> shuffle, as persisted by an earlier coordinator; None if shuffles are not persisted.
     """
 
     def __init__(
@@ -57,50 +56,50 @@ class EpochTable:
         self.blocks_per_epoch, self.block_samples = blocks_per_epoch, block_samples
         self.lanes, self._is_shuffled = lanes, is_shuffled
         self._shuffles = dict(written or {})
-        self._pages = dict.fromkeys(number // PAGE_EPOCHS for number in self._shuffles)  # those changed last come last
+        self._pages = dict.fromkeys(number // PAGE_EPOCHS for number in self._shuffles)  # ordered by last change
         self._are_written = written is not None
         self._unwritten: set[int] = set()
         self._changed: set[int] = set()  # pages
 
-    # ---- where a consumer's own epoch lies ----
+    # ---- epochs of consumers ----
 
     def own_epoch(self, first: int) -> OwnEpoch:
-        """Return the epoch of a consumer that begins it at block ``first``."""
+        """Return the epoch of a consumer that starts it at block ``first``."""
         return OwnEpoch.at(first, self.blocks_per_epoch, self.block_samples)
 
     def around(self, block: int) -> OwnEpoch:
-        """Return the epoch of a consumer that is at ``block`` and whose epochs are those of the stream."""
+        """Return the stream's epoch that contains ``block``, as a consumer's epoch."""
         return self.own_epoch(block - block % self.blocks_per_epoch)
 
     def next_boundary(self, block: int) -> int:
-        """Return the first block of the epoch after that of ``block``."""
+        """Return the first block of the epoch after the epoch of ``block``."""
         return (block // self.blocks_per_epoch + 1) * self.blocks_per_epoch
 
     def is_aside(self, block: int) -> bool:
-        """Whether the block belongs to an epoch aside."""
+        """Return whether the block belongs to a side epoch."""
         return block // self.blocks_per_epoch >= ASIDE
 
     # ---- shuffles ----
 
     def shuffle_of(self, block: int) -> Shuffle:
-        """Return the shuffle of the block's epoch; of one that was not begun, as if nobody was out of phase."""
+        """Return the shuffle of the block's epoch; for an epoch that has not started, a shuffle without segments."""
         number = block // self.blocks_per_epoch
         return self._shuffles.get(number) or Shuffle(number)
 
     def has_begun(self, block: int) -> bool:
-        """Whether the shuffle of the block's epoch is fixed."""
+        """Return whether the shuffle of the block's epoch is fixed."""
         return block // self.blocks_per_epoch in self._shuffles
 
     def is_written(self, block: int) -> bool:
-        """Whether blocks of the block's epoch may be given to consumers: how it is shuffled will not be forgotten."""
+        """Return whether blocks of the block's epoch may be delivered, because its shuffle is persisted."""
         return not self._unwritten or block // self.blocks_per_epoch not in self._unwritten
 
     def note_written(self, epochs: Iterable[int]) -> None:
-        """Note that it is written down how these epochs are shuffled."""
+        """Record epochs whose shuffles are persisted."""
         self._unwritten.difference_update(epochs)
 
     def take_changed(self) -> dict[int, dict[int, Shuffle]]:
-        """Return the pages that are to be written down since the last call; those that are to be deleted are empty."""
+        """Return the pages that changed since the last call and must be persisted; empty pages must be deleted."""
         pages: dict[int, dict[int, Shuffle]] = {page: {} for page in self._changed}
         if pages:
             for number, shuffle in self._shuffles.items():
@@ -121,24 +120,19 @@ class EpochTable:
             self._changed.add(page)
 
     def fix(self, block: int, own_epochs: Iterable[OwnEpoch]) -> None:
-        """Fix the shuffle of the block's epoch, if that was not begun before.
-
-        Args:
-            block: its number.
-            own_epochs: of all consumers.
-        """
+        """Fix the shuffle of the block's epoch, unless that epoch has started; ``own_epochs`` covers all consumers."""
         number = block // self.blocks_per_epoch
         if number in self._shuffles:
             return
         before = self._shuffles.get(number - 1)
-        if before is None:  # nobody came through the epoch before
+        if before is None:  # no consumer read the epoch before
             self._set(number, Shuffle(number))
-        else:  # an epoch aside has another number than the one that chance follows from
+        else:  # a side epoch has another number than its random seed
             epoch = number if number < ASIDE else before.epoch + 1
             self._set(number, before.after(epoch, self._cuts(number, own_epochs)))
 
     def _cuts(self, number: int, own_epochs: Iterable[OwnEpoch]) -> set[int]:
-        """Return the positions before which an epoch must have the same samples as the one before it."""
+        # Positions before which an epoch must have the same samples as the one before it.
         if not self._is_shuffled:
             return set()
         begin, length = number * self.blocks_per_epoch, self.blocks_per_epoch
@@ -146,12 +140,12 @@ class EpochTable:
         for own in own_epochs:
             if own.first < begin < own.end:
                 cuts.add(own.begin)
-            elif begin - length < own.end < begin:  # the consumer's next epoch reaches across the beginning
+            elif begin - length < own.end < begin:  # the consumer's next epoch spans the start
                 cuts.add(own.end % length * self.block_samples)
         return cuts
 
     def can_begin(self, block: int) -> bool:
-        """Whether a consumer that begins its epoch at ``block`` will get each sample once."""
+        """Return whether a consumer that starts its epoch at ``block`` will get each sample once."""
         cut = block % self.blocks_per_epoch * self.block_samples
         if not cut or self.lanes > 1:
             return not cut
@@ -159,12 +153,12 @@ class EpochTable:
             return True
         number = block // self.blocks_per_epoch
         here, after = self._shuffles.get(number), self._shuffles.get(number + 1)
-        if here is None:  # nobody is here: its shuffle would be fixed without knowing what came before
+        if here is None:  # no consumer is here: its shuffle would ignore the epoch before
             return False
         return here.levels < MOST_LEVELS if after is None else after.keeps(cut, here)
 
     def keeps(self, own: OwnEpoch) -> bool:
-        """Whether a consumer that is in an epoch of its own will get each sample of it once."""
+        """Return whether a consumer inside its epoch will get each of the epoch's samples once."""
         if not own.begin or not self._is_shuffled:
             return True
         number = own.first // self.blocks_per_epoch
@@ -172,18 +166,13 @@ class EpochTable:
         return after is None or here is None or after.keeps(own.begin, here)
 
     def adopt(self, resumed: Resumption, own_epochs: Iterable[OwnEpoch]) -> bool:
-        """Adopt the shuffle that a returning consumer knows for its epoch, unless it contradicts what is fixed here.
+        """Adopt the shuffle of a returning consumer's epoch, unless it contradicts the shuffles fixed here.
 
-        Args:
-            resumed: what the consumer knows.
-            own_epochs: of the other consumers.
-
-        Returns:
-            whether it can go on there.
+        ``own_epochs`` are the epochs of the other consumers. Returns whether the consumer can continue there.
         """
         number, shuffle = resumed.epoch, resumed.shuffle
         before = self._shuffles.get(number - 1)
-        # Consumers that are in the epoch before need what this one begins with.
+        # Consumers in the epoch before need this epoch's first samples.
         needed = self._cuts(number, own_epochs) if number not in self._shuffles else set()
         if before is not None and not all(shuffle.keeps(cut, before) for cut in needed):
             return False
@@ -197,18 +186,15 @@ class EpochTable:
         return True
 
     def put_aside(self, resumed: Resumption, own_epochs: Collection[OwnEpoch]) -> Resumption:
-        """Give the rest of a consumer's epoch numbers aside of all others, and return where it goes on."""
+        """Assign side epochs to the rest of a consumer's epoch, and return where it continues."""
         run = zlib.crc32(repr((resumed.shuffle, resumed.own_epoch.begin)).encode()) % ASIDE_RUNS
         moved = resumed.moved(ASIDE + run * ASIDE_EPOCHS - resumed.epoch, self.blocks_per_epoch)
-        while not self.adopt(moved, own_epochs):  # something else is there, or its next epoch has begun
+        while not self.adopt(moved, own_epochs):  # occupied, or its next epoch has started
             moved = moved.moved(ASIDE_EPOCHS, self.blocks_per_epoch)
         return moved
 
     def forget(self, kept: Iterable[int]) -> None:
-        """Forget the shuffles of epochs long ago, but not those of the epochs of ``kept`` blocks and near them.
-
-        The epoch before one that is kept stays with it, because the next may have to have its samples.
-        """
+        """Forget the shuffles of old epochs, except those near the epochs of ``kept`` blocks."""
         if len(self._pages) <= MOST_PAGES:
             return
         near = {(block // self.blocks_per_epoch + by) // PAGE_EPOCHS for block in kept for by in (-1, 0, 1)}
@@ -221,7 +207,7 @@ class EpochTable:
             self._changed |= gone
 
     def validate(self) -> None:
-        """Check that no epoch has another number than its shuffle, except those aside."""
+        """Check that the number of each epoch and of its shuffle agree, except for side epochs."""
         wrong = {n: s for n, s in self._shuffles.items() if n < ASIDE and s.epoch != n}
         if wrong:
             raise InvariantError(f"epochs are shuffled as others: {wrong}")

@@ -1,9 +1,10 @@
-"""What can happen to a feed (events), and what its coordinator must then do (instructions).
+"""Events of a feed, and the instructions for its coordinator that follow from them.
 
-Both are plain frozen values, so a schedule of a thousand events can be written down, replayed and shrunk, and a story
-can say which event a change followed from. Calls and reports that come late, or twice, are known by their session or
-task number, and change nothing. Block numbers count over all epochs: ``epoch * blocks_per_epoch + index``. Times are
-seconds on any clock that only goes forward.
+Both are plain frozen values, so a schedule of a thousand events can be recorded, replayed and shrunk, and a story can
+name the event behind each change. Late or repeated calls and reports are recognised by their session or task number,
+and have no effect.
+
+Block numbers count over all epochs: ``epoch * blocks_per_epoch + index``. Times are seconds of any monotonic clock.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ class WorkerUp(Struct, frozen=True):
 
 
 class WorkerDown(Struct, frozen=True):
-    """A prep worker is gone; whatever it was making must be made again.
+    """A prep worker is gone, and its unfinished parts must be prepared again.
 
-    With ``blame`` the block that it was making is charged with its death: one over which several die is bad itself.
+    With ``blame``, its death counts against the block in progress. A block that causes several deaths fails.
     """
 
     worker: str
@@ -40,47 +41,47 @@ class WorkerDown(Struct, frozen=True):
 
 
 class WorkerLeaves(Struct, frozen=True):
-    """A worker is to go: it finishes what it has in hand and gets nothing new."""
+    """A worker should leave: it finishes its tasks and gets no new ones."""
 
     worker: str
 
 
 class NodeDown(Struct, frozen=True):
-    """A node is gone: its workers, its consumers, and all parts of blocks that lay there."""
+    """A node is gone, with its workers, its consumers and all parts stored on it."""
 
     node: str
     reason: str
 
 
 class NodeLeaves(Struct, frozen=True):
-    """A node will be gone soon: what lies there is copied to others, as far as there is time."""
+    """A node will be gone soon: copy its parts to other nodes while there is time."""
 
     node: str
 
 
 class NodeStays(Struct, frozen=True):
-    """A node that was to leave stays after all: nothing more is copied from it."""
+    """A node is no longer draining; copying from it stops."""
 
     node: str
 
 
 class PartMoved(Struct, frozen=True):
-    """A copy of a part lies on the node where it was to go; ``move`` is the number of the `MovePart`."""
+    """The copy of a part is stored on its target node; ``move`` is the number of the `MovePart`."""
 
     move: int
 
 
 class PartStays(Struct, frozen=True):
-    """A part could not be copied; it is made again when its node is gone."""
+    """A part could not be copied; it will be prepared again when its node is gone."""
 
     move: int
 
 
 class Announce(Struct, frozen=True):
-    """A trial will join soon: hold a reservation for it, or its ranks, at most until the reservation time is over.
+    """A trial will join soon: hold a reservation for it, or for its ranks, until the reservation time ends.
 
-    ``others`` tells how many more will be announced in a moment: a place beside it is held for each of them, unless
-    places are held for all.
+    ``others`` is the number of trials that will be announced in a moment. Each gets a reservation next to this one,
+    unless there are enough already.
     """
 
     consumer: str
@@ -90,16 +91,18 @@ class Announce(Struct, frozen=True):
 class Join(Struct, frozen=True):
     """A consumer opens session ``session``.
 
-    ``start`` is the block it needs first. None means "an epoch's beginning": the nearest one that is shared. With
-    ``flexible`` it begins there, or where others begin a later epoch; of those before it may have had something. With
-    ``now`` it begins at once wherever others are, in the middle of their epoch if need be; a ``start`` is then where
-    its last epoch ended: it begins there, or where others are who have that behind them. ``resumed`` says where it goes
-    on in the middle of its own epoch; then nothing else of the start matters.
-
-    ``trial`` says whose rank it is, one of ``world_size``; None if it is a trial by itself. Ranks begin each epoch
-    where their last one ended: one that began elsewhere, to share it with others, would be in another epoch than the
-    other ranks. ``node`` is where it runs, and ``born`` when its loader was made: of two runs of a trial with different
-    numbers of ranks the younger one stays.
+    Attributes:
+        start: first block that it needs; None for the start of the nearest epoch that it can share.
+        flexible: whether it may also start a later epoch together with others. It may have seen parts of epochs before
+            ``start``.
+        now: whether it starts immediately where others are, possibly in the middle of their epoch. ``start`` is then
+            the end of its last epoch: it starts there, or with others that are past that block.
+        resumed: where it continues inside its epoch; ``start`` is then ignored.
+        trial: trial of this rank, one of ``world_size``; None for a single consumer. Ranks start each epoch at the end
+            of their last one. A rank that moved to share an epoch with others would leave the other ranks' epoch.
+        node: id of its node.
+        born: creation time of its loader. If two runs of a trial have different numbers of ranks, the younger one
+            stays.
     """
 
     consumer: str
@@ -115,17 +118,20 @@ class Join(Struct, frozen=True):
 
     @property
     def is_exact(self) -> bool:
-        """Whether it begins at ``start`` and nowhere else."""
+        """True if it must start exactly at ``start``."""
         return self.start is not None and not self.flexible and not self.now
 
 
 class Ask(Struct, frozen=True):
-    """A consumer wants up to ``want`` blocks from ``cursor`` on.
+    """A consumer requests up to ``want`` blocks from ``cursor`` on.
 
-    It has used up all blocks below ``done``, and let go of the memory of all below ``released``. ``number`` counts what
-    a session says of its cursor, so that a call which was overtaken by a later one changes nothing; 0 for no number.
-    ``began`` is the first block of its own epoch in which it is then; None if it has no own view of that. ``unheld``
-    is a range, first and end, of blocks between ``released`` and ``cursor`` that it has read and holds nothing of.
+    Attributes:
+        released: the memory of all blocks below is released.
+        done: all blocks below are finished.
+        number: counts a session's calls about its cursor, so that a call overtaken by a later one has no effect; 0 for
+            no number.
+        began: first block of the consumer's epoch at ``cursor``; None if the consumer does not track epochs.
+        unheld: (first, end) of blocks between ``released`` and ``cursor`` that it has read and does not hold.
     """
 
     consumer: str
@@ -140,7 +146,7 @@ class Ask(Struct, frozen=True):
 
 
 class HandBack(Struct, frozen=True):
-    """A consumer gives up what it was given from ``cursor`` on and did not use; it will ask again when it needs it.
+    """A consumer returns its unused blocks from ``cursor`` on; it will request them again when needed.
 
     ``number`` as in `Ask`.
     """
@@ -153,13 +159,13 @@ class HandBack(Struct, frozen=True):
 
 
 class HoldReservations(Struct, frozen=True):
-    """The first lane holds these reservations, (name, block), and no others: hold the same ones here."""
+    """Lane 0 holds exactly these reservations, (name, block); hold the same ones here."""
 
     reservations: frozenset[tuple[str, int]]
 
 
 class Heartbeat(Struct, frozen=True):
-    """A consumer is alive (it may be busy with a long step); ``released`` and ``done`` as in `Ask`."""
+    """A consumer is alive, perhaps busy with a long step; ``released`` and ``done`` as in `Ask`."""
 
     consumer: str
     session: int
@@ -168,22 +174,22 @@ class Heartbeat(Struct, frozen=True):
 
 
 class DetachedElsewhere(Struct, frozen=True):
-    """Another lane moved a consumer to a cohort of its own, because it kept others waiting there: do so here, too."""
+    """Another lane moved a consumer that kept others waiting to a cohort of its own; do the same here."""
 
     consumer: str
 
 
 class TrialPace(Struct, frozen=True):
-    """The consumers that are one trial's (its ranks, or the trial itself), and how fast it goes with data ready."""
+    """Consumers of one trial (its ranks, or the trial itself), and its pace with data always ready."""
 
     consumers: tuple[str, ...]
     blocks_per_s: float
 
 
 class PacesMeasured(Struct, frozen=True):
-    """How fast trials would go if their data were always ready, and how many blocks/s prep makes at most.
+    """Pace of each trial with data always ready, and the maximum speed of prep in blocks/s.
 
-    Both as measured over the last seconds; ``prep_per_s`` is 0 while that is not known.
+    Both are measured over the last seconds; ``prep_per_s`` is 0 if unknown.
     """
 
     trials: tuple[TrialPace, ...]
@@ -191,10 +197,10 @@ class PacesMeasured(Struct, frozen=True):
 
 
 class Leave(Struct, frozen=True):
-    """A consumer is done. ``session`` None ends whatever session it has, and if it is a trial, those of its ranks.
+    """A consumer is done. ``session`` None ends its current session and, for a trial, the sessions of its ranks.
 
-    ``successors`` tells how many trials are still to come: a place is held for one of them, unless places are held for
-    all. It is at the beginning of the next epoch; where this one ended, if trials begin at once.
+    ``successors`` is the number of trials still to come; one gets a reservation, unless there are enough already. The
+    reservation is at the start of the next epoch, or at this consumer's end if trials start immediately.
     """
 
     consumer: str
@@ -203,9 +209,9 @@ class Leave(Struct, frozen=True):
 
 
 class TaskEnded(Struct, frozen=True):
-    """A task ended: its part lies in the memory of the worker's node, or consumers of the block must see ``error``.
+    """A task ended: its part is in memory on the worker's node, or the block's consumers must get ``error``.
 
-    With ``lacks`` bad samples were left out of the part.
+    ``lacks`` is True if the part was prepared without its bad samples.
     """
 
     task: int
@@ -214,9 +220,9 @@ class TaskEnded(Struct, frozen=True):
 
 
 class PutOff(Struct, frozen=True):
-    """A task came to nothing, through no fault of its worker or its data: its part is to be tried again a little later.
+    """A task had no result, through no fault of its worker or its data: retry its part after a pause.
 
-    ``reason`` is a clause that says what it waits for.
+    ``reason`` is a clause that names the cause of the wait.
     """
 
     task: int
@@ -224,20 +230,20 @@ class PutOff(Struct, frozen=True):
 
 
 class TaskFailed(Struct, frozen=True):
-    """A task ended in a bug, of its worker, which lives, or of a cache node; ``reason`` is a clause that says which."""
+    """A task failed because of a bug in its worker, which is alive, or in a cache node; ``reason`` is a clause."""
 
     task: int
     reason: str
 
 
 class EpochsWritten(Struct, frozen=True):
-    """How these epochs are shuffled is written down: see `WriteEpochs`."""
+    """Reply to `WriteEpochs`: the shuffles of these epochs are now persisted."""
 
     epochs: tuple[int, ...]
 
 
 class Stop(Struct, frozen=True):
-    """The feed ends: nothing is made or handed out any more, and whoever waits, or comes later, gets the reason.
+    """The feed ends: no block is prepared or delivered any more, and all callers get the reason.
 
     The reasons are listed in `mbaas.core.cluster_events.FeedEnd`.
     """
@@ -246,7 +252,7 @@ class Stop(Struct, frozen=True):
 
 
 class Tick(Struct, frozen=True):
-    """Time has passed: leases, reservation times, patience, deadlines and parts that were put off are looked at."""
+    """Time has passed: check leases, reservations, patience, deadlines and postponed parts."""
 
 
 Event: TypeAlias = (
@@ -278,7 +284,7 @@ Event: TypeAlias = (
 
 
 class Admitted(Struct, frozen=True):
-    """Answer to a `Join`: the session's first block, and where the consumer's own epoch lies."""
+    """Answer to a `Join`: the session's first block, and the consumer's epoch."""
 
     consumer: str
     session: int
@@ -288,12 +294,12 @@ class Admitted(Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Deliver:
-    """Hand these blocks, in this order, to the consumer's waiting call.
+    """Deliver these blocks, in this order, to the consumer's waiting call.
 
     Attributes:
-        peer_idle_s: seconds since it was given blocks last in which prep was idle because of other consumers.
-        as_copy: whether it must copy what it reads, and hold nothing of it: there is no memory for that.
-        new: those of the blocks that nobody was given before: they were prepared for this consumer.
+        peer_idle_s: seconds since its last delivery during which other consumers kept prep idle.
+        as_copy: whether it must copy the data, because there is not enough room to hold it.
+        new: those blocks that no consumer has received before: they were prepared for this one.
     """
 
     consumer: str
@@ -305,7 +311,7 @@ class Deliver:
 
 
 class Prepare(Struct, frozen=True):
-    """Send a task to a worker: make this part of this block."""
+    """Send a task to a worker: prepare this part of this block."""
 
     task: int
     worker: str
@@ -316,9 +322,9 @@ class Prepare(Struct, frozen=True):
 
 
 class DropBlock(Struct, frozen=True):
-    """Let go of the block's references, so that the object store has its bytes back. It can be made again.
+    """Drop the references to a block, so that the object store frees its bytes. It can be prepared again.
 
-    With ``anew`` samples that were left out of it are then tried as if for the first time.
+    With ``anew``, its bad samples are then tried as if for the first time.
     """
 
     block: int
@@ -326,9 +332,9 @@ class DropBlock(Struct, frozen=True):
 
 
 class WriteEpochs(Struct, frozen=True):
-    """Write down how the epochs of a page are shuffled, where it outlives the coordinator; delete a page without any.
+    """Persist the shuffles of a page of epochs where they outlive the coordinator; delete a page without shuffles.
 
-    Until that is done, no block of the epochs that are new on it is given to anybody.
+    Until that is done, blocks of the page's new epochs are not delivered.
     """
 
     page: int
@@ -336,7 +342,7 @@ class WriteEpochs(Struct, frozen=True):
 
 
 class MovePart(Struct, frozen=True):
-    """Copy a part of a staged block to another node, and say how that ended."""
+    """Copy a part of a staged block to another node, and report the outcome."""
 
     move: int
     block: int
@@ -345,7 +351,7 @@ class MovePart(Struct, frozen=True):
 
 
 class UsePart(Struct, frozen=True):
-    """Hand out the copy that a `MovePart` made in the place of the part; it counts as made by another ``task``."""
+    """Replace a part by the copy that a `MovePart` made; the copy counts as made by another ``task``."""
 
     move: int
     block: int
@@ -354,9 +360,9 @@ class UsePart(Struct, frozen=True):
 
 
 class ReplaceWorker(Struct, frozen=True):
-    """Kill this worker and start another: it is past its deadline, or meets one error after the other.
+    """Kill this worker and start another: it is past its deadline, or failed several times in a row.
 
-    ``blame`` as in `WorkerDown`, for the lanes that are to hear of it.
+    ``blame`` as in `WorkerDown`, for the other lanes.
     """
 
     worker: str
@@ -365,13 +371,13 @@ class ReplaceWorker(Struct, frozen=True):
 
 
 class ReleaseWorker(Struct, frozen=True):
-    """Let this worker go: it was to leave, and has nothing in hand any more."""
+    """Release this worker: it was leaving, and has no tasks left."""
 
     worker: str
 
 
 class RemoveConsumer(Struct, frozen=True):
-    """End this consumer's session against its will; answer its calls with the reason."""
+    """End this consumer's session; answer its calls with the reason."""
 
     consumer: str
     session: int
@@ -379,13 +385,13 @@ class RemoveConsumer(Struct, frozen=True):
 
 
 class Detached(Struct, frozen=True):
-    """Tell the other lanes: this consumer kept others waiting and goes on in a cohort of its own."""
+    """Report to the other lanes that this consumer kept others waiting and has a cohort of its own now."""
 
     consumer: str
 
 
 class Refuse(Struct, frozen=True):
-    """Answer the call with the reason: it came from a session that is not open, or not any more."""
+    """Answer the call with the reason: its session is not open, or the call is not possible."""
 
     consumer: str
     session: int
@@ -393,7 +399,7 @@ class Refuse(Struct, frozen=True):
 
 
 class Note(Struct, frozen=True):
-    """Write a line to the log: who was moved, removed or replaced, and why."""
+    """Write a line to the log, for example why a consumer was moved or a worker replaced."""
 
     text: str
 

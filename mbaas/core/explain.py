@@ -1,4 +1,4 @@
-"""What the tables of the staging core say together: why a consumer waits, and whether they agree with each other."""
+"""Checks across the tables of the staging core: why a consumer waits, and whether the tables are consistent."""
 
 from __future__ import annotations
 
@@ -22,19 +22,15 @@ def wait(
     has_room: Callable[[int], bool],
     awaited: Sequence[str] = (),
 ) -> str:
-    """One clause that says what a waiting consumer waits for; the first cause that applies.
+    """Return one clause on why a consumer waits; the first cause that applies.
 
-    Args:
-        name: the consumer's.
-        epochs, consumers, tasks, window: the tables of the staging core.
-        has_room: whether there is, or can be, room for a block of this number.
-        awaited: the workers and cache nodes that the feed waits for, as the supervisor tells.
+    ``has_room`` maps a block number to whether there is, or can be, room for it. ``awaited`` lists the workers and
+    cache nodes that the feed waits for, according to the supervisor.
     """
     consumer = consumers.by_name.get(name)
     if consumer is None:
         return "it is not a member of the feed"
-    # From the near cause to the far: what is being made needs no other explanation, and without a worker nothing else
-    # would help.
+    # From the nearest to the most remote cause: the first one makes the later ones irrelevant.
     block = window.find(consumer.cursor)
     if block is not None and block.is_put_off:
         return f"block {consumer.cursor}: {block.waits_for}"
@@ -45,14 +41,14 @@ def wait(
     if makers:
         return f"block {consumer.cursor} is being prepared by {', '.join(makers)}"
     if not tasks.workers:
-        # Up, and told what to make, as far as this lane knows; the supervisor knows why none is.
+        # This lane counts only workers that have the placement; the supervisor knows why none do.
         return "; ".join(["no prep worker is up", *awaited])
     cohort = consumers.cohorts[consumer.cohort]
-    slowest = min(cohort.active or cohort.members, key=lambda m: m.cursor)  # its call may be given up, and all rest
+    slowest = min(cohort.active or cohort.members, key=lambda m: m.cursor)  # all may rest if its call was given up
     if slowest.cursor < consumer.cursor:
         return f"the slowest consumer, {slowest.name}, is at block {slowest.cursor}, this one at {consumer.cursor}"
     if not has_room(consumer.cursor):
-        # A consumer that holds blocks keeps the bytes, in whichever cohort it is.
+        # A consumer that holds blocks keeps their bytes, whichever its cohort.
         holders = {other.name for other in consumers.by_name.values() if other.released < other.cursor}
         who = ", ".join(sorted(holders)) or "blocks that are being made"
         return f"the staging budget of {size(window.budget_bytes)} is held by {who}"
@@ -62,14 +58,9 @@ def wait(
 def check_links(
     epochs: EpochTable, consumers: ConsumerTable, tasks: TaskTable, window: Window, *, is_served: bool
 ) -> None:
-    """Check what must be true between the tables.
+    """Check the invariants between the tables, each of which is valid by itself.
 
-    Args:
-        epochs, consumers, tasks, window: the tables; each is valid by itself.
-        is_served: whether the feed goes on; one that failed drops nothing any more.
-
-    Raises:
-        InvariantError: they do not agree.
+    ``is_served`` is False after a feed failed; it then drops no blocks any more.
     """
     making = {
         (block.number, number)
@@ -81,7 +72,7 @@ def check_links(
         odd = {number for number, _ in making ^ tasks.in_hand()}
         stories = [window.blocks[number].story for number in sorted(odd & window.blocks.keys())]
         stories += [worker.story for worker in tasks.workers.values()]
-        # Which side is wrong cannot be told from here, so both tell.
+        # It is unknown which side is wrong, so show both stories.
         raise InvariantError(f"parts in MAKING are {making}, on workers' lists {tasks.in_hand()}", *stories)
     if blamed := (tasks.deaths.keys() | tasks.failures.keys()) - window.blocks.keys():
         raise InvariantError(f"blocks {sorted(blamed)} are not staged, and deaths or errors are counted against them")

@@ -1,12 +1,11 @@
-"""Where samples have their homes: on which machines, in proportion to which weights, and when that should change.
+"""Home nodes of samples: which nodes, with which weights, and when to change them.
 
-A sample is fetched and prepared where its home is. Homes follow the workers: they are on the machines that have both a
-worker and a cache, and a machine has as large a part of them as its workers have of the speed. Moving a home costs a
-crossing of the network, so changes that would soon be followed by another are put off: while caches start, and while a
-worker is awaited that may come up where the last one died.
+A sample is fetched and prepared on its home node. Homes are on the nodes with both a worker and a cache, in proportion
+to the speed of their workers. Moving a home sends a sample over the network. A change that would soon be followed by
+another is therefore delayed: while caches start, and while a missing worker may come back on its node.
 
-A machine whose object store has no room for the blocks that may be staged gets no homes while another one has both a
-worker and the room: what is made lies where its home is, and Ray would spill it.
+A node whose object store cannot hold the staging budget gets no homes while another node with a worker can. Prepared
+parts are stored on their home node, where Ray would otherwise spill them.
 """
 
 from __future__ import annotations
@@ -20,23 +19,23 @@ from mbaas.allocation.weights import SpeedWeights, Work
 from mbaas.core.supervised import CACHE_START_S, RETRY_S, CachePhase, SupervisedCache, SupervisedWorker, WorkerPhase
 
 CACHE_PATIENCE_S = 5.0
-"""Homes move without a machine whose cache takes longer than this to start; it is included when it is there."""
+"""A placement does not wait longer than this for a starting cache; the node is added when its cache is up."""
 
 MOVE_S = 150.0
-"""How long a new placement may take to be found and told; the shell that does so gives up sooner."""
+"""Longest time to compute and distribute a new placement; the shell that does it gives up earlier."""
 
 KEEP_HOME_S = 60.0
-"""How long a machine without workers keeps its samples while a worker is awaited. If the worker comes up there again,
-moving them would have sent them over the network for nothing.
+"""Time that a node without workers keeps its homes while a worker is starting. If the worker comes up there again, the
+move would have been wasted.
 """
 
 
 class HomeWeights(Struct, frozen=True):
-    """On which machines samples have their homes, with which weights: what a `mbaas.placement.Placement` is made of.
+    """Nodes with homes and their weights: the inputs of a `mbaas.placement.Placement`.
 
     Attributes:
-        workers: that are told of it when caches are.
-        reason: why samples move, if speeds are why.
+        workers: workers that get it together with the caches.
+        reason: log line if samples move because of speeds; otherwise "".
     """
 
     version: int
@@ -46,17 +45,17 @@ class HomeWeights(Struct, frozen=True):
 
 
 class Homes:
-    """See the module's docstring.
+    """See the module docstring.
 
     Args:
-        workers, caches: the supervisor's, which are only looked at here.
-        staging_bytes: the most that may be staged of the feed, for which each machine with homes is to have room.
-        draining: the supervisor's: machines that will be gone soon.
+        workers, caches: tables of the supervisor, read-only here.
+        staging_bytes: largest staged size of the feed; each home node should have that much room.
+        draining: nodes that will be gone soon.
 
     Attributes:
-        current: the one in use; its version is 0 before the first.
-        move: the one that is being found and told, if any. There is one at a time.
-        version: of the newest placement that was asked for.
+        current: placement in use; version 0 before the first.
+        move: placement being computed and distributed, at most one; otherwise None.
+        version: version of the newest requested placement.
     """
 
     def __init__(
@@ -74,12 +73,12 @@ class Homes:
         self._work: Mapping[str, tuple[float, float]] = {}
         self._imbalance: str | None = None
         self._move_deadline = self._move_after = -math.inf
-        self._without_workers: dict[str, float] = {}  # machine with homes -> since when no worker is up there
+        self._without_workers: dict[str, float] = {}  # node with homes -> time when it lost its last worker
 
-    # ---- one move after the other ----
+    # ---- moves ----
 
     def next_move(self, now: float) -> HomeWeights | None:
-        """Return the placement that should be found and told now; None if none should."""
+        """Return the next placement to compute and distribute, or None."""
         if self.move is not None or now < self._move_after:
             return None
         nodes = self._wanted(now)
@@ -87,9 +86,9 @@ class Homes:
         if not nodes or as_is or self._awaits_caches(now):
             return None
         weights = dict(self._speeds.rebalance(self._work_on(nodes), now, because_off=self._imbalance is not None))
-        for node in nodes - weights.keys():  # a worker is awaited there
+        for node in nodes - weights.keys():  # a worker is expected there
             weights[node] = self.current.weights[node]
-        # Counted up also for a move that fails: a cache that heard of it must not take the next one for the same.
+        # Failed moves also use up a version: a cache that received one must not confuse it with the next.
         self.version += 1
         stay = frozenset(worker.name for worker in self._workers.values() if worker.stays)
         self.move, self._move_deadline = HomeWeights(self.version, weights, stay, self._imbalance or ""), now + MOVE_S
@@ -97,33 +96,33 @@ class Homes:
         return self.move
 
     def is_moving(self, version: int) -> bool:
-        """Whether this placement is the one that is awaited."""
+        """Return whether this version is being distributed."""
         return self.move is not None and self.move.version == version
 
     def is_overdue(self, now: float) -> bool:
-        """Whether a move has been awaited for too long."""
+        """Return whether the current move takes too long."""
         return self.move is not None and now >= self._move_deadline
 
     def use(self, version: int) -> bool:
-        """Use the placement that was told, and return whether it was still awaited."""
+        """Use the distributed placement; return False if it was given up before."""
         if self.move is None or self.move.version != version:
             return False
         self.current, self.move = self.move, None
         return True
 
     def give_up(self, now: float) -> None:
-        """Forget the move, which failed; another may follow after a pause."""
+        """Discard the failed move; another may follow after a pause."""
         self.move, self._move_after = None, now + RETRY_S
 
-    # ---- which machines ----
+    # ---- nodes ----
 
     @property
     def used(self) -> set[str]:
-        """The machines that have homes, or are about to."""
+        """Nodes that have homes, or are about to get them."""
         return {*self.current.weights, *(self.move.weights if self.move is not None else ())}
 
     def _wanted(self, now: float) -> set[str]:
-        """Find the machines that should have homes; none while no machine has a worker and a cache: homes stay then."""
+        # Empty while no node has a worker and a cache: homes then stay where they are.
         with_cache = {cache.node for cache in self._caches.values() if cache.answers}
         with_worker = {worker.node for worker in self._workers.values() if worker.stays} & with_cache
         if not with_worker:
@@ -132,7 +131,7 @@ class Homes:
         self._without_workers = {node: self._without_workers.get(node, now) for node in workerless}
         is_awaited = any(worker.phase is WorkerPhase.STARTING for worker in self._workers.values())
         kept = {node for node, since in self._without_workers.items() if is_awaited and now - since < KEEP_HOME_S}
-        # Better a machine that may spill, or will be gone soon, than a feed that stands still.
+        # Prefer a node that may spill, or that is draining, to a feed that stalls.
         nodes = with_worker | kept
         for suits in (self._will_stay, self.has_room):
             nodes = {node for node in nodes if suits(node)} if any(map(suits, with_worker & nodes)) else nodes
@@ -142,18 +141,18 @@ class Homes:
         return node not in self._draining
 
     def has_room(self, node: str) -> bool:
-        """Whether all that may be staged would fit the machine's object store, as far as is known."""
+        """Return whether all staged blocks fit the node's object store; True if its size is unknown."""
         cache = self._caches.get(node)
         return cache is None or cache.room_bytes >= self._staging_bytes
 
     def lacks_homes(self) -> bool:
-        """Whether a machine with a worker and a cache has no homes, and should have."""
+        """Return whether a node with a worker, a cache and room has no homes."""
         ready = {worker.node for worker in self._workers.values() if worker.stays}
         ready = {node for node in ready if node in self._caches and self._caches[node].answers}
         return not {node for node in ready if self.has_room(node)} <= self.current.weights.keys()
 
     def _awaits_caches(self, now: float) -> bool:
-        """Whether caches are starting: waiting for them makes one move of several."""
+        # Waiting for starting caches combines several moves into one.
         patience_s = CACHE_PATIENCE_S if self.current.weights else CACHE_START_S
         starting = [cache for cache in self._caches.values() if cache.phase is CachePhase.STARTING]
         return any(now - cache.since < patience_s for cache in starting)
@@ -161,7 +160,7 @@ class Homes:
     # ---- speeds ----
 
     def measured(self, work: Mapping[str, tuple[float, float]], now: float) -> None:
-        """Take in what each worker has done: worker -> (samples, seconds)."""
+        """Update the work of each worker: worker -> (samples, seconds)."""
         self._work = work
         self._imbalance = self._speeds.observe(self._work_on(self.current.weights), now) or self._imbalance
 

@@ -1,9 +1,10 @@
-"""What the main coordinator of a feed and its further lanes make of what they tell each other.
+"""Synchronisation of the main coordinator and the lanes other than lane 0.
 
-`LaneLeader` is the main one's side: it says how the feed stands (`LaneUpdate`), and what follows from what a lane
-reports (`LaneReport`). `LaneFollower` is the side of a further lane: it says what an update means for the staging core
-of the lane. Messages tell how things stand, not what happened. So each may come late, twice, after a later one, or
-never, and each side may be started anew at any time: the next exchange makes good for it.
+`LaneLeader` is the main coordinator's side: it composes the feed's state (`LaneUpdate`) and interprets the lanes'
+reports (`LaneReport`). `LaneFollower` is a lane's side: it turns an update into events for the lane's staging core.
+
+Messages describe the current state, not changes. A message may be late, repeated, reordered or lost, and either side
+may restart at any time: the next exchange repairs the rest.
 """
 
 from __future__ import annotations
@@ -26,51 +27,50 @@ from mbaas.messages import BlockMeta
 from mbaas.placement import PlacementHistory
 
 KEPT_REASONS = 100
-"""Workers and nodes that are gone, of which lanes are told why."""
+"""Lost workers and nodes whose reasons are kept for lanes."""
 
 KEPT_NAMES = 1000
-"""Consumers that were moved out of step, of whom lanes are told how often; the last ones."""
+"""Detached consumers whose counts are kept for lanes; the latest ones."""
 
 KEPT_SERIALS = 100
-"""The last reports of a lane that are recognised when they come again."""
+"""Latest reports of a lane that are recognised when repeated."""
 
 WorkerEvent: TypeAlias = cluster.WorkerDied | cluster.WorkerBehind | cluster.WorkerDone
-"""What a lane has to say of a worker."""
+"""Reports of a lane about a worker."""
 
 
 class LaneFollower:
-    """The side of a further lane.
+    """A lane's side of the exchange.
 
     Args:
-        core: the lane's.
-        placements: by which the lane cuts blocks.
-        credit: tasks that a worker is given at a time.
-        began: when the lane's process began, in ns.
+        core: staging core of the lane.
+        placements: placements by which the lane cuts blocks.
+        credit: tasks assigned to a worker at a time.
+        began: start time of the lane's process in ns.
 
     Attributes:
-        update: the newest that was heard; None before the first.
-        given_up: the workers that the update lists, and on which the lane does not count.
+        update: newest update received; None before the first.
+        given_up: workers listed in the update that the lane does not use.
     """
 
     def __init__(self, core: StagingState, placements: PlacementHistory, *, credit: int, began: int) -> None:
         self._core, self._placements, self._credit = core, placements, credit
         self._began, self._reports = began, 0
-        self._processes: dict[str, Hashable] = {}  # of the workers that the core was told of
+        self._processes: dict[str, Hashable] = {}  # workers registered in the core -> their processes
         self.update: LaneUpdate | None = None
         self.given_up: dict[str, GivenUp] = {}
 
-    # ---- what the main coordinator tells ----
+    # ---- updates from the main coordinator ----
 
     def hear(self, update: LaneUpdate | None) -> list[ev.Event]:
-        """Take in an update, and return what it means for the staging core, in order.
+        """Process an update, and return the resulting events for the staging core, in order.
 
-        Args:
-            update: None if the newest that was told still holds: what it says is compared with the core once more.
+        With None, the current update is compared with the core again.
         """
         before = self.update
         if update is not None and (before is None or update.version > before.version):
             if before is not None and before.version[0] != update.version[0]:
-                self.given_up.clear()  # another main coordinator counts turns anew, and may give names anew
+                self.given_up.clear()  # another main coordinator restarts the turn counts, and may reuse names
             self.update = update
         if self.update is None or self.update.failed is not None:
             return []
@@ -89,10 +89,8 @@ class LaneFollower:
             self._placements.add(update.placement)
 
     def _losses(self, update: LaneUpdate, before: LaneUpdate | None) -> list[ev.Event]:
-        """What happened since the last update, because an update lists it as long as it is remembered.
-
-        A lane that has none was just started: it has nothing on a node that is lost, and nobody out of step.
-        """
+        # An update lists losses and detachments for some time; return the new ones. The first update causes no events:
+        # a new lane has neither parts on lost nodes nor detached consumers.
         if before is None:
             return []
         is_same = before.version[0] == update.version[0]
@@ -102,7 +100,6 @@ class LaneFollower:
         return lost + [ev.DetachedElsewhere(name) for name in moved]
 
     def _workers(self, update: LaneUpdate) -> list[ev.Event]:
-        """Compare the workers that the core counts on with those that it is to count on."""
         self.given_up = {name: given for name, given in self.given_up.items() if _is_same_turn(given, name, update)}
         known, processes = self._core.tasks.workers, self._processes
         events: list[ev.Event] = []
@@ -110,12 +107,12 @@ class LaneFollower:
             if name in update.leaving:
                 events += [] if worker.leaving else [ev.WorkerLeaves(name)]
             elif name not in update.workers:
-                # A main coordinator that was restarted counts on nobody at first, and that is no block's fault: with
-                # three workers over one block the block would be bad.
+                # A restarted main coordinator lists no workers at first. Do not blame blocks for that: after three
+                # blamed workers a block fails.
                 gone = ev.WorkerDown(name, "the main coordinator does not count on it", blame=False)
                 events.append(update.gone.get(name, gone))
             elif update.workers[name].process != processes.get(name):
-                # Its predecessor died while there was no main coordinator, which then gave the name a second time.
+                # The previous worker died without a main coordinator, and the new one reused its name.
                 events.append(ev.WorkerDown(name, "its process is gone, and another one has its name"))
         new = {
             name: worker
@@ -126,21 +123,17 @@ class LaneFollower:
         self._processes |= {name: worker.process for name, worker in new.items()}
         return events + [ev.WorkerUp(name, self._credit, worker.node) for name, worker in new.items()]
 
-    # ---- what it tells ----
+    # ---- reports to the main coordinator ----
 
     def give_up(self, event: WorkerEvent) -> list[ev.Event]:
-        """Do without a worker that is gone, or behind, until the main coordinator has heard of it.
-
-        Returns:
-            what that means for the staging core.
-        """
+        """Stop using a worker until the main coordinator has processed the event; return events for the core."""
         match event:
             case cluster.WorkerDied():
                 down = ev.WorkerDown(event.worker, event.reason, event.blame)
             case cluster.WorkerBehind():
                 down = ev.WorkerDown(event.worker, "it does not know the newest placement", blame=False)
             case cluster.WorkerDone():
-                return []  # the next report shows that it has nothing in hand
+                return []  # the next report shows that it has no tasks
         listed = self.update.workers.get(event.worker) if self.update is not None else None
         self.given_up[event.worker] = GivenUp(listed.turn if listed is not None else 0, event)
         return [down] if event.worker in self._core.tasks.workers else []
@@ -155,7 +148,7 @@ class LaneFollower:
         in_full: bool = False,
         cpu_s: float = 0.0,
     ) -> LaneReport:
-        """Tell how the lane stands; the arguments are as for `LaneReport`, ``in_full`` asks for what consumers hold."""
+        """Return a report of the lane's state; ``in_full`` adds the blocks that consumers hold. See `LaneReport`."""
         if self.update is None:
             return LaneReport()
         core = self._core
@@ -178,20 +171,13 @@ class LaneFollower:
 
 
 def _is_same_turn(given: GivenUp, name: str, update: LaneUpdate) -> bool:
-    """Whether a worker that was given up is listed, and has not been put to work anew since."""
     if name in update.leaving:
         return True
     return name in update.workers and update.workers[name].turn == given.turn
 
 
 class Heard(Struct, frozen=True):
-    """What a lane's report means.
-
-    Attributes:
-        is_new: whether it tells anything that happened since its last one; false for a report that came a second time.
-        for_supervisor: events, in order.
-        for_first_lane: events for the staging core of the first lane.
-    """
+    """Consequences of a lane's report; ``is_new`` is False for a repeated report."""
 
     is_new: bool
     for_supervisor: tuple[cluster.Event, ...] = ()
@@ -199,19 +185,19 @@ class Heard(Struct, frozen=True):
 
 
 class LaneLeader:
-    """The side of the main coordinator.
+    """The main coordinator's side of the exchange.
 
     Args:
-        lanes: how many the feed has, the first one included.
-        supervisor: knows the workers.
-        core: that of the first lane.
-        placements: by which the first lane cuts blocks.
-        process_of: tells the process of a worker that is up, and its handle; None if it is gone.
-        began: when this coordinator began, in ns.
+        lanes: number of the feed's lanes, including lane 0.
+        supervisor: supervises the workers.
+        core: staging core of lane 0.
+        placements: placements by which lane 0 cuts blocks.
+        process_of: worker name -> (process, handle) if it is up; None if it is gone.
+        began: start time of this coordinator in ns.
 
     Attributes:
-        update: how the feed stands.
-        reports: the newest report of each further lane; an empty one of a lane that may know nothing.
+        update: the feed's current state.
+        reports: lane number -> its newest report; empty if the lane may have no state.
     """
 
     def __init__(
@@ -229,15 +215,15 @@ class LaneLeader:
         self._gone: deque[ev.WorkerDown] = deque(maxlen=KEPT_REASONS)
         self._lost: deque[NodeLoss] = deque(maxlen=KEPT_REASONS)
         self._serials: deque[tuple[int, tuple[int, int]]] = deque(maxlen=KEPT_SERIALS * (lanes - 1))
-        self._told_detached: dict[int, tuple[int, Mapping[str, int]]] = {}  # lane -> when its process began, and what
+        self._told_detached: dict[int, tuple[int, Mapping[str, int]]] = {}  # lane -> (start of its process, its counts)
         self._detached: Counter[str] = Counter()
         self.reports = {number: LaneReport() for number in range(1, lanes)}
         self.update = self._compose({})
 
-    # ---- what lanes are told ----
+    # ---- updates for the lanes ----
 
     def note(self, event: ev.Event) -> None:
-        """Note an event of the first lane: the next update tells the others what follows from it."""
+        """Record an event of lane 0 whose effect the next update must contain."""
         match event:
             case ev.WorkerDown():
                 self._gone.append(event)
@@ -246,11 +232,7 @@ class LaneLeader:
                 self._lost.append(NodeLoss(self._losses, event.node, event.reason))
 
     def look(self, detached: Mapping[str, int]) -> bool:
-        """Describe how the feed stands; return whether that is news.
-
-        Args:
-            detached: consumer -> how often the first lane moved it out of step.
-        """
+        """Compose the feed's state, and return whether it changed; ``detached`` are the counts of lane 0."""
         new = self._compose(detached)
         if _content(new) == _content(self.update):
             return False
@@ -259,7 +241,7 @@ class LaneLeader:
         return True
 
     def _compose(self, detached: Mapping[str, int]) -> LaneUpdate:
-        """The whole state, so that a lane that missed updates needs only the newest."""
+        # The complete state, so that a lane that missed updates needs only the newest.
         supervisor, blocks = self._supervisor, self._core.blocks_per_epoch
         self._count_detached(0, 0, detached)
         return LaneUpdate(
@@ -284,10 +266,9 @@ class LaneLeader:
         )
 
     def _count_detached(self, lane: int, began: int, detached: Mapping[str, int]) -> list[str]:
-        """Add what a lane moved out of step since it told so last; return whom."""
         process, before = self._told_detached.get(lane, (began, {}))
         if process != began:
-            before = {}  # it was started anew, and counts anew
+            before = {}  # a restarted lane counts from 0
         moved = [name for name, times in detached.items() if times > before.get(name, 0)]
         for name in moved:
             self._detached[name] = self._detached.pop(name, 0) + detached[name] - before.get(name, 0)
@@ -297,42 +278,42 @@ class LaneLeader:
         return moved
 
     def knows(self, lane: int) -> bool:
-        """Whether a lane follows the newest update, as far as it told."""
+        """Return whether a lane follows the newest update, according to its last report."""
         return self.reports[lane].version == self.update.version
 
     def message(self, lane: int) -> tuple[LaneUpdate | None, bool]:
-        """What a lane is to be told: the update, None if it knows it; and whether it may know nothing at all yet."""
+        """Return the update to send to a lane, None if it has it; and whether the lane may have no state at all."""
         return None if self.knows(lane) else self.update, self.reports[lane].version is None
 
-    # ---- what lanes tell ----
+    # ---- reports from the lanes ----
 
     def hear(self, lane: int, report: LaneReport) -> Heard:
-        """Take in what a lane reports, and return what it means."""
+        """Process a lane's report, and return its consequences."""
         before = self.reports[lane]
-        if report.version is None:  # it was just started
+        if report.version is None:  # it has just started
             self.reports[lane] = replace(report, serial=before.serial)
             return Heard(is_new=True)
         is_new = (lane, report.serial) not in self._serials
         self._serials.append((lane, report.serial))
         self._placements.add_older(report.placements)
         if report.serial <= before.serial:
-            return Heard(is_new)  # what it says of how the lane stands is out of date
+            return Heard(is_new)  # an older state than the last one
         self.reports[lane] = report
         if report.version[0] > self._began:
-            # The clock was put back before this coordinator began. Lanes would take all that it says for old.
+            # The clock was set back before this coordinator began. Lanes would regard all of its updates as old.
             self._began = report.version[0] + 1
             self.update = replace(self.update, version=(self._began, self._updates))
         events: list[cluster.Event] = [cluster.LaneAnswered(lane)]
-        if report.version[0] == self._began:  # else it speaks of the workers of another main coordinator
+        if report.version[0] == self._began:  # else the report is about another main coordinator's workers
             events += self._said_of_workers(lane, report)
         moved = self._count_detached(lane, report.serial[0], report.detached)
         return Heard(is_new, tuple(events), tuple(map(ev.DetachedElsewhere, moved)))
 
     def _said_of_workers(self, lane: int, report: LaneReport) -> list[WorkerEvent]:
-        # Said again until the supervisor has dealt with it, and the lane has heard so: no report is missed for good.
+        # Repeated until the supervisor has processed it and the lane has the result, so no report is lost for good.
         given_up = [given.event for name, given in report.given_up.items() if self._is_news(name, given)]
-        # Only of a lane that knows the newest update: one that has not heard of a new worker yet has nothing of it in
-        # hand either, and would be taken for done with it.
+        # Only if the lane has the newest update: before that, a new worker would seem to be finished, because it has no
+        # tasks there.
         done = sorted(self.update.leaving - report.tasks.keys()) if self.knows(lane) else []
         return [*given_up, *(cluster.WorkerDone(name, lane) for name in done)]
 
@@ -340,20 +321,20 @@ class LaneLeader:
         worker = self._supervisor.workers.get(name)
         if worker is None:
             return False
-        # One that was behind may have been told meanwhile, and works again.
+        # A worker that lacked a placement may have received it meanwhile, and work again.
         return isinstance(given.event, cluster.WorkerDied) or worker.turns == given.turn
 
     def lose(self, lane: int) -> None:
-        """Note that a call to a lane failed: its process may be gone, so the next one is told all.
+        """Record that a call to a lane failed: its process may be gone, so the next message is complete.
 
-        A late report of the dead one may count as the newest then. Its successor says that it knows nothing, and is
-        told all the same. Serials are not kept, because the clock by which they begin may have been put back.
+        A late report of the dead process may then count as the newest. This is harmless: its successor reports that it
+        has no state, and receives a complete update. Serials are dropped, because the clock that they start with may
+        have been set back.
         """
         self.reports[lane] = LaneReport()
 
 
 def _content(update: LaneUpdate) -> tuple[Any, ...]:
-    """Return what makes two updates different; versions differ always."""
     placement = update.placement.version if update.placement is not None else None
     told = update.workers, update.leaving, update.gone, update.lost, update.detached, update.reservations
     return placement, told, update.failed, update.waits_for

@@ -1,7 +1,7 @@
-"""What the coordinator of the first lane and those of the others say to each other.
+"""Messages between the coordinators of lane 0 and of the other lanes.
 
-The first lane tells how things stand, not what happened: one that was restarted, on either side, learns all it needs
-from the next message, and hearing it twice does no harm.
+Messages describe the current state, not changes. After a restart, either side recovers with the next message, and
+repeated messages have no effect.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from mbaas.messages import BlockMeta, FeedInfo
 from mbaas.placement import Placement
 
 Version = tuple[int, int]
-"""When the coordinator that composed an update began, in ns, and a count of its updates."""
+"""(start time in ns of the coordinator that composed an update, count of its updates)."""
 
 
 class LaneConfig(Struct, frozen=True):
-    """The part of a feed that never changes; a lane is told it once."""
+    """The constant part of a feed's state, sent to a lane once."""
 
     layout: Layout
     info: FeedInfo
@@ -34,10 +34,10 @@ class LaneWorker:
     """A worker that gets tasks.
 
     Attributes:
-        node: where it runs.
-        turn: how often it began to work: one that was behind, and was told, begins again.
-        process: tells it from one that had its name before the main coordinator was restarted.
-        handle: by which the shell calls it; nothing is decided by it.
+        node: id of its node.
+        turn: number of times that it started to work; it starts again after each briefing.
+        process: distinguishes it from a worker of the same name before a restart of the main coordinator.
+        handle: the shell's handle for calls; no decision depends on it.
     """
 
     node: str
@@ -47,7 +47,7 @@ class LaneWorker:
 
 
 class NodeLoss(Struct, frozen=True):
-    """A node that is not there any more, and why; its number is one more than that of the loss before."""
+    """A lost node and the reason; ``number`` counts the losses."""
 
     number: int
     node: str
@@ -55,19 +55,19 @@ class NodeLoss(Struct, frozen=True):
 
 
 class LaneUpdate(Struct, frozen=True):
-    """How a feed stands, as far as its lanes must know.
+    """The feed's state as needed by its lanes.
 
     Attributes:
-        version: grows with every change.
-        workers: by name, those that get tasks.
+        version: increases with every change.
+        workers: workers that get tasks, by name.
         leaving: names of workers that get no more tasks.
-        gone: name of a worker -> what the first lane heard of its end; only the last ones.
-        lost: the nodes that were lost since the main coordinator began; only the last ones.
-        placement: cuts the blocks that are begun from now on; every worker here knows it.
-        detached: consumer -> how often any lane moved it out of step; all lanes then do so.
-        reservations: (name, epoch) of consumers that are expected at the epoch's beginning.
-        failed: why the feed has ended, or None.
-        waits_for: which workers and cache nodes the feed waits for, without for how long.
+        gone: worker name -> the event of its end as received by lane 0; only the latest ones.
+        lost: nodes lost since the main coordinator began; only the latest ones.
+        placement: placement for new blocks; all ``workers`` have it.
+        detached: consumer -> number of times that any lane detached it from its cohort; all lanes follow.
+        reservations: (name, epoch) of trials and consumers that are expected at the start of the epoch.
+        failed: reason why the feed has ended, or None.
+        waits_for: workers and cache nodes that the feed waits for, without durations.
     """
 
     version: Version
@@ -83,28 +83,28 @@ class LaneUpdate(Struct, frozen=True):
 
 
 class GivenUp(Struct, frozen=True):
-    """Why a lane counts on a worker no more, and in which of the worker's turns that was."""
+    """Why a lane stopped using a worker, and the worker's ``turn`` at that time."""
 
     turn: int
     event: WorkerDied | WorkerBehind
 
 
 class LaneReport(Struct, frozen=True):
-    """What a lane tells of itself.
+    """The state of a lane, and its results since the last report.
 
     Attributes:
-        version: of the update that it follows; None if it knows none.
-        serial: when the lane's process began, in ns, and a count of its reports: one may overtake another.
-        made: (worker, what it made), since the last report.
-        notes: lines for the feed's log, since the last report.
-        internal_errors: bugs that it met and went on, since the last report.
-        given_up: the workers on which the lane counts no more, as long as the update lists them.
-        placements: all that the lane knows: blocks that it has in hand may have been cut by any of them.
-        tasks: worker -> how many tasks it has in hand.
-        staged_blocks, staged_bytes: what is staged or being made.
-        held: consumer -> blocks it was given and has not let go of; only if that was asked for.
-        detached: consumer -> how often this lane moved it out of step.
-        cpu_s: CPU-seconds that the lane's process took, of all of its threads.
+        version: version of the update that it follows; None if it has none.
+        serial: (start time of the lane's process in ns, count of its reports); reports may overtake each other.
+        made: (worker, metadata of the part) since the last report.
+        notes: log lines since the last report.
+        internal_errors: number of bugs caught since the last report.
+        given_up: workers that the lane stopped using, as long as the update lists them.
+        placements: all placements in use: unfinished blocks may have been cut by any of them.
+        tasks: worker -> number of its tasks.
+        staged_blocks, staged_bytes: number and bytes of blocks staged or in preparation.
+        held: consumer -> number of delivered blocks that it has not released; only on request.
+        detached: consumer -> number of times that this lane detached it from its cohort.
+        cpu_s: CPU seconds used by all threads of the lane's process.
     """
 
     version: Version | None = None

@@ -1,7 +1,7 @@
-"""Which further lanes of a feed serve, and which are silent and must be started anew.
+"""Health of the lanes other than lane 0: which are serving, and which are silent and must be restarted.
 
-A further lane is the coordinator of its own (`mbaas.coordinator.lane`), beside the feed's main one, which exchanges
-messages with it all the time. Consumers take blocks from all lanes in turn, so one that is silent stops them all.
+Each of these lanes has a separate coordinator process (`mbaas.coordinator.lane`), which continuously exchanges messages
+with the main coordinator. Consumers take blocks from all lanes in turn, so a silent lane stops every consumer.
 """
 
 from __future__ import annotations
@@ -10,40 +10,33 @@ from mbaas.core.story import Stories
 from mbaas.core.supervised import LanePhase, SupervisedLane
 
 LANE_SILENT_S = 5.0
-"""After this long without an answer a lane is reported as silent: to people, and to consumers that wait."""
+"""A lane without an answer for this long is reported as silent, in the status and to waiting consumers."""
 
 LANE_RESTART_S = 30.0
-"""After this long without an answer a lane is started anew. It can learn again all that it knew, but what it had staged
-must be made again. So a lane that only pauses is given time to come back.
+"""A lane without an answer for this long is restarted. It can restore its state, but its staged blocks must be prepared
+again; a lane that only pauses therefore gets time to come back.
 """
 
 LANE_BEGIN_S = 60.0
-"""Longest time in which the process of a lane must be up and told how the feed stands."""
+"""Longest time for a lane's process to start and receive the feed's state."""
 
 
 class Lanes:
-    """The further lanes of one feed.
-
-    Args:
-        stories: where what happens to them is told.
-
-    Attributes:
-        by_number: lane -> its state.
-    """
+    """Lanes of one feed, other than lane 0; ``by_number`` maps lane numbers to states."""
 
     def __init__(self, stories: Stories) -> None:
         self._stories = stories
         self.by_number: dict[int, SupervisedLane] = {}
 
     def begin(self, lanes: int, now: float) -> None:
-        """Watch lanes 1 to ``lanes`` - 1, which were started or found."""
+        """Supervise lanes 1 to ``lanes`` - 1, which were started or found."""
         for number in range(1, lanes):
             lane = SupervisedLane(number, self._stories.begin("lane", f"lane {number}"), now + LANE_BEGIN_S)
             lane.story.tell("it is there, and must be told how the feed stands")
             self.by_number[number] = lane
 
     def answered(self, number: int, now: float) -> None:
-        """Note that a lane answered, and knows how the feed stands."""
+        """Record an answer of a lane, which implies that it has the feed's state."""
         lane = self.by_number.get(number)
         if lane is None:
             return
@@ -53,20 +46,20 @@ class Lanes:
             lane.transition(LanePhase.SERVING, now + LANE_SILENT_S)
 
     def lost(self, number: int, now: float) -> None:
-        """Note that a lane's process is gone; Ray starts it again."""
+        """Record that a lane's process is gone; Ray restarts it."""
         lane = self.by_number.get(number)
         if lane is not None and lane.phase is not LanePhase.BRIEFING:
             lane.transition(LanePhase.BRIEFING, now + LANE_BEGIN_S, "its process is gone")
 
     def overdue(self, now: float) -> list[int]:
-        """Look at the time; return the lanes whose processes must be ended, so that Ray starts them again."""
+        """Check deadlines; return the lanes whose processes must be killed, so that Ray restarts them."""
         restart = []
         for lane in self.by_number.values():
             if now < lane.deadline:
                 continue
             if lane.phase is LanePhase.SERVING:
-                # From now on, and not from its last answer: if it was this coordinator that stood still, the lane gets
-                # all of its time.
+                # Count from now, not from its last answer: if this coordinator stalled, the lane still gets its full
+                # time.
                 lane.transition(LanePhase.SILENT, now + LANE_RESTART_S - LANE_SILENT_S, "it does not answer")
             else:
                 restart.append(lane.number)
@@ -78,7 +71,7 @@ class Lanes:
         return restart
 
     def end(self, reason: str) -> list[int]:
-        """End all lanes with the feed; return which there were."""
+        """End all lanes together with the feed; return their numbers."""
         numbers = list(self.by_number)
         for lane in self.by_number.values():
             lane.story.tell("{}", reason)

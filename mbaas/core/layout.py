@@ -1,7 +1,7 @@
-"""How a feed is laid out when it opens: samples in a block, bytes of staging, bounds. It stays so for the feed's life.
+"""Layout of a feed, fixed when it opens: samples per block, staging bytes and bounds.
 
-Large blocks make Ray's cost per delivery small (about 4 ms of CPU for coordinator, trial and daemons together); small
-blocks let all workers take part and bring the first minibatch early. What a minibatch holds does not depend on it.
+Large blocks amortise Ray's cost per delivery (about 4 ms of CPU for coordinator, trial and daemons together). Small
+blocks occupy all workers and bring the first minibatch sooner. The contents of minibatches do not depend on the layout.
 """
 
 from __future__ import annotations
@@ -22,59 +22,58 @@ from mbaas.settings import FeedSettings, Timeouts
 from mbaas.units import size
 
 CREDIT = 2
-"""Tasks a worker has in hand: one that it makes, one whose bytes are fetched meanwhile. In a feed with lanes each lane
-gives it an equal part of them, and at least one: blocks are needed in turn, so that a worker has work of every lane.
+"""Tasks assigned to a worker at a time: one in progress, and one whose bytes are fetched meanwhile. In a feed with
+lanes, each lane assigns an equal share, at least one. Blocks are needed in turn, so a worker always has work from every
+lane.
 """
 
 READY_AHEAD = 2
-"""Blocks that may be ready before the slowest consumer needs them, beside those that are being made."""
+"""Blocks that may be ready ahead of the slowest consumer, in addition to those in preparation."""
 
 TARGET_BYTES = 128 * 2**20
-"""At 150 kB a sample these are 890 samples: a core prepares them in about a second, 8 trials take them in 32 ms."""
+"""Target size of a block. At 150 kB per sample it has 890 samples: one core prepares them in about a second, and 8
+trials read them in 32 ms.
+"""
 
 TARGET_S = 1.0
-"""Storage and a worker together should not take longer than this for a block. While nothing is cached, that is how long
-the first minibatch takes.
+"""Longest time in seconds for storage and one worker to produce a block. With a cold cache, it is also the time to the
+first minibatch.
 """
 
 QUICK_S = 0.25
 """The same for a block of more than `MANY_MINIBATCHES`."""
 
 MANY_MINIBATCHES = 32
-"""A block costs each trial 2 to 4 ms, whatever its size, and a smaller one comes sooner. Four trials that only read
-images of 8x8, in minibatches of 256, get 9 % fewer from blocks of 32 minibatches than from blocks of 82.
+"""A block costs each trial 2 to 4 ms whatever its size, and a smaller one arrives sooner. Four trials that only read
+8x8 images in minibatches of 256 get 9 % less from blocks of 32 minibatches than from blocks of 82.
 """
 
 MIN_BLOCKS_IN_BUDGET = 8
-"""At least this many blocks fit the staging budget, if minibatches are small enough: trials of different speeds have a
-use for more than one worker needs.
+"""Blocks that the staging budget should hold at least, if minibatches are small enough. Trials of different speeds
+benefit from more blocks than one worker needs.
 """
 
 MOST_SLACK_BLOCKS = 64
-"""Prep runs at most so much further ahead of the slowest trial than of the furthest, where the budget has room for it.
-
-Without it every trial that stops for a moment, to save its model say, stops all others. More would cost time: blocks
-between the slowest and the furthest are looked at after each event.
+"""Largest additional lead of prep over the slowest trial, where the budget has room. Without it, a trial that pauses,
+for example to save its model, stops all others. A larger value costs time: all blocks in between are checked after each
+event.
 """
 
 MIN_BLOCKS_PER_LANE = 4
-"""A lane's share of the budget holds at least this many blocks: two for a consumer that stands still, two for the
-others.
-"""
+"""Blocks that a lane's share of the budget holds at least: two for a consumer that pauses, two for the others."""
 
 MIN_BLOCKS_STAGED = 3
-"""One block that consumers read, one that is ready, and one that is being made."""
+"""One block that consumers read, one that is ready, and one in preparation."""
 
 
 class StagingLimits(Struct, frozen=True):
-    """Bounds that the staging core keeps.
+    """Bounds of the staging core.
 
     Attributes:
-        budget_bytes: the most that staged blocks, and blocks being made, may take together.
-        ahead_blocks: how far prep may run ahead of the furthest consumer of a cohort.
-        timeouts: how long it waits for consumers and workers.
-        max_deaths: workers that may die over one block, or tries that may end in an error, before it counts as bad.
-        slack_blocks: how much further prep may run ahead of the slowest one, so that nobody waits for it so soon.
+        budget_bytes: largest total size of staged blocks and blocks in preparation.
+        ahead_blocks: largest lead of prep over the furthest consumer of a cohort.
+        max_deaths: number of worker deaths, or of failed tries, after which a block fails.
+        slack_blocks: blocks by which the lead may be larger over the slowest consumer, so that others rarely wait.
     """
 
     budget_bytes: int
@@ -91,18 +90,17 @@ class StagingLimits(Struct, frozen=True):
 
 
 class Layout(Struct, frozen=True):
-    """What follows from the settings, the dataset, a prepared sample and the workers at the start.
+    """Layout computed from the settings, the dataset, a prepared sample and the initial workers.
 
     Attributes:
-        order: the order of samples, and the size of blocks.
-        spec: what a prepared sample looks like.
-        ahead_blocks: how far prep may run ahead of the furthest consumer, over all lanes.
+        spec: shapes and dtypes of a prepared sample.
+        ahead_blocks: largest lead of prep over the furthest consumer, over all lanes.
         readahead_bytes: raw bytes that each node reads ahead of prep.
-        keeps_all: whether all epochs are the same, and all blocks of one fit the staging budget: each is made once.
-        decoded: what decoded samples are; None: none are kept.
-        node_workers: prep workers that a node may have.
-        slack_blocks: how much further prep may run ahead of the slowest consumer, over all lanes.
-        cache_bytes: the most that the cache of a node may keep.
+        keeps_all: whether all epochs are identical and one epoch fits the staging budget.
+        decoded: sizes and costs of decoded samples; None if none are cached.
+        node_workers: largest number of prep workers per node.
+        slack_blocks: blocks by which the lead may be larger over the slowest consumer, over all lanes.
+        cache_bytes: capacity of a node's cache.
     """
 
     order: SampleOrder
@@ -117,19 +115,19 @@ class Layout(Struct, frozen=True):
 
     @property
     def sample_bytes(self) -> int:
-        """What a prepared sample takes in staging."""
+        """Staged size of a prepared sample in bytes."""
         return self.spec.nbytes
 
     def block_bytes(self, block: int) -> int:
-        """What a block takes in staging."""
+        """Return the staged size of a block in bytes."""
         first, end = self.order.span(block)
         return (end - first) * self.sample_bytes
 
     def shortage(self, settings: FeedSettings) -> str:
-        """Say that the staging memory has no room for what all workers make, and how much that is; "" if it has."""
+        """Return a warning if the staging memory cannot keep all workers busy; "" if it can."""
         block_bytes, lanes, workers = self.block_bytes(0), settings.staging.lanes, self.node_workers
         fitting, wanted = settings.staging_bytes // block_bytes, blocks_in_flight(workers, lanes)
-        # One block is read, one is ready. And prep goes no further than to the end of the next epoch.
+        # One block is read, one is ready. Prep goes no further than the end of the next epoch.
         if self.keeps_all or fitting >= min(workers + 2, 2 * self.order.blocks_per_epoch):
             return ""
         return (
@@ -139,58 +137,54 @@ class Layout(Struct, frozen=True):
         )
 
     def sized(self, settings: FeedSettings) -> FeedSettings:
-        """Return the settings with the cache's measured size."""
+        """Return the settings with the measured cache size."""
         return replace(settings, cache_bytes=self.cache_bytes)
 
     def lane(self, number: int, settings: FeedSettings) -> Lane:
-        """The blocks of one lane."""
+        """Return the blocks of one lane."""
         return Lane(self.order.blocks_per_epoch, number, settings.staging.lanes)
 
     def limits(self, settings: FeedSettings) -> StagingLimits:
-        """The bounds of each lane's staging core."""
+        """Return the bounds of each lane's staging core."""
         lanes, timeouts = settings.staging.lanes, settings.timeouts
-        # Each lane keeps its part of the bounds by itself, so that no lane must ask another before it acts.
+        # Each lane applies its share of the bounds independently, without consulting the others.
         return StagingLimits(
             budget_bytes=settings.staging_bytes // lanes,
             ahead_blocks=max(MIN_BLOCKS_STAGED - 1, -(-self.ahead_blocks // lanes)),
-            # A lane sees its own part of a worker's queue only: the block that it waits for may be behind others'.
+            # A lane sees only its part of a worker's queue: its block may be queued behind blocks of other lanes.
             timeouts=replace(timeouts, prep_s=timeouts.prep_s * lanes),
             slack_blocks=self.slack_blocks // lanes,
         )
 
 
 def credit(lanes: int) -> int:
-    """Tasks that each of the lanes gives to a worker."""
+    """Return the number of tasks that each lane assigns to a worker."""
     return max(1, CREDIT // lanes)
 
 
 def blocks_in_flight(workers: int, lanes: int = 1) -> int:
-    """Count the blocks that need room, or workers wait: those in hand, those that are ready, and one that is read.
+    """Return the number of blocks that keep all workers busy: blocks in preparation, ready blocks, and one being read.
 
-    Args:
-        workers: prep workers on a node; each node makes a part of every block.
-        lanes: of the feed, over which the blocks are counted.
+    ``workers`` is per node, because each node prepares a part of every block; the result is the total over all lanes.
     """
     return credit(lanes) * lanes * workers + READY_AHEAD + 1
 
 
 def blocks_in_budget(workers: int, lanes: int = 1) -> int:
-    """Count the blocks that the staging budget should hold; see `blocks_in_flight`."""
+    """Return the number of blocks that the staging budget should hold; see `blocks_in_flight`."""
     return max(MIN_BLOCKS_IN_BUDGET, MIN_BLOCKS_PER_LANE * lanes, blocks_in_flight(workers, lanes))
 
 
 def slack_blocks(fitting: int, ahead: int) -> int:
-    """Return how much further prep may run ahead of the slowest consumer than of the furthest, in blocks.
+    """Return the number of blocks by which prep may lead the slowest consumer more than the furthest one.
 
-    Args:
-        fitting: blocks that the staging budget holds.
-        ahead: how far it runs ahead of the furthest.
+    ``fitting`` is the number of blocks in the staging budget, ``ahead`` the lead over the furthest consumer.
     """
     return min(MOST_SLACK_BLOCKS, max(0, fitting - ahead))
 
 
 def wanted_staging(workers: int) -> int:
-    """Return the staging bytes with which all of a feed's workers make blocks of `TARGET_BYTES`."""
+    """Return the staging bytes that keep all workers of a feed busy with blocks of `TARGET_BYTES`."""
     return blocks_in_budget(workers) * TARGET_BYTES
 
 
@@ -211,24 +205,24 @@ def lay_out(
 
     Args:
         settings: the feed's options.
-        probe: what is known of its samples.
-        worker_nodes: the node of each prep worker.
+        probe: measurements of its samples.
+        worker_nodes: node of each prep worker.
         num_samples: samples in the dataset.
-        stored_samples, stored_bytes: samples in storage, which may be drawn repeatedly, and their bytes.
-        is_random: whether the pipeline may make something else of a sample in each epoch.
-        redrawn: whether each epoch draws its samples anew.
+        stored_samples, stored_bytes: number of samples in storage, which may be drawn repeatedly, and their total size.
+        is_random: whether the pipeline may vary the result for a sample between epochs.
+        redrawn: whether each epoch draws new samples.
         prefix: see `DecodedSamples`.
-        earlier: of a feed of this name whose program was killed. Its blocks are kept if they will do: consumers that
-            wait for the feed go on among them, and what was measured is never quite the same again.
+        earlier: layout of a feed of the same name whose program was killed. Its blocks are reused if they fit: waiting
+            consumers continue with them, and measurements never repeat exactly.
 
     Raises:
         ConfigError: the staging budget is too small, or there are more lanes than blocks.
     """
     per_node, lanes = Counter(worker_nodes), settings.staging.lanes
     mean_raw_bytes = stored_bytes / stored_samples
-    # Nodes may have different numbers of workers; a block must be large enough for the node that has most.
+    # Nodes may have different numbers of workers; a block must be large enough for the largest.
     workers, sample_bytes = max(per_node.values()), probe.spec.nbytes
-    # A feed that may start more is laid out for these: it keeps its blocks.
+    # A feed keeps its blocks for life, so plan for the workers that it may start later.
     most_workers = max(workers, math.ceil((settings.scaling.max_prep_workers or 0) / len(per_node)))
     block_size = block_samples(
         num_samples=num_samples,
@@ -251,11 +245,11 @@ def lay_out(
             f"staging.lanes must be at most the blocks of an epoch, {order.blocks_per_epoch} of {block_size} samples, "
             f"got {lanes}"
         )
-    in_hand = credit(lanes) * lanes  # of one worker, over all lanes
+    in_hand = credit(lanes) * lanes  # per worker, over all lanes
     ahead = settings.staging.ahead_blocks or blocks_in_flight(most_workers, lanes) - 1
-    fitting = settings.staging_bytes // (block_size * sample_bytes)  # further ahead there would be no bytes for it
-    readahead = int(mean_raw_bytes * block_size * in_hand * workers / len(per_node))  # what the workers have in hand
-    of_a_lane = min(num_samples, -(-order.blocks_per_epoch // lanes) * block_size)  # samples of the first, at most
+    fitting = settings.staging_bytes // (block_size * sample_bytes)  # a larger lead would not fit
+    readahead = int(mean_raw_bytes * block_size * in_hand * workers / len(per_node))  # the workers' current tasks
+    of_a_lane = min(num_samples, -(-order.blocks_per_epoch // lanes) * block_size)  # of the largest lane
     decoded = (
         None
         if probe.decoded is None or not settings.decoded
@@ -278,7 +272,7 @@ def lay_out(
         keeps_decoded = decoded is not None and decoded.costs.is_worthwhile
         decoded_bytes = 0.0
         if probe.decoded is not None and keeps_decoded:
-            # Samples of the blocks that workers have are in both forms for a while; without that room the last ones
+            # Samples of blocks in preparation are temporarily cached in both forms; without that room the last ones
             # would stay encoded.
             both = block_size * in_hand * workers / len(per_node) * (mean_raw_bytes + probe.decoded.sample_bytes)
             decoded_bytes = probe.decoded.dataset_bytes + both
@@ -286,7 +280,7 @@ def lay_out(
     return Layout(
         order=order,
         spec=probe.spec,
-        # However little fits: one block is read while the next one is made.
+        # Even if little fits: one block is read while the next one is prepared.
         ahead_blocks=max(MIN_BLOCKS_STAGED - 1, min(ahead, fitting)),
         slack_blocks=slack_blocks(fitting, ahead),
         readahead_bytes=readahead if settings.staging.readahead_bytes is None else settings.staging.readahead_bytes,
@@ -310,26 +304,26 @@ def block_samples(
     nodes: int = 1,
     lanes: int = 1,
 ) -> int:
-    """Count the samples of a block: whole minibatches, as many as all bounds allow, at least one.
+    """Return the samples of a block: as many whole minibatches as the bounds allow, at least one.
 
     Args:
         num_samples: samples in an epoch.
         batch_size: samples in the feed's minibatch.
-        sample_bytes: bytes of one prepared sample.
+        sample_bytes: size of one prepared sample in bytes.
         staging_bytes: the staging budget.
-        workers: prep workers on a node; each should have its part of a block of a small epoch.
-        most_workers: as many as there may be on a node, each of which should find room for what it makes.
-        sample_s: seconds that one sample takes to be read on a node, and prepared by a worker.
-        nodes: each makes a part of the block.
-        lanes: each has its part of the budget, and must hold `MIN_BLOCKS_STAGED` blocks in it.
+        workers: prep workers per node; each should get a part of a block even if the epoch is small.
+        most_workers: largest number of workers per node; the budget should have room for the work of each.
+        sample_s: seconds to read a sample on a node and prepare it in a worker.
+        nodes: number of nodes; each prepares a part of the block.
+        lanes: number of lanes; each has its share of the budget, which must hold `MIN_BLOCKS_STAGED` blocks.
 
     Raises:
-        ConfigError: the budget does not hold `MIN_BLOCKS_STAGED` minibatches.
+        ConfigError: the budget does not hold `MIN_BLOCKS_STAGED` minibatches per lane.
 
     Example:
         64 samples of 150,528 bytes are 9.6 MB; 128 MiB hold 13 such minibatches, so a block has 832 samples.
     """
-    # A minibatch larger than the dataset never has more than all of its samples.
+    # A minibatch has at most all samples of the dataset.
     batch_bytes = min(batch_size, num_samples) * sample_bytes
     least = MIN_BLOCKS_STAGED * lanes
     if staging_bytes < least * batch_bytes:
@@ -345,7 +339,7 @@ def block_samples(
         per_s * TARGET_S,
         max(per_s * QUICK_S, MANY_MINIBATCHES * batch_size),
     )
-    # Whole minibatches: loaders with the feed's own size then never need two blocks for one minibatch. A worker's part
-    # of a small epoch is rounded up: what it lacked of a whole minibatch would be one more block for every trial.
+    # With whole minibatches, loaders with the feed's batch size never need two blocks for one minibatch. A worker's
+    # part of a small epoch is rounded up: a remainder would be one more block for every trial.
     part_of_worker = math.ceil(math.ceil(num_samples / batch_size) / workers)
     return batch_size * max(1, min(int(most // batch_size), part_of_worker))

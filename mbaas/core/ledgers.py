@@ -1,7 +1,7 @@
-"""The ledgers of a feed: what each consumer received in each of its epochs, for as long as the feed runs.
+"""Ledgers of a feed: the samples that each consumer received in each of its epochs, kept as long as the feed runs.
 
-They are kept in pages, as they are written down for a coordinator that comes after this one: JSON, compressed, some
-fifty bytes for a ledger. Only the newest page is kept as objects, and only it is written again when a ledger comes.
+Ledgers are stored in pages of compressed JSON, about 50 bytes per ledger. Pages are persisted in this form for a later
+coordinator. Only the newest page is kept as objects, and only that page is rewritten for a new ledger.
 """
 
 from __future__ import annotations
@@ -18,34 +18,35 @@ from mbaas.messages import EpochLedger, LedgerEntry
 Value = TypeVar("Value")
 
 PAGE = 200
-"""Ledgers on a page: about 10 kB when written down."""
+"""Ledgers per page; a page has about 10 kB when persisted."""
 
 MOST_PAGES = 500
-"""The most pages that are kept; the oldest of a longer run are given up."""
+"""Largest number of pages; the oldest ones are dropped."""
 
 KNOWN_CONSUMERS = 1_000
-"""The most consumers whose last ledgers are known by their names, and the most loaders that are known."""
+"""Largest number of consumers whose last ledgers can be looked up by name, and of loaders that are remembered."""
 
 
 class LedgerBook:
     """All ledgers of a feed, oldest first.
 
     Attributes:
-        inexact: how many did not hold each sample of their epoch exactly once; stays 0 or mbaas has a bug.
+        inexact: number of ledgers that did not contain each sample of their epoch exactly once; above 0 only after a
+            bug in mbaas.
     """
 
     def __init__(self) -> None:
         self.inexact = 0
-        self._full: dict[int, bytes] = {}  # pages by number, as `written` writes them
-        self._newest: list[LedgerEntry] = []  # the page after them, which is not full
-        self._lines: list[str] = []  # the same, each as it is written down: the page is written whenever one comes
-        self._number = 0  # of that page
+        self._full: dict[int, bytes] = {}  # full pages by number, as returned by `written`
+        self._newest: list[LedgerEntry] = []  # the newest page, not full
+        self._lines: list[str] = []  # the same as JSON, because the page is rewritten for each new ledger
+        self._number = 0  # number of the newest page
         self._changed: set[int] = set()
         self._last: dict[str, EpochLedger] = {}  # by consumer
-        self._number_of: dict[str, int] = {}  # loader -> of its last ledger; a loader sends its ledgers in order
+        self._number_of: dict[str, int] = {}  # loader -> number of its last ledger; loaders send them in order
 
     def add(self, entry: LedgerEntry) -> bool:
-        """Enter a ledger; return whether it is new. A loader that heard no answer sends its ledgers again."""
+        """Add a ledger; return False if it is known. A loader repeats its ledgers when an answer was lost."""
         if entry.number <= self._number_of.get(entry.loader, -1):
             return False
         self._newest.append(entry)
@@ -66,16 +67,16 @@ class LedgerBook:
         _put_last(self._number_of, entry.loader, entry.number)
 
     def take_changed(self) -> dict[int, bytes | None]:
-        """Return the pages that are to be written down, by number; None for one that is given up."""
+        """Return the pages to persist, by number; None for a page to delete."""
         changed, self._changed = self._changed, set()
         return {n: _page(self._lines) if n == self._number else self._full.get(n) for n in sorted(changed)}
 
     def keep_again(self, numbers: Iterable[int]) -> None:
-        """Note that pages which `take_changed` returned could not be written down."""
+        """Mark pages from `take_changed` that could not be persisted as changed."""
         self._changed.update(numbers)
 
     def go_on(self, pages: Mapping[int, bytes]) -> None:
-        """Enter what a predecessor wrote down, before anything else."""
+        """Load the pages of a predecessor; call this before `add`."""
         entries: tuple[LedgerEntry, ...] = ()
         for number in sorted(pages):
             entries = read(pages[number])
@@ -88,18 +89,18 @@ class LedgerBook:
             del self._full[self._number]
 
     def page(self, number: int) -> tuple[LedgerEntry, ...]:
-        """Return the page that is the given number from the oldest one; () if there is none."""
+        """Return page ``number``, counted from the oldest; () if there is none."""
         full = list(self._full.values())
         if number < len(full):
             return read(full[number])
         return tuple(self._newest) if number == len(full) else ()
 
     def last_of(self, consumer: str) -> EpochLedger | None:
-        """Return the ledger of a consumer that came last; None if there is none."""
+        """Return the newest ledger of a consumer, or None."""
         return self._last.get(consumer)
 
     def newest(self, most: int) -> list[LedgerEntry]:
-        """Return the newest ledgers, oldest first."""
+        """Return the newest ledgers, at most ``most``, oldest first."""
         found = list(self._newest)
         for number in sorted(self._full, reverse=True):
             if len(found) >= most:
@@ -109,7 +110,6 @@ class LedgerBook:
 
 
 def _put_last(known: dict[str, Value], name: str, value: Value) -> None:
-    """Note what belongs to a name; of too many, who was heard of least lately is forgotten."""
     known.pop(name, None)
     known[name] = value
     if len(known) > KNOWN_CONSUMERS:
@@ -117,7 +117,7 @@ def _put_last(known: dict[str, Value], name: str, value: Value) -> None:
 
 
 def written(entries: Iterable[LedgerEntry]) -> bytes:
-    """Write entries down: compressed JSON."""
+    """Serialise entries as compressed JSON."""
     return _page(map(_line, entries))
 
 
@@ -129,9 +129,9 @@ def _page(lines: Iterable[str]) -> bytes:
     return zlib.compress(f"[{', '.join(lines)}]".encode())
 
 
-@lru_cache(maxsize=8)  # a page takes a millisecond, and each status shows the last ones
+@lru_cache(maxsize=8)  # a page takes 1 ms, and each status shows the newest ones
 def read(page: bytes) -> tuple[LedgerEntry, ...]:
-    """Read what `written` wrote."""
+    """Parse the output of `written`."""
     return tuple(
         LedgerEntry(consumer, loader, number, at, EpochLedger(**ledger))
         for consumer, loader, number, at, ledger in json.loads(zlib.decompress(page))

@@ -1,7 +1,7 @@
-"""Staged parts on a machine that will be gone soon: which are copied, and to where.
+"""Copies staged parts from draining nodes to other nodes.
 
-What lies there would have to be made again when the machine is gone. To copy it takes no CPU of a prep worker. It takes
-no room that could be missing either: every object store has room for all that may be staged.
+Otherwise the parts would have to be prepared again. A copy uses no CPU of a prep worker, and every object store has
+room for the whole staging budget.
 """
 
 from __future__ import annotations
@@ -15,16 +15,15 @@ from mbaas.core.transitions import PartState
 from mbaas.core.window import StagedPart, Window
 
 MOST_AT_ONCE = 2
-"""How many parts are copied at the same time: one on its way while another one is written is what a network carries."""
+"""Number of concurrent copies: one in transfer while another is written saturates a network link."""
 
 
 class Move(Struct, frozen=True):
-    """A part that is copied to another machine.
+    """A copy of a part to another node.
 
     Attributes:
-        block, part: which part it is.
-        task: the task that made it: if it was made again meanwhile, the copy is of no use.
-        target: the machine.
+        task: the task that prepared the part; if it was prepared again, the copy is useless.
+        target: id of the target node.
     """
 
     block: int
@@ -34,29 +33,17 @@ class Move(Struct, frozen=True):
 
 
 class PartMoves:
-    """Decides which parts are copied next.
-
-    Args:
-        window: the staged blocks.
-        tasks: the workers; parts go to machines of theirs.
-
-    Attributes:
-        leaving: machines that will be gone soon.
-    """
+    """Decides which parts are copied next; ``leaving`` are the draining nodes. Targets are the nodes of workers."""
 
     def __init__(self, window: Window, tasks: TaskTable) -> None:
         self._window, self._tasks = window, tasks
         self.leaving: set[str] = set()
         self._under_way: dict[int, Move] = {}
-        self._failed: set[int] = set()  # tasks of parts that could not be copied
+        self._failed: set[int] = set()  # tasks whose parts could not be copied
         self._next = 0
 
     def begin(self, lead: Callable[[int], float]) -> Iterator[tuple[int, Move]]:
-        """Yield the number of each copy that is to be begun, and what it is.
-
-        Args:
-            lead: how far a block lies ahead of the consumer that needs it next: the soonest goes first.
-        """
+        """Yield the number and the description of each copy to start, the blocks with the smallest ``lead`` first."""
         targets = [node for node in self._tasks.nodes() if node not in self.leaving]
         if not self.leaving or not targets:
             return
@@ -77,7 +64,7 @@ class PartMoves:
         return part.state is PartState.READY and part.node in self.leaving and part.task not in self._failed
 
     def end(self, number: int, *, is_there: bool) -> Move | None:
-        """Note how a copy ended, and return what it is if it can be used in the original's place."""
+        """Record the end of a copy; return it if it can replace the original."""
         move = self._under_way.pop(number, None)
         if move is None:
             return None
@@ -87,12 +74,12 @@ class PartMoves:
         return move if self._window.has(move.block, move.part, move.task) else None
 
     def node_stays(self, node: str) -> None:
-        """Note that nothing has to move from a machine any more."""
+        """Stop copying from a node."""
         self.leaving.discard(node)
         if not self.leaving:
             self._failed.clear()
 
     def node_gone(self, node: str) -> None:
-        """Note that nothing lies on a machine any more, no copy that was on its way there either."""
+        """Forget a lost node, and the copies in transfer to it."""
         self.node_stays(node)
         self._under_way = {number: move for number, move in self._under_way.items() if move.target != node}

@@ -1,9 +1,9 @@
-"""How long prep stood idle because consumers wait for each other: what a trial waits for that no worker would mend.
+"""Idle time of prep that is caused by other consumers: waits of a trial that more workers would not shorten.
 
-A cohort's blocks are made only so far ahead of its slowest member, and all cohorts share one staging budget. So a
-worker may have nothing to do while a consumer waits. The differential method (DS-Analyzer, VLDB 2021) asks how much
-sooner a block would have come without that: by the time that a worker stood idle since the consumer was given its block
-before, and by no more than the consumer waited (`mbaas.client.stalls`).
+Blocks are prepared only up to a limit ahead of a cohort's slowest member, and all cohorts share one staging budget. A
+worker may therefore be idle while a consumer waits. The differential method (DS-Analyzer, VLDB 2021) asks how much
+sooner a block would have arrived without that. The answer is the idle time of prep since the consumer's last delivery,
+limited to the time that the consumer waited (`mbaas.client.stalls`).
 """
 
 from __future__ import annotations
@@ -14,12 +14,10 @@ from mbaas.core.consumers import Cohort, Consumer, ConsumerTable
 
 
 class PeerIdle:
-    """Adds up, for each cohort, the seconds in which prep was idle because of other consumers.
+    """Sums, for each cohort, the seconds during which other consumers kept prep idle.
 
-    Args:
-        consumers: the staging core's.
-        has_room: whether there is, or can be, room for a number of bytes.
-        block_bytes: bytes that a block takes when staged.
+    ``has_room`` returns whether there is, or can be, room for a number of bytes; ``block_bytes`` the staged size of a
+    block.
     """
 
     def __init__(
@@ -28,11 +26,8 @@ class PeerIdle:
         self._consumers, self._has_room, self._block_bytes = consumers, has_room, block_bytes
 
     def look(self, now: float, *, is_idle: bool) -> None:
-        """Note which cohorts prep could work for, and does not.
-
-        Args:
-            now: the time in seconds.
-            is_idle: whether a worker has nothing to do, although all work was given that may be.
+        """Start or stop counting for each cohort; ``is_idle`` if a worker is idle after all available work was
+        assigned.
         """
         for cohort in self._consumers.cohorts.values():
             if is_idle and (cohort.is_held_back or self._lacks_room(cohort)):
@@ -43,20 +38,19 @@ class PeerIdle:
                 cohort.peer_idle_since = None
 
     def asked(self, consumer: Consumer, now: float) -> None:
-        """Begin to count for a consumer that asks for the first time, or in another cohort than before."""
+        """Start counting for a consumer's first request, or its first one in another cohort."""
         if consumer.peer_idle_mark[0] != consumer.cohort:
             consumer.peer_idle_mark = consumer.cohort, _total_s(self._consumers.cohorts[consumer.cohort], now)
 
     def given(self, consumer: Consumer, now: float) -> float:
-        """Return the idle seconds since the consumer asked first, or was given blocks last; count anew from now on."""
+        """Return the idle seconds since the consumer's first request or last delivery, and restart its count."""
         cohort, before_s = consumer.peer_idle_mark
         total_s = _total_s(self._consumers.cohorts[consumer.cohort], now)
         consumer.peer_idle_mark = consumer.cohort, total_s
         return total_s - before_s if cohort == consumer.cohort else 0.0
 
     def _lacks_room(self, cohort: Cohort) -> bool:
-        """Whether there is no room for another block because of what others have, or have not let go of yet."""
-        # A loader is given several blocks at once: it may stand where others do, and hold what they are done with.
+        # True only if the lack of room is due to blocks that other consumers hold.
         lowest = cohort.lowest_held
         others_hold = any(m.released > lowest for m in cohort.active) or cohort.held_apart()
         if len(self._consumers.cohorts) == 1 and not others_hold:

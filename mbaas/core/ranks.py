@@ -1,13 +1,12 @@
-"""The ranks of data-parallel trials: where each runs, how they share minibatches, and where they begin together.
+"""Ranks of data-parallel trials: their nodes, the division of minibatches between them, and their common start.
 
-Ranks never talk to each other. Each tells the coordinator where it runs; when all are there, the coordinator fixes a
-plan for each epoch, the ranks' nodes and the placement of samples, and gives every rank the same answer. From then on
-everything is arithmetic: a sample's rank depends on its id and on that plan, not on where its pixels happened to be
-made.
+Ranks do not communicate with each other. When all have reported their nodes, the coordinator fixes a plan for each
+epoch (nodes and placement of samples) and returns it to every rank. The rest is arithmetic: a sample's rank depends
+only on its id and the plan. Plans are persisted before they are used, so a rank that returns gets the same plans as the
+others.
 
-Plans are written down before they are given, so a rank that comes back finds those by which its sisters went on. Where
-a plan is lost all the same, or an epoch would be in another order than its sisters had it, the rank gets an error:
-else some samples would be trained on twice, and others never.
+If a plan is lost, or an epoch's order would differ between ranks, the rank gets an error. Otherwise some samples would
+be trained on twice and others never.
 """
 
 from __future__ import annotations
@@ -26,19 +25,19 @@ from mbaas.order import Shuffle
 from mbaas.placement import Placement
 
 KEPT_EPOCHS = 4
-"""Plans are kept for this many epochs behind the slowest rank, because blocks are handed out ahead of their use."""
+"""Plans are kept for this many epochs behind the slowest rank, because blocks are delivered ahead of their use."""
 
 KEPT_TRIALS = 100
-"""Trials without an open session whose plans are kept: their ranks may come back, each to where its state was saved."""
+"""Trials without an open session whose plans are kept: their ranks may return, each to its saved state."""
 
 
 class KeptTrial(Struct, frozen=True):
-    """What is written down of a trial.
+    """Persisted state of a trial.
 
     Attributes:
         group: see `RankReport.group`.
-        plans: epoch -> its plan; without any the trial is forgotten.
-        reached: rank -> the epoch that it was in last.
+        plans: epoch -> its plan; a trial without plans is forgotten.
+        reached: rank -> its latest epoch.
     """
 
     group: tuple[str, int, int]
@@ -47,7 +46,7 @@ class KeptTrial(Struct, frozen=True):
 
 
 class Session(Protocol):
-    """What is looked at of a consumer's session; see `mbaas.core.consumers.Consumer`."""
+    """The fields of a consumer's session that are used here; see `mbaas.core.consumers.Consumer`."""
 
     cursor: int
     done: int
@@ -56,16 +55,15 @@ class Session(Protocol):
 
 @dataclass
 class _Rank:
-    """A rank of a trial, as its newest session found it.
+    """A rank of a trial with its newest session.
 
     Attributes:
-        report: what it told.
-        cursor: of this session, when `RankTable` last looked.
-        epoch: that of the last block that it used, by its order: an epoch aside counts as the one whose order it has.
-        lease: until when its lease is: each of its calls extends it.
-        leases: rank -> until when the lease of that one was, when this session began.
-        began: the block at which this session was told to begin, if it floats.
-        is_alone: whether it was told so without the others, who had begun there and were gone.
+        cursor: cursor of this session at the last `RankTable._look`.
+        epoch: epoch of the last block that it used. A side epoch counts as the epoch with the same order.
+        lease: end of its lease, which each of its calls extends.
+        leases: other rank -> end of that rank's lease at the start of this session.
+        began: assigned first block of this session, if the session floats.
+        is_alone: whether that block was assigned without the other ranks, which had started there and were gone.
     """
 
     report: RankReport
@@ -77,11 +75,9 @@ class _Rank:
     is_alone: bool = False
 
     def guide(self, blocks_per_epoch: int) -> int | None:
-        """Return the block at which those who come now begin because this one did; None if they need not.
-
-        One that is past its first epoch is no guide: they must not skip what it has seen. But if it began alone, they
-        are the ones whose share of that epoch nobody else has.
-        """
+        # The block where newcomers must start because this rank did. After its first epoch, a rank is no longer a
+        # guide: newcomers must not skip that epoch. A rank that started alone remains one, because the newcomers' share
+        # of its epoch is still unread.
         if self.began is not None and (self.is_alone or self.cursor < self.began + blocks_per_epoch):
             return self.began
         return None
@@ -92,13 +88,13 @@ class _Trial:
     """The ranks of one trial.
 
     Attributes:
-        ranks: by number, those whose session is open.
-        plans: epoch, by its order -> its plan; once made it is never changed.
-        reached: rank -> the epoch that it was in last, also of one whose session is over: it may come back there.
-        is_written: whether its plans are written down as they are.
-        given: epoch -> rank -> its session that was given the plan. A rank that comes anew begins anew, and so must the
-            others: then they count as not given it.
-        start: the block at which ranks that float were told to begin last.
+        ranks: ranks with an open session, by number.
+        plans: epoch, by its order -> its plan, which never changes.
+        reached: rank -> its latest epoch, even if its session is over: it may return there.
+        is_written: whether the current plans are persisted.
+        given: epoch -> rank -> the session that received the plan. When a rank returns in a new session, it starts the
+            epoch again, and so must the others, which then no longer count.
+        start: block at which floating ranks were last told to start.
     """
 
     ranks: dict[int, _Rank] = field(default_factory=dict)
@@ -109,11 +105,6 @@ class _Trial:
     start: int | None = None
 
     def give(self, report: RankReport, epoch: int, shuffle: Shuffle | None) -> RankPlan:
-        """Return the plan of an epoch, which a rank goes by from now on.
-
-        Raises:
-            StateError: the epoch is shuffled in another way than its sisters found it.
-        """
         plan = self.plans[epoch]
         if plan.shuffle is None and shuffle is not None:
             self.add(epoch, replace(plan, shuffle=shuffle))
@@ -130,31 +121,28 @@ class _Trial:
         return self.plans[epoch]
 
     def owes(self, epoch: int, ranks: Iterable[int]) -> bool:
-        """Whether one of ``ranks`` was not given an epoch's plan that others go by."""
         given = self.given.get(epoch, {})
         return bool(given) and not given.keys() >= {*ranks}
 
     def add(self, epoch: int, plan: RankPlan) -> None:
-        """Add the plan of an epoch, or what it lacked."""
         self.plans[epoch], self.is_written = plan, False
 
     def forget_plans(self) -> None:
-        """Forget the plans of epochs that all ranks have behind them."""
         oldest = min(self.reached.values()) - KEPT_EPOCHS
         self.plans = {epoch: plan for epoch, plan in self.plans.items() if epoch >= oldest}
         self.given = {epoch: ranks for epoch, ranks in self.given.items() if epoch in self.plans}
 
 
 class RankTable:
-    """Brings the ranks of trials together. It waits for nobody: a rank that asks too early is told who is missing.
+    """Coordinates the ranks of trials. It never blocks: a rank that asks too early gets a list of the missing ranks.
 
-    When a trial starts again, the sessions of its dead are open for a while: so a rank may begin, and be done with its
-    last epoch, before another one comes, which must go by the same plan.
+    When a trial restarts, the sessions of its dead ranks stay open for a while. A rank may therefore start, and even
+    finish its last epoch, before another one arrives, which must use the same plan.
 
     Args:
-        blocks_per_epoch: the first lane's blocks in an epoch.
-        session_of: finds a consumer's session by its name and number; None if that is not open.
-        written: what an earlier coordinator wrote down.
+        blocks_per_epoch: blocks of lane 0 in an epoch.
+        session_of: (consumer, session number) -> the session; None if it is not open.
+        written: state persisted by an earlier coordinator.
     """
 
     def __init__(
@@ -168,7 +156,7 @@ class RankTable:
         self._forgotten: set[tuple[str, int, int]] = set()
 
     def to_write(self) -> list[KeptTrial]:
-        """Return what is to be written down since the last call, before anybody is told of a plan."""
+        """Return the changes since the last call, to be persisted before any plan is returned to a rank."""
         groups = [group for group, trial in self._trials.items() if not trial.is_written]
         kept = [KeptTrial(group, {}, {}) for group in sorted(self._forgotten)]
         for group in groups:
@@ -179,7 +167,7 @@ class RankTable:
         return kept
 
     def write_again(self, trials: Iterable[KeptTrial]) -> None:
-        """Note that these could not be written down."""
+        """Mark trials whose state could not be persisted as changed."""
         for kept in trials:
             trial = self._trials.get(kept.group)
             if trial is None:
@@ -188,17 +176,17 @@ class RankTable:
                 trial.is_written = False
 
     def enlist(self, report: RankReport) -> None:
-        """Take in a rank that opened a session."""
+        """Register a rank that opened a session."""
         self._look()
         trial = self._trials.pop(report.group, _Trial())
-        self._trials[report.group] = trial  # the last one now: of those without ranks the first are forgotten
+        self._trials[report.group] = trial  # moved to the end: trials without ranks are forgotten from the front
         self._forgotten.discard(report.group)
         leases = {number: rank.lease for number, rank in trial.ranks.items() if number != report.rank}
         trial.ranks[report.rank] = _Rank(report, report.cursor, leases=leases)
         self._look()
 
     def trials(self) -> dict[str, Hashable]:
-        """Return for each rank, by its name as a consumer, a key that all ranks of its trial share."""
+        """Return rank (by consumer name) -> a key shared by all ranks of its trial."""
         self._look()
         return {rank.report.consumer: group for group, trial in self._trials.items() for rank in trial.ranks.values()}
 
@@ -210,52 +198,46 @@ class RankTable:
         caches: Mapping[str, Any],
         shuffle: Shuffle | None = None,
     ) -> RankOrders:
-        """Tell a rank what it must know to go through an epoch.
+        """Return the plan and the start of an epoch to a rank, or the ranks that are missing.
 
-        The other ranks must be there only if the epoch's plan was not fixed before.
-
-        Args:
-            report: the rank that asks.
-            epoch: the number of the epoch in the stream.
-            placement: the newest; plans that are made now follow it.
-            caches: see `RankOrders`.
-            shuffle: of the epoch, if the rank has a block of it.
+        The other ranks must be present only if the epoch's plan is not fixed yet. New plans use ``placement``.
+        ``shuffle`` is the epoch's, if the rank has received one of its blocks. For ``caches``, see `RankOrders`.
 
         Raises:
-            StateError: the epoch is shuffled in another way than other ranks of the trial had it.
+            StateError: the rank and the other ranks have different shuffles for the epoch.
         """
         self._look()
         trial = self._trials.get(report.group, _Trial())
-        # An old session of the rank that asks does not count: it would go by a node where it no longer is.
+        # An old session of the requesting rank does not count: its node may be outdated.
         there = {n for n, rank in trial.ranks.items() if n != report.rank or rank.report.session == report.session}
         missing = tuple(rank for rank in range(report.name.world_size) if rank not in there)
         start: int | None = report.cursor
         if report.floats:
             if report.rank in there and (silent := self._await_signs(trial, report)):
                 return RankOrders(None, report.cursor, silent, caches)
-            # Only when all are there: a rank that begins alone would be an epoch ahead of one that joins a moment
+            # Only when all are present: a rank that starts alone would be an epoch ahead of one that joins a moment
             # later.
             if not missing:
                 self._begin(trial)
             start = self._start_of(trial, report) if report.rank in there else None
             epoch = epoch if start is None else start // self._blocks_per_epoch
         epoch -= report.aside
-        # Those went through the epoch by a plan that was lost, unless they are what is left of an earlier run.
+        # These ranks are past the epoch, whose plan was lost, unless they belong to an earlier run.
         sisters = () if report.floats else sorted(there - {report.rank})
         ahead = tuple(n for n in sisters if trial.ranks[n].epoch > epoch)
-        # Fixed once and kept: if the placement changed in mid-epoch, ranks would take a sample twice or never.
+        # Fixed once: if the placement changed in mid-epoch, a sample could be read twice or never.
         if not missing and not ahead and epoch not in trial.plans:
             nodes = tuple(trial.ranks[rank].report.node for rank in range(report.name.world_size))
             trial.add(epoch, RankPlan(nodes, placement))
         if report.rank in missing or start is None or epoch not in trial.plans:
             return RankOrders(None, report.cursor, missing, caches, self._others(report, missing), ahead)
         plan = trial.give(report, epoch, shuffle)
-        trial.forget_plans()  # perhaps this one, too: a rank may ask for an epoch that all have behind them
+        trial.forget_plans()  # possibly including this plan: all ranks may be past the epoch
         return RankOrders(plan, start, (), caches)
 
     def _others(self, report: RankReport, missing: tuple[int, ...]) -> dict[int, int]:
-        """Find the missing ranks that joined with another batch size: rank -> that size."""
-        # Two loaders of one trial with other sizes would wait for each other for ever; the error can say why.
+        # Missing ranks that joined with another batch size -> that size. Such loaders would wait for each other
+        # forever; the error names the cause.
         return {
             number: batch_size
             for (*same, batch_size), trial in self._trials.items()
@@ -264,14 +246,9 @@ class RankTable:
         }
 
     def _await_signs(self, trial: _Trial, report: RankReport) -> tuple[int, ...]:
-        """Have a rank that comes back between two epochs go on with the next one, if sisters of it live.
-
-        They come through that, or did, and cannot go elsewhere. But if they are what is left of an earlier run they
-        come back, too, and all begin an epoch with other trials.
-
-        Returns:
-            those sisters of whom nothing was heard since: which of both holds is not known yet.
-        """
+        # A rank that returns between two epochs starts at its next epoch if other ranks of this run are alive: they
+        # have passed or will reach that epoch. If their sessions are left over from an earlier run, all ranks return
+        # and start a common epoch. Returns the ranks without a heartbeat so far, while it is unknown which case holds.
         rank, due = trial.ranks[report.rank], report.due
         if rank.began is not None or due is None:
             return ()
@@ -286,7 +263,6 @@ class RankTable:
         return tuple(others)
 
     def _begin(self, trial: _Trial) -> None:
-        """Set where ranks begin: with one that has begun, if it is a guide, else where the furthest of them would."""
         floating = [rank for rank in trial.ranks.values() if rank.report.floats]
         guides = [guide for rank in floating if (guide := rank.guide(self._blocks_per_epoch)) is not None]
         start = guides[0] if guides else max(rank.report.cursor for rank in floating)
@@ -295,14 +271,12 @@ class RankTable:
             rank.began = start if rank.began is None else rank.began
 
     def _start_of(self, trial: _Trial, report: RankReport) -> int | None:
-        """Return the block at which a rank that floats begins; None if it must wait for others."""
         rank, start = trial.ranks[report.rank], trial.start
         if rank.began is None and start is not None and trial.owes(start // self._blocks_per_epoch, [report.rank]):
             rank.began, rank.is_alone = start, True
         return rank.began
 
     def _look(self) -> None:
-        """Update where ranks are; forget ranks whose session is over, and of trials without ranks all but the last."""
         without = []
         for group, trial in self._trials.items():
             for number, rank in list(trial.ranks.items()):
@@ -311,8 +285,8 @@ class RankTable:
                     del trial.ranks[number]
                 else:
                     rank.cursor, rank.lease = session.cursor, session.deadline
-                    # Not of its cursor: what it was given ahead it need not have begun. And of several lanes the first
-                    # may have no more blocks of the epoch in which it comes back.
+                    # Use ``done``, not the cursor: blocks delivered ahead may be unused. With several lanes, a rank may
+                    # return to an epoch in which lane 0 has no more blocks.
                     rank.epoch = max(0, session.done - 1) // self._blocks_per_epoch - rank.report.aside
                     trial.reached[number] = rank.epoch
             if not trial.ranks:

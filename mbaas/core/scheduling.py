@@ -1,11 +1,7 @@
-"""Which worker makes what next, and which blocks are dropped.
+"""Assignment of parts to workers, and eviction of blocks.
 
-Work goes to the bytes: a worker makes the parts whose home is its own node, most urgent block first, and may begin
-new blocks as long as the budget has bytes. Only a worker that has nothing at all to do, because the window does not
-let it run further ahead, takes over a part whose home is far behind.
-
-A block is dropped when no cohort wants it any more (`Scheduler.drop_unwanted`), or when a consumer that waits needs its
-bytes (`Scheduler._make_room`).
+Work goes where the bytes are: a worker prepares the parts whose home is its node, the most urgent block first, and
+starts new blocks while the budget has room. An idle worker takes over a part of a node that has fallen far behind.
 """
 
 from __future__ import annotations
@@ -23,18 +19,18 @@ from mbaas.core.window import StagedBlock, Window
 from mbaas.placement import BlockPart
 
 BACKLOG = 2
-"""A home is far behind when this many of its parts wait, besides those that its workers have in hand. If fewer counted,
-bytes would often cross nodes for nothing: the home would have begun the part a moment later.
+"""A home node is far behind when this many of its parts wait, besides those assigned to its workers. With a smaller
+number, bytes would often cross the network although the home node would have started the part a moment later.
 """
 
 MOST_GRANTS = 100
-"""A block that is granted more often after one event shows a bug. An error with its story ends the coordinator, which
-starts anew; in an endless loop it would stand still and say nothing.
+"""A block granted more often than this after one event is a bug. An error restarts the coordinator; an endless loop
+would stall it silently.
 """
 
 
 class Assignment(NamedTuple):
-    """One part of a block, and the worker that is to make it."""
+    """A part of a block and the worker that will prepare it."""
 
     worker: Worker
     block: int
@@ -42,10 +38,10 @@ class Assignment(NamedTuple):
 
 
 class _Need(NamedTuple):
-    """A block that a cohort lacks; the smaller comes first.
+    """A block that a cohort lacks; smaller tuples come first.
 
     Attributes:
-        since: when the member that waits longest for a block of this cohort began to wait; infinite if none does.
+        since: start of the cohort's longest wait for a block; infinite if no member waits.
         lead: distance from the slowest cursor.
         fewness: minus the number of members.
         block: the number under which it is staged.
@@ -60,19 +56,13 @@ class _Need(NamedTuple):
 
 
 class _OpenParts:
-    """Open parts by home, so that only the nodes with open parts are looked at.
-
-    A large feed has thousands of parts and workers, and after most events only one node has anything new to do.
-
-    Attributes:
-        by_home: block -> home -> number of the one part there, where no worker has it.
-        strays: block -> homes without a worker; parts that are open there are anybody's.
-    """
+    # Open parts by home node, so that only nodes with open parts are visited: a large feed has thousands of parts and
+    # workers, and most events create work on one node only.
 
     def __init__(self, window: Window, nodes: list[str]) -> None:
         self.by_home: dict[int, dict[str, int]] = {}
         self.strays: dict[int, set[str]] = {}
-        self._cuts: Counter[int] = Counter()  # block -> how often it was cut since the event
+        self._cuts: Counter[int] = Counter()  # block -> number of times it was cut since the event
         self._nodes, self._known = nodes, frozenset(nodes)
         for block in window.blocks.values():
             self._look_at(block)
@@ -83,11 +73,7 @@ class _OpenParts:
         self.strays[block.number] = homes.keys() - self._known if homes else set()
 
     def cut(self, block: StagedBlock) -> None:
-        """Add a block that was just cut: all of its parts are open.
-
-        Raises:
-            InvariantError: it was granted and dropped again and again after one event, which would never end.
-        """
+        # A block that is granted and dropped again and again after one event would loop forever.
         self._cuts[block.number] += 1
         if self._cuts[block.number] > MOST_GRANTS:
             raise InvariantError(f"{block} was granted more than {MOST_GRANTS} times after one event", block.story)
@@ -95,41 +81,35 @@ class _OpenParts:
 
     @property
     def cuts(self) -> int:
-        """How many blocks were cut since the event."""
         return self._cuts.total()
 
     def part_for(self, node: str, block: int) -> int | None:
-        """Find the block's first part for a worker of the node.
-
-        That is one whose home is the node, or one whose home has no worker and which nobody would make otherwise.
-        """
+        # Parts whose home has no worker are open to all nodes.
         homes = self.by_home[block]
         return min((homes[home] for home in (node, *self.strays[block]) if home in homes), default=None)
 
     def nodes(self) -> list[str]:
-        """Find the nodes whose workers have open parts to make."""
         if any(self.strays.values()):
             return list(self._nodes)
         waiting = {home for homes in self.by_home.values() for home in homes}
         return [node for node in self._nodes if node in waiting]
 
     def given(self, assignment: Assignment) -> None:
-        """Take out a part that a worker got."""
         homes = self.by_home[assignment.block]
         del homes[next(home for home, part in homes.items() if part == assignment.part)]
 
 
 class Scheduler:
-    """Finds work for workers, and room for it.
+    """Finds work for workers, and room for that work.
 
     Args:
-        consumers, tasks, window: the staging core's.
+        consumers, tasks, window: tables of the staging core.
         cut: cuts a block when its bytes are granted.
-        block_bytes: bytes that a block takes when staged.
-        drop: ends a staged block; told why.
+        block_bytes: block number -> staged size in bytes.
+        drop: drops a staged block, given its number and the reason.
 
     Attributes:
-        leaves_idle: whether a worker had nothing to do when all work was given that there was.
+        leaves_idle: whether a worker was idle after all available work was assigned.
     """
 
     def __init__(
@@ -147,16 +127,16 @@ class Scheduler:
         self.leaves_idle = False
 
     def assignments(self) -> Iterator[Assignment]:
-        """Yield what to make next, each block's bytes granted, until there is no work, no room or no worker.
+        """Yield assignments, with the bytes of each block granted, until work, room or workers run out.
 
-        The caller must give a part to its worker before it takes the next.
+        The caller must register each assignment before it takes the next one.
         """
         self.leaves_idle = False
         if not self._tasks.any_credit():
             return
         parts = _OpenParts(self._window, self._tasks.nodes())
-        # Own parts of all nodes first; then new blocks, as long as there is room; only what is left after that may be
-        # taken over by workers of other nodes, for its raw bytes must cross the network.
+        # First each node's own parts, then new blocks while there is room. Only the remaining parts may be taken over
+        # by other nodes, because their raw bytes must cross the network.
         has_credit = True
         while has_credit:
             cuts = parts.cuts
@@ -174,11 +154,10 @@ class Scheduler:
             parts.given(taken)
             has_credit = self._tasks.any_credit()
 
-    # ---- parts that lie where the worker is ----
+    # ---- parts whose home is the worker's node ----
 
     def _own(self, node: str, parts: _OpenParts) -> Assignment | None:
-        """Find a part for the node's least busy worker, of a block that is staged or of one that is cut now."""
-        # A block that is cut now may have no part for this node; then the next one is looked at.
+        # A block that is cut now may have no part for this node; then try the next one.
         free = self._tasks.with_credit(node)
         while free and (number := self._next_block(lambda block: parts.part_for(node, block))) is not None:
             if number not in self._window.blocks:
@@ -189,33 +168,29 @@ class Scheduler:
         return None
 
     def _begins_block(self, parts: _OpenParts) -> bool:
-        """Cut the next block if there is room; it is the same one for all nodes that no part waits for."""
         number = self._next_block(lambda _: None)
         if number is not None:
             parts.cut(self._grant(number))
         return number is not None
 
     def _grant(self, number: int) -> StagedBlock:
-        # A member that comes to this block will want it, even if a slower one joins and the horizon falls behind it.
+        # A member that reaches this block will want it, even if a slower one joins and the horizon falls below it.
         for cohort in self._consumers.cohorts.values():
             if cohort.slowest <= number < cohort.horizon:
                 cohort.begun = max(cohort.begun, number + 1)
         return self._window.grant(number, self._block_bytes(number), self._cut(number))
 
     def _next_block(self, part_of: Callable[[int], int | None]) -> int | None:
-        """Find the block to work at next, and make room for it; None if there is no block or no room.
-
-        Cohorts take turns by how long a member waits, so that nobody starves; then the smallest lead over the slowest
-        cursor counts. A block that does not fit keeps bytes from all that come after it, except from those that a
-        cohort's slowest consumer waits for: these may push others out.
-        """
+        # The cohort whose member waits longest comes first, so that none starves; then the smallest lead over the
+        # slowest cursor decides. A block that does not fit blocks all later ones, except those that a cohort's slowest
+        # consumer waits for: these may evict others.
         waiting_for_room = False
         needs = [need for c in self._consumers.cohorts.values() if (need := self._need(c, part_of)) is not None]
         for need in sorted(needs):
             if need.block in self._window.blocks:
-                return need.block  # its bytes were granted when it was cut
+                return need.block  # its bytes are already granted
             nbytes = self._block_bytes(need.block)
-            # Small blocks would else pass a large one that waits for room, again and again, and starve it.
+            # Otherwise small blocks would repeatedly pass a large one that waits for room, and starve it.
             may_take = need.urgent or not waiting_for_room
             if may_take and (self._window.fits(nbytes) or self._make_room(nbytes, need.urgent)):
                 return need.block
@@ -223,13 +198,10 @@ class Scheduler:
         return None
 
     def _need(self, cohort: Cohort, part_of: Callable[[int], int | None]) -> _Need | None:
-        """Find the first block that a cohort lacks and the worker can help with.
-
-        In stream order, so that fast members take no bytes from slow ones. Nothing is made before a member asks: a
-        loader that is about to load a state may join only to move elsewhere.
-        """
+        # In stream order, so that fast members do not use bytes that slow ones need. Nothing is prepared before a
+        # member's first request: a loader that is about to load a state may join only to move elsewhere.
         if not any(member.asked for member in cohort.members):
-            return None  # a reservation alone makes nothing either: its consumer may never come
+            return None  # a reservation alone causes no work: its trial may never join
         window, slowest = self._window, cohort.slowest
         blocks, numbers = window.blocks, range(slowest, cohort.horizon)
         lacking = [
@@ -240,20 +212,19 @@ class Scheduler:
         if not lacking:
             return None
         first = lacking[0]
-        # A member whose block is being made does not count as waiting: no new work would help it.
+        # A member whose block is in preparation does not count as waiting: new work would not help it.
         since = min((m.since for m in cohort.members if m.waiting and m.cursor in lacking), default=math.inf)
         urgent = any(m.waiting and m.cursor == first == slowest for m in cohort.members)
         return _Need(since, first - slowest, -len(cohort.members), window.staged_as(first), urgent)
 
-    # ---- parts of others ----
+    # ---- parts of other nodes ----
 
     def _taken_over(self, parts: _OpenParts) -> Assignment | None:
-        """Find a part for a worker without any work: the most urgent one of a home that is far behind."""
         worker = self._tasks.idle()
         if worker is None:
             return None
         blocks = self._wanted_blocks()
-        # Counted anew each time: only an idle worker needs it, and a count that is kept would change with every event.
+        # Counted on demand: only an idle worker needs it, and a running count would change with every event.
         backlog = Counter(home for block in blocks for home in parts.by_home[block])
         for block in blocks:
             for home, part in parts.by_home[block].items():
@@ -263,7 +234,6 @@ class Scheduler:
         return None
 
     def _wanted_blocks(self) -> list[int]:
-        """Blocks that were cut and that a cohort still lacks, smallest lead first."""
         leads = [
             (lead, staged_as)
             for cohort in self._consumers.cohorts.values()
@@ -275,9 +245,8 @@ class Scheduler:
     # ---- room ----
 
     def drop_unwanted(self) -> None:
-        """Drop the blocks that no cohort wants (`Cohort.wanted`), nor will need soon enough (`Cohort.useful`).
-
-        A block in hand stays: its worker cannot be stopped, so its bytes are still to come.
+        """Drop blocks that no worker is preparing and no cohort wants (`Cohort.wanted`) or will need soon
+        (`Cohort.useful`).
         """
         useful = self._consumers.useful()
         for block in self._unwanted():
@@ -285,7 +254,6 @@ class Scheduler:
                 self._drop(block.number, "no cohort wants it any more")
 
     def _unwanted(self) -> list[StagedBlock]:
-        """Find the blocks that no cohort wants and no worker has in hand."""
         wanted = self._consumers.wanted()
         return [
             block
@@ -294,25 +262,23 @@ class Scheduler:
         ]
 
     def has_room(self, nbytes: int) -> bool:
-        """Whether there is room for ``nbytes`` if only blocks that no cohort wants are dropped."""
+        """Return whether ``nbytes`` fit, counting blocks that no cohort wants as free."""
         return self._window.fits(nbytes) or self._window.fits(nbytes - sum(b.nbytes for b in self._unwanted()))
 
     def _make_room(self, nbytes: int, urgent: bool) -> bool:
-        """Free bytes, and return whether there is room now.
-
-        First goes what is kept for newcomers, then what a cohort far behind would need last; for a waiting consumer
-        also what was made furthest ahead.
-        """
-        # Newcomers that may never come, and those who rest, yield to anybody who asks.
+        # Eviction order: blocks kept for newcomers, then blocks that a cohort far behind needs last. For a waiting
+        # consumer, the blocks furthest ahead follow. Newcomers may never come, and resting consumers do not wait, so
+        # both yield to any request.
         given_up = [cohort.give_up_places() for cohort in self._consumers.cohorts.values()]
         if any(given_up):
             self.drop_unwanted()
-        # The consumer that needs these soonest is furthest behind: what it needs last is made again for it, or never.
+        # The consumer that needs these soonest is far behind: the blocks that it needs last are prepared again, or
+        # never needed.
         unwanted = sorted(self._unwanted(), key=lambda block: self.lead(block.number))
         while unwanted and not self._window.fits(nbytes):
             self._drop(unwanted.pop().number, "its bytes are needed, and its next consumer is far behind")
-        # Only for a cohort's slowest consumer that waits: all others can wait until something is let go of, but if it
-        # got no room, nobody of its cohort would ever move, and nothing would ever be let go of.
+        # Only for a cohort's slowest consumer while it waits. All others can wait until blocks are released. Without
+        # room for the slowest, its cohort would never move, and no block would ever be released.
         while urgent and not self._window.fits(nbytes):
             furthest = self._furthest_ahead()
             if furthest is None:
@@ -321,7 +287,7 @@ class Scheduler:
         return self._window.fits(nbytes)
 
     def _furthest_ahead(self) -> int | None:
-        """Find the block that is needed last, or never; none that is held, awaited, in hand or FAILED."""
+        # Not a block that is held, awaited, in preparation or FAILED.
         best: tuple[float, int] | None = None
         awaited = {
             cohort.slowest
@@ -330,12 +296,12 @@ class Scheduler:
         }
         for block in self._window.blocks.values():
             number = block.number
-            # A consumer that holds it keeps its memory alive: dropped, it would free nothing.
+            # A consumer that holds the block keeps its memory alive, so dropping it would free nothing.
             held = any(consumer.holds(number) for consumer in self._consumers.by_name.values())
             if block.is_in_hand or block.state is BlockState.FAILED or held:
-                continue  # a FAILED block takes no bytes
-            # Two cohorts that wait would else take the same bytes from each other, again and again: the one that waited
-            # longer keeps them. But storage keeps nobody waiting except those whose samples it does not give.
+                continue  # a FAILED block uses no bytes
+            # Otherwise two waiting cohorts would repeatedly evict each other's block; this way the longer-waiting one
+            # keeps it. A block that waits for storage may go: only its own consumers should wait for storage.
             if number in awaited and not block.is_put_off:
                 continue
             lead = self.lead(number)
@@ -344,6 +310,6 @@ class Scheduler:
         return best[1] if best else None
 
     def lead(self, number: int) -> float:
-        """Return how many blocks the next consumer of a block lies behind it; infinite if all have passed it."""
+        """Return the distance in blocks from the nearest cohort at or before the block; infinite if all are past it."""
         cohorts = self._consumers.cohorts.values()
         return min((number - cohort.slowest for cohort in cohorts if cohort.slowest <= number), default=math.inf)

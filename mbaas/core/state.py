@@ -1,16 +1,15 @@
-"""The staging core: who is where in the stream, which blocks to make next, which to hand out, keep and drop.
+"""Staging state machine of one feed: which blocks to prepare, deliver, keep and drop.
 
-A feed is an endless stream of blocks (see `mbaas.order.SampleOrder`); a consumer is a cursor on it. This module turns
-events into instructions and does nothing else: no clock, thread, randomness, file or Ray call. The promises:
+A feed is an endless stream of blocks (see `mbaas.order.SampleOrder`), and a consumer is a cursor on it. This module
+turns events into instructions. It uses no clock, threads, randomness, files or Ray calls. Guarantees:
 
-- every consumer is handed each block of its epoch exactly once, in order, whatever happens to workers and others;
-- a block is made once for all members of a cohort, unless a worker dies, the budget forces an undelivered block out,
-  or a consumer was moved out of step;
-- bytes granted never exceed the budget;
-- a waiting consumer that lacks a block makes progress as long as any worker lives and not all bytes are held by
-  others.
+- Every consumer receives each block of its epoch exactly once and in order, even if workers or other consumers fail.
+- A block is prepared once per cohort. Exceptions: a worker died, the budget evicted an undelivered block, or a consumer
+  was detached from its cohort.
+- Granted bytes never exceed the budget.
+- A waiting consumer makes progress as long as a worker is alive and other consumers do not hold the whole budget.
 
-Coordinated prep is CoorDL's (VLDB 2021, section 5.3); cursors instead of use counts are ours.
+Coordinated prep follows CoorDL (VLDB 2021, section 5.3). CoorDL counts the uses of each minibatch; mbaas uses cursors.
 """
 
 from __future__ import annotations
@@ -39,57 +38,53 @@ from mbaas.order import ASIDE, OwnEpoch, Shuffle
 from mbaas.placement import WHOLE, BlockPart
 
 Cut = Callable[[int, Shuffle], Sequence[BlockPart]]
-"""(block number, how its epoch is shuffled) -> the parts into which it is cut, at least one."""
+"""(block number, shuffle of its epoch) -> the block's parts, at least one."""
 
 PUT_OFF_S = 1.0
-"""Pause of a part that storage does not give. The cache node has longer pauses, and answers at once during them."""
+"""Pause before a part is retried when storage does not return a sample. The cache node waits longer between its own
+attempts, and answers immediately during its pauses.
+"""
 
 VERDICT_S = PROBE_S + 2.0
-"""How long a block waits over which too many workers died: whether it was their node that died is known only when the
-cache beside them was asked, which takes up to `PROBE_S`.
+"""Pause of a block after too many workers died on it. The node may have died instead of the worker; probing the cache
+on that node takes up to `PROBE_S`.
 """
 
 WORKER_FAILURES = 2
-"""A worker is replaced after this many tasks in a row that end in an error. It may be broken for good (an error of a
-GPU stays, and so does what a bug left half-done), and would take blocks from others only to fail them. A single error
-costs no process: the block may be the cause, or the error may have passed.
+"""Consecutive failed tasks after which a worker is replaced. Some errors persist in a process (GPU errors, state left
+inconsistent by a bug), and such a worker would fail every block. A single error may be the block's fault or temporary.
 """
 
 
 MOST_AHEAD_EPOCHS = 1 << 20
-"""Nobody may be this many epochs beyond all that were begun; a consumer that is begins where the others are."""
+"""Largest lead of a consumer over the newest started epoch; one further ahead starts where the others are."""
 
 REST_AFTER_S = 1.0
-"""A consumer between two epochs of its own that does not ask for this long, or for twice as long as it ever worked on
-what it was given, holds up nobody any more. Within that time trials of similar pace begin their next epochs together.
+"""A consumer between two of its epochs stops blocking others after max(this, 2 x its longest step) without a request.
+Within that time, trials of similar pace start their next epochs together.
 """
 
 
 class StagingState:
-    """State of one feed's staging; see the module's docstring.
+    """Staging state of one feed; see the module docstring.
 
     Args:
-        limits: the bounds.
+        limits: bounds on bytes, distances and times.
         blocks_per_epoch: blocks in one epoch, at least 1.
-        block_bytes: block number -> bytes it takes when staged; never above ``limits.budget_bytes``.
-        block_samples: samples in a block, of which only an epoch's last may have fewer.
-        is_shuffled: whether epochs are shuffled; else all have the dataset's order.
-        cut: gives the parts of a block that different nodes make; by default it is made as a whole.
-        lane: number of the lane whose blocks these are. Further lanes than the first decide neither where newcomers
-            begin nor who moves to another's epoch: they put everybody where the first lane did.
-        lanes: number of the feed's lanes. With several, consumers begin only where epochs of the feed do.
-        keeps_all: whether all epochs are the same and all blocks of one fit the budget. Then each is made once and
-            kept for everybody, so that no consumer waits for another.
-        written: epoch -> how it is shuffled, as an earlier coordinator of the feed wrote it down; None if nobody does.
+        block_bytes: block number -> staged size in bytes, at most ``limits.budget_bytes``.
+        block_samples: samples per block; the last block of an epoch may have fewer.
+        is_shuffled: whether epochs are shuffled; otherwise all have the dataset's order.
+        cut: returns the parts of a block, which different nodes prepare; default: one part.
+        lane: number of the lane that owns these blocks. Only lane 0 decides where newcomers start and which consumers
+            move to another cohort's epoch.
+        lanes: number of the feed's lanes. With several, consumers start only at the beginning of a feed epoch.
+        keeps_all: whether all epochs are identical and one epoch fits the budget. Each block is then prepared once and
+            kept, so no consumer waits for another.
+        written: epoch -> shuffle, as persisted by an earlier coordinator; None if shuffles are not persisted.
 
     Attributes:
-        epochs: how each epoch is shuffled.
-        consumers: consumers, reservations and cohorts.
-        tasks: the workers that are up, and their tasks.
-        window: blocks that are being made or are staged.
-        stories: what happened to each block, consumer and worker.
-        next_epoch: the first epoch that was never begun; a feed that nobody is on starts there.
-        failed: why the feed cannot go on; nothing changes any more then.
+        next_epoch: first epoch that was never started; where a feed without consumers continues.
+        failed: reason why the feed failed; the state is frozen afterwards.
     """
 
     def __init__(
@@ -128,34 +123,30 @@ class StagingState:
         )
         self._moves = PartMoves(self.window, self.tasks)
         first_s = limits.timeouts.reservation_s
-        self._starts = ReservationTime(first_s)  # from the announcement of a trial until it joins
-        # From a reservation for anyone until a trial is announced: for a successor, or for one that begins with others.
+        self._starts = ReservationTime(first_s)  # from a trial's announcement until it joins
+        # From an unassigned reservation until a trial is announced, for successors and for trials that start together.
         self._successions, self._besides = ReservationTime(first_s), ReservationTime(first_s)
         self._peer_idle = PeerIdle(self.consumers, self._scheduler.has_room, block_bytes)
         self._out: list[ev.Instruction] = []
-        self._changed_nothing: bool  # whether the event changed nothing that anything follows from
+        self._changed_nothing: bool  # True if no follow-up is needed after the event
 
     def handle(self, event: ev.Event, now: float) -> list[ev.Instruction]:
-        """Take one event, and return what must be done about it, in order.
-
-        Raises:
-            InvariantError: a bug: a state would change in a way that is not allowed.
-        """
+        """Process one event and return the resulting instructions, in order; InvariantError signals a bug."""
         self._changed_nothing = False
-        self._out = []  # a list of its own for each event: the shell may still go through the last one
+        self._out = []  # a new list: the shell may still be iterating over the previous one
         self.stories.now, self.stories.cause = now, event
         if self.failed is None:
             self._dispatch(event, now)
-            # Most events of a large feed are heartbeats and ticks that change nothing.
+            # Most events of a large feed are heartbeats and ticks without effect.
             if self.failed is None and not self._changed_nothing:
                 self._follow_up(now)
-        elif isinstance(event, ev.Join | ev.Ask):  # who waits must learn why; all else has become pointless
+        elif isinstance(event, ev.Join | ev.Ask):  # callers that wait need the reason
             self._refuse(event, self.failed)
         return self._out
 
     @property
     def instructions(self) -> list[ev.Instruction]:
-        """What the newest event has led to so far: all that is left of it, if it met a bug."""
+        """Instructions of the current event so far. After a bug, these must still be carried out."""
         return self._out
 
     def _dispatch(self, event: ev.Event, now: float) -> None:
@@ -211,7 +202,7 @@ class StagingState:
                 self._tick(now)
 
     def _stop(self, reason: str) -> None:
-        """Freeze the state for good, and tell those who wait why."""
+        # The state is frozen from here on.
         self.failed = reason
         consumers, workers, blocks = self.consumers.by_name, self.tasks.workers, self.window.blocks
         stories: list[Story] = [thing.story for table in (consumers, workers, blocks) for thing in table.values()]
@@ -224,10 +215,10 @@ class StagingState:
     # ---- consumers ----
 
     def _announce(self, event: ev.Announce, now: float) -> None:
-        if not self.consumers.of_trial(event.consumer):  # told twice, or after it joined, nothing changes for it
+        if not self.consumers.of_trial(event.consumer):  # repeated, or already joined: no effect
             self._reserve(event.consumer, now)
-        # Processes of trials that begin together come up one after the other. Without places for those that are still
-        # to be announced, the first would be through its epochs before the last is there.
+        # Processes of trials that start together come up one by one. Without reservations for the trials not yet
+        # announced, the first trial would finish its epochs before the last one is up.
         lacking = range(event.others - len(self.consumers.free_reservations()))
         hold_s = self._hold_for_others_s(event.consumer) if lacking else 0.0
         for number in lacking:
@@ -238,7 +229,7 @@ class StagingState:
                 self._besides.give_up(f"{event.consumer}, other {number}", now)
 
     def _reserve(self, name: str, now: float) -> None:
-        """Hold a reservation for a trial: one that is held for anyone, or a new one."""
+        # Takes over an unassigned reservation, or creates a new one.
         free = next(iter(self.consumers.free_reservations()), None)
         hold_s = self._reservation_s(free is None)
         if free is not None:
@@ -249,7 +240,7 @@ class StagingState:
             (self._besides if self._besides.has_given_up else self._successions).came_late(now)
         if not hold_s:
             self._starts.give_up(name, now)
-        elif free is not None:  # one that somebody left comes first
+        elif free is not None:  # prefer the position that a finished trial left
             cohort = self.consumers.cohorts[free.cohort]
             self.consumers.reserve(name, cohort, free.cursor, now, now + hold_s, at_once=free.holds_up_nobody)
         else:
@@ -259,67 +250,59 @@ class StagingState:
             self.consumers.exit(free, f"{name} comes for it")
 
     def _reservation_s(self, is_new: bool) -> float:
-        """How long a reservation is held for a trial from when it is announced; 0 if none is.
-
-        Args:
-            is_new: whether it does not go on where another trial ended, so that nothing is staged for it.
-        """
-        # Of several lanes each would need to know where trials begin that begin at once.
+        # 0 if no reservation is made. ``is_new``: the trial does not continue where another ended, so no blocks are
+        # staged. With several lanes, every lane would have to know the start of trials that start immediately.
         if self._starts.at_once and (is_new or self._lanes > 1):
             return 0.0
         return self._starts.hold_s(self._epoch_s)
 
     def _times_of(self, reservation: Consumer) -> ReservationTime:
-        """Return the times of reservations like this one."""
         if not reservation.for_anyone:
             return self._starts
         return self._besides if reservation.is_beside else self._successions
 
     def _hold_for_successor_s(self) -> float:
-        """How long a reservation is held until it is known for whom; from then on for as long as that one needs."""
+        # Held until a trial is announced; the reservation time of that trial starts then.
         return self._successions.hold_s(self._epoch_s) if self._reservation_s(is_new=False) else 0.0
 
     def _hold_for_others_s(self, trial: str) -> float:
-        """How long reservations are held for those that begin with a trial that was announced; 0 if none are."""
-        # Those that begin at once begin where others are, if anybody is here.
+        # Trials that start immediately start where the active consumers are, if there are any.
         here = [c for c in self.consumers.by_name.values() if c.trial != trial and not c.rests]
         if self._starts.at_once and here:
             return 0.0
         return self._as_allowed(self._besides.hold_s(self._epoch_s) if self._reservation_s(is_new=False) else 0.0)
 
     def _as_allowed(self, hold_s: float) -> float:
-        """For how long to hold the place of one that begins with others; 0 if ``hold_s`` is."""
-        # It has a place to run, so it will come: it would be in vain to wait for less than the user allows.
+        # The trial has resources to run, so it will join. Waiting for less than the user allows would waste the wait.
         return max(hold_s, self.limits.timeouts.reservation_s) if hold_s else 0.0
 
     @property
     def _epoch_s(self) -> float:
-        """How long prep takes for an epoch; 0 while that is not known."""
         blocks = self.blocks_per_epoch * self._lanes
         return blocks / self.consumers.prep_per_s if self.consumers.prep_per_s else 0.0
 
     @property
     def has_all(self) -> bool:
-        """Whether every block that consumers will ever ask for is kept and ready: prep has nothing to do."""
+        """True if every block that consumers can request is staged and kept, so that prep has no work left."""
         blocks = self.window.blocks.values()
         return self.consumers.keeps_all and len(blocks) == self.blocks_per_epoch and all(b.is_ready for b in blocks)
 
     @property
     def out_of_reach(self) -> range:
-        """The blocks at which no consumer may be: far beyond the stream, and below the epochs aside."""
-        # A further lane does not decide where consumers begin, and one that was restarted begins to count anew.
+        """Block numbers where no consumer may be: far beyond the stream, and below the side epochs."""
+        # Other lanes do not decide where consumers start, and a restarted lane counts epochs from 0.
         if not self.consumers.leads:
             return range(0)
         first = self.next_epoch + MOST_AHEAD_EPOCHS + 1
         return range(first * self.blocks_per_epoch, ASIDE * self.blocks_per_epoch)
 
     def _fresh_start(self) -> int:
-        """First block of the first epoch that was never begun: of an earlier one somebody may have seen a part."""
+        # First block of the first epoch that was never started. Consumers may have seen parts of earlier epochs.
         return self.next_epoch * self.blocks_per_epoch
 
     def _join(self, event: ev.Join, now: float) -> None:
         old = self.consumers.by_name.get(event.consumer)
-        # Sessions are numbered by the shell in the order of joins: a smaller one comes from a call that was overtaken.
+        # The shell numbers sessions in the order of joins, so a smaller number comes from an overtaken call.
         if old is not None and old.session >= event.session:
             self._refuse(event, f"session {old.session} of {event.consumer!r} is newer")
             return
@@ -332,7 +315,7 @@ class StagingState:
         else:
             self._starts.joined(event.trial or event.consumer, now, at_once)
         for before in (old, place):
-            if before is not None and before.state is not ConsumerState.GONE:  # both may be one, or be ended just now
+            if before is not None and before.state is not ConsumerState.GONE:  # one object, or just ended
                 self.consumers.exit(before, f"session {event.session} of {event.consumer} takes its place")
         cohort, cursor, own_epoch = self._beginning(event, place)
         lease = now + self.limits.timeouts.lease_s
@@ -344,11 +327,9 @@ class StagingState:
         self._out.append(ev.Admitted(event.consumer, event.session, cursor, own_epoch))
 
     def _ends_other_groups(self, event: ev.Join) -> bool:
-        """End what is left of an earlier run of a trial, which had another number of ranks.
-
-        Nobody else would: its ranks are none of the new ones' names, and until their leases end they would hold up the
-        trial that goes on. Refuse the consumer if it is what is left itself.
-        """
+        # Sessions of an earlier run of the trial, with another number of ranks, have other names than the new ones.
+        # Until their leases ended, they would block the restarted trial. If this consumer belongs to that run, it is
+        # refused.
         others = [
             consumer
             for consumer in self.consumers.of_trial(event.trial or event.consumer)
@@ -364,32 +345,28 @@ class StagingState:
         return True
 
     def _remove(self, consumer: Consumer, reason: str) -> None:
-        """End a consumer's session against its will."""
         self._out.append(ev.RemoveConsumer(consumer.name, consumer.session, reason))
         self.consumers.exit(consumer, reason)
 
     def _beginning(self, event: ev.Join, place: Consumer | None) -> tuple[Cohort, int, OwnEpoch]:
-        """Choose cohort and first block of a new session, and where its own epoch lies."""
         if event.resumed is not None:
             return self._resumption(event.resumed)
         cohort, cursor = self._first_block(event, place)
-        # One that names a block in the middle of an epoch has had what comes before it.
+        # A consumer that names a block inside an epoch has already received the blocks before it.
         return cohort, cursor, self.epochs.around(cursor) if event.is_exact else self.epochs.own_epoch(cursor)
 
     def _resumption(self, resumed: Resumption) -> tuple[Cohort, int, OwnEpoch]:
-        """Have a consumer go on in the middle of its own epoch, with the samples that it lacks and no others."""
         others = self.consumers.own_epochs()
         if not self.epochs.adopt(resumed, others):
             if not resumed.taken:
                 start = self.epochs.next_boundary(resumed.start)
                 return self.consumers.cohort_at(start), start, self.epochs.own_epoch(start)
-            # That epoch is shuffled in another way here: nobody else needs the rest of it as this consumer does.
+            # The epoch is shuffled differently here, so its rest cannot be shared with other consumers.
             resumed = self.epochs.put_aside(resumed, others)
         return self.consumers.cohort_at(resumed.start), resumed.start, resumed.own_epoch
 
     def _first_block(self, event: ev.Join, place: Consumer | None) -> tuple[Cohort, int]:
-        """Choose cohort and first block of a new session: its reservation, an exact block, or an epoch to share."""
-        # All lanes must agree where a consumer begins, so one of them decides: the first.
+        # All lanes must agree on the start, so lane 0 decides.
         if not self.consumers.leads:
             assert event.start is not None, "the first lane decides where a consumer begins"
             find = self.consumers.cohort_towards if event.flexible else self.consumers.cohort_at
@@ -400,16 +377,15 @@ class StagingState:
         if event.is_exact:
             return self.consumers.cohort_at(otherwise), otherwise
         if event.now:
-            if place is not None and event.start is None:  # with nobody else here it goes on where another one ended
+            if place is not None and event.start is None:  # without other consumers it continues where a trial ended
                 can_begin = self.epochs.can_begin(place.cursor)
                 otherwise = place.cursor if can_begin else self.epochs.next_boundary(place.cursor)
             return self.consumers.start_now(otherwise, self.window.is_ready, event.start)
         return self.consumers.shared_start(otherwise, event.trial, event.start or 0)
 
     def _at_place(self, event: ev.Join, place: Consumer) -> tuple[Cohort, int] | None:
-        """Find cohort and block of the reservation that was held for a consumer; None if it does not begin there."""
-        # A restored trial that names an exact block gets that block. A place that was held as for a trial that begins
-        # at once may lie inside of an epoch.
+        # A restored trial that names an exact block gets that block. A reservation made for a trial that starts
+        # immediately may be inside an epoch.
         if event.is_exact or place.cursor % self.blocks_per_epoch or place.cursor < (event.start or 0):
             return None
         cohort = self.consumers.cohorts.get(place.cohort)
@@ -417,20 +393,20 @@ class StagingState:
             waited = cohort is not None and not place.holds_up_nobody and place.cursor <= cohort.slowest
             if not waited or event.start is not None:
                 return None
-        # If it was the last of its cohort, that cohort ended with the reservation.
+        # The cohort ended if the reservation was its last member.
         cohort = cohort or self.consumers.new_cohort(place.cursor)
-        return (cohort, place.cursor) if cohort.keep_from <= place.cursor else None  # else it was passed by
+        return (cohort, place.cursor) if cohort.keep_from <= place.cursor else None  # else passed by the cohort
 
     def _ask(self, event: ev.Ask, now: float) -> None:
         consumer = self._open_session(event)
         if consumer is None:
             return
-        again = 0 < event.number == consumer.heard  # it came twice; whether its first answer arrived is not known
+        again = 0 < event.number == consumer.heard  # a repeated call; its first answer may not have arrived
         if consumer.was_overtaken(event.number):
             return
         if again and event.cursor < max(consumer.released, consumer.done):
-            return  # the answer to the first did arrive: since then a heartbeat has said that the block is used up
-        if event.cursor < consumer.released:  # its blocks may be dropped, and others would be handed out in their place
+            return  # the first answer did arrive: a later heartbeat reported that block as finished
+        if event.cursor < consumer.released:  # its blocks may be dropped and re-prepared with other contents
             reason = f"it asked for block {event.cursor} after it let go of all blocks below {consumer.released}"
             self._refuse(event, reason)
             return
@@ -457,10 +433,10 @@ class StagingState:
             self.consumers.go_on(consumer, self.window.is_ready)
         self._try_anew(consumer)
         if consumer.state is ConsumerState.BUSY:
-            # Between its epochs a trial may do something else.
+            # Pauses between epochs do not count as steps.
             within = consumer.asked and consumer.cursor > consumer.own_epoch.first
             consumer.longest_s = max(consumer.longest_s, now - consumer.since) if within else 0.0
-        if not consumer.waiting:  # a call that is repeated goes on waiting: its turn is not lost
+        if not consumer.waiting:  # a repeated call keeps its turn
             consumer.transition(ConsumerState.WAITING)
             consumer.since = now
         consumer.want = event.want
@@ -473,7 +449,7 @@ class StagingState:
     def _hand_back(self, event: ev.HandBack) -> None:
         consumer = self._open_session(event)
         if consumer is not None and not consumer.was_overtaken(event.number):
-            # What it used up cannot be given back: its trial has trained on it.
+            # Finished blocks cannot be returned: the trial has trained on them.
             consumer.let_go(min(event.released, event.cursor), consumer.done)
             consumer.go_to(max(event.cursor, consumer.released, consumer.done))
             if consumer.waiting:
@@ -486,16 +462,16 @@ class StagingState:
         self._changed_nothing = consumer is None or not consumer.let_go(event.released, event.done)
 
     def _leave(self, event: ev.Leave, now: float) -> None:
-        if event.session is None:  # Tune, or a user, says that a trial is done: so are all of its ranks
+        if event.session is None:  # Tune or the user ended the trial, with all of its ranks
             leaving = self.consumers.of_trial(event.consumer)
         else:
             consumer = self.consumers.session(event.consumer, event.session)
             leaving = [] if consumer is None else [consumer]
-        # Before it leaves: its cohort, and what is staged for it, would end with it.
+        # Reserve first: the cohort and its staged blocks would end with the last consumer.
         if leaving and event.successors > len(self.consumers.free_reservations()):
             last = min(leaving, key=lambda consumer: consumer.done)
             hold_s = self._hold_for_successor_s()
-            # One that begins at once begins where others are, if anybody is here.
+            # A successor that starts immediately starts where the active consumers are, if there are any.
             in_vain = self._starts.at_once and not all(c.rests or c in leaving for c in self.consumers.by_name.values())
             if hold_s and not in_vain:
                 self.consumers.reserve_for_successor(last, now, now + hold_s, at_once=self._starts.at_once)
@@ -514,15 +490,15 @@ class StagingState:
     def _refuse(self, event: ev.Join | ev.Ask | ev.HandBack | ev.Heartbeat, reason: str) -> None:
         self._out.append(ev.Refuse(event.consumer, event.session, reason))
 
-    # ---- workers and what they make ----
+    # ---- workers and tasks ----
 
     def _worker_down(self, name: str, reason: str, now: float, *, blame: bool) -> None:
-        """Have others make what a worker had in hand. `mbaas.core.supervisor` decides whether it is replaced."""
+        # `mbaas.core.supervisor` decides whether the worker is replaced.
         worker = self.tasks.workers.get(name)
         if worker is None:
-            return  # two may notice one death
+            return  # the same death may be reported twice
         tasks = self.tasks.worker_down(name)
-        if blame and tasks:  # the oldest is the one that it was making
+        if blame and tasks:  # the oldest task is the one in progress
             self.tasks.charge(tasks[0], worker.node, reason, now)
         for task in tasks:
             self._out.append(ev.Note(f"{name} is gone ({reason}): block {task.block} will be made again"))
@@ -533,24 +509,21 @@ class StagingState:
                 block.reopen(task.part, f"{name} is gone: {reason}")
 
     def _is_deadly(self, number: int) -> bool:
-        """Whether too many workers died over a block."""
         return len(self.tasks.deaths.get(number, ())) >= self.limits.max_deaths
 
     def _condemn(self, now: float) -> None:
-        """Give up blocks over which too many workers died, and no node.
-
-        Such a block is bad data, or bad code: its consumers are told, and the feed goes on.
-        """
+        # Fail blocks that too many workers died on, unless their nodes died: bad data or bad code. The feed continues.
         for number, deaths in self.tasks.deaths.items():
             is_due = self._is_deadly(number) and now >= deaths[self.limits.max_deaths - 1].at + VERDICT_S
             if is_due and self.window.blocks[number].state is not BlockState.FAILED:
                 why = f"{units.counted(len(deaths), 'prep worker')} died over it; the last one: {deaths[-1].reason}"
-                # Another try would cost another worker. But what is kept for all epochs would stay bad in all of them.
+                # A retry would cost another worker. It is worthwhile only with `keeps_all`, where the block would
+                # otherwise fail in all epochs.
                 self.window.fail(number, why, may_mend=self.consumers.keeps_all)
 
     def _node_down(self, node: str, reason: str) -> None:
-        # The node's death is no block's fault, so blocks are cleared of the deaths of its workers. Workers come first:
-        # parts in their hands are MAKING, parts that lie on the node are READY, and both must become OPEN.
+        # The node's death is not a block's fault, so deaths on this node no longer count. Workers come first: their
+        # parts are MAKING, parts stored on the node are READY, and both must become OPEN.
         for worker in [w for w in self.tasks.workers.values() if w.node == node]:
             for task in self.tasks.worker_down(worker.name):
                 self.window.blocks[task.block].reopen(task.part, f"{worker.name} is gone: {reason}")
@@ -561,18 +534,17 @@ class StagingState:
         blocks = len(self.window.reopen_node(node))
         again = f"its parts of {units.counted(blocks, 'staged block')} will be made again"
         self._out.append(ev.Note(f"node {node} is gone ({reason}): {again}"))
-        # Now, not when their leases end: until then the others would wait for them. One that lives after all, on a
-        # node that was cut off, joins again where it was.
+        # Remove its consumers now: others would wait for them until their leases end. A consumer that survives on a
+        # disconnected node joins again at its position.
         for consumer in [consumer for consumer in self.consumers.by_name.values() if consumer.node == node]:
             self._remove(consumer, f"its node is gone: {reason}")
 
     def _part_moved(self, number: int) -> None:
-        """Use the copy of a part, if the part is still what it was when it was copied."""
         move = self._moves.end(number, is_there=True)
         if move is None:
             return
-        # By another task's number: a consumer that was given the original, and cannot read it when its node is gone,
-        # must not have the copy thrown away by its complaint.
+        # A new task number: a consumer that cannot read the original, because its node is gone, reports the old number.
+        # This must not discard the copy.
         task = self.tasks.number()
         self.window.blocks[move.block].lies_elsewhere(move.part, move.target, task)
         self._out.append(ev.UsePart(number, move.block, move.part, task))
@@ -580,8 +552,8 @@ class StagingState:
     def _part_unreadable(self, event: ev.UnreadablePart) -> None:
         block = self.window.find(event.block)
         if block is None or event.part >= len(block.parts) or block.parts[event.part].task != event.task:
-            return  # it was dropped, or made again, since the consumer got it
-        # MAKING, OPEN or PUT_OFF: somebody else noticed first, and it is on its way already.
+            return  # dropped or prepared again since the consumer received it
+        # MAKING, OPEN or PUT_OFF: an earlier report already reopened it.
         if block.parts[event.part].state is PartState.READY:
             block.reopen(event.part, "a consumer could not read it")
             self._out.append(ev.Note(f"a part of block {event.block} cannot be read any more: it will be made again"))
@@ -589,7 +561,7 @@ class StagingState:
     def _task_ended(self, event: ev.TaskEnded, now: float) -> None:
         task = self.tasks.finish(event.task, now)
         if task is None:
-            return  # its worker was given up; the part is another's by now
+            return  # its worker was replaced; the part belongs to another task now
         block = self.window.blocks[task.block]
         if event.error is None:
             self.tasks.failures.pop(task.block, None)
@@ -597,7 +569,7 @@ class StagingState:
                 self.window.leave_out(task.block)
             block.finish(task.part, self.tasks.workers[task.worker].node)
             return
-        # Only with on_bad_sample="raise". The block fails as a whole: a minibatch may take samples from all parts.
+        # Only with on_bad_sample="raise". The block fails as a whole: a minibatch may contain samples of all parts.
         block.reopen(task.part, "a sample is bad")
         if block.state is not BlockState.FAILED:
             self.window.fail(task.block, event.error, may_mend=True)
@@ -608,18 +580,17 @@ class StagingState:
             self.window.blocks[task.block].put_off(task.part, now + PUT_OFF_S, event.reason)
 
     def _task_failed(self, event: ev.TaskFailed, now: float) -> None:
-        """Try a part again over which a worker met a bug; after as many errors as deaths may be, its block is bad."""
         task = self.tasks.fail(event.task, now)
         if task is None:
-            return  # its worker was given up; the part is another's by now
+            return  # its worker was replaced; the part belongs to another task now
         block, worker = self.window.blocks[task.block], self.tasks.workers[task.worker]
         self._out.append(ev.Note(f"{task.worker} met an error over block {task.block}: {event.reason}"))
-        # The part waits for a moment: what was wrong may pass, and other workers may be free by then.
+        # Pause first: the error may be temporary, and other workers may be free by then.
         block.put_off(task.part, now + PUT_OFF_S, f"it is tried again after an error: {event.reason}")
         failures = self.tasks.failures[task.block]
         if failures >= self.limits.max_deaths and block.state is not BlockState.FAILED:
             del self.tasks.failures[task.block]
-            # Another try costs nobody anything, so a consumer that asks again for the block has it.
+            # A retry costs no worker, so a consumer that requests the block again triggers one.
             why = f"{failures} tries to prepare it ended in an error; the last one: {event.reason}"
             self.window.fail(task.block, why, may_mend=True)
             worker.failures = 0  # the block is to blame, not the worker
@@ -629,10 +600,8 @@ class StagingState:
             self._worker_down(worker.name, reason, now, blame=False)
 
     def _try_anew(self, consumer: Consumer) -> None:
-        """Drop failed blocks whose error this consumer had and which it asks for again: the data may be repaired.
-
-        Not for a consumer that asks for the first time: it would wait for another failure instead of getting the error.
-        """
+        # The data may be repaired. On a consumer's first request the block stays: it would wait for another failure
+        # instead of getting the error.
         for number in [n for n in self.window.failed if n >= self.window.staged_as(consumer.cursor)]:
             block = self.window.blocks[number]
             if block.may_mend and not block.is_in_hand and consumer.name in block.told:
@@ -641,7 +610,7 @@ class StagingState:
     # ---- time ----
 
     def _tick(self, now: float) -> None:
-        if not self.consumers.by_name:  # who comes next comes for another reason than that one has left
+        if not self.consumers.by_name:  # the next trial to join is not one of the expected ones
             for times in (self._successions, self._besides):
                 times.forget_given_up()
         rested = False
@@ -651,23 +620,22 @@ class StagingState:
             elif self._is_to_rest(consumer, now):
                 self.consumers.rest(consumer)
                 rested = True
-        # The core has no clock, so deadlines pass only here: with the ticks that the shell sends.
-        # A worker that hangs cannot be told from one that is slow, so it has a deadline; its node and the others go on.
+        # The core has no clock: deadlines take effect only with the shell's ticks. A hanging worker looks like a slow
+        # one, so tasks have a deadline; its node and the other workers continue.
         for worker in self.tasks.overdue(now, self.limits.timeouts.prep_s):
             reason = f"it made block {worker.tasks[0].block} for more than {units.seconds(self.limits.timeouts.prep_s)}"
             self._out.append(ev.ReplaceWorker(worker.name, reason))
             self._worker_down(worker.name, reason, now, blame=True)
         for cohort in list(self.consumers.cohorts.values()):
             self._watch(cohort, now)
-        self._condemn(now)  # then the pause of its part is over, too
+        self._condemn(now)  # before `resume`, which ends the pause of its part
         resumed = [block.resume(now) for block in self.window.blocks.values()]
         self._changed_nothing = not (self._out or any(resumed) or rested)
 
     def _is_to_rest(self, consumer: Consumer, now: float) -> bool:
-        """Whether a consumer is between two epochs of its own, and does not ask for longer than it used to."""
         if consumer.state is not ConsumerState.BUSY or not consumer.is_between_epochs or self._lanes > 1:
             return False
-        # One that named its block, or may not begin elsewhere, has its place kept until it asks for the first time.
+        # A consumer that named its block, or that may not start elsewhere, keeps its position until its first request.
         is_free = consumer.asked or (consumer.moves and consumer.exact is None)
         return is_free and now - consumer.since >= max(REST_AFTER_S, 2 * consumer.longest_s)
 
@@ -682,17 +650,16 @@ class StagingState:
         self.consumers.exit(consumer, reason)
 
     def _watch(self, cohort: Cohort, now: float) -> None:
-        """Notice who keeps the others of a cohort waiting, and detach it when their patience is over."""
         if not self._limited_by_slowest(cohort):
             cohort.held_up = None
             return
-        # Patience begins anew with every step of the slowest: slow is allowed, standing still is not.
+        # The patience restarts with every step of the slowest: being slow is allowed, stalling is not.
         if cohort.held_up is None or cohort.held_up[0] != cohort.slowest:
             cohort.held_up = (cohort.slowest, now)
         slowest, since = cohort.held_up
         limits, waited_s = self.limits.timeouts, now - since
         for member in [m for m in cohort.active if m.cursor == slowest]:
-            # A loader that nobody reads lives, too. It is waited for as long as a consumer that was announced.
+            # A loader that is never read still sends heartbeats. It gets as much time as an announced trial.
             never_began = not member.asked and now - member.since >= limits.reservation_s
             if waited_s < limits.patience_s and not never_began:
                 continue
@@ -704,25 +671,23 @@ class StagingState:
             self._out.append(ev.Note(f"{member.name} {kept}{why}: it goes on in a cohort of its own"))
 
     def _limited_by_slowest(self, cohort: Cohort) -> bool:
-        """Whether the slowest members alone are to blame: others wait for a block that nobody makes meanwhile."""
         slowest = cohort.slowest
-        # A slowest one that waits is not to blame, prep is. One whose block is in a worker's hand will get it soon.
+        # If a slowest consumer waits, prep is the limit. A block already assigned to a worker arrives soon.
         slowest_busy = all(m.state is ConsumerState.BUSY for m in cohort.active if m.cursor == slowest)
         waiting = [m.cursor for m in cohort.active if m.waiting and self.epochs.is_written(m.cursor)]
         return slowest_busy and not all(map(self.window.is_on_its_way, waiting))
 
     def _detach(self, name: str) -> None:
-        # One that is alone here, or not here yet, keeps nobody waiting in this lane.
+        # A consumer that is alone in this lane, or has not joined it, blocks no others here.
         consumer = self.consumers.by_name.get(name)
         if consumer is not None and len(self.consumers.cohorts[consumer.cohort].members) > 1:
             self.consumers.detach([consumer], "it kept others waiting for their blocks in another lane")
 
     def _part_by_pace(self, event: ev.PacesMeasured, now: float) -> None:
-        """Take in how fast prep and trials would go, and part cohorts of too different paces."""
         if self.consumers.keeps_all:
             return
         self.consumers.prep_per_s = event.prep_per_s
-        # In lanes of their own, cohorts would part at different times, and ranks might get apart.
+        # Lanes would split at different times, and a trial's ranks might diverge.
         if self._lanes > 1:
             return
         for trial in event.trials:
@@ -731,11 +696,11 @@ class StagingState:
                     consumer.blocks_per_s = trial.blocks_per_s
         for cohort in list(self.consumers.cohorts.values()):
             apart = self._part(cohort, now, pace.SPLIT_AFTER_S)
-            while apart is not None:  # those that go apart may be of several paces; of these no more is to be learnt
+            while apart is not None:
                 apart = self._part(apart, now, 0.0)
 
     def _part(self, cohort: Cohort, now: float, after_s: float) -> Cohort | None:
-        """Part a cohort by pace if that was worth it for long enough; return the new cohort of the slower ones."""
+        # Returns the new cohort of the slower trials, if a split was worthwhile for ``after_s`` seconds.
         paces = cohort.paces()
         others, prep_per_s = self.consumers.groups(cohort), self.consumers.prep_per_s
         split = pace.best_split([*paces.values()], others, prep_per_s) if len(paces) > 1 and prep_per_s else None
@@ -758,13 +723,13 @@ class StagingState:
         self._out.append(ev.Note(f"{apart} {verb} on apart from {cohort}: {why}"))
         return apart
 
-    # ---- what follows from every event ----
+    # ---- after every event ----
 
     def _follow_up(self, now: float) -> None:
-        # The order matters: delivering moves cursors, cursors decide what is dropped, and only then are the bytes known
-        # that new work may take.
+        # The order matters: delivery moves cursors, cursors decide which blocks are dropped, and drops free bytes for
+        # new work.
         if self.consumers.keeps_all:
-            self._drop_lacking()  # one that takes many blocks at once would be given it before it came near
+            self._drop_lacking()  # a consumer that takes many blocks at once would get them before it came near
         self._deliver(now)
         self.consumers.advance()
         self._scheduler.drop_unwanted()
@@ -785,15 +750,15 @@ class StagingState:
         for consumer in self.consumers.by_name.values():
             if not consumer.waiting:
                 continue
-            # All that is ready at once, so that a loader that lags makes few calls; never with a gap.
+            # Deliver all consecutive ready blocks, so that a lagging loader makes few calls.
             end = consumer.cursor
             most = consumer.want
-            if self._lanes == 1:  # when its own epoch ends, it may rest, and go on elsewhere
+            if self._lanes == 1:  # at the end of its epoch it may pause, or continue elsewhere
                 most = min(most, consumer.own_epoch.end - consumer.cursor)
             while end - consumer.cursor < most and self.window.is_ready(end) and self.epochs.is_written(end):
                 end += 1
             if end > consumer.cursor:
-                if holding is None:  # the first block of an epoch is a full one
+                if holding is None:  # block 0 has full size
                     holding = Holding(self.consumers, self.limits.budget_bytes // self._block_bytes(0))
                 holdable = holding.holdable(consumer, end - consumer.cursor)
                 end = consumer.cursor + max(1, holdable)
@@ -808,17 +773,16 @@ class StagingState:
                 consumer.given = max(consumer.given, end)
 
     def _begin_block(self, number: int) -> Sequence[BlockPart]:
-        """Fix how the block's epoch is shuffled, if it is the first of it, and cut the block."""
         if not self.epochs.has_begun(number):
             self.epochs.fix(number, self.consumers.own_epochs())
             self._tell_shuffle(number)
-            # A block in a worker's hand stays although nobody wants it: a newcomer then gets it as it was begun.
+            # A block in preparation stays even if unwanted; a newcomer then gets it with the shuffle that it began
+            # with.
             held = (consumer.released for consumer in self.consumers.by_name.values())
             self.epochs.forget([number, *self.window.blocks, *held])
         return self._cut(number, self.epochs.shuffle_of(number))
 
     def _tell_shuffle(self, block: int) -> None:
-        """Write a line for the log where the stream's epochs begin to be shuffled in another way than before."""
         shuffle, before = self.epochs.shuffle_of(block), self.epochs.shuffle_of(block - self.blocks_per_epoch)
         if shuffle.cuts != before.cuts and not self.epochs.is_aside(block):
             cuts = ", ".join(map(str, shuffle.cuts))
@@ -826,10 +790,8 @@ class StagingState:
             self._out.append(ev.Note(f"from epoch {shuffle.epoch} on, samples are shuffled {how}"))
 
     def _drop_lacking(self) -> None:
-        """Drop kept blocks that lack samples, each once an epoch: where epochs differ, each makes its own anyway.
-
-        Nobody waits for that, as a rule: it is done when a consumer comes near, and before it asks.
-        """
+        # Each such block is dropped once per epoch. This usually causes no wait: a consumer comes near before it
+        # requests it.
         for number in sorted(self.window.lacking):
             block = self.window.blocks[number]
             if block.state is not BlockState.READY or block.given_as is None:
@@ -844,7 +806,8 @@ class StagingState:
 
     def _assign(self, assignment: Assignment, now: float) -> None:
         worker, number, part = assignment
-        # From its first block on an epoch counts as begun: a consumer that comes when all have left gets the next one.
+        # An epoch counts as started from its first block. A consumer that joins after all others left gets the next
+        # one.
         if not self.epochs.is_aside(number):
             self.next_epoch = max(self.next_epoch, number // self.blocks_per_epoch + 1)
         task = self.tasks.assign(worker, number, part, now)
@@ -853,10 +816,10 @@ class StagingState:
         shuffle = self.epochs.shuffle_of(number)
         self._out.append(ev.Prepare(task.number, worker.name, number, part, block.parts[part].block_part, shuffle))
 
-    # ---- for people and tests ----
+    # ---- diagnostics ----
 
     def explain_wait(self, name: str, awaited: Sequence[str] = ()) -> str:
-        """One clause that says what a waiting consumer waits for; see `explain.wait`."""
+        """Return one clause on why a consumer waits; see `explain.wait`."""
 
         def has_room(block: int) -> bool:
             return self._scheduler.has_room(self._block_bytes(block))
@@ -864,14 +827,10 @@ class StagingState:
         return explain.wait(name, self.epochs, self.consumers, self.tasks, self.window, has_room, awaited)
 
     def story(self, thing: str, clock: Clock = seconds) -> list[str]:
-        """Return what happened to a thing, oldest line first.
-
-        Args:
-            thing: "block 17", or the name of a consumer or a worker.
-            clock: writes the times that `handle` was given.
+        """Return the history of a consumer, a worker or a block ("block 17"), oldest line first.
 
         Raises:
-            ConfigError: nothing is known of it; the message lists what there is.
+            ConfigError: ``thing`` is unknown; the message lists the known ones.
         """
         lines = self.stories.lines(thing, clock)
         if not lines:
@@ -879,11 +838,7 @@ class StagingState:
         return lines
 
     def validate(self) -> None:
-        """Check every invariant.
-
-        Raises:
-            InvariantError: one does not hold; the message has the stories of what is concerned.
-        """
+        """Check every invariant; raise InvariantError with the stories concerned."""
         self.window.validate()
         self.tasks.validate()
         self.consumers.validate()

@@ -1,7 +1,7 @@
-"""The prep workers, cache nodes and lanes of a feed as its supervisor sees them, and the phases of their lives.
+"""Prep workers, cache nodes and lanes as seen by a feed's supervisor, with their phases.
 
-A lane knows a worker from when it may get tasks (`mbaas.core.tasks`); the supervisor from when it is asked for until it
-is ended or works for another feed.
+A lane tracks a worker while it can have tasks (`mbaas.core.tasks`). The supervisor tracks it from the request until it
+ends or works for another feed.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from dataclasses import dataclass, field
 from mbaas.core.story import Story
 
 RETRY_S = 2.0
-"""Pause after a start, or a new placement, that failed."""
+"""Pause after a failed start or a failed placement."""
 
 MACHINE_S = 900.0
-"""How long a worker may wait for a machine with room for it before it is asked for anew."""
+"""Longest time that a worker may wait for a node with free resources before it is requested again."""
 
 BEGIN_S = 45.0
-"""How long its process may take after that: Ray's workers have a low priority on a busy machine."""
+"""Time that its process may take after that; Ray's workers have a low priority on a busy node."""
 
 CACHE_START_S = 45.0
-"""Longest time in which a cache node must answer; the shell, which starts it, gives up a little sooner."""
+"""Longest time for a cache node's first answer; the shell that starts it gives up a little earlier."""
 
 
 class WorkerPhase(enum.Enum):
-    """Where a worker is on its way."""
+    """Phase of a worker."""
 
     STARTING = "it was asked for, and does not answer yet"
     BRIEFING = "it is up, and must be told the placement before it can work"
@@ -38,7 +38,7 @@ class WorkerPhase(enum.Enum):
 
 
 class CachePhase(enum.Enum):
-    """Where a cache node is on its way."""
+    """Phase of a cache node."""
 
     STARTING = "it was asked for, and does not answer yet"
     UP = "it answers"
@@ -48,7 +48,7 @@ class CachePhase(enum.Enum):
 
 
 class LanePhase(enum.Enum):
-    """Where the coordinator of a further lane is on its way."""
+    """Phase of the coordinator of a lane other than lane 0."""
 
     BRIEFING = "its process is new, or is being started, and must be told how the feed stands before it can serve"
     SERVING = "it answers"
@@ -63,7 +63,7 @@ WORKER_PHASE_CHANGES: Mapping[WorkerPhase, frozenset[WorkerPhase]] = {
     WorkerPhase.HANDED_OVER: frozenset({WorkerPhase.GONE}),
     WorkerPhase.GONE: frozenset(),
 }
-"""Which phases may follow one another in a worker's life."""
+"""Allowed phase changes of workers."""
 
 CACHE_PHASE_CHANGES: Mapping[CachePhase, frozenset[CachePhase]] = {
     CachePhase.STARTING: frozenset({CachePhase.UP, CachePhase.GONE}),
@@ -72,32 +72,30 @@ CACHE_PHASE_CHANGES: Mapping[CachePhase, frozenset[CachePhase]] = {
     CachePhase.VACATING: frozenset({CachePhase.UP, CachePhase.DOUBTED, CachePhase.GONE}),
     CachePhase.GONE: frozenset(),
 }
-"""The same for cache nodes."""
+"""Allowed phase changes of cache nodes."""
 
 LANE_PHASE_CHANGES: Mapping[LanePhase, frozenset[LanePhase]] = {
     LanePhase.BRIEFING: frozenset({LanePhase.SERVING}),
     LanePhase.SERVING: frozenset({LanePhase.BRIEFING, LanePhase.SILENT}),
     LanePhase.SILENT: frozenset({LanePhase.BRIEFING, LanePhase.SERVING}),
 }
-"""The same for lanes, which live as long as the feed does."""
+"""Allowed phase changes of lanes, which live as long as the feed."""
 
 
 @dataclass
 class SupervisedWorker:
-    """A prep worker, from the moment it is asked for.
+    """A prep worker, from its request on.
 
     Attributes:
-        story: what happened to it.
-        phase: see `WorkerPhase`; changed by `transition` only.
-        owner: the feed that started it, if it is another's.
-        node: where it runs; "" while it starts.
-        version: of the placement that it knows; 0 for none.
-        deadline: when the answer that is awaited from it, or about it, is overdue; None if none is awaited.
-        failures: briefings that failed in a row.
-        turns: how often it began to work.
-        key: under which another feed offered it, if one did.
-        target: the feed that it leaves for; None if it leaves to end.
-        done_in: the lanes that are done with it, while it leaves.
+        owner: the feed that started it; None for this feed.
+        node: its node; "" while it starts.
+        version: version of its placement; 0 for none.
+        deadline: time when the awaited answer is overdue; None if no answer is awaited.
+        failures: consecutive failed briefings.
+        turns: number of times that it started to work.
+        key: key under which another feed offered it; None if none did.
+        target: the feed that it moves to; None if it ends.
+        done_in: lanes in which it has finished, while LEAVING.
     """
 
     name: str
@@ -114,32 +112,25 @@ class SupervisedWorker:
     done_in: set[int] = field(default_factory=set)
 
     def transition(self, to: WorkerPhase, *why: object) -> None:
-        """Go on to another phase; nothing is awaited from the worker then.
-
-        Raises:
-            InvariantError: ``to`` may not follow, see `WORKER_PHASE_CHANGES`.
-        """
+        """Change the phase and clear the deadline; raise InvariantError if that is not in `WORKER_PHASE_CHANGES`."""
         self.story.change("", self.phase, to, WORKER_PHASE_CHANGES, *why)
         self.phase, self.deadline = to, None
 
     @property
     def stays(self) -> bool:
-        """Whether it is up and not about to go."""
+        """True if it is up and not about to leave."""
         return self.phase in (WorkerPhase.BRIEFING, WorkerPhase.WORKING)
 
 
 @dataclass
 class SupervisedCache:
-    """The cache node of a machine, from the moment it is asked for.
+    """The cache node of a cluster node, from its request on.
 
     Attributes:
-        node: the machine.
-        generation: tells it from earlier ones of the machine, whose names Ray may still hold.
-        phase: see `CachePhase`; changed by `transition` only.
-        since: when it was asked for.
-        story: what happened to it.
-        room_bytes: what the machine's object store has room for of staged blocks; infinite until somebody looked.
-        deadline: as for `SupervisedWorker`.
+        generation: distinguishes it from earlier ones on the node, whose names Ray may still hold.
+        since: time of its request.
+        room_bytes: bytes of staged blocks that fit the node's object store; infinite until measured.
+        deadline: see `SupervisedWorker`.
     """
 
     node: str
@@ -151,25 +142,21 @@ class SupervisedCache:
     deadline: float | None = None
 
     def transition(self, to: CachePhase, *why: object) -> None:
-        """Go on to another phase; see `SupervisedWorker.transition`."""
+        """Change the phase; see `SupervisedWorker.transition`."""
         self.story.change("", self.phase, to, CACHE_PHASE_CHANGES, *why)
         self.phase, self.deadline = to, None
 
     @property
     def answers(self) -> bool:
-        """Whether samples may have their homes there."""
+        """True if samples may have their homes there."""
         return self.phase in (CachePhase.UP, CachePhase.DOUBTED)
 
 
 @dataclass
 class SupervisedLane:
-    """The coordinator of a further lane.
+    """The coordinator of a lane other than lane 0.
 
-    Attributes:
-        number: which lane it is, from 1.
-        story: what happened to it.
-        deadline: when it should have answered; there is always one, because lanes are spoken to all the time.
-        phase: see `LanePhase`; changed by `transition` only.
+    Its ``deadline`` is always set, because lanes exchange messages continuously.
     """
 
     number: int
@@ -178,6 +165,6 @@ class SupervisedLane:
     phase: LanePhase = LanePhase.BRIEFING
 
     def transition(self, to: LanePhase, deadline: float, *why: object) -> None:
-        """Go on to another phase, in which it should answer by the deadline; see `SupervisedWorker.transition`."""
+        """Change the phase and set the deadline for the next answer; see `SupervisedWorker.transition`."""
         self.story.change("", self.phase, to, LANE_PHASE_CHANGES, *why)
         self.phase, self.deadline = to, deadline

@@ -1,42 +1,43 @@
-"""Who works where: one state machine for a feed's prep workers, cache nodes and lanes, and the homes of its samples.
+"""State machine for a feed's prep workers, cache nodes and lanes, and for the home nodes of its samples.
 
-It takes events and answers with instructions, and does nothing else: no clock, thread or Ray call. All decisions of
-recovery are made here, so a feed goes on after any loss: a worker or cache that is missing is started again for as long
-as it is wanted, even if none is left. The short list of reasons for which a feed ends is `FeedEnd`.
+It turns events into instructions and uses no clock, threads or Ray calls. All recovery decisions are made here, so a
+feed continues after any loss: a missing worker or cache is restarted as long as it is wanted. `FeedEnd` lists the few
+reasons that end a feed.
 
-When to scale and to lend is decided elsewhere, by `mbaas.allocation.scaling` and `mbaas.allocation.lending`, which are
-pure, too. What they decide comes here as `Scale` and `Lend`; which workers come and go for it is decided here.
+`mbaas.allocation.scaling` and `mbaas.allocation.lending`, which are also pure, decide when to scale and lend. Their
+decisions arrive here as `Scale` and `Lend`; this module chooses the workers.
 
-What happens to a worker (see `WorkerPhase`)::
+Phases of a worker (`WorkerPhase`)::
 
-    StartWorker / TakeIn ──► STARTING ──WorkerStarted──► BRIEFING ──told the placement──► WORKING
+    StartWorker / TakeIn ──► STARTING ──WorkerStarted──► BRIEFING ──placement received──► WORKING
                                  ▲                          ▲  ▲                          │    │
                            StartFailed: after a pause       │  └──── WorkerBehind ────────┘    │ Scale, Lend
                            another is started       Begin, Offered                             ▼
                                                                   HANDED_OVER ◄──WorkerDone── LEAVING ──► ended
 
-    and from every state to GONE: it died, it is stuck, its machine is gone, it cannot be told the placement.
+    and from every state to GONE: it died, hangs, lost its node, or could not receive the placement.
 
-What happens to a cache node (`CachePhase`)::
+Phases of a cache node (`CachePhase`)::
 
-    StartCache ──► STARTING ──► UP ◄──► DOUBTED (a worker died beside it: does it still answer?)
+    StartCache ──► STARTING ──► UP ◄──► DOUBTED (a worker died on its node; it is being probed)
                                  │ ▲
                    no home there │ │ a worker came back
                                  ▼ │
                               VACATING ──► DOUBTED, or ended
 
-    and from every state to GONE: it does not come up, it does not answer, its machine is gone.
+    and from every state to GONE: it did not start, does not answer, or its node is gone.
 
-What happens to a further lane (`LanePhase`; the first one is the main coordinator's own)::
+Phases of a lane other than lane 0, which belongs to the main coordinator (`LanePhase`)::
 
-    Begin ──► BRIEFING ──LaneAnswered──► SERVING ◄──LaneAnswered──► SILENT (nothing was heard for 5 s)
+    Begin ──► BRIEFING ──LaneAnswered──► SERVING ◄──LaneAnswered──► SILENT (no answer for 5 s)
                  ▲                          │                          │
                  └─────────LaneLost─────────┴──after 30 s, RestartLane─┘
 
-A machine whose cache does not answer, or of which Ray says that it is dead, is given up with all that runs on it.
+A node whose cache does not answer, or that Ray reports as dead, is given up with all processes on it.
 
-Homes follow the workers: samples have their homes on the machines that have a worker and a cache. A new placement is
-found and told in one instruction (`MovePlacement`), one at a time, and lanes cut blocks by it only once it was told.
+Homes follow the workers: samples have their homes on nodes with a worker and a cache. One instruction (`MovePlacement`)
+computes and distributes a new placement. Only one runs at a time, and lanes cut blocks by the new placement only after
+it was distributed.
 """
 
 from __future__ import annotations
@@ -66,52 +67,50 @@ from mbaas.core.waits import WaitTable, awaited
 from mbaas.units import counted, percent, seconds, size
 
 START_S = MACHINE_S + BEGIN_S + 15.0
-"""After this long a worker that did not come up is asked for anew: it may wait for a machine, and then for its process.
-The shell that starts it gives up sooner, and can say why.
+"""A worker that is not up after this time is requested again: it may wait for a node and then for its process. The
+shell gives up a little earlier, and can report the reason.
 """
 
 BRIEFING_S = 30.0
-"""Longest time in which a worker must have been told the placement."""
+"""Longest time for a worker to receive the placement."""
 
 BRIEFINGS = 3
-"""Failed briefings in a row after which a worker is ended and another one started."""
+"""Consecutive failed briefings after which a worker is replaced."""
 
 PROBE_S = 10.0
-"""Longest wait for the answer of a doubted cache node; the shell, which asks it, gives up sooner."""
+"""Longest wait for the answer of a doubted cache node; the shell that probes it gives up earlier."""
 
 VACATE_S = 120.0
-"""Longest time until the others say how much they have fetched of what a machine keeps that is not needed any more."""
+"""Longest wait for a report of how much the other caches have copied from a node that is no longer needed."""
 
 HAND_OVER_S = 30.0
-"""Longest wait for another feed to say whether it takes a worker."""
+"""Longest wait for another feed to accept or reject a worker."""
 
 KEPT_DEAD = 1000
-"""Machines that are gone are remembered so that late reports from them are recognised; Ray takes none back."""
+"""Dead nodes that are remembered, to recognise late reports from them; Ray never reuses a node id."""
 
 
 class Supervisor:
-    """See the module's docstring.
+    """See the module docstring.
 
     Args:
         own: workers that the feed was promised.
-        credit: tasks that a lane gives to a worker at a time.
-        lanes: how many the feed has.
-        start_s: seconds that a worker may take from when it is asked for until it answers.
-        staging_bytes: the most that may be staged of the feed; see `mbaas.core.homes` for machines without that room.
-        needs: the resources that each worker reserves, for people: "1 CPU".
+        credit: tasks that a lane assigns to a worker at a time.
+        lanes: number of the feed's lanes.
+        start_s: seconds from the request for a worker to its first answer.
+        staging_bytes: largest staged size of the feed; see `mbaas.core.homes` for nodes without that room.
+        needs: resources that each worker reserves, as text: "1 CPU".
 
     Attributes:
-        own: workers of its own that the feed is to have, here or lent. Borrowed ones come in addition: a worker is
-            replaced by its owner, so each is counted by one feed only.
-        workers: by name, those that were asked for and are not gone; a coordinator uses a name once.
-        caches: by machine; at most one each.
-        lent: feed -> keys of our workers that work for it.
-        homes: where samples have their homes.
-        lanes: the further lanes.
-        stories: what happened to each worker, cache node and further lane.
-        dead: machines of which Ray says that they are gone.
-        draining: machines of which Ray says that they will be gone soon, with workers or a cache of ours.
-        ended: why the feed ended; nothing is started any more then.
+        own: workers started by this feed that it should have, here or lent; borrowed ones come in addition. Each worker
+            is counted only by its owner, which replaces it.
+        workers: by name, those requested and not gone; a coordinator uses each name once.
+        caches: by node; at most one each.
+        lent: feed -> keys of workers lent to it.
+        lanes: lanes other than lane 0.
+        dead: nodes that Ray reports as dead.
+        draining: nodes with workers or a cache of this feed that Ray will remove soon.
+        ended: reason why the feed ended; nothing is started afterwards.
     """
 
     def __init__(
@@ -138,26 +137,26 @@ class Supervisor:
         self._start_s, self._staging_bytes, self._needs = start_s, staging_bytes, needs
         self._waits = WaitTable()
         self._kept = KeptBytes()
-        self._held_back = 0  # workers that are not needed and stay for what their machines keep, as was said last
+        self._held_back = 0  # idle workers kept for their nodes' caches, as last logged
         self._begun = False
-        self._numbers: Iterator[int]  # the numbers of workers that will come; from `Begin` on
+        self._numbers: Iterator[int]  # numbers of future workers; set by `Begin`
         self._generation = 0
         self._start_after = -math.inf
         self._open_after: dict[str, float] = {}
         self._last_failure = ""
-        self._now: float  # of the event that is handled
+        self._now: float  # time of the current event
         self._out: list[ev.Instruction] = []
 
     def handle(self, event: ev.Event, now: float) -> list[ev.Instruction]:
-        """Take one event, and return what must be done about it, in order."""
+        """Process one event and return the resulting instructions, in order."""
         self._now, self._out = now, []
         self.stories.now, self.stories.cause = now, event
         if self.ended is not None:
             self._after_the_end(event)
             return self._out
         self._take(event)
-        # After every event, whichever it was: what is missing is compared with what there is, so no event needs to know
-        # what follows from it, and one that got lost is made good for by the next.
+        # Compare the actual with the wanted state after every event. No event needs to know its consequences, and the
+        # next event repairs the effects of a lost one.
         if self._begun and self.ended is None:
             self._match_worker_count()
             self._open_caches()
@@ -171,7 +170,7 @@ class Supervisor:
 
     @property
     def instructions(self) -> list[ev.Instruction]:
-        """What the newest event has led to so far: all that is left of it, if it met a bug."""
+        """Instructions of the current event so far. After a bug, these must still be carried out."""
         return self._out
 
     def _take(self, event: ev.Event) -> None:
@@ -237,10 +236,7 @@ class Supervisor:
     # ---- beginning and end ----
 
     def _begin(self, event: ev.Begin) -> None:
-        """Take in what is there already.
-
-        Workers are BRIEFING, whatever they were told before: a restarted coordinator does not know what they know.
-        """
+        # Workers start in BRIEFING: a restarted coordinator does not know which placement they have.
         self._begun = True
         self.lanes.begin(self._lane_count, self._now)
         self.homes.version, self._numbers = event.version, itertools.count(event.serial)
@@ -250,7 +246,7 @@ class Supervisor:
             story.tell("it was there when the coordinator began, on node {}", found.node)
             self.workers[name] = SupervisedWorker(name, story, found.owner, found.node, WorkerPhase.BRIEFING)
         if event.is_restart:
-            self.own = max(self.own, self._own_present())  # more, if the predecessor had asked for more
+            self.own = max(self.own, self._own_present())  # more if the predecessor had requested more
         self._end_silent(name for name, found in event.workers.items() if not found.answers)
         self._take_over_caches(event)
         if event.is_restart:
@@ -260,7 +256,7 @@ class Supervisor:
             )
 
     def _end_silent(self, workers: Iterable[str]) -> None:
-        """End workers that do not answer a coordinator which begins; who lent one hears of it, and starts another."""
+        # The owner of a borrowed worker gets a report and replaces it.
         for name in workers:
             self._worker_gone(self.workers[name], "it does not answer the coordinator that was restarted")
 
@@ -268,7 +264,7 @@ class Supervisor:
         youngest = dict(sorted(event.caches))
         for (node, generation), answers in event.caches.items():
             self._generation = max(self._generation, generation)
-            if generation < youngest[node]:  # it was given up, and the order to end it did not reach it
+            if generation < youngest[node]:  # it was given up, and the instruction to end it was lost
                 self._out.append(ev.EndCache(node, generation))
                 continue
             cache = self.caches[node] = self._new_cache(node, generation)
@@ -282,7 +278,7 @@ class Supervisor:
         self._out += [ev.EndLane(number) for number in self.lanes.end(reason)]
         for worker in self.workers.values():
             if worker.owner is not None and worker.phase is not WorkerPhase.STARTING:
-                self._out.append(ev.HandOver(worker.name, worker.owner))  # it goes home, or ends with its owner
+                self._out.append(ev.HandOver(worker.name, worker.owner))  # it returns to its owner, or ends with it
             else:
                 self._out.append(ev.EndWorker(worker.name))
         self._out += [ev.EndLent(key) for keys in self.lent.values() for key in keys]
@@ -293,7 +289,6 @@ class Supervisor:
         self.lent.clear()
 
     def _after_the_end(self, event: ev.Event) -> None:
-        """Send away workers and caches that come late; nothing else happens any more."""
         match event:
             case ev.WorkerStarted() | ev.HandedOver(taken=False):
                 self._out.append(ev.EndWorker(event.worker))
@@ -305,10 +300,10 @@ class Supervisor:
     # ---- workers that come ----
 
     def _match_worker_count(self) -> None:
-        """Have as many workers as the feed is to have: start more, or let some go, those first that are not up yet.
+        """Start missing workers, or end surplus ones, those not up yet first.
 
-        At least one is up or starting, except in the pause after a start that failed. That holds also while all of its
-        own are lent: they may be gone before they come back.
+        At least one worker is up or starting, except in the pause after a failed start. Lent workers do not count: they
+        may die before they return.
         """
         missing = self._missing()
         if missing >= 0:
@@ -322,11 +317,10 @@ class Supervisor:
             self._let_some_go(-missing)
 
     def _missing(self) -> int:
-        """Workers that should be started; below 0 if there are too many."""
         return max(self.own - self._own_present(), 1 - self.staying - self.starting)
 
     def _let_some_go(self, count: int) -> None:
-        # Those with a key come from another feed or back from one: they run already, and answer in a moment.
+        # Workers with a key come from another feed or return from one: they already run, and answer in a moment.
         waiting = [w for w in self.workers.values() if w.phase is WorkerPhase.STARTING and w.key is None]
         for worker in list(reversed(waiting))[:count]:
             self._forget(worker)
@@ -338,11 +332,10 @@ class Supervisor:
         self._hold_back(count - len(spared))
 
     def _spared(self, count: int) -> list[SupervisedWorker]:
-        """Choose workers of its own to let go: not more than can go without losing what their machines keep."""
         staying = self.dispensable()
         own = [worker for worker in staying if worker.owner is None]
         here, ours = Counter(worker.node for worker in staying), Counter(worker.node for worker in own)
-        if len(here) == 1:  # it stays, or somebody comes back who is up already
+        if len(here) == 1:  # the node stays in use, or a running worker returns to it
             return own[:count]
         machines = []
         for node, workers in here.items():
@@ -363,17 +356,13 @@ class Supervisor:
         return chosen
 
     def _hold_back(self, workers: int) -> None:
-        """Note how many workers stay although they are not needed, if that is news."""
         if workers and workers != self._held_back:
             stay = f"{counted(workers, 'prep worker')} {'stays' if workers == 1 else 'stay'} though fewer would do"
             self._note(f"{stay}: other machines have no room for the samples that theirs keep")
         self._held_back = workers
 
     def _own_present(self) -> int:
-        """Workers of its own that the feed has, or has asked for, here or lent.
-
-        Without those that leave to end, and those on draining machines: others are started in their place now.
-        """
+        # Includes lent workers; excludes workers that are about to end or on draining nodes, which are replaced now.
         here = sum(
             worker.owner is None
             and (worker.phase is not WorkerPhase.LEAVING or worker.target is not None)
@@ -383,7 +372,7 @@ class Supervisor:
         return here + sum(map(len, self.lent.values()))
 
     def _scale(self, workers: int) -> None:
-        """Have this many workers here: if that is fewer than now, borrowed ones go home first."""
+        # On a decrease, borrowed workers return first.
         borrowed = [worker for worker in self.dispensable() if worker.owner is not None]
         for worker in borrowed[: max(0, self.staying + self.starting - workers)]:
             self._let_go(worker, worker.owner)
@@ -393,13 +382,12 @@ class Supervisor:
         self.own = max(1, workers - sum(self.borrowed.values())) + away
 
     def _new_worker(self, owner: str | None) -> SupervisedWorker:
-        name = f"prep-{next(self._numbers)}"  # one that Ray may still hold is not asked for again
+        name = f"prep-{next(self._numbers)}"  # never reuse a name that Ray may still hold
         worker = self.workers[name] = SupervisedWorker(name, self.stories.begin("worker", name), owner)
         worker.story.tell("asked for")
         return worker
 
     def _take_in(self, key: Hashable, owner: str | None) -> None:
-        """Take a worker that another feed offers, or that comes back."""
         self._end_lending(key)
         worker = self._new_worker(owner)
         worker.key, worker.deadline = key, self._now + BRIEFING_S
@@ -407,11 +395,11 @@ class Supervisor:
 
     def _worker_started(self, event: ev.WorkerStarted) -> None:
         worker = self.workers.get(event.worker)
-        if worker is None:  # it was given up while it started
+        if worker is None:  # given up during its start
             self._out.append(ev.EndWorker(event.worker))
         elif worker.phase is WorkerPhase.STARTING:
             worker.node = event.node
-            # Its answer may have been on the way when Ray reported the machine's death.
+            # Its answer may have been sent before Ray reported the node's death.
             if event.node in self.dead:
                 self._worker_gone(worker, "its machine is gone")
             else:
@@ -425,11 +413,10 @@ class Supervisor:
         if event.reason != self._last_failure:
             self._note(f"{worker.name} did not start, another one is tried: {event.reason}")
         self._last_failure = event.reason
-        # One pause for all: what kept this one from starting, most often a lack of CPUs, keeps others, too.
+        # One pause for all: the cause, usually a lack of CPUs, affects the others too.
         self._start_after = self._now + RETRY_S
 
     def _brief(self) -> None:
-        """Tell workers the placement that are up, on machines that it includes."""
         for worker in self.workers.values():
             cache = self.caches.get(worker.node)
             has_homes = worker.node in self.homes.current.weights and cache is not None and cache.answers
@@ -454,20 +441,19 @@ class Supervisor:
         worker = self.workers.get(event.worker)
         if worker is None or worker.phase is not WorkerPhase.BRIEFING:
             return
-        worker.deadline = None  # so that it is told again, with the next event
+        worker.deadline = None  # briefed again with the next event
         worker.failures += 1
         if worker.failures >= BRIEFINGS:
             self._worker_gone(worker, f"it could not be told the placement: {event.reason}")
 
     def _behind(self, name: str) -> None:
-        """Brief a worker that lacks a placement: its tasks go to others, and it is not blamed for them."""
         worker = self.workers.get(name)
         if worker is not None and worker.phase is WorkerPhase.WORKING:
             self._take_off_work(worker, "it does not know the newest placement")
 
     def _take_off_work(self, worker: SupervisedWorker, why: str) -> None:
         worker.transition(WorkerPhase.BRIEFING)
-        worker.version = 0  # it may lack any of the placements that blocks were cut by, not just the newest
+        worker.version = 0  # it may lack any placement in use, not only the newest
         self._tell(staging.WorkerDown(worker.name, why, blame=False))
 
     # ---- workers that go ----
@@ -475,19 +461,19 @@ class Supervisor:
     def _died(self, event: ev.WorkerDied) -> None:
         worker = self.workers.get(event.worker)
         if worker is None or worker.phase is WorkerPhase.STARTING:
-            return  # the shell that starts it reports that; this is a late report of a lane
+            return  # a late report of a lane; the starting shell reports failures
         cache = self.caches.get(worker.node)
         self._worker_gone(worker, event.reason, blame=event.blame)
         if cache is not None and cache.phase in (CachePhase.UP, CachePhase.VACATING):
-            self._doubt(cache)  # perhaps its machine is gone, and Ray does not know yet
+            self._doubt(cache)  # its node may be gone before Ray has noticed
 
     def _worker_gone(self, worker: SupervisedWorker, reason: str, *, blame: bool = True) -> None:
-        """End what is left of a worker that is gone, or must be. If it is missed, another one is started."""
+        # `_match_worker_count` replaces it if needed.
         had_tasks = worker.phase in (WorkerPhase.WORKING, WorkerPhase.LEAVING)
         self._forget(worker, reason)
         if worker.owner is not None:
             self._out.append(ev.ReportLentGone(worker.name, worker.owner))
-        # Killed in any case: one that was only stuck, or cut off, would hold its CPU and write what nobody reads.
+        # Kill it in any case: if it only hangs or is disconnected, it would keep its CPU and write useless data.
         self._out.append(ev.EndWorker(worker.name))
         if had_tasks:
             self._tell(staging.WorkerDown(worker.name, reason, blame=blame))
@@ -498,7 +484,6 @@ class Supervisor:
         del self.workers[worker.name]
 
     def _let_go(self, worker: SupervisedWorker, target: str | None) -> None:
-        """Give a worker nothing more to do. When it has finished it goes to the feed ``target``, or ends."""
         was_working = worker.phase is WorkerPhase.WORKING
         worker.transition(WorkerPhase.LEAVING)
         worker.target = target
@@ -508,7 +493,6 @@ class Supervisor:
             self._depart(worker)
 
     def _done(self, name: str, lane: int) -> None:
-        """Note that a lane is done with a worker; it departs when all lanes are."""
         worker = self.workers.get(name)
         if worker is None or worker.phase is not WorkerPhase.LEAVING:
             return
@@ -529,7 +513,7 @@ class Supervisor:
 
     def _lend(self, event: ev.Lend) -> None:
         worker = next((worker for worker in self.dispensable() if worker.owner == event.owner), None)
-        if worker is not None and self.staying > 1:  # the last one stays: trials that ask again would wait for a start
+        if worker is not None and self.staying > 1:  # keep the last one: trials would wait for a start
             self._let_go(worker, event.target)
 
     def _handed_over(self, event: ev.HandedOver) -> None:
@@ -544,7 +528,7 @@ class Supervisor:
             self._note(f"{worker.target} did not take {worker.name}")
             self._take_in(worker.name, None)
         elif not event.taken:
-            self._out.append(ev.EndWorker(worker.name))  # its owner does not answer; it starts another when it does
+            self._out.append(ev.EndWorker(worker.name))  # its owner replaces it once it answers
 
     def _lent_gone(self, key: Hashable) -> None:
         self._end_lending(key)
@@ -562,14 +546,13 @@ class Supervisor:
     def _end_lending(self, key: Hashable) -> None:
         self.lent = {feed: left for feed, keys in self.lent.items() if (left := [k for k in keys if k != key])}
 
-    # ---- cache nodes and machines ----
+    # ---- cache nodes and cluster nodes ----
 
     def _open_caches(self) -> None:
-        """Start a cache node on every machine that has a worker and no cache, and will not be gone soon."""
         for node in sorted({worker.node for worker in self.workers.values() if worker.stays} - self.draining.keys()):
             cache = self.caches.get(node)
             if cache is None and self._now >= self._open_after.get(node, -math.inf):
-                # A new number for each, over all machines: its name is then one that Ray cannot still hold.
+                # Generations are unique over all nodes, so Ray cannot still hold the name.
                 self._generation += 1
                 cache = self.caches[node] = self._new_cache(node, self._generation)
                 cache.deadline = self._now + CACHE_START_S
@@ -588,7 +571,7 @@ class Supervisor:
 
     def _cache_started(self, event: ev.CacheStarted) -> None:
         cache = self._cache(event.node, event.generation)
-        if cache is None:  # it was given up while it started
+        if cache is None:  # given up during its start
             self._out.append(ev.EndCache(event.node, event.generation))
         elif cache.phase is CachePhase.STARTING:
             cache.transition(CachePhase.UP)
@@ -610,7 +593,7 @@ class Supervisor:
             self._note(f"the cache of node {_short(event.node)} did not start, it is tried again: {event.reason}")
 
     def _open_later(self, node: str) -> None:
-        self._open_after = {each: at for each, at in self._open_after.items() if at > self._now}  # nodes come and go
+        self._open_after = {each: at for each, at in self._open_after.items() if at > self._now}  # drop expired entries
         self._open_after[node] = self._now + RETRY_S
 
     def _doubt(self, cache: SupervisedCache) -> None:
@@ -635,7 +618,7 @@ class Supervisor:
 
     def _nodes_dead(self, nodes: frozenset[str]) -> None:
         ours = {*self.caches, *(worker.node for worker in self.workers.values())}
-        for node in sorted(nodes - self.dead.keys()):  # sorted: the same events must give the same instructions
+        for node in sorted(nodes - self.dead.keys()):  # sorted: instructions must be deterministic
             self.dead[node] = None
             if len(self.dead) > KEPT_DEAD:
                 del self.dead[next(iter(self.dead))]
@@ -645,7 +628,7 @@ class Supervisor:
                 self._tell(staging.NodeDown(node, "Ray says that it is dead"))
 
     def _nodes_draining(self, nodes: frozenset[str]) -> None:
-        """Take in which machines will be gone soon; what follows from it is decided after this event and all others."""
+        # The steps after every event act on the draining nodes.
         ours = {*self.caches, *(worker.node for worker in self.workers.values())}
         for node in sorted((nodes & ours) - self.draining.keys() - self.dead.keys()):
             self.draining[node] = None
@@ -657,32 +640,27 @@ class Supervisor:
                 self._tell(staging.NodeStays(node))
 
     def _leave_draining(self) -> None:
-        """Let the workers go that are on draining machines, as soon as others can work in their place.
-
-        Until then they work: a feed that stands still would gain nothing from it.
-        """
+        # Workers on draining nodes continue until another node has a working one: the feed would stall otherwise.
         if any(w.phase is WorkerPhase.WORKING and w.node not in self.draining for w in self.workers.values()):
             for worker in [w for w in self.workers.values() if w.stays and w.node in self.draining]:
                 self._let_go(worker, worker.owner)
 
     def _node_gone(self, node: str, reason: str) -> None:
-        """Give up a machine with all that runs on it, and the parts of blocks that lie there."""
         self.draining.pop(node, None)
         cache = self.caches.get(node)
         if cache is not None:
             self._end_cache(cache, reason)
             self._open_later(node)
         for worker in [worker for worker in self.workers.values() if worker.node == node]:
-            # A machine that dies is no block's fault: with the third such death the block would fail.
+            # A node's death is not a block's fault: after three such deaths the block would fail.
             self._worker_gone(worker, f"node {_short(node)} is gone: {reason}", blame=False)
         self._tell(staging.NodeDown(node, reason))
 
     def _vacate(self) -> None:
-        """Free the machines that have neither workers nor homes any more."""
-        # A worker that is leaving still counts: it fetches from the cache beside it until its last part is made.
+        # A leaving worker still counts: it reads from the local cache until its last part is prepared.
         used = {*self.homes.used, *(worker.node for worker in self.workers.values())}
         if not self.homes.current.weights:
-            return  # nobody has a home yet: what the caches keep is all that there is
+            return  # no homes yet: the caches hold the only copies
         for cache in self.caches.values():
             if cache.phase is CachePhase.UP and cache.node not in used:
                 cache.transition(CachePhase.VACATING)
@@ -699,7 +677,7 @@ class Supervisor:
         if cache is None or cache.phase is not CachePhase.VACATING:
             return
         if event.samples and event.left:
-            # A large cache takes minutes. As long as something comes, that is better than to read it from storage.
+            # Copying a large cache takes minutes. As long as samples arrive, that is better than reading storage.
             self._move_out(cache)
         else:
             self._end_cache(cache, "it is not needed any more")
@@ -708,7 +686,6 @@ class Supervisor:
     # ---- homes ----
 
     def _move_homes(self) -> None:
-        """Move homes to the machines that have workers and caches, in proportion to their speed."""
         move = self.homes.next_move(self._now)
         if move is not None:
             if move.reason:
@@ -717,15 +694,15 @@ class Supervisor:
 
     def _moved(self, event: ev.PlacementMoved) -> None:
         if not self.homes.use(event.version):
-            return  # a late report of a move that was given up
+            return  # a late report of a failed move
         placement = self.homes.current
         self._out.append(ev.UsePlacement(placement.version))
         self._note(f"samples have homes on {counted(len(placement.weights), 'node')}: {self._described(placement)}")
         for worker in list(self.workers.values()):
             if worker.phase is WorkerPhase.WORKING and worker.node in self.draining:
-                self._let_go(worker, worker.owner)  # it finishes what it has in hand, and its cache is still there
+                self._let_go(worker, worker.owner)  # it finishes its tasks; its cache is still there
             elif worker.phase is WorkerPhase.WORKING and worker.node not in placement.weights:
-                # Lanes would else give it parts of machines that lag, and what it makes would lie on its own.
+                # Otherwise lanes would assign it parts of other nodes, and stage the results on its own.
                 self._take_off_work(worker, "its node has no homes any more")
             elif worker.name in event.told:
                 worker.version = max(worker.version, placement.version)
@@ -779,21 +756,21 @@ class Supervisor:
             case CachePhase.VACATING:
                 self._vacated(ev.NodeVacated(cache.node))
 
-    # ---- what others ask ----
+    # ---- queries ----
 
     @property
     def staying(self) -> int:
-        """Workers that are up and not leaving, on machines that will stay."""
+        """Number of workers that are up, not leaving, and not on draining nodes."""
         return sum(worker.stays and worker.node not in self.draining for worker in self.workers.values())
 
     @property
     def starting(self) -> int:
-        """Workers that were asked for and are not up yet."""
+        """Number of workers that were requested and are not up yet."""
         return sum(worker.phase is WorkerPhase.STARTING for worker in self.workers.values())
 
     @property
     def wanted(self) -> int:
-        """Workers that are to be up here and stay, with those that are borrowed."""
+        """Number of workers that should be up here and stay, including borrowed ones."""
         away = self._own_present() - sum(
             worker.owner is None
             and (worker.stays or worker.phase is WorkerPhase.STARTING)
@@ -804,22 +781,24 @@ class Supervisor:
 
     @property
     def borrowed(self) -> dict[str, int]:
-        """Feed -> workers of it that are here and stay."""
+        """Owner feed -> number of its workers that are here and stay."""
         owners = (worker.owner for worker in self.workers.values() if worker.stays)
         return dict(Counter(owner for owner in owners if owner is not None))
 
     def workers_on(self, node: str) -> int:
-        """Workers that are up on a machine and stay."""
+        """Return the number of workers that are up on a node and stay."""
         return sum(worker.stays and worker.node == node for worker in self.workers.values())
 
     def in_phase(self, phase: WorkerPhase) -> dict[str, SupervisedWorker]:
-        """The workers in a phase, by name."""
+        """Return the workers in a phase, by name."""
         return {name: worker for name, worker in self.workers.items() if worker.phase is phase}
 
     def dispensable(self) -> list[SupervisedWorker]:
-        """The workers that stay, in the order in which they can be spared one by one: first those whose machine lacks
-        room, then those on machines with the fewest workers, so that machines become free; last those on machines that
-        keep what no other has room for, and of these first on machines with the most.
+        """Return the workers that stay, the most dispensable first.
+
+        Workers on nodes without room for staged blocks come first, then workers on nodes with the fewest workers, so
+        that nodes become free. Nodes whose cached samples fit on no other node come last, in descending number of
+        workers.
         """
         staying = [worker for worker in self.workers.values() if worker.stays and worker.node not in self.draining]
         kept = {node: self._kept.of(node, self._now) for node in {worker.node for worker in staying}}
@@ -834,11 +813,11 @@ class Supervisor:
 
     @property
     def waits_for(self) -> tuple[str, ...]:
-        """The workers, cache nodes and lanes that are awaited, each in words, without the time of the wait."""
+        """Workers, cache nodes and lanes that are awaited, each as text without the duration."""
         return self._waits.awaited
 
     def told_waits(self, now: float) -> tuple[str, ...]:
-        """What is awaited, in sentences that say for how long so far."""
+        """Return a sentence for each current wait, with its duration."""
         return self._waits.sentences(now)
 
     def _awaited(self) -> dict[str, str]:
@@ -854,7 +833,7 @@ class Supervisor:
             last_failure=self._last_failure,
         )
 
-    # ---- for all of the above ----
+    # ---- helpers ----
 
     def _tell(self, event: ev.ForLanes) -> None:
         self._out.append(ev.TellLanes(event))
@@ -863,16 +842,11 @@ class Supervisor:
         self._out.append(ev.Note(text))
 
     def validate(self) -> None:
-        """Check every invariant.
-
-        Raises:
-            InvariantError: one does not hold; it tells the stories of what is concerned.
-        """
+        """Check every invariant; raise InvariantError with the stories concerned."""
         for broken, things in self._contradictions():
             raise InvariantError(broken, *(thing.story for thing in things))
 
     def _contradictions(self) -> Iterator[tuple[str, Iterable[SupervisedWorker | SupervisedCache]]]:
-        """Yield what does not hold, and who is concerned."""
         for worker in self.workers.values():
             if worker.node in self.dead:
                 yield f"{worker.name} is on a machine that is gone", [worker]

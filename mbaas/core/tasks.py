@@ -1,4 +1,4 @@
-"""The prep workers as the staging core sees them: credit, tasks in order, deadlines."""
+"""Prep workers as seen by the staging core: credit, queued tasks, deadlines."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mbaas.core.transitions import WORKER_CHANGES, WorkerState
 
 
 class Task(Struct, frozen=True):
-    """One part of a block that one worker is to make."""
+    """A part of a block, assigned to a worker."""
 
     number: int
     worker: str
@@ -23,7 +23,7 @@ class Task(Struct, frozen=True):
 
 
 class Death(NamedTuple):
-    """A death for which a block is blamed: of which part it was, on which node, why, and when."""
+    """A worker death counted against a block: its part, node, reason and time."""
 
     part: int
     node: str
@@ -36,14 +36,10 @@ class Worker:
     """A prep worker.
 
     Attributes:
-        name: the worker's.
-        credit: how many tasks it may have in hand.
-        node: where it runs.
-        story: what happened to it.
-        tasks: at most ``credit`` of them, oldest first; the first is the one being made.
-        since: when the first task became the first.
-        failures: how many of its tasks ended in an error, one after the other, up to now.
-        state: changed by `transition` only.
+        credit: largest number of tasks assigned to it at a time.
+        tasks: oldest first; the first is in progress.
+        since: start of the first task.
+        failures: number of consecutive tasks that failed.
     """
 
     name: str
@@ -57,61 +53,54 @@ class Worker:
 
     @property
     def leaving(self) -> bool:
-        """Whether it gets no more tasks."""
+        """True if it gets no more tasks."""
         return self.state is WorkerState.LEAVING
 
     @property
     def has_credit(self) -> bool:
-        """Whether it may get a task."""
+        """True if it may get a task."""
         return len(self.tasks) < self.credit and self.state is WorkerState.UP
 
     def transition(self, to: WorkerState, *why: object) -> None:
-        """Change the state.
-
-        Raises:
-            InvariantError: ``to`` may not follow, see `WORKER_CHANGES`.
-        """
+        """Change the state; raise InvariantError if the transition is not in `WORKER_CHANGES`."""
         self.story.change("", self.state, to, WORKER_CHANGES, *why)
         self.state = to
 
 
 class TaskTable:
-    """All prep workers that are up, and what each has in hand.
+    """All running prep workers and their tasks.
 
     Args:
-        stories: where the stories of workers are kept.
-        turn: which of equally busy workers comes first; different for lanes, so that they begin with different workers.
+        stories: where the workers' stories are stored.
+        turn: which of equally busy workers comes first; differs between lanes, so that they start with different
+            workers.
 
     Attributes:
         workers: by name; none is GONE.
-        deaths: staged block -> deaths of workers that were making a part of it, oldest first; forgotten when that part
-            is made, the block is dropped, or it turns out that the node died.
-        failures: staged block -> how often the making of it ended in an error; forgotten when a part of it is made, or
-            when the block is given up or dropped.
+        deaths: staged block -> deaths of workers that were preparing a part of it, oldest first. Cleared when that part
+            is prepared, when the block is dropped, or when the node turns out to have died.
+        failures: staged block -> number of failed tasks. Cleared when a part is prepared, or when the block fails or is
+            dropped.
     """
 
     def __init__(self, stories: Stories, turn: int = 0) -> None:
         self._stories, self._turn = stories, turn
         self.workers: dict[str, Worker] = {}
-        self._by_node: dict[str, dict[str, Worker]] = {}  # the same workers; no node without any
+        self._by_node: dict[str, dict[str, Worker]] = {}  # the same workers; no empty entries
         self.deaths: dict[int, list[Death]] = {}
         self.failures: dict[int, int] = {}
         self._tasks: dict[int, Task] = {}
         self._next_task = 0
 
     def number(self) -> int:
-        """Return a number that no other task has or will have."""
+        """Return a new, unique task number."""
         number, self._next_task = self._next_task, self._next_task + 1
         return number
 
     # ---- workers ----
 
     def worker_up(self, name: str, credit: int, node: str) -> None:
-        """Take in a worker.
-
-        Raises:
-            InvariantError: one of that name is up; its tasks would be forgotten.
-        """
+        """Register a worker; raise InvariantError if the name is taken."""
         if name in self.workers:
             raise InvariantError(f"worker {name} came up a second time", self.workers[name].story)
         story = self._stories.begin("worker", name)
@@ -120,16 +109,13 @@ class TaskTable:
         self._by_node.setdefault(node, {})[name] = self.workers[name]
 
     def worker_leaves(self, name: str) -> None:
-        """Give a worker nothing new; one that is leaving or gone already is left alone."""
+        """Stop assigning tasks to a worker; no effect on one that is leaving or gone."""
         worker = self.workers.get(name)
         if worker is not None and worker.state is WorkerState.UP:
             worker.transition(WorkerState.LEAVING)
 
     def worker_down(self, name: str) -> list[Task]:
-        """Forget a worker, and return its unfinished tasks, oldest first.
-
-        One that is not there is no error, because two may notice one death.
-        """
+        """Remove a worker, and return its unfinished tasks, oldest first; no effect if it is unknown."""
         worker = self.workers.pop(name, None)
         if worker is None:
             return []
@@ -137,89 +123,85 @@ class TaskTable:
         del here[name]
         if not here:
             del self._by_node[worker.node]
-        for task in worker.tasks:  # a report of them that is still under way finds no task, and is ignored
+        for task in worker.tasks:  # late reports find no task, and are ignored
             del self._tasks[task.number]
         worker.transition(WorkerState.GONE, "with {} tasks in hand", len(worker.tasks))
         self._stories.end(worker.story)
         return worker.tasks
 
     def charge(self, task: Task, node: str, reason: str, now: float) -> None:
-        """Charge a block with the death of the worker that was making a part of it.
-
-        A block that kills every worker which makes it would else go on for ever.
-        """
+        """Count the death of a worker against its block; without a limit, a deadly block would be retried forever."""
         self.deaths.setdefault(task.block, []).append(Death(task.part, node, reason, now))
 
     def forgive(self, node: str) -> list[int]:
-        """Forget deaths of workers of this node, which died itself, and return the blocks that were blamed for them."""
+        """Clear the deaths of workers on a node that died itself; return the blocks that they were counted against."""
         blamed = [block for block, deaths in self.deaths.items() if any(death.node == node for death in deaths)]
         for block in blamed:
             self._clear(block, lambda death: death.node == node)
         return blamed
 
     def _clear(self, block: int, of: Callable[[Death], bool]) -> None:
-        """Clear a block of some of the deaths with which it is charged."""
         self.deaths[block] = [death for death in self.deaths[block] if not of(death)]
         if not self.deaths[block]:
             del self.deaths[block]
 
     def forget(self, block: int) -> None:
-        """Forget who died and what failed over a block that is dropped: made again, it has all of its tries."""
+        """Clear the deaths and failures of a dropped block: if prepared again, it has all of its tries."""
         self.deaths.pop(block, None)
         self.failures.pop(block, None)
 
     def with_credit(self, node: str) -> list[Worker]:
-        """The node's workers that may get a task, least busy first."""
-        # So every worker has something before any has its second task. Among equals each lane begins with another one:
-        # the lanes do not know of each other's tasks.
+        """Return the node's workers that may get a task, least busy first."""
+        # Every worker gets a task before any gets its second one. Each lane starts with another worker, because lanes
+        # do not see each other's tasks.
         able = deque(worker for worker in self._by_node.get(node, {}).values() if worker.has_credit)
         able.rotate(-self._turn)
         return sorted(able, key=lambda worker: len(worker.tasks))
 
     def any_credit(self) -> bool:
-        """Whether any worker may get a task."""
+        """Return whether any worker may get a task."""
         return any(worker.has_credit for worker in self.workers.values())
 
     def idle(self) -> Worker | None:
-        """A worker that may get a task and has nothing in hand, if there is one."""
+        """Return a worker that may get a task and has none, or None."""
         return next((worker for worker in self.workers.values() if worker.has_credit and not worker.tasks), None)
 
     def nodes(self) -> list[str]:
-        """The nodes that have workers which stay, in the order in which they came."""
-        # A node whose workers all leave begins nothing more, so its parts are anybody's.
+        """Return the nodes with workers that stay, in order of arrival."""
+        # If all workers of a node leave, it starts no new tasks, so other nodes take over its parts.
         return [node for node, here in self._by_node.items() if any(not worker.leaving for worker in here.values())]
 
     def done_leaving(self) -> list[Worker]:
-        """The workers that are leaving and have nothing in hand any more."""
+        """Return the leaving workers without remaining tasks."""
         return [worker for worker in self.workers.values() if not worker.tasks and worker.leaving]
 
     def overdue(self, now: float, timeout_s: float) -> list[Worker]:
-        """Find the workers whose running task is older than ``timeout_s``."""
-        # Only the first task runs; those behind it have not begun and cannot be late.
+        """Return the workers whose running task is older than ``timeout_s``."""
+        # Only the first task runs; queued ones cannot be late.
         return [w for w in self.workers.values() if w.tasks and now - w.since > timeout_s]
 
     # ---- tasks ----
 
     def assign(self, worker: Worker, block: int, part: int, now: float) -> Task:
-        """Put a part at the end of a worker's list."""
+        """Append a part to a worker's queue."""
         task = Task(self.number(), worker.name, block, part)
-        # Numbers are never used again, so a report of a worker that was given up cannot end another worker's task.
+        # Numbers are unique, so a report of a replaced worker cannot end another worker's task.
         self._tasks[task.number] = task
-        if not worker.tasks:  # it begins at once; behind another task its deadline does not run yet
+        if not worker.tasks:  # starts now; a queued task's deadline does not run
             worker.since = now
         worker.tasks.append(task)
         worker.story.tell("task {}: part {} of block {}", task.number, part, block)
         return task
 
     def finish(self, number: int, now: float) -> Task | None:
-        """Take a task off its worker's list and return it; None for a late report of a worker that was given up."""
+        """Remove a finished task from its worker and return it; None for a late report of a removed worker."""
         task = self._take_off(number, now, "ended")
         if task is not None:
             self.workers[task.worker].failures = 0
         return task
 
     def fail(self, number: int, now: float) -> Task | None:
-        """Do as `finish` does, and count that the task ended in an error: against its worker, and against its block."""
+        """Remove a failed task like `finish`, and count the failure against its worker and its block."""
         task = self._take_off(number, now, "ended in an error")
         if task is not None:
             self.workers[task.worker].failures += 1
@@ -231,28 +213,28 @@ class TaskTable:
         if task is None:
             return None
         worker = self.workers[task.worker]
-        if worker.tasks[0] is task:  # the next one begins now; its deadline counts from here
+        if worker.tasks[0] is task:  # the next one starts now
             worker.since = now
         worker.tasks.remove(task)
         worker.story.tell("task {} {}", number, how)
-        if task.block in self.deaths:  # somebody survived this part: the deaths before were not its fault
+        if task.block in self.deaths:  # a worker survived this part, so it did not cause the deaths
             self._clear(task.block, lambda death: death.part == task.part)
         return task
 
     def has(self, number: int) -> bool:
-        """Whether a worker still has the task; one that was given up has not."""
+        """Return whether a worker still has the task."""
         return number in self._tasks
 
     def makers(self, block: int) -> list[str]:
-        """The workers that are making parts of the block, or have them queued."""
+        """Return the workers that are preparing parts of the block, or have them queued."""
         return sorted({task.worker for task in self._tasks.values() if task.block == block})
 
     def in_hand(self) -> set[tuple[int, int]]:
-        """(block, part) of every task."""
+        """Return (block, part) of every task."""
         return {(task.block, task.part) for task in self._tasks.values()}
 
     def validate(self) -> None:
-        """Check that every task is on exactly one list, and no list is too long."""
+        """Check that every task is in exactly one queue, and no queue exceeds the credit."""
         listed = sorted(task.number for worker in self.workers.values() for task in worker.tasks)
         if listed != sorted(self._tasks):
             stories = [worker.story for worker in self.workers.values()]

@@ -1,8 +1,8 @@
-"""The states of a part, a block, a consumer and a worker, and which may follow which.
+"""States of parts, blocks, consumers and workers, and the allowed transitions.
 
-These sets are closed. Each thing changes its state in its own ``transition`` method only, by its table here; a change
-that the table does not have is a bug and raises with the story of that thing (`mbaas.core.story`). Where a thing is
-nowhere in the tables of the core, it is as if it never was: it can begin again at any time.
+The sets of states are closed. Each object changes its state only in its ``transition`` method, by its table here. A
+transition that is not in the table is a bug, and raises an error with the object's story (`mbaas.core.story`). Objects
+that are in no table of the core have no state, and can be created again at any time.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from collections.abc import Mapping
 
 
 class State(enum.Enum):
-    """One of a closed set; its value says what it means."""
+    """Base of the state enumerations; a member's value describes the state."""
 
-    # Members are singletons. Enum's own hash is a Python function, and would cost more than the rest of a change.
+    # Members are singletons. Enum's hash is a Python function, and would cost more than the rest of a transition.
     __hash__ = object.__hash__
 
 
 class PartState(State):
-    """How far a part of a block is."""
+    """State of a part of a block."""
 
     OPEN = "no worker has it: it was just cut, or what was made of it cannot be read any more"
     MAKING = "it is on a worker's list"
@@ -28,20 +28,19 @@ class PartState(State):
 
 
 PART_CHANGES: Mapping[PartState, frozenset[PartState]] = {
-    # A worker got it.
+    # Assigned to a worker.
     PartState.OPEN: frozenset({PartState.MAKING}),
-    # It is made; or its worker is gone, or met a bad sample; or storage did not give one that it may give later, or a
-    # bug showed that may not show next time.
+    # Prepared; or the worker is gone or found a bad sample; or a temporary failure of storage or of the worker.
     PartState.MAKING: frozenset({PartState.READY, PartState.OPEN, PartState.PUT_OFF}),
-    # The pause is over. During it no worker waits for storage, so that other parts can be made.
+    # The pause is over. No worker waits for storage during the pause, so other parts proceed.
     PartState.PUT_OFF: frozenset({PartState.OPEN}),
-    # Its bytes can no longer be read. A part is a pure function of its block's number, so it can be made again.
+    # Its bytes can no longer be read. A part is a pure function of its block's number, so it can be prepared again.
     PartState.READY: frozenset({PartState.OPEN}),
 }
 
 
 class BlockState(State):
-    """How far a block is."""
+    """State of a block."""
 
     GRANTED = "its bytes are granted, and not all of its parts are READY"
     READY = "all of its parts are READY: it can be handed out"
@@ -50,19 +49,19 @@ class BlockState(State):
 
 
 BLOCK_CHANGES: Mapping[BlockState, frozenset[BlockState]] = {
-    # Its last part is made; it cannot be made; nobody needs it any more before it was ever whole.
+    # The last part is prepared; or preparation failed; or no consumer needs the block any more.
     BlockState.GRANTED: frozenset({BlockState.READY, BlockState.FAILED, BlockState.DROPPED}),
-    # A part of it cannot be read any more; or everybody has had it, or somebody needs its bytes more.
+    # A part can no longer be read; or all consumers have received the block, or its bytes are needed more urgently.
     BlockState.READY: frozenset({BlockState.GRANTED, BlockState.DROPPED}),
-    # Never back to GRANTED: made again it would fail again, for the data is bad. A consumer that asks again has it
-    # dropped first, and granted as a new block.
+    # Never back to GRANTED: with bad data it would fail again. If a consumer requests it again, it is dropped first and
+    # then granted as a new block.
     BlockState.FAILED: frozenset({BlockState.DROPPED}),
     BlockState.DROPPED: frozenset(),
 }
 
 
 class ConsumerState(State):
-    """What a consumer is, or a reservation that is held for one."""
+    """State of a consumer or a reservation."""
 
     RESERVED = "held for a consumer that was announced, or for the successor of one that ended; ends at its deadline"
     BUSY = "joined; it works on what it was given"
@@ -72,21 +71,21 @@ class ConsumerState(State):
 
 
 CONSUMER_CHANGES: Mapping[ConsumerState, frozenset[ConsumerState]] = {
-    # Its consumer came, and is BUSY instead; or nobody came in time.
+    # The trial joined and is BUSY instead; or it did not join in time.
     ConsumerState.RESERVED: frozenset({ConsumerState.GONE}),
-    # It asks; it does not for a while; it leaves, is silent for too long, or joins again.
+    # A request; a long pause; it leaves, loses its lease, or joins again.
     ConsumerState.BUSY: frozenset({ConsumerState.WAITING, ConsumerState.RESTING, ConsumerState.GONE}),
-    # It is given blocks, or gives up its call.
+    # A delivery, or a cancelled call.
     ConsumerState.WAITING: frozenset({ConsumerState.BUSY, ConsumerState.GONE}),
-    # It asks again, for whatever reason; or as above.
+    # A new request, or the end of the session as above.
     ConsumerState.RESTING: frozenset({ConsumerState.WAITING, ConsumerState.GONE}),
-    # Words of its session that come late are refused; they never bring it back.
+    # Late calls of its session are refused; they never revive it.
     ConsumerState.GONE: frozenset(),
 }
 
 
 class WorkerState(State):
-    """What a worker is to the staging core; the supervisor, which starts and ends it, tells more states apart."""
+    """State of a worker in the staging core; the supervisor distinguishes more phases."""
 
     UP = "it gets tasks"
     LEAVING = "it finishes the tasks that it has and gets no more"
@@ -95,7 +94,7 @@ class WorkerState(State):
 
 WORKER_CHANGES: Mapping[WorkerState, frozenset[WorkerState]] = {
     WorkerState.UP: frozenset({WorkerState.LEAVING, WorkerState.GONE}),
-    # It never changes its mind: a feed that wants it back takes it in as a new one, when it has ended here.
+    # Final: a feed that needs the worker back registers it as a new one after it has ended here.
     WorkerState.LEAVING: frozenset({WorkerState.GONE}),
     WorkerState.GONE: frozenset(),
 }

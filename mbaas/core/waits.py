@@ -1,7 +1,7 @@
-"""What a feed waits for: which worker, cache node, lane or placement, for how long so far, and when its log says so.
+"""Current waits of a feed for workers, cache nodes, lanes or placements: their duration, and when they are logged.
 
-Told from the supervisor's tables alone. A wait goes on as long as its kind is there, even if another
-worker is awaited by then: to those that wait, a start that failed and is tried again is no new wait.
+They are derived from the supervisor's tables alone. A wait lasts as long as its kind is present, even if the awaited
+worker changes: a failed start and its retry are one wait for consumers.
 """
 
 from __future__ import annotations
@@ -21,35 +21,27 @@ from mbaas.core.supervised import (
 from mbaas.units import counted, duration
 
 FIRST_NOTE_S = 10.0
-"""A wait as long as this goes to the feed's log, and again whenever it has become twice as long."""
+"""A wait is logged after this many seconds, and again each time its duration has doubled."""
 
 SHOWN_NAMES = 3
-"""Names of workers that a sentence lists."""
+"""Largest number of worker names in a sentence."""
 
 
 @dataclass
 class _Wait:
-    """A wait that goes on.
-
-    Attributes:
-        what: who or what is awaited now; changes without ending the wait.
-        since: when it began.
-        note_after_s: it goes to the log when it has lasted this long.
-    """
-
     what: str
     since: float
     note_after_s: float = FIRST_NOTE_S
 
 
 class WaitTable:
-    """The waits of a feed that go on; between two looks each kind is there at most once."""
+    """Current waits of a feed, at most one of each kind."""
 
     def __init__(self) -> None:
         self._waits: dict[str, _Wait] = {}
 
     def look(self, awaited: Mapping[str, str], now: float) -> list[str]:
-        """Take in what is awaited now, by kind; the sentences that the log should get."""
+        """Update the current waits, by kind; return the sentences to log."""
         self._waits = {kind: self._waits.get(kind, _Wait(what, now)) for kind, what in awaited.items()}
         notes = []
         for kind, wait in self._waits.items():
@@ -61,11 +53,11 @@ class WaitTable:
 
     @property
     def awaited(self) -> tuple[str, ...]:
-        """What is awaited, without for how long: it changes only when the waits do."""
+        """Descriptions of the waits without durations, so that they change only with the waits."""
         return tuple(wait.what for wait in self._waits.values())
 
     def sentences(self, now: float) -> tuple[str, ...]:
-        """What is awaited, and for how long so far."""
+        """Return a sentence for each wait, with its duration."""
         return tuple(_sentence(wait, now) for wait in self._waits.values())
 
 
@@ -83,13 +75,10 @@ def awaited(
     needs: str,
     last_failure: str,
 ) -> dict[str, str]:
-    """Tell who or what is awaited, by kind of wait, those first without whom nothing else goes on.
+    """Return the current waits by kind, in order of importance: later ones depend on earlier ones.
 
-    Args:
-        workers, caches, homes, lanes: the supervisor's.
-        missing: workers that are to be started after a pause.
-        needs: the resources that a worker waits for: "1 CPU".
-        last_failure: why the last start failed, if none has succeeded since; else "".
+    ``missing`` is the number of workers to start after a pause, ``needs`` the resources of a worker as text ("1 CPU"),
+    and ``last_failure`` why the last start failed ("" after a success).
     """
     found: dict[str, str] = {}
     for lane in lanes.values():
@@ -113,14 +102,13 @@ def awaited(
     told = [worker.name for worker in workers.values() if worker.stays and worker.deadline is not None]
     if told:
         found["told"] = f"{_are(told)} being told where samples have their homes"
-    if homes.lacks_homes():  # a move between machines that all have homes keeps nobody waiting
+    if homes.lacks_homes():  # moves between nodes that all have homes delay no consumer
         how = "to be given, after a pause," if homes.move is None else "being given"
         found["homes"] = f"samples are {how} homes where workers are"
     return found
 
 
 def _about_cache(cache: SupervisedCache | None) -> str:
-    """What is awaited of a cache node where a worker is; "" if nothing is."""
     if cache is None:
         return "is to be started again after a pause"
     if cache.phase is CachePhase.STARTING:
@@ -131,7 +119,7 @@ def _about_cache(cache: SupervisedCache | None) -> str:
 
 
 def _are(names: list[str]) -> str:
-    """The subject of a sentence: "prep-1 is", "prep-1, prep-2, prep-3 and 4 more are"."""
+    # "prep-1 is", "prep-1, prep-2, prep-3 and 4 more are"
     more = len(names) - SHOWN_NAMES
     return (
         ", ".join(names[:SHOWN_NAMES])

@@ -1,7 +1,6 @@
-"""The staged blocks, their parts, and their byte budget.
+"""Staged blocks, their parts, and their byte budget.
 
-A block that is not here is not staged: nobody makes it and nobody holds it. It can be made at any time, also a second
-time.
+A block that is not in the window is neither prepared nor held, and can be prepared at any time, even repeatedly.
 """
 
 from __future__ import annotations
@@ -14,33 +13,27 @@ from mbaas.placement import BlockPart
 
 
 class StagedPart:
-    """One part of a staged block: all samples that have one home.
+    """One part of a staged block: its samples with the same home.
 
     Attributes:
-        block_part: which samples.
-        state: changed by `transition` only.
-        task: number of the task that makes it or made it; -1 before the first.
-        node: where it lies, while READY; else None.
-        due: when it is OPEN again, while PUT_OFF.
+        task: number of the newest task for it; -1 before the first.
+        node: node where it is stored, while READY; otherwise None.
+        due: while PUT_OFF, the time when it becomes OPEN again.
     """
 
     __slots__ = ("_story", "_what", "block_part", "due", "node", "state", "task")
 
     def __init__(self, number: int, block_part: BlockPart, story: Story) -> None:
         self.block_part, self.state = block_part, PartState.OPEN
-        # The number of the last task, not a flag: a consumer that cannot read a part says which task made it, and what
-        # was made again since then is not thrown away because of it.
+        # A task number, not a flag: a consumer that cannot read a part reports its task, so a part that was prepared
+        # again since then is not discarded.
         self.task = -1
         self.node: str | None = None
         self.due: float
         self._story, self._what = story, f"part {number}: "
 
     def transition(self, to: PartState, *why: object, node: str | None = None) -> None:
-        """Change the state.
-
-        Raises:
-            InvariantError: ``to`` may not follow, see `PART_CHANGES`.
-        """
+        """Change the state; raise InvariantError if the transition is not in `PART_CHANGES`."""
         self._story.change(self._what, self.state, to, PART_CHANGES, *why)
         self.state, self.node = to, node
 
@@ -49,19 +42,16 @@ class StagedBlock:
     """One staged block.
 
     Attributes:
-        number: the block's.
-        nbytes: what it takes, or will take, from the budget.
-        parts: in the order in which the block was cut; at least one.
-        state: changed by `transition` only.
-        is_ready: whether it is READY or FAILED and can be handed out, as pixels or as an error; kept beside the state
-            because every event asks for it, once for each consumer.
-        error: why it has no samples, while FAILED; else None.
-        may_mend: whether it is made anew for a consumer that had its error and asks again.
-        told: the consumers that were given its error.
-        given_as: the number under which it was handed out first; None if nobody has it yet.
-        lacks: whether bad samples were left out of it.
-        waits_for: what the part that was put off last waits for.
-        story: what happened to it.
+        nbytes: bytes granted to it from the budget; 0 while FAILED.
+        parts: in the order of the cut; at least one.
+        is_ready: whether it is READY or FAILED, so that its data or its error can be delivered. Stored separately
+            because every event reads it once per consumer.
+        error: reason for the failure, while FAILED; otherwise None.
+        may_mend: whether it is prepared again for a consumer that got its error and requests it again.
+        told: consumers that got its error.
+        given_as: number under which it was first delivered; None if it was not delivered yet.
+        lacks: whether bad samples were left out.
+        waits_for: clause on the cause of the last pause of a part.
     """
 
     __slots__ = (
@@ -71,7 +61,7 @@ class StagedBlock:
 
     def __init__(self, number: int, nbytes: int, parts: Sequence[BlockPart], story: Story) -> None:
         self.number, self.nbytes, self.story = number, nbytes, story
-        # Cut once, when it is granted: a placement that comes later must not change parts which workers have in hand.
+        # Cut once, when granted: a later placement must not change parts that workers are preparing.
         self.parts = [StagedPart(i, block_part, story) for i, block_part in enumerate(parts)]
         self.state = BlockState.GRANTED
         self.is_ready = False
@@ -84,55 +74,51 @@ class StagedBlock:
 
     @property
     def is_in_hand(self) -> bool:
-        """Whether a worker has a part of it."""
+        """True if a worker has a part of the block."""
         return self._making > 0
 
     @property
     def has_open_parts(self) -> bool:
-        """Whether a part of it has to be made by somebody."""
-        # Counted, not looked up: every event asks this of all blocks.
+        """True if a part still has to be assigned."""
+        # Counted, because every event reads this for all blocks.
         return self._making + self._ready + self._put_off < len(self.parts) and self.state is not BlockState.FAILED
 
     @property
     def is_put_off(self) -> bool:
-        """Whether a part of it waits for storage."""
+        """True if a part of the block is postponed."""
         return self._put_off > 0
 
     def open_parts(self) -> Iterator[tuple[int, StagedPart]]:
-        """The parts that somebody should make, with their numbers."""
+        """Yield the open parts with their numbers."""
         if self.has_open_parts:
             yield from ((i, part) for i, part in enumerate(self.parts) if part.state is PartState.OPEN)
 
     # ---- changes ----
 
     def transition(self, to: BlockState, *why: object) -> None:
-        """Change the state.
-
-        Raises:
-            InvariantError: ``to`` may not follow, see `BLOCK_CHANGES`.
-        """
+        """Change the state; raise InvariantError if the transition is not in `BLOCK_CHANGES`."""
         self.story.change("", self.state, to, BLOCK_CHANGES, *why)
         self.state = to
         self.is_ready = to is BlockState.READY or to is BlockState.FAILED
 
     def begin(self, number: int, task: int, worker: str) -> None:
-        """Mark a part as being made: a worker got it."""
+        """Mark a part as assigned to a worker."""
         part = self.parts[number]
         part.transition(PartState.MAKING, "task {} of {}", task, worker)
         part.task = task
         self._making += 1
 
     def finish(self, number: int, node: str) -> None:
-        """Mark a part as made, on ``node``; with its last part the block becomes ready."""
+        """Mark a part as prepared on ``node``; after the last part the block is ready."""
         self.parts[number].transition(PartState.READY, "on {}", node, node=node)
         self._making -= 1
         self._ready += 1
-        # A block that FAILED stays FAILED, even if the parts that were in hand then are made after all.
+        # A FAILED block stays FAILED, even if its remaining parts succeed.
         if self._ready == len(self.parts) and self.state is not BlockState.FAILED:
             self.transition(BlockState.READY)
 
     def reopen(self, number: int, why: str) -> None:
-        """Mark a part as to be made again: what was made of it, or was being made, is lost."""
+        """Mark a part as open again, because its data or its worker is lost."""
         part = self.parts[number]
         was_ready = part.state is PartState.READY
         part.transition(PartState.OPEN, "{}", why)
@@ -142,20 +128,14 @@ class StagedBlock:
             self.transition(BlockState.GRANTED)
 
     def lies_elsewhere(self, number: int, node: str, task: int) -> None:
-        """Mark a part that is READY as lying on another node, where it was copied; it counts as made by ``task``."""
+        """Replace a READY part by its copy on another node, which counts as prepared by ``task``."""
         part = self.parts[number]
         self.story.tell("part {}: lies on {} now, as task {}", number, node, task)
         part.node, part.task = node, task
 
     def put_off(self, number: int, until: float, waits_for: str) -> None:
-        """Mark a part as put off until ``until``: it cannot be made now.
-
-        Args:
-            number: of the part.
-            until: when it is OPEN again.
-            waits_for: a clause for people: what it waits for.
-        """
-        # Not OPEN at once: the scheduler would give it to the next worker, which would be sent away like this one.
+        """Postpone a part until ``until``; ``waits_for`` is a clause on the cause, for messages."""
+        # Not OPEN immediately: the scheduler would give it to the next worker, which would fail in the same way.
         part = self.parts[number]
         part.transition(PartState.PUT_OFF, "{}", waits_for)
         part.due, self.waits_for = until, waits_for
@@ -163,7 +143,7 @@ class StagedBlock:
         self._put_off += 1
 
     def resume(self, now: float) -> bool:
-        """Open the parts whose pause is over, and return whether there were any."""
+        """Open the parts whose pause is over; return whether there were any."""
         before = self._put_off
         for part in self.parts if before else ():
             if part.state is PartState.PUT_OFF and now >= part.due:
@@ -172,7 +152,7 @@ class StagedBlock:
         return self._put_off < before
 
     def validate(self) -> None:
-        """Check that state, error and counts say the same as the parts."""
+        """Check that state, error and counts agree with the parts."""
         states = [part.state for part in self.parts]
         if self.is_ready != (self.state in (BlockState.READY, BlockState.FAILED)):
             raise InvariantError(f"{self} is {self.state.name}, it is_ready: {self.is_ready}", self.story)
@@ -199,20 +179,18 @@ class StagedBlock:
 
 
 class Window:
-    """Blocks that are being made or are staged.
+    """Blocks that are staged or in preparation.
 
     Args:
-        budget_bytes: the most that all blocks together may take.
-        stories: where the stories of blocks are kept.
-        period: blocks after which the stream repeats itself; 0 if it never does.
+        budget_bytes: largest total size of all blocks.
+        stories: where the blocks' stories are stored.
+        period: number of blocks after which the stream repeats; 0 if it never does.
 
     Attributes:
-        budget_bytes: see above.
-        blocks: by the number under which each is staged (`staged_as`); their ``nbytes`` always add up to
-            ``used_bytes``. None is DROPPED.
-        used_bytes: never above ``budget_bytes``.
-        failed: the numbers of those that are FAILED.
-        lacking: the numbers of those that bad samples were left out of.
+        blocks: by the number under which each is staged (`staged_as`); none is DROPPED.
+        used_bytes: sum of the blocks' ``nbytes``, at most ``budget_bytes``.
+        failed: numbers of the FAILED blocks.
+        lacking: numbers of the blocks without their bad samples.
     """
 
     def __init__(self, budget_bytes: int, stories: Stories, period: int = 0) -> None:
@@ -225,44 +203,44 @@ class Window:
         self._stories = stories
 
     def staged_as(self, number: int) -> int:
-        """The number under which a block is staged: in a stream that repeats itself, that of the first equal one."""
+        """Return the number under which a block is staged: in a repeating stream, that of the first equal block."""
         return number % self._period if self._period else number
 
     def all_staged_as(self, numbers: range) -> Sequence[int]:
-        """The same for many blocks, of which a large feed looks at thousands after each event."""
+        """Return `staged_as` for many blocks; a large feed needs thousands after each event."""
         return [number % self._period for number in numbers] if self._period else numbers
 
     def find(self, number: int) -> StagedBlock | None:
-        """The block of the stream, if it is staged."""
+        """Return the staged block for a number of the stream, or None."""
         return self.blocks.get(self.staged_as(number))
 
     def fits(self, nbytes: int) -> bool:
-        """Whether the budget has ``nbytes`` left."""
+        """Return whether the budget has ``nbytes`` left."""
         return self.used_bytes + nbytes <= self.budget_bytes
 
     def grant(self, number: int, nbytes: int, parts: Sequence[BlockPart]) -> StagedBlock:
-        """Take the block's bytes from the budget before anybody makes a part of it."""
-        # Granted as a whole: if its parts came one by one, two blocks could each hold half of the last bytes for ever.
+        """Allocate the bytes of a block, before any of its parts is assigned."""
+        # Granted as a whole: with bytes per part, two blocks could each hold half of the last bytes forever.
         story = self._stories.begin("block", block_name(number))
         block = self.blocks[number] = StagedBlock(number, nbytes, parts, story)
         self.used_bytes += nbytes
         return block
 
     def fail(self, number: int, error: str, *, may_mend: bool) -> None:
-        """End the block in an error, which takes no bytes; parts that are being made come to nothing."""
+        """Fail a block and free its bytes; the results of its running tasks are discarded."""
         block = self.blocks[number]
         block.transition(BlockState.FAILED, "{}", error)
-        self.used_bytes -= block.nbytes  # an error takes no memory, and its parts are let go of as they come in
+        self.used_bytes -= block.nbytes  # an error uses no memory; late parts are released on arrival
         block.error, block.nbytes, block.may_mend = error, 0, may_mend
         self.failed.add(number)
 
     def leave_out(self, number: int) -> None:
-        """Note that bad samples were left out of the block."""
+        """Record that bad samples were left out of the block."""
         self.blocks[number].lacks = True
         self.lacking.add(number)
 
     def drop(self, number: int, why: str) -> None:
-        """Give the block's bytes back."""
+        """Drop a block and free its bytes."""
         block = self.blocks.pop(number)
         block.transition(BlockState.DROPPED, "{}", why)
         self.used_bytes -= block.nbytes
@@ -271,7 +249,7 @@ class Window:
         self._stories.end(block.story)
 
     def hand_out(self, numbers: Iterable[int]) -> tuple[int, ...]:
-        """Note that blocks are handed out; return those that nobody was given before."""
+        """Record the delivery of blocks; return the ones delivered for the first time."""
         blocks = {number: self.blocks[self.staged_as(number)] for number in numbers}
         new = tuple(number for number, block in blocks.items() if block.given_as is None)
         for number in new:
@@ -279,29 +257,29 @@ class Window:
         return new
 
     def is_ready(self, number: int) -> bool:
-        """Whether the block can be handed out."""
+        """Return whether the block can be delivered."""
         block = self.find(number)
         return block is not None and block.is_ready
 
     def has(self, number: int, part: int, task: int) -> bool:
-        """Whether the part lies in memory as the task made it."""
+        """Return whether the part is in memory as that task prepared it."""
         block = self.find(number)
-        if block is None or part >= len(block.parts):  # made again, it may be cut into fewer
+        if block is None or part >= len(block.parts):  # a new cut may have fewer parts
             return False
-        # The task's number tells a part that was made again from the one that the consumer could not read.
+        # The task number distinguishes a new version of the part from the one that the consumer could not read.
         found = block.parts[part]
         return found.state is PartState.READY and found.task == task
 
     def is_on_its_way(self, number: int) -> bool:
-        """Whether a worker has a part of the block, or one of them waits for storage."""
+        """Return whether a part of the block is assigned to a worker or postponed."""
         block = self.find(number)
         return block is not None and (block.is_in_hand or block.is_put_off)
 
     def reopen_node(self, node: str) -> list[int]:
-        """Reopen all parts that lay on a node which is gone, and return the numbers of their blocks."""
+        """Reopen all parts stored on a lost node, and return the numbers of their blocks."""
         blocks = []
         for block in self.blocks.values():
-            # Parts of it on other nodes stay: only what lay there is made again.
+            # Parts on other nodes stay.
             there = [i for i, part in enumerate(block.parts) if part.node == node]
             for number in there:
                 block.reopen(number, "it lay on a node that is gone")
@@ -310,7 +288,7 @@ class Window:
         return blocks
 
     def validate(self) -> None:
-        """Check that bytes add up and every block agrees with its parts."""
+        """Check that the byte counts add up and every block agrees with its parts."""
         stories = [block.story for block in self.blocks.values()]
         if self.used_bytes != sum(block.nbytes for block in self.blocks.values()):
             raise InvariantError(f"{self.used_bytes} bytes are counted as used, the blocks have others", *stories)
