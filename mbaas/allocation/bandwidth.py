@@ -1,11 +1,11 @@
 """Bandwidth model: read time of a sample from each tier, and read-ahead depth.
 
-The model is that of Dryden et al., "Clairvoyant Prefetching for Distributed Machine Learning I/O" (NoPFS), SC 2021,
-section 4. Its symbols are given in parentheses. All functions are pure, in bytes and seconds. Cache nodes use them to
-choose reads and their depth; the simulator uses them to predict.
+The model comes from Dryden et al., "Clairvoyant Prefetching for Distributed Machine Learning I/O" (NoPFS), SC 2021,
+section 4; its symbols are given in parentheses. All functions are pure, in bytes and seconds. Cache nodes choose with
+them what to read ahead, and the simulator predicts with them.
 
-A rate is the total of all threads that use a resource at the same time, divided evenly between them. Times are those of
-one thread, and several threads work in parallel.
+A rate is the total of all threads that use a resource at the same time, divided evenly between them. A time is one
+thread's, and several threads work in parallel.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from mbaas.allocation.throughput import ThroughputCurve
 from mbaas.errors import ConfigError
 
 BytesT = TypeVar("BytesT", float, NDArray[np.float64])
-"""A number of bytes, or an array of them."""
+"""One or many numbers of bytes."""
 
 RESERVED = ("compute", "staging", "remote", "pfs")
 """Invalid names of storage classes, because results use them for other things."""
@@ -66,7 +66,7 @@ class StagingClass:
 
     Attributes:
         capacity_bytes: capacity (d_0).
-        threads: number of threads, each of which fetches a sample, prepares it and writes it here (p_0).
+        threads: number of threads; each fetches a sample, prepares it and writes it here (p_0).
         write: total bytes/s against the number of threads (w_0); None if the measured prep rate includes writing.
 
     Raises:
@@ -97,7 +97,7 @@ class Locality(Enum):
 
 @dataclass(frozen=True)
 class Tier:
-    """Where a sample can be fetched; ``level`` is the index of the storage class there, without meaning for storage."""
+    """A source of samples. ``level`` is the index of the storage class, and has no meaning for shared storage."""
 
     locality: Locality
     level: int = 0
@@ -154,8 +154,7 @@ class Bandwidths:
         return min(self.prep_bytes_per_s, self.staging.thread_bytes_per_s)
 
     def read_s(self, parts: Mapping[Tier, BytesT], *, readers: int) -> BytesT:
-        """Return the seconds of one thread to fetch bytes from several tiers and write them, one after the other
-        (read).
+        """Return the seconds of one thread to fetch and write bytes from several tiers, one after the other (read).
 
         Args:
             parts: bytes by tier, of a sample or a block, or float64[n] of n blocks; at least one tier.
@@ -169,7 +168,7 @@ class Bandwidths:
         return sum(times[1:], times[0])
 
     def fastest(self, tiers: Collection[Tier], *, readers: int) -> Tier:
-        """Return the fastest of these tiers and shared storage, which contains every sample.
+        """Return the fastest of these tiers and shared storage, which has every sample.
 
         The sample's size does not matter, because every time is proportional to it. Ties go to the local node, then to
         remote nodes, and to the lower level.
@@ -188,13 +187,13 @@ class Bandwidths:
 
 @dataclass(frozen=True)
 class Depth:
-    """How far to read ahead.
+    """A read-ahead depth.
 
     Attributes:
-        blocks: how many are read, or being read, and not consumed yet; at least 1.
-        nbytes: the most that ``blocks`` consecutive blocks hold.
-        keeps_up: whether reading all blocks takes no longer than consuming them. If it takes longer, ``blocks`` carries
-            the consumer over the blocks that were given, and no depth would carry it on for ever.
+        blocks: blocks that are read, or being read, and not consumed yet; at least 1.
+        nbytes: most bytes of ``blocks`` consecutive blocks.
+        keeps_up: whether reading all blocks takes no longer than consuming them. If False, ``blocks`` covers only the
+            given blocks, and no depth would suffice for an endless sequence.
     """
 
     blocks: int

@@ -1,8 +1,8 @@
 """Choice of the stage at which a sample crosses to the GPU, from measured rates.
 
 A sample is decoded, cropped and resized (including the pipeline's other transforms), and normalized, the last always on
-the trial's device. A way of preparing crosses to the GPU before one of these stages, and from there takes GPU time from
-training. With shares x of the samples prepared in each way, one sample for all trials takes
+the trial's device. Samples cross to the GPU before one of these stages, and from there take GPU time from training.
+With shares x of the samples prepared in each way, one sample for all trials takes
 
 =============  ======================================================================================
 resource       seconds
@@ -14,13 +14,12 @@ to the GPUs    (sum of x bytes that go there + trials * bytes of a prepared samp
 from the GPUs  sum of x bytes that come back / (GPUs * link)
 =============  ======================================================================================
 
-The longest of these sets the pace. G is the rate of a trial's step without competition. A worker on a GPU hands its
-results to trials through host memory, so they come back from the GPU and go to each trial. A linear program finds the
-shares that minimize the longest time. Ties go to the least GPU time, then to the least CPU time.
+The longest time sets the pace. G is the rate of a trial's step without competition. A worker on a GPU hands its results
+to trials through host memory, so they come back from the GPU and go to each trial. A linear program finds the shares
+that minimize the longest time. Ties go to the least GPU time, then to the least CPU time.
 
-A feed prepares all samples in one way, or decodes a share of them on GPUs and the others on CPUs (``dali_share``).
-Engines differ by a few gray levels, so the share is fixed for the feed's life. It is a whole percentage, which users
-can write down.
+A feed prepares all samples in one way, or some on GPUs and the others on CPUs (``dali_share``). Engines differ by a few
+gray levels, so the share is fixed for the feed's life. It is a whole percentage, which users can write down.
 """
 
 from __future__ import annotations
@@ -193,7 +192,7 @@ def gpu_seconds(*, step_per_s: float, step_beside_per_s: float, made_per_s: floa
 
 
 def best_plan(ways: Sequence[Way], devices: Devices) -> DevicePlan:
-    """Choose the way in which a feed prepares all samples, or the share of them that is decoded on GPUs.
+    """Choose the best single way for all samples, or the best share to decode on GPUs.
 
     Raises:
         ConfigError: no way, two ways that cross before the same stage, or none that fits the GPUs' memory.

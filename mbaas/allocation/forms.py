@@ -1,4 +1,4 @@
-"""Choice of the form in which a node caches its samples: encoded or decoded, in memory or on disk, or not at all.
+"""Choice of the form and tier in which a node caches its samples: encoded or decoded, memory or disk, or neither.
 
 An encoded sample in a cache is not read from storage again. A decoded one (cached after the deterministic prefix) is
 not decoded again either, but usually takes more room. The best shares follow from measured costs. If x are the shares
@@ -17,8 +17,8 @@ three resources work in parallel, so the busiest one determines the length of an
 Averaging the rates of encoded and decoded samples instead, as Seneca does (FAST 2025, equation 9), overestimates.
 
 A linear program finds the shares with the shortest epoch. Ties go to the least CPU and storage time, because other jobs
-use both, and then to the most cached samples. If memory has room for all encoded samples, every sample is cached, some
-of them decoded. Storage is then read only once, at any price.
+use both, and then to the most cached samples. If memory has room for all samples encoded, every sample is cached, some
+decoded. Storage is then read only once, whatever that costs.
 """
 
 from __future__ import annotations
@@ -176,8 +176,8 @@ def room_for_decoded(
     """Return the bytes of memory and disk available to decoded samples; 0 where the plan has none.
 
     The size of encoded samples is known, but only a few decoded ones have been measured. Decoded samples therefore get
-    all room that encoded ones do not need. That may be more than their mean size suggests, because the samples that are
-    not decoded may be the larger ones.
+    all room that encoded ones do not need. This may be slightly more than their mean size suggests, because the larger
+    samples may be the ones that stay encoded.
 
     Args:
         plan: the node's plan.
@@ -234,8 +234,9 @@ def _not_worthwhile(costs: SampleCosts, saved: float) -> str:
 
 
 def _solved(costs: SampleCosts, names: Sequence[str], *, threads: float, memory: float, disk: float) -> FormPlan:
-    """Solve the linear program with the named shares; the others are 0. ``memory`` and ``disk`` are in bytes per
-    sample.
+    """Solve the linear program with the named shares; the others are 0.
+
+    ``memory`` and ``disk`` are the room in bytes per sample.
     """
     # The optimum of a linear program is at a corner of the feasible region. At a corner, as many constraints hold with
     # equality as there are variables: at most four shares and the seconds of the busiest resource. With at most

@@ -42,7 +42,7 @@ class DemandReport(Struct, frozen=True, kw_only=True):
 
 
 class WorkerMove(Struct, frozen=True):
-    """Transfer of one worker to feed ``target``: a loan, or the return of a borrowed worker. ``reason`` is a sentence."""
+    """Transfer of one worker to feed ``target``, as a loan or to its owner. ``reason`` is a sentence."""
 
     target: str
     is_return: bool

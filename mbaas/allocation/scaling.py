@@ -31,17 +31,17 @@ SHOWN_STALL = 0.005
 
 @dataclass(frozen=True, kw_only=True)
 class Observation:
-    """What was seen of a feed over the last seconds.
+    """Measurements of a feed over the last seconds.
 
     Attributes:
         prep_stall, fetch_stall, peer_stall: shares of the trials' time, in [0, 1], that they waited for data while prep
-            was computing, while prep waited for bytes, and while it was idle because trials wait for each other.
-        demand_per_s: samples/s that prep would have to make for no trial to wait, from the trials' step times; 0
-            without trials, or if all that they will ask for is ready.
-        worker_per_s: samples/s that one worker prepares from memory; 0 when not known yet.
-        fetch_per_s: samples/s that caches and storage can deliver; infinite when not known.
-        workers, pending: workers that are up, and that were asked for and are not up yet.
-        idle: share of the time, in [0, 1], of workers that are up in which they had nothing to prepare.
+            was computing, while prep waited for bytes, and while prep was idle because trials wait for each other.
+        demand_per_s: samples/s of prep at which no trial would wait, from the trials' step times; 0 without trials, or
+            if everything that they will request is ready.
+        worker_per_s: samples/s that one worker prepares from memory; 0 if not known yet.
+        fetch_per_s: samples/s that caches and storage can deliver; infinite if not known.
+        workers, pending: workers that are up, and workers that were requested and are not up yet.
+        idle: share of time, in [0, 1], that workers that are up had nothing to prepare.
         reserved, most: bounds on the number of workers.
 
     Raises:
@@ -76,8 +76,9 @@ class Observation:
 
     @cached_property
     def needed(self) -> int | None:
-        """Workers beyond which training or fetch is the bottleneck, within the bounds; None while a worker's rate is
-        unknown.
+        """Workers beyond which training or fetch is the bottleneck, within the bounds.
+
+        None while a worker's rate is unknown.
         """
         if self.useful_per_s and not self.worker_per_s:
             return None
@@ -89,9 +90,7 @@ class Observation:
         return min(self.demand_per_s, self.fetch_per_s)
 
     def workers_for(self, useful_per_s: float, worker_per_s: float) -> int:
-        """Return the workers needed for ``useful_per_s`` if each prepares ``worker_per_s`` samples/s, within the
-        bounds.
-        """
+        """Return the workers that prepare ``useful_per_s`` at ``worker_per_s`` samples/s each, within the bounds."""
         count = math.ceil(useful_per_s / worker_per_s * (1 - ROUNDING)) if useful_per_s else 0
         return min(max(count, self.reserved), self.most)
 
@@ -118,10 +117,10 @@ class Observation:
 
 @dataclass
 class Hold:
-    """A signal that begins when a share reaches ``high`` and ends when it falls below ``low``.
+    """A signal that turns on when a share reaches ``high`` and off when it falls below ``low``.
 
     Attributes:
-        since: when it began; None while it is off.
+        since: time at which it turned on; None while it is off.
     """
 
     high: float

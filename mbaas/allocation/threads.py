@@ -47,8 +47,9 @@ class Split:
     """Prep and fetch threads of a machine, and their times for a minibatch.
 
     Attributes:
-        prep, fetch, idle: numbers of threads; idle ones would not help.
-        prep_s, fetch_s: seconds for a minibatch; infinite at a rate of 0.
+        prep, fetch: numbers of threads, at least one each.
+        idle: threads that would make both slower.
+        prep_s, fetch_s: seconds per minibatch.
         reason: why the split is not different, one sentence.
     """
 
@@ -115,7 +116,10 @@ def split_threads(
 
 
 def _why_stay(now: Seconds, then: Seconds | None, step_s: float, tau_s: float) -> str:
-    """Return why no thread moves from prep to fetch, or "" if one should; ``then`` holds the times after such a move."""
+    """Return why no thread moves from prep to fetch, or "" if one should.
+
+    ``now`` and ``then`` are the times before and after such a move.
+    """
     if sum(now) <= step_s + tau_s:
         return f"together within the step of {units.seconds(step_s)}"
     if now[0] > max(now[1], step_s):
