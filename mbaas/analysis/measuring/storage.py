@@ -252,7 +252,7 @@ def disk_rate(raw: Raw, disk_path: str | os.PathLike[str], effort: Effort, *, re
 
 
 def spans_of(folder: Path) -> list[Span]:
-    """Sync all files below a folder to the disk, so that they can be dropped from the page cache; return their spans."""
+    """Return the spans of all files below a folder, after syncing them so that the page cache can drop them."""
     files = [file for file in folder.rglob("*") if file.is_file()]
     for file in files:  # POSIX_FADV_DONTNEED keeps dirty pages
         descriptor = os.open(file, os.O_RDONLY)
