@@ -152,9 +152,7 @@ class World:
         return np.resize(np.arange(self.workers, dtype=np.uint16), self.steps * self.batch * self.workers)
 
     def by_home(self, epoch: int) -> Samples:
-        """Return an epoch in which each worker takes the samples that have their home there, in its order: int32[H B
-        N].
-        """
+        """Return an epoch in which each worker takes the samples of its home, in order: int32[H B N]."""
         order = self.orders(epoch)
         homes = self.homes[order]
         grouped = order[np.argsort(homes, kind="stable")]  # stable, so that each home keeps the epoch's order
