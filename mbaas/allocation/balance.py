@@ -64,21 +64,16 @@ def balance(counts: Sequence[int], *, targets: Sequence[int]) -> list[SampleMove
 
 
 def even_targets(samples: int, *, ranks: int) -> Ints:
-    """Return the samples of each rank, int64[ranks]: the first ``samples % ranks`` ranks get one more than the others.
-
-    The result depends on the two numbers alone, so a rank does not need the samples' locations to compute its share.
-    """
+    """Return the samples of each rank, int64[ranks]: the first ``samples % ranks`` ranks get one more."""
     return samples // ranks + (np.arange(ranks) < samples % ranks)
 
 
 class _Nodes(Struct, frozen=True):
-    """A minibatch by node. Nodes are numbered by ascending home index, with and without ranks.
+    """A minibatch by node, int64 arrays. Nodes are numbered by ascending home index, with and without ranks.
 
     Attributes:
-        of_sample: int64[n], node of each sample, or `NOWHERE`.
-        of_rank: int64[p], node of each rank.
-        owned: int64[nodes], samples that each node holds.
-        room: int64[nodes], total target of the node's ranks.
+        of_sample, of_rank: node of each sample, or `NOWHERE`; node of each rank.
+        owned, room: samples that each node holds, and the total target of its ranks.
     """
 
     of_sample: Ints
@@ -100,7 +95,7 @@ class _Nodes(Struct, frozen=True):
 
 
 def assign(homes: ArrayLike, *, rank_nodes: ArrayLike) -> Ints:
-    """Return the rank of each sample of a global minibatch; deterministic.
+    """Return the rank of each sample of a global minibatch, int64[n] in [0, p); deterministic.
 
     Every rank gets `even_targets`. A node's samples go to its own ranks until these are full, earlier samples of the
     minibatch first. Uncached samples go to nodes with a deficit, smallest deficit first, which closes the most deficits
@@ -109,9 +104,6 @@ def assign(homes: ArrayLike, *, rank_nodes: ArrayLike) -> Ints:
     Args:
         homes: int[n], index of the node that holds each sample, `NOWHERE` if uncached.
         rank_nodes: int[p], index of each rank's node. Ranks may share a node, and the node need not be a home.
-
-    Returns:
-        int64[n], in [0, p).
 
     Raises:
         ConfigError: there is no rank, or an index is out of range.

@@ -34,7 +34,6 @@ class StorageClass:
     """Memory or disk of a node that caches samples (class j, from 1).
 
     Attributes:
-        name: name in messages and results.
         capacity_bytes: capacity (d_j).
         threads: concurrent readers, at least 1 (p_j).
         read: total bytes/s against the number of threads (r_j).
@@ -187,13 +186,10 @@ class Bandwidths:
 
 @dataclass(frozen=True)
 class Depth:
-    """A read-ahead depth.
+    """A read-ahead depth: ``blocks`` that are read and not consumed yet, at least 1, with at most ``nbytes``.
 
-    Attributes:
-        blocks: blocks that are read, or being read, and not consumed yet; at least 1.
-        nbytes: most bytes of ``blocks`` consecutive blocks.
-        keeps_up: whether reading all blocks takes no longer than consuming them. If False, ``blocks`` covers only the
-            given blocks, and no depth would suffice for an endless sequence.
+    ``keeps_up`` is True if reading all blocks takes no longer than consuming them. Otherwise ``blocks`` covers only the
+    given blocks, and no depth would suffice for an endless sequence.
     """
 
     blocks: int
@@ -208,12 +204,12 @@ def readahead_depth(
     consume_bytes_per_s: float,
     threads: int,
 ) -> Depth:
-    """Return the smallest read-ahead depth at which the consumer never waits after the initial fill.
+    """Return the smallest read-ahead depth at which the consumer never waits after the initial fill, in O(n log n).
 
     All threads together read blocks in order, so block k takes read_s[k] / threads. It starts when block k - 1 is read
     and block k - depth is consumed (NoPFS: avail(f) = sum of read_s / p_0, with a finite buffer). The consumer takes
     nbytes[k] / consume_bytes_per_s for block k. It never waits if and only if no run i..k of blocks takes longer to
-    read than the time from the end of block i - depth to the start of block k. The search takes O(n log n).
+    read than the time from the end of block i - depth to the start of block k.
 
     Args:
         read_s: float64[n], seconds of one thread for each block, in the order of consumption.
@@ -246,15 +242,12 @@ def readahead_depth(
 
 
 def _before(amounts: NDArray[np.float64] | NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return the sums of the first 0, 1, ... n amounts: float64[n + 1]."""
+    """Return the sums of the first 0, 1, ... n amounts."""
     return np.concatenate([[0.0], np.cumsum(amounts, dtype=np.float64)])
 
 
 def _never_waits(read_before: NDArray[np.float64], consumed_before: NDArray[np.float64], depth: int) -> bool:
-    """Return whether every block k >= depth is read before the consumer, which never waited, reaches it.
-
-    Block i may start at consumed_before[i - depth + 1], and i..k take read_before[k + 1] - read_before[i].
-    """
+    """Return whether every block k >= depth is read before the consumer, which never waited, reaches it."""
     first = np.arange(depth, len(read_before) - 1)
     # The running minimum is the worst start i of each run up to k, so one pass checks all runs.
     slack = np.minimum.accumulate(read_before[first] - consumed_before[first - depth + 1])

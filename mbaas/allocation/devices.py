@@ -138,8 +138,7 @@ class DevicePlan:
         shares: shares of the samples by the first stage on a GPU; they add up to 1.
         trial_per_s: samples/s that each trial gets and trains on.
         limit: the bottleneck, one of `PACE`.
-        cpu_cores: cores busy with the samples that no GPU prepares.
-        prep_gpus: GPUs used for prep.
+        cpu_cores, prep_gpus: cores busy with samples that no GPU prepares; GPUs used for prep.
         told: reasons for excluding ways from the comparison, one clause each.
     """
 
@@ -260,7 +259,6 @@ def _corners(ways: Sequence[Way], devices: Devices) -> NDArray[np.float64]:
 
 
 def _plan(ways: Sequence[Way], devices: Devices, candidates: NDArray[np.float64], told: tuple[str, ...]) -> DevicePlan:
-    """Choose the best of the candidate shares: float64[candidates, ways]."""
     fixed, of_way = _seconds(ways, devices)
     seconds = fixed + candidates @ of_way.T
     gpu_s, cpu_s = ([getattr(way, name) for way in ways] for name in ("gpu_s", "cpu_s"))

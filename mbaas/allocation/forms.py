@@ -177,13 +177,7 @@ def room_for_decoded(
 
     The size of encoded samples is known, but only a few decoded ones have been measured. Decoded samples therefore get
     all room that encoded ones do not need. This may be slightly more than their mean size suggests, because the larger
-    samples may be the ones that stay encoded.
-
-    Args:
-        plan: the node's plan.
-        costs: average costs of a sample on the node.
-        samples: number of samples whose home is the node.
-        memory_bytes, disk_bytes: room for samples of both forms together.
+    samples may be the ones that stay encoded. Arguments are as in `plan_forms`.
     """
 
     def left(nbytes: int, encoded: float, decoded: float) -> int:
@@ -214,7 +208,6 @@ def _disk_bytes(costs: SampleCosts, plan: FormPlan) -> float:
 
 
 def _slow_disk(costs: SampleCosts, threads: float) -> str | None:
-    """Return why the disk holds no decoded samples, or None if it may."""
     if costs.disk_bytes_per_s is None:
         return "the disk keeps no decoded samples, because nobody has measured how fast it is"
     read_s, decode_s = costs.decoded_bytes * costs.disk_s_per_byte, costs.saved_s / threads
@@ -234,10 +227,7 @@ def _not_worthwhile(costs: SampleCosts, saved: float) -> str:
 
 
 def _solved(costs: SampleCosts, names: Sequence[str], *, threads: float, memory: float, disk: float) -> FormPlan:
-    """Solve the linear program with the named shares; the others are 0.
-
-    ``memory`` and ``disk`` are the room in bytes per sample.
-    """
+    """Solve the linear program with the named shares; room is in bytes per sample."""
     # The optimum of a linear program is at a corner of the feasible region. At a corner, as many constraints hold with
     # equality as there are variables: at most four shares and the seconds of the busiest resource. With at most
     # thirteen constraints there are 1,287 candidates. Trying all of them takes less time than importing a solver.
@@ -263,18 +253,13 @@ def _solved(costs: SampleCosts, names: Sequence[str], *, threads: float, memory:
 
 @cache
 def _choices(number: int, length: int) -> NDArray[np.intp]:
-    """Return all combinations of ``length`` out of ``number`` indices: intp[combinations, length]."""
     return np.array(list(combinations(range(number), length)))
 
 
 def _constraints(
     costs: SampleCosts, names: Sequence[str], *, threads: float, memory: float, disk: float
 ) -> tuple[Floats, Floats, float]:
-    """Return the feasible region A x <= b, where x are the named shares and the seconds of the busiest resource.
-
-    Returns:
-        A: float64[constraints, shares + 1]; b: float64[constraints]; the unit of x's last element, in seconds.
-    """
+    """Return A, b and the seconds of x's last element in A x <= b; x are the named shares and the busiest seconds."""
     decoded, in_memory = _names(names, "decoded"), _names(names, "memory")
     nbytes = np.where(decoded, costs.decoded_bytes, costs.encoded_bytes)
     ones, most = np.ones(len(names)), costs.encoded_bytes + costs.decoded_bytes
@@ -300,5 +285,4 @@ def _constraints(
 
 
 def _names(names: Sequence[str], part: str) -> Floats:
-    """Return 1 for each name that contains ``part``, else 0."""
     return np.array([float(part in name) for name in names])

@@ -1,13 +1,10 @@
 """Choice of the machines whose prep workers are released without losing cached samples.
 
-An idle worker can be released at any time. When the last worker of a machine is released, its cache goes too, because
-samples have their homes where they are prepared. A sample that moves to another machine crosses the network once: a
-decoded photo of 600 kB takes half a millisecond at 10 Gbit/s. A sample that fits nowhere is decoded again in every
-epoch, for 4 ms of CPU time, or even read again. A feed that prepares 1,000 samples/s and loses a quarter of its decoded
-samples needs one more CPU from then on, as much as the machine's worker provided.
-
-So a machine is released only if the others have room for its whole cache, which moves there first. Otherwise workers
-are released from machines with several, and each machine keeps one.
+When the last worker of a machine is released, its cache goes too. A sample that moves to another machine crosses the
+network once: a decoded photo of 600 kB takes half a millisecond at 10 Gbit/s. A sample that fits nowhere is decoded
+again in every epoch, for 4 ms of CPU time, or even read again. A feed that prepares 1,000 samples/s and loses a quarter
+of its decoded samples needs one more CPU from then on, as much as the machine's worker provided. So a machine is
+released only if the others have room for its whole cache, which moves there first.
 """
 
 from __future__ import annotations
@@ -27,11 +24,9 @@ class Machine(Struct, frozen=True, kw_only=True):
     """A machine with prep workers.
 
     Attributes:
-        node: node id.
         workers: workers that stay there, at least one.
         own: workers among these that may be released; the others belong to other feeds.
-        keeps_bytes: bytes that its cache holds or is going to hold.
-        room_bytes: free bytes of its cache.
+        keeps_bytes, room_bytes: bytes that its cache holds or is going to hold, and its free bytes.
         is_of_use: False if nothing is prepared there while another machine is available; such machines are released
             first.
     """

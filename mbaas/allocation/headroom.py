@@ -32,13 +32,7 @@ class PrepResources(Struct, frozen=True):
 
 
 class GpuRoom(Struct, frozen=True, kw_only=True):
-    """GPUs available for prep.
-
-    Attributes:
-        count: number of GPUs.
-        workers: workers that may share one GPU.
-        cpus: CPUs per GPU on a node with GPUs.
-    """
+    """GPUs available for prep: their number, workers that may share one, and CPUs per GPU on nodes with GPUs."""
 
     count: int
     workers: int
@@ -48,13 +42,9 @@ class GpuRoom(Struct, frozen=True, kw_only=True):
 def default_prep(
     *, cpus: float, claimed_cpus: float = 0.0, gpus: GpuRoom | None = None, also_on_cpus: bool = False
 ) -> PrepResources:
-    """Return the default prep workers of a feed.
+    """Return the default prep workers of a feed, given the CPUs of the cluster and those claimed by other feeds.
 
-    Args:
-        cpus: CPUs of the whole cluster.
-        claimed_cpus: CPUs reserved by the workers of other feeds.
-        gpus: GPUs on which the feed prepares; None to prepare on CPUs.
-        also_on_cpus: whether workers on GPUs also prepare on CPUs.
+    With ``gpus``, the feed prepares on GPUs, and ``also_on_cpus`` if set.
 
     Example:
         On 8 CPUs, the first feed takes half of 7, rounded up: 4. The second takes half of 3, rounded up: 2. The third
@@ -78,16 +68,13 @@ def default_prep(
 
 
 def node_for_part(part: float, free_cpus: Mapping[str, float]) -> str | None:
-    """Return the node for a worker that reserves a fraction of a CPU: one with a shared CPU that has room.
+    """Return the node whose shared CPU the worker fills best; None if no CPU is shared yet, or none has room.
 
     Otherwise the fractions of several feeds, spread over nodes, could leave no node a whole CPU for a trial.
 
     Args:
-        part: fraction of a CPU, in [0, 1).
+        part: fraction of a CPU that the worker reserves, in [0, 1).
         free_cpus: node -> unreserved CPUs.
-
-    Returns:
-        The node whose shared CPU the worker fills best; None if no CPU is shared yet, or none has room.
     """
     rests = {node: round(free % 1 * GRAIN) for node, free in free_cpus.items()}
     fitting = [(rest, node) for node, rest in rests.items() if rest and rest >= round(part * GRAIN) > 0]

@@ -22,7 +22,6 @@ class DemandReport(Struct, frozen=True, kw_only=True):
     """Demand and workers of a feed, published to the other feeds.
 
     Attributes:
-        feed: name of the feed.
         kind: properties of its workers (engine, GPU share, allowed nodes); workers move only between feeds of one kind.
         workers: workers that are up and stay, including borrowed ones.
         borrowed: lending feed -> borrowed workers.
@@ -58,12 +57,7 @@ class Lender:
         self._since = self._moved_s = -math.inf  # start of the pending move, time of the last one
 
     def observe(self, reports: Sequence[DemandReport], now: float) -> WorkerMove | None:
-        """Return the move due at ``now`` seconds, if any.
-
-        Args:
-            reports: reports of all feeds of one kind, including this one.
-            now: time on any monotonic clock.
-        """
+        """Return the move due at ``now`` seconds on a monotonic clock, given the reports of all feeds of one kind."""
         # Sorted, because feeds receive reports in different orders and must all compute the same allocation.
         move = self._propose(sorted(reports, key=lambda report: report.feed))
         if move is None or move.target != self._target:

@@ -4,9 +4,9 @@ Workers are added when trials stall on prep and a model predicts that more would
 signal has two thresholds and must hold for some time, and every change is followed by a pause. So noise has no effect,
 and a fluctuating load is not chased.
 
-Workers become idle for two reasons. If trials demand less than before, the demand may return, so this state must hold
-for long. If each worker became faster because more samples are cached decoded, the gain is permanent. Workers are then
-retired as soon as the new rate is certain, if it would have met all recent demand.
+If trials demand less than before, the demand may return, so workers must stay idle for long. If each worker became
+faster because more samples are cached decoded, the gain is permanent. Workers are then retired as soon as the new rate
+is certain.
 """
 
 from __future__ import annotations
@@ -119,8 +119,7 @@ class Observation:
 class Hold:
     """A signal that turns on when a share reaches ``high`` and off when it falls below ``low``.
 
-    Attributes:
-        since: time at which it turned on; None while it is off.
+    ``since`` is the time at which it turned on; None while it is off.
     """
 
     high: float
@@ -142,13 +141,7 @@ class Hold:
 
 
 class Decision(Struct, frozen=True):
-    """The number of workers after an observation.
-
-    Attributes:
-        workers: workers wanted, including those that are up and pending.
-        change: difference from the previous decision; usually 0.
-        reason: the explanation, one sentence.
-    """
+    """Number of workers wanted, including pending ones, its change, and the reason in one sentence."""
 
     workers: int
     change: int
@@ -158,8 +151,7 @@ class Decision(Struct, frozen=True):
 class Scaler:
     """Decides how many workers are wanted, one observation at a time.
 
-    Attributes:
-        wanted: the last decision, within the [reserved, most] of the last observation; None before the first one.
+    ``wanted`` is the last decision, within the bounds of the last observation; None before the first one.
     """
 
     def __init__(self, settings: Scaling) -> None:
@@ -174,10 +166,7 @@ class Scaler:
         self._last_s = self._changed_s = float("-inf")
 
     def moved(self, wanted: int) -> None:
-        """Set the number of wanted workers after workers were lent, borrowed or given back.
-
-        Has no effect before the first observation.
-        """
+        """Set the number of wanted workers after a loan or return; no effect before the first observation."""
         if self.wanted is not None:
             self.wanted = wanted
 
@@ -277,7 +266,7 @@ class Scaler:
         return [seen for time, seen in self._seen if time >= now - hold_s]
 
     def _waiting(self, hold: Hold, hold_s: float, now: float) -> str:
-        """Return why a change has to wait, or "" if it is due."""
+        """Return why a change has to wait, or ""."""
         if hold.held_s(now) < hold_s:
             return f"if this holds for {units.seconds(hold_s)} (so far {units.seconds(hold.held_s(now))})"
         pause_s = self._changed_s + self._settings.cooldown_s - now

@@ -26,9 +26,7 @@ Seconds = tuple[float, float]
 class TierBytes(Struct, frozen=True):
     """Bytes of a minibatch from one tier: local memory, another node's memory, or storage.
 
-    Attributes:
-        nbytes: number of bytes; an average may be a fraction.
-        curve: total bytes/s against the number of threads (alpha T(alpha) in the paper).
+    ``curve`` is the total bytes/s against the number of threads (alpha T(alpha) in the paper).
     """
 
     nbytes: float
@@ -44,13 +42,9 @@ class TierBytes(Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Split:
-    """Prep and fetch threads of a machine, and their times for a minibatch.
+    """Prep and fetch threads of a machine, at least one each, and their seconds per minibatch.
 
-    Attributes:
-        prep, fetch: numbers of threads, at least one each.
-        idle: threads that would make both slower.
-        prep_s, fetch_s: seconds per minibatch.
-        reason: why the split is not different, one sentence.
+    ``idle`` threads would make both slower. ``reason`` is a sentence on why the split is not different.
     """
 
     prep: int
@@ -64,8 +58,8 @@ class Split:
 def load_time_s(tiers: Sequence[TierBytes], *, threads: Sequence[int]) -> float:
     """Return the seconds to load a rank's minibatch from its tiers, one after the other.
 
-    The time is B_local / (alpha T_l(alpha)) + B_remote / (beta T_r(beta)) + B_storage / (gamma T_s(gamma)), with
-    ``threads`` (alpha, beta, gamma) in the order of the tiers.
+    B_local / (alpha T_l(alpha)) + B_remote / (beta T_r(beta)) + B_storage / (gamma T_s(gamma)), with ``threads``
+    (alpha, beta, gamma) in the order of the tiers.
     """
     if len(threads) != len(tiers):
         raise ConfigError(f"threads must be given for each of {len(tiers)} tiers, got {len(threads)}")
@@ -116,10 +110,7 @@ def split_threads(
 
 
 def _why_stay(now: Seconds, then: Seconds | None, step_s: float, tau_s: float) -> str:
-    """Return why no thread moves from prep to fetch, or "" if one should.
-
-    ``now`` and ``then`` are the times before and after such a move.
-    """
+    """Return why no thread moves from prep to fetch, leading from ``now`` to ``then``, or "" if one should."""
     if sum(now) <= step_s + tau_s:
         return f"together within the step of {units.seconds(step_s)}"
     if now[0] > max(now[1], step_s):
@@ -143,14 +134,11 @@ PATIENCE = 2
 
 
 def divide_threads(total: int, *, lengths: Sequence[float]) -> list[int]:
-    """Divide threads between queues in proportion to their lengths.
+    """Divide threads between queues in proportion to their lengths, in requests or seconds of work.
 
     All threads are assigned unless all queues are empty; an empty queue gets none. Every other queue gets at least one;
     if there are too few, the longest queues get one each. The remainder goes to the largest fractions, and to the
     earlier queue in a tie. A longer queue never gets less than a shorter one.
-
-    Args:
-        lengths: requests waiting in each queue, or seconds of work.
 
     Raises:
         ConfigError: ``total`` or a length is negative.
@@ -178,14 +166,13 @@ def divide_threads(total: int, *, lengths: Sequence[float]) -> list[int]:
 
 
 def straggler_threads(gap_s: Callable[[int], float], *, least: int, most: int, tau_s: float) -> int:
-    """Bisect the thread count of a rank that is predicted to straggle; return the best count tried.
+    """Bisect the thread count in [least, most] of a rank that is predicted to straggle; return the best count tried.
 
     The search ends when |gap| < ``tau_s``, when no count is left, or after `PATIENCE` steps without improvement.
 
     Args:
         gap_s: fetch + prep - step in seconds for a number of threads, measured or predicted; decreases with more
             threads. Called at most log2(most - least + 1) + 1 times.
-        least, most: range of counts, both inclusive.
 
     Raises:
         ConfigError: ``least`` is below 1 or above ``most``.

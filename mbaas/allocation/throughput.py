@@ -4,8 +4,6 @@ For few workers a curve is a line through the origin (no contention). Then it be
 falls (saturation). These are the three stages of A-Dloader ("A Data-Loader Tunable Knob to Shorten GPU Idleness",
 2022), and the rise, peak and fall of Lobster's prep threads (ICPP 2022). NoPFS's rates against threads (SC 2021) are
 curves that are flat beyond their last point.
-
-A curve is made from a rule (`linear`, `flat`), from known points (`through`), or fitted to measurements (`fit_curve`).
 """
 
 from __future__ import annotations
@@ -196,13 +194,10 @@ def blended_rate(rate: float, other: float, share: float) -> float:
 
 
 class Fit(Struct, frozen=True):
-    """A fitted curve and its agreement with the measurements.
+    """A fitted curve, in the unit of the measured rates; beyond the highest measured count it is a guess.
 
-    Attributes:
-        curve: in the unit of the measured rates; a guess beyond the highest measured count.
-        r_squared: share of the rates' variance that the curve explains. 1 is perfect; below 0.8 the curve is hardly
-            better than the mean rate.
-        points: number of measurements.
+    ``r_squared`` is the share of the rates' variance that the curve explains. 1 is perfect; below 0.8 the curve is
+    hardly better than the mean rate.
     """
 
     curve: ThroughputCurve
@@ -249,8 +244,7 @@ class _Lines(Struct, frozen=True):
     """One candidate, in units of the highest count and rate.
 
     Attributes:
-        knots: float64[k], counts at the bends.
-        slopes: float64[k + 1], before, between and after the knots; the last is 0 if the end is flat by definition.
+        knots, slopes: float64[k], float64[k + 1]; the last slope is 0 if the end is flat by definition.
         deviation: mean absolute error, at least `NOISE`.
         parameters: number of fitted parameters.
     """
@@ -262,7 +256,6 @@ class _Lines(Struct, frozen=True):
 
 
 def _best(x: Floats, y: Floats) -> _Lines:
-    """Return the candidate with the best criterion; the one without knots always exists."""
     free = [_closest(x, y, knots, flat_end=False) for knots in _knots(x)]
     # A flat end must rest on at least two measured counts, because any line fits one.
     flat = [_closest(x, y, knots[knots[:, -1] <= x[-2]], flat_end=True) for knots in _knots(x)[1:]]
@@ -284,10 +277,7 @@ def _knots(x: Floats) -> list[Floats]:
 
 
 def _closest(x: Floats, y: Floats, knots: Floats, *, flat_end: bool) -> _Lines | None:
-    """Fit all candidates [m, k] of one kind by reweighted least squares; return the best one with a single peak.
-
-    Each basis function is the part of a count that falls on one line; its coefficient is the line's slope.
-    """
+    """Fit all candidates [m, k] of one kind by reweighted least squares; return the best one with a single peak."""
     number, lines = len(knots), knots.shape[1] + 1
     begins = np.hstack([np.zeros((number, 1)), knots])[:, None, :]
     lengths = np.hstack([knots, np.full((number, 1), np.inf)])[:, None, :] - begins

@@ -1,8 +1,8 @@
 """Fetch and prep threads of a node over time: a state machine.
 
 The split is Lobster's (`threads`), from rates measured while the feed runs. The rate of an untried number of threads is
-unknown, so the curve is extrapolated (optimism). When fetch keeps trials waiting, more threads are tried, at most twice
-as many, and the measurement corrects the curve. Threads that were measured to bring nothing are taken back.
+unknown, so the curve is extrapolated (optimism), and a trial of at most twice the threads corrects it. Threads that
+were measured to bring nothing are taken back.
 
 Four rules prevent oscillation. A change must promise `GAIN`, and a proposal must persist. After every change, the node
 is measured again. A reversal of the last change doubles the next wait.
@@ -62,16 +62,13 @@ class NodeLoad(Struct, frozen=True, kw_only=True):
 
     Attributes:
         workers: number of prep workers, each with one thread or more.
-        prep_threads: prep threads of all workers together.
-        fetch_threads: threads that may read storage concurrently.
-        most_prep: limit of prep threads.
-        most: limit of prep and fetch threads together.
+        prep_threads, fetch_threads: prep threads of all workers together; threads that may read storage concurrently.
+        most_prep, most: limits of prep threads, and of both kinds together.
         demand_per_s: samples/s from this node at which no trial would wait; 0 without trials.
         batch_samples: samples of a minibatch that are prepared here, on average.
         prep_per_s: samples/s of its workers while they prepare; 0 if not known.
         sample_bytes: average bytes read from storage for a sample.
-        storage_bytes: bytes that were read from storage.
-        storage_s: seconds during which at least one thread read.
+        storage_bytes, storage_s: bytes read from storage; seconds during which at least one thread read.
         read_s: reading seconds summed over threads.
         others: other sources of a minibatch's bytes, read by separate threads: their curves are flat.
 
@@ -120,11 +117,7 @@ class Tuned(Struct, frozen=True):
 
 
 class ObservedCurve:
-    """Rates of the counts tried so far, as a curve.
-
-    Attributes:
-        points: count -> rate.
-    """
+    """Rates of the counts tried so far, as a curve; ``points`` is count -> rate."""
 
     def __init__(self) -> None:
         self.points: dict[int, float] = {}
@@ -144,10 +137,10 @@ class ObservedCurve:
             del self.points[count], self._learned_s[count]
 
     def curve(self, *, most: int | None = None) -> ThroughputCurve:
-        """Return straight lines through the measurements; the last line is extrapolated.
+        """Return straight lines through the measurements; the last line is extrapolated, up to ``most`` threads.
 
         A single point extends to a proportional curve, so more threads are tried. Two equal points give no reason to
-        try more. With ``most``, further threads are assumed to add nothing.
+        try more.
         """
         knots = tuple(sorted((float(count), rate) for count, rate in self.points.items()))
         (x0, y0), (x1, y1) = ((0.0, 0.0), *knots)[-2:]
@@ -156,11 +149,7 @@ class ObservedCurve:
 
 
 def _beyond_one_each(prep: ThroughputCurve, *, workers: int, most: int) -> ThroughputCurve:
-    """Return the curve of prep threads beyond one for each worker, plus 1, because each worker keeps one.
-
-    A count of 1 stands for as many threads as workers. Beyond ``most`` threads, which are never used, the curve is
-    flat.
-    """
+    """Return the curve without the one thread that each worker keeps; a count of 1 stands for ``workers`` threads."""
     more = ((count - workers + 1, rate) for count, rate in prep.flat_beyond(most).knots if count > workers)
     return ThroughputCurve(((1.0, prep.rate(workers)), *more), 0.0)
 
@@ -177,10 +166,7 @@ class ThreadTuner:
         self._reversals = 0
 
     def observe(self, load: NodeLoad, now: float) -> Tuned | None:
-        """Return the change due at ``now`` seconds, if any.
-
-        ``load`` must have been measured after the last change.
-        """
+        """Return the change due at ``now`` seconds, if any; ``load`` must have been measured after the last change."""
         # A node above its limit (a worker came) gives threads back at once: other nodes rely on the limit.
         if load.prep_threads + load.fetch_threads > load.most:
             fetching = max(1, load.most - load.prep_threads)
@@ -199,7 +185,6 @@ class ThreadTuner:
         return proposal
 
     def _hold_s(self, direction: tuple[int, int]) -> float:
-        """Return how long a proposal must persist, in seconds; the time doubles with each reversal."""
         reversals = self._reversals if _is_reversal(direction, self._last) else 0
         return min(MOST_HOLD_S, self._settings.hold_s * 2.0**reversals)
 
@@ -215,7 +200,6 @@ class ThreadTuner:
             curve.forget_before(now - FORGET_S * 2.0**self._reversals)
 
     def _propose(self, load: NodeLoad) -> Tuned | None:
-        """Return the best change now, without regard to holds."""
         is_known = self._prep.points and (self._fetch.points or not load.sample_bytes)
         if not is_known or not load.demand_per_s or not load.batch_samples:
             return None
@@ -225,8 +209,6 @@ class ThreadTuner:
 
 @dataclass(frozen=True)
 class _View:
-    """A node's load, with its measured curves."""
-
     load: NodeLoad
     prep: ThroughputCurve
     measured: ObservedCurve
@@ -251,11 +233,9 @@ class _View:
         return seconds
 
     def prep_s(self, threads: int) -> float:
-        """Return the seconds to prepare a minibatch with ``threads`` threads."""
         return float(self._prep_s[threads])
 
     def fetch_s(self, threads: int) -> float:
-        """Return the seconds to read a minibatch's bytes from storage with ``threads`` threads."""
         return float(self._fetch_s[threads])
 
     def more_for_prep_or_fetch(self) -> Tuned | None:
@@ -285,7 +265,6 @@ class _View:
         return self.prep_s(preparing) + self.fetch_s(fetching) + others_s
 
     def _enough(self, preparing: int, most: int) -> int:
-        """Return the worthwhile number of fetch threads with ``preparing`` prep threads, at most ``most``."""
         load = self.load
         pace_s = max(load.step_s, self.prep_s(preparing))
         here = min(load.fetch_threads, most)
@@ -300,7 +279,6 @@ class _View:
         return found if self.fetch_s(found) <= (1 - GAIN) * self.fetch_s(here) else here
 
     def fewer_for_fetch(self) -> Tuned | None:
-        """Take back fetch threads that were measured to bring nothing."""
         load, points = self.load, self.measured.points
         if load.fetch_threads not in points:
             return None
@@ -338,7 +316,6 @@ def _sign(number: int) -> int:
 
 
 def _change(load: NodeLoad, preparing: int, fetching: int, reason: str) -> str:
-    """Return a sentence with the change and its reason."""
     parts = []
     if fetching != load.fetch_threads:
         parts.append(f"{fetching} instead of {load.fetch_threads} threads read storage")

@@ -31,13 +31,7 @@ LONGEST_REST_S = 1200.0
 
 
 class Work(Struct, frozen=True):
-    """Samples prepared by a worker so far.
-
-    Attributes:
-        worker: worker name.
-        node: node that it runs on.
-        samples, prep_s: number of samples prepared, and the seconds spent on them.
-    """
+    """Samples prepared by a worker so far, and the seconds spent on them."""
 
     worker: str
     node: str
@@ -46,11 +40,7 @@ class Work(Struct, frozen=True):
 
 
 class SpeedWeights:
-    """Speeds of one feed's nodes, and the resulting weights. Pure: the caller passes times.
-
-    Attributes:
-        weights: node -> weight of its present share of the samples.
-    """
+    """Speeds of one feed's nodes, and ``weights``: node -> weight of its share of the samples."""
 
     def __init__(self) -> None:
         self.weights: Mapping[str, float] = {}

@@ -29,7 +29,6 @@ class Job:
     """A feed that competes for workers.
 
     Attributes:
-        name: unique name.
         demand_per_s: samples/s that its training could consume, measured.
         prep: samples/s against workers, measured; `ThroughputCurve.linear` of one worker's rate is enough.
         reserved: workers that it keeps when the pool is short, if it can use them.

@@ -14,17 +14,14 @@ from mbaas.transforms import Pipeline
 def decoded(
     raw: Raw, pipeline: Pipeline, *, engine: EngineName = "cpu", seed: int = 0, most_bytes: int = SUBSET_BYTES
 ) -> Raw | None:
-    """Decode samples through the pipeline's deterministic prefix.
+    """Decode samples through the pipeline's deterministic prefix; return None if no sample can be cached decoded.
+
+    Samples that cannot be prepared are left out.
 
     Args:
-        raw: the samples; those that cannot be prepared are left out.
-        pipeline: pipeline of the samples.
         engine: engine that continues with them; decoded samples are specific to an engine. Decoding runs on the CPU.
         seed: seed of random draws, which does not affect decoded samples.
         most_bytes: limit for all decoded samples; the first ones that fit are taken.
-
-    Returns:
-        The same samples with decoded content; None if no sample can be cached decoded.
 
     Raises:
         BadSampleError: no sample can be prepared; names the first one.

@@ -30,10 +30,8 @@ def gpu_rates(
     """Measure the GPU rates of this machine on one of its GPUs. Requires Ray.
 
     Args:
-        workload: the training workload.
         rates: rates measured without prep on a GPU.
-        raw: samples in memory.
-        kept: some of them, decoded for the dali engine; None if it caches none.
+        raw, kept: samples in memory, and decoded for the dali engine (None if it caches none).
         made: field of a prepared sample.
         gpus: number of GPUs.
         gpu: index of the GPU to measure; None for CPUs, to test this module.
@@ -59,8 +57,7 @@ def beside_training(
 ) -> tuple[OnGpu, int]:
     """Measure one worker of the dali engine while a trial trains on synthetic minibatches.
 
-    Returns:
-        The rates of both, and the GPU memory that training leaves free, including the worker's.
+    Returns the rates of both, and the GPU memory that training leaves free, including the worker's.
     """
     seed, threads = workload.options.seed, workload.options.threads.prep
     worker = PrepProcessActor.options(num_gpus=0).remote(

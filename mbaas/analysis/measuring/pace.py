@@ -27,11 +27,6 @@ class Pace:
     virtual machine with two cores, P with two workers was 1.6 to 2.3 times P with one (three analyses on 27 November
     2026).
 
-    Args:
-        workload: the training workload.
-        cores: number of cores.
-        clock: time in seconds.
-
     Attributes:
         usual_per_s: samples/s of the reference pace; the first measurement until it is set.
 
@@ -64,7 +59,6 @@ class Pace:
         return self.look() / self.usual_per_s
 
     def _prepare(self, seconds: float) -> float:
-        """Prepare for ``seconds``; return the samples/s."""
         done, began = 0, self._clock()
         while self._clock() < began + seconds:
             done += self._blocks.prepare()

@@ -110,11 +110,7 @@ class Throttle:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class SlowedDataset(WrappedDataset):
-    """A dataset with a limited read rate.
-
-    Attributes:
-        bytes_per_s: total rate of all readers of a process.
-    """
+    """A dataset with a limit ``bytes_per_s`` on the total read rate of all readers of a process."""
 
     bytes_per_s: float
 
@@ -154,7 +150,6 @@ _lock = threading.Lock()
 
 
 def _shared_throttle(fingerprint: str, bytes_per_s: float) -> Throttle:
-    """Return the link shared by all readers of a process."""
     # Locked, because threads create readers concurrently and must all get the same link.
     with _lock:
         return _throttles.setdefault((fingerprint, bytes_per_s), Throttle(bytes_per_s))

@@ -47,11 +47,8 @@ class Raw:
     """Raw samples in memory, concatenated; prep workers read them in place.
 
     Attributes:
-        sample_ids: int64[n].
-        uris: URI of each sample, for messages.
-        content: uint8[bytes].
-        ends: int64[n], end offset of each sample.
-        known: the dataset's fields of the samples.
+        sample_ids, uris, known: int64[n], URIs for messages, and the dataset's fields of the samples.
+        content, ends: uint8[bytes], and the end offset of each sample: int64[n].
     """
 
     sample_ids: NDArray[np.int64]
@@ -74,7 +71,6 @@ class PrepRate:
         workers: samples/s against workers of one thread each.
         threads: samples/s of one worker against its threads; None if only one thread was measured.
         cpu_s: CPU seconds of a sample with a single worker.
-        made: field of a prepared sample.
         from_memory: whether no page was read from a disk meanwhile.
     """
 
@@ -193,11 +189,7 @@ def made_of(raw: Raw, pipeline: Pipeline, seed: int) -> Field:
 
 
 class _WorkerGroup:
-    """Workers that are measured together.
-
-    Attributes:
-        cpu_s: CPU seconds of a sample, for each window after the first.
-    """
+    """Workers that are measured together; ``cpu_s`` are CPU seconds of a sample by window, without the first."""
 
     def __init__(self, actors: list[Any]) -> None:
         self._actors = actors
@@ -217,7 +209,6 @@ class _WorkerGroup:
         return sum(self._faults)
 
     def rate(self, effort: Effort) -> Quantity:
-        """Measure the total samples/s."""
         rate = repeated(lambda: self._window(effort.window_s), effort, unit="samples/s")
         del self.cpu_s[:1], self._faults[:1]  # the first window warms up, as in `repeated`
         return rate
@@ -235,7 +226,6 @@ class _WorkerGroup:
 def _groups(
     counts: Sequence[int], device: tuple[float, int], options: tuple[Any, ...], effort: Effort
 ) -> Iterator[AbstractContextManager[_WorkerGroup]]:
-    """Yield a group for each number of workers."""
     if effort.is_whole:
         # New workers for each number, so that none has warmer caches than the others.
         yield from (_worker_group(count, 1, device, options) for count in counts)
@@ -274,14 +264,7 @@ class Seen:
 
 
 class Blocks:
-    """Prepares the same samples repeatedly, one block at a time in the same memory, like a prep worker.
-
-    Args:
-        raw: the samples.
-        engine: engine that prepares them.
-        made: field of a prepared sample.
-        first: index of the first sample.
-    """
+    """Prepares the same samples repeatedly, from sample ``first``, a block at a time in the same memory."""
 
     def __init__(self, raw: Raw, engine: Engine, made: Field, *, first: int = 0) -> None:
         self._rows, self._ids, self._known = raw.rows(), raw.sample_ids, raw.known

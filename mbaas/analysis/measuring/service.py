@@ -46,11 +46,9 @@ class EpochRun:
     """One epoch of one trial.
 
     Attributes:
-        samples: number of samples received.
-        seconds: length of the epoch.
         wait_s: seconds that the trial waited for data, according to its loader.
-        fetch_stall_s: part of ``wait_s`` in which prep waited for bytes.
-        peer_stall_s: part of ``wait_s`` in which prep was idle because trials waited for each other.
+        fetch_stall_s, peer_stall_s: parts of ``wait_s`` while prep waited for bytes, and while prep was idle because
+            trials waited for each other.
     """
 
     samples: int
@@ -66,9 +64,8 @@ class ServiceRun:
 
     Attributes:
         epochs: the epochs that count, by trial: [epoch][trial].
-        cpu_s: CPU seconds of the service and the trials in these epochs, by kind of process
-            (`mbaas.bench.cpu.kind_of`).
-        seconds: length of these epochs.
+        cpu_s, seconds: CPU seconds of the service and the trials in these epochs, by kind of process
+            (`mbaas.bench.cpu.kind_of`), and their length.
         background: cores kept busy by each kind of process while trials request nothing; empty if not measured.
         decoded: share of the samples that the feed cached decoded in memory.
     """
@@ -118,7 +115,6 @@ class Workload:
     """A training workload: data, step and options.
 
     Attributes:
-        dataset, pipeline: the feed's dataset and pipeline.
         step: training step of every trial, or its maker (`steps`).
         options: feed options. Measured feeds use separate folders on the disk tier's disk.
         device: device of the steps' minibatches.
@@ -246,7 +242,6 @@ def is_settled_after(kept: Sequence[int]) -> bool:
 
 @contextmanager
 def _own_disk(workload: Workload, disk_bytes: int) -> Iterator[mbaas.Disk | None]:
-    """Yield a temporary, empty disk tier."""
     if not disk_bytes:
         yield None
         return
@@ -259,13 +254,8 @@ def _own_disk(workload: Workload, disk_bytes: int) -> Iterator[mbaas.Disk | None
 def staged_bytes(workload: Workload, sample_bytes: float, workers: int, store_bytes: int) -> int | None:
     """Return the staging budget of a measured feed, which may serve only a part of the workload's dataset.
 
-    Args:
-        sample_bytes: size of a prepared sample.
-        workers: prep workers of the feed.
-        store_bytes: size of the smallest object store.
-
-    Returns:
-        The budget of the workload's real feed; None for the default of `mbaas.serve`.
+    It is the budget of the workload's real feed; None for the default of `mbaas.serve`. ``sample_bytes`` is the size of
+    a prepared sample, ``store_bytes`` that of the smallest object store.
     """
     options = workload.options
     if options.shuffle or workload.pipeline.is_random:

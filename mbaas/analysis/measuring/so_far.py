@@ -31,10 +31,9 @@ class SoFar:
         readers, workers: planned numbers of readers for S and workers for P.
         has_disk: whether a disk tier's disk is to be measured.
         step: G, stated or measured.
-        storage, prep: measured points of S and P, in samples/s.
+        storage, prep, decoded_prep: measured points of S, P, and P for decoded samples, in samples/s.
         pixel_bytes: size of a prepared sample; None until prep is completely measured.
         decoded_bytes: size of a decoded sample; None until it is known.
-        decoded_prep: measured points of P for decoded samples, in samples/s.
         has_decoded: whether samples can be cached decoded; True until known.
         cache, disk: bytes/s of memory and of the disk tier's disk.
     """

@@ -76,12 +76,7 @@ class StorageRate:
 
 @dataclass(frozen=True)
 class DiskRate:
-    """Read rate of a disk.
-
-    Attributes:
-        rate: total bytes/s of all readers.
-        resident: share of the data read that was still in the page cache; None if unknown.
-    """
+    """Total bytes/s of all readers of a disk, and the share of the data still in the page cache; None if unknown."""
 
     rate: Quantity
     resident: float | None
@@ -147,8 +142,7 @@ def storage_rate(
 class _ColdParts(Generic[Part]):
     """Parts in random order, repeated endlessly, each dropped from the page cache before it is returned.
 
-    Attributes:
-        resident: largest share of the returned parts that was still cached; None if unknown.
+    ``resident`` is the largest share of the returned parts that was still cached; None if unknown.
     """
 
     def __init__(self, order: Sequence[Part], spans: Callable[[Sequence[Part]], Sequence[Span]]) -> None:
@@ -156,7 +150,6 @@ class _ColdParts(Generic[Part]):
         self.resident: float | None = None
 
     def next(self, count: int) -> list[Part]:
-        """Return the next parts, all different."""
         parts = [next(self._turns) for _ in range(min(count, self._most))]
         spans = self._spans(parts)
         drop(spans)
@@ -185,11 +178,10 @@ class _Window(Generic[Part]):
 
     @property
     def cpu_s(self) -> float:
-        """CPU seconds of this process per part, over all windows so far."""
         return self._cpu_s / max(self._done, 1)
 
     def rate(self) -> float:
-        """Return the rate of one window per second, in the units that ``read`` counts."""
+        """Measure one window; return its rate per second, in the units that ``read`` counts."""
         parts = self._parts.next(self._count)
         began, busy = perf_counter(), process_time()
         # Each reader gets its list at once: one task per sample would measure the pool.

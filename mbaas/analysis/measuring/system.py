@@ -75,7 +75,7 @@ class Measured:
 
     Attributes:
         rates: G, P, S, C and costs.
-        prep: P in detail; `storage`: S.
+        prep, storage: P and S in detail.
         steps: G at each batch size; empty if it was stated.
         notes: doubts about the figures, one sentence each.
         was_stopped: whether the user stopped the analysis when only the costs were missing (`NO_COSTS`).
@@ -342,11 +342,8 @@ def with_costs(rates: Rates, workload: Workload, workers: int, pace: Pace) -> Ra
       costs CPU time too; the cost of reading alone is used then.
 
     If samples can be cached decoded, all feeds but one do so: the less time prep takes, the more accurate the other
-    costs. The remaining feed gives the cost of encoded samples.
-
-    Args:
-        workers: prep workers of a feed.
-        pace: measures the machine's speed meanwhile. Costs are converted to the pace of the other rates.
+    costs. The remaining feed gives the cost of encoded samples. ``pace`` converts the costs to the speed of the other
+    rates.
     """
     feeds: dict[str, dict[str, Any]] = {
         "few": {"prep_workers": 1},
@@ -370,11 +367,9 @@ def with_costs(rates: Rates, workload: Workload, workers: int, pace: Pace) -> Ra
 
 
 def costs_of(rates: Rates, rounds: Sequence[Mapping[str, ServiceRun]], *, pace: float) -> Rates:
-    """Return ``rates`` with the costs of samples from the runs of the feeds in `with_costs`.
+    """Return ``rates`` with the costs of samples from rounds of the feeds in `with_costs`, by name.
 
-    Args:
-        rounds: the run of each feed by its name, for each round.
-        pace: speed of the machine relative to the measurement of ``rates``.
+    ``pace`` is the speed of the machine relative to the measurement of ``rates``.
     """
     runs = {name: pooled([found[name] for found in rounds]) for name in rounds[0]}
     encoded = "encoded" if "encoded" in runs else "one"
@@ -452,11 +447,7 @@ def trained_on(workload: Workload, rates: Rates, *, prep_workers: int) -> Worklo
 
 
 def cost_s(run: ServiceRun, trials: int, *, of_prep: bool) -> float:
-    """Return the CPU seconds of a prepared sample without the constant load.
-
-    Args:
-        of_prep: True for prep workers, False for all other processes.
-    """
+    """Return the CPU seconds of a prepared sample without the constant load, of prep workers or of all other processes."""
     kinds = [kind for kind in run.cpu_s if (kind == PREP_KIND) == of_prep]
     used_s = sum(run.cpu_s[kind] - run.background.get(kind, 0.0) * run.seconds for kind in kinds)
     # Each trial takes every sample, so a sample prepared once is delivered ``trials`` times.

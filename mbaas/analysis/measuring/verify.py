@@ -43,7 +43,6 @@ class Split:
     """Time of one trial's epoch by cause, on a part of the dataset.
 
     Attributes:
-        samples: number of samples of the part.
         compute_s, prep_stall_s, fetch_stall_s: by the differential method; their values add up to the epoch.
         live_prep_stall_s, live_fetch_stall_s, live_peer_stall_s: reported by the loaders; see `ConsumerReport`.
         epoch_s: seconds of an epoch of the last run.
@@ -115,12 +114,11 @@ def split_of(samples: int, step: Quantity, cached: ServiceRun, real: ServiceRun)
 
 
 def _epoch_s(run: ServiceRun) -> Quantity:
-    """Return the time of an epoch of the slowest trial: all trials share a feed, so they end at about the same time."""
+    """Return an epoch's time in the slowest trial: all trials share a feed, so they end at about the same time."""
     return _mean_of([max(trial.seconds for trial in trials) for trials in run.epochs])
 
 
 def _more(later: Quantity, earlier: Quantity) -> Quantity:
-    """Return the extra time of the later run, at least 0."""
     ends = (later.value - earlier.value, later.low - earlier.high, later.high - earlier.low)
     return spanning(*(max(0.0, end) for end in ends), unit="s")
 
@@ -228,11 +226,8 @@ def verify(
 ) -> Verification:
     """Run each point with separate feeds; the workload's dataset may be a part of the measured one.
 
-    The speed of a shared machine varies, so its pace is measured before and after each run. Predictions are for the
-    rate at that pace.
-
-    Args:
-        pace: pace of the machine, relative to the measurement of the rates.
+    The speed of a shared machine varies, so its pace is measured before and after each run, relative to the measurement
+    of ``rates``. Predictions are for the rate at that pace.
     """
     runs: list[list[ServiceRun]] = [[] for _ in chosen]
     paces: list[list[float]] = [[] for _ in chosen]

@@ -17,12 +17,7 @@ from mbaas.analysis.quantity import spanning
 
 @dataclass(frozen=True)
 class KeptDecoded:
-    """Decoded samples of a job in the memory of each node.
-
-    Attributes:
-        share: decoded share of the job's samples, on all nodes together.
-        more_bytes: memory of each node beyond the encoded size of the same samples.
-    """
+    """Decoded ``share`` of a job's samples over all nodes, and the memory of each node beyond their encoded size."""
 
     share: float = 0.0
     more_bytes: int = 0
@@ -39,7 +34,7 @@ def fill_with_decoded(
     spare_bytes: int,
     epochs_per_s: Mapping[str, float],
 ) -> dict[str, KeptDecoded]:
-    """Give memory left by encoded samples to decoded ones, first where a byte saves the most prep time.
+    """Give each node's spare cache memory to decoded samples, first where a byte saves the most prep time.
 
     Jobs are assumed to have different pipelines, so that none can use another's decoded samples. A job has decoded
     samples only if all of its samples are in memory. With less memory, a real feed weighs the cost of storage and may
@@ -47,11 +42,7 @@ def fill_with_decoded(
 
     Args:
         kept: encoded cache contents by name of the dataset.
-        spare_bytes: unused cache memory of each node.
-        epochs_per_s: by job.
-
-    Returns:
-        By name of the job.
+        epochs_per_s: by name of the job, like the result.
     """
     found = {job.name: NOTHING for job in jobs}
     users = Counter(job.dataset.name for job in jobs)
@@ -71,7 +62,7 @@ def fill_with_decoded(
 
 
 def _saved_s(job: TrainingJob) -> float:
-    """Return the CPU seconds that a decoded sample saves; 0 if that is too little to make them worthwhile."""
+    """Return the CPU seconds that a decoded sample saves; 0 if that is not worthwhile."""
     encoded_s, decoded_s = 1 / job.worker_per_s(), 1 / job.worker_per_s(1.0)
     return encoded_s - decoded_s if encoded_s - decoded_s >= WORTHWHILE * encoded_s else 0.0
 
@@ -82,9 +73,6 @@ def about_decoding(
     """Return a clause on decoding's share of prep and the effect of memory for decoded samples; "" if not measured.
 
     Args:
-        job: the job.
-        cluster: the cluster.
-        nodes: number of nodes.
         workers: workers of the job, on all nodes.
         kept: its decoded samples.
         room_bytes: memory of each node that caches may use and that no other dataset or job has.

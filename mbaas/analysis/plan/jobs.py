@@ -39,9 +39,7 @@ class Node:
     """One of the cluster's equal nodes.
 
     Attributes:
-        cores: number of cores for trials and prep workers.
-        memory_bytes: memory of the node.
-        gpus: number of GPUs for trials.
+        cores, gpus: cores for trials and prep workers; GPUs for trials.
         object_store_bytes: size of Ray's object store; None for Ray's default, 30 % of memory, at most 200 GB.
         memory_bytes_per_s: read rate of samples cached in memory.
         disk_bytes: room on the local disk for samples that do not fit into memory.
@@ -80,13 +78,11 @@ class Node:
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """Nodes and their shared or local storage.
+    """Nodes, within the autoscaler's bounds, and their storage.
 
     Attributes:
-        node: properties of each node.
-        least_nodes, most_nodes: bounds of the autoscaler.
         storage: (readers, bytes/s); a single point applies to any number of readers.
-        storage_shared: whether all nodes share one storage of that rate; if False, each node has its own.
+        storage_shared: whether all nodes share a storage with that rate; if False, each node has its own.
 
     Raises:
         ConfigError: bounds that are not 1 <= least_nodes <= most_nodes, or no storage.
@@ -122,13 +118,7 @@ class Cluster:
 
 @options()
 class Samples:
-    """A dataset.
-
-    Attributes:
-        name: name in jobs; jobs on the same dataset share its cache.
-        samples: number of samples.
-        dataset_bytes: total size of all raw samples.
-    """
+    """A dataset: its name in jobs, which share its cache, its number of samples and their total raw size."""
 
     name: str
     samples: AtLeast1
@@ -145,17 +135,13 @@ class TrainingJob:
     """A search or a single training job: trials that share one feed.
 
     Attributes:
-        name: unique name.
-        dataset: dataset to train on.
         step_per_s: samples/s of each trial if it never waits.
         prep: (workers, samples/s), measured with the data in memory; one point is a line.
         prep_cores: cores of the machine where `prep` was measured; None for as many as a node has.
-        step_spread, prep_spread: uncertainty of the two measurements.
         decoded_prep: the same as `prep` for decoded samples; None if not measured.
-        decoded_bytes: bytes of a decoded sample.
-        decoded_spread: uncertainty of ``decoded_prep``.
+        step_spread, prep_spread, decoded_spread: uncertainty of the measurements.
+        decoded_bytes, pixel_bytes: bytes of a decoded and of a prepared sample.
         batch_size: samples in a minibatch.
-        pixel_bytes: bytes of a prepared sample.
         trials: concurrent trials.
         cores_per_trial, gpus_per_trial: reservation of each trial.
         reserved_workers: prep workers that it keeps when other jobs need some too.

@@ -192,12 +192,10 @@ class _Made:
 
 
 def _demand(job: TrainingJob, curve: ThroughputCurve, pool: int) -> float:
-    """Return the samples/s that a job could use: the step's rate, or the prep rate of the whole pool if lower."""
     return min(job.step_per_s, curve.peak(most=pool).rate_per_s)
 
 
 def _epochs_per_s(jobs: Sequence[TrainingJob], demands: Mapping[str, float]) -> dict[str, float]:
-    """Return how often jobs would read each dataset; jobs on the same one share a cache, so their rates add up."""
     found = dict.fromkeys((job.dataset.name for job in jobs), 0.0)
     for job in jobs:
         found[job.dataset.name] += demands[job.name] / job.dataset.samples
@@ -207,7 +205,6 @@ def _epochs_per_s(jobs: Sequence[TrainingJob], demands: Mapping[str, float]) -> 
 def _kept(
     jobs: Sequence[TrainingJob], demands: Mapping[str, float], *, nodes: int, memory_bytes: int, disk_bytes: int
 ) -> dict[str, Kept]:
-    """Return the encoded cache contents of each dataset."""
     epochs_per_s = _epochs_per_s(jobs, demands)
     ranked = [(dataset, epochs_per_s[name]) for name, dataset in {j.dataset.name: j.dataset for j in jobs}.items()]
     return fill_caches(ranked, nodes=nodes, memory_bytes=memory_bytes, disk_bytes=disk_bytes)
@@ -235,10 +232,7 @@ def _caches(
 
 
 def _threads(made: Sequence[_Made], cluster: Cluster, nodes: int) -> list[Split]:
-    """Split a node's threads for each job: its prep workers there, and its part of the reading threads.
-
-    Every job has one reading thread. The others are divided in proportion to reading time per second.
-    """
+    """Split a node's threads for each job. Each has a reading thread; reading time decides on the others."""
     reader_per_s = cluster.storage_fit.curve.rate(1)
     reading = [m.rate_per_s * m.fetch.stored_bytes / reader_per_s for m in made]
     more = divide_threads(max(0, cluster.node.read_threads - len(made)), lengths=reading)
@@ -293,7 +287,6 @@ def _job_plan(made: _Made, split: Split, *, pool: int, decoding: str, per_h: flo
 
 
 def _limit(made: _Made, *, pool: int) -> tuple[Limit, str]:
-    """Return a job's bottleneck, as a word and as a sentence."""
     full_per_s, fetch = made.job.step_per_s, made.fetch
     workers, verb = units.counted(made.given.workers, "worker"), "prepares" if made.given.workers == 1 else "prepare"
     prepared = f"{workers} {verb} {_rate(made.prepared_per_s)}"
@@ -322,9 +315,6 @@ def _rate(per_s: float) -> str:
 
 
 def _scaler_workers(made: _Made, *, pool: int) -> int:
-    """Return the number of workers that the running feed's scaler would reach from one worker's rate, without the
-    curve.
-    """
     # Uses the scaler's own class, so that plan and feed agree. Stalls and idleness do not affect `needed`.
     seen = Observation(
         prep_stall=0.0,
@@ -341,7 +331,6 @@ def _scaler_workers(made: _Made, *, pool: int) -> int:
 
 
 def _why_nodes(jobs: Sequence[TrainingJob], cluster: Cluster, plans: Sequence[Plan], chosen: int) -> str:
-    """Return why there are no fewer and no more nodes."""
     made = plans[chosen]
     nodes, least, most = made.nodes, cluster.least_nodes, cluster.most_nodes
     if least == most:

@@ -18,11 +18,9 @@ class FitQuality:
     """Agreement of a fitted curve with its points.
 
     Attributes:
-        points: number of points.
         r_squared: share of the variance that is explained; 1 is perfect.
         worst_error: largest relative difference from a point.
-        lines: (count, rate) at each bend, from the origin.
-        slope: rate that one more adds beyond the last bend.
+        lines, slope: (count, rate) at each bend, from the origin; rate that one more adds beyond the last bend.
         most: largest count of a point; beyond it the curve is a guess.
     """
 
@@ -39,27 +37,22 @@ class JobPlan:
     """Resources and predicted speed of one job.
 
     Attributes:
-        job, dataset: names.
-        trials: concurrent trials.
         workers: prep workers on all nodes, the value for ``prep_workers``.
         scaler_workers: number that the running feed would request from one worker's rate, a good ``max_prep_workers``.
         needed: prep workers, with a fraction of the last one, at which loading is as fast as possible.
-        step_per_s: samples/s that a trial could train on.
-        prep_per_s: samples/s that its workers prepare.
-        fetch_per_s: samples/s from caches and storage.
+        step_per_s, prep_per_s, fetch_per_s: samples/s of a trial's step, of its workers, and of caches and storage.
         network_per_s: samples/s that the network would deliver to each node; infinite with one node.
-        trial_per_s: predicted samples/s of each trial, the least of these.
+        trial_per_s: predicted samples/s of each trial, the lowest of these rates.
         trial_low_per_s, trial_high_per_s: its interval, from the uncertainty of the measured step and prep.
         epoch_s: seconds of an epoch at that rate.
         limit, reason: bottleneck, as a word and as a sentence.
         decoded_share: share of its samples that its feed caches decoded, from 0 to 1; all rates include its effect.
-        decoding: decoding's share of prep, and the effect of memory for decoded samples, as a clause; empty if not
-            measured.
+        decoding: decoding's share of prep, and the effect of memory for decoded samples, as a clause; or empty.
         threads: split of one node's threads for this job between prep and reading.
         fit: agreement of its prep curve with the points.
         cpu_h: CPU hours of prep per epoch and trial: a trial's part of the shared work.
         alone_cpu_h: the same if each trial has its own DataLoader.
-        price, alone_price: cost of these hours; None if the price of a core is unknown.
+        price, alone_price: cost of these hours; None without the price of a core.
     """
 
     job: str
@@ -93,10 +86,7 @@ class CachePlan:
     """Cached part of one dataset.
 
     Attributes:
-        dataset: name of the dataset.
-        dataset_bytes: size of the whole dataset.
-        memory_bytes, disk_bytes: cached bytes on each node, of all feeds on the dataset together, for ``cache_bytes``
-            and ``disk_bytes``; decoded samples included.
+        memory_bytes, disk_bytes: cached on each node by all feeds on the dataset, including decoded samples.
         memory_share, disk_share: cached shares of the dataset, on all nodes together.
         epochs_per_h: epochs that all jobs together would read if fetch were unlimited; caches are divided by it.
     """
@@ -115,11 +105,9 @@ class Plan:
     """A plan for a cluster.
 
     Attributes:
-        nodes: number of nodes to request from the autoscaler.
+        nodes, why_nodes: number of nodes to request from the autoscaler, and the reason in one sentence.
         least_nodes, most_nodes: the autoscaler's bounds.
-        why_nodes: why there are no fewer and no more nodes, one sentence.
-        pool: prep workers that fit next to the trials.
-        idle_workers: workers of the pool that no job can use.
+        pool, idle_workers: prep workers that fit next to the trials, and those that no job can use.
         cache_memory_bytes: memory of a node that caches may use.
         jobs, caches: in the given order.
         storage: fit of the storage rate, in bytes/s.

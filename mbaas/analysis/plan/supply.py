@@ -16,17 +16,14 @@ from mbaas.core.layout import wanted_staging
 
 
 def pool_of(jobs: Sequence[TrainingJob], cluster: Cluster, nodes: int) -> int:
-    """Return the number of single-core prep workers that fit next to the trials; negative if trials alone do not fit."""
+    """Return the number of single-core prep workers that fit next to the trials; negative if even the trials do not."""
     # Fractional core reservations may sum to slightly more than an integer.
     trials = sum(job.trials * job.cores_per_trial for job in jobs)
     return math.floor((nodes * cluster.node.cores - trials) * (1 + ROUNDING))
 
 
 def staging_bytes(job: TrainingJob, cluster: Cluster, nodes: int, pool: int) -> int:
-    """Return the staging budget of a job's feed on each node.
-
-    This is the job's own setting, or the default of `mbaas.serve` for the workers of the pool that the job can use.
-    """
+    """Return the staging budget of a job's feed on each node: its own setting, or the default of `mbaas.serve`."""
     if job.staging_bytes is not None:
         return job.staging_bytes
     prep = Job(name=job.name, demand_per_s=job.step_per_s, prep=job.prep_curve(cluster.node.cores).over(nodes))
@@ -84,19 +81,15 @@ class Kept:
 def fill_caches(
     datasets: Sequence[tuple[Samples, float]], *, nodes: int, memory_bytes: int, disk_bytes: int
 ) -> dict[str, Kept]:
-    """Fill memory, then disks, with the most frequently read datasets.
+    """Fill memory, then disks, with the most frequently read datasets; return the contents by name.
 
     A cached byte saves one byte from storage per epoch of each job. Its value is the epochs per second of all jobs on
-    its dataset, which share the cache. All bytes of a dataset have the same value, and parts of a dataset can be
-    cached, so the greedy choice is optimal: the most valuable bytes go to the fastest tier. Each node caches its part
-    of a dataset, 1 / ``nodes``.
+    its dataset, which share the cache. Bytes of one dataset have equal value and can be cached in part, so the greedy
+    choice is optimal. Each node caches its part of a dataset, 1 / ``nodes``.
 
     Args:
         datasets: pairs (dataset, epochs per second that its jobs would make if fetch were unlimited).
         memory_bytes, disk_bytes: capacity of a node.
-
-    Returns:
-        By name of the dataset.
     """
     kept = {}
     for dataset, _ in sorted(datasets, key=lambda pair: -pair[1]):
@@ -135,10 +128,8 @@ def fair_split(needs: Mapping[str, float], capacity: float) -> dict[str, float]:
 class Fetch:
     """Seconds of one sample on each tier, over all nodes together; tiers are read in turn.
 
-    Attributes:
-        memory_s, disk_s, storage_s: seconds for the part of a sample that comes from the tier.
-        stored_share: share of the samples that come from storage.
-        stored_bytes: average bytes of a sample that come from storage.
+    ``stored_share`` is the share of the samples that come from storage, ``stored_bytes`` their average bytes per
+    sample.
     """
 
     memory_s: float

@@ -25,11 +25,8 @@ def hit_fractions(
     it converges to `mbaas.analysis.kept.lru_hits`.
 
     Args:
-        policy: "minio" or "lru".
         cached: share of the samples that the cache holds, rounded down to whole samples.
-        epochs: number of epochs.
         samples: number of samples in the dataset, all of one size.
-        seed: determines the orders.
 
     Raises:
         ConfigError: an argument is out of range.
@@ -48,15 +45,11 @@ def hit_fractions(
 
 
 class Lru:
-    """An exact LRU cache of samples, fast for epochs over a whole dataset.
+    """An exact LRU cache of samples, fast for epochs over a whole dataset. ``sizes`` are bytes, number[F].
 
     The cache always holds the samples that were last read at or after some access, the floor, which never decreases.
     The floor does not depend on hits, so a stretch of accesses needs only the floor before and after it. Samples last
     read after both floors hit, and samples last read before both miss. The few in between are counted one by one.
-
-    Args:
-        capacity_bytes: capacity; the least recently read samples are evicted until the rest fits.
-        sizes: bytes of each sample, number[F].
     """
 
     def __init__(self, *, capacity_bytes: float, sizes: NDArray[Any]) -> None:
@@ -102,7 +95,6 @@ class Lru:
         return hits
 
     def _raise_floor(self, now: int) -> None:
-        """Evict until the rest fits."""
         # 16384 at a time: usually few are evicted, and summing over all that is held would cost the same each time.
         while self._held_bytes > self._capacity_bytes and self._floor < now:
             low = self._floor - self._origin
@@ -115,17 +107,11 @@ class Lru:
     def _fits(
         self, unsure: NDArray[Any], previous: NDArray[Any], sizes: NDArray[Any], floor: int, kept_bytes: float
     ) -> NDArray[np.bool_]:
-        """Return whether each sample still fits after the reads since its last one: bool[unsure].
+        """Return whether each uncertain sample of the stretch still fits after the reads since its last one.
 
         Three kinds of samples were read since then: those last read later and not read again in the stretch, those last
         read later and read again, and those that the stretch read so far and that were last read earlier, or never.
-
-        Args:
-            unsure: indices of the accesses in the stretch.
-            previous: number of the previous access of each sample of the stretch.
-            sizes: sizes of the samples of the stretch.
-            floor: floor before the stretch.
-            kept_bytes: bytes in the cache before the stretch, without those that it read again.
+        ``floor`` and ``kept_bytes`` are from before the stretch, without the samples that it reads again.
         """
         low = floor - self._origin
         at = previous[unsure]

@@ -27,9 +27,8 @@ class Frequency:
     Attributes:
         least: smallest number of reads above (1 + delta) times the mean.
         expected: expected samples with at least that many reads, F P(X >= least); usually not an integer.
-        simulated: the same for worker 0 of a simulation, or None.
         expected_counts: expected samples with 0, 1, ... E reads: float64[E + 1].
-        simulated_counts: the same of the simulation, int64[E + 1], or None.
+        simulated, simulated_counts: the same for worker 0 of a simulation (int64[E + 1]), or None.
     """
 
     least: int
@@ -42,15 +41,9 @@ class Frequency:
 def frequency(
     *, workers: int, epochs: int, samples: int, delta: float, monte_carlo: bool = False, seed: int = 0
 ) -> Frequency:
-    """Count the samples that one worker reads more than (1 + delta) E / N times in E epochs.
+    """Count the samples (of F) that one of N workers reads more than (1 + delta) E / N times in E epochs.
 
-    Args:
-        workers: N.
-        epochs: E.
-        samples: F.
-        delta: relative excess over the mean.
-        monte_carlo: whether to count as well, with the orders of a feed with this seed.
-        seed: seed of the orders.
+    With ``monte_carlo``, also count in the orders of a feed with this seed.
 
     Raises:
         ConfigError: an argument is out of range.
@@ -105,11 +98,7 @@ def reads_of_worker(*, workers: int, epochs: int, samples: int, seed: int) -> In
 
 @dataclass(frozen=True)
 class Imbalance:
-    """Shares of global minibatches that travel.
-
-    Attributes:
-        fractions: sum of deficits / samples of the global minibatch, for each step: float64[K].
-    """
+    """Share of each global minibatch that travels: sum of deficits / samples, float64[K]."""
 
     fractions: Floats
 
@@ -122,13 +111,7 @@ class Imbalance:
 
 
 def imbalance(*, nodes: int, local_batch: int, steps: int, seed: int = 0) -> Imbalance:
-    """Draw steps in which each sample of the global minibatch is cached on a uniformly random node.
-
-    Args:
-        nodes: P.
-        local_batch: B, samples that each node trains on.
-        steps: K.
-        seed: seed of the random draws.
+    """Draw K steps in which each sample of the global minibatch is cached on a uniformly random node.
 
     Raises:
         ConfigError: an argument is out of range.

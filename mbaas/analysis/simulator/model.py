@@ -36,11 +36,8 @@ class Tiers:
     """Numbering of the tiers that bytes come from.
 
     In order: local classes, the same classes of other workers, the PFS, pixels prepared by another worker (which take
-    time but read no samples), and samples that are already staged.
-
-    Attributes:
-        machine: machine of each worker.
-        readers: threads of all workers that may read from the PFS concurrently.
+    time but read no samples), and samples that are already staged. ``readers`` are the threads of all workers that may
+    read from the PFS concurrently.
     """
 
     machine: Machine
@@ -228,11 +225,7 @@ def _one_by_one(gates: Floats, lengths_s: Floats, last_s: Floats) -> Floats:
 class Load:
     """CPU demand of steps: seconds of all cores of a machine, for raw bytes [H, N, tiers].
 
-    Attributes:
-        cores: cores of each machine, and the cost of a sample.
-        sample_bytes: mean size of a sample, to which the costs refer.
-        workers: N.
-        trials: T, spread evenly over the machines.
+    ``sample_bytes`` is the mean size of a sample. The N workers' machines share T trials evenly.
     """
 
     cores: Cores

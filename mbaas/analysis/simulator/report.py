@@ -113,7 +113,6 @@ def _cell(value: float, decimals: int) -> str:
 
 
 def _remarks(outcomes: Sequence[Outcome]) -> list[str]:
-    """Return each distinct remark as a sentence, with its policies."""
     about: dict[str, list[str]] = {}
     for each in outcomes:
         if each.remark is not None:

@@ -22,7 +22,6 @@ class Outcome:
     """Result of a policy on a system.
 
     Attributes:
-        policy: name of the policy.
         total_s: time from the first read to the end of the last step, over all epochs.
         seconds: seconds by location, adding up to ``total_s``. ``compute`` is training. All others are waits: for
             samples from a storage class, from other workers (``remote``) or from shared storage (``pfs``), or for
@@ -63,10 +62,7 @@ def simulate(
 ) -> Iterator[Outcome]:
     """Simulate policies one after the other.
 
-    Args:
-        system: the inputs.
-        policies: names; None for the system's own, or all.
-        orders: orders with the same samples and seed, to reuse cached ones.
+    ``policies`` defaults to the system's own, or all. ``orders`` with the same samples and seed are reused.
 
     Raises:
         ConfigError: unknown policy.
@@ -122,7 +118,6 @@ def _wait_for_cores(reads_s: Floats, cores_s: Floats, tiers: Tiers, policy: Poli
 
 
 def _steps(policy: Policy, pace: Pace, reads_s: Floats, training_s: Floats, tiers: Tiers) -> Steps:
-    """Run the next steps of a policy that reads ahead."""
     if not policy.overlaps:
         return pace.run(reads_s.sum(axis=2), training_s)
     # Pixels of other workers, and staging, come after fetching.
@@ -131,17 +126,13 @@ def _steps(policy: Policy, pace: Pace, reads_s: Floats, training_s: Floats, tier
 
 
 def _one_after_the_other(reads_s: Floats, training_s: Floats, start_s: float) -> Steps:
-    """Run the next steps of a policy that does not read during training."""
     waits_s = reads_s.max(axis=1)  # the slowest worker's, because gradients are summed at the end of each step
     end_s = start_s + float(waits_s.sum() + training_s.sum())
     return Steps(waits_s, reads_s.argmax(axis=1), np.ones(len(reads_s), dtype=bool), end_s)
 
 
 def _by_tier(steps: Steps, reads_s: Floats, tiers: Tiers, *, overlaps: bool) -> Floats:
-    """Divide the wait before each step in proportion to the slowest worker's reading: float64[tiers].
-
-    If separate threads prepare, the wait is divided among the late kind of thread only.
-    """
+    """Divide the wait before each step in proportion to the slowest worker's reading: float64[tiers]."""
     parts = reads_s[np.arange(len(reads_s)), steps.slowest]
     if overlaps:
         parts[steps.late_fetch, tiers.pixels :] = 0
@@ -154,7 +145,6 @@ def _by_tier(steps: Steps, reads_s: Floats, tiers: Tiers, *, overlaps: bool) -> 
 
 
 def _merged(system: System, names: Sequence[str], values: Sequence[Number]) -> dict[str, Number]:
-    """Sum values by tier into values by location."""
     # Several tiers are one location: classes of other workers, and pixels from them, are all "remote".
     totals: dict[str, Number] = {}
     for name, value in zip(names, values, strict=True):

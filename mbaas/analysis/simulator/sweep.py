@@ -19,13 +19,7 @@ from mbaas.units import WANTED_BYTES, WANTED_BYTES_PER_S, parse_bytes, parse_byt
 
 @dataclass(frozen=True)
 class Parameter:
-    """Parsing and effect of a named parameter.
-
-    Attributes:
-        wanted: description of a valid value.
-        parse: string to value, or None if invalid.
-        change: returns the system with this value.
-    """
+    """A named parameter: a description of valid values, a parser (None if invalid), and a setter."""
 
     wanted: str
     parse: Callable[[object], float | None]
@@ -157,15 +151,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class Sweep:
-    """A policy's time at each pair of values.
-
-    Attributes:
-        policy: name of the policy.
-        versus: policy to compare with, or None.
-        x, y: the parameters.
-        total_s: float64[y, x].
-        versus_s: time of the other policy, float64[y, x], or None.
-    """
+    """A policy's seconds at each pair of values, float64[y, x], and those of another policy to compare with, if any."""
 
     policy: str
     versus: str | None
@@ -198,7 +184,7 @@ def sweep(system: System, *, policy: str, x: Axis, y: Axis, versus: str | None =
 
 
 def _seconds(system: System, names: Sequence[str], kept: dict[int, Orders]) -> list[float]:
-    """Simulate policies, reusing slow-to-make orders while the number of samples stays the same."""
+    """Simulate policies, reusing the orders of the last number of samples, which are slow to make."""
     samples = system.dataset.samples
     if samples not in kept:
         kept.clear()  # up to `KEPT_BYTES` each, so keep only the last ones

@@ -95,14 +95,10 @@ class DatasetShape:
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """Data-parallel training by one trial or several.
+    """Data-parallel training by ``trials`` concurrent trials, each on the same dataset and on all N ``workers``.
 
-    Attributes:
-        workers: N machines, each with an accelerator for each trial.
-        batch: samples of a minibatch on one worker.
-        epochs: E.
-        trials: trials that train concurrently on the same workers and dataset, each on all N workers.
-        seed: determines the sizes and the order of each epoch.
+    A worker is a machine with an accelerator for each trial. ``batch`` is the minibatch of one worker. The seed
+    determines the sizes and the order of each epoch.
 
     Raises:
         ConfigError: an attribute is out of range.
@@ -121,16 +117,14 @@ class Training:
 
 @dataclass(frozen=True, kw_only=True)
 class Cores:
-    """Cores shared by prep, reading and training, and the costs of a mean-sized sample.
+    """Cores shared by prep, reading and training, and the CPU seconds of a mean-sized sample.
 
     Attributes:
         count: number of cores of a machine.
-        prep_cpu_s: CPU seconds to prepare a sample.
-        staging_cpu_s: CPU seconds for a prepared sample, once for all trials that share it.
-        delivery_cpu_s: CPU seconds for a prepared sample, for each trial that takes it.
-        step_cpu_s: CPU seconds of a trial's step for a sample; 0 on an accelerator.
-        read_cpu_s: CPU seconds to read a sample from shared storage.
-        decoded_cpu_s: CPU seconds to prepare a decoded sample; None for ``prep_cpu_s / decoded_speedup``.
+        staging_cpu_s, delivery_cpu_s: once for a prepared sample, and for each trial that takes it.
+        step_cpu_s: a trial's step; 0 on an accelerator.
+        read_cpu_s: reading from shared storage.
+        prep_cpu_s, decoded_cpu_s: preparing a raw and a decoded sample; None for ``prep_cpu_s / decoded_speedup``.
         background: cores that are always busy with other work.
 
     Raises:
@@ -202,15 +196,7 @@ class Machine(Bandwidths):
 
 @dataclass(frozen=True, kw_only=True)
 class System:
-    """All inputs of a simulation.
-
-    Attributes:
-        name: name of the preset or file, for titles.
-        machine: machine of each worker.
-        dataset: number and sizes of samples.
-        training: workers, minibatch, epochs, trials, seed.
-        policies: names of the policies to simulate; empty for all.
-    """
+    """All inputs of a simulation; ``name`` is for titles, and no ``policies`` means all."""
 
     name: str
     machine: Machine
@@ -258,9 +244,7 @@ def system_of(
     """Return a system from measured rates (DS-Analyzer's G, P, S and C).
 
     Args:
-        name: name of the feed.
-        samples: samples of the dataset.
-        sample_bytes: mean size of a raw sample.
+        sample_bytes, pixel_bytes: mean size of a raw sample, and of a prepared one (None for the raw size).
         batch: samples of a minibatch on one worker.
         train_samples_per_s: G of one trial on one worker, without waiting for data.
         prep_samples_per_s: P of one worker's machine, all its prep workers together, from memory.
@@ -268,18 +252,13 @@ def system_of(
         storage_readers: readers needed to reach S; None for all prep workers of all machines.
         prep_workers: prep workers of one worker's machine.
         cache_samples_per_s: C of one worker's machine, its prep workers together.
-        cache_bytes: raw bytes that one worker's machine may cache in memory.
+        cache_bytes, disk_bytes: raw bytes that one worker's machine may cache in memory, and additionally on disk.
         disk_samples_per_s: disk rate of one worker's machine, all prep workers together; None without a disk.
-        disk_bytes: raw bytes that it may additionally cache on disk.
         network_bytes_per_s: rate between two machines.
         staging_bytes: capacity for prepared minibatches of one machine.
-        pixel_bytes: bytes of a prepared sample; None for the raw size.
         decoded_bytes, decoded_speedup: size and relative prep speed of a decoded sample; see `DatasetShape`.
         cores: cores of one worker's machine, and the cost of a sample; None for enough.
-        workers: number of machines, each with an accelerator for each trial.
-        trials: concurrent trials.
-        epochs: epochs to simulate.
-        seed: seed of the order.
+        workers, trials, epochs, seed: see `Training`.
         policies: policies to simulate; empty for all.
 
     Raises:

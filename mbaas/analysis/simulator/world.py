@@ -27,12 +27,9 @@ _PIECE = 1 << 20
 
 
 class Orders:
-    """Order of the samples in each epoch, by mbaas's own keyed permutation; recent orders are cached.
+    """Order of the samples in each epoch, by mbaas's own keyed permutation.
 
-    Args:
-        samples: F.
-        seed: determines the orders.
-        kept_bytes: memory for cached orders; at least one is cached.
+    Recent orders are cached, up to ``kept_bytes`` of memory; at least one is cached.
     """
 
     def __init__(self, samples: int, *, seed: int, kept_bytes: int = KEPT_BYTES) -> None:
@@ -75,7 +72,7 @@ class Traffic:
     Attributes:
         nbytes: raw bytes by step, reading worker and tier: float64[H, N, tiers].
         samples: samples by tier, int64[tiers]; their sum is F.
-        decoded: the part of ``nbytes`` whose samples are cached decoded: float64[H, N, tiers]; None for none.
+        decoded: the part of ``nbytes`` whose samples are cached decoded; None for none.
     """
 
     nbytes: Floats
@@ -165,10 +162,7 @@ class World:
     def admitted(self, sizes: NDArray[Any], classes: Sequence[StorageClass], *, used_bytes: float = 0.0) -> Codes:
         """Return the class of each sample if samples are admitted in order, filling the fastest class first: int8[n].
 
-        Args:
-            sizes: bytes of the samples.
-            classes: classes to fill.
-            used_bytes: bytes in use already.
+        ``used_bytes`` are in use already.
         """
         # In double precision: a sum of millions of float32 sizes would be off by whole samples.
         ends = used_bytes + np.cumsum(sizes, dtype=np.float64)
