@@ -26,7 +26,7 @@ BytesT = TypeVar("BytesT", float, NDArray[np.float64])
 """One or many numbers of bytes."""
 
 RESERVED = ("compute", "staging", "remote", "pfs")
-"""Invalid names of storage classes, because results use them for other things."""
+"""Names reserved for other entries of results."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,10 +186,10 @@ class Bandwidths:
 
 @dataclass(frozen=True)
 class Depth:
-    """A read-ahead depth: ``blocks`` that are read and not consumed yet, at least 1, with at most ``nbytes``.
+    """A read-ahead depth: at most ``blocks`` (1 or more) are read, or being read, and not consumed yet.
 
-    ``keeps_up`` is True if reading all blocks takes no longer than consuming them. Otherwise ``blocks`` covers only the
-    given blocks, and no depth would suffice for an endless sequence.
+    They have at most ``nbytes``. ``keeps_up`` is True if reading all blocks takes no longer than consuming them.
+    Otherwise ``blocks`` covers only the given blocks, and no depth would suffice for an endless sequence.
     """
 
     blocks: int
@@ -249,7 +249,8 @@ def _before(amounts: NDArray[np.float64] | NDArray[np.int64]) -> NDArray[np.floa
 def _never_waits(read_before: NDArray[np.float64], consumed_before: NDArray[np.float64], depth: int) -> bool:
     """Return whether every block k >= depth is read before the consumer, which never waited, reaches it."""
     first = np.arange(depth, len(read_before) - 1)
-    # The running minimum is the worst start i of each run up to k, so one pass checks all runs.
+    # Block i may start at consumed_before[i - depth + 1], and i..k take read_before[k + 1] - read_before[i]. The
+    # running minimum is the worst start i of each run up to k, so one pass checks all runs.
     slack = np.minimum.accumulate(read_before[first] - consumed_before[first - depth + 1])
     late = read_before[first + 1] - consumed_before[first] - slack
     tolerance = 1e-9 * (consumed_before[-1] + read_before[-1])  # rounding of sums of floats, in seconds

@@ -38,8 +38,7 @@ from mbaas import units
 from mbaas.errors import ConfigError
 
 WORTHWHILE = 0.05
-"""Smallest share of the prep CPU time that decoded samples must save. Below this, making them is not worth the effort.
-"""
+"""Smallest share of the prep CPU time that decoded samples must save to be worth making."""
 
 TOLERANCE = 1e-9
 """Relative tolerance for rounding errors."""
@@ -92,7 +91,7 @@ class SampleCosts:
 
     @property
     def saved_s(self) -> float:
-        """CPU seconds saved each time a decoded sample is prepared; negative if decoding first costs time."""
+        """CPU seconds saved each time a decoded sample is prepared; negative if it takes longer than an encoded one."""
         return self.encoded_s - self.decoded_s
 
     @property

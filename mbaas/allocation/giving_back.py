@@ -1,10 +1,11 @@
 """Choice of the machines whose prep workers are released without losing cached samples.
 
-When the last worker of a machine is released, its cache goes too. A sample that moves to another machine crosses the
-network once: a decoded photo of 600 kB takes half a millisecond at 10 Gbit/s. A sample that fits nowhere is decoded
-again in every epoch, for 4 ms of CPU time, or even read again. A feed that prepares 1,000 samples/s and loses a quarter
-of its decoded samples needs one more CPU from then on, as much as the machine's worker provided. So a machine is
-released only if the others have room for its whole cache, which moves there first.
+When the last worker of a machine is released, its cache goes too, because samples have their homes where they are
+prepared. A sample that moves to another machine crosses the network once: a decoded photo of 600 kB takes half a
+millisecond at 10 Gbit/s. A sample that fits nowhere is decoded again in every epoch, for 4 ms of CPU time, or even read
+again. A feed that prepares 1,000 samples/s and loses a quarter of its decoded samples needs one more CPU from then on,
+as much as the machine's worker provided. So a machine is released only if the others have room for its whole cache,
+which moves there first.
 """
 
 from __future__ import annotations

@@ -44,12 +44,12 @@ def default_prep(
 ) -> PrepResources:
     """Return the default prep workers of a feed, given the CPUs of the cluster and those claimed by other feeds.
 
-    With ``gpus``, the feed prepares on GPUs, and ``also_on_cpus`` if set.
+    With ``gpus``, workers prepare on GPUs, and with ``also_on_cpus`` on CPUs as well.
 
     Example:
         On 8 CPUs, the first feed takes half of 7, rounded up: 4. The second takes half of 3, rounded up: 2. The third
-            takes half of 1: one worker that reserves half a CPU. 1.5 CPUs are left to trials. On 2 CPUs, the first feed
-            takes half a CPU and the second a quarter.
+        takes half of 1: one worker that reserves half a CPU. 1.5 CPUs are left to trials. On 2 CPUs, the first feed
+        takes half a CPU and the second a quarter.
     """
     half = (cpus - claimed_cpus - TRIAL_CPUS) / 2
     if half < 1:

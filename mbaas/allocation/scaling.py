@@ -4,9 +4,8 @@ Workers are added when trials stall on prep and a model predicts that more would
 signal has two thresholds and must hold for some time, and every change is followed by a pause. So noise has no effect,
 and a fluctuating load is not chased.
 
-If trials demand less than before, the demand may return, so workers must stay idle for long. If each worker became
-faster because more samples are cached decoded, the gain is permanent. Workers are then retired as soon as the new rate
-is certain.
+Workers that idle because demand fell are retired late, because the demand may return. Workers that idle because each
+became faster (more samples are cached decoded) are retired as soon as the new rate is certain.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from mbaas.errors import ConfigError, StateError
 from mbaas.settings import Scaling
 
 SHOWN_STALL = 0.005
-"""Smallest stall on other trials to report: most feeds have none."""
+"""Smallest stall on other trials that is reported: most feeds have none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +108,7 @@ class Observation:
 
     @property
     def stalls(self) -> str:
-        """The stalls, as part of a sentence."""
+        """The shares of time that trials stall, as part of a sentence."""
         prep, fetch, peers = map(units.percent, (self.prep_stall, self.fetch_stall, self.peer_stall))
         on_peers = f", and wait {peers} for each other" if self.peer_stall >= SHOWN_STALL else ""
         return f"trials stall {prep} on prep and {fetch} on fetch{on_peers}"
@@ -159,9 +158,7 @@ class Scaler:
         self._settings = settings
         self._stalled = Hold(high=settings.stall_high, low=settings.stall_low)
         self._idle = Hold(high=settings.idle_high, low=settings.idle_low)
-        self._seen: deque[tuple[float, Observation]] = (
-            deque()
-        )  # observations with a known need, as far back as the longest hold
+        self._seen: deque[tuple[float, Observation]] = deque()  # of known need, as far back as the longest hold
         self._seen_since = float("inf")  # time of the first observation ever
         self._last_s = self._changed_s = float("-inf")
 

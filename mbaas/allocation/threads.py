@@ -110,7 +110,7 @@ def split_threads(
 
 
 def _why_stay(now: Seconds, then: Seconds | None, step_s: float, tau_s: float) -> str:
-    """Return why no thread moves from prep to fetch, leading from ``now`` to ``then``, or "" if one should."""
+    """Return why no thread moves from prep to fetch, or "" if one should; a move changes ``now`` to ``then``."""
     if sum(now) <= step_s + tau_s:
         return f"together within the step of {units.seconds(step_s)}"
     if now[0] > max(now[1], step_s):
@@ -130,7 +130,7 @@ def _prep_seconds(prep: ThroughputCurve, samples: float, counts: Floats) -> Floa
 
 
 PATIENCE = 2
-"""Consecutive steps without improvement that end a search."""
+"""Number of consecutive steps without improvement that ends a search."""
 
 
 def divide_threads(total: int, *, lengths: Sequence[float]) -> list[int]:

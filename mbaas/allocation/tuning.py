@@ -30,7 +30,7 @@ LOSS = 0.05
 """Threads are taken back if the remaining ones read at most this share less."""
 
 FEWER = 0.75
-"""Threads are taken back only down to this share or less: a smaller step is not worth a new measurement."""
+"""Threads are taken back only if at most this share remains: a smaller step is not worth a new measurement."""
 
 FRESH = 0.3
 """Weight of a new measurement against recent ones of the same count (`RECENT_S`). Older ones are replaced."""
@@ -42,7 +42,7 @@ FORGET_S = 600.0
 """Age at which the rate of an unused count is forgotten. The time doubles with each reversed change."""
 
 FILLED = 0.7
-"""Smallest busy share of the fetch threads at which more threads would find work too, relative to the time in use."""
+"""Share of fetch time that threads must be busy on average for more threads to find work too."""
 
 NEAR = 0.8
 """Fetch time, as a share of the slower of training and prep, above which fetch is about to be the bottleneck."""
@@ -216,7 +216,7 @@ class _View:
     @cached_property
     def storage(self) -> ThroughputCurve:
         """Bytes/s against fetch threads; flat beyond the present count if the threads were not busy."""
-        if not self.measured.points:  # Nothing is read from storage, so any curve will do.
+        if not self.measured.points:  # nothing is read from storage, so any curve will do
             return ThroughputCurve.linear(1.0)
         return self.measured.curve(most=None if self.load.is_filled else self.load.fetch_threads)
 
@@ -241,7 +241,7 @@ class _View:
     def more_for_prep_or_fetch(self) -> Tuned | None:
         """Return Lobster's split if it gains enough over the present one."""
         load, storage_bytes = self.load, self.load.batch_samples * self.load.sample_bytes
-        # Lobster keeps one thread for prep, a node one for each worker. Leave the others out.
+        # Lobster keeps one thread for prep, a node one for each worker, so the others are not counted.
         split = split_threads(
             load.most - load.workers + 1,
             prep=_beyond_one_each(self.prep, workers=load.workers, most=load.most_prep),
@@ -252,7 +252,7 @@ class _View:
         preparing = split.prep + load.workers - 1
         fetching = self._enough(preparing, load.most - preparing)
         if preparing < load.prep_threads and fetching <= load.most - load.prep_threads:
-            preparing = load.prep_threads  # Fetch does not need them, and idle prep threads cost nothing.
+            preparing = load.prep_threads  # fetch does not need them, and idle prep threads cost nothing
         if (preparing, fetching) == (load.prep_threads, load.fetch_threads):
             return None
         if not self._both_s(preparing, fetching) < (1 - GAIN) * self._both_s(load.prep_threads, load.fetch_threads):

@@ -21,7 +21,7 @@ WINDOW_S = 30.0
 """Window over which speeds are averaged."""
 
 LEAST_BUSY_S = 2.0
-"""Least prep time for which a worker counts as measured."""
+"""Minimum prep time for a worker to count as measured."""
 
 HOLD_S = 20.0
 """Time for which shares must be off before samples move."""

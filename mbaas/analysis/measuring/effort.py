@@ -16,12 +16,12 @@ class Effort:
 
     Attributes:
         spread: sufficient half-width of the interval, as a share of the value.
-        least: fewest measurements; with fewer than six, an interval only spans their range (`measured`).
-        most: most measurements.
+        least, most: minimum and maximum number of measurements. With fewer than six, an interval only spans their range
+            (`measured`).
         budget_s: time after which no measurement starts, once there are `least`.
         window_s: target seconds of one measurement of a rate.
-        is_whole: whether to measure also the costs of feeds, and rates for every number of workers, threads and
-            readers. If False, rates are measured only for the fewest and for as many as a feed has.
+        is_whole: whether to measure the costs of feeds, and rates for every number of workers, threads and readers. If
+            False, rates are measured only for the smallest number and for a feed's default.
 
     Raises:
         ConfigError: an invalid number.

@@ -29,7 +29,7 @@ from mbaas.transforms import Normalize
 Step = Callable[[Minibatch], Any]
 
 LEAST_STEPS = 2
-"""Least steps of one measurement."""
+"""Minimum number of steps of one measurement."""
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,7 @@ HELD_BYTES = 256 << 20
 
 @dataclass(frozen=True)
 class StorageRate:
-    """S, and the coldness of its measurement.
+    """S, with the CPU cost of reading and the cold state of storage.
 
     Attributes:
         curve: samples/s against readers.
@@ -76,7 +76,10 @@ class StorageRate:
 
 @dataclass(frozen=True)
 class DiskRate:
-    """Total bytes/s of all readers of a disk, and the share of the data still in the page cache; None if unknown."""
+    """Read rate of a disk: total bytes/s of all readers.
+
+    ``resident`` is the share of the data that was still in the page cache; None if unknown.
+    """
 
     rate: Quantity
     resident: float | None

@@ -51,7 +51,7 @@ LEAST_DECODED = 0.5
 """Smallest decoded share of a feed from which the cost of decoded samples is derived."""
 
 TRIALS = 4
-"""Trials of the feed with several trials: more of them give a more accurate cost per trial."""
+"""Number of trials in the feed with several: more give a more accurate cost per trial."""
 
 FEED_S = 6.0
 """Approximate time to start and stop a feed and its trials."""
@@ -115,9 +115,9 @@ def measure(
         rate_per_s: stated G in samples/s; None to measure the workload's step.
         cores: cores available to prep; None for all cores of this process.
         readers: numbers of readers for S; None for the effort's defaults.
-        gpus: GPUs available to prep.
-        pace: samples the machine's speed during prep and between feeds; its usual pace is set from the former. None if
-            no feed is run, because the effort is not whole.
+        gpus: number of GPUs available to prep.
+        pace: measures the machine's speed during prep, which becomes its usual pace, and between feeds. None if no feed
+            is run, because the effort is not whole.
         so_far: receives every rate as soon as it is measured.
 
     Raises:
@@ -447,7 +447,7 @@ def trained_on(workload: Workload, rates: Rates, *, prep_workers: int) -> Worklo
 
 
 def cost_s(run: ServiceRun, trials: int, *, of_prep: bool) -> float:
-    """Return the CPU seconds of a prepared sample without the constant load, of prep workers or of all other processes."""
+    """Return the CPU seconds of a prepared sample, without the constant load, of prep workers or of all others."""
     kinds = [kind for kind in run.cpu_s if (kind == PREP_KIND) == of_prep]
     used_s = sum(run.cpu_s[kind] - run.background.get(kind, 0.0) * run.seconds for kind in kinds)
     # Each trial takes every sample, so a sample prepared once is delivered ``trials`` times.

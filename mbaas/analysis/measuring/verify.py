@@ -26,13 +26,13 @@ from mbaas.analysis.simulated import simulated_epoch_s
 from mbaas.analysis.whatif import Waits, predict
 
 SPLIT_EPOCHS = 5
-"""Least epochs that count in a run for the split, which is run only once."""
+"""Minimum number of epochs that count in a run for the split, which is run only once."""
 
 EPOCHS = 4
-"""Least epochs that count in each round of a run that checks a prediction."""
+"""Minimum number of epochs that count in each round of a run that checks a prediction."""
 
 RUN_S = 4.0
-"""Least time of the epochs that count."""
+"""Minimum total time of the epochs that count."""
 
 ROUNDS = 3
 """Runs of each point, interleaved with the others, because the speed of a shared machine varies."""
@@ -199,7 +199,7 @@ BUDGETS = 8
 """Number of cache sizes to check if decoded samples are possible, from 0 to room for all of them."""
 
 MOST_POINTS = BUDGETS + 5
-"""Largest number of `points`."""
+"""Largest number of points that `points` returns."""
 
 
 def points(rates: Rates, setup: Setup) -> list[tuple[str, Setup]]:
@@ -211,7 +211,7 @@ def points(rates: Rates, setup: Setup) -> list[tuple[str, Setup]]:
         *(("prep_workers", replace(setup, prep_workers=count)) for count in sorted({1, rates.cores})),
         *(("trials", replace(setup, trials=count)) for count in (1, 2, 4)),
     ]
-    # Several may equal the present setup, which is run only once, under the first name.
+    # Several may equal the given setup, which is run only once, under the first name.
     once = {point: name for name, point in reversed(found)}
     return [(name, point) for name, point in found if once[point] == name]
 

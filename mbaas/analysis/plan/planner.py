@@ -29,7 +29,7 @@ from mbaas.costs import HOUR_S
 from mbaas.errors import ConfigError
 
 AS_GOOD = 0.99
-"""A smaller number of nodes is chosen if jobs reach this share of the best speed with it."""
+"""Fewer nodes are preferred if jobs reach this share of the best speed."""
 
 
 CLOSE = 1e-6
@@ -37,7 +37,7 @@ CLOSE = 1e-6
 
 
 def plan(jobs: Sequence[TrainingJob], cluster: Cluster) -> Plan:
-    """Plan for the fewest nodes within the bounds that are as good as any number of them.
+    """Plan for the fewest nodes that are as good as any number within the bounds.
 
     The measure is the mean over jobs of predicted speed / full speed.
 
@@ -172,7 +172,7 @@ class _Made:
 
     @property
     def rate_per_s(self) -> float:
-        """The least of all rates; exactly the step's if they are equal within `CLOSE`."""
+        """The lowest rate; exactly the step's if they are equal within `CLOSE`."""
         return self._rate_per_s(self.job.step_per_s, self.prepared_per_s)
 
     @property

@@ -116,7 +116,7 @@ class RatesByReaders(files.Section):
 
 
 class RatesByThreads(files.Section):
-    """Total rates of several numbers of threads that read or write."""
+    """Total rates for several numbers of threads that read or write."""
 
     threads: tuple[int, ...]
     rates: tuple[BytesPerS, ...]

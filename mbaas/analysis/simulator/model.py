@@ -1,20 +1,23 @@
 """NoPFS's performance model, for whole minibatches and all workers at once.
 
 For sample k, ``fetch(k)`` is its size over the rate of the fastest tier that has it. ``write(k)`` prepares it and
-writes it to the staging buffer, and ``read(k) = fetch(k) + write(k)``. p_0 threads read, so ``avail(f) = sum_{k<=f}
-read(R_k) / p_0``, and training takes sample f at ``t_f = max(avail(f), t_{f-1} + s/c)``. All terms are proportional to
-sizes, so a minibatch needs only its bytes by tier. Here f counts minibatches: a step begins when a whole minibatch is
-ready. With minibatches of one sample, this is the paper's recurrence.
+writes it to the staging buffer, and ``read(k) = fetch(k) + write(k)``. With p_0 reading threads, data is ready and
+training takes it at
+
+    avail(f) = sum_{k<=f} read(R_k) / p_0 and t_f = max(avail(f), t_{f-1} + s/c).
+
+All terms are proportional to sizes, so a minibatch needs only its bytes by tier. Here f counts minibatches: a step
+begins when a whole minibatch is ready. With minibatches of one sample, this is the paper's recurrence.
 
 There are two additions. Workers synchronize at the end of each step to sum gradients, so a step begins when the slowest
 worker has its minibatch. The staging buffer is finite, which limits read-ahead.
 
-If a machine's cores are given, prep, reading and training share them (`Load`). The terms are those of ``cores`` in
+If a machine's cores are given, prep, reading and training share them (`Load`), as in the row ``cores`` of
 `mbaas.analysis.stages`. With T trials on N workers, a step needs, in CPU seconds on each machine,
 
     made (prep + staging) + read from shared storage x read + T / N x trained (delivery + step)
 
-and takes that time divided by the number of cores. Costs are proportional to sizes, like the rest of the model.
+and takes that time divided by the number of cores.
 """
 
 from __future__ import annotations
@@ -91,9 +94,9 @@ def fetch_seconds(nbytes: Floats, *, tiers: Tiers, other_s: float = 0.0) -> Floa
     """Return the thread-seconds of fetching, by tier: [..., tiers].
 
     t(gamma) / gamma needs gamma, the concurrent readers of the PFS. These are fewer than all threads, which also read
-    elsewhere and prepare. Here a reader gets the best rate of a single reader until the total demand exceeds t(all
-    threads). Beyond that, all readers together get exactly that rate. If t has saturated, this is exact, because the
-    PFS is then busy all the time.
+    elsewhere and prepare. Here each reader gets the highest rate that a reader can get, until the total demand exceeds
+    t(all threads). Beyond that, all readers together get exactly that rate. If t has saturated, this is exact, because
+    the PFS is then busy all the time.
 
     Args:
         nbytes: raw bytes from each tier.
@@ -139,10 +142,14 @@ class Steps:
 class Pace:
     """Times of training steps by the recurrence, computed for one stretch of steps after the other.
 
-    For step h and worker i, ``avail[h, i] = max(avail[h-1, i], t[h - ahead]) + read[h, i]`` and ``t[h] = max(max_i
-    avail[h, i], t[h-1] + compute[h-1])``. If separate threads prepare, the former is ``fetched[h, i]``, and ``avail[h,
-    i] = max(avail[h-1, i], fetched[h, i]) + prep[h, i]``. Within ``ahead`` steps no term depends on the steps' own t,
-    so all are running maxima of differences of sums. A stretch is computed ``ahead`` steps at a time.
+    For step h and worker i,
+
+        avail[h, i] = max(avail[h-1, i], t[h - ahead]) + read[h, i]
+        t[h] = max(max_i avail[h, i], t[h-1] + compute[h-1]).
+
+    If separate threads prepare, the first line is ``fetched[h, i]``, and
+    ``avail[h, i] = max(avail[h-1, i], fetched[h, i]) + prep[h, i]``. Within ``ahead`` steps no term depends on the
+    steps' own t, so all are running maxima of differences of sums. A stretch is computed ``ahead`` steps at a time.
 
     Args:
         workers: N.

@@ -62,7 +62,8 @@ def simulate(
 ) -> Iterator[Outcome]:
     """Simulate policies one after the other.
 
-    ``policies`` defaults to the system's own, or all. ``orders`` with the same samples and seed are reused.
+    ``policies`` defaults to the system's own, or all. Pass ``orders`` of the same samples and seed to avoid recomputing
+    them.
 
     Raises:
         ConfigError: unknown policy.
