@@ -136,10 +136,8 @@ class Bandwidths:
     def fetch_bytes_per_s(self, tier: Tier, *, readers: int) -> float:
         """Return the bytes/s that one thread reads from a tier.
 
-        Local class j: r_j(p_j)/p_j. Another node: min(b_c, r_j(p_j)/p_j). Shared storage: t(gamma)/gamma.
-
-        Args:
-            readers: threads of all nodes that read shared storage at the same time, at least 1 (gamma).
+        Local class j: r_j(p_j)/p_j. Another node: min(b_c, r_j(p_j)/p_j). Shared storage: t(gamma)/gamma, where gamma
+        is ``readers``, the threads of all nodes that read it at the same time, at least 1.
         """
         if tier.locality is Locality.STORAGE:
             _check_least("readers", readers, 1)
@@ -155,9 +153,7 @@ class Bandwidths:
     def read_s(self, parts: Mapping[Tier, BytesT], *, readers: int) -> BytesT:
         """Return the seconds of one thread to fetch and write bytes from several tiers, one after the other (read).
 
-        Args:
-            parts: bytes by tier, of a sample or a block, or float64[n] of n blocks; at least one tier.
-            readers: as in `fetch_bytes_per_s`.
+        ``parts`` has the bytes by tier, of a sample or a block, or float64[n] of n blocks; at least one tier.
         """
         # One thread does one thing at a time, so times add up. Callers account for parallel threads.
         times = [
@@ -167,7 +163,7 @@ class Bandwidths:
         return sum(times[1:], times[0])
 
     def fastest(self, tiers: Collection[Tier], *, readers: int) -> Tier:
-        """Return the fastest of these tiers and shared storage, which has every sample.
+        """Return the fastest tier; shared storage is always a candidate, because it has every sample.
 
         The sample's size does not matter, because every time is proportional to it. Ties go to the local node, then to
         remote nodes, and to the lower level.

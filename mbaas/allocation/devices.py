@@ -60,12 +60,10 @@ PERCENT = 100
 
 @dataclass(frozen=True, kw_only=True)
 class Way:
-    """A measured way of preparing samples.
+    """A measured way of preparing samples; they cross to the GPU before the stage ``first_on_gpu``.
 
     Attributes:
-        first_on_gpu: stage before which samples cross to the GPU.
-        cpu_s: CPU seconds for a sample.
-        gpu_s: GPU seconds for a sample, lost to the steps of its trials; see `gpu_seconds`.
+        cpu_s, gpu_s: CPU seconds and GPU seconds for a sample, the latter lost to its trials' steps; see `gpu_seconds`.
         up_bytes, down_bytes: bytes of a sample sent to the GPU that prepares it, and sent back.
         memory_bytes: GPU memory needed.
 
@@ -99,8 +97,7 @@ class Devices:
 
     Attributes:
         cpus: cores available to prep.
-        gpus: GPUs on which trials train.
-        trials: number of trials, spread evenly over the GPUs.
+        gpus, trials: numbers of GPUs for training and of trials, which are spread evenly over them.
         step_per_s: G, samples/s of a trial that has a GPU for itself.
         pixel_bytes: bytes of a prepared sample.
         memory_bytes: memory of each GPU that training leaves free.

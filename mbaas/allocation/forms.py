@@ -55,12 +55,11 @@ class SampleCosts:
 
     Attributes:
         encoded_bytes, decoded_bytes: size in each form.
-        encoded_s: CPU seconds of one thread to prepare a sample from its encoded bytes.
-        decoded_s: CPU seconds of one thread to prepare a sample from its decoded form.
+        encoded_s, decoded_s: CPU seconds of one thread to prepare a sample from each form.
         storage_s: seconds of a node for each sample that it reads from storage, many at a time: 1 / rate.
         disk_bytes_per_s: total read rate of the node's disk with all threads; None if not measured.
-        decodable: share of the samples that may be cached decoded. A GPU prepares the others, without the CPU seconds
-            above.
+        decodable: share of the samples that may be cached decoded. A GPU prepares the others, without these CPU
+            seconds.
 
     Raises:
         ConfigError: a number out of range.

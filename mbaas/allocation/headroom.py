@@ -70,11 +70,8 @@ def default_prep(
 def node_for_part(part: float, free_cpus: Mapping[str, float]) -> str | None:
     """Return the node whose shared CPU the worker fills best; None if no CPU is shared yet, or none has room.
 
-    Otherwise the fractions of several feeds, spread over nodes, could leave no node a whole CPU for a trial.
-
-    Args:
-        part: fraction of a CPU that the worker reserves, in [0, 1).
-        free_cpus: node -> unreserved CPUs.
+    Otherwise the fractions of several feeds, spread over nodes, could leave no node a whole CPU for a trial. ``part``
+    is the fraction of a CPU that the worker reserves, in [0, 1), and ``free_cpus`` the unreserved CPUs by node.
     """
     rests = {node: round(free % 1 * GRAIN) for node, free in free_cpus.items()}
     fitting = [(rest, node) for node, rest in rests.items() if rest and rest >= round(part * GRAIN) > 0]

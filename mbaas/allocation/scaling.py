@@ -206,7 +206,7 @@ class Scaler:
         # More workers do not help trials that wait for bytes.
         on_prep = seen.prep_stall if seen.prep_stall >= seen.fetch_stall else 0.0
         self._stalled.watch(on_prep, now)
-        # If a few workers hold up all others, workers idle while trials stall. That is no reason to retire any.
+        # If a few workers hold up all others, workers idle while trials stall, and none should be retired.
         self._idle.watch(seen.spare(self._current) if self._stalled.since is None else 0.0, now)
         if seen.needed is not None:
             self._seen.append((now, seen))

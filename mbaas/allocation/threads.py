@@ -168,11 +168,9 @@ def divide_threads(total: int, *, lengths: Sequence[float]) -> list[int]:
 def straggler_threads(gap_s: Callable[[int], float], *, least: int, most: int, tau_s: float) -> int:
     """Bisect the thread count in [least, most] of a rank that is predicted to straggle; return the best count tried.
 
-    The search ends when |gap| < ``tau_s``, when no count is left, or after `PATIENCE` steps without improvement.
-
-    Args:
-        gap_s: fetch + prep - step in seconds for a number of threads, measured or predicted; decreases with more
-            threads. Called at most log2(most - least + 1) + 1 times.
+    ``gap_s`` is fetch + prep - step in seconds for a number of threads, measured or predicted; it decreases with more
+    threads. It is called at most log2(most - least + 1) + 1 times. The search ends when |gap| < ``tau_s``, when no
+    count is left, or after `PATIENCE` steps without improvement.
 
     Raises:
         ConfigError: ``least`` is below 1 or above ``most``.

@@ -36,7 +36,7 @@ FRESH = 0.3
 """Weight of a new measurement against recent ones of the same count (`RECENT_S`). Older ones are replaced."""
 
 RECENT_S = 60.0
-"""Age up to which a measurement of the same count is recent."""
+"""Maximum age of a recent measurement of the same count."""
 
 FORGET_S = 600.0
 """Age at which the rate of an unused count is forgotten. The time doubles with each reversed change."""
@@ -51,7 +51,7 @@ AMPLE = 0.5
 """Fetch time, as the same share, at which fetch is fast enough: more threads are useless."""
 
 BUSY_S = 0.25
-"""Least time of reading from storage for which its rate counts."""
+"""Minimum time of reading from storage for a rate to count."""
 
 MOST_HOLD_S = 600.0
 """Longest time that a proposal must persist, after any number of reversals."""

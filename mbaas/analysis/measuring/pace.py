@@ -25,10 +25,7 @@ class Pace:
 
     It uses all cores because the predicted feeds keep them busy, and one core's speed does not predict theirs. On a
     virtual machine with two cores, P with two workers was 1.6 to 2.3 times P with one (three analyses on 27 November
-    2026).
-
-    Attributes:
-        usual_per_s: samples/s of the reference pace; the first measurement until it is set.
+    2026). ``usual_per_s`` is the reference pace in samples/s, the first measurement until it is set.
 
     Raises:
         BadSampleError: no sample can be read, or prepared.

@@ -45,10 +45,8 @@ PREP_KIND = "PrepWorker"
 class EpochRun:
     """One epoch of one trial.
 
-    Attributes:
-        wait_s: seconds that the trial waited for data, according to its loader.
-        fetch_stall_s, peer_stall_s: parts of ``wait_s`` while prep waited for bytes, and while prep was idle because
-            trials waited for each other.
+    ``wait_s`` is the time that the trial waited for data, according to its loader. Prep waited for bytes in the part
+    ``fetch_stall_s``, and was idle in ``peer_stall_s``, because trials waited for each other.
     """
 
     samples: int
@@ -255,7 +253,7 @@ def staged_bytes(workload: Workload, sample_bytes: float, workers: int, store_by
     """Return the staging budget of a measured feed, which may serve only a part of the workload's dataset.
 
     It is the budget of the workload's real feed; None for the default of `mbaas.serve`. ``sample_bytes`` is the size of
-    a prepared sample, ``store_bytes`` that of the smallest object store.
+    a prepared sample, and ``store_bytes`` the size of the smallest object store.
     """
     options = workload.options
     if options.shuffle or workload.pipeline.is_random:

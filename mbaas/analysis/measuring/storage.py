@@ -108,10 +108,8 @@ def storage_rate(
 ) -> StorageRate:
     """Measure random reads of samples dropped from the page cache, in windows of `Effort.window_s`.
 
-    Each window reads samples that no earlier window has read, as long as there are any.
-
-    Args:
-        found: called with each number of readers and its rate.
+    Each window reads samples that no earlier window has read, as long as there are any. ``found`` is called with each
+    number of readers and its rate.
 
     Raises:
         ConfigError: no readers, or counts that do not ascend from 1.

@@ -39,7 +39,7 @@ LEAST_SAMPLES = 256
 """Smallest part of the dataset for a feed."""
 
 IDLE_S = 2.0
-"""Time for which an idle feed's processes are observed."""
+"""Observation time of an idle feed's processes."""
 
 EPOCHS = 4
 """Epochs of a feed that count."""
@@ -48,7 +48,7 @@ DECODED_EPOCHS = 12
 """The same with decoded samples, whose epochs are much shorter."""
 
 LEAST_DECODED = 0.5
-"""Smallest decoded share of a feed from which the cost of decoded samples is derived."""
+"""Smallest decoded share of a feed that determines the cost of decoded samples."""
 
 TRIALS = 4
 """Number of trials in the feed with several: more give a more accurate cost per trial."""
@@ -406,7 +406,7 @@ def costs_of(rates: Rates, rounds: Sequence[Mapping[str, ServiceRun]], *, pace: 
 def slower_s(alone_per_s: float, served: Quantity) -> Quantity:
     """Return the extra seconds of a sample in a feed: 1 / served - 1 / alone, at least 0.
 
-    The interval is that of ``served``; predictions add it to P's interval.
+    The interval comes from ``served`` alone; predictions add it to P's interval.
     """
     ends = (1 / rate - 1 / alone_per_s for rate in (served.value, served.low, served.high))
     return spanning(*(max(0.0, end) for end in ends), unit="s")

@@ -1,9 +1,9 @@
 """Runs of the workload that split the time of an epoch and check predictions.
 
-The split is the differential method of DS-Analyzer (VLDB 2021). The same workload runs on synthetic minibatches, with
-all data in memory, and with the real caches and storage. The extra time of the second run is prep stall, that of the
-third is fetch stall. Loaders also attribute their waits at run time, depending on whether prep was waiting for bytes.
-The two methods should agree.
+The split is the differential method of DS-Analyzer (VLDB 2021). The same workload runs on synthetic minibatches, then
+with all data in memory, and then with the real caches and storage. The second run takes longer by the prep stall, and
+the third by the fetch stall. Loaders also attribute their waits at run time, depending on whether prep was waiting for
+bytes. The two methods should agree.
 """
 
 from __future__ import annotations
@@ -232,7 +232,7 @@ def verify(
     runs: list[list[ServiceRun]] = [[] for _ in chosen]
     paces: list[list[float]] = [[] for _ in chosen]
     before = pace.now()
-    # All points in each round, so that a busy minute does not affect one of them alone.
+    # All points in each round, so that a busy minute does not affect a single point.
     for number, index in product(range(ROUNDS), range(len(chosen))):
         name, setup = chosen[index]
         text = f"checking {name} = {words.setting(name, getattr(setup, name))}, round {number + 1} of {ROUNDS}"

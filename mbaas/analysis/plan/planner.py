@@ -89,7 +89,7 @@ def plan_on(jobs: Sequence[TrainingJob], cluster: Cluster, nodes: int) -> Plan:
     )
     spare_bytes -= sum(each.more_bytes for each in decoded.values())
     shares = {name: each.share for name, each in decoded.items()}
-    # Workers contend only with those on their own node.
+    # Workers contend only within their own node.
     curves = {job.name: job.blended_curve(cluster.node.cores, shares[job.name]).over(nodes) for job in jobs}
     demands = {job.name: _demand(job, curves[job.name], pool) for job in jobs}
     fetch = fetches(jobs, cluster, nodes, kept=kept, decoded=shares, demands=demands)

@@ -107,8 +107,7 @@ def fill_caches(
 def fair_split(needs: Mapping[str, float], capacity: float) -> dict[str, float]:
     """Split a capacity: each need is met if all fit, and the surplus is divided in proportion to the needs.
 
-    Otherwise small needs are met, and the others get equal shares (max-min fairness: no share can grow without
-    shrinking a smaller one).
+    Otherwise small needs are met, and the others get equal shares (max-min fairness).
     """
     whole = sum(needs.values())
     # No capacity stays idle: storage with little demand serves each job faster than it needs.
@@ -155,14 +154,10 @@ def fetches(
 ) -> dict[str, Fetch]:
     """Return each job's fetch times, with its share of the storage bandwidth.
 
-    The rate that a job could use limits the time of a sample on memory, disk and storage together. The time that memory
-    and disk leave determines the storage bandwidth that the job needs. Caches are assumed to be fast enough for all
-    jobs at once.
-
-    Args:
-        kept: cached part of each dataset.
-        decoded: share of each job's samples that is cached decoded, in memory.
-        demands: samples/s that each job could use.
+    The rate that a job could use (``demands``, samples/s) limits the time of a sample on memory, disk and storage
+    together. The time that memory and disk leave determines the storage bandwidth that the job needs. Caches are
+    assumed to be fast enough for all jobs at once. ``decoded`` is the share of each job's samples that is cached
+    decoded, in memory.
     """
     capacity = cluster.storage_bytes_per_s(nodes)
     alone = {job.name: _unshared(job, cluster, nodes, kept[job.dataset.name], decoded[job.name]) for job in jobs}

@@ -22,11 +22,8 @@ def hit_fractions(
     """Return hits / samples of each epoch; the cache is empty before the first one.
 
     MinIO never evicts, so in every epoch it hits exactly its contents. LRU is simulated access by access; in a long run
-    it converges to `mbaas.analysis.kept.lru_hits`.
-
-    Args:
-        cached: share of the samples that the cache holds, rounded down to whole samples.
-        samples: number of samples in the dataset, all of one size.
+    it converges to `mbaas.analysis.kept.lru_hits`. All samples have one size. ``cached`` is the share of the samples
+    that the cache holds, rounded down to whole samples.
 
     Raises:
         ConfigError: an argument is out of range.
@@ -109,9 +106,9 @@ class Lru:
     ) -> NDArray[np.bool_]:
         """Return whether each uncertain sample of the stretch still fits after the reads since its last one.
 
-        Three kinds of samples were read since then: those last read later and not read again in the stretch, those last
-        read later and read again, and those that the stretch read so far and that were last read earlier, or never.
-        ``floor`` and ``kept_bytes`` are from before the stretch, without the samples that it reads again.
+        Three kinds of samples were read since then. Some were last read later and are not in the stretch. Some were
+        last read later and are read again in the stretch. Others were last read earlier, or never, and occur earlier in
+        the stretch. ``floor`` and ``kept_bytes`` are from before the stretch, without the samples that it reads again.
         """
         low = floor - self._origin
         at = previous[unsure]

@@ -38,9 +38,9 @@ Ints = NDArray[np.int64]
 class Tiers:
     """Numbering of the tiers that bytes come from.
 
-    In order: local classes, the same classes of other workers, the PFS, pixels prepared by another worker (which take
-    time but read no samples), and samples that are already staged. ``readers`` are the threads of all workers that may
-    read from the PFS concurrently.
+    The local classes come first, then the same classes of other workers and the PFS. The last two are pixels prepared
+    by another worker, which take time but read no samples, and samples that are already staged. ``readers`` are the
+    threads of all workers that may read from the PFS concurrently.
     """
 
     machine: Machine
@@ -61,7 +61,7 @@ class Tiers:
 
     @property
     def staged(self) -> int:
-        """Number for samples that are already staged. Its seconds are those of ``write``."""
+        """Number for samples that are already staged, without a fetch. Arrays of seconds use its column for ``write``."""
         return self.pfs + 2
 
     @property

@@ -45,7 +45,7 @@ def locations_of(system: System) -> tuple[str, ...]:
 
 
 def policies_of(system: System, names: Sequence[str] | None = None) -> tuple[str, ...]:
-    """Return the policies to simulate: the given ones, else the system's own, else all.
+    """Return the policies to simulate: the given ones, or the system's own, or all.
 
     Raises:
         ConfigError: unknown policy.
@@ -82,7 +82,7 @@ def _simulated(world: World, policy: Policy) -> Outcome:
     compute_s, waits_s, ends = 0.0, np.zeros(world.tiers.count), [0.0]
     waits_s[world.tiers.pfs] = preload_s  # reading before training counts as waiting
     samples = np.zeros(world.tiers.count, dtype=np.int64)
-    # Epoch by epoch: the bytes of one epoch's steps fit into memory, those of a whole training may not.
+    # Epoch by epoch: the bytes of one epoch's steps fit into memory, but a whole training may not.
     for traffic in policy.traffic(world):
         # By the mean bytes of a worker's minibatch, so that `perfect` takes as long in every order, and no policy beats
         # it.

@@ -151,7 +151,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class Sweep:
-    """A policy's seconds at each pair of values, float64[y, x], and those of another policy to compare with, if any."""
+    """Seconds of a policy at each pair of values, float64[y, x], with or without another policy to compare with."""
 
     policy: str
     versus: str | None

@@ -188,7 +188,7 @@ class Machine(Bandwidths):
         return 1 / self.fetch_bytes_per_s(STORAGE, readers=readers)
 
     def idle_pfs_s_per_byte(self, most: int) -> float:
-        """Return the seconds per byte of one reader at its best: the minimum of gamma / t(gamma), gamma in [1, most]."""
+        """Return the seconds per byte of one reader at its best: the minimum of gamma / t(gamma) up to ``most``."""
         # Not simply the rate of one: some storage gives each of a few readers more than a single one.
         counts = np.arange(1.0, most + 1)
         return float((counts / self.storage.rates(counts)).min())
