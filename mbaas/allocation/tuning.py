@@ -1,8 +1,8 @@
 """Fetch and prep threads of a node over time: a state machine.
 
 The split is Lobster's (`threads`), from rates measured while the feed runs. The rate of an untried number of threads is
-unknown, so the curve is extrapolated (optimism), and a trial of at most twice the threads corrects it. Threads that
-were measured to bring nothing are taken back.
+unknown, so the curve is extrapolated (optimism). When fetch keeps consumers waiting, more threads are tried, at most
+twice as many, and the measurement corrects the curve. Threads that were measured to bring nothing are taken back.
 
 Four rules prevent oscillation. A change must promise `GAIN`, and a proposal must persist. After every change, the node
 is measured again. A reversal of the last change doubles the next wait.

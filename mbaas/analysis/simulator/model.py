@@ -61,7 +61,7 @@ class Tiers:
 
     @property
     def staged(self) -> int:
-        """Number for samples that are already staged, without a fetch. Arrays of seconds use its column for ``write``."""
+        """Number for samples that are already staged, without a fetch; its column of seconds is ``write``."""
         return self.pfs + 2
 
     @property
