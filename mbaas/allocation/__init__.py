@@ -1,15 +1,15 @@
-"""Decides from measured rates who gets how many workers, threads and samples: pure arithmetic.
+"""Allocation of workers, threads and samples from measured rates.
 
-There is no Ray, clock, thread or I/O here. Rates come in as numbers or as curves (`throughput`); what comes out are
-counts and, where a person would ask why, one sentence.
+Everything here is pure arithmetic: no Ray, clock, thread or I/O. Rates come in as numbers or as curves (`throughput`).
+Results are counts, usually with one sentence that explains them.
 
-- `throughput`: how fast workers, threads or readers are together, known or fitted to measurements.
-- `bandwidth`: how long bytes take from each tier where samples lie, and how far to read ahead (NoPFS).
-- `workers`, `lending`: prep workers between concurrent feeds (A-Dloader).
-- `headroom`: how many prep workers a feed begins with, so that trials have room.
-- `threads`, `tuning`: fetch and prep threads of one machine, threads between the queues of ranks (Lobster).
-- `balance`: the samples of a minibatch between the ranks of a data-parallel trial, by locality.
-- `weights`: the shares of samples that nodes have, by their speed.
-- `forms`: what share of its samples a node keeps encoded and decoded, in memory and on disk.
-- `scaling`: how many prep workers the cluster should have.
+- `throughput`: total rate against the number of workers, threads or readers, given or fitted to measurements.
+- `bandwidth`: read time from each storage tier, and the read-ahead depth (NoPFS).
+- `workers`, `lending`: prep workers of concurrent feeds (A-Dloader).
+- `headroom`: default number of prep workers of a feed, which leaves CPUs to trials.
+- `threads`, `tuning`: fetch and prep threads of one machine, and threads between the queues of ranks (Lobster).
+- `balance`: samples of a minibatch between the ranks of a data-parallel trial, by locality.
+- `weights`: each node's share of the samples, by its speed.
+- `forms`: shares of a node's samples to cache encoded and decoded, in memory and on disk.
+- `scaling`: number of prep workers of the cluster.
 """

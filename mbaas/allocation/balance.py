@@ -1,8 +1,8 @@
-"""Decides which rank of a data-parallel trial trains on which samples of a global minibatch.
+"""Assignment of the samples of a global minibatch to the ranks of a data-parallel trial.
 
-Only the set of samples matters to the summed gradient, so each rank takes what its own node holds, and what is left
-over moves to the ranks that lack samples ("Accelerating Data Loading in Deep Neural Network Training", 2019; here a
-node with several ranks counts once, since a move within a node costs no message).
+The summed gradient depends only on the set of samples, so each rank takes the samples that its own node holds. The
+surplus moves to ranks with a deficit ("Accelerating Data Loading in Deep Neural Network Training", 2019). A node with
+several ranks counts once here, because moves within a node need no message.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from numpy.typing import ArrayLike, NDArray
 from mbaas.errors import ConfigError
 
 NOWHERE = -1
-"""The home of a sample that no node has cached."""
+"""Home index of a sample that no node has cached."""
 
 Ints = NDArray[np.int64]
 
 
 class SampleMove(Struct, frozen=True):
-    """``count`` things that go from ``giver`` to ``taker`` (indices) in one message."""
+    """Transfer of ``count`` samples from index ``giver`` to index ``taker`` in one message."""
 
     giver: int
     taker: int
@@ -32,13 +32,12 @@ class SampleMove(Struct, frozen=True):
 
 
 def balance(counts: Sequence[int], *, targets: Sequence[int]) -> list[SampleMove]:
-    """Find moves after which everyone holds its target: at most p - 1, within a factor 2 of the fewest, O(p log p).
+    """Return moves that bring every count to its target: at most p - 1, within a factor 2 of the fewest, O(p log p).
 
-    Each goes from the largest surplus to the largest deficit, with as much as both allow; among equals the lower index
-    goes first.
+    Each move takes as much as possible from the largest surplus to the largest deficit. Ties go to the lower index.
 
     Raises:
-        ConfigError: there are not as many counts as targets, or their sums differ.
+        ConfigError: counts and targets differ in number or sum.
     """
     if len(counts) != len(targets) or sum(counts) != sum(targets):
         raise ConfigError(
@@ -52,7 +51,7 @@ def balance(counts: Sequence[int], *, targets: Sequence[int]) -> list[SampleMove
     heapq.heapify(deficits)
     moves = []
     while surpluses:
-        # surpluses are negated, because heapq keeps the smallest on top: both heads are below 0
+        # Surpluses are negated for heapq's min-heap: both heads are below 0.
         (over, giver), (under, taker) = surpluses[0], deficits[0]
         count = min(-over, -under)
         moves.append(SampleMove(giver, taker, count))
@@ -65,21 +64,16 @@ def balance(counts: Sequence[int], *, targets: Sequence[int]) -> list[SampleMove
 
 
 def even_targets(samples: int, *, ranks: int) -> Ints:
-    """Return how many samples each rank gets, int64[ranks]: the first ``samples % ranks`` one more than the others.
-
-    It follows from the two numbers alone, so every rank knows its share without knowing where samples are.
-    """
+    """Return the samples of each rank, int64[ranks]: the first ``samples % ranks`` ranks get one more."""
     return samples // ranks + (np.arange(ranks) < samples % ranks)
 
 
 class _Nodes(Struct, frozen=True):
-    """A minibatch seen by node; nodes are numbered here by ascending home index, with and without ranks.
+    """A minibatch by node, int64 arrays. Nodes are numbered by ascending home index, with and without ranks.
 
     Attributes:
-        of_sample: int64[n], the node of each sample, or `NOWHERE`.
-        of_rank: int64[p], the node of each rank.
-        owned: int64[nodes], samples that each node holds.
-        room: int64[nodes], samples that its ranks are to get.
+        of_sample, of_rank: node of each sample, or `NOWHERE`; node of each rank.
+        owned, room: samples that each node holds, and the total target of its ranks.
     """
 
     of_sample: Ints
@@ -89,7 +83,7 @@ class _Nodes(Struct, frozen=True):
 
     @classmethod
     def see(cls, homes: Ints, rank_nodes: Ints) -> _Nodes:
-        # by ascending index, so that the answer does not depend on which numbers the caller gave to nodes
+        # Ascending order, so that the result does not depend on the caller's numbering of nodes.
         cached = homes != NOWHERE
         known = np.unique(np.concatenate([rank_nodes, np.flatnonzero(np.bincount(homes[cached]))]))
         of_rank = np.searchsorted(known, rank_nodes)
@@ -101,29 +95,26 @@ class _Nodes(Struct, frozen=True):
 
 
 def assign(homes: ArrayLike, *, rank_nodes: ArrayLike) -> Ints:
-    """Return the rank of each sample of a global minibatch; the same arguments always give the same answer.
+    """Return the rank of each sample of a global minibatch, int64[n] in [0, p); deterministic.
 
-    Every rank gets `even_targets`. A node's samples go to its own ranks as far as these have room, the earlier ones
-    of the minibatch first. Samples cached nowhere go to nodes that lack samples, the smallest lack first, which ends
-    most lacks without a message. The rest moves as `balance` says; a home without ranks gives all it has.
+    Every rank gets `even_targets`. A node's samples go to its own ranks until these are full, earlier samples of the
+    minibatch first. Uncached samples go to nodes with a deficit, smallest deficit first, which closes the most deficits
+    without a message. The rest moves as in `balance`. A home without ranks gives all its samples away.
 
     Args:
-        homes: int[n], index of the node that holds each sample, `NOWHERE` where none does.
-        rank_nodes: int[p], index of each rank's node; ranks may share a node, and it need not be a home.
-
-    Returns:
-        int64[n], in [0, p).
+        homes: int[n], index of the node that holds each sample, `NOWHERE` if uncached.
+        rank_nodes: int[p], index of each rank's node. Ranks may share a node, and the node need not be a home.
 
     Raises:
         ConfigError: there is no rank, or an index is out of range.
     """
     sample_homes, nodes_of_ranks = _checked(homes, rank_nodes)
     nodes = _Nodes.see(sample_homes, nodes_of_ranks)
-    # NumPy sorts 16-bit numbers by radix, several times as fast; this runs for every minibatch of every rank.
+    # NumPy sorts 16-bit integers by radix, several times as fast. This runs for every minibatch of every rank.
     node_of_sample = nodes.of_sample.astype(np.int16 if len(nodes.room) < 2**15 else np.int64)
     owned = _assign_uncached(node_of_sample, nodes)
     _assign_surplus(node_of_sample, nodes, balance(owned.tolist(), targets=nodes.room.tolist()))
-    # stable sorts throughout: every rank computes this by itself, and all must come to the same
+    # All sorts are stable: every rank computes this locally, and all must get the same result.
     ranks_by_node = np.argsort(nodes.of_rank, kind="stable")
     targets = even_targets(len(sample_homes), ranks=len(nodes_of_ranks))
     ranks = np.empty(len(sample_homes), dtype=np.int64)
@@ -132,10 +123,10 @@ def assign(homes: ArrayLike, *, rank_nodes: ArrayLike) -> Ints:
 
 
 def _assign_uncached(node_of_sample: NDArray[Any], nodes: _Nodes) -> Ints:
-    """Give samples cached nowhere to nodes in deficit; return what every node then holds."""
+    """Assign uncached samples to nodes with a deficit; return the samples that each node then holds."""
     positions = np.flatnonzero(node_of_sample == NOWHERE)
     deficits = np.maximum(nodes.room - nodes.owned, 0)
-    # A small lack that is filled needs no message at all; the same samples in a large one would only make it smaller.
+    # A small deficit that is filled needs no message. The same samples would only reduce a large one.
     smallest_first = np.argsort(np.where(deficits, deficits, np.iinfo(np.int64).max), kind="stable")
     filled = np.minimum(np.cumsum(deficits[smallest_first]), len(positions))
     given = np.diff(filled, prepend=0)
@@ -146,9 +137,8 @@ def _assign_uncached(node_of_sample: NDArray[Any], nodes: _Nodes) -> Ints:
 
 
 def _assign_surplus(node_of_sample: NDArray[Any], nodes: _Nodes, moves: list[SampleMove]) -> None:
-    """Carry out the moves, with the last of the samples that each giver holds."""
     for giver in {move.giver for move in moves}:
-        # a node keeps the earlier of its samples; which ones go makes no difference to the sum of the gradients
+        # A node keeps its earlier samples. The choice does not change the summed gradient.
         spare = np.flatnonzero(node_of_sample == giver)[nodes.room[giver] :]
         outgoing = [move for move in moves if move.giver == giver]
         node_of_sample[spare] = np.repeat([move.taker for move in outgoing], [move.count for move in outgoing])

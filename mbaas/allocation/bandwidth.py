@@ -1,11 +1,11 @@
-"""The bandwidth model: how long a sample takes from each tier, and how far to read ahead.
+"""Bandwidth model: read time of a sample from each tier, and read-ahead depth.
 
-It is that of Dryden et al., "Clairvoyant Prefetching for Distributed Machine Learning I/O" (NoPFS), SC 2021, section 4,
-whose symbols stand in parentheses. These are pure functions of rates that were measured or given, in bytes and seconds.
-A cache node decides by them what to read and how far ahead; the simulator predicts with them.
+The model comes from Dryden et al., "Clairvoyant Prefetching for Distributed Machine Learning I/O" (NoPFS), SC 2021,
+section 4; its symbols are given in parentheses. All functions are pure, in bytes and seconds. Cache nodes choose with
+them what to read ahead, and the simulator predicts with them.
 
-A rate is the total of all threads that use a thing at once, and each thread gets its even share. So times here are
-those of one thread, and a number of threads work side by side.
+A rate is the total of all threads that use a resource at the same time, divided evenly between them. A time is one
+thread's, and several threads work in parallel.
 """
 
 from __future__ import annotations
@@ -23,21 +23,20 @@ from mbaas.allocation.throughput import ThroughputCurve
 from mbaas.errors import ConfigError
 
 BytesT = TypeVar("BytesT", float, NDArray[np.float64])
-"""A number of bytes, or one for each of many."""
+"""One or many numbers of bytes."""
 
 RESERVED = ("compute", "staging", "remote", "pfs")
-"""Names that a storage class may not have, because results call something else so."""
+"""Names reserved for other entries of results."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StorageClass:
-    """A kind of memory or disk on a node, where samples are kept (class j, from 1): its memory, its disk.
+    """Memory or disk of a node that caches samples (class j, from 1).
 
     Attributes:
-        name: how messages and results call it.
-        capacity_bytes: the most that it holds (d_j).
-        threads: how many read it at once, at least 1 (p_j).
-        read: bytes/s of a number of threads together (r_j).
+        capacity_bytes: capacity (d_j).
+        threads: concurrent readers, at least 1 (p_j).
+        read: total bytes/s against the number of threads (r_j).
 
     Raises:
         ConfigError: a reserved name, or a number out of range.
@@ -56,18 +55,18 @@ class StorageClass:
 
     @property
     def thread_bytes_per_s(self) -> float:
-        """What one of its threads reads: r_j(p_j) / p_j."""
+        """Bytes/s that one of its threads reads: r_j(p_j) / p_j."""
         return self.read.rate_of_each(self.threads)
 
 
 @dataclass(frozen=True, kw_only=True)
 class StagingClass:
-    """The staging buffer (class 0): minibatches that are ready or being made.
+    """The staging buffer (class 0): minibatches that are ready or in preparation.
 
     Attributes:
-        capacity_bytes: the most that it holds (d_0).
-        threads: how many there are, each of which fetches a sample, prepares it and writes it here (p_0).
-        write: bytes/s of a number of threads together (w_0); None where writing is part of the measured prep rate.
+        capacity_bytes: capacity (d_0).
+        threads: number of threads; each fetches a sample, prepares it and writes it here (p_0).
+        write: total bytes/s against the number of threads (w_0); None if the measured prep rate includes writing.
 
     Raises:
         ConfigError: a number out of range.
@@ -83,12 +82,12 @@ class StagingClass:
 
     @property
     def thread_bytes_per_s(self) -> float:
-        """What one of its threads writes: w_0(p_0) / p_0."""
+        """Bytes/s that one of its threads writes: w_0(p_0) / p_0."""
         return math.inf if self.write is None else self.write.rate_of_each(self.threads)
 
 
 class Locality(Enum):
-    """How far bytes are: on the node itself, on another one, or in shared storage."""
+    """Location of bytes: on the node itself, on another node, or in shared storage."""
 
     OWN = "own"
     REMOTE = "remote"
@@ -97,27 +96,27 @@ class Locality(Enum):
 
 @dataclass(frozen=True)
 class Tier:
-    """Where a sample can be fetched; ``level`` is the index of the storage class there, without meaning for storage."""
+    """A source of samples. ``level`` is the index of the storage class, and has no meaning for shared storage."""
 
     locality: Locality
     level: int = 0
 
 
 STORAGE = Tier(Locality.STORAGE)
-"""Shared storage, where every sample lies."""
+"""Shared storage, which contains every sample."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bandwidths:
-    """What a node can move; all nodes are alike.
+    """Transfer rates of a node; all nodes are the same.
 
     Attributes:
-        network_bytes_per_s: the rate between two nodes (b_c).
-        storage: what shared storage gives to all its readers, the threads of all nodes, together (t).
-        staging: the buffer that consumers take from.
-        classes: where samples are kept, on this node and, alike, on every other; level 0 is the first of them.
-        prep_bytes_per_s: raw bytes that one thread prepares on their way into staging (beta); infinite where preparing
-            is somebody else's work.
+        network_bytes_per_s: rate between two nodes (b_c).
+        storage: total rate of shared storage against the number of reading threads of all nodes (t).
+        staging: the buffer that consumers read.
+        classes: storage classes of every node, from level 0.
+        prep_bytes_per_s: raw bytes/s that one thread prepares on the way into staging (beta); infinite if prep runs
+            elsewhere.
 
     Raises:
         ConfigError: a rate is not above 0.
@@ -135,12 +134,10 @@ class Bandwidths:
                 raise ConfigError(f"{name} must be above 0, got {getattr(self, name)}")
 
     def fetch_bytes_per_s(self, tier: Tier, *, readers: int) -> float:
-        """Return what one thread gets from a tier.
+        """Return the bytes/s that one thread reads from a tier.
 
-        Own class j: r_j(p_j)/p_j. Another node's: min(b_c, r_j(p_j)/p_j). Shared storage: t(gamma)/gamma.
-
-        Args:
-            readers: threads of all nodes that read shared storage at once, at least 1 (gamma).
+        Local class j: r_j(p_j)/p_j. Another node: min(b_c, r_j(p_j)/p_j). Shared storage: t(gamma)/gamma, where gamma
+        is ``readers``, the threads of all nodes that read it at the same time, at least 1.
         """
         if tier.locality is Locality.STORAGE:
             _check_least("readers", readers, 1)
@@ -150,17 +147,15 @@ class Bandwidths:
 
     @property
     def write_bytes_per_s(self) -> float:
-        """What one thread prepares and writes to staging: both go on side by side, so the slower one counts."""
+        """Bytes/s that one thread prepares and writes to staging: the slower of the two, because they overlap."""
         return min(self.prep_bytes_per_s, self.staging.thread_bytes_per_s)
 
     def read_s(self, parts: Mapping[Tier, BytesT], *, readers: int) -> BytesT:
-        """Return the seconds of one thread for bytes from several tiers, fetched and written in turn (read).
+        """Return the seconds of one thread to fetch and write bytes from several tiers, one after the other (read).
 
-        Args:
-            parts: bytes by tier, of a sample or a block, or float64[n] of n blocks; at least one tier.
-            readers: as in `fetch_bytes_per_s`.
+        ``parts`` has the bytes by tier, of a sample or a block, or float64[n] of n blocks; at least one tier.
         """
-        # One thread does one thing at a time, so parts add up. That several work side by side is the caller's affair.
+        # One thread does one thing at a time, so times add up. Callers account for parallel threads.
         times = [
             nbytes / self.fetch_bytes_per_s(tier, readers=readers) + nbytes / self.write_bytes_per_s
             for tier, nbytes in parts.items()
@@ -168,17 +163,17 @@ class Bandwidths:
         return sum(times[1:], times[0])
 
     def fastest(self, tiers: Collection[Tier], *, readers: int) -> Tier:
-        """Return the tier to fetch a sample from that lies in these tiers; it always lies in shared storage, too.
+        """Return the fastest tier; shared storage is always a candidate, because it has every sample.
 
-        It does not depend on the sample's size: every time is proportional to it. Of equally fast tiers own comes
-        before remote, remote before storage, and the lower level before the higher.
+        The sample's size does not matter, because every time is proportional to it. Ties go to the local node, then to
+        remote nodes, and to the lower level.
         """
         rank = {Locality.OWN: 0, Locality.REMOTE: 1, Locality.STORAGE: 2}
         rates = {tier: self.fetch_bytes_per_s(tier, readers=readers) for tier in {*tiers, STORAGE}}
         return min(rates, key=lambda tier: (-rates[tier], rank[tier.locality], tier.level))
 
     def worthwhile(self, *, readers: int) -> list[int]:
-        """Return the classes of this node that are faster than shared storage, by index, the fastest first."""
+        """Return the indices of this node's classes that are faster than shared storage, fastest first."""
         rates = [each.thread_bytes_per_s for each in self.classes]
         storage = self.fetch_bytes_per_s(STORAGE, readers=readers)
         useful = [level for level, rate in enumerate(rates) if rate > storage]
@@ -187,13 +182,10 @@ class Bandwidths:
 
 @dataclass(frozen=True)
 class Depth:
-    """How far to read ahead.
+    """A read-ahead depth: at most ``blocks`` (1 or more) are read, or being read, and not consumed yet.
 
-    Attributes:
-        blocks: how many are read, or being read, and not consumed yet; at least 1.
-        nbytes: the most that ``blocks`` consecutive blocks hold.
-        keeps_up: whether reading all blocks takes no longer than consuming them. If it takes longer, ``blocks`` carries
-            the consumer over the blocks that were given, and no depth would carry it on for ever.
+    They have at most ``nbytes``. ``keeps_up`` is True if reading all blocks takes no longer than consuming them.
+    Otherwise ``blocks`` covers only the given blocks, and no depth would suffice for an endless sequence.
     """
 
     blocks: int
@@ -208,22 +200,21 @@ def readahead_depth(
     consume_bytes_per_s: float,
     threads: int,
 ) -> Depth:
-    """Find the fewest blocks of read-ahead with which the consumer, once they are there, never waits.
+    """Return the smallest read-ahead depth at which the consumer never waits after the initial fill, in O(n log n).
 
-    Blocks are read in order by all threads together, so block k takes read_s[k] / threads, and it begins when the one
-    before it is read and block k - depth is consumed (NoPFS: avail(f) = sum of read_s / p_0, with a buffer that ends).
-    The consumer takes nbytes[k] / consume_bytes_per_s for block k. It never waits exactly if no run i..k of blocks
-    takes longer to read than lies between the end of block i - depth and the start of block k. This search takes time
-    in O(n log n).
+    All threads together read blocks in order, so block k takes read_s[k] / threads. It starts when block k - 1 is read
+    and block k - depth is consumed (NoPFS: avail(f) = sum of read_s / p_0, with a finite buffer). The consumer takes
+    nbytes[k] / consume_bytes_per_s for block k. It never waits if and only if no run i..k of blocks takes longer to
+    read than the time from the end of block i - depth to the start of block k.
 
     Args:
-        read_s: float64[n], seconds of one thread for each block, in the order in which they are consumed.
-        nbytes: int64[n], bytes of each block, at least one.
-        consume_bytes_per_s: how fast the same bytes are consumed, above 0.
-        threads: how many read, at least 1.
+        read_s: float64[n], seconds of one thread for each block, in the order of consumption.
+        nbytes: int64[n], bytes of each block, at least one block.
+        consume_bytes_per_s: rate at which the same bytes are consumed, above 0.
+        threads: number of reading threads, at least 1.
 
     Raises:
-        ConfigError: no blocks, unequal numbers of them, no threads, or no consumption.
+        ConfigError: no blocks, different numbers of sizes and times, no threads, or no consumption.
     """
     sizes, work = np.asarray(nbytes, np.int64), np.asarray(read_s, np.float64)
     if not len(sizes) or len(sizes) != len(work):
@@ -234,7 +225,7 @@ def readahead_depth(
         raise ConfigError(f"threads must be at least 1, got {threads}")
     read_before = _before(work / threads)
     consumed_before = _before(sizes / consume_bytes_per_s)
-    # A consumer that never waits with one depth never waits with a greater one: bisect.
+    # A consumer that never waits at one depth never waits at a greater one: bisect.
     low, high = 1, len(sizes)
     while low < high:
         middle = (low + high) // 2
@@ -247,20 +238,18 @@ def readahead_depth(
 
 
 def _before(amounts: NDArray[np.float64] | NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return the sums of the first 0, 1, ... n amounts: float64[n + 1]."""
+    """Return the sums of the first 0, 1, ... n amounts."""
     return np.concatenate([[0.0], np.cumsum(amounts, dtype=np.float64)])
 
 
 def _never_waits(read_before: NDArray[np.float64], consumed_before: NDArray[np.float64], depth: int) -> bool:
-    """Return whether every block k >= depth is read when the consumer, which never waited, comes to it.
-
-    Block i may begin at consumed_before[i - depth + 1], and i..k take read_before[k + 1] - read_before[i].
-    """
+    """Return whether every block k >= depth is read before the consumer, which never waited, reaches it."""
     first = np.arange(depth, len(read_before) - 1)
-    # the worst beginning i of each run up to k, kept as k grows: so all runs are checked in one pass
+    # Block i may start at consumed_before[i - depth + 1], and i..k take read_before[k + 1] - read_before[i]. The
+    # running minimum is the worst start i of each run up to k, so one pass checks all runs.
     slack = np.minimum.accumulate(read_before[first] - consumed_before[first - depth + 1])
     late = read_before[first + 1] - consumed_before[first] - slack
-    tolerance = 1e-9 * (consumed_before[-1] + read_before[-1])  # of sums of floats, in seconds
+    tolerance = 1e-9 * (consumed_before[-1] + read_before[-1])  # rounding of sums of floats, in seconds
     return not (late > tolerance).any()
 
 

@@ -1,8 +1,8 @@
-"""Decides at which stage of preparing a sample crosses to the GPU, from measured rates.
+"""Choice of the stage at which a sample crosses to the GPU, from measured rates.
 
-A sample is decoded, cropped and resized (with whatever else the pipeline does to it), and normalized, the last always
-on the trial's device. A way to prepare it crosses before one of these stages. From there on it takes time of a GPU that
-its trials train on. With shares x of the samples that are prepared in each way, one sample for all trials takes
+A sample is decoded, cropped and resized (including the pipeline's other transforms), and normalized, the last always on
+the trial's device. Samples cross to the GPU before one of these stages, and from there take GPU time from training.
+With shares x of the samples prepared in each way, one sample for all trials takes
 
 =============  ======================================================================================
 resource       seconds
@@ -14,13 +14,12 @@ to the GPUs    (sum of x bytes that go there + trials * bytes of a prepared samp
 from the GPUs  sum of x bytes that come back / (GPUs * link)
 =============  ======================================================================================
 
-of which the longest sets the pace; G is the rate of a trial's step with nothing beside it. A worker on a GPU hands what
-it made to trials through the host's memory, so it comes back, and goes to each trial. The shares that make the longest
-shortest are a linear programme; of these the ones that leave trials most of their GPUs are taken, then of the CPUs.
+The longest time sets the pace. G is the rate of a trial's step without competition. A worker on a GPU hands its results
+to trials through host memory, so they come back from the GPU and go to each trial. A linear program finds the shares
+that minimize the longest time. Ties go to the least GPU time, then to the least CPU time.
 
-A feed prepares all samples in one way, or decodes a share of them on GPUs and has CPUs prepare the others
-(``dali_share``). Engines differ by grey levels, so that share holds for the feed's life, and is one that people can
-write: whole percent.
+A feed prepares all samples in one way, or some on GPUs and the others on CPUs (``dali_share``). Engines differ by a few
+gray levels, so the share is fixed for the feed's life. It is a whole percentage, which users can write down.
 """
 
 from __future__ import annotations
@@ -38,10 +37,10 @@ from mbaas import units
 from mbaas.errors import ConfigError
 
 Stage = Literal["decode", "resize", "normalize"]
-"""The first stage on a GPU: "resize" stands for all between decoding and normalizing."""
+"""First stage on a GPU; "resize" stands for everything between decoding and normalizing."""
 
 TOLERANCE = 1e-9
-"""Relative: what is equal on paper may differ by this much."""
+"""Relative tolerance for rounding errors."""
 
 PACE = {
     "steps": "the training step sets the pace",
@@ -50,28 +49,26 @@ PACE = {
     "to the GPUs": "the way to the GPUs sets the pace",
     "from the GPUs": "the way back from the GPUs sets the pace",
 }
-"""The resources in the order of the table, and how it is said that one takes longest."""
+"""Resources in the order of the table, and the clause for each as the bottleneck."""
 
 BEFORE: dict[Stage, str] = {"decode": "decoding", "resize": "resizing", "normalize": "normalizing"}
-"""Stages as sentences name them."""
+"""Names of stages in sentences."""
 
 PERCENT = 100
-"""Shares are whole parts of so many."""
+"""Resolution of shares."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Way:
-    """A way to prepare samples, as measured.
+    """A measured way of preparing samples; they cross to the GPU before the stage ``first_on_gpu``.
 
     Attributes:
-        first_on_gpu: the stage before which samples cross to the GPU.
-        cpu_s: CPU-seconds for a sample.
-        gpu_s: seconds of a GPU for a sample, which the steps of its trials lose; see `gpu_seconds`.
-        up_bytes, down_bytes: for a sample, that go to the GPU where it is prepared, and come back from there.
-        memory_bytes: of the GPU's memory.
+        cpu_s, gpu_s: CPU seconds and GPU seconds for a sample, the latter lost to its trials' steps; see `gpu_seconds`.
+        up_bytes, down_bytes: bytes of a sample sent to the GPU that prepares it, and sent back.
+        memory_bytes: GPU memory needed.
 
     Raises:
-        ConfigError: a number that cannot be; or time of a GPU where only the trial's device normalizes.
+        ConfigError: a number out of range, or GPU time where the GPU only normalizes.
     """
 
     first_on_gpu: Stage
@@ -90,25 +87,24 @@ class Way:
 
     @property
     def uses_gpu(self) -> bool:
-        """Whether a worker prepares on a GPU."""
+        """True if a worker prepares on a GPU."""
         return self.first_on_gpu != "normalize"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Devices:
-    """What trials and prep share.
+    """Resources shared by trials and prep.
 
     Attributes:
-        cpus: cores that prep may use.
-        gpus: on which trials train.
-        trials: spread evenly over the GPUs, or over as many of these as there are trials.
+        cpus: cores available to prep.
+        gpus, trials: numbers of GPUs for training and of trials, which are spread evenly over them.
         step_per_s: G, samples/s of a trial that has a GPU for itself.
-        pixel_bytes: of a prepared sample.
-        memory_bytes: of each GPU's memory that training leaves.
-        link_bytes_per_s: between the host and each GPU, in each direction.
+        pixel_bytes: bytes of a prepared sample.
+        memory_bytes: memory of each GPU that training leaves free.
+        link_bytes_per_s: rate between the host and each GPU, in each direction.
 
     Raises:
-        ConfigError: a number that cannot be.
+        ConfigError: a number out of range.
     """
 
     cpus: float
@@ -133,15 +129,14 @@ class Devices:
 
 @dataclass(frozen=True, kw_only=True)
 class DevicePlan:
-    """How samples are to be prepared.
+    """The best division of prep between CPUs and GPUs.
 
     Attributes:
-        shares: of the samples, by the first stage on a GPU; they add up to 1.
+        shares: shares of the samples by the first stage on a GPU; they add up to 1.
         trial_per_s: samples/s that each trial gets and trains on.
-        limit: the resource that sets the pace, one of `PACE`.
-        cpu_cores: that prepare what no GPU does.
-        prep_gpus: GPUs on which is prepared.
-        told: why a way is not among those that were compared: a clause each.
+        limit: the bottleneck, one of `PACE`.
+        cpu_cores, prep_gpus: cores busy with samples that no GPU prepares; GPUs used for prep.
+        told: reasons for excluding ways from the comparison, one clause each.
     """
 
     shares: dict[Stage, float]
@@ -153,7 +148,7 @@ class DevicePlan:
 
     @property
     def options(self) -> dict[str, Any]:
-        """Return the options of a feed that does so."""
+        """Feed options that implement the plan."""
         on_cpus = self.shares.get("normalize", 0.0)
         if on_cpus == 1:
             return {"engine": "cpu"}
@@ -161,7 +156,7 @@ class DevicePlan:
 
     @property
     def sentence(self) -> str:
-        """Say it as a clause for people."""
+        """The plan as a clause for users."""
         cores, gpus = units.counted(self.cpu_cores, "core"), units.counted(self.prep_gpus, "GPU")
         share = self.shares.get("decode", 0.0)
         who = f"{cores} {'prepares' if self.cpu_cores == 1 else 'prepare'} all samples"
@@ -176,27 +171,27 @@ class DevicePlan:
 
 
 def gpu_seconds(*, step_per_s: float, step_beside_per_s: float, made_per_s: float) -> float:
-    """Return the seconds of a GPU that preparing a sample takes from training there.
+    """Return the GPU seconds that preparing one sample takes from training.
 
-    Beside preparing, a step that makes ``step_beside_per_s`` of ``step_per_s`` has that share of the GPU; the rest of
-    each second made so many samples.
+    While prep runs, the step slows from ``step_per_s`` to ``step_beside_per_s``. The ratio is the step's share of the
+    GPU; the rest of each second prepared ``made_per_s`` samples.
 
     Raises:
-        ConfigError: a rate that is not above 0.
+        ConfigError: ``step_per_s`` or ``made_per_s`` is not above 0, or ``step_beside_per_s`` is negative.
     """
     for name, rate in (("step_per_s", step_per_s), ("made_per_s", made_per_s)):
         if not 0 < rate < math.inf:
             raise ConfigError(f"{name} must be above 0 and finite, got {rate}")
     if not 0 <= step_beside_per_s < math.inf:
         raise ConfigError(f"step_beside_per_s must be 0 or more and finite, got {step_beside_per_s}")
-    return max(0.0, 1 - step_beside_per_s / step_per_s) / made_per_s  # a step is not faster beside something
+    return max(0.0, 1 - step_beside_per_s / step_per_s) / made_per_s  # noise may make the shared step look faster
 
 
 def best_plan(ways: Sequence[Way], devices: Devices) -> DevicePlan:
-    """Choose the way in which a feed prepares all samples, or the share of them that is decoded on GPUs.
+    """Choose the best single way for all samples, or the best share to decode on GPUs.
 
     Raises:
-        ConfigError: no way, or two that cross before the same stage, or none that fits the GPUs' memory.
+        ConfigError: no way, two ways that cross before the same stage, or none that fits the GPUs' memory.
     """
     usable, told = _usable(ways, devices)
     candidates = np.eye(len(usable))
@@ -239,9 +234,9 @@ def _seconds(ways: Sequence[Way], devices: Devices) -> tuple[NDArray[np.float64]
 
 
 def _corners(ways: Sequence[Way], devices: Devices) -> NDArray[np.float64]:
-    """Return the shares at all corners of the linear programme: float64[corners, ways]."""
-    # Unknown are the shares and the seconds of the busiest resource. A corner is where as many constraints hold with
-    # equality as there are unknowns: that shares add up to 1, and any of the others. There are at most 21 candidates.
+    """Return the shares at all corners of the linear program: float64[corners, ways]."""
+    # The unknowns are the shares and the seconds of the busiest resource. At a corner, as many constraints hold with
+    # equality as there are unknowns: the shares add up to 1, plus any of the others. There are at most 21 candidates.
     fixed, of_way = _seconds(ways, devices)
     unit_s, count = float((fixed[:, None] + of_way).max()), len(ways)
     seconds = np.eye(count + 1)[count]
@@ -252,7 +247,7 @@ def _corners(ways: Sequence[Way], devices: Devices) -> NDArray[np.float64]:
     for chosen in combinations(rows, count):
         matrix, limits = (np.array(part) for part in zip(whole, *chosen, strict=True))
         if np.linalg.matrix_rank(matrix) <= count:
-            continue  # these never meet in one point
+            continue  # these constraints have no single common point
         shares = np.linalg.solve(matrix, limits)[:-1]
         if (shares >= -TOLERANCE).all():
             shares = shares.clip(min=0)
@@ -261,16 +256,15 @@ def _corners(ways: Sequence[Way], devices: Devices) -> NDArray[np.float64]:
 
 
 def _plan(ways: Sequence[Way], devices: Devices, candidates: NDArray[np.float64], told: tuple[str, ...]) -> DevicePlan:
-    """Choose the best of some shares: float64[candidates, ways]."""
     fixed, of_way = _seconds(ways, devices)
     seconds = fixed + candidates @ of_way.T
     gpu_s, cpu_s = ([getattr(way, name) for way in ways] for name in ("gpu_s", "cpu_s"))
     best = np.arange(len(candidates))
-    # each of these chooses among those that are best by all before it
+    # Each cost breaks the ties left by those before it.
     for cost in (seconds.max(axis=1), candidates @ gpu_s, candidates @ cpu_s):
         best = best[cost[best] <= cost[best].min() * (1 + TOLERANCE)]
     shares, pace_s = candidates[best[0]], float(seconds[best[0]].max())
-    # training first, where others take as long: it lacks nothing then
+    # Training comes first in a tie: then it never waits.
     limit = next(name for name, s in zip(PACE, seconds[best[0]], strict=True) if s >= pace_s * (1 - TOLERANCE))
     per_s = 1 / pace_s
     on_cpus = sum(per_s * share * way.cpu_s for share, way in zip(shares, ways, strict=True) if not way.uses_gpu)

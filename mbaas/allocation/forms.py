@@ -1,8 +1,8 @@
-"""Decides in which form a node keeps its samples, and where: encoded or decoded, in memory or on disk, or not at all.
+"""Choice of the form and tier in which a node caches its samples: encoded or decoded, memory or disk, or neither.
 
-A sample that is kept encoded is not read from storage again. One that is kept decoded (after the transforms without
-random draws) is not decoded again either, but mostly takes more room. What is best follows from what was measured. If x
-are the shares of a node's samples that it keeps, by form and place, a sample takes on average
+An encoded sample in a cache is not read from storage again. A decoded one (cached after the deterministic prefix) is
+not decoded again either, but usually takes more room. The best shares follow from measured costs. If x are the shares
+of a node's samples by form and tier, an average sample takes
 
 =========  ===================================================================================
 resource   seconds
@@ -12,12 +12,13 @@ CPUs       (encoded_s (d - x decoded) + decoded_s (x decoded)) / threads
 disk       (encoded_bytes (x encoded there) + decoded_bytes (x decoded there)) / disk_bytes_per_s
 =========  ===================================================================================
 
-where d, mostly 1, is the share that may be kept decoded at all: a GPU prepares the others, at no cost of the CPUs.
-The three work at the same time, so an epoch takes as long as the busiest of them needs. Work of one resource adds up:
-to average the rates of encoded and decoded samples, as Seneca (FAST 2025, equation 9) does, promises more than comes.
-The shares with the shortest epoch are a linear programme. Of those, the ones that need the least CPU and storage time
-are taken, because others use both as well, and then those that keep most. Where the memory has room for all encoded
-samples, all are kept, some of them decoded: storage is read once, whatever it costs.
+Here d, usually 1, is the share of samples that may be cached decoded. A GPU prepares the others, without CPU time. The
+three resources work in parallel, so the busiest one determines the length of an epoch. Times on one resource add up.
+Averaging the rates of encoded and decoded samples instead, as Seneca does (FAST 2025, equation 9), overestimates.
+
+A linear program finds the shares with the shortest epoch. Ties go to the least CPU and storage time, because other jobs
+use both, and then to the most cached samples. If memory has room for all samples encoded, every sample is cached, some
+decoded. Storage is then read only once, whatever that costs.
 """
 
 from __future__ import annotations
@@ -37,33 +38,31 @@ from mbaas import units
 from mbaas.errors import ConfigError
 
 WORTHWHILE = 0.05
-"""Decoded samples are kept if they save at least this share of the CPU time of preparing: for less, it is not worth to
-make them."""
+"""Smallest share of the prep CPU time that decoded samples must save to be worth making."""
 
 TOLERANCE = 1e-9
-"""Relative: what is equal on paper may differ by this much."""
+"""Relative tolerance for rounding errors."""
 
 SHARES = ("memory_encoded", "memory_decoded", "disk_encoded", "disk_decoded")
-"""The variables of the programme, as `FormPlan` names them."""
+"""Variables of the linear program, named as in `FormPlan`."""
 
 Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True)
 class SampleCosts:
-    """What a sample costs on one node, on average.
+    """Average costs of a sample on one node.
 
     Attributes:
-        encoded_bytes, decoded_bytes: its size in each form.
-        encoded_s: CPU seconds of one thread to prepare it from its encoded bytes.
-        decoded_s: the same from its decoded form.
-        storage_s: seconds a node takes for each sample that it reads from storage, many at once: 1 / rate.
-        disk_bytes_per_s: what the node's disk gives all threads that read it together; None: nobody has measured it.
-        decodable: share of the samples that may be kept decoded. The others, which a GPU prepares, take none of the
-            CPU seconds above.
+        encoded_bytes, decoded_bytes: size in each form.
+        encoded_s, decoded_s: CPU seconds of one thread to prepare a sample from each form.
+        storage_s: seconds of a node for each sample that it reads from storage, many at a time: 1 / rate.
+        disk_bytes_per_s: total read rate of the node's disk with all threads; None if not measured.
+        decodable: share of the samples that may be cached decoded. A GPU prepares the others, without these CPU
+            seconds.
 
     Raises:
-        ConfigError: a number that cannot be.
+        ConfigError: a number out of range.
     """
 
     encoded_bytes: float
@@ -86,33 +85,33 @@ class SampleCosts:
 
     @property
     def all_encoded_s(self) -> float:
-        """Return the CPU seconds of a sample on average, of whoever prepares it, if none is kept decoded."""
+        """Average CPU seconds of a sample, over all samples, if none is cached decoded."""
         return self.encoded_s * self.decodable
 
     @property
     def saved_s(self) -> float:
-        """Return the CPU seconds that a decoded sample saves each time it is prepared; negative if it costs some."""
+        """CPU seconds saved each time a decoded sample is prepared; negative if it takes longer than an encoded one."""
         return self.encoded_s - self.decoded_s
 
     @property
     def is_worthwhile(self) -> bool:
-        """Whether a decoded sample saves enough CPU time, see `WORTHWHILE`."""
+        """True if a decoded sample saves enough CPU time, see `WORTHWHILE`."""
         return self.saved_s >= WORTHWHILE * self.encoded_s
 
     @property
     def disk_s_per_byte(self) -> float:
-        """Return the seconds of the disk for a byte; 0 where nobody has measured it."""
+        """Disk seconds of a byte; 0 if not measured."""
         return 0.0 if self.disk_bytes_per_s is None else 1 / self.disk_bytes_per_s
 
 
 class FormPlan(Struct, frozen=True, kw_only=True):
-    """How much of a node's samples is kept in which form.
+    """Shares of a node's samples to cache in each form.
 
     Attributes:
         memory_encoded, memory_decoded, disk_encoded, disk_decoded: shares of the node's samples, together at most 1;
             the rest is read from storage in every epoch.
-        seconds_per_sample: what an epoch takes on this node, for each of its samples, if training is not slower.
-        told: why a form, or room, is not used: a clause each.
+        seconds_per_sample: length of an epoch on this node divided by its samples, if training is not slower.
+        told: reasons for unused forms or room, one clause each.
     """
 
     memory_encoded: float
@@ -124,35 +123,35 @@ class FormPlan(Struct, frozen=True, kw_only=True):
 
     @property
     def decoded(self) -> float:
-        """Return the share of the samples that is kept decoded."""
+        """Share of the samples to cache decoded."""
         return self.memory_decoded + self.disk_decoded
 
     @property
     def kept(self) -> float:
-        """Return the share of the samples that is kept in whatever form."""
+        """Share of the samples to cache in any form."""
         return self.memory_encoded + self.disk_encoded + self.decoded
 
 
 def plan_forms(
     costs: SampleCosts, *, samples: float, threads: float, memory_bytes: float, disk_bytes: float = 0
 ) -> FormPlan:
-    """Decide what a node keeps in which form.
+    """Choose the shares of a node's samples to cache in each form.
 
-    Without an advantage of decoded samples all are kept encoded, in memory until it is full and then on disk.
+    If decoded samples bring no advantage, all are cached encoded, first in memory and then on disk.
 
     Args:
-        costs: of a sample there.
-        samples: how many have their home on the node.
-        threads: that prepare there, all together.
+        costs: average costs of a sample on the node.
+        samples: number of samples whose home is the node.
+        threads: prep threads of the node, in total.
         memory_bytes, disk_bytes: room for samples of both forms together.
 
     Raises:
-        ConfigError: fewer samples or bytes than none, or no threads.
+        ConfigError: a negative number of samples or bytes, or no threads.
     """
     _check("threads", threads, is_positive=True)
     for name, value in (("samples", samples), ("memory_bytes", memory_bytes), ("disk_bytes", disk_bytes)):
         _check(name, value)
-    # bytes for each sample, and never more than it takes in both forms: so all numbers are of a similar size
+    # Bytes for each sample, at most the size of both forms together, so that all numbers have a similar magnitude.
     most = costs.encoded_bytes + costs.decoded_bytes
     memory, disk = (min(most, nbytes / samples) if samples else most for nbytes in (memory_bytes, disk_bytes))
     too_slow = _slow_disk(costs, threads) if disk else None
@@ -172,16 +171,11 @@ def plan_forms(
 def room_for_decoded(
     plan: FormPlan, costs: SampleCosts, *, samples: float, memory_bytes: int, disk_bytes: int = 0
 ) -> tuple[int, int]:
-    """Return the bytes of memory and of disk that a plan leaves to decoded samples; 0 where none are to be kept.
+    """Return the bytes of memory and disk available to decoded samples; 0 where the plan has none.
 
-    What encoded samples take is known; of decoded ones only a few were seen. So these have all that encoded ones do not
-    need, which may be some more than their mean says: the larger ones may be those that are not decoded.
-
-    Args:
-        plan: of the node.
-        costs: of a sample there.
-        samples: how many have their home on the node.
-        memory_bytes, disk_bytes: room for samples of both forms together.
+    The size of encoded samples is known, but only a few decoded ones have been measured. Decoded samples therefore get
+    all room that encoded ones do not need. This may be slightly more than their mean size suggests, because the larger
+    samples may be the ones that stay encoded. Arguments are as in `plan_forms`.
     """
 
     def left(nbytes: int, encoded: float, decoded: float) -> int:
@@ -194,7 +188,7 @@ def room_for_decoded(
 
 
 def seconds_per_sample(costs: SampleCosts, plan: FormPlan, *, threads: float) -> float:
-    """Return the seconds for a sample, those of the busiest resource, with any shares."""
+    """Return the seconds of an average sample on the busiest resource, for any shares."""
     return max(
         (1 - plan.kept) * costs.storage_s,
         (costs.all_encoded_s - costs.saved_s * plan.decoded) / threads,
@@ -212,7 +206,6 @@ def _disk_bytes(costs: SampleCosts, plan: FormPlan) -> float:
 
 
 def _slow_disk(costs: SampleCosts, threads: float) -> str | None:
-    """Say why the disk keeps no decoded samples, if it is so."""
     if costs.disk_bytes_per_s is None:
         return "the disk keeps no decoded samples, because nobody has measured how fast it is"
     read_s, decode_s = costs.decoded_bytes * costs.disk_s_per_byte, costs.saved_s / threads
@@ -223,7 +216,6 @@ def _slow_disk(costs: SampleCosts, threads: float) -> str | None:
 
 
 def _not_worthwhile(costs: SampleCosts, saved: float) -> str:
-    """Say why no decoded samples are kept: because of what they are, or because of the room that there is."""
     if not costs.is_worthwhile:
         share = units.percent(max(0.0, costs.saved_s / costs.encoded_s))
         return f"no decoded samples are kept, because preparing one takes only {share} less CPU time"
@@ -233,14 +225,10 @@ def _not_worthwhile(costs: SampleCosts, saved: float) -> str:
 
 
 def _solved(costs: SampleCosts, names: Sequence[str], *, threads: float, memory: float, disk: float) -> FormPlan:
-    """Solve the programme with the shares of these names; the others are 0.
-
-    Args:
-        memory, disk: room, in bytes for each sample.
-    """
-    # The optimum of a linear programme is at a corner of what is allowed: where as many constraints hold with equality
-    # as there are variables. Here these are up to four shares and the seconds of the busiest resource, with thirteen
-    # constraints at most. So all 1,287 candidates are tried, which takes less time than to import a solver.
+    """Solve the linear program with the named shares; room is in bytes per sample."""
+    # The optimum of a linear program is at a corner of the feasible region. At a corner, as many constraints hold with
+    # equality as there are variables: at most four shares and the seconds of the busiest resource. With at most
+    # thirteen constraints there are 1,287 candidates. Trying all of them takes less time than importing a solver.
     constraints, limits, unit_s = _constraints(costs, names, threads=threads, memory=memory, disk=disk)
     chosen = _choices(len(limits), len(names) + 1)
     is_point = np.linalg.det(constraints[chosen]) != 0
@@ -250,11 +238,11 @@ def _solved(costs: SampleCosts, names: Sequence[str], *, threads: float, memory:
     shares, busiest = corners[:, :-1], corners[:, -1]
     kept, decoded, in_memory = shares.sum(axis=1), shares @ _names(names, "decoded"), shares @ _names(names, "memory")
     used_s = (1 - kept) * costs.storage_s + costs.all_encoded_s - decoded * costs.saved_s
-    # each of these chooses among the corners that are best by all before it
+    # Each cost breaks the ties left by those before it.
     best = np.arange(len(corners))
     for cost in (busiest, used_s / (costs.storage_s + costs.encoded_s), -kept, -in_memory):
         best = best[cost[best] <= cost[best].min() + 2 * TOLERANCE]
-    chosen_shares = shares[best[0]] / max(1.0, kept[best[0]])  # rounding must not make them more than all
+    chosen_shares = shares[best[0]] / max(1.0, kept[best[0]])  # rounding must not push the sum above 1
     found = dict(zip(names, chosen_shares.tolist(), strict=True))
     return FormPlan(
         **{name: found.get(name, 0.0) for name in SHARES}, seconds_per_sample=float(busiest[best[0]]) * unit_s
@@ -263,18 +251,13 @@ def _solved(costs: SampleCosts, names: Sequence[str], *, threads: float, memory:
 
 @cache
 def _choices(number: int, length: int) -> NDArray[np.intp]:
-    """List all ways to choose so many of a number of things: intp[ways, length]."""
     return np.array(list(combinations(range(number), length)))
 
 
 def _constraints(
     costs: SampleCosts, names: Sequence[str], *, threads: float, memory: float, disk: float
 ) -> tuple[Floats, Floats, float]:
-    """Write down what is allowed: A x <= b, where x are the shares of these names and the seconds, in the unit given.
-
-    Returns:
-        A: float64[constraints, shares + 1]; b: float64[constraints]; the unit of x's last element, in seconds.
-    """
+    """Return A, b and the seconds of x's last element in A x <= b; x are the named shares and the busiest seconds."""
     decoded, in_memory = _names(names, "decoded"), _names(names, "memory")
     nbytes = np.where(decoded, costs.decoded_bytes, costs.encoded_bytes)
     ones, most = np.ones(len(names)), costs.encoded_bytes + costs.decoded_bytes
@@ -289,7 +272,7 @@ def _constraints(
         (-decoded * costs.saved_s / threads / unit_s, -1.0, -costs.all_encoded_s / threads / unit_s),
     ]
     if costs.disk_bytes_per_s is not None:
-        # divided by the largest number in it, for a disk may be as slow as it likes
+        # Scaled by its largest number, because a disk may be arbitrarily slow.
         seconds = nbytes * (1 - in_memory) * costs.disk_s_per_byte / unit_s
         largest = max(1.0, float(seconds.max()))
         rows.append((seconds / largest, -1.0 / largest, 0.0))
@@ -300,5 +283,4 @@ def _constraints(
 
 
 def _names(names: Sequence[str], part: str) -> Floats:
-    """Tell for each share whether its name has this part: 1 or 0."""
     return np.array([float(part in name) for name in names])

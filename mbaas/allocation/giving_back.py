@@ -1,12 +1,11 @@
-"""Decides which machines let prep workers go, so that nothing is lost that their caches keep.
+"""Choice of the machines whose prep workers are released without losing cached samples.
 
-A worker that is not needed can go at any time. With the last one on a machine its cache goes, too, because samples have
-their homes where they are prepared. What is the machine worth? A sample that moves to another one crosses the network
-once: a decoded photograph of 600 kB takes half a millisecond at 10 Gbit/s. One for which nobody has room is decoded
-again in every epoch, for 4 ms of a CPU, or even read again. If a feed that makes 1,000 samples/s loses a quarter of
-its decoded samples, that is a CPU more for as long as it runs: what the machine's worker could do. So a machine is
-given back when the others have room for all that it keeps, which moves there first. Otherwise workers go from machines
-that have several, and each machine keeps one.
+When the last worker of a machine is released, its cache goes too, because samples have their homes where they are
+prepared. A sample that moves to another machine crosses the network once: a decoded photo of 600 kB takes half a
+millisecond at 10 Gbit/s. A sample that fits nowhere is decoded again in every epoch, for 4 ms of CPU time, or even read
+again. A feed that prepares 1,000 samples/s and loses a quarter of its decoded samples needs one more CPU from then on,
+as much as the machine's worker provided. So a machine is released only if the others have room for its whole cache,
+which moves there first.
 """
 
 from __future__ import annotations
@@ -16,22 +15,21 @@ from collections.abc import Mapping, Sequence
 from msgspec import Struct
 
 SETTLED_S = 10.0
-"""A cache that has not grown for so long keeps what it can."""
+"""A cache that has not grown for this many seconds is taken to be complete."""
 
 GROWTH = 0.01
-"""It has grown if it keeps this share more of what it may."""
+"""Growth counts from this share of the cache's limit."""
 
 
 class Machine(Struct, frozen=True, kw_only=True):
     """A machine with prep workers.
 
     Attributes:
-        node: its id.
-        workers: how many stay there, at least one.
-        own: those of them that may be let go; the others belong to other feeds.
-        keeps_bytes: what its cache keeps, or is going to keep.
-        room_bytes: what its cache could keep besides.
-        is_of_use: False if nothing is prepared there while another one can; such machines are given back first.
+        workers: workers that stay there, at least one.
+        own: workers among these that may be released; the others belong to other feeds.
+        keeps_bytes, room_bytes: bytes that its cache holds or is going to hold, and its free bytes.
+        is_of_use: False if nothing is prepared there while another machine is available; such machines are released
+            first.
     """
 
     node: str
@@ -43,10 +41,10 @@ class Machine(Struct, frozen=True, kw_only=True):
 
 
 def to_let_go(machines: Sequence[Machine], count: int) -> list[str]:
-    """Choose ``count`` workers to let go, or fewer if more would lose samples: the machine of each, in order.
+    """Choose ``count`` workers to release, or fewer if more would lose samples; return the node of each, in order.
 
-    Machines are given back that have the fewest workers, as long as the rest has room for what they keep; then those
-    give some that have the most. The last machine keeps a worker, and so does each that is not given back.
+    Machines with the fewest workers are released whole while the rest has room for their caches. Further workers come
+    from the machines with the most. The last machine, and each one that is not released, keeps a worker.
     """
     left = {machine.node: machine for machine in machines}
     chosen: list[str] = []
@@ -66,14 +64,14 @@ def to_let_go(machines: Sequence[Machine], count: int) -> list[str]:
 
 
 class KeptBytes:
-    """What the caches of machines keep, and what each is going to keep: while it grows, all that it may."""
+    """Cached bytes of machines, present and expected. A cache that is still growing is expected to reach its limit."""
 
     def __init__(self) -> None:
-        self._kept: dict[str, tuple[float, float]] = {}  # what it keeps, and what it may
-        self._grew: dict[str, tuple[float, float]] = {}  # when it had grown, and what it kept then
+        self._kept: dict[str, tuple[float, float]] = {}  # node -> (cached bytes, limit)
+        self._grew: dict[str, tuple[float, float]] = {}  # node -> (time of last growth, cached bytes then)
 
     def observe(self, kept: Mapping[str, tuple[float, float]], now: float) -> None:
-        """Take in what each machine's cache keeps, and what it may; where a machine is missing, nothing is kept."""
+        """Record (cached bytes, limit) of each machine's cache; missing machines have none."""
         self._kept = dict(kept)
         self._grew = {node: grew for node, grew in self._grew.items() if node in kept}
         for node, (keeps, most) in kept.items():
@@ -81,7 +79,7 @@ class KeptBytes:
                 self._grew[node] = now, keeps
 
     def of(self, node: str, now: float) -> tuple[float, float]:
-        """Return the bytes that a machine's cache keeps or is going to keep, and those that it could keep besides."""
+        """Return the present or expected bytes of a machine's cache, and its remaining room."""
         if node not in self._kept:
             return 0.0, 0.0
         keeps, most = self._kept[node]

@@ -1,9 +1,9 @@
-"""Decides when a feed lends one of its prep workers to another feed, or gives one back: a state machine.
+"""Lending of prep workers between feeds: a state machine that each feed runs for itself.
 
-Every feed sees the reports of all, divides the workers that there are by A-Dloader's allocation (`workers`), and
-acts on what concerns itself alone: who has more than that gives one. A feed keeps the workers it reserved as long
-as it can use them. An allocation has to stay for a while before anybody acts on it, and after each move there is a
-pause, so that events which come together are answered together (the paper's time window).
+Every feed reads the reports of all feeds and divides the existing workers by A-Dloader's allocation (`workers`). A feed
+acts only on its own surplus: it hands over one worker at a time. It keeps its reserved workers as long as it can use
+them. An allocation must persist before a feed acts on it, and each move is followed by a pause, so that simultaneous
+events are answered together (the paper's time window).
 """
 
 from __future__ import annotations
@@ -19,16 +19,15 @@ from mbaas.settings import Lending
 
 
 class DemandReport(Struct, frozen=True, kw_only=True):
-    """What a feed tells other feeds about itself.
+    """Demand and workers of a feed, published to the other feeds.
 
     Attributes:
-        feed: its name.
-        kind: what its workers are like: engine, GPU share, where they may run; workers move between feeds of one kind.
-        workers: how many are up and stay, borrowed ones included.
-        borrowed: feed -> how many of these are that feed's own.
-        reserved: how many workers it was promised when it was served.
-        demand_per_s: samples/s that prep would have to make for no trial of it to wait; 0 without trials, or if all
-            that they will ask for is ready.
+        kind: properties of its workers (engine, GPU share, allowed nodes); workers move only between feeds of one kind.
+        workers: workers that are up and stay, including borrowed ones.
+        borrowed: lending feed -> borrowed workers.
+        reserved: workers reserved for the feed when it was served.
+        demand_per_s: samples/s of prep at which none of its trials would wait; 0 without trials, or if everything that
+            they will request is ready.
         worker_per_s: samples/s that one worker prepares; 0 if not known yet.
     """
 
@@ -42,7 +41,7 @@ class DemandReport(Struct, frozen=True, kw_only=True):
 
 
 class WorkerMove(Struct, frozen=True):
-    """One worker goes to another feed: lent to it, or given back if it is its own. ``reason`` is a sentence."""
+    """Transfer of one worker to feed ``target``, as a loan or to its owner. ``reason`` is a sentence."""
 
     target: str
     is_return: bool
@@ -50,21 +49,16 @@ class WorkerMove(Struct, frozen=True):
 
 
 class Lender:
-    """Decides for one feed, one look after the other."""
+    """Decides for one feed, one observation at a time."""
 
     def __init__(self, feed: str, settings: Lending) -> None:
         self._feed, self._settings = feed, settings
-        self._target: str | None = None  # of the move that would be right now
-        self._since = self._moved_s = -math.inf  # when that began to be so; when a worker was moved last
+        self._target: str | None = None  # target of the pending move
+        self._since = self._moved_s = -math.inf  # start of the pending move, time of the last one
 
     def observe(self, reports: Sequence[DemandReport], now: float) -> WorkerMove | None:
-        """Return the move that is due at ``now`` seconds, if any.
-
-        Args:
-            reports: those of all feeds of one kind, this one included.
-            now: the time, on any clock that does not go back.
-        """
-        # sorted, because feeds hear of each other in any order, and all must come to the same allocation
+        """Return the move due at ``now`` seconds on a monotonic clock, given the reports of all feeds of one kind."""
+        # Sorted, because feeds receive reports in different orders and must all compute the same allocation.
         move = self._propose(sorted(reports, key=lambda report: report.feed))
         if move is None or move.target != self._target:
             self._target, self._since = (move.target if move else None), now
@@ -74,22 +68,22 @@ class Lender:
         return move
 
     def _propose(self, reports: Sequence[DemandReport]) -> WorkerMove | None:
-        """Return the move that would be right if nothing had to be waited for."""
-        # A feed with trials but no rate yet would get workers by a guess: until it is measured nobody deals with it.
+        """Return the best move now, without regard to holds and pauses."""
+        # The allocation of a feed with trials but without a rate would be a guess: ignore it until it is measured.
         known = {report.feed: report for report in reports if report.worker_per_s > 0 or not report.demand_per_s}
         me = known.get(self._feed)
-        # The last worker stays: a feed without any could not even say how fast it would be with one.
+        # Keep the last worker: without one, a feed cannot measure its rate.
         if me is None or me.workers < 2 or len(known) < 2:
             return None
         allocation = allocate_workers(tuple(known.values()))
         if me.workers <= allocation.workers[me.feed]:
             return None
         lack = {name: allocation.workers[name] - report.workers for name, report in known.items()}
-        # All feeds see the same reports and break ties by name, so no two of them serve the same lack twice over.
+        # All feeds see the same reports and break ties by name, so no two of them fill the same gap.
         poorest = max(lack, key=lambda name: (lack[name], name))
         if lack[poorest] <= 0:
             return None
-        # What is another's goes home first, even if a third feed lacks more: its owner knows best whom to lend it to.
+        # A borrowed worker returns first, even if a third feed lacks more: its owner decides who borrows it next.
         owners = sorted(me.borrowed, key=lambda name: (-lack.get(name, 0), name))
         target = owners[0] if owners else poorest
         reasons = {given.job: given.reason for given in allocation.by_job}
@@ -104,7 +98,7 @@ def allocate_workers(reports: Sequence[DemandReport]) -> Allocation:
         Job(
             name=report.feed,
             demand_per_s=report.demand_per_s,
-            # one worker's rate is all that a running feed knows; contention shows when it is measured again
+            # A running feed measures only one worker's rate. Contention shows in the next measurement.
             prep=ThroughputCurve.linear(report.worker_per_s or 1.0),
             reserved=report.reserved,
         )

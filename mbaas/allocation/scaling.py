@@ -1,12 +1,11 @@
-"""Decides how many prep workers the cluster should have: a state machine with hysteresis.
+"""Number of prep workers of the cluster: a state machine with hysteresis.
 
-Trials that stall on prep ask for workers, a model says how many would help, and idle workers are retired. Signals have
-two thresholds each and have to hold for a while, and after every change there is a pause, so that noise changes
-nothing and a load that comes and goes is not chased.
+Workers are added when trials stall on prep and a model predicts that more would help; idle workers are retired. Each
+signal has two thresholds and must hold for some time, and every change is followed by a pause. So noise has no effect,
+and a fluctuating load is not chased.
 
-Workers may be idle for two reasons. Trials ask for less than before: they may ask again, so that has to hold for long.
-Or each worker has become faster, because more and more samples are kept decoded: what is kept stays, so workers are
-retired as soon as that rate is sure, if it would have been enough for all that trials asked for lately.
+Workers that idle because demand fell are retired late, because the demand may return. Workers that idle because each
+became faster (more samples are cached decoded) are retired as soon as the new rate is certain.
 """
 
 from __future__ import annotations
@@ -26,22 +25,22 @@ from mbaas.errors import ConfigError, StateError
 from mbaas.settings import Scaling
 
 SHOWN_STALL = 0.005
-"""Waiting of trials for each other is told from this share on: in most feeds there is none."""
+"""Smallest stall on other trials that is reported: most feeds have none."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Observation:
-    """What was seen of a feed over the last seconds.
+    """Measurements of a feed over the last seconds.
 
     Attributes:
         prep_stall, fetch_stall, peer_stall: shares of the trials' time, in [0, 1], that they waited for data while prep
-            was computing, while prep waited for bytes, and while it was idle because trials wait for each other.
-        demand_per_s: samples/s that prep would have to make for no trial to wait, from the trials' step times; 0
-            without trials, or if all that they will ask for is ready.
-        worker_per_s: samples/s that one worker prepares from memory; 0 when not known yet.
-        fetch_per_s: samples/s that caches and storage can deliver; infinite when not known.
-        workers, pending: workers that are up, and that were asked for and are not up yet.
-        idle: share of the time, in [0, 1], of workers that are up in which they had nothing to prepare.
+            was computing, while prep waited for bytes, and while prep was idle because trials wait for each other.
+        demand_per_s: samples/s of prep at which no trial would wait, from the trials' step times; 0 without trials, or
+            if everything that they will request is ready.
+        worker_per_s: samples/s that one worker prepares from memory; 0 if not known yet.
+        fetch_per_s: samples/s that caches and storage can deliver; infinite if not known.
+        workers, pending: workers that are up, and workers that were requested and are not up yet.
+        idle: share of time, in [0, 1], that workers that are up had nothing to prepare.
         reserved, most: bounds on the number of workers.
 
     Raises:
@@ -76,9 +75,9 @@ class Observation:
 
     @cached_property
     def needed(self) -> int | None:
-        """The number of workers beyond which another bottleneck, training or fetch, decides; within the bounds.
+        """Workers beyond which training or fetch is the bottleneck, within the bounds.
 
-        It is None while the rate of a worker is not known.
+        None while a worker's rate is unknown.
         """
         if self.useful_per_s and not self.worker_per_s:
             return None
@@ -86,21 +85,21 @@ class Observation:
 
     @property
     def useful_per_s(self) -> float:
-        """The samples/s that prep serves: more workers than fetch can feed would wait for bytes."""
+        """Useful samples/s of prep: workers beyond the fetch rate would only wait for bytes."""
         return min(self.demand_per_s, self.fetch_per_s)
 
     def workers_for(self, useful_per_s: float, worker_per_s: float) -> int:
-        """Return the workers that make ``useful_per_s`` samples/s if each makes ``worker_per_s``; within the bounds."""
+        """Return the workers that prepare ``useful_per_s`` at ``worker_per_s`` samples/s each, within the bounds."""
         count = math.ceil(useful_per_s / worker_per_s * (1 - ROUNDING)) if useful_per_s else 0
         return min(max(count, self.reserved), self.most)
 
     def spare(self, wanted: int) -> float:
-        """Return the share of ``wanted`` workers that had nothing to prepare, or is not even up."""
+        """Return the share of ``wanted`` workers that had nothing to prepare or is not up yet."""
         return max(0.0, 1 - self.workers * (1 - self.idle) / wanted) if wanted else 0.0
 
     @property
     def limit(self) -> str:
-        """What `needed` follows from, for a sentence."""
+        """The constraint behind `needed`, as part of a sentence."""
         if self.fetch_per_s < self.demand_per_s:
             rate = f"fetch, at {units.number(self.fetch_per_s)} samples/s,"
         else:
@@ -109,7 +108,7 @@ class Observation:
 
     @property
     def stalls(self) -> str:
-        """The stalls, for a sentence."""
+        """The shares of time that trials stall, as part of a sentence."""
         prep, fetch, peers = map(units.percent, (self.prep_stall, self.fetch_stall, self.peer_stall))
         on_peers = f", and wait {peers} for each other" if self.peer_stall >= SHOWN_STALL else ""
         return f"trials stall {prep} on prep and {fetch} on fetch{on_peers}"
@@ -117,10 +116,9 @@ class Observation:
 
 @dataclass
 class Hold:
-    """A signal that begins when a share reaches ``high`` and ends when it falls below ``low``.
+    """A signal that turns on when a share reaches ``high`` and off when it falls below ``low``.
 
-    Attributes:
-        since: when it began; None while it is off.
+    ``since`` is the time at which it turned on; None while it is off.
     """
 
     high: float
@@ -128,27 +126,21 @@ class Hold:
     since: float | None = field(default=None, init=False)
 
     def watch(self, share: float, now: float) -> None:
-        """Take in the share at ``now``."""
-        # Between the two thresholds the signal stays as it is, so that a share that scatters around one of them does
-        # not begin and end again and again.
+        """Record the share at ``now``."""
+        # Between the thresholds the signal keeps its state, so that a share that scatters around one of them does not
+        # toggle it.
         if share < self.low:
             self.since = None
         elif self.since is None and share >= self.high:
             self.since = now
 
     def held_s(self, now: float) -> float:
-        """Return how long the signal has lasted; 0 while it is off."""
+        """Return how long the signal has been on, in seconds; 0 while it is off."""
         return 0.0 if self.since is None else now - self.since
 
 
 class Decision(Struct, frozen=True):
-    """What should be, after an observation.
-
-    Attributes:
-        workers: wanted, those that are up and pending included.
-        change: by how many more (fewer, if negative) than the decision before; mostly 0.
-        reason: one sentence that says why.
-    """
+    """Number of workers wanted, including pending ones, its change, and the reason in one sentence."""
 
     workers: int
     change: int
@@ -156,10 +148,9 @@ class Decision(Struct, frozen=True):
 
 
 class Scaler:
-    """Decides how many workers are wanted, one observation after the other.
+    """Decides how many workers are wanted, one observation at a time.
 
-    Attributes:
-        wanted: the last decision; None before the first observation, then within [reserved, most] of the last one.
+    ``wanted`` is the last decision, within the bounds of the last observation; None before the first one.
     """
 
     def __init__(self, settings: Scaling) -> None:
@@ -167,26 +158,24 @@ class Scaler:
         self._settings = settings
         self._stalled = Hold(high=settings.stall_high, low=settings.stall_low)
         self._idle = Hold(high=settings.idle_high, low=settings.idle_low)
-        self._seen: deque[tuple[float, Observation]] = deque()  # with a known need, as far back as a hold reaches
-        self._seen_since = float("inf")  # the first of all of them
+        self._seen: deque[tuple[float, Observation]] = deque()  # of known need, as far back as the longest hold
+        self._seen_since = float("inf")  # time of the first observation ever
         self._last_s = self._changed_s = float("-inf")
 
     def moved(self, wanted: int) -> None:
-        """Take over a new number of wanted workers, because some were lent, borrowed or given back.
-
-        Nothing changes before the first observation.
-        """
+        """Set the number of wanted workers after a loan or return; no effect before the first observation."""
         if self.wanted is not None:
             self.wanted = wanted
 
     def observe(self, seen: Observation, now: float) -> Decision:
-        """Take in an observation at ``now`` seconds, on any clock that does not go back; decide.
+        """Record an observation at ``now`` seconds, on any monotonic clock, and decide.
 
-        What is reserved and the maximum are kept at once. More workers are asked for when trials have stalled on prep
-        for ``grow_hold_s`` and the model needed more over that time (its lower median, so that a spike asks for
-        nothing). Workers are retired when some have been idle for ``idle_hold_s``, down to the most that the model
-        needed in that time; or for ``cooldown_s``, down to the workers that would have served all that was asked for in
-        ``idle_hold_s`` at the lowest rate of a worker since they are idle.
+        The bounds take effect immediately. The feed grows when trials have stalled on prep for ``grow_hold_s`` and the
+        model needed more workers over that time (the lower median, so that a spike has no effect).
+
+        The feed shrinks in two cases. After ``idle_hold_s`` with idle workers, it shrinks to the most that the model
+        needed in that time. After ``cooldown_s``, it shrinks to the workers that would have met all demand of the last
+        ``idle_hold_s`` at the lowest rate per worker since workers became idle.
 
         Raises:
             StateError: the clock went back.
@@ -194,10 +183,10 @@ class Scaler:
         if now < self._last_s:
             raise StateError(f"observations must come in order, got {now} s after {self._last_s} s")
         self._last_s = now
-        if self.wanted is None:  # at first, and after a restart, what is there is what was wanted
+        if self.wanted is None:  # after a (re)start, adopt the workers that exist
             self.wanted = seen.workers + seen.pending
         self._watch(seen, now)
-        # Bounds are promises to users, not measurements: they need no hold and no pause.
+        # Bounds are promises to users, not measurements: no hold and no pause.
         bounded = min(max(self.wanted, seen.reserved), seen.most)
         if bounded != self.wanted:
             return self._change(bounded, now, f"{seen.reserved} are reserved and {seen.most} are the maximum")
@@ -214,10 +203,10 @@ class Scaler:
         return self._stay(f"{seen.stalls}, workers are {units.percent(seen.spare(self._current))} idle")
 
     def _watch(self, seen: Observation, now: float) -> None:
-        # trials that wait for bytes would wait as long with more workers
+        # More workers do not help trials that wait for bytes.
         on_prep = seen.prep_stall if seen.prep_stall >= seen.fetch_stall else 0.0
         self._stalled.watch(on_prep, now)
-        # Workers idle while trials stall if a few of them hold all others up: that is no reason to retire any.
+        # If a few workers hold up all others, workers idle while trials stall, and none should be retired.
         self._idle.watch(seen.spare(self._current) if self._stalled.since is None else 0.0, now)
         if seen.needed is not None:
             self._seen.append((now, seen))
@@ -233,7 +222,7 @@ class Scaler:
             return self._stay(f"{seen.stalls}, but {seen.limit} needs no more than {needed}{asked}")
         if wait := self._waiting(self._stalled, hold_s, now):
             return self._stay(f"{seen.stalls}; {needed} would help, {wait}")
-        # a spike at the end of the hold must not buy workers that the rest of it did not need
+        # A spike at the end of the hold must not add workers that the rest of it did not need.
         more = min(needed, median_low(_needed(self._within(hold_s, now))))
         if more <= self._current:
             return self._stay(
@@ -245,7 +234,7 @@ class Scaler:
 
     def _shrink(self, seen: Observation, now: float) -> Decision:
         hold_s = self._settings.idle_hold_s
-        # the most that was needed, not the median: a load that comes and goes would find its workers gone
+        # The maximum, not the median: otherwise a fluctuating load would lose its workers.
         fewer, because = max(seen.reserved, *_needed(self._within(hold_s, now))), ""
         faster = self._needed_if_faster(seen, now)
         if faster is not None and faster < min(fewer, self._current):
@@ -261,21 +250,20 @@ class Scaler:
         )
 
     def _needed_if_faster(self, seen: Observation, now: float) -> int | None:
-        """Return how many workers would have been enough lately if each had been as fast as now; None: not known."""
+        """Return the workers that recent demand would have needed at the present rate per worker; None if not known."""
         hold_s = self._settings.idle_hold_s
         if now - self._seen_since < hold_s or not (slowest := self._slowest(now)):
             return None
         return seen.workers_for(max(each.useful_per_s for each in self._within(hold_s, now)), slowest)
 
     def _slowest(self, now: float) -> float:
-        """Return the lowest rate of a worker since workers are idle, in samples/s."""
         return min((each.worker_per_s for each in self._within(self._idle.held_s(now), now)), default=0.0)
 
     def _within(self, hold_s: float, now: float) -> list[Observation]:
         return [seen for time, seen in self._seen if time >= now - hold_s]
 
     def _waiting(self, hold: Hold, hold_s: float, now: float) -> str:
-        """Say why a change has to wait; "" if it has not."""
+        """Return why a change has to wait, or ""."""
         if hold.held_s(now) < hold_s:
             return f"if this holds for {units.seconds(hold_s)} (so far {units.seconds(hold.held_s(now))})"
         pause_s = self._changed_s + self._settings.cooldown_s - now
@@ -292,7 +280,7 @@ class Scaler:
     def _change(self, workers: int, now: float, why: str) -> Decision:
         before, self.wanted = self._current, workers
         self._changed_s = now
-        self._stalled.since = self._idle.since = None  # what was seen was of the old number of workers
+        self._stalled.since = self._idle.since = None  # measured with the old number of workers
         verb = "grow" if workers > before else "shrink"
         return Decision(workers, workers - before, f"{verb} from {before} to {workers}: {why}")
 

@@ -1,9 +1,9 @@
-"""Divides the threads of a machine between fetch and prep, and between the queues of ranks (Lobster, ICPP 2022).
+"""Division of a machine's threads between fetch and prep, and between the queues of ranks.
 
-Prep gets the smallest number of threads that reaches its peak, fetch the others; then threads move from prep to fetch
-one at a time while fetching and preparing a minibatch takes longer than the training step and prep is not the
-bottleneck. Threads that serve ranks go to the queues by their length, and a rank that is predicted to straggle gets as
-many as it needs ("Lobster: Load Balance-Aware I/O for Distributed DNN Training").
+The source is "Lobster: Load Balance-Aware I/O for Distributed DNN Training" (ICPP 2022). Prep gets the smallest number
+of threads that reaches its peak, fetch the others. Threads then move from prep to fetch one at a time while a minibatch
+takes longer than the training step and prep is not the bottleneck. Between ranks, threads are divided by queue length,
+and a rank predicted to straggle gets as many as it needs.
 """
 
 from __future__ import annotations
@@ -24,18 +24,16 @@ Seconds = tuple[float, float]
 
 
 class TierBytes(Struct, frozen=True):
-    """The bytes of a minibatch that come from one tier: own memory, another node's memory, or storage.
+    """Bytes of a minibatch from one tier: local memory, another node's memory, or storage.
 
-    Attributes:
-        nbytes: how many come from here; an average may be a fraction.
-        curve: bytes/s that a number of threads read there together (alpha T(alpha) in the paper).
+    ``curve`` is the total bytes/s against the number of threads (alpha T(alpha) in the paper).
     """
 
     nbytes: float
     curve: ThroughputCurve
 
     def seconds(self, threads: Floats) -> Floats:
-        """Return the seconds, float64[n], to read its bytes with ``threads`` threads; infinite if they read nothing."""
+        """Return the seconds, float64[n], to read the bytes with ``threads`` threads; infinite at a rate of 0."""
         if not self.nbytes:
             return np.zeros_like(threads)
         with np.errstate(divide="ignore"):
@@ -44,13 +42,9 @@ class TierBytes(Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Split:
-    """How the threads of a machine are split, and what they need for a minibatch.
+    """Prep and fetch threads of a machine, at least one each, and their seconds per minibatch.
 
-    Attributes:
-        prep, fetch: threads of either kind, at least one each.
-        idle: threads that would make both slower.
-        prep_s, fetch_s: seconds per minibatch.
-        reason: one sentence that says why it is not otherwise.
+    ``idle`` threads would make both slower. ``reason`` is a sentence on why the split is not different.
     """
 
     prep: int
@@ -62,10 +56,10 @@ class Split:
 
 
 def load_time_s(tiers: Sequence[TierBytes], *, threads: Sequence[int]) -> float:
-    """Return the seconds to load a rank's minibatch from its sources, one after the other.
+    """Return the seconds to load a rank's minibatch from its tiers, one after the other.
 
-    That is B_local / (alpha T_l(alpha)) + B_remote / (beta T_r(beta)) + B_storage / (gamma T_s(gamma)), with
-    ``threads`` (alpha, beta, gamma) for the tiers in their order.
+    B_local / (alpha T_l(alpha)) + B_remote / (beta T_r(beta)) + B_storage / (gamma T_s(gamma)), with ``threads``
+    (alpha, beta, gamma) in the order of the tiers.
     """
     if len(threads) != len(tiers):
         raise ConfigError(f"threads must be given for each of {len(tiers)} tiers, got {len(threads)}")
@@ -78,15 +72,15 @@ def split_threads(
 ) -> Split:
     """Split ``total`` threads between prep and fetch.
 
-    Prep is the bottleneck when it takes longer than both fetch and the step. Threads also stop moving when that makes
-    a minibatch no faster, as when storage is saturated.
+    Prep is the bottleneck when it takes longer than both fetch and the step. Threads also stop moving when a move makes
+    a minibatch no faster, for example when storage is saturated.
 
     Args:
-        prep: samples/s that a number of threads prepare.
+        prep: samples/s against prep threads.
         samples: samples of a minibatch.
-        tiers: what its bytes come from; the same fetch threads read one tier after the other.
-        step_s: seconds between two minibatches that training takes.
-        tau_s: how much longer than the step a minibatch may take; a move has to gain more than this.
+        tiers: sources of its bytes; the same fetch threads read one tier after the other.
+        step_s: training time between two minibatches, in seconds.
+        tau_s: how much longer than the step a minibatch may take, in seconds; each move must gain more than this.
 
     Raises:
         ConfigError: fewer than two threads.
@@ -95,14 +89,13 @@ def split_threads(
         raise ConfigError(f"total must be at least 2 threads, one to fetch and one to prepare, got {total}")
     counts = np.arange(1.0, total + 1)
     prep_s, fetch_s = _prep_seconds(prep, samples, counts), sum((s.seconds(counts) for s in tiers), 0 * counts)
-    # Past its peak storage gets slower: threads that fetch would only hinder stay idle instead.
+    # Storage slows down past its peak: threads that would only hinder fetch stay idle.
     best_fetch_s = np.minimum.accumulate(fetch_s)
 
     def made_s(preparing: int) -> Seconds:
-        """Return the seconds with ``preparing`` prep threads, if fetch uses as many of the others as help."""
         return float(prep_s[preparing - 1]), float(best_fetch_s[total - preparing - 1])
 
-    # The smallest count at the peak: threads beyond it make prep no faster and could fetch.
+    # The smallest count at the peak: more threads make prep no faster and could fetch instead.
     preparing = min(prep.peak(most=total).count, total - 1)
     now = made_s(preparing)
     while not (why := _why_stay(now, made_s(preparing - 1) if preparing > 1 else None, step_s, tau_s)):
@@ -117,7 +110,7 @@ def split_threads(
 
 
 def _why_stay(now: Seconds, then: Seconds | None, step_s: float, tau_s: float) -> str:
-    """Say why no thread moves from prep to fetch; "" if one should. ``then`` is what it would lead to."""
+    """Return why no thread moves from prep to fetch, or "" if one should; a move changes ``now`` to ``then``."""
     if sum(now) <= step_s + tau_s:
         return f"together within the step of {units.seconds(step_s)}"
     if now[0] > max(now[1], step_s):
@@ -137,18 +130,15 @@ def _prep_seconds(prep: ThroughputCurve, samples: float, counts: Floats) -> Floa
 
 
 PATIENCE = 2
-"""A search ends after this many steps in a row without improvement."""
+"""Number of consecutive steps without improvement that ends a search."""
 
 
 def divide_threads(total: int, *, lengths: Sequence[float]) -> list[int]:
-    """Divide threads between queues in proportion to their length.
+    """Divide threads between queues in proportion to their lengths, in requests or seconds of work.
 
-    All threads are given unless all queues are empty; an empty queue gets none. Every other queue gets at least one
-    while there are enough, else the longest get one each. What does not divide goes to the largest fractions, to the
-    earlier queue among equals; a longer queue never gets less than a shorter one.
-
-    Args:
-        lengths: requests waiting in each queue, or seconds of work.
+    All threads are assigned unless all queues are empty; an empty queue gets none. Every other queue gets at least one;
+    if there are too few, the longest queues get one each. The remainder goes to the largest fractions, and to the
+    earlier queue in a tie. A longer queue never gets less than a shorter one.
 
     Raises:
         ConfigError: ``total`` or a length is negative.
@@ -162,9 +152,9 @@ def divide_threads(total: int, *, lengths: Sequence[float]) -> list[int]:
             counts[queue] = 1
         return counts
     whole = sum(lengths)
-    fair = [total * (length / whole) if length else 0.0 for length in lengths]  # in this order nothing overflows
+    fair = [total * (length / whole) if length else 0.0 for length in lengths]  # this order avoids overflow
     for queue in waiting:
-        # a queue that gets nothing never moves, and its rank holds up all others
+        # A queue without threads never moves, and its rank holds up all others.
         counts[queue] = max(1, math.floor(fair[queue]))
     while waiting and (left := total - sum(counts)):
         if left > 0:
@@ -176,15 +166,11 @@ def divide_threads(total: int, *, lengths: Sequence[float]) -> list[int]:
 
 
 def straggler_threads(gap_s: Callable[[int], float], *, least: int, most: int, tau_s: float) -> int:
-    """Search the thread count of a rank that is predicted to straggle, by bisection; return the best that was tried.
+    """Bisect the thread count in [least, most] of a rank that is predicted to straggle; return the best count tried.
 
-    The search ends when |gap| < ``tau_s``, when nothing is left to try, or after `PATIENCE` steps that were no better
-    than the best.
-
-    Args:
-        gap_s: fetch + prep - step, in seconds, with a number of threads: measured or predicted; falls as threads are
-            added. Called at most log2(most - least + 1) + 1 times.
-        least, most: counts to choose from, both included.
+    ``gap_s`` is fetch + prep - step in seconds for a number of threads, measured or predicted; it decreases with more
+    threads. It is called at most log2(most - least + 1) + 1 times. The search ends when |gap| < ``tau_s``, when no
+    count is left, or after `PATIENCE` steps without improvement.
 
     Raises:
         ConfigError: ``least`` is below 1 or above ``most``.
@@ -195,7 +181,7 @@ def straggler_threads(gap_s: Callable[[int], float], *, least: int, most: int, t
     while least <= most and without_gain < PATIENCE and not abs(best_gap_s) < tau_s:
         threads = (least + most) // 2
         gap = gap_s(threads)
-        # Measured gaps are noisy, so the search may be led astray: what counts is the best seen, not the last.
+        # Noisy gaps may mislead the search, so the best count seen wins, not the last.
         if not best or abs(gap) < abs(best_gap_s):
             best, best_gap_s, without_gain = threads, gap, 0
         else:

@@ -1,11 +1,9 @@
-"""Says how fast workers, threads or readers are together: one curve for prep, storage, disks and memory alike.
+"""Total rate against the number of workers: one kind of curve for prep, storage, disks and memory.
 
-A curve gives the total rate of a number of workers. For few of them it is a line through the origin (no contention),
-then it bends (contention), then it is flat or falls (saturation): the three stages of A-Dloader ("A Data-Loader Tunable
-Knob to Shorten GPU Idleness", 2022), and the rise, peak and fall of Lobster's prep threads (ICPP 2022). NoPFS's rates
-against threads (SC 2021) are curves that are flat beyond their last point.
-
-A curve is made from a rule (`linear`, `flat`), from known points (`through`), or fitted to measurements (`fit_curve`).
+For few workers a curve is a line through the origin (no contention). Then it bends (contention), and then it is flat or
+falls (saturation). These are the three stages of A-Dloader ("A Data-Loader Tunable Knob to Shorten GPU Idleness",
+2022), and the rise, peak and fall of Lobster's prep threads (ICPP 2022). NoPFS's rates against threads (SC 2021) are
+curves that are flat beyond their last point.
 """
 
 from __future__ import annotations
@@ -24,42 +22,42 @@ from numpy.typing import NDArray
 from mbaas.errors import ConfigError
 
 MOST_COUNT = 4096
-"""Nobody is offered more workers or threads than this."""
+"""Largest number of workers or threads that searches consider."""
 
 PEAK_TOLERANCE = 0.02
 """A rate this close to the highest counts as the peak: measured rates scatter by about as much."""
 
 ROUNDING = 1e-9
-"""Relative; rates that are equal on paper may differ by this much."""
+"""Relative tolerance for rounding errors."""
 
 NOISE = 0.01
-"""The scatter of a good measurement, as a share of the highest rate; smaller errors do not ask for another stage."""
+"""Scatter of a good measurement, as a share of the highest rate. Smaller errors do not justify another stage."""
 
 GRID = 17
-"""Evenly spaced places for knots that are tried, besides the measured counts and the middles between them."""
+"""Evenly spaced knot candidates, in addition to the measured counts and their midpoints."""
 
 ROUNDS = 20
-"""Rounds of reweighting; by then two in a row change a curve by far less than `NOISE`."""
+"""Rounds of reweighting. By then, consecutive rounds differ by far less than `NOISE`."""
 
 Floats = NDArray[np.float64]
 Stage = Literal["no contention", "contention", "saturation"]
 
 
 class Peak(Struct, frozen=True):
-    """The smallest count that is as fast as any, and its rate."""
+    """The smallest count at the highest rate (within `PEAK_TOLERANCE`), and its rate."""
 
     count: int
     rate_per_s: float
 
 
 class ThroughputCurve(Struct, frozen=True):
-    """A total rate against a number of workers: lines from the origin through ``knots``, and on, never below 0.
+    """Total rate against the number of workers: lines from the origin through ``knots``, never below 0.
 
-    Rates may be in any unit, mostly samples/s or bytes/s.
+    Rates may be in any unit, usually samples/s or bytes/s.
 
     Attributes:
-        knots: (count, rate) where the line bends, counts ascending; up to two for three stages.
-        slope: rate that one more worker adds beyond the last knot; negative where more workers are slower.
+        knots: (count, rate) at each bend, counts ascending; three stages need at most two.
+        slope: rate that one more worker adds beyond the last knot; negative if more workers are slower.
 
     Raises:
         ConfigError: counts that do not ascend from above 0, rates below 0, or numbers that are not finite.
@@ -79,17 +77,19 @@ class ThroughputCurve(Struct, frozen=True):
 
     @classmethod
     def linear(cls, worker_per_s: float) -> ThroughputCurve:
-        """Make the curve without contention: every worker adds ``worker_per_s``."""
+        """Return the curve without contention: every worker adds ``worker_per_s``."""
         return cls((), worker_per_s)
 
     @classmethod
     def flat(cls, total_per_s: float) -> ThroughputCurve:
-        """Make the curve on which one worker is as fast as many."""
+        """Return the curve on which one worker is as fast as many."""
         return cls(((1.0, total_per_s),), 0.0)
 
     @classmethod
     def through(cls, points: Mapping[int, float]) -> ThroughputCurve:
-        """Draw lines through known points (count -> total rate), in proportion before the first, flat after the last.
+        """Return the curve through known points (count -> total rate).
+
+        It is proportional before the first point and flat after the last.
 
         Raises:
             ConfigError: there is no point, or a count or a rate is not above 0.
@@ -99,7 +99,7 @@ class ThroughputCurve(Struct, frozen=True):
         return cls(tuple(sorted((float(count), rate) for count, rate in points.items())), 0.0)
 
     def rates(self, counts: Floats) -> Floats:
-        """Return the total rates of ``counts`` workers, float64[n] -> float64[n]; 0 of none."""
+        """Return the total rates of ``counts`` workers, float64[n] -> float64[n]."""
         at = np.array([(0.0, 0.0), *self.knots])
         beyond = at[-1, 1] + self.slope * (counts - at[-1, 0])
         within = np.interp(counts, at[:, 0], at[:, 1])
@@ -108,7 +108,7 @@ class ThroughputCurve(Struct, frozen=True):
 
     def rate(self, count: float) -> float:
         """Return the total rate of ``count`` workers; a fraction is a worker that helps part of the time."""
-        # As `rates`, bit for bit, in a tenth of the time: models ask for single counts thousands of times.
+        # Equal to `rates` bit for bit, in a tenth of the time: models evaluate single counts thousands of times.
         knots = ((0.0, 0.0), *self.knots)
         index = bisect_right(knots, count, key=itemgetter(0)) - 1
         at, rate = knots[index]
@@ -120,17 +120,17 @@ class ThroughputCurve(Struct, frozen=True):
         return (following_rate - rate) / (following - at) * (count - at) + rate
 
     def rate_of_each(self, count: int) -> float:
-        """Return what each of ``count`` workers gets: an even share of the total."""
+        """Return the rate of each of ``count`` workers: an even share of the total."""
         return self.rate(count) / count
 
     def smallest_reaching(self, rate_per_s: float, *, most: int = MOST_COUNT) -> int | None:
-        """Return the smallest count in [1, most] that is at least this fast; None if none is."""
-        # Tried one by one: a curve that falls again may reach a rate at one count and miss it at the next.
+        """Return the smallest count in [1, most] with at least this rate, or None."""
+        # Tries every count, because a curve that falls may reach a rate at one count and miss it at the next.
         reached = self.rates(np.arange(1.0, most + 1)) >= rate_per_s * (1 - ROUNDING)
         return int(reached.argmax()) + 1 if reached.any() else None
 
     def fraction_reaching(self, rate_per_s: float, *, most: int = MOST_COUNT) -> float | None:
-        """Return `smallest_reaching` less the part of its last worker that is not needed (A-Dloader's d')."""
+        """Return `smallest_reaching` minus the unneeded part of its last worker (A-Dloader's d')."""
         count = self.smallest_reaching(rate_per_s, most=most)
         if count is None:
             return None
@@ -138,15 +138,15 @@ class ThroughputCurve(Struct, frozen=True):
         return count - 1 + float(np.clip((rate_per_s - below) / (reached - below), 0, 1)) if reached > below else count
 
     def peak(self, *, most: int = MOST_COUNT) -> Peak:
-        """Return the smallest count in [1, most] whose rate is within `PEAK_TOLERANCE` of the highest there."""
+        """Return the smallest count in [1, most] whose rate is within `PEAK_TOLERANCE` of the highest in that range."""
         rates = self.rates(np.arange(1.0, most + 1))
         index = int((rates >= rates.max() * (1 - PEAK_TOLERANCE)).argmax())
         return Peak(index + 1, float(rates[index]))
 
     def stage(self, count: float) -> Stage:
-        """Return the stage at ``count``: what one more worker adds, against what the first one added.
+        """Return the stage at ``count``, by the rate that one more worker adds relative to the first worker.
 
-        At least 95 % of it is no contention, at most 5 % is saturation.
+        At least 95 % is no contention, at most 5 % is saturation.
         """
         at = np.array([(0.0, 0.0), *self.knots])
         slopes = [*(np.diff(at[:, 1]) / np.diff(at[:, 0])).tolist(), self.slope]
@@ -156,29 +156,29 @@ class ThroughputCurve(Struct, frozen=True):
         return "saturation" if added <= 0.05 * slopes[0] else "contention"
 
     def scaled(self, factor: float) -> ThroughputCurve:
-        """Return the curve with every rate ``factor`` times as high."""
+        """Return the curve with every rate multiplied by ``factor``."""
         return ThroughputCurve(tuple((count, rate * factor) for count, rate in self.knots), self.slope * factor)
 
     def flat_beyond(self, most: float) -> ThroughputCurve:
-        """Return the same curve up to ``most`` workers, beyond which more of them are no faster."""
+        """Return the same curve up to ``most`` workers, and flat beyond."""
         return ThroughputCurve((*(knot for knot in self.knots if knot[0] < most), (most, self.rate(most))), 0.0)
 
     def over(self, machines: float) -> ThroughputCurve:
-        """Return the curve of workers spread over machines, who contend only on their own: n P(d / n) of d workers.
+        """Return the curve of workers spread over n machines, contending only within each: n P(d / n) for d workers.
 
         A machine with twice the cores counts as two.
         """
         return ThroughputCurve(tuple((count * machines, rate * machines) for count, rate in self.knots), self.slope)
 
     def shared_by(self, machines: int) -> ThroughputCurve:
-        """Return what one machine gets with d workers while each of the n machines uses as many: P(n d) / n."""
+        """Return the rate of one machine with d workers if each of n machines uses as many: P(n d) / n."""
         return ThroughputCurve(tuple((count / machines, rate / machines) for count, rate in self.knots), self.slope)
 
     def blended(self, other: ThroughputCurve, share: float) -> ThroughputCurve:
-        """Return the curve of workers for whom ``share`` of the samples is what ``other`` is of, and the rest as here.
+        """Return the curve of workers that prepare ``share`` of the samples at the rates of ``other``.
 
-        The seconds of both kinds add up. That is exact at whole counts up to the last knot of both, and where both are
-        lines from the origin; in between it is a line, and so it is beyond.
+        The seconds of both kinds add up. The result is exact at whole counts up to the last knot of both curves, and
+        where both are lines from the origin. Elsewhere it is interpolated or extrapolated linearly.
         """
         if share in (0, 1):
             return other if share else self
@@ -189,18 +189,15 @@ class ThroughputCurve(Struct, frozen=True):
 
 
 def blended_rate(rate: float, other: float, share: float) -> float:
-    """Return the rate where ``share`` of the samples come at the ``other`` one: the seconds of both kinds add up."""
+    """Return the rate if ``share`` of the samples has the rate ``other``: the seconds of both kinds add up."""
     return 1 / ((1 - share) / rate + share / other) if rate and other else 0.0
 
 
 class Fit(Struct, frozen=True):
-    """A curve and how well it agrees with its measurements.
+    """A fitted curve, in the unit of the measured rates; beyond the highest measured count it is a guess.
 
-    Attributes:
-        curve: in the unit of the measured rates; beyond the highest measured count it is a guess.
-        r_squared: share of the variance of the rates that the curve explains; 1 is perfect, and below 0.8 the curve is
-            hardly better than the mean rate.
-        points: how many measurements went in.
+    ``r_squared`` is the share of the rates' variance that the curve explains. 1 is perfect; below 0.8 the curve is
+    hardly better than the mean rate.
     """
 
     curve: ThroughputCurve
@@ -209,11 +206,11 @@ class Fit(Struct, frozen=True):
 
 
 def fit_curve(points: Sequence[tuple[float, float]]) -> Fit:
-    """Fit the curve that agrees best with measured (count, rate) pairs, in any order, repeats welcome.
+    """Fit a curve to measured (count, rate) pairs, in any order, repeats allowed.
 
-    Candidates are all continuous lines from the origin with no, one or two knots on a grid that bend down and have one
-    peak. Errors count quadratically up to `NOISE` and linearly beyond (Huber), so that a measurement spoilt by
-    something else on the machine does not bend the curve. More stages, and an end that is not flat, have to earn their
+    Candidates are all continuous piecewise linear functions from the origin with up to two knots on a grid, that bend
+    down and have one peak. Errors count quadratically up to `NOISE` and linearly beyond (Huber), so that a measurement
+    disturbed by another process does not bend the curve. More stages, and an end that is not flat, must justify their
     parameters (Schwarz's criterion).
 
     Repeats of a count are replaced by their median. With fewer than three counts there are fewer stages; one count
@@ -227,8 +224,8 @@ def fit_curve(points: Sequence[tuple[float, float]]) -> Fit:
         raise ConfigError("a fit needs at least 1 measured point, got 0")
     if not np.isfinite(measured).all() or (measured[:, 0] <= 0).any() or (measured[:, 1] < 0).any():
         raise ConfigError(f"points must be finite (count > 0, rate >= 0), got {points}")
-    # Medians, because one window in which something else ran would pull a mean; and each count weighs the same,
-    # however often it was measured.
+    # Medians, because a single disturbed window would shift a mean. Each count weighs the same, however often it was
+    # measured.
     counts = np.unique(measured[:, 0])
     rates = np.array([np.median(measured[measured[:, 0] == count, 1]) for count in counts])
     x_unit, y_unit = counts[-1], rates.max() or 1.0  # so that `NOISE` is a share of the highest rate in any unit
@@ -247,10 +244,9 @@ class _Lines(Struct, frozen=True):
     """One candidate, in units of the highest count and rate.
 
     Attributes:
-        knots: float64[k], the counts at which it bends.
-        slopes: float64[k + 1], before, between and after them; the last one is 0 where the end is flat by definition.
+        knots, slopes: float64[k], float64[k + 1]; the last slope is 0 if the end is flat by definition.
         deviation: mean absolute error, at least `NOISE`.
-        parameters: how many numbers were chosen to fit.
+        parameters: number of fitted parameters.
     """
 
     knots: Floats
@@ -260,9 +256,8 @@ class _Lines(Struct, frozen=True):
 
 
 def _best(x: Floats, y: Floats) -> _Lines:
-    """Choose the candidate with the best criterion; without knots there always is one."""
     free = [_closest(x, y, knots, flat_end=False) for knots in _knots(x)]
-    # a flat end has to rest on two measured counts at least: through one of them any line goes
+    # A flat end must rest on at least two measured counts, because any line fits one.
     flat = [_closest(x, y, knots[knots[:, -1] <= x[-2]], flat_end=True) for knots in _knots(x)[1:]]
     points = float(len(x))
 
@@ -273,7 +268,7 @@ def _best(x: Floats, y: Floats) -> _Lines:
 
 
 def _knots(x: Floats) -> list[Floats]:
-    """List candidates of no, one and two knots, [m, k]; every line between knots has a measured count of its own."""
+    """Return candidates with zero, one and two knots, [m, k]; each line between knots contains a measured count."""
     grid = np.union1d(np.union1d(x, (x[1:] + x[:-1]) / 2), np.linspace(x[0], x[-1], GRID))[:-1]
     left, right = np.triu_indices(len(grid), 1)
     own = np.searchsorted(x, grid[right], side="right") > np.searchsorted(x, grid[left], side="right")
@@ -282,15 +277,13 @@ def _knots(x: Floats) -> list[Floats]:
 
 
 def _closest(x: Floats, y: Floats, knots: Floats, *, flat_end: bool) -> _Lines | None:
-    """Fit all candidates [m, k] of one kind at once, by reweighted least squares; return the best that has one peak.
-
-    The part of a count that lies on each line is multiplied by the line's slope.
-    """
+    """Fit all candidates [m, k] of one kind by reweighted least squares; return the best one with a single peak."""
     number, lines = len(knots), knots.shape[1] + 1
     begins = np.hstack([np.zeros((number, 1)), knots])[:, None, :]
     lengths = np.hstack([knots, np.full((number, 1), np.inf)])[:, None, :] - begins
     basis = np.clip(x[None, :, None] - begins, 0.0, lengths)[:, :, : lines - flat_end]
-    # Robust weights can leave a line between two knots without a point; without a ridge that candidate is singular.
+    # Robust weights can leave a line between two knots without a point. The ridge keeps such a candidate from being
+    # singular.
     ridge = 1e-12 * np.eye(basis.shape[2])
     weights = np.ones(basis.shape[:2])
     for _ in range(ROUNDS):
@@ -298,20 +291,20 @@ def _closest(x: Floats, y: Floats, knots: Floats, *, flat_end: bool) -> _Lines |
         solved = np.linalg.solve(weighted @ basis + ridge, weighted @ y[:, None])
         fitted = (basis @ solved)[:, :, 0]
         errors = np.abs(y - fitted)
-        weights = NOISE / np.maximum(errors, NOISE)  # Huber's: a point weighs less the further it is off
+        weights = NOISE / np.maximum(errors, NOISE)  # Huber weights: a point weighs less the larger its error
     slopes: Floats = np.hstack([solved[:, :, 0], np.zeros((number, int(flat_end)))])
     allowed = _one_peak(slopes) & (fitted[:, -1] >= -1e-9)
     if not allowed.any():
         return None
     loss = np.where(errors <= NOISE, errors**2 / 2, NOISE * (errors - NOISE / 2)).sum(axis=1)
-    index = int(np.where(allowed, loss.round(9), np.inf).argmin())  # among equals the smallest knots
+    index = int(np.where(allowed, loss.round(9), np.inf).argmin())  # in a tie, the smallest knots
     deviation = float(np.maximum(errors[index], NOISE).mean())
     return _Lines(knots[index], slopes[index], deviation, 2 * lines - 1 - flat_end)
 
 
 def _one_peak(slopes: Floats) -> NDArray[np.bool_]:
-    """Return which candidates rise first, bend down while they rise, and once they fall never rise again: bool[m]."""
-    # Workers that only contend more with each other cannot help each other: a second rise would be a fit of the noise.
+    """Return which candidates rise first, bend down while rising, and never rise again after a fall: bool[m]."""
+    # Workers that contend cannot suddenly help each other: a second rise would fit noise.
     later = slopes[:, 1:] <= np.maximum(slopes[:, :-1], 0.0) + 1e-9
     allowed: NDArray[np.bool_] = (slopes[:, 0] >= 0) & later.all(axis=1)
     return allowed

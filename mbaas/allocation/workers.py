@@ -1,7 +1,7 @@
-"""Divides prep workers between concurrent feeds: A-Dloader's worker allocation.
+"""Division of prep workers between concurrent feeds: A-Dloader's worker allocation.
 
-Each job (a feed with its trials) first gets the fewest workers with which loading is as fast as training; while that is
-more than the pool holds, the most over-provisioned job gives one back ("A Data-Loader Tunable Knob to Shorten GPU
+Each job (a feed with its trials) first gets the fewest workers with which loading is as fast as training. While the sum
+exceeds the pool, the most over-provisioned job gives up one worker ("A Data-Loader Tunable Knob to Shorten GPU
 Idleness", 2022).
 """
 
@@ -21,18 +21,17 @@ from mbaas.allocation.throughput import ROUNDING, ThroughputCurve
 from mbaas.errors import ConfigError
 
 Limit = Literal["prep", "training", "pool"]
-"""What keeps a job from going faster: its own prep at its peak, its training, or the size of the pool."""
+"""Bottleneck of a job: its own prep at its peak, its training, or the size of the pool."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """Somebody who wants workers.
+    """A feed that competes for workers.
 
     Attributes:
-        name: unique among the jobs.
         demand_per_s: samples/s that its training could consume, measured.
-        prep: samples/s against workers, measured; `ThroughputCurve.linear` of one worker's rate will do.
-        reserved: workers it keeps when the pool is short, as far as it can use them.
+        prep: samples/s against workers, measured; `ThroughputCurve.linear` of one worker's rate is enough.
+        reserved: workers that it keeps when the pool is short, if it can use them.
     """
 
     name: str
@@ -48,23 +47,23 @@ class Job:
 
     @cached_property
     def reachable(self) -> bool:
-        """Whether any number of workers prepares as fast as training consumes."""
+        """True if some number of workers prepares as fast as training consumes."""
         return self.prep.smallest_reaching(self.demand_per_s) is not None
 
     @cached_property
     def needed(self) -> float:
-        """The workers with which loading is as fast as training (d'); the count at prep's peak where none are."""
+        """Workers at which loading is as fast as training (d'), or the count at prep's peak if it never is."""
         fraction = self.prep.fraction_reaching(self.demand_per_s)
         return float(self.prep.peak().count) if fraction is None else fraction
 
     @cached_property
     def useful(self) -> int:
-        """The most workers it can use: `needed` rounded up, at least one."""
+        """The most workers that the job can use: `needed` rounded up, at least one."""
         return max(1, math.ceil(self.needed * (1 - ROUNDING)))  # 3.0000000004 workers are 3
 
 
 class JobWorkers(Struct, frozen=True):
-    """What one job gets, what limits it then, and why, in one sentence."""
+    """Workers of one job, its bottleneck, and the reason in one sentence."""
 
     job: str
     workers: int
@@ -73,23 +72,23 @@ class JobWorkers(Struct, frozen=True):
 
 
 class Allocation(Struct, frozen=True):
-    """What each job gets, in the order of the jobs, and the workers that nobody can use."""
+    """Workers of each job, in the order of the jobs, and workers that no job can use."""
 
     by_job: tuple[JobWorkers, ...]
     idle: int
 
     @property
     def workers(self) -> dict[str, int]:
-        """The number of workers of each job, jobs without a worker included."""
+        """Number of workers by job, including jobs without workers."""
         return {given.job: given.workers for given in self.by_job}
 
 
 def allocate(jobs: Sequence[Job], *, pool: int) -> Allocation:
     """Divide ``pool`` workers between jobs.
 
-    Nobody gets more than it can use; the rest stays idle. With no more workers than jobs the first jobs get one each.
-    Otherwise everybody has at least one, and its reserved workers unless the pool is too small for all that is
-    reserved. Among equally over-provisioned jobs the last one gives first.
+    No job gets more than it can use; the rest stays idle. If there are no more workers than jobs, the first jobs get
+    one each. Otherwise every job has at least one, and its reserved workers unless the pool is too small for all
+    reservations. Among equally over-provisioned jobs, the last one gives first.
 
     Raises:
         ConfigError: two jobs have the same name, or the pool is negative.
@@ -99,21 +98,20 @@ def allocate(jobs: Sequence[Job], *, pool: int) -> Allocation:
         raise ConfigError(f"names of jobs must differ, got {', '.join(names)}")
     if pool < 0:
         raise ConfigError(f"pool must be 0 workers or more, got {pool}")
-    # The paper's rule needs at least a worker for each job; below that the first jobs, which came first, get theirs.
+    # The paper's rule needs at least one worker for each job. Below that, the oldest jobs are served.
     if pool <= len(jobs):
         counts = [int(index < pool) for index in range(len(jobs))]
     else:
         counts = [min(job.useful, pool) for job in jobs]
         _take(counts, jobs, [min(job.reserved, job.useful) for job in jobs], pool=pool)
-        # only where the pool is too small for all that is reserved: then everybody gives, down to one
+        # If the pool is too small for all reservations, every job gives, down to one.
         _take(counts, jobs, [1] * len(jobs), pool=pool)
     by_job = tuple(_job_workers(job, count, pool=pool) for job, count in zip(jobs, counts, strict=True))
     return Allocation(by_job, pool - sum(counts))
 
 
 def _take(counts: list[int], jobs: Sequence[Job], floors: list[int], *, pool: int) -> None:
-    """Take workers one at a time until the pool suffices or all are at their floors."""
-    # The head is the job with most beyond its need. Indices are negated, so that of equals the last one gives first.
+    # The head has the most workers beyond its need. Indices are negated so that the last job gives first in a tie.
     heap = [(jobs[i].needed - count, -i) for i, count in enumerate(counts) if count > floors[i]]
     heapq.heapify(heap)
     excess = sum(counts) - pool

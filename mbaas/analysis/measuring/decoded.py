@@ -1,4 +1,4 @@
-"""Samples in memory as caches keep them decoded, so that it can be measured how fast they are prepared."""
+"""Decoded samples in memory, for measuring the prep rate from the decoded tier."""
 
 from __future__ import annotations
 
@@ -14,20 +14,17 @@ from mbaas.transforms import Pipeline
 def decoded(
     raw: Raw, pipeline: Pipeline, *, engine: EngineName = "cpu", seed: int = 0, most_bytes: int = SUBSET_BYTES
 ) -> Raw | None:
-    """Decode samples, up to the first transform of the pipeline that may make something else in each epoch.
+    """Decode samples through the pipeline's deterministic prefix; return None if no sample can be cached decoded.
+
+    Samples that cannot be prepared are left out.
 
     Args:
-        raw: the samples, of which those are left out that cannot be prepared.
-        pipeline: what prepares them.
-        engine: that goes on with them: each goes on with its own only. Here it decodes on the CPU.
-        seed: of the pipeline's draws, on which decoded samples do not depend.
-        most_bytes: of the decoded samples together; the first ones that fit are taken.
-
-    Returns:
-        The same samples, with their decoded form in place of their bytes; None if none can be kept decoded.
+        engine: engine that continues with them; decoded samples are specific to an engine. Decoding runs on the CPU.
+        seed: seed of random draws, which does not affect decoded samples.
+        most_bytes: limit for all decoded samples; the first ones that fit are taken.
 
     Raises:
-        BadSampleError: names the first sample, if none can be prepared.
+        BadSampleError: no sample can be prepared; names the first one.
     """
     out, encoded = made_of(raw, pipeline, seed).empty(BLOCK_SAMPLES), raw.rows()
     decoding = make_engine(engine, pipeline, seed=seed)
@@ -43,7 +40,7 @@ def decoded(
             lengths.append(sizes)
             parts.append(packed)
             left -= len(packed)
-            if not len(rows):  # none can be kept, or there is no room any more
+            if not len(rows):  # none can be cached, or the limit is reached
                 break
     finally:
         decoding.close()

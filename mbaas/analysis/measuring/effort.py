@@ -1,4 +1,4 @@
-"""Repeat a measurement until it is known well enough."""
+"""Repetition of a measurement until its interval is small enough."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from mbaas.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True)
 class Effort:
-    """How hard a measurement tries to be exact.
+    """Accuracy target and limits of a measurement.
 
     Attributes:
-        spread: half of the interval as a share of the value that is small enough.
-        least: the fewest measurements; with fewer than six an interval is only as wide as they are (`measured`).
-        most: the most measurements.
-        budget_s: no measurement begins after this, once there are `least`.
-        window_s: seconds that one measurement of a rate should take.
-        is_whole: also measure what feeds cost, and rates for every number of workers, threads and readers. If not, only
-            for the fewest and for as many as a feed has.
+        spread: sufficient half-width of the interval, as a share of the value.
+        least, most: minimum and maximum number of measurements. With fewer than six, an interval only spans their range
+            (`measured`).
+        budget_s: time after which no measurement starts, once there are `least`.
+        window_s: target seconds of one measurement of a rate.
+        is_whole: whether to measure the costs of feeds, and rates for every number of workers, threads and readers. If
+            False, rates are measured only for the smallest number and for a feed's default.
 
     Raises:
-        ConfigError: a number that cannot work.
+        ConfigError: an invalid number.
     """
 
     spread: float = 0.02
@@ -42,7 +42,7 @@ class Effort:
                 raise ConfigError(f"{name} must be above 0, got {getattr(self, name)}")
 
     def is_enough(self, values: list[float], *, unit: str, elapsed_s: float) -> bool:
-        """Tell whether to stop after these."""
+        """Return whether to stop after these values."""
         if len(values) < self.least:
             return False
         return (
@@ -51,15 +51,15 @@ class Effort:
 
 
 QUICK = Effort(spread=0.1, least=2, most=4, budget_s=0.5, window_s=0.1, is_whole=False)
-"""For a first answer: rates within about 10 %."""
+"""Effort for a first answer: rates within about 10 %."""
 
 
 def repeated(
     measure: Callable[[], float], effort: Effort, *, unit: str, clock: Callable[[], float] = time.monotonic
 ) -> Quantity:
-    """Measure until that is enough; return the median with its interval.
+    """Repeat a measurement until it is accurate enough; return the median with its interval.
 
-    The first measurement does not count: it loads code, fills caches, and gives windows a first idea of the rate.
+    The first measurement is discarded: it loads code, fills caches, and gives windows a first estimate of the rate.
     """
     measure()
     values: list[float] = []

@@ -1,4 +1,4 @@
-"""What preparing on a GPU takes from training there: a worker prepares while a trial's step is measured beside it."""
+"""Cost of prep on a GPU that also trains: both are measured at the same time."""
 
 from __future__ import annotations
 
@@ -27,16 +27,14 @@ def gpu_rates(
     gpus: int,
     gpu: int | None = 0,
 ) -> GpuRates:
-    """Measure what there is to know of this machine's GPUs, on one of them. Ray has to run.
+    """Measure the GPU rates of this machine on one of its GPUs. Requires Ray.
 
     Args:
-        workload: what trials train on, and how.
-        rates: what was measured without a GPU's prep.
-        raw: samples in memory.
-        kept: some of them as the dali engine keeps them decoded; None if it keeps none.
-        made: what is made of a sample.
-        gpus: how many there are.
-        gpu: on which it is measured; None: on CPUs, for a test of this module.
+        rates: rates measured without prep on a GPU.
+        raw, kept: samples in memory, and decoded for the dali engine (None if it caches none).
+        made: field of a prepared sample.
+        gpus: number of GPUs.
+        gpu: index of the GPU to measure; None for CPUs, to test this module.
     """
     decode, left = beside_training(workload, rates, raw, made, effort, gpu=gpu)
     resize = None if kept is None else beside_training(workload, rates, kept, made, effort, gpu=gpu)[0]
@@ -59,8 +57,7 @@ def beside_training(
 ) -> tuple[OnGpu, int]:
     """Measure one worker of the dali engine while a trial trains on synthetic minibatches.
 
-    Returns:
-        The rates of both; and what training leaves of the GPU's memory, with what the worker takes.
+    Returns the rates of both, and the GPU memory that training leaves free, including the worker's.
     """
     seed, threads = workload.options.seed, workload.options.threads.prep
     worker = PrepProcessActor.options(num_gpus=0).remote(
@@ -73,7 +70,7 @@ def beside_training(
         seen.append(ray.get(asked, timeout=ANSWER_S + effort.window_s))
 
     try:
-        prepare()  # builds the graph, whose memory is the worker's alone as long as nobody trains
+        prepare()  # builds the graph; without training, the GPU memory taken is the worker's alone
         memory_bytes: int = ray.get(worker.taken_gpu_bytes.remote(), timeout=ANSWER_S)
         with training(workload, made, [workload.options.batch_size], effort) as ended:
             while not ray.wait([ended], timeout=0)[0]:
@@ -82,12 +79,12 @@ def beside_training(
             (step,) = ray.get(ended, timeout=EPOCH_S)
     finally:
         ray.kill(worker)
-    # The first step warms up, and at the end of the last window nobody trained any more.
+    # The first steps warm up, and training has ended before the end of the last window.
     beside = seen[len(seen) // 2 : -1] or seen[-1:]
     samples = sum(window.samples for window in beside)
     found = OnGpu(
         per_s=sum(window.samples / window.seconds for window in beside) / len(beside),
-        # Beside something a step is not faster: what was more is noise.
+        # A step that shares the GPU is not faster: more is noise.
         step_per_s=min(step.rate.value, rates.step.value),
         cpu_s=sum(window.cpu_s for window in beside) / samples,
         memory_bytes=memory_bytes * workers_per_gpu(workload.pipeline),

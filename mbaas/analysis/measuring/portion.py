@@ -1,8 +1,7 @@
-"""What measurements read: parts of a dataset, slower storage, and files that are not in the page cache.
+"""Data sources for measurements: parts of a dataset, slower storage, and files outside the page cache.
 
-A file that was read lately is memory in disguise: a storage rate measured on it is too good to be true. Whether pages
-are resident is asked with mincore(2), which reads nothing; a read that refuses to wait (RWF_NOWAIT) may start
-read-ahead on newer kernels, and so cannot ask without changing the answer.
+A recently read file is in memory, so a storage rate measured on it is too high. mincore(2) reports residency without
+reading. A non-blocking read (RWF_NOWAIT) may start read-ahead on newer kernels, so it would change the result.
 """
 
 from __future__ import annotations
@@ -31,22 +30,20 @@ from mbaas.errors import ConfigError
 
 @dataclass(frozen=True)
 class Span:
-    """Bytes of a local file."""
-
     path: str
     offset: int
     length: int
 
 
 def drop(spans: Iterable[Span]) -> None:
-    """Ask the kernel to forget these bytes; it keeps pages that are dirty or mapped. Missing files are left out."""
+    """Drop these bytes from the page cache. The kernel keeps dirty and mapped pages; missing files are skipped."""
     for span in spans:
         with contextlib.suppress(OSError), _opened(span.path) as file:
             os.posix_fadvise(file, span.offset, span.length, os.POSIX_FADV_DONTNEED)
 
 
 def resident_share(spans: Iterable[Span]) -> float | None:
-    """Return the share of the pages of these bytes that are in the page cache; None if it cannot be known."""
+    """Return the share of these bytes' pages in the page cache, or None if unknown."""
     resident = pages = 0
     for span in spans:
         found = _resident_pages(span)
@@ -56,8 +53,8 @@ def resident_share(spans: Iterable[Span]) -> float | None:
 
 
 def _resident_pages(span: Span) -> np.ndarray[tuple[int], np.dtype[np.bool_]] | None:
-    """Tell whether each page is resident; None if the file cannot be mapped or asked about."""
-    # mmap takes only offsets of whole pages
+    """Return whether each page is resident; None if the file cannot be mapped or queried."""
+    # mmap offsets must be multiples of the page size
     start = span.offset // mmap.PAGESIZE * mmap.PAGESIZE
     length = span.offset + span.length - start
     try:
@@ -67,7 +64,7 @@ def _resident_pages(span: Span) -> np.ndarray[tuple[int], np.dtype[np.bool_]] | 
             failed = _libc.mincore(
                 ctypes.c_void_p(view.ctypes.data), ctypes.c_size_t(length), flags.ctypes.data_as(_BYTES)
             )
-            del view  # a map that is still looked at cannot be closed
+            del view  # a map with a live view cannot be closed
     except (OSError, ValueError):
         return None
     return None if failed else (flags & 1).astype(np.bool_)  # the other bits are reserved
@@ -90,7 +87,7 @@ _BYTES = ctypes.POINTER(ctypes.c_ubyte)
 class Throttle:
     """A link that carries ``bytes_per_s``, one transfer after the other, for all threads that share it.
 
-    Idle time is lost, as on a real link: there are no bursts, so no stretch of time sees more than the limit.
+    Idle time is lost, as on a real link. There are no bursts, so the limit holds over every interval.
     """
 
     def __init__(self, bytes_per_s: float) -> None:
@@ -101,23 +98,19 @@ class Throttle:
         self._free_at = 0.0
 
     def book(self, nbytes: int, now: float) -> float:
-        """Tell when a transfer that is asked for at ``now`` ends, in seconds on the same clock."""
+        """Return the end of a transfer requested at ``now``, in seconds on the same clock."""
         with self._lock:
             self._free_at = max(self._free_at, now) + nbytes / self._bytes_per_s
             return self._free_at
 
     def carry(self, nbytes: int) -> None:
-        """Return when a transfer that begins now ends."""
+        """Sleep until a transfer that starts now has ended."""
         time.sleep(max(0.0, self.book(nbytes, time.monotonic()) - time.monotonic()))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class SlowedDataset(WrappedDataset):
-    """A dataset that is read at most at a given rate.
-
-    Attributes:
-        bytes_per_s: that all readers of a process get together.
-    """
+    """A dataset with a limit ``bytes_per_s`` on the total read rate of all readers of a process."""
 
     bytes_per_s: float
 
@@ -136,7 +129,7 @@ class _SlowedReader(SampleReader):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ColdDataset(WrappedDataset):
-    """A dataset whose samples are dropped from the page cache whenever they were read, as far as they are local."""
+    """A dataset whose local samples are dropped from the page cache after each read."""
 
     def reader(self) -> SampleReader:
         return _ColdReader(self.inner)
@@ -151,14 +144,13 @@ class _ColdReader(SampleReader):
         drop(local_spans(self._dataset, [sample_id]))
 
 
-# By fingerprint: a dataset that is sent to an actor is another object there, but its storage is the same.
+# By fingerprint: a dataset sent to an actor is a different object there, but uses the same storage.
 _throttles: dict[tuple[str, float], Throttle] = {}
 _lock = threading.Lock()
 
 
 def _shared_throttle(fingerprint: str, bytes_per_s: float) -> Throttle:
-    """Return the link that all readers of a process share."""
-    # under a lock, because several threads make their readers at once, and all must get the same link
+    # Locked, because threads create readers concurrently and must all get the same link.
     with _lock:
         return _throttles.setdefault((fingerprint, bytes_per_s), Throttle(bytes_per_s))
 
@@ -166,14 +158,14 @@ def _shared_throttle(fingerprint: str, bytes_per_s: float) -> Throttle:
 def portion(
     dataset: Dataset, *, samples: int | None = None, bytes_per_s: float | None = None, seed: int = 0
 ) -> Dataset:
-    """Make a part of a dataset: at most ``samples`` random ones, in storage of at most ``bytes_per_s``.
+    """Return a random part of a dataset, at most ``samples``, read at most at ``bytes_per_s``.
 
     Raises:
         ConfigError: no samples.
     """
     if samples is not None and samples < 1:
         raise ConfigError(f"samples must be at least 1, got {samples}")
-    # random, because neighbours in a listing are often of one class, one camera, one size
+    # Random, because neighbors in a listing often share a class, a camera or a size.
     dataset = dataset.in_epoch_0() if isinstance(dataset, Redrawn) else dataset
     ids = np.sort(np.random.default_rng(seed).permutation(len(dataset))[:samples])
     part = dataset.select(ids)
@@ -181,7 +173,7 @@ def portion(
 
 
 def local_spans(dataset: Dataset, sample_ids: Sequence[int]) -> list[Span]:
-    """Find the places of samples in local files; none if they lie elsewhere."""
+    """Return the spans of samples in local files; empty for other storage."""
     if isinstance(dataset, WrappedDataset):
         return local_spans(dataset.inner, sample_ids)
     if isinstance(dataset, Subset):

@@ -1,4 +1,4 @@
-"""P: how fast a number of workers prepare samples whose bytes are in memory, while nobody trains."""
+"""Measurement of P: the prep rate for data in memory, without training, against the number of workers."""
 
 from __future__ import annotations
 
@@ -30,28 +30,25 @@ from mbaas.transforms import Pipeline
 
 SUBSET_BYTES = 256 << 20
 SUBSET_SAMPLES = 4096
-"""P is measured on a random part of the dataset that is no larger than this."""
+"""Limits of the random part of the dataset that P is measured on."""
 
 BLOCK_SAMPLES = 64
-"""Samples that a worker prepares in one go, into the same memory each time."""
+"""Samples that a worker prepares per call, into the same memory each time."""
 
 START_S = 0.05
-"""Workers begin a window together, this long after they were told."""
+"""Delay before a window, so that all workers start together."""
 
 ANSWER_S = 120.0
-"""How long a worker may take to start, and for a window."""
+"""Timeout for starting a worker, and for each window in addition to its length."""
 
 
 @dataclass(frozen=True)
 class Raw:
-    """Raw samples in memory, end to end; prep workers read them where they lie.
+    """Raw samples in memory, concatenated; prep workers read them in place.
 
     Attributes:
-        sample_ids: int64[n].
-        uris: of each, for messages.
-        content: uint8[bytes].
-        ends: int64[n].
-        known: their fields, as the dataset has them.
+        sample_ids, uris, known: int64[n], URIs for messages, and the dataset's fields of the samples.
+        content, ends: uint8[bytes], and the end offset of each sample: int64[n].
     """
 
     sample_ids: NDArray[np.int64]
@@ -61,21 +58,20 @@ class Raw:
     known: Arrays
 
     def rows(self) -> list[NDArray[np.uint8]]:
-        """Cut the content into the bytes of each sample, without a copy."""
+        """Return the bytes of each sample as views."""
         starts = np.concatenate([[0], self.ends[:-1]])
         return [self.content[start:end] for start, end in zip(starts.tolist(), self.ends.tolist(), strict=True)]
 
 
 @dataclass(frozen=True)
 class PrepRate:
-    """P, and what a sample costs.
+    """P and the CPU cost of a sample.
 
     Attributes:
         workers: samples/s against workers of one thread each.
-        threads: samples/s of one worker against its threads; None if only one was measured.
-        cpu_s: CPU seconds of a sample, one worker alone.
-        made: what is made of a sample.
-        from_memory: whether no page had to be read from a disk meanwhile.
+        threads: samples/s of one worker against its threads; None if only one thread was measured.
+        cpu_s: CPU seconds of a sample with a single worker.
+        from_memory: whether no page was read from a disk meanwhile.
     """
 
     workers: MeasuredCurve
@@ -86,16 +82,16 @@ class PrepRate:
 
 
 def subset(dataset: Dataset, *, samples: int = SUBSET_SAMPLES, seed: int = 0) -> Raw:
-    """Read a random part of the dataset into memory, at most ``samples``; those that cannot be read are left out.
+    """Read a random part of the dataset, at most ``samples``, into memory; unreadable samples are left out.
 
     Raises:
-        BadSampleError: none of them can be read.
+        BadSampleError: no sample is readable.
     """
     dataset = bounded(dataset)
-    # Random, because neighbours in a listing are often of one class, one camera, one size.
+    # Random, because neighbors in a listing often share a class, a camera or a size.
     order = np.random.default_rng(seed).permutation(len(dataset))[:samples]
     lengths = dataset.lengths(order)
-    # one at least, however large it is
+    # at least one, whatever its size
     order = order[: max(1, int(np.searchsorted(np.cumsum(lengths), SUBSET_BYTES, side="right")))]
     reader, kept, ids, error = PatientReader(dataset.reader()), [], [], None
     for sample, length in zip(order.tolist(), dataset.lengths(order).tolist(), strict=True):
@@ -129,13 +125,13 @@ def prep_rate(
     seed: int = 0,
     found: Callable[[float, Quantity], None] = lambda *_: None,
 ) -> PrepRate:
-    """Measure with each number of workers, and then one worker with each number of threads. Ray has to run.
+    """Measure each number of workers, and one worker with each number of threads. Requires Ray.
 
     Args:
-        gpus_per_worker: GPUs that each worker reserves; None: those of the dali engine share all and reserve nothing.
-        gpus: how many there are.
-        dali_share: of the samples, which the dali engine makes with DALI.
-        found: is told each number of workers and its rate as soon as that is measured.
+        gpus_per_worker: GPUs that each worker reserves; None for dali workers that share all GPUs and reserve none.
+        gpus: number of GPUs.
+        dali_share: share of the samples that the dali engine prepares with DALI.
+        found: called with each number of workers and its rate.
 
     Raises:
         ConfigError: counts that do not ascend from 1.
@@ -145,7 +141,7 @@ def prep_rate(
         if not counts or list(counts) != sorted(set(counts)) or counts[0] != 1:
             raise ConfigError(f"{name} must ascend from 1, got {list(counts)}")
     made = made_of(raw, pipeline, seed)
-    # one copy of the raw samples in the object store, which all workers map: each would need one of its own otherwise
+    # One copy in the object store, mapped by all workers.
     options = (ray.put(raw), pipeline, engine, seed, made, dali_share)
     device = (gpus_per_worker or 0.0, gpus if engine == "dali" and gpus_per_worker is None else 0)
     points, cpu_s, faults = [], None, 0
@@ -153,7 +149,8 @@ def prep_rate(
         with workers_of as group:
             count = group.count
             points.append((float(count), group.rate(effort)))
-            # of one worker, the first number: several contend for caches and memory, which P against workers shows
+            # Only of the first number, one worker: several contend for caches and memory, which P against workers
+            # shows.
             cpu_s = cpu_s or measured(group.cpu_s, unit="CPU-s")
             faults += group.faults
         found(*points[-1])
@@ -173,12 +170,12 @@ def prep_rate(
 
 
 def made_of(raw: Raw, pipeline: Pipeline, seed: int) -> Field:
-    """Return shape and dtype of a prepared sample.
+    """Return the shape and dtype of a prepared sample.
 
     Raises:
-        BadSampleError: names the first sample, if none can be prepared.
+        BadSampleError: no sample can be prepared; names the first one.
     """
-    # whichever engine prepares, a sample has the same shape, and this one needs no GPU here
+    # The shape does not depend on the engine, and this one needs no GPU.
     engine, rows = make_engine("cpu", pipeline, seed=seed), raw.rows()
 
     def made(number: int) -> Field:
@@ -192,11 +189,7 @@ def made_of(raw: Raw, pipeline: Pipeline, seed: int) -> Field:
 
 
 class _WorkerGroup:
-    """Workers that measure together.
-
-    Attributes:
-        cpu_s: CPU seconds of a sample, of each window after the first.
-    """
+    """Workers that are measured together; ``cpu_s`` are CPU seconds of a sample by window, without the first."""
 
     def __init__(self, actors: list[Any]) -> None:
         self._actors = actors
@@ -205,39 +198,34 @@ class _WorkerGroup:
 
     @property
     def count(self) -> int:
-        """Count the workers."""
         return len(self._actors)
 
     def first(self, count: int) -> _WorkerGroup:
-        """Return a group of the first workers."""
         return _WorkerGroup(self._actors[:count])
 
     @property
     def faults(self) -> int:
-        """Count pages that had to be read from a disk, in the windows after the first, which loads code too."""
+        """Pages read from a disk, in the windows after the first, which also loads code."""
         return sum(self._faults)
 
     def rate(self, effort: Effort) -> Quantity:
-        """Measure the samples/s of all together."""
         rate = repeated(lambda: self._window(effort.window_s), effort, unit="samples/s")
         del self.cpu_s[:1], self._faults[:1]  # the first window warms up, as in `repeated`
         return rate
 
     def _window(self, seconds: float) -> float:
-        # All begin at one moment: workers that begin while others are not there yet would measure too little
-        # contention.
+        # A common start time: otherwise the first workers would run with too little contention.
         start = time.monotonic() + START_S
         windows = ray.get([actor.run.remote(start, seconds) for actor in self._actors], timeout=ANSWER_S + seconds)
         self.cpu_s.append(sum(window.cpu_s for window in windows) / sum(window.samples for window in windows))
         self._faults.append(sum(window.faults for window in windows))
-        # each by its own seconds: a worker that ends a block late has also made more
+        # Each worker by its own seconds: one that finishes a block late has also prepared more.
         return sum(window.samples / window.seconds for window in windows)
 
 
 def _groups(
     counts: Sequence[int], device: tuple[float, int], options: tuple[Any, ...], effort: Effort
 ) -> Iterator[AbstractContextManager[_WorkerGroup]]:
-    """Yield a group for each number of workers."""
     if effort.is_whole:
         # New workers for each number, so that none has warmer caches than the others.
         yield from (_worker_group(count, 1, device, options) for count in counts)
@@ -250,7 +238,7 @@ def _groups(
 def _worker_group(
     count: int, threads: int, device: tuple[float, int], options: tuple[Any, ...]
 ) -> Iterator[_WorkerGroup]:
-    """Start workers: ``device`` are the GPUs that each reserves, and those that all share if none does."""
+    """Start workers; ``device`` is (GPUs that each reserves, GPUs that all share if none are reserved)."""
     reserved, shared = device
     made = [
         PrepProcessActor.options(num_gpus=reserved).remote(
@@ -267,7 +255,7 @@ def _worker_group(
 
 @dataclass(frozen=True)
 class Seen:
-    """What a worker did in a window; ``faults`` are pages that were read from a disk."""
+    """A worker's window; ``faults`` are pages that were read from a disk."""
 
     samples: int
     seconds: float
@@ -276,14 +264,7 @@ class Seen:
 
 
 class Blocks:
-    """Prepares the same samples over and over, a block at a time in the same memory, as a prep worker does.
-
-    Args:
-        raw: the samples.
-        engine: prepares them.
-        made: what is made of a sample.
-        first: number of the sample with which it begins.
-    """
+    """Prepares the same samples repeatedly, from sample ``first``, a block at a time in the same memory."""
 
     def __init__(self, raw: Raw, engine: Engine, made: Field, *, first: int = 0) -> None:
         self._rows, self._ids, self._known = raw.rows(), raw.sample_ids, raw.known
@@ -293,9 +274,9 @@ class Blocks:
         self._out = made.empty(min(BLOCK_SAMPLES, len(self._rows)))
 
     def prepare(self) -> int:
-        """Prepare the next block; return how many samples it has."""
+        """Prepare the next block; return its number of samples."""
         if self._at >= len(self._rows):
-            self._at, self._epoch = 0, self._epoch + 1  # another epoch: other random crops, as in a feed
+            self._at, self._epoch = 0, self._epoch + 1  # a new epoch has new random crops, as in a feed
         rows = slice(self._at, self._at + len(self._out))
         raw, known = self._rows[rows], {name: column[rows] for name, column in self._known.items()}
         self._engine.prepare(raw, self._ids[rows], self._epoch, known, self._out[: len(raw)])
@@ -304,7 +285,7 @@ class Blocks:
 
 
 class PrepProcess:
-    """A worker: an actor that prepares the same samples over and over, as a prep worker does, and hands nothing on."""
+    """Actor that prepares the same samples repeatedly, like a prep worker, without delivering them."""
 
     def __init__(
         self,
@@ -318,7 +299,7 @@ class PrepProcess:
         number: int,
         gpu: int | None,
     ) -> None:
-        # Ray shows an actor only its own GPUs, numbered from 0; to one that reserved none it shows all
+        # Ray shows an actor only its own GPUs, numbered from 0, but all GPUs if it reserved none.
         device = 0 if ray.get_gpu_ids() else gpu
         self._gpu = device
         self._gpu_bytes_before = self.free_gpu_bytes()
@@ -330,25 +311,25 @@ class PrepProcess:
             device_id=device,
             is_dalis=None if dali_share == 1 else lambda sample_ids, _: in_share(sample_ids, dali_share),
         )
-        # workers begin at different samples, as they do in a feed
+        # Workers start at different samples, as in a feed.
         self._blocks = Blocks(raw, made_by, made, first=number * BLOCK_SAMPLES)
 
     def free_gpu_bytes(self) -> int:
-        """Return what nobody has of its GPU's memory; 0 without a GPU."""
+        """Return the free memory of the worker's GPU in bytes; 0 without a GPU."""
         if self._gpu is None:
             return 0
-        import torch  # here: only who works on a GPU needs it
+        import torch  # imported here because only GPU workers need it
 
         free, _ = torch.cuda.mem_get_info(self._gpu)
         return int(free)
 
     def taken_gpu_bytes(self) -> int:
-        """Return what was taken of its GPU's memory since it began: by itself, as long as nobody else begins."""
+        """Return the GPU bytes taken since the worker started; its own if no other process allocates meanwhile."""
         return max(0, self._gpu_bytes_before - self.free_gpu_bytes())
 
     def run(self, start: float, seconds: float) -> Seen:
-        """Prepare whole blocks for about ``seconds``, from ``start`` on ``time.monotonic``."""
-        # the clock counts from the machine's start, so it is the same for all processes of this machine
+        """Prepare whole blocks for about ``seconds``, from time ``start`` of ``time.monotonic``."""
+        # The clock counts from boot, so all processes of a machine share it.
         while (early := start - time.monotonic()) > 0:
             time.sleep(early)
         samples, cpu, faults = 0, time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_majflt
@@ -359,5 +340,5 @@ class PrepProcess:
         return Seen(samples, elapsed, used, resource.getrusage(resource.RUSAGE_SELF).ru_majflt - faults)
 
 
-# No CPU is reserved: up to twice as many workers as cores are measured at once.
+# No CPU is reserved: up to twice as many workers as cores are measured at the same time.
 PrepProcessActor: Any = ray.remote(num_cpus=0)(PrepProcess)

@@ -1,4 +1,4 @@
-"""Says what an analysis is at, what it found, and for how much longer it goes on."""
+"""Progress of an analysis: phase, findings and time left."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from mbaas.units import duration
 
 
 class Progress:
-    """Tells of each phase as it begins, how much time is gone, and how much is left.
+    """Reports each phase as it begins, with the time passed and the time left.
 
-    The time left is what is expected of the phases to come. It never rises: on a slow machine it falls more slowly.
+    The time left is the expected time of the remaining phases. It never increases: on a slow machine it falls more
+    slowly.
 
     Args:
-        expected_s: phase -> seconds, in the order in which they come; one may be begun several times, or not at all.
-        tell: gets each line.
+        expected_s: phase -> seconds, in order; a phase may begin several times, or never.
+        tell: called with each line.
     """
 
     def __init__(
@@ -26,7 +27,7 @@ class Progress:
         self._left_s = sum(self._expected_s.values())
 
     def begin(self, phase: str, text: str, *, done: float = 0.0) -> None:
-        """Tell what is measured now; ``done`` is the share of its phase that is over, from 0 to 1."""
+        """Report the present activity; ``done`` is the finished share of its phase, from 0 to 1."""
         phases = list(self._expected_s)
         now = phases.index(phase)
         left_s = sum(self._expected_s[name] for name in phases[now:]) - done * self._expected_s[phase]
@@ -35,5 +36,5 @@ class Progress:
         self._tell(f"{text} ({duration(gone_s)} gone, about {duration(self._left_s)} to go)")
 
     def found(self, text: str) -> None:
-        """Tell what was measured, so that it is there if the analysis is stopped."""
+        """Report a result, so that it is visible even if the analysis is stopped."""
         self._tell(f"  {text}")

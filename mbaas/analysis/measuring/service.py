@@ -1,4 +1,4 @@
-"""Real feeds with real trials: how fast they go, what they wait for, and what it costs."""
+"""Measurements of real feeds with real trials: speed, stalls and CPU costs."""
 
 from __future__ import annotations
 
@@ -28,30 +28,25 @@ from mbaas.settings import FeedOptions
 from mbaas.transforms import Normalize, Pipeline
 
 EPOCH_S = 600.0
-"""No epoch of a measurement takes longer."""
+"""Timeout of an epoch of a measurement."""
 
 SETTLED_EPOCHS = 4
-"""Epochs in which no further sample is kept decoded, after which a feed is taken to keep all that it will, and workers
-to have mapped most of it: the first time that a worker reads a sample takes longer.
-"""
+"""Epochs without a new decoded sample after which a feed counts as settled. By then, workers have also mapped most
+cached samples; a worker's first read of a sample is slower."""
 
 MOST_WARM_UP = 16
-"""Epochs after which one is not waited for any more."""
+"""Largest number of warm-up epochs while waiting for a feed to settle."""
 
 PREP_KIND = "PrepWorker"
-"""What `TreeWatch` calls a feed's prep workers: the name of their actors' class."""
+"""Process kind of a feed's prep workers in `TreeWatch`: the class name of their actors."""
 
 
 @dataclass(frozen=True)
 class EpochRun:
     """One epoch of one trial.
 
-    Attributes:
-        samples: how many the trial got.
-        seconds: from its beginning to its end.
-        wait_s: seconds that the trial waited for data, as its loader says.
-        fetch_stall_s: the part of these in which prep waited for bytes.
-        peer_stall_s: the part of them in which prep was idle because trials waited for each other.
+    ``wait_s`` is the time that the trial waited for data, according to its loader. Prep waited for bytes in the part
+    ``fetch_stall_s``, and was idle in ``peer_stall_s``, because trials waited for each other.
     """
 
     samples: int
@@ -63,15 +58,14 @@ class EpochRun:
 
 @dataclass(frozen=True)
 class ServiceRun:
-    """What trials saw of a feed.
+    """A measured run of a feed with its trials.
 
     Attributes:
-        epochs: the epochs that counted, of each trial: [epoch][trial].
-        cpu_s: CPU seconds in these epochs, by kind of process (`mbaas.bench.cpu.kind_of`): of the service and the
-            trials.
-        seconds: that these took.
-        background: cores that each kind kept busy while no trial asked for anything; empty if nobody looked.
-        decoded: the share of the samples that the feed kept decoded in memory.
+        epochs: the epochs that count, by trial: [epoch][trial].
+        cpu_s, seconds: CPU seconds of the service and the trials in these epochs, by kind of process
+            (`mbaas.bench.cpu.kind_of`), and their length.
+        background: cores kept busy by each kind of process while trials request nothing; empty if not measured.
+        decoded: share of the samples that the feed cached decoded in memory.
     """
 
     epochs: tuple[tuple[EpochRun, ...], ...]
@@ -82,24 +76,24 @@ class ServiceRun:
 
     @property
     def background_cores(self) -> float:
-        """Return the cores that all processes kept busy while no trial asked for anything."""
+        """Cores kept busy by all processes while trials request nothing."""
         return sum(self.background.values())
 
     @property
     def trial_per_s(self) -> float:
-        """Return the samples/s of a trial: their mean, in the time of the slowest."""
-        # Not of each epoch: what is prepared ahead in one makes the next one shorter.
+        """Mean samples/s of a trial, over the time of the slowest trial."""
+        # Not by epoch: prefetching in one epoch shortens the next.
         trials = list(zip(*self.epochs, strict=True))
         return self.samples / len(trials) / max(sum(run.seconds for run in runs) for runs in trials)
 
     @property
     def samples(self) -> int:
-        """Return how many samples were delivered in the epochs that counted, summed over trials."""
+        """Samples delivered in the epochs that count, summed over trials."""
         return sum(run.samples for runs in self.epochs for run in runs)
 
 
 def pooled(runs: Sequence[ServiceRun]) -> ServiceRun:
-    """Join several runs of the same workload."""
+    """Merge several runs of the same workload."""
     seconds = sum(run.seconds for run in runs)
     cpu_s, background = Counter[str](), Counter[str]()
     for run in runs:
@@ -116,14 +110,13 @@ def pooled(runs: Sequence[ServiceRun]) -> ServiceRun:
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """What trials train on, and how.
+    """A training workload: data, step and options.
 
     Attributes:
-        dataset, pipeline: what a feed serves.
-        step: the training step of every trial, or its maker (`steps`).
-        options: those of the feed. Feeds keep samples of the disk tier in folders of their own there.
-        device: where steps want their minibatches.
-        gpus_per_trial: GPUs that Ray gives each trial.
+        step: training step of every trial, or its maker (`steps`).
+        options: feed options. Measured feeds use separate folders on the disk tier's disk.
+        device: device of the steps' minibatches.
+        gpus_per_trial: GPUs that Ray reserves for each trial.
     """
 
     dataset: Dataset
@@ -135,7 +128,7 @@ class Workload:
 
     @property
     def known(self) -> tuple[Field, ...]:
-        """What prepared samples have of the dataset's fields."""
+        """Dataset fields that prepared samples keep."""
         return self.pipeline.known(self.dataset.fields)
 
 
@@ -150,7 +143,7 @@ def measure_step(workload: Workload, made: Field, batch_sizes: Sequence[int], ef
 def training(
     workload: Workload, made: Field, batch_sizes: Sequence[int], effort: Effort
 ) -> Iterator[ray.ObjectRef[list[StepRate]]]:
-    """Begin to measure G at each batch size, in a process like a trial's; give what it will have measured."""
+    """Start measuring G at each batch size, in a process like a trial's; yield a reference to the results."""
     with _trials(workload, 1) as (trial,):
         ray.get(trial.__ray_ready__.remote(), timeout=EPOCH_S)
         yield trial.synthetic.remote(
@@ -176,24 +169,23 @@ def run_service(
     cold: bool = False,
     idle_s: float = 0.0,
 ) -> ServiceRun:
-    """Serve the workload to a number of trials, and let them train.
+    """Serve the workload to a number of trials and let them train.
 
-    They go from one epoch into the next, as they would in a search, and staging is as large as it would be there.
-    What is prepared ahead while they stop, before the epochs that count, is used up in one that does not.
+    Trials continue from one epoch into the next, as in a search, and staging has the same size as there. Blocks
+    prepared ahead while trials stop, before the epochs that count, are used up in an extra epoch.
 
     Args:
         sample_bytes: size of a prepared sample.
-        cache_bytes: the feed's cache; None: as large as a feed makes it if nothing is said.
-        disk_bytes: the feed's disk tier, which needs a disk in the workload's options.
-        decoded: let the feed keep samples decoded.
-        epochs: how many count.
-        warm_up: epochs before these, at least 1; they fill the cache and the disk tier. Where samples are kept decoded
-            there are more, until no further ones are.
-        cold: keep what is read of the dataset's files, as far as they are local, and of the disk tier's out of the page
-            cache.
-        idle_s: for how long, at the end, nothing is asked for, to see what goes on all the same.
+        cache_bytes: the feed's cache; None for the feed's default.
+        disk_bytes: the feed's disk tier, which requires a disk in the workload's options.
+        decoded: whether the feed may cache decoded samples.
+        epochs: number of epochs that count.
+        warm_up: epochs before these, at least 1; they fill the cache and the disk tier. With decoded samples, warm-up
+            continues until no more samples are added.
+        cold: keep reads of local dataset files and of the disk tier out of the page cache.
+        idle_s: time at the end without requests, for measuring background work.
     """
-    name = f"analyze-{uuid.uuid4().hex[:8]}"  # another analysis may run on the same cluster
+    name = f"analyze-{uuid.uuid4().hex[:8]}"  # another analysis may use the same cluster
     store_bytes = min(runtime.store_bytes().values())
     if cold:
         drop(local_spans(workload.dataset, range(len(workload.dataset))))
@@ -211,15 +203,15 @@ def run_service(
                 "decoded": decoded,
                 "staging_bytes": staged_bytes(workload, sample_bytes, prep_workers, store_bytes),
                 "disk": disk,
-                # predictions are for a number of workers, so a feed that starts or ends some would be another one
-                "scaling": replace(workload.options.scaling, max_prep_workers=None),  # as many as are asked for
+                # Predictions are for a fixed number of workers, so the feed must not scale.
+                "scaling": replace(workload.options.scaling, max_prep_workers=None),  # the requested number
             },
         ) as feed,
         _trials(workload, trials) as actors,
         TreeWatch() as watch,
     ):
         consumers = [f"trial-{number}" for number in range(trials)]
-        feed.announce(consumers)  # so that no epoch begins before all of them are there
+        feed.announce(consumers)  # so that no epoch starts before all of them have joined
         ray.get([trial.join.remote(name, c) for trial, c in zip(actors, consumers, strict=True)], timeout=EPOCH_S)
         kept: list[int] = []
         while len(kept) < warm_up - 1 or (decoded and not is_settled_after(kept)):
@@ -231,55 +223,49 @@ def run_service(
         began = watch.cpu()
         runs = tuple(whole)
         used = began.cores_until(ended := watch.cpu())
-        used.pop("host", None)  # this process, which drops files from the page cache and watches
+        used.pop("host", None)  # this process drops files from the page cache and runs the watch
         background = busy_while_idle(feed, watch, idle_s) if idle_s else {}
         status = feed.status()
-        ray.get([trial.leave.remote() for trial in actors], timeout=EPOCH_S)  # before the feed ends under them
-    # cores that were busy on average, times seconds
+        ray.get([trial.leave.remote() for trial in actors], timeout=EPOCH_S)  # before the feed shuts down
+    # average busy cores times seconds
     seconds = ended.at_s - began.at_s
     cpu_s = {kind: cores * seconds for kind, cores in used.items()}
     return ServiceRun(runs, cpu_s, seconds, background, status.decoded.samples / status.samples)
 
 
 def is_settled_after(kept: Sequence[int]) -> bool:
-    """Tell whether no further samples are kept decoded, by how many there were after each epoch so far."""
+    """Return whether the decoded samples have stopped growing, given their number after each epoch so far."""
     return len(kept) > MOST_WARM_UP or (len(kept) > SETTLED_EPOCHS and kept[-1] == kept[-1 - SETTLED_EPOCHS])
 
 
 @contextmanager
 def _own_disk(workload: Workload, disk_bytes: int) -> Iterator[mbaas.Disk | None]:
-    """Make a disk tier that begins empty and is gone afterwards."""
     if not disk_bytes:
         yield None
         return
     assert workload.options.disk is not None
-    # not the feed's own folder: what a feed kept there would be found, and what it keeps would stay
+    # A separate folder: the feed's would already hold samples, and these would stay there.
     with scratch(workload.options.disk.path) as folder:
         yield mbaas.Disk(path=str(folder), max_bytes=disk_bytes)
 
 
 def staged_bytes(workload: Workload, sample_bytes: float, workers: int, store_bytes: int) -> int | None:
-    """Return the staging memory of a feed that stands for the workload's, of which it may serve only a part.
+    """Return the staging budget of a measured feed, which may serve only a part of the workload's dataset.
 
-    Args:
-        sample_bytes: size of a prepared sample.
-        workers: prep workers of the feed.
-        store_bytes: of the smallest object store.
-
-    Returns:
-        What the workload's own feed would have; None: what `mbaas.serve` gives it.
+    It is the budget of the workload's real feed; None for the default of `mbaas.serve`. ``sample_bytes`` is the size of
+    a prepared sample, and ``store_bytes`` the size of the smallest object store.
     """
     options = workload.options
     if options.shuffle or workload.pipeline.is_random:
         return options.staging_bytes
-    # Epochs that are all the same are prepared once if there is room for one, and the part that is run needs less room.
+    # Identical epochs are prepared only once if an epoch fits into staging. The part needs less room than the dataset.
     each = sample_bytes + sum(field.nbytes for field in (*workload.known, SAMPLE_ID))
     epoch = int(each * max(MIN_BLOCKS_STAGED * options.batch_size, len(workload.dataset) - 1))
     return min(options.staging_bytes or default_staging(store_bytes, wanted_staging(workers)), epoch)
 
 
 def epochs_of(actors: Sequence[Any], count: int) -> Iterator[tuple[EpochRun, ...]]:
-    """Have all trials go through so many epochs without a pause; give each when the last of them has ended it.
+    """Run ``count`` epochs on all trials without a pause; yield each when the last trial has finished it.
 
     Raises:
         TimeoutError: an epoch took longer than `EPOCH_S`.
@@ -294,9 +280,9 @@ def epochs_of(actors: Sequence[Any], count: int) -> Iterator[tuple[EpochRun, ...
 
 
 def busy_while_idle(feed: mbaas.Feed, watch: TreeWatch, idle_s: float) -> dict[str, float]:
-    """Find the cores that each kind of process keeps busy when nobody asks for anything and nothing is prepared."""
+    """Return the cores kept busy by each kind of process when nothing is requested and nothing is prepared."""
     deadline, before = time.monotonic() + EPOCH_S, -1
-    # what is prepared ahead is made first: that ends when staging is full
+    # Prefetching continues until staging is full.
     while (made := feed.status().prepared_blocks) != before and time.monotonic() < deadline:
         before, idle = made, watch.cpu()
         time.sleep(idle_s)
@@ -308,7 +294,7 @@ def busy_while_idle(feed: mbaas.Feed, watch: TreeWatch, idle_s: float) -> dict[s
 @contextmanager
 def _trials(workload: Workload, count: int) -> Iterator[list[Any]]:
     step = ray.put(workload.step)
-    # One OpenMP thread each: otherwise the tensors of every trial would take all cores, which they share with prep.
+    # One OpenMP thread each: otherwise every trial's tensors would use all cores, which they share with prep.
     options = {"num_gpus": workload.gpus_per_trial, "runtime_env": {"env_vars": {"OMP_NUM_THREADS": "1"}}}
     made = [
         _TrialActor.options(**options).remote(step, workload.options.batch_size, workload.device) for _ in range(count)
@@ -321,10 +307,8 @@ def _trials(workload: Workload, count: int) -> Iterator[list[Any]]:
 
 
 class _Trial:
-    """A trial: an actor that trains on a feed."""
-
     def __init__(self, step: Callable[..., Any], batch_size: int, device: str | None) -> None:
-        # a maker is called here, in the process where the step runs, so that the model and the optimizer live there
+        # A maker is called in the process that runs the step, so that the model and the optimizer are created there.
         self._step, self._batch_size, self._device = ready_step(step), batch_size, device
 
     def synthetic(
@@ -346,12 +330,12 @@ class _Trial:
         self._loader = mbaas.join(feed, consumer=consumer, batch_size=self._batch_size, device=self._device)
 
     def epochs(self, count: int) -> Iterator[EpochRun]:
-        """Train for so many epochs, one right after the other; tell of each when it has ended."""
+        """Train for ``count`` epochs without a pause; yield each when it has finished."""
         for _ in range(count):
             before, began = self._loader.report(), time.monotonic()
             for batch in self._loader:
                 self._step(batch)
-                del batch  # let go before the next is asked for, as the loader does of its own references
+                del batch  # release it before the next request, as the loader does with its own references
             seconds, after = time.monotonic() - began, self._loader.report()
             yield EpochRun(
                 samples=after.samples - before.samples,
@@ -365,5 +349,5 @@ class _Trial:
         self._loader.close()
 
 
-# No CPU is reserved: each prep worker reserves one, and on a small machine none would be left for trials.
+# No CPU is reserved: prep workers reserve one each, and a small machine would have none left for trials.
 _TrialActor: Any = ray.remote(num_cpus=0)(_Trial)

@@ -1,4 +1,4 @@
-"""What was measured before somebody stopped the analysis."""
+"""Partial results of an analysis that was stopped."""
 
 from __future__ import annotations
 
@@ -12,13 +12,11 @@ from mbaas.analysis.quantity import Quantity, plain, stated
 from mbaas.analysis.rates import Rates
 
 Points = list[tuple[float, Quantity]]
-"""Pairs of a count of readers or workers and the rate measured with it."""
+"""Pairs (number of readers or workers, measured rate)."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """A measured rate for a table: its name, samples/s, and how it was measured."""
-
     name: str
     rate: Quantity
     how: str
@@ -26,19 +24,17 @@ class Row:
 
 @dataclass(kw_only=True)
 class SoFar:
-    """Rates of a workload, filled in one by one while they are measured: if that is stopped, those that are there
-    remain.
+    """Rates of a workload, filled in while they are measured, so that a stopped analysis keeps its results.
 
     Attributes:
-        samples, sample_bytes, cores, batch_size: as in `Rates`; known before anything is measured.
-        readers, workers: the counts that S and P are to be measured with.
-        has_disk: whether the rate of a disk tier's disk is to be measured.
-        step: G, as stated or measured.
-        storage, prep: the points of S and P that were measured, in samples/s.
-        pixel_bytes: size of a prepared sample; None until all that there is to know of prep was measured.
-        decoded_bytes: size of a sample that is kept decoded; None until that is known.
-        decoded_prep: the points of P of decoded samples, in samples/s.
-        has_decoded: whether samples can be kept decoded; as long as nobody knows they are taken to.
+        samples, sample_bytes, cores, batch_size: as in `Rates`; known before any measurement.
+        readers, workers: planned numbers of readers for S and workers for P.
+        has_disk: whether a disk tier's disk is to be measured.
+        step: G, stated or measured.
+        storage, prep, decoded_prep: measured points of S, P, and P for decoded samples, in samples/s.
+        pixel_bytes: size of a prepared sample; None until prep is completely measured.
+        decoded_bytes: size of a decoded sample; None until it is known.
+        has_decoded: whether samples can be cached decoded; True until known.
         cache, disk: bytes/s of memory and of the disk tier's disk.
     """
 
@@ -63,7 +59,7 @@ class SoFar:
     def of(
         cls, workload: Workload, *, cores: int, readers: Sequence[int], workers: Sequence[int], rate_per_s: float | None
     ) -> SoFar:
-        """Begin with what is known of a workload before it is measured; ``rate_per_s`` is G as somebody stated it."""
+        """Return the state before any measurement; ``rate_per_s`` is the stated G, if any."""
         return cls(
             samples=len(workload.dataset),
             sample_bytes=workload.dataset.total_bytes / len(workload.dataset),
@@ -77,12 +73,12 @@ class SoFar:
 
     @property
     def is_empty(self) -> bool:
-        """Return whether nothing was measured."""
+        """True if nothing was measured."""
         return not self.storage and not self.prep and self.cache is None and self.disk is None
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """Say what was not measured, in words, in the order of measuring."""
+        """Missing measurements, in words, in the order of measuring."""
         return (
             *_lacking(self.storage, self.readers, "S (storage)", "reader"),
             *(["C (memory)"] if self.cache is None else []),
@@ -93,7 +89,7 @@ class SoFar:
 
     @property
     def rows(self) -> list[Row]:
-        """Return what is there as rows of a table, in samples/s."""
+        """Existing measurements as rows of a table, in samples/s."""
         found = []
         if self.step is not None:
             found.append(Row("G", self.step, "one trial trains, its data always ready"))
@@ -115,7 +111,7 @@ class SoFar:
         return _lacking(self.decoded_prep, self.workers, "P of decoded samples", "worker") if self.has_decoded else []
 
     def to_json(self) -> dict[str, Any]:
-        """Return what is there, by the names that `Rates` has for it."""
+        """Return the existing measurements under their names in `Rates`."""
         names = {each.name for each in fields(Rates)}
         found = {each.name: getattr(self, each.name) for each in fields(self) if each.name in names}
         return {name: plain(value) for name, value in found.items() if value is not None and value != []}

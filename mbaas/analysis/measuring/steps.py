@@ -1,8 +1,8 @@
-"""G: a training step on synthetic minibatches that lie on its device already.
+"""Measurement of G: a training step on synthetic minibatches that are on its device already.
 
-A step is a function of one minibatch, as the loader gives it: a dict with ``image``, ``label`` and ``sample_id``. A
-function without parameters is a maker: it is called once in the trial's process and returns the step, so that the model
-and the optimizer live there.
+A step is a function of one minibatch as the loader yields it: a dict with ``image``, ``label`` and ``sample_id``. A
+function without parameters is a maker. It is called once in the trial's process and returns the step, so that the model
+and the optimizer are created there.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from mbaas.transforms import Normalize
 Step = Callable[[Minibatch], Any]
 
 LEAST_STEPS = 2
-"""Steps that one measurement takes at least."""
+"""Minimum number of steps of one measurement."""
 
 
 @dataclass(frozen=True)
 class StepRate:
-    """G at one batch size, in samples/s, and the CPU seconds of a sample (0 if all is done elsewhere)."""
+    """G at one batch size in samples/s, and CPU seconds of a sample (0 if the work is done elsewhere)."""
 
     batch_size: int
     rate: Quantity
@@ -43,7 +43,7 @@ class StepRate:
 
 @dataclass(frozen=True)
 class PacedStep:
-    """Stands for a training whose rate somebody stated: sleeps as long as a step would take."""
+    """Stand-in for training with a stated rate: sleeps as long as a step would take."""
 
     per_s: float
 
@@ -56,21 +56,21 @@ class PacedStep:
 
 
 def load_step(path: str) -> Callable[..., Any]:
-    """Import the function that "module:function" names; the module is looked for in the working directory too.
+    """Import the function named by "module:function", with the working directory on the search path.
 
     Raises:
-        ConfigError: it is not there, or cannot be called.
+        ConfigError: it does not exist, or is not callable.
     """
     return import_named(path, Path.cwd(), what="the step")
 
 
 def ready_step(function: Callable[..., Any]) -> Step:
-    """Return the step itself, from a step or its maker; to be called where the step will run.
+    """Return the step itself from a step or its maker; call it in the process that runs the step.
 
     Raises:
-        ConfigError: it takes more than a minibatch, or a maker returned no function.
+        ConfigError: the function takes more than a minibatch, or a maker returned no function.
     """
-    # what has a default, and *args, is no sign of a minibatch: a maker may have options
+    # Parameters with defaults and *args do not mark a step: a maker may have options.
     needed = [
         p for p in inspect.signature(function).parameters.values() if p.default is p.empty and p.kind < p.VAR_POSITIONAL
     ]
@@ -95,7 +95,7 @@ def synthetic_batch(
     normalize: Normalize | None = None,
     has_images: bool = True,
 ) -> Minibatch:
-    """Make a minibatch of noise as the loader would give it, on the device."""
+    """Return a minibatch of noise on the device, in the loader's format."""
     draw = np.random.default_rng(0)
     noise = spec.made.zeros(batch_size)
     values = noise.values if isinstance(noise, Packed) else noise
@@ -108,7 +108,7 @@ def synthetic_batch(
 
 
 def step_rate(step: Step, batch: Minibatch, effort: Effort) -> StepRate:
-    """Measure G with this minibatch again and again; its device has finished when a measurement ends."""
+    """Measure G on this minibatch repeatedly; each measurement waits for the device to finish."""
     size, costs, steps = len(batch[SAMPLE_ID.name]), [], LEAST_STEPS
 
     def rate() -> float:
@@ -116,7 +116,7 @@ def step_rate(step: Step, batch: Minibatch, effort: Effort) -> StepRate:
         began, cpu = time.perf_counter(), time.process_time()
         for _ in range(steps):
             step(batch)
-        _finish(batch)  # steps on a GPU are only queued when they return
+        _finish(batch)  # steps on a GPU return before they have run
         seconds = time.perf_counter() - began
         costs.append((time.process_time() - cpu) / (steps * size))
         found = steps * size / seconds
@@ -128,7 +128,7 @@ def step_rate(step: Step, batch: Minibatch, effort: Effort) -> StepRate:
 
 
 def _finish(batch: Minibatch) -> None:
-    """Wait for the device that the minibatch lies on."""
+    """Wait for the minibatch's device."""
     device = getattr(batch[SAMPLE_ID.name], "device", None)
     if getattr(device, "type", "cpu") == "cuda":
         import torch

@@ -1,4 +1,4 @@
-"""How fast bytes come: S from cold storage, the rate of a disk tier's disk, and C from memory."""
+"""Measurement of read rates: S from cold storage, a disk tier's disk, and C from memory."""
 
 from __future__ import annotations
 
@@ -33,33 +33,33 @@ from mbaas.errors import ConfigError
 Part = TypeVar("Part")
 
 READERS = (1, 2, 4, 8, 16)
-"""Numbers of readers that S is measured with."""
+"""Numbers of readers for S."""
 
 COLD = 0.02
-"""Storage counts as cold if at most this share of what is to be read is in the page cache."""
+"""Storage counts as cold if at most this share of the data to read is in the page cache."""
 
 DISK_READERS = 8
-"""Threads that read a disk tier at once, as many as a cache node begins with."""
+"""Concurrent readers of a disk tier, as many as a cache node starts with."""
 
 READ_SAMPLES = 16
-"""Samples that a thread asks the disk tier for in one go."""
+"""Samples per request of a thread to the disk tier."""
 
 DROP_S = 0.25
-"""So often files that are to stay cold are dropped from the page cache."""
+"""Interval at which files are dropped from the page cache to keep them cold."""
 
 HELD_BYTES = 256 << 20
-"""Much more than the caches of processors hold."""
+"""Size of the copied buffer: much larger than processor caches."""
 
 
 @dataclass(frozen=True)
 class StorageRate:
-    """S, and whether it is the storage's.
+    """S, with the CPU cost of reading and the cold state of storage.
 
     Attributes:
         curve: samples/s against readers.
-        cpu_s: CPU seconds of this process for a sample, with as many readers as were fastest.
-        resident: the largest share of what was to be read that lay in the page cache although it had been dropped;
-            None where that cannot be known, as for remote storage, which may have a cache of its own.
+        cpu_s: CPU seconds of this process for a sample, with the fastest number of readers.
+        resident: largest share of the data to read that was still in the page cache after being dropped; None if
+            unknown, as with remote storage, which may have its own cache.
     """
 
     curve: MeasuredCurve
@@ -68,7 +68,7 @@ class StorageRate:
 
     @property
     def note(self) -> str | None:
-        """Say what makes the rate doubtful; None if nothing does."""
+        """The reason to doubt the rate, if any."""
         if self.resident is None:
             return "whether storage was cold cannot be known here; if it has a cache of its own, S is too high"
         return _not_cold("storage", self.resident, "S")
@@ -76,11 +76,9 @@ class StorageRate:
 
 @dataclass(frozen=True)
 class DiskRate:
-    """What a disk gives.
+    """Read rate of a disk: total bytes/s of all readers.
 
-    Attributes:
-        rate: bytes/s of all readers together.
-        resident: share of what was read that was in the page cache all the same; None: that cannot be known.
+    ``resident`` is the share of the data that was still in the page cache; None if unknown.
     """
 
     rate: Quantity
@@ -88,8 +86,8 @@ class DiskRate:
 
     @property
     def note(self) -> str | None:
-        """Say what makes the rate doubtful; None if nothing does."""
-        # where nothing can be asked about its pages, they were dropped all the same, and a disk has no other cache
+        """The reason to doubt the rate, if any."""
+        # If page residency is unknown, pages were still dropped, and a disk has no other cache.
         return _not_cold("the disk", self.resident or 0.0, "its rate")
 
 
@@ -108,12 +106,10 @@ def storage_rate(
     seed: int = 0,
     found: Callable[[float, Quantity], None] = lambda *_: None,
 ) -> StorageRate:
-    """Measure random reads of samples that were dropped from the page cache before, in windows of `Effort.window_s`.
+    """Measure random reads of samples dropped from the page cache, in windows of `Effort.window_s`.
 
-    A window reads samples that no window before it has read, as long as there are such.
-
-    Args:
-        found: is told each number of readers and its rate as soon as that is measured.
+    Each window reads samples that no earlier window has read, as long as there are any. ``found`` is called with each
+    number of readers and its rate.
 
     Raises:
         ConfigError: no readers, or counts that do not ascend from 1.
@@ -134,21 +130,20 @@ def storage_rate(
     points, costs = [], []
     for count in readers:
         with ThreadPoolExecutor(count, thread_name_prefix="mbaas-measure") as threads:
-            # samples go on where the last number of readers stopped: none is read twice before all have been
+            # Each number of readers continues after the last one: no sample is read twice before all have been.
             window = _Window(samples, read, threads, count, effort.window_s)
             points.append((float(count), repeated(window.rate, effort, unit="samples/s")))
             costs.append(window.cpu_s)
             found(*points[-1])
-    # CPU costs depend on how much readers wait for each other; predictions use as many readers as help
+    # CPU costs depend on how much readers wait for each other. Predictions use the number of readers that helps.
     fastest = max(range(len(points)), key=lambda i: points[i][1].value)
     return StorageRate(MeasuredCurve(tuple(points)), stated(costs[fastest], unit="CPU-s"), samples.resident)
 
 
 class _ColdParts(Generic[Part]):
-    """Parts of something in random order, over and over, which are dropped from the page cache before they are given.
+    """Parts in random order, repeated endlessly, each dropped from the page cache before it is returned.
 
-    Attributes:
-        resident: the largest share of what was given that was not cold all the same; None: that cannot be known.
+    ``resident`` is the largest share of the returned parts that was still cached; None if unknown.
     """
 
     def __init__(self, order: Sequence[Part], spans: Callable[[Sequence[Part]], Sequence[Span]]) -> None:
@@ -156,18 +151,17 @@ class _ColdParts(Generic[Part]):
         self.resident: float | None = None
 
     def next(self, count: int) -> list[Part]:
-        """Give the next parts, none of them twice."""
         parts = [next(self._turns) for _ in range(min(count, self._most))]
         spans = self._spans(parts)
         drop(spans)
-        # asked after dropping: the kernel keeps pages that are dirty or mapped, and other programs may read the files
+        # Checked after dropping: the kernel keeps dirty and mapped pages, and other programs may read the files.
         if (share := resident_share(spans)) is not None:
             self.resident = max(self.resident or 0.0, share)
         return parts
 
 
 class _Window(Generic[Part]):
-    """Measurements with one number of readers; each is as large as the last one's rate says."""
+    """Measurements with one number of readers; each window is sized by the rate of the last one."""
 
     def __init__(
         self,
@@ -179,20 +173,19 @@ class _Window(Generic[Part]):
     ) -> None:
         self._parts, self._read, self._threads, self._readers = parts, read, threads, readers
         self._window_s = window_s
-        # two for each reader at least: with one, a window is as long as its slowest read
+        # At least two parts per reader: with one, a window is as long as its slowest read.
         self._least = self._count = 2 * readers
         self._done, self._cpu_s = 0, 0.0
 
     @property
     def cpu_s(self) -> float:
-        """Return the CPU seconds of this process for a part, in all windows so far."""
         return self._cpu_s / max(self._done, 1)
 
     def rate(self) -> float:
-        """Return how much one window read in a second, in what ``read`` counts."""
+        """Measure one window; return its rate per second, in the units that ``read`` counts."""
         parts = self._parts.next(self._count)
         began, busy = perf_counter(), process_time()
-        # each reader gets its part of the list at once: a task for every sample would measure the pool
+        # Each reader gets its list at once: one task per sample would measure the pool.
         amount = sum(self._threads.map(self._read, [parts[i :: self._readers] for i in range(self._readers)]))
         elapsed_s = max(perf_counter() - began, 1e-9)
         self._done, self._cpu_s = self._done + len(parts), self._cpu_s + process_time() - busy
@@ -202,10 +195,10 @@ class _Window(Generic[Part]):
 
 @contextmanager
 def scratch(disk_path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Make a folder of its own on the disk, gone afterwards: what feeds keep there is not touched.
+    """Yield a temporary folder on the disk; feeds' samples there are not touched.
 
     Raises:
-        ConfigError: the disk cannot be written to.
+        ConfigError: the disk is not writable.
     """
     try:
         Path(disk_path).mkdir(parents=True, exist_ok=True)
@@ -217,10 +210,10 @@ def scratch(disk_path: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def disk_rate(raw: Raw, disk_path: str | os.PathLike[str], effort: Effort, *, readers: int = DISK_READERS) -> DiskRate:
-    """Keep samples in a disk tier, and measure reading them back in windows of `Effort.window_s`.
+    """Write samples to a disk tier and measure reading them back, in windows of `Effort.window_s`.
 
     Raises:
-        ConfigError: the disk cannot be written to, or has no room for the samples.
+        ConfigError: the disk is not writable, or has no room for the samples.
     """
     lengths = np.diff(raw.ends, prepend=0)
     with scratch(disk_path) as folder:
@@ -240,7 +233,7 @@ def disk_rate(raw: Raw, disk_path: str | os.PathLike[str], effort: Effort, *, re
                 why = tier.stats().write_failure or "there was no room"
                 raise ConfigError(f"the disk tier at {disk_path} kept {kept.sum()} of {len(kept)} samples: {why}")
             order = np.random.default_rng(0).permutation(len(lengths))
-            # samples lie packed in a few large files, whose pages hold parts of several: all are dropped, each time
+            # Samples are packed into a few large files, and pages span several samples: drop all files each time.
             spans = spans_of(folder)
             parts = _ColdParts(np.array_split(order, max(1, len(lengths) // READ_SAMPLES)), lambda _: spans)
             with ThreadPoolExecutor(readers, thread_name_prefix="mbaas-measure") as threads:
@@ -252,7 +245,7 @@ def disk_rate(raw: Raw, disk_path: str | os.PathLike[str], effort: Effort, *, re
 
 
 def spans_of(folder: Path) -> list[Span]:
-    """Find all files below a folder, and have them written to the disk, so that they can be dropped from the cache."""
+    """Return the spans of all files below a folder, after syncing them so that the page cache can drop them."""
     files = [file for file in folder.rglob("*") if file.is_file()]
     for file in files:  # POSIX_FADV_DONTNEED keeps dirty pages
         descriptor = os.open(file, os.O_RDONLY)
@@ -265,12 +258,12 @@ def spans_of(folder: Path) -> list[Span]:
 
 @contextmanager
 def kept_cold(folder: str | Path) -> Iterator[None]:
-    """Drop the files below a folder from the page cache, every `DROP_S`."""
+    """Drop the files below a folder from the page cache every `DROP_S`."""
     is_over = threading.Event()
 
     def forget() -> None:
         while not is_over.wait(DROP_S):
-            # looked for each time: a disk tier writes new files while it fills, and may delete one
+            # Listed each time: a disk tier creates files while it fills, and may delete one.
             with suppress(FileNotFoundError):
                 drop(spans_of(Path(folder)))
 
@@ -284,8 +277,8 @@ def kept_cold(folder: str | Path) -> Iterator[None]:
 
 
 def memory_rate(sample_bytes: int, effort: Effort, *, seed: int = 0) -> Quantity:
-    """Measure the bytes/s of copying samples of this size from random places of a large buffer, by one thread."""
-    held = np.ones(HELD_BYTES, np.uint8)  # ones: zeros would all be the kernel's one page of zeros
+    """Measure the bytes/s of one thread that copies samples of this size from random offsets of a large buffer."""
+    held = np.ones(HELD_BYTES, np.uint8)  # not zeros, which would all map to the kernel's zero page
     size = min(max(1, sample_bytes), HELD_BYTES // 2)
     into = np.empty(size, np.uint8)
     starts = np.random.default_rng(seed).integers(0, HELD_BYTES - size, 4096).tolist()
@@ -293,7 +286,7 @@ def memory_rate(sample_bytes: int, effort: Effort, *, seed: int = 0) -> Quantity
     def rate() -> float:
         copied, began = 0, perf_counter()
         while perf_counter() - began < effort.window_s:
-            # many copies between two looks at the clock: one look takes as long as copying a small sample
+            # Many copies per clock reading, which takes as long as copying a small sample.
             for start in starts[: max(1, min(len(starts), (32 << 20) // size))]:
                 np.copyto(into, held[start : start + size])
                 copied += size

@@ -1,4 +1,4 @@
-"""The `Rates` of this machine for a workload: all measurements, one after the other."""
+"""Measurement of this machine's `Rates` for a workload, from all single measurements."""
 
 from __future__ import annotations
 
@@ -33,52 +33,52 @@ from mbaas.analysis.rates import FREE, INSTANT, MeasuredCurve, Rates, step_overh
 from mbaas.prep.engines import resolve_engine, workers_per_gpu
 
 EPOCH_S = 2.0
-"""Feeds are run on a part of the dataset that all cores prepare in about this time."""
+"""Feeds run on a part of the dataset that all cores prepare in about this time."""
 
 LEAST_SAMPLES = 256
-"""Samples that feeds are run on at least."""
+"""Smallest part of the dataset for a feed."""
 
 IDLE_S = 2.0
-"""For so long it is looked what a feed's processes do while nothing is asked for."""
+"""Observation time of an idle feed's processes."""
 
 EPOCHS = 4
 """Epochs of a feed that count."""
 
 DECODED_EPOCHS = 12
-"""The same where samples are kept decoded: these epochs are a fraction as long."""
+"""The same with decoded samples, whose epochs are much shorter."""
 
 LEAST_DECODED = 0.5
-"""A feed that keeps a smaller share of the samples decoded tells too little of them."""
+"""Smallest decoded share of a feed that determines the cost of decoded samples."""
 
 TRIALS = 4
-"""Trials of the feed that has several: the more there are, the better it is known what each of them costs."""
+"""Number of trials in the feed with several: more give a more accurate cost per trial."""
 
 FEED_S = 6.0
-"""About how long a feed and its trials take to start and to end."""
+"""Approximate time to start and stop a feed and its trials."""
 
 PROCESS_S = 3.0
-"""About how long workers that prepare without a feed take to start."""
+"""Approximate start time of workers without a feed."""
 
 ROUNDS = 2
-"""How often each feed is run, with all others in between: a machine that others use too is not always as fast."""
+"""Runs of each feed, interleaved with the others, because the speed of a shared machine varies."""
 
 _TAKEN_AS_NOTHING = "predictions take serving to cost nothing, and may be too fast"
 
 NO_COSTS = f"the analysis was stopped before the costs of a feed and a trial were measured: {_TAKEN_AS_NOTHING}"
 QUICK_COSTS = f"a quick analysis does not measure the costs of a feed and a trial: {_TAKEN_AS_NOTHING}"
-"""Notes that say so."""
+"""Notes in place of the costs."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """Everything that was measured of the parts of the system, each on its own.
+    """All measurements of the parts of the system, each in isolation.
 
     Attributes:
         rates: G, P, S, C and costs.
-        prep: P in detail; `storage`: S.
+        prep, storage: P and S in detail.
         steps: G at each batch size; empty if it was stated.
-        notes: what makes a figure doubtful, a sentence each.
-        was_stopped: whether somebody stopped it when only the costs were missing (`NO_COSTS`).
+        notes: doubts about the figures, one sentence each.
+        was_stopped: whether the user stopped the analysis when only the costs were missing (`NO_COSTS`).
     """
 
     rates: Rates
@@ -90,7 +90,7 @@ class Measured:
 
 
 def cores_here() -> int:
-    """Return the number of CPUs that this process may use: a container may have fewer than the machine."""
+    """Return the number of CPUs available to this process; a container may have fewer than the machine."""
     return len(os.sched_getaffinity(0))
 
 
@@ -106,22 +106,22 @@ def measure(
     pace: Pace | None,
     so_far: SoFar | None = None,
 ) -> Measured:
-    """Measure G, P, S and C, and what a feed costs. Ray has to run.
+    """Measure G, P, S and C, and the costs of a feed. Requires Ray.
 
-    If a KeyboardInterrupt stops it when only the costs are missing, that is enough to predict from: it returns what it
-    has, and a note says what predictions do without.
+    If a KeyboardInterrupt arrives when only the costs are missing, the results suffice for predictions. They are
+    returned with a note on the missing part.
 
     Args:
-        rate_per_s: G as somebody stated it; None: the workload's step is measured.
-        cores: how many prep may use; None: all that this process may.
-        readers: the numbers of readers to measure S with; None: those of the effort.
-        gpus: how many prep may use.
-        pace: looks at the machine while prep is measured, and in between feeds; its usual pace is set to the former.
-            None if no feed is run: the effort is not a whole one.
-        so_far: gets every rate as soon as it is measured.
+        rate_per_s: stated G in samples/s; None to measure the workload's step.
+        cores: cores available to prep; None for all cores of this process.
+        readers: numbers of readers for S; None for the effort's defaults.
+        gpus: number of GPUs available to prep.
+        pace: measures the machine's speed during prep, which becomes its usual pace, and between feeds. None if no feed
+            is run, because the effort is not whole.
+        so_far: receives every rate as soon as it is measured.
 
     Raises:
-        KeyboardInterrupt: somebody stopped it before.
+        KeyboardInterrupt: the user stopped it earlier.
     """
     effort, cores = effort or Effort(), cores or cores_here()
     dataset, pipeline = workload.dataset, workload.pipeline
@@ -130,7 +130,7 @@ def measure(
     readers = _reader_counts(effort) if readers is None else readers
     if so_far is None:
         so_far = begun(workload, effort, rate_per_s=rate_per_s, cores=cores, gpus=gpus, readers=readers)
-    # the engine that a feed would choose: P is to be a feed's
+    # The engine that a feed would choose, because P describes a feed.
     engine = resolve_engine(workload.options.engine, pipeline, gpus=gpus)
     progress.begin("storage", f"S: random reads from cold storage with 1 to {readers[-1]} readers")
     storage = storage_rate(
@@ -195,14 +195,14 @@ def measure(
         so_far.disk = disk.rate
         progress.found(f"disk: {units.rate(disk.rate.value)}")
     if not crosses_to_gpu(workload, rate_per_s, gpus):
-        del raw, kept  # up to 256 MB each, that a trial may need
+        del raw, kept  # up to 256 MB each, which a trial may need
     steps: list[StepRate] = []
     if rate_per_s is None:
         progress.begin("step", "G: the training step on synthetic minibatches")
-        # two sizes, because the part of a step that does not depend on its size shows only between them
+        # Two sizes, because only their difference shows the fixed part of a step.
         sizes = sorted({max(1, workload.options.batch_size // 2), workload.options.batch_size})
         steps = measure_step(workload, prep.made, sizes, effort)
-        so_far.step = steps[-1].rate  # sizes ascend, so the last one is the workload's own
+        so_far.step = steps[-1].rate  # sizes ascend, so the last one is the workload's
         progress.found(f"G: {units.number(so_far.step.value)} samples/s")
     assert so_far.step is not None, "G is stated where it is not measured"
     rates = Rates(
@@ -242,13 +242,13 @@ def measure(
             rates = with_costs(rates, workload, workers, pace)
         else:
             notes = (*notes, QUICK_COSTS)
-    except KeyboardInterrupt:  # all rates are there: what follows from them is worth having
+    except KeyboardInterrupt:  # all rates are there, so the predictions are worth having
         notes, was_stopped = (*notes, NO_COSTS), True
     return Measured(rates=rates, prep=prep, storage=storage, steps=tuple(steps), notes=notes, was_stopped=was_stopped)
 
 
 def crosses_to_gpu(workload: Workload, rate_per_s: float | None, gpus: int) -> bool:
-    """Tell whether samples may cross to a GPU at several stages, and a step is there that says what each would cost."""
+    """Return whether samples may cross to a GPU at several stages and a measurable step shows the cost of each."""
     asked, pipeline = workload.options.engine, workload.pipeline
     return (
         rate_per_s is None and pipeline.has_images and resolve_engine(asked, pipeline, gpus=gpus) == "dali" and gpus > 0
@@ -256,11 +256,11 @@ def crosses_to_gpu(workload: Workload, rate_per_s: float | None, gpus: int) -> b
 
 
 def workers_here(workload: Workload, *, cores: int, gpus: int) -> int:
-    """Return how many prep workers this machine has for a feed: one on each core, or as many as share its GPUs."""
+    """Return the number of prep workers of a feed on this machine: one per core, or as many as share its GPUs."""
     options, pipeline = workload.options, workload.pipeline
     if not gpus or options.gpus_per_worker == 0 or resolve_engine(options.engine, pipeline, gpus=gpus) != "dali":
         return cores
-    # Of those that reserve parts of GPUs a feed has one on each by default.
+    # By default, a feed has one worker per GPU if workers reserve parts of GPUs.
     return min(cores, gpus * (workers_per_gpu(pipeline) if options.gpus_per_worker is None else 1))
 
 
@@ -273,7 +273,7 @@ def begun(
     gpus: int = 0,
     readers: Sequence[int] | None = None,
 ) -> SoFar:
-    """Return what `measure` knows before it has measured anything, to be given to it."""
+    """Return the state of `measure` before the first measurement, as its ``so_far``."""
     effort = effort or Effort()
     counts = _worker_counts(workers_here(workload, cores=cores, gpus=gpus), effort)
     readers = _reader_counts(effort) if readers is None else readers
@@ -288,10 +288,10 @@ def expected_s(
     rate_per_s: float | None,
     gpus: int,
 ) -> dict[str, float]:
-    """Return about how many seconds each phase of `measure` takes, in their order; those that are left out take 0."""
+    """Return the approximate seconds of each phase of `measure`, in order; skipped phases take 0."""
     each_s, crosses = effort.budget_s, effort.is_whole and crosses_to_gpu(workload, rate_per_s, gpus)
     counts = _worker_counts(workers_here(workload, cores=cores, gpus=gpus), effort)
-    start_s = each_s + (PROCESS_S if effort.is_whole else 0.0)  # else the same workers measure all numbers
+    start_s = each_s + (PROCESS_S if effort.is_whole else 0.0)  # otherwise the same workers measure all numbers
     has_disk = workload.options.disk is not None
     return {
         "storage": (DROP_S + each_s) * len(_reader_counts(effort)),
@@ -316,10 +316,10 @@ def _reader_counts(effort: Effort) -> Sequence[int]:
 
 
 def _worker_counts(workers: int, effort: Effort) -> list[int]:
-    """Return the numbers to measure, where a feed has a worker for each core, or so many on GPUs."""
+    """Return the numbers of workers to measure, given the ``workers`` of a feed."""
     if not effort.is_whole:
         return sorted({1, workers})
-    # Powers of two show where contention begins; twice as many shows whether more would still help.
+    # Powers of two show where contention begins. Twice the workers show whether more would still help.
     return sorted({workers, 2 * workers, *(2**k for k in range(workers.bit_length()))})
 
 
@@ -328,22 +328,22 @@ def _thread_counts(cores: int, effort: Effort) -> list[int]:
 
 
 def with_costs(rates: Rates, workload: Workload, workers: int, pace: Pace) -> Rates:
-    """Replace what a sample costs alone by what it costs in feeds, whose trials do nothing.
+    """Replace the isolated costs of a sample by its costs in feeds, whose trials do nothing.
 
-    All costs are of feeds that keep all cores busy: there, each takes longer than alone, because cores share caches,
-    memory and power. What prep workers take is told from what everybody else takes, by process. A feed of T trials
-    delivers each prepared sample T times, so one with one trial and one with `TRIALS` tell delivery from staging. With
-    data in memory one worker has nothing to wait for but its own CPU: its feed tells by how much it is slower there
-    than alone. A feed that keeps nothing tells what a sample costs that has to be read: more than reading it, because
-    it also travels to the worker by shared memory of its own. Where storage is slower than prep, cores would mostly
-    idle meanwhile, and that costs CPU time too: there it is what reading alone costs.
+    All costs come from feeds that keep every core busy. There each cost is higher than in isolation, because cores
+    share caches, memory and power. CPU time is attributed to prep workers and others by process.
 
-    Where samples can be kept decoded, feeds keep them so, except one that tells what encoded ones cost: the less prep
-    takes, the better is known what is beside it.
+    - A feed of T trials delivers each prepared sample T times. Comparing one trial with `TRIALS` separates delivery
+      from staging.
+    - With data in memory, a single worker waits only for its own CPU. Its slowdown relative to isolation is the cost of
+      serving.
+    - A feed without caches gives the cost of a sample that has to be read. It exceeds reading alone, because the sample
+      also travels to the worker through shared memory. If storage is slower than prep, cores would mostly idle, which
+      costs CPU time too; the cost of reading alone is used then.
 
-    Args:
-        workers: as many as a feed has.
-        pace: tells how fast the machine is meanwhile. Costs are those at the pace at which the other rates were found.
+    If samples can be cached decoded, all feeds but one do so: the less time prep takes, the more accurate the other
+    costs. The remaining feed gives the cost of encoded samples. ``pace`` converts the costs to the speed of the other
+    rates.
     """
     feeds: dict[str, dict[str, Any]] = {
         "few": {"prep_workers": 1},
@@ -352,12 +352,12 @@ def with_costs(rates: Rates, workload: Workload, workers: int, pace: Pace) -> Ra
         "encoded": {"prep_workers": workers, "decoded": False},
     }
     if rates.decoded_prep is None:
-        del feeds["encoded"]  # the one with one trial is such a feed
+        del feeds["encoded"]  # the feed with one trial covers this case
     if rates.storage.best_rate(rates.storage.most) > rates.prep.rate(workers):
         feeds["cold"] = {"prep_workers": workers, "decoded": False, "cached": False}
     rounds: list[dict[str, ServiceRun]] = []
     paces = [pace.now()]
-    # whole rounds, so that a minute in which the machine is busy falls on all feeds alike, whose costs are compared
+    # Whole rounds, so that a busy minute affects all feeds equally, whose costs are compared.
     for _ in range(ROUNDS):
         rounds.append({})
         for name, feed in feeds.items():
@@ -367,11 +367,9 @@ def with_costs(rates: Rates, workload: Workload, workers: int, pace: Pace) -> Ra
 
 
 def costs_of(rates: Rates, rounds: Sequence[Mapping[str, ServiceRun]], *, pace: float) -> Rates:
-    """Compute what samples cost from runs of feeds; `with_costs` says of which.
+    """Return ``rates`` with the costs of samples from rounds of the feeds in `with_costs`, by name.
 
-    Args:
-        rounds: of each, run by the name of the feed.
-        pace: how many times as fast as when rates were measured the machine was.
+    ``pace`` is the speed of the machine relative to the measurement of ``rates``.
     """
     runs = {name: pooled([found[name] for found in rounds]) for name in rounds[0]}
     encoded = "encoded" if "encoded" in runs else "one"
@@ -381,7 +379,7 @@ def costs_of(rates: Rates, rounds: Sequence[Mapping[str, ServiceRun]], *, pace: 
         mixed_s = [cost_s(found["one"], 1, of_prep=True) * pace for found in rounds]
         of_decoded = [max(0.0, (both - (1 - share) * one) / share) for both, one in zip(mixed_s, made_s, strict=True)]
         decoded_cpu_s = measured(of_decoded, unit="CPU-s")
-    # Differences of noisy costs may come out below nothing; then the cost is too small to matter.
+    # Differences of noisy costs may be negative; the cost is then negligible.
     one_s = cost_s(runs["one"], 1, of_prep=False) * pace
     delivery_s = max(0.0, cost_s(runs["many"], TRIALS, of_prep=False) * pace - one_s) / (TRIALS - 1)
     miss_s = 0.0
@@ -399,16 +397,16 @@ def costs_of(rates: Rates, rounds: Sequence[Mapping[str, ServiceRun]], *, pace: 
         serving_s=slower_s(alone_per_s, measured(served, unit="samples/s").scaled(1 / pace)),
         read_cpu_s=stated(max(rates.read_cpu_s.value, miss_s), unit="CPU-s"),
         delivery_cpu_s=stated(delivery_s, unit="CPU-s"),
-        # What goes on all the time costs the less for a sample the more samples there are: it is a part of the cores.
+        # A constant load costs less per sample the more samples there are, so it is a number of cores.
         background_cores=measured([found["one"].background_cores for found in rounds], unit="cores"),
         staging_cpu_s=stated(max(0.0, one_s - delivery_s), unit="CPU-s"),
     )
 
 
 def slower_s(alone_per_s: float, served: Quantity) -> Quantity:
-    """Return the seconds a sample that a worker takes longer in a feed than alone: 1 / served - 1 / alone, at least 0.
+    """Return the extra seconds of a sample in a feed: 1 / served - 1 / alone, at least 0.
 
-    The interval is that of ``served``: predictions add it to that of P.
+    The interval comes from ``served`` alone; predictions add it to P's interval.
     """
     ends = (1 / rate - 1 / alone_per_s for rate in (served.value, served.low, served.high))
     return spanning(*(max(0.0, end) for end in ends), unit="s")
@@ -423,7 +421,7 @@ def _idle_feed(
     decoded: bool = True,
     cached: bool = True,
 ) -> ServiceRun:
-    """Run a feed whose trials take what they get and do nothing, with all data in memory, or cold in storage."""
+    """Run a feed whose trials do nothing, with all data in memory, or cold in storage."""
     part = trained_on(workload, rates, prep_workers=prep_workers)
     decoded = decoded and rates.decoded_prep is not None
     cache_bytes = part.dataset.total_bytes if cached else 0
@@ -432,7 +430,7 @@ def _idle_feed(
         sample_bytes=rates.pixel_bytes,
         trials=trials,
         prep_workers=prep_workers,
-        # of decoded samples all for which this machine has room
+        # for decoded samples, as many as this machine has room for
         cache_bytes=None if decoded else cache_bytes,
         decoded=decoded,
         epochs=DECODED_EPOCHS if decoded else EPOCHS,
@@ -443,30 +441,26 @@ def _idle_feed(
 
 
 def trained_on(workload: Workload, rates: Rates, *, prep_workers: int) -> Workload:
-    """Cut the dataset to a part that ``prep_workers`` prepare in about `EPOCH_S`."""
+    """Return the workload with a part of the dataset that ``prep_workers`` prepare in about `EPOCH_S`."""
     samples = max(LEAST_SAMPLES, round(rates.prep.rate(prep_workers) * EPOCH_S))
     return replace(workload, dataset=portion(workload.dataset, samples=samples, seed=workload.options.seed))
 
 
 def cost_s(run: ServiceRun, trials: int, *, of_prep: bool) -> float:
-    """Return the CPU seconds for a prepared sample, beside what goes on all the time.
-
-    Args:
-        of_prep: those of prep workers; else those of all others.
-    """
+    """Return the CPU seconds of a prepared sample, without the constant load, of prep workers or of all others."""
     kinds = [kind for kind in run.cpu_s if (kind == PREP_KIND) == of_prep]
     used_s = sum(run.cpu_s[kind] - run.background.get(kind, 0.0) * run.seconds for kind in kinds)
-    # each trial takes every sample, so a sample that was prepared once was delivered ``trials`` times
+    # Each trial takes every sample, so a sample prepared once is delivered ``trials`` times.
     return max(0.0, used_s) * trials / run.samples
 
 
 def _nothing(batch: Any) -> None:
-    """Take a minibatch and do nothing with it."""
+    """Discard a minibatch."""
 
 
 def _notes(prep: PrepRate, storage: StorageRate, disk: DiskRate | None) -> tuple[str, ...]:
     notes = [] if prep.from_memory else ["pages were read from a disk while prep was measured: P may be too low"]
-    if prep.workers.fit.r_squared < 0.8:  # below that the lines are hardly better than the mean (`Fit`)
+    if prep.workers.fit.r_squared < 0.8:  # below this, the lines are hardly better than the mean (`Fit`)
         r_squared = units.number(prep.workers.fit.r_squared)
         notes.append(f"P against workers fits three straight lines badly (R^2 {r_squared})")
     doubts = (storage.note, disk.note if disk is not None else None)

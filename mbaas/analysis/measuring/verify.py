@@ -1,9 +1,9 @@
-"""Run the workload, to split the time of an epoch and to say how far off predictions are.
+"""Runs of the workload that split the time of an epoch and check predictions.
 
-The split is the differential method of DS-Analyzer (VLDB 2021), with three runs of the same workload: on synthetic
-minibatches, with all data in memory, and with caches and storage as they are. What the second takes longer than the
-first is prep stall, what the third takes longer than the second is fetch stall. A loader attributes its waits while it
-runs, by whether prep was waiting for bytes; the two should agree.
+The split is the differential method of DS-Analyzer (VLDB 2021). The same workload runs on synthetic minibatches, then
+with all data in memory, and then with the real caches and storage. The second run takes longer by the prep stall, and
+the third by the fetch stall. Loaders also attribute their waits at run time, depending on whether prep was waiting for
+bytes. The two methods should agree.
 """
 
 from __future__ import annotations
@@ -26,26 +26,25 @@ from mbaas.analysis.simulated import simulated_epoch_s
 from mbaas.analysis.whatif import Waits, predict
 
 SPLIT_EPOCHS = 5
-"""Epochs that count, at least, of a run for the split: it is run once."""
+"""Minimum number of epochs that count in a run for the split, which is run only once."""
 
 EPOCHS = 4
-"""The same of a run that checks a prediction, in each round."""
+"""Minimum number of epochs that count in each round of a run that checks a prediction."""
 
 RUN_S = 4.0
-"""More epochs count if these are over sooner."""
+"""Minimum total time of the epochs that count."""
 
 ROUNDS = 3
-"""How often each point is run, with all others in between: a machine that others use too is not always as fast."""
+"""Runs of each point, interleaved with the others, because the speed of a shared machine varies."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Split:
-    """How the time of an epoch of one trial splits up, on a part of the dataset.
+    """Time of one trial's epoch by cause, on a part of the dataset.
 
     Attributes:
-        samples: how many that part has.
-        compute_s, prep_stall_s, fetch_stall_s: by the differential method; their values add up to the epoch's.
-        live_prep_stall_s, live_fetch_stall_s, live_peer_stall_s: what the loaders said; see `ConsumerReport`.
+        compute_s, prep_stall_s, fetch_stall_s: by the differential method; their values add up to the epoch.
+        live_prep_stall_s, live_fetch_stall_s, live_peer_stall_s: reported by the loaders; see `ConsumerReport`.
         epoch_s: seconds of an epoch of the last run.
     """
 
@@ -60,7 +59,7 @@ class Split:
 
     @property
     def waits(self) -> dict[str, Waits]:
-        """Return what a trial waits for, as each of both methods sees it."""
+        """Shares of the epoch that a trial waits, by method."""
         epoch_s = self.epoch_s.value
         return {
             "three runs compared": Waits(
@@ -75,9 +74,9 @@ class Split:
 
     @property
     def disagreement(self) -> float:
-        """Return the larger difference between both methods, as a share of the epoch."""
-        # training is not compared: of what loaders say it is only what the stalls leave over
-        # nor are waits for other trials told apart: with data in memory trials wait for each other as well
+        """The larger difference between the methods, as a share of the epoch."""
+        # Training is not compared: loaders only derive it as the remainder. Waits for other trials are not separated:
+        # with data in memory, trials wait for each other too.
         pairs = (
             (self.prep_stall_s.value, self.live_prep_stall_s.value + self.live_peer_stall_s.value),
             (self.fetch_stall_s.value, self.live_fetch_stall_s.value),
@@ -90,7 +89,7 @@ class Split:
 
 
 def split_epoch(workload: Workload, rates: Rates, setup: Setup) -> Split:
-    """Run the workload with all data in memory, and as it is; the synthetic run is G's, measured alone."""
+    """Run the workload with all data in memory, and as configured; G replaces the synthetic run."""
     in_memory = replace(setup, cache_bytes=max(setup.cache_bytes, rates.dataset_bytes), disk_bytes=0.0)
     cached = _run(workload, rates, in_memory, least_epochs=SPLIT_EPOCHS, warm_up=2)
     real = _run(workload, rates, setup, least_epochs=SPLIT_EPOCHS)
@@ -98,8 +97,8 @@ def split_epoch(workload: Workload, rates: Rates, setup: Setup) -> Split:
 
 
 def split_of(samples: int, step: Quantity, cached: ServiceRun, real: ServiceRun) -> Split:
-    """Split an epoch by three rates: the step alone, the run in memory, and the run as it is."""
-    # no run of its own: with data that is always ready an epoch takes as long as its steps
+    """Split an epoch by the step's rate, the run in memory, and the run as configured."""
+    # No separate run: if data is always ready, an epoch takes as long as its steps.
     synthetic_s = step.inverse(unit="s").scaled(samples, unit="s")
     cached_s, real_s = _epoch_s(cached), _epoch_s(real)
     return Split(
@@ -115,36 +114,35 @@ def split_of(samples: int, step: Quantity, cached: ServiceRun, real: ServiceRun)
 
 
 def _epoch_s(run: ServiceRun) -> Quantity:
-    """Return the slowest trial's time for an epoch: all trials share a feed, so they end about together."""
+    """Return an epoch's time in the slowest trial: all trials share a feed, so they end at about the same time."""
     return _mean_of([max(trial.seconds for trial in trials) for trials in run.epochs])
 
 
 def _more(later: Quantity, earlier: Quantity) -> Quantity:
-    """Return how much longer one run took; never less than nothing."""
     ends = (later.value - earlier.value, later.low - earlier.high, later.high - earlier.low)
     return spanning(*(max(0.0, end) for end in ends), unit="s")
 
 
 def _seen(run: ServiceRun, part: Callable[[EpochRun], float]) -> Quantity:
-    """Return what loaders attributed to a part, the mean over trials."""
+    """Return the loaders' seconds for a part of the wait, averaged over trials."""
     return _mean_of([max(0.0, sum(map(part, trials)) / len(trials)) for trials in run.epochs])
 
 
 def _mean_of(epochs_s: Sequence[float]) -> Quantity:
-    # not their median: what is prepared ahead in one epoch makes the next one shorter
+    # Not the median: prefetching in one epoch shortens the next.
     return spanning(mean(epochs_s), *epochs_s, unit="s")
 
 
 @dataclass(frozen=True)
 class Check:
-    """One point that was predicted, and then run.
+    """A point that was predicted and then run.
 
     Attributes:
-        parameter: the name in `Setup` that this point is about, with its ``value``.
+        parameter: name of the varied parameter in `Setup`, with its ``value``.
         predicted, found: samples/s of each trial in a steady epoch.
-        limit: the resource that was predicted to set the pace.
-        simulated: the same rate by the simulator.
-        pace: how many times as fast as when rates were measured the machine was; predictions are for that.
+        limit: predicted bottleneck.
+        simulated: the simulator's rate.
+        pace: speed of the machine relative to the measurement of the rates; predictions account for it.
     """
 
     parameter: str
@@ -157,12 +155,12 @@ class Check:
 
     @property
     def error(self) -> float:
-        """Return the prediction against what was found: 0.05 is 5 % too fast."""
+        """Relative error of the prediction: 0.05 is 5 % too fast."""
         return self.predicted.value / self.found.value - 1
 
     @property
     def simulated_error(self) -> float:
-        """Return the simulator's rate against what was found."""
+        """Relative error of the simulator's rate."""
         return self.simulated / self.found.value - 1
 
     def to_json(self) -> dict[str, Any]:
@@ -178,17 +176,17 @@ class Verification:
 
     @property
     def median_error(self) -> float:
-        """Return the median of the absolute errors."""
+        """Median absolute error."""
         return median(abs(check.error) for check in self.checks)
 
     @property
     def worst_error(self) -> float:
-        """Return the largest absolute error."""
+        """Largest absolute error."""
         return max(abs(check.error) for check in self.checks)
 
     @property
     def paces(self) -> tuple[float, float]:
-        """Return the least and the greatest pace of all."""
+        """Smallest and largest pace."""
         paces = [check.pace for check in self.checks]
         return min(paces), max(paces)
 
@@ -198,14 +196,14 @@ class Verification:
 
 
 BUDGETS = 8
-"""Sizes of the cache that are checked where samples may be kept decoded, from nothing to room for all of them."""
+"""Number of cache sizes to check if decoded samples are possible, from 0 to room for all of them."""
 
 MOST_POINTS = BUDGETS + 5
-"""The most that `points` finds."""
+"""Largest number of points that `points` returns."""
 
 
 def points(rates: Rates, setup: Setup) -> list[tuple[str, Setup]]:
-    """List the points worth checking on this machine: cache sizes, workers and trials."""
+    """Return the points worth checking on this machine: cache sizes, workers and trials."""
     largest = largest_cache(rates, setup)
     parts = 2 if largest <= rates.dataset_bytes else BUDGETS - 1
     found = [
@@ -213,7 +211,7 @@ def points(rates: Rates, setup: Setup) -> list[tuple[str, Setup]]:
         *(("prep_workers", replace(setup, prep_workers=count)) for count in sorted({1, rates.cores})),
         *(("trials", replace(setup, trials=count)) for count in (1, 2, 4)),
     ]
-    # several of them may be the setup as it is, which needs to be run once only; the first name has it
+    # Several may equal the given setup, which is run only once, under the first name.
     once = {point: name for name, point in reversed(found)}
     return [(name, point) for name, point in found if once[point] == name]
 
@@ -226,18 +224,15 @@ def verify(
     pace: Pace,
     progress: Progress,
 ) -> Verification:
-    """Run each point with feeds of its own; the workload's dataset may be a part of the measured one.
+    """Run each point with separate feeds; the workload's dataset may be a part of the measured one.
 
-    A machine that others use, too, is not as fast all the time. So its pace is measured before and after each run, and
-    what is predicted is the rate at that pace.
-
-    Args:
-        pace: of the machine, whose usual one is that of the rates.
+    The speed of a shared machine varies, so its pace is measured before and after each run, relative to the measurement
+    of ``rates``. Predictions are for the rate at that pace.
     """
     runs: list[list[ServiceRun]] = [[] for _ in chosen]
     paces: list[list[float]] = [[] for _ in chosen]
     before = pace.now()
-    # all points in each round, so that a minute in which the machine is busy does not fall on one of them alone
+    # All points in each round, so that a busy minute does not affect a single point.
     for number, index in product(range(ROUNDS), range(len(chosen))):
         name, setup = chosen[index]
         text = f"checking {name} = {words.setting(name, getattr(setup, name))}, round {number + 1} of {ROUNDS}"
@@ -255,7 +250,7 @@ def verify(
 
 
 def _run(workload: Workload, rates: Rates, setup: Setup, *, least_epochs: int, warm_up: int = 1) -> ServiceRun:
-    """Run a part of the dataset with as large a part of the caches."""
+    """Run the workload's part of the dataset with caches of the same proportion."""
     epoch_s = len(workload.dataset) / predict(rates, setup).steady.trial_per_s.value
     scale = workload.dataset.total_bytes / rates.dataset_bytes
     return run_service(
@@ -263,14 +258,14 @@ def _run(workload: Workload, rates: Rates, setup: Setup, *, least_epochs: int, w
         sample_bytes=rates.pixel_bytes,
         trials=setup.trials,
         prep_workers=setup.workers_of(rates.cores),
-        # no more than there is to cache: it would bring nothing, and `mbaas.serve` refuses more than there is room for
+        # Capped: a larger cache would bring nothing, and `mbaas.serve` rejects a cache beyond the machine's memory.
         cache_bytes=round(min(setup.cache_bytes, largest_cache(rates, setup)) * scale),
         disk_bytes=round(setup.disk_bytes * scale),
         decoded=setup.decoded,
         epochs=max(least_epochs, round(RUN_S / epoch_s)),
-        # one more in which what the first one kept, and is to be kept in the other form, is handed in
+        # In one more epoch, samples that the first one cached in the wrong form are added in the other.
         warm_up=warm_up + setup.decoded,
-        # where the cache holds everything, dropping files would only cost the first epoch, which does not count
+        # If the cache holds everything, dropping files only slows the first epoch, which does not count.
         cold=setup.cache_bytes < rates.dataset_bytes,
     )
 

@@ -1,10 +1,11 @@
-"""Plan a cluster for several searches and jobs: prep workers, threads, caches, nodes. It is pure arithmetic.
+"""Plan of a cluster for several searches and jobs: prep workers, threads, caches, nodes. Pure arithmetic.
 
-What the running service decides from measurements, `planner` decides ahead from measured or stated rates, with the same
-functions: `mbaas.allocation`.
+The running service decides from live measurements. `planner` decides in advance from measured or stated rates, with the
+same functions: `mbaas.allocation`.
 
-- `jobs`: what is asked for, as plain frozen values that check themselves.
-- `planner`: the plan on a given number of nodes, and the number of nodes.
-- `supply`: what the nodes have room for, which dataset is kept where, what caches, storage and network give each job.
-- `result`: the plan, what limits each job, and its JSON.
+- `jobs`: inputs, as frozen values that validate themselves.
+- `planner`: the plan for a number of nodes, and the choice of that number.
+- `supply`: capacities of the nodes, contents of the caches, rates of caches, storage and network for each job.
+- `decoded`: decoded samples in the caches.
+- `result`: the plan, each job's bottleneck, and the JSON form.
 """

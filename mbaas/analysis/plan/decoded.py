@@ -1,4 +1,4 @@
-"""What jobs of a plan have decoded in their caches, and what memory for more of that would bring."""
+"""Decoded samples in the caches of a plan, and the benefit of more memory for them."""
 
 from __future__ import annotations
 
@@ -17,12 +17,7 @@ from mbaas.analysis.quantity import spanning
 
 @dataclass(frozen=True)
 class KeptDecoded:
-    """What a job has decoded in the memory of each node.
-
-    Attributes:
-        share: of its samples, on all nodes together.
-        more_bytes: of each node's memory, beside those that the same samples would need encoded.
-    """
+    """Decoded ``share`` of a job's samples over all nodes, and the memory of each node beyond their encoded size."""
 
     share: float = 0.0
     more_bytes: int = 0
@@ -39,19 +34,15 @@ def fill_with_decoded(
     spare_bytes: int,
     epochs_per_s: Mapping[str, float],
 ) -> dict[str, KeptDecoded]:
-    """Give memory that encoded samples leave to decoded ones, first where a byte saves most time of prep.
+    """Give each node's spare cache memory to decoded samples, first where a byte saves the most prep time.
 
-    Jobs are taken to have pipelines of their own, so that none can use what another has decoded. A job has decoded
-    samples only if all of its samples are in memory. With less a feed decides by what storage costs it, and may do
-    better than this says.
+    Jobs are assumed to have different pipelines, so that none can use another's decoded samples. A job has decoded
+    samples only if all of its samples are in memory. With less memory, a real feed weighs the cost of storage and may
+    do better than this plan.
 
     Args:
-        kept: what is kept encoded, by name of the dataset.
-        spare_bytes: memory of each node's caches that nobody uses.
-        epochs_per_s: of each job.
-
-    Returns:
-        By name of the job.
+        kept: encoded cache contents by name of the dataset.
+        epochs_per_s: by name of the job, like the result.
     """
     found = {job.name: NOTHING for job in jobs}
     users = Counter(job.dataset.name for job in jobs)
@@ -59,7 +50,7 @@ def fill_with_decoded(
     for job in jobs:
         saved_s = _saved_s(job) * epochs_per_s[job.name]
         if saved_s and kept[job.dataset.name].memory_share >= 1:
-            # in place of the encoded sample, unless others need that
+            # in place of the encoded sample, unless other jobs need that
             more_bytes = (job.decoded_bytes or 0) - (job.dataset.sample_bytes if users[job.dataset.name] == 1 else 0)
             gains.append((saved_s / more_bytes if more_bytes > 0 else math.inf, max(0.0, more_bytes), job))
     for _, more_bytes, job in sorted(gains, key=lambda gain: -gain[0]):
@@ -71,7 +62,7 @@ def fill_with_decoded(
 
 
 def _saved_s(job: TrainingJob) -> float:
-    """Return the CPU-seconds that a decoded sample saves; 0 if that is too little to make them."""
+    """Return the CPU seconds that a decoded sample saves; 0 if that is not worthwhile."""
     encoded_s, decoded_s = 1 / job.worker_per_s(), 1 / job.worker_per_s(1.0)
     return encoded_s - decoded_s if encoded_s - decoded_s >= WORTHWHILE * encoded_s else 0.0
 
@@ -79,14 +70,11 @@ def _saved_s(job: TrainingJob) -> float:
 def about_decoding(
     job: TrainingJob, cluster: Cluster, nodes: int, *, workers: int, kept: KeptDecoded, room_bytes: int
 ) -> str:
-    """Say how much of prep decoding is, and what memory for decoded samples would bring; nothing if nobody knows.
+    """Return a clause on decoding's share of prep and the effect of memory for decoded samples; "" if not measured.
 
     Args:
-        job: the job.
-        cluster: where it runs.
-        nodes: how many of them.
-        workers: of the job, on all nodes.
-        kept: what it has decoded.
+        workers: workers of the job, on all nodes.
+        kept: its decoded samples.
         room_bytes: memory of each node that caches may use and that no other dataset or job has.
     """
     if job.decoded_bytes is None or job.decoded_prep is None:
@@ -98,7 +86,7 @@ def about_decoding(
         return words.none_decoded(share)
     if kept.share >= 1:
         return f"decoding is {units.percent(share)} of prep, and all samples are kept decoded"
-    # both were measured for themselves, so their ends may be off in opposite ways
+    # Measured independently, so their errors may be opposite.
     (low, high), (decoded_low, decoded_high) = job.blended_spread(kept.share), job.decoded_spread
     times = decoded / job.blended_curve(cores, kept.share).rate(each)
     speedup = spanning(times, times * decoded_low / high, times * decoded_high / low, unit="times")

@@ -1,4 +1,4 @@
-"""What a plan is made for: a cluster, datasets, and the searches and jobs that want to train."""
+"""Inputs of a plan: a cluster, datasets, and the searches and jobs that train on them."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from mbaas.units import Bytes, BytesPerS, exact
 from mbaas.validation import options
 
 Spread = tuple[float, float]
-"""The ends of an interval as shares of the value: (0.9, 1.1) is plus or minus 10 %."""
+"""Ends of an interval as shares of the value: (0.9, 1.1) is plus or minus 10 %."""
 
 EXACT: Spread = (1.0, 1.0)
-"""The spread of a number that was stated, not measured."""
+"""Spread of a stated number."""
 
 RAY_STORE_SHARE = 0.3
-"""The share of a node's memory that Ray's object store takes, unless its size is given."""
+"""Share of a node's memory that Ray's object store takes by default."""
 
 RAY_STORE_MOST_BYTES = 200 * 10**9
-"""Ray makes the object store no larger than this by itself."""
+"""Largest default size of Ray's object store."""
 
 AtLeast1 = Annotated[int, Field(ge=1)]
 Above0 = Annotated[BytesPerS, Field(gt=0)]
@@ -39,20 +39,18 @@ class Node:
     """One of the cluster's equal nodes.
 
     Attributes:
-        cores: number of cores for trials and prep workers.
-        memory_bytes: memory of the node.
-        gpus: number of GPUs for trials.
-        object_store_bytes: size of Ray's object store; None: what Ray takes by itself, 30 % of memory, at most 200 GB.
-        memory_bytes_per_s: the rate at which cached samples come from memory.
-        disk_bytes: room on the local disk for samples that memory has no room for.
-        disk_bytes_per_s: the rate at which they come from there.
+        cores, gpus: cores for trials and prep workers; GPUs for trials.
+        object_store_bytes: size of Ray's object store; None for Ray's default, 30 % of memory, at most 200 GB.
+        memory_bytes_per_s: read rate of samples cached in memory.
+        disk_bytes: room on the local disk for samples that do not fit into memory.
+        disk_bytes_per_s: read rate of the disk.
         network_bytes_per_s: rate of the network in each direction.
-        read_threads: threads of the cache node that read; they mostly wait, so they take no cores.
-        cpu_price_per_h: price of a core for an hour, in any currency; None: nobody said. Of a node with GPUs it is
-            what a core costs on a node without.
+        read_threads: reading threads of the cache node; they mostly wait, so they take no cores.
+        cpu_price_per_h: price of a core for an hour, in any currency; None if unknown. For a node with GPUs, it is the
+            price of a core on a node without.
 
     Raises:
-        ConfigError: a number that cannot be, or a disk without its rate.
+        ConfigError: an invalid number, or a disk without its rate.
     """
 
     cores: AtLeast1
@@ -72,7 +70,7 @@ class Node:
 
     @property
     def store_bytes(self) -> int:
-        """Return the size of the object store."""
+        """Size of the object store."""
         if self.object_store_bytes is not None:
             return self.object_store_bytes
         return min(RAY_STORE_MOST_BYTES, int(RAY_STORE_SHARE * self.memory_bytes))
@@ -80,13 +78,11 @@ class Node:
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """Nodes and the storage that they read.
+    """Nodes, within the autoscaler's bounds, and their storage.
 
     Attributes:
-        node: what each node has.
-        least_nodes, most_nodes: bounds of the autoscaler.
-        storage: (readers, bytes/s); one point is taken as what storage gives to any number of readers.
-        storage_shared: all nodes read one storage of that rate; otherwise each node has its own.
+        storage: (readers, bytes/s); a single point applies to any number of readers.
+        storage_shared: whether all nodes share a storage with that rate; if False, each node has its own.
 
     Raises:
         ConfigError: bounds that are not 1 <= least_nodes <= most_nodes, or no storage.
@@ -101,34 +97,28 @@ class Cluster:
     def __post_init__(self) -> None:
         if not 1 <= self.least_nodes <= self.most_nodes:
             bounds = f"least {self.least_nodes}, most {self.most_nodes}"
-            # by the key of the file: the reader of the file adds the line where it stands
+            # named as in the file, so that the file reader can add the line
             raise ConfigError(f"nodes must be 1 <= least <= most, got {bounds}", option="nodes")
         _check_points("storage", self.storage)
 
     @cached_property
     def storage_fit(self) -> Fit:
-        """Fit bytes/s against readers; no faster with more readers than were measured."""
-        if len(self.storage) == 1:  # a fit would take it for a line, which more readers make faster without end
+        """Fitted bytes/s against readers, flat beyond the measured numbers."""
+        if len(self.storage) == 1:  # a fit would be a line that grows without end
             return Fit(ThroughputCurve.flat(self.storage[0][1]), 1.0, 1)
         fit = fit_curve(self.storage)
         return replace(fit, curve=fit.curve.flat_beyond(max(count for count, _ in self.storage)))
 
     def storage_bytes_per_s(self, nodes: int) -> float:
-        """Return the most that storage gives ``nodes`` nodes together, with as many readers as help."""
-        # beyond the last point the fit is flat, so its peak lies there or before
+        """Return the highest total rate of storage for ``nodes`` nodes, with the best number of readers."""
+        # Beyond the last point the fit is flat, so the peak is at that point or before.
         peak = self.storage_fit.curve.peak(most=max(1, math.ceil(max(count for count, _ in self.storage))))
         return peak.rate_per_s if self.storage_shared else nodes * peak.rate_per_s
 
 
 @options()
 class Samples:
-    """A dataset.
-
-    Attributes:
-        name: what jobs call it; jobs on the same dataset share its cache.
-        samples: how many it has.
-        dataset_bytes: size of all raw samples together.
-    """
+    """A dataset: its name in jobs, which share its cache, its number of samples and their total raw size."""
 
     name: str
     samples: AtLeast1
@@ -136,33 +126,29 @@ class Samples:
 
     @property
     def sample_bytes(self) -> float:
-        """Return the mean bytes of a raw sample."""
+        """Mean bytes of a raw sample."""
         return self.dataset_bytes / self.samples
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingJob:
-    """A search, or a single training job: trials that share one feed.
+    """A search or a single training job: trials that share one feed.
 
     Attributes:
-        name: unique among the jobs.
-        dataset: what it trains on.
-        step_per_s: samples/s that each trial trains on if it never waits.
+        step_per_s: samples/s of each trial if it never waits.
         prep: (workers, samples/s), measured with the data in memory; one point is a line.
-        prep_cores: of the machine where `prep` was measured; None: as many as a node has.
-        step_spread, prep_spread: what the measurements of both leave open.
-        decoded_prep: the same as `prep` for samples that are kept decoded; None: nobody has measured that.
-        decoded_bytes: of a sample that is kept decoded.
-        decoded_spread: what the measurements of ``decoded_prep`` leave open.
+        prep_cores: cores of the machine where `prep` was measured; None for as many as a node has.
+        decoded_prep: the same as `prep` for decoded samples; None if not measured.
+        step_spread, prep_spread, decoded_spread: uncertainty of the measurements.
+        decoded_bytes, pixel_bytes: bytes of a decoded and of a prepared sample.
         batch_size: samples in a minibatch.
-        pixel_bytes: of a prepared sample.
-        trials: how many run at a time.
-        cores_per_trial, gpus_per_trial: what each of them reserves.
-        reserved_workers: prep workers that it keeps when others need some too.
-        staging_bytes: staging budget of its feed, on each node; None: as `mbaas.serve` sets it.
+        trials: concurrent trials.
+        cores_per_trial, gpus_per_trial: reservation of each trial.
+        reserved_workers: prep workers that it keeps when other jobs need some too.
+        staging_bytes: staging budget of its feed on each node; None for the default of `mbaas.serve`.
 
     Raises:
-        ConfigError: a number that cannot be.
+        ConfigError: an invalid number.
     """
 
     name: str
@@ -200,32 +186,32 @@ class TrainingJob:
 
     @cached_property
     def prep_fit(self) -> Fit:
-        """Fit samples/s against workers."""
+        """Fitted samples/s against workers."""
         return fit_curve(self.prep)
 
     def prep_curve(self, cores: int) -> ThroughputCurve:
-        """Return the samples/s against workers of one node with ``cores`` cores.
+        """Return samples/s against workers of one node with ``cores`` cores.
 
-        Workers contend for cores: on n times the measured cores, n times the workers are each as fast as they were on
-        the measured ones, as in `mbaas.analysis.stages`.
+        Workers contend for cores. On n times the measured cores, n times the workers are each as fast as measured, as
+        in `mbaas.analysis.stages`.
         """
         return self.prep_fit.curve.over(cores / (self.prep_cores or cores))
 
     @cached_property
     def decoded_fit(self) -> Fit:
-        """Fit the same for samples that are kept decoded; as for others if nobody has measured that."""
+        """The same fit for decoded samples; `prep_fit` if not measured."""
         return self.prep_fit if self.decoded_prep is None else fit_curve(self.decoded_prep)
 
     def decoded_curve(self, cores: int) -> ThroughputCurve:
-        """Return the samples/s against workers of one node, of samples that are kept decoded."""
+        """Return samples/s against workers of one node, for decoded samples."""
         return self.decoded_fit.curve.over(cores / (self.prep_cores or cores))
 
     def blended_curve(self, cores: int, decoded: float) -> ThroughputCurve:
-        """Return the same if this share of the samples is kept decoded, and the others encoded."""
+        """Return samples/s against workers of one node if the share ``decoded`` of the samples is cached decoded."""
         return self.prep_curve(cores).blended(self.decoded_curve(cores), decoded)
 
     def blended_spread(self, decoded: float) -> Spread:
-        """Return what the measurements of `blended_curve` leave open: both ends of both kinds, by their seconds."""
+        """Return the uncertainty of `blended_curve`: both ends of both kinds, weighted by their seconds."""
         if not decoded:
             return self.prep_spread
         whole_s = 1 / self.worker_per_s(decoded)
@@ -235,7 +221,7 @@ class TrainingJob:
         return low, high
 
     def worker_per_s(self, decoded: float = 0.0) -> float:
-        """Return the samples/s that one worker prepares if this share of the samples is kept decoded."""
+        """Return the samples/s of one worker if the share ``decoded`` of the samples is cached decoded."""
         return self.blended_curve(self.prep_cores or 1, decoded).rate(1)
 
 

@@ -1,4 +1,4 @@
-"""Make the plan: workers by A-Dloader, threads by Lobster, caches by what they save, nodes by what they bring."""
+"""The planner: workers by A-Dloader, threads by Lobster, caches by savings, nodes by speed."""
 
 from __future__ import annotations
 
@@ -29,34 +29,34 @@ from mbaas.costs import HOUR_S
 from mbaas.errors import ConfigError
 
 AS_GOOD = 0.99
-"""Fewer nodes are enough if jobs reach this share of the speed that more of them would bring."""
+"""Fewer nodes are preferred if jobs reach this share of the best speed."""
 
 
 CLOSE = 1e-6
-"""Relative; rates that are equal on paper differ by less."""
+"""Relative tolerance for rounding errors."""
 
 
 def plan(jobs: Sequence[TrainingJob], cluster: Cluster) -> Plan:
-    """Plan for the fewest nodes within the bounds that are as good as any number of them.
+    """Plan for the fewest nodes that are as good as any number within the bounds.
 
-    A number of nodes is as good as the mean over jobs of predicted speed / full speed.
+    The measure is the mean over jobs of predicted speed / full speed.
 
     Raises:
-        ConfigError: no jobs, jobs that do not fit even the most nodes, or two of the same name.
+        ConfigError: no jobs, jobs that do not fit even the most nodes, or two jobs of the same name.
     """
     if not jobs:
         raise ConfigError("a plan needs at least 1 job, got 0")
-    names = [job.name for job in jobs]  # what each of them gets is known by its name
+    names = [job.name for job in jobs]  # results are by name
     if len(set(names)) < len(names):
         raise ConfigError(f"names of jobs must differ, got {', '.join(names)}")
-    if why := misfit(jobs, cluster, cluster.most_nodes):  # what the most nodes cannot hold, fewer cannot
+    if why := misfit(jobs, cluster, cluster.most_nodes):  # jobs that do not fit the most nodes fit no fewer
         raise ConfigError(why)
-    # Every number of nodes is tried: a node more may move a dataset from disk to memory, so speed does not grow evenly.
+    # Tries every number of nodes: one node more may move a dataset from disk to memory, so speed grows unevenly.
     counts = range(cluster.least_nodes, cluster.most_nodes + 1)
     plans = [plan_on(jobs, cluster, nodes) for nodes in counts if not misfit(jobs, cluster, nodes)]
     best = max(map(speed, plans))
     chosen = next(index for index, made in enumerate(plans) if speed(made) >= AS_GOOD * best)
-    # only beside the others can a plan say why no fewer nodes and no more
+    # Only a comparison of all plans explains the number of nodes.
     return replace(plans[chosen], why_nodes=_why_nodes(jobs, cluster, plans, chosen))
 
 
@@ -68,15 +68,14 @@ def speed(made: Plan) -> float:
 def plan_on(jobs: Sequence[TrainingJob], cluster: Cluster, nodes: int) -> Plan:
     """Plan for a given number of nodes.
 
-    1. Datasets get room in the caches by how often jobs would read them if fetch were no limit. Decoded samples get
-       what that leaves.
-    2. Storage is shared between jobs by what they need beside the caches.
-    3. Prep workers go to jobs by A-Dloader's rule: as fast as training, or as fetch where that is slower.
-    4. The network is shared by what travels then; threads of a node by Lobster's rule.
+    1. Datasets get cache space by how often jobs would read them if fetch were unlimited. Decoded samples get the rest.
+    2. Storage is divided between jobs by their demand beyond the caches.
+    3. Prep workers go to jobs by A-Dloader's rule: as fast as training, or as fetch if that is slower.
+    4. The network is divided by the resulting traffic, and each node's threads by Lobster's rule.
     """
     pool = pool_of(jobs, cluster, nodes)
-    # What each job could use if bytes were no limit. Caches and storage are shared out by it before workers are: a job
-    # that gets fewer workers leaves some of its share unused, so the plan promises the others too little, not too much.
+    # Demand of each job if fetch were unlimited. Caches and storage are divided by it before workers are. A job that
+    # gets fewer workers leaves part of its share unused, so the plan promises the others too little, not too much.
     demands = {job.name: _demand(job, job.prep_curve(cluster.node.cores).over(nodes), pool) for job in jobs}
     memory_bytes = cache_bytes(jobs, cluster, nodes)
     kept = _kept(jobs, demands, nodes=nodes, memory_bytes=memory_bytes, disk_bytes=cluster.node.disk_bytes)
@@ -90,7 +89,7 @@ def plan_on(jobs: Sequence[TrainingJob], cluster: Cluster, nodes: int) -> Plan:
     )
     spare_bytes -= sum(each.more_bytes for each in decoded.values())
     shares = {name: each.share for name, each in decoded.items()}
-    # workers on several nodes contend only with those on their own node
+    # Workers contend only within their own node.
     curves = {job.name: job.blended_curve(cluster.node.cores, shares[job.name]).over(nodes) for job in jobs}
     demands = {job.name: _demand(job, curves[job.name], pool) for job in jobs}
     fetch = fetches(jobs, cluster, nodes, kept=kept, decoded=shares, demands=demands)
@@ -100,7 +99,7 @@ def plan_on(jobs: Sequence[TrainingJob], cluster: Cluster, nodes: int) -> Plan:
     ]
     allocation = allocate(wants, pool=pool)
     prepared = {given.job: curves[given.job].rate(given.workers) for given in allocation.by_job}
-    # last, because only what workers really prepare travels
+    # Last, because only samples that workers really prepare travel.
     network = network_rates(
         jobs, cluster, nodes, rates={name: min(rate, prepared[name]) for name, rate in wanted.items()}
     )
@@ -147,7 +146,7 @@ def plan_on(jobs: Sequence[TrainingJob], cluster: Cluster, nodes: int) -> Plan:
 
 
 def quality(fit: Fit, points: Points) -> FitQuality:
-    """Say how well a fit agrees with its points."""
+    """Return how well a fit agrees with its points."""
     return FitQuality(
         points=fit.points,
         r_squared=fit.r_squared,
@@ -160,7 +159,7 @@ def quality(fit: Fit, points: Points) -> FitQuality:
 
 @dataclass(frozen=True)
 class _Made:
-    """What was decided for one job; ``prepared_per_s`` and ``network_per_s`` in samples/s."""
+    """Decisions for one job; ``prepared_per_s`` and ``network_per_s`` in samples/s."""
 
     job: TrainingJob
     want: Job
@@ -173,13 +172,13 @@ class _Made:
 
     @property
     def rate_per_s(self) -> float:
-        """Return the least of all rates, and exactly the step's where that is what it is on paper."""
+        """The lowest rate; exactly the step's if they are equal within `CLOSE`."""
         return self._rate_per_s(self.job.step_per_s, self.prepared_per_s)
 
     @property
     def ends_per_s(self) -> tuple[float, float]:
-        """Return the rate at the slow and at the fast end of what was measured, with the same workers."""
-        # storage, disks and the network are stated, without an interval
+        """The rate at the slow and at the fast end of the measured intervals, with the same workers."""
+        # Storage, disks and the network are stated without an interval.
         job = self.job
         slow, fast = (
             self._rate_per_s(job.step_per_s * step, self.prepared_per_s * prep)
@@ -193,12 +192,10 @@ class _Made:
 
 
 def _demand(job: TrainingJob, curve: ThroughputCurve, pool: int) -> float:
-    """Return the samples/s that a job could use: what it trains on, or all workers prepare."""
     return min(job.step_per_s, curve.peak(most=pool).rate_per_s)
 
 
 def _epochs_per_s(jobs: Sequence[TrainingJob], demands: Mapping[str, float]) -> dict[str, float]:
-    """Add up how often jobs would read each dataset: on the same one they share a cache, and a byte serves all."""
     found = dict.fromkeys((job.dataset.name for job in jobs), 0.0)
     for job in jobs:
         found[job.dataset.name] += demands[job.name] / job.dataset.samples
@@ -208,7 +205,6 @@ def _epochs_per_s(jobs: Sequence[TrainingJob], demands: Mapping[str, float]) -> 
 def _kept(
     jobs: Sequence[TrainingJob], demands: Mapping[str, float], *, nodes: int, memory_bytes: int, disk_bytes: int
 ) -> dict[str, Kept]:
-    """Decide what is kept of each dataset, encoded."""
     epochs_per_s = _epochs_per_s(jobs, demands)
     ranked = [(dataset, epochs_per_s[name]) for name, dataset in {j.dataset.name: j.dataset for j in jobs}.items()]
     return fill_caches(ranked, nodes=nodes, memory_bytes=memory_bytes, disk_bytes=disk_bytes)
@@ -236,20 +232,17 @@ def _caches(
 
 
 def _threads(made: Sequence[_Made], cluster: Cluster, nodes: int) -> list[Split]:
-    """Split the threads of a node for each job: those of its prep workers there, and its part of those that read.
-
-    Every job has one to read; the others go to jobs by the seconds of reading that a second of theirs brings.
-    """
+    """Split a node's threads for each job. Each has a reading thread; reading time decides on the others."""
     reader_per_s = cluster.storage_fit.curve.rate(1)
     reading = [m.rate_per_s * m.fetch.stored_bytes / reader_per_s for m in made]
     more = divide_threads(max(0, cluster.node.read_threads - len(made)), lengths=reading)
     splits = []
     for each, readers in zip(made, more, strict=True):
-        workers = max(1, math.ceil(each.given.workers / nodes))  # on the node that has most: it sets the pace
+        workers = max(1, math.ceil(each.given.workers / nodes))  # on the node with the most, which sets the pace
         splits.append(
             split_threads(
                 workers + 1 + readers,
-                # more threads than workers cannot prepare, so they are better given to reading
+                # More threads than workers cannot prepare, so the rest reads.
                 prep=each.job.blended_curve(cluster.node.cores, each.decoded.share).flat_beyond(workers),
                 samples=each.job.batch_size / nodes,
                 tiers=bytes_by_tier(each.job, cluster, nodes, each.kept, each.decoded.share),
@@ -261,8 +254,8 @@ def _threads(made: Sequence[_Made], cluster: Cluster, nodes: int) -> list[Split]
 
 def _job_plan(made: _Made, split: Split, *, pool: int, decoding: str, per_h: float | None) -> JobPlan:
     job, (limit, reason) = made.job, _limit(made, pool=pool)
-    # A worker that is never short of bytes keeps one core busy, whether it is a feed's or a DataLoader's.
-    # But a DataLoader decodes in every epoch.
+    # A worker that never waits for bytes keeps one core busy, in a feed or in a DataLoader. But a DataLoader decodes in
+    # every epoch.
     alone_cpu_h = job.dataset.samples / job.worker_per_s() / HOUR_S
     cpu_h = job.dataset.samples / job.worker_per_s(made.decoded.share) / HOUR_S / job.trials
     return JobPlan(
@@ -294,25 +287,24 @@ def _job_plan(made: _Made, split: Split, *, pool: int, decoding: str, per_h: flo
 
 
 def _limit(made: _Made, *, pool: int) -> tuple[Limit, str]:
-    """Say what the least of a job's rates comes from, in a word and in a sentence."""
     full_per_s, fetch = made.job.step_per_s, made.fetch
     workers, verb = units.counted(made.given.workers, "worker"), "prepares" if made.given.workers == 1 else "prepare"
     prepared = f"{workers} {verb} {_rate(made.prepared_per_s)}"
     fetched = f"caches and storage bring {_rate(fetch.per_s)}"
     could = f"training could take {_rate(full_per_s)}"
     rate = min(full_per_s, made.prepared_per_s, fetch.per_s, made.network_per_s)
-    # Training first: where several limits are equal on paper, a job that trains at full speed lacks nothing.
+    # Training comes first in a tie: a job that trains at full speed lacks nothing.
     if rate >= full_per_s * (1 - CLOSE):
         return "training", f"trains at full speed, {_rate(rate)} in each trial: {prepared}, {fetched}"
     if rate >= made.network_per_s * (1 - CLOSE):
         return "network", f"the network brings each node {_rate(made.network_per_s)} of finished pixels; {could}"
     if rate >= fetch.per_s * (1 - CLOSE):
-        # tiers are read in turn, so the one that takes longest is the one to make faster
+        # Tiers are read in turn, so the slowest one is the one to make faster.
         seconds: dict[Limit, float] = {"storage": fetch.storage_s, "disk": fetch.disk_s, "memory": fetch.memory_s}
         slowest = max(seconds, key=seconds.__getitem__)
         stored = f", {units.percent(fetch.stored_share)} of its samples from storage" if slowest == "storage" else ""
         return slowest, f"{fetched}{stored}; {prepared}, {could}"
-    # what is left is prep: either others needed the workers, or more of them would contend for the same cores
+    # Only prep is left: either other jobs needed the workers, or more of them would contend for the same cores.
     if made.given.limit == "pool":
         return "pool", f"{prepared}; {could}, but the pool of {pool} has no more workers for it"
     return "prep", f"{prepared}, and more would be no faster; {could}"
@@ -323,8 +315,7 @@ def _rate(per_s: float) -> str:
 
 
 def _scaler_workers(made: _Made, *, pool: int) -> int:
-    """Return what the scaler of the running feed would come to: it knows one worker's rate, not the curve."""
-    # the scaler's own observation, so that plan and feed cannot come apart; stalls and idleness do not enter `needed`
+    # Uses the scaler's own class, so that plan and feed agree. Stalls and idleness do not affect `needed`.
     seen = Observation(
         prep_stall=0.0,
         fetch_stall=0.0,
@@ -336,11 +327,10 @@ def _scaler_workers(made: _Made, *, pool: int) -> int:
         reserved=min(made.job.reserved_workers, pool),
         most=pool,
     )
-    return seen.needed or 1  # a feed keeps one in any case
+    return seen.needed or 1  # a feed always keeps one
 
 
 def _why_nodes(jobs: Sequence[TrainingJob], cluster: Cluster, plans: Sequence[Plan], chosen: int) -> str:
-    """Say why no fewer and no more nodes."""
     made = plans[chosen]
     nodes, least, most = made.nodes, cluster.least_nodes, cluster.most_nodes
     if least == most:

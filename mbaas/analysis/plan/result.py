@@ -1,4 +1,4 @@
-"""A plan: what each job and each dataset gets, what keeps a job from going faster, and its JSON."""
+"""A plan: resources of each job and dataset, bottlenecks, and the JSON form."""
 
 from __future__ import annotations
 
@@ -9,21 +9,19 @@ from mbaas.allocation.threads import Split
 from mbaas.analysis.quantity import plain_fields
 
 Limit = Literal["training", "prep", "pool", "memory", "disk", "storage", "network"]
-"""What keeps a job from going faster: its step; its own prep at its peak; too few prep workers; where bytes come from;
-the network between nodes."""
+"""Bottleneck of a job: its step, its own prep at its peak, the pool's size, a tier that bytes come from, or the network
+between nodes."""
 
 
 @dataclass(frozen=True)
 class FitQuality:
-    """How well lines agree with the points that they were fitted to.
+    """Agreement of a fitted curve with its points.
 
     Attributes:
-        points: how many.
         r_squared: share of the variance that is explained; 1 is perfect.
-        worst_error: largest difference from a point, as a share of it.
-        lines: (count, rate) where they bend, from the origin.
-        slope: rate that one more adds beyond the last bend.
-        most: largest count of a point; beyond it the lines are a guess.
+        worst_error: largest relative difference from a point.
+        lines, slope: (count, rate) at each bend, from the origin; rate that one more adds beyond the last bend.
+        most: largest count of a point; beyond it the curve is a guess.
     """
 
     points: int
@@ -36,30 +34,25 @@ class FitQuality:
 
 @dataclass(frozen=True, kw_only=True)
 class JobPlan:
-    """What one job gets, and what it makes of it.
+    """Resources and predicted speed of one job.
 
     Attributes:
-        job, dataset: names.
-        trials: how many run at a time.
-        workers: prep workers on all nodes: set ``prep_workers`` to this.
-        scaler_workers: how many the running feed would ask for from one worker's rate: a fit for ``max_prep_workers``.
-        needed: prep workers, with a fraction of the last one, that make loading as fast as it can get.
-        step_per_s: samples/s that a trial could train on.
-        prep_per_s: samples/s that its workers prepare.
-        fetch_per_s: samples/s that caches and storage give it.
-        network_per_s: samples/s that the network would bring each node; infinite with one node.
-        trial_per_s: samples/s that each trial is predicted to train on, the least of these.
-        trial_low_per_s, trial_high_per_s: its interval, from what measurements of its step and its prep leave open.
+        workers: prep workers on all nodes, the value for ``prep_workers``.
+        scaler_workers: number that the running feed would request from one worker's rate, a good ``max_prep_workers``.
+        needed: prep workers, with a fraction of the last one, at which loading is as fast as possible.
+        step_per_s, prep_per_s, fetch_per_s: samples/s of a trial's step, of its workers, and of caches and storage.
+        network_per_s: samples/s that the network would deliver to each node; infinite with one node.
+        trial_per_s: predicted samples/s of each trial, the lowest of these rates.
+        trial_low_per_s, trial_high_per_s: its interval, from the uncertainty of the measured step and prep.
         epoch_s: seconds of an epoch at that rate.
-        limit, reason: what keeps it from going faster, in a word and in a sentence.
-        decoded_share: share of its samples that its feed keeps decoded, from 0 to 1; with that all rates are.
-        decoding: how much of prep decoding is, and what memory for decoded samples would bring: a clause, empty if
-            nobody has measured that.
-        threads: how one node's threads for this job are split between preparing and reading.
-        fit: how well the curve of its prep agrees with the points.
-        cpu_h: CPU-hours of preparing for an epoch of each trial: its part of what is prepared once for all of them.
-        alone_cpu_h: the same if each trial has a DataLoader of its own.
-        price, alone_price: what these hours cost; None where the price of a core is not known.
+        limit, reason: bottleneck, as a word and as a sentence.
+        decoded_share: share of its samples that its feed caches decoded, from 0 to 1; all rates include its effect.
+        decoding: decoding's share of prep, and the effect of memory for decoded samples, as a clause; or empty.
+        threads: split of one node's threads for this job between prep and reading.
+        fit: agreement of its prep curve with the points.
+        cpu_h: CPU hours of prep per epoch and trial: a trial's part of the shared work.
+        alone_cpu_h: the same if each trial has its own DataLoader.
+        price, alone_price: cost of these hours; None without the price of a core.
     """
 
     job: str
@@ -90,15 +83,12 @@ class JobPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class CachePlan:
-    """What is kept of one dataset.
+    """Cached part of one dataset.
 
     Attributes:
-        dataset: its name.
-        dataset_bytes: size of all of it.
-        memory_bytes, disk_bytes: kept on each node: of the feeds on it together, for ``cache_bytes`` and
-            ``disk_bytes``. Decoded samples are in it.
-        memory_share, disk_share: of the dataset, on all nodes together.
-        epochs_per_h: in which all jobs together would read it if fetch were no limit; caches are given out by it.
+        memory_bytes, disk_bytes: cached on each node by all feeds on the dataset, including decoded samples.
+        memory_share, disk_share: cached shares of the dataset, on all nodes together.
+        epochs_per_h: epochs that all jobs together would read if fetch were unlimited; caches are divided by it.
     """
 
     dataset: str
@@ -115,14 +105,12 @@ class Plan:
     """A plan for a cluster.
 
     Attributes:
-        nodes: how many to ask the autoscaler for.
+        nodes, why_nodes: number of nodes to request from the autoscaler, and the reason in one sentence.
         least_nodes, most_nodes: the autoscaler's bounds.
-        why_nodes: one sentence that says why no fewer and no more.
-        pool: prep workers that fit beside the trials.
-        idle_workers: how many of these no job can use.
+        pool, idle_workers: prep workers that fit next to the trials, and those that no job can use.
         cache_memory_bytes: memory of a node that caches may use.
-        jobs, caches: in the order in which they were given.
-        storage: the fit of the storage's rate, in bytes/s.
+        jobs, caches: in the given order.
+        storage: fit of the storage rate, in bytes/s.
     """
 
     nodes: int

@@ -1,4 +1,4 @@
-"""What a cluster gives jobs: room for workers and caches, and the rates of caches, storage and the network."""
+"""Supply of a cluster to jobs: room for workers and caches, and the rates of caches, storage and the network."""
 
 from __future__ import annotations
 
@@ -16,16 +16,14 @@ from mbaas.core.layout import wanted_staging
 
 
 def pool_of(jobs: Sequence[TrainingJob], cluster: Cluster, nodes: int) -> int:
-    """Count the prep workers of a core each that fit beside the trials; negative if those alone need more cores."""
-    # fractions of cores that trials reserve may add up to a little more than a whole number
+    """Return the number of single-core prep workers that fit next to the trials; negative if even the trials do not."""
+    # Fractional core reservations may sum to slightly more than an integer.
     trials = sum(job.trials * job.cores_per_trial for job in jobs)
     return math.floor((nodes * cluster.node.cores - trials) * (1 + ROUNDING))
 
 
 def staging_bytes(job: TrainingJob, cluster: Cluster, nodes: int, pool: int) -> int:
-    """Return the staging budget of a job's feed on each node: what the job says, or what `mbaas.serve` sets for as many
-    workers of the pool as the job can use.
-    """
+    """Return the staging budget of a job's feed on each node: its own setting, or the default of `mbaas.serve`."""
     if job.staging_bytes is not None:
         return job.staging_bytes
     prep = Job(name=job.name, demand_per_s=job.step_per_s, prep=job.prep_curve(cluster.node.cores).over(nodes))
@@ -33,24 +31,24 @@ def staging_bytes(job: TrainingJob, cluster: Cluster, nodes: int, pool: int) -> 
 
 
 def all_staging_bytes(jobs: Sequence[TrainingJob], cluster: Cluster, nodes: int) -> int:
-    """Return the staging budgets of all jobs' feeds on each node, together."""
+    """Return the total staging budget of all jobs' feeds on each node."""
     pool = pool_of(jobs, cluster, nodes)
     return sum(staging_bytes(job, cluster, nodes, pool) for job in jobs)
 
 
 def cache_bytes(jobs: Sequence[TrainingJob], cluster: Cluster, nodes: int) -> int:
-    """Return the memory of a node that all caches may use: 70 % of the object store, less what is staged there."""
+    """Return a node's memory for all caches: 70 % of the object store, minus staging."""
     return int(STORE_SHARE * cluster.node.store_bytes) - all_staging_bytes(jobs, cluster, nodes)
 
 
 def misfit(jobs: Sequence[TrainingJob], cluster: Cluster, nodes: int) -> str:
-    """Say why the jobs do not fit ``nodes`` nodes; nothing if they do."""
+    """Return why the jobs do not fit ``nodes`` nodes, or "" if they do."""
     these, verb = units.counted(nodes, "node"), "has" if nodes == 1 else "have"
     gpus, cores = nodes * cluster.node.gpus, nodes * cluster.node.cores
     wanted_gpus = sum(job.trials * job.gpus_per_trial for job in jobs)
     if wanted_gpus > gpus * (1 + ROUNDING):
         return f"trials need {units.exact(wanted_gpus)} GPUs, {these} {verb} {units.exact(gpus)}"
-    # Ray places no trial that it has no core for, and a feed without a worker makes nothing
+    # Ray starts no trial without free cores, and a feed needs a worker.
     wanted_cores = sum(job.trials * job.cores_per_trial for job in jobs)
     if pool_of(jobs, cluster, nodes) < len(jobs):
         wanted = f"trials need {units.exact(wanted_cores)} cores and every job one more for a prep worker"
@@ -67,7 +65,7 @@ def misfit(jobs: Sequence[TrainingJob], cluster: Cluster, nodes: int) -> str:
 
 @dataclass(frozen=True)
 class Kept:
-    """The bytes of a dataset that each node keeps, and the shares of the dataset that all nodes keep together."""
+    """Cached bytes of a dataset on each node, and its cached shares over all nodes."""
 
     memory_bytes: int
     disk_bytes: int
@@ -76,34 +74,30 @@ class Kept:
 
     @property
     def stored_share(self) -> float:
-        """Return the share that has to come from storage in every epoch."""
+        """Share of the dataset read from storage in every epoch."""
         return max(0.0, 1 - self.memory_share - self.disk_share)
 
 
 def fill_caches(
     datasets: Sequence[tuple[Samples, float]], *, nodes: int, memory_bytes: int, disk_bytes: int
 ) -> dict[str, Kept]:
-    """Fill memory, then disks, with the datasets whose bytes are read most often.
+    """Fill memory, then disks, with the most frequently read datasets; return the contents by name.
 
-    A byte that is kept saves one byte from storage in every epoch of every job, so it is worth the epochs per second
-    of its dataset: all jobs on it together, for they share what is kept. All bytes of a dataset are worth the same.
-    Filling the faster tier with the more valuable bytes saves most (greedy is optimal where parts of a dataset can be
-    kept, as here). Each node keeps its part of a dataset, 1 / ``nodes``.
+    A cached byte saves one byte from storage per epoch of each job. Its value is the epochs per second of all jobs on
+    its dataset, which share the cache. Bytes of one dataset have equal value and can be cached in part, so the greedy
+    choice is optimal. Each node caches its part of a dataset, 1 / ``nodes``.
 
     Args:
-        datasets: each with the epochs per second that jobs would make over it if fetch were no limit.
-        memory_bytes, disk_bytes: of a node.
-
-    Returns:
-        By name of the dataset.
+        datasets: pairs (dataset, epochs per second that its jobs would make if fetch were unlimited).
+        memory_bytes, disk_bytes: capacity of a node.
     """
     kept = {}
     for dataset, _ in sorted(datasets, key=lambda pair: -pair[1]):
-        part_bytes = math.ceil(dataset.dataset_bytes / nodes)  # homes share a dataset out evenly
+        part_bytes = math.ceil(dataset.dataset_bytes / nodes)  # homes divide a dataset evenly
         in_memory = min(part_bytes, memory_bytes)
         on_disk = min(part_bytes - in_memory, disk_bytes)
         memory_bytes, disk_bytes = memory_bytes - in_memory, disk_bytes - on_disk
-        # parts are rounded up, so all nodes together may keep a few bytes more than there are
+        # Parts are rounded up, so all nodes together may exceed the dataset by a few bytes.
         memory_share = min(1.0, in_memory * nodes / dataset.dataset_bytes)
         disk_share = min(1 - memory_share, on_disk * nodes / dataset.dataset_bytes)
         kept[dataset.name] = Kept(in_memory, on_disk, memory_share, disk_share)
@@ -111,16 +105,15 @@ def fill_caches(
 
 
 def fair_split(needs: Mapping[str, float], capacity: float) -> dict[str, float]:
-    """Split a capacity: everybody gets what it needs if that fits, and what is left in proportion to the needs.
+    """Split a capacity: each need is met if all fit, and the surplus is divided in proportion to the needs.
 
-    Otherwise small needs are met, and the others get the same each (max-min fairness: nobody can get more without
-    somebody with less losing some).
+    Otherwise small needs are met, and the others get equal shares (max-min fairness).
     """
     whole = sum(needs.values())
-    # Nothing is left idle: storage that all need little of serves each of them faster than it needs.
+    # No capacity stays idle: storage with little demand serves each job faster than it needs.
     if 0 < whole <= capacity:
         return {name: need * (capacity / whole) for name, need in needs.items()}
-    # the smallest need first: what it leaves of an even part is there for the others
+    # Smallest need first: the unused rest of its even share goes to the others.
     parts: dict[str, float] = {}
     for left, (name, need) in zip(
         range(len(needs), 0, -1), sorted(needs.items(), key=lambda item: item[1]), strict=True
@@ -132,12 +125,10 @@ def fair_split(needs: Mapping[str, float], capacity: float) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class Fetch:
-    """Seconds for one sample from each tier, of all nodes together; they take turns.
+    """Seconds of one sample on each tier, over all nodes together; tiers are read in turn.
 
-    Attributes:
-        memory_s, disk_s, storage_s: for the share of a sample that comes from there.
-        stored_share: of the samples that come from storage.
-        stored_bytes: of a sample that come from storage, on average.
+    ``stored_share`` is the share of the samples that come from storage, ``stored_bytes`` their average bytes per
+    sample.
     """
 
     memory_s: float
@@ -148,7 +139,7 @@ class Fetch:
 
     @property
     def per_s(self) -> float:
-        """Return the samples/s: F of DS-Analyzer."""
+        """Samples/s of fetch: F of DS-Analyzer."""
         return 1 / (self.memory_s + self.disk_s + self.storage_s)
 
 
@@ -161,20 +152,16 @@ def fetches(
     decoded: Mapping[str, float],
     demands: Mapping[str, float],
 ) -> dict[str, Fetch]:
-    """Find each job's share of what storage gives, and how fast its samples are fetched with that.
+    """Return each job's fetch times, with its share of the storage bandwidth.
 
-    The rate that a job could use fixes how long a sample may take from memory, disk and storage together. What memory
-    and disk leave of that time is what storage has for its part, and so the bandwidth that the job needs of it. Caches
-    are taken to be fast enough for all jobs at once.
-
-    Args:
-        kept: what is kept of each dataset.
-        decoded: the share of each job's samples that is kept decoded, which is in memory.
-        demands: samples/s that each job could use.
+    The rate that a job could use (``demands``, samples/s) limits the time of a sample on memory, disk and storage
+    together. The time that memory and disk leave determines the storage bandwidth that the job needs. Caches are
+    assumed to be fast enough for all jobs at once. ``decoded`` is the share of each job's samples that is cached
+    decoded, in memory.
     """
     capacity = cluster.storage_bytes_per_s(nodes)
     alone = {job.name: _unshared(job, cluster, nodes, kept[job.dataset.name], decoded[job.name]) for job in jobs}
-    # no job is given more than there is, also where its caches alone are too slow and its need is infinite
+    # A need is at most the capacity, even if the caches alone are too slow and the need is infinite.
     needs = {name: min(capacity, _needs_per_s(fetch, demands[name])) for name, fetch in alone.items()}
     parts = fair_split(needs, capacity)
     return {
@@ -184,7 +171,7 @@ def fetches(
 
 
 def _unshared(job: TrainingJob, cluster: Cluster, nodes: int, kept: Kept, decoded: float) -> Fetch:
-    """Find how a job is fetched for if storage took no time."""
+    """Return a job's fetch times without storage time."""
     node, nbytes = cluster.node, job.dataset.sample_bytes
     disk_per_s = math.inf if node.disk_bytes_per_s is None else node.disk_bytes_per_s
     return Fetch(
@@ -197,12 +184,12 @@ def _unshared(job: TrainingJob, cluster: Cluster, nodes: int, kept: Kept, decode
 
 
 def _memory_bytes(job: TrainingJob, kept: Kept, decoded: float) -> float:
-    """Return the bytes of a sample that come from memory, on average."""
+    """Return the average bytes of a sample that come from memory."""
     return (kept.memory_share - decoded) * job.dataset.sample_bytes + decoded * (job.decoded_bytes or 0)
 
 
 def _needs_per_s(fetch: Fetch, demand_per_s: float) -> float:
-    """Return the bytes/s of storage that a job needs for ``demand_per_s``; infinite if caches alone are slower."""
+    """Return the storage bytes/s that a job needs for ``demand_per_s``; infinite if the caches alone are slower."""
     if not fetch.stored_bytes:
         return 0.0
     left_s = 1 / demand_per_s - fetch.memory_s - fetch.disk_s
@@ -212,10 +199,10 @@ def _needs_per_s(fetch: Fetch, demand_per_s: float) -> float:
 def network_rates(
     jobs: Sequence[TrainingJob], cluster: Cluster, nodes: int, *, rates: Mapping[str, float]
 ) -> dict[str, float]:
-    """Find the samples/s that the network brings each job, if it could use ``rates``.
+    """Return the samples/s that the network delivers to each job, if the jobs could use ``rates``.
 
-    Every node gets the finished pixels of the samples that were made on others, (nodes - 1) / nodes of them; raw bytes
-    stay where they are.
+    Every node receives the pixels of samples prepared on others, a share of (nodes - 1) / nodes. Raw bytes do not
+    travel.
     """
     if nodes == 1 or math.isinf(cluster.node.network_bytes_per_s):
         return {job.name: math.inf for job in jobs}
@@ -226,14 +213,14 @@ def network_rates(
 
 
 def bytes_by_tier(job: TrainingJob, cluster: Cluster, nodes: int, kept: Kept, decoded: float) -> list[TierBytes]:
-    """List what one node reads of its part of a job's minibatch from each tier: memory, disk, storage."""
+    """Return the bytes of one node's part of a minibatch by tier: memory, disk, storage."""
     node = cluster.node
     samples = job.batch_size / nodes
     part_bytes = samples * job.dataset.sample_bytes
-    # memory and disk are taken to be as fast for one thread as for many; only storage has been measured against readers
+    # Memory and disk are assumed to be as fast for one thread as for many; only storage was measured against readers.
     found = [TierBytes(samples * _memory_bytes(job, kept, decoded), ThroughputCurve.flat(node.memory_bytes_per_s))]
     if node.disk_bytes_per_s is not None:
         found.append(TierBytes(kept.disk_share * part_bytes, ThroughputCurve.flat(node.disk_bytes_per_s)))
-    # what one node gets with a number of readers, while all nodes read with as many
+    # the rate of one node with a number of readers, while all nodes read with as many
     storage = cluster.storage_fit.curve.shared_by(nodes if cluster.storage_shared else 1)
     return [*found, TierBytes(kept.stored_share * part_bytes, storage)]

@@ -1,13 +1,13 @@
-"""NoPFS's simulator, extended: how long training takes under each way to load data, and where the time goes.
+"""NoPFS's simulator, extended: training time under each way of loading data, broken down by cause.
 
 The input is a `System`: a preset or a YAML file (`catalog`), or measured rates (`system_of`). `simulate` runs policies
-on it, `sweep` runs one of them over two parameters. `frequency`, `imbalance` and `hit_fractions` answer single
+on it, and `sweep` runs one policy over two parameters. `frequency`, `imbalance` and `hit_fractions` answer single
 questions.
 
-- `system`: the machines, the dataset and the training that are simulated.
-- `model`: how long fetching, preparing and training take; `world`: the orders, and who reads what from where.
-- `policies`: the ways to load data; `simulation`: runs them; `sweep`: over parameters.
-- `caches`, `chance`: what caches hit, and what random orders do.
+- `system`: machines, dataset and training.
+- `model`: times of fetching, preparing and training; `world`: orders, and which worker reads what from which tier.
+- `policies`: ways of loading data; `simulation`: runs them; `sweep`: over parameters.
+- `caches`, `chance`: hit rates of caches, and effects of random orders.
 - `report`, `figures`: results as JSON and tables, and as plots.
 """
 

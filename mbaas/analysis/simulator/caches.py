@@ -1,4 +1,4 @@
-"""What share of each epoch one worker's cache serves: MinIO's against LRU's, which is simulated exactly."""
+"""Hit rates of one worker's cache by epoch: MinIO against LRU, which is simulated exactly."""
 
 from __future__ import annotations
 
@@ -19,17 +19,11 @@ POLICIES: tuple[CachePolicy, ...] = ("minio", "lru")
 def hit_fractions(
     policy: CachePolicy, *, cached: float, epochs: int, samples: int = 100_000, seed: int = 0
 ) -> tuple[float, ...]:
-    """Find hits / samples of each epoch, the first of which finds the cache empty.
+    """Return hits / samples of each epoch; the cache is empty before the first one.
 
-    MinIO keeps what it admitted, so it hits its own contents once an epoch, exactly. LRU is simulated, access by
-    access; in a long run it comes to `mbaas.analysis.kept.lru_hits`.
-
-    Args:
-        policy: "minio" or "lru".
-        cached: share of the samples that the cache holds; it is rounded down to whole samples.
-        epochs: number of epochs.
-        samples: number of samples in the dataset, all of one size.
-        seed: chooses the orders.
+    MinIO never evicts, so in every epoch it hits exactly its contents. LRU is simulated access by access; in a long run
+    it converges to `mbaas.analysis.kept.lru_hits`. All samples have one size. ``cached`` is the share of the samples
+    that the cache holds, rounded down to whole samples.
 
     Raises:
         ConfigError: an argument is out of range.
@@ -39,7 +33,7 @@ def hit_fractions(
     if not 0 <= cached <= 1:
         raise ConfigError(f"cached must be a share from 0 to 1, got {cached}")
     check_counts(epochs=epochs, samples=samples)
-    room = int(cached * samples + 1e-9)  # 0.29 * 100 is a little less than 29 in floating point
+    room = int(cached * samples + 1e-9)  # 0.29 * 100 is slightly less than 29 in floating point
     if policy == "minio":
         return (0.0, *[room / samples] * (epochs - 1))
     cache = Lru(capacity_bytes=room, sizes=np.ones(samples))
@@ -48,34 +42,30 @@ def hit_fractions(
 
 
 class Lru:
-    """An LRU cache of samples: exactly what it hits, fast for epochs over a whole dataset.
+    """An exact LRU cache of samples, fast for epochs over a whole dataset. ``sizes`` are bytes, number[F].
 
-    What it holds is always what was read last: the samples whose last reading is not before some moment, the floor,
-    which only ever rises. How it rises does not depend on hits. So a stretch of accesses needs the floor before and
-    after it: samples last read after both hit, those last read before both miss, and the few between are counted out.
-
-    Args:
-        capacity_bytes: it evicts the least recently read samples until the rest fits.
-        sizes: bytes of each sample, number[F].
+    The cache always holds the samples that were last read at or after some access, the floor, which never decreases.
+    The floor does not depend on hits, so a stretch of accesses needs only the floor before and after it. Samples last
+    read after both floors hit, and samples last read before both miss. The few in between are counted one by one.
     """
 
     def __init__(self, *, capacity_bytes: float, sizes: NDArray[Any]) -> None:
         self._capacity_bytes = capacity_bytes
         self._sizes = sizes
         self._last = np.full(len(sizes), -1, dtype=np.int64)  # number of each sample's last access, -1 for none
-        self._origin = 0  # number of the access that `_live` begins with
-        self._live = np.zeros(0)  # bytes that each access brought and no later access of its sample replaced
+        self._origin = 0  # number of the first access in `_live`
+        self._live = np.zeros(0)  # bytes of each access that no later access of the same sample replaced
         self._floor = 0  # number of the oldest access that may still be held
-        self._held_bytes = 0.0  # bytes of the samples whose last access is not before the floor
+        self._held_bytes = 0.0  # bytes of the samples whose last access is at or after the floor
 
     def read(self, samples: NDArray[Any]) -> NDArray[np.bool_]:
-        """Read samples in turn, none of them twice, and tell which were in the cache: bool[n]."""
-        # what lies before the floor is never looked at again
+        """Read samples in order, all different; return which were in the cache: bool[n]."""
+        # Accesses before the floor are never needed again.
         start = self._origin + len(self._live)
         self._live = np.concatenate([self._live[self._floor - self._origin :], np.zeros(len(samples))])
         self._origin = self._floor
-        # Counting out the unsure accesses of a stretch of s takes up to s^2 steps, so n accesses cost n s; per stretch
-        # there is an overhead, n / s times. The root balances both.
+        # Counting the uncertain accesses of a stretch of s takes up to s^2 steps, so n accesses cost n s. The overhead
+        # per stretch occurs n / s times. The square root balances both.
         stretch = int(np.clip(math.isqrt(len(samples)), 64, 8192))
         hits = np.empty(len(samples), dtype=bool)
         for low in range(0, len(samples), stretch):
@@ -85,7 +75,7 @@ class Lru:
 
     def _read_stretch(self, samples: NDArray[Any], now: int) -> NDArray[np.bool_]:
         sizes = self._sizes[samples].astype(np.float64)
-        # all at once, as if the stretch were a single access; what that gets wrong is counted out at the end
+        # All at once, as if the stretch were a single access. The errors of this are corrected at the end.
         previous = self._last[samples]
         floor = self._floor
         again = previous >= floor
@@ -102,8 +92,7 @@ class Lru:
         return hits
 
     def _raise_floor(self, now: int) -> None:
-        """Evict until the rest fits."""
-        # 16384 at a time, because mostly few are evicted, and the sum over all that is held would cost as much for each
+        # 16384 at a time: usually few are evicted, and summing over all that is held would cost the same each time.
         while self._held_bytes > self._capacity_bytes and self._floor < now:
             low = self._floor - self._origin
             ends = np.cumsum(self._live[low : low + 16384])
@@ -115,17 +104,11 @@ class Lru:
     def _fits(
         self, unsure: NDArray[Any], previous: NDArray[Any], sizes: NDArray[Any], floor: int, kept_bytes: float
     ) -> NDArray[np.bool_]:
-        """Count out whether what was read since a sample's last reading leaves room for it: bool[unsure].
+        """Return whether each uncertain sample of the stretch still fits after the reads since its last one.
 
-        Since then were read: what lies after it and was not read again in the stretch; what was read again and had
-        been after it; and what the stretch read until then and had been before it, or nowhere.
-
-        Args:
-            unsure: numbers of the accesses in the stretch.
-            previous: when each sample of the stretch was read before.
-            sizes: of the samples of the stretch.
-            floor: before the stretch.
-            kept_bytes: bytes in the cache before the stretch, without those that it read again.
+        Three kinds of samples were read since then. Some were last read later and are not in the stretch. Some were
+        last read later and are read again in the stretch. Others were last read earlier, or never, and occur earlier in
+        the stretch. ``floor`` and ``kept_bytes`` are from before the stretch, without the samples that it reads again.
         """
         low = floor - self._origin
         at = previous[unsure]

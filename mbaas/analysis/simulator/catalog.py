@@ -1,7 +1,8 @@
-"""Systems as YAML describes them: those that ship with mbaas, and one's own.
+"""Systems in YAML: the presets shipped with mbaas, and user files.
 
-Sizes are texts such as "120 GB", rates such as "330 MB/s", times such as "1.6 ms" (`mbaas.units`). The folder `presets`
-holds NoPFS's six datasets (SC 2021) and, in `machines`, its reference machine; docs/simulate.md explains every key.
+Sizes are strings such as "120 GB", rates such as "330 MB/s", times such as "1.6 ms" (`mbaas.units`). The folder
+`presets` has NoPFS's six datasets (SC 2021) and, in `machines`, its reference machine. docs/simulate.md explains every
+key.
 """
 
 from __future__ import annotations
@@ -24,22 +25,22 @@ _MACHINES = _PRESETS / "machines"
 
 
 def names() -> list[str]:
-    """List the names of all presets, the smallest dataset first."""
+    """Return the names of all presets, smallest dataset first."""
     return sorted(_named(_PRESETS), key=lambda name: load(name).dataset.nbytes)
 
 
 def text(name: str) -> str:
-    """Return the YAML of a preset or of a machine, to start one's own from.
+    """Return the YAML of a preset or a machine, as a template.
 
     Raises:
-        ConfigError: there is neither of that name.
+        ConfigError: unknown name.
     """
     file = _file(_MACHINES, name, "machine") if name in _named(_MACHINES) else _file(_PRESETS, name, "preset")
     return file.read_text(encoding="utf-8")
 
 
 def about(name: str) -> str:
-    """Say in one line what a preset is."""
+    """Return a one-line description of a preset."""
     return str(files.read(_file(_PRESETS, name, "preset")).value["about"])
 
 
@@ -47,22 +48,22 @@ def load(name: str) -> System:
     """Load a preset.
 
     Raises:
-        ConfigError: there is no preset of that name.
+        ConfigError: unknown preset.
     """
     return read(_file(_PRESETS, name, "preset"))
 
 
 def read(file: Path) -> System:
-    """Read the system that a file describes.
+    """Read the system described by a file.
 
     Raises:
-        ConfigError: says the file, the line, what is there and what must be.
+        ConfigError: invalid content; names the file, the line, the value and what is expected.
     """
     return described(files.read(file))
 
 
 def described(top: files.Located) -> System:
-    """Make the system that a parsed file describes; see `read`."""
+    """Return the system described by a parsed file; see `read`."""
     said = top.to(SystemSection)
     return System(
         name=said.name,
@@ -84,12 +85,12 @@ def _file(folder: Path, name: str, kind: str) -> Path:
 
 
 def _machine(entry: files.Located) -> Machine:
-    """Make the machine that stands in a file, or that it calls by name."""
-    if isinstance(entry.value, str):  # a file of its own, so what is wrong in it is told with its own lines
+    """Return the machine in a file, or the one that the file names."""
+    if isinstance(entry.value, str):  # a separate file, so errors in it have its own line numbers
         return _machine(files.read(entry.made(lambda: _file(_MACHINES, entry.value, "machine"))))
     said = entry.to(MachineSection)
     classes = entry.fields["classes"].items if said.classes else ()
-    # each part is made by itself, so that an error says the line of the part
+    # Each part is created separately, so that an error names the line of the part.
     staging = entry.fields["staging"].made(said.staging.staging)
     pfs = entry.fields["pfs"].made(lambda: _curve(said.pfs, alone=1))
     kept = tuple(given.made(each.storage_class) for given, each in zip(classes, said.classes, strict=True))
@@ -108,34 +109,33 @@ def _machine(entry: files.Located) -> Machine:
 
 
 class RatesByReaders(files.Section):
-    """What shared storage gives to a number of readers together."""
+    """Total rates of shared storage for several numbers of readers."""
 
     readers: tuple[int, ...]
     rates: tuple[BytesPerS, ...]
 
 
 class RatesByThreads(files.Section):
-    """What a number of threads read or write together."""
+    """Total rates for several numbers of threads that read or write."""
 
     threads: tuple[int, ...]
     rates: tuple[BytesPerS, ...]
 
 
-# What may be written in two ways is told apart by its shape first: of a plain union, pydantic would report what is
-# wrong with it both as the one and as the other.
+# The discriminator picks the variant by shape first. For a plain union, pydantic would report the errors of both.
 ReaderRates = Annotated[
     Annotated[BytesPerS, Tag("value")] | Annotated[RatesByReaders, Tag("mapping")], Discriminator(files.shape)
 ]
-"""One rate, of any number of readers; or a rate for each of several numbers."""
+"""One rate for any number of readers, or a rate for each of several numbers."""
 
 ThreadRates = Annotated[
     Annotated[BytesPerS, Tag("value")] | Annotated[RatesByThreads, Tag("mapping")], Discriminator(files.shape)
 ]
-"""One rate, of all threads together; or a rate for each of several numbers."""
+"""One rate of all threads together, or a rate for each of several numbers."""
 
 
 def _curve(said: float | RatesByReaders | RatesByThreads, *, alone: int) -> ThroughputCurve:
-    """Make a curve; a single rate is that of ``alone``: fewer are slower in proportion, more are no faster."""
+    """Return a curve; a single rate applies to ``alone`` and more, and fewer are slower in proportion."""
     if not isinstance(said, RatesByReaders | RatesByThreads):
         return ThroughputCurve.through({alone: said})
     counted, counts = ("readers", said.readers) if isinstance(said, RatesByReaders) else ("threads", said.threads)
@@ -145,14 +145,12 @@ def _curve(said: float | RatesByReaders | RatesByThreads, *, alone: int) -> Thro
 
 
 class StagingSection(files.Section):
-    """The staging buffer of a machine."""
-
     capacity: Bytes
     threads: int = 1
     write: ThreadRates | None = None
 
     def staging(self) -> StagingClass:
-        """Make the staging buffer that the simulator takes."""
+        """Return the simulator's staging buffer."""
         write = _curve(self.write, alone=self.threads) if self.write is not None else None
         return StagingClass(capacity_bytes=self.capacity, threads=self.threads, write=write)
 
@@ -166,14 +164,14 @@ class ClassSection(files.Section):
     read: ThreadRates
 
     def storage_class(self) -> StorageClass:
-        """Make the storage class that the simulator takes."""
-        # a class of 0 threads is refused by itself, in better words than a curve of 0 threads would be
+        """Return the simulator's storage class."""
+        # 0 threads are rejected by the class, with a better message than the curve's.
         read = _curve(self.read, alone=max(self.threads, 1))
         return StorageClass(name=self.name, capacity_bytes=self.capacity, threads=self.threads, read=read)
 
 
 class CoresSection(files.Section):
-    """Cores of a machine, and the CPU time that a sample costs them."""
+    """Cores of a machine, and the CPU time of a sample."""
 
     count: int
     prep: Seconds = 0.0
@@ -184,7 +182,7 @@ class CoresSection(files.Section):
     decoded: Seconds | None = None
 
     def cores(self) -> Cores:
-        """Make the cores that the simulator takes."""
+        """Return the simulator's cores."""
         return Cores(count=self.count, **{f"{name}_cpu_s": cost for name, cost in self if name != "count"})
 
 
@@ -201,7 +199,7 @@ class MachineSection(files.Section):
 
 
 class DatasetSection(files.Section):
-    """A dataset: how many samples, how large."""
+    """Number and sizes of the samples."""
 
     samples: int
     sample: Bytes
@@ -211,7 +209,7 @@ class DatasetSection(files.Section):
     decoded_speedup: float = 1.0
 
     def shape(self) -> DatasetShape:
-        """Make the dataset that the simulator takes."""
+        """Return the simulator's dataset."""
         return DatasetShape(
             samples=self.samples,
             sample_bytes=self.sample,
@@ -223,7 +221,7 @@ class DatasetSection(files.Section):
 
 
 class SystemSection(files.Section):
-    """The whole file."""
+    """A whole system file."""
 
     name: str
     about: str = ""
@@ -232,5 +230,5 @@ class SystemSection(files.Section):
     ]
     dataset: DatasetSection
     training: Training = Training()
-    # a Literal of what there is: the reader of files then lists the names, with the line
+    # a Literal of all names: the file reader's error then lists them, with the line
     policies: tuple[Literal[tuple(POLICIES)], ...] = ()  # type: ignore[valid-type]

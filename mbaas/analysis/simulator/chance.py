@@ -1,9 +1,9 @@
-"""What random orders do: how unevenly a worker reads samples, and what locality-aware loading has to move.
+"""Effects of random orders: uneven reads by a worker, and samples moved by locality-aware loading.
 
-Each epoch deals the samples out to N workers by chance, so how often one worker reads one sample in E epochs is
-Binomial(E, 1/N). Samples that it reads much more often than the mean are worth keeping close (NoPFS, SC 2021). In a
-global minibatch, chance gives nodes unequal numbers of the samples that they have cached; what evens them out has to
-travel (section III of "Accelerating Data Loading in Deep Neural Network Training", 2019).
+Each epoch assigns the samples to N workers at random, so the number of times that one worker reads a sample in E epochs
+is Binomial(E, 1/N). Samples that it reads much more often than the mean are worth caching nearby (NoPFS, SC 2021). In a
+global minibatch, nodes have cached random, unequal numbers of the samples, and the difference must travel (section III
+of "Accelerating Data Loading in Deep Neural Network Training", 2019).
 """
 
 from __future__ import annotations
@@ -22,14 +22,13 @@ from mbaas.order import SampleOrder, Shuffle, check_seed
 
 @dataclass(frozen=True)
 class Frequency:
-    """How many samples one worker reads how often.
+    """Numbers of samples by how often one worker reads them.
 
     Attributes:
-        least: the smallest number of readings above (1 + delta) times the mean.
-        expected: samples that it reads at least that often, F P(X >= least); mostly not a whole number.
-        simulated: how many worker 0 of a simulation read at least that often, or None.
-        expected_counts: samples read 0, 1, ... E times: float64[E + 1].
-        simulated_counts: the same of the simulation, int64[E + 1], or None.
+        least: smallest number of reads above (1 + delta) times the mean.
+        expected: expected samples with at least that many reads, F P(X >= least); usually not an integer.
+        expected_counts: expected samples with 0, 1, ... E reads: float64[E + 1].
+        simulated, simulated_counts: the same for worker 0 of a simulation (int64[E + 1]), or None.
     """
 
     least: int
@@ -42,15 +41,9 @@ class Frequency:
 def frequency(
     *, workers: int, epochs: int, samples: int, delta: float, monte_carlo: bool = False, seed: int = 0
 ) -> Frequency:
-    """Count the samples that one worker reads more than (1 + delta) E / N times in E epochs.
+    """Count the samples (of F) that one of N workers reads more than (1 + delta) E / N times in E epochs.
 
-    Args:
-        workers: N.
-        epochs: E.
-        samples: F.
-        delta: how far above the mean.
-        monte_carlo: also count, with the orders that a feed of this seed has.
-        seed: of the orders.
+    With ``monte_carlo``, also count in the orders of a feed with this seed.
 
     Raises:
         ConfigError: an argument is out of range.
@@ -59,7 +52,7 @@ def frequency(
     if not -1 <= delta < math.inf:
         raise ConfigError(f"delta must be at least -1 and finite, got {delta}")
     check_seed(seed)
-    # exact: with delta 0.8, 1.8 * 90 / 16 in floating point may fall on the wrong side of a whole number
+    # exact: with delta 0.8, 1.8 * 90 / 16 in floating point may fall on the wrong side of an integer
     least = math.floor((1 + Fraction(repr(delta))) * epochs / workers) + 1
     expected = samples * binomial(epochs, 1 / workers)
     counted = reads_of_worker(workers=workers, epochs=epochs, samples=samples, seed=seed) if monte_carlo else None
@@ -74,9 +67,9 @@ def frequency(
 
 def binomial(trials: int, chance: float) -> Floats:
     """Return P(X = 0), P(X = 1), ... of a binomial distribution: float64[trials + 1]."""
-    if chance == 1:  # a single worker reads everything; log(1 - chance) would be infinite
+    if chance == 1:  # a single worker reads everything, and log(1 - chance) would be infinite
         return np.append(np.zeros(trials), 1.0)
-    # by logarithms: the factorials of a thousand epochs do not fit a float
+    # Logarithms, because factorials of a thousand epochs overflow a float.
     logs = [
         math.lgamma(trials + 1)
         - math.lgamma(k + 1)
@@ -89,27 +82,23 @@ def binomial(trials: int, chance: float) -> Floats:
 
 
 def reads_of_worker(*, workers: int, epochs: int, samples: int, seed: int) -> Ints:
-    """Count how many samples worker 0 reads 0, 1, ... E times: int64[E + 1].
+    """Count the samples that worker 0 reads 0, 1, ... E times: int64[E + 1].
 
-    Its share of an epoch is the first of N equal stretches of the order; where F is no multiple of N, a stretch of
-    one sample more as often as keeps its mean at F / N.
+    Its share of an epoch is the first of N equal stretches of the order. If F is not a multiple of N, some stretches
+    have one more sample, so that their mean is F / N.
     """
     order = SampleOrder(num_samples=samples, seed=seed, block_samples=1)
     times = np.zeros(samples, dtype=np.int32)
     for epoch in range(epochs):
         share = (epoch + 1) * samples // workers - epoch * samples // workers
-        # no sample twice in an epoch, so the indexed addition loses none
+        # no sample occurs twice in an epoch, so the indexed addition loses none
         times[order.samples_at(Shuffle(epoch), 0, share)] += 1
     return np.bincount(times, minlength=epochs + 1)
 
 
 @dataclass(frozen=True)
 class Imbalance:
-    """The share of each global minibatch that travels.
-
-    Attributes:
-        fractions: of each step, sum of deficits / samples of the global minibatch: float64[K].
-    """
+    """Share of each global minibatch that travels: sum of deficits / samples, float64[K]."""
 
     fractions: Floats
 
@@ -122,20 +111,14 @@ class Imbalance:
 
 
 def imbalance(*, nodes: int, local_batch: int, steps: int, seed: int = 0) -> Imbalance:
-    """Draw steps in which each sample of the global minibatch is cached on a node by chance, all nodes alike.
-
-    Args:
-        nodes: P.
-        local_batch: B, samples that each node trains on.
-        steps: K.
-        seed: of chance.
+    """Draw K steps in which each sample of the global minibatch is cached on a uniformly random node.
 
     Raises:
         ConfigError: an argument is out of range.
     """
     check_counts(nodes=nodes, local_batch=local_batch, steps=steps)
     check_seed(seed)
-    # each surplus fills a deficit, so what travels is the sum of the deficits
+    # Each surplus fills a deficit, so the sum of the deficits travels.
     chance = np.random.default_rng(seed)
     owned = chance.multinomial(nodes * local_batch, [1 / nodes] * nodes, size=steps)
     return Imbalance(np.maximum(local_batch - owned, 0).sum(axis=1) / (nodes * local_batch))

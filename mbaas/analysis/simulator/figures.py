@@ -27,11 +27,11 @@ COLOURS = {
     "remote": plots.SERIES[3],
     "pfs": plots.RED,
 }
-"""The colour of each location, the same in all plots, so that plots of several systems can be compared."""
+"""Color of each location, the same in all plots, so that plots of different systems are comparable."""
 
 
 def policies(system: System, outcomes: Sequence[Outcome]) -> Figure:
-    """Draw a bar per policy, the fastest on top, stacked by location."""
+    """Return a bar chart with one bar per policy, fastest on top, stacked by location."""
     shown = fastest_first(outcomes)
     return plots.stacked_bars(
         {each.policy: {name: each.seconds[name] for name in locations_of(system)} for each in shown},
@@ -43,7 +43,7 @@ def policies(system: System, outcomes: Sequence[Outcome]) -> Figure:
 
 
 def sweep(system: System, swept: Sweep) -> Figure:
-    """Draw a heat map of seconds, or of how many times as fast the policy is as the one it is compared with."""
+    """Return a heat map of seconds, or of the speedup over the policy that it is compared with."""
     speedup = swept.speedup
     return plots.heat_map(
         swept.total_s if speedup is None else speedup,
@@ -55,7 +55,7 @@ def sweep(system: System, swept: Sweep) -> Figure:
 
 
 def hit_rates(policy: str, cached: float, hits: Sequence[float]) -> Figure:
-    """Draw what a cache serves in each epoch, and what it holds."""
+    """Return a plot of the hit rate in each epoch, and of the cache's share of the samples."""
     return plots.lines(
         {
             f"{policy} serves": [(epoch, stated(100 * hit, unit="%")) for epoch, hit in enumerate(hits)],
@@ -68,8 +68,8 @@ def hit_rates(policy: str, cached: float, hits: Sequence[float]) -> Figure:
 
 
 def frequency(found: Frequency, *, samples: int, workers: int, epochs: int) -> Figure:
-    """Draw how many samples one worker reads how often."""
-    # the tails are long, and nothing of them could be seen: a count is drawn if a sample is expected to have it
+    """Return a histogram of samples by the number of times that one worker reads them."""
+    # The tails are long and invisible: show only counts with at least half a sample expected.
     shown = np.flatnonzero(found.expected_counts >= 0.5)
     first, last = (int(shown[0]), int(shown[-1]) + 1) if len(shown) else (0, epochs + 1)
     series: dict[str, Any] = {"expected": found.expected_counts[first:last]}
@@ -85,9 +85,9 @@ def frequency(found: Frequency, *, samples: int, workers: int, epochs: int) -> F
 
 
 def imbalance(found: Imbalance, *, nodes: int, local_batch: int) -> Figure:
-    """Draw how often which share of a global minibatch travels."""
+    """Return a histogram of the share of a global minibatch that travels."""
     percent = 100 * found.fractions
-    # small minibatches have few shares that can be: more classes than these would leave gaps
+    # Small minibatches have few possible shares: more bins than these would leave gaps.
     counts, edges = np.histogram(percent, bins=min(30, len(np.unique(percent))))
     return plots.histogram(
         {"steps": counts},

@@ -18,7 +18,7 @@ from mbaas.analysis.simulator.system import System
 
 
 def plain_outcomes(system: System, outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """Return what was simulated, and per policy its seconds, in the order of ``outcomes``."""
+    """Return the inputs and each policy's results, in the order of ``outcomes``."""
     policies = {each.policy: plain_fields(each) for each in outcomes}
     for said in policies.values():
         del said["policy"]
@@ -46,25 +46,25 @@ def plain_sweep(swept: Sweep) -> dict[str, Any]:
 
 
 def outcomes_table(system: System, outcomes: Sequence[Outcome]) -> RenderableType:
-    """Draw a row per policy, the fastest first, and say what the model leaves open."""
+    """Return a table with one row per policy, fastest first, and notes on the model's limits."""
     shown = fastest_first(outcomes)
     used = [name for name in locations_of(system) if any(each.seconds[name] for each in shown)]
     table = Table(title=f"{title_of(system)}; seconds", title_justify="left", title_style="bold")
     table.add_column("policy", no_wrap=True)
     for name in ("total", *used):
         table.add_column(name, justify="right", no_wrap=True, style="bold" if name == "total" else None)
-    # as many for all numbers of the table, so that columns can be compared: three digits of the slowest policy
+    # The same decimals in the whole table, for comparison: three digits for the slowest policy.
     decimals = max(0, 2 - math.floor(math.log10(max(each.total_s for each in shown))))
     for each in shown:
         values = [each.total_s, *(each.seconds[name] for name in used)]
         table.add_row(each.policy, *(_cell(value, decimals) for value in values))
-    # not in the rows: the same remark is often about several policies
+    # below the table, because one remark often applies to several policies
     notes = ["compute is training; what stands beside it is waiting, by location.", *_remarks(shown)]
     return Group(table, Text("\n".join(notes), style="dim"))
 
 
 def sweep_table(swept: Sweep, *, labels: tuple[Sequence[str], Sequence[str]]) -> RenderableType:
-    """Draw seconds, or how many times as fast as the other policy; ``labels`` are those of the x and the y values."""
+    """Return a table of seconds, or of speedups over the other policy; ``labels`` are for the x and y values."""
     speedup = swept.speedup
     title = f"{swept.policy}: seconds" if speedup is None else f"{swept.policy}: times as fast as {swept.versus}"
     table = Table(title=title, title_justify="left", title_style="bold")
@@ -82,7 +82,7 @@ def fastest_first(outcomes: Sequence[Outcome]) -> list[Outcome]:
 
 
 def title_of(system: System) -> str:
-    """Say in one line what was simulated."""
+    """Return a one-line title of the simulation."""
     training = system.training
     parts = [
         units.counted(training.epochs, "epoch"),
@@ -94,12 +94,12 @@ def title_of(system: System) -> str:
 
 
 def seconds(value: float) -> str:
-    """Write seconds as seconds, so that policies can be compared: "0.742 s", "8,640 s"; nothing for none."""
+    """Format seconds without larger units, for comparison: "0.742 s", "8,640 s"; empty for 0."""
     return "" if value == 0 else f"{units.number(value)} s"
 
 
 def axis_labels(axis: Axis) -> list[str]:
-    """Write the values of an axis with their units: "50 GB", "400 MB/s", "16"."""
+    """Format the values of an axis with units: "50 GB", "400 MB/s", "16"."""
     if axis.name.endswith("_per_s"):
         return [units.rate(value) for value in axis.values]
     if axis.name.endswith("_bytes"):
@@ -108,12 +108,11 @@ def axis_labels(axis: Axis) -> list[str]:
 
 
 def _cell(value: float, decimals: int) -> str:
-    """Write a number of a table; what is not zero does not look like it."""
+    """Format a table cell; small values never look like zero."""
     return "" if value == 0 else (f"{value:,.{decimals}f}" if round(value, decimals) else "~0")
 
 
 def _remarks(outcomes: Sequence[Outcome]) -> list[str]:
-    """Make a sentence of each remark, with the policies that it is about."""
     about: dict[str, list[str]] = {}
     for each in outcomes:
         if each.remark is not None:

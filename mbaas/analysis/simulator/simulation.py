@@ -1,4 +1,4 @@
-"""Run policies on a system: how many seconds they take, and where these go."""
+"""Simulation of policies on a system: their seconds, broken down by location."""
 
 from __future__ import annotations
 
@@ -19,17 +19,16 @@ Number = TypeVar("Number", int, float)
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What a policy makes of a system.
+    """Result of a policy on a system.
 
     Attributes:
-        policy: its name.
-        total_s: from the first reading to the end of the last step, all epochs.
-        seconds: by location, adding up to ``total_s``: ``compute`` is training; every other is waiting, for samples
-            that came from a storage class, from other workers (``remote``) or from shared storage (``pfs``), or for
-            samples that were prepared and written (``staging``).
-        samples: that one trial saw, by the tier where their bytes were; they add up to F E.
-        epoch_s: of each epoch; what is read before training belongs to the first.
-        remark: what the model leaves open, or None.
+        total_s: time from the first read to the end of the last step, over all epochs.
+        seconds: seconds by location, adding up to ``total_s``. ``compute`` is training. All others are waits: for
+            samples from a storage class, from other workers (``remote``) or from shared storage (``pfs``), or for
+            samples to be prepared and written (``staging``).
+        samples: samples that one trial read, by the tier of their bytes; they add up to F E.
+        epoch_s: seconds of each epoch; reads before training count in the first.
+        remark: a limitation of the model, or None.
     """
 
     policy: str
@@ -41,15 +40,15 @@ class Outcome:
 
 
 def locations_of(system: System) -> tuple[str, ...]:
-    """List the locations of results, in the order in which they are shown."""
+    """Return the locations of results, in display order."""
     return ("compute", "staging", *(each.name for each in system.machine.classes), "remote", "pfs")
 
 
 def policies_of(system: System, names: Sequence[str] | None = None) -> tuple[str, ...]:
-    """Name the policies to simulate: those given, else the system's own, else all.
+    """Return the policies to simulate: the given ones, or the system's own, or all.
 
     Raises:
-        ConfigError: there is no policy of that name.
+        ConfigError: unknown policy.
     """
     chosen = tuple(names or system.policies or POLICIES)
     unknown = [name for name in chosen if name not in POLICIES]
@@ -61,17 +60,15 @@ def policies_of(system: System, names: Sequence[str] | None = None) -> tuple[str
 def simulate(
     system: System, policies: Sequence[str] | None = None, *, orders: Orders | None = None
 ) -> Iterator[Outcome]:
-    """Simulate policies, one after the other.
+    """Simulate policies one after the other.
 
-    Args:
-        system: what is simulated.
-        policies: names; None for the system's own, or all.
-        orders: of the same samples and seed, to reuse what they keep.
+    ``policies`` defaults to the system's own, or all. Pass ``orders`` of the same samples and seed to avoid recomputing
+    them.
 
     Raises:
-        ConfigError: there is no policy of that name.
+        ConfigError: unknown policy.
     """
-    # at once, not when the first outcome is asked for: a wrong name raises here
+    # Eagerly, not in the generator: a wrong name raises here.
     names = policies_of(system, policies)
     world = World(system, orders=orders)
     return (_simulated(world, POLICIES[name]) for name in names)
@@ -79,15 +76,16 @@ def simulate(
 
 def _simulated(world: World, policy: Policy) -> Outcome:
     system = world.system
-    preload_s = policy.preload_s(world)  # of the slowest worker: steps are common, so all wait for it
+    preload_s = policy.preload_s(world)  # of the slowest worker, because all workers share the steps
     pace = Pace(workers=world.workers, ahead=policy.ahead(world), start_s=preload_s)
     step_bytes_per_s = world.workers * system.machine.compute_bytes_per_s
     compute_s, waits_s, ends = 0.0, np.zeros(world.tiers.count), [0.0]
-    waits_s[world.tiers.pfs] = preload_s  # what is read before training is waiting, too
+    waits_s[world.tiers.pfs] = preload_s  # reading before training counts as waiting
     samples = np.zeros(world.tiers.count, dtype=np.int64)
-    # epoch by epoch: the bytes of all steps of one epoch fit in memory, those of a whole training may not
+    # Epoch by epoch: the bytes of one epoch's steps fit into memory, but a whole training may not.
     for traffic in policy.traffic(world):
-        # by the mean bytes of a worker's minibatch: so `perfect` takes as long in every order, and no policy beats it
+        # By the mean bytes of a worker's minibatch, so that `perfect` takes as long in every order, and no policy beats
+        # it.
         training_s = traffic.nbytes.sum(axis=(1, 2)) / step_bytes_per_s
         reads_s = policy.read_s(world, traffic)
         if world.load is not None:
@@ -114,47 +112,41 @@ def _simulated(world: World, policy: Policy) -> Outcome:
 
 
 def _wait_for_cores(reads_s: Floats, cores_s: Floats, tiers: Tiers, policy: Policy) -> None:
-    """Let prep take as long as cores need for the step, [H, N]; fetching by other threads goes on meanwhile."""
-    # only what cores need beyond the time that the threads take anyhow: the rest goes on side by side
+    """Extend prep to the time that cores need for the step, [H, N]; fetching by other threads overlaps."""
+    # Only the excess over the threads' time, which overlaps with it.
     alone_s = reads_s[..., tiers.pixels :] if policy.overlaps else reads_s
     reads_s[..., tiers.staged] += np.maximum(0.0, cores_s - alone_s.sum(axis=2))
 
 
 def _steps(policy: Policy, pace: Pace, reads_s: Floats, training_s: Floats, tiers: Tiers) -> Steps:
-    """Run the next steps of a policy that reads ahead."""
     if not policy.overlaps:
         return pace.run(reads_s.sum(axis=2), training_s)
-    # pixels of others, and staging, are what comes after fetching
+    # Pixels of other workers, and staging, come after fetching.
     fetch_s, prep_s = np.split(reads_s, [tiers.pixels], axis=2)
     return pace.run(fetch_s.sum(axis=2), training_s, prep_s=prep_s.sum(axis=2))
 
 
 def _one_after_the_other(reads_s: Floats, training_s: Floats, start_s: float) -> Steps:
-    """Run the next steps of a policy that reads nothing while training goes on."""
-    waits_s = reads_s.max(axis=1)  # the slowest worker's: gradients are summed at the end of each step
+    waits_s = reads_s.max(axis=1)  # the slowest worker's, because gradients are summed at the end of each step
     end_s = start_s + float(waits_s.sum() + training_s.sum())
     return Steps(waits_s, reads_s.argmax(axis=1), np.ones(len(reads_s), dtype=bool), end_s)
 
 
 def _by_tier(steps: Steps, reads_s: Floats, tiers: Tiers, *, overlaps: bool) -> Floats:
-    """Divide the waiting for each step as the reading of the worker that all waited for: float64[tiers].
-
-    Where other threads prepare than fetch, it is divided among those that were late.
-    """
+    """Divide the wait before each step in proportion to the slowest worker's reading: float64[tiers]."""
     parts = reads_s[np.arange(len(reads_s)), steps.slowest]
     if overlaps:
         parts[steps.late_fetch, tiers.pixels :] = 0
         parts[~steps.late_fetch, : tiers.pixels] = 0
     sums = parts.sum(axis=1)
-    parts[sums == 0, tiers.staged] = 1  # nothing was read, yet somebody waited: for samples to be prepared
+    parts[sums == 0, tiers.staged] = 1  # a wait without reading is for prep
     fractions = parts / np.where(sums == 0, 1, sums)[:, None]
     by_tier: Floats = steps.waits_s @ fractions
     return by_tier
 
 
 def _merged(system: System, names: Sequence[str], values: Sequence[Number]) -> dict[str, Number]:
-    """Add up values by tier to values by location."""
-    # several tiers are one location: classes of other workers, and pixels from them, are all "remote"
+    # Several tiers are one location: classes of other workers, and pixels from them, are all "remote".
     totals: dict[str, Number] = {}
     for name, value in zip(names, values, strict=True):
         totals[name] = totals[name] + value if name in totals else value

@@ -1,4 +1,4 @@
-"""Parameters of a system by name, and one policy over any two of them."""
+"""Named parameters of a system, and a policy simulated over any two of them."""
 
 from __future__ import annotations
 
@@ -19,13 +19,7 @@ from mbaas.units import WANTED_BYTES, WANTED_BYTES_PER_S, parse_bytes, parse_byt
 
 @dataclass(frozen=True)
 class Parameter:
-    """What the name of a parameter stands for.
-
-    Attributes:
-        wanted: what a value looks like.
-        parse: a value of a text, or None.
-        change: a system with this value instead.
-    """
+    """A named parameter: a description of valid values, a parser (None if invalid), and a setter."""
 
     wanted: str
     parse: Callable[[object], float | None]
@@ -33,24 +27,24 @@ class Parameter:
 
 
 def changed(system: System, name: str, value: float) -> System:
-    """Give a system another value of a parameter.
+    """Return the system with another value of a parameter.
 
     Raises:
-        ConfigError: there is no such parameter, or the value cannot be.
+        ConfigError: unknown parameter, or an invalid value.
     """
     return parameter(system, name).change(system, value)
 
 
 def parameter(system: System, name: str) -> Parameter:
-    """Find a parameter: one of `PARAMETERS`, ``<class>_bytes`` for the capacity of a storage class, or ``cores``.
+    """Return a parameter: one of `PARAMETERS`, ``<class>_bytes`` for a storage class's capacity, or ``cores``.
 
     Raises:
-        ConfigError: there is no such parameter.
+        ConfigError: unknown parameter.
     """
     own = {f"{each.name}_bytes": each.name for each in system.machine.classes}
     if name in own:
         return _size(lambda given, value: _with_capacity(given, own[name], value))
-    has_cores = system.machine.cores is not None  # a number of cores means nothing without what a sample costs them
+    has_cores = system.machine.cores is not None  # a number of cores is meaningless without the cost of a sample
     if name == "cores" and has_cores:
         return _count(_to("machine", "cores", "count"))
     if name not in PARAMETERS:
@@ -60,10 +54,10 @@ def parameter(system: System, name: str) -> Parameter:
 
 
 def parse(system: System, name: str, text: str) -> float:
-    """Read a value of a parameter as people write it: "16", "50 GB", "400 MB/s".
+    """Parse a user's value of a parameter: "16", "50 GB", "400 MB/s".
 
     Raises:
-        ConfigError: there is no such parameter, or the text is no value of it.
+        ConfigError: unknown parameter, or an invalid value.
     """
     known = parameter(system, name)
     value = known.parse(text)
@@ -74,7 +68,7 @@ def parse(system: System, name: str, text: str) -> float:
 
 def _parse_count(text: object) -> float | None:
     written = str(text).strip().replace("_", "")  # as Python writes large numbers: 1_281_167
-    # hundreds of digits are infinity as a float, which no count can be
+    # Hundreds of digits become infinity as a float, which is not a count.
     return number if written.isdecimal() and math.isfinite(number := float(written)) else None
 
 
@@ -91,7 +85,7 @@ def _rate(change: Callable[[System, float], System]) -> Parameter:
 
 
 def _to(*path: str) -> Callable[[System, Any], System]:
-    """Change the attribute at the end of a path: ``_to("machine", "staging", "threads")``."""
+    """Return a setter of the attribute at the end of a path: ``_to("machine", "staging", "threads")``."""
 
     def put(thing: Any, names: Sequence[str], value: object) -> Any:
         name, *rest = names
@@ -108,7 +102,7 @@ def _with_capacity(system: System, name: str, capacity_bytes: float) -> System:
 
 
 def _with_cache(system: System, capacity_bytes: float) -> System:
-    """Leave one class, the fastest, and give it this size: all that is cached is in it then."""
+    """Leave only the fastest class, with this capacity: it then holds everything cached."""
     if not system.machine.classes:
         raise ConfigError(f"cache_bytes needs a storage class to change, and {system.name} has none")
     return _to("machine", "classes")(system, (replace(system.machine.classes[0], capacity_bytes=capacity_bytes),))
@@ -136,7 +130,7 @@ PARAMETERS: dict[str, Parameter] = {
     "sample_bytes": _size(_to("dataset", "sample_bytes")),
     "pixel_bytes": _size(_to("dataset", "pixel_bytes")),
 }
-"""What can be changed in any system; a class's own capacity is ``<class>_bytes``, and there may be ``cores``."""
+"""Parameters of every system. Each class also has ``<class>_bytes``, and there may be ``cores``."""
 
 
 @dataclass(frozen=True)
@@ -157,15 +151,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class Sweep:
-    """A policy at each pair of values.
-
-    Attributes:
-        policy: its name.
-        versus: another policy that it is compared with, or None.
-        x, y: the parameters.
-        total_s: float64[y, x].
-        versus_s: of the other policy, float64[y, x], or None.
-    """
+    """Seconds of a policy at each pair of values, float64[y, x], with or without another policy to compare with."""
 
     policy: str
     versus: str | None
@@ -176,20 +162,20 @@ class Sweep:
 
     @property
     def speedup(self) -> NDArray[np.float64] | None:
-        """Return how many times as fast the policy is as the other: float64[y, x]."""
+        """Speedup of the policy over the other one: float64[y, x]."""
         return None if self.versus_s is None else self.versus_s / self.total_s
 
 
 def sweep(system: System, *, policy: str, x: Axis, y: Axis, versus: str | None = None) -> Sweep:
-    """Simulate a policy, and another to compare it with, at each pair of values.
+    """Simulate a policy, and another to compare with, at each pair of values.
 
     Raises:
-        ConfigError: a policy or parameter that there is not, or a value that cannot be.
+        ConfigError: unknown policy or parameter, or an invalid value.
     """
     if x.name == y.name:
         raise ConfigError(f"x and y must be two parameters, got {x.name!r} twice")
     names = [policy] if versus is None else [policy, versus]
-    # both before anything runs: a sweep takes minutes, and a name or a value that cannot be shows at once
+    # Check everything first: a sweep takes minutes, and an invalid name or value should fail immediately.
     policies_of(system, names)
     systems = [[changed(changed(system, x.name, at), y.name, up) for at in x.values] for up in y.values]
     kept: dict[int, Orders] = {}
@@ -198,10 +184,10 @@ def sweep(system: System, *, policy: str, x: Axis, y: Axis, versus: str | None =
 
 
 def _seconds(system: System, names: Sequence[str], kept: dict[int, Orders]) -> list[float]:
-    """Simulate policies with the orders of the system before, if it has as many samples: they take long to make."""
+    """Simulate policies, reusing the orders of the last number of samples, which are slow to make."""
     samples = system.dataset.samples
     if samples not in kept:
-        kept.clear()  # up to `KEPT_BYTES` each: only those of the last number of samples are kept
+        kept.clear()  # up to `KEPT_BYTES` each, so keep only the last ones
         kept[samples] = Orders(samples, seed=system.training.seed)
     found = {each.policy: each.total_s for each in simulate(system, names, orders=kept[samples])}
     return [found[name] for name in names]

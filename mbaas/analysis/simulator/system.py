@@ -1,6 +1,6 @@
-"""What is simulated: a dataset, the machines that train on it, and how they train (NoPFS, SC 2021, section 4).
+"""Inputs of a simulation: dataset, machines and training (NoPFS, SC 2021, section 4).
 
-What a machine can move is `mbaas.allocation.bandwidth`; shared storage is called the PFS here, as in the paper.
+The rates of a machine are `mbaas.allocation.bandwidth`. Shared storage is called the PFS here, as in the paper.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Sizes = NDArray[np.float32]
 
 
 def check_counts(**counts: int) -> None:
-    """Refuse what there must be at least one of.
+    """Check that counts are at least 1.
 
     Raises:
         ConfigError: names the first count that is less than 1.
@@ -32,17 +32,16 @@ def check_counts(**counts: int) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetShape:
-    """How many samples there are, and how large.
+    """Number and sizes of the samples.
 
     Attributes:
         samples: F.
         sample_bytes: mean size of a raw sample.
-        sigma_bytes: standard deviation of a normal distribution of sizes.
-        pixel_bytes: size of a sample once prepared; None where it is as large as before. Only policies that move
-            prepared samples between machines, or stage them as such, look at it.
-        decoded_bytes: mean size of a sample once decoded; None: nothing is known of decoded samples. Only policies that
-            keep samples decoded look at it.
-        decoded_speedup: how many times as fast prep is with a decoded sample.
+        sigma_bytes: standard deviation of the normal distribution of sizes.
+        pixel_bytes: size of a prepared sample; None for the raw size. Used only by policies that move prepared samples
+            between machines, or stage them.
+        decoded_bytes: mean size of a decoded sample; None if unknown. Used only by policies that cache decoded samples.
+        decoded_speedup: speed of prep from a decoded sample, relative to a raw one.
 
     Raises:
         ConfigError: an attribute is out of range.
@@ -56,7 +55,7 @@ class DatasetShape:
     decoded_speedup: float = 1.0
 
     def __post_init__(self) -> None:
-        if not 1 <= self.samples < 2**31:  # ids are int32: orders of all epochs take half the memory of int64
+        if not 1 <= self.samples < 2**31:  # ids are int32: the orders of all epochs take half the memory of int64
             raise ConfigError(f"samples must be in [1, 2**31), got {self.samples}")
         if not self.sample_bytes > 0:
             raise ConfigError(f"sample_bytes must be above 0, got {self.sample_bytes}")
@@ -69,23 +68,23 @@ class DatasetShape:
 
     @property
     def nbytes(self) -> float:
-        """Return the size of all raw samples together."""
+        """Total bytes of all raw samples."""
         return self.samples * self.sample_bytes
 
     @property
     def staged_bytes(self) -> float:
-        """Return the size of a sample once prepared."""
+        """Bytes of a prepared sample."""
         return self.sample_bytes if self.pixel_bytes is None else self.pixel_bytes
 
     def sizes(self, seed: int) -> Sizes:
-        """Draw the bytes of each sample: float32[F], the same for the same seed.
+        """Draw the bytes of each sample: float32[F], deterministic for a seed.
 
-        They are normally distributed, floored at a hundredth of the mean, then scaled back to the mean: the floor alone
-        would make a dataset of widely varying sizes heavier than it is.
+        Sizes are normally distributed, floored at a hundredth of the mean, then scaled back to the mean. The floor
+        alone would enlarge a dataset with widely varying sizes.
         """
         if not self.sigma_bytes:
             return np.full(self.samples, self.sample_bytes, dtype=np.float32)
-        # float32 and in place: a dataset has up to 2**31 samples, and a size needs no more digits
+        # float32 and in place: a dataset has up to 2**31 samples, and sizes need no more digits
         drawn = np.random.default_rng(seed).standard_normal(self.samples, dtype=np.float32)
         drawn *= np.float32(self.sigma_bytes)
         drawn += np.float32(self.sample_bytes)
@@ -96,14 +95,10 @@ class DatasetShape:
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """Data-parallel training, by one trial or several.
+    """Data-parallel training by ``trials`` concurrent trials, each on the same dataset and on all N ``workers``.
 
-    Attributes:
-        workers: N; each is a machine with an accelerator for each trial.
-        batch: samples of a minibatch on one worker.
-        epochs: E.
-        trials: how many train at the same time on the same workers and dataset, each on all N workers.
-        seed: chooses the sizes and every epoch's order.
+    A worker is a machine with an accelerator for each trial. ``batch`` is the minibatch of one worker. The seed
+    determines the sizes and the order of each epoch.
 
     Raises:
         ConfigError: an attribute is out of range.
@@ -122,20 +117,18 @@ class Training:
 
 @dataclass(frozen=True, kw_only=True)
 class Cores:
-    """Cores that prep, reading and training share, and what a sample of mean size costs them.
+    """Cores shared by prep, reading and training, and the CPU seconds of a mean-sized sample.
 
     Attributes:
         count: number of cores of a machine.
-        prep_cpu_s: CPU seconds to prepare a sample.
-        staging_cpu_s: CPU seconds for a prepared sample, once for all trials that share it.
-        delivery_cpu_s: CPU seconds for a prepared sample and each trial that takes it.
-        step_cpu_s: CPU seconds of a trial's step for a sample; 0 on an accelerator.
-        read_cpu_s: CPU seconds to read a sample from shared storage.
-        decoded_cpu_s: CPU seconds to prepare a decoded sample; None: ``prep_cpu_s / decoded_speedup``.
-        background: cores that are always busy with something else.
+        staging_cpu_s, delivery_cpu_s: once for a prepared sample, and for each trial that takes it.
+        step_cpu_s: a trial's step; 0 on an accelerator.
+        read_cpu_s: reading from shared storage.
+        prep_cpu_s, decoded_cpu_s: preparing a raw and a decoded sample; None for ``prep_cpu_s / decoded_speedup``.
+        background: cores that are always busy with other work.
 
     Raises:
-        ConfigError: fewer cores than one, none that is free, or a cost that cannot be.
+        ConfigError: less than one core, no free core, or a cost out of range.
     """
 
     count: int
@@ -159,7 +152,7 @@ class Cores:
 
 
 CORE_COSTS = ("prep_cpu_s", "staging_cpu_s", "delivery_cpu_s", "step_cpu_s", "read_cpu_s", "decoded_cpu_s")
-"""What a sample costs `Cores`."""
+"""Fields of `Cores` with the cost of a sample."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,8 +160,8 @@ class Machine(Bandwidths):
     """A worker's machine; all workers have the same.
 
     Attributes:
-        compute_bytes_per_s: c, raw bytes whose samples a worker trains on.
-        cores: that prep, reading and training share; None: there are enough.
+        compute_bytes_per_s: c, raw bytes/s of the samples that a worker trains on.
+        cores: cores shared by prep, reading and training; None for enough.
 
     Raises:
         ConfigError: a rate is not above 0, or two classes have the same name.
@@ -187,31 +180,23 @@ class Machine(Bandwidths):
 
     @property
     def write_s_per_byte(self) -> float:
-        """Return the seconds of one staging thread: write(k) / s_k = max(1 / beta, p_0 / w_0(p_0))."""
+        """Seconds of one staging thread per byte: write(k) / s_k = max(1 / beta, p_0 / w_0(p_0))."""
         return 1 / self.write_bytes_per_s
 
     def pfs_s_per_byte(self, readers: int) -> float:
-        """Return the seconds a byte of one reader among ``readers``: 1 / (t(gamma) / gamma)."""
+        """Return the seconds per byte of one of ``readers`` readers: 1 / (t(gamma) / gamma)."""
         return 1 / self.fetch_bytes_per_s(STORAGE, readers=readers)
 
     def idle_pfs_s_per_byte(self, most: int) -> float:
-        """Return the seconds of one reader when it gets the most: the least gamma / t(gamma), gamma in [1, most]."""
-        # not simply the rate of one: some storage gives each of a few readers more than it gives a single one
+        """Return the seconds per byte of one reader at its best: the minimum of gamma / t(gamma) up to ``most``."""
+        # Not simply the rate of one: some storage gives each of a few readers more than a single one.
         counts = np.arange(1.0, most + 1)
         return float((counts / self.storage.rates(counts)).min())
 
 
 @dataclass(frozen=True, kw_only=True)
 class System:
-    """All inputs of a simulation.
-
-    Attributes:
-        name: of the preset or file; for titles.
-        machine: of each worker.
-        dataset: how many samples, how large.
-        training: workers, minibatch, epochs, trials, seed.
-        policies: names of those to simulate; empty for all.
-    """
+    """All inputs of a simulation; ``name`` is for titles, and no ``policies`` means all."""
 
     name: str
     machine: Machine
@@ -221,12 +206,12 @@ class System:
 
     @property
     def steps(self) -> int:
-        """Return the number of minibatches of an epoch; the last may not be full."""
+        """Minibatches of an epoch; the last may not be full."""
         return -(-self.dataset.samples // (self.training.workers * self.training.batch))
 
 
 MEMORY_BYTES_PER_S = 1e12
-"""What a cache whose rate nobody measured is taken to give: rates must be finite."""
+"""Assumed rate of a cache without a measurement: rates must be finite."""
 
 
 def system_of(
@@ -256,39 +241,31 @@ def system_of(
     seed: int = 0,
     policies: tuple[str, ...] = (),
 ) -> System:
-    """Make a system from measured rates (DS-Analyzer's G, P, S and C).
+    """Return a system from measured rates (DS-Analyzer's G, P, S and C).
 
     Args:
-        name: of the feed.
-        samples: of the dataset.
-        sample_bytes: mean size of a raw sample.
+        sample_bytes, pixel_bytes: mean size of a raw sample, and of a prepared one (None for the raw size).
         batch: samples of a minibatch on one worker.
-        train_samples_per_s: G of one trial on one worker, data at hand.
+        train_samples_per_s: G of one trial on one worker, without waiting for data.
         prep_samples_per_s: P of one worker's machine, all its prep workers together, from memory.
-        storage_samples_per_s: S of all workers together, cold, nothing else to do.
-        storage_readers: readers that it takes to reach S; None for all prep workers of all machines.
-        prep_workers: of one worker's machine.
+        storage_samples_per_s: S of all workers together, cold, without other work.
+        storage_readers: readers needed to reach S; None for all prep workers of all machines.
+        prep_workers: prep workers of one worker's machine.
         cache_samples_per_s: C of one worker's machine, its prep workers together.
-        cache_bytes: raw bytes that one worker's machine may cache.
-        disk_samples_per_s: what the disk of one worker's machine gives, all prep workers together; None: there is none.
-        disk_bytes: raw bytes that it may keep besides.
-        network_bytes_per_s: between two machines.
-        staging_bytes: for prepared minibatches of one machine.
-        pixel_bytes: of a prepared sample; None for the raw size.
-        decoded_bytes, decoded_speedup: size of a decoded sample, and how many times as fast it is prepared; see
-            `DatasetShape`.
-        cores: of one worker's machine, and what a sample costs them; None: there are enough.
-        workers: machines; each has an accelerator for each trial.
-        trials: that run at a time.
-        epochs: to simulate.
-        seed: of the order.
-        policies: to simulate; empty for all.
+        cache_bytes, disk_bytes: raw bytes that one worker's machine may cache in memory, and additionally on disk.
+        disk_samples_per_s: disk rate of one worker's machine, all prep workers together; None without a disk.
+        network_bytes_per_s: rate between two machines.
+        staging_bytes: capacity for prepared minibatches of one machine.
+        decoded_bytes, decoded_speedup: size and relative prep speed of a decoded sample; see `DatasetShape`.
+        cores: cores of one worker's machine, and the cost of a sample; None for enough.
+        workers, trials, epochs, seed: see `Training`.
+        policies: policies to simulate; empty for all.
 
     Raises:
-        ConfigError: a rate or a number that cannot be.
+        ConfigError: a rate or a number is out of range.
     """
-    # The simulator's rates are in bytes, and those of a number of threads together. A measured rate is one point of
-    # such a curve: that of as many threads as there are prep workers.
+    # The simulator's rates are in bytes, for a number of threads together. A measured rate is one point of such a
+    # curve, at the number of prep workers.
     kept = {"ram": (cache_bytes, min(cache_samples_per_s * sample_bytes, MEMORY_BYTES_PER_S))}
     if disk_samples_per_s is not None and disk_bytes:
         kept["disk"] = (disk_bytes, disk_samples_per_s * sample_bytes)
@@ -296,7 +273,7 @@ def system_of(
         compute_bytes_per_s=train_samples_per_s * sample_bytes,
         prep_bytes_per_s=prep_samples_per_s * sample_bytes / prep_workers,
         network_bytes_per_s=network_bytes_per_s,
-        # where nobody said how many readers it takes, all threads of all machines are needed to reach S
+        # If the number of readers is not given, reaching S takes all threads of all machines.
         storage=ThroughputCurve.through(
             {storage_readers or workers * prep_workers: storage_samples_per_s * sample_bytes}
         ),

@@ -1,4 +1,4 @@
-"""What every policy of a simulation sees: sizes, orders, who reads what, and how bytes by tier are counted."""
+"""Data shared by all policies of a simulation: sizes, orders, assignment of samples, and counts of bytes by tier."""
 
 from __future__ import annotations
 
@@ -20,19 +20,16 @@ from mbaas.order import SampleOrder, Shuffle
 Samples = NDArray[np.int32]
 
 KEPT_BYTES = 1 << 30
-"""Memory that kept orders may take: 209 of ImageNet-1k, 18 of ImageNet-22k."""
+"""Memory for cached orders: 209 of ImageNet-1k, 18 of ImageNet-22k."""
 
 _PIECE = 1 << 20
-"""Positions of an order that are computed at once: their temporary arrays of 64 bits stay small."""
+"""Positions of an order that are computed together, to keep temporary 64-bit arrays small."""
 
 
 class Orders:
-    """The order of the samples in each epoch, by mbaas's own keyed permutation; those made last are kept.
+    """Order of the samples in each epoch, by mbaas's own keyed permutation.
 
-    Args:
-        samples: F.
-        seed: chooses the orders.
-        kept_bytes: how much memory kept orders may take; one is kept in any case.
+    Recent orders are cached, up to ``kept_bytes`` of memory; at least one is cached.
     """
 
     def __init__(self, samples: int, *, seed: int, kept_bytes: int = KEPT_BYTES) -> None:
@@ -70,12 +67,12 @@ NOWHERE = np.int8(-1)
 
 @dataclass(frozen=True)
 class Traffic:
-    """What the workers read for the steps of one epoch.
+    """Bytes that the workers read for the steps of one epoch.
 
     Attributes:
-        nbytes: raw bytes by step, worker that reads, and tier: float64[H, N, tiers].
-        samples: by tier: int64[tiers]; their sum is F.
-        decoded: of ``nbytes`` those whose samples are kept decoded there: float64[H, N, tiers]; None: none are.
+        nbytes: raw bytes by step, reading worker and tier: float64[H, N, tiers].
+        samples: samples by tier, int64[tiers]; their sum is F.
+        decoded: the part of ``nbytes`` whose samples are cached decoded; None for none.
     """
 
     nbytes: Floats
@@ -86,9 +83,9 @@ class Traffic:
 class World:
     """A system with its sizes and orders.
 
-    Sequences of samples are flat, step after step and within a step worker by worker in turn: position q belongs to
-    step q // (B N) and worker q % N, as a distributed sampler deals samples out. The last step is filled up with a
-    sample of no bytes, number F.
+    Sequences of samples are flat: step after step, and within a step worker by worker in turn. Position q belongs to
+    step q // (B N) and worker q % N, as in a distributed sampler. The last step is padded with sample F, which has no
+    bytes.
     """
 
     def __init__(self, system: System, *, orders: Orders | None = None) -> None:
@@ -103,17 +100,17 @@ class World:
 
     @cached_property
     def sizes(self) -> Sizes:
-        """Return the bytes of each sample, and 0 for the one that fills up: float32[F + 1]."""
+        """Bytes of each sample, and 0 for the padding sample: float32[F + 1]."""
         return np.append(self.system.dataset.sizes(self.system.training.seed), np.float32(0))
 
     @property
     def classes(self) -> tuple[StorageClass, ...]:
-        """Return the storage classes of each worker."""
+        """Storage classes of each worker."""
         return self.system.machine.classes
 
     @cached_property
     def load(self) -> Load | None:
-        """Return what steps need of each machine's cores; None where there are enough."""
+        """CPU demand of steps on each machine; None if there are enough cores."""
         system = self.system
         if system.machine.cores is None:
             return None
@@ -125,37 +122,37 @@ class World:
         )
 
     def dealt(self, epoch: int) -> Samples:
-        """Return the samples of an epoch as a distributed sampler deals them out: int32[H B N]."""
-        # policies run epoch by epoch, so the last one is all that is asked for again
+        """Return the samples of an epoch in the order of a distributed sampler: int32[H B N]."""
+        # Policies run epoch by epoch, so only the last one is requested again.
         if self._dealt is None or self._dealt[0] != epoch:
-            # sample number F has no bytes: whole steps need no special case for the last one
+            # Sample F has no bytes, so the last step needs no special case.
             full = np.full(self.steps * self.batch * self.workers, self.samples, dtype=np.int32)
             full[: self.samples] = self.orders(epoch)
             self._dealt = (epoch, full)
         return self._dealt[1]
 
     def readers(self, epoch: int) -> Owners:
-        """Return the worker that a distributed sampler gives each sample to: uint16[F + 1]."""
+        """Return the worker to which a distributed sampler assigns each sample: uint16[F + 1]."""
         readers = np.zeros(self.samples + 1, dtype=np.uint16)
         readers[self.dealt(epoch)] = np.resize(np.arange(self.workers, dtype=np.uint16), len(self.dealt(epoch)))
         return readers
 
     @cached_property
     def homes(self) -> Owners:
-        """Return a home for each sample, evenly and independent of the order: uint16[F + 1]."""
-        # by turns, not by hashing as a feed does it: orders are random already, so only even shares matter
+        """Home of each sample, even and independent of the order: uint16[F + 1]."""
+        # In turn instead of hashed as in a feed: orders are random already, so only even shares matter.
         return np.resize(np.arange(self.workers, dtype=np.uint16), self.samples + 1)
 
     @cached_property
     def turn(self) -> Owners:
-        """Return the worker of each position: uint16[H B N]."""
+        """Worker of each position: uint16[H B N]."""
         return np.resize(np.arange(self.workers, dtype=np.uint16), self.steps * self.batch * self.workers)
 
     def by_home(self, epoch: int) -> Samples:
-        """Deal out an epoch in which each worker takes the samples it is home of, in its order: int32[H B N]."""
+        """Return an epoch in which each worker takes the samples of its home, in order: int32[H B N]."""
         order = self.orders(epoch)
         homes = self.homes[order]
-        grouped = order[np.argsort(homes, kind="stable")]  # stable: within a home the epoch's order stays
+        grouped = order[np.argsort(homes, kind="stable")]  # stable, so that each home keeps the epoch's order
         counts = np.bincount(homes, minlength=self.workers)
         table = np.full((self.steps * self.batch, self.workers), self.samples, dtype=np.int32)
         for worker, (start, count) in enumerate(zip(np.cumsum(counts) - counts, counts, strict=True)):
@@ -163,27 +160,24 @@ class World:
         return table.reshape(-1)
 
     def admitted(self, sizes: NDArray[Any], classes: Sequence[StorageClass], *, used_bytes: float = 0.0) -> Codes:
-        """Find the classes of samples that are admitted in turn until all are full, the fastest first: int8[n].
+        """Return the class of each sample if samples are admitted in order, filling the fastest class first: int8[n].
 
-        Args:
-            sizes: of the samples.
-            classes: to fill.
-            used_bytes: that are in them already.
+        ``used_bytes`` are in use already.
         """
         # In double precision: a sum of millions of float32 sizes would be off by whole samples.
         ends = used_bytes + np.cumsum(sizes, dtype=np.float64)
         cuts = np.searchsorted(ends, np.cumsum([each.capacity_bytes for each in classes]), side="right")
         codes = np.full(len(sizes), NOWHERE, dtype=np.int8)
-        for number in range(len(classes) - 1, -1, -1):  # from the slowest: each faster one overwrites the part it has
+        for number in range(len(classes) - 1, -1, -1):  # from the slowest class: each faster one overwrites its part
             codes[: cuts[number]] = number
         return codes
 
     def own_tiers(self, held: Codes) -> Codes:
-        """Choose tiers to read from, for samples in these of a worker's own classes (`NOWHERE`: the PFS)."""
+        """Return the tiers to read from, for samples in a worker's own classes (`NOWHERE`: the PFS)."""
         return self._fastest[np.where(held < 0, np.int8(self.tiers.pfs), held)]
 
     def shared_tiers(self, held: Codes, local: NDArray[np.bool_]) -> Codes:
-        """Choose tiers to read from, for samples in these classes of one worker each; ``local`` where it reads."""
+        """Return the tiers to read from, for samples in one worker's class each; ``local`` if that worker reads."""
         elsewhere = np.where(local, held, held + np.int8(self.tiers.remote))
         return self._fastest[np.where(held < 0, np.int8(self.tiers.pfs), elsewhere)]
 
@@ -195,15 +189,15 @@ class World:
         workers: Owners | None = None,
         decoded: NDArray[np.bool_] | None = None,
     ) -> Traffic:
-        """Count what is read.
+        """Count bytes by step, worker and tier.
 
         Args:
             samples: int32[H B N], step after step.
-            tiers: from where each is read.
-            workers: who reads each; by default position q is read by q % N.
-            decoded: bool[H B N], whether it is decoded there.
+            tiers: tier that each sample is read from.
+            workers: worker that reads each sample; None for worker q % N at position q.
+            decoded: bool[H B N], whether the sample is cached decoded.
         """
-        # one number for each step, worker and tier: a single bincount adds up the bytes of all of them
+        # One number for each (step, worker, tier), so that a single bincount adds up all bytes.
         count = self.tiers.count
         cells = self._cells if workers is None else self._cells_of(workers)
         nbytes = self._by_cell(cells + tiers, self.sizes[samples])
@@ -213,13 +207,13 @@ class World:
         )
 
     def _by_cell(self, cells: NDArray[np.intp], weights: NDArray[np.float32]) -> Floats:
-        """Add weights up by step, worker and tier: float64[H, N, tiers]."""
+        """Sum weights by step, worker and tier: float64[H, N, tiers]."""
         shape = (self.steps, self.workers, self.tiers.count)
         sums = np.bincount(cells, weights=weights, minlength=math.prod(shape))
         return np.asarray(sums, dtype=np.float64).reshape(shape)
 
     def from_pfs(self, samples: Samples, *, workers: Owners | None = None) -> Traffic:
-        """Count an epoch in which everything comes from the PFS, as before anything is cached."""
+        """Count an epoch that is read from the PFS only, as before anything is cached."""
         return self.traffic(samples, np.full(len(samples), self.tiers.pfs, dtype=np.int8), workers=workers)
 
     @cached_property
@@ -231,10 +225,10 @@ class World:
         return self._cells_of(self.turn)
 
     def _cells_of(self, workers: Owners) -> NDArray[np.intp]:
-        """Find where the counts of each position begin: by step, then worker, then tier."""
+        """Return the first cell of each position: by step, then worker, then tier."""
         steps = np.arange(self.steps, dtype=np.intp) * self.workers
         cells = np.repeat(steps, self.batch * self.workers)
-        # in place: there is one for every sample of an epoch
+        # in place, because there is one element for every sample of an epoch
         cells += workers
         cells *= self.tiers.count
         return cells
