@@ -117,7 +117,7 @@ class CachePool:
         cache = CacheNodeActor.options(**options).remote(
             self.dataset_ref,
             self._layout.order,
-            cache_bytes=self.budgets.get(node, 0),  # 0: the node is gone again, and so will this actor be
+            cache_bytes=self.budgets.get(node, 0),  # 0: the node is gone again, and this actor will be too
             readahead_bytes=self._layout.readahead_bytes,
             threads=self._settings.threads.first_fetch,
             node=node,
@@ -184,7 +184,7 @@ class CachePool:
 
     @property
     def update(self) -> PlacementUpdate | None:
-        """The placements and peers that a cache node must know; None while the feed starts."""
+        """The placements and peers that a cache node needs; None while the feed starts."""
         if not self.told:
             return None
         *older, newest = self.told

@@ -436,7 +436,7 @@ class FeedCoordinator(ConsumerApi):
         self._counters.report(consumer, report)
 
     async def relaying(self, node: str, may_start: bool) -> Any | None:
-        """Return the actor that relays calls on a node: its cache node, or else a relay. Further lanes call this too."""
+        """Return the actor that relays calls on a node: its cache node or a relay. Further lanes call this too."""
         cache = (await self._until_running()).supervision.caches.actors.get(node)
         return await relay_node(self._settings.name, node, may_start=may_start) if cache is None else cache
 

@@ -1,7 +1,6 @@
-"""How a feed's workers, cache nodes and lanes come to be supervised: as those of a new feed, or as what an earlier
-coordinator left.
+"""Builds the `Opening` of a feed, from which `mbaas.coordinator.supervision` starts.
 
-What comes of either is an `Opening`, with which `mbaas.coordinator.supervision` begins.
+A new feed starts its workers and lanes; a restarted coordinator adopts those of its predecessor.
 """
 
 from __future__ import annotations

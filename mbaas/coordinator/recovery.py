@@ -21,12 +21,14 @@ from mbaas.core.layout import Layout
 from mbaas.dataset import Dataset
 
 MAX_PACKED_BYTES = 256 << 20
-"""Datasets that are larger when packed are not kept: the store lives in the memory of the cluster's head. They survive
-in the cache nodes. A table of 2 million files takes 18 to 30 MB, so this is enough for about 20 million.
+"""Largest packed size of a stored dataset. The store is in the memory of the cluster's head.
+
+Larger datasets survive in the cache nodes only. A table of 2 million files takes 18 to 30 MB, so this is enough for
+about 20 million.
 """
 
 PIECE_BYTES = 4 << 20
-"""A dataset is kept in pieces, so that no single call holds the store up for long."""
+"""A dataset is stored in pieces, so that no single call blocks the store for long."""
 
 STEP_BYTES = 1 << 20
 """Bytes compressed per step: one column of a large table can have hundreds of megabytes."""
