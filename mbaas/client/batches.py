@@ -1,9 +1,8 @@
-"""Cuts minibatches of any size from blocks of any size, as views of shared memory where possible, else as copies.
+"""Cuts minibatches of any size from blocks of any size, as views of shared memory where possible, otherwise as copies.
 
 `BlockView` presents the parts of a block, each made on its own node, as one run of rows in epoch order. `BatchCutter`
-cuts minibatches from a sequence of such views. Views and copies have the same bytes. An array's ``writeable`` flag
-shows its owner: read-only arrays may be shared and can never be made writable, writable ones belong to this minibatch
-alone.
+cuts minibatches from a sequence of views. Views and copies have the same bytes. An array's ``writeable`` flag shows its
+owner: read-only arrays may be shared and can never be made writable, writable ones belong to this minibatch alone.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ def _shared(column: Column) -> Column:
 
 
 def _own(column: Column, memory: RecycledMemory) -> Column:
-    """Return the column itself if it is private, else a copy."""
+    """Return a private column, copying a shared one."""
     if not isinstance(column, Packed):
         return column if is_private(column) else memory.copy(column)
     if is_private(column.values):
@@ -76,7 +75,7 @@ class _PartSlice(Struct, frozen=True, eq=False):
         return _PartSlice(self.arrays, self.entries[low:high], self.view_rows[low:high])
 
     def as_views(self) -> Arrays | None:
-        """Return the samples as views; None if they are not contiguous or there are none."""
+        """Return the samples as views; None if the slice is empty or not contiguous."""
         count = len(self.entries)
         if not count or int(self.entries[-1] - self.entries[0]) + 1 != count:
             return None
@@ -134,7 +133,7 @@ class BlockView:
         return chosen
 
     def take(self, start: int, stop: int) -> Arrays:
-        """Return rows ``[start, stop)``: read-only views if they are contiguous in memory, else new arrays."""
+        """Return rows ``[start, stop)``: read-only views if they are contiguous in memory, otherwise new arrays."""
         if self._views is not None:
             return _slice(self._views, start, stop)
         slices = [each for each in (one.between(start, stop) for one in self._slices) if len(each.entries)]
@@ -166,7 +165,7 @@ def _put_together(slices: list[_PartSlice], start: int, stop: int) -> Arrays:
 
 @dataclass
 class _Remainder:
-    """Rows ``[start, stop)`` of a block, which no minibatch has yet."""
+    """Rows ``[start, stop)`` of a block, not yet in any minibatch."""
 
     block: BlockView
     start: int
@@ -190,7 +189,7 @@ class BatchCutter:
         memory: memory for copies of block remainders; default: a new `RecycledMemory`.
 
     Attributes:
-        pending: remainders of blocks in order, none of them empty.
+        pending: non-empty remainders of blocks, in order.
     """
 
     def __init__(self, memory: RecycledMemory | None = None) -> None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 FORMATS = ("torch", "numpy")
 
 LEAST_LENT_BYTES = 2**18
-"""Smaller arrays are copied, which is no slower than finding their memory and letting the GPU read it."""
+"""Smaller arrays are copied, which is as fast as finding their memory and letting the GPU read it."""
 
 Minibatch = dict[str, Any]
 """A trial's minibatch, with keys such as ``image``, ``label`` and ``sample_id``; see `mbaas.loader.Loader`."""

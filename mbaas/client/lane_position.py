@@ -49,9 +49,9 @@ class LanePosition(Generic[BlockT]):
         own_epochs: ranges of the consumer's own epochs; the last one contains ``following``.
         moves: True if the consumer may start an epoch elsewhere than at the end of its last one. It then returns to the
             others' epochs after a side epoch.
-        given_up: blocks from this one on were delivered and dropped unused, which the coordinator must learn. Otherwise
-            they would count as held while the consumer uses an older block, and could fill the budget. None if there
-            are no such blocks.
+        given_up: first of the blocks that were delivered and dropped unused; None without such blocks. The coordinator
+            must learn of them. Otherwise they would count as held while the consumer uses an older block, and could
+            fill the budget.
         lane: the lane; block numbers here are local to it.
         block_samples: samples in a block.
     """
@@ -83,11 +83,11 @@ class LanePosition(Generic[BlockT]):
     # ---- the consumer's epochs ----
 
     def is_beginning(self, block: int) -> bool:
-        """Return whether an own epoch of the consumer begins at ``block``, a block received or about to be requested."""
+        """Return whether ``block``, received or about to be requested, is the first of an own epoch of the consumer."""
         return self.own_epoch_of(block).first == block
 
     def own_epoch_of(self, block: int) -> OwnEpoch:
-        """Return the consumer's own epoch in which it needs ``block``."""
+        """Return the consumer's own epoch that contains ``block``."""
         newest = self.own_epochs[-1]
         if block >= newest.end:
             return self._own_epoch_at(newest.end)
@@ -104,7 +104,7 @@ class LanePosition(Generic[BlockT]):
         """Return the first epoch of the stream that is entirely new to a consumer that starts at ``block``.
 
         Args:
-            block: start of an own epoch, or a block in one of which nothing was used so far.
+            block: first block of an own epoch, or any block of an own epoch without used blocks.
         """
         first, blocks = self.own_epoch_of(block).first, self.lane.blocks_per_epoch
         if first // blocks < ASIDE:
@@ -116,8 +116,8 @@ class LanePosition(Generic[BlockT]):
         """Return the difference between an epoch's number and the number of the epoch whose order it has."""
         if number < ASIDE:
             return 0
-        # Side epochs follow each other like those of the stream. A consumer that skips the rest of one may not have
-        # received its last blocks, so use the last epoch of which it received any.
+        # Side epochs follow each other like normal ones. A consumer that skips the rest of an epoch may lack its last
+        # blocks, so use the last epoch with a received block.
         known = max(each for each in self._shuffles if each <= number)
         return known - self._shuffles[known].epoch
 
@@ -231,7 +231,7 @@ class LanePosition(Generic[BlockT]):
         return Start(block, resumed=Resumption(block, own, (block - 1) // blocks, shuffle, taken))
 
     def resume(self, resumed: Resumption, by: int) -> None:
-        """Record the shuffle of the epoch in which a new session continues, and renumber blocks by ``by``."""
+        """Record the shuffle of the resumed epoch, and renumber blocks by ``by``."""
         epochs = by // self.lane.blocks_per_epoch
         self._shuffles = {number + epochs: shuffle for number, shuffle in self._shuffles.items()}
         self._shuffles[resumed.epoch + epochs] = resumed.shuffle

@@ -17,8 +17,8 @@ LANE_POLL_S = 2.0
 def wanted_blocks(info: FeedInfo) -> int:
     """Return the most blocks per call in a feed with lanes.
 
-    A consumer holds these blocks and one that it still reads. That leaves space for two more in a lane, which has only
-    its part of the staging memory: one consumer must not fill it.
+    A lane has only its part of the staging memory, and one consumer must not fill it. The limit leaves space for two
+    more blocks, next to these and one that the consumer still reads.
     """
     block_bytes = info.order.block_samples * info.spec.nbytes
     lane_blocks = info.settings.staging_bytes // info.settings.staging.lanes // block_bytes
@@ -64,7 +64,7 @@ class LaneStream:
         return next(stream for stream in self._streams if stream.lane.has(block))
 
     def _go_to(self, block: int) -> None:
-        """Move the other lanes to the epoch to which the first lane has moved this consumer."""
+        """Move the other lanes to the epoch chosen by the first lane."""
         assert block % self.info.order.blocks_per_epoch == 0, f"moved to block {block}, where no epoch begins"
         for stream in self._streams[1:]:
             stream.skip_to(stream.lane.first_from(block))

@@ -88,10 +88,10 @@ class EpochProgress:
 
     Attributes:
         rank, world_size: the loader's rank, and the number of ranks.
-        feed_epoch: the feed's number of the epoch in which it began; None until its first block arrives.
+        feed_epoch: the feed's epoch number at its start; None until its first block arrives.
         begin: position in that epoch's order at which it began.
         position: position of the next sample in the loader's own epoch.
-        shuffle: shuffle of the feed's epoch in which the last minibatch ends; None before the first.
+        shuffle: shuffle of the feed's epoch at the end of the last minibatch; None before the first.
         tally: samples of this rank.
         elsewhere: other ranks' samples of the same minibatches, and samples before the start position of this loader.
         dropped: samples at the epoch's end that are in no minibatch.
@@ -115,7 +115,7 @@ class EpochProgress:
         Args:
             sample_ids: this rank's samples.
             position: position of the next sample in the loader's own epoch.
-            shuffle: shuffle of the feed's epoch in which the minibatch ends.
+            shuffle: shuffle of the feed's epoch at the end of the minibatch.
             elsewhere: samples of other ranks.
         """
         self.tally.add(sample_ids)
@@ -167,8 +167,8 @@ class EpochProgress:
     def restored(cls, state: SavedState, *, rank: int, world_size: int) -> EpochProgress:
         """Return the progress at which ``state`` was taken, by this rank or by another one.
 
-        A rank that loads another's state had nothing of the epoch itself: its ledger begins at the state's position.
-        A single consumer goes on as if it had received what all ranks had.
+        A rank that loads another rank's state has received none of the epoch's samples, so its ledger begins at the
+        state's position. A single consumer continues as if it had received the samples of all ranks.
         """
         seen = received = Tally(state.samples, state.id_hash)
         share = state.share  # states of version 1, saved by single consumers, have none

@@ -1,4 +1,4 @@
-"""Reads the parts of a block, or a rank's rows of them, in the cheapest way.
+"""Reads the parts of a block, or a rank's rows in them, in the cheapest way.
 
 Parts on the consumer's own node are read whole from shared memory, because that copies nothing. For rows on another
 node a rank makes one call per block to that node's cache node. If it needs most of a part, it copies the whole part,
@@ -156,7 +156,7 @@ def _needed(block: DeliveredBlock, rows: Rows, ids: Ids, placement: Placement | 
 
 @dataclass(eq=False)
 class _RowCall:
-    """A call to a cache node, and what it answered, once that is here."""
+    """A call to a cache node, with its answer once that has arrived."""
 
     asked: RemoteRows
     ref: Any
@@ -193,7 +193,7 @@ class PartFetch:
             except ray.exceptions.GetTimeoutError:
                 raise UnreadableError(for_good=False) from None
             except ray.exceptions.RayError as error:
-                # That node sends no rows now, but its memory may still be readable.
+                # The node sends no rows now, but its memory may still be readable.
                 bugs.log_bug(error, "in the cache of another node")
                 self._calls.remove(call)
                 self._copied += call.asked.parts

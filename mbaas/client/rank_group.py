@@ -23,7 +23,7 @@ LEFT_OVER_LEASES = 1.5
 class RankSession(LaneSession):
     """A rank's session in one lane.
 
-    All ranks of a trial stay in side epochs, so that none of them gets an epoch ahead of the others.
+    All ranks of a trial stay in side epochs, so that no rank gets an epoch ahead of the others.
 
     Args:
         coordinator: the lane's actor.

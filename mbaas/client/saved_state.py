@@ -70,7 +70,7 @@ class SavedState:
     """Epochs that the loader finished or skipped."""
 
     feed_epoch: FeedEpoch
-    """The feed's number of the epoch in which the loader's own epoch began or will begin."""
+    """The feed's epoch number at the start of the loader's own epoch."""
 
     position: Count
     """Position of the next sample in the loader's own epoch, from 0 at its start to the number of samples at its end.
@@ -116,10 +116,10 @@ def read_state(state: object, *, order: SampleOrder, fingerprint: str) -> SavedS
     Args:
         state: the user's value.
         order: order of the feed that loads the state.
-        fingerprint: fingerprint of that feed.
+        fingerprint: fingerprint of the feed.
 
     Raises:
-        StateError: the state is invalid or belongs to another feed; the message contains the value and what it must be.
+        StateError: the state is invalid or belongs to another feed; the message shows the actual and the allowed value.
     """
     if not isinstance(state, dict):
         raise StateError(f"loader state must be the dict that state_dict() returned, got {type(state).__name__}")
@@ -154,7 +154,7 @@ def shuffle_of(saved: SavedState) -> Shuffle:
 
 
 def resumption(saved: SavedState, order: SampleOrder) -> tuple[Resumption, int]:
-    """Return the block at which a state continues within an epoch, and the first row of that block to return.
+    """Return the block at which a state continues within an epoch, and its first row to return.
 
     Args:
         saved: the state; its position is above 0.
@@ -216,7 +216,7 @@ def _check_together(saved: SavedState, num_samples: int) -> None:
         shuffle = shuffle_of(saved)
     except ConfigError as error:
         raise StateError(f"state.shuffle cannot be: {error}") from None
-    # the position is in the epoch after the one in which it began
+    # the position is in the next epoch of the feed after ``feed_epoch``
     later = int(saved.begin + saved.position > num_samples)
     if saved.position and shuffle.epoch != saved.feed_epoch + later:
         raise StateError(

@@ -367,7 +367,7 @@ class LaneSession(LanePosition[ReceivedBlock]):
     def send_heartbeat(self, report: ConsumerReport) -> Any:
         """Send a heartbeat with the released blocks and a report. Pass the result to `hear_heartbeat`.
 
-        Two methods, so that a consumer of several lanes can send to all of them before it waits for the first answer.
+        Two methods, so that a consumer of several lanes can send to every lane before it waits for the first answer.
         """
         return self._coordinator.heartbeat.remote(self.consumer, self.number, self.released(), self.done, report)
 

@@ -21,8 +21,8 @@ from mbaas.order import Shuffle
 LOCAL_READ_S = 5.0
 """Timeout to read a block on the reader's own node, in seconds. It normally takes milliseconds.
 
-If several threads of a process read blocks, Ray 2.60 occasionally loses a part for one of them (once in 15,000 to
-20,000 blocks of four threads), and getting it never ends. A second request succeeds.
+If several threads of a process read blocks, Ray 2.60 occasionally loses a part for one thread, and getting it never
+ends. This happens once in 15,000 to 20,000 blocks of four threads. A second request succeeds.
 """
 
 REMOTE_READ_S = 30.0
@@ -82,7 +82,7 @@ class Stream(Protocol):
         """Return the first epoch of the feed that is entirely new to a consumer that starts an epoch now."""
 
     def skip_epoch(self) -> None:
-        """Skip the rest of the current epoch, if the consumer has received any of it."""
+        """Skip the rest of the current epoch, if the consumer has received any block in it."""
 
     def start_again(self) -> Start:
         """Return the start of a new stream that continues at the cursor."""

@@ -157,7 +157,7 @@ class LaneCoordinator(ConsumerApi):
         """Do nothing: consumers report to the first lane."""
 
     async def _until_kept(self, report: ConsumerReport) -> None:
-        """Return at once: there are no ledgers here."""
+        """Return at once: ledgers are stored by the first lane."""
 
     async def relaying(self, node: str, may_start: bool) -> Any | None:
         """Return the relay from the main coordinator, which starts cache nodes and relays."""
@@ -189,7 +189,7 @@ LaneCoordinatorActor: Any = ray.remote(num_cpus=0)(LaneCoordinator)
 
 
 async def start_lanes(settings: FeedSettings) -> tuple[Any, ...]:
-    """Start the coordinators of lanes 1 and up, or find those of an earlier main coordinator.
+    """Start the coordinators of lanes 1 and up, or find existing ones of an earlier main coordinator.
 
     Raises:
         ResourceError: a name is still taken by an actor that is gone.

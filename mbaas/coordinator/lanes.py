@@ -1,7 +1,7 @@
-"""Exchanges messages between the main coordinator and the further lanes of a feed. Most feeds have none.
+"""Exchanges messages between the main coordinator and the further lanes of a feed. Most feeds have only one lane.
 
 `mbaas.core.lane_following` decides the contents and meaning of messages. The supervisor decides which lanes serve or
-restart (`mbaas.core.lanes`), based on which lanes answer.
+restart (`mbaas.core.lanes`), depending on their answers.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Lends prep workers to other feeds, and borrows theirs.
 
-There is no central scheduler. Every coordinator collects the demand reports of the others, computes the same allocation
+Lending is decentralized. Every coordinator collects the demand reports of the others, computes the same allocation
 (`mbaas.allocation.lending`), and lends a worker if it has one too many. The worker finishes its current block, receives
 the other feed's dataset and pipeline, and continues there; trials of neither feed are interrupted. A worker belongs to
 the feed that started it. It returns when its borrower ends or needs it less, and ends with its owner.
@@ -22,8 +22,7 @@ from mbaas.settings import FeedSettings
 from mbaas.transforms import Pipeline
 
 ALONE_LOOKS = 5
-"""Calls of `look` between two searches for other feeds while there are none; each search costs the cluster's head a
-little.
+"""Calls of `look` per search for other feeds while this feed is alone; each search costs the cluster's head a little.
 """
 
 
@@ -38,9 +37,9 @@ def worker_kind(
     Args:
         settings: the feed's options.
         engine: "cpu" or "dali".
-        pipeline, dataset: those of the feed.
+        pipeline, dataset: the feed's pipeline and dataset.
         job: id of the Ray job that serves the feed.
-        runtime_env: runtime environment of that job, as JSON.
+        runtime_env: runtime environment of the job, as JSON.
     """
     has_own_code = bool(pipeline.maps) or not _is_ours(dataset)
     code = f"{PROTOCOL}, {runtime_env}, {job if has_own_code else ''}"

@@ -1,6 +1,6 @@
-"""Builds the `Opening` of a feed, from which `mbaas.coordinator.supervision` starts.
+"""Builds the `Opening` of a feed, the starting point of `mbaas.coordinator.supervision`.
 
-A new feed starts its workers and lanes; a restarted coordinator adopts those of its predecessor.
+A new feed starts its workers and lanes; a restarted coordinator adopts its predecessor's.
 """
 
 from __future__ import annotations

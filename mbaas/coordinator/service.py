@@ -194,7 +194,7 @@ class ConsumerService:
         """Send an event to the core and carry out its instructions."""
         done = decide(self.core, event, self._errors)
         for instruction in done:
-            # After a bug, carry out the remaining instructions: the core's state already assumes all of them.
+            # After a bug, carry out the remaining instructions, because the core's state already assumes them.
             with self._errors.reported():
                 self._carry_out(instruction)
         return done
@@ -293,7 +293,7 @@ class ConsumerService:
         if worker is None:
             return  # the core will receive its death shortly and reassign the part
         block = self.lane.feed_block(order.block)
-        # With "raise" no consumer ever got this block without its bad samples, so prepare all of them again.
+        # With "raise" no consumer ever got this block without its bad samples, so prepare every sample again.
         skips = self._info.settings.on_bad_sample == "skip"
         left_out = self._counters.left_out(block) if skips else ()
         meta_ref, arrays_ref = worker.actor.prepare.remote(
@@ -447,7 +447,7 @@ class ConsumerApi(abc.ABC):
 
     @abc.abstractmethod
     async def relaying(self, node: str, may_start: bool) -> Any | None:
-        """Return the actor that relays calls on a node, starting it if allowed; None if there is none."""
+        """Return the actor that relays calls on a node, starting it if allowed; None without such an actor."""
 
     async def exchange(self, relay: str, number: int, requests: dict[int, bytes]) -> dict[int, bytes]:
         """Process relayed calls of consumers on another node and return answers; see `RelayedCalls.exchange`."""

@@ -40,7 +40,7 @@ BRIEFING_CALL_S = 25.0
 """Timeout to send a worker the placement, in seconds; less than the supervisor waits."""
 
 OPEN_S = 60.0
-"""Longest time from the start of a new feed's workers until the first of them is ready, in seconds."""
+"""Longest time from the start of a new feed's workers until one is ready, in seconds."""
 
 
 class Supervision:
@@ -137,7 +137,7 @@ class Supervision:
         try:
             while self._events:
                 for instruction in decide(self.state, self._events.popleft(), self._errors):
-                    # After a bug, carry out the remaining instructions: the supervisor assumes all of them, and treats
+                    # After a bug, carry out the remaining instructions, because the supervisor assumes them and treats
                     # a missing outcome as a failure.
                     with self._errors.reported():
                         self._carry_out(instruction)

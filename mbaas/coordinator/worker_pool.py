@@ -382,7 +382,7 @@ def _node_options(labels: Mapping[str, str], node: str | None) -> dict[str, Any]
 
 
 def _said_to_work_for(actor: Any, owner: str, feed: str, peers: Mapping[str, peer_feeds.Shared]) -> str:
-    """Return the feed that a silent worker works for, as reported by other feeds; by default the feed that started it."""
+    """Return the feed that a silent worker works for, according to other feeds; by default the feed that started it."""
     if owner == feed:
         return next((peer for peer, shared in peers.items() if actor in shared.borrowed), feed)
     return feed if owner in peers and actor in peers[owner].lent else owner
