@@ -1,7 +1,7 @@
-"""Integration of a loader with accelerate: reports the end of its epochs, and prevents dividing samples twice.
+"""Integration of a loader with accelerate.
 
-At the end of an epoch accelerate's `accumulate` steps even with few minibatches. It detects the end of its own
-DataLoaders, which enter themselves in its `GradientState` while a loop reads them. A loader does the same.
+At an epoch's end accelerate's `accumulate` steps even with few minibatches. It detects the end of its own DataLoaders,
+which enter themselves in its `GradientState` while a loop reads them. A loader does the same.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def known_to_accelerate(minibatches: Iterator[Minibatch], is_last: Callable[[], 
 def check_is_read_once(loader: object, name: ConsumerName) -> None:
     """Reject a loop over the DataLoader that accelerate's `prepare` makes of a DataLoader around a rank's loader.
 
-    It would read only the loader of the first process, and give each process a part of that rank's samples.
+    It would read only the first process's loader, and divide that rank's samples among all processes.
 
     Raises:
         StateError: such a loop is starting.
@@ -53,7 +53,6 @@ def _data_loader() -> Any:
 
 
 def _entered(minibatches: Iterator[Minibatch], is_last: Callable[[], bool], data_loader: Any) -> Iterator[Minibatch]:
-    """Yield minibatches between `begin` and `end` of an object that accelerate treats as a DataLoader."""
     epoch = _epoch_class(data_loader)()
     epoch.gradient_state = data_loader.GradientState()
     epoch.begin()
@@ -69,5 +68,4 @@ def _entered(minibatches: Iterator[Minibatch], is_last: Callable[[], bool], data
 
 @cache
 def _epoch_class(data_loader: Any) -> type[Any]:
-    """Return a class for that object, derived from accelerate's mixin."""
     return type("Epoch", (data_loader.DataLoaderStateMixin,), {})

@@ -31,7 +31,7 @@ def _slice(arrays: Arrays, start: int, stop: int) -> Arrays:
 
 def read_only(array: NDArray[Any]) -> NDArray[Any]:
     """Return a view that can never be made writable again, like views of shared memory."""
-    array.flags.writeable = False  # otherwise a view of it could be made writable
+    array.flags.writeable = False  # so that no view of it can be made writable either
     return array.view()
 
 
@@ -48,7 +48,6 @@ def _shared(column: Column) -> Column:
 
 
 def _own(column: Column, memory: RecycledMemory) -> Column:
-    """Return a private column, copying a shared one."""
     if not isinstance(column, Packed):
         return column if is_private(column) else memory.copy(column)
     if is_private(column.values):
@@ -58,13 +57,7 @@ def _own(column: Column, memory: RecycledMemory) -> Column:
 
 
 class _PartSlice(Struct, frozen=True, eq=False):
-    """Some samples of one part, with their rows in a view of the block.
-
-    Attributes:
-        arrays: the whole part.
-        entries: indices of the samples in ``arrays``, ascending.
-        view_rows: rows of the same samples in the view, ascending.
-    """
+    """Some samples of one part: ascending ``entries`` in ``arrays``, and their ascending ``view_rows`` in the view."""
 
     arrays: Arrays
     entries: NDArray[np.intp]
@@ -75,7 +68,6 @@ class _PartSlice(Struct, frozen=True, eq=False):
         return _PartSlice(self.arrays, self.entries[low:high], self.view_rows[low:high])
 
     def as_views(self) -> Arrays | None:
-        """Return the samples as views; None if the slice is empty or not contiguous."""
         count = len(self.entries)
         if not count or int(self.entries[-1] - self.entries[0]) + 1 != count:
             return None
@@ -83,14 +75,14 @@ class _PartSlice(Struct, frozen=True, eq=False):
 
 
 class BlockView:
-    """The samples of a block, or some of them, as one run of rows across all parts.
+    """The samples of a block, or a subset, as one run of rows across all parts.
 
     Args:
         parts: arrays with ``sample_id``; several parts also have ``row``, ascending and disjoint.
 
     Attributes:
-        rows: int64[n], rows of the block, ascending; None if the only part has no ``row``, because it holds the whole
-            block without its bad samples.
+        rows: int64[n], rows of the block, ascending; None for a single part without ``row``, which is the whole block
+            without its bad samples.
     """
 
     def __init__(self, parts: list[Arrays]) -> None:
@@ -165,8 +157,6 @@ def _put_together(slices: list[_PartSlice], start: int, stop: int) -> Arrays:
 
 @dataclass
 class _Remainder:
-    """Rows ``[start, stop)`` of a block, not yet in any minibatch."""
-
     block: BlockView
     start: int
     stop: int
@@ -175,7 +165,6 @@ class _Remainder:
         return self.stop - self.start
 
     def take(self, most: int) -> Arrays:
-        """Remove and return the first rows, at most ``most``."""
         start, self.start = self.start, min(self.start + most, self.stop)
         return self.block.take(start, self.start)
 
@@ -183,13 +172,8 @@ class _Remainder:
 class BatchCutter:
     """Cuts minibatches from a sequence of blocks.
 
-    A minibatch within one contiguous piece of a block is a read-only view; any other is a writable copy.
-
-    Args:
-        memory: memory for copies of block remainders; default: a new `RecycledMemory`.
-
-    Attributes:
-        pending: non-empty remainders of blocks, in order.
+    A minibatch within one contiguous piece of a block is a read-only view; any other is a writable copy. ``pending``
+    contains the non-empty remainders of blocks, in order.
     """
 
     def __init__(self, memory: RecycledMemory | None = None) -> None:

@@ -34,12 +34,7 @@ class NoAnswerYetError(Exception):
 
 
 class BlockCalls:
-    """Makes the calls of one session.
-
-    Args:
-        coordinator: the lane's actor.
-        what: description of a call, for errors.
-    """
+    """Makes the calls of one session; ``what`` describes a call in errors."""
 
     def __init__(self, coordinator: Any, what: str) -> None:
         self._coordinator, self._what = coordinator, what
@@ -47,7 +42,7 @@ class BlockCalls:
         self._line: _Line | None = None
 
     def offer(self, address: str | None) -> None:
-        """Use the socket at an address from now on, unless there is none or one is in use; see `Transport.offer`."""
+        """Use the socket at ``address`` from now on, unless one is in use; see `Transport.offer`."""
         if address is None or not self._transport.offer(address):
             return
         try:
@@ -85,14 +80,7 @@ class BlockCalls:
 
 
 class PendingCall:
-    """A call that may have been answered. It can be dropped at any time.
-
-    Args:
-        calls: makes calls through Ray.
-        call: the call, a `BlockCall.plain`.
-        transport: route of its answer.
-        line: socket for the call; None if it is made through Ray.
-    """
+    """A call that may have been answered. It can be dropped at any time."""
 
     def __init__(self, calls: BlockCalls, call: list[Any], transport: CallTransport, line: _Line | None) -> None:
         self._calls, self._call, self._transport, self._line = calls, call, transport, line
@@ -113,7 +101,7 @@ class PendingCall:
         """Return the coordinator's answer.
 
         Raises:
-            NoAnswerYetError: there is no answer within ``timeout_s``.
+            NoAnswerYetError: no answer within ``timeout_s``.
             MbaasError: raised by the coordinator, or because it is gone; see `mbaas.client.rpc.call`.
         """
         end = time.monotonic() + timeout_s
@@ -126,11 +114,7 @@ class PendingCall:
         return self._answer.delivery
 
     def _comes_over_socket(self, timeout_s: float) -> bool:
-        """Wait for an answer over the socket. Return True if it arrived there, False if it arrives through Ray.
-
-        Raises:
-            NoAnswerYetError: neither within ``timeout_s``.
-        """
+        """Wait for an answer over the socket. Return True if it arrived there, False if it arrives through Ray."""
         if self._transport.socket is None or self._transport.is_answered:
             return self._transport.is_answered
         assert self._line is not None
@@ -162,8 +146,6 @@ class PendingCall:
 
 
 class _Line:
-    """A socket to a coordinator; used by one thread."""
-
     def __init__(self, connected: socket.socket) -> None:
         self._socket: socket.socket | None = connected
         self._end = weakref.finalize(self, connected.close)  # a session that is replaced by another one is only dropped
@@ -176,7 +158,6 @@ class _Line:
         self._end()
 
     def send(self, call: list[Any]) -> int:
-        """Send a call; return its number on this socket. Raises BrokenSocketError on failure."""
         if self._socket is None:
             raise local_socket.BrokenSocketError("it was closed")
         number = next(self._numbers)
@@ -192,11 +173,6 @@ class _Line:
         return number
 
     def receive(self, number: int, timeout_s: float) -> SocketAnswer | None:
-        """Return the answer to a call; None if it does not arrive in time. Answers to earlier calls are dropped.
-
-        Raises:
-            BrokenSocketError: the socket is closed or broken.
-        """
         end = time.monotonic() + timeout_s
         try:
             while self._socket is not None:

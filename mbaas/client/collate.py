@@ -20,7 +20,7 @@ from mbaas.fields import IMAGE, Arrays, Packed
 from mbaas.messages import SampleSpec
 
 Collate: TypeAlias = Literal["list", "pad", "packed"]
-""""list": one array per sample. "pad": one zero-padded array and ``NAME_length``. "packed": all values end to end and
+""""list": one array per sample. "pad": a zero-padded array and ``NAME_length``. "packed": all values and
 ``NAME_bounds``.
 
 A field that differs in several lengths gets ``NAME_size``, instead of its length or in addition to its bounds.
@@ -34,11 +34,7 @@ _BESIDE_SIZED: dict[str, tuple[str, ...]] = {"pad": ("size",), "packed": ("bound
 
 
 def check_names(spec: SampleSpec, how: Collate) -> None:
-    """Check that no key added for a field is the name of another field.
-
-    Raises:
-        ConfigError: an added key is already a field.
-    """
+    """Raise ConfigError if a key added for a field is the name of another field."""
     names = {field.name for field in spec.fields}
     for field in spec.fields:
         beside = (_BESIDE_SIZED if field.differing > 1 else _BESIDE).get(how, ()) if field.is_packed else ()
@@ -47,13 +43,8 @@ def check_names(spec: SampleSpec, how: Collate) -> None:
 
 
 def collating(converter: Converter, spec: SampleSpec, how: Collate, *, has_images: bool = True) -> Converter:
-    """Return a converter that also accepts `Packed` values, if samples have any.
-
-    Args:
-        converter: converts plain arrays to the trial's format.
-        spec: fields of a sample.
-        how: how `Packed` values are collated.
-        has_images: as for `make_converter`.
+    """Return a converter that also accepts `Packed` values, if samples have any; ``has_images`` as for
+    `make_converter`.
     """
     if not any(field.is_packed for field in spec.fields):
         return converter
@@ -107,22 +98,12 @@ class _Sized(Struct, frozen=True):
 
 
 class _Started(Struct, frozen=True):
-    """A minibatch in conversion.
-
-    Attributes:
-        inner: result of the wrapped converter's `start`.
-        lengths: name -> lengths of the list items.
-        sized: name -> pending steps of a field that differs in several lengths.
-    """
-
     inner: Any
     lengths: dict[str, list[int]]
     sized: dict[str, _Sized]
 
 
 class _Collating:
-    """A converter around another one, which never gets `Packed` values."""
-
     def __init__(self, converter: Converter, how: Collate, image: str | None) -> None:
         self._converter, self._how, self._image = converter, how, image
         self.ahead = converter.ahead
@@ -160,7 +141,6 @@ class _Collating:
 
 
 def _cut(values: Any, lengths: list[int]) -> list[Any]:
-    """Split an array or a tensor into views of these lengths."""
     pieces, start = [], 0
     for length in lengths:
         pieces.append(values[start : start + length])

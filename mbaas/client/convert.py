@@ -48,11 +48,9 @@ def make_converter(
     has_images: bool = True,
     memory: RecycledMemory | None = None,
 ) -> Converter:
-    """Return the converter for ``format`` and ``device``.
+    """Return the converter for ``format`` and ``device``; see `mbaas.join`.
 
     Args:
-        format, device: see `mbaas.join`.
-        normalize: normalization of images, or None.
         has_images: True if DecodeImage is the first step for field "image", which then becomes channels-first in torch.
             All other fields keep their axes, whatever their shape.
         memory: memory for private copies; default: a new `RecycledMemory`.
@@ -147,8 +145,7 @@ class _CopySet:
 
 
 class CudaConverter:
-    """Returns tensors on a GPU. Copies and normalization run in a separate CUDA stream, one minibatch ahead of the
-    step.
+    """Returns tensors on a GPU. Copies and normalization run in a separate CUDA stream, one minibatch ahead.
 
     The GPU reads arrays in a worker's slots directly, and their block is held meanwhile. All other arrays go through
     pinned memory, without which CUDA copies synchronously.
@@ -231,12 +228,10 @@ def _can_lend(array: NDArray[Any], gpu: cuda.Gpu) -> bool:
 
 
 def _as_torch(images: torch.Tensor, normalize: Normalize | None) -> torch.Tensor:
-    """Convert uint8 NHWC to NCHW in channels-last memory (the same bytes, permuted), and normalize if requested.
-
-    Other arrays are unchanged: a Map may have made channels-first floats, or something other than an image.
-    """
     import torch
 
+    # A Map may have made channels-first floats, or something other than an image: those are unchanged. The permuted
+    # tensor has channels-last memory, with the same bytes.
     if images.ndim == 4 and images.shape[3] == 3 and images.dtype == torch.uint8:
         images = images.permute(0, 3, 1, 2)
     return images if normalize is None else normalize.apply_torch(images)

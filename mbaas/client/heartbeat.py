@@ -21,14 +21,12 @@ Owner = TypeVar("Owner")
 FIRST_PAUSE_S = 0.25
 """Pause before the first heartbeat, in seconds. Each further pause is twice as long, up to the period.
 
-So the coordinator soon measures a trial's pace, which decides the trials that share its minibatches
-(`mbaas.core.pace`).
+So the coordinator soon measures a trial's pace, which decides on sharing minibatches (`mbaas.core.pace`).
 """
 
 
 LINGER_S = 0.25
-"""Delay of the heartbeat after a short epoch, in seconds. A trial that starts the next epoch meanwhile can report
-later.
+"""Delay in seconds of the report after a short epoch. A trial that starts the next epoch meanwhile reports later.
 
 On an overloaded machine starting an epoch takes this long.
 """
@@ -41,15 +39,7 @@ One heartbeat costs the trial, the coordinator and Ray 6 to 7 ms of CPU time tog
 
 
 class Pulse:
-    """Computes when the next heartbeat is due; no I/O.
-
-    Args:
-        now: start time in seconds, as for all times here.
-        period_s: longest pause.
-
-    Attributes:
-        due: time of the next heartbeat, which may have passed.
-    """
+    """Computes when the next heartbeat is due; no I/O. All times are in seconds."""
 
     def __init__(self, now: float, period_s: float) -> None:
         self._period_s, self._pause_s = period_s, min(FIRST_PAUSE_S, period_s)
@@ -77,8 +67,7 @@ class Heartbeat:
     """A thread that keeps a consumer's lease alive, and ends with the consumer.
 
     Args:
-        owner: the consumer. The thread has no reference to it, so that a loader dropped without `close` ends, and its
-            lease with it.
+        owner: the consumer. The thread has only a weak reference, so a loader dropped without `close` loses its lease.
         flush: sends a heartbeat; called with ``owner``.
         period_s: longest pause between two heartbeats, in seconds.
         name: the thread's name.

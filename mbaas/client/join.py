@@ -90,14 +90,13 @@ def open_stream(
 
 
 def _first_block(first: LaneSession, start: Start) -> int:
-    """Return the feed's block at which a consumer begins; the first lane has decided if the consumer left it open."""
     if start.block is not None and start.is_exact and first.lane.lanes > 1:
         return start.block
+    # otherwise the first lane has decided
     return first.lane.feed_block(first.cursor)
 
 
 def _in_all_lanes(first: BlockStream, cursor: int, start: Start, open_lane: OpenLane) -> list[BlockStream]:
-    """Open a stream in each lane. If one lane cannot be joined, leave the others."""
     streams = [first]
     try:
         for number, coordinator in enumerate(first.info.lanes, 1):

@@ -103,8 +103,7 @@ class LanePosition(Generic[BlockT]):
     def next_epoch(self, block: int) -> int:
         """Return the first epoch of the stream that is entirely new to a consumer that starts at ``block``.
 
-        Args:
-            block: first block of an own epoch, or any block of an own epoch without used blocks.
+        ``block`` is the first block of an own epoch, or in an own epoch without used blocks.
         """
         first, blocks = self.own_epoch_of(block).first, self.lane.blocks_per_epoch
         if first // blocks < ASIDE:
@@ -127,8 +126,8 @@ class LanePosition(Generic[BlockT]):
         return self._aside(self.own_epoch_of(self.cursor).first // self.lane.blocks_per_epoch)
 
     def _enter_own_epoch(self, block: int) -> None:
-        """Record a received block. It may start an own epoch, elsewhere than expected."""
         newest = self.own_epochs[-1]
+        # the block may start an own epoch, elsewhere than expected
         if block >= newest.end or (block != self.following and self.is_beginning(self.following)):
             self.own_epochs.append(self._own_epoch_at(block))
 
@@ -153,9 +152,8 @@ class LanePosition(Generic[BlockT]):
         """Return whether to request more blocks now.
 
         If blocks come from other nodes, request when one is left, so that the next travels while this one is used.
-        Never request ahead across an epoch's end: it may be the consumer's last, and the block would be wasted. The
-        request would also delay others while the trial does other work between epochs. With several lanes, all are
-        requested before the first wait.
+        Never request ahead across an epoch's end: it may be the consumer's last, and the request would delay others
+        while the trial does other work. With several lanes, all are requested before the first wait.
         """
         if self.is_beginning(self.following):
             return self.lane.lanes > 1 and not self.received
@@ -188,9 +186,7 @@ class LanePosition(Generic[BlockT]):
     def leap(self, block: int) -> bool:
         """Continue at the later block ``block``, and drop blocks received before it.
 
-        Returns:
-            True if no received blocks are left. A pending call is then out of date, and the coordinator must be sent
-                ``given_up``.
+        Return True if no received blocks are left. A pending call is then out of date, and ``given_up`` must be sent.
         """
         before = self.cursor
         if block > self.own_epochs[-1].end:
@@ -241,23 +237,19 @@ class LanePosition(Generic[BlockT]):
         self._held.append((block, is_alive))
 
     def released(self) -> int:
-        """Return the first block that is still held, by a live array or as received ahead. All blocks below are
-        released.
-        """
+        """Return the first block that is still held by a live array or received ahead. All blocks below are released."""
         while self._held and not self._held[0][1]():
             self._held.popleft()
         return self._held[0][0] if self._held else self._unread
 
     @property
     def _unread(self) -> int:
-        """The first block that was not read yet."""
         return self.received[0].number if self.received else self.following
 
     def unheld(self) -> tuple[int, int] | None:
         """Return the range [first, end) of blocks that were read and released behind the newest held block, or None.
 
-        These blocks were copied or have no live arrays. A trial uses blocks in order, so all blocks between the oldest
-        and the newest held block count as held.
+        A trial uses blocks in order, so all blocks between the oldest and the newest held block count as held.
         """
         newest = next((block for block, is_alive in reversed(self._held) if is_alive()), None)
         return None if newest is None or newest + 1 >= self._unread else (newest + 1, self._unread)

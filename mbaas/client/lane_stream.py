@@ -31,10 +31,6 @@ class LaneStream:
     The first lane decides the epoch at which a consumer begins; it joins the other lanes at exactly that epoch. One
     call per lane is in flight ahead. A consumer that waits long in one lane returns the blocks received ahead in the
     others. Otherwise two consumers out of step could deadlock, each waiting for memory held by the other.
-
-    Args:
-        streams: new streams, one per lane, in order.
-        cursor: the first block.
     """
 
     def __init__(self, streams: Sequence[BlockStream], cursor: int) -> None:
@@ -64,17 +60,15 @@ class LaneStream:
         return next(stream for stream in self._streams if stream.lane.has(block))
 
     def _go_to(self, block: int) -> None:
-        """Move the other lanes to the epoch chosen by the first lane."""
+        # the first lane has chosen another epoch
         assert block % self.info.order.blocks_per_epoch == 0, f"moved to block {block}, where no epoch begins"
         for stream in self._streams[1:]:
             stream.skip_to(stream.lane.first_from(block))
 
     def _hand_back(self) -> None:
-        """Return blocks received ahead in the other lanes while this consumer waits.
-
-        Not at the start of an epoch in the first lane, where the consumer may already have been moved to another epoch.
-        """
         for stream in self._streams:
+            # not at the start of an epoch in the first lane, where this consumer may already have been moved to another
+            # epoch
             may_be_moved = stream is self._streams[0] and stream.cursor % stream.lane.blocks_per_epoch == 0
             if not stream.lane.has(self.cursor) and not may_be_moved:
                 stream.session.hand_back()

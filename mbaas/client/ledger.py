@@ -110,14 +110,7 @@ class EpochProgress:
     left_out: set[int] = field(default_factory=set)
 
     def count(self, sample_ids: Ids, *, position: int, shuffle: Shuffle | None, elsewhere: Tally) -> None:
-        """Count a minibatch given to the trial.
-
-        Args:
-            sample_ids: this rank's samples.
-            position: position of the next sample in the loader's own epoch.
-            shuffle: shuffle of the feed's epoch at the end of the minibatch.
-            elsewhere: samples of other ranks.
-        """
+        """Count a minibatch given to the trial. Arguments are the new values of attributes, or are added to them."""
         self.tally.add(sample_ids)
         if self.left_out:  # a sample that a loaded state lists as bad may be readable by now
             self.left_out.difference_update(sample_ids.tolist())

@@ -38,12 +38,7 @@ class EpochSource(Protocol):
 
 
 class NumberedMinibatches:
-    """An epoch's minibatches by ascending number, read from the loader on demand.
-
-    Args:
-        loader: source of the minibatches.
-        samples: samples in an epoch, which is the length of this object.
-    """
+    """An epoch's minibatches by ascending number, read from the loader on demand. Its length is in samples."""
 
     def __init__(self, loader: EpochSource, *, samples: int) -> None:
         self._loader, self._samples = loader, samples
@@ -54,10 +49,7 @@ class NumberedMinibatches:
         return self._samples
 
     def __getitems__(self, numbers: list[int]) -> Minibatch:
-        """Return a minibatch, skipping those before it.
-
-        Args:
-            numbers: its number in the epoch, as yielded by `MinibatchNumbers`.
+        """Return the minibatch of one number, as yielded by `MinibatchNumbers`, skipping earlier minibatches.
 
         Raises:
             StateError: the minibatch precedes the loader's position.
@@ -83,9 +75,7 @@ class NumberedMinibatches:
 class MinibatchNumbers:
     """A stand-in for a loader's batch sampler: one list per minibatch, containing only its number.
 
-    Attributes:
-        sampler: the loader; trainers call its ``set_epoch``.
-        batch_size, drop_last: the loader's values.
+    ``sampler`` is the loader, because trainers call ``set_epoch`` there.
     """
 
     def __init__(self, loader: EpochSource) -> None:

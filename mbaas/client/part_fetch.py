@@ -24,9 +24,7 @@ from mbaas.order import Ids
 from mbaas.placement import WHOLE, Placement
 
 WHOLE_SHARE = 0.8
-"""A part is copied whole if a rank needs more than this fraction: whole parts arrive at 0.6 to 0.9 GB/s, rows at 0.5 to
-0.7.
-"""
+"""Fraction of a part above which a rank copies all of it: whole parts arrive at 0.6 to 0.9 GB/s, rows at 0.5 to 0.7."""
 
 UNREAD_S = 0.5
 """Timeout in seconds to retry each part of an unreadable block; parts read within it are not made again."""
@@ -58,12 +56,7 @@ class BlockFetch(Protocol):
 
 
 class WholeFetch:
-    """A `BlockFetch` of whole parts.
-
-    Args:
-        block: the delivered block.
-        remote: its parts on other nodes.
-    """
+    """A `BlockFetch` of whole parts; ``remote`` are the parts on other nodes."""
 
     def __init__(self, block: DeliveredBlock, remote: list[DeliveredPart]) -> None:
         self._block, self._remote = block, remote
@@ -118,7 +111,7 @@ def plan_fetch(
     Args:
         block: the delivered block.
         rows: int64[k], rows of the block, ascending.
-        ids: int64[k], sample ids of these rows.
+        ids: int64[k], their sample ids.
         placement: placement that divides the epoch among ranks.
         node: the rank's node.
         helpers: nodes with a cache node that sends rows.
@@ -156,8 +149,6 @@ def _needed(block: DeliveredBlock, rows: Rows, ids: Ids, placement: Placement | 
 
 @dataclass(eq=False)
 class _RowCall:
-    """A call to a cache node, with its answer once that has arrived."""
-
     asked: RemoteRows
     ref: Any
     answer: list[Arrays] | None = None
@@ -213,5 +204,4 @@ def _nbytes(part: Arrays) -> int:
 
 
 def _no_samples(spec: SampleSpec) -> Arrays:
-    """Return a part without rows, for a rank without samples in a block."""
     return {**{field.name: field.zeros(0) for field in spec.fields}, ROW: np.empty(0, np.int64)}

@@ -6,10 +6,7 @@ from __future__ import annotations
 class Patience:
     """One wait of a consumer. It ends when the feed has made no progress for ``timeout_s``.
 
-    Args:
-        timeout_s: the consumer's ``wait_timeout_s``.
-        now: start of the wait, in seconds.
-        first_word_s: duration at which the wait is first logged; it is logged again each time it has doubled.
+    It is logged after ``first_word_s`` seconds, and again each time it has doubled.
     """
 
     def __init__(self, timeout_s: float, now: float, *, first_word_s: float) -> None:

@@ -24,11 +24,6 @@ class RankSession(LaneSession):
     """A rank's session in one lane.
 
     All ranks of a trial stay in side epochs, so that no rank gets an epoch ahead of the others.
-
-    Args:
-        coordinator: the lane's actor.
-        name: the rank's name.
-        start, polling, born: as for `LaneSession`.
     """
 
     def runs_short(self, *, are_remote: bool) -> bool:  # noqa: ARG002 - wherever blocks come from
@@ -36,7 +31,7 @@ class RankSession(LaneSession):
         return len(self.received) <= 1 if self.lane.lanes > 1 else super().runs_short(are_remote=True)
 
     def _receive(self, delivery: Delivery) -> None:
-        """Process a delivery. A single rank must not be moved to another epoch, unlike single consumers."""
+        # a single rank must not be moved to another epoch, unlike a single consumer
         if delivery.blocks[0].number != self.following:
             self._join(self.start_at(self.following), self._polling.wait_timeout_s)
         else:
@@ -46,14 +41,7 @@ class RankSession(LaneSession):
 class EnlistedSession(RankSession):
     """A rank's session in the first lane, reported to the other ranks through the main coordinator.
 
-    Args:
-        coordinator: the feed's main coordinator.
-        name: the rank's name.
-        sharding: divides minibatches among the ranks.
-        start, polling, born: as for `LaneSession`.
-
-    Attributes:
-        report: the last report to the coordinator.
+    ``report`` is the last report to the coordinator.
     """
 
     report: RankReport
@@ -71,7 +59,7 @@ class EnlistedSession(RankSession):
         self._enlist(end - time.monotonic(), start)
 
     def _enlist(self, timeout_s: float, start: Start) -> None:
-        """Report this session. Every new session is reported, because a restarted coordinator has lost all ranks."""
+        # Every new session is reported, because a restarted coordinator has lost all ranks.
         self.report = RankReport(
             name=self._name,
             batch_size=self._sharding.batch_size,
@@ -128,10 +116,8 @@ class RankGroup:
         self.step_s = 0.0
 
     def begin(self, block: int) -> int:
-        """Wait for all ranks. Return the first block, numbered within the first lane.
-
-        Args:
-            block: the feed's block at which this rank would begin.
+        """Wait for all ranks to start near the feed's ``block``. Return the first block, numbered within the first
+        lane.
 
         Raises:
             WaitTimeoutError: ranks are missing for too long.
@@ -144,7 +130,7 @@ class RankGroup:
         return start
 
     def plan(self, block: int, shuffle: Shuffle, wait_s: float | None = None) -> RankPlan:
-        """Return the plan that divides the minibatches of a block's epoch.
+        """Return the plan that divides the minibatches of the epoch of the feed's ``block``.
 
         Args:
             block: the feed's block.

@@ -23,14 +23,7 @@ STEP_MEMORY = 0.8
 
 
 class RowStream(BlockStream):
-    """One lane's blocks, with at least the rank's own samples.
-
-    Args:
-        session: the rank's session in the lane.
-        stats: counts waits and bytes.
-        group: the rank's view of the other ranks.
-        sharding: selects the rank's samples.
-    """
+    """One lane's blocks, with at least the rank's own samples."""
 
     def __init__(self, session: RankSession, stats: StreamStats, *, group: RankGroup, sharding: RankSharding) -> None:
         super().__init__(session, stats)
@@ -75,12 +68,6 @@ class RankStream(LaneStream):
     """The blocks of a feed for one rank of a data-parallel trial, for any number of lanes.
 
     Blocks contain at least the rank's own samples, as selected by `mbaas.client.sharding.RankSharding`.
-
-    Args:
-        streams: one `RowStream` per lane, in order.
-        cursor: the first block.
-        group: the rank's view of the other ranks.
-        stats: counts waits.
     """
 
     def __init__(self, streams: Sequence[BlockStream], cursor: int, *, group: RankGroup, stats: StreamStats) -> None:
@@ -106,7 +93,6 @@ class RankStream(LaneStream):
         return block
 
     def _begin(self) -> None:
-        """Start at the block agreed on: ahead of this rank's cursor, or behind it in an epoch that others are in."""
         first = self._streams[0]
         start = self._group.begin(self.cursor)
         block = first.lane.feed_block(start)

@@ -28,7 +28,7 @@ SPARE = 8
 class RecycledMemory:
     """Allocates arrays in reused memory. One thread allocates; any thread may release arrays.
 
-    An array's memory stays exclusive while the array, a view of it, or a tensor that shares it is referenced.
+    An array's memory stays exclusive while the array, any view, or a tensor that shares it is referenced.
     """
 
     def __init__(self) -> None:

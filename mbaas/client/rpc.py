@@ -94,7 +94,7 @@ def call(ref: Any, timeout_s: float, what: str) -> Any:
 
 
 def answer(ref: Any, timeout_s: float, what: str) -> Any:
-    """Like `call`, but raise `ray.exceptions.GetTimeoutError` if there is no answer within ``timeout_s``."""
+    """Like `call`, but raise `ray.exceptions.GetTimeoutError` without an answer within ``timeout_s``."""
     try:
         return get(ref, timeout_s)
     except ray.exceptions.RayTaskError as error:
@@ -112,7 +112,7 @@ def get(refs: Any, timeout_s: float) -> Any:
     """Call `ray.get`, and keep nothing alive if it raises.
 
     `ray.get` leaves a reference cycle of exception and frames. Until the next garbage collection the cycle would keep
-    all arrays of these frames alive, and their blocks in staging.
+    these frames' arrays alive, and their blocks in staging.
     """
     try:
         return ray.get(refs, timeout=timeout_s)
@@ -148,11 +148,8 @@ def call_patiently(coordinator: Any, ask: Callable[[], Any], timeout_s: float, w
 
 
 def await_restart(coordinator: Any, end: float) -> None:
-    """Wait until a restarting coordinator answers again, or is gone for good.
-
-    Args:
-        coordinator: its actor.
-        end: deadline, by `time.monotonic`.
+    """Wait until a restarting coordinator answers again, or is gone for good; ``end`` is the deadline by
+    `time.monotonic`.
     """
     # A call during a restart hangs for up to two seconds before Ray reports it, but a call made after the restart
     # succeeds at once. So make a new call at every check.

@@ -73,8 +73,7 @@ class SavedState:
     """The feed's epoch number at the start of the loader's own epoch."""
 
     position: Count
-    """Position of the next sample in the loader's own epoch, from 0 at its start to the number of samples at its end.
-    """
+    """Position of the next sample in the loader's own epoch: 0 at its start, the number of samples at its end."""
 
     samples: Count
     """Samples before the position that were received, over all ranks, without bad ones."""
@@ -154,11 +153,9 @@ def shuffle_of(saved: SavedState) -> Shuffle:
 
 
 def resumption(saved: SavedState, order: SampleOrder) -> tuple[Resumption, int]:
-    """Return the block at which a state continues within an epoch, and its first row to return.
+    """Return the block at which a state with a position above 0 continues, and its first row to return.
 
-    Args:
-        saved: the state; its position is above 0.
-        order: order of the feed; its block size may differ from when the state was saved.
+    The block size of ``order`` may differ from when the state was saved.
     """
     blocks, size, shuffle = order.blocks_per_epoch, order.block_samples, shuffle_of(saved)
     first = saved.feed_epoch * blocks + saved.begin // size
@@ -195,7 +192,6 @@ def _of_types(state: dict[Any, Any]) -> SavedState:
 
 
 def _check_together(saved: SavedState, num_samples: int) -> None:
-    """Check constraints that involve several values."""
     bounds: list[tuple[str, int, int, str]] = [
         ("begin", saved.begin, num_samples - 1, "the last sample's position"),
         *(("shuffle", cut, num_samples - 1, "the last sample's position") for _, cuts in saved.shuffle for cut in cuts),

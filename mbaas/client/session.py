@@ -76,13 +76,8 @@ class Polling(Struct, frozen=True):
 class ReceivedBlock:
     """A delivered block that was not used yet, with its fetch if one has started.
 
-    A consumer that gives up a block received ahead also gives up its fetch.
-
-    Attributes:
-        block: the block.
-        fetch: its fetch; None if not started.
-        peer_idle_s: as in `Delivery`, for the first block of a delivery; 0 for the others.
-        as_copy: as in `Delivery`.
+    Dropping a block received ahead also drops its fetch. ``peer_idle_s`` is as in `Delivery` for the first block of a
+    delivery, and 0 for the others; ``as_copy`` is as in `Delivery`.
     """
 
     block: DeliveredBlock
@@ -102,9 +97,7 @@ class ReceivedBlock:
 
 
 def _memory_of(array: NDArray[Any]) -> NDArray[Any]:
-    """Return the array that owns the memory of ``array``. Every view keeps it alive, because NumPy skips views in
-    between.
-    """
+    """Return the array that owns the memory of ``array``. NumPy views refer to it directly and keep it alive."""
     while isinstance(array.base, np.ndarray):
         array = array.base
     return array
@@ -124,9 +117,7 @@ class LaneSession(LanePosition[ReceivedBlock]):
         born: creation time of its loader, Unix time in nanoseconds.
 
     Attributes:
-        consumer: its name as a string.
         number: the session's number, set by the coordinator.
-        info: description of the feed.
         lane: the lane; block numbers here and below are local to it.
         node: id of the consumer's node.
         are_remote: True if the last delivery has parts on other nodes.
@@ -177,8 +168,7 @@ class LaneSession(LanePosition[ReceivedBlock]):
     def wait(self, while_waiting: Callable[[], None] | None = None) -> ReceivedBlock:
         """Return the block at the cursor, waiting until it is available.
 
-        Args:
-            while_waiting: called after each call without blocks.
+        ``while_waiting`` is called after each call without blocks.
 
         Raises:
             WaitTimeoutError: no block arrived, and the feed made no progress, for ``wait_timeout_s``.
@@ -233,7 +223,6 @@ class LaneSession(LanePosition[ReceivedBlock]):
             pause_s = min(end_s, max(patience.until_word_s(now), late - now))
 
     def _await_return(self, error: FeedRestartingError, patience: Patience) -> None:
-        """Join again as soon as the starting or restarting coordinator is available."""
         now = time.monotonic()
         if not patience.left_s(now):  # also ends a series of restarts
             raise FeedRestartingError(f"{self._waited(patience.waited_s(now))}: {error}") from error
@@ -245,7 +234,6 @@ class LaneSession(LanePosition[ReceivedBlock]):
         return f"consumer {self.consumer!r} waited {seconds(waited_s)} for block {block} of feed {feed!r}"
 
     def _recover(self, delivery: Delivery, patience: Patience) -> None:
-        """Join again if this consumer was expelled; raise any other error."""
         assert delivery.error is not None
         if not delivery.expelled or not isinstance(delivery.error, ConsumerRemovedError):
             raise delivery.error
@@ -299,9 +287,7 @@ class LaneSession(LanePosition[ReceivedBlock]):
     # ---- unreadable blocks ----
 
     def is_given_up(self, block: DeliveredBlock) -> bool:
-        """Return whether a part of the block is gone. The coordinator detects this sooner than Ray reports it to
-        readers.
-        """
+        """Return whether a part of the block is gone. The coordinator detects this sooner than Ray reports it."""
         parts = [(part.number, part.task) for part in block.parts]
         ref = self._coordinator.is_given_up.remote(block.number, parts)
         try:
@@ -336,9 +322,7 @@ class LaneSession(LanePosition[ReceivedBlock]):
             self._tell_what_is_given_up()
 
     def hand_back(self) -> None:
-        """Return blocks that were received ahead, so that other consumers can use their memory. They are requested
-        again later.
-        """
+        """Return blocks that were received ahead, to free their memory for others. They are requested again later."""
         with self._lock:
             if not self.received and self._in_flight is None:
                 return

@@ -18,8 +18,10 @@ from mbaas.messages import RankPlan, Resumption
 from mbaas.order import Ids, OwnEpoch, SampleOrder, Shuffle
 
 KEPT_BLOCKS = 2
-"""Number of shards kept before the newest: one for a minibatch that began in the previous block, and one because a
-rank's stream requests the next block's shard while the loader is still at this block.
+"""Number of shards kept before the newest.
+
+One is for a minibatch that began in the previous block. The other is needed because a rank's stream requests the next
+block's shard while the loader is still at this block.
 """
 
 Rows = NDArray[np.int64]
@@ -124,14 +126,9 @@ class RankSharding:
         self._begin = None if self._begin is None else (self._begin[0] + by, self._begin[1])
 
     def shard(self, block: int, shuffle: Shuffle, bad: Iterable[int]) -> BlockShard:
-        """Return the consumer's rows of a block.
+        """Return the consumer's rows of a block with the given bad sample ids.
 
         Blocks must be requested in order: a minibatch that continues from the previous block needs that block's shard.
-
-        Args:
-            block: its number.
-            shuffle: shuffle of its epoch.
-            bad: ids of its bad samples.
         """
         if block not in self._shards:
             self._shards[block] = self._cut(block, shuffle, np.fromiter(bad, np.int64))
@@ -140,8 +137,8 @@ class RankSharding:
         return self._shards[block]
 
     def _own_epoch(self, block: int) -> OwnEpoch:
-        """Return the consumer's own epoch for a block. A block outside the last one begins the next."""
         if self._own is None or not self._own.first <= block < self._own.end:
+            # a block outside the last own epoch begins the next
             self._own = OwnEpoch.at(block, self.order.blocks_per_epoch, self.order.block_samples)
         return self._own
 
@@ -186,7 +183,7 @@ class RankSharding:
         return BlockShard(good, used[own], tuple(ends), dropped, end, open_ids, is_last)
 
     def _is_in_first(self, block: int, own_epoch: OwnEpoch) -> bool:
-        """Return whether a block is in the stream's epoch in which the consumer's epoch began."""
+        """Return whether a block is in the same epoch of the stream as the first block of ``own_epoch``."""
         return self.order.epoch_of(block) == self.order.epoch_of(own_epoch.first)
 
     def _runs(self, filled: int, count: int) -> Iterator[tuple[int, int]]:

@@ -18,15 +18,13 @@ class StallAttribution:
     """Divides waits between prep and fetch by the differential method (DS-Analyzer, VLDB 2021), block by block.
 
     While a consumer waits, all workers of its feed are busy: they prepare, or wait for bytes. Without the waits for
-    bytes a block would have arrived sooner, by their share of the time since the previous block, and at most by the
-    workers' wait for this block's bytes. The part of the consumer's wait explained by this is fetch stall.
+    bytes a block would have arrived sooner, by their share of the time since the previous block. The gain is at most
+    the workers' wait for this block's bytes. The part of the consumer's wait explained by this gain is fetch stall.
     """
 
     def __init__(self) -> None:
         self._uncharged_s: deque[float] = deque(maxlen=REMEMBERED_BLOCKS)
-        """Seconds by which each recent block would have arrived sooner if its bytes had been local, less seconds
-        charged already.
-        """
+        """Seconds gained per recent block if its bytes had been local, less seconds charged already."""
 
     def fetch_stall_s(self, waited_s: float, *, elapsed_s: float, fetch_s: float, prep_s: float) -> float:
         """Return the fetch stall within the wait for a block, in seconds.
@@ -38,7 +36,7 @@ class StallAttribution:
             prep_s: seconds that workers prepared the block.
         """
         busy_s = fetch_s + prep_s
-        # The workers' share of waiting, because many of them make the blocks that arrive in ``elapsed_s``.
+        # The workers' share of waiting, because many workers make the blocks that arrive in ``elapsed_s``.
         self._uncharged_s.append(min(fetch_s, elapsed_s * fetch_s / busy_s) if busy_s > 0 else 0.0)
         left_s = waited_s
         while left_s > 0 and self._uncharged_s:
@@ -50,15 +48,14 @@ class StallAttribution:
 
 @dataclass
 class StreamStats:
-    """The waits of a consumer and the bytes that it read, summed over its life; its streams count them.
+    """The waits of a consumer and the bytes that it read, summed over its life.
 
     Attributes:
-        wait_s: seconds without a block at hand.
-        fetch_stall_s: the part of ``wait_s`` that is fetch stall (`StallAttribution`).
-        peer_stall_s: the part of ``wait_s`` by which blocks would have come sooner, had prep not been idle because of
-            other trials (`mbaas.core.peer_idle`).
-        prepared: samples in blocks that nobody was given before.
-        read_bytes: of prepared samples that were read.
+        wait_s: seconds without an available block.
+        fetch_stall_s: part of ``wait_s`` that is fetch stall (`StallAttribution`).
+        peer_stall_s: part of ``wait_s`` caused by prep that was idle because of other trials (`mbaas.core.peer_idle`).
+        prepared: samples in blocks that no consumer had received before.
+        read_bytes: bytes of prepared samples that were read.
     """
 
     wait_s: float = 0.0
@@ -74,8 +71,7 @@ class StreamStats:
     ) -> None:
         """Count a wait for a block, from ``began`` to ``ended`` on one clock.
 
-        ``fetch_s`` and ``prep_s`` are as in `StallAttribution.fetch_stall_s`. ``peer_idle_s`` is as in `Delivery`, and
-        belongs to the first block of a delivery.
+        ``fetch_s`` and ``prep_s`` are as in `StallAttribution.fetch_stall_s`, ``peer_idle_s`` as in `Delivery`.
         """
         last = began if self._had_block_at is None else self._had_block_at
         self.wait_s += ended - began

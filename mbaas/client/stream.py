@@ -26,9 +26,7 @@ ends. This happens once in 15,000 to 20,000 blocks of four threads. A second req
 """
 
 REMOTE_READ_S = 30.0
-"""Timeout for a block with parts on other nodes, which may be unreachable, in seconds. The transfer time at
-`SLOWEST_LINK_BYTES_PER_S` is added.
-"""
+"""Timeout in seconds for a block with parts on other nodes, plus transfer time at `SLOWEST_LINK_BYTES_PER_S`."""
 
 SLOWEST_LINK_BYTES_PER_S = 1e6
 """A slower link between nodes counts as broken."""
@@ -38,14 +36,7 @@ LOOK_S = 2.0
 
 
 class Block(Struct, frozen=True):
-    """A block that was read by a consumer.
-
-    Attributes:
-        number: its number.
-        shuffle: shuffle of its epoch.
-        samples: its samples.
-        bad: bad samples, which are left out of ``samples``.
-    """
+    """A block that was read by a consumer; ``bad`` lists the samples left out of ``samples``."""
 
     number: int
     shuffle: Shuffle
@@ -54,11 +45,7 @@ class Block(Struct, frozen=True):
 
 
 class Stream(Protocol):
-    """The endless sequence of a feed's blocks for one consumer, from its cursor on.
-
-    Attributes:
-        info: description of the feed.
-    """
+    """The endless sequence of a feed's blocks for one consumer, from its cursor on."""
 
     info: FeedInfo
 
@@ -101,15 +88,7 @@ class Stream(Protocol):
 
 
 class BlockStream:
-    """A `Stream` of one lane's blocks. Most feeds have one lane, with all blocks.
-
-    Args:
-        session: the consumer's new session in the lane.
-        stats: counts waits and bytes.
-
-    Attributes:
-        session: the session.
-    """
+    """A `Stream` of one lane's blocks. Most feeds have one lane, with all blocks."""
 
     def __init__(self, session: LaneSession, stats: StreamStats) -> None:
         self.session, self.info = session, session.info
@@ -225,7 +204,6 @@ class BlockStream:
 
 
 def _longest_read_s(remote: Sequence[DeliveredPart]) -> float:
-    """Return the timeout in seconds to read a block whose remote parts are ``remote``."""
     if not remote:
         return LOCAL_READ_S
     return REMOTE_READ_S + sum(part.meta.nbytes for part in remote) / SLOWEST_LINK_BYTES_PER_S

@@ -19,7 +19,7 @@ LOOK_S = 0.2
 _log = logging.getLogger(__name__)
 
 Find = Callable[[FeedGoneError], Any]
-"""Finds a feed's coordinator; returns None if there is none yet, and raises if the feed will not be restarted."""
+"""Finds a feed's coordinator. Returns None before it has been restarted, and raises if it will not be."""
 
 
 def await_successor(
@@ -73,7 +73,6 @@ def _check_same(known: FeedInfo, successor: FeedInfo, name: ConsumerName) -> Non
 
 
 def _essence(info: FeedInfo) -> dict[str, object]:
-    """Return the properties that determine blocks, by their description."""
     return {
         "dataset, pipeline, seed and order": info.fingerprint,
         "engine": info.engine,
