@@ -30,7 +30,7 @@ def known_to_accelerate(minibatches: Iterator[Minibatch], is_last: Callable[[], 
 def check_is_read_once(loader: object, name: ConsumerName) -> None:
     """Reject a loop over the DataLoader that accelerate's `prepare` makes of a DataLoader around a rank's loader.
 
-    It would read only the first process's loader, and divide that rank's samples among all processes.
+    It would read only the first process's loader, and divide its samples among all processes.
 
     Raises:
         StateError: such a loop is starting.

@@ -20,10 +20,11 @@ from mbaas.fields import IMAGE, Arrays, Packed
 from mbaas.messages import SampleSpec
 
 Collate: TypeAlias = Literal["list", "pad", "packed"]
-""""list": one array per sample. "pad": a zero-padded array and ``NAME_length``. "packed": all values and
-``NAME_bounds``.
+"""Forms of a field whose values differ in length.
 
-A field that differs in several lengths gets ``NAME_size``, instead of its length or in addition to its bounds.
+"list": one array per sample. "pad": one zero-padded array and ``NAME_length``. "packed": all values end to end and
+``NAME_bounds``. A field that differs in several lengths gets ``NAME_size``, instead of its length or in addition to its
+bounds.
 """
 
 _BESIDE: dict[str, tuple[str, ...]] = {"pad": ("length",), "packed": ("bounds",)}
@@ -43,9 +44,7 @@ def check_names(spec: SampleSpec, how: Collate) -> None:
 
 
 def collating(converter: Converter, spec: SampleSpec, how: Collate, *, has_images: bool = True) -> Converter:
-    """Return a converter that also accepts `Packed` values, if samples have any; ``has_images`` as for
-    `make_converter`.
-    """
+    """Return a converter that also accepts `Packed` values, if samples have any."""
     if not any(field.is_packed for field in spec.fields):
         return converter
     return _Collating(converter, how, IMAGE if has_images else None)

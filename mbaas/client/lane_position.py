@@ -237,7 +237,7 @@ class LanePosition(Generic[BlockT]):
         self._held.append((block, is_alive))
 
     def released(self) -> int:
-        """Return the first block that is still held by a live array or received ahead. All blocks below are released."""
+        """Return the first block that is held or received ahead. All blocks below are released."""
         while self._held and not self._held[0][1]():
             self._held.popleft()
         return self._held[0][0] if self._held else self._unread

@@ -116,8 +116,7 @@ class RankGroup:
         self.step_s = 0.0
 
     def begin(self, block: int) -> int:
-        """Wait for all ranks to start near the feed's ``block``. Return the first block, numbered within the first
-        lane.
+        """Wait until all ranks can start near the feed's ``block``. Return the lane's number of their first block.
 
         Raises:
             WaitTimeoutError: ranks are missing for too long.

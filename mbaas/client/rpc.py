@@ -148,9 +148,7 @@ def call_patiently(coordinator: Any, ask: Callable[[], Any], timeout_s: float, w
 
 
 def await_restart(coordinator: Any, end: float) -> None:
-    """Wait until a restarting coordinator answers again, or is gone for good; ``end`` is the deadline by
-    `time.monotonic`.
-    """
+    """Wait until a restarting coordinator answers or is gone for good, or until the time ``end`` (`time.monotonic`)."""
     # A call during a restart hangs for up to two seconds before Ray reports it, but a call made after the restart
     # succeeds at once. So make a new call at every check.
     looks: list[Any] = []

@@ -41,11 +41,7 @@ CALLS = (
 
 
 class Coordinator:
-    """Runs a `FeedCoordinator` and forwards `CALLS` to it.
-
-    Args:
-        args: as for `FeedCoordinator`.
-    """
+    """Runs a `FeedCoordinator` with the given arguments and forwards `CALLS` to it."""
 
     def __init__(self, *args: Any) -> None:
         from mbaas.coordinator.coordinator import FeedCoordinator  # see the module's docstring

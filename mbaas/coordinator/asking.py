@@ -12,11 +12,7 @@ from mbaas.coordinator.background import InternalErrors
 
 
 class BugReports:
-    """The process-wide collector of bugs found in answers.
-
-    Attributes:
-        errors: the collector of this process's coordinator; None in a process without one.
-    """
+    """The process-wide collector of bugs found in answers; None in a process without a coordinator."""
 
     errors: InternalErrors | None = None
 
@@ -24,8 +20,7 @@ class BugReports:
 def report_bugs_to(errors: InternalErrors) -> None:
     """Set the collector for bugs that `answer_or_none` meets in this process.
 
-    It is process-wide, like `sys.excepthook`, because a process has one coordinator, and callers of `answer_or_none`
-    continue in any case.
+    It is process-wide, like `sys.excepthook`, because a process has one coordinator.
     """
     BugReports.errors = errors
 

@@ -30,10 +30,10 @@ _log = logging.getLogger(__name__)
 
 @contextlib.contextmanager
 def crash_if_broken() -> Iterator[None]:
-    """End this process if the core detects an inconsistent state.
+    """End this process if the core detects an inconsistent state, because continuing could lose a sample.
 
-    The state is unreliable then, and continuing could lose a sample. Ray restarts the actor, which takes over as after
-    any other crash: consumers, caches and workers have their positions.
+    Ray restarts the actor, which takes over as after any other crash: consumers, caches and workers have their
+    positions.
     """
     try:
         yield
@@ -78,13 +78,7 @@ def decide(machine: StateMachine[Event, Instruction], event: Event, errors: Inte
 
 
 class InternalErrors:
-    """Bugs that an actor meets without ending.
-
-    Each is counted, and logged with its traceback once per line of origin.
-
-    Args:
-        counters: counts each bug, and records a note for it.
-    """
+    """Bugs that an actor survives. Each is counted, and logged with its traceback once per line of origin."""
 
     def __init__(self, counters: Counters) -> None:
         self._counters = counters
@@ -110,9 +104,7 @@ class InternalErrors:
 
     @contextlib.contextmanager
     def reported(self) -> Iterator[None]:
-        """Report an error of one round of a loop, or of one step of several, and go on with the next: a feed without
-        ticks would stand still unnoticed.
-        """
+        """Report an error of one iteration or step, and continue with the next. Without ticks a feed would stall."""
         try:
             yield
         except Exception as error:  # any bug of ours
@@ -122,13 +114,11 @@ class InternalErrors:
 def reports_errors_of_calls(*, but: Container[str] = ()) -> Callable[[type[Actor]], type[Actor]]:
     """Return a class decorator that reports bugs in an actor's calls; the caller gets the error as well.
 
-    Errors that mbaas raises on purpose are not reported.
+    Errors that mbaas raises on purpose are not reported. The class has its `InternalErrors` in ``_errors``. Apply the
+    decorator below ``ray.remote``.
 
     Args:
         but: calls whose bugs are reported by the caller.
-
-    Returns:
-        A decorator for a class with its `InternalErrors` in ``_errors``; apply it below ``ray.remote``.
     """
 
     def decorate(actor: type[Actor]) -> type[Actor]:
@@ -156,9 +146,6 @@ class BackgroundTasks:
     """Coroutines that run in the background of an actor's calls.
 
     An error in one is a bug of ours. The actor continues: every wait for the coroutine's outcome has a timeout.
-
-    Args:
-        errors: collects the errors.
     """
 
     def __init__(self, errors: InternalErrors) -> None:

@@ -36,9 +36,7 @@ MOVE_OUT_S = 30.0
 """Time for other nodes to fetch the samples cached on a draining node before they report progress, in seconds."""
 
 MOVE_OUT_CALL_S = 110.0
-"""Longest time until that report, in seconds. Nodes complete fetches that they have begun. Less than the supervisor
-waits.
-"""
+"""Longest time until that report, in seconds; less than the supervisor waits. Nodes complete fetches in progress."""
 
 
 class FoundCache(Struct, frozen=True):
@@ -54,18 +52,12 @@ class CachePool:
     Cache nodes outlive a coordinator. They end with the feed, because each checks that the feed still has a
     coordinator.
 
-    Args:
-        settings: the feed's options.
-        dataset, dataset_ref: the samples, here and in the object store.
-        layout: layout of the feed.
-
     Attributes:
         placements: placements that cut blocks. Every cache node and every active worker has the newest.
         actors: node id -> its cache node.
         budgets: node id -> bytes that its cache may use, for each node seen so far, including nodes that are gone.
         rooms: node id -> bytes of prepared minibatches that fit its object store, for the same nodes.
         kept: node id -> bytes cached and capacity in bytes, as last reported.
-        dataset_ref: the samples, in the object store.
     """
 
     def __init__(self, settings: FeedSettings, dataset: Dataset, dataset_ref: Any, layout: Layout) -> None:
@@ -130,7 +122,7 @@ class CachePool:
         self._others[node, generation] = cache
         try:
             await answer(cache.pid.remote(), START_CALL_S)
-        except BaseException:  # includes a cancelled start: there is no other reference to the actor yet
+        except BaseException:  # includes a cancelled start: nothing else refers to the actor yet
             self.end(node, generation)
             raise
         if self._others.pop((node, generation), None) is not None:  # otherwise `end` was called meanwhile
@@ -202,18 +194,15 @@ class CachePool:
         return await asyncio.get_running_loop().run_in_executor(None, find)
 
     async def _look_at_stores(self) -> None:
-        """Compute the cache and staging bytes of each new node from the size of its object store."""
         stores = await asyncio.get_running_loop().run_in_executor(None, runtime.store_bytes)
+        # each node keeps the bytes computed from the first size of its object store
         for node, store in stores.items():
             self.budgets.setdefault(node, self._settings.cache_bytes_on(store))
             self.rooms.setdefault(node, self._settings.staging_room_on(store))
 
     async def _who_keeps_what(self) -> Holders | None:
-        """Return the samples cached on each node, or None if there are none.
-
-        A node that does not answer counts as empty: its samples are read from storage again, which is slower but
-        correct.
-        """
+        # A node that does not answer counts as empty: its samples are read from storage again, which is slower but
+        # correct.
         nodes = sorted(self.actors)
         answers = await asyncio.gather(
             *(answer_or_none(self.actors[node].holdings.remote(), ANSWER_S) for node in nodes)

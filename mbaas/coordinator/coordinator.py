@@ -91,7 +91,6 @@ class _Running(Struct, frozen=True):
     tuning: ThreadTuning
 
     def send(self, event: ev.Event) -> None:
-        """Send an event to the first lane and its consequences to the other lanes."""
         self.service.send(event)
         self.lanes.heard(event)
 
@@ -292,7 +291,6 @@ class FeedCoordinator(ConsumerApi):
             self._metrics.update(metric_values(self._counters, staged_bytes=staged_bytes, workers=workers))
 
     async def _keep_claims(self) -> None:
-        """Publish the feed's claims in the cluster's key-value store if they have changed."""
         async with self._claiming:
             now = await self.claims()
             if now != self._kept_claims:
@@ -300,7 +298,6 @@ class FeedCoordinator(ConsumerApi):
                 self._kept_claims = now
 
     async def _keep_ledgers(self) -> None:
-        """Write new ledgers to the cluster's key-value store, where a successor reads them."""
         async with self._keeping:  # a page that is written late must not replace a newer one
             pages = self._counters.ledgers.take_changed()
             try:
@@ -389,12 +386,7 @@ class FeedCoordinator(ConsumerApi):
         return claims(self._settings, self._engine, own if running is None else running.supervision.state.own)
 
     async def announce(self, consumers: list[str], others: int = 0) -> None:
-        """Reserve places for consumers that will join soon.
-
-        Args:
-            consumers: names of the expected consumers.
-            others: number of further consumers that will be announced soon.
-        """
+        """Reserve places for consumers that will join soon, and for ``others`` more that will be announced soon."""
         announced = calls.announce(consumers, others)
         running = await self._until_running()
         for event in announced:
@@ -418,13 +410,9 @@ class FeedCoordinator(ConsumerApi):
         successors: int = 0,
         report: ConsumerReport | None = None,
     ) -> None:
-        """End a consumer's session.
+        """End a consumer's session; its place may be held for one of ``successors`` consumers.
 
-        Args:
-            consumer: its name.
-            session: its session; None if Tune or a user ends the consumer from outside.
-            successors: hold the consumer's place for one of this many successors.
-            report: the consumer's last report.
+        ``session`` is None if Tune or a user ends the consumer from outside.
         """
         await super().leave(consumer, session, successors, report)
         lanes = (await self._until_running()).lanes
@@ -475,7 +463,6 @@ class FeedCoordinator(ConsumerApi):
         return answer
 
     async def _write_plans(self, running: _Running) -> None:
-        """Persist new rank plans so that they outlive this coordinator."""
         async with self._writing_plans:  # concurrent callers wait until the plans are written
             trials = running.ranks.to_write()
             try:

@@ -1,6 +1,4 @@
-"""Counters of a feed: prepared and delivered samples, consumers' reports, ledgers, bad samples, and the log of
-decisions.
-"""
+"""Counters of a feed: samples, consumers' reports, ledgers, bad samples, and the log of decisions."""
 
 from __future__ import annotations
 
@@ -30,7 +28,7 @@ KEPT_NAMES = 1000
 """Most consumers, and most workers, that are remembered: more than a coordinator serves at a time."""
 
 KEPT_BLOCKS = 10_000
-"""Number of per-block counts above which those of old blocks are dropped.
+"""Number of per-block counts above which old blocks are dropped.
 
 A scan costs more than the few bytes that each count takes.
 """
@@ -74,7 +72,7 @@ class Reports:
         self._by_loader: dict[tuple[str, str], ConsumerReport] = {}
 
     def enter(self, consumer: str, report: ConsumerReport) -> None:
-        """Record a report. Reports of a loader may arrive in any order, and after those of its consumer's next loader."""
+        """Record a report. Reports of a loader may arrive in any order, or after a report of its successor."""
         before = self._by_loader.pop((consumer, report.loader), None)
         if before is not None and report.is_older_than(before):
             report = before
@@ -98,14 +96,11 @@ class Counters:
         parts: prepared parts.
         rows_made: block -> its prepared rows, including repetitions; recent epochs only.
         remade: parts that were prepared again, counted each time.
-        reports: reports of consumers.
-        ledgers: ledgers of all epochs that consumers finished.
-        prediction_error: see `FeedStatus`.
         internal_errors: bugs in coordinators that did not end them.
         workers_cpu_s, caches_cpu_s, coordinators_cpu_s: CPU seconds of the feed's processes.
         encoded_cpu_s, encoded_samples: see `LoadingCosts`.
         restarts: known restarts of the main coordinator.
-        start_s: see `FeedStatus`.
+        prediction_error, start_s: see `FeedStatus`.
     """
 
     def __init__(self) -> None:
@@ -190,7 +185,7 @@ class Counters:
             self._left_out = {b: ids for b, ids in self._left_out.items() if b >= block}
 
     def forget(self, block: int) -> None:
-        """Drop the bad samples of a block that is prepared again, where samples that are still bad are counted again."""
+        """Drop the bad samples of a block that is prepared again: those that are still bad are counted again."""
         self.rows_made.pop(block, None)
         left_out = self._left_out.pop(block, ())
         epoch, skipped = self._skipped_in_epoch
@@ -215,7 +210,6 @@ class Counters:
         self._expected = epoch_s, time.monotonic()
 
     def _compare(self, ledger: EpochLedger) -> None:
-        """Compare an epoch with the prediction, if it began after the prediction was made."""
         if self._expected is None or not ledger.seconds:
             return
         epoch_s, since = self._expected

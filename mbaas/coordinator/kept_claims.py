@@ -35,12 +35,9 @@ _FREE = b""
 
 
 def enter(feed: str, claims: Claims, number: int) -> None:
-    """Store the claims of a new feed.
+    """Store the claims of a new feed whose coordinator is registered.
 
-    Args:
-        feed: its name; its coordinator is registered.
-        claims: its reserved resources.
-        number: from `dividing`; defines the order of feeds.
+    ``number``, from `dividing`, defines the order of feeds.
     """
     store.put(feed, "claims", json.dumps({"number": number, **asdict(claims)}).encode())
 
@@ -71,7 +68,7 @@ def in_order() -> list[Claims]:
 
 @contextlib.contextmanager
 def dividing() -> Iterator[int]:
-    """Hold the lock; yield a number that is higher than those of all who held it before."""
+    """Hold the lock, and yield a number above the numbers of all earlier holders."""
     number, mine = _acquire()
     try:
         yield number
@@ -81,7 +78,7 @@ def dividing() -> Iterator[int]:
 
 
 def _acquire() -> tuple[int, bytes]:
-    # The store has one atomic operation: put a value if there is none. So each holder creates a key with the next
+    # The store has one atomic operation: put a value if the key is new. So each holder creates a key with the next
     # number, and the highest number counts. Deleting and putting the same key would admit two programs that take over
     # from a dead holder.
     mine = uuid.uuid4().hex.encode()

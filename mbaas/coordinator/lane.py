@@ -43,8 +43,6 @@ KEPT_ENTRIES = 10_000
 
 
 class _LaneCounters(Counters):
-    """Counters whose entries and notes also go into the next report, as `made` and `news`."""
-
     def __init__(self) -> None:
         super().__init__()
         self.made: deque[tuple[str, BlockMeta]] = deque(maxlen=KEPT_ENTRIES)
@@ -60,13 +58,7 @@ class _LaneCounters(Counters):
 
 @reports_errors_of_calls(but={"sync"})  # the main coordinator reports errors of its own `sync` calls
 class LaneCoordinator(ConsumerApi):
-    """Runs one further lane of a feed.
-
-    Args:
-        settings: the feed's options.
-        number: the lane's number, from 1.
-        main: actor id of the feed's coordinator; this actor ends with it.
-    """
+    """Runs one further lane of a feed, from 1; it ends with the actor ``main``, the feed's coordinator."""
 
     def __init__(self, settings: FeedSettings, number: int, main: str) -> None:
         self._settings, self._number = settings, number

@@ -39,24 +39,13 @@ RETRY_S = 0.1
 
 
 class _Lane:
-    """One further lane; `news` is set while there is an update for it."""
-
     def __init__(self, number: int, actor: Any) -> None:
         self.number, self.actor = number, actor
         self.news = asyncio.Event()
 
 
 class LaneSync:
-    """Keeps the further lanes of a feed in step with the first one.
-
-    Args:
-        actors: coordinators of lanes 1 and up.
-        config: configuration that each lane gets once.
-        service: serves the first lane.
-        supervision: manages the workers.
-        counters: counts the work that lanes report.
-        errors: collects bugs that a lane meets in an exchange.
-    """
+    """Keeps the further lanes of a feed in step with the first one."""
 
     def __init__(
         self,
@@ -134,7 +123,6 @@ class LaneSync:
             lane.news.clear()
 
     async def _sync(self, lane: _Lane, *, in_full: bool = False) -> LaneReport | None:
-        """Exchange messages with a lane. Return its report, or None after a bug or without an answer."""
         try:
             return await self._exchange(lane, in_full)
         except Exception as error:  # a bug of ours; a lane without messages would be killed as silent

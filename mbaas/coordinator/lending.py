@@ -22,7 +22,7 @@ from mbaas.settings import FeedSettings
 from mbaas.transforms import Pipeline
 
 ALONE_LOOKS = 5
-"""Calls of `look` per search for other feeds while this feed is alone; each search costs the cluster's head a little.
+"""Calls of `look` per search for other feeds while this feed is alone. Each search costs the cluster's head a little.
 """
 
 
@@ -35,9 +35,8 @@ def worker_kind(
     functions of a `Map` and datasets from outside mbaas belong to their job.
 
     Args:
-        settings: the feed's options.
+        settings, pipeline, dataset: those of the feed.
         engine: "cpu" or "dali".
-        pipeline, dataset: the feed's pipeline and dataset.
         job: id of the Ray job that serves the feed.
         runtime_env: runtime environment of the job, as JSON.
     """
@@ -47,7 +46,6 @@ def worker_kind(
 
 
 def _is_ours(dataset: Dataset) -> bool:
-    """Return whether a dataset and all datasets that it contains are classes of mbaas."""
     found = [dataset]
     for each in found:  # grows meanwhile; a dataset may refer to itself
         values = [part for value in vars(each).values() for part in (value if isinstance(value, tuple) else (value,))]
@@ -56,14 +54,7 @@ def _is_ours(dataset: Dataset) -> bool:
 
 
 class LendingClient:
-    """One feed's side of lending and borrowing.
-
-    Args:
-        settings: the feed's options.
-        kind: see `worker_kind`.
-        supervision: manages the workers.
-        counters: records moves.
-    """
+    """One feed's side of lending and borrowing; ``kind`` is its `worker_kind`."""
 
     def __init__(self, settings: FeedSettings, *, kind: str, supervision: Supervision, counters: Counters) -> None:
         self._feed, self._reserved = settings.name, settings.prep_workers

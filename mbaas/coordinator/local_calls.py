@@ -61,12 +61,7 @@ async def answered(ask: Ask, message: bytes) -> bytes | None:
 
 
 class LocalCalls:
-    """Listens for consumers for the lifetime of its process. A consumer's next call ends its pending one.
-
-    Args:
-        ask: answers a call.
-        spawn: runs a coroutine in the background.
-    """
+    """Listens for consumers for the lifetime of its process. A consumer's next call ends its pending one."""
 
     def __init__(self, ask: Ask, spawn: Spawn) -> None:
         self._ask = ask

@@ -36,10 +36,6 @@ class Opening:
 
     Attributes:
         settings: the feed's options, with the measured size of its cache.
-        dataset: the feed's samples.
-        layout: layout of the feed.
-        workers: the running prep workers.
-        caches: the running cache nodes.
         lanes: coordinators of lanes 1 and up.
         begin: the supervisor's first event.
         lent: key -> a worker of this feed that works for another feed.
@@ -60,12 +56,7 @@ async def prepare(
 ) -> Opening:
     """Start all workers and lanes of a new feed, and measure a prepared sample.
 
-    Args:
-        settings: the feed's options.
-        workers: its pool, still empty.
-        dataset: its samples.
-        pipeline: transforms applied to each sample.
-        launched: actors of the starting workers, by name.
+    ``launched`` are the actors of the starting workers, by name.
 
     Raises:
         ResourceError: workers did not get their CPUs, or lanes could not be started.
@@ -143,7 +134,6 @@ async def adopt(settings: FeedSettings, workers: WorkerPool) -> Opening:
 
 
 async def _dataset_of(found: Mapping[tuple[str, int], FoundCache]) -> Dataset | None:
-    """Return the dataset from the first cache node that sends it in time, or None."""
     for cache in found.values():
         if cache.answers:
             dataset: Dataset | None = await answer_or_none(cache.actor.dataset.remote(), DATASET_S)
@@ -153,5 +143,5 @@ async def _dataset_of(found: Mapping[tuple[str, int], FoundCache]) -> Dataset | 
 
 
 def _first_version() -> int:
-    """Return a number above all placement versions of an earlier coordinator."""
-    return time.time_ns() // 1_000_000  # no feed makes a thousand placements per second
+    # above all placement versions of an earlier coordinator, because no feed makes a thousand placements per second
+    return time.time_ns() // 1_000_000

@@ -23,12 +23,7 @@ class Offer(Struct, frozen=True):
 
 
 class Shared(Struct, frozen=True):
-    """Prep workers shared between one feed and another.
-
-    Attributes:
-        lent: the feed's workers that it lent to the other one.
-        borrowed: the other feed's workers that work for it.
-    """
+    """Prep workers shared between one feed and another: its own that it lent there, and the other's that work for it."""
 
     lent: tuple[Any, ...]
     borrowed: tuple[Any, ...]
@@ -42,7 +37,7 @@ async def shared(own: str) -> dict[str, Shared]:
 
 
 async def demand_reports(own: str) -> tuple[list[str], list[DemandReport]]:
-    """Return the names of all other feeds, and the demand reports of those that answer."""
+    """Return the names of all other feeds, and the demand reports received in time."""
     names = [name for name in await _apart(runtime.feed_names) if name != own]
     found = await asyncio.gather(*(_ask(name, "demand_report") for name in names))
     return names, [report for report in found if report is not None]
@@ -59,7 +54,6 @@ async def report_lent_gone(owner: str, actor: Any) -> None:
 
 
 async def _ask(feed: str, method: str, *arguments: Any) -> Any:
-    """Call a method of another feed's coordinator. Return None if it does not answer in time."""
     coordinator = await _apart(runtime.find_coordinator, feed)
     if coordinator is None:
         return None
@@ -67,5 +61,5 @@ async def _ask(feed: str, method: str, *arguments: Any) -> Any:
 
 
 async def _apart(function: Any, *arguments: Any) -> Any:
-    """Run a blocking Ray call in a thread, to keep the event loop responsive."""
+    # in a thread, because the call blocks on Ray
     return await asyncio.get_running_loop().run_in_executor(None, function, *arguments)

@@ -106,8 +106,6 @@ class _TooLargeError(Exception):
 
 
 class _Pieces(io.RawIOBase):
-    """Stores the bytes written to it as pieces of a feed's dataset; `count` is the number stored so far."""
-
     def __init__(self, feed: str) -> None:
         self._feed, self._rest, self._nbytes = feed, bytearray(), 0
         self.count = 0
@@ -167,7 +165,6 @@ class _Source(io.RawIOBase):
 
 
 def _keep(feed: str, dataset: Dataset) -> int:
-    """Store a dataset and return its number of pieces; 0 if it is too large."""
     pieces = _Pieces(feed)
     try:
         with pa.CompressedOutputStream(pa.PythonFile(pieces, "w"), CODEC) as packed:
@@ -187,7 +184,6 @@ def _pieces(feed: str) -> int:
 
 
 def _recalled(feed: str) -> tuple[Layout | None, int]:
-    """Return the layout of a feed and the number of its stored dataset pieces."""
     found = store.get(feed, "layout")
     return pickle.loads(found) if found else (None, 0)
 

@@ -18,9 +18,7 @@ UNUSED_S = 60.0
 class RelayNode:
     """Runs the relays of a node without a cache node, because the feed prepares nothing there.
 
-    Args:
-        coordinator: actor id of the feed's main coordinator; this actor ends with it.
-        unused_s: see `UNUSED_S`.
+    It ends with the actor ``coordinator``, the feed's main coordinator.
     """
 
     def __init__(self, coordinator: str, *, unused_s: float = UNUSED_S) -> None:
@@ -47,7 +45,7 @@ RelayNodeActor: Any = ray.remote(num_cpus=0)(RelayNode)
 
 
 async def relay_node(feed: str, node: str, *, may_start: bool) -> Any | None:
-    """Return the feed's relay-only actor on a node, starting it if allowed; None if there is none.
+    """Return the feed's relay-only actor on a node, starting it if allowed; otherwise None.
 
     Call this only in the feed's main coordinator, because the actor ends with its creator.
     """

@@ -22,8 +22,6 @@ ANSWER_S = 2.0
 
 @dataclass
 class _Relay:
-    """State of one relay; ``news`` is set when an exchange may have answers to return."""
-
     end: CoordinatorEnd = field(default_factory=CoordinatorEnd)
     news: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -31,10 +29,7 @@ class _Relay:
 class RelayedCalls:
     """The calls of consumers on other nodes.
 
-    Args:
-        ask: answers a call.
-        spawn: runs a coroutine in the background.
-        relaying: returns the relay actor of a node, starting it if the second argument is True; None if there is none.
+    ``relaying`` returns the relay actor of a node, or None; it may start one if its second argument is True.
     """
 
     def __init__(self, ask: Ask, spawn: Spawn, relaying: Callable[[str, bool], Awaitable[Any]]) -> None:
@@ -42,12 +37,8 @@ class RelayedCalls:
         self._relays = RelayDirectory(_Relay)
 
     def offer(self, node: str, consumers: int) -> str | None:
-        """Return a socket address for consumers of another node; None if there is none yet, or a relay is not
-        worthwhile.
-
-        Args:
-            node: node of a consumer that called through Ray.
-            consumers: number of consumers there.
+        """Return a socket address for the ``consumers`` consumers of another node, or None if a relay is not worthwhile
+        yet.
         """
         if self._relays.is_to_look(node, consumers, asyncio.get_running_loop().time()):
             self._spawn(self._look(node))

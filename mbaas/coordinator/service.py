@@ -71,8 +71,6 @@ ANSWER_S = 1.0
 
 @dataclass
 class _Call:
-    """A consumer's call that waits for blocks."""
-
     session: int
     answer: asyncio.Future[Delivery]
 
@@ -81,22 +79,16 @@ class ConsumerService:
     """Serves the blocks of one lane.
 
     Args:
-        info: description of the feed.
-        layout: layout of the feed.
-        lane: the lane that is served.
         placements: history of the placements that cut blocks into parts.
         worker_of: returns the running worker of a name, or None if it is gone.
         report: passes events about workers to the supervisor.
         waits_for: lists the workers and cache nodes that the feed is waiting for.
-        counters: counts what is prepared.
-        errors: collects bugs in workers and cache nodes.
-        spawn: runs a coroutine in the background.
         written: as for `StagingState`.
         cache_of: returns the cache node actor of a node, which copies parts there, or None.
 
     Attributes:
         core: the staging state.
-        lane: as above. Consumers and the core use block numbers local to the lane.
+        lane: the lane; consumers and the core use block numbers local to it.
         detached: recent consumers -> times that they were moved out of step here because they delayed others.
     """
 
@@ -259,7 +251,7 @@ class ConsumerService:
         """Return the error for a consumer whose call is refused.
 
         Usually a `ConsumerRemovedError`, after which the consumer joins again. If a newer session has taken its name it
-        is a `StateError`, and after the feed has failed it is the `FeedFailedError` that all consumers get.
+        is a `StateError`, and after the feed has failed the `FeedFailedError` that all consumers get.
         """
         if self.core.failed is not None:
             return FeedFailedError(self.core.failed)
@@ -340,17 +332,13 @@ class ConsumerService:
         del self._copies[order.move]
 
     def _tell_of(self, worker: WorkerHandle, event: WorkerEvent) -> None:
-        """Report an event about a worker, unless another process has taken its name.
-
-        A restarted main coordinator reuses the names of dead workers. A further lane's call to the old worker may end
-        after that.
-        """
+        # A restarted main coordinator reuses the names of dead workers. A further lane's call to the old worker may end
+        # after that, and must not be reported for the new one.
         newest = self._worker_of(worker.name)
         if newest is None or newest.pid == worker.pid:
             self._report(event)
 
     def _failed(self, order: ev.Prepare, worker: WorkerHandle, error: ray.exceptions.RayTaskError) -> None:
-        """Report that a living worker failed to prepare a part."""
         if is_bug(error):
             self._errors.report(error, f"in {order.worker}")
             self.send(ev.TaskFailed(order.task, in_short(error)))
@@ -386,7 +374,7 @@ class ConsumerService:
 
 
 def _lent(part: DeliveredPart) -> DeliveredPart:
-    """Return a part as sent to consumers. The service keeps its references until they release it."""
+    # the service keeps its references until consumers release the part
     return replace(part, refs=[ref.slot if isinstance(ref, HeldSlot) else Uncounted(ref) for ref in part.refs])
 
 
@@ -394,9 +382,6 @@ class ConsumerApi(abc.ABC):
     """The calls of consumers, accepted by every coordinator of a feed.
 
     Arguments are validated first (`mbaas.core.calls`): each call raises ConfigError for an invalid value.
-
-    Args:
-        spawn: runs a coroutine in the background.
     """
 
     def __init__(self, spawn: Spawn) -> None:
@@ -447,7 +432,7 @@ class ConsumerApi(abc.ABC):
 
     @abc.abstractmethod
     async def relaying(self, node: str, may_start: bool) -> Any | None:
-        """Return the actor that relays calls on a node, starting it if allowed; None without such an actor."""
+        """Return the actor that relays calls on a node, starting it if allowed; otherwise None."""
 
     async def exchange(self, relay: str, number: int, requests: dict[int, bytes]) -> dict[int, bytes]:
         """Process relayed calls of consumers on another node and return answers; see `RelayedCalls.exchange`."""

@@ -32,18 +32,7 @@ def snapshot(
     caches: Mapping[str, CacheStats],
     lane_reports: Sequence[LaneReport],
 ) -> FeedStatus:
-    """Return the feed's status.
-
-    Args:
-        counters: the feed's counters.
-        info: description of the feed.
-        engine: the engine in use, "cpu" or "dali".
-        service: serves the first lane.
-        supervision: manages the workers of all lanes, and the cache nodes.
-        claims: resources that the feed reserves.
-        caches: node id -> statistics of its cache node.
-        lane_reports: full reports of the further lanes.
-    """
+    """Return the feed's status, with statistics of ``caches`` by node id and full reports of the further lanes."""
     settings, order, core, worker_pool = info.settings, info.order, service.core, supervision.workers
     for node, stats in caches.items():
         counters.caches_cpu_s.enter((node, stats.incarnation), stats.cpu_s)
@@ -95,7 +84,7 @@ def snapshot(
 
 
 def metric_values(counters: Counters, *, staged_bytes: int, workers: int) -> dict[str, float]:
-    """Return the values of `mbaas.metrics.METRICS` by name, without the prediction error while there is none."""
+    """Return the values of `mbaas.metrics.METRICS` by name; the prediction error only once there was a prediction."""
     fetched, delivered = counters.fetched, counters.reports.total
     values = {
         "mbaas_samples_prepared": counters.samples,

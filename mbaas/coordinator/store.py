@@ -14,7 +14,7 @@ def put(feed: str, name: str, value: bytes) -> None:
 
 
 def get(feed: str, name: str) -> bytes | None:
-    """Return the value of a name; None if there is none."""
+    """Return the value of a name, or None."""
     found: bytes | None = internal_kv._internal_kv_get(_key(feed, name))
     return found
 

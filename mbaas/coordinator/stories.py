@@ -32,9 +32,7 @@ class LaneStory(Struct, frozen=True):
 
 
 def told_by(core: StagingState, lane: Lane, thing: str) -> LaneStory:
-    """Return one lane's history of a thing. Block numbers in ``thing`` count over the feed, those of the core within
-    the lane.
-    """
+    """Return one lane's history of a thing. Block numbers in ``thing`` count over the feed."""
     number = block_number(thing)
     own = None if number is None or not lane.has(number) else lane.first_from(number)
     lines: list[str] = []
@@ -57,12 +55,9 @@ def with_supervisor(own: LaneStory, stories: Stories, thing: str) -> LaneStory:
 
 
 async def told_by_all(own: LaneStory, lanes: Sequence[Any], thing: str) -> list[str]:
-    """Collect the history of a thing from all lanes, and return its lines.
+    """Collect the history of a thing from the first lane (``own``) and all others, and return its lines.
 
-    Args:
-        own: the first lane's history.
-        lanes: coordinators of the further lanes.
-        thing: a block ("block 17"), or the name of a consumer, a worker or a cache node.
+    ``thing`` is a block ("block 17"), or the name of a consumer, a worker or a cache node.
 
     Raises:
         ConfigError: the thing is unknown to every lane that answers; the message lists known names.

@@ -31,7 +31,7 @@ NODES_PERIOD_S = 1.0
 """Period in seconds at which Ray is polled for dead and draining nodes, if the feed uses more than one node."""
 
 ALONE_PERIODS = 5
-"""A feed on its coordinator's node alone polls once in this many periods. Only that node's drain notice matters to it.
+"""Polling periods per poll of a feed on its coordinator's node alone, to which only that node's drain notice matters.
 
 The notice arrives half a minute ahead, and each poll costs the cluster's head a little per feed.
 """
@@ -46,18 +46,9 @@ OPEN_S = 60.0
 class Supervision:
     """The workers, cache nodes and lanes of one open feed.
 
-    Args:
-        settings: the feed's options.
-        opening: workers, caches and layout to start from.
-        counters: records decisions.
-        errors: collects bugs met while carrying out instructions, here or in an actor.
-        spawn: runs a coroutine in the background.
-
     Attributes:
         state: the supervisor, which makes all decisions.
         workers: the running prep workers.
-        caches: the cache nodes.
-        layout: layout of the feed.
     """
 
     def __init__(

@@ -73,7 +73,6 @@ class NodeLooks:
         told: number of its cache's log sentences recorded so far.
         incarnation: incarnation of its cache.
         share: fraction of all samples that are prepared here; 0 while unknown.
-        tuner: decides on threads.
     """
 
     def __init__(self, settings: Threads) -> None:
@@ -108,20 +107,13 @@ def _differ(before: NodeSums, now: NodeSums) -> bool:
 
 
 def _keep(sums: deque[NodeSums], newest: NodeSums, within_s: float) -> None:
-    """Append counters, and drop those older than ``within_s`` needs."""
     sums.append(newest)
     while len(sums) > 2 and newest.now - sums[1].now >= within_s:
         sums.popleft()
 
 
 class ThreadTuning:
-    """The threads of one feed's nodes.
-
-    Args:
-        settings: the feed's options.
-        supervision: its workers and cache nodes.
-        counters: records changes.
-    """
+    """The threads of one feed's nodes."""
 
     def __init__(self, settings: FeedSettings, *, supervision: Supervision, counters: Counters) -> None:
         self._settings, self._supervision, self._counters = settings, supervision, counters
@@ -132,8 +124,7 @@ class ThreadTuning:
     async def look(self, demand_per_s: float) -> None:
         """Poll nodes, and change their threads if due.
 
-        Args:
-            demand_per_s: samples/s that prep must make so that no trial waits; 0 if unknown.
+        ``demand_per_s`` is the rate in samples/s that prep must reach so that no trial waits; 0 if unknown.
         """
         if self._looks:
             return  # do not poll again while late nodes answer
@@ -170,10 +161,10 @@ class ThreadTuning:
             await self._change(node, looks, workers, tuned, flow.threads)
 
     async def _acquaint(self, looks: NodeLooks, workers: list[WorkerHandle]) -> None:
-        """Set the configured threads for workers new to this node, whatever another coordinator set before."""
         looks.threads = {w.name: looks.threads[w.name] for w in workers if w.name in looks.threads}
         for worker in workers:
             if worker.name not in looks.threads:
+                # whatever another coordinator set before
                 looks.threads[worker.name] = self._settings.threads.prep
                 if self._settings.threads.prep > 1:
                     await self._supervision.workers.set_threads(worker, self._settings.threads.prep)
@@ -216,7 +207,7 @@ class ThreadTuning:
     async def _change(
         self, node: str, looks: NodeLooks, workers: list[WorkerHandle], tuned: Tuned, fetch_threads: int
     ) -> None:
-        """Change the threads of a node. First reduce the side that gives threads, so that there are never too many."""
+        # first the side that gives threads, so that there are never too many
         if tuned.fetch_threads < fetch_threads:
             await self._supervision.caches.set_threads(node, tuned.fetch_threads)
         base, more = divmod(tuned.prep_threads, len(workers))
@@ -231,7 +222,7 @@ class ThreadTuning:
 
 
 def _others(first: Flow, last: Flow, share: float) -> tuple[TierBytes, ...]:
-    """Return a minibatch's bytes from disk and from other nodes, with the rates of these sources.
+    """Return a minibatch's bytes from disk and from other nodes, with the rates of both sources.
 
     ``share`` is the ratio of a minibatch to the samples prepared meanwhile.
     """

@@ -67,9 +67,9 @@ class Survivors(Struct, frozen=True):
 
     Attributes:
         workers: workers that work for this feed.
-        silent: names of those that do not answer.
+        silent: names of workers without an answer.
         lent: borrowing feed -> this feed's workers there, by key.
-        serial: first number above those of all living workers.
+        serial: first worker number above the numbers of all living workers.
     """
 
     workers: list[WorkerHandle]
@@ -89,13 +89,7 @@ class _NotReadyError(Exception):
 class WorkerPool:
     """The prep worker actors of one feed.
 
-    Args:
-        settings: the feed's options.
-        pipeline: transforms applied to each sample.
-        engine: "cpu" or "dali".
-
     Attributes:
-        engine: as above.
         workers: workers that have answered and were not ended, by name.
         needs: the resources that each reserves and the nodes where it may run, for messages: "1 CPU and 0.5 GPU".
     """
@@ -121,10 +115,6 @@ class WorkerPool:
 
     def launch(self, name: str, coordinator: str) -> Any:
         """Have Ray start a worker's actor, without waiting for its process.
-
-        Args:
-            name: the worker's name.
-            coordinator: actor id of the feed's coordinator.
 
         Raises:
             ValueError: an actor with that name is alive.
@@ -209,8 +199,8 @@ class WorkerPool:
         """Take in a worker that another feed has released. It works for this feed once it is briefed.
 
         Raises:
-            asyncio.TimeoutError, RayError: it does not answer. If it is our own, it is killed, because no other feed
-                will.
+            asyncio.TimeoutError, RayError: it does not answer. Our own worker is then killed, because no other feed
+                does so.
         """
         try:
             where: WorkerLocation = await answer(actor.location.remote(), TAKE_IN_S)
@@ -222,7 +212,7 @@ class WorkerPool:
         return worker
 
     async def survivors(self) -> Survivors:
-        """Return the workers of an earlier coordinator, including those that do not answer."""
+        """Return the workers of an earlier coordinator, including silent ones."""
         feed = self._settings.name
         found = runtime.family("prep")
         locations = await asyncio.gather(
@@ -249,10 +239,6 @@ class WorkerPool:
 
     async def probe(self, worker: WorkerHandle, dataset_ref: Any) -> Probe:
         """Measure shape, dtype and costs of a sample. Storage errors are retried, as for every other sample.
-
-        Args:
-            worker: the worker that prepares it.
-            dataset_ref: the samples, in the object store.
 
         Raises:
             BadSampleError: no sample can be prepared.
@@ -312,7 +298,7 @@ class WorkerPool:
                 ray.kill(actor)
 
     def end_all(self) -> None:
-        """Kill all workers, including those that are still starting."""
+        """Kill all workers, including starting ones."""
         for name in [*self.workers, *self._starting]:
             self.end(name)
 
@@ -340,7 +326,7 @@ def worker_options(
         settings: the feed's options.
         engine: "cpu" or "dali".
         gpu_marker: resources that place a worker which shares a GPU on a node that has one.
-        node: best node for a worker that reserves a fraction of a CPU; None if there is no best one.
+        node: best node for a worker that reserves a fraction of a CPU, or None.
     """
     return {
         "num_cpus": settings.cpus_per_worker,
@@ -368,12 +354,7 @@ def _where(settings: FeedSettings, engine: EngineName) -> str:
 
 
 def _node_options(labels: Mapping[str, str], node: str | None) -> dict[str, Any]:
-    """Return Ray options for the node of a worker: by default nodes for prep, or others if these are full.
-
-    Args:
-        labels: node labels required by the user.
-        node: preferred node id among those, or None.
-    """
+    # by default nodes for prep, or others if these are full
     wanted: list[dict[str, str]] = [dict(labels)] if labels else [{ROLE: PREP}, {ROLE: f"!in({PREP})"}]
     if node is not None:
         wanted = [choice for each in wanted for choice in ({**each, NODE: node}, each)]
@@ -382,7 +363,6 @@ def _node_options(labels: Mapping[str, str], node: str | None) -> dict[str, Any]
 
 
 def _said_to_work_for(actor: Any, owner: str, feed: str, peers: Mapping[str, peer_feeds.Shared]) -> str:
-    """Return the feed that a silent worker works for, according to other feeds; by default the feed that started it."""
     if owner == feed:
         return next((peer for peer, shared in peers.items() if actor in shared.borrowed), feed)
     return feed if owner in peers and actor in peers[owner].lent else owner
@@ -393,11 +373,7 @@ def _serial(name: str) -> int:
 
 
 async def _location_in_time(actor: Any, deadline_s: float, give_up: Callable[[], bool]) -> WorkerLocation:
-    """Return the location of a new worker. After ``deadline_s`` it gets `BEGIN_S` more if its process has started.
-
-    Raises:
-        _NotReadyError: it took too long, or ``give_up`` returned True.
-    """
+    """Return the location of a new worker. After ``deadline_s`` it gets `BEGIN_S` more if its process has started."""
     located = asyncio.ensure_future(actor.location.remote())
     if not await _done(located, deadline_s, give_up):
         pid = await asyncio.get_running_loop().run_in_executor(None, runtime.pid_of, actor)
@@ -409,7 +385,6 @@ async def _location_in_time(actor: Any, deadline_s: float, give_up: Callable[[],
 
 
 async def _done(future: asyncio.Future[Any], within_s: float, give_up: Callable[[], bool]) -> bool:
-    """Wait for a future. Return whether it completed in time and before ``give_up`` returned True."""
     end = asyncio.get_running_loop().time() + within_s
     while not future.done() and asyncio.get_running_loop().time() < end and not give_up():
         await asyncio.wait([future], timeout=min(LOOK_S, within_s))

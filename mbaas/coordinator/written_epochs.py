@@ -1,6 +1,6 @@
 """The shuffle of each epoch and its division among ranks, stored in the cluster's key-value store.
 
-They outlive the coordinator and the program that served the feed: a rank that returns must get the same samples of an
+They outlive the coordinator and the program that served the feed. A rank that returns must get the same samples of an
 epoch as without the interruption, even if the other ranks are far ahead.
 """
 
@@ -30,14 +30,7 @@ class _Page(Struct):
 
 
 class EpochWriter:
-    """Writes the shuffles of epochs, one page after the other.
-
-    Args:
-        feed, fingerprint: the feed. A feed with the same name and another fingerprint has other epochs.
-        tell: receives an `EpochsWritten` for each page written.
-        errors: collects errors of the store.
-        spawn: runs a coroutine in the background.
-    """
+    """Writes the shuffles of epochs, one page after the other, and passes an `EpochsWritten` for each page to ``tell``."""
 
     def __init__(
         self, feed: str, fingerprint: str, *, tell: Callable[[ev.Event], object], errors: InternalErrors, spawn: Spawn
@@ -109,7 +102,7 @@ def keep_trial(feed: str, fingerprint: str, trial: KeptTrial) -> None:
 
 
 def recall_trials(feed: str, fingerprint: str) -> list[KeptTrial]:
-    """Return the trials with stored plans. Delete those of a feed with another fingerprint."""
+    """Return the trials with stored plans. Delete trials of a feed with another fingerprint."""
     trials: list[KeptTrial] = []
     for name in store.names(feed, "ranks-"):
         found = store.get(feed, name)
