@@ -173,8 +173,8 @@ class LanePosition(Generic[BlockT]):
             del self._shuffles[next(iter(self._shuffles))]
 
     def go_back(self, block: int) -> None:
-        """Return to a received block that cannot be read."""
-        self.received.clear()  # blocks come in order, without gaps: later ones are delivered again too
+        """Go back to a received block that cannot be read."""
+        self.received.clear()  # blocks arrive in order, without gaps: later ones are delivered again too
         self.following = block
 
     # ---- using and releasing blocks ----

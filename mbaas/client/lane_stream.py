@@ -29,8 +29,8 @@ class LaneStream:
     """A `Stream` of all blocks of a feed, in the feed's order, for any number of lanes.
 
     The first lane decides the epoch at which a consumer begins; it joins the other lanes at exactly that epoch. One
-    call per lane is in flight ahead. A consumer that waits long in one lane returns the blocks received ahead in the
-    others. Otherwise two consumers out of step could deadlock, each waiting for memory held by the other.
+    call per lane is in flight ahead. A consumer that waits long in one lane hands back the blocks received ahead in
+    the others. Otherwise two consumers out of step could deadlock, each waiting for memory held by the other.
     """
 
     def __init__(self, streams: Sequence[BlockStream], cursor: int) -> None:
@@ -67,8 +67,7 @@ class LaneStream:
 
     def _hand_back(self) -> None:
         for stream in self._streams:
-            # not at the start of an epoch in the first lane, where this consumer may already have been moved to another
-            # epoch
+            # At an epoch's start the first lane may already have moved this consumer to another epoch.
             may_be_moved = stream is self._streams[0] and stream.cursor % stream.lane.blocks_per_epoch == 0
             if not stream.lane.has(self.cursor) and not may_be_moved:
                 stream.session.hand_back()

@@ -110,7 +110,7 @@ class EpochProgress:
     left_out: set[int] = field(default_factory=set)
 
     def count(self, sample_ids: Ids, *, position: int, shuffle: Shuffle | None, elsewhere: Tally) -> None:
-        """Count a minibatch given to the trial. Arguments are the new values of attributes, or are added to them."""
+        """Count a minibatch given to the trial; ``position`` and ``shuffle`` are those at its end."""
         self.tally.add(sample_ids)
         if self.left_out:  # a sample that a loaded state lists as bad may be readable by now
             self.left_out.difference_update(sample_ids.tolist())
@@ -164,7 +164,7 @@ class EpochProgress:
         state's position. A single consumer continues as if it had received the samples of all ranks.
         """
         seen = received = Tally(state.samples, state.id_hash)
-        share = state.share  # states of version 1, saved by single consumers, have none
+        share = state.share  # the oldest states, saved by single consumers, have none
         if world_size > 1:
             is_own = share is not None and (share.rank, share.world_size) == (rank, world_size)
             received = Tally(share.samples, share.id_hash) if share is not None and is_own else NOTHING

@@ -85,7 +85,7 @@ class SavedState:
     """Ids of the epoch's bad samples found so far."""
 
     share: SavedRank | None = None
-    """Samples received by the rank that saved the state; absent in version 1."""
+    """Samples received by the rank that saved the state; missing in the oldest states."""
 
     begin: Count = 0
     """Position in the feed's epoch at which the loader's own epoch began; above 0 if it joined mid-epoch."""

@@ -135,7 +135,7 @@ class LaneSession(LanePosition[ReceivedBlock]):
         self._poll_s = min(polling.poll_s, polling.wait_timeout_s / 2)
         self.are_remote = False
         self._expelled = False
-        # called with the offset when blocks are renumbered
+        # Called with the offset when blocks are renumbered.
         self.on_renumbered: Callable[[int], None] = lambda _by: None
         self._join(start, polling.wait_timeout_s)
 
@@ -297,7 +297,7 @@ class LaneSession(LanePosition[ReceivedBlock]):
             return True
 
     def ask_again(self, block: DeliveredBlock, unreadable: Iterable[DeliveredPart]) -> None:
-        """Return to a block that was received, and have its unreadable parts made again."""
+        """Go back to a received block, and have its unreadable parts made again."""
         self.go_back(block.number)
         self._ask(tuple(UnreadablePart(block.number, part.number, part.task) for part in unreadable))
 
@@ -322,7 +322,7 @@ class LaneSession(LanePosition[ReceivedBlock]):
             self._tell_what_is_given_up()
 
     def hand_back(self) -> None:
-        """Return blocks that were received ahead, to free their memory for others. They are requested again later."""
+        """Hand back blocks received ahead, to free their memory for others. They are requested again later."""
         with self._lock:
             if not self.received and self._in_flight is None:
                 return

@@ -126,7 +126,7 @@ class RankSharding:
         self._begin = None if self._begin is None else (self._begin[0] + by, self._begin[1])
 
     def shard(self, block: int, shuffle: Shuffle, bad: Iterable[int]) -> BlockShard:
-        """Return the consumer's rows of a block with the given bad sample ids.
+        """Return the shard of a block; ``bad`` are the ids of its bad samples.
 
         Blocks must be requested in order: a minibatch that continues from the previous block needs that block's shard.
         """

@@ -21,7 +21,7 @@ from mbaas.placement import Holders, MovedIn, NodeWeight, Placement, PlacementHi
 from mbaas.settings import FeedSettings
 
 ANSWER_S = 2.0
-"""How long a cache node may take for a short answer before the caller goes on without it."""
+"""Timeout for a short answer of a cache node, after which the caller continues without it, in seconds."""
 
 START_CALL_S = 40.0
 """Timeout for a cache node to start, in seconds; less than the supervisor waits."""
@@ -36,7 +36,7 @@ MOVE_OUT_S = 30.0
 """Time for other nodes to fetch the samples cached on a draining node before they report progress, in seconds."""
 
 MOVE_OUT_CALL_S = 110.0
-"""Longest time until that report, in seconds; less than the supervisor waits. Nodes complete fetches in progress."""
+"""Timeout for their reports, in seconds, because fetches in progress are completed; less than the supervisor waits."""
 
 
 class FoundCache(Struct, frozen=True):

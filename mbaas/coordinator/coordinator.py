@@ -67,7 +67,7 @@ RETRY_S = 1.0
 """Pause before a restarted coordinator tries again to take over its predecessor's feed."""
 
 KEPT_S = 2.0
-"""Longest time a call with ledgers waits for their write to the key-value store."""
+"""Longest time that a call with ledgers waits for their write to the key-value store, in seconds."""
 
 STATUS_S = 15.0
 """Longest time a status request waits for a restarted feed to open. After that, its error lists the missing parts."""
@@ -485,9 +485,7 @@ class FeedCoordinator(ConsumerApi):
         if not self._opened.is_set() and not self._has_predecessor:
             raise FeedFailedError(f"feed {self._settings.name!r} is still starting{self._why_not_open()}")
         running = await self._until_running(STATUS_S)
-        has_ended = (
-            running.service.core.failed is not None
-        )  # caches and lanes are gone, and calls to them would time out slowly
+        has_ended = running.service.core.failed is not None  # caches and lanes are gone: calls would time out
         return snapshot(
             self._counters,
             running.info,

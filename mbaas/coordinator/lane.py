@@ -39,7 +39,7 @@ RETRY_S = 0.1
 """Pause between two attempts to get a lane's name, in seconds."""
 
 KEPT_ENTRIES = 10_000
-"""Entries kept for the next report while the main coordinator restarts. Its counters lose the oldest beyond these."""
+"""Entries kept for a main coordinator that is restarting. Its counters miss older entries."""
 
 
 class _LaneCounters(Counters):
@@ -58,7 +58,7 @@ class _LaneCounters(Counters):
 
 @reports_errors_of_calls(but={"sync"})  # the main coordinator reports errors of its own `sync` calls
 class LaneCoordinator(ConsumerApi):
-    """Runs one further lane of a feed, from 1; it ends with the actor ``main``, the feed's coordinator."""
+    """Runs lane ``number`` (from 1) of a feed. It ends with ``main``, the actor id of the main coordinator."""
 
     def __init__(self, settings: FeedSettings, number: int, main: str) -> None:
         self._settings, self._number = settings, number
@@ -121,7 +121,7 @@ class LaneCoordinator(ConsumerApi):
             return LaneReport()
         service, follower = self._serving
         for event in follower.hear(update):
-            with self._errors.reported():  # one by one after a bug: each event is delivered only once
+            with self._errors.reported():  # events are delivered only once, so continue after a bug
                 service.send(event)
         if follower.update is None:
             return LaneReport()

@@ -23,7 +23,7 @@ class Offer(Struct, frozen=True):
 
 
 class Shared(Struct, frozen=True):
-    """Prep workers shared between one feed and another: its own that it lent there, and the other's that work for it."""
+    """Prep workers shared by two feeds: those that a feed has lent to the other, and those borrowed from it."""
 
     lent: tuple[Any, ...]
     borrowed: tuple[Any, ...]

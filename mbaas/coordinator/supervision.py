@@ -31,9 +31,10 @@ NODES_PERIOD_S = 1.0
 """Period in seconds at which Ray is polled for dead and draining nodes, if the feed uses more than one node."""
 
 ALONE_PERIODS = 5
-"""Polling periods per poll of a feed on its coordinator's node alone, to which only that node's drain notice matters.
+"""A feed that uses only its coordinator's node polls once in this many periods.
 
-The notice arrives half a minute ahead, and each poll costs the cluster's head a little per feed.
+Only that node's drain notice matters to it, which arrives half a minute ahead. Each poll costs the
+cluster's head a little.
 """
 
 BRIEFING_CALL_S = 25.0
@@ -107,7 +108,7 @@ class Supervision:
             ) from None
 
     async def end(self, reason: str) -> None:
-        """End all workers and caches, and return borrowed workers. Returns when both are done."""
+        """End all workers and caches, and hand back borrowed workers. Returns when both are done."""
         self.handle(ev.Stop(reason))
         if self._leaving:
             await asyncio.wait(self._leaving)

@@ -30,7 +30,7 @@ TAKE_IN_S = 20.0
 """Timeout for a worker released by another feed to report its location, in seconds."""
 
 ROLE, PREP = "mbaas.io/role", "prep"
-"""Label of a node, and its value on nodes reserved for prep workers."""
+"""Label of a node, and its value on nodes meant for prep workers."""
 
 NODE = "ray.io/node-id"
 """Ray's label for the node id."""
@@ -363,6 +363,7 @@ def _node_options(labels: Mapping[str, str], node: str | None) -> dict[str, Any]
 
 
 def _said_to_work_for(actor: Any, owner: str, feed: str, peers: Mapping[str, peer_feeds.Shared]) -> str:
+    # Find the feed that a silent worker works for: as other feeds report, by default the feed that started it.
     if owner == feed:
         return next((peer for peer, shared in peers.items() if actor in shared.borrowed), feed)
     return feed if owner in peers and actor in peers[owner].lent else owner

@@ -30,7 +30,7 @@ class _Page(Struct):
 
 
 class EpochWriter:
-    """Writes the shuffles of epochs, one page after the other, and passes an `EpochsWritten` for each page to ``tell``."""
+    """Writes the shuffles of epochs page by page, and passes an `EpochsWritten` for each page to ``tell``."""
 
     def __init__(
         self, feed: str, fingerprint: str, *, tell: Callable[[ev.Event], object], errors: InternalErrors, spawn: Spawn
