@@ -1,7 +1,8 @@
 """Integration of a loader with accelerate.
 
-At an epoch's end accelerate's `accumulate` steps even with few minibatches. It detects the end of its own DataLoaders,
-which enter themselves in its `GradientState` while a loop reads them. A loader does the same.
+At an epoch's end accelerate's `accumulate` steps the optimizer, however few minibatches have accumulated. It detects
+the end of its own DataLoaders, which enter themselves in its `GradientState` while a loop reads them. A loader does
+the same.
 """
 
 from __future__ import annotations
@@ -19,9 +20,7 @@ from mbaas.messages import ConsumerName
 def known_to_accelerate(minibatches: Iterator[Minibatch], is_last: Callable[[], bool]) -> Iterator[Minibatch]:
     """Return an epoch's minibatches, registered with accelerate while they are read.
 
-    Args:
-        minibatches: minibatches of one loop.
-        is_last: returns True if the minibatch just yielded is known to be the epoch's last.
+    ``is_last`` returns True if the minibatch just yielded is known to be the epoch's last.
     """
     data_loader = _data_loader()
     return minibatches if data_loader is None else _entered(minibatches, is_last, data_loader)

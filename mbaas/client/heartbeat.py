@@ -70,7 +70,6 @@ class Heartbeat:
         owner: the consumer. The thread has only a weak reference, so a loader dropped without `close` loses its lease.
         flush: sends a heartbeat; called with ``owner``.
         period_s: longest pause between two heartbeats, in seconds.
-        name: the thread's name.
     """
 
     def __init__(self, owner: Owner, flush: Callable[[Owner], None], *, period_s: float, name: str) -> None:

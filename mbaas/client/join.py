@@ -43,12 +43,9 @@ def open_stream(
 
     Args:
         coordinator: the feed's main coordinator, which has the first lane.
-        name: the consumer's name.
         info: result of `feed_info`.
         start: first block, in the feed's numbers.
-        sharding: selects the consumer's samples.
         wait_timeout_s: longest wait without progress of the feed, in seconds.
-        stats: counts waits and bytes.
         born: creation time of the consumer's loader, Unix time in nanoseconds.
     """
     lane = Lane(info.order.blocks_per_epoch, 0, info.settings.staging.lanes)

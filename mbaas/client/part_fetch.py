@@ -109,11 +109,9 @@ def plan_fetch(
     """Choose the source for each part with some of ``rows``.
 
     Args:
-        block: the delivered block.
         rows: int64[k], rows of the block, ascending.
         ids: int64[k], their sample ids.
         placement: placement that divides the epoch among ranks.
-        node: the rank's node.
         helpers: nodes with a cache node that sends rows.
     """
     plan = FetchPlan()
@@ -159,8 +157,6 @@ class PartFetch:
 
     Args:
         rows: int64[k], the rank's rows of the block, ascending.
-        plan: see `plan_fetch`.
-        spec: fields of a prepared sample.
         ask: sends (node, rows) to a node's cache node, and returns a reference to the answer.
     """
 
@@ -178,9 +174,8 @@ class PartFetch:
         self._bring()
         for call in list(self._calls):
             try:
-                call.answer = call.answer or get(
-                    call.ref, timeout_s
-                )  # kept for the next `read` if another part is late
+                # Kept for the next `read` if another part is late.
+                call.answer = call.answer or get(call.ref, timeout_s)
             except ray.exceptions.GetTimeoutError:
                 raise UnreadableError(for_good=False) from None
             except ray.exceptions.RayError as error:

@@ -82,7 +82,7 @@ class EnlistedSession(RankSession):
         self.report = replace(self.report, floats=False)
 
     def orders(self, epoch: int, shuffle: Shuffle | None, poll_s: float, timeout_s: float) -> RankOrders:
-        """Return the main coordinator's instructions to the ranks for an epoch; ``shuffle`` is its shuffle, if known.
+        """Return the main coordinator's instructions to the ranks for an epoch with this shuffle, if known.
 
         The coordinator answers within ``poll_s`` seconds. If it is silent or restarting, wait up to ``timeout_s`` more.
         """
@@ -99,7 +99,6 @@ class RankGroup:
     """Coordinates one rank with the others, through the feed's main coordinator.
 
     Args:
-        first: the rank's session in the first lane.
         sharding: selects the rank's samples; receives each epoch's plan.
         wait_timeout_s: longest wait for missing ranks, in seconds.
 
@@ -116,7 +115,9 @@ class RankGroup:
         self.step_s = 0.0
 
     def begin(self, block: int) -> int:
-        """Wait until all ranks can start near the feed's ``block``. Return the lane's number of their first block.
+        """Wait for all ranks, and return the block at which they begin, numbered within the first lane.
+
+        ``block`` is the feed's block at which this rank would begin.
 
         Raises:
             WaitTimeoutError: ranks are missing for too long.
@@ -132,8 +133,6 @@ class RankGroup:
         """Return the plan that divides the minibatches of the epoch of the feed's ``block``.
 
         Args:
-            block: the feed's block.
-            shuffle: shuffle of its epoch.
             wait_s: longest wait for missing ranks, in seconds; default: ``wait_timeout_s``.
 
         Raises:

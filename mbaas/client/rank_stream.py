@@ -1,4 +1,4 @@
-"""A rank's stream: reads only its own samples of each block, and starts fetching them one block ahead."""
+"""A rank's stream: reads the rank's samples of each block, and starts fetching them one block ahead."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class RankStream(LaneStream):
             self._group.step_s += (1 - STEP_MEMORY) * (began - self._handed_out_at - self._group.step_s)
         if not self._group.has_begun:
             self._begin()
-            # the wait for other ranks, which neither fetch nor prep can shorten
+            # The wait for other ranks, which neither faster fetch nor faster prep can shorten.
             self._stats.wait_s += time.perf_counter() - began
         block = super().next()
         self._handed_out_at = time.perf_counter()

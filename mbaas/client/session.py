@@ -113,7 +113,6 @@ class LaneSession(LanePosition[ReceivedBlock]):
         coordinator: the lane's actor.
         name: the consumer's name, unique within the feed.
         start: its first block, numbered within the lane.
-        polling: options for requesting blocks.
         born: creation time of its loader, Unix time in nanoseconds.
 
     Attributes:

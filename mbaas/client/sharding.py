@@ -80,7 +80,6 @@ class RankSharding:
     """Cuts an epoch into minibatches and divides each among the ranks. A single consumer is rank 0 of 1.
 
     Args:
-        order: the feed's order.
         batch_size: samples in a minibatch, over all ranks.
         rank, world_size: rank of this process in its data-parallel trial, and number of ranks.
         drop_last: drop the samples at an epoch's end that do not fill a minibatch. A last minibatch with fewer samples
@@ -90,7 +89,6 @@ class RankSharding:
         resumed: block and row of the first minibatch, if it begins within an epoch.
 
     Attributes:
-        order, rank, world_size, batch_size: as above.
         plans: epoch -> plan that divides its minibatches. Without a plan, ranks take samples in turn.
     """
 

@@ -24,7 +24,7 @@ class StallAttribution:
 
     def __init__(self) -> None:
         self._uncharged_s: deque[float] = deque(maxlen=REMEMBERED_BLOCKS)
-        """Seconds gained per recent block if its bytes had been local, less seconds charged already."""
+        """For each recent block, the seconds that local bytes would have saved, less those charged already."""
 
     def fetch_stall_s(self, waited_s: float, *, elapsed_s: float, fetch_s: float, prep_s: float) -> float:
         """Return the fetch stall within the wait for a block, in seconds.

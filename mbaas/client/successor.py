@@ -27,13 +27,7 @@ def await_successor(
 ) -> tuple[Any, FeedInfo]:
     """Wait for the restart of a feed whose coordinator is gone. Return its new coordinator and description.
 
-    Args:
-        error: error of the call that found the coordinator gone.
-        coordinator: the old coordinator.
-        find: finds its successor.
-        name: the waiting consumer.
-        info: the old description of the feed.
-        timeout_s: longest wait, in seconds.
+    ``coordinator`` and ``info`` are the old coordinator and description of the feed, known before ``error``.
 
     Raises:
         FeedGoneError: the feed is not restarted in time.

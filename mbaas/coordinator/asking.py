@@ -49,7 +49,7 @@ async def answer_or_none(ref: Any, within_s: float, *, is_reported: bool = False
     Args:
         ref: result of the call.
         within_s: timeout in seconds.
-        is_reported: True if the called actor reports its bugs itself; otherwise each would be counted twice.
+        is_reported: True if bugs in the call are reported elsewhere, so that they are not counted twice.
     """
     try:
         return await answer(ref, within_s)

@@ -72,7 +72,7 @@ class Reports:
         self._by_loader: dict[tuple[str, str], ConsumerReport] = {}
 
     def enter(self, consumer: str, report: ConsumerReport) -> None:
-        """Record a report. Reports of a loader may arrive in any order, or after a report of its successor."""
+        """Record a report. Reports of a loader may arrive in any order, even after reports of the next loader."""
         before = self._by_loader.pop((consumer, report.loader), None)
         if before is not None and report.is_older_than(before):
             report = before
@@ -96,7 +96,7 @@ class Counters:
         parts: prepared parts.
         rows_made: block -> its prepared rows, including repetitions; recent epochs only.
         remade: parts that were prepared again, counted each time.
-        internal_errors: bugs in coordinators that did not end them.
+        internal_errors: bugs that coordinators survived.
         workers_cpu_s, caches_cpu_s, coordinators_cpu_s: CPU seconds of the feed's processes.
         encoded_cpu_s, encoded_samples: see `LoadingCosts`.
         restarts: known restarts of the main coordinator.

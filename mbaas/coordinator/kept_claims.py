@@ -22,7 +22,7 @@ from mbaas.coordinator import store
 from mbaas.messages import Claims
 
 LEASE_S = 10.0
-"""A program that holds the lock for this long is dead or hangs, and the next one takes over, in seconds.
+"""A program that holds the lock for this many seconds is dead or hangs, and the next one takes over.
 
 The lock is needed for a few calls to the cluster's head.
 """

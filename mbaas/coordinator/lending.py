@@ -22,8 +22,7 @@ from mbaas.settings import FeedSettings
 from mbaas.transforms import Pipeline
 
 ALONE_LOOKS = 5
-"""Calls of `look` per search for other feeds while this feed is alone. Each search costs the cluster's head a little.
-"""
+"""Looks per search for other feeds while this feed is alone. Each search costs the cluster's head a little."""
 
 
 def worker_kind(

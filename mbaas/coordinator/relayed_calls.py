@@ -37,9 +37,7 @@ class RelayedCalls:
         self._relays = RelayDirectory(_Relay)
 
     def offer(self, node: str, consumers: int) -> str | None:
-        """Return a socket address for the ``consumers`` consumers of another node, or None if a relay is not worthwhile
-        yet.
-        """
+        """Return a socket address for consumers of another node; None if unknown yet, or not worth a relay."""
         if self._relays.is_to_look(node, consumers, asyncio.get_running_loop().time()):
             self._spawn(self._look(node))
         return self._relays.address(node)

@@ -1,4 +1,4 @@
-"""The program that serves each feed, stored in the cluster's key-value store for messages about a feed name in use."""
+"""The program that serves each feed, in the cluster's key-value store. It is named if a feed name is already in use."""
 
 from __future__ import annotations
 

@@ -164,7 +164,7 @@ class ThreadTuning:
         looks.threads = {w.name: looks.threads[w.name] for w in workers if w.name in looks.threads}
         for worker in workers:
             if worker.name not in looks.threads:
-                # whatever another coordinator set before
+                # The configured number, whatever another coordinator set before.
                 looks.threads[worker.name] = self._settings.threads.prep
                 if self._settings.threads.prep > 1:
                     await self._supervision.workers.set_threads(worker, self._settings.threads.prep)
@@ -207,7 +207,7 @@ class ThreadTuning:
     async def _change(
         self, node: str, looks: NodeLooks, workers: list[WorkerHandle], tuned: Tuned, fetch_threads: int
     ) -> None:
-        # first the side that gives threads, so that there are never too many
+        # First reduce the side that gives threads, so that there are never too many.
         if tuned.fetch_threads < fetch_threads:
             await self._supervision.caches.set_threads(node, tuned.fetch_threads)
         base, more = divmod(tuned.prep_threads, len(workers))
