@@ -51,17 +51,11 @@ def collating(converter: Converter, spec: SampleSpec, how: Collate, *, has_image
 
 
 class _Sized(Struct, frozen=True):
-    """Pending steps for a field that differs in several lengths, to be done after its conversion.
+    """Pending steps for a field that differs in several lengths, to be done after its conversion."""
 
-    Attributes:
-        shapes: the first lengths of each sample.
-        tail: the lengths shared by all samples.
-        is_image: True if its values are converted as an image one pixel wide, so that they are normalized.
-    """
-
-    shapes: list[list[int]]
-    tail: tuple[int, ...]
-    is_image: bool
+    shapes: list[list[int]]  # the first lengths of each sample
+    tail: tuple[int, ...]  # the lengths shared by all samples
+    is_image: bool  # converted as an image one pixel wide, so that it is normalized
 
     @classmethod
     def of(cls, column: Packed, *, may_be_image: bool) -> _Sized:

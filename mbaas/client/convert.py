@@ -124,20 +124,14 @@ class TorchConverter:
 
 
 class _CopySet:
-    """Sources of a minibatch's copies, kept while the GPU may read them.
-
-    Attributes:
-        pinned: name -> reusable buffer, because pinning costs far more than copying.
-        lent: arrays that the GPU reads in place.
-        copied: CUDA event after the last copy.
-    """
+    """Sources of a minibatch's copies, kept while the GPU may read them."""
 
     def __init__(self) -> None:
         import torch
 
-        self.pinned: dict[str, torch.Tensor] = {}
-        self.lent: list[NDArray[Any]] = []
-        self.copied = torch.cuda.Event()
+        self.pinned: dict[str, torch.Tensor] = {}  # reused, because pinning costs far more than copying
+        self.lent: list[NDArray[Any]] = []  # read by the GPU in place
+        self.copied = torch.cuda.Event()  # after the last copy
 
     def wait(self) -> None:
         self.copied.synchronize()

@@ -66,10 +66,8 @@ class Pulse:
 class Heartbeat:
     """A thread that keeps a consumer's lease alive, and ends with the consumer.
 
-    Args:
-        owner: the consumer. The thread has only a weak reference, so a loader dropped without `close` loses its lease.
-        flush: sends a heartbeat; called with ``owner``.
-        period_s: longest pause between two heartbeats, in seconds.
+    It has only a weak reference to its owner, so a loader dropped without `close` loses its lease. ``flush`` sends a
+    heartbeat of the owner, at least every ``period_s`` seconds.
     """
 
     def __init__(self, owner: Owner, flush: Callable[[Owner], None], *, period_s: float, name: str) -> None:

@@ -71,13 +71,7 @@ class RunningTally:
 
 
 def expected(num_samples: int, left_out: Iterable[int], dropped: Tally = NOTHING) -> Tally:
-    """Return the tally that an epoch must reach, over all ranks.
-
-    Args:
-        num_samples: samples in the dataset.
-        left_out: ids of bad samples.
-        dropped: good samples at the epoch's end that are in no minibatch.
-    """
+    """Return the tally that an epoch must reach over all ranks, without bad and dropped samples."""
     bad = np.array(sorted(left_out), np.int64)
     return Tally(num_samples, id_hash_of_range(num_samples)) - NOTHING.plus(bad) - dropped
 

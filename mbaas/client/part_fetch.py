@@ -155,9 +155,8 @@ class _RowCall:
 class PartFetch:
     """A `BlockFetch` of one rank's samples. Parts that are read whole contain other samples too.
 
-    Args:
-        rows: int64[k], the rank's rows of the block, ascending.
-        ask: sends (node, rows) to a node's cache node, and returns a reference to the answer.
+    ``rows`` are the rank's rows of the block (int64[k], ascending). ``ask`` sends (node, rows) to the node's cache
+    node, and returns a reference to the answer.
     """
 
     def __init__(self, rows: Rows, plan: FetchPlan, spec: SampleSpec, ask: Callable[[str, RemoteRows], Any]) -> None:

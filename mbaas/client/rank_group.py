@@ -98,9 +98,7 @@ class EnlistedSession(RankSession):
 class RankGroup:
     """Coordinates one rank with the others, through the feed's main coordinator.
 
-    Args:
-        sharding: selects the rank's samples; receives each epoch's plan.
-        wait_timeout_s: longest wait for missing ranks, in seconds.
+    It adds each epoch's plan to ``sharding``. ``wait_timeout_s`` is the longest wait for missing ranks, in seconds.
 
     Attributes:
         caches: node id -> its cache node, which sends rows.

@@ -29,11 +29,7 @@ A coordinator on a busy node may be slow without being dead.
 
 
 class UnreadableError(Exception):
-    """Parts of a block cannot be read. Users never see this error: a stream requests the block again.
-
-    Attributes:
-        for_good: True if they are lost; False if they may still arrive.
-    """
+    """Parts of a block are lost (``for_good``) or late. Users never see this error: streams request the block again."""
 
     def __init__(self, *, for_good: bool) -> None:
         super().__init__()
@@ -125,10 +121,8 @@ def call_patiently(coordinator: Any, ask: Callable[[], Any], timeout_s: float, w
     """Return the result of `call`, repeating it while the coordinator is starting or restarting.
 
     Args:
-        coordinator: the called actor.
         ask: makes a call and returns its reference; the call may be made twice.
         timeout_s: total timeout in seconds; each call gets at least `ANSWER_S`.
-        what: description of the call, for errors.
 
     Raises:
         FeedRestartingError: the coordinator was still away at the timeout.

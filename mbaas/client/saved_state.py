@@ -110,12 +110,7 @@ def _reader() -> TypeAdapter[SavedState]:
 
 
 def read_state(state: object, *, order: SampleOrder, fingerprint: str) -> SavedState:
-    """Validate a loader's state.
-
-    Args:
-        state: the user's value.
-        order: order of the feed that loads the state.
-        fingerprint: fingerprint of the feed.
+    """Validate a loader's state for the feed with this order and fingerprint.
 
     Raises:
         StateError: the state is invalid or belongs to another feed; the message shows the actual and the allowed value.

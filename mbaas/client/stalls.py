@@ -29,11 +29,8 @@ class StallAttribution:
     def fetch_stall_s(self, waited_s: float, *, elapsed_s: float, fetch_s: float, prep_s: float) -> float:
         """Return the fetch stall within the wait for a block, in seconds.
 
-        Args:
-            waited_s: wait for this block.
-            elapsed_s: seconds since the previous block was available, including this wait.
-            fetch_s: seconds that workers waited for the block's bytes.
-            prep_s: seconds that workers prepared the block.
+        ``elapsed_s`` is the time since the previous block was available, including this wait. ``fetch_s`` is the time
+        that workers waited for the block's bytes, ``prep_s`` the time that they prepared it.
         """
         busy_s = fetch_s + prep_s
         # The workers' share of waiting, because many workers make the blocks that arrive in ``elapsed_s``.

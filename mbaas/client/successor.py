@@ -27,8 +27,6 @@ def await_successor(
 ) -> tuple[Any, FeedInfo]:
     """Wait for the restart of a feed whose coordinator is gone. Return its new coordinator and description.
 
-    ``coordinator`` and ``info`` are the old coordinator and description of the feed, known before ``error``.
-
     Raises:
         FeedGoneError: the feed is not restarted in time.
         FeedFailedError: the feed was stopped, or restarted with options that this consumer cannot continue with.

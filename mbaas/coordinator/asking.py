@@ -46,10 +46,7 @@ async def answer(ref: Any, within_s: float) -> Any:
 async def answer_or_none(ref: Any, within_s: float, *, is_reported: bool = False) -> Any:
     """Wait for an actor's answer; return None after a timeout or an error. A bug in the call is reported.
 
-    Args:
-        ref: result of the call.
-        within_s: timeout in seconds.
-        is_reported: True if bugs in the call are reported elsewhere, so that they are not counted twice.
+    ``is_reported`` is True if bugs in the call are reported elsewhere, so that they are not counted twice.
     """
     try:
         return await answer(ref, within_s)

@@ -87,9 +87,7 @@ class InternalErrors:
     def report(self, error: BaseException, where: str = "") -> None:
         """Count an error, and log it if its origin is new.
 
-        Args:
-            error: an error of another process carries the traceback there.
-            where: place of the error if in another process, such as "in lane 1".
+        ``where`` is its place if in another process, such as "in lane 1". The error carries its traceback there.
         """
         self._counters.internal_errors += 1
         if self._log.log(error, where):
@@ -115,10 +113,7 @@ def reports_errors_of_calls(*, but: Container[str] = ()) -> Callable[[type[Actor
     """Return a class decorator that reports bugs in an actor's calls; the caller gets the error as well.
 
     Errors that mbaas raises on purpose are not reported. The class has its `InternalErrors` in ``_errors``. Apply the
-    decorator below ``ray.remote``.
-
-    Args:
-        but: calls whose bugs are reported by the caller.
+    decorator below ``ray.remote``. Bugs in the calls ``but`` are reported by the caller.
     """
 
     def decorate(actor: type[Actor]) -> type[Actor]:

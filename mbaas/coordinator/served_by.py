@@ -22,9 +22,7 @@ class Server(msgspec.Struct, frozen=True):
 
     Attributes:
         program: file name of its script, or of Python without a script, as in a notebook.
-        user, host: user and host that run it.
         since_s: start of serving, Unix time in seconds.
-        version: its mbaas version.
         protocol: its `mbaas.messages.PROTOCOL`.
     """
 

@@ -20,12 +20,7 @@ ANSWER_S = 5.0
 
 
 class LaneStory(Struct, frozen=True):
-    """One lane's history of a thing.
-
-    Attributes:
-        lines: its history, oldest line first; empty if unknown to the lane.
-        names: names of all things with a history in the lane.
-    """
+    """One lane's history of a thing, oldest line first, and the names of all things with a history in the lane."""
 
     lines: tuple[str, ...]
     names: tuple[str, ...]

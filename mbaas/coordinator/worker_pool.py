@@ -50,7 +50,6 @@ class WorkerHandle(Struct, frozen=True):
 
     Attributes:
         name: its name within the feed.
-        actor: its handle.
         pid, node: its process id and node id; 0 and "" if it did not answer.
         owner: the feed that started it, if another feed did.
     """
@@ -142,7 +141,6 @@ class WorkerPool:
         """Start a worker. While it waits for its CPU, Ray's autoscaler sees the demand.
 
         Args:
-            name: the worker's name.
             deadline_s: longest wait for its CPU, in seconds.
             give_up: returns True once the worker is no longer needed.
             launched: its actor, if already launched.
@@ -323,8 +321,6 @@ def worker_options(
     """Return the Ray actor options of a worker.
 
     Args:
-        settings: the feed's options.
-        engine: "cpu" or "dali".
         gpu_marker: resources that place a worker which shares a GPU on a node that has one.
         node: best node for a worker that reserves a fraction of a CPU, or None.
     """
