@@ -1,7 +1,8 @@
-"""What a loader does in a process that uses accelerate: it says where its epochs end, and is not shared out twice.
+"""Integration of a loader with accelerate.
 
-At the end of an epoch accelerate's `accumulate` steps, however few minibatches are left. It knows of the end of its own
-DataLoaders, which enter themselves in its `GradientState` while a loop reads them. A loader does the same.
+At an epoch's end accelerate's `accumulate` steps the optimizer, however few minibatches have accumulated. It detects
+the end of its own DataLoaders, which enter themselves in its `GradientState` while a loop reads them. A loader does
+the same.
 """
 
 from __future__ import annotations
@@ -17,23 +18,21 @@ from mbaas.messages import ConsumerName
 
 
 def known_to_accelerate(minibatches: Iterator[Minibatch], is_last: Callable[[], bool]) -> Iterator[Minibatch]:
-    """Return an epoch's minibatches of which accelerate hears while they are read.
+    """Return an epoch's minibatches, registered with accelerate while they are read.
 
-    Args:
-        minibatches: of one loop.
-        is_last: whether the minibatch that was yielded just now is known to be the epoch's last.
+    ``is_last`` returns True if the minibatch just yielded is known to be the epoch's last.
     """
     data_loader = _data_loader()
     return minibatches if data_loader is None else _entered(minibatches, is_last, data_loader)
 
 
 def check_is_read_once(loader: object, name: ConsumerName) -> None:
-    """Refuse a loop of the DataLoader that accelerate's `prepare` makes of one around a rank's loader.
+    """Reject a loop over the DataLoader that accelerate's `prepare` makes of a DataLoader around a rank's loader.
 
-    It would read the loader of the first process only, and give each process a part of that one's samples.
+    It would read only the first process's loader, and divide its samples among all processes.
 
     Raises:
-        StateError: it is such a loop that begins.
+        StateError: such a loop is starting.
     """
     data_loader = _data_loader()
     if data_loader is None or name.world_size == 1:
@@ -47,17 +46,16 @@ def check_is_read_once(loader: object, name: ConsumerName) -> None:
 
 
 def _data_loader() -> Any:
-    """Return accelerate's module of DataLoaders, or None if this process does not use it."""
-    # Not imported: a process that did not import accelerate itself has no use for it, and it takes a second.
+    # accelerate is not imported here, because that takes a second, and a process that has not imported it does not use
+    # it.
     return sys.modules.get("accelerate.data_loader")
 
 
 def _entered(minibatches: Iterator[Minibatch], is_last: Callable[[], bool], data_loader: Any) -> Iterator[Minibatch]:
-    """Yield minibatches between `begin` and `end` of what accelerate takes for a DataLoader."""
     epoch = _epoch_class(data_loader)()
     epoch.gradient_state = data_loader.GradientState()
     epoch.begin()
-    epoch.remainder = 0  # no sample is repeated to fill the last minibatch: `gather_for_metrics` cuts none off
+    epoch.remainder = 0  # no sample is repeated to fill the last minibatch, so `gather_for_metrics` must cut none off
     try:
         for batch in minibatches:
             epoch.end_of_dataloader = is_last()
@@ -69,5 +67,4 @@ def _entered(minibatches: Iterator[Minibatch], is_last: Callable[[], bool], data
 
 @cache
 def _epoch_class(data_loader: Any) -> type[Any]:
-    """Return a class of what is entered: accelerate's own, which is made to be inherited from."""
     return type("Epoch", (data_loader.DataLoaderStateMixin,), {})

@@ -1,11 +1,8 @@
-"""Cuts minibatches of any size from blocks of any size: as views of shared memory where that is possible, else copies.
+"""Cuts minibatches of any size from blocks of any size, as views of shared memory where possible, otherwise as copies.
 
-A block lies in memory as the arrays of its parts, each on the node where it was made. `BlockView` shows them as one run
-of rows in the epoch's order, `BatchCutter` cuts minibatches from a sequence of such views. Whichever way a minibatch
-comes about, its bytes are the same.
-
-An array tells by its flag whose it is. Read-only, it may be a view of what others read, too; nobody can make it
-writable. Writable, it was put together for this minibatch, and nobody else sees it.
+`BlockView` presents the parts of a block, each made on its own node, as one run of rows in epoch order. `BatchCutter`
+cuts minibatches from a sequence of views. Views and copies have the same bytes. An array's ``writeable`` flag shows its
+owner: read-only arrays may be shared and can never be made writable, writable ones belong to this minibatch alone.
 """
 
 from __future__ import annotations
@@ -24,28 +21,26 @@ from mbaas.messages import ROW
 
 
 def rows_of(arrays: Arrays) -> int:
-    """Return how many samples ``arrays`` hold."""
+    """Return the number of samples in ``arrays``."""
     return len(arrays["sample_id"])
 
 
 def _slice(arrays: Arrays, start: int, stop: int) -> Arrays:
-    """Return rows ``[start, stop)`` as views."""
     return {name: array[start:stop] for name, array in arrays.items()}
 
 
 def read_only(array: NDArray[Any]) -> NDArray[Any]:
-    """Return a view that nobody can make writable again, as views of shared memory are."""
-    array.flags.writeable = False  # else a view of it could be made writable
+    """Return a view that can never be made writable again, like views of shared memory."""
+    array.flags.writeable = False  # so that no view of it can be made writable either
     return array.view()
 
 
 def is_private(array: NDArray[Any]) -> bool:
-    """Tell whether an array of a minibatch is the minibatch's alone."""
+    """Return whether an array belongs to its minibatch alone."""
     return array.flags.writeable
 
 
 def _shared(column: Column) -> Column:
-    """Return what nobody can write to."""
     if isinstance(column, Packed):
         shapes = None if column.shapes is None else read_only(column.shapes)
         return Packed(read_only(column.values), read_only(column.bounds), shapes)
@@ -53,7 +48,6 @@ def _shared(column: Column) -> Column:
 
 
 def _own(column: Column, memory: RecycledMemory) -> Column:
-    """Return a copy, unless it is private already."""
     if not isinstance(column, Packed):
         return column if is_private(column) else memory.copy(column)
     if is_private(column.values):
@@ -63,25 +57,17 @@ def _own(column: Column, memory: RecycledMemory) -> Column:
 
 
 class _PartSlice(Struct, frozen=True, eq=False):
-    """Some samples of one part of a block, and where they are in a view of the block.
-
-    Attributes:
-        arrays: all of the part.
-        entries: indices of the samples in ``arrays``, ascending.
-        view_rows: indices of the same samples in the view, ascending.
-    """
+    """Some samples of one part: ascending ``entries`` in ``arrays``, and their ascending ``view_rows`` in the view."""
 
     arrays: Arrays
     entries: NDArray[np.intp]
     view_rows: NDArray[np.intp]
 
     def between(self, start: int, stop: int) -> _PartSlice:
-        """Return the samples in rows ``[start, stop)`` of the view."""
         low, high = np.searchsorted(self.view_rows, (start, stop))
         return _PartSlice(self.arrays, self.entries[low:high], self.view_rows[low:high])
 
     def as_views(self) -> Arrays | None:
-        """Return the samples as views; None if others lie between them, or if there are none."""
         count = len(self.entries)
         if not count or int(self.entries[-1] - self.entries[0]) + 1 != count:
             return None
@@ -89,15 +75,14 @@ class _PartSlice(Struct, frozen=True, eq=False):
 
 
 class BlockView:
-    """The samples of a block, or some of them, as one run of rows, whatever parts they lie in.
+    """The samples of a block, or a subset, as one run of rows across all parts.
 
     Args:
-        parts: arrays with ``sample_id``; where there are several parts, also with ``row``, ascending, and no row is in
-            two of them.
+        parts: arrays with ``sample_id``; several parts also have ``row``, ascending and disjoint.
 
     Attributes:
-        rows: int64[n], which rows of the block these are, ascending; None if the only part did not say, because it is
-            all that is left of the block without its bad samples.
+        rows: int64[n], rows of the block, ascending; None for a single part without ``row``, which is the whole block
+            without its bad samples.
     """
 
     def __init__(self, parts: list[Arrays]) -> None:
@@ -120,7 +105,7 @@ class BlockView:
     def _set_slices(self, slices: list[_PartSlice]) -> None:
         self._slices = slices
         self._size = sum(len(each.entries) for each in slices)
-        # most blocks are one piece of one part, and then every minibatch is a plain slice of it
+        # Most blocks are one contiguous piece of one part, so that every minibatch is a plain slice.
         self._views = slices[0].as_views() if len(slices) == 1 else None
 
     def __len__(self) -> int:
@@ -128,7 +113,7 @@ class BlockView:
 
     def only(self, indices: NDArray[np.intp]) -> BlockView:
         """Return a view of the rows with these indices, ascending."""
-        chosen = object.__new__(BlockView)  # its slices are cut from these, not built from parts
+        chosen = object.__new__(BlockView)  # its slices are cut from existing ones, not built from parts
         chosen.rows = None if self.rows is None else self.rows[indices]
         kept = [np.isin(each.view_rows, indices, assume_unique=True) for each in self._slices]
         chosen._set_slices(
@@ -140,7 +125,7 @@ class BlockView:
         return chosen
 
     def take(self, start: int, stop: int) -> Arrays:
-        """Return rows ``[start, stop)``: read-only views if they lie in one piece, else fresh arrays."""
+        """Return rows ``[start, stop)``: read-only views if they are contiguous in memory, otherwise new arrays."""
         if self._views is not None:
             return _slice(self._views, start, stop)
         slices = [each for each in (one.between(start, stop) for one in self._slices) if len(each.entries)]
@@ -151,7 +136,8 @@ class BlockView:
 
 
 def _put_together(slices: list[_PartSlice], start: int, stop: int) -> Arrays:
-    # Slices interleave where homes do, so each row is written where it belongs; once, straight into the minibatch.
+    # Slices interleave in the same way as home nodes do. Write each row once, directly to its position in the
+    # minibatch.
     first = slices[0].arrays
     together: Arrays = {
         name: np.empty((stop - start, *column.shape[1:]), column.dtype)
@@ -161,7 +147,7 @@ def _put_together(slices: list[_PartSlice], start: int, stop: int) -> Arrays:
     for each in slices:
         views = each.as_views()
         for name, array in together.items():
-            # Rows that are chosen by their numbers are copied on the way.
+            # Indexing by entry numbers copies the rows.
             array[each.view_rows - start] = each.arrays[name][each.entries] if views is None else views[name]
     for name in first:
         if name not in together:
@@ -171,8 +157,6 @@ def _put_together(slices: list[_PartSlice], start: int, stop: int) -> Arrays:
 
 @dataclass
 class _Remainder:
-    """Rows ``[start, stop)`` of a block, which no minibatch has yet."""
-
     block: BlockView
     start: int
     stop: int
@@ -181,7 +165,6 @@ class _Remainder:
         return self.stop - self.start
 
     def take(self, most: int) -> Arrays:
-        """Take away the first rows, at most ``most``, and return them."""
         start, self.start = self.start, min(self.start + most, self.stop)
         return self.block.take(start, self.start)
 
@@ -189,13 +172,8 @@ class _Remainder:
 class BatchCutter:
     """Cuts minibatches from a sequence of blocks.
 
-    A minibatch that lies in one piece of a block is a read-only view of it; any other is a copy, and writable.
-
-    Args:
-        memory: where copies of what is left of a block go; default: of its own.
-
-    Attributes:
-        pending: what was put in and not yet cut, in order; none of it is empty.
+    A minibatch within one contiguous piece of a block is a read-only view; any other is a writable copy. ``pending``
+    contains the non-empty remainders of blocks, in order.
     """
 
     def __init__(self, memory: RecycledMemory | None = None) -> None:
@@ -208,7 +186,7 @@ class BatchCutter:
             self.pending.append(_Remainder(block, 0, len(block)))
 
     def detach_copy(self) -> None:
-        """Copy what is left of the last block, so that the block can be let go while the next one is awaited."""
+        """Copy the remainder of the last block, so that the block can be released while the next one is awaited."""
         if self.pending:
             left = self.pending[-1]
             taken = left.take(len(left))
@@ -216,7 +194,7 @@ class BatchCutter:
             self.pending[-1] = _Remainder(BlockView([own]), 0, rows_of(own))
 
     def cut(self, size: int) -> Arrays:
-        """Return the next ``size`` rows, at least one; there must be as many."""
+        """Return the next ``size`` rows; ``size`` must be at least 1 and at most the number of pending rows."""
         pieces = []
         while size:
             piece = self._take_first(size)

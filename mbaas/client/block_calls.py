@@ -1,8 +1,8 @@
-"""A consumer's calls for blocks: through Ray, until an answer tells of a socket on this machine, and then over that.
+"""A consumer's calls for blocks: through Ray at first, and over a local socket once an answer has offered one.
 
-The socket is the coordinator's, or that of a relay for a coordinator on another machine. Both ways reach the same
-method of the coordinator. When a socket breaks, or brings no answer, the call that waits is made again through Ray,
-which also knows what became of a coordinator that is gone. Which way a call goes is decided in `mbaas.transports`.
+The socket belongs to the coordinator, or to a relay for a coordinator on another node. Both routes reach the same
+method of the coordinator. If a socket breaks or brings no answer, the pending call is repeated through Ray, which also
+reports a dead coordinator. `mbaas.transports` chooses the route.
 """
 
 from __future__ import annotations
@@ -23,23 +23,18 @@ from mbaas.messages import BlockCall, Delivery, SocketAnswer
 from mbaas.transports import CallTransport, Transport
 
 CONNECT_S = 5.0
-"""How long a coordinator may take to accept a connection, and to take in what is sent; it has just answered a call."""
+"""Timeout for a coordinator to accept a connection or a message, in seconds; it has just answered a call."""
 
 RECEIVED_BYTES = 2**16
-"""What is read from a socket at once."""
+"""Bytes read from a socket at once."""
 
 
 class NoAnswerYetError(Exception):
-    """Says that a call has no answer within the time that was set. It may still come."""
+    """A call has no answer within its timeout. The answer may still arrive."""
 
 
 class BlockCalls:
-    """Makes the calls of one session.
-
-    Args:
-        coordinator: the lane's actor.
-        what: what a call is, for errors.
-    """
+    """Makes the calls of one session; ``what`` describes a call in errors."""
 
     def __init__(self, coordinator: Any, what: str) -> None:
         self._coordinator, self._what = coordinator, what
@@ -47,7 +42,7 @@ class BlockCalls:
         self._line: _Line | None = None
 
     def offer(self, address: str | None) -> None:
-        """Call over the socket at an address from now on, if there is one, and none is used; see `Transport.offer`."""
+        """Use the socket at ``address`` from now on, unless one is in use; see `Transport.offer`."""
         if address is None or not self._transport.offer(address):
             return
         try:
@@ -56,26 +51,26 @@ class BlockCalls:
             self._transport.lose(address)
 
     def close(self) -> None:
-        """Let go of the socket."""
+        """Close the socket."""
         if self._line is not None:
             self._line.close()
 
     @property
     def are_over_socket(self) -> bool:
-        """Whether further calls go over a socket."""
+        """True if further calls use a socket."""
         return self._transport.socket is not None
 
     def make(self, call: BlockCall) -> PendingCall:
-        """Begin a call."""
+        """Start a call."""
         transport = self._transport.begin()
         return PendingCall(self, call.plain(), transport, None if transport.socket is None else self._line)
 
     def through_ray(self, call: list[Any]) -> Any:
-        """Begin a call through Ray; return a reference to its result."""
+        """Start a call through Ray; return a reference to its result."""
         return self._coordinator.ask.remote(call)
 
     def ray_answer(self, ref: Any, timeout_s: float) -> Delivery:
-        """Return what came through Ray; see `PendingCall.result`."""
+        """Return the answer through Ray; see `PendingCall.result`."""
         try:
             delivery: Delivery = answer(ref, timeout_s, self._what)
         except ray.exceptions.GetTimeoutError:
@@ -85,14 +80,7 @@ class BlockCalls:
 
 
 class PendingCall:
-    """A call that was made, and perhaps answered; it may be forgotten at any time.
-
-    Args:
-        calls: make it through Ray.
-        call: what is asked, a `BlockCall.plain`.
-        transport: where its answer is awaited.
-        line: the socket over which it is made; None if it is made through Ray.
-    """
+    """A call that may have been answered. It can be dropped at any time."""
 
     def __init__(self, calls: BlockCalls, call: list[Any], transport: CallTransport, line: _Line | None) -> None:
         self._calls, self._call, self._transport, self._line = calls, call, transport, line
@@ -110,11 +98,11 @@ class PendingCall:
         self._ref = self._calls.through_ray(self._call)
 
     def result(self, timeout_s: float) -> Delivery:
-        """Return what the coordinator answers.
+        """Return the coordinator's answer.
 
         Raises:
-            NoAnswerYetError: there is no answer within ``timeout_s``.
-            MbaasError: what the coordinator raised, or what became of it: see `mbaas.client.rpc.call`.
+            NoAnswerYetError: no answer within ``timeout_s``.
+            MbaasError: raised by the coordinator, or because it is gone; see `mbaas.client.rpc.call`.
         """
         end = time.monotonic() + timeout_s
         if not self._comes_over_socket(timeout_s):
@@ -126,11 +114,7 @@ class PendingCall:
         return self._answer.delivery
 
     def _comes_over_socket(self, timeout_s: float) -> bool:
-        """Wait until an answer comes over the socket; tell whether it came there, or comes through Ray.
-
-        Raises:
-            NoAnswerYetError: neither.
-        """
+        """Wait for an answer over the socket. Return True if it arrived there, False if it arrives through Ray."""
         if self._transport.socket is None or self._transport.is_answered:
             return self._transport.is_answered
         assert self._line is not None
@@ -142,19 +126,19 @@ class PendingCall:
         if self._answer is None:
             raise NoAnswerYetError
         says_it = self._answer.delivery is not None or self._answer.error is not None
-        if self._transport.answer(says_it=says_it):  # the coordinator met a bug, which is told in full there
+        if self._transport.answer(says_it=says_it):  # the coordinator met a bug; Ray brings the full error
             self._make_through_ray()
         return self._transport.is_answered
 
     def lose_socket(self) -> None:
-        """Make the call through Ray if it has no answer, as all further ones: who has the socket may hang."""
+        """Repeat the call through Ray if unanswered, and make all further calls there: the socket's owner may hang."""
         if self._transport.lose_socket():
             assert self._line is not None
             self._line.close()
             self._make_through_ray()
 
     def is_answered(self) -> bool:
-        """Whether `result` returns or raises at once."""
+        """Return whether `result` would return or raise at once."""
         try:
             return self._comes_over_socket(0) or bool(ray.wait([self._ref], timeout=0)[0])
         except NoAnswerYetError:
@@ -162,11 +146,9 @@ class PendingCall:
 
 
 class _Line:
-    """A socket to a coordinator; used by one thread."""
-
     def __init__(self, connected: socket.socket) -> None:
         self._socket: socket.socket | None = connected
-        self._end = weakref.finalize(self, connected.close)  # a session that another one replaces is only dropped
+        self._end = weakref.finalize(self, connected.close)  # a session that is replaced by another one is only dropped
         self._end.atexit = False
         self._messages = local_socket.Messages()
         self._numbers = itertools.count(1)
@@ -176,11 +158,6 @@ class _Line:
         self._end()
 
     def send(self, call: list[Any]) -> int:
-        """Send a call; return its number on this socket.
-
-        Raises:
-            BrokenSocketError: it cannot be sent.
-        """
         if self._socket is None:
             raise local_socket.BrokenSocketError("it was closed")
         number = next(self._numbers)
@@ -190,17 +167,12 @@ class _Line:
         except OSError as error:
             self.close()
             raise local_socket.BrokenSocketError(str(error)) from error
-        except BaseException:  # an interrupt: half a message may be sent
+        except BaseException:  # an interrupt: the message may be sent in part
             self.close()
             raise
         return number
 
     def receive(self, number: int, timeout_s: float) -> SocketAnswer | None:
-        """Return the answer to a call; None if it does not come in time. Answers to calls before it are forgotten.
-
-        Raises:
-            BrokenSocketError: it never will come here.
-        """
         end = time.monotonic() + timeout_s
         try:
             while self._socket is not None:
@@ -210,7 +182,7 @@ class _Line:
                     raise local_socket.BrokenSocketError("its coordinator closed it")
                 for message in self._messages.put(received):
                     answered: SocketAnswer = pickle.loads(message)
-                    if answered.number == number:  # the newest: nothing follows it
+                    if answered.number == number:  # the newest call: no answer follows
                         return answered
             raise local_socket.BrokenSocketError("it was closed")
         except (BlockingIOError, TimeoutError):

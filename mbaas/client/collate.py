@@ -1,9 +1,8 @@
-"""How a minibatch has a field whose values differ in length: as a list, padded, or packed.
+"""Collates fields whose values differ in length: as a list, padded, or packed.
 
-Whatever the way, the values travel as plain arrays through the converter to NumPy, torch or a device.
-
-Images of any size differ in their first two lengths, their masks in three. They go through the converter as one run of
-pixels, so that no zeros are copied or normalized, and are cut or padded where they arrive.
+In each case the values pass through the converter as plain arrays, to NumPy, torch or a device. Images of different
+sizes differ in their first two lengths, their masks in three. They pass through the converter as one run of pixels, so
+that no padding is copied or normalized, and are cut or padded afterwards.
 """
 
 from __future__ import annotations
@@ -21,24 +20,22 @@ from mbaas.fields import IMAGE, Arrays, Packed
 from mbaas.messages import SampleSpec
 
 Collate: TypeAlias = Literal["list", "pad", "packed"]
-"""A list of arrays, one for each sample; one array with zeros behind what is shorter, and ``NAME_length``; all values
-end to end, and ``NAME_bounds``. A field that differs in several lengths has ``NAME_size`` instead of its length, and
-beside its bounds.
+"""Forms of a field whose values differ in length.
+
+"list": one array per sample. "pad": one zero-padded array and ``NAME_length``. "packed": all values end to end and
+``NAME_bounds``. A field that differs in several lengths gets ``NAME_size``, instead of its length or in addition to its
+bounds.
 """
 
 _BESIDE: dict[str, tuple[str, ...]] = {"pad": ("length",), "packed": ("bounds",)}
-"""What a minibatch has beside a field that differs in its first length, after its name and an underscore."""
+"""Suffixes of the keys added for a field that differs in its first length."""
 
 _BESIDE_SIZED: dict[str, tuple[str, ...]] = {"pad": ("size",), "packed": ("bounds", "size")}
-"""The same for one that differs in several."""
+"""Suffixes of the keys added for a field that differs in several lengths."""
 
 
 def check_names(spec: SampleSpec, how: Collate) -> None:
-    """Check that nothing that a minibatch has beside a field is called as another one.
-
-    Raises:
-        ConfigError: it is.
-    """
+    """Raise ConfigError if a key added for a field is the name of another field."""
     names = {field.name for field in spec.fields}
     for field in spec.fields:
         beside = (_BESIDE_SIZED if field.differing > 1 else _BESIDE).get(how, ()) if field.is_packed else ()
@@ -47,31 +44,18 @@ def check_names(spec: SampleSpec, how: Collate) -> None:
 
 
 def collating(converter: Converter, spec: SampleSpec, how: Collate, *, has_images: bool = True) -> Converter:
-    """Return a converter that also takes `Packed` values, if samples have any.
-
-    Args:
-        converter: makes what a trial gets of plain arrays.
-        spec: what samples have.
-        how: a minibatch has such values.
-        has_images: as `make_converter` has it.
-    """
+    """Return a converter that also accepts `Packed` values, if samples have any."""
     if not any(field.is_packed for field in spec.fields):
         return converter
     return _Collating(converter, how, IMAGE if has_images else None)
 
 
 class _Sized(Struct, frozen=True):
-    """What is left to be done to a field that differs in several lengths, once its values are where they shall be.
+    """Pending steps for a field that differs in several lengths, to be done after its conversion."""
 
-    Attributes:
-        shapes: the first lengths of each sample.
-        tail: the lengths that are the same for all.
-        is_image: whether its values went as an image one pixel wide, so that they are normalized.
-    """
-
-    shapes: list[list[int]]
-    tail: tuple[int, ...]
-    is_image: bool
+    shapes: list[list[int]]  # the first lengths of each sample
+    tail: tuple[int, ...]  # the lengths shared by all samples
+    is_image: bool  # converted as an image one pixel wide, so that it is normalized
 
     @classmethod
     def of(cls, column: Packed, *, may_be_image: bool) -> _Sized:
@@ -81,9 +65,9 @@ class _Sized(Struct, frozen=True):
         return cls(column.shapes.tolist(), tail, is_image and may_be_image)
 
     def finish(self, values: Any, how: Collate) -> Any:
-        """Return the field as the minibatch has it: an image as torch is channels-first, in a list and padded."""
+        """Return the collated field. In torch, lists and padded arrays of images are channels-first."""
         as_torch = self.is_image and not isinstance(values, np.ndarray)
-        if self.is_image:  # [1, 3, total, 1] as torch, [1, total, 1, 3] as NumPy: the same memory
+        if self.is_image:  # [1, 3, total, 1] in torch, [1, total, 1, 3] in NumPy: the same memory
             values = (values.permute(0, 2, 3, 1) if as_torch else values).reshape(-1, 3)
         if how == "packed":
             return values
@@ -102,33 +86,22 @@ class _Sized(Struct, frozen=True):
         for row, (each, lengths) in enumerate(zip(cut, self.shapes, strict=True)):
             corner: tuple[int | slice, ...] = (row, *(slice(length) for length in lengths))
             out[corner] = each
-        # Arrays of NumPy are read-only, whether or not a minibatch shares them.
+        # NumPy arrays are read-only even if a minibatch does not share them.
         return read_only(out) if isinstance(out, np.ndarray) else out
 
 
 class _Started(Struct, frozen=True):
-    """A minibatch that is being converted.
-
-    Attributes:
-        inner: what the converter around which this is one began.
-        lengths: name -> the lengths in which values are cut for a list.
-        sized: name -> what is left to be done to a field that differs in several lengths.
-    """
-
     inner: Any
     lengths: dict[str, list[int]]
     sized: dict[str, _Sized]
 
 
 class _Collating:
-    """A converter around another one, which never sees `Packed` values."""
-
     def __init__(self, converter: Converter, how: Collate, image: str | None) -> None:
         self._converter, self._how, self._image = converter, how, image
         self.ahead = converter.ahead
 
     def start(self, arrays: Arrays) -> _Started:
-        """Begin to convert."""
         plain: Arrays = {}
         lengths: dict[str, list[int]] = {}
         sized: dict[str, _Sized] = {}
@@ -152,7 +125,6 @@ class _Collating:
         return _Started(self._converter.start(plain), lengths, sized)
 
     def finish(self, started: _Started) -> Minibatch:
-        """Return the minibatch."""
         batch = self._converter.finish(started.inner)
         for name, own in started.lengths.items():
             batch[name] = _cut(batch[name], own)
@@ -162,7 +134,6 @@ class _Collating:
 
 
 def _cut(values: Any, lengths: list[int]) -> list[Any]:
-    """Cut an array or a tensor in pieces of these lengths, which are views."""
     pieces, start = [], 0
     for length in lengths:
         pieces.append(values[start : start + length])

@@ -1,4 +1,4 @@
-"""Gives minibatches the form that a trial wants: NumPy views, private torch tensors, tensors on a device."""
+"""Converts minibatches to a trial's format: NumPy views, private torch tensors, or tensors on a device."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ if TYPE_CHECKING:
 FORMATS = ("torch", "numpy")
 
 LEAST_LENT_BYTES = 2**18
-"""Smaller arrays are copied, which takes no longer than to look up where they lie and to have the GPU read there."""
+"""Smaller arrays are copied, which is as fast as finding their memory and letting the GPU read it."""
 
 Minibatch = dict[str, Any]
-"""What a trial gets: ``image``, ``label``, ``sample_id``: see `mbaas.loader.Loader`."""
+"""A trial's minibatch, with keys such as ``image``, ``label`` and ``sample_id``; see `mbaas.loader.Loader`."""
 
 
 class Converter(Protocol):
-    """Turns the arrays of a minibatch into what the trial gets: shared ones (`is_private`) are left as they are."""
+    """Converts the arrays of a minibatch to the trial's format. It does not modify shared arrays (`is_private`)."""
 
     ahead: int
-    """How many minibatches to start beyond the one that is finished next: 0 where nothing runs in the background."""
+    """Number of minibatches to start beyond the next one to finish; 0 without background work."""
 
     def start(self, arrays: Arrays) -> Any:
-        """Begin to convert a minibatch; what comes back goes to `finish`, in the same order."""
+        """Begin to convert a minibatch. Pass the results to `finish` in the same order."""
 
     def finish(self, started: Any) -> Minibatch:
-        """Return the minibatch, ready for use, of what `start` gave."""
+        """Return the minibatch for a result of `start`, ready for use."""
 
 
 def make_converter(
@@ -48,14 +48,12 @@ def make_converter(
     has_images: bool = True,
     memory: RecycledMemory | None = None,
 ) -> Converter:
-    """Make the converter for ``format`` and ``device``.
+    """Return the converter for ``format`` and ``device``; see `mbaas.join`.
 
     Args:
-        format, device: see `mbaas.join`.
-        normalize: what is to be computed of images.
-        has_images: whether the field "image" is what DecodeImage begins: it then becomes channels-first as torch. All
-            else keeps its axes, whatever it looks like.
-        memory: where private copies go; default: of its own.
+        has_images: True if DecodeImage is the first step for field "image", which then becomes channels-first in torch.
+            All other fields keep their axes, whatever their shape.
+        memory: memory for private copies; default: a new `RecycledMemory`.
 
     Raises:
         ConfigError: an unknown format or device, or a device with format "numpy".
@@ -70,7 +68,7 @@ def make_converter(
 
 
 def _torch_converter(device: Any, normalize: Normalize | None, has_images: bool, memory: RecycledMemory) -> Converter:
-    import torch  # here and below: its import is slow, and trials on NumPy do without
+    import torch  # imported here and below because it is slow, and trials with NumPy do not need it
 
     try:
         target = torch.device(device if device is not None else "cpu")
@@ -84,7 +82,7 @@ def _torch_converter(device: Any, normalize: Normalize | None, has_images: bool,
 
 
 class NumpyConverter:
-    """Read-only arrays, views of the object store where that is possible; images that are normalized are private."""
+    """Returns read-only arrays, views of the object store where possible. Normalized images are private copies."""
 
     ahead = 0
 
@@ -92,7 +90,7 @@ class NumpyConverter:
         self._normalize = normalize
 
     def start(self, arrays: Arrays) -> Arrays:
-        # All of them, so that a trial does not work with some minibatches and fail with others.
+        # Make all arrays read-only, so that a trial does not work with some minibatches and fail with others.
         return {name: read_only(array) for name, array in arrays.items()}
 
     def finish(self, started: Arrays) -> Minibatch:
@@ -102,7 +100,7 @@ class NumpyConverter:
 
 
 class TorchConverter:
-    """Private tensors: torch knows no read-only memory, so it never sees what others read."""
+    """Returns private tensors: torch has no read-only memory, so it must never see shared arrays."""
 
     ahead = 0
 
@@ -126,33 +124,25 @@ class TorchConverter:
 
 
 class _CopySet:
-    """What a minibatch is copied from, as long as the GPU may read it.
-
-    Attributes:
-        pinned: name -> buffer, which is used again: pinning costs far more than copying.
-        lent: arrays that are read where they lie.
-        copied: the event after the last copy.
-    """
+    """Sources of a minibatch's copies, kept while the GPU may read them."""
 
     def __init__(self) -> None:
         import torch
 
-        self.pinned: dict[str, torch.Tensor] = {}
-        self.lent: list[NDArray[Any]] = []
-        self.copied = torch.cuda.Event()
+        self.pinned: dict[str, torch.Tensor] = {}  # reused, because pinning costs far more than copying
+        self.lent: list[NDArray[Any]] = []  # read by the GPU in place
+        self.copied = torch.cuda.Event()  # after the last copy
 
     def wait(self) -> None:
-        """Wait until all is copied, and let go of what was lent."""
         self.copied.synchronize()
         self.lent.clear()
 
 
 class CudaConverter:
-    """Tensors on a GPU: copies and normalisation run beside the trial's step, on a CUDA stream of their own, one
-    minibatch ahead.
+    """Returns tensors on a GPU. Copies and normalization run in a separate CUDA stream, one minibatch ahead.
 
-    What lies in a worker's slots is copied from there by the GPU itself, and its block is held so long. All else goes
-    through pinned memory, without which CUDA copies while the program waits.
+    The GPU reads arrays in a worker's slots directly, and their block is held meanwhile. All other arrays go through
+    pinned memory, without which CUDA copies synchronously.
     """
 
     ahead = 1
@@ -165,7 +155,7 @@ class CudaConverter:
         self._gpu: cuda.Gpu | None
         try:
             self._gpu = cuda.gpu(self._stream.device.index)
-        except OSError:  # it has a driver of another kind, such as ROCm's: all goes through pinned memory
+        except OSError:  # a driver of another kind, such as ROCm: all arrays go through pinned memory
             self._gpu = None
         self._sets = [_CopySet(), _CopySet()]  # one is filled while the GPU may still read the other
         self._started = self._finished = 0
@@ -208,18 +198,18 @@ class CudaConverter:
 
         batch, ready = started
         self._finished += 1
-        if self._finished == self._started:  # the last one for now: nothing is lent while nobody asks for more
+        if self._finished == self._started:  # the last minibatch for now: lend nothing while none is requested
             for each in self._sets:
                 each.wait()
         current = torch.cuda.current_stream(self._device)
         current.wait_event(ready)
-        for tensor in batch.values():  # else the allocator may reuse its memory while the trial's kernels read it
+        for tensor in batch.values():  # otherwise the allocator may reuse the memory while the trial's kernels read it
             tensor.record_stream(current)
         return batch
 
 
 def _can_lend(array: NDArray[Any], gpu: cuda.Gpu) -> bool:
-    """Lock the slot in which an array lies; return whether the GPU can read it there."""
+    """Page-lock the slot of an array. Return whether the GPU can read it in place."""
     if is_private(array) or array.nbytes < LEAST_LENT_BYTES or not array.flags.c_contiguous:
         return False
     room = slots.room_of(array)
@@ -232,12 +222,10 @@ def _can_lend(array: NDArray[Any], gpu: cuda.Gpu) -> bool:
 
 
 def _as_torch(images: torch.Tensor, normalize: Normalize | None) -> torch.Tensor:
-    """Turn uint8 NHWC into NCHW in channels-last memory, the same bytes, permuted, and normalize them if that is asked.
-
-    Leave everything else alone: a Map may have made floats that are channels-first already, or no image at all.
-    """
     import torch
 
+    # A Map may have made channels-first floats, or something other than an image: those are unchanged. The permuted
+    # tensor has channels-last memory, with the same bytes.
     if images.ndim == 4 and images.shape[3] == 3 and images.dtype == torch.uint8:
         images = images.permute(0, 3, 1, 2)
     return images if normalize is None else normalize.apply_torch(images)

@@ -1,4 +1,4 @@
-"""Joins a feed: puts together the stream that fits the feed and the consumer."""
+"""Joins a feed: builds the stream for the feed's lanes and the consumer's rank."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from mbaas.errors import MbaasError
 from mbaas.messages import ConsumerName, FeedInfo, Lane, Start
 
 OpenLane = Callable[[Any, Start], BlockStream]
-"""Joins a further lane, given its coordinator and where to begin in its own blocks."""
+"""Joins a further lane, given its coordinator and the start in the lane's block numbers."""
 
 
 def feed_info(coordinator: Any, name: ConsumerName, timeout_s: float) -> FeedInfo:
-    """Ask for what a consumer must know of a feed before it joins; wait ``timeout_s`` for the feed to be open."""
+    """Return the description of a feed before joining it. Wait up to ``timeout_s`` seconds for the feed to open."""
     what = f"consumer {str(name)!r} joins"
     info: FeedInfo = call_patiently(coordinator, coordinator.info.remote, timeout_s, what)
     return info
@@ -39,17 +39,14 @@ def open_stream(
     stats: StreamStats,
     born: int,
 ) -> Stream:
-    """Join a feed, whatever number of lanes it has.
+    """Join a feed with any number of lanes.
 
     Args:
-        coordinator: the main coordinator of the feed, which has the first lane.
-        name: the consumer's name.
-        info: what `feed_info` returned.
-        start: where to begin, in the feed's blocks.
-        sharding: which samples are the consumer's.
-        wait_timeout_s: the longest wait in which the feed makes no progress.
-        stats: where waits and bytes are counted.
-        born: when the consumer's loader was made, Unix time in nanoseconds.
+        coordinator: the feed's main coordinator, which has the first lane.
+        info: result of `feed_info`.
+        start: first block, in the feed's numbers.
+        wait_timeout_s: longest wait without progress of the feed, in seconds.
+        born: creation time of the consumer's loader, Unix time in nanoseconds.
     """
     lane = Lane(info.order.blocks_per_epoch, 0, info.settings.staging.lanes)
     own_start = start.of_lane(lane)
@@ -68,8 +65,8 @@ def open_stream(
         cursor = _first_block(session, start)
         return LaneStream(_in_all_lanes(BlockStream(session, stats), cursor, start, open_lane), cursor)
 
-    # The ranks agree through the session in the first lane, and all streams read by what they agreed on: so the group
-    # is made after that session and before the streams.
+    # The ranks agree through the session in the first lane, and all streams read by that agreement. So the group is
+    # created after that session and before the streams.
     enlisted = EnlistedSession(coordinator, name, sharding, start=own_start, polling=polling, born=born)
     group = RankGroup(enlisted, sharding, wait_timeout_s=wait_timeout_s)
 
@@ -90,14 +87,13 @@ def open_stream(
 
 
 def _first_block(first: LaneSession, start: Start) -> int:
-    """Return the feed's block at which a consumer begins; if it left that open, the first lane has decided."""
     if start.block is not None and start.is_exact and first.lane.lanes > 1:
         return start.block
+    # otherwise the first lane has decided
     return first.lane.feed_block(first.cursor)
 
 
 def _in_all_lanes(first: BlockStream, cursor: int, start: Start, open_lane: OpenLane) -> list[BlockStream]:
-    """Open a stream in each lane; if one cannot be joined, leave the others."""
     streams = [first]
     try:
         for number, coordinator in enumerate(first.info.lanes, 1):

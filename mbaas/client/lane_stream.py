@@ -1,4 +1,4 @@
-"""A consumer's end of a feed with lanes: it has a stream in each, and takes blocks from them in turn."""
+"""A consumer's stream of a feed with several lanes: it has a stream in each, and takes blocks from them in turn."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from mbaas.errors import BadSampleError, MbaasError, PrepFailedError
 from mbaas.messages import ConsumerReport, FeedInfo, Start
 
 LANE_POLL_S = 2.0
-"""Wait in one lane after which a consumer gives back what it received ahead in the others."""
+"""Wait in one lane after which a consumer returns the blocks received ahead in the others, in seconds."""
 
 
 def wanted_blocks(info: FeedInfo) -> int:
-    """Return how many blocks one call may bring in a feed with lanes.
+    """Return the most blocks per call in a feed with lanes.
 
-    With one that a consumer still reads, they leave room in a lane for two more: a lane has only its part of the
-    staging memory, and one consumer must not fill it.
+    A lane has only its part of the staging memory, and one consumer must not fill it. The limit leaves space for two
+    more blocks, next to these and one that the consumer still reads.
     """
     block_bytes = info.order.block_samples * info.spec.nbytes
     lane_blocks = info.settings.staging_bytes // info.settings.staging.lanes // block_bytes
@@ -26,15 +26,11 @@ def wanted_blocks(info: FeedInfo) -> int:
 
 
 class LaneStream:
-    """A `Stream` of all blocks of a feed, in the feed's order, whatever number of lanes it has.
+    """A `Stream` of all blocks of a feed, in the feed's order, for any number of lanes.
 
-    The first lane decides at which epoch a consumer begins; in the others it joins exactly there. In each a call is in
-    flight ahead. A consumer that waits in one lane for long holds back nothing in the others: else two that are out of
-    step could wait for each other's memory for ever.
-
-    Args:
-        streams: the streams in each lane, in order, which were just opened.
-        cursor: the first block.
+    The first lane decides the epoch at which a consumer begins; it joins the other lanes at exactly that epoch. One
+    call per lane is in flight ahead. A consumer that waits long in one lane hands back the blocks received ahead in
+    the others. Otherwise two consumers out of step could deadlock, each waiting for memory held by the other.
     """
 
     def __init__(self, streams: Sequence[BlockStream], cursor: int) -> None:
@@ -45,14 +41,14 @@ class LaneStream:
 
     def next(self) -> Block:
         """See `Stream.next`."""
-        # in all lanes before the wait in one, so that the others prepare meanwhile
+        # in all lanes before the wait in one, so that the others prepare blocks meanwhile
         for stream in self._streams:
             stream.session.ask_ahead()
         stream = self._stream_of(self.cursor)
         try:
             block = stream.next(self._hand_back)
         except (BadSampleError, PrepFailedError):
-            self.cursor += 1  # the lane's stream is past the bad block, so this one has to be, too
+            self.cursor += 1  # the lane's stream is past the bad block, so follow it
             raise
         number = stream.lane.feed_block(block.number)
         if number != self.cursor:
@@ -64,17 +60,14 @@ class LaneStream:
         return next(stream for stream in self._streams if stream.lane.has(block))
 
     def _go_to(self, block: int) -> None:
-        """Follow in the other lanes: the first one had this consumer begin another epoch, with others."""
+        # the first lane has chosen another epoch
         assert block % self.info.order.blocks_per_epoch == 0, f"moved to block {block}, where no epoch begins"
         for stream in self._streams[1:]:
             stream.skip_to(stream.lane.first_from(block))
 
     def _hand_back(self) -> None:
-        """Give up what was received ahead in the other lanes, because this consumer waits.
-
-        Not at an epoch's beginning in the first lane: there it may have been moved to another epoch already.
-        """
         for stream in self._streams:
+            # At an epoch's start the first lane may already have moved this consumer to another epoch.
             may_be_moved = stream is self._streams[0] and stream.cursor % stream.lane.blocks_per_epoch == 0
             if not stream.lane.has(self.cursor) and not may_be_moved:
                 stream.session.hand_back()
@@ -84,7 +77,7 @@ class LaneStream:
         self._stream_of(self.cursor).look_ahead()
 
     def skip_to(self, block: int) -> None:
-        """Go on at ``block``, where an epoch begins; what was received before it is let go."""
+        """Continue at ``block``, the first of an epoch; drop blocks received before it."""
         for stream in self._streams:
             stream.skip_to(stream.lane.first_from(block))
         self.cursor = max(self.cursor, block)
@@ -113,20 +106,20 @@ class LaneStream:
         """See `Stream.held_blocks`."""
         return sum(stream.held_blocks() for stream in self._streams)
 
-    # ---- signs of life ----
+    # ---- heartbeats ----
 
     def heartbeat(self, report: ConsumerReport) -> None:
-        """See `Stream.heartbeat`; the first lane gets the report, and an error counts only there."""
+        """See `Stream.heartbeat`. Only the first lane gets the report, and only its errors are raised."""
         first, *others = [stream.session for stream in self._streams]
         answer = first.send_heartbeat(report)
         answers = [session.send_heartbeat(ConsumerReport()) for session in others]
         for session, ref in zip(others, answers, strict=True):
-            with contextlib.suppress(MbaasError):  # a lane that cannot go on says so when it is asked for a block
+            with contextlib.suppress(MbaasError):  # a failed lane raises its error when blocks are requested
                 session.hear_heartbeat(ref)
         first.hear_heartbeat(answer)
 
     def leave(self, report: ConsumerReport | None) -> None:
-        """See `Stream.leave`; the first lane is the last that is left, because it keeps the consumer's report."""
+        """See `Stream.leave`. The first lane, which stores the consumer's report, is left last."""
         for stream in self._streams[1:]:
             with contextlib.suppress(MbaasError):
                 stream.leave(None)

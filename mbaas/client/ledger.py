@@ -1,7 +1,7 @@
-"""A consumer's ledger: the proof, kept as it goes, that an epoch held each sample exactly once.
+"""A consumer's ledger: an incremental proof that an epoch contained each sample exactly once.
 
-Samples are counted and their ids are hashed in any order, so two tallies are equal exactly if they saw the same samples
-(`mbaas.order.id_hash`). The proof takes a few bytes, whatever the size of the dataset.
+It counts samples and adds up hashes of their ids (`mbaas.order.id_hash`), so two tallies are equal exactly if they
+cover the same samples, in any order. It takes a few bytes for any dataset size.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from mbaas.messages import MOST_SHUFFLED, EpochLedger
 from mbaas.order import Ids, Shuffle, id_hash, id_hash_of_range
 
 _WORD = 2**64
-"""Hashes are counted modulo this, as `id_hash` does, so that they can be added and taken off again."""
+"""Modulus of the hashes, as in `id_hash`, so that they can be added and subtracted."""
 
 
 class Tally(Struct, frozen=True):
@@ -28,7 +28,7 @@ class Tally(Struct, frozen=True):
     id_hash: int = 0
 
     def plus(self, sample_ids: Ids) -> Tally:
-        """Return this tally with more samples."""
+        """Return this tally plus the given samples."""
         return Tally(self.samples + len(sample_ids), (self.id_hash + id_hash(sample_ids)) % _WORD)
 
     def __add__(self, other: Tally) -> Tally:
@@ -42,18 +42,18 @@ NOTHING = Tally()
 """No samples."""
 
 HASHED_TOGETHER = 4096
-"""Ids that are kept until they are hashed: as many take twice as long as those of one minibatch."""
+"""Ids collected before they are hashed: hashing this many takes only twice as long as one minibatch's ids."""
 
 
 class RunningTally:
-    """A tally to which minibatches are added."""
+    """A tally that grows by minibatches."""
 
     def __init__(self, total: Tally = NOTHING) -> None:
         self._total, self._ids, self._samples = total, list[Ids](), 0
 
     def add(self, sample_ids: Ids) -> None:
         """Count samples."""
-        self._ids.append(sample_ids.copy())  # as a view it would hold the block
+        self._ids.append(sample_ids.copy())  # a view would hold the block
         self._samples += len(sample_ids)
         if self._samples >= HASHED_TOGETHER:
             self._hash()
@@ -64,38 +64,31 @@ class RunningTally:
 
     @property
     def total(self) -> Tally:
-        """All that was counted."""
+        """The tally of all samples so far."""
         if self._ids:
             self._hash()
         return self._total
 
 
 def expected(num_samples: int, left_out: Iterable[int], dropped: Tally = NOTHING) -> Tally:
-    """Return what an epoch must hold, over all ranks.
-
-    Args:
-        num_samples: samples of the dataset.
-        left_out: ids of bad samples.
-        dropped: good samples at the epoch's end that make no minibatch.
-    """
+    """Return the tally that an epoch must reach over all ranks, without bad and dropped samples."""
     bad = np.array(sorted(left_out), np.int64)
     return Tally(num_samples, id_hash_of_range(num_samples)) - NOTHING.plus(bad) - dropped
 
 
 @dataclass
 class EpochProgress:
-    """One epoch of one loader, up to the last minibatch that the trial was given.
+    """One epoch of one loader, up to the last minibatch given to the trial.
 
     Attributes:
-        rank, world_size: which rank the loader is, of how many.
-        feed_epoch: the feed's number of the epoch in which it began; None until its first block is here.
-        begin: the position in that epoch's order at which it began.
-        position: where in the loader's own epoch the sample after the last minibatch is.
-        shuffle: of the feed's epoch in which the last minibatch ends; None before the first.
-        tally: counts this rank's samples.
-        elsewhere: samples of the same minibatches that other ranks got, and samples before the position where this
-            loader began, which another one had.
-        dropped: samples at the epoch's end that make no minibatch.
+        rank, world_size: the loader's rank, and the number of ranks.
+        feed_epoch: the feed's epoch number at its start; None until its first block arrives.
+        begin: position in that epoch's order at which it began.
+        position: position of the next sample in the loader's own epoch.
+        shuffle: shuffle of the feed's epoch at the end of the last minibatch; None before the first.
+        tally: samples of this rank.
+        elsewhere: other ranks' samples of the same minibatches, and samples before the start position of this loader.
+        dropped: samples at the epoch's end that are in no minibatch.
         left_out: ids of bad samples.
     """
 
@@ -111,16 +104,9 @@ class EpochProgress:
     left_out: set[int] = field(default_factory=set)
 
     def count(self, sample_ids: Ids, *, position: int, shuffle: Shuffle | None, elsewhere: Tally) -> None:
-        """Enter a minibatch that the trial was given.
-
-        Args:
-            sample_ids: this rank's samples of it.
-            position: where in the loader's own epoch the sample after it is.
-            shuffle: of the feed's epoch in which it ends.
-            elsewhere: other ranks' samples of it.
-        """
+        """Count a minibatch given to the trial; ``position`` and ``shuffle`` are those at its end."""
         self.tally.add(sample_ids)
-        if self.left_out:  # one that a state says was bad may be there by now
+        if self.left_out:  # a sample that a loaded state lists as bad may be readable by now
             self.left_out.difference_update(sample_ids.tolist())
         if elsewhere is not NOTHING:
             self.elsewhere += elsewhere
@@ -132,21 +118,21 @@ class EpochProgress:
         return self.tally.total
 
     def close(self, num_samples: int, own_epoch: int) -> EpochLedger:
-        """Return the ledger of the epoch, which is over. This loader had to get all of it that is not elsewhere."""
+        """Return the ledger of the finished epoch. This loader was due all samples that are not in ``elsewhere``."""
         assert self.feed_epoch is not None
         due = expected(num_samples, self.left_out, self.dropped) - self.elsewhere
         got, shuffled = self.received, self.shuffle.text if self.shuffle is not None else ""
-        if len(shuffled) > MOST_SHUFFLED:  # while many begin in mid-epoch; states have it in full
+        if len(shuffled) > MOST_SHUFFLED:  # too long if many consumers began mid-epoch; saved states contain it in full
             shuffled = shuffled[: MOST_SHUFFLED - 3] + "..."
         return EpochLedger(
             own_epoch, self.feed_epoch, got.samples, got.id_hash, due.samples, due.id_hash,
             begin=self.begin, shuffled=shuffled,
         )  # fmt: skip
 
-    # ---- as part of a saved state ----
+    # ---- saved states ----
 
     def state(self) -> dict[str, Any]:
-        """Return the progress as plain JSON types: a part of `SavedState`, which says what they mean."""
+        """Return the progress as plain JSON types, for the fields of `SavedState`."""
         received = self.received
         seen = received + self.elsewhere
         return {
@@ -168,11 +154,11 @@ class EpochProgress:
     def restored(cls, state: SavedState, *, rank: int, world_size: int) -> EpochProgress:
         """Return the progress at which ``state`` was taken, by this rank or by another one.
 
-        A rank that loads another's state had nothing of the epoch itself: its ledger begins at the state's position.
-        A single consumer goes on as if it had received what all ranks had.
+        A rank that loads another rank's state has received none of the epoch's samples, so its ledger begins at the
+        state's position. A single consumer continues as if it had received the samples of all ranks.
         """
         seen = received = Tally(state.samples, state.id_hash)
-        share = state.share  # states of the first versions, which single consumers saved, have none
+        share = state.share  # the oldest states, saved by single consumers, have none
         if world_size > 1:
             is_own = share is not None and (share.rank, share.world_size) == (rank, world_size)
             received = Tally(share.samples, share.id_hash) if share is not None and is_own else NOTHING

@@ -1,4 +1,4 @@
-"""The iterator that a loader returns: it survives errors."""
+"""The iterator that a loader returns; it survives errors."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from mbaas.client.convert import Minibatch
 
 
 class EpochLoop(Iterator[Minibatch]):
-    """The minibatches of one epoch, also after an error or Ctrl-C in the middle of `next`.
+    """The minibatches of one epoch, which continue after an error or Ctrl-C within `next`.
 
-    A generator that raised is finished, and `next` would end the epoch without a word. Here it goes on after the last
-    minibatch that was handed out, so a lasting error, such as a bad sample, is raised again.
+    A generator that raised is finished, so `next` would silently end the epoch. This iterator continues after the last
+    minibatch returned, so a lasting error, such as a bad sample, is raised again.
 
     Args:
-        run: returns the minibatches from where the loader stands; they must be read before the next call.
-        recover: brings the loader back to the end of the last minibatch that was handed out.
+        run: returns the minibatches from the loader's position; they must be read before the next call.
+        recover: moves the loader back to the end of the last minibatch returned.
     """
 
     def __init__(self, run: Callable[[], Iterator[Minibatch]], recover: Callable[[], None]) -> None:
@@ -23,7 +23,7 @@ class EpochLoop(Iterator[Minibatch]):
         self._minibatches: Iterator[Minibatch] | None = run()  # None after an error
 
     def close(self) -> None:
-        """End the loop, as that of a generator; another ``next`` raises StopIteration."""
+        """End the loop, like closing a generator; another ``next`` raises StopIteration."""
         self._minibatches = iter(())
 
     def __next__(self) -> Minibatch:
@@ -34,6 +34,6 @@ class EpochLoop(Iterator[Minibatch]):
             return next(self._minibatches)
         except StopIteration:
             raise
-        except BaseException:  # KeyboardInterrupt too: a notebook goes on after it
+        except BaseException:  # KeyboardInterrupt too: a notebook continues after it
             self._minibatches = None
             raise

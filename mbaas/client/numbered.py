@@ -1,7 +1,7 @@
-"""The minibatches of a loader's epoch by number, as a trainer that resumes asks a DataLoader for them.
+"""The minibatches of a loader's epoch by number, for trainers that resume within an epoch.
 
-`accelerate.skip_first_batches`, with which Hugging Face's Trainer resumes in the middle of an epoch, makes a DataLoader
-of a loader's `dataset`, `batch_sampler` and `collate_fn`, without the first numbers of that sampler.
+The Hugging Face Trainer resumes with `accelerate.skip_first_batches`. It builds a DataLoader from a loader's `dataset`,
+`batch_sampler` and `collate_fn`, without the sampler's first numbers.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class EpochSource(Protocol):
-    """What is asked of a loader here."""
+    """The loader interface used here."""
 
     @property
     def batch_size(self) -> int:
@@ -24,44 +24,36 @@ class EpochSource(Protocol):
 
     @property
     def drop_last(self) -> bool:
-        """Whether an epoch's last minibatch is left out if it is not full."""
+        """True if an incomplete last minibatch is dropped."""
 
     @property
     def minibatches(self) -> int:
-        """Minibatches of the epoch that lie behind it."""
+        """Number of minibatches of the epoch that were already read."""
 
     def __len__(self) -> int:
-        """Minibatches in an epoch."""
+        """Return the number of minibatches in an epoch."""
 
     def __iter__(self) -> Iterator[Minibatch]:
-        """Begin an epoch, or go on in one."""
+        """Start an epoch, or continue the current one."""
 
 
 class NumberedMinibatches:
-    """An epoch's minibatches by ascending number, each when the loader comes to it.
-
-    Args:
-        loader: whose minibatches they are.
-        samples: in an epoch; that is the length of this.
-    """
+    """An epoch's minibatches by ascending number, read from the loader on demand. Its length is in samples."""
 
     def __init__(self, loader: EpochSource, *, samples: int) -> None:
         self._loader, self._samples = loader, samples
         self._loop: Iterator[Minibatch] | None = None
-        self._next = 0  # number of the minibatch that the loop yields next
+        self._next = 0  # number of the next minibatch from the loop
 
     def __len__(self) -> int:
         return self._samples
 
     def __getitems__(self, numbers: list[int]) -> Minibatch:
-        """Return a minibatch; those between it and the one before are passed over.
-
-        Args:
-            numbers: its number in the epoch, as `MinibatchNumbers` gives it.
+        """Return the minibatch of one number, as yielded by `MinibatchNumbers`, skipping earlier minibatches.
 
         Raises:
-            StateError: it lies before the place where the loader goes on.
-            StopIteration: the epoch has no such minibatch, because samples of it are left out as bad.
+            StateError: the minibatch precedes the loader's position.
+            StopIteration: the epoch has no such minibatch, because samples are left out as bad.
         """
         (number,) = numbers
         if self._loop is None or number < self._next:
@@ -81,11 +73,9 @@ class NumberedMinibatches:
 
 
 class MinibatchNumbers:
-    """What stands for a loader's batch sampler: for each minibatch of an epoch a list of its number alone.
+    """A stand-in for a loader's batch sampler: one list per minibatch, containing only its number.
 
-    Attributes:
-        sampler: the loader: trainers look here for ``set_epoch``.
-        batch_size, drop_last: the loader's.
+    ``sampler`` is the loader, because trainers call ``set_epoch`` there.
     """
 
     def __init__(self, loader: EpochSource) -> None:
@@ -100,5 +90,5 @@ class MinibatchNumbers:
 
 
 def as_it_is(minibatch: T) -> T:
-    """Return a minibatch that is put together already."""
+    """Return the minibatch unchanged: it is already collated."""
     return minibatch

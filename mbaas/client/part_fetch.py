@@ -1,8 +1,8 @@
-"""Reads the parts of a block: all of them, or of each what a rank needs, by the way that costs least.
+"""Reads the parts of a block, or a rank's rows in them, in the cheapest way.
 
-Parts that lie on the consumer's own node are read from shared memory, whole, because that copies nothing. Of a part on
-another node a rank asks that node's cache node for its rows, in one call for each block and node; a part of which it
-needs most is copied whole, which is faster a byte.
+Parts on the consumer's own node are read whole from shared memory, because that copies nothing. For rows on another
+node a rank makes one call per block to that node's cache node. If it needs most of a part, it copies the whole part,
+which is faster per byte.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from mbaas.order import Ids
 from mbaas.placement import WHOLE, Placement
 
 WHOLE_SHARE = 0.8
-"""A part of which a rank needs more than this is copied whole: at 0.6 to 0.9 GB/s, where rows come at 0.5 to 0.7."""
+"""Fraction of a part above which a rank copies all of it: whole parts arrive at 0.6 to 0.9 GB/s, rows at 0.5 to 0.7."""
 
 UNREAD_S = 0.5
-"""Time in which parts of an unreadable block are tried again; those read within it are not made anew."""
+"""Timeout in seconds to retry each part of an unreadable block; parts read within it are not made again."""
 
 Rows: TypeAlias = NDArray[np.int64]
 
 
 class FetchedBlock(Struct, frozen=True, eq=False):
-    """What was read of a block.
+    """The arrays read for a block.
 
     Attributes:
-        parts: arrays of its parts, or of some rows of them; empty if the block ended in an error.
-        read_bytes: what was needed of parts on the consumer's own node, and what came from other nodes.
+        parts: arrays of its parts, or of some of their rows; empty if the block ended in an error.
+        read_bytes: bytes used of parts on the consumer's own node, and bytes from other nodes.
     """
 
     parts: list[Arrays]
@@ -45,23 +45,18 @@ class FetchedBlock(Struct, frozen=True, eq=False):
 
 
 class BlockFetch(Protocol):
-    """What was begun to read a block: bytes on other nodes are on their way."""
+    """A block whose parts are being fetched from other nodes."""
 
     def read(self, timeout_s: float) -> FetchedBlock:
-        """Return what is read of the block; may be called again if it is not here yet.
+        """Return the arrays of the block. May be called again after a timeout.
 
         Raises:
-            UnreadableError: something is not here within ``timeout_s``, or never will be.
+            UnreadableError: data is not available within ``timeout_s``, or is lost.
         """
 
 
 class WholeFetch:
-    """A `BlockFetch` of all parts, whole.
-
-    Args:
-        block: as it was delivered.
-        remote: the parts that lie on other nodes.
-    """
+    """A `BlockFetch` of whole parts; ``remote`` are the parts on other nodes."""
 
     def __init__(self, block: DeliveredBlock, remote: list[DeliveredPart]) -> None:
         self._block, self._remote = block, remote
@@ -76,7 +71,7 @@ class WholeFetch:
 
 
 def unreadable_parts(block: DeliveredBlock) -> list[DeliveredPart]:
-    """Return the parts of a block that cannot be read now: those that have to be made again."""
+    """Return the parts of a block that cannot be read now and must be made again."""
     unreadable = []
     for part in block.parts:
         try:
@@ -87,7 +82,7 @@ def unreadable_parts(block: DeliveredBlock) -> list[DeliveredPart]:
 
 
 class RemoteRows(Struct, frozen=True, eq=False):
-    """Rows that a rank needs of parts on one other node."""
+    """Rows that a rank needs from parts on one other node."""
 
     parts: list[DeliveredPart]
     rows: Rows
@@ -95,12 +90,12 @@ class RemoteRows(Struct, frozen=True, eq=False):
 
 @dataclass(eq=False)
 class FetchPlan:
-    """The ways on which a rank gets its rows of a block.
+    """A rank's source for each part of a block.
 
     Attributes:
-        own: parts on the rank's node that have rows of it.
-        copied: parts on other nodes that it reads whole.
-        asked: node id -> rows that are asked of its cache node.
+        own: parts on the rank's node with rows for it.
+        copied: parts on other nodes that are read whole.
+        asked: node id -> rows requested from its cache node.
     """
 
     own: list[DeliveredPart] = field(default_factory=list)
@@ -111,35 +106,33 @@ class FetchPlan:
 def plan_fetch(
     block: DeliveredBlock, rows: Rows, ids: Ids, *, placement: Placement | None, node: str, helpers: Collection[str]
 ) -> FetchPlan:
-    """Decide where to get ``rows`` of a block.
+    """Choose the source for each part with some of ``rows``.
 
     Args:
-        block: as it was delivered.
         rows: int64[k], rows of the block, ascending.
-        ids: int64[k], the samples in these rows.
-        placement: the one by which the epoch is shared out between ranks.
-        node: the node of the rank.
-        helpers: nodes whose cache nodes hand out rows.
+        ids: int64[k], their sample ids.
+        placement: placement that divides the epoch among ranks.
+        helpers: nodes with a cache node that sends rows.
     """
     plan = FetchPlan()
     asked: dict[str, list[tuple[DeliveredPart, Rows]]] = {}
     for part, needed in zip(block.parts, _needed(block, rows, ids, placement), strict=True):
         if needed is not None and not len(needed):
             continue
-        if part.node == node:  # shared memory: whole, because nothing is copied
+        if part.node == node:  # shared memory: read whole, because nothing is copied
             plan.own.append(part)
         elif part.node not in helpers or (needed is not None and len(needed) > WHOLE_SHARE * part.meta.samples):
             plan.copied.append(part)
         else:
             asked.setdefault(part.node, []).append((part, rows if needed is None else needed))
-    for other, pairs in asked.items():  # one call for each node, whatever it brings: calls have a fixed cost
+    for other, pairs in asked.items():  # one call per node, because calls have a fixed cost
         union = np.unique(np.concatenate([needed for _, needed in pairs]))
         plan.asked[other] = RemoteRows([part for part, _ in pairs], union)
     return plan
 
 
 def _needed(block: DeliveredBlock, rows: Rows, ids: Ids, placement: Placement | None) -> list[Rows | None]:
-    """Return for each part which of ``rows`` it has; None if that is unknown, as another placement cut the block."""
+    """Return the rows needed from each part; None if unknown because another placement cut the block."""
     if len(block.parts) == 1:
         return [rows]
     home_of = placement.of(ids) if placement is not None else None
@@ -154,21 +147,16 @@ def _needed(block: DeliveredBlock, rows: Rows, ids: Ids, placement: Placement | 
 
 @dataclass(eq=False)
 class _RowCall:
-    """A call to a cache node, and what it answered, once that is here."""
-
     asked: RemoteRows
     ref: Any
     answer: list[Arrays] | None = None
 
 
 class PartFetch:
-    """A `BlockFetch` of one rank's samples; it may bring others, where a part is read whole.
+    """A `BlockFetch` of one rank's samples. Parts that are read whole contain other samples too.
 
-    Args:
-        rows: int64[k], the rows of the block that are the rank's, ascending.
-        plan: see `plan_fetch`.
-        spec: what a prepared sample looks like.
-        ask: sends (node, rows) to the cache node of a node, and returns the reference of what it will answer.
+    ``rows`` are the rank's rows of the block (int64[k], ascending). ``ask`` sends (node, rows) to the node's cache
+    node, and returns a reference to the answer.
     """
 
     def __init__(self, rows: Rows, plan: FetchPlan, spec: SampleSpec, ask: Callable[[str, RemoteRows], Any]) -> None:
@@ -178,7 +166,6 @@ class PartFetch:
         self._bring()
 
     def _bring(self) -> None:
-        """Have what is there come from other nodes, however long that takes: see `bring`."""
         bring([call.ref for call in self._calls] + [part.refs[0] for part in self._copied])
 
     def read(self, timeout_s: float) -> FetchedBlock:
@@ -186,13 +173,12 @@ class PartFetch:
         self._bring()
         for call in list(self._calls):
             try:
-                call.answer = call.answer or get(
-                    call.ref, timeout_s
-                )  # kept, if another one is late and it is read again
+                # Kept for the next `read` if another part is late.
+                call.answer = call.answer or get(call.ref, timeout_s)
             except ray.exceptions.GetTimeoutError:
                 raise UnreadableError(for_good=False) from None
             except ray.exceptions.RayError as error:
-                # That node hands out no rows now; its memory may be there all the same.
+                # The node sends no rows now, but its memory may still be readable.
                 bugs.log_bug(error, "in the cache of another node")
                 self._calls.remove(call)
                 self._copied += call.asked.parts
@@ -204,7 +190,6 @@ class PartFetch:
         return FetchedBlock(own + remote or [_no_samples(self._spec)], read_bytes)
 
     def _used_rows(self, part: Arrays) -> int:
-        """Return how many of the part's rows are the rank's."""
         return int(np.isin(part[ROW], self._rows).sum()) if ROW in part else len(self._rows)
 
 
@@ -213,5 +198,4 @@ def _nbytes(part: Arrays) -> int:
 
 
 def _no_samples(spec: SampleSpec) -> Arrays:
-    """Make a part without rows: a rank may have no sample in a block."""
     return {**{field.name: field.zeros(0) for field in spec.fields}, ROW: np.empty(0, np.int64)}

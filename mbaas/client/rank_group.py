@@ -1,4 +1,4 @@
-"""The ranks of a data-parallel trial, as one of them sees the others: where they begin, and whose each sample is."""
+"""One rank's view of its data-parallel trial: agrees on the starting block and on the division of samples."""
 
 from __future__ import annotations
 
@@ -17,26 +17,21 @@ from mbaas.order import Shuffle
 from mbaas.units import seconds
 
 LEFT_OVER_LEASES = 1.5
-"""Leases after which ranks of an earlier run of a trial are gone; they may have had another batch size."""
+"""Leases after which ranks of an earlier run of the trial are gone; their batch size may have differed."""
 
 
 class RankSession(LaneSession):
     """A rank's session in one lane.
 
-    In epochs aside all ranks of a trial stay, so that none of them is an epoch ahead of the others.
-
-    Args:
-        coordinator: the lane's actor.
-        name: the name of the rank.
-        start, polling, born: as for `LaneSession`.
+    All ranks of a trial stay in side epochs, so that no rank gets an epoch ahead of the others.
     """
 
     def runs_short(self, *, are_remote: bool) -> bool:  # noqa: ARG002 - wherever blocks come from
-        """Return whether at most one block is left: the rank must know the next one to fetch its rows in time."""
+        """Return whether at most one block is left: a rank must have the next block to fetch its rows in time."""
         return len(self.received) <= 1 if self.lane.lanes > 1 else super().runs_short(are_remote=True)
 
     def _receive(self, delivery: Delivery) -> None:
-        """Take in blocks; a rank alone may not be moved to another epoch, as single consumers are."""
+        # a single rank must not be moved to another epoch, unlike a single consumer
         if delivery.blocks[0].number != self.following:
             self._join(self.start_at(self.following), self._polling.wait_timeout_s)
         else:
@@ -44,16 +39,9 @@ class RankSession(LaneSession):
 
 
 class EnlistedSession(RankSession):
-    """A rank's session in the first lane, of which the feed's main coordinator tells the other ranks.
+    """A rank's session in the first lane, reported to the other ranks through the main coordinator.
 
-    Args:
-        coordinator: the main coordinator of the feed.
-        name: the name of the rank.
-        sharding: how minibatches are shared out between the ranks.
-        start, polling, born: as for `LaneSession`.
-
-    Attributes:
-        report: what the coordinator was told last.
+    ``report`` is the last report to the coordinator.
     """
 
     report: RankReport
@@ -67,11 +55,11 @@ class EnlistedSession(RankSession):
     def _join(self, start: Start, timeout_s: float) -> None:
         end = time.monotonic() + timeout_s
         super()._join(start, timeout_s)
-        # the ranks of a trial that was restored stand where its state says
+        # a restored trial's ranks start at the position of its state
         self._enlist(end - time.monotonic(), start)
 
     def _enlist(self, timeout_s: float, start: Start) -> None:
-        """Tell the other ranks of this session, and of every new one: a restarted coordinator knows none of them."""
+        # Every new session is reported, because a restarted coordinator has lost all ranks.
         self.report = RankReport(
             name=self._name,
             batch_size=self._sharding.batch_size,
@@ -90,13 +78,13 @@ class EnlistedSession(RankSession):
         )
 
     def stay(self) -> None:
-        """Note that the ranks have begun: this session cannot begin at another epoch any more."""
+        """Fix the start: the ranks have begun, so this session can no longer start at another epoch."""
         self.report = replace(self.report, floats=False)
 
     def orders(self, epoch: int, shuffle: Shuffle | None, poll_s: float, timeout_s: float) -> RankOrders:
-        """Ask what the main coordinator says to the ranks for an epoch; ``shuffle`` is how that is shuffled, if known.
+        """Return the main coordinator's instructions to the ranks for an epoch with this shuffle, if known.
 
-        It answers after ``poll_s`` at the latest; one that is silent or restarting is waited for ``timeout_s``.
+        The coordinator answers within ``poll_s`` seconds. If it is silent or restarting, wait up to ``timeout_s`` more.
         """
         orders: RankOrders = call_patiently(
             self._coordinator,
@@ -108,17 +96,14 @@ class EnlistedSession(RankSession):
 
 
 class RankGroup:
-    """Lets one rank agree with the others, through the feed's main coordinator.
+    """Coordinates one rank with the others, through the feed's main coordinator.
 
-    Args:
-        first: the rank's session in the first lane.
-        sharding: which samples are the rank's; each epoch's plan is added to it.
-        wait_timeout_s: the longest wait for missing ranks.
+    It adds each epoch's plan to ``sharding``. ``wait_timeout_s`` is the longest wait for missing ranks, in seconds.
 
     Attributes:
-        caches: node id -> handle of its cache node, which hands out rows.
-        has_begun: whether all ranks have agreed where to begin.
-        step_s: seconds that the trial works on a block, as measured.
+        caches: node id -> its cache node, which sends rows.
+        has_begun: True once all ranks have agreed on the first block.
+        step_s: measured seconds of the trial's work per block.
     """
 
     def __init__(self, first: EnlistedSession, sharding: RankSharding, *, wait_timeout_s: float) -> None:
@@ -128,14 +113,13 @@ class RankGroup:
         self.step_s = 0.0
 
     def begin(self, block: int) -> int:
-        """Wait for all ranks; return the first lane's own block at which they begin.
+        """Wait for all ranks, and return the block at which they begin, numbered within the first lane.
 
-        Args:
-            block: the feed's block at which this rank would begin.
+        ``block`` is the feed's block at which this rank would begin.
 
         Raises:
             WaitTimeoutError: ranks are missing for too long.
-            ConfigError: others want minibatches of another size.
+            ConfigError: other ranks have another batch size.
             StateError: as for `plan`.
         """
         start = self._agree(block, None, self._wait_timeout_s).start
@@ -144,17 +128,15 @@ class RankGroup:
         return start
 
     def plan(self, block: int, shuffle: Shuffle, wait_s: float | None = None) -> RankPlan:
-        """Return how the minibatches of the epoch of a feed's block are shared out.
+        """Return the plan that divides the minibatches of the epoch of the feed's ``block``.
 
         Args:
-            block: the feed's block.
-            shuffle: of its epoch.
-            wait_s: how long to wait for missing ranks; by default as long as `begin` does.
+            wait_s: longest wait for missing ranks, in seconds; default: ``wait_timeout_s``.
 
         Raises:
             WaitTimeoutError: ranks are missing for too long.
-            StateError: other ranks went through the epoch in another order, or by a plan that was lost.
-            UnreadableError: this rank's session in the first lane, of which the block is one, has ended.
+            StateError: other ranks read the epoch in another order, or by a plan that was lost.
+            UnreadableError: the block is in the first lane, and this rank's session there has ended.
         """
         epoch = self._sharding.order.epoch_of(block)
         plan = self._sharding.plans.get(epoch)
@@ -163,7 +145,7 @@ class RankGroup:
         return self._sharding.plans[epoch]
 
     def _agree(self, block: int, shuffle: Shuffle | None, wait_s: float) -> RankOrders:
-        """Get the plan for the epoch of a block, which there is when all ranks are."""
+        """Request the plan for a block's epoch, which exists once all ranks have joined."""
         began, first, order = time.monotonic(), self._first, self._sharding.order
         left_over_s = min(wait_s, LEFT_OVER_LEASES * first.info.settings.timeouts.lease_s)
         waited_s, poll_s = 0.0, min(wait_s, POLL_S)
@@ -172,7 +154,8 @@ class RankGroup:
             report, waited_s = first.report, time.monotonic() - began
             is_unknown = report.rank in orders.missing  # this rank itself: its session has ended
             if is_unknown and self.has_begun and first.lane.has(block):
-                # The block was read in that session. The next call for blocks says whether this consumer may go on.
+                # The block was read in that session. The next call for blocks decides whether this consumer may
+                # continue.
                 raise UnreadableError(for_good=True)
             if is_unknown and waited_s < wait_s:
                 cursor = first.cursor
@@ -197,7 +180,7 @@ class RankGroup:
                     f"of {report.name.world_size} that must join feed {first.info.settings.name!r}, rank {missing} "
                     "did not"
                 )
-        # one that floats may have been put at another epoch than it asked about
+        # a floating rank may have been placed at another epoch than requested
         epoch = order.epoch_of(first.lane.feed_block(orders.start) if first.report.floats else block)
         self._sharding.add_plan(epoch, orders.plan)
         self.caches = orders.caches

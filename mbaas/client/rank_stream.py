@@ -1,4 +1,4 @@
-"""A rank's stream: of each block it reads its own samples, and it begins to fetch them one block ahead of their use."""
+"""A rank's stream: reads the rank's samples of each block, and starts fetching them one block ahead."""
 
 from __future__ import annotations
 
@@ -19,25 +19,18 @@ from mbaas.errors import FeedGoneError, FeedRestartingError, StateError, WaitTim
 from mbaas.messages import DeliveredBlock, Start
 
 STEP_MEMORY = 0.8
-"""Weight of what was measured before, against the newest block, in the mean time that a trial works on a block."""
+"""Weight of earlier measurements in the moving average of the trial's time per block."""
 
 
 class RowStream(BlockStream):
-    """One lane's blocks, of which it reads at least the rank's own samples.
-
-    Args:
-        session: the rank's session in the lane.
-        stats: where waits and bytes are counted.
-        group: the rank's view of the others.
-        sharding: which samples are the rank's.
-    """
+    """One lane's blocks, with at least the rank's own samples."""
 
     def __init__(self, session: RankSession, stats: StreamStats, *, group: RankGroup, sharding: RankSharding) -> None:
         super().__init__(session, stats)
         self._group, self._sharding = group, sharding
 
     def _begin_fetch(self, block: DeliveredBlock, slack_s: float) -> BlockFetch:
-        if block.has_failed:  # there is nothing to share out
+        if block.has_failed:  # nothing to divide among ranks
             return super()._begin_fetch(block, slack_s)
         group, number = self._group, self.lane.feed_block(block.number)
         plan, ids = group.plan(number, block.shuffle), self._sharding.order.sample_ids(number, block.shuffle)
@@ -55,32 +48,26 @@ class RowStream(BlockStream):
         return PartFetch(rows, fetch_plan, self.info.spec, ask)
 
     def look_ahead(self) -> None:
-        """Begin to fetch the next block's rows, if it is known and all ranks are there."""
+        """Start fetching the next block's rows, if the block is known and all ranks have joined."""
         self.session.take_in_early()
         if not self.session.received:
             return
         following = self.session.received[0]
         if following.block.has_failed:
             return
-        # The first block of an epoch needs that epoch's plan. Ranks that lag have not asked for it: fetching ahead is
-        # not worth a wait for them.
+        # An epoch's first block needs that epoch's plan, which ranks that lag have not requested yet. Fetching ahead is
+        # not worth waiting for them.
         try:
             self._group.plan(self.lane.feed_block(following.block.number), following.block.shuffle, 0.0)
         except (WaitTimeoutError, UnreadableError, FeedGoneError, FeedRestartingError, StateError):
-            return  # others are done with the feed, or on their way; `next` says what is to be said
+            return  # others are done with the feed or not there yet; `next` raises any lasting error
         self._fetch(following, self._group.step_s)
 
 
 class RankStream(LaneStream):
-    """The blocks of a feed for one rank of a data-parallel trial, whatever number of lanes it has.
+    """The blocks of a feed for one rank of a data-parallel trial, for any number of lanes.
 
-    Blocks hold at least the rank's own samples; see `mbaas.client.sharding.RankSharding` for which these are.
-
-    Args:
-        streams: a `RowStream` in each lane, in order.
-        cursor: the first block.
-        group: the rank's view of the others.
-        stats: where waits are counted.
+    Blocks contain at least the rank's own samples, as selected by `mbaas.client.sharding.RankSharding`.
     """
 
     def __init__(self, streams: Sequence[BlockStream], cursor: int, *, group: RankGroup, stats: StreamStats) -> None:
@@ -89,7 +76,7 @@ class RankStream(LaneStream):
         self._handed_out_at: float | None = None
 
     def next(self) -> Block:
-        """See `Stream.next`; the block has all samples that are this rank's, and may have others.
+        """See `Stream.next`; the block has all samples of this rank, and may have others.
 
         Raises:
             WaitTimeoutError: also if not all ranks have joined in time.
@@ -99,19 +86,19 @@ class RankStream(LaneStream):
             self._group.step_s += (1 - STEP_MEMORY) * (began - self._handed_out_at - self._group.step_s)
         if not self._group.has_begun:
             self._begin()
-            self._stats.wait_s += time.perf_counter() - began  # for other ranks: neither fetch nor prep can help
+            # The wait for other ranks, which neither faster fetch nor faster prep can shorten.
+            self._stats.wait_s += time.perf_counter() - began
         block = super().next()
         self._handed_out_at = time.perf_counter()
         return block
 
     def _begin(self) -> None:
-        """Begin where the others begin: ahead of this rank's own cursor, or behind it in an epoch that they are at."""
         first = self._streams[0]
         start = self._group.begin(self.cursor)
         block = first.lane.feed_block(start)
         if start > first.cursor:
             self.skip_to(block)
-        elif start < first.cursor:  # the cursor of a session never goes back, so new ones are needed
+        elif start < first.cursor:  # a session's cursor never moves back, so new sessions are needed
             for stream in self._streams:
                 stream.session.rejoin(Start(stream.lane.first_from(block)))
             self.cursor = block

@@ -1,4 +1,4 @@
-"""A consumer's calls to coordinators, and its reads from the object store, each with a deadline and errors of mbaas."""
+"""A consumer's calls to coordinators and reads from the object store, with timeouts and mbaas errors."""
 
 from __future__ import annotations
 
@@ -16,23 +16,20 @@ from mbaas.messages import Slot
 from mbaas.units import seconds
 
 RESTART_LOOK_S = 0.1
-"""Pause between two looks whether a coordinator that is restarting has come back."""
+"""Pause between two checks of a restarting coordinator, in seconds."""
 
 CALL_TIMEOUT_S = 60.0
-"""How long the coordinator may take for a call for which nobody said how long they will wait."""
+"""Timeout in seconds of calls without a timeout set by the caller."""
 
 ANSWER_S = 10.0
-"""The least that any call is given, and what a consumer whose patience is over still waits for an answer: a coordinator
-on a busy machine is not one that is silent.
+"""Shortest timeout of any call, and extra wait for an answer after a consumer's own timeout, in seconds.
+
+A coordinator on a busy node may be slow without being dead.
 """
 
 
 class UnreadableError(Exception):
-    """Says that parts of a block cannot be read. Users never meet it: a stream asks for the block again.
-
-    Attributes:
-        for_good: whether they never can be; else they may be on their way.
-    """
+    """Parts of a block are lost (``for_good``) or late. Users never see this error: streams request the block again."""
 
     def __init__(self, *, for_good: bool) -> None:
         super().__init__()
@@ -40,10 +37,10 @@ class UnreadableError(Exception):
 
 
 def read(refs: list[Any], timeout_s: float) -> list[Arrays]:
-    """Return the arrays that ``refs`` stand for: references to objects, and slots of this node's workers.
+    """Return the arrays for ``refs``: object references, and slots of this node's workers.
 
     Raises:
-        UnreadableError: one is not here within ``timeout_s``, or never will be.
+        UnreadableError: data is not available within ``timeout_s``, or is lost.
     """
     in_store = _of_store(refs)
     try:
@@ -67,10 +64,10 @@ def _of_store(refs: list[Any]) -> list[Any]:
 
 
 def bring(refs: list[Any]) -> None:
-    """Have Ray copy to this node what ``refs`` stand for, as far as it is made already, and do not wait for it.
+    """Have Ray copy existing objects in ``refs`` to this node, without waiting.
 
-    `ray.get` with a deadline alone would not do: when the deadline passes, Ray forgets what has come so far, and on a
-    slow link a large block would never arrive. A transfer that `ray.wait` has asked for goes on.
+    `ray.get` with a timeout is not enough: at the timeout Ray discards the received bytes, so a large block would never
+    arrive over a slow link. A transfer started by `ray.wait` continues.
     """
     refs = _of_store(refs)
     if refs:
@@ -78,11 +75,11 @@ def bring(refs: list[Any]) -> None:
 
 
 def call(ref: Any, timeout_s: float, what: str) -> Any:
-    """Return the result of a call to the coordinator; errors of mbaas come as they were raised there.
+    """Return the result of a call to the coordinator, or raise the mbaas error raised there.
 
     Raises:
         WaitTimeoutError: no answer within ``timeout_s``.
-        FeedRestartingError: the coordinator died and is coming back.
+        FeedRestartingError: the coordinator died and is restarting.
         FeedGoneError: the coordinator is gone for good.
     """
     try:
@@ -93,14 +90,14 @@ def call(ref: Any, timeout_s: float, what: str) -> Any:
 
 
 def answer(ref: Any, timeout_s: float, what: str) -> Any:
-    """Do as `call` does, but raise `ray.exceptions.GetTimeoutError` if there is no answer within ``timeout_s``."""
+    """Like `call`, but raise `ray.exceptions.GetTimeoutError` without an answer within ``timeout_s``."""
     try:
         return get(ref, timeout_s)
     except ray.exceptions.RayTaskError as error:
         if isinstance(error.cause, MbaasError):
             raise error.cause from None
         raise
-    except ray.exceptions.ActorUnavailableError as error:  # a kind of RayActorError, so it has to come first
+    except ray.exceptions.ActorUnavailableError as error:  # a subclass of RayActorError, so it must come first
         raise FeedRestartingError(f"{what}: the feed's coordinator does not answer, it may be restarting") from error
     except ray.exceptions.RayActorError as error:
         reason = runtime.lost_cluster() or "the feed's coordinator is gone; it was stopped or its driver ended"
@@ -108,10 +105,10 @@ def answer(ref: Any, timeout_s: float, what: str) -> Any:
 
 
 def get(refs: Any, timeout_s: float) -> Any:
-    """Return what `ray.get` does, and leave nothing alive when it raises.
+    """Call `ray.get`, and keep nothing alive if it raises.
 
-    `ray.get` leaves a cycle of exception and frames behind: until the next garbage collection that would keep all
-    arrays alive which these frames know, and their blocks in staging.
+    `ray.get` leaves a reference cycle of exception and frames. Until the next garbage collection the cycle would keep
+    these frames' arrays alive, and their blocks in staging.
     """
     try:
         return ray.get(refs, timeout=timeout_s)
@@ -121,16 +118,14 @@ def get(refs: Any, timeout_s: float) -> Any:
 
 
 def call_patiently(coordinator: Any, ask: Callable[[], Any], timeout_s: float, what: str) -> Any:
-    """Return the result of `call`; ask again as long as the coordinator turns out to be starting or restarting.
+    """Return the result of `call`, repeating it while the coordinator is starting or restarting.
 
     Args:
-        coordinator: the actor that is called.
         ask: makes a call and returns its reference; the call may be made twice.
-        timeout_s: for all of it; but no call is given less than `ANSWER_S`.
-        what: for error messages.
+        timeout_s: total timeout in seconds; each call gets at least `ANSWER_S`.
 
     Raises:
-        FeedRestartingError: it was still away at the end.
+        FeedRestartingError: the coordinator was still away at the timeout.
         FeedGoneError: it is gone for good, perhaps with its cluster.
     """
     end = time.monotonic() + timeout_s
@@ -139,7 +134,7 @@ def call_patiently(coordinator: Any, ask: Callable[[], Any], timeout_s: float, w
             return call(ask(), max(end - time.monotonic(), ANSWER_S), what)
         except FeedRestartingError as error:
             if time.monotonic() > end:
-                # Only now: a head node that is being restarted looks like one that has ended.
+                # Only now: a restarting head node looks like one that has ended.
                 if reason := runtime.lost_cluster():
                     raise FeedGoneError(f"{what}: {reason}") from error.__cause__
                 raise FeedRestartingError(f"{error}; waited {seconds(timeout_s)} for it") from error.__cause__
@@ -147,14 +142,9 @@ def call_patiently(coordinator: Any, ask: Callable[[], Any], timeout_s: float, w
 
 
 def await_restart(coordinator: Any, end: float) -> None:
-    """Wait until a coordinator that was restarting answers again, or is gone for good.
-
-    Args:
-        coordinator: its actor.
-        end: when to give up waiting, by `time.monotonic`.
-    """
-    # A call that meets a restart hangs for up to two seconds before Ray says so, but one that is made after the return
-    # goes through at once. So a new one is made at every look, whatever becomes of those before.
+    """Wait until a restarting coordinator answers or is gone for good, or until the time ``end`` (`time.monotonic`)."""
+    # A call during a restart hangs for up to two seconds before Ray reports it, but a call made after the restart
+    # succeeds at once. So make a new call at every check.
     looks: list[Any] = []
     while time.monotonic() < end:
         looks.append(coordinator.__ray_ready__.remote())
@@ -169,6 +159,6 @@ def _met_restart(answered: Any) -> bool:
         get(answered, CALL_TIMEOUT_S)
     except ray.exceptions.ActorUnavailableError:
         return True
-    except ray.exceptions.RayActorError:  # the next call hears why
+    except ray.exceptions.RayActorError:  # the next call raises the reason
         return False
     return False

@@ -1,7 +1,7 @@
-"""What `Loader.state_dict` returns: a small JSON value with a version, checked when it is loaded.
+"""The state that `Loader.state_dict` returns: a small versioned JSON value, validated when it is loaded.
 
-States lie in checkpoints of users, pass through files and tools of others, and come back years later. So one place says
-what they hold, and nothing of one is used before all of it was checked.
+Users store states in checkpoints, pass them through other tools, and load them years later. So this module alone
+defines their contents, and a state is used only after it was validated completely.
 """
 
 from __future__ import annotations
@@ -24,75 +24,76 @@ if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
 STATE_VERSION = 2
-"""Version of a loader's state: a state that an older version of mbaas saved must load, or be refused with a sentence.
+"""Version of a loader's state. A state saved by an older version of mbaas must load, or raise a clear error.
 
-It changes when a key is added, or means something else. In version 1 all epochs began where those of the feed did, and
-each was shuffled as a whole.
+Increment it when a key is added or its meaning changes. In version 1 all epochs began where the feed's did, and each
+was shuffled as a whole.
 """
 
 Count = Annotated[int, Ge(0), Le(2**53 - 1)]
-"""A whole number that every reader of JSON keeps exact."""
+"""An integer that every JSON reader represents exactly."""
 
 FeedEpoch = Annotated[int, Ge(0), Le(2**31)]
-"""The number of an epoch of a feed; no feed lives for a billion epochs."""
+"""The number of a feed's epoch; no feed lives for a billion epochs."""
 
 Hash = Annotated[int, Ge(0), Le(2**64 - 1)]
 
 
 @options(within="state.share")
 class SavedRank:
-    """What one rank of a data-parallel trial had of the epoch."""
+    """One rank's part of the epoch in a data-parallel trial."""
 
     rank: Count
-    """Which rank saved the state; 0 for a trial that is one consumer."""
+    """Rank that saved the state; 0 for a single consumer."""
 
     world_size: Annotated[int, Ge(1), Le(2**53 - 1)]
-    """How many ranks there were; 1 for a trial that is one consumer."""
+    """Number of ranks; 1 for a single consumer."""
 
     samples: Count
     """Samples that this rank received in the epoch."""
 
     id_hash: Hash
-    """The order-independent hash of their ids."""
+    """Order-independent hash of their ids."""
 
 
 @options(within="state")
 class SavedState:
-    """Where a loader stands: after the last minibatch that it handed out."""
+    """Position of a loader, after the last minibatch that it returned."""
 
     version: Literal[1, 2]
-    """Version of the state."""
+    """Version of the state format."""
 
     fingerprint: str
-    """Digest of dataset, pipeline, seed and order: a state belongs to feeds that have the same."""
+    """Digest of dataset, pipeline, seed and order. A state can be loaded only into feeds with the same digest."""
 
     epoch: Count
-    """Epochs that the loader finished or left."""
+    """Epochs that the loader finished or skipped."""
 
     feed_epoch: FeedEpoch
-    """The feed's number of the epoch in which it began its own, or is about to."""
+    """The feed's epoch number at the start of the loader's own epoch."""
 
     position: Count
-    """Where in the loader's own epoch the next sample is: 0 at its beginning, the number of samples at its end."""
+    """Position of the next sample in the loader's own epoch: 0 at its start, the number of samples at its end."""
 
     samples: Count
-    """Samples before the position that trials received, over all ranks; bad ones are not counted."""
+    """Samples before the position that were received, over all ranks, without bad ones."""
 
     id_hash: Hash
-    """The order-independent hash of their ids."""
+    """Order-independent hash of their ids."""
 
     left_out: list[Count] = field(default_factory=list)
-    """Ids of the epoch's bad samples, as far as they are known."""
+    """Ids of the epoch's bad samples found so far."""
 
     share: SavedRank | None = None
-    """What the rank that saved the state had of it; states of the first versions lack it."""
+    """Samples received by the rank that saved the state; missing in the oldest states."""
 
     begin: Count = 0
-    """Where in the order of the feed's epoch the loader began its own: not 0 if it joined in the middle of one."""
+    """Position in the feed's epoch at which the loader's own epoch began; above 0 if it joined mid-epoch."""
 
     shuffle: list[tuple[FeedEpoch, list[Count]]] = field(default_factory=list)
-    """How the feed's epoch is shuffled in which the position lies: (epoch, cuts) of the shuffles that lie within each
-    other, that of all samples first; none for one that is shuffled as a whole. See `mbaas.order.Shuffle`.
+    """Shuffle of the feed's epoch at the position, as a list of nested (epoch, cuts), outermost first.
+
+    Empty if the epoch is shuffled as a whole. See `mbaas.order.Shuffle`.
     """
 
 
@@ -109,15 +110,10 @@ def _reader() -> TypeAdapter[SavedState]:
 
 
 def read_state(state: object, *, order: SampleOrder, fingerprint: str) -> SavedState:
-    """Read a loader's state.
-
-    Args:
-        state: what the user gave.
-        order: the order of the feed that it is loaded into.
-        fingerprint: of that feed.
+    """Validate a loader's state for the feed with this order and fingerprint.
 
     Raises:
-        StateError: it cannot be a state of this feed: says which value, what it is and what it must be.
+        StateError: the state is invalid or belongs to another feed; the message shows the actual and the allowed value.
     """
     if not isinstance(state, dict):
         raise StateError(f"loader state must be the dict that state_dict() returned, got {type(state).__name__}")
@@ -135,15 +131,15 @@ def read_state(state: object, *, order: SampleOrder, fingerprint: str) -> SavedS
 
 
 def levels_of(shuffle: Shuffle | None) -> list[list[Any]]:
-    """Return a shuffle as plain JSON types: what `SavedState.shuffle` holds."""
+    """Return a shuffle as plain JSON types, for `SavedState.shuffle`."""
     return [] if shuffle is None else [*levels_of(shuffle.base), [shuffle.epoch, [*shuffle.cuts]]]
 
 
 def shuffle_of(saved: SavedState) -> Shuffle:
-    """Return how the feed's epoch is shuffled in which a state's position lies.
+    """Return the shuffle of the feed's epoch at a state's position.
 
     Raises:
-        ConfigError: there can be no such shuffle.
+        ConfigError: the shuffle is invalid.
     """
     shuffle: Shuffle | None = None
     for epoch, cuts in saved.shuffle:
@@ -152,16 +148,14 @@ def shuffle_of(saved: SavedState) -> Shuffle:
 
 
 def resumption(saved: SavedState, order: SampleOrder) -> tuple[Resumption, int]:
-    """Return where a state goes on in the middle of an epoch, and the first row of that block which it lacks.
+    """Return the block at which a state with a position above 0 continues, and its first row to return.
 
-    Args:
-        saved: the state; its position is above 0.
-        order: of the feed, whose blocks may be others than when the state was saved.
+    The block size of ``order`` may differ from when the state was saved.
     """
     blocks, size, shuffle = order.blocks_per_epoch, order.block_samples, shuffle_of(saved)
     first = saved.feed_epoch * blocks + saved.begin // size
     own_epoch = OwnEpoch(first, first + blocks + (saved.begin % size > 0), saved.begin)
-    # an epoch that only lacks its end has no block after its last
+    # at the epoch's end, continue within its last block, because the epoch has no block after that
     later, place = divmod(saved.begin + min(saved.position, order.num_samples - 1), order.num_samples)
     block = (saved.feed_epoch + later) * blocks + place // size
     row = place - place // size * size + (saved.position == order.num_samples)
@@ -172,7 +166,7 @@ def _of_types(state: dict[Any, Any]) -> SavedState:
     from pydantic import ValidationError
 
     try:
-        text = json.dumps(state, ensure_ascii=False).encode()  # halves of characters are no text
+        text = json.dumps(state, ensure_ascii=False).encode()  # lone surrogates cannot be encoded
     except (TypeError, ValueError, RecursionError) as error:
         raise StateError(f"loader state must be plain JSON: {error}") from None
     try:
@@ -193,7 +187,6 @@ def _of_types(state: dict[Any, Any]) -> SavedState:
 
 
 def _check_together(saved: SavedState, num_samples: int) -> None:
-    """Check what each value alone does not show."""
     bounds: list[tuple[str, int, int, str]] = [
         ("begin", saved.begin, num_samples - 1, "the last sample's position"),
         *(("shuffle", cut, num_samples - 1, "the last sample's position") for _, cuts in saved.shuffle for cut in cuts),
@@ -214,7 +207,8 @@ def _check_together(saved: SavedState, num_samples: int) -> None:
         shuffle = shuffle_of(saved)
     except ConfigError as error:
         raise StateError(f"state.shuffle cannot be: {error}") from None
-    later = int(saved.begin + saved.position > num_samples)  # it lies in the epoch after the one in which it began
+    # the position is in the next epoch of the feed after ``feed_epoch``
+    later = int(saved.begin + saved.position > num_samples)
     if saved.position and shuffle.epoch != saved.feed_epoch + later:
         raise StateError(
             f"state.shuffle must be of epoch {saved.feed_epoch + later}, in which position {saved.position} lies, got "

@@ -1,8 +1,8 @@
-"""Computes where the minibatches of an epoch end, and which samples of each are a rank's own: pure arithmetic.
+"""Computes the ends of an epoch's minibatches and each rank's samples; no I/O.
 
-A minibatch is the next samples of the epoch's order, without bad ones; it may end in the middle of a block.
-For data-parallel trials each is shared out between the ranks by a plan. Every rank computes that for itself, and they
-agree because the same numbers go in: the order, the plan, and which samples were bad.
+A minibatch consists of the next samples in the epoch's order, without bad ones; it may end within a block. For
+data-parallel trials a plan divides each minibatch among the ranks. Every rank computes this independently. All agree
+because their inputs are equal: the order, the plan and the bad samples.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ from mbaas.messages import RankPlan, Resumption
 from mbaas.order import Ids, OwnEpoch, SampleOrder, Shuffle
 
 KEPT_BLOCKS = 2
-"""Number of blocks before the newest whose shards are kept: one for a minibatch that began in the block before, and one
-because a rank's stream asks for the next block's shard while the loader is still at this one.
+"""Number of shards kept before the newest.
+
+One is for a minibatch that began in the previous block. The other is needed because a rank's stream requests the next
+block's shard while the loader is still at this block.
 """
 
 Rows = NDArray[np.int64]
@@ -29,10 +31,10 @@ class BatchEnd(Struct, frozen=True):
     """The end of a minibatch.
 
     Attributes:
-        position: where in the consumer's own epoch the sample after it is.
-        size: number of this rank's samples of it.
-        elsewhere: other ranks' samples of it.
-        shuffle: of the stream's epoch in which it ends.
+        position: position of the next sample in the consumer's own epoch.
+        size: number of this rank's samples.
+        elsewhere: samples of other ranks.
+        shuffle: shuffle of the stream's epoch that contains the end.
     """
 
     position: int
@@ -42,27 +44,27 @@ class BatchEnd(Struct, frozen=True):
 
     @property
     def samples(self) -> int:
-        """Number of samples of the minibatch, over all ranks."""
+        """Number of samples in the minibatch, over all ranks."""
         return self.size + self.elsewhere.samples
 
 
 NO_IDS: Ids = np.empty(0, np.int64)
 
 NO_SAMPLES = BatchEnd(0, 0)
-"""What there is of a minibatch before its first sample."""
+"""A minibatch before its first sample."""
 
 
 class BlockShard(Struct, frozen=True):
-    """What a consumer has to take of one block, and how minibatches lie in it.
+    """A consumer's rows of one block, and the minibatches in it.
 
     Attributes:
-        good: rows of the block without those that were left out as bad.
-        rows: those of them that are this rank's.
-        ends: the ends of the minibatches that end in the block; an epoch's last minibatch ends in its last block.
-        dropped: samples at the epoch's end that make no minibatch.
-        open: the minibatch that goes on in the next block, as far as it lies in this one and those before.
-        open_ids: its samples so far, over all ranks, if they might make no minibatch.
-        is_last: whether it is the last block of the consumer's own epoch.
+        good: rows of the block without bad samples.
+        rows: this rank's rows among these.
+        ends: ends of minibatches in the block. An epoch's last minibatch ends in its last block.
+        dropped: samples at the epoch's end that are in no minibatch.
+        open: end so far of the minibatch that continues in the next block.
+        open_ids: its sample ids so far, over all ranks, if the minibatch may be dropped.
+        is_last: True for the last block of the consumer's own epoch.
     """
 
     good: Rows
@@ -75,22 +77,19 @@ class BlockShard(Struct, frozen=True):
 
 
 class RankSharding:
-    """Cuts an epoch into minibatches and shares each out between ranks; a single consumer is rank 0 of 1.
+    """Cuts an epoch into minibatches and divides each among the ranks. A single consumer is rank 0 of 1.
 
     Args:
-        order: the order of the feed.
         batch_size: samples in a minibatch, over all ranks.
-        rank, world_size: which rank of a data-parallel trial this is, of how many.
-        drop_last: leave out the samples at an epoch's end that do not fill a minibatch. A last minibatch with fewer
-            samples than ranks is left out in any case.
-        is_certain: whether no sample will be bad, so that a minibatch is shared out as a whole; else each run of it
-            that lies in one block is shared out for itself, because the next block's bad samples are not known yet.
-        resumed: where the first minibatch begins, if that is in the middle of an epoch; and the first row of that block
-            which the consumer lacks.
+        rank, world_size: rank of this process in its data-parallel trial, and number of ranks.
+        drop_last: drop the samples at an epoch's end that do not fill a minibatch. A last minibatch with fewer samples
+            than ranks is always dropped.
+        is_certain: True if no sample can be bad, so that minibatches are divided as a whole. Otherwise each run of a
+            minibatch within one block is divided separately, because the next block's bad samples are not known yet.
+        resumed: block and row of the first minibatch, if it begins within an epoch.
 
     Attributes:
-        order, rank, world_size, batch_size: as given.
-        plans: epoch -> the plan by which it is shared out; without one, ranks take turns in the order of the samples.
+        plans: epoch -> plan that divides its minibatches. Without a plan, ranks take samples in turn.
     """
 
     def __init__(
@@ -109,30 +108,25 @@ class RankSharding:
         self._drop_last, self._is_certain = drop_last, is_certain
         self._own = None if resumed is None else resumed[0].own_epoch
         self._begin = None if resumed is None else (resumed[0].start, resumed[1])
-        self._shards: dict[int, BlockShard] = {}  # by block; of the last few
+        self._shards: dict[int, BlockShard] = {}  # by block, for the last few blocks
         self._in_turn = RankPlan(("",) * world_size)
         self.plans: dict[int, RankPlan] = {}
 
     def add_plan(self, epoch: int, plan: RankPlan) -> None:
-        """Share an epoch out by ``plan``; forget the plans of epochs that are over."""
-        # not that of the epoch before: a rank's stream is ahead of its loader, which may still be there
+        """Use ``plan`` for an epoch, and forget the plans of finished epochs."""
+        # Keep the previous epoch's plan: a rank's stream is ahead of its loader, which may still be in that epoch.
         self.plans = {**{number: old for number, old in self.plans.items() if number >= epoch - 1}, epoch: plan}
 
     def renumber(self, by: int) -> None:
-        """Count all blocks from another number on: by 0, or to go on in epochs aside."""
+        """Add ``by`` to all block numbers. It is 0, or the offset of side epochs (`mbaas.order.ASIDE`)."""
         self._shards = {block + by: shard for block, shard in self._shards.items()}
         self._own = None if self._own is None else self._own.moved(by)
         self._begin = None if self._begin is None else (self._begin[0] + by, self._begin[1])
 
     def shard(self, block: int, shuffle: Shuffle, bad: Iterable[int]) -> BlockShard:
-        """Return what to take of a block.
+        """Return the shard of a block; ``bad`` are the ids of its bad samples.
 
-        Blocks are asked for in order: where a minibatch goes on from the block before, that one's shard says how far.
-
-        Args:
-            block: its number.
-            shuffle: of its epoch.
-            bad: ids of its samples that were left out.
+        Blocks must be requested in order: a minibatch that continues from the previous block needs that block's shard.
         """
         if block not in self._shards:
             self._shards[block] = self._cut(block, shuffle, np.fromiter(bad, np.int64))
@@ -141,8 +135,8 @@ class RankSharding:
         return self._shards[block]
 
     def _own_epoch(self, block: int) -> OwnEpoch:
-        """Return the consumer's own epoch that a block belongs to; one outside of the last begins the next."""
         if self._own is None or not self._own.first <= block < self._own.end:
+            # a block outside the last own epoch begins the next
             self._own = OwnEpoch.at(block, self.order.blocks_per_epoch, self.order.block_samples)
         return self._own
 
@@ -154,18 +148,18 @@ class RankSharding:
         used, end, open_ids = good, NO_SAMPLES, NO_IDS
         own_epoch = self._own_epoch(block)
         is_last = block == own_epoch.end - 1
-        if is_last and own_epoch.begin % self.order.block_samples:  # it ends in the middle of the block
+        if is_last and own_epoch.begin % self.order.block_samples:  # the epoch ends within the block
             used = used[used < own_epoch.begin - start]
         if self._begin is not None and block == self._begin[0]:
             used = used[used >= self._begin[1]]
-        elif block > own_epoch.first:  # no minibatch reaches across an epoch's end
+        elif block > own_epoch.first:  # minibatches never cross an epoch's end
             end, open_ids = self._shards[block - 1].open, self._shards[block - 1].open_ids
-        # from a position of the stream's epoch to one of the consumer's
+        # offset from positions in the stream's epoch to positions in the consumer's
         before = own_epoch.begin if self._is_in_first(block, own_epoch) else own_epoch.begin - self.order.num_samples
         own, ends = np.ones(len(used), np.bool_), []
         for first, last in self._runs(end.samples, len(used)):
             samples, elsewhere = end.samples + last - first, end.elsewhere
-            if self.world_size > 1:  # a single consumer has all of them, whatever their ids
+            if self.world_size > 1:  # a single consumer has all samples, so ids are not needed
                 ids, ranks = self._ranks(block, shuffle, used[first:last], end.samples)
                 own[first:last] = ranks == self.rank
                 elsewhere = elsewhere.plus(ids[~own[first:last]])
@@ -178,7 +172,7 @@ class RankSharding:
                 open_ids = np.concatenate([open_ids, self._ids(block, shuffle, used[first:last])])
         dropped = NOTHING
         if is_last and end.samples:
-            # a rank without a sample would have no mean loss, so such a minibatch is left out for all
+            # A rank without a sample would have no mean loss, so such a minibatch is dropped for all ranks.
             if self._drop_last or end.samples < self.world_size:
                 dropped = NOTHING.plus(open_ids)
             else:
@@ -187,11 +181,11 @@ class RankSharding:
         return BlockShard(good, used[own], tuple(ends), dropped, end, open_ids, is_last)
 
     def _is_in_first(self, block: int, own_epoch: OwnEpoch) -> bool:
-        """Whether a block lies in the stream's epoch in which the consumer's own began."""
+        """Return whether a block is in the same epoch of the stream as the first block of ``own_epoch``."""
         return self.order.epoch_of(block) == self.order.epoch_of(own_epoch.first)
 
     def _runs(self, filled: int, count: int) -> Iterator[tuple[int, int]]:
-        """Yield [first, last) of the samples that belong to one minibatch; ``filled`` of the first one came before."""
+        """Yield [first, last) of the samples of each minibatch. The first already has ``filled`` samples."""
         first = 0
         while first < count:
             last = min(count, first + self.batch_size - filled)
@@ -199,20 +193,16 @@ class RankSharding:
             first, filled = last, 0
 
     def _ids(self, block: int, shuffle: Shuffle, run: Rows) -> Ids:
-        """Return the ids of the samples in rows ``run``."""
         start = self.order.span(block)[0]
         return self.order.samples_at(shuffle, start + int(run[0]), start + int(run[-1]) + 1)[run - run[0]]
 
     def _ranks(self, block: int, shuffle: Shuffle, run: Rows, filled: int) -> tuple[Ids, NDArray[np.int64]]:
-        """Return the ids of the samples in rows ``run``, and their ranks.
-
-        The minibatch has ``filled`` samples before these.
-        """
+        """Return the ids and ranks of the samples in rows ``run``; ``filled`` samples of the minibatch precede them."""
         plan = self.plans.get(self.order.epoch_of(block), self._in_turn)
         if not self._is_certain:
             ids = self._ids(block, shuffle, run)
             return ids, plan.ranks(ids, filled)
-        # The whole minibatch, blocks before and after included, because only as a whole is it shared out evenly.
+        # Compute the whole minibatch, including samples in other blocks: only as a whole is it divided evenly.
         first = self.order.span(block)[0] + int(run[0]) - filled
         ids = self.order.samples_at(shuffle, first, min(first + self.batch_size, self.order.num_samples))
         of_run = slice(filled, filled + len(run))

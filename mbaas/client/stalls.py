@@ -1,4 +1,4 @@
-"""Counts what a consumer waited for, and where the bytes that it read came from."""
+"""Counts a consumer's waits by cause, and the bytes that it read by source."""
 
 from __future__ import annotations
 
@@ -8,56 +8,51 @@ from dataclasses import dataclass, field
 from mbaas.messages import ReadBytes
 
 REMEMBERED_BLOCKS = 16
-"""Blocks whose fetch times are remembered. Several blocks come at once, and only the first of them is waited for: the
-cost of fetching the others shows in the wait for the next call's blocks.
+"""Blocks whose fetch times are kept. Several blocks arrive together, and only the first is waited for.
+
+The cost of fetching the others shows in the wait for the next call's blocks.
 """
 
 
 class StallAttribution:
-    """Divides waiting between prep and fetch as the differential method does (DS-Analyzer, VLDB 2021), block by block.
+    """Divides waits between prep and fetch by the differential method (DS-Analyzer, VLDB 2021), block by block.
 
-    While a consumer waits, all workers of its feed are busy: they prepare, or they wait for bytes. Without the waits
-    for bytes a block would have come sooner: by their share of the time since the block before, but by no more than
-    the workers waited for this block's own bytes. The part of the consumer's wait that this explains is fetch stall.
+    While a consumer waits, all workers of its feed are busy: they prepare, or wait for bytes. Without the waits for
+    bytes a block would have arrived sooner, by their share of the time since the previous block. The gain is at most
+    the workers' wait for this block's bytes. The part of the consumer's wait explained by this gain is fetch stall.
     """
 
     def __init__(self) -> None:
         self._uncharged_s: deque[float] = deque(maxlen=REMEMBERED_BLOCKS)
-        """For each of the last blocks, the seconds by which it would have come sooner had its bytes been at hand, less
-        those that were charged to a wait already.
-        """
+        """For each recent block, the seconds that local bytes would have saved, less those charged already."""
 
     def fetch_stall_s(self, waited_s: float, *, elapsed_s: float, fetch_s: float, prep_s: float) -> float:
-        """Return how much of the wait for a block is fetch stall, in seconds.
+        """Return the fetch stall within the wait for a block, in seconds.
 
-        Args:
-            waited_s: the wait for this block.
-            elapsed_s: seconds since the block before was there, this wait included.
-            fetch_s: seconds that workers waited for the block's bytes.
-            prep_s: seconds that workers prepared the block.
+        ``elapsed_s`` is the time since the previous block was available, including this wait. ``fetch_s`` is the time
+        that workers waited for the block's bytes, ``prep_s`` the time that they prepared it.
         """
         busy_s = fetch_s + prep_s
-        # by the workers' share of waiting, because many of them make the blocks that come in ``elapsed_s``
+        # The workers' share of waiting, because many workers make the blocks that arrive in ``elapsed_s``.
         self._uncharged_s.append(min(fetch_s, elapsed_s * fetch_s / busy_s) if busy_s > 0 else 0.0)
         left_s = waited_s
         while left_s > 0 and self._uncharged_s:
             left_s -= self._uncharged_s.pop()
-        if left_s < 0:  # the last one explains more than was waited: the rest of it may explain a later wait
+        if left_s < 0:  # the last one explains more than this wait; the rest may explain a later wait
             self._uncharged_s.append(-left_s)
         return waited_s - max(0.0, left_s)
 
 
 @dataclass
 class StreamStats:
-    """The waits of a consumer and the bytes that it read, summed over its life; its streams count them.
+    """The waits of a consumer and the bytes that it read, summed over its life.
 
     Attributes:
-        wait_s: seconds without a block at hand.
-        fetch_stall_s: the part of ``wait_s`` that is fetch stall (`StallAttribution`).
-        peer_stall_s: the part of ``wait_s`` by which blocks would have come sooner, had prep not been idle because of
-            other trials (`mbaas.core.peer_idle`).
-        prepared: samples in blocks that nobody was given before.
-        read_bytes: of prepared samples that were read.
+        wait_s: seconds without an available block.
+        fetch_stall_s: part of ``wait_s`` that is fetch stall (`StallAttribution`).
+        peer_stall_s: part of ``wait_s`` caused by prep that was idle because of other trials (`mbaas.core.peer_idle`).
+        prepared: samples in blocks that no consumer had received before.
+        read_bytes: bytes of prepared samples that were read.
     """
 
     wait_s: float = 0.0
@@ -73,14 +68,13 @@ class StreamStats:
     ) -> None:
         """Count a wait for a block, from ``began`` to ``ended`` on one clock.
 
-        ``fetch_s`` and ``prep_s`` are as in `StallAttribution.fetch_stall_s`, ``peer_idle_s`` as in `Delivery`, for the
-        first block of one.
+        ``fetch_s`` and ``prep_s`` are as in `StallAttribution.fetch_stall_s`, ``peer_idle_s`` as in `Delivery`.
         """
         last = began if self._had_block_at is None else self._had_block_at
         self.wait_s += ended - began
         peers_s = min(ended - began, peer_idle_s)
         self.peer_stall_s += peers_s
-        # without that idle time this much of the wait remains, and the interval is shorter by as much
+        # without that idle time the wait and the interval would be shorter by as much
         self.fetch_stall_s += self._attribution.fetch_stall_s(
             ended - began - peers_s, elapsed_s=ended - last - peers_s, fetch_s=fetch_s, prep_s=prep_s
         )

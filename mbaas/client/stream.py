@@ -1,4 +1,4 @@
-"""Streams give one consumer the blocks of a feed in order: what each of them can do, and the one for a single lane."""
+"""Streams of a feed's blocks, in order, for one consumer: the `Stream` protocol, and the stream of a single lane."""
 
 from __future__ import annotations
 
@@ -19,32 +19,24 @@ from mbaas.messages import BadSample, ConsumerReport, DeliveredBlock, DeliveredP
 from mbaas.order import Shuffle
 
 LOCAL_READ_S = 5.0
-"""Longest time in which a block on the reader's own node is read before it is unreadable. It takes milliseconds. But
-where several threads of a process read blocks, Ray 2.60 now and then forgets a part for one of them (once in 15,000 to
-20,000 blocks of four threads): getting it never ends. When it is asked for again, it comes.
+"""Timeout to read a block on the reader's own node, in seconds. It normally takes milliseconds.
+
+If several threads of a process read blocks, Ray 2.60 occasionally loses a part for one thread, and getting it never
+ends. This happens once in 15,000 to 20,000 blocks of four threads. A second request succeeds.
 """
 
 REMOTE_READ_S = 30.0
-"""The same for a block of which parts are on other nodes, which may be unreachable. To this the time is added that they
-take at `SLOWEST_LINK_BYTES_PER_S`.
-"""
+"""Timeout in seconds for a block with parts on other nodes, plus transfer time at `SLOWEST_LINK_BYTES_PER_S`."""
 
 SLOWEST_LINK_BYTES_PER_S = 1e6
-"""A link between nodes that is slower than this counts as broken."""
+"""A slower link between nodes counts as broken."""
 
 LOOK_S = 2.0
-"""Period at which a reader that waits asks whether the block is still there."""
+"""Period in seconds at which a waiting reader checks that the block still exists."""
 
 
 class Block(Struct, frozen=True):
-    """A block in the consumer's hands.
-
-    Attributes:
-        number: the block's.
-        shuffle: of the block's epoch.
-        samples: of the block.
-        bad: samples of it that were left out as bad.
-    """
+    """A block that was read by a consumer; ``bad`` lists the samples left out of ``samples``."""
 
     number: int
     shuffle: Shuffle
@@ -53,11 +45,7 @@ class Block(Struct, frozen=True):
 
 
 class Stream(Protocol):
-    """The blocks of a feed for one consumer, from its cursor on, without end.
-
-    Attributes:
-        info: what the consumer knows of the feed.
-    """
+    """The endless sequence of a feed's blocks for one consumer, from its cursor on."""
 
     info: FeedInfo
 
@@ -66,49 +54,41 @@ class Stream(Protocol):
         """Number of the next block that `next` returns."""
 
     def next(self) -> Block:
-        """Wait for the block at the cursor, and move past it.
+        """Wait for the block at the cursor, return it, and move the cursor past it.
 
         Raises:
-            BadSampleError: the block holds a bad sample and the feed's ``on_bad_sample`` is "raise".
-            WaitTimeoutError: no block came, and the feed made no progress, for the time that was set.
-            FeedFailedError: the feed cannot go on.
+            BadSampleError: the block contains a bad sample and the feed's ``on_bad_sample`` is "raise".
+            WaitTimeoutError: no block arrived, and the feed made no progress, within the timeout.
+            FeedFailedError: the feed cannot continue.
         """
 
     def look_ahead(self) -> None:
-        """Begin what can be begun for the next block; called after `next` and between minibatches."""
+        """Start fetching the next block if possible. Called after `next` and between minibatches."""
 
     def next_epoch(self) -> int:
-        """Return the number of the feed's first epoch of which a consumer has seen nothing that begins one now."""
+        """Return the first epoch of the feed that is entirely new to a consumer that starts an epoch now."""
 
     def skip_epoch(self) -> None:
-        """Give up the rest of the epoch that the consumer is in, if it had anything of it."""
+        """Skip the rest of the current epoch, if the consumer has received any block in it."""
 
     def start_again(self) -> Start:
-        """Return where a stream begins that goes on at the cursor."""
+        """Return the start of a new stream that continues at the cursor."""
 
     def use_up(self, block: int) -> None:
-        """Note that the consumer is done with all blocks below ``block``; the next call or heartbeat says so."""
+        """Record that the consumer is done with all blocks below ``block``; the next call or heartbeat reports it."""
 
     def held_blocks(self) -> int:
-        """Return how many blocks of its sessions have arrays that are alive in this process."""
+        """Return the number of blocks with arrays that are alive in this process."""
 
     def heartbeat(self, report: ConsumerReport) -> None:
-        """Tell the service that this consumer lives and what it holds; called from a thread of its own."""
+        """Send a heartbeat with the blocks held. Called from a separate thread."""
 
     def leave(self, report: ConsumerReport | None) -> None:
         """End the consumer's sessions."""
 
 
 class BlockStream:
-    """A `Stream` of one lane's own blocks; in most feeds these are all of its blocks.
-
-    Args:
-        session: the consumer's session in the lane, which was just opened.
-        stats: where waits and bytes are counted.
-
-    Attributes:
-        session: the session.
-    """
+    """A `Stream` of one lane's blocks. Most feeds have one lane, with all blocks."""
 
     def __init__(self, session: LaneSession, stats: StreamStats) -> None:
         self.session, self.info = session, session.info
@@ -116,7 +96,7 @@ class BlockStream:
 
     @property
     def lane(self) -> Lane:
-        """The lane whose own blocks are counted here."""
+        """The lane of the session; block numbers here are local to it."""
         return self.session.lane
 
     @property
@@ -127,7 +107,7 @@ class BlockStream:
     # ---- blocks ----
 
     def next(self, while_waiting: Callable[[], None] | None = None) -> Block:
-        """See `Stream.next`; ``while_waiting`` is called whenever a call brought nothing."""
+        """See `Stream.next`; ``while_waiting`` is called after each call without blocks."""
         began = time.perf_counter()
         arrays: list[Arrays] | None = None
         while arrays is None:
@@ -142,18 +122,17 @@ class BlockStream:
             peer_idle_s=received.peer_idle_s,
         )
         self._stats.prepared += block.is_new * sum(part.meta.samples for part in block.parts)
-        self.session.advance()  # also past a block that ended in an error: a trial that catches it may go on
+        self.session.advance()  # also past a block that ended in an error: a trial that catches the error may continue
         bad = tuple(bad for part in block.parts for bad in part.meta.bad)
         if not arrays:
             raise block.error or BadSampleError(bad[0].uri, bad[0].reason)
         return Block(block.number, block.shuffle, BlockView(arrays), bad)
 
     def _read(self, received: ReceivedBlock) -> list[Arrays] | None:
-        """Return the arrays of a block's parts, which count as held from here on, unless they are to be copies.
+        """Return the arrays of a block's parts, empty if the block ended in an error.
 
-        There are none if the block ended in an error.
-
-        Return None if they cannot be read because the node where they lay is gone: they are asked for again.
+        Unless they are copies, they count as held from here on. Return None if they cannot be read because their node
+        is gone; they are then requested again.
         """
         block, fetched = received.block, None
         end = time.monotonic() + _longest_read_s(self.session.remote_parts(block))
@@ -161,8 +140,7 @@ class BlockStream:
             try:
                 fetched = self._fetch(received).read(LOOK_S)
             except UnreadableError as error:
-                # Ray takes long to give up an unreachable node; a consumer that asks the coordinator need not wait for
-                # that.
+                # Ray takes long to give up an unreachable node; the coordinator detects it sooner.
                 if error.for_good or time.monotonic() > end or self.session.is_given_up(block):
                     self.session.ask_again(block, unreadable_parts(block))
                     return None
@@ -173,7 +151,7 @@ class BlockStream:
         return fetched.parts
 
     def _fetch(self, received: ReceivedBlock, slack_s: float = 0.0) -> BlockFetch:
-        """Begin to read a block, unless that was begun; the consumer does not need it for ``slack_s`` seconds."""
+        """Start reading a block unless that has begun; ``slack_s`` is the time until the consumer needs it."""
         if received.fetch is None:
             received.fetch = self._begin_fetch(received.block, slack_s)
         return received.fetch
@@ -182,14 +160,14 @@ class BlockStream:
         return WholeFetch(block, self.session.remote_parts(block))
 
     def look_ahead(self) -> None:
-        """Have the next block's parts come from other nodes, if it is known; where they lie here, do nothing."""
+        """Start copying remote parts of the next block, if it is known. Do nothing if all parts are local."""
         if self.session.are_remote:
             self.session.take_in_early()
             if self.session.received:
                 self._fetch(self.session.received[0])
 
     def skip_to(self, block: int) -> None:
-        """Go on at ``block``, which lies ahead; what was received before it is let go."""
+        """Continue at the later block ``block``; drop blocks received before it."""
         self.session.skip_to(block)
 
     def next_epoch(self) -> int:
@@ -214,7 +192,7 @@ class BlockStream:
         """See `Stream.held_blocks`."""
         return self.session.held_blocks()
 
-    # ---- signs of life ----
+    # ---- heartbeats ----
 
     def heartbeat(self, report: ConsumerReport) -> None:
         """See `Stream.heartbeat`."""
@@ -226,7 +204,6 @@ class BlockStream:
 
 
 def _longest_read_s(remote: Sequence[DeliveredPart]) -> float:
-    """Return how long a block may take of which these parts are on other nodes."""
     if not remote:
         return LOCAL_READ_S
     return REMOTE_READ_S + sum(part.meta.nbytes for part in remote) / SLOWEST_LINK_BYTES_PER_S

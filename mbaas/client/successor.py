@@ -1,4 +1,4 @@
-"""Waits for a feed that is served again after the program that served it was killed."""
+"""Waits for a feed restart after the program that served the feed was killed."""
 
 from __future__ import annotations
 
@@ -14,36 +14,28 @@ from mbaas.errors import FeedFailedError, FeedGoneError
 from mbaas.messages import ConsumerName, FeedInfo
 
 LOOK_S = 0.2
-"""Pause between two looks whether the feed is served again."""
+"""Pause between two checks for a feed restart, in seconds."""
 
 _log = logging.getLogger(__name__)
 
 Find = Callable[[FeedGoneError], Any]
-"""Finds a feed's coordinator; returns None if there is none yet, and raises if nobody will serve the feed again."""
+"""Finds a feed's coordinator. Returns None before it has been restarted, and raises if it will not be."""
 
 
 def await_successor(
     error: FeedGoneError, coordinator: Any, *, find: Find, name: ConsumerName, info: FeedInfo, timeout_s: float
 ) -> tuple[Any, FeedInfo]:
-    """Wait until a feed whose coordinator is gone is served again; return its new coordinator and what it says.
-
-    Args:
-        error: how its coordinator turned out to be gone.
-        coordinator: that coordinator.
-        find: finds the one that comes after it.
-        name: who waits.
-        info: what the consumer knew of the feed.
-        timeout_s: for how long.
+    """Wait for the restart of a feed whose coordinator is gone. Return its new coordinator and description.
 
     Raises:
-        FeedGoneError: the feed is not served again in time.
-        FeedFailedError: it was stopped, or is served again as something else, where this consumer cannot go on.
+        FeedGoneError: the feed is not restarted in time.
+        FeedFailedError: the feed was stopped, or restarted with options that this consumer cannot continue with.
     """
     feed, end, said = info.settings.name, time.monotonic() + timeout_s, False
     while time.monotonic() < end:
         found = find(error)
         if found is not None and found._actor_id != coordinator._actor_id:
-            with contextlib.suppress(FeedGoneError):  # it did not come up: another one may
+            with contextlib.suppress(FeedGoneError):  # it did not start; another one may
                 successor = feed_info(found, name, end - time.monotonic())
                 _check_same(info, successor, name)
                 _log.warning("feed %r is served again, consumer %r goes on", feed, str(name))
@@ -62,7 +54,7 @@ def await_successor(
 
 
 def _check_same(known: FeedInfo, successor: FeedInfo, name: ConsumerName) -> None:
-    """Refuse a feed in which blocks, or what a consumer makes of them, are others than those that it was given."""
+    """Raise FeedFailedError if the restarted feed makes other blocks, or other minibatches from them."""
     pairs = zip(_essence(known).items(), _essence(successor).values(), strict=True)
     for (what, before), now in pairs:
         if before != now:
@@ -73,7 +65,6 @@ def _check_same(known: FeedInfo, successor: FeedInfo, name: ConsumerName) -> Non
 
 
 def _essence(info: FeedInfo) -> dict[str, object]:
-    """Return what decides about blocks, by what it is called."""
     return {
         "dataset, pipeline, seed and order": info.fingerprint,
         "engine": info.engine,

@@ -1,4 +1,4 @@
-"""The actor class of a feed's coordinator, as other programs look it up.
+"""The coordinator's actor class, light enough for lookups by other programs.
 
 Ray imports the class of every actor that is looked up by name. Importing `mbaas.coordinator.coordinator` takes 0.1 s of
 CPU time, and only the coordinator's own process needs it.
@@ -41,11 +41,7 @@ CALLS = (
 
 
 class Coordinator:
-    """Runs a `FeedCoordinator` and forwards `CALLS` to it.
-
-    Args:
-        args: as for `FeedCoordinator`.
-    """
+    """Runs a `FeedCoordinator` with the given arguments and forwards `CALLS` to it."""
 
     def __init__(self, *args: Any) -> None:
         from mbaas.coordinator.coordinator import FeedCoordinator  # see the module's docstring

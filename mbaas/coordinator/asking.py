@@ -1,4 +1,4 @@
-"""Waiting for what another actor answers, but not for ever."""
+"""Waits for other actors' answers, with timeouts."""
 
 from __future__ import annotations
 
@@ -12,26 +12,21 @@ from mbaas.coordinator.background import InternalErrors
 
 
 class BugReports:
-    """Where bugs are reported that answers bring.
-
-    Attributes:
-        errors: those of the coordinator whose process this is; None in a process without one.
-    """
+    """The process-wide collector of bugs found in answers; None in a process without a coordinator."""
 
     errors: InternalErrors | None = None
 
 
 def report_bugs_to(errors: InternalErrors) -> None:
-    """Have the bugs that `answer_or_none` meets in this process reported.
+    """Set the collector for bugs that `answer_or_none` meets in this process.
 
-    For the process, not for each call, like `sys.excepthook`: a process has one coordinator, and who asks goes on in
-    any case, so it need not know where bugs are reported.
+    It is process-wide, like `sys.excepthook`, because a process has one coordinator.
     """
     BugReports.errors = errors
 
 
 async def is_set_within(event: asyncio.Event, within_s: float) -> bool:
-    """Wait until an event is set, but not for ever; return whether it is. One that is set takes no task of its own."""
+    """Wait until an event is set or the timeout passes. Return whether it is set. A set event costs no task."""
     if not event.is_set():
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(event.wait(), within_s)
@@ -42,24 +37,22 @@ async def answer(ref: Any, within_s: float) -> Any:
     """Wait for an actor's answer.
 
     Raises:
-        asyncio.TimeoutError: there is none in time. In Python 3.10 that is not the built-in `TimeoutError`.
+        asyncio.TimeoutError: no answer in time. In Python 3.10 this is not the built-in `TimeoutError`.
         RayError: the actor is gone, or its method raised.
     """
     return await asyncio.wait_for(ref, within_s)
 
 
 async def answer_or_none(ref: Any, within_s: float, *, is_reported: bool = False) -> Any:
-    """Wait for an actor's answer; None if there is none in time, or none to be had. A bug that it meets is reported.
+    """Wait for an actor's answer; return None after a timeout or an error. A bug in the call is reported.
 
-    Args:
-        ref: what the call returned.
-        within_s: how long to wait.
-        is_reported: whether somebody else reports the bugs that the call meets; else each would be counted twice.
+    ``is_reported`` is True if bugs in the call are reported elsewhere, so that they are not counted twice.
     """
     try:
         return await answer(ref, within_s)
     except (asyncio.TimeoutError, ray.exceptions.RayError) as error:
-        # What a method raised is both of its own kind and of Ray's; a time-out of its own is no late answer.
+        # A method's exception is both of its own class and a Ray error, so a timeout inside the method is not a late
+        # answer.
         if isinstance(error, ray.exceptions.RayError) and not is_reported and BugReports.errors is not None:
             BugReports.errors.report_bug(error, "in a worker or cache node")
         return None

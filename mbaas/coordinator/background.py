@@ -1,4 +1,4 @@
-"""What an actor does in the background, and what it does when it meets a bug."""
+"""Background tasks of an actor, and its handling of bugs."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ _log = logging.getLogger(__name__)
 
 @contextlib.contextmanager
 def crash_if_broken() -> Iterator[None]:
-    """End this process if the core finds that it contradicts itself.
+    """End this process if the core detects an inconsistent state, because continuing could lose a sample.
 
-    What it knows is not to be trusted then, and to go on could cost a sample. Ray starts the actor again, and it takes
-    over what is left, as after any other crash: consumers, caches and workers know where they are.
+    Ray restarts the actor, which takes over as after any other crash: consumers, caches and workers have their
+    positions.
     """
     try:
         yield
@@ -44,31 +44,31 @@ def crash_if_broken() -> Iterator[None]:
 
 
 class StateMachine(Protocol[Event, Instruction]):
-    """What decides: `mbaas.core.state.StagingState`, or `mbaas.core.supervisor.Supervisor`."""
+    """A pure decision core: `mbaas.core.state.StagingState` or `mbaas.core.supervisor.Supervisor`."""
 
     @property
     def instructions(self) -> list[Instruction]:
-        """What the newest event has led to so far."""
+        """Instructions so far for the newest event."""
 
     def handle(self, event: Event, now: float) -> list[Instruction]:
-        """Take an event, and return what must be done about it."""
+        """Process an event, and return the instructions for it."""
 
     def validate(self) -> None:
-        """Raise an `InvariantError` if it contradicts itself."""
+        """Raise an `InvariantError` if the state is inconsistent."""
 
 
 def decide(machine: StateMachine[Event, Instruction], event: Event, errors: InternalErrors) -> list[Instruction]:
-    """Give an event to a state machine, and return what must be done about it.
+    """Pass an event to a state machine, and return its instructions.
 
-    If the machine meets a bug, what it has decided by then is done: it counts on that. Unless it contradicts itself, it
-    goes on, and what it did not come to is made good for by later events.
+    After a bug, return the instructions issued so far, because the state already assumes them. If the state is
+    consistent the machine continues, and later events repair the rest.
     """
     with crash_if_broken():
         try:
             instructions = machine.handle(event, time.monotonic())
         except InvariantError:
             raise
-        except Exception as error:  # a bug of ours, whatever it is
+        except Exception as error:  # any bug of ours
             errors.report(error)
             machine.validate()
             return machine.instructions
@@ -78,24 +78,16 @@ def decide(machine: StateMachine[Event, Instruction], event: Event, errors: Inte
 
 
 class InternalErrors:
-    """The bugs that an actor meets, and goes on.
-
-    Each is counted, and goes to the actor's log with its traceback, once for each line that it comes from.
-
-    Args:
-        counters: where it is counted, and noted in one sentence.
-    """
+    """Bugs that an actor survives. Each is counted, and logged with its traceback once per line of origin."""
 
     def __init__(self, counters: Counters) -> None:
         self._counters = counters
         self._log = bugs.BugLog()
 
     def report(self, error: BaseException, where: str = "") -> None:
-        """Count an error, and log it if that was not done yet.
+        """Count an error, and log it if its origin is new.
 
-        Args:
-            error: that of another process brings its traceback there along.
-            where: words that say where it was met, if that was not in this process: "in lane 1".
+        ``where`` is its place if in another process, such as "in lane 1". The error carries its traceback there.
         """
         self._counters.internal_errors += 1
         if self._log.log(error, where):
@@ -104,31 +96,24 @@ class InternalErrors:
             self._counters.note(f"an internal error{met}, of which {more}")
 
     def report_bug(self, error: BaseException, where: str = "") -> None:
-        """Report an error if it is a bug; for one that whoever met it deals with in any case."""
+        """Report an error only if it is a bug. For errors that the caller handles in any case."""
         if bugs.is_bug(error):
             self.report(error, where)
 
     @contextlib.contextmanager
     def reported(self) -> Iterator[None]:
-        """Report an error of one round of a loop, or of one step of several, and go on with the next: a feed without
-        ticks would stand still unnoticed.
-        """
+        """Report an error of one iteration or step, and continue with the next. Without ticks a feed would stall."""
         try:
             yield
-        except Exception as error:  # a bug of ours, whatever it is
+        except Exception as error:  # any bug of ours
             self.report(error)
 
 
 def reports_errors_of_calls(*, but: Container[str] = ()) -> Callable[[type[Actor]], type[Actor]]:
-    """Make an actor's class report the bugs that its calls meet; the caller gets the error as well.
+    """Return a class decorator that reports bugs in an actor's calls; the caller gets the error as well.
 
-    What mbaas raises on purpose is no bug, and is not reported.
-
-    Args:
-        but: calls whose caller reports what they meet.
-
-    Returns:
-        A decorator, for a class that keeps its `InternalErrors` as ``_errors``; it goes below ``ray.remote``.
+    Errors that mbaas raises on purpose are not reported. The class has its `InternalErrors` in ``_errors``. Apply the
+    decorator below ``ray.remote``. Bugs in the calls ``but`` are reported by the caller.
     """
 
     def decorate(actor: type[Actor]) -> type[Actor]:
@@ -145,7 +130,7 @@ def _reporting(method: Callable[..., Coroutine[Any, Any, Any]]) -> Callable[...,
     async def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         try:
             return await method(self, *args, **kwargs)
-        except Exception as error:  # whatever it is, it is the caller's; the feed goes on
+        except Exception as error:  # any error: it is raised in the caller, and the feed continues
             self._errors.report_bug(error, f"in the call {method.__name__!r}")
             raise
 
@@ -153,13 +138,9 @@ def _reporting(method: Callable[..., Coroutine[Any, Any, Any]]) -> Callable[...,
 
 
 class BackgroundTasks:
-    """Coroutines that run beside an actor's calls.
+    """Coroutines that run in the background of an actor's calls.
 
-    One that ends in an error is a bug of ours. The actor goes on: whoever waits for what the coroutine would have
-    reported has a deadline.
-
-    Args:
-        errors: where it is reported.
+    An error in one is a bug of ours. The actor continues: every wait for the coroutine's outcome has a timeout.
     """
 
     def __init__(self, errors: InternalErrors) -> None:

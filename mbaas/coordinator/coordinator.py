@@ -1,7 +1,7 @@
-"""The coordinator: the actor that runs a feed.
+"""The coordinator: the Ray actor that runs a feed.
 
-It serves the first lane, in most feeds the only one, through a `ConsumerService`. For all lanes it starts and tunes the
-workers, lends and scales them, knows who is where, and tells people how the feed is doing.
+It serves the first lane (usually the only one) through a `ConsumerService`. For all lanes it manages the workers,
+tracks consumers and ranks, and reports status and metrics.
 """
 
 from __future__ import annotations
@@ -64,23 +64,23 @@ from mbaas.settings import FeedSettings
 from mbaas.status import FeedStatus
 
 RETRY_S = 1.0
-"""Pause before a coordinator that was restarted looks again for what its predecessor left."""
+"""Pause before a restarted coordinator tries again to take over its predecessor's feed."""
 
 KEPT_S = 2.0
-"""The longest that a consumer which hands in ledgers waits until they are kept."""
+"""Longest time that a call with ledgers waits for their write to the key-value store, in seconds."""
 
 STATUS_S = 15.0
-"""A status that is asked for after a restart waits this long for the feed to go on; then it says what is missing."""
+"""Longest time a status request waits for a restarted feed to open. After that, its error lists the missing parts."""
 
 TICKS_A_REPORT = 8
-"""Ticks between two updates of the metrics: two seconds."""
+"""Ticks between two metrics updates (2 s)."""
 
 TICKS_A_LOOK = 4
-"""Ticks between two looks at how many workers are needed: a second."""
+"""Ticks between two decisions about the number of workers (1 s)."""
 
 
 class _Running(Struct, frozen=True):
-    """What there is once a feed is open."""
+    """The parts of an open feed."""
 
     info: FeedInfo
     supervision: Supervision
@@ -91,25 +91,24 @@ class _Running(Struct, frozen=True):
     tuning: ThreadTuning
 
     def send(self, event: ev.Event) -> None:
-        """Give an event to the first lane, and to the others what follows from it for them."""
         self.service.send(event)
         self.lanes.heard(event)
 
 
 @reports_errors_of_calls()
 class FeedCoordinator(ConsumerApi):
-    """Runs one feed; made by `mbaas.serve`.
+    """Runs one feed; created by `mbaas.serve`.
 
     Args:
         settings: the feed's options.
-        pipeline: what to do to samples.
+        pipeline: transforms applied to each sample.
         gpus: GPUs in the cluster when the feed was served, for ``engine="auto"``.
     """
 
     def __init__(self, settings: FeedSettings, pipeline: Any, gpus: int) -> None:
         self._settings, self._pipeline = settings, pipeline
-        # From an argument of the constructor, not from the cluster as it is now: Ray passes the same one to a restarted
-        # coordinator, and the engine, whose pixels differ from the other's, stays what it was.
+        # The GPU count is a constructor argument because Ray passes the same arguments to a restarted coordinator. A
+        # fresh count could select another engine, and engines produce different pixels.
         self._engine = resolve_engine(settings.engine, pipeline, gpus=gpus)
         self._counters = Counters()
         self._errors = InternalErrors(self._counters)
@@ -119,42 +118,41 @@ class FeedCoordinator(ConsumerApi):
         self._metrics = FeedMetrics(settings.name)
         self._workers = WorkerPool(settings, pipeline, self._engine)
         self._demand, self._scaler = DemandEstimator(), Scaler(settings.scaling)
-        # After a crash Ray calls the constructor again, with the same arguments, but not `start`.
+        # After a crash Ray calls the constructor again with the same arguments, but not `start`.
         self._has_predecessor = ray.get_runtime_context().was_current_actor_reconstructed
         self._goes_on = False
         self._keeping = asyncio.Lock()
-        self._kept_claims: Claims | None = None  # as the programs that serve other feeds read them
+        self._kept_claims: Claims | None = None  # as last published to coordinators of other feeds
         self._claiming = asyncio.Lock()
         self._writing_plans = asyncio.Lock()
         self._running: _Running | None = None
         self._opened = asyncio.Event()
         self._ended: FeedFailedError | None = None
-        self._adoption = WaitTable()  # what keeps this coordinator from going on where its predecessor died
+        self._adoption = WaitTable()  # problems that delay taking over from the predecessor
         self._enlisted = asyncio.Condition()
 
     # ---- life ----
 
     async def start(self, dataset: Dataset, workers: dict[str, Any]) -> FeedInfo:
-        """Start the workers, learn what a prepared sample is, and open.
+        """Start the workers, measure a prepared sample, and open the feed.
 
         Args:
-            dataset: the samples; not the constructor's, because its creator may be gone when it is restarted.
-            workers: the prep workers' actors, by name, which are starting.
+            dataset: the samples. Not a constructor argument, because its creator may be gone when the actor restarts.
+            workers: actors of the starting prep workers, by name.
 
         Raises:
-            ResourceError: workers did not get their CPUs, or workers or lanes could not begin.
+            ResourceError: workers did not get their CPUs, or workers or lanes could not start.
             BadSampleError: no sample can be prepared.
             ConfigError: the staging budget is too small.
         """
         running = self._open(await prepare(self._settings, self._workers, dataset, self._pipeline, workers))
         await running.lanes.until_begun()
         await running.supervision.until_at_work()
-        await self._keep_claims()  # a feed that is served next may have the memory that this one does not need
+        await self._keep_claims()  # the next feed can use the memory that this one leaves free
         self._counters.start_s = time.monotonic() - self._counters.began
         return running.info
 
     async def _go_on(self) -> None:
-        """Take over what the predecessor left, after a restart. Consumers tell their cursors themselves."""
         while True:
             with self._errors.reported():
                 try:
@@ -166,7 +164,7 @@ class FeedCoordinator(ConsumerApi):
                     self._opened.set()
                     return
                 except (ResourceError, ray.exceptions.RayError) as error:
-                    # What there is to take over may be dying at this very moment, or stand still for a while.
+                    # The predecessor's actors may be dying right now, or hang for a while.
                     what = f"what is left of the feed cannot be taken over yet: {error}"
                     for wait in self._adoption.look({"adoption": what}, time.monotonic()):
                         self._counters.note(wait)
@@ -194,8 +192,8 @@ class FeedCoordinator(ConsumerApi):
             engine=self._engine,
             lanes=opening.lanes,
         )
-        # Epochs that were begun may have been seen in part, by consumers of this coordinator's predecessor, or of a
-        # program that served the feed before and died: whoever begins anew begins the next one.
+        # Consumers of a predecessor, or of an earlier program that served this feed, may have seen part of each epoch
+        # that was begun. New consumers therefore start in the epoch after those.
         written = written_epochs.recall_epochs(self._settings.name, info.fingerprint)
         service = ConsumerService(
             info,
@@ -221,7 +219,7 @@ class FeedCoordinator(ConsumerApi):
         )
         if written:
             counters.ledgers.go_on(recovery.recall_ledgers(self._settings.name))
-        else:  # those of another dataset, or of a feed that was not stopped before its first epoch
+        else:  # ledgers of another dataset, or of a feed that was not stopped before its first epoch
             recovery.forget_ledgers(self._settings.name)
         ranks = RankTable(
             service.lane.blocks_per_epoch,
@@ -250,11 +248,11 @@ class FeedCoordinator(ConsumerApi):
         return running
 
     async def _until_open(self) -> ConsumerService:
-        """Wait until the feed is open, as long as `start` may take: consumers may come before that."""
+        """Wait until the feed is open, at most as long as `start` may take. Consumers may call before that."""
         return (await self._until_running()).service
 
     async def _until_running(self, within_s: float = START_TIMEOUT_S) -> _Running:
-        # A constructor cannot await, so the first call sets the recovery going: consumers ask again and again.
+        # A constructor cannot await, so the first call starts the recovery. Consumers call repeatedly.
         if self._has_predecessor and not self._goes_on:
             self._goes_on = True
             self._tasks.spawn(self._go_on())
@@ -293,7 +291,6 @@ class FeedCoordinator(ConsumerApi):
             self._metrics.update(metric_values(self._counters, staged_bytes=staged_bytes, workers=workers))
 
     async def _keep_claims(self) -> None:
-        """Keep in the cluster's key-value store what the feed keeps for itself, if that has changed."""
         async with self._claiming:
             now = await self.claims()
             if now != self._kept_claims:
@@ -301,7 +298,6 @@ class FeedCoordinator(ConsumerApi):
                 self._kept_claims = now
 
     async def _keep_ledgers(self) -> None:
-        """Keep ledgers that came since in the cluster's key-value store: a successor must know them."""
         async with self._keeping:  # a page that is written late must not replace a newer one
             pages = self._counters.ledgers.take_changed()
             try:
@@ -313,13 +309,13 @@ class FeedCoordinator(ConsumerApi):
 
     async def _until_kept(self, report: ConsumerReport) -> None:
         if report.ledgers:
-            # Not for long if the cluster's head does not answer: each second it is tried again.
+            # If the cluster's head does not answer, do not wait long: the write is retried every second.
             await asyncio.wait({self._tasks.spawn(self._keep_ledgers())}, timeout=KEPT_S)
 
     def _look(self, running: _Running) -> None:
-        """Adapt the number of workers to what trials need: by lending between feeds, and by scaling.
+        """Adapt the number of workers to the demand, by lending between feeds and by scaling.
 
-        Nothing is awaited here: `_tick_forever` runs it, and the next tick must not wait for other feeds or for nodes.
+        Nothing is awaited: `_tick_forever` calls this, and the next tick must not wait for other feeds or nodes.
         """
         counters, state, settings, now = self._counters, running.supervision.state, self._settings, time.monotonic()
         trial_of = running.ranks.trials()
@@ -329,7 +325,7 @@ class FeedCoordinator(ConsumerApi):
             running.service.core.consumers,
             workers=state.staying,
             pending=state.starting,
-            reserved=min(settings.prep_workers, state.wanted),  # what is lent is not started a second time
+            reserved=min(settings.prep_workers, state.wanted),  # do not start replacements for lent workers
             most=settings.scaling.max_prep_workers or MOST_COUNT,
             trial_of=trial_of,
             has_all=running.service.core.has_all,
@@ -365,32 +361,32 @@ class FeedCoordinator(ConsumerApi):
             supervision.handle(cluster.Scale(decision.workers))
 
     async def stop(self) -> None:
-        """End the feed: calls that wait are answered, workers and cache are gone when this returns."""
+        """Stop the feed. Answers pending calls, and returns when workers and caches are gone."""
         reason = cluster.FeedEnd.STOPPED.of(self._settings.name)
         if self._running is not None:
-            # In this order: callers are answered while the actors that they call still live.
+            # This order answers callers while the actors that they call are still alive.
             self._running.service.fail(reason)
             self._running.lanes.tell()
             await self._running.lanes.end()
             await self._running.supervision.end(reason)
             await self._running.service.end_writing()
-        self._workers.end_all()  # those of a feed that was not open yet
+        self._workers.end_all()  # workers of a feed that was not open yet
         async with self._writing_plans:
             recovery.forget(self._settings.name)
 
-    # ---- what consumers call ----
+    # ---- called by consumers ----
 
     async def info(self) -> FeedInfo:
         """Return the feed's description."""
         return (await self._until_running()).info
 
     async def claims(self) -> Claims:
-        """Return what this feed keeps for itself."""
+        """Return the resources that this feed reserves."""
         running, own = self._running, self._settings.prep_workers
         return claims(self._settings, self._engine, own if running is None else running.supervision.state.own)
 
     async def announce(self, consumers: list[str], others: int = 0) -> None:
-        """Hold reservations for consumers that will join soon, and for so many others that will be announced soon."""
+        """Reserve places for consumers that will join soon, and for ``others`` more that will be announced soon."""
         announced = calls.announce(consumers, others)
         running = await self._until_running()
         for event in announced:
@@ -398,10 +394,10 @@ class FeedCoordinator(ConsumerApi):
         await running.lanes.told()
 
     async def join(self, request: JoinRequest) -> Admission:
-        """Open a session; in a feed with lanes in its first one.
+        """Open a session, in the first lane if the feed has several.
 
         Raises:
-            FeedFailedError: the feed cannot go on.
+            FeedFailedError: the feed cannot continue.
         """
         admission = await super().join(request)
         (await self._until_running()).lanes.tell()
@@ -414,9 +410,9 @@ class FeedCoordinator(ConsumerApi):
         successors: int = 0,
         report: ConsumerReport | None = None,
     ) -> None:
-        """End a consumer's session; its place may be held for one of so many ``successors``.
+        """End a consumer's session; its place may be held for one of ``successors`` consumers.
 
-        Without a ``session`` somebody else says that the consumer is done: Tune, or a user.
+        ``session`` is None if Tune or a user ends the consumer from outside.
         """
         await super().leave(consumer, session, successors, report)
         lanes = (await self._until_running()).lanes
@@ -428,12 +424,12 @@ class FeedCoordinator(ConsumerApi):
         self._counters.report(consumer, report)
 
     async def relaying(self, node: str, may_start: bool) -> Any | None:
-        """Find the actor that relays calls on a node, its cache node if there is one. Further lanes ask, too."""
+        """Return the actor that relays calls on a node: its cache node or a relay. Further lanes call this too."""
         cache = (await self._until_running()).supervision.caches.actors.get(node)
         return await relay_node(self._settings.name, node, may_start=may_start) if cache is None else cache
 
     async def enlist_rank(self, report: RankReport) -> None:
-        """Note where a rank of a data-parallel trial runs, which opened a session."""
+        """Record the node of a rank that has opened a session."""
         report = calls.rank_report(report)
         (await self._until_running()).ranks.enlist(report)
         async with self._enlisted:
@@ -442,10 +438,10 @@ class FeedCoordinator(ConsumerApi):
     async def rank_orders(
         self, report: RankReport, epoch: int, poll_s: float, shuffle: Shuffle | None = None
     ) -> RankOrders:
-        """Tell how the minibatches of an epoch are shared out; wait for missing ranks, at most ``poll_s``.
+        """Return the division of an epoch's minibatches among ranks. Wait up to ``poll_s`` seconds for missing ranks.
 
         Raises:
-            StateError: the epoch is shuffled in another way than other ranks of the trial had it.
+            StateError: other ranks of the trial shuffle this epoch differently.
         """
         report, epoch, poll_s = calls.rank_report(report), calls.whole("epoch", epoch), calls.poll_s(poll_s)
         running = await self._until_running()
@@ -454,7 +450,7 @@ class FeedCoordinator(ConsumerApi):
 
         def orders() -> RankOrders:
             caches, order = running.supervision.caches, running.info.order
-            # Where samples drawn anew have their homes, ranks do not know: they take turns.
+            # Ranks cannot determine the home nodes of redrawn samples, so they take turns.
             placement = None if order.redrawn else caches.placements.newest
             return running.ranks.orders(report, epoch, placement, caches.actors, shuffle)
 
@@ -467,15 +463,14 @@ class FeedCoordinator(ConsumerApi):
         return answer
 
     async def _write_plans(self, running: _Running) -> None:
-        """Write down the plans of ranks that are new, where they outlive this coordinator."""
-        async with self._writing_plans:  # who comes while they are being written waits, too
+        async with self._writing_plans:  # concurrent callers wait until the plans are written
             trials = running.ranks.to_write()
             try:
                 for trial in trials:
                     await asyncio.to_thread(
                         written_epochs.keep_trial, self._settings.name, running.info.fingerprint, trial
                     )
-            except Exception as error:  # the store has no error of its own; the rank asks again
+            except Exception as error:  # the store has no exception type of its own; the rank calls again
                 running.ranks.write_again(trials)
                 self._errors.report(error)
                 what = f"how ranks share out samples of feed {self._settings.name!r} cannot be written down"
@@ -490,7 +485,7 @@ class FeedCoordinator(ConsumerApi):
         if not self._opened.is_set() and not self._has_predecessor:
             raise FeedFailedError(f"feed {self._settings.name!r} is still starting{self._why_not_open()}")
         running = await self._until_running(STATUS_S)
-        has_ended = running.service.core.failed is not None  # caches and lanes are gone: asking them would take long
+        has_ended = running.service.core.failed is not None  # caches and lanes are gone: calls would time out
         return snapshot(
             self._counters,
             running.info,
@@ -503,15 +498,15 @@ class FeedCoordinator(ConsumerApi):
         )
 
     async def costs(self) -> LoadingCosts:
-        """Return what it took so far to give trials their samples; of caches what was heard a few seconds ago."""
+        """Return the cost so far of loading samples for trials. Cache counters may be a few seconds old."""
         await self._until_running(STATUS_S)
         return self._counters.costs(self._settings.cpu_price_per_h)
 
     async def story(self, thing: str) -> list[str]:
-        """Return what happened to a thing, in all lanes; see `mbaas.Feed.story`.
+        """Return the history of a block, consumer or worker in all lanes; see `mbaas.Feed.story`.
 
         Raises:
-            ConfigError: nothing is known of it; the message lists what there is.
+            ConfigError: `thing` is unknown; the message lists the valid names.
         """
         thing = calls.thing(thing)
         running = await self._until_running()
@@ -525,29 +520,29 @@ class FeedCoordinator(ConsumerApi):
         return self._counters.ledgers.page(calls.whole("page", page))
 
     async def expect(self, epoch_s: float) -> None:
-        """Compare the next epoch with a prediction of its seconds."""
+        """Compare the next epoch's duration with a prediction in seconds."""
         self._counters.expect(calls.number("epoch_s", epoch_s))
 
     async def placement_update(self) -> PlacementUpdate | None:
-        """Return what a cache node that was restarted must know."""
+        """Return the placement for a restarted cache node."""
         return (await self._until_running()).supervision.caches.update
 
-    # ---- what the coordinators of other feeds call ----
+    # ---- called by coordinators of other feeds ----
 
     async def demand_report(self) -> DemandReport | None:
-        """Return how many workers the feed has and needs; None if it does not lend, or does not know yet."""
+        """Return the number of workers present and needed. None if the feed does not lend, or has no estimate yet."""
         running = self._running
         return running.lending.demand_report() if running is not None and self._settings.lending.enabled else None
 
     async def take_on(self, offer: Offer) -> bool:
-        """Have a worker of another feed, or one that comes back, work here; return whether it will."""
+        """Take on another feed's worker, or a returning one. Return whether it was accepted."""
         return self._running is not None and await self._running.supervision.take_on(offer)
 
     async def shared_with(self, feed: str) -> Shared | None:
-        """Return which workers this feed and another one share; None while this one does not know that itself."""
+        """Return the workers shared by this feed and another one; None while this feed is not open."""
         return None if self._running is None else self._running.supervision.shared_with(feed)
 
     async def lent_worker_gone(self, actor: Any) -> None:
-        """Take note that a worker which was lent is gone."""
-        if self._running is not None:  # else it finds out who is left when it begins
+        """Record that a lent worker is gone."""
+        if self._running is not None:  # a feed that is not open yet checks its workers when it opens
             self._running.supervision.lent_gone(actor)

@@ -1,6 +1,4 @@
-"""Counters of a feed: what was made and delivered, consumers' reports, ledgers, samples left out, and the log of
-decisions.
-"""
+"""Counters of a feed: samples, consumers' reports, ledgers, bad samples, and the log of decisions."""
 
 from __future__ import annotations
 
@@ -27,29 +25,26 @@ from mbaas.units import percent, seconds
 KEPT_NOTES = 200
 KEPT_SKIPPED = 1000
 KEPT_NAMES = 1000
-"""The most consumers, and the most workers, that are remembered: more than a coordinator serves at a time."""
+"""Most consumers, and most workers, that are remembered: more than a coordinator serves at a time."""
 
 KEPT_BLOCKS = 10_000
-"""Counts of more blocks than this are looked through for those that will not be made again, which are forgotten. Until
-then they stay, because a scan costs more than the few bytes that each takes.
+"""Number of per-block counts above which old blocks are dropped.
+
+A scan costs more than the few bytes that each count takes.
 """
 
 
 class Sums:
-    """The running sums of many processes, each of which counts from its own beginning.
-
-    Attributes:
-        total: of all that ever told theirs.
-    """
+    """The sum over many processes of counters that each start at 0; `total` includes processes that are gone."""
 
     def __init__(self) -> None:
         self.total = 0.0
-        self._latest: dict[Hashable, float] = {}  # who told something last at the end
+        self._latest: dict[Hashable, float] = {}  # most recently updated process last
 
     def enter(self, process: Hashable, so_far: float) -> float | None:
-        """Take in what a process has counted so far, and return how much that is more than before; None at first.
+        """Update a process's counter. Return its increase, or None for a new process.
 
-        A sum that is smaller than an earlier one came late.
+        Smaller values than before arrived late and count as 0.
         """
         before = self._latest.pop(process, None)
         more = max(0.0, so_far - (before or 0.0))
@@ -61,23 +56,23 @@ class Sums:
 
 
 class Reports:
-    """What consumers report of themselves.
+    """Reports of consumers.
 
-    The numbers of a report are sums over its loader's life, not differences: the next one makes good for one that is
-    lost.
+    The numbers in a report are sums over its loader's life, not differences, so the next report repairs a lost one.
 
     Attributes:
-        latest: consumer -> what the last loader of that name reported last; those that left stay for a while.
-        total: the sum over all loaders that ever were.
+        latest: consumer -> last report of its newest loader, for a while also after the consumer left.
+        total: the sum over all loaders.
     """
 
     def __init__(self) -> None:
         self.latest: dict[str, ConsumerReport] = {}
         self.total = ConsumerReport()
-        self._by_loader: dict[tuple[str, str], ConsumerReport] = {}  # consumer and loader; heard of last at the end
+        # (consumer, loader) -> last report, most recently updated last
+        self._by_loader: dict[tuple[str, str], ConsumerReport] = {}
 
     def enter(self, consumer: str, report: ConsumerReport) -> None:
-        """Take in a report. Those of one loader may come in any order, and after those of a later one of its name."""
+        """Record a report. Reports of a loader may arrive in any order, even after reports of the next loader."""
         before = self._by_loader.pop((consumer, report.loader), None)
         if before is not None and report.is_older_than(before):
             report = before
@@ -97,18 +92,15 @@ class Counters:
     """Counters of one feed.
 
     Attributes:
-        samples, fetch_s, prep_s, fetched: sums over all parts of blocks that were made, as in `BlockMeta`.
-        parts: parts that were made.
-        rows_made: block -> rows of it that were made, re-makes included; of the last epochs only.
-        remade: parts that were made again, counted each time.
-        reports: of consumers.
-        ledgers: of all epochs that consumers finished.
-        prediction_error: see `FeedStatus`.
-        internal_errors: bugs that coordinators met and went on.
-        workers_cpu_s, caches_cpu_s, coordinators_cpu_s: CPU-seconds of the feed's processes.
+        samples, fetch_s, prep_s, fetched: sums over all prepared parts, as in `BlockMeta`.
+        parts: prepared parts.
+        rows_made: block -> its prepared rows, including repetitions; recent epochs only.
+        remade: parts that were prepared again, counted each time.
+        internal_errors: bugs that coordinators survived.
+        workers_cpu_s, caches_cpu_s, coordinators_cpu_s: CPU seconds of the feed's processes.
         encoded_cpu_s, encoded_samples: see `LoadingCosts`.
-        restarts: times that the main coordinator died and came back, as far as this one knows.
-        start_s: see `FeedStatus`.
+        restarts: known restarts of the main coordinator.
+        prediction_error, start_s: see `FeedStatus`.
     """
 
     def __init__(self) -> None:
@@ -128,20 +120,20 @@ class Counters:
         self.internal_errors = self.restarts = 0
         self.prediction_error: float | None = None
         self.start_s: float | None = None
-        self._expected: tuple[float, float] | None = None  # seconds, and when they were predicted
+        self._expected: tuple[float, float] | None = None  # seconds, and time of the prediction
         self.notes: deque[str] = deque(maxlen=KEPT_NOTES)
-        self.skipped: dict[int, SkippedSample] = {}  # by sample, the one that was met last at the end
+        self.skipped: dict[int, SkippedSample] = {}  # by sample, most recent last
         self.skipped_total = 0
-        self._skipped_in_epoch: tuple[int, int] = (0, 0)  # the newest epoch that lacks samples, and how many
+        self._skipped_in_epoch: tuple[int, int] = (0, 0)  # newest epoch with skipped samples, and their number
         self._said_much_is_left_out = False
         self._left_out: dict[int, tuple[BadSample, ...]] = {}
 
     def note(self, text: str) -> None:
-        """Write a line into the log of decisions, with the time."""
+        """Add a line with the time to the log of decisions."""
         self.notes.append(f"{time.strftime('%H:%M:%S')} {text}")
 
     def finished(self, worker: str, meta: BlockMeta, order: SampleOrder) -> None:
-        """Count a part of a block that a worker made."""
+        """Count a part prepared by a worker."""
         first, end = order.span(meta.block)
         self.parts += 1
         add(self.worker_samples, worker, meta.samples)
@@ -154,12 +146,12 @@ class Counters:
         self.fetch_s += meta.fetch_s
         self.prep_s += meta.prep_s
         self.fetched += meta.fetched
-        # A part that was made before is told from a first one by the sum: parts of a block have its rows between them.
+        # The sum of rows detects a repeated part: a block's parts divide its rows.
         rows = self.rows_made.get(meta.block, 0) + meta.rows
         self.rows_made[meta.block] = rows
         again = rows > end - first
         self.remade += again
-        # A sample that is left out of the same block again is not counted again.
+        # Bad samples of a repeated part were counted before.
         if not again:
             self._leave_out(meta, order)
 
@@ -187,25 +179,25 @@ class Counters:
             )
 
     def forget_below(self, block: int) -> None:
-        """Forget what was counted for blocks below, which will not be made again."""
+        """Drop the counts of blocks below ``block``, which will not be prepared again."""
         if len(self.rows_made) > KEPT_BLOCKS:
             self.rows_made = {b: n for b, n in self.rows_made.items() if b >= block}
             self._left_out = {b: ids for b, ids in self._left_out.items() if b >= block}
 
     def forget(self, block: int) -> None:
-        """Forget what was left out of a block that is made anew: samples that are still bad are counted again then."""
+        """Drop the bad samples of a block that is prepared again: those that are still bad are counted again."""
         self.rows_made.pop(block, None)
         left_out = self._left_out.pop(block, ())
         epoch, skipped = self._skipped_in_epoch
         self._skipped_in_epoch = epoch, max(0, skipped - len(left_out))
 
     def left_out(self, block: int) -> tuple[BadSample, ...]:
-        """Return the samples that were bad when the block was first made, and why."""
+        """Return the samples, with reasons, that were bad when the block was first prepared."""
         return self._left_out.get(block, ())
 
     def report(self, consumer: str, report: ConsumerReport) -> None:
-        """Enter what a consumer did so far, and the ledgers of the epochs that it finished."""
-        self.reports.enter(consumer, replace(report, ledgers=()))  # which are entered below, and may be thousands
+        """Record a consumer's report and the ledgers of its finished epochs."""
+        self.reports.enter(consumer, replace(report, ledgers=()))  # ledgers, possibly thousands, are recorded below
         for number, ledger in enumerate(report.ledgers, report.first_ledger):
             if not self.ledgers.add(LedgerEntry(consumer, report.loader, number, time.time(), ledger)):
                 continue
@@ -214,11 +206,10 @@ class Counters:
                 self.note(f"{consumer}: epoch {ledger.epoch} is not exact: {ledger}")
 
     def expect(self, epoch_s: float) -> None:
-        """Keep a prediction of the seconds of an epoch; the next epoch is compared with it."""
+        """Record a prediction of an epoch's seconds, to compare with the next epoch."""
         self._expected = epoch_s, time.monotonic()
 
     def _compare(self, ledger: EpochLedger) -> None:
-        """Compare an epoch with the prediction, if it began after that was made."""
         if self._expected is None or not ledger.seconds:
             return
         epoch_s, since = self._expected
@@ -231,7 +222,7 @@ class Counters:
             )
 
     def costs(self, cpu_price_per_h: float | None) -> LoadingCosts:
-        """Return what it took so far to give trials their samples."""
+        """Return the cost so far of loading samples for trials."""
         self.coordinators_cpu_s.enter("this one", time.process_time())
         return LoadingCosts(
             prep_cpu_s=self.workers_cpu_s.total,
@@ -245,7 +236,7 @@ class Counters:
 
 
 def add(sums: Counter[str], name: str, amount: float) -> None:
-    """Add to a name's sum, and forget the one that was added to longest ago if there are too many."""
+    """Add to a name's sum. Above `KEPT_NAMES` names, drop the one updated longest ago."""
     sums[name] = sums.pop(name, 0) + amount  # type: ignore[assignment]  # Counter says int, and takes any number
     if len(sums) > KEPT_NAMES:
         del sums[next(iter(sums))]

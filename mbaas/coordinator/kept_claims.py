@@ -1,8 +1,8 @@
-"""What each feed keeps of its cluster, in the cluster's key-value store, and the lock under which it is divided.
+"""Resources that each feed reserves, in the cluster's key-value store, and the lock for dividing them.
 
-A program that serves a feed must know what those before it keep, and asks no coordinator for it: one may stand still,
-or be restarting. Two programs that serve at the same moment come one after the other: whoever holds the lock reads what
-others keep, decides, and registers its feed before the next one reads.
+A program that serves a feed needs the claims of earlier feeds. It does not call their coordinators, which may hang or
+be restarting. The lock serializes programs that serve at the same moment: its holder reads the claims, decides, and
+registers its feed before the next program reads.
 """
 
 from __future__ import annotations
@@ -22,67 +22,65 @@ from mbaas.coordinator import store
 from mbaas.messages import Claims
 
 LEASE_S = 10.0
-"""A program that holds the lock for so long has died, or stands still: the next one takes it over. It needs the lock
-for some calls of the cluster's head.
+"""A program that holds the lock for this many seconds is dead or hangs, and the next one takes over.
+
+The lock is needed for a few calls to the cluster's head.
 """
 
 LOOK_S = 0.02
-"""Pause between two looks whether the lock is free."""
+"""Pause between two checks of the lock, in seconds."""
 
 _LOCK = b"mbaas:serving:"
 _FREE = b""
 
 
 def enter(feed: str, claims: Claims, number: int) -> None:
-    """Keep what a feed that begins keeps of its cluster.
+    """Store the claims of a new feed whose coordinator is registered.
 
-    Args:
-        feed: its name; its coordinator is registered.
-        claims: what it keeps.
-        number: from `dividing`: says which feeds came before it.
+    ``number``, from `dividing`, defines the order of feeds.
     """
     store.put(feed, "claims", json.dumps({"number": number, **asdict(claims)}).encode())
 
 
 def update(feed: str, claims: Claims) -> None:
-    """Keep what a feed keeps now; nothing if it has ended."""
+    """Store a feed's current claims; do nothing if the feed has ended."""
     if (found := _read(feed)) is not None:
         enter(feed, claims, found[0])
 
 
 def forget(feed: str) -> None:
-    """Delete what is kept of a feed."""
+    """Delete the claims of a feed."""
     store.delete(feed, "claims")
 
 
 def claims_of(feed: str) -> Claims | None:
-    """Return what a feed keeps; None if it has ended, or is just being registered."""
+    """Return the claims of a feed; None if it has ended, or is just being registered."""
     found = _read(feed)
     return None if found is None else found[1]
 
 
 def in_order() -> list[Claims]:
-    """Return what each feed keeps that runs, stands still or is restarting, in the order in which they came."""
-    # Of one whose program was killed nothing is deleted, but Ray forgets the name of its coordinator.
+    """Return the claims of every feed that runs, hangs or is restarting, in the order of their start."""
+    # If a program was killed its claims remain, but Ray forgets the name of its coordinator.
     found = [kept for name in runtime.feed_names() if (kept := _read(name)) is not None]
     return [claims for _, claims in sorted(found, key=lambda kept: kept[0])]
 
 
 @contextlib.contextmanager
 def dividing() -> Iterator[int]:
-    """Hold the lock; yield a number that is higher than those of all who held it before."""
+    """Hold the lock, and yield a number above the numbers of all earlier holders."""
     number, mine = _acquire()
     try:
         yield number
     finally:
-        if internal_kv._internal_kv_get(_lock(number)) == mine:  # else it was taken over, and is deleted
+        if internal_kv._internal_kv_get(_lock(number)) == mine:  # otherwise it was taken over, and is deleted
             internal_kv._internal_kv_put(_lock(number), _FREE, overwrite=True)
 
 
 def _acquire() -> tuple[int, bytes]:
-    # The store can do one thing at once with what is there: put a value if there is none. So each holder makes a key of
-    # its own, with the next number, and the highest one counts. To delete and put again would let in two of those who
-    # take over from one that died.
+    # The store has one atomic operation: put a value if the key is new. So each holder creates a key with the next
+    # number, and the highest number counts. Deleting and putting the same key would admit two programs that take over
+    # from a dead holder.
     mine = uuid.uuid4().hex.encode()
     last, since = -1, 0.0
     while True:
@@ -93,7 +91,8 @@ def _acquire() -> tuple[int, bytes]:
         if not highest or not internal_kv._internal_kv_get(_lock(highest)) or time.monotonic() - since > LEASE_S:
             own = highest + 1
             internal_kv._internal_kv_put(_lock(own), mine, overwrite=False)
-            # The number may have been used and deleted since: a higher one tells. And whose it is tells its value.
+            # The number may have been used and deleted since; then there is a higher one. The value identifies the
+            # holder.
             if internal_kv._internal_kv_get(_lock(own)) == mine and max(_numbers()) == own:
                 for number in numbers:
                     internal_kv._internal_kv_del(_lock(number))

@@ -1,7 +1,7 @@
 """The coordinator of a further lane of a feed.
 
-It serves the blocks of its lane as the feed's main coordinator, which has the first lane, serves its own. Workers,
-placement and reservations are decided there; this one is told how things stand, and reports what it did.
+It serves the blocks of its lane; the feed's main coordinator serves the first lane. Workers, placement and reservations
+are decided by the main coordinator, which sends updates and collects reports.
 """
 
 from __future__ import annotations
@@ -33,22 +33,16 @@ from mbaas.placement import PlacementHistory
 from mbaas.settings import FeedSettings
 
 ANSWER_S = 2.0
-"""How long the main coordinator may take to find who relays on a node."""
+"""Timeout for the main coordinator to find the relay of a node, in seconds."""
 
 RETRY_S = 0.1
-"""Pause before a lane's name is asked for again."""
+"""Pause between two attempts to get a lane's name, in seconds."""
 
 KEPT_ENTRIES = 10_000
-"""Entries kept for a main coordinator that is being restarted; beyond that the oldest are lost to its counters."""
+"""Entries kept for a main coordinator that is restarting. Its counters miss older entries."""
 
 
 class _LaneCounters(Counters):
-    """Counters whose entries are also kept for the next report.
-
-    Attributes:
-        made, news: entries and notes that were not reported yet.
-    """
-
     def __init__(self) -> None:
         super().__init__()
         self.made: deque[tuple[str, BlockMeta]] = deque(maxlen=KEPT_ENTRIES)
@@ -62,15 +56,9 @@ class _LaneCounters(Counters):
         self.made.append((worker, meta))
 
 
-@reports_errors_of_calls(but={"sync"})  # those of `sync` are reported by the main coordinator, which makes the call
+@reports_errors_of_calls(but={"sync"})  # the main coordinator reports errors of its own `sync` calls
 class LaneCoordinator(ConsumerApi):
-    """Runs one further lane of a feed.
-
-    Args:
-        settings: the feed's options.
-        number: which lane it is, from 1.
-        main: actor id of the feed's coordinator, with which it ends.
-    """
+    """Runs lane ``number`` (from 1) of a feed. It ends with ``main``, the actor id of the main coordinator."""
 
     def __init__(self, settings: FeedSettings, number: int, main: str) -> None:
         self._settings, self._number = settings, number
@@ -117,15 +105,15 @@ class LaneCoordinator(ConsumerApi):
             with self._errors.reported():
                 service.send(ev.Tick())
 
-    # ---- what the main coordinator calls ----
+    # ---- called by the main coordinator ----
 
     async def sync(self, update: LaneUpdate | None, config: LaneConfig | None, *, in_full: bool) -> LaneReport:
-        """Hear how things stand, where that is news, and tell what was done.
+        """Apply an update, and report the work since the last report.
 
         Args:
-            update: None if things stand as they did when it was told last.
-            config: for a lane that may not have been told yet.
-            in_full: whether to tell what consumers hold.
+            update: the new state; None if it has not changed since the last update.
+            config: for a lane that may not have started yet.
+            in_full: True to include the blocks held by each consumer.
         """
         if config is not None and self._serving is None:
             self._serving = self._open(config)
@@ -133,7 +121,7 @@ class LaneCoordinator(ConsumerApi):
             return LaneReport()
         service, follower = self._serving
         for event in follower.hear(update):
-            with self._errors.reported():  # each by itself: it is told once what happened
+            with self._errors.reported():  # events are delivered only once, so continue after a bug
                 service.send(event)
         if follower.update is None:
             return LaneReport()
@@ -158,17 +146,17 @@ class LaneCoordinator(ConsumerApi):
         return lane_report
 
     def _take_report(self, consumer: str, report: ConsumerReport) -> None:
-        """Enter nothing: consumers report to the first lane."""
+        """Do nothing: consumers report to the first lane."""
 
     async def _until_kept(self, report: ConsumerReport) -> None:
-        """Wait for nothing: there are no ledgers here."""
+        """Return at once: ledgers are stored by the first lane."""
 
     async def relaying(self, node: str, may_start: bool) -> Any | None:
-        """Ask the main coordinator, which starts cache nodes and relays."""
+        """Return the relay from the main coordinator, which starts cache nodes and relays."""
         main = runtime.find_coordinator(self._settings.name)
         return None if main is None else await answer_or_none(main.relaying.remote(node, may_start), ANSWER_S)
 
-    # ---- what is to be said of workers ----
+    # ---- workers ----
 
     def _report(self, event: WorkerEvent) -> None:
         assert self._serving is not None
@@ -193,13 +181,13 @@ LaneCoordinatorActor: Any = ray.remote(num_cpus=0)(LaneCoordinator)
 
 
 async def start_lanes(settings: FeedSettings) -> tuple[Any, ...]:
-    """Start the coordinators of the lanes from 1 on, or find those that an earlier main coordinator left.
+    """Start the coordinators of lanes 1 and up, or find existing ones of an earlier main coordinator.
 
     Raises:
-        ResourceError: a name stays taken by an actor that is gone.
+        ResourceError: a name is still taken by an actor that is gone.
     """
-    # Beside the main coordinator: a machine that dies takes all lanes or none, and messages are exchanged all the time.
-    # Restarted by Ray without end, as the main one: a lane that is missing stops every consumer.
+    # On the main coordinator's node, because messages are frequent, and then a node failure takes all lanes or none.
+    # Ray restarts them without limit, like the main coordinator: a missing lane stops every consumer.
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     options = {"get_if_exists": True, "max_concurrency": 10_000, "max_restarts": -1, "scheduling_strategy": here}
     return tuple([await _start_lane(settings, number, options) for number in range(1, settings.staging.lanes)])
@@ -212,7 +200,7 @@ async def _start_lane(settings: FeedSettings, number: int, options: dict[str, An
         own_id = ray.get_runtime_context().get_actor_id()
         return LaneCoordinatorActor.options(**named, **options).remote(settings, number, own_id)
 
-    # Ray may hold the name of an actor that was just killed, and neither find it nor start it anew.
+    # Ray may hold the name of an actor that was just killed, and neither find it nor start a new one.
     is_held = ValueError, ray.exceptions.RayError
     retry = AsyncRetrying(
         retry=retry_if_exception_type(is_held),

@@ -1,7 +1,7 @@
-"""Exchanges messages between the main coordinator and the further lanes of a feed; in most feeds there are none.
+"""Exchanges messages between the main coordinator and the further lanes of a feed. Most feeds have only one lane.
 
-What these say, and what it means, is decided by `mbaas.core.lane_following`. Which lanes serve, and which must be
-started anew, the supervisor decides: it hears who answers (`mbaas.core.lanes`).
+`mbaas.core.lane_following` decides the contents and meaning of messages. The supervisor decides which lanes serve or
+restart (`mbaas.core.lanes`), depending on their answers.
 """
 
 from __future__ import annotations
@@ -29,37 +29,23 @@ from mbaas.errors import ResourceError
 from mbaas.messages import TICK_S
 
 TOLD_S = 2.0
-"""Longest time that a call waits until all lanes know what it changed. A lane that is being restarted takes longer, and
-is told everything when it is back.
+"""Longest wait of a call until all lanes have applied its change, in seconds.
+
+A lane that is being restarted takes longer, and receives the full state when it is back.
 """
 
 RETRY_S = 0.1
-"""Pause before a lane's coordinator that is being restarted is called again."""
+"""Pause before the next call to a lane coordinator that is being restarted, in seconds."""
 
 
 class _Lane:
-    """One further lane.
-
-    Attributes:
-        news: set when there is an update that it may not know.
-    """
-
     def __init__(self, number: int, actor: Any) -> None:
         self.number, self.actor = number, actor
         self.news = asyncio.Event()
 
 
 class LaneSync:
-    """Keeps the further lanes of a feed in step with the first one.
-
-    Args:
-        actors: coordinators of the lanes from 1 on.
-        config: what they are told once.
-        service: serves the first lane.
-        supervision: knows the workers.
-        counters: where what lanes report is entered.
-        errors: where bugs that a lane meets while it is told something are reported.
-    """
+    """Keeps the further lanes of a feed in step with the first one."""
 
     def __init__(
         self,
@@ -83,10 +69,10 @@ class LaneSync:
             began=time.time_ns(),
         )
 
-    # ---- beginning and end ----
+    # ---- start and end ----
 
     def open(self, spawn: Callable[[Coroutine[Any, Any, Any]], object]) -> None:
-        """Have all lanes serve, and keep them informed from now on."""
+        """Start all lanes, and send them updates from now on."""
         for lane in self._lanes:
             spawn(self._sync_forever(lane))
 
@@ -94,7 +80,7 @@ class LaneSync:
         """Wait until all lanes of a new feed serve.
 
         Raises:
-            ResourceError: one does not begin.
+            ResourceError: a lane does not start.
         """
         if not await self.told(LANE_BEGIN_S):
             late = [str(lane.number) for lane in self._lanes if not self._leader.knows(lane.number)]
@@ -103,16 +89,14 @@ class LaneSync:
             raise ResourceError(f"lane {', '.join(late)} of feed {feed!r} did not begin within {within}")
 
     async def end(self) -> None:
-        """Say no more to lanes after the feed failed or was stopped; they have told their callers why when this
-        returns.
-        """
+        """Stop exchanging messages after the feed failed or was stopped. Lanes have answered their callers by then."""
         await self.told()
         self._lanes.clear()
 
-    # ---- how things stand ----
+    # ---- updates ----
 
     def tell(self) -> None:
-        """Tell the lanes how things stand, if that differs from what they were told last."""
+        """Send the current state to the lanes if it has changed since the last update."""
         if self._lanes and self._leader.look(self._service.detached):
             for lane in self._lanes:
                 lane.news.set()
@@ -122,9 +106,9 @@ class LaneSync:
         return None if worker is None else (worker.pid, worker)
 
     async def told(self, within_s: float = TOLD_S) -> bool:
-        """Wait until all lanes know how things stand; whether they do."""
+        """Wait until all lanes have applied the current state. Return whether they have."""
         end = time.monotonic() + within_s
-        # Polled, because a report comes with every exchange of notes anyway: no waiter has to be known to anybody.
+        # Polled, because a report arrives with every exchange anyway; this needs no registry of waiters.
         while not (known := all(self._leader.knows(lane.number) for lane in self._lanes)) and time.monotonic() < end:
             await asyncio.sleep(0.005)
         return known
@@ -139,10 +123,9 @@ class LaneSync:
             lane.news.clear()
 
     async def _sync(self, lane: _Lane, *, in_full: bool = False) -> LaneReport | None:
-        """Exchange messages with a lane, and return its report; None if it does not answer, or that met a bug."""
         try:
             return await self._exchange(lane, in_full)
-        except Exception as error:  # a bug of ours; a lane to which nobody speaks any more would be killed as silent
+        except Exception as error:  # a bug of ours; a lane without messages would be killed as silent
             self._errors.report(error)
             return None
 
@@ -178,7 +161,7 @@ class LaneSync:
             self.tell()
 
     async def lane_reports(self) -> list[LaneReport]:
-        """Ask each lane for a full report; lanes that do not answer in time are left out."""
+        """Collect a full report from each lane; lanes that do not answer in time are left out."""
         if not self._lanes:
             return []
         asked = [asyncio.ensure_future(self._sync(lane, in_full=True)) for lane in self._lanes]
@@ -187,16 +170,16 @@ class LaneSync:
 
     @property
     def staged_bytes(self) -> int:
-        """Bytes that the further lanes have staged, or have made, as far as they told."""
+        """Bytes staged or in preparation in the further lanes, as last reported."""
         return sum(self._leader.reports[lane.number].staged_bytes for lane in self._lanes)
 
     async def leave(self, consumer: str) -> None:
-        """End a consumer's session in the further lanes, too."""
-        await self.told()  # reservations that are held for its successor come first
+        """End a consumer's session in the further lanes too."""
+        await self.told()  # reservations for its successor must arrive first
         for lane in self._lanes:
             lane.actor.leave.remote(consumer, None)
 
     def heard(self, event: ev.Event) -> None:
-        """Note an event of the first lane; the next update tells the others what follows from it."""
+        """Record an event of the first lane, and send its consequences to the other lanes."""
         self._leader.note(event)
         self.tell()

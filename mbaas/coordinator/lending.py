@@ -1,9 +1,9 @@
-"""Lending prep workers to other feeds, and borrowing theirs.
+"""Lends prep workers to other feeds, and borrows theirs.
 
-Nobody is in charge: every coordinator asks the others for their demand reports, comes to the same allocation
-(`mbaas.allocation.lending`), and gives a worker away when it has one too many. The worker finishes what it has in hand,
-is told the other feed's dataset and pipeline, and goes on there; trials of neither feed notice. A worker belongs to the
-feed that started it: it comes back when its borrower ends or has less need of it, and it ends with its owner.
+Lending is decentralized. Every coordinator collects the demand reports of the others, computes the same allocation
+(`mbaas.allocation.lending`), and lends a worker if it has one too many. The worker finishes its current block, receives
+the other feed's dataset and pipeline, and continues there; trials of neither feed are interrupted. A worker belongs to
+the feed that started it. It returns when its borrower ends or needs it less, and ends with its owner.
 """
 
 from __future__ import annotations
@@ -22,23 +22,22 @@ from mbaas.settings import FeedSettings
 from mbaas.transforms import Pipeline
 
 ALONE_LOOKS = 5
-"""Looks between two questions for other feeds, while there was none: each costs the cluster's head a little."""
+"""Looks per search for other feeds while this feed is alone. Each search costs the cluster's head a little."""
 
 
 def worker_kind(
     settings: FeedSettings, *, engine: str, pipeline: Pipeline, dataset: Dataset, job: str, runtime_env: str
 ) -> str:
-    """Return a key that feeds share whose workers may work for each other.
+    """Return a key shared by feeds whose workers can be exchanged.
 
-    A process keeps its engine's libraries, its GPU and its node, and can import only what its own job can: mbaas, the
-    functions of a `Map`, and datasets that are not mbaas's own, belong to their job.
+    A process keeps its engine's libraries, its GPU and its node, and can import only the code of its own job. The
+    functions of a `Map` and datasets from outside mbaas belong to their job.
 
     Args:
-        settings: the feed's options.
+        settings, pipeline, dataset: those of the feed.
         engine: "cpu" or "dali".
-        pipeline, dataset: of the feed.
         job: id of the Ray job that serves the feed.
-        runtime_env: of that job, as JSON.
+        runtime_env: runtime environment of the job, as JSON.
     """
     has_own_code = bool(pipeline.maps) or not _is_ours(dataset)
     code = f"{PROTOCOL}, {runtime_env}, {job if has_own_code else ''}"
@@ -46,7 +45,6 @@ def worker_kind(
 
 
 def _is_ours(dataset: Dataset) -> bool:
-    """Whether the class of a dataset, and those of the datasets that it is made of, are mbaas's."""
     found = [dataset]
     for each in found:  # grows meanwhile; a dataset may refer to itself
         values = [part for value in vars(each).values() for part in (value if isinstance(value, tuple) else (value,))]
@@ -55,14 +53,7 @@ def _is_ours(dataset: Dataset) -> bool:
 
 
 class LendingClient:
-    """One feed's side of lending and borrowing.
-
-    Args:
-        settings: the feed's options.
-        kind: see `worker_kind`.
-        supervision: has the workers.
-        counters: where moves are noted.
-    """
+    """One feed's side of lending and borrowing; ``kind`` is its `worker_kind`."""
 
     def __init__(self, settings: FeedSettings, *, kind: str, supervision: Supervision, counters: Counters) -> None:
         self._feed, self._reserved = settings.name, settings.prep_workers
@@ -75,7 +66,7 @@ class LendingClient:
         self._seen: Observation | None = None
 
     def demand_report(self) -> DemandReport | None:
-        """Return what other feeds may know; None while no rates are known."""
+        """Return this feed's demand for other feeds; None before the first observation."""
         state = self._supervision.state
         if self._seen is None or state.ended is not None:
             return None
@@ -90,10 +81,10 @@ class LendingClient:
         )
 
     async def look(self, seen: Observation) -> None:
-        """Compare with the other feeds, and act if it is due."""
+        """Compare demand with the other feeds, and lend or return a worker if it is due."""
         self._seen = seen
         self._looked += 1
-        # The answer to the last look may still be awaited: `look` is called again and again, and nobody waits for it.
+        # Calls are not awaited, so the previous one may still be waiting for answers.
         if self._looks or (self._is_alone and self._looked % ALONE_LOOKS):
             return
         self._looks = True

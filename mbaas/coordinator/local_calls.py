@@ -1,8 +1,7 @@
-"""Takes calls for blocks from consumers on the coordinator's own machine, over a socket instead of through Ray.
+"""Accepts calls for blocks over a socket from consumers on the coordinator's own node, instead of through Ray.
 
-What a consumer sends is JSON, and is checked as calls through Ray are. An answer is a pickle, as Ray's are: a consumer
-reads it, which trusts its coordinator. A consumer that gets no answer here makes the same call through Ray; so whatever
-goes wrong with a socket costs time, and nothing else.
+Requests are JSON, and are validated like calls through Ray. Answers are pickles, as in Ray: a consumer trusts its
+coordinator. A consumer without an answer repeats the call through Ray, so a socket failure costs only time.
 """
 
 from __future__ import annotations
@@ -20,14 +19,14 @@ from mbaas.local_socket import Connection, Listener
 from mbaas.messages import Delivery, SocketAnswer
 
 Ask = Callable[[list[Any]], Awaitable[Delivery]]
-"""Takes a call, as `mbaas.coordinator.service.ConsumerApi.ask` does."""
+"""Answers a call, as `mbaas.coordinator.service.ConsumerApi.ask` does."""
 
 Spawn = Callable[[Coroutine[Any, Any, Any]], object]
 """Runs a coroutine in the background."""
 
 
 def packed(answer: SocketAnswer) -> bytes:
-    """Return an answer as it is sent; if it cannot be sent without Ray, that the call must be made through Ray."""
+    """Return an encoded answer. If it cannot be sent without Ray, it instructs the consumer to call through Ray."""
     buffer = io.BytesIO()
     try:
         _WithoutRay(buffer, pickle.HIGHEST_PROTOCOL).dump(answer)
@@ -37,7 +36,7 @@ def packed(answer: SocketAnswer) -> bytes:
 
 
 class _WithoutRay(pickle.Pickler):
-    """Refuses references that Ray has to count (`mbaas.uncounted`): a plain pickle would lose who owns the object."""
+    """Refuses references that Ray must count (`mbaas.uncounted`): a plain pickle would lose the object's owner."""
 
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, ray.ObjectRef):
@@ -46,7 +45,7 @@ class _WithoutRay(pickle.Pickler):
 
 
 async def answered(ask: Ask, message: bytes) -> bytes | None:
-    """Return the answer to what a consumer sent, as it is sent; None if that is no call."""
+    """Return the encoded answer to a consumer's message; None for an invalid call."""
     try:
         number, call = json.loads(message)
     except (ValueError, TypeError, RecursionError):
@@ -56,25 +55,20 @@ async def answered(ask: Ask, message: bytes) -> bytes | None:
         answer = SocketAnswer(number, await ask(call))
     except MbaasError as error:
         answer = SocketAnswer(number, error=error)
-    except Exception:  # a bug, which was reported; the consumer meets it again through Ray
+    except Exception:  # a bug, already reported; the consumer meets it again through Ray
         pass
     return packed(answer)
 
 
 class LocalCalls:
-    """Listens for consumers as long as its process lives. Their calls may overlap: one that waits is ended by the next.
-
-    Args:
-        ask: what calls are given to.
-        spawn: what answers are made in.
-    """
+    """Listens for consumers for the lifetime of its process. A consumer's next call ends its pending one."""
 
     def __init__(self, ask: Ask, spawn: Spawn) -> None:
         self._ask = ask
         self._listener = Listener(lambda connection, message: spawn(self._answer(connection, message)))
 
     async def address(self) -> str | None:
-        """Return where consumers of this machine can connect; None if there are no such sockets."""
+        """Return the address for consumers on this node; None if such sockets are unavailable."""
         return await self._listener.address()
 
     async def _answer(self, connection: Connection, message: bytes) -> None:

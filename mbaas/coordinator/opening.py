@@ -1,7 +1,6 @@
-"""How a feed's workers, cache nodes and lanes come to be supervised: as those of a new feed, or as what an earlier
-coordinator left.
+"""Builds the `Opening` of a feed, the starting point of `mbaas.coordinator.supervision`.
 
-What comes of either is an `Opening`, with which `mbaas.coordinator.supervision` begins.
+A new feed starts its workers and lanes; a restarted coordinator adopts its predecessor's.
 """
 
 from __future__ import annotations
@@ -28,22 +27,18 @@ from mbaas.transforms import Pipeline
 from mbaas.units import counted
 
 DATASET_S = 60.0
-"""How long a cache node may take to hand over the dataset, which is asked for only if it is large."""
+"""Timeout for a cache node to send a large dataset, in seconds. Small datasets are read from the key-value store."""
 
 
 @dataclass(frozen=True)
 class Opening:
-    """What is there when the supervision of a feed begins.
+    """Workers, caches and layout that supervision starts from.
 
     Attributes:
-        settings: of the feed, with the measured size of its cache.
-        dataset: the feed's samples.
-        layout: of the feed.
-        workers: the prep workers that are up.
-        caches: the cache nodes that are up.
-        lanes: coordinators of the lanes from 1 on.
-        begin: what the supervisor is told first.
-        lent: key -> a worker of the feed that works elsewhere.
+        settings: the feed's options, with the measured size of its cache.
+        lanes: coordinators of lanes 1 and up.
+        begin: the supervisor's first event.
+        lent: key -> a worker of this feed that works for another feed.
     """
 
     settings: FeedSettings
@@ -59,14 +54,9 @@ class Opening:
 async def prepare(
     settings: FeedSettings, workers: WorkerPool, dataset: Dataset, pipeline: Pipeline, launched: Mapping[str, Any]
 ) -> Opening:
-    """Start all workers and lanes of a new feed, and learn what a prepared sample is.
+    """Start all workers and lanes of a new feed, and measure a prepared sample.
 
-    Args:
-        settings: of the feed.
-        workers: its pool, empty so far.
-        dataset: its samples.
-        pipeline: what is done to each.
-        launched: the workers' actors, by name, which are starting.
+    ``launched`` are the actors of the starting workers, by name.
 
     Raises:
         ResourceError: workers did not get their CPUs, or lanes could not be started.
@@ -101,24 +91,23 @@ async def prepare(
 
 
 async def adopt(settings: FeedSettings, workers: WorkerPool) -> Opening:
-    """Take over the workers, cache nodes and lanes that an earlier coordinator left, whatever is left of them.
+    """Take over the workers, cache nodes and lanes of an earlier coordinator that are still alive.
 
     Raises:
-        ResourceError: the dataset is known to cache nodes alone, and those that are left do not answer now; or a lane
-            that is not there cannot be started.
-        FeedFailedError: nobody knows the feed's layout, or its dataset, any more.
+        ResourceError: only cache nodes have the dataset and none answers now, or a missing lane cannot be started.
+        FeedFailedError: the feed's layout or its dataset is lost.
     """
     feed, lanes = settings.name, await start_lanes(settings)
     layout, dataset = await asyncio.to_thread(recovery.recall, feed)
     found = await CachePool.survivors(feed)
-    # A dataset that is too large for the key-value store is known to the cache nodes only.
+    # A dataset too large for the key-value store is available from the cache nodes only.
     if layout is not None and dataset is None:
         dataset = await _dataset_of(found)
     if layout is None:
         raise FeedFailedError(ev.FeedEnd.NOT_KEPT.of(feed))
     if dataset is None and not found:
         raise FeedFailedError(ev.FeedEnd.DATASET_LOST.of(feed))
-    if dataset is None:  # one that stands still, or that Ray is restarting, may know it, and answer later
+    if dataset is None:  # a cache node that hangs or restarts may have it, and answer later
         nodes = ", ".join(sorted({node[:8] for node, _ in found}))
         raise ResourceError(
             f"the dataset of feed {feed!r} is too large for the cluster's key-value store, so it waits for its "
@@ -145,7 +134,6 @@ async def adopt(settings: FeedSettings, workers: WorkerPool) -> Opening:
 
 
 async def _dataset_of(found: Mapping[tuple[str, int], FoundCache]) -> Dataset | None:
-    """The dataset as one of the cache nodes knows it that answer; None if none gives it in time."""
     for cache in found.values():
         if cache.answers:
             dataset: Dataset | None = await answer_or_none(cache.actor.dataset.remote(), DATASET_S)
@@ -155,5 +143,5 @@ async def _dataset_of(found: Mapping[tuple[str, int], FoundCache]) -> Dataset | 
 
 
 def _first_version() -> int:
-    """A number above all versions of placements that an earlier coordinator of the feed made."""
-    return time.time_ns() // 1_000_000  # nobody makes a thousand placements a second
+    # above all placement versions of an earlier coordinator, because no feed makes a thousand placements per second
+    return time.time_ns() // 1_000_000

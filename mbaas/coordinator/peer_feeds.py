@@ -1,4 +1,4 @@
-"""What the coordinators of a cluster's feeds say to each other."""
+"""Calls between the coordinators of a cluster's feeds."""
 
 from __future__ import annotations
 
@@ -12,54 +12,48 @@ from mbaas.allocation.lending import DemandReport
 from mbaas.coordinator.asking import answer_or_none
 
 ANSWER_S = 5.0
-"""How long another coordinator may take to answer; it may have to tell a worker its dataset."""
+"""Timeout for another coordinator to answer, in seconds. It may have to send a worker its dataset."""
 
 
 class Offer(Struct, frozen=True):
-    """A prep worker that is up and idle, and the feed that started it."""
+    """An idle prep worker, and the feed that started it."""
 
     actor: Any
     owner: str
 
 
 class Shared(Struct, frozen=True):
-    """Which prep workers one feed has of another, and the other of it.
-
-    Attributes:
-        lent: actors of its own that it lent to the other.
-        borrowed: actors of the other's that work for it.
-    """
+    """Prep workers shared by two feeds: those that a feed has lent to the other, and those borrowed from it."""
 
     lent: tuple[Any, ...]
     borrowed: tuple[Any, ...]
 
 
 async def shared(own: str) -> dict[str, Shared]:
-    """Ask the other feeds which workers they share with this one: feed -> what it says; some may not answer."""
+    """Return the workers that each other feed shares with this one, by feed, for the feeds that answer."""
     names = [name for name in await _apart(runtime.feed_names) if name != own]
     found = await asyncio.gather(*(_ask(name, "shared_with", own) for name in names))
     return {name: answer for name, answer in zip(names, found, strict=True) if answer is not None}
 
 
 async def demand_reports(own: str) -> tuple[list[str], list[DemandReport]]:
-    """Ask the other feeds for their demand reports; return all of their names, and the reports of those that answer."""
+    """Return the names of all other feeds, and the demand reports received in time."""
     names = [name for name in await _apart(runtime.feed_names) if name != own]
     found = await asyncio.gather(*(_ask(name, "demand_report") for name in names))
     return names, [report for report in found if report is not None]
 
 
 async def offer(feed: str, worker: Offer) -> bool:
-    """Hand a worker to another feed, and return whether it took it."""
+    """Offer a worker to another feed. Return whether it was accepted."""
     return bool(await _ask(feed, "take_on", worker))
 
 
 async def report_lent_gone(owner: str, actor: Any) -> None:
-    """Tell a feed that a worker which it lent is gone."""
+    """Notify a feed that a worker which it lent is gone."""
     await _ask(owner, "lent_worker_gone", actor)
 
 
 async def _ask(feed: str, method: str, *arguments: Any) -> Any:
-    """Call a method of another feed's coordinator; return None if it does not answer in time."""
     coordinator = await _apart(runtime.find_coordinator, feed)
     if coordinator is None:
         return None
@@ -67,5 +61,5 @@ async def _ask(feed: str, method: str, *arguments: Any) -> Any:
 
 
 async def _apart(function: Any, *arguments: Any) -> Any:
-    """Run a call that waits for Ray in a thread, so that the event loop goes on."""
+    # in a thread, because the call blocks on Ray
     return await asyncio.get_running_loop().run_in_executor(None, function, *arguments)

@@ -1,8 +1,8 @@
-"""What a coordinator leaves to its successor in the cluster's key-value store: the feed's layout and its dataset, the
-ledgers of its consumers; and how its epochs are shuffled (`mbaas.coordinator.written_epochs`).
+"""State that a coordinator leaves to its successor in the cluster's key-value store.
 
-All the rest is told by those who live on: consumers know their cursors, cache nodes their samples. The dataset, a
-table of where its samples lie, is there so that a feed goes on although all of its actors died together.
+It consists of the feed's layout, its dataset, the consumers' ledgers and the shuffles of its epochs
+(`mbaas.coordinator.written_epochs`). Surviving actors supply the rest: consumers have their cursors, cache nodes their
+samples. The dataset, a table of sample locations, is stored so that a feed survives the loss of all its actors.
 """
 
 from __future__ import annotations
@@ -21,25 +21,27 @@ from mbaas.core.layout import Layout
 from mbaas.dataset import Dataset
 
 MAX_PACKED_BYTES = 256 << 20
-"""Datasets that are larger when packed are not kept: the store lives in the memory of the cluster's head. They survive
-in the cache nodes. A table of 2 million files takes 18 to 30 MB, so this is enough for about 20 million.
+"""Largest packed size of a stored dataset. The store is in the memory of the cluster's head.
+
+Larger datasets survive in the cache nodes only. A table of 2 million files takes 18 to 30 MB, so this is enough for
+about 20 million.
 """
 
 PIECE_BYTES = 4 << 20
-"""A dataset is kept in pieces, so that no single call holds the store up for long."""
+"""A dataset is stored in pieces, so that no single call blocks the store for long."""
 
 STEP_BYTES = 1 << 20
-"""How much is packed at a time: a column of a large table has hundreds of megabytes."""
+"""Bytes compressed per step: one column of a large table can have hundreds of megabytes."""
 
-# Both measured with tables of 2 million names, ImageNet's and random ones, 2 cores of an AMD EPYC, 22 November 2026:
-# zstd 0.32 and 0.46 s of CPU for 17.7 and 30.2 MB; zlib at level 1 0.70 and 1.42 s for 18.9 and 35.3 MB.
+# Measured 2026-11-22 on 2 cores of an AMD EPYC, with 2 million ImageNet names and 2 million random names: zstd takes
+# 0.32 and 0.46 s of CPU for 17.7 and 30.2 MB; zlib at level 1 takes 0.70 and 1.42 s for 18.9 and 35.3 MB.
 CODEC = "zstd"
 
 
 def remember(feed: str, layout: Layout, dataset: Dataset) -> None:
-    """Keep what is known of a feed as long as the cluster lives, or until `forget`.
+    """Store the layout and dataset of a feed for the cluster's lifetime, or until `forget`.
 
-    It takes a quarter of a second for each million files, so not to be called on an event loop.
+    Takes 0.25 s per million files; do not call on an event loop.
     """
     pieces = _keep(feed, dataset)
     before = _pieces(feed)
@@ -48,7 +50,7 @@ def remember(feed: str, layout: Layout, dataset: Dataset) -> None:
 
 
 def recall(feed: str) -> tuple[Layout | None, Dataset | None]:
-    """Return the layout of a feed and its dataset; None for each that is not there."""
+    """Return the layout and the dataset of a feed; None for each that is not stored."""
     layout, pieces = _recalled(feed)
     packed = [store.get(feed, f"dataset-{number}") for number in range(pieces)]
     there = [piece for piece in packed if piece]
@@ -59,12 +61,12 @@ def recall(feed: str) -> tuple[Layout | None, Dataset | None]:
 
 
 def recall_layout(feed: str) -> Layout | None:
-    """Return the layout of a feed; None if none is kept."""
+    """Return the layout of a feed; None if none is stored."""
     return _recalled(feed)[0]
 
 
 def keep_ledgers(feed: str, pages: Mapping[int, bytes | None]) -> None:
-    """Keep pages of a feed's ledgers, by number; None deletes one."""
+    """Store pages of a feed's ledgers by number; None deletes a page."""
     for number, page in pages.items():
         if page is None:
             store.delete(feed, f"ledgers-{number}")
@@ -73,24 +75,24 @@ def keep_ledgers(feed: str, pages: Mapping[int, bytes | None]) -> None:
 
 
 def recall_ledgers(feed: str) -> dict[int, bytes]:
-    """Return the pages of a feed's ledgers that were kept, by number."""
+    """Return the stored pages of a feed's ledgers by number."""
     found = {int(name.rsplit("-", 1)[1]): store.get(feed, name) for name in store.names(feed, "ledgers-")}
     return {number: page for number, page in found.items() if page}
 
 
 def forget_ledgers(feed: str) -> None:
-    """Delete the ledgers that were kept of a feed."""
+    """Delete the stored ledgers of a feed."""
     for name in store.names(feed, "ledgers-"):
         store.delete(feed, name)
 
 
 def is_kept(feed: str) -> bool:
-    """Return whether anything is kept of a feed: it was served on this cluster, and nobody has stopped it."""
+    """Return whether anything is stored for a feed: it was served on this cluster and not stopped."""
     return bool(store.get(feed, "layout"))
 
 
 def forget(feed: str) -> None:
-    """Delete what was kept of a feed."""
+    """Delete everything stored for a feed."""
     written_epochs.forget(feed)
     forget_ledgers(feed)
     kept_claims.forget(feed)
@@ -104,12 +106,6 @@ class _TooLargeError(Exception):
 
 
 class _Pieces(io.RawIOBase):
-    """Keeps what is written to it, as pieces of a feed's dataset.
-
-    Attributes:
-        count: pieces that were kept.
-    """
-
     def __init__(self, feed: str) -> None:
         self._feed, self._rest, self._nbytes = feed, bytearray(), 0
         self.count = 0
@@ -126,12 +122,10 @@ class _Pieces(io.RawIOBase):
         return written
 
     def check(self) -> None:
-        """Raise `_TooLargeError` if there is too much by now."""
         if self._nbytes > MAX_PACKED_BYTES:
             raise _TooLargeError
 
     def finish(self) -> None:
-        """Keep the rest, which may be less than a piece."""
         if self._rest:
             self._keep(len(self._rest))
 
@@ -142,7 +136,7 @@ class _Pieces(io.RawIOBase):
 
 
 class _Packer:
-    """What a pickle is written to: it is packed step by step, and never there as a whole."""
+    """File that a pickle is written to. It compresses step by step, so that the whole pickle is never in memory."""
 
     def __init__(self, packed: Any, pieces: _Pieces) -> None:
         self._packed, self._pieces = packed, pieces
@@ -156,8 +150,6 @@ class _Packer:
 
 
 class _Source(io.RawIOBase):
-    """A file for reading that consists of pieces, one after the other."""
-
     def __init__(self, pieces: Iterable[bytes]) -> None:
         self._pieces, self._rest = iter(pieces), memoryview(b"")
 
@@ -173,11 +165,10 @@ class _Source(io.RawIOBase):
 
 
 def _keep(feed: str, dataset: Dataset) -> int:
-    """Keep a dataset, and return in how many pieces: 0 if it is too large."""
     pieces = _Pieces(feed)
     try:
         with pa.CompressedOutputStream(pa.PythonFile(pieces, "w"), CODEC) as packed:
-            # The dataset's class may be one that only the user's program has.
+            # The dataset's class may exist only in the user's program.
             cloudpickle.dump(dataset, _Packer(packed, pieces), protocol=5)
             packed.flush()
         pieces.check()
@@ -189,12 +180,10 @@ def _keep(feed: str, dataset: Dataset) -> int:
 
 
 def _pieces(feed: str) -> int:
-    """Return in how many pieces the feed's dataset is kept."""
     return _recalled(feed)[1]
 
 
 def _recalled(feed: str) -> tuple[Layout | None, int]:
-    """Return the layout of a feed, and in how many pieces its dataset is kept."""
     found = store.get(feed, "layout")
     return pickle.loads(found) if found else (None, 0)
 

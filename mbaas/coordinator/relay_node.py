@@ -1,4 +1,4 @@
-"""An actor that only relays calls for blocks, on a machine on which a feed has no cache node that would."""
+"""An actor that only relays calls for blocks, on a node where the feed has no cache node to do so."""
 
 from __future__ import annotations
 
@@ -12,15 +12,13 @@ from mbaas import runtime
 from mbaas.cache.relay import Relays
 
 UNUSED_S = 60.0
-"""An actor that only relays ends when no consumer was there at two looks this far apart: waiting takes CPU time."""
+"""Period in seconds of the check for consumers; the actor ends after two checks without any. Waiting costs CPU time."""
 
 
 class RelayNode:
-    """Has the relays of a machine on which a feed has no cache node, because it prepares nothing there.
+    """Runs the relays of a node without a cache node, because the feed prepares nothing there.
 
-    Args:
-        coordinator: actor id of the feed's main coordinator, with which it ends.
-        unused_s: see `UNUSED_S`.
+    It ends with the actor ``coordinator``, the feed's main coordinator.
     """
 
     def __init__(self, coordinator: str, *, unused_s: float = UNUSED_S) -> None:
@@ -29,7 +27,7 @@ class RelayNode:
         runtime.end_with(coordinator)
 
     async def relay(self, coordinator_id: str, coordinator: Any) -> tuple[str, str] | None:
-        """Take calls for blocks from consumers of this machine; see `Relays.find`."""
+        """Relay calls for blocks from consumers on this node; see `Relays.find`."""
         if self._end is None:
             me = ray.get_runtime_context().current_actor
             self._end = asyncio.get_running_loop().create_task(self._end_unused(me))
@@ -47,9 +45,9 @@ RelayNodeActor: Any = ray.remote(num_cpus=0)(RelayNode)
 
 
 async def relay_node(feed: str, node: str, *, may_start: bool) -> Any | None:
-    """Find the actor of a feed that only relays on a node, or start it if that may be; None if there is none.
+    """Return the feed's relay-only actor on a node, starting it if allowed; otherwise None.
 
-    To be called by the feed's main coordinator, with which the actor ends.
+    Call this only in the feed's main coordinator, because the actor ends with its creator.
     """
     main = ray.get_runtime_context().get_actor_id()
     options = {
@@ -63,8 +61,8 @@ async def relay_node(feed: str, node: str, *, may_start: bool) -> Any | None:
             if may_start:
                 return RelayNodeActor.options(**options).remote(main)
             return ray.get_actor(options["name"], namespace=options["namespace"])
-        except (ValueError, ray.exceptions.RayError):  # nobody has the name, or who had it has just ended
+        except (ValueError, ray.exceptions.RayError):  # the name is free, or its holder has just ended
             return None
 
-    # In a thread: Ray asks its GCS, and this event loop serves consumers.
+    # In a thread: Ray calls its GCS, and this event loop serves consumers.
     return await asyncio.get_running_loop().run_in_executor(None, find)

@@ -1,4 +1,4 @@
-"""Answers calls for blocks that the relays of other machines gathered; see `mbaas.exchange`."""
+"""Answers calls for blocks collected by relays on other nodes; see `mbaas.exchange`."""
 
 from __future__ import annotations
 
@@ -17,25 +17,19 @@ from mbaas.messages import POLL_S
 from mbaas.transports import RelayDirectory
 
 ANSWER_S = 2.0
-"""How long an actor may take to say where it listens. One that was just started says so at the next look."""
+"""Timeout for an actor to report its socket address, in seconds. A new actor reports it at the next check."""
 
 
 @dataclass
 class _Relay:
-    """What is kept for a relay; ``news`` is set when an exchange may have something to bring back."""
-
     end: CoordinatorEnd = field(default_factory=CoordinatorEnd)
     news: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class RelayedCalls:
-    """The calls of consumers on other machines.
+    """The calls of consumers on other nodes.
 
-    Args:
-        ask: what calls are given to.
-        spawn: what answers are made in.
-        relaying: finds the actor that relays on a node, and may start one if the second argument says so; None if
-            there is none.
+    ``relaying`` returns the relay actor of a node, or None; it may start one if its second argument is True.
     """
 
     def __init__(self, ask: Ask, spawn: Spawn, relaying: Callable[[str, bool], Awaitable[Any]]) -> None:
@@ -43,12 +37,7 @@ class RelayedCalls:
         self._relays = RelayDirectory(_Relay)
 
     def offer(self, node: str, consumers: int) -> str | None:
-        """Return where consumers of another machine may call; None if that is not known, or not worth it.
-
-        Args:
-            node: of a consumer that called through Ray.
-            consumers: how many run there.
-        """
+        """Return a socket address for consumers of another node; None if unknown yet, or not worth a relay."""
         if self._relays.is_to_look(node, consumers, asyncio.get_running_loop().time()):
             self._spawn(self._look(node))
         return self._relays.address(node)
@@ -62,10 +51,10 @@ class RelayedCalls:
             self._relays.found(node, *found)
 
     async def exchange(self, relay: str, number: int, requests: dict[int, bytes]) -> dict[int, bytes]:
-        """Take calls in, and return answers, as soon as there are any, by the numbers of the calls.
+        """Accept calls, and return available answers by call number, waiting for the first.
 
         Raises:
-            StateError: the relay is not known here: it was found by an earlier coordinator.
+            StateError: the relay is unknown: it was found by an earlier coordinator.
         """
         known = self._relays.relay(relay)
         if known is None:
@@ -75,7 +64,7 @@ class RelayedCalls:
         for request, message in requests.items():
             self._spawn(self._answer(known, request, message))
         end = asyncio.get_running_loop().time() + POLL_S
-        # When this wakes up, all answers that come of one event are there: none of them waits for anything else.
+        # When this wakes up, all answers caused by one event are there: each is made without waiting.
         while (answers := known.end.look(number)) is None:
             known.news.clear()
             try:

@@ -1,4 +1,4 @@
-"""Which program serves a feed, in the cluster's key-value store: whoever wants the feed's name learns whom to ask."""
+"""The program that serves each feed, in the cluster's key-value store. It is named if a feed name is already in use."""
 
 from __future__ import annotations
 
@@ -21,11 +21,8 @@ class Server(msgspec.Struct, frozen=True):
     """The program that serves a feed.
 
     Attributes:
-        program: the name of its script, or of Python where there is none, as in a notebook.
-        pid: of its process.
-        user, host: who runs it, and where.
-        since_s: when it served the feed, Unix time in seconds.
-        version: of its mbaas.
+        program: file name of its script, or of Python without a script, as in a notebook.
+        since_s: start of serving, Unix time in seconds.
         protocol: its `mbaas.messages.PROTOCOL`.
     """
 
@@ -39,14 +36,14 @@ class Server(msgspec.Struct, frozen=True):
 
     @classmethod
     def of_this_program(cls) -> Server:
-        """Return what others are to know of this program."""
+        """Return the description of this program."""
         script = sys.argv[0] if sys.argv and sys.argv[0] not in ("", "-c") else sys.executable
         program, version = Path(script).name, metadata.version("mbaas")
         return cls(program, os.getpid(), _user(), socket.gethostname(), time.time(), version, messages.PROTOCOL)
 
     @property
     def is_ours(self) -> bool:
-        """Whether the user of this program runs it, on the same host."""
+        """Return whether this program's user runs it, on the same host."""
         return (self.user, self.host) == (_user(), socket.gethostname())
 
     def __str__(self) -> str:
@@ -55,21 +52,21 @@ class Server(msgspec.Struct, frozen=True):
 
 
 def keep_server(feed: str) -> None:
-    """Note that this program serves a feed."""
+    """Record that this program serves a feed."""
     store.put(feed, "server", msgspec.json.encode(Server.of_this_program()))
 
 
 def recall_server(feed: str) -> Server | None:
-    """Return the program that served a feed last; None if none is known."""
+    """Return the program that last served a feed; None if unknown."""
     found = store.get(feed, "server")
     return msgspec.json.decode(found, type=Server) if found else None
 
 
 def check_version(feed: str) -> None:
-    """Refuse a feed that a program with another version of mbaas serves.
+    """Reject a feed that is served with an incompatible version of mbaas.
 
     Raises:
-        ConfigError: their messages are not the same; names both versions, and the program.
+        ConfigError: the message protocols differ; the message contains both versions and the program.
     """
     server = recall_server(feed)
     if server is not None and server.protocol != messages.PROTOCOL:
@@ -82,7 +79,7 @@ def check_version(feed: str) -> None:
 
 
 def forget_server(feed: str) -> None:
-    """Delete what is known of the program that serves a feed."""
+    """Delete the record of the program that serves a feed."""
     store.delete(feed, "server")
 
 

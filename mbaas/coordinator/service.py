@@ -1,8 +1,8 @@
-"""The shell around one staging core, which serves consumers; the same in every coordinator of a feed.
+"""The shell around one lane's staging core, the same in every coordinator of a feed.
 
-`ConsumerApi` has the calls that consumers make. `ConsumerService` turns calls and completions into events of the core,
-and its instructions into calls. In Ray the caller of a method owns its result: the coordinator calls ``prepare``, so it
-owns the staged blocks, and they outlive the workers that made them.
+`ConsumerApi` defines the calls of consumers. `ConsumerService` translates calls and completions into events for the
+core, and the core's instructions into calls. In Ray the caller of a method owns its result. The coordinator calls
+``prepare``, so it owns the staged blocks, and they outlive the workers that made them.
 """
 
 from __future__ import annotations
@@ -63,16 +63,14 @@ from mbaas.slots import HeldSlot
 from mbaas.uncounted import Uncounted
 
 MOVE_S = 40.0
-"""How long the copy of a part to another node may take; the cache node that makes it gives up sooner."""
+"""Longest time to copy a part to another node, in seconds. The cache node that copies it gives up sooner."""
 
 ANSWER_S = 1.0
-"""The second answer of a task that failed comes with the first, so this is not waited for."""
+"""Timeout for the second result of a failed task, which arrives together with the first."""
 
 
 @dataclass
 class _Call:
-    """A consumer's call that waits for blocks."""
-
     session: int
     answer: asyncio.Future[Delivery]
 
@@ -81,23 +79,17 @@ class ConsumerService:
     """Serves the blocks of one lane.
 
     Args:
-        info: of the feed.
-        layout: of the feed.
-        lane: whose blocks these are.
-        placements: by which blocks are cut.
-        worker_of: finds a worker that is up by its name; None if it is gone.
-        report: takes to the supervisor what is to be said of a worker.
-        waits_for: tells which workers and cache nodes the feed waits for.
-        counters: where what was made is entered.
-        errors: where bugs of workers and cache nodes are reported.
-        spawn: runs a coroutine in the background.
+        placements: history of the placements that cut blocks into parts.
+        worker_of: returns the running worker of a name, or None if it is gone.
+        report: passes events about workers to the supervisor.
+        waits_for: lists the workers and cache nodes that the feed is waiting for.
         written: as for `StagingState`.
-        cache_of: finds the cache node of a node, which copies parts to it; None if there is none.
+        cache_of: returns the cache node actor of a node, which copies parts there, or None.
 
     Attributes:
-        core: the state.
-        lane: see above; consumers and the core count the lane's own blocks.
-        detached: consumer -> how often it was moved out of step here, because it kept others waiting; of the last ones.
+        core: the staging state.
+        lane: the lane; consumers and the core use block numbers local to it.
+        detached: recent consumers -> times that they were moved out of step here because they delayed others.
     """
 
     def __init__(
@@ -134,21 +126,21 @@ class ConsumerService:
         self.detached: Counter[str] = Counter()
         self._writer = EpochWriter(info.settings.name, info.fingerprint, tell=self.send, errors=errors, spawn=spawn)
         self._staged: dict[int, dict[int, DeliveredPart]] = {}
-        self._copies: dict[int, Any] = {}  # number of a move -> reference of the copy, until it is used
+        self._copies: dict[int, Any] = {}  # move number -> reference of the copy, until it is used
         self._calls: dict[str, _Call] = {}
-        self._sessions = time.time_ns() // 1_000_000  # above those of an earlier coordinator of this lane
+        self._sessions = time.time_ns() // 1_000_000  # above the sessions of an earlier coordinator of this lane
         self._progress = 0
         block_bytes = info.order.block_samples * info.spec.nbytes
         self._slot_use = SlotUse(ray.get_runtime_context().get_node_id(), info.settings.staging_bytes // block_bytes)
 
-    # ---- what consumers want ----
+    # ---- requests of consumers ----
 
     def join(self, request: JoinRequest) -> Admission:
         """Open a session; see `ConsumerApi.join`."""
         leads, order = self.core.consumers.leads, self._info.order if self.lane.lanes == 1 else None
         event = calls.join(request, self._sessions + 1, leads=leads, order=order, out_of_reach=self.core.out_of_reach)
         self._sessions, consumer = self._sessions + 1, event.consumer
-        # A call that still waits under this name belongs to the session that ends now, perhaps of another program.
+        # A pending call under this name belongs to the session that ends now, possibly in another program.
         self._answer(consumer, Delivery(error=StateError(f"consumer {consumer!r} joined again elsewhere")))
         for instruction in self.send(event):
             if isinstance(instruction, ev.Admitted):
@@ -160,7 +152,7 @@ class ConsumerService:
     async def ask(self, event: ev.Ask, poll_s: float) -> Delivery:
         """Wait for blocks; see `ConsumerApi.ask`."""
         consumer = event.consumer
-        # A consumer whose call was lost on the way asks again; only the newest call gets blocks.
+        # A consumer calls again if its call was lost on the way; only the newest call gets blocks.
         self._answer(consumer, Delivery(waits_for="a newer call took its place"))
         call = _Call(event.session, asyncio.get_running_loop().create_future())
         self._calls[consumer] = call
@@ -172,29 +164,29 @@ class ConsumerService:
         return Delivery(waits_for=self.explain_wait(consumer), progress=self._progress)
 
     def part_unreadable(self, event: ev.UnreadablePart) -> None:
-        """Have a part made again that a consumer could not read."""
+        """Have a part made again after a consumer could not read it."""
         part = self._staged.get(self.core.window.staged_as(event.block), {}).get(event.part)
         held = part.refs[0] if part is not None and part.refs and part.task == event.task else None
-        # Of a worker that died, or by a consumer on another node, that was to be expected.
+        # Unreadable slots are expected after a worker died, or when the consumer is on another node.
         if isinstance(held, HeldSlot) and held.is_there and self._most_slots() and self._slot_use.give_up():
             self._note_slots("a consumer cannot read what was made in a worker's memory")
         self.send(event)
 
     def explain_wait(self, consumer: str) -> str:
-        """Say in one clause what a waiting consumer waits for."""
+        """Return one clause that explains the wait of a consumer."""
         return self._named(self.core.explain_wait(consumer, self._waits_for()))
 
     def _named(self, text: str) -> str:
-        """Mark a sentence of the core with the lane, whose own blocks the core counts."""
+        """Prefix a sentence of the core with the lane, because its block numbers are local to the lane."""
         return text if self.lane.lanes == 1 else f"lane {self.lane.number}: {text}"
 
     # ---- instructions ----
 
     def send(self, event: ev.Event) -> list[ev.Instruction]:
-        """Give an event to the core and do what it says."""
+        """Send an event to the core and carry out its instructions."""
         done = decide(self.core, event, self._errors)
         for instruction in done:
-            # Each by itself: the core counts on all of them.
+            # After a bug, carry out the remaining instructions, because the core's state already assumes them.
             with self._errors.reported():
                 self._carry_out(instruction)
         return done
@@ -242,7 +234,8 @@ class ConsumerService:
         shuffle = self.core.epochs.shuffle_of(number)
         if error is None:
             return DeliveredBlock(number, shuffle, tuple(_lent(part) for _, part in sorted(parts.items())))
-        # A part that ended in a bad sample has no arrays, and says which; else workers died over the block.
+        # A part that ended in a bad sample has no arrays and names the sample. Without such a part, workers died over
+        # the block.
         bad = tuple(part for _, part in sorted(parts.items()) if not part.refs)
         first, end = self._info.order.span(self.lane.feed_block(number))
         where = f"samples {first} to {end - 1} in the order of an epoch"
@@ -257,8 +250,8 @@ class ConsumerService:
     def _why_expelled(self, instruction: ev.RemoveConsumer | ev.Refuse) -> MbaasError:
         """Return the error for a consumer whose call is refused.
 
-        It is a `ConsumerRemovedError`, after which the consumer joins again, unless its name is another's by now. In a
-        feed that cannot go on it is the error that all other consumers get.
+        Usually a `ConsumerRemovedError`, after which the consumer joins again. If a newer session has taken its name it
+        is a `StateError`, and after the feed has failed the `FeedFailedError` that all consumers get.
         """
         if self.core.failed is not None:
             return FeedFailedError(self.core.failed)
@@ -274,25 +267,25 @@ class ConsumerService:
             self._answer(consumer, Delivery(error=error, expelled=self.core.failed is None))
 
     async def end_writing(self) -> None:
-        """Write down nothing of epochs any more."""
+        """Stop writing epoch records."""
         await self._writer.end()
 
     def fail(self, reason: str) -> None:
-        """Serve nothing any more, and tell those who wait why."""
+        """Stop serving, and answer all pending calls with the reason."""
         self.send(ev.Stop(reason))
-        # A call may still be there of which the core thinks that nobody waits: one that was overtaken by another.
+        # The core does not track calls that a newer call has replaced.
         for consumer in list(self._calls):
             self._answer(consumer, Delivery(error=FeedFailedError(reason)))
 
-    # ---- work ----
+    # ---- preparation ----
 
     async def _make(self, order: ev.Prepare, *, in_slots: bool = True) -> None:
-        """Have one part of a block made, in a slot if that may be, and turn the outcome into an event."""
+        """Have a worker prepare one part, in a slot if possible, and send the outcome to the core."""
         worker = self._worker_of(order.worker)
         if worker is None:
-            return  # the core hears of its death in a moment, and gives the part to another
+            return  # the core will receive its death shortly and reassign the part
         block = self.lane.feed_block(order.block)
-        # With "raise" no consumer had the block without its bad samples: it is tried as if for the first time.
+        # With "raise" no consumer ever got this block without its bad samples, so prepare every sample again.
         skips = self._info.settings.on_bad_sample == "skip"
         left_out = self._counters.left_out(block) if skips else ()
         meta_ref, arrays_ref = worker.actor.prepare.remote(
@@ -305,8 +298,8 @@ class ConsumerService:
             meta: BlockMeta = await meta_ref
         except PlacementUnknownError:
             self._tell_of(worker, cluster.WorkerBehind(order.worker))
-        except ray.exceptions.RayTaskError as error:  # before the next: it is also of the kind of its cause
-            # Ray writes an error to the log that nobody asked for; there is one for each of the two returns.
+        except ray.exceptions.RayTaskError as error:  # first, because Ray derives this error from its cause's class too
+            # Fetch the second result as well: Ray logs an error for each return value that is never retrieved.
             await answer_or_none(arrays_ref, ANSWER_S, is_reported=True)
             self._failed(order, worker, error)
         except ray.exceptions.RayActorError:
@@ -317,7 +310,6 @@ class ConsumerService:
             self._finished(order, meta, arrays_ref)
 
     def _most_slots(self) -> int:
-        """See `SlotUse.most`."""
         return self._slot_use.most(
             (worker.node for worker in self.core.tasks.workers.values()), self.core.consumers.nodes
         )
@@ -326,7 +318,7 @@ class ConsumerService:
         self._counters.note(self._named(f"blocks go through the object store from now on: {why}"))
 
     async def _move(self, order: ev.MovePart) -> None:
-        """Have a part copied to another node, in an object that this coordinator owns like those of workers."""
+        """Copy a part to another node, as an object that this coordinator owns."""
         part, cache = self._staged.get(order.block, {}).get(order.part), self._cache_of(order.node)
         if part is None or cache is None or not part.refs or isinstance(part.refs[0], HeldSlot):
             self.send(ev.PartStays(order.move))
@@ -340,26 +332,22 @@ class ConsumerService:
         del self._copies[order.move]
 
     def _tell_of(self, worker: WorkerHandle, event: WorkerEvent) -> None:
-        """Report what was met with a worker, unless another process has its name by now.
-
-        A main coordinator that was restarted gives the name of one that died meanwhile to the next one; the calls of a
-        further lane may end later than that.
-        """
+        # A restarted main coordinator reuses the names of dead workers. A further lane's call to the old worker may end
+        # after that, and must not be reported for the new one.
         newest = self._worker_of(worker.name)
         if newest is None or newest.pid == worker.pid:
             self._report(event)
 
     def _failed(self, order: ev.Prepare, worker: WorkerHandle, error: ray.exceptions.RayTaskError) -> None:
-        """Report that a worker which lives made nothing of a part."""
         if is_bug(error):
             self._errors.report(error, f"in {order.worker}")
             self.send(ev.TaskFailed(order.task, in_short(error)))
-        else:  # it is idle, or works for another feed, or its cache node is away for good: it is of no use here
+        else:  # the worker is idle, works for another feed, or has lost its cache node: it is unusable here
             self._tell_of(worker, cluster.WorkerDied(order.worker, in_short(error)))
 
     def _finished(self, order: ev.Prepare, meta: BlockMeta, arrays_ref: Any) -> None:
         if not self.core.tasks.has(order.task):
-            return  # the task was given to another worker meanwhile, or nobody wants the block any more
+            return  # reassigned to another worker, or the block is no longer needed
         if (away := meta.away) is not None:
             self.send(ev.PutOff(order.task, f"storage does not give {away.uri}: {away.reason}"))
             return
@@ -376,7 +364,7 @@ class ConsumerService:
         fatal = self._info.settings.on_bad_sample == "raise" and meta.bad
         node = self.core.tasks.workers[order.worker].node
         refs = [] if fatal else [arrays_ref if held is None else held]
-        told = replace(meta, slot=None, fetched=FetchCounts())  # these are for the coordinator alone
+        told = replace(meta, slot=None, fetched=FetchCounts())  # these two are for the coordinator only
         part = DeliveredPart(told, refs, order.part, order.task, node, order.block_part)
         self._staged.setdefault(order.block, {})[order.part] = part
         error = str(BadSampleError(meta.bad[0].uri, meta.bad[0].reason)) if fatal else None
@@ -386,17 +374,14 @@ class ConsumerService:
 
 
 def _lent(part: DeliveredPart) -> DeliveredPart:
-    """Return a part as consumers get it: the service keeps its references until they have let go of it."""
+    # the service keeps its references until consumers release the part
     return replace(part, refs=[ref.slot if isinstance(ref, HeldSlot) else Uncounted(ref) for ref in part.refs])
 
 
 class ConsumerApi(abc.ABC):
-    """The calls of consumers, which every coordinator of a feed takes.
+    """The calls of consumers, accepted by every coordinator of a feed.
 
-    What they bring is checked first (`mbaas.core.calls`): each raises ConfigError for a value that cannot be.
-
-    Args:
-        spawn: runs a coroutine in the background.
+    Arguments are validated first (`mbaas.core.calls`): each call raises ConfigError for an invalid value.
     """
 
     def __init__(self, spawn: Spawn) -> None:
@@ -407,27 +392,27 @@ class ConsumerApi(abc.ABC):
 
     @abc.abstractmethod
     async def _until_open(self) -> ConsumerService:
-        """Wait until blocks are served here, and return the service.
+        """Wait until the feed is open, and return the service.
 
         Raises:
-            FeedFailedError: that is not so in time, or will never be.
+            FeedFailedError: the feed did not open in time, or never will.
         """
 
     async def join(self, request: JoinRequest) -> Admission:
         """Open a session.
 
         Raises:
-            FeedFailedError: the feed cannot go on.
-            StateError: the trial goes on with another number of ranks.
+            FeedFailedError: the feed cannot continue.
+            StateError: the trial continues with a different number of ranks.
         """
         return (await self._until_open()).join(request)
 
     async def ask(self, call: list[Any], *, over_socket: bool = False) -> Delivery:
-        """Wait until at least one block from a consumer's cursor on is there.
+        """Wait until at least one block at or after a consumer's cursor is staged.
 
         Args:
             call: a `BlockCall.plain`.
-            over_socket: whether it came over a socket; else the answer may tell of one.
+            over_socket: True if the call arrived over a socket; otherwise the answer may offer one.
         """
         event, parts, poll_s = calls.block_call(call)
         service = await self._until_open()
@@ -442,32 +427,32 @@ class ConsumerApi(abc.ABC):
         return replace(delivery, socket=await self._socket_on(consumer.node, consumers))
 
     async def _socket_on(self, node: str, consumers: int) -> str | None:
-        """Return where so many consumers of a node may call instead of through Ray."""
+        """Return the socket address for that many consumers of a node, or None if they must call through Ray."""
         return await self._local_calls.address() if node == self._node else self._relayed_calls.offer(node, consumers)
 
     @abc.abstractmethod
     async def relaying(self, node: str, may_start: bool) -> Any | None:
-        """Find the actor that relays calls on a node, or start one if that may be; None if there is none."""
+        """Return the actor that relays calls on a node, starting it if allowed; otherwise None."""
 
     async def exchange(self, relay: str, number: int, requests: dict[int, bytes]) -> dict[int, bytes]:
-        """Take in calls that consumers of another machine made, and return answers; see `RelayedCalls.exchange`."""
+        """Process relayed calls of consumers on another node and return answers; see `RelayedCalls.exchange`."""
         return await self._relayed_calls.exchange(relay, number, requests)
 
     async def hand_back(self, consumer: str, session: int, cursor: int, released: int, number: int = 0) -> None:
-        """Take back what a consumer was given from ``cursor`` on, until it asks again."""
+        """Take back the blocks that a consumer was given from ``cursor`` on, until it requests them again."""
         event = calls.hand_back(consumer, session, cursor, released, number)
         service = await self._until_open()
         calls.within_reach("cursor", event.cursor, service.core.out_of_reach)
         service.send(event)
 
     async def is_given_up(self, block: int, parts: list[tuple[int, int]]) -> bool:
-        """Whether one of the parts, given as (number, task that made it), is not what the block is made of any more."""
+        """Return whether any of the parts, as (number, task that made it), has been replaced in the block."""
         block, parts = calls.made_parts(block, parts)
         service = await self._until_open()
         return not all(service.core.window.has(block, part, task) for part, task in parts)
 
     async def heartbeat(self, consumer: str, session: int, released: int, done: int, report: ConsumerReport) -> bool:
-        """Renew a consumer's lease; return False if its session is not open any more."""
+        """Renew a consumer's lease. Return False if its session is no longer open."""
         event, report = calls.heartbeat(consumer, session, released, done), calls.report(report)
         service = await self._until_open()
         self._take_report(consumer, report)
@@ -482,7 +467,7 @@ class ConsumerApi(abc.ABC):
         successors: int = 0,
         report: ConsumerReport | None = None,
     ) -> None:
-        """End a consumer's session; its place may be held for one of so many ``successors``."""
+        """End a consumer's session; its place may be held for one of ``successors`` consumers."""
         event, report = calls.leave(consumer, session, successors), None if report is None else calls.report(report)
         service = await self._until_open()
         if report is not None:
@@ -492,15 +477,15 @@ class ConsumerApi(abc.ABC):
             await self._until_kept(report)
 
     async def lane_story(self, thing: str) -> LaneStory:
-        """Return what this lane knows of a block, a consumer or a prep worker."""
+        """Return this lane's history of a block, a consumer or a prep worker."""
         thing = calls.thing(thing)
         service = await self._until_open()
         return told_by(service.core, service.lane, thing)
 
     @abc.abstractmethod
     def _take_report(self, consumer: str, report: ConsumerReport) -> None:
-        """Enter what a consumer says of itself; only the first lane has a use for it."""
+        """Record a consumer's report; only the first lane uses it."""
 
     @abc.abstractmethod
     async def _until_kept(self, report: ConsumerReport) -> None:
-        """Wait until the ledgers of a report are kept. A loader that gets no answer sends them again."""
+        """Wait until the ledgers of a report are stored. A loader that gets no answer sends them again."""

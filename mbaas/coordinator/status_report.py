@@ -1,4 +1,4 @@
-"""What `mbaas status` shows of a feed, put together from all who know something, and what its metrics say."""
+"""Assembles the feed's status for `mbaas status`, and the values of its metrics."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mbaas.messages import Amount, Claims, ConsumerReport, FeedInfo
 from mbaas.status import ConsumerStatus, FeedStatus, NodeStatus, WorkerStatus
 
 SHOWN_LEDGERS = 1000
-"""The newest ledgers, at most this many, are in a status; `Feed.ledger` has all."""
+"""Most ledgers in a status, the newest ones; `Feed.ledger` has all."""
 
 
 def snapshot(
@@ -32,18 +32,7 @@ def snapshot(
     caches: Mapping[str, CacheStats],
     lane_reports: Sequence[LaneReport],
 ) -> FeedStatus:
-    """How the feed is doing.
-
-    Args:
-        counters: what the feed did so far.
-        info: what never changes of the feed.
-        engine: the engine that runs, "cpu" or "dali".
-        service: serves the first lane.
-        supervision: knows the workers of all lanes, and the cache nodes.
-        claims: what the feed keeps of its cluster.
-        caches: node id -> what its cache node tells.
-        lane_reports: what the further lanes tell, in full.
-    """
+    """Return the feed's status, with statistics of ``caches`` by node id and full reports of the further lanes."""
     settings, order, core, worker_pool = info.settings, info.order, service.core, supervision.workers
     for node, stats in caches.items():
         counters.caches_cpu_s.enter((node, stats.incarnation), stats.cpu_s)
@@ -95,7 +84,7 @@ def snapshot(
 
 
 def metric_values(counters: Counters, *, staged_bytes: int, workers: int) -> dict[str, float]:
-    """The values of `mbaas.metrics.METRICS`, by name; without the prediction's error while there is none."""
+    """Return the values of `mbaas.metrics.METRICS` by name; the prediction error only once there was a prediction."""
     fetched, delivered = counters.fetched, counters.reports.total
     values = {
         "mbaas_samples_prepared": counters.samples,

@@ -1,4 +1,4 @@
-"""What happened to a thing, told by all lanes of a feed; see `mbaas.core.story`."""
+"""The history of a block, consumer, worker or cache node across all lanes of a feed; see `mbaas.core.story`."""
 
 from __future__ import annotations
 
@@ -16,23 +16,18 @@ from mbaas.core.story import Stories, block_name, block_number, names_meant, sho
 from mbaas.messages import Lane
 
 ANSWER_S = 5.0
-"""How long a lane may take to tell a story."""
+"""Timeout for a lane to return a story, in seconds."""
 
 
 class LaneStory(Struct, frozen=True):
-    """What one lane knows of a thing.
-
-    Attributes:
-        lines: its story there, oldest line first; none if the lane knows nothing of it.
-        names: what else the lane knows stories of.
-    """
+    """One lane's history of a thing, oldest line first, and the names of all things with a history in the lane."""
 
     lines: tuple[str, ...]
     names: tuple[str, ...]
 
 
 def told_by(core: StagingState, lane: Lane, thing: str) -> LaneStory:
-    """Return the story of a thing in one lane; ``thing`` counts blocks over the feed, the core the lane's own."""
+    """Return one lane's history of a thing. Block numbers in ``thing`` count over the feed."""
     number = block_number(thing)
     own = None if number is None or not lane.has(number) else lane.first_from(number)
     lines: list[str] = []
@@ -46,7 +41,7 @@ def told_by(core: StagingState, lane: Lane, thing: str) -> LaneStory:
 
 
 def with_supervisor(own: LaneStory, stories: Stories, thing: str) -> LaneStory:
-    """Add what the supervisor knows to a lane's story: of a worker before lanes hear of it, and of cache nodes."""
+    """Add the supervisor's history, of cache nodes, and of workers before lanes get them."""
     names = stories.names()
     lines = [line for name in names_meant(thing, names) for line in stories.lines(name, _time_of_day)]
     if lines and own.lines:
@@ -55,15 +50,12 @@ def with_supervisor(own: LaneStory, stories: Stories, thing: str) -> LaneStory:
 
 
 async def told_by_all(own: LaneStory, lanes: Sequence[Any], thing: str) -> list[str]:
-    """Ask all lanes for the story of a thing, and return its lines.
+    """Collect the history of a thing from the first lane (``own``) and all others, and return its lines.
 
-    Args:
-        own: what the first lane knows.
-        lanes: coordinators of the further lanes.
-        thing: a block ("block 17"), or the name of a consumer, a worker or a cache node.
+    ``thing`` is a block ("block 17"), or the name of a consumer, a worker or a cache node.
 
     Raises:
-        ConfigError: no lane that answers knows it; the message lists what they know.
+        ConfigError: the thing is unknown to every lane that answers; the message lists known names.
     """
     asked = [answer_or_none(lane.lane_story.remote(thing), ANSWER_S, is_reported=True) for lane in lanes]
     answers: list[LaneStory | None] = await asyncio.gather(*asked)
@@ -81,6 +73,5 @@ def _feed_name(name: str, lane: Lane) -> str:
 
 
 def _time_of_day(now: float) -> str:
-    """Write a time of the monotonic clock as the log writes times."""
     seconds = time.time() - time.monotonic() + now
     return time.strftime("%H:%M:%S", time.localtime(seconds)) + f".{int(seconds % 1 * 1000):03d}"

@@ -1,6 +1,6 @@
-"""The shell around the supervisor: instructions become calls of actors, and what comes of them becomes events.
+"""The shell around the supervisor: turns its instructions into actor calls, and their outcomes into events.
 
-Nothing is decided here. `mbaas.core.supervisor` says who works where; this module starts, tells, asks and ends.
+Nothing is decided here. `mbaas.core.supervisor` decides which workers and cache nodes run, and where.
 """
 
 from __future__ import annotations
@@ -28,34 +28,28 @@ from mbaas.errors import ResourceError, last_line
 from mbaas.settings import FeedSettings
 
 NODES_PERIOD_S = 1.0
-"""Period at which Ray is asked which nodes are dead or will be gone soon, where a feed lives on more than one."""
+"""Period in seconds at which Ray is polled for dead and draining nodes, if the feed uses more than one node."""
 
 ALONE_PERIODS = 5
-"""A feed that lives on its coordinator's node alone asks each so many periods: only that node's notice matters to it,
-which comes half a minute ahead, and asking costs the cluster's head a little for each feed."""
+"""A feed that uses only its coordinator's node polls once in this many periods.
+
+Only that node's drain notice matters to it, which arrives half a minute ahead. Each poll costs the
+cluster's head a little.
+"""
 
 BRIEFING_CALL_S = 25.0
-"""Longest time in which a worker is told the placement; less than the supervisor waits."""
+"""Timeout to send a worker the placement, in seconds; less than the supervisor waits."""
 
 OPEN_S = 60.0
-"""Longest time from when the workers of a new feed are up until the first of them can work."""
+"""Longest time from the start of a new feed's workers until one is ready, in seconds."""
 
 
 class Supervision:
-    """The workers, cache nodes and lanes of one feed that is open.
-
-    Args:
-        settings: of the feed.
-        opening: what there is when it begins.
-        counters: where decisions are noted.
-        errors: where bugs are reported that carrying out an instruction meets, here or in an actor.
-        spawn: runs a coroutine in the background.
+    """The workers, cache nodes and lanes of one open feed.
 
     Attributes:
-        state: what decides.
-        workers: the prep workers that are up.
-        caches: the cache nodes.
-        layout: of the feed.
+        state: the supervisor, which makes all decisions.
+        workers: the running prep workers.
     """
 
     def __init__(
@@ -78,30 +72,31 @@ class Supervision:
             needs=self.workers.needs,
         )
         self._begin, self._lanes = opening.begin, dict(enumerate(opening.lanes, 1))
-        self._listeners: list[Callable[[staging.Event], Any]] = []  # each gives what it is told to staging states
+        self._listeners: list[Callable[[staging.Event], Any]] = []  # each forwards its events to staging states
         self._events: deque[ev.Event] = deque()
         self._is_handling = False
         self._works = asyncio.Event()
-        self._elsewhere = dict(opening.lent)  # key -> worker that is lent, or offered to us
-        self._offers: dict[Hashable, asyncio.Future[bool]] = {}  # key, then our name of the worker -> whether it came
-        self._leaving: set[asyncio.Task[None]] = set()  # workers that are on their way to other feeds
+        self._elsewhere = dict(opening.lent)  # key -> worker that is lent, or offered to this feed
+        # key, later the worker's name here -> True if it arrived
+        self._offers: dict[Hashable, asyncio.Future[bool]] = {}
+        self._leaving: set[asyncio.Task[None]] = set()  # workers moving to other feeds
 
-    # ---- beginning and end ----
+    # ---- start and end ----
 
     def subscribe(self, listener: Callable[[staging.Event], Any]) -> None:
-        """Tell a listener from now on what lanes must know of workers and nodes."""
+        """Send a listener all further events about workers and nodes that lanes need."""
         self._listeners.append(listener)
 
     def begin(self, consumer_nodes: Callable[[], frozenset[str]]) -> None:
-        """Put everybody to work from now on, and watch over their machines and those of consumers."""
+        """Start supervision, and watch the nodes of workers, caches and consumers."""
         self.handle(self._begin)
         self._spawn(self._watch_nodes(consumer_nodes))
 
     async def until_at_work(self) -> None:
-        """Wait until a worker of a new feed can work.
+        """Wait until a worker of a new feed is ready.
 
         Raises:
-            ResourceError: none can for too long.
+            ResourceError: no worker is ready within `OPEN_S` seconds.
         """
         try:
             await asyncio.wait_for(self._works.wait(), OPEN_S)
@@ -113,7 +108,7 @@ class Supervision:
             ) from None
 
     async def end(self, reason: str) -> None:
-        """End all workers and caches, and send borrowed workers home; both is done when this returns."""
+        """End all workers and caches, and hand back borrowed workers. Returns when both are done."""
         self.handle(ev.Stop(reason))
         if self._leaving:
             await asyncio.wait(self._leaving)
@@ -122,9 +117,9 @@ class Supervision:
     # ---- events and instructions ----
 
     def handle(self, event: ev.Event) -> None:
-        """Give an event to the supervisor and do what it says.
+        """Pass an event to the supervisor and carry out its instructions.
 
-        What is done may at once lead to the next event, which is taken when this one is dealt with.
+        Events that arise meanwhile are handled after this one.
         """
         # A queue instead of recursion: the state machine must be done with one event before it sees the next.
         self._events.append(event)
@@ -134,7 +129,8 @@ class Supervision:
         try:
             while self._events:
                 for instruction in decide(self.state, self._events.popleft(), self._errors):
-                    # Each by itself: the supervisor counts on all of them, and takes a silence for a failure.
+                    # After a bug, carry out the remaining instructions, because the supervisor assumes them and treats
+                    # a missing outcome as a failure.
                     with self._errors.reported():
                         self._carry_out(instruction)
         finally:
@@ -154,7 +150,7 @@ class Supervision:
                 self._spawn(self._brief(instruction))
             case ev.HandOver():
                 task = self._spawn(self._hand_over(instruction))
-                self._leaving.add(task)  # `end` waits for these, so that borrowed workers get home
+                self._leaving.add(task)  # `end` waits for these so that borrowed workers are returned
                 task.add_done_callback(self._leaving.discard)
             case ev.ReportLentGone():
                 worker = self.workers.workers.get(instruction.worker)
@@ -188,13 +184,13 @@ class Supervision:
                 self._counters.note(instruction.text)
 
     def waits_for(self) -> tuple[str, ...]:
-        """What is awaited, in sentences that say for how long so far."""
+        """Return the pending waits as sentences, each with its duration so far."""
         return self.state.told_waits(time.monotonic())
 
     # ---- workers ----
 
     def worker(self, name: str) -> WorkerHandle | None:
-        """Return a worker that is up, or None."""
+        """Return a running worker, or None."""
         return self.workers.workers.get(name)
 
     async def _start_worker(self, name: str) -> None:
@@ -214,7 +210,7 @@ class Supervision:
             self.handle(ev.BriefingFailed(name, reason))
 
     async def _tell_placement(self, name: str) -> str | None:
-        """Tell a worker the order and all placements by which blocks may be cut; return why that failed, or None."""
+        """Send a worker the order and all placements that may cut blocks. Return the reason of a failure, or None."""
         worker = self.workers.workers.get(name)
         if worker is None:
             return "it is gone"
@@ -231,7 +227,7 @@ class Supervision:
     # ---- workers of other feeds ----
 
     async def take_on(self, offer: peer_feeds.Offer) -> bool:
-        """Have a worker of another feed, or one that comes back, work here; return whether it does."""
+        """Take on another feed's worker, or a returning one. Return whether it was accepted."""
         key = self._key_of(offer.actor)
         self._elsewhere[key] = offer.actor
         answer = self._offers[key] = asyncio.get_running_loop().create_future()
@@ -239,13 +235,13 @@ class Supervision:
         return await answer
 
     def lent_gone(self, actor: Any) -> None:
-        """Take note that a worker which was lent is gone."""
+        """Record that a lent worker is gone."""
         key = self._key_of(actor)
         self._elsewhere.pop(key, None)
         self.handle(ev.LentGone(key))
 
     def shared_with(self, feed: str) -> peer_feeds.Shared:
-        """Tell which workers are lent to another feed, and which of its own work here."""
+        """Return the workers lent to another feed, and that feed's workers lent to this one."""
         lent = (self._elsewhere.get(key) for key in self.state.lent.get(feed, ()))
         here = (self.worker(name) for name, worker in self.state.workers.items() if worker.owner == feed)
         return peer_feeds.Shared(
@@ -254,7 +250,7 @@ class Supervision:
         )
 
     def _key_of(self, actor: Any) -> Hashable:
-        """Return the key by which the supervisor knows a worker that is not here: its name when it left, or its id."""
+        """Return the supervisor's key of a worker that is elsewhere: its name when it left, or its actor id."""
         return next((key for key, other in self._elsewhere.items() if other == actor), actor._actor_id.hex())
 
     async def _take_in(self, instruction: ev.TakeIn) -> None:
@@ -283,13 +279,13 @@ class Supervision:
             offer = peer_feeds.Offer(worker.actor, worker.owner or self._settings.name)
             taken = await peer_feeds.offer(instruction.target, offer)
             if worker.owner is None:
-                # Also one that was not taken: the supervisor takes it in again, by this key.
+                # also if it was refused: the supervisor takes it in again under this key
                 self._elsewhere[instruction.worker] = worker.actor
             if taken or worker.owner is None:
                 self.workers.release(instruction.worker)
         self.handle(ev.HandedOver(instruction.worker, taken))
 
-    # ---- cache nodes, machines and homes ----
+    # ---- cache nodes, placement and nodes ----
 
     async def _start_cache(self, instruction: ev.StartCache) -> None:
         node, generation = instruction.node, instruction.generation
@@ -320,7 +316,6 @@ class Supervision:
         self.handle(ev.NodeVacated(node, moved.samples, moved.left))
 
     async def _watch_nodes(self, consumer_nodes: Callable[[], frozenset[str]]) -> None:
-        """Notice machines that Ray has given up."""
         here = ray.get_runtime_context().get_node_id()
         for period in itertools.count():
             await asyncio.sleep(NODES_PERIOD_S)

@@ -1,7 +1,7 @@
-"""Moves threads of the nodes between fetch and prep while the feed runs, after what is measured.
+"""Moves threads of each node between fetch and prep while the feed runs, based on measurements.
 
-The thin shell around `mbaas.allocation.tuning.ThreadTuner`, one for each node. It also tells the cache nodes how fast
-prep could take raw samples, which determines the depth of their read-ahead, and notes what they decide.
+A thin shell around one `mbaas.allocation.tuning.ThreadTuner` per node. It also sends each cache node the rate at which
+prep could take raw samples, which sets the depth of read-ahead, and logs the cache node's decisions.
 """
 
 from __future__ import annotations
@@ -25,22 +25,23 @@ from mbaas.coordinator.worker_pool import WorkerHandle
 from mbaas.settings import FeedSettings, Threads
 
 NODES_A_LOOK = 16
-"""Nodes that are asked at a time; if there are more, each is asked less often, so that a look costs no more."""
+"""Nodes polled per call of `look`. With more nodes each is polled less often, so that a call costs no more."""
 
 LONG = 5
-"""Windows over which figures are taken that do not depend on threads. More than one, because samples are counted when a
-whole block is made: over one window a block more or less would matter.
+"""Windows for figures that do not depend on threads.
+
+Samples are counted by whole blocks, so over one window a block more or less would matter.
 """
 
 
 class NodeSums(Struct, frozen=True):
-    """Running sums of one node at one moment.
+    """Cumulative counters of one node at one moment.
 
     Attributes:
-        now: seconds.
-        flow: of its cache.
-        samples, prep_s: worker -> what it prepared, and the seconds it took.
-        prepared: samples of all nodes together.
+        now: time in seconds.
+        flow: measurements of its cache.
+        samples, prep_s: worker -> samples that it prepared, and the seconds taken.
+        prepared: samples prepared by all nodes together.
     """
 
     now: float
@@ -51,12 +52,12 @@ class NodeSums(Struct, frozen=True):
 
 
 class Span(Struct, frozen=True):
-    """Sums of one node, at three moments.
+    """Counters of one node at three moments.
 
     Attributes:
-        before: some time ago; enough samples were made since then that a few blocks more or less do not matter.
-        first: the window of the measurements begins.
-        last: now; the same workers have worked since ``before``, with the same threads since ``first``.
+        before: a time long enough ago that a few blocks more or less do not matter.
+        first: start of the measurement window.
+        last: now. The workers are the same since ``before``, and their threads since ``first``.
     """
 
     before: NodeSums
@@ -65,14 +66,13 @@ class Span(Struct, frozen=True):
 
 
 class NodeLooks:
-    """What was seen of one node, and its tuner.
+    """Measurements of one node, and its tuner.
 
     Attributes:
-        threads: worker -> engine threads that it was told.
-        told: sentences of its cache that were noted.
-        incarnation: of its cache.
-        share: of all samples that are prepared here; 0 while it is not known.
-        tuner: what decides.
+        threads: worker -> engine threads assigned to it.
+        told: number of its cache's log sentences recorded so far.
+        incarnation: incarnation of its cache.
+        share: fraction of all samples that are prepared here; 0 while unknown.
     """
 
     def __init__(self, settings: Threads) -> None:
@@ -89,8 +89,8 @@ class NodeLooks:
         self._same_threads.clear()
 
     def add(self, sums: NodeSums) -> Span | None:
-        """Add the newest sums, and return the span that they end; None while it is too short."""
-        # Sums of a new worker or cache begin at 0: differences across such a change would be nonsense.
+        """Add the newest counters. Return the span that ends with them, or None while it is too short."""
+        # Counters of a new worker or cache start at 0, so differences across such a change are meaningless.
         if self._same_work and _differ(self._same_work[-1], sums):
             self._same_work.clear()
             self._same_threads.clear()
@@ -107,20 +107,13 @@ def _differ(before: NodeSums, now: NodeSums) -> bool:
 
 
 def _keep(sums: deque[NodeSums], newest: NodeSums, within_s: float) -> None:
-    """Append sums, and drop those that lie further back than ``within_s`` needs."""
     sums.append(newest)
     while len(sums) > 2 and newest.now - sums[1].now >= within_s:
         sums.popleft()
 
 
 class ThreadTuning:
-    """The threads of one feed's nodes.
-
-    Args:
-        settings: the feed's options.
-        supervision: its workers and cache nodes.
-        counters: where changes are noted.
-    """
+    """The threads of one feed's nodes."""
 
     def __init__(self, settings: FeedSettings, *, supervision: Supervision, counters: Counters) -> None:
         self._settings, self._supervision, self._counters = settings, supervision, counters
@@ -129,13 +122,12 @@ class ThreadTuning:
         self._looks = False
 
     async def look(self, demand_per_s: float) -> None:
-        """Ask nodes what they did, and change their threads if it is due.
+        """Poll nodes, and change their threads if due.
 
-        Args:
-            demand_per_s: samples/s that prep would have to make for no trial to wait; 0: not known.
+        ``demand_per_s`` is the rate in samples/s that prep must reach so that no trial waits; 0 if unknown.
         """
         if self._looks:
-            return  # nodes that answer late are not asked again meanwhile
+            return  # do not poll again while late nodes answer
         self._looks = True
         try:
             nodes = sorted(self._supervision.workers.per_node())
@@ -169,10 +161,10 @@ class ThreadTuning:
             await self._change(node, looks, workers, tuned, flow.threads)
 
     async def _acquaint(self, looks: NodeLooks, workers: list[WorkerHandle]) -> None:
-        """Give workers that are new here the threads of the settings, whatever another coordinator told them."""
         looks.threads = {w.name: looks.threads[w.name] for w in workers if w.name in looks.threads}
         for worker in workers:
             if worker.name not in looks.threads:
+                # The configured number, whatever another coordinator set before.
                 looks.threads[worker.name] = self._settings.threads.prep
                 if self._settings.threads.prep > 1:
                     await self._supervision.workers.set_threads(worker, self._settings.threads.prep)
@@ -215,7 +207,7 @@ class ThreadTuning:
     async def _change(
         self, node: str, looks: NodeLooks, workers: list[WorkerHandle], tuned: Tuned, fetch_threads: int
     ) -> None:
-        """Change the threads of a node: first those that give some, so that there are never too many at a time."""
+        # First reduce the side that gives threads, so that there are never too many.
         if tuned.fetch_threads < fetch_threads:
             await self._supervision.caches.set_threads(node, tuned.fetch_threads)
         base, more = divmod(tuned.prep_threads, len(workers))
@@ -230,9 +222,9 @@ class ThreadTuning:
 
 
 def _others(first: Flow, last: Flow, share: float) -> tuple[TierBytes, ...]:
-    """Return the bytes of a minibatch that came from disk and from other nodes, with the rates of these places.
+    """Return a minibatch's bytes from disk and from other nodes, with the rates of both sources.
 
-    ``share`` is the part of a minibatch in what was prepared meanwhile.
+    ``share`` is the ratio of a minibatch to the samples prepared meanwhile.
     """
     tiers = (
         (last.disk.since(first.disk), (last.speeds.disk or 0.0) * DISK_THREADS),

@@ -1,4 +1,4 @@
-"""The prep workers of a feed, as actors: starting, telling and ending them. Others decide how many are needed."""
+"""The prep worker actors of a feed: start, brief and end them. The supervisor decides how many are needed."""
 
 from __future__ import annotations
 
@@ -24,35 +24,34 @@ from mbaas.prep.worker import PrepWorkerActor
 from mbaas.settings import FeedSettings
 
 START_TIMEOUT_S = 30.0
-"""How long a worker may take to get its resources."""
+"""Timeout for a worker to get its resources, in seconds."""
 
 TAKE_IN_S = 20.0
-"""How long a worker that another feed lets go may take to say where it runs."""
+"""Timeout for a worker released by another feed to report its location, in seconds."""
 
 ROLE, PREP = "mbaas.io/role", "prep"
-"""Label of a node, and its value on nodes that are there for prep workers."""
+"""Label of a node, and its value on nodes meant for prep workers."""
 
 NODE = "ray.io/node-id"
-"""Ray's own label of a node."""
+"""Ray's label for the node id."""
 
 ADOPT_S = 2.0
-"""How long a worker may take to tell a new coordinator that it lives."""
+"""Timeout for a worker to answer a new coordinator, in seconds."""
 
 LOOK_S = 0.5
-"""Period at which somebody who waits for a worker looks whether it is still wanted."""
+"""Period in seconds of the check that a starting worker is still needed."""
 
 THREADS_S = 5.0
-"""How long a worker may take to change its threads, between two blocks."""
+"""Timeout for a worker to change its threads, which happens between two blocks, in seconds."""
 
 
 class WorkerHandle(Struct, frozen=True):
     """A running prep worker.
 
     Attributes:
-        name: within the feed.
-        actor: its handle.
-        pid, node: its process id, and the node where it runs; 0 and "" if it did not tell.
-        owner: the feed that started it, if it is another's.
+        name: its name within the feed.
+        pid, node: its process id and node id; 0 and "" if it did not answer.
+        owner: the feed that started it, if another feed did.
     """
 
     name: str
@@ -63,13 +62,13 @@ class WorkerHandle(Struct, frozen=True):
 
 
 class Survivors(Struct, frozen=True):
-    """What an earlier coordinator of a feed left.
+    """Workers found after a restart.
 
     Attributes:
-        workers: that work for the feed.
-        silent: the names of those that do not answer.
-        lent: feed -> its workers of ours, by key.
-        serial: the first number that the name of no worker has that lives.
+        workers: workers that work for this feed.
+        silent: names of workers without an answer.
+        lent: borrowing feed -> this feed's workers there, by key.
+        serial: first worker number above the numbers of all living workers.
     """
 
     workers: list[WorkerHandle]
@@ -79,12 +78,7 @@ class Survivors(Struct, frozen=True):
 
 
 class _NotReadyError(Exception):
-    """A worker did not answer in time.
-
-    Attributes:
-        waited_s: how long it was waited for.
-        pid: its process; None if it did not even get its CPU.
-    """
+    """A worker did not answer in time; `pid` is None if it did not even get its CPU."""
 
     def __init__(self, waited_s: float, pid: int | None) -> None:
         super().__init__(waited_s, pid)
@@ -94,15 +88,9 @@ class _NotReadyError(Exception):
 class WorkerPool:
     """The prep worker actors of one feed.
 
-    Args:
-        settings: of the feed.
-        pipeline: what is done to samples.
-        engine: "cpu" or "dali".
-
     Attributes:
-        engine: the same.
-        workers: by name, those that answered and were not ended.
-        needs: what each reserves, and where it may run, for people: "1 CPU and 0.5 GPU".
+        workers: workers that have answered and were not ended, by name.
+        needs: the resources that each reserves and the nodes where it may run, for messages: "1 CPU and 0.5 GPU".
     """
 
     def __init__(self, settings: FeedSettings, pipeline: Any, engine: EngineName) -> None:
@@ -122,17 +110,13 @@ class WorkerPool:
         self.workers: dict[str, WorkerHandle] = {}
         self.needs = f"{_reserved(settings, engine)}{_where(settings, engine)}"
 
-    # ---- beginning ----
+    # ---- start ----
 
     def launch(self, name: str, coordinator: str) -> Any:
-        """Have Ray start a worker's actor, whose process takes its time.
-
-        Args:
-            name: the worker's.
-            coordinator: actor id of the feed's coordinator.
+        """Have Ray start a worker's actor, without waiting for its process.
 
         Raises:
-            ValueError: an actor of that name lives.
+            ValueError: an actor with that name is alive.
         """
         settings, engine = self._settings, self._config.engine
         part = settings.cpus_per_worker % 1
@@ -154,18 +138,17 @@ class WorkerPool:
         give_up: Callable[[], bool] = lambda: False,
         launched: Any = None,
     ) -> WorkerHandle:
-        """Start a worker. While it waits for its CPU, Ray's autoscaler sees that one is missing.
+        """Start a worker. While it waits for its CPU, Ray's autoscaler sees the demand.
 
         Args:
-            name: the worker's.
-            deadline_s: how long to wait for its CPU.
-            give_up: says whether nobody wants it any more.
-            launched: its actor, if that was launched already.
+            deadline_s: longest wait for its CPU, in seconds.
+            give_up: returns True once the worker is no longer needed.
+            launched: its actor, if already launched.
 
         Raises:
-            ResourceError: the cluster did not give its CPU (or GPU share) in time, or ``give_up`` said so, or its
-                process does not begin.
-            ValueError: an actor of that name lives.
+            ResourceError: it got no CPU (or GPU share) in time, ``give_up`` returned True, or its process does not
+                start.
+            ValueError: an actor with that name is alive.
             RayError: the worker died.
         """
         actor = launched or self.launch(name, ray.get_runtime_context().get_actor_id() or "")
@@ -181,12 +164,12 @@ class WorkerPool:
         return worker
 
     async def start_patiently(self, name: str, give_up: Callable[[], bool]) -> WorkerHandle:
-        """Start a worker as `start` does; it may wait for a machine to come."""
+        """Start a worker, with enough time for the cluster to add a node."""
         return await self.start(name, MACHINE_S, give_up)
 
     async def start_all(self, launched: Mapping[str, Any]) -> list[WorkerHandle]:
-        """Wait for workers that were launched, by name; all or none."""
-        # Errors are collected first: a worker that is still starting when another fails must be ended, too.
+        """Wait for launched workers. If one fails, end all and raise its error."""
+        # Collect errors first: workers still starting when another fails must be ended too.
         starts = [self.start(name, launched=actor) for name, actor in launched.items()]
         results = await asyncio.gather(*starts, return_exceptions=True)
         errors = [result for result in results if isinstance(result, BaseException)]
@@ -211,10 +194,11 @@ class WorkerPool:
         )
 
     async def take_in(self, name: str, actor: Any, owner: str | None) -> WorkerHandle:
-        """Name a worker that another feed has let go; it works for this one as soon as it is briefed.
+        """Take in a worker that another feed has released. It works for this feed once it is briefed.
 
         Raises:
-            asyncio.TimeoutError, RayError: it does not answer. One of our own is ended then: nobody else would do so.
+            asyncio.TimeoutError, RayError: it does not answer. Our own worker is then killed, because no other feed
+                does so.
         """
         try:
             where: WorkerLocation = await answer(actor.location.remote(), TAKE_IN_S)
@@ -226,13 +210,13 @@ class WorkerPool:
         return worker
 
     async def survivors(self) -> Survivors:
-        """Find what an earlier coordinator of the feed left, who does not answer included."""
+        """Return the workers of an earlier coordinator, including silent ones."""
         feed = self._settings.name
         found = runtime.family("prep")
         locations = await asyncio.gather(
             *(answer_or_none(actor.location.remote(), ADOPT_S) for actor in found.values())
         )
-        # Who does not tell for whom it works may be another feed's, or lent to one: these know, if anybody does.
+        # A worker that does not answer may belong to another feed or be lent to one; ask the other feeds.
         peers = await peer_feeds.shared(feed) if None in locations else {}
         left = Survivors([], set(), {}, 1 + max([_serial(name) for _, name in found], default=-1))
         for ((owner, name), actor), where in zip(found.items(), locations, strict=True):
@@ -249,14 +233,10 @@ class WorkerPool:
                 left.lent.setdefault(works_for, {})[actor._actor_id.hex()] = actor
         return left
 
-    # ---- what workers are told and asked ----
+    # ---- calls to workers ----
 
     async def probe(self, worker: WorkerHandle, dataset_ref: Any) -> Probe:
-        """Find shape, dtype and costs of a sample. Storage that errs is asked again, as for every other sample.
-
-        Args:
-            worker: who is to prepare it.
-            dataset_ref: the samples, in the object store.
+        """Measure shape, dtype and costs of a sample. Storage errors are retried, as for every other sample.
 
         Raises:
             BadSampleError: no sample can be prepared.
@@ -285,49 +265,49 @@ class WorkerPool:
         placements: tuple[Placement, ...],
         caches: Mapping[str, Any],
     ) -> None:
-        """Have a worker work for this feed, and tell it all placements by which blocks may be cut.
+        """Assign a worker to this feed, and send it all placements that may cut blocks.
 
         Raises:
-            RayError: it is gone, or cannot.
+            RayError: it is gone, or failed.
         """
         brief = WorkerBrief(self._config, layout.order, layout.spec)
         await worker.actor.engage.remote(dataset_ref, brief)
         await worker.actor.update_placement.remote(placements, dict(caches))
 
     def per_node(self) -> dict[str, int]:
-        """Node id -> its workers."""
+        """Return the number of workers on each node, by node id."""
         return dict(Counter(worker.node for worker in self.workers.values()))
 
     async def set_threads(self, worker: WorkerHandle, threads: int) -> None:
-        """Have a worker prepare with ``threads`` threads; if it is gone or stuck, the supervisor sees to that."""
+        """Set a worker's number of threads. The supervisor deals with a worker that is gone or stuck."""
         await answer_or_none(worker.actor.set_threads.remote(threads), THREADS_S)
 
     # ---- end ----
 
     def release(self, name: str) -> None:
-        """Forget a worker, which lives on elsewhere."""
+        """Remove a worker that now works for another feed."""
         self.workers.pop(name, None)
 
     def end(self, name: str) -> None:
-        """Kill a worker, also one that is still starting."""
+        """Kill a worker, including one that is still starting."""
         worker, starting = self.workers.pop(name, None), self._starting.pop(name, None)
         for actor in (worker.actor if worker is not None else None, starting):
             if actor is not None:
                 ray.kill(actor)
 
     def end_all(self) -> None:
-        """Kill all workers, also those that are still starting."""
+        """Kill all workers, including starting ones."""
         for name in [*self.workers, *self._starting]:
             self.end(name)
 
 
 def shares_gpu(settings: FeedSettings, engine: EngineName) -> bool:
-    """Whether workers prepare on GPUs of which they reserve nothing, so that trials can have whole ones."""
+    """Return whether workers use GPUs without reserving a share, so that trials can have whole GPUs."""
     return engine == "dali" and settings.gpus_per_worker is None
 
 
 def claims(settings: FeedSettings, engine: EngineName, workers: int) -> Claims:
-    """What a feed with ``workers`` workers of its own keeps of its cluster for itself."""
+    """Return the resources that a feed with ``workers`` workers of its own reserves in the cluster."""
     return Claims(
         memory=settings.memory,
         cpus=workers * settings.cpus_per_worker,
@@ -338,19 +318,17 @@ def claims(settings: FeedSettings, engine: EngineName, workers: int) -> Claims:
 def worker_options(
     settings: FeedSettings, engine: EngineName, *, gpu_marker: Mapping[str, float], node: str | None
 ) -> dict[str, Any]:
-    """What Ray is asked for a worker.
+    """Return the Ray actor options of a worker.
 
     Args:
-        settings: of the feed.
-        engine: "cpu" or "dali".
-        gpu_marker: resources that bring a worker which shares a GPU to a node that has one.
-        node: the best one for a worker that reserves a part of a CPU; None if none is better than others.
+        gpu_marker: resources that place a worker which shares a GPU on a node that has one.
+        node: best node for a worker that reserves a fraction of a CPU, or None.
     """
     return {
         "num_cpus": settings.cpus_per_worker,
         "num_gpus": _gpus_per_worker(settings, engine),
         "max_concurrency": 2,  # the next block is fetched while one is prepared
-        "scheduling_strategy": "SPREAD",  # each node brings a cache, a network link and a disk
+        "scheduling_strategy": "SPREAD",  # each node adds a cache, a network link and a disk
         "resources": dict(gpu_marker) if shares_gpu(settings, engine) else {},
         **_node_options(settings.scaling.prep_labels, node),
     }
@@ -361,25 +339,18 @@ def _gpus_per_worker(settings: FeedSettings, engine: EngineName) -> float:
 
 
 def _reserved(settings: FeedSettings, engine: EngineName) -> str:
-    """What a worker reserves: "1 CPU and 0.5 GPU"."""
     gpus = _gpus_per_worker(settings, engine)
     return f"{units.exact(settings.cpus_per_worker)} CPU" + (f" and {units.exact(gpus)} GPU" if gpus else "")
 
 
 def _where(settings: FeedSettings, engine: EngineName) -> str:
-    """Where a worker may run, if not everywhere."""
     labels = [f"{label}={value}" for label, value in sorted(settings.scaling.prep_labels.items())]
     places = [*labels, *(["a GPU"] if shares_gpu(settings, engine) else [])]
     return f" on a node with {' and '.join(places)}" if places else ""
 
 
 def _node_options(labels: Mapping[str, str], node: str | None) -> dict[str, Any]:
-    """Return Ray options for where a worker may run: by default on nodes for prep, elsewhere if these are full.
-
-    Args:
-        labels: what the user asks of the nodes.
-        node: the best one of those, if it is one.
-    """
+    # by default nodes for prep, or others if these are full
     wanted: list[dict[str, str]] = [dict(labels)] if labels else [{ROLE: PREP}, {ROLE: f"!in({PREP})"}]
     if node is not None:
         wanted = [choice for each in wanted for choice in ({**each, NODE: node}, each)]
@@ -388,30 +359,18 @@ def _node_options(labels: Mapping[str, str], node: str | None) -> dict[str, Any]
 
 
 def _said_to_work_for(actor: Any, owner: str, feed: str, peers: Mapping[str, peer_feeds.Shared]) -> str:
-    """Return the feed for which a worker works that does not answer, as other feeds say; else the one that started it.
-
-    Args:
-        actor: the worker.
-        owner: the feed that started it.
-        feed: the one that asks.
-        peers: what the others say.
-    """
+    # Find the feed that a silent worker works for: as other feeds report, by default the feed that started it.
     if owner == feed:
         return next((peer for peer, shared in peers.items() if actor in shared.borrowed), feed)
     return feed if owner in peers and actor in peers[owner].lent else owner
 
 
 def _serial(name: str) -> int:
-    """Return the number in a worker's name, as the supervisor gave it."""
     return int(name.removeprefix("prep-"))
 
 
 async def _location_in_time(actor: Any, deadline_s: float, give_up: Callable[[], bool]) -> WorkerLocation:
-    """Return where a new worker runs. It may take longer than ``deadline_s`` if it got its CPU and has only to begin.
-
-    Raises:
-        _NotReadyError: it took too long, or ``give_up`` said so.
-    """
+    """Return the location of a new worker. After ``deadline_s`` it gets `BEGIN_S` more if its process has started."""
     located = asyncio.ensure_future(actor.location.remote())
     if not await _done(located, deadline_s, give_up):
         pid = await asyncio.get_running_loop().run_in_executor(None, runtime.pid_of, actor)
@@ -423,7 +382,6 @@ async def _location_in_time(actor: Any, deadline_s: float, give_up: Callable[[],
 
 
 async def _done(future: asyncio.Future[Any], within_s: float, give_up: Callable[[], bool]) -> bool:
-    """Wait for a future, and return whether it was done in time and before ``give_up`` said that nobody wants it."""
     end = asyncio.get_running_loop().time() + within_s
     while not future.done() and asyncio.get_running_loop().time() < end and not give_up():
         await asyncio.wait([future], timeout=min(LOOK_S, within_s))

@@ -1,7 +1,7 @@
-"""How each epoch is shuffled, and shared out between ranks, as it is written down in the cluster's key-value store.
+"""The shuffle of each epoch and its division among ranks, stored in the cluster's key-value store.
 
-It outlives the coordinator, and the program that served the feed: a rank that comes back must have the same samples of
-an epoch as if it had never been away, although its sisters are far ahead.
+They outlive the coordinator and the program that served the feed. A rank that returns must get the same samples of an
+epoch as without the interruption, even if the other ranks are far ahead.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from mbaas.core.ranks import KeptTrial
 from mbaas.order import Shuffle
 
 RETRY_S = 1.0
-"""Pause after which that is written again which could not be."""
+"""Pause before a failed write is retried, in seconds."""
 
 
 class _Page(Struct):
@@ -30,14 +30,7 @@ class _Page(Struct):
 
 
 class EpochWriter:
-    """Writes down how epochs are shuffled, one page after the other.
-
-    Args:
-        feed, fingerprint: whose epochs they are. A feed of the same name and another fingerprint has other epochs.
-        tell: is given an `EpochsWritten` for each page that is written.
-        errors: where it is reported that the store does not answer.
-        spawn: runs a coroutine in the background.
-    """
+    """Writes the shuffles of epochs page by page, and passes an `EpochsWritten` for each page to ``tell``."""
 
     def __init__(
         self, feed: str, fingerprint: str, *, tell: Callable[[ev.Event], object], errors: InternalErrors, spawn: Spawn
@@ -46,18 +39,18 @@ class EpochWriter:
         self._tell, self._errors, self._spawn = tell, errors, spawn
         self._waiting: dict[int, Mapping[int, Shuffle]] = {}
         self._has_ended = False
-        self._rests = asyncio.Event()  # nothing is being written
+        self._rests = asyncio.Event()  # set while no write is in progress
         self._rests.set()
 
     def write(self, order: ev.WriteEpochs) -> None:
-        """Write a page; in the background."""
+        """Write a page in the background."""
         self._waiting[order.page] = order.shuffles
         if self._rests.is_set() and not self._has_ended:
             self._rests.clear()
             self._spawn(self._write_all())
 
     async def end(self) -> None:
-        """Write nothing any more: what is written when this returns can be deleted."""
+        """Stop writing. When this returns, no write is in progress, and stored pages can be deleted."""
         self._has_ended = True
         await self._rests.wait()
 
@@ -67,9 +60,9 @@ class EpochWriter:
             page = next(iter(self._waiting))
             shuffles = self._waiting.pop(page)
             try:
-                # In a thread: the call to the cluster's head blocks, and would hold up every consumer.
+                # In a thread: the call to the cluster's head blocks, and would delay every consumer.
                 await asyncio.to_thread(keep_page, self._feed, self._fingerprint, page, shuffles)
-            except Exception as error:  # the store has no error of its own
+            except Exception as error:  # the store has no exception type of its own
                 self._errors.report(error)
                 self._waiting.setdefault(page, shuffles)
                 await asyncio.sleep(RETRY_S)
@@ -79,7 +72,7 @@ class EpochWriter:
 
 
 def keep_page(feed: str, fingerprint: str, page: int, shuffles: Mapping[int, Shuffle]) -> None:
-    """Keep how the epochs of a page are shuffled; delete a page without any."""
+    """Store the shuffles of a page's epochs; delete a page without any."""
     if shuffles:
         store.put(feed, f"epochs-{page}", msgspec.msgpack.encode(_Page(fingerprint, shuffles)))
     else:
@@ -87,7 +80,7 @@ def keep_page(feed: str, fingerprint: str, page: int, shuffles: Mapping[int, Shu
 
 
 def recall_epochs(feed: str, fingerprint: str) -> dict[int, Shuffle]:
-    """Return epoch -> how it is shuffled, as it was kept; delete what was kept of a feed of another fingerprint."""
+    """Return the stored shuffles by epoch. Delete pages of a feed with another fingerprint."""
     shuffles: dict[int, Shuffle] = {}
     for name in store.names(feed, "epochs-"):
         found = store.get(feed, name)
@@ -100,7 +93,7 @@ def recall_epochs(feed: str, fingerprint: str) -> dict[int, Shuffle]:
 
 
 def keep_trial(feed: str, fingerprint: str, trial: KeptTrial) -> None:
-    """Keep by which plans the ranks of a trial share out epochs; delete that of a trial without any."""
+    """Store the plans that divide epochs among a trial's ranks; delete the entry of a trial without plans."""
     name = f"ranks-{crc32(repr(trial.group).encode()):08x}"
     if trial.plans:
         store.put(feed, name, msgspec.msgpack.encode((fingerprint, trial)))
@@ -109,7 +102,7 @@ def keep_trial(feed: str, fingerprint: str, trial: KeptTrial) -> None:
 
 
 def recall_trials(feed: str, fingerprint: str) -> list[KeptTrial]:
-    """Return the trials whose plans were kept; delete those of a feed of another fingerprint."""
+    """Return the trials with stored plans. Delete trials of a feed with another fingerprint."""
     trials: list[KeptTrial] = []
     for name in store.names(feed, "ranks-"):
         found = store.get(feed, name)
@@ -122,6 +115,6 @@ def recall_trials(feed: str, fingerprint: str) -> list[KeptTrial]:
 
 
 def forget(feed: str) -> None:
-    """Delete all that was kept of a feed's epochs."""
+    """Delete everything stored about a feed's epochs."""
     for name in [*store.names(feed, "epochs-"), *store.names(feed, "ranks-")]:
         store.delete(feed, name)
