@@ -129,9 +129,9 @@ def serve(
 
     Raises:
         ConfigError: an unknown option, or an invalid value.
-        FeedExistsError: a feed of that name is already running; the message names the program that serves it. The
-            remains of a feed whose program died are removed first.Unless that feed was stopped, a new one with
-            the same name, dataset, pipeline, seed and order does not repeat epochs that it began on this cluster.
+        FeedExistsError: a feed with this name is already running; the message names the program that serves it. The
+            remains of a feed whose program died are removed first. Unless that feed was stopped, a new one
+            with the same name, dataset, pipeline, seed and order does not repeat its epochs on this cluster.
         ResourceError: the cluster cannot provide the CPUs within 30 s, the remains of an earlier feed do not end, or a
             detached feed has no cluster that outlives this program.
         BadSampleError: no sample could be prepared.
