@@ -165,7 +165,7 @@ class Feed:
         Args:
             consumers: names that the consumers will `join` under. All ranks of a data-parallel trial share one name.
             others: number of further consumers that will be announced shortly, whose names are not known yet. The same
-                epoch waits for each of these for up to ``timeouts.reservation_s``. It does not wait if recent consumers
+                epoch waits for each one for up to ``timeouts.reservation_s``. It does not wait if recent consumers
                 began immediately and others are present with which these can begin.
 
         Raises:
@@ -223,7 +223,7 @@ class Feed:
         if self._is_stopped or not ray.is_initialized() or runtime.lost_cluster():
             return
         self._is_stopped = True
-        from mbaas.coordinator import recovery  # here: it imports parts of a coordinator
+        from mbaas.coordinator import recovery  # here, because it imports parts of a coordinator
 
         coordinator = runtime.find_coordinator(self.name)  # not self._coordinator: the feed may have been restarted
         if coordinator is None:
@@ -281,7 +281,7 @@ def _facts(status: FeedStatus) -> dict[str, str]:
 
 
 def feeds() -> list[Feed]:
-    """Return all feeds on this cluster, sorted by name, including starting ones and those of other programs.
+    """Return all feeds on this cluster, sorted by name, including starting ones and feeds of other programs.
 
     Raises:
         ResourceError: no cluster runs, or it does not answer.
@@ -300,7 +300,7 @@ def connect(name: str) -> Feed:
 
     Raises:
         ConfigError: ``name`` is not a string, or another version of mbaas serves the feed.
-        FeedNotFoundError: no feed of that name runs; the message lists the running feeds.
+        FeedNotFoundError: no feed with this name runs; the message lists the running feeds.
     """
     feed = _found(name)
     check_version(name)
@@ -339,7 +339,7 @@ def join(
         consumer: this consumer's name, unique within the feed; default: host and process id.
         batch_size: samples in a minibatch (over all ranks); default: the feed's.
         format: "torch" (private tensors) or "numpy" (read-only arrays, no copy).
-        device: torch device to which minibatches are copied.
+        device: torch device that minibatches are copied to.
         collate: batching of fields whose values differ in length, such as boxes. "list": a list of arrays, one per
             sample; "pad": one array, with shorter values padded with zeros, and their lengths as ``NAME_length``
             int64[n]; "packed": all values concatenated, and ``NAME_bounds`` int64[n + 1], so that sample i has the
@@ -350,7 +350,7 @@ def join(
             their epoch if necessary, and each of its own epochs still contains every sample once. While any consumer is
             out of phase, epochs are shuffled within the segments defined by its starting position
             (`mbaas.order.Shuffle`). A feed with several lanes always uses "epoch".
-        state: a result of `Loader.state_dict`, from which to resume. The same as `Loader.load_state_dict`, but without
+        state: a result of `Loader.state_dict` to resume from. The same as `Loader.load_state_dict`, but without
             preparing minibatches at another position first. None: no state.
         rank, world_size: for a data-parallel trial: each rank gets its part of every minibatch (see `Loader`). All
             ranks pass the same ``consumer`` and ``world_size``; rank r is listed as ``consumer[r]``. An epoch begins
@@ -405,7 +405,7 @@ def join(
 
 
 def _successor(feed: str, error: FeedGoneError) -> Any | None:
-    """Return the new coordinator of a feed whose coordinator is gone; None if there is none yet.
+    """Return the new coordinator of a feed whose coordinator is gone; None if it has not started yet.
 
     Raises:
         FeedFailedError: the feed was stopped, so it will not be restarted.
@@ -413,7 +413,7 @@ def _successor(feed: str, error: FeedGoneError) -> Any | None:
     """
     if lost := runtime.lost_cluster():
         raise FeedGoneError(f"feed {feed!r} ended: {lost}") from error
-    from mbaas.coordinator import recovery  # here: it imports parts of a coordinator
+    from mbaas.coordinator import recovery  # here, because it imports parts of a coordinator
 
     coordinator = runtime.find_coordinator(feed)
     if coordinator is None and not recovery.is_kept(feed):
@@ -440,6 +440,6 @@ def stop(name: str) -> None:
     """Stop a feed by name.
 
     Raises:
-        FeedNotFoundError: no feed of that name runs.
+        FeedNotFoundError: no feed with this name runs.
     """
     _found(name).stop()  # of any version

@@ -1,4 +1,4 @@
-"""The loader, the iterable from which a trial gets its minibatches."""
+"""The loader: an iterable that returns a trial's minibatches."""
 
 from __future__ import annotations
 
@@ -241,8 +241,7 @@ class Loader:
     def peek(self) -> Minibatch:
         """Return the first minibatch of the next loop without starting the loop.
 
-        Use it to inspect shapes, dtypes and data: they are those of the loop's minibatches, and the loop returns the
-        same samples again. It costs as much as joining the feed.
+        Use it to inspect shapes, dtypes and data. The loop returns the same samples again. The call costs as much as joining the feed.
 
         Raises:
             StateError: the loader is in the middle of an epoch, or closed.
@@ -384,7 +383,7 @@ class Loader:
                 self._stats.wait_s += time.perf_counter() - began  # a wait for the feed: not a fetch or prep stall
 
     def _say_much_is_left_out(self) -> None:
-        # Logged in the trial's own output, because no setting limits how many samples are skipped.
+        # Logged in the trial's own output: "skip" was meant for a few bad samples.
         left_out, bad = len(self._progress.left_out), self._first_bad
         if self._said_much_is_left_out or bad is None or left_out <= MUCH_LEFT_OUT * self._info.order.num_samples:
             return
@@ -504,7 +503,7 @@ class Loader:
 
     @property
     def minibatches(self) -> int:
-        """Number of minibatches returned so far in the epoch, including those before a loaded state."""
+        """Number of minibatches returned so far in the epoch, including any before a loaded state."""
         return -(-self._progress.position // self._batch_size)
 
     @property
@@ -525,9 +524,9 @@ class Loader:
 
     @property
     def batch_sampler(self) -> MinibatchNumbers:
-        """The numbers of an epoch's minibatches, with which a trainer skips those that it already had.
+        """The numbers of an epoch's minibatches, for trainers that resume by skipping minibatches.
 
-        Used by `accelerate.skip_first_batches`, with which the Hugging Face Trainer resumes. If the loader's state was
+        The Hugging Face Trainer resumes with `accelerate.skip_first_batches`, which reads this attribute. If the loader's state was
         loaded, nothing is read a second time.
         """
         return MinibatchNumbers(self)
@@ -693,9 +692,7 @@ def _leave_quietly(stream: Stream, report: ConsumerReport | None = None) -> None
     except Exception as error:
         # Any error: nothing can be done about it, and Ray has no specific class for a call to an actor of another
         # cluster.
-        if (
-            report is not None and report.ledgers and not isinstance(error, FeedGoneError)
-        ):  # then the ledgers are gone, too
+        if report is not None and report.ledgers and not isinstance(error, FeedGoneError):  # no ledgers left
             _log.warning(
                 "feed %r did not take the ledgers of the last %d epochs of a consumer that left: %s",
                 stream.info.settings.name, len(report.ledgers), error,
