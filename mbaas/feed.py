@@ -187,7 +187,7 @@ class Feed:
 
         Args:
             consumer: name under which it joined.
-            successors: number of trials that are still to come. A reservation is held for one of them for a while,
+            successors: number of trials that are still to come. A reservation is held for one such trial for a while,
                 unless there are already as many reservations.
 
         Raises:

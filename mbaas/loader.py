@@ -241,7 +241,8 @@ class Loader:
     def peek(self) -> Minibatch:
         """Return the first minibatch of the next loop without starting the loop.
 
-        Use it to inspect shapes, dtypes and data. The loop returns the same samples again. The call costs as much as joining the feed.
+        Use it to inspect shapes, dtypes and data. The loop returns the same samples again. The call costs as much as
+        joining the feed.
 
         Raises:
             StateError: the loader is in the middle of an epoch, or closed.
@@ -526,8 +527,8 @@ class Loader:
     def batch_sampler(self) -> MinibatchNumbers:
         """The numbers of an epoch's minibatches, for trainers that resume by skipping minibatches.
 
-        The Hugging Face Trainer resumes with `accelerate.skip_first_batches`, which reads this attribute. If the loader's state was
-        loaded, nothing is read a second time.
+        The Hugging Face Trainer resumes with `accelerate.skip_first_batches`, which reads this attribute. If the
+        loader's state was loaded, nothing is read a second time.
         """
         return MinibatchNumbers(self)
 

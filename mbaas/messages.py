@@ -196,7 +196,7 @@ class Slot(Struct, frozen=True):
 
     Attributes:
         path: path under which processes of the same node open that memory.
-        token: 16 random bytes at the beginning of that memory, because another process or machine may use the same
+        token: 16 random bytes at the beginning of the memory, because another process or machine may use the same
             path.
         number: of the slot.
         begin, nbytes: position of the slot in that memory.
@@ -256,7 +256,7 @@ class DecodedCosts(Struct, frozen=True):
 
     Attributes:
         sample_bytes: bytes of one decoded sample.
-        sample_s: seconds in which one thread prepares a sample from its stored form.
+        sample_s: time in which one thread prepares a sample from its stored form, in seconds.
         rest_s: the same from its decoded form.
         dataset_bytes: estimated bytes of all samples decoded: the upper end of a 95 % confidence interval.
     """
@@ -272,7 +272,7 @@ class Probe(Struct, frozen=True):
 
     Attributes:
         spec: shape and dtype of a prepared sample.
-        sample_s: seconds in which a worker prepares one sample.
+        sample_s: time in which a worker prepares one sample, in seconds.
         read_s: seconds per sample that a node reads from storage, many at once.
         decoded: costs of decoded samples; None if none could be made.
     """
@@ -458,14 +458,14 @@ class FeedInfo(Struct, frozen=True):
 
 
 class Resumption(Struct, frozen=True):
-    """Position of a consumer in the middle of its own epoch, and the shuffle of that epoch.
+    """Position of a consumer in the middle of its own epoch, and that epoch's shuffle.
 
     Attributes:
         start: the first block that it needs.
         own_epoch: span of its own epoch.
-        epoch: number of the stream's epoch whose shuffle it knows: the epoch of ``start``; or the one before, if the
+        epoch: number of the stream's epoch with a known shuffle: the epoch of ``start``; or the one before, if the
             consumer needs the next epoch from its beginning.
-        shuffle: of that epoch.
+        shuffle: of ``epoch``.
         taken: True if it has received part of its own epoch; otherwise it may begin elsewhere.
     """
 
@@ -648,7 +648,7 @@ class Delivery(Struct, frozen=True):
         error: the reason why this session gets no more blocks.
         expelled: True if the error ends this session only: the consumer may join again at its cursor.
         socket: in an answer through Ray: path of the socket on the consumer's machine for further calls, which bypass
-            Ray; see `mbaas.local_socket`. None if there is no socket.
+            Ray; see `mbaas.local_socket`. None without a socket.
     """
 
     blocks: tuple[DeliveredBlock, ...] = ()
@@ -759,7 +759,7 @@ class ConsumerReport:
     Attributes:
         loader: id that distinguishes loaders of the same name; all numbers are totals over one loader's life.
         samples: delivered to the trial since it joined.
-        prepared: samples prepared for this consumer, without those that another trial had received before; samples
+        prepared: samples prepared for this consumer, without samples that another trial had received before; samples
             shared by ranks count for one rank only.
         wait_s: seconds that the trial waited for data (its data stall).
         fetch_stall_s: the part of ``wait_s`` in which prep waited for bytes.
@@ -832,7 +832,7 @@ class RankPlan(Struct, frozen=True):
         """Return the rank that gets each sample: int64[n] -> int64[n], in [0, ranks).
 
         Args:
-            sample_ids: the samples of a minibatch, or of a run of it.
+            sample_ids: the samples of a minibatch, or of a part of one.
             first: samples of the minibatch that were assigned before these, so that the whole minibatch is divided
                 evenly.
         """
