@@ -282,7 +282,7 @@ def _connect(address: str, **options: Any) -> None:
         _use_own_token()
         _check_token()
     elif "RAY_AUTH_MODE" not in os.environ:
-        # The default in Ray 2.60, which creates a missing token. Set for all versions: anyone who reaches the ports of
+        # The default in Ray 2.60, which creates a missing token. Set for all versions: whoever reaches the ports of
         # a cluster without tokens can run code as the user.
         os.environ["RAY_AUTH_MODE"] = "token"
         reread_token()
@@ -419,7 +419,7 @@ def _without_warnings_of_gcs() -> Iterator[None]:
             os.dup2(kept, 2)
             os.close(kept)
             written.seek(0)
-            # keep what other threads wrote
+            # keep the output of other threads
             os.write(2, b"".join(line for line in written if b"gcs_client.cc" not in line))
 
 
@@ -633,7 +633,7 @@ def end_with(coordinator: str) -> None:
             time.sleep(WATCH_S)
             # If Ray does not answer, the coordinator may be alive: check again later.
             with contextlib.suppress(ray.exceptions.RayError, ConnectionError):
-                # By id, for which Ray has no public API. A look-up by name creates a handle, for which Ray imports the
+                # By id, through a private API. A look-up by name creates a handle, and Ray imports the
                 # coordinator's modules: half a second for each actor of the feed.
                 state = ray._private.state.actors(coordinator).get("State", "DEAD")
                 missed = missed + 1 if state == "DEAD" else 0

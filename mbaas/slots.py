@@ -244,7 +244,7 @@ class _Opened:
         return self._slots[number * self._slot_bytes :][: self._slot_bytes]
 
 
-_opened: dict[bytes, _Opened] = {}
+_opened: dict[bytes, _Opened] = {}  # by token
 _opening = threading.Lock()
 
 

@@ -19,7 +19,7 @@ class ConsumerStatus:
         for_anyone: True for a reservation that any new consumer may take, not only one with this name.
         trial: the trial that it is a rank of; its own name for a single consumer or a reservation.
         epoch, block: position of its cursor: feed epoch and block in it.
-        held_blocks: blocks delivered and not released, in all lanes; the other values are those of the first lane.
+        held_blocks: blocks delivered and not released, in all lanes; other values refer to the first lane.
         cohort: number of its cohort; consumers of one cohort go through the same blocks.
         apart: reason why it was split off from its cohort, or "".
         waits_for: reason why it waits, or "".
@@ -119,7 +119,7 @@ class FeedStatus:
         prepared_blocks, prepared_samples: prepared since the start, repetitions included; with several nodes each part
             of a block counts.
         remade_blocks: parts of blocks that were prepared more than once (a worker died, or a consumer was out of step).
-        delivered_samples: samples delivered, summed over trials, including those that left.
+        delivered_samples: samples delivered, summed over present and former trials.
         cached_samples, cached_bytes, cache_bytes: samples in memory, encoded or decoded, and the budget.
         decoded, decoded_on_disk: the decoded ones, in memory and on disks.
         decoded_costs: costs and savings of caching a sample decoded, measured when the feed started; None if none are.
