@@ -44,9 +44,7 @@ def _as_it_is(ref: Any) -> Any:
 
 def _received(binary: bytes, owner: bytes, status: bytes) -> Any:
     of_ray: Any = ray
-    ref = of_ray.ObjectRef(
-        binary, owner
-    )  # before the next line, so that this process holds at least one counted reference
+    ref = of_ray.ObjectRef(binary, owner)  # first, so that this process counts at least one reference
     worker = of_ray._private.worker.global_worker
     worker.core_worker.deserialize_and_register_object_ref(binary, of_ray.ObjectRef.nil(), owner, status)
     return ref
