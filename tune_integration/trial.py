@@ -178,7 +178,7 @@ def _report_stalls(session: Any) -> None:
                 **metrics,
                 **_metrics(run.loaders, run.costs),
                 **metrics,
-            }  # the trial's keys come first, and keep its values
+            }  # its keys first, with its values
         inner(metrics, checkpoint=checkpoint)
 
     session.report, session._mbaas_reports = report, True
