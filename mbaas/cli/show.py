@@ -1,4 +1,4 @@
-"""``mbaas show`` draws the first samples of an epoch as trials will get them; no Ray is needed."""
+"""``mbaas show`` draws the first samples of an epoch as trials will get them, without Ray."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from mbaas.prep.preview import first_samples
 from mbaas.units import counted
 
 COUNT = 32
-"""Samples that are drawn, unless somebody asks for another number."""
+"""Default number of samples drawn."""
 
 NAMED = 5
-"""Bad samples that are named; all are counted."""
+"""Number of bad samples listed by name; all are counted."""
 
 
 def show(file: Path, *, to: Path, epoch: int, count: int | None) -> None:
-    """Draw the first samples of an epoch of the feed that ``file`` describes.
+    """Draw the first samples of an epoch of the feed in ``file``.
 
     Args:
         file: as for `mbaas serve`.
-        to: the PNG.
-        epoch: the feed's number of the epoch, from 0.
-        count: how many samples; None: as many as a minibatch has, `COUNT` at most.
+        to: the PNG file.
+        epoch: the feed's epoch number, from 0.
+        count: number of samples; None: a minibatch, at most `COUNT`.
 
     Raises:
-        ConfigError: the file cannot work, or samples are no images.
-        DatasetError: the data is not there.
+        ConfigError: an invalid file, or samples that are not images.
+        DatasetError: the data are missing.
         BadSampleError: none of the samples can be prepared.
     """
     wanted = feed_file.load(file)
