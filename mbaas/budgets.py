@@ -17,8 +17,7 @@ STORE_SHARE = 0.7
 
 MAX_SAMPLE_BYTES = 2**30
 """Upper bound on the bytes of an encoded sample. The largest image that is prepared, 100 million pixels, takes 800 MB
-even uncompressed with four channels of 16 bits. A larger file is damaged, sparse, or an attack.
-"""
+even uncompressed with four channels of 16 bits. A larger file is damaged, sparse, or an attack."""
 
 DEFAULT_STAGING_SHARE = 0.15
 """Upper bound of the default staging budget, as a fraction of the smallest object store."""
@@ -40,9 +39,7 @@ class MemoryClaim:
 def free_bytes(store_bytes: int, claims: Iterable[MemoryClaim]) -> int:
     """Return the bytes of a node's object store that feeds leave free; below 0 if their staging does not fit.
 
-    Args:
-        store_bytes: of the node.
-        claims: of the feeds, in the order in which they started.
+    ``claims`` are in starting order.
     """
     free = int(store_bytes * STORE_SHARE)
     # In starting order: each feed computes this separately, and all must get the same sizes.
@@ -108,7 +105,7 @@ def default_staging(store_bytes: int, wanted: int) -> int:
 
     Args:
         store_bytes: of the smallest object store.
-        wanted: bytes for all of the feed's workers, see `mbaas.core.layout.wanted_staging`.
+        wanted: see `mbaas.core.layout.wanted_staging`.
     """
     return min(wanted, int(store_bytes * DEFAULT_STAGING_SHARE))
 

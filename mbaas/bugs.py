@@ -30,7 +30,6 @@ def in_short(error: BaseException) -> str:
 
 
 def _cause_of(error: BaseException) -> BaseException:
-    """Return the original error: each process on the way wraps it."""
     while isinstance(error, ray.exceptions.RayTaskError):
         error = error.cause
     return error

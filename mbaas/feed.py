@@ -45,8 +45,7 @@ SHOWN_WITHIN_S = 10.0
 
 SERVED: dict[str, Any] = {}
 """Coordinators of the feeds that this program serves. The references keep them alive even if their `Feed` is
-dropped.
-"""
+dropped."""
 
 
 class Feed:

@@ -16,10 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 ANNOTATED_SIZE = "annotated_size"
-"""Field of a dataset, int32 [2]: height and width of the image on which boxes were drawn; zeros if unknown.
+"""Field of a dataset, int32 [2]: height and width of the annotated image; zeros if unknown.
 
-Prep uses it to find the orientation of a photograph with an EXIF orientation.
-"""
+Prep uses it to find the orientation of a photograph with an EXIF orientation."""
 
 Rows: TypeAlias = slice | NDArray[np.intp] | NDArray[np.int64]
 
@@ -92,7 +91,7 @@ class Packed:
         return values if self.shapes is None else values.reshape(*self.shapes[row].tolist(), *values.shape[1:])
 
     def like(self, rows: Rows) -> Packed:
-        """Return uninitialised memory for values as long as those of these samples."""
+        """Return a `Packed` with the lengths of ``rows`` and uninitialised values."""
         bounds = _bounds_of(self.lengths_of(rows))
         values = np.empty((int(bounds[-1]), *self.values.shape[1:]), self.dtype)
         return Packed(values, bounds, None if self.shapes is None else self.shapes[rows])
@@ -115,7 +114,7 @@ class Packed:
         return cast("NDArray[np.int64]", np.diff(self.bounds))
 
     def lengths_of(self, rows: Rows) -> NDArray[np.int64]:
-        """Return the `lengths` of these samples."""
+        """Return the `lengths` of the samples in ``rows``."""
         return self.bounds[1:][rows] - self.bounds[:-1][rows]
 
     @property
@@ -129,12 +128,12 @@ class Packed:
 
     @property
     def nbytes(self) -> int:
-        """Size in bytes of these samples, their bounds and their shapes."""
+        """Size in bytes, including bounds and shapes."""
         shapes = 0 if self.shapes is None else self.shapes.nbytes
         return int(self.bounds[-1] - self.bounds[0]) * self._item_bytes + self.bounds.nbytes + shapes
 
     def own(self) -> tuple[NDArray[Any], NDArray[np.int64]]:
-        """Return the values of these samples only, and their bounds, starting at 0."""
+        """Return only the values between the first and last bound, and bounds starting at 0."""
         first, end = self.bounds[0], self.bounds[-1]
         return self.values[first:end], self.bounds - first if first else self.bounds
 
@@ -161,8 +160,7 @@ Column: TypeAlias = NDArray[Any] | Packed
 
 Arrays: TypeAlias = dict[str, Any]
 """The fields of n samples by name, each a `Column`, in the same order of samples. Typed as Any, because most fields are
-known to be arrays.
-"""
+known to be arrays."""
 
 
 @dataclass(frozen=True)
@@ -171,7 +169,7 @@ class Field:
 
     Attributes:
         name: its key in a minibatch.
-        shape: of one sample's value; () for a number. First lengths in which values differ are None.
+        shape: of one sample's value; () for a number. Varying first lengths are None.
         dtype: NumPy's name of the element type.
         longest: the greatest first length, if values differ in it; if they differ in several, the greatest product of
             these lengths, such as the most pixels of an image.
@@ -204,7 +202,7 @@ class Field:
 
     @property
     def differing(self) -> int:
-        """The number of first lengths in which values differ: 0 if all have one shape."""
+        """The number of varying first lengths: 0 if all have one shape."""
         return self.shape.count(None)
 
     @property
@@ -214,7 +212,7 @@ class Field:
 
     @property
     def _lengths(self) -> tuple[int, ...]:
-        """The shape of the largest value, with one length for all lengths in which values differ."""
+        """The shape of the largest value, with one length for all varying lengths."""
         fixed = tuple(length for length in self.shape if length is not None)
         return (self.longest, *fixed) if self.is_packed else fixed
 

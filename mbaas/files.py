@@ -354,18 +354,15 @@ def _given(at: Located) -> Any:
 
 
 def _about(sentence: str, path: Keys) -> str:
-    """Prefix a sentence with the path of its value, unless it starts with it."""
     here = _dotted(path)
     return sentence if sentence.startswith(here) else f"{here}: {sentence}"
 
 
 def _dotted(path: Keys) -> str:
-    """Return a path as "jobs.search.prep[2]"."""
     return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).lstrip(".")
 
 
 def _keys_at(schema: Mapping[str, Any], path: Keys) -> list[str]:
-    """Return the keys allowed at this path of a JSON schema."""
     # The schema has one form for models, dataclasses and unions, whose fields are stored differently.
     part: Any = schema
     for step in (*path, None):

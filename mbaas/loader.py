@@ -353,7 +353,6 @@ class Loader:
         return self._info.order.num_samples - position < needed
 
     def _shards(self) -> Iterator[tuple[BlockView, BlockShard]]:
-        """Yield this rank's samples of each remaining block, and the ends of its minibatches."""
         self._has_begun, is_last = True, False
         self._heartbeat.goes_on()
         while not is_last:

@@ -176,13 +176,8 @@ class BadSample:
 
 
 class SlotColumn(Struct, frozen=True):
-    """Position of an array in a slot.
-
-    Attributes:
-        name: of the field; a `Packed` field has several arrays.
-        at: offset of the first byte in the slot.
-        dtype: as a NumPy string.
-        shape: of the array.
+    """Position of an array in a slot: its field (a `Packed` field has several arrays), offset in bytes, dtype and
+    shape.
     """
 
     name: str
@@ -195,13 +190,10 @@ class Slot(Struct, frozen=True):
     """A block's arrays in the memory of the worker that made them; see `mbaas.slots`.
 
     Attributes:
-        path: path under which processes of the same node open that memory.
-        token: 16 random bytes at the beginning of the memory, because another process or machine may use the same
-            path.
-        number: of the slot.
-        begin, nbytes: position of the slot in that memory.
+        path: path under which processes of the same node open the memory.
+        token: 16 random bytes at the beginning of the memory, because another process or machine may use the same path.
+        begin, nbytes: position of the slot in the memory.
         written: generation of the slot: the number of writes before the arrays were complete.
-        columns: the arrays.
         packed: names of the fields that are `Packed`.
     """
 
@@ -255,8 +247,7 @@ class DecodedCosts(Struct, frozen=True):
     """Costs and savings of decoded samples, averaged over the samples that were tried.
 
     Attributes:
-        sample_bytes: bytes of one decoded sample.
-        sample_s: time in which one thread prepares a sample from its stored form, in seconds.
+        sample_s: time of one thread to prepare a sample from its stored form, in seconds.
         rest_s: the same from its decoded form.
         dataset_bytes: estimated bytes of all samples decoded: the upper end of a 95 % confidence interval.
     """
@@ -271,10 +262,9 @@ class Probe(Struct, frozen=True):
     """Measurements of a feed's samples, made before the feed is laid out.
 
     Attributes:
-        spec: shape and dtype of a prepared sample.
-        sample_s: time in which a worker prepares one sample, in seconds.
+        sample_s: time of a worker to prepare one sample, in seconds.
         read_s: seconds per sample that a node reads from storage, many at once.
-        decoded: costs of decoded samples; None if none could be made.
+        decoded: None if no decoded sample could be made.
     """
 
     spec: SampleSpec
@@ -304,10 +294,6 @@ class PrepConfig(Struct, frozen=True):
     """Settings with which a worker prepares a feed's samples.
 
     Attributes:
-        feed: its name.
-        pipeline: applied to each sample.
-        engine: the engine that runs the pipeline.
-        seed: the seed of the feed; random transforms depend on it.
         threads: threads of the engine.
         on_bad_sample: "raise" ends a block at its first bad sample, "skip" leaves bad samples out.
         prep_s: the feed's ``timeouts.prep_s``, after which a worker without progress is considered stuck.
@@ -330,11 +316,6 @@ class WorkerBrief(Struct, frozen=True):
     """Everything that a prep worker needs to work for a feed, except the dataset.
 
     The dataset is always a separate argument: Ray resolves a reference only at the top level of a call's arguments.
-
-    Attributes:
-        config: how samples are prepared.
-        order: the order of the feed's samples, cut into blocks.
-        spec: fields of a prepared sample.
     """
 
     config: PrepConfig
@@ -433,15 +414,12 @@ class FeedInfo(Struct, frozen=True):
     """Everything that a consumer needs to know about a feed.
 
     Attributes:
-        settings: the feed's options.
-        order: the order of its samples, cut into blocks.
-        spec: fields of a prepared sample.
         fingerprint: hash of dataset, pipeline, seed and order; a saved state belongs to one fingerprint.
         normalize: the pipeline's `Normalize`, which runs in the consumer, or None.
         has_images: True if samples are images, which become channels-first in torch; other fields keep their axes.
         class_names: names of the labels.
-        categories: field -> the strings that its numbers stand for, of categorical fields.
         engine: that prepares the samples; another engine would produce different pixels.
+        categories: field -> the strings that its numbers stand for, of categorical fields.
         lanes: coordinators of the lanes after the first; empty in a feed with one lane.
     """
 
@@ -513,7 +491,6 @@ class JoinRequest(Struct, frozen=True):
     """A consumer's request to open a session in a lane.
 
     Attributes:
-        name: of the consumer.
         start: position in the lane's block numbers.
         node: id of the consumer's node: if the node dies, so does the consumer.
         born: creation of its loader, Unix time in nanoseconds. It distinguishes a trial that was restarted with another
@@ -533,8 +510,6 @@ class Admission(Struct, frozen=True):
         session: the session's number; calls of an older session of the same consumer are refused.
         cursor: its first block, in the lane's numbers.
         own_epoch: the consumer's own epoch, in the lane's numbers.
-        info: of the feed.
-        lane: the lane that it joined.
     """
 
     session: int
@@ -641,7 +616,7 @@ class Delivery(Struct, frozen=True):
 
     Attributes:
         blocks: in the order of the feed; empty if none is ready, or on an error.
-        peer_idle_s: seconds since the last answer with blocks in which prep was idle because of other consumers.
+        peer_idle_s: idle time of prep because of other consumers since the last answer with blocks, in seconds.
         as_copy: True if blocks must be copied when read, so that their memory is not pinned.
         waits_for: the reason for an empty answer, as a clause.
         progress: a number that changes whenever the feed makes progress; a wait without progress has a deadline.
@@ -666,7 +641,7 @@ class SocketAnswer(Struct, frozen=True):
 
     Attributes:
         number: the consumer's number of the call.
-        delivery: the answer; None if the call must be made through Ray.
+        delivery: None if the call must be made through Ray.
         error: raised by the call.
     """
 
@@ -718,12 +693,10 @@ class LedgerEntry(Struct, frozen=True):
     """The ledger of one epoch of one consumer.
 
     Attributes:
-        consumer: its name.
         loader: id that distinguishes loaders of the same name.
         number: epochs that the loader had finished before. This differs from ``ledger.epoch`` if a trial loads an older
             state and repeats an epoch.
         at: arrival of the ledger, Unix time in seconds.
-        ledger: its contents.
     """
 
     consumer: str
@@ -735,12 +708,7 @@ class LedgerEntry(Struct, frozen=True):
 
 @dataclass(frozen=True)
 class ReadBytes:
-    """Bytes of prepared samples that a consumer read, by their location.
-
-    Attributes:
-        local: in the memory of the consumer's node.
-        remote: on other nodes.
-    """
+    """Bytes of prepared samples that a consumer read, from its own node and from others."""
 
     local: int = 0
     remote: int = 0
@@ -762,8 +730,8 @@ class ConsumerReport:
         prepared: samples prepared for this consumer, without samples that another trial had received before; samples
             shared by ranks count for one rank only.
         wait_s: seconds that the trial waited for data (its data stall).
-        fetch_stall_s: the part of ``wait_s`` in which prep waited for bytes.
-        peer_stall_s: the part of ``wait_s`` in which prep was idle because of other trials; the rest is prep stall.
+        fetch_stall_s: the part of ``wait_s`` with prep waiting for bytes.
+        peer_stall_s: the part of ``wait_s`` with prep idle because of other trials; the rest is prep stall.
         step_s: seconds that the trial worked between minibatches.
         read_bytes: of prepared samples that were read for it.
         ledgers: of finished epochs that have not been acknowledged.
@@ -798,7 +766,7 @@ class ConsumerReport:
 
     @property
     def prep_stall_s(self) -> float:
-        """The part of ``wait_s`` in which prep was computing."""
+        """The part of ``wait_s`` with prep computing."""
         return max(0.0, self.wait_s - self.fetch_stall_s - self.peer_stall_s)
 
     @property
@@ -820,7 +788,7 @@ class RankPlan(Struct, frozen=True):
 
     Attributes:
         nodes: the id of each rank's node.
-        placement: nodes on which samples are prepared; None if there is only one.
+        placement: None if only one node prepares samples.
         shuffle: of the epoch, as found by the first rank that had a block of this epoch; None before that.
     """
 
@@ -918,5 +886,4 @@ def _protocol() -> str:
 
 PROTOCOL = _protocol()
 """Hash of the message types, 8 hex digits. Programs can communicate only if their values are equal; it differs between
-versions of mbaas.
-"""
+versions of mbaas."""

@@ -1,6 +1,6 @@
 """The Prometheus metrics of a feed, exported by ``ray.util.metrics``.
 
-Ray adds the prefix ``ray_`` to the names, and the suffix ``_total`` to those of counters. Every series has the tag
+Ray adds the prefix ``ray_`` to the names, and the suffix ``_total`` to the names of counters. Every series has the tag
 ``feed``. The descriptions below contain the unit and the meaning of high and low values; Ray exports them as help text.
 """
 

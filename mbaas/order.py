@@ -42,8 +42,7 @@ _FOR_ORDER, _FOR_UNIFORMS, _FOR_GENERATOR, _FOR_SEGMENTS, _FOR_SPLIT, _FOR_DRAWI
 
 MOST_LEVELS = 32
 """Upper bound on nested shuffles. With three cuts each, a level takes 0.5 ms for a block of 832 samples, so 18 ms in
-all; a core prepares such a block in a second.
-"""
+all; a core prepares such a block in a second."""
 
 _ROUNDS = 8  # even, because a pair of rounds changes both digits
 _TINY = 256  # a Feistel network mixes few values badly: 8 rounds show a bias below 30, none from 50 on
@@ -325,7 +324,7 @@ class SampleOrder(Struct, frozen=True):
 
     @property
     def blocks_per_epoch(self) -> int:
-        """Number of blocks in an epoch, the last of which may be shorter."""
+        """Number of blocks in an epoch; the last one may be shorter."""
         return -(-self.num_samples // self.block_samples)
 
     def epoch_of(self, block: int) -> int:

@@ -75,7 +75,7 @@ class Placement(Struct, frozen=True):
     Attributes:
         version: increases with every change of nodes or weights.
         node_weights: the nodes, in the order of their ids; a home is an index into this tuple.
-        limits: the largest draw that each node caches; infinite if there is no limit.
+        limits: the largest draw that each node caches; infinity means no limit.
     """
 
     version: int
@@ -110,7 +110,7 @@ class Placement(Struct, frozen=True):
 
 
 def place_samples(node_weights: Sequence[NodeWeight], *, num_samples: int, lengths: Lengths, version: int) -> Placement:
-    """Return a placement in which no node caches more than its memory holds.
+    """Return a placement that respects every node's memory.
 
     Args:
         node_weights: at least one, each node once.
@@ -140,7 +140,6 @@ def place_samples(node_weights: Sequence[NodeWeight], *, num_samples: int, lengt
 def _tightened(
     placement: Placement, budgets: NDArray[np.float64], num_samples: int, step: int, lengths: Lengths
 ) -> tuple[float, ...]:
-    """Lower the limits of the nodes that would cache more than their budgets."""
     used = _bytes_by_draw(placement, num_samples, step, lengths)
     limits = []
     for node, budget, bins, limit in zip(placement.node_weights, budgets, used, placement.limits, strict=True):
@@ -169,7 +168,6 @@ def _bytes_by_draw(placement: Placement, num_samples: int, step: int, lengths: L
 
 
 def _draw_of_bin(number: int, weight: float) -> float:
-    """Return the draw at the lower edge of a bin."""
     return float(-np.log1p(-number / BINS) / weight) if number else -1.0
 
 

@@ -31,8 +31,7 @@ CHILDREN = ("prep", "cache", "relay", "lane")
 
 WATCH_S = 3.0
 """Period at which a feed's actors check that the feed still has a coordinator. With `MISSES`, they end 3 to 6 s after
-Ray has noticed that the feed's program is gone.
-"""
+Ray has noticed that the feed's program is gone."""
 
 MISSES = 2
 """Consecutive checks without a coordinator after which an actor ends itself. One miss may be a restart."""
@@ -46,8 +45,7 @@ LOOK_S = 0.1
 END_S = 6.0
 END_LOOK_S = 0.3
 """Time limit for a shutdown after Ctrl-C or a supervisor's signal, and period of the checks of whether Ray ended
-first.
-"""
+first."""
 
 HEAD_RESOURCE = "node:__internal_head__"
 """The resource that only the head node has."""
@@ -70,8 +68,7 @@ _SETTINGS = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
 """Environment of an embedded Ray: memory of dropped minibatches is freed within milliseconds instead of a second; no
-usage reports; and processes without a GPU keep the variables that list GPUs, without a warning.
-"""
+usage reports; and processes without a GPU keep the variables that list GPUs, without a warning."""
 
 
 class NoAnswerError(ConnectionError):
@@ -81,7 +78,7 @@ class NoAnswerError(ConnectionError):
 def ensure_ray(*, start: bool) -> None:
     """Connect to the running cluster; with ``start``, start an embedded one on this machine if none is running.
 
-    The cluster is given by RAY_ADDRESS, else it is the one on this machine. "local" requests a new cluster, as in
+    The cluster is given by RAY_ADDRESS, otherwise it is the cluster of this machine. "local" requests a new cluster, as in
     `ray.init`.
 
     Raises:
@@ -502,7 +499,7 @@ def check_cpus(name: str, prep_workers: int) -> None:
 
 
 def lasting_node(*, detached: bool) -> str:
-    """Return the id of the node on which a feed's coordinator is least likely to die alone.
+    """Return the id of the safest node for a feed's coordinator, which is least likely to die alone.
 
     For a detached feed this is the head, which the cluster cannot do without; otherwise it is this program's node.
     """
@@ -531,7 +528,7 @@ def child_options(feed: str, kind: str, name: str) -> dict[str, Any]:
     return {
         "name": f"{kind}:{feed}:{name}",
         "namespace": NAMESPACE,
-        "lifetime": "detached",  # else it would die with its owner, the coordinator, and lose its cache
+        "lifetime": "detached",  # otherwise it would die with its owner, the coordinator, and lose its cache
         "enable_task_events": False,
     }
 
@@ -643,7 +640,7 @@ def end_with(coordinator: str) -> None:
 
 
 def pid_of(actor: Any) -> int | None:
-    """Return the process id of an actor that has its resources, even if it does not answer yet; else None.
+    """Return the process id of an actor that has its resources, even if it does not answer yet, or None.
 
     Ray has no public API for this, and a slowly starting actor cannot be called.
     """
@@ -656,7 +653,6 @@ def feed_names() -> list[str]:
 
 
 def _names(prefix: str) -> list[str]:
-    """Return the rest of each mbaas actor name that starts with ``prefix``."""
     # not `ray.util.state.list_actors`, which needs the dashboard, and an embedded Ray has none
     actors = ray.util.list_named_actors(all_namespaces=True)
     names = [actor["name"] for actor in actors if actor["namespace"] == NAMESPACE]

@@ -208,7 +208,7 @@ def _replace_or_refuse(name: str, replace: bool) -> None:
             f"a feed {name!r} runs already{whose}; take another name, or end that one with mbaas.stop({name!r}) or "
             "mbaas.serve(..., replace=True)"
         )
-    with suppress(FeedNotFoundError, FeedFailedError):  # it has just ended by itself
+    with suppress(FeedNotFoundError, FeedFailedError):  # it has just ended
         stop(name)
     if not runtime.clear_leftovers(name):
         raise FeedExistsError(f"a feed {name!r} was served by another program at the same time")
@@ -258,7 +258,6 @@ def _filled_in(
 
 
 def _started_where_the_name_is_free(name: str, start: Callable[[], Feed]) -> Feed:
-    """Start a feed, retrying while Ray still holds one of its names."""
 
     def clear(_: RetryCallState) -> None:
         if not runtime.clear_leftovers(name):

@@ -64,8 +64,7 @@ RENAMED = {
 
 Within a group the former flat name counts too: `Timeouts(prep_timeout_s=...)` gets the same error as
 ``prep_timeout_s``. If a former name is now a group ("threads"), the error is raised only when the value is not such a
-group.
-"""
+group."""
 
 
 @options(within="timeouts", renamed=RENAMED)
@@ -79,23 +78,19 @@ class Timeouts:
     """Longest time that the start of an epoch waits for an announced trial. Once arrivals have been measured, the wait
     is twice the longest recent one; if this exceeds both ``reservation_s`` and the prep time of an epoch, there is no
     wait. A consumer that joined at its own block, or in a feed with several lanes, is also given this long for its
-    first request.
-    """
+    first request."""
 
     patience_s: Above0S = 30.0
     """Time that other consumers wait for one that stalls in the middle of an epoch. After that it continues in a cohort
-    of its own.
-    """
+    of its own."""
 
     prep_s: Above0S = 120.0
     """Time limit for one block or for the first sample; a worker that exceeds it is replaced. It is multiplied by the
-    number of lanes, because a worker may have a block of each.
-    """
+    number of lanes, because a worker may have a block of each."""
 
     storage_s: FromZeroS = 120.0
     """Time during which a sample is requested again after a transient storage error before it counts as bad; 0: it is
-    bad at once.
-    """
+    bad at once."""
 
 
 def _as_text(path: Any) -> Any:
@@ -119,13 +114,11 @@ class Scaling:
 
     max_prep_workers: AtLeast1 | None = None
     """Upper bound on running workers, reached only while trials stall on prep and more workers would help. Default:
-    ``prep_workers``.
-    """
+    ``prep_workers``."""
 
     prep_labels: dict[str, str] = field(default_factory=dict)
-    """Labels of the nodes on which workers may run, such as {"zone": "a"}. Default: nodes with the label
-    mbaas.io/role=prep first, and others if these are full.
-    """
+    """Labels of the nodes for workers, such as {"zone": "a"}. Default: nodes with the label
+    mbaas.io/role=prep first, and others if these are full."""
 
     stall_high: Share = 0.10
     """Trials count as stalled on prep when they spend at least this fraction of their time waiting for it ..."""
@@ -175,12 +168,11 @@ class Threads:
     """Threads of a node, divided between preparing samples and reading storage."""
 
     prep: AtLeast1 = 1
-    """Upper bound on the threads of each prep worker's engine; some of them may be given to fetching."""
+    """Upper bound on the threads of each prep worker's engine; fetching may take over some."""
 
     fetch: Annotated[int, Ge(1), Le(MOST_FETCH_THREADS)] = 32
     """Upper bound on the threads that read storage on each node. It starts with 8 and uses more if measurements show a
-    gain.
-    """
+    gain."""
 
     tuned: bool = True
     """Move threads between preparing and reading as measurements suggest."""
@@ -203,18 +195,15 @@ class Staging:
 
     ahead_blocks: AtLeast1 | None = None
     """Blocks prepared ahead of the fastest consumer. Slower ones may lag while ``staging_bytes`` has room. Default:
-    enough to keep the workers busy.
-    """
+    enough to keep the workers busy."""
 
     readahead_bytes: Bytes | None = None
     """Upper bound on the raw bytes that each node reads ahead of prep; measured rates may lower it. Default: enough for
-    the blocks in preparation.
-    """
+    the blocks in preparation."""
 
     lanes: AtLeast1 = 1
     """Coordinators that share the blocks, each with its part of ``staging_bytes``. More than one helps if a single
-    coordinator cannot keep up with the calls of all trials. Minibatches stay the same.
-    """
+    coordinator cannot keep up with the calls of all trials. Minibatches stay the same."""
 
 
 def check_feed_name(name: object) -> str:
@@ -246,46 +235,38 @@ class FeedOptions:
     shuffle: bool = True
     """Shuffle each epoch differently. False, for validation, keeps the order of the dataset in every epoch. If the
     pipeline is deterministic too and an epoch fits ``staging_bytes``, minibatches are prepared once for all epochs and
-    trials, and trials do not wait for each other.
-    """
+    trials, and trials do not wait for each other."""
 
     cache_bytes: Bytes | None = None
     """Memory for samples on each node. Default: the size of the dataset, or with ``decoded`` the size of its decoded
     samples, measured when the feed starts, up to half of the free memory. A node with a small object store gets what
-    fits there.
-    """
+    fits there."""
 
     decoded: bool = True
     """Cache samples after the deterministic prefix of the pipeline (for example decoded images) where measurements show
-    that this saves more time per byte than caching encoded samples. Minibatches are the same either way.
-    """
+    that this saves more time per byte than caching encoded samples. Minibatches are the same either way."""
 
     staging_bytes: Annotated[Bytes, Ge(1)] | None = None
     """Memory for prepared minibatches. Default: 256 MiB for each prep worker plus 384 MiB, at least 1 GiB, and at most
-    15 % of the smallest object store.
-    """
+    15 % of the smallest object store."""
 
     prep_workers: AtLeast1 | None = None
     """Prep workers, which reserve one CPU each. Default for the cpu engine: half of the CPUs that other feeds left, not
     counting one for a trial; if that is less than one CPU, a single worker that reserves the fraction. Default for
     dali: 2 per GPU (4 for audio, which is decoded on CPUs), at most half of the CPUs of nodes with GPUs. With
-    ``dali_share`` below 1, these workers divide that half and run one thread per CPU.
-    """
+    ``dali_share`` below 1, these workers divide that half and run one thread per CPU."""
 
     engine: Literal["auto", "cpu", "dali"] = "auto"
     """Engine that prepares samples: "cpu", "dali", or "auto", which selects dali if the cluster has a GPU and the
-    pipeline supports it.
-    """
+    pipeline supports it."""
 
     gpus_per_worker: Annotated[float, Ge(0)] | None = None
     """GPUs, or a fraction of one, that each dali worker reserves; 0 runs dali on the CPU. Default: workers use a GPU
-    without reserving it, so that trials can have whole GPUs.
-    """
+    without reserving it, so that trials can have whole GPUs."""
 
     dali_share: Annotated[float, Gt(0), Le(1)] = 1.0
     """Fraction of the images that the dali engine prepares with DALI; its workers prepare the others on their CPUs at
-    the same time. A given fraction always selects the same images, so minibatches do not change between runs.
-    """
+    the same time. A given fraction always selects the same images, so minibatches do not change between runs."""
 
     drop_last: bool = False
     """Leave out the samples at the end of an epoch that do not fill a minibatch."""
@@ -293,16 +274,14 @@ class FeedOptions:
     on_bad_sample: Literal["raise", "skip"] = "raise"
     """Handling of a sample that cannot be prepared: "raise" gives consumers an error with the name of the file, "skip"
     leaves the sample out, counts it and lists it. A file larger than 1 GiB, or than 30 % of the smallest object store
-    of a node that prepares, is also bad.
-    """
+    of a node that prepares, is also bad."""
 
     cpu_price_per_h: Annotated[float, Ge(0)] | None = None
     """Price of one CPU-hour, in any currency. If it is set, loading costs are also reported in money."""
 
     detached: bool = False
     """Keep the feed running after the program that serves it, and its Ray job, have ended. It ends with `mbaas.stop`,
-    or with the cluster, which must have been started by another program.
-    """
+    or with the cluster, which must have been started by another program."""
 
     timeouts: Timeouts = Timeouts()
     disk: Disk | None = None
@@ -340,8 +319,7 @@ class FeedSettings(FeedOptions):
     prep_workers: AtLeast1
     cpus_per_worker: Annotated[float, Ge(0)] = 1.0
     """CPUs that each prep worker reserves: 1; a fraction where a whole CPU would leave none to trials; more where a few
-    GPU workers also prepare on CPUs.
-    """
+    GPU workers also prepare on CPUs."""
 
     earlier: tuple[MemoryClaim, ...] = ()
     """Memory claims of the feeds that were already running, on each node."""

@@ -33,8 +33,7 @@ from mbaas.messages import Slot, SlotColumn
 
 HEADER_BYTES = mmap.ALLOCATIONGRANULARITY
 """The first bytes of a worker's memory: a unique token, and int64 [2, `MOST_SLOTS`]: the number of writes of each slot,
-and the last of these that a coordinator has locked.
-"""
+and the last of these that a coordinator has locked."""
 
 TOKEN_BYTES = 16
 
@@ -324,7 +323,7 @@ def arrays_in(slot: Slot) -> Arrays | None:
 
 
 def room_of(array: NDArray[Any]) -> NDArray[np.uint8] | None:
-    """Return the memory of the slot that contains an array: whole pages, read-only; None if there is no such slot.
+    """Return the memory of the slot that contains an array: whole pages, read-only; None if it is not in a slot.
 
     It stays mapped while the result exists, but the slot is not locked.
     """

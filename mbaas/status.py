@@ -123,7 +123,7 @@ class FeedStatus:
         cached_samples, cached_bytes, cache_bytes: samples in memory, encoded or decoded, and the budget.
         decoded, decoded_on_disk: the decoded ones, in memory and on disks.
         decoded_costs: costs and savings of caching a sample decoded, measured when the feed started; None if none are.
-        nodes: the nodes on which the feed has a cache.
+        nodes: the nodes with a cache of the feed.
         fetched: prepared samples since the start, by source: local memory, another node's memory, a disk tier, storage.
         fetch_s, prep_s: seconds that workers waited for bytes, and prepared, since the start, summed over workers.
         costs: CPU time of loading, and money if ``cpu_price_per_h`` is set.

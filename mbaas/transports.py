@@ -15,8 +15,7 @@ from typing import Generic, TypeVar
 
 RELAYED_FROM = 2
 """Least number of consumers on a machine for which calls are relayed: for a single one, the relay takes slightly more
-CPU time than it saves (docs/scaling.md).
-"""
+CPU time than it saves (docs/scaling.md)."""
 
 RELAYING_PAYS_PER_S = 30.0
 """Calls per second above which a dedicated relay actor takes less CPU time than it saves (docs/scaling.md)."""
@@ -160,7 +159,7 @@ class RelayDirectory(Generic[RelayT]):
             self._by_node[node] = _Known(relay, address, self._relay())
 
     def address(self, node: str) -> str | None:
-        """Return the address that consumers of a node may call; None if there is no relay."""
+        """Return the address that consumers of a node may call; None without a relay."""
         known = self._by_node.get(node)
         return None if known is None else known.address
 

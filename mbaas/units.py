@@ -70,13 +70,11 @@ def parse_seconds(value: object) -> float | None:
 
 
 def _factor(match: re.Match[str]) -> int:
-    """Return the factor of a size's prefix: 1 without one."""
     letter = match[2].upper().replace("K", "k") if match[2] else ""
     return (1024 if match[3] else 1000) ** _PREFIXES.index(letter)
 
 
 def _finite(number: float) -> float | None:
-    """Reject "1e999": infinity must be explicit."""
     return number if math.isfinite(number) else None
 
 
@@ -199,7 +197,6 @@ def interval(low: float, high: float, write: Callable[[float], str] = number) ->
 
 
 def _scaled(value: float, unit: str) -> str:
-    """Format three significant digits with the prefix that keeps them below 1,000."""
     for power, prefix in enumerate(_PREFIXES):
         scaled = value / 1000**power
         if abs(scaled) < 999.5 or prefix == _PREFIXES[-1]:  # 999.5 would be rounded to 1,000

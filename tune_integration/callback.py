@@ -278,7 +278,6 @@ def _groups(state: int) -> dict[str, Bundles]:
 
 
 def _held() -> dict[str, dict[str, float]]:
-    """Return the resources reserved by each feed's prep workers, for all feeds of the cluster."""
     held = {}
     for feed in mbaas.feeds():
         # not from its status: a silent coordinator must not block Tune

@@ -50,7 +50,6 @@ def why_none_starts(
 
 
 def _with_all(node: Node, names: Sequence[str]) -> Resources:
-    """Return a node's free resources, with the full amount of some."""
     return {**node.free, **{name: node.total.get(name, 0.0) for name in names}}
 
 

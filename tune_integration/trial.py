@@ -51,7 +51,7 @@ def get_loader(name: str, *, consumer: str | None = None, **options: Any) -> mba
     ``RunConfig(name=f"train-{trial_id}")`` it is the trial's id, by which ``FeedCallback`` announces all ranks, so that
     they begin the same epoch.
 
-    Anywhere else (class trainables included) this is the same as `mbaas.join`.
+    Outside of trials and workers, and in class trainables, this is the same as `mbaas.join`.
 
     A trial begins immediately, in the middle of the other trials' epoch if necessary: the default of ``start`` is
     "now", and "epoch" for ranks, which begin together. `mbaas.join` describes the cost in randomness, docs/scaling.md
@@ -85,7 +85,7 @@ def _train_worker() -> train.TrainContext | None:
 
 
 def _trial_of(run: str) -> str:
-    """Return the trial's id if a Ray Train run is named after it, as in Ray's guides; else the run's name."""
+    """Return the trial's id if a Ray Train run is named after it, as in Ray's guides; otherwise the run's name."""
     # only the name is available: in a Ray Train worker, Tune's context has no trial id
     return run.removeprefix("train-").removeprefix("trial_id=")
 

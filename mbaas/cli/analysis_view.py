@@ -98,7 +98,6 @@ def what_if_page(
 
 
 def _epoch(epoch: Epoch) -> RenderableType:
-    """Return an epoch of one trial as a bar."""
     parts = [
         ("compute", epoch.compute_s, "green", "█"),
         ("waits for prep", epoch.prep_stall_s, "yellow", "▓"),

@@ -45,7 +45,7 @@ class AnalyzeRequest:
         storage_bytes_per_s: limit storage to this rate.
         verify, run: see `mbaas.analysis.whole.analyze`.
         quick: measure for only half a minute, and run no feed.
-        address: the Ray cluster on which ``feed`` runs.
+        address: the Ray cluster of ``feed``.
     """
 
     file: Path | None
@@ -237,7 +237,6 @@ def _memory_bytes(options: FeedOptions, workers: int) -> int:
 
 
 def _cache_bytes(options: FeedOptions, total_bytes: int, memory_bytes: int) -> int:
-    """Return the bytes of a feed's cache as `mbaas.serve` sets it."""
     if options.cache_bytes is not None:
         return options.cache_bytes
     return default_cache(total_bytes, memory_bytes, grows=options.decoded)

@@ -100,18 +100,15 @@ class DataOptions:
     data: Annotated[Annotated[str, Tag("value")] | Annotated[DataFile, Tag("mapping")], Discriminator(form)]
     """A folder with one folder of images per class: relative to the file, absolute, or a URI such as s3://bucket/train.
     Or ``read_images``, ``read_manifest``, ``read_webdataset``, ``read_tfrecord``, ``read_parquet``, ``read_coco``,
-    ``read_audio``, ``read_arrays`` or ``read_huggingface`` with its path or its options.
-    """
+    ``read_audio``, ``read_arrays`` or ``read_huggingface`` with its path or its options."""
 
     listing: str | None = None
     """A Parquet file that stores the listing of a folder; relative to the file, absolute, or a URI. It is written if it
-    is missing, and otherwise read instead of listing. Default: list the folder each time.
-    """
+    is missing, and otherwise read instead of listing. Default: list the folder each time."""
 
     filter: Annotated[tuple[Condition, ...], MinLen(1)] | None = None
     """Conditions that all served samples meet: field, comparison, value. The field is label, another field of the
-    dataset, or class, the name of the label's class.
-    """
+    dataset, or class, the name of the label's class."""
 
     split: SplitFile | None = None
     """A part of the data, after the filter."""

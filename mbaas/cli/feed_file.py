@@ -186,7 +186,6 @@ def _transform(item: files.Located) -> Transform:
 
 
 def _at(item: files.Located, given: files.Located | None, parameter: str) -> files.Located:
-    """Return a parameter's location, or the transform's if the parameter has no line."""
     return given.fields.get(parameter, item) if given is not None else item
 
 

@@ -89,7 +89,7 @@ def state_of(seen: FeedStatus | MbaasError | None) -> str:
 
 
 def feeds(rows: Sequence[tuple[str, FeedStatus | MbaasError, Rates | None]]) -> RenderableType:
-    """Return a table of all feeds of a cluster, and the reasons for which they wait.
+    """Return a table of all feeds of a cluster, with the reasons for waits.
 
     Feeds without a status have an error instead.
     """

@@ -27,15 +27,7 @@ def ledger(
     parquet: Path | None,
     address: str | None,
 ) -> None:
-    """Show the ledgers of a feed.
-
-    Args:
-        name: the feed's.
-        consumer: show each epoch of this consumer; None: a line for each consumer.
-        only_inexact: leave out epochs whose ledger matches.
-        as_json: write one line with a list of objects.
-        parquet: write all selected rows to this file instead.
-        address: of the cluster.
+    """Show the ledgers of a feed: by consumer, or each epoch of ``consumer``.
 
     Raises:
         FeedNotFoundError: no feed with this name.

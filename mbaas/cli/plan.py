@@ -21,11 +21,7 @@ MEASURED = ("step_per_s", "prep", "batch_size", "pixel_bytes")
 
 
 def plan(file: Path, *, as_json: bool) -> None:
-    """Print the plan for the jobs in a file.
-
-    Args:
-        file: YAML, as described in docs/plan.md.
-        as_json: write one line with one JSON object.
+    """Print the plan for the jobs in a YAML file, as described in docs/plan.md.
 
     Raises:
         ConfigError: an invalid file, or jobs that do not fit the cluster.

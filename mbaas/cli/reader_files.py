@@ -86,8 +86,7 @@ class WebdatasetFile:
 
     shards: str
     """The shards: a path relative to this file or absolute, or a URI; {000000..000127} stands for a range of shard
-    numbers.
-    """
+    numbers."""
 
     image: str | tuple[str, ...] = ("jpg", "jpeg", "png", "webp")
     """Extensions of image members."""
@@ -108,8 +107,7 @@ class TfrecordFile:
 
     shards: str
     """The files: a path relative to this file or absolute, or a URI; {00000..00127} stands for a range of file
-    numbers.
-    """
+    numbers."""
 
     image: str = "image/encoded"
     """The feature with the bytes of an image."""
@@ -130,8 +128,7 @@ class ParquetFile:
 
     shards: str
     """The files: a path relative to this file or absolute, or a URI; {00000..00007} stands for a range of file
-    numbers.
-    """
+    numbers."""
 
     unpacked: str
     """A folder readable from all nodes, into which the images are unpacked once: relative to this file, or a URI."""
@@ -158,8 +155,7 @@ class CocoFile:
 
     fields: tuple[str, ...] | None = None
     """The fields in minibatches, from boxes, labels, area, iscrowd, keypoints, segmentation and image_id; default: all
-    except segmentation, which masks need.
-    """
+    except segmentation, which masks need."""
 
     keep_empty: bool = True
     """Include images without annotations."""

@@ -180,7 +180,6 @@ class _Silence:
         self._patience: Patience | None = None  # since the first of consecutive failures
 
     def goes_on(self, began: float, error: Exception) -> None:
-        """Record a failed status request."""
         is_first = self._patience is None
         self._patience = self._patience or Patience(math.inf, began, first_word_s=ANSWER_TIMEOUT_S)
         if self._patience.is_to_be_told(time.monotonic()) or is_first:
@@ -188,13 +187,11 @@ class _Silence:
             self._tell(f"gives no status, for {duration(self.lasts_s())} now; it is asked again: {reason}")
 
     def is_over(self) -> None:
-        """Record a successful status request."""
         if self._patience is not None:
             self._tell(f"gives its status again, after {duration(self.lasts_s())}")
         self._patience = None
 
     def lasts_s(self) -> float:
-        """Return the seconds without a status."""
         return 0.0 if self._patience is None else self._patience.waited_s(time.monotonic())
 
     def _tell(self, what: str) -> None:
@@ -232,7 +229,6 @@ def _end_at_once(sentence: str) -> NoReturn:
 
 @contextmanager
 def _display() -> Iterator[Callable[[FeedStatus], None]]:
-    """Yield a function that shows a snapshot: in place on a terminal, as periodic lines in a log."""
     if not out.is_terminal:
         yield _Log().show
         return

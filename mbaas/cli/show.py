@@ -21,13 +21,7 @@ NAMED = 5
 
 
 def show(file: Path, *, to: Path, epoch: int, count: int | None) -> None:
-    """Draw the first samples of an epoch of the feed in ``file``.
-
-    Args:
-        file: as for `mbaas serve`.
-        to: the PNG file.
-        epoch: the feed's epoch number, from 0.
-        count: number of samples; None: a minibatch, at most `COUNT`.
+    """Draw the first ``count`` samples of an epoch (default: a minibatch, at most `COUNT`) into a PNG file.
 
     Raises:
         ConfigError: an invalid file, or samples that are not images.

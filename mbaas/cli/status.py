@@ -21,13 +21,7 @@ from mbaas.status import FeedStatus
 
 
 def status(name: str | None, *, as_json: bool, watch_s: float | None, address: str | None) -> None:
-    """Show running feeds.
-
-    Args:
-        name: the feed to show; None: all.
-        as_json: write one line with one object, or with a list of all feeds.
-        watch_s: repeat with this period, until Ctrl-C or the feed's end; None: once.
-        address: of the cluster.
+    """Show one feed or all; with ``watch_s``, repeat with this period until Ctrl-C or the feed's end.
 
     Raises:
         FeedNotFoundError: no feed with this name; the message lists the running feeds.
@@ -50,13 +44,7 @@ def status(name: str | None, *, as_json: bool, watch_s: float | None, address: s
 
 
 def tell(name: str, thing: str, *, as_json: bool, address: str | None) -> None:
-    """Show the history of one part of a feed.
-
-    Args:
-        name: the name of the feed.
-        thing: see `mbaas.Feed.story`.
-        as_json: write one line with a list of lines.
-        address: of the cluster.
+    """Show the history of one part of a feed; see `mbaas.Feed.story`.
 
     Raises:
         FeedNotFoundError: no feed with this name.
@@ -116,7 +104,6 @@ def _nothing(kind: str) -> list[Any] | None:
 
 @contextmanager
 def _display(*, watching: bool, as_json: bool) -> Iterator[Callable[[Any], None]]:
-    """Yield a function that shows a page: in place when watched on a terminal, else below the last one."""
     if as_json:
         yield write_json
     elif watching and out.is_terminal:

@@ -25,11 +25,7 @@ ANSWER_S = 10.0
 
 
 def top(name: str | None, *, address: str | None) -> None:
-    """Show feeds until Ctrl-C or the feed's end; once if stdout is not a terminal.
-
-    Args:
-        name: the feed to show; None: all.
-        address: of the cluster.
+    """Show one feed or all until Ctrl-C or the feed's end; once if stdout is not a terminal.
 
     Raises:
         FeedNotFoundError: no feed with this name; the message lists the running feeds.
@@ -62,7 +58,6 @@ def _page(seen: Look, windows: dict[str, RateWindow]) -> RenderableType:
 
 @contextmanager
 def _display() -> Iterator[Callable[[RenderableType], None]]:
-    """Yield a function that shows a page: in place on a terminal, else as lines."""
     if not out.is_terminal:
         yield out.print
         return
