@@ -78,7 +78,7 @@ class NoAnswerError(ConnectionError):
 def ensure_ray(*, start: bool) -> None:
     """Connect to the running cluster; with ``start``, start an embedded one on this machine if none is running.
 
-    The cluster is given by RAY_ADDRESS, otherwise it is the cluster of this machine. "local" requests a new cluster, as in
+    RAY_ADDRESS names the cluster; without it, the cluster of this machine is used. "local" requests a new cluster, as in
     `ray.init`.
 
     Raises:
