@@ -123,12 +123,17 @@ class Feed:
         """Return the samples that each consumer received in each of its epochs, since the feed started.
 
         Returns:
-            a row for each finished epoch of a consumer, in order of arrival: ``consumer`` (string); ``epoch`` and
-                ``feed_epoch``, the consumer's count and the feed's; ``begin`` and ``shuffled``, which with the seed
-                determine the contents of each minibatch (`mbaas.messages.EpochLedger`); ``samples`` and ``id_hash``,
-                received, and ``expected_samples`` and ``expected_id_hash``, expected (int64, uint64); ``exact``,
-                whether the two pairs are equal; ``seconds``; ``arrived`` (timestamp, UTC). After 100,000 epochs the
-                oldest rows are dropped.
+            a row for each finished epoch of a consumer, in order of arrival. After 100,000 epochs the oldest rows are
+                dropped. Columns:
+
+            - ``consumer`` (string).
+            - ``epoch``, ``feed_epoch``: the consumer's count and the feed's.
+            - ``begin``, ``shuffled``: with the seed, these determine each minibatch (`mbaas.messages.EpochLedger`).
+            - ``samples``, ``id_hash``: received (int64, uint64).
+            - ``expected_samples``, ``expected_id_hash``: the same for the complete epoch.
+            - ``exact``: True if received and expected are equal.
+            - ``seconds``: duration of the epoch.
+            - ``arrived``: timestamp, UTC.
 
         Raises:
             FeedRestartingError, FeedGoneError, FeedFailedError: as for `status`.
@@ -159,13 +164,13 @@ class Feed:
         return kept_claims.claims_of(self.name)
 
     def announce(self, consumers: Sequence[str], *, others: int = 0) -> None:
-        """Reserve a position for consumers that will join soon, so that they begin the same epoch.
+        """Reserve positions for consumers that will join soon, so that they begin the same epoch.
 
         Args:
             consumers: names that the consumers will `join` under. All ranks of a data-parallel trial share one name.
             others: number of further consumers that will be announced shortly, whose names are not known yet. The same
                 epoch waits for each one for up to ``timeouts.reservation_s``. It does not wait if recent consumers
-                began immediately and others are present with which these can begin.
+                began immediately and others are present to begin with.
 
         Raises:
             ConfigError: an invalid value.

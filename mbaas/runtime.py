@@ -78,8 +78,8 @@ class NoAnswerError(ConnectionError):
 def ensure_ray(*, start: bool) -> None:
     """Connect to the running cluster; with ``start``, start an embedded one on this machine if none is running.
 
-    RAY_ADDRESS names the cluster; without it, the cluster of this machine is used. "local" requests a new cluster, as in
-    `ray.init`.
+    RAY_ADDRESS names the cluster; without it, the cluster of this machine is used. "local" requests a new cluster, as
+    in `ray.init`.
 
     Raises:
         ResourceError: the cluster at RAY_ADDRESS does not answer; no cluster runs and ``start`` is false; or tokens are

@@ -75,10 +75,10 @@ class Timeouts:
     """Time without a heartbeat after which a consumer counts as dead and is removed."""
 
     reservation_s: Above0S = 20.0
-    """Longest time that the start of an epoch waits for an announced trial. Once arrivals have been measured, the wait
-    is twice the longest recent one; if this exceeds both ``reservation_s`` and the prep time of an epoch, there is no
-    wait. A consumer that joined at its own block, or in a feed with several lanes, is also given this long for its
-    first request."""
+    """Time that the start of an epoch waits for an announced trial, until arrivals have been measured. Then the wait is
+    twice the longest recent one; if that exceeds both ``reservation_s`` and the prep time of an epoch, the epoch starts
+    at once. A consumer that joined at its own block, or in a feed with several lanes, also has this long for its first
+    request."""
 
     patience_s: Above0S = 30.0
     """Time that other consumers wait for one that stalls in the middle of an epoch. After that it continues in a cohort
