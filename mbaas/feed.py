@@ -124,7 +124,7 @@ class Feed:
 
         Returns:
             a row for each finished epoch of a consumer, in order of arrival. After 100,000 epochs the oldest rows are
-                dropped. Columns:
+            dropped. Columns:
 
             - ``consumer`` (string).
             - ``epoch``, ``feed_epoch``: the consumer's count and the feed's.
