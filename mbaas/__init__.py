@@ -1,9 +1,11 @@
-"""Minibatch as a service on Ray: fetch and prepare each minibatch once, give it to every trial.
+"""Minibatch as a service on Ray: fetch and prepare each minibatch once, and deliver it to every trial.
 
-feed = mbaas.serve("train", mbaas.read_images("train/"), pipeline, batch_size=256)
-loader = mbaas.join("train")
-for batch in loader:
-    batch["image"], batch["label"], batch["sample_id"]
+::
+
+    feed = mbaas.serve("train", mbaas.read_images("train/"), pipeline, batch_size=256)
+    loader = mbaas.join("train")
+    for batch in loader:
+        batch["image"], batch["label"], batch["sample_id"]
 """
 
 from __future__ import annotations
@@ -120,5 +122,5 @@ _public = imported_late(
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name, and with it Ray and Arrow, when it is first used: ``mbaas --help`` needs neither."""
+    """Import a public name on first use, because ``mbaas --help`` needs neither Ray nor Arrow."""
     return _public(name)

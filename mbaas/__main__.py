@@ -1,4 +1,4 @@
-"""``python -m mbaas`` is the command ``mbaas``."""
+"""``python -m mbaas`` runs the command ``mbaas``."""
 
 from mbaas.cli import app
 

@@ -1,6 +1,6 @@
-"""Grants memory: what the cache and the prepared minibatches of a feed may take of each node's object store.
+"""Memory budgets for a feed's cache and prepared minibatches, within each node's object store.
 
-Ray refuses no object, it spills: so what may be used is granted before anything is made.
+Ray does not reject objects, it spills them to disk; so budgets are fixed before any object is created.
 """
 
 from __future__ import annotations
@@ -13,24 +13,23 @@ from mbaas.errors import ConfigError
 from mbaas.units import percent, size
 
 STORE_SHARE = 0.7
-"""The share of a node's object store below which caches, staging and copies in use stay together; Ray spills at 0.8."""
+"""Fraction of a node's object store for caches, staging and copies in use together; Ray spills at 0.8."""
 
 MAX_SAMPLE_BYTES = 2**30
-"""The most bytes of an encoded sample. An image of the most pixels that are prepared, 100 million, takes 800 MB even if
-it is not compressed and has 16 bits in each of four channels: a file of more is damaged, sparse, or an attack.
-"""
+"""Upper bound on the bytes of an encoded sample. The largest image that is prepared, 100 million pixels, takes 800 MB
+even uncompressed with four channels of 16 bits. A larger file is damaged, sparse, or an attack."""
 
 DEFAULT_STAGING_SHARE = 0.15
-"""The most that the default staging budget takes of the smallest object store."""
+"""Upper bound of the default staging budget, as a fraction of the smallest object store."""
 
 
 @dataclass(frozen=True)
 class MemoryClaim:
-    """What a feed may take of a node's object store, in bytes.
+    """A feed's claim on each node's object store, in bytes.
 
     Attributes:
-        cache_bytes: the most for samples in caches; less where the store is too small for that.
-        staging_bytes: for prepared minibatches, which may lie on any node.
+        cache_bytes: upper bound on cached samples; less if the store is too small.
+        staging_bytes: for prepared minibatches, which may be stored on any node.
     """
 
     cache_bytes: int
@@ -38,40 +37,38 @@ class MemoryClaim:
 
 
 def free_bytes(store_bytes: int, claims: Iterable[MemoryClaim]) -> int:
-    """Return what feeds leave of a node's object store; below 0 if even their staging does not fit.
+    """Return the bytes of a node's object store that feeds leave free; below 0 if their staging does not fit.
 
-    Args:
-        store_bytes: of the node.
-        claims: of the feeds, in the order in which they came.
+    ``claims`` are in starting order.
     """
     free = int(store_bytes * STORE_SHARE)
-    # In the order in which feeds came: each computes this by itself, and all must come to the same sizes.
+    # In starting order: each feed computes this separately, and all must get the same sizes.
     for claim in claims:
         free -= claim.staging_bytes
-        # Staging first and whole, the cache from the rest: prep cannot work without staging, and a small cache is only
-        # slower.
+        # Staging first and in full, the cache from the rest: prep cannot work without staging, and a small cache is
+        # only slower.
         free -= max(0, min(claim.cache_bytes, free))
     return free
 
 
 def cache_budget(store_bytes: int, claim: MemoryClaim, earlier: Iterable[MemoryClaim]) -> int:
-    """Return the bytes that a feed's cache may have on a node: what it claims, as far as those before it leave that."""
+    """Return the bytes of a feed's cache on a node: its claim, or less if earlier feeds leave less."""
     return max(0, min(claim.cache_bytes, free_bytes(store_bytes, earlier) - claim.staging_bytes))
 
 
 def staging_room(store_bytes: int, earlier: Iterable[MemoryClaim]) -> int:
-    """Return the bytes that a node's object store has room for of a feed's prepared minibatches, beside earlier feeds.
+    """Return the bytes on a node that earlier feeds leave for this feed's prepared minibatches.
 
-    Nodes that were there when the feed was served have room for all of its staging. One that came later may have less:
-    then nothing may be prepared there while others can (`mbaas.core.homes`), or Ray would spill it.
+    Nodes that were present when the feed started have room for all of its staging. A node added later may have less.
+    Nothing is prepared there while other nodes can (`mbaas.core.homes`), because Ray would spill it.
     """
     return max(0, free_bytes(store_bytes, earlier))
 
 
 def largest_sample(stores: Collection[int]) -> int:
-    """Return the most bytes that an encoded sample may have: what the smallest store leaves beside the budgets.
+    """Return the upper bound on an encoded sample in bytes: the unbudgeted part of the smallest store.
 
-    One number for all nodes: which samples are bad must not depend on the node that reads them.
+    One number for all nodes, because the node that reads a sample must not decide whether it is bad.
 
     Args:
         stores: bytes of the object stores of the nodes that may prepare.
@@ -80,12 +77,12 @@ def largest_sample(stores: Collection[int]) -> int:
 
 
 def default_cache(dataset_bytes: int, free: int, *, grows: bool) -> int:
-    """Return the default budget of the cache: with decoded samples, the bound of what `sized_cache` returns.
+    """Return the default cache budget; with decoded samples, the upper bound for `sized_cache`.
 
     Args:
         dataset_bytes: bytes of all encoded samples.
         free: bytes available next to the feed's staging.
-        grows: whether samples may be kept decoded, which takes more room.
+        grows: True if samples may be cached decoded, which takes more room.
     """
     needed = max(0, min(dataset_bytes, free))
     # Later feeds get the other half: encoded samples in memory save more time per byte than decoded ones.
@@ -93,22 +90,22 @@ def default_cache(dataset_bytes: int, free: int, *, grows: bool) -> int:
 
 
 def sized_cache(default: int, dataset_bytes: int, decoded_bytes: float) -> int:
-    """Return the budget of the cache once the size of decoded samples has been measured.
+    """Return the cache budget once the size of decoded samples has been measured.
 
     Args:
         default: from `default_cache`.
         dataset_bytes: bytes of all encoded samples.
-        decoded_bytes: bytes of all decoded samples; 0 if none are to be kept.
+        decoded_bytes: bytes of all decoded samples; 0 if none are cached.
     """
     return min(default, max(dataset_bytes, math.ceil(decoded_bytes)))
 
 
 def default_staging(store_bytes: int, wanted: int) -> int:
-    """Return the bytes that a feed stages if nothing is said.
+    """Return the default staging budget in bytes.
 
     Args:
         store_bytes: of the smallest object store.
-        wanted: what the feed's workers need, see `mbaas.core.layout.wanted_staging`.
+        wanted: see `mbaas.core.layout.wanted_staging`.
     """
     return min(wanted, int(store_bytes * DEFAULT_STAGING_SHARE))
 
@@ -126,24 +123,25 @@ def memory_budgets(
 ) -> tuple[int, int]:
     """Return the budgets of cache and staging, with defaults filled in; both in bytes, on each node.
 
-    Staging must fit every node that prepares. The cache has to fit the largest: `cache_budget` gives others less.
+    Staging must fit on every node that prepares. The cache must fit on the largest; `cache_budget` reduces it on
+    others.
 
     Args:
-        cache_bytes, staging_bytes: what the user said, or None.
+        cache_bytes, staging_bytes: the user's values, or None.
         wanted_staging: see `default_staging`.
         dataset_bytes, grows: see `default_cache`.
         stores: bytes of the object stores of the nodes that may prepare.
-        smallest_store: bytes of the smallest one of the cluster: consumers read on nodes that do not prepare, too.
-        earlier: what the feeds that run already may take, in the order in which they came.
+        smallest_store: bytes of the cluster's smallest object store: consumers also read on nodes that do not prepare.
+        earlier: claims of the running feeds, in the order in which they started.
 
     Raises:
-        ConfigError: what was said does not fit, together with other feeds, in `STORE_SHARE` of the object stores.
+        ConfigError: the user's values and the other feeds together exceed `STORE_SHARE` of the object stores.
     """
     smallest, largest = min(stores, default=0), max(stores, default=0)
     staging = staging_bytes
     if staging is None:
         free = free_bytes(smallest, earlier)
-        # At least 1, as the option must be; whether it fits is checked below.
+        # At least 1, the option's lower bound; the fit is checked below.
         staging = max(1, min(default_staging(smallest_store, wanted_staging), free))
     cache = cache_bytes
     if cache is None:

@@ -1,4 +1,4 @@
-"""What a feed's samples cost: CPU time, and money if the price of a CPU is known, for a trial beside a DataLoader."""
+"""Costs of loading: CPU time, and money if the price of a CPU is set, compared with a DataLoader per trial."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ HOUR_S = 3600.0
 
 @dataclass(frozen=True)
 class LoadingCosts:
-    """What the processes of a feed took so far, and for how many samples.
+    """CPU time of a feed's processes so far, and the number of samples delivered.
 
-    CPU-seconds are those of all threads of the feed's own processes, in user and system mode, since each of them began;
-    of a borrowed prep worker since it began to work for this feed. They include what is made ahead for trials and was
-    not delivered yet. Trials' own processes and Ray's daemons are not in them.
+    CPU-seconds count all threads of the feed's own processes, in user and system mode, since each process started; for
+    a borrowed prep worker, since it started to work for this feed. They include samples prepared ahead and not
+    delivered yet. The trials' processes and Ray's daemons are not included.
 
-    Every delivered sample costs the same, whichever trial it was delivered to: ``cpu_s`` / ``delivered_samples``.
+    Every delivered sample has the same cost, whichever trial received it: ``cpu_s`` / ``delivered_samples``.
 
     Attributes:
-        prep_cpu_s, cache_cpu_s, coordinator_cpu_s: CPU-seconds by who took them.
-        delivered_samples: samples that trials were given, summed over trials.
-        encoded_cpu_s, encoded_samples: the part of ``prep_cpu_s`` that was for blocks of which nothing had been decoded
-            before, without what workers took to start, and the samples of these.
-        cpu_price_per_h: price of a CPU for an hour, in any currency; None: nobody said.
+        prep_cpu_s, cache_cpu_s, coordinator_cpu_s: CPU-seconds by kind of process.
+        delivered_samples: samples delivered, summed over trials.
+        encoded_cpu_s, encoded_samples: the part of ``prep_cpu_s`` for blocks of which no sample was already decoded,
+            without the start of workers, and the number of these samples.
+        cpu_price_per_h: price of one CPU-hour, in any currency, or None.
     """
 
     prep_cpu_s: float = 0.0
@@ -45,21 +45,21 @@ class LoadingCosts:
 
     @property
     def alone_sample_cpu_s(self) -> float:
-        """CPU-seconds that a DataLoader in each trial would take for a sample, at least; 0 while that is not known.
+        """Lower bound of the CPU-seconds that a DataLoader in each trial would take for a sample; 0 if not known yet.
 
-        They are those of the feed's prep workers for a sample that they decode and transform: such a DataLoader does so
-        with each sample that it delivers. It would also read it, and hand it from its own workers to the trial.
+        It is the time of the feed's prep workers for a sample that they decode and transform, as such a DataLoader does
+        with each sample. A DataLoader would also read the sample, and send it from its workers to the trial.
         """
         return self.encoded_cpu_s / self.encoded_samples if self.encoded_samples else 0.0
 
     def cpu_hours(self, samples: int) -> float:
-        """Return the CPU-hours for ``samples`` that were delivered."""
+        """Return the CPU-hours for ``samples`` delivered samples."""
         return samples * self.sample_cpu_s / HOUR_S
 
     def alone_cpu_hours(self, samples: int) -> float:
-        """Return the CPU-hours that a DataLoader would take for ``samples``, at least; see `alone_sample_cpu_s`."""
+        """Return the least CPU-hours of a DataLoader for ``samples`` samples; see `alone_sample_cpu_s`."""
         return samples * self.alone_sample_cpu_s / HOUR_S
 
     def price(self, cpu_hours: float) -> float | None:
-        """Return what CPU-hours cost; None if the price of a CPU is not known."""
+        """Return the price of CPU-hours; None if ``cpu_price_per_h`` is not set."""
         return None if self.cpu_price_per_h is None else cpu_hours * self.cpu_price_per_h

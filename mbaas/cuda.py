@@ -1,9 +1,9 @@
-"""What mbaas asks of CUDA's driver: to lock memory in place for GPUs, and to copy between it and them.
+"""Calls of the CUDA driver: page-lock memory in place, and copy between it and GPUs.
 
-From pages that are locked a GPU copies by itself, at the speed of its bus; from all others the CPU copies first. Memory
-that several processes share can be locked by each of them, also where a process may only read it. DALI and torch offer
-neither that nor copies to or from memory that is not theirs, so the driver's own library is called. It is on every
-machine with an NVIDIA GPU, for whichever version of CUDA they were built.
+A GPU copies from page-locked memory by DMA, at the speed of its bus; from other memory the CPU copies first. Memory
+shared by several processes can be locked by each process, even if it is mapped read-only. DALI and torch offer neither
+this nor copies to or from foreign memory, so the driver's library is called. Every machine with an NVIDIA GPU has it,
+for any CUDA version.
 """
 
 from __future__ import annotations
@@ -22,31 +22,31 @@ from numpy.typing import NDArray
 _log = logging.getLogger(__name__)
 
 _PORTABLE, _READ_ONLY = 1, 8  # CU_MEMHOSTREGISTER_PORTABLE: for all of the process's GPUs; ..._READ_ONLY
-_NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING: it does not wait for the default stream
+_NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING: does not wait for the default stream
 
 
 class CudaError(RuntimeError):
-    """The driver refused something."""
+    """The driver returned an error."""
 
 
 class Gpu:
-    """A GPU as this process has it. Thread-safe. Made by `gpu`."""
+    """A GPU in this process. Thread-safe. Created by `gpu`."""
 
     def __init__(self, ordinal: int) -> None:
         self._driver = _driver()
         device = ctypes.c_int()
         self._call("cuDeviceGet", ctypes.byref(device), ctypes.c_int(ordinal))
-        self._context = ctypes.c_void_p()  # the one that DALI and torch use, too
+        self._context = ctypes.c_void_p()  # shared with DALI and torch
         self._call("cuDevicePrimaryCtxRetain", ctypes.byref(self._context), device)
         self._stream = ctypes.c_void_p()
         with self._current():
             self._call("cuStreamCreate", ctypes.byref(self._stream), ctypes.c_uint(_NON_BLOCKING))
 
     def lock(self, pages: NDArray[np.uint8]) -> None:
-        """Lock whole pages in place, for all GPUs; to read from, if they are read-only.
+        """Page-lock whole pages in place, for all GPUs; read-only pages are locked for reading.
 
         Raises:
-            CudaError: the driver cannot, or they are locked.
+            CudaError: the driver cannot lock them, or they are already locked.
         """
         flags = _PORTABLE if pages.flags.writeable else _PORTABLE | _READ_ONLY
         with self._current():
@@ -58,13 +58,13 @@ class Gpu:
             )
 
     def unlock(self, pages: NDArray[np.uint8]) -> None:
-        """Let pages go that `lock` has locked, once all that this process has the GPU do is done."""
+        """Unlock pages locked by `lock`, after all GPU work of this process has finished."""
         with self._current():
             self._call("cuCtxSynchronize")
             self._call("cuMemHostUnregister", ctypes.c_void_p(pages.ctypes.data))
 
     def copy_to_device(self, to: int, array: NDArray[Any], stream: int) -> None:
-        """Copy a C-contiguous array to an address on the GPU, in a stream: it must live until the stream is there."""
+        """Copy a C-contiguous array to a GPU address in a stream; the array must live until the copy is done."""
         with self._current():
             self._call(
                 "cuMemcpyHtoDAsync_v2",
@@ -75,7 +75,7 @@ class Gpu:
             )
 
     def copy_to_host(self, copies: Iterable[tuple[int, int, int]]) -> None:
-        """Copy from the GPU, and wait until it is done: (address on the host, on the GPU, bytes) of each piece."""
+        """Copy from the GPU and wait: (host address, GPU address, bytes) of each piece."""
         with self._current():
             for to, source, nbytes in copies:
                 self._call(
@@ -89,7 +89,7 @@ class Gpu:
 
     @contextmanager
     def _current(self) -> Iterator[None]:
-        # Pushed and popped, because libraries leave a thread with the context that they found.
+        # Push and pop, because a library must leave a thread's current context unchanged.
         self._call("cuCtxPushCurrent_v2", self._context)
         try:
             yield
@@ -102,10 +102,10 @@ class Gpu:
 
 @functools.cache
 def gpu(ordinal: int) -> Gpu:
-    """Return a GPU, by its number among those that this process sees.
+    """Return a GPU by its number among the GPUs visible to this process.
 
     Raises:
-        CudaError: there is none of that number.
+        CudaError: no such GPU.
         OSError: the machine has no driver.
     """
     return Gpu(ordinal)
@@ -127,8 +127,8 @@ def _check(driver: Any, name: str, *arguments: Any) -> None:
 
 
 class PageLocks:
-    """Memory of this process that is locked in place; thread-safe. A process has one, `page_locks`: no memory can be
-    locked twice.
+    """Page-locked memory of this process; thread-safe. Each process has one instance, `page_locks`, because memory
+    cannot be locked twice.
     """
 
     def __init__(self) -> None:
@@ -137,9 +137,9 @@ class PageLocks:
         self._given_up = False
 
     def take(self, memory: NDArray[np.uint8], on: Gpu) -> bool:
-        """Lock whole pages of memory, if they are not locked yet; return whether they are now.
+        """Lock whole pages, unless they are already locked; return whether they are locked now.
 
-        They stay mapped until `let_go`. Once the driver has refused some, no others are tried.
+        They stay mapped until `let_go`. After the first refusal by the driver, no further pages are tried.
         """
         at = memory.ctypes.data
         with self._guard:
@@ -158,7 +158,7 @@ class PageLocks:
             return memory.ctypes.data in self._locked
 
     def let_go(self, is_over: Callable[[NDArray[np.uint8]], bool]) -> None:
-        """Let memory go whose use is over, once the GPU has copied what it was told to."""
+        """Unlock memory that is no longer used, after the GPU has finished its copies."""
         with self._guard:
             for at, (memory, on) in list(self._locked.items()):
                 if is_over(memory):

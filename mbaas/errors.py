@@ -3,21 +3,21 @@
 ::
 
     MbaasError
-    ├── ConfigError            an argument, option or pipeline that cannot work (also a ValueError)
+    ├── ConfigError            an invalid argument, option or pipeline (also a ValueError)
     ├── DatasetError           a folder or URI that is missing, empty or cannot be listed
-    ├── BadSampleError         one sample that cannot be read or prepared; names its URI and the reason
-    ├── PrepFailedError        samples over which prep workers died, or met a bug, again and again
-    ├── FeedNotFoundError      no feed of that name runs on this cluster
-    ├── FeedExistsError        a feed of that name already runs
-    ├── FeedFailedError        the feed stopped serving; carries the cause
-    │   ├── FeedRestartingError    its coordinator starts, or died and is coming back; loaders wait by themselves
-    │   └── FeedGoneError          it ended, or its program did; loaders wait until it is served again, unless stopped
-    ├── ResourceError          the cluster cannot give the CPUs, GPUs or memory that were asked for
-    ├── WaitTimeoutError       a wait reached its deadline (also a TimeoutError); says for whom it waited
+    ├── BadSampleError         one sample that cannot be read or prepared; contains its URI and the reason
+    ├── PrepFailedError        samples on which prep workers repeatedly died or hit a bug
+    ├── FeedNotFoundError      no feed with that name runs on this cluster
+    ├── FeedExistsError        a feed with that name is already running
+    ├── FeedFailedError        the feed stopped serving; contains the cause
+    │   ├── FeedRestartingError    its coordinator is starting or restarting; loaders wait automatically
+    │   └── FeedGoneError          the feed or its program ended; loaders wait for a feed restart, unless it was stopped
+    ├── ResourceError          the cluster cannot provide the requested CPUs, GPUs or memory
+    ├── WaitTimeoutError       a wait reached its deadline (also a TimeoutError); contains the reason for the wait
     ├── StateError             a state, iterator or loader used where it does not belong
-    └── ConsumerRemovedError   the service removed this consumer; says when and why
+    └── ConsumerRemovedError   the service removed this consumer; contains time and reason
 
-Messages are sentences that name the thing, the value it has and the value it must have.
+Messages are sentences with the name of the thing, its value and the expected value.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ __all__ = [
 
 
 class MbaasError(Exception):
-    """Base of every error that mbaas raises on purpose."""
+    """Base class of every error that mbaas raises on purpose."""
 
 
 class ConfigError(MbaasError, ValueError):
-    """An argument, option or pipeline that cannot work.
+    """An invalid argument, option or pipeline.
 
     Attributes:
-        option: the one that is wrong, where a check of several names one; files say its line.
+        option: the invalid option, if a check covers several; files report its line.
     """
 
     def __init__(self, sentence: str, *, option: str = "") -> None:
@@ -66,35 +66,35 @@ class BadSampleError(MbaasError):
     """One sample that cannot be read or prepared.
 
     Attributes:
-        uri: where the sample's bytes come from.
-        reason: one clause that says what is wrong with them.
+        uri: source of the sample's bytes.
+        reason: one clause that describes the problem.
     """
 
     def __init__(self, uri: str, reason: str) -> None:
-        # a name with a line break in it would forge a line of a log
+        # a name with a line break could forge a log line
         super().__init__(f"cannot prepare {uri if uri.isprintable() else ascii(uri)}: {reason}")
         self.uri = uri
         self.reason = reason
 
     def __reduce__(self) -> tuple[type[BadSampleError], tuple[str, str], dict[str, object]]:
-        # Errors cross processes, and pickle would make this one from its message alone.
+        # Errors cross processes, and the default pickle has only the message.
         return type(self), (self.uri, self.reason), vars(self)
 
 
 class FeedNotFoundError(MbaasError):
-    """No feed of that name runs on this cluster."""
+    """No feed with that name runs on this cluster."""
 
 
 class FeedExistsError(MbaasError):
-    """A feed of that name already runs on this cluster."""
+    """A feed with that name is already running on this cluster."""
 
 
 class FeedFailedError(MbaasError):
-    """The feed stopped serving; the message carries the cause."""
+    """The feed stopped serving; the message contains the cause."""
 
 
 class FeedRestartingError(FeedFailedError):
-    """The feed's coordinator is still starting, or died and is coming back."""
+    """The feed's coordinator is still starting, or restarting after it died."""
 
 
 class FeedGoneError(FeedFailedError):
@@ -102,11 +102,11 @@ class FeedGoneError(FeedFailedError):
 
 
 class ResourceError(MbaasError):
-    """The cluster cannot give the CPUs, GPUs or memory that were asked for."""
+    """The cluster cannot provide the requested CPUs, GPUs or memory."""
 
 
 class WaitTimeoutError(MbaasError, TimeoutError):
-    """A wait reached its deadline; the message says for whom, how long, and what to do."""
+    """A wait reached its deadline; the message contains the reason, the time waited and a remedy."""
 
 
 class StateError(MbaasError):
@@ -114,18 +114,18 @@ class StateError(MbaasError):
 
 
 class PlacementUnknownError(StateError):
-    """A part of a block is asked for that was cut by a placement which is not known here; no user meets it."""
+    """A request for a part cut by a placement that has not arrived here yet; internal."""
 
 
 class PlacementGoneError(PlacementUnknownError):
-    """That placement is older than the newest one that is known here, so it never will be: only the dead knew it."""
+    """That placement is older than the newest one here, so it will never arrive; internal."""
 
 
 class StorageError(BadSampleError):
-    """Storage did not give a sample that it may give a little later; no user meets it.
+    """Storage did not return a sample that it may return later; internal.
 
     Attributes:
-        is_missing: whether it says that the file is not there, and its folder is.
+        is_missing: True if the file is missing and its folder exists.
     """
 
     def __init__(self, uri: str, reason: str, *, is_missing: bool = False) -> None:
@@ -134,22 +134,22 @@ class StorageError(BadSampleError):
 
 
 class PrepFailedError(MbaasError):
-    """A block could not be made: prep workers died over it, or met a bug, again and again; one may go on after it."""
+    """A block could not be prepared: workers repeatedly died or hit a bug. A consumer may continue after it."""
 
 
 class ConsumerRemovedError(MbaasError):
-    """The service removed this consumer; the message says when and why."""
+    """The service removed this consumer; the message contains time and reason."""
 
 
 def shown(value: object) -> str:
-    """Write a value for an error: shortened, and only its kind if it cannot be written at all."""
+    """Format a value for an error: shortened, or only its type if its repr fails."""
     try:
         return reprlib.repr(value)
-    except Exception:  # whatever a stranger's __repr__ raises, or Python itself of an int with thousands of digits
+    except Exception:  # any error of a foreign __repr__, or Python's for an int with thousands of digits
         return f"a value of type {type(value).__name__}"
 
 
 def last_line(error: BaseException) -> str:
-    """Return the last line of an error: that of another process begins with a stack, which is for logs."""
+    """Return the last line of an error: errors from other processes start with a stack trace, which belongs in logs."""
     lines = str(error).strip().splitlines()
     return lines[-1] if lines else type(error).__name__

@@ -1,11 +1,11 @@
-"""Calls of one machine's consumers that are taken to a coordinator many at a time: both ends, without Ray.
+"""Batching of a machine's consumer calls to a coordinator: both ends, without Ray.
 
-Ray takes as long over a call with one consumer's request as over one with those of a whole machine. So the cache node
-of a machine listens in a coordinator's place (`mbaas.cache.relay`), gathers what consumers send, and takes it to the
-coordinator in one call, an exchange, which brings answers back: to these requests and to those of earlier exchanges,
-as soon as there are any. At most one exchange waits for answers, for the next one ends it.
+A Ray call costs the same with one consumer's request as with the requests of a whole machine. So the cache node of a
+machine listens for the coordinator (`mbaas.cache.relay`), collects requests, and sends them in one call, an exchange.
+An exchange returns answers to these and to earlier requests, as soon as there are any. At most one exchange waits for
+answers, because the next one ends it.
 
-Exchanges are numbered, because one may overtake another. What a request or an answer says is not looked at here.
+Exchanges are numbered, because one may overtake another. The contents of requests and answers are not inspected here.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Generic, TypeVar
 from msgspec import Struct
 
 HANG_UP = b""
-"""The answer to what is no request: who sent it is cut off."""
+"""The answer to an invalid request: its sender is disconnected."""
 
 ConsumerT = TypeVar("ConsumerT", bound=Hashable)
 
@@ -27,7 +27,7 @@ class Exchange(Struct, frozen=True):
 
     Attributes:
         number: counts the exchanges of one relay, from 1.
-        requests: number of a request -> what the consumer sent.
+        requests: number of a request -> the consumer's message.
     """
 
     number: int
@@ -35,72 +35,72 @@ class Exchange(Struct, frozen=True):
 
 
 class NodeEnd(Generic[ConsumerT]):
-    """Requests of a machine's consumers until they are answered, and when the next exchange is due.
+    """Pending requests of a machine's consumers, and the decision when the next exchange is due.
 
     Attributes:
-        consumers: who sent a request and did not leave.
+        consumers: consumers that sent a request and did not leave.
     """
 
     def __init__(self) -> None:
         self._numbers, self._exchanges = itertools.count(1), itertools.count(1)
         self.consumers: set[ConsumerT] = set()
         self._unsent: dict[int, bytes] = {}
-        self._waiting: dict[int, ConsumerT] = {}  # by the numbers of requests that have no answer yet
+        self._waiting: dict[int, ConsumerT] = {}  # by the numbers of unanswered requests
         self._under_way: set[int] = set()
 
     def request(self, consumer: ConsumerT, request: bytes) -> None:
-        """Take in what a consumer sent."""
+        """Add a consumer's request."""
         number = next(self._numbers)
         self.consumers.add(consumer)
         self._waiting[number] = consumer
         self._unsent[number] = request
 
     def leave(self, consumer: ConsumerT) -> None:
-        """Forget a consumer that is gone: what it sent needs no answer, nor to be sent."""
+        """Remove a consumer that is gone, and its requests."""
         self.consumers.discard(consumer)
         self._waiting = {number: other for number, other in self._waiting.items() if other != consumer}
         self._unsent = {number: request for number, request in self._unsent.items() if number in self._waiting}
 
     @property
     def is_due(self) -> bool:
-        """Whether an exchange is to be made: there is something to send, or nothing that would bring answers."""
+        """True if an exchange must start: there are unsent requests, or unanswered ones without an open exchange."""
         return bool(self._unsent) or (bool(self._waiting) and not self._under_way)
 
     @property
     def is_complete(self) -> bool:
-        """Whether no more requests are to be expected before the next answers: every consumer waits for one."""
+        """True if every consumer waits for an answer, so that no more requests can arrive before the next answers."""
         return self.consumers == set(self._waiting.values())
 
     def begin(self) -> Exchange:
-        """Begin an exchange with all that is to be sent."""
+        """Begin an exchange with all unsent requests."""
         exchange = Exchange(next(self._exchanges), self._unsent)
         self._unsent = {}
         self._under_way.add(exchange.number)
         return exchange
 
     def end(self, number: int, answers: dict[int, bytes]) -> list[tuple[ConsumerT, bytes]]:
-        """Take in what an exchange brought; return the answers of consumers that are still there."""
+        """End an exchange; return its answers for consumers that are still connected."""
         self._under_way.discard(number)
         return [(self._waiting.pop(request), answer) for request, answer in answers.items() if request in self._waiting]
 
 
 class CoordinatorEnd:
-    """Answers for one relay until an exchange takes them there."""
+    """Answers for one relay, until an exchange fetches them."""
 
     def __init__(self) -> None:
         self._newest = 0
         self._answers: dict[int, bytes] = {}
 
     def begin(self, exchange: int) -> None:
-        """Take in that an exchange came; those before it are not to wait any more."""
+        """Record an exchange; older ones return empty at once."""
         self._newest = max(self._newest, exchange)
 
     def answer(self, request: int, answer: bytes) -> None:
-        """Keep an answer for the next look of an exchange."""
+        """Store an answer for the next `look` of an exchange."""
         self._answers[request] = answer
 
     def look(self, exchange: int) -> dict[int, bytes] | None:
-        """Return what an exchange brings back; None if it is to wait for answers."""
+        """Return the answers for an exchange; None if it must wait."""
         if exchange < self._newest:
             return {}
         answers, self._answers = self._answers, {}

@@ -1,4 +1,4 @@
-"""A feed as users hold it, and how they find and join one."""
+"""Handles of feeds, and the functions that find and join them."""
 
 from __future__ import annotations
 
@@ -38,22 +38,23 @@ if TYPE_CHECKING:
     from mbaas.status import FeedStatus
 
 CALL_S = START_TIMEOUT_S + CALL_TIMEOUT_S
-"""How long a coordinator may take for a call of a `Feed`: it may be starting."""
+"""Time limit for a `Feed`'s calls to the coordinator, which may be starting."""
 
 SHOWN_WITHIN_S = 10.0
-"""How long a notebook waits for the status of a feed that it shows."""
+"""Time limit for the status that a notebook shows."""
 
 SERVED: dict[str, Any] = {}
-"""Coordinators of feeds that this program serves: they live as long as it does, also if their `Feed` is dropped."""
+"""Coordinators of the feeds that this program serves. The references keep them alive even if their `Feed` is
+dropped."""
 
 
 class Feed:
-    """A running feed, as `serve`, `connect` and `feeds` return it.
+    """Handle of a running feed, returned by `serve`, `connect` and `feeds`.
 
-    It ends with `stop`, or with the program that served it unless it is detached.
+    The feed ends with `stop`, or with the program that served it unless it is detached.
 
     Attributes:
-        name: the name under which trials join it.
+        name: name under which trials join the feed.
     """
 
     def __init__(self, name: str, coordinator: Any, draw: Callable[[], str] = str) -> None:
@@ -63,17 +64,17 @@ class Feed:
         self._draw = draw
 
     def status(self, *, timeout_s: float = CALL_S) -> FeedStatus:
-        """Tell how the feed is doing: who takes part and where, what is staged and cached, rates, stalls, ledgers.
+        """Return the feed's state: consumers, workers, staged and cached bytes, rates, stalls and ledger totals.
 
         Args:
-            timeout_s: how long the feed's coordinator, which may be starting or restarting, may take; at least 10 s.
+            timeout_s: time limit for the coordinator, which may be starting or restarting; at least 10 s are allowed.
 
         Raises:
-            ConfigError: ``timeout_s`` is no number of 0 or more.
-            WaitTimeoutError: it did not answer in time; it may be there all the same.
-            FeedRestartingError: it did not come back in time.
+            ConfigError: ``timeout_s`` is negative or not a number.
+            WaitTimeoutError: the coordinator did not answer in time; it may still be running.
+            FeedRestartingError: the coordinator did not come back in time.
             FeedGoneError: the feed ended with its program, or with the Ray cluster.
-            FeedFailedError: it was stopped, or cannot go on.
+            FeedFailedError: the feed was stopped, or has failed.
         """
         calls.number("timeout_s", timeout_s)
         status: FeedStatus = self._call(
@@ -82,9 +83,9 @@ class Feed:
         return status
 
     def costs(self, *, timeout_s: float = CALL_S) -> LoadingCosts:
-        """Tell what it took so far to give trials their samples: CPU time, and what a DataLoader in each would take.
+        """Return the CPU time spent on loading so far, and an estimate for a DataLoader in each trial.
 
-        It is `status().costs` for programs that ask often: caches are not asked, so theirs is as of some seconds ago.
+        The same as `status().costs`, for frequent calls: the values of caches are some seconds old.
 
         Args:
             timeout_s: as for `status`.
@@ -99,18 +100,19 @@ class Feed:
         return costs
 
     def story(self, thing: str) -> list[str]:
-        """Tell what happened to a thing, a line for each change: when, what, and the event that it followed from.
+        """Return the history of one consumer, worker, cache, lane or block.
 
         Args:
-            thing: a consumer or a prep worker, by its name in `status`; the cache node of a machine, by the first eight
-                digits of the machine's id, or more, "cache 1a2b3c4d"; a further lane, "lane 1"; or a block,
-                "block 17": blocks are counted over all epochs, so block b of epoch e is
-                ``e * status().blocks_per_epoch + b``.
+            thing: a consumer or a prep worker, by its name in `status`; a node's cache, by the first eight or more
+                digits of the node id, as in "cache 1a2b3c4d"; a further lane, "lane 1"; or a block, "block 17". Blocks
+                are counted over all epochs: block b of epoch e is ``e * status().blocks_per_epoch + b``.
+
+        Returns:
+            A line for each change, with time, change and the event that caused it. The last lines are kept for
+            everything that still runs, and for some hundreds of blocks, consumers, workers and caches that have ended.
 
         Raises:
-            ConfigError: it is no text, or nothing is known of it; the message lists the names near it. The last lines
-                are kept for everything that still runs, and for some hundreds of blocks, consumers, workers and caches
-                that have ended.
+            ConfigError: ``thing`` is not a string, or has no history; the message lists similar names.
         """
         lines: list[str] = self._call(
             lambda: self._coordinator.story.remote(thing), f"story of {thing!r} in feed {self.name!r}"
@@ -118,15 +120,20 @@ class Feed:
         return lines
 
     def ledger(self) -> pa.Table:
-        """Tell what each consumer received in each of its epochs, for as long as the feed runs.
+        """Return the samples that each consumer received in each of its epochs, since the feed started.
 
         Returns:
-            a row for each epoch that a consumer finished, in the order in which they arrived: ``consumer`` (string);
-            ``epoch`` and ``feed_epoch``, the consumer's own count and the feed's; ``begin`` and ``shuffled``, which
-            say with the seed what each minibatch held (`mbaas.messages.EpochLedger`); ``samples`` and ``id_hash``,
-            what it received, ``expected_samples`` and ``expected_id_hash``, what the epoch must hold (int64, uint64);
-            ``exact``, whether these are equal; ``seconds``; ``arrived`` (timestamp, UTC). Of a run with more than
-            100,000 epochs the oldest are not there any more.
+            a row for each finished epoch of a consumer, in order of arrival. After 100,000 epochs the oldest rows are
+            dropped. Columns:
+
+            - ``consumer`` (string).
+            - ``epoch``, ``feed_epoch``: the consumer's count and the feed's.
+            - ``begin``, ``shuffled``: with the seed, these determine each minibatch (`mbaas.messages.EpochLedger`).
+            - ``samples``, ``id_hash``: received (int64, uint64).
+            - ``expected_samples``, ``expected_id_hash``: the same for the complete epoch.
+            - ``exact``: True if received and expected are equal.
+            - ``seconds``: duration of the epoch.
+            - ``arrived``: timestamp, UTC.
 
         Raises:
             FeedRestartingError, FeedGoneError, FeedFailedError: as for `status`.
@@ -144,51 +151,51 @@ class Feed:
         return self._coordinator.ledgers.remote(number)
 
     def info(self) -> FeedInfo:
-        """Tell what does not change: settings, order, shape of a sample."""
+        """Return the constants of the feed: settings, order, shape of a sample."""
         info: FeedInfo = self._call(lambda: self._coordinator.info.remote(), f"info of feed {self.name!r}")
         return info
 
     def claims(self) -> Claims | None:
-        """Tell what the feed keeps of its cluster for itself, without asking its coordinator, which may not answer.
+        """Return the cluster resources that the feed reserves, without a call to its coordinator.
 
         Returns:
-            What it kept a second ago or later; None if it has ended, or has just begun.
+            The claims of about a second ago; None if the feed has ended, or has just begun.
         """
         return kept_claims.claims_of(self.name)
 
     def announce(self, consumers: Sequence[str], *, others: int = 0) -> None:
-        """Hold a reservation for each of some consumers that will join soon, so that they begin the same epoch.
+        """Reserve positions for consumers that will join soon, so that they begin the same epoch.
 
         Args:
-            consumers: their names, as they will `join`. That of a data-parallel trial stands for all of its ranks.
-            others: how many more will be announced in a moment, whose names are not known yet. The same epoch waits for
-                each of them, too, for ``timeouts.reservation_s``; not if consumers begin at once lately, and somebody
-                else is there with whom these can begin.
+            consumers: names that the consumers will `join` under. All ranks of a data-parallel trial share one name.
+            others: number of further consumers that will be announced shortly, whose names are not known yet. The same
+                epoch waits for each one for up to ``timeouts.reservation_s``. It does not wait if recent consumers
+                began immediately and others are present to begin with.
 
         Raises:
-            ConfigError: a value that cannot be.
+            ConfigError: an invalid value.
         """
-        if isinstance(consumers, (str, bytes)) or not isinstance(consumers, Sequence):  # a str is a list of letters
+        if isinstance(consumers, (str, bytes)) or not isinstance(consumers, Sequence):  # a str is a sequence, too
             raise ConfigError(f"consumers must be a list of names, as in ['trial-1'], got {shown(consumers)}")
         names = list(consumers)
-        calls.announce(names, others)  # what cannot be is told before anybody is asked
+        calls.announce(names, others)  # validate before the call
         what = f"announcing consumers to feed {self.name!r}"
         self._call(lambda: self._coordinator.announce.remote(names, others), what)
 
     def expect(self, epoch_s: float) -> None:
-        """Compare a prediction of an epoch with the next one; the error shows in `status` and as a metric."""
+        """Compare a predicted epoch time with the next epoch; `status` and the metrics report the error."""
         self._call(lambda: self._coordinator.expect.remote(epoch_s), f"telling feed {self.name!r} a prediction")
 
     def remove(self, consumer: str, *, successors: int = 0) -> None:
-        """End a consumer's session, if it has one; of a data-parallel trial those of all ranks.
+        """End a consumer's session, if it has one; for a data-parallel trial, the sessions of all ranks.
 
         Args:
-            consumer: its name, as it joined.
-            successors: how many other trials are still to come. A reservation is held for one of them for a while,
-                unless as many are held already.
+            consumer: name under which it joined.
+            successors: number of trials that are still to come. A reservation is held for one such trial for a while,
+                unless there are already as many reservations.
 
         Raises:
-            ConfigError: a value that cannot be.
+            ConfigError: an invalid value.
         """
         calls.name(consumer)
         calls.whole("successors", successors)
@@ -196,14 +203,14 @@ class Feed:
         self._call(lambda: self._coordinator.leave.remote(consumer, None, successors), what)
 
     def release_reservations(self, most: int) -> None:
-        """Give up at most ``most`` of the reservations that are held for successors, or others, that will not come."""
+        """Release up to ``most`` reservations that are not tied to a name, because no trial will use them."""
         calls.whole("most", most)
         free = [consumer.name for consumer in self.status().members if consumer.for_anyone]
         for name in free[:most]:
             self.remove(name)
 
     def _call(self, ask: Callable[[], Any], what: str, timeout_s: float = CALL_S) -> Any:
-        """Call the coordinator, which may be starting or restarting; or the newer one of a feed served again."""
+        """Call the coordinator, which may be starting or restarting, or its successor after a feed restart."""
         try:
             return call_patiently(self._coordinator, ask, timeout_s, what)
         except FeedGoneError as error:
@@ -214,23 +221,23 @@ class Feed:
             return call_patiently(successor, ask, timeout_s, what)
 
     def stop(self) -> None:
-        """End the feed and free what it used; trials that wait get a `FeedFailedError`. May be called twice."""
+        """Stop the feed and free its resources; waiting trials get a `FeedFailedError`. May be called twice."""
         SERVED.pop(self.name, None)
-        # The second time its name may be that of another program's feed.
+        # On a second call, the name may belong to another program's feed.
         if self._is_stopped or not ray.is_initialized() or runtime.lost_cluster():
             return
         self._is_stopped = True
-        from mbaas.coordinator import recovery  # here: it imports parts of a coordinator
+        from mbaas.coordinator import recovery  # here, because it imports parts of a coordinator
 
-        coordinator = runtime.find_coordinator(self.name)  # not the one that was known: it may have been served again
+        coordinator = runtime.find_coordinator(self.name)  # not self._coordinator: the feed may have been restarted
         if coordinator is None:
-            recovery.forget(self.name)  # its program died: loaders wait for another one, which will not come
+            recovery.forget(self.name)  # its program died; loaders must not wait for a restart
             return
-        # It is asked first, so that those who wait hear why; it is killed in any case, because it may hang.
+        # Ask first, so that waiting consumers get the reason; kill in any case, because it may hang.
         with contextlib.suppress(MbaasError):
             call(coordinator.stop.remote(), CALL_TIMEOUT_S, f"stopping feed {self.name!r}")
         ray.kill(coordinator)
-        runtime.end_children(self.name)  # after it, or it would start them again
+        runtime.end_children(self.name)  # after the coordinator, which would restart them
         recovery.forget(self.name)  # again: it may have hung
 
     def __enter__(self) -> Feed:
@@ -240,27 +247,26 @@ class Feed:
         self.stop()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_draw": str}  # not the dataset, of which it draws samples: it may be large
+        return {**vars(self), "_draw": str}  # without the dataset that it draws from: it may be large
 
     def __repr__(self) -> str:
         return f"Feed({self.name!r})"
 
     def _repr_html_(self) -> str:
-        """Return what notebooks show: a table of how the feed is doing now, and its first samples if they are images.
+        """Return the HTML for notebooks: a status table, and the first samples if they are images.
 
-        The samples are prepared in this process, as `mbaas show` does, so the feed does not notice. Only the program
-        that serves the feed has its dataset and pipeline: a feed that `connect` found shows the table alone.
+        The samples are prepared in this process, as by `mbaas show`, without involving the feed. Only the program that
+        serves the feed has its dataset and pipeline; a feed found by `connect` shows only the table.
         """
         title = f"Feed {self.name}"
         try:
             status = self.status(timeout_s=SHOWN_WITHIN_S)
-        except MbaasError as error:  # a cell that ends with a feed that was stopped is no error
+        except MbaasError as error:  # a notebook cell may end with a stopped feed
             return table(title, {"state": str(error)})
         return f"<div>{table(title, _facts(status))}{self._draw()}</div>"
 
 
 def _facts(status: FeedStatus) -> dict[str, str]:
-    """Say in a few lines how a feed is doing: name of a fact -> text."""
     trials = {member.trial for member in status.members if member.state != "reserved"}
     workers = units.counted(len(status.workers), "worker")
     times = units.number(status.delivered_samples / max(1, status.prepared_samples))
@@ -279,7 +285,7 @@ def _facts(status: FeedStatus) -> dict[str, str]:
 
 
 def feeds() -> list[Feed]:
-    """Find all feeds that run on this cluster, by name: also those that are starting, and other programs'.
+    """Return all feeds on this cluster, sorted by name, including starting ones and feeds of other programs.
 
     Raises:
         ResourceError: no cluster runs, or it does not answer.
@@ -290,17 +296,15 @@ def feeds() -> list[Feed]:
     """
     runtime.ensure_ray(start=False)
     found = ((name, runtime.find_coordinator(name)) for name in runtime.feed_names())
-    return [
-        Feed(name, coordinator) for name, coordinator in found if coordinator is not None
-    ]  # None: it has just ended
+    return [Feed(name, coordinator) for name, coordinator in found if coordinator is not None]  # None: just ended
 
 
 def connect(name: str) -> Feed:
-    """Find a feed that runs on this cluster.
+    """Return a running feed of this cluster.
 
     Raises:
-        ConfigError: ``name`` is no text, or another version of mbaas serves the feed.
-        FeedNotFoundError: there is none of that name; the message lists those that run.
+        ConfigError: ``name`` is not a string, or another version of mbaas serves the feed.
+        FeedNotFoundError: no feed with this name runs; the message lists the running feeds.
     """
     feed = _found(name)
     check_version(name)
@@ -332,34 +336,35 @@ def join(
     world_size: int | None = None,
     wait_timeout_s: float = 300.0,
 ) -> Loader:
-    """Become a consumer of a feed, from any process of the Ray cluster.
+    """Join a feed as a consumer, from any process of the Ray cluster.
 
     Args:
-        name: the name of the feed.
-        consumer: this consumer's name, unique among the feed's; default: host and process id.
+        name: name of the feed.
+        consumer: this consumer's name, unique within the feed; default: host and process id.
         batch_size: samples in a minibatch (over all ranks); default: the feed's.
         format: "torch" (private tensors) or "numpy" (read-only arrays, no copy).
-        device: torch device to which minibatches are copied.
-        collate: how minibatches have fields whose values differ in length, such as boxes. "list": a list of arrays,
-            one for each sample; "pad": one array with zeros behind what is shorter, and their lengths as
-            ``NAME_length`` int64[n]; "packed": all values end to end, and ``NAME_bounds`` int64[n + 1], so that sample
-            i has those from bounds[i] to bounds[i + 1]. Images that differ in size are padded with zeros to the right
-            and below, and ``image_size`` int64[n, 2] is beside them, also when they are packed, as pixels [total, 3].
-            Masks on them are treated likewise.
-        start: "epoch" begins with the next epoch that others begin, and waits for it. "now" begins at once, in the
-            middle of their epoch if need be, and still gets each sample once in each of its own epochs: while somebody
-            is out of phase, epochs are shuffled within the segments that its beginning cuts (`mbaas.order.Shuffle`).
-            In a feed with several lanes it is "epoch".
-        state: what `Loader.state_dict` returned: begin exactly there, as after `Loader.load_state_dict`, but without
-            joining elsewhere first, for which minibatches would be prepared that nobody uses. None for no state.
-        rank, world_size: of a data-parallel trial: each rank gets its part of every minibatch (see `Loader`). All give
-            the same ``consumer`` and ``world_size``; rank r is then listed as ``consumer[r]``. An epoch begins when all
-            have joined.
-        wait_timeout_s: a wait in which the feed makes no progress ends with an error after this long. So does the
-            wait for a feed to be served again whose program is gone, but which was not stopped.
+        device: torch device that minibatches are copied to.
+        collate: batching of fields whose values differ in length, such as boxes. "list": a list of arrays, one per
+            sample; "pad": one array, with shorter values padded with zeros, and their lengths as ``NAME_length``
+            int64[n]; "packed": all values concatenated, and ``NAME_bounds`` int64[n + 1], so that sample i has the
+            values from bounds[i] to bounds[i + 1]. Padded images of different sizes have zeros to the right and below,
+            and ``image_size`` int64[n, 2]. Packed images are pixels [total, 3], also with ``image_size``. Masks are
+            batched like their images.
+        start: "epoch" waits for the next epoch that other consumers begin. "now" begins immediately, in the middle of
+            their epoch if necessary, and each of its own epochs still contains every sample once. While any consumer is
+            out of phase, epochs are shuffled within the segments defined by its starting position
+            (`mbaas.order.Shuffle`). A feed with several lanes always uses "epoch".
+        state: a result of `Loader.state_dict` to resume from. The same as `Loader.load_state_dict`, but without
+            preparing minibatches at another position first. None: no state.
+        rank, world_size: for a data-parallel trial: each rank gets its part of every minibatch (see `Loader`). All
+            ranks pass the same ``consumer`` and ``world_size``; rank r is listed as ``consumer[r]``. An epoch begins
+            when all have joined.
+        wait_timeout_s: time limit for a wait without progress of the feed, and for the restart of a feed whose program
+            died without stopping it.
 
     Raises:
-        ConfigError, FeedNotFoundError, FeedFailedError; StateError: ``state`` is none of this feed.
+        ConfigError, FeedNotFoundError, FeedFailedError: invalid arguments, no such feed, or a failed one.
+        StateError: ``state`` belongs to another feed.
     """
     rank, world_size = _checked_rank(rank, world_size)
     if world_size > 1 and consumer is None:
@@ -404,15 +409,15 @@ def join(
 
 
 def _successor(feed: str, error: FeedGoneError) -> Any | None:
-    """Find the coordinator of a feed whose coordinator was gone; None if there is none yet.
+    """Return the new coordinator of a feed whose coordinator is gone; None if it has not started yet.
 
     Raises:
-        FeedFailedError: nobody will serve it again, because it was stopped.
-        FeedGoneError: nor because its cluster has ended.
+        FeedFailedError: the feed was stopped, so it will not be restarted.
+        FeedGoneError: its cluster has ended.
     """
     if lost := runtime.lost_cluster():
         raise FeedGoneError(f"feed {feed!r} ended: {lost}") from error
-    from mbaas.coordinator import recovery  # here: it imports parts of a coordinator
+    from mbaas.coordinator import recovery  # here, because it imports parts of a coordinator
 
     coordinator = runtime.find_coordinator(feed)
     if coordinator is None and not recovery.is_kept(feed):
@@ -423,7 +428,6 @@ def _successor(feed: str, error: FeedGoneError) -> Any | None:
 
 
 def _checked_rank(rank: int | None, world_size: int | None) -> tuple[int, int]:
-    """Return the rank and the world size; 0 and 1 where neither is given."""
     if rank is None and world_size is None:
         return 0, 1
     if type(rank) is not int or type(world_size) is not int:
@@ -437,9 +441,9 @@ def _checked_rank(rank: int | None, world_size: int | None) -> tuple[int, int]:
 
 
 def stop(name: str) -> None:
-    """End a feed by name.
+    """Stop a feed by name.
 
     Raises:
-        FeedNotFoundError: there is none of that name.
+        FeedNotFoundError: no feed with this name runs.
     """
-    _found(name).stop()  # also one of another version
+    _found(name).stop()  # of any version

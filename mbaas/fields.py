@@ -1,9 +1,8 @@
-"""Fields: the named, typed values of which a sample consists.
+"""Fields: the named, typed values of a sample, such as an image and its label.
 
-An image and its label are the usual ones. A dataset knows some fields of a sample without reading it, such as its
-label; prep makes another one of its bytes. A value is a number or an array. Arrays of a field all have one shape, or
-differ in their first length, as boxes and tokens do, or in several, as images of any size; the values of n samples are
-then `Packed`.
+A dataset has some fields of a sample without reading it, such as its label; prep makes another from the sample's bytes.
+A value is a number or an array. Arrays of a field all have one shape, or differ in their first length, as boxes and
+tokens do, or in several, as images of any size. The values of n samples of different lengths are `Packed`.
 """
 
 from __future__ import annotations
@@ -17,26 +16,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 ANNOTATED_SIZE = "annotated_size"
-"""Field of a dataset, int32 [2]: height and width of the image on which boxes were drawn; zeros if that is not known.
+"""Field of a dataset, int32 [2]: height and width of the annotated image; zeros if unknown.
 
-Prep goes by it: it tells which way up a photograph was that has an EXIF orientation.
-"""
+Prep uses it to find the orientation of a photograph with an EXIF orientation."""
 
 Rows: TypeAlias = slice | NDArray[np.intp] | NDArray[np.int64]
 
 _SHORT_BYTES = 1024
-"""Up to this mean size, values are copied all at once, element by element; longer ones each by itself."""
+"""Up to this mean size, values are copied together, element by element; longer ones one by one."""
 
 
 class Packed:
-    """The values of n samples that differ in their first length, or in their first k, end to end. Indexed by rows as an
-    array is.
+    """The concatenated values of n samples that differ in their first k lengths. Indexed by rows like an array.
 
     Attributes:
-        values: [total, *tail], any dtype; there may be more of them before and behind these samples.
+        values: [total, *tail], any dtype; may contain further values before and after these samples.
         bounds: int64[n + 1]: sample i has ``values[bounds[i] : bounds[i + 1]]``.
-        shapes: int64[n, k], the first lengths of each, such as the height and width of an image: it has as many values
-            as their product. None if samples differ in the first alone, which ``bounds`` tells.
+        shapes: int64[n, k], the first lengths of each sample, such as the height and width of an image; their product
+            is its number of values. None if samples differ in the first length only, which ``bounds`` gives.
     """
 
     __slots__ = ("bounds", "shapes", "values")
@@ -50,20 +47,25 @@ class Packed:
     def closed_up(
         cls, rooms: NDArray[Any], lengths: NDArray[np.int64], shapes: NDArray[np.int64] | None = None
     ) -> Packed:
-        """Move values together that lie in rooms of one size: [n, longest, *tail], of each sample the first ones.
+        """Close the gaps between values in rooms of one size, [n, longest, *tail], of which each sample fills the
+        first.
 
-        In place, in the memory of ``rooms``, which is contiguous and holds something else afterwards.
+        In place: ``rooms`` must be contiguous, and is overwritten.
         """
         bounds = _bounds_of(lengths)
         values = rooms.reshape(-1, *rooms.shape[2:])
         for row, length in enumerate(lengths.tolist()):
-            values[bounds[row] : bounds[row + 1]] = rooms[row, :length]  # never before what was moved already
+            values[bounds[row] : bounds[row + 1]] = rooms[
+                row, :length
+            ]  # never overwrites a row that is still to be moved
         return cls(values[: bounds[-1]], bounds, shapes)
 
     @classmethod
     def within(cls, rooms: NDArray[Any], shapes: NDArray[np.int64]) -> Packed:
-        """Lay out samples of these first lengths end to end in the memory of ``rooms``, [n, longest, *tail], which is
-        contiguous; what they hold is to be written.
+        """Lay out samples with these first lengths in the memory of ``rooms``, [n, longest, *tail], without writing
+        values.
+
+        ``rooms`` must be contiguous.
         """
         bounds = _bounds_of(shapes.prod(axis=1))
         return cls(rooms.reshape(-1, *rooms.shape[2:])[: bounds[-1]], bounds, shapes)
@@ -89,35 +91,35 @@ class Packed:
         return values if self.shapes is None else values.reshape(*self.shapes[row].tolist(), *values.shape[1:])
 
     def like(self, rows: Rows) -> Packed:
-        """Make memory for values as long as those of these samples, whatever is in it."""
+        """Return a `Packed` with the lengths of ``rows`` and uninitialised values."""
         bounds = _bounds_of(self.lengths_of(rows))
         values = np.empty((int(bounds[-1]), *self.values.shape[1:]), self.dtype)
         return Packed(values, bounds, None if self.shapes is None else self.shapes[rows])
 
     def copy_rows(self, rows: Rows, into: Packed, places: NDArray[np.intp]) -> None:
-        """Copy these samples to samples ``places`` of ``into``, which are as long."""
+        """Copy these samples to samples ``places`` of ``into``, which have the same lengths."""
         starts, lengths, targets = self.bounds[:-1][rows], self.lengths_of(rows), into.bounds[places]
         if lengths.sum() * self._item_bytes > _SHORT_BYTES * len(lengths):
             for start, length, target in zip(starts.tolist(), lengths.tolist(), targets.tolist(), strict=True):
                 into.values[target : target + length] = self.values[start : start + length]
             return
-        # For each value, where it comes in its sample: one copy for all that is short.
+        # The offset of each value in its sample: one copy for all short samples.
         bounds = _bounds_of(lengths)
         steps = np.arange(bounds[-1]) - np.repeat(bounds[:-1], lengths)
         into.values[np.repeat(targets, lengths) + steps] = self.values[np.repeat(starts, lengths) + steps]
 
     @property
     def lengths(self) -> NDArray[np.int64]:
-        """int64[n], how many values each has: its first length, if samples differ in that alone."""
+        """int64[n], the number of values of each sample: the first length, if samples differ only in that one."""
         return cast("NDArray[np.int64]", np.diff(self.bounds))
 
     def lengths_of(self, rows: Rows) -> NDArray[np.int64]:
-        """Return the `lengths` of these samples."""
+        """Return the `lengths` of the samples in ``rows``."""
         return self.bounds[1:][rows] - self.bounds[:-1][rows]
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The type of the values' elements."""
+        """Dtype of the values."""
         return self.values.dtype
 
     @property
@@ -126,12 +128,12 @@ class Packed:
 
     @property
     def nbytes(self) -> int:
-        """Size in bytes of these samples, their bounds and their lengths."""
+        """Size in bytes, including bounds and shapes."""
         shapes = 0 if self.shapes is None else self.shapes.nbytes
         return int(self.bounds[-1] - self.bounds[0]) * self._item_bytes + self.bounds.nbytes + shapes
 
     def own(self) -> tuple[NDArray[Any], NDArray[np.int64]]:
-        """Return the values of these samples alone, and their bounds in them, which begin with 0."""
+        """Return only the values between the first and last bound, and bounds starting at 0."""
         first, end = self.bounds[0], self.bounds[-1]
         return self.values[first:end], self.bounds - first if first else self.bounds
 
@@ -141,8 +143,9 @@ class Packed:
         return Packed(values.copy(), bounds.copy(), None if self.shapes is None else self.shapes.copy())
 
     def padded(self) -> NDArray[Any]:
-        """Return all in one array, [n, longest, *tail], with zeros behind what is shorter; they differ in their first
-        length alone.
+        """Return one array, [n, longest, *tail], with shorter samples padded with zeros.
+
+        Only for samples that differ in their first length alone.
         """
         assert self.shapes is None, "see `mbaas.client.collate` for the others"
         values, bounds = self.own()
@@ -156,21 +159,21 @@ Column: TypeAlias = NDArray[Any] | Packed
 """The values of one field for n samples: [n, *shape], or `Packed`."""
 
 Arrays: TypeAlias = dict[str, Any]
-"""The fields of n samples by name, each a `Column`, in the same order of samples. (Not so for the type checker: most
-fields are known to be arrays.)"""
+"""The fields of n samples by name, each a `Column`, in the same order of samples. Typed as Any, because most fields are
+known to be arrays."""
 
 
 @dataclass(frozen=True)
 class Field:
-    """What the values of one field look like.
+    """Name, shape and dtype of one field.
 
     Attributes:
-        name: under which a minibatch has them.
-        shape: of one sample's value; () for a number. The first lengths are None if values differ in them.
+        name: its key in a minibatch.
+        shape: of one sample's value; () for a number. Varying first lengths are None.
         dtype: NumPy's name of the element type.
-        longest: the greatest first length, if they differ in it; if they differ in several, the greatest product of
-            these, such as the most pixels of an image.
-        categories: what the values stand for, if they are numbers of texts: 0 for the first one, and so on.
+        longest: the greatest first length, if values differ in it; if they differ in several, the greatest product of
+            these lengths, such as the most pixels of an image.
+        categories: the strings that the values stand for, if they are encoded: 0 for the first, and so on.
     """
 
     name: str
@@ -181,7 +184,7 @@ class Field:
 
     @classmethod
     def of(cls, name: str, values: Column) -> Field:
-        """Return the field that has these values."""
+        """Return the field of these values."""
         if isinstance(values, Packed):
             longest = int(values.lengths.max(initial=0))
             differing = 1 if values.shapes is None else values.shapes.shape[1]
@@ -190,7 +193,7 @@ class Field:
 
     @property
     def text(self) -> str:
-        """The field in words: "label: int64", "boxes: float32 [k, 4]", "image: uint8 [h, w, 3]", "kind: one of 3"."""
+        """A readable form: "label: int64", "boxes: float32 [k, 4]", "image: uint8 [h, w, 3]", "kind: one of 3"."""
         if self.categories:
             return f"{self.name}: one of {len(self.categories):,}"
         letters = iter({1: "k", 2: "hw", 3: "khw"}.get(self.differing, ""))
@@ -199,55 +202,55 @@ class Field:
 
     @property
     def differing(self) -> int:
-        """The number of first lengths in which values differ: 0 if all have one shape."""
+        """The number of varying first lengths: 0 if all have one shape."""
         return self.shape.count(None)
 
     @property
     def is_packed(self) -> bool:
-        """Whether values differ in their first length, or in several."""
+        """True if values differ in one or more first lengths."""
         return self.shape[:1] == (None,)
 
     @property
     def _lengths(self) -> tuple[int, ...]:
-        """The shape of the largest value; lengths in which values differ count as one."""
+        """The shape of the largest value, with one length for all varying lengths."""
         fixed = tuple(length for length in self.shape if length is not None)
         return (self.longest, *fixed) if self.is_packed else fixed
 
     @property
     def nbytes(self) -> int:
-        """Size of one sample's value in bytes; the most, if they differ."""
-        # Beside it a bound, and the lengths unless they are one.
+        """Size of one sample's value in bytes; the maximum if values differ."""
+        # plus a bound, and the lengths if there are several
         beside = self.is_packed + (self.differing if self.differing > 1 else 0)
         return prod(self._lengths) * np.dtype(self.dtype).itemsize + beside * np.dtype(np.int64).itemsize
 
     def empty(self, rows: int) -> NDArray[Any]:
-        """Make an array for the values of ``rows`` samples, whatever is in it: [rows, *shape]. Lengths in which they
-        differ are one, the greatest.
+        """Return an uninitialised array for ``rows`` samples: [rows, *shape], with `longest` for the lengths in which
+        they differ.
         """
         return np.empty((rows, *self._lengths), self.dtype)
 
     def zeros(self, rows: int) -> Column:
-        """Return zeros for ``rows`` samples, about the most that they may have."""
+        """Return zeros for ``rows`` samples, of about the maximum size."""
         values = np.zeros((rows, *self._lengths), self.dtype)
         if not self.is_packed:
             return values
         if self.differing == 1:
             return Packed(values.reshape(-1, *self._lengths[1:]), np.arange(rows + 1) * self.longest)
-        # As square as may be, and of further lengths, such as the number of masks, one.
+        # Approximately square; further lengths, such as the number of masks, are 1.
         height = isqrt(self.longest)
         shape = (*(1,) * (self.differing - 2), height, self.longest // max(height, 1))
         return Packed.within(values, np.tile(np.array(shape, np.int64), (rows, 1)))
 
 
 def memory(column: Column) -> tuple[NDArray[Any], ...]:
-    """Return the arrays in which values lie."""
+    """Return the arrays that hold the values."""
     if not isinstance(column, Packed):
         return (column,)
     return (column.values, column.bounds) + (() if column.shapes is None else (column.shapes,))
 
 
 def concatenated(columns: Sequence[Column]) -> Column:
-    """Return the values of several runs of samples, one after the other, as a copy."""
+    """Return the values of several runs of samples, concatenated, as a copy."""
     if not isinstance(columns[0], Packed):
         return np.concatenate(cast("Sequence[NDArray[Any]]", columns))
     runs = cast("Sequence[Packed]", columns)
@@ -259,9 +262,9 @@ def concatenated(columns: Sequence[Column]) -> Column:
 
 
 def interleaved(pieces: Sequence[tuple[Packed, Rows, NDArray[np.intp]]]) -> Packed:
-    """Return samples of several runs in one, as a copy: of each run (samples, which of them, their rows in the result).
+    """Merge samples of several runs, as a copy. Each piece is (samples, selected rows, their rows in the result).
 
-    Each row of the result is there once.
+    Each row of the result must occur exactly once.
     """
     count = sum(len(rows) for _, _, rows in pieces)
     lengths = np.empty(count, np.int64)
@@ -286,13 +289,13 @@ def _bounds_of(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 IMAGE = "image"
-"""Name of the field that prep makes of a sample's bytes."""
+"""Name of the field that prep makes from a sample's bytes."""
 
 LABEL = Field("label", (), "int64")
-"""The class of a sample, as an index into the names of classes."""
+"""The class of a sample, as an index into the class names."""
 
 LABELS = "labels"
-"""Name of the field with the classes of the objects in a sample, as indices into the names of classes."""
+"""Name of the field with the classes of the objects in a sample, as indices into the class names."""
 
 SAMPLE_ID = Field("sample_id", (), "int64")
-"""The number of a sample in its dataset, which every minibatch has."""
+"""The number of a sample in its dataset; a field of every minibatch."""

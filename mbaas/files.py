@@ -1,7 +1,7 @@
-"""Reads YAML files, and JSON: values that know their line, checked by pydantic, with errors that say where.
+"""Read YAML and JSON files as values with line numbers, validated by pydantic.
 
-`read(file).to(kind)` reads a file as a dataclass or a pydantic model. A value that cannot be is a `ConfigError` such as
-"feed.yaml:12: timeouts.lease_s must be above 0 seconds, got 0 (a whole number)". A key without a value is as good as
+`read(file).to(kind)` reads a file as a dataclass or a pydantic model. An invalid value raises a `ConfigError` such as
+"feed.yaml:12: timeouts.lease_s must be above 0 seconds, got 0 (a whole number)". A key without a value counts as
 missing.
 """
 
@@ -30,16 +30,16 @@ from mbaas.yaml_values import Loader, is_of_other_base
 Read = TypeVar("Read")
 
 Keys = tuple[int | str, ...]
-"""Keys, and indices in lists, that lead to a value."""
+"""Keys and list indices that lead to a value."""
 
 MOST_BYTES = 64 << 20
-"""Bytes of a file that is read: none that people or mbaas write comes near."""
+"""Upper bound on the bytes of a file, far above any file written by people or mbaas."""
 
 _MOST_VALUES = 100_000
 _MOST_DEEP = 100
 _TOO_DEEP = f"values must lie in at most {_MOST_DEEP} others, and lie deeper"
 PIPE_S = 10.0
-"""Seconds that a pipe may be silent."""
+"""Time limit for silence on a pipe, in seconds."""
 
 _KINDS = {
     str: "text",
@@ -49,7 +49,7 @@ _KINDS = {
     list: "a list",
     dict: "a mapping",
 }
-"""What people who write YAML, and may not know Python, call a value of this type."""
+"""Names of types for YAML authors who may not know Python."""
 
 
 _MERGE = "tag:yaml.org,2002:merge"
@@ -58,13 +58,13 @@ _MOST_SHOWN = 80
 
 
 _OPTION = re.compile(r"(?<![\w.?&/(])(?<!, )([a-z_]{2,})=(?!=)(None|True|False|\.\.\.|(?=[\w'\[({-]))?")
-"""An option in an error, as Python writes it; not one of a transform that the error shows whole."""
+"""An option in an error, in Python syntax; not the parameters of a transform that is shown whole."""
 
 _CONSTANTS = {"None": "null", "True": "true", "False": "false", None: "..."}
 
 
 class Section(BaseModel):
-    """Base of models of a part of a file."""
+    """Base class of models of a part of a file."""
 
     model_config = ConfigDict(**validation.STRICT, frozen=True)
 
@@ -75,12 +75,12 @@ class Located:
 
     Attributes:
         value: the value as plain Python: dict, list, str, int, float, bool, None.
-        file: the file where it stands; for messages.
-        line: its line, counted from 1.
-        path: keys, and indices in lists, that lead here.
+        file: the file that contains it; for messages.
+        line: its line, from 1.
+        path: keys and list indices that lead here.
         items: the values of a list.
         fields: the values of a mapping, each located at its key.
-        written: the value as the file has it, shortened; for messages.
+        written: the source text, shortened; for messages.
     """
 
     value: Any
@@ -92,12 +92,12 @@ class Located:
     written: str = ""
 
     def error(self, sentence: str) -> ConfigError:
-        """Make an error that says where."""
+        """Return an error with file and line."""
         return ConfigError(f"{self.file}:{self.line}: {sentence}")
 
     @property
     def said(self) -> str:
-        """What the file says here, for messages: "'abc' (text)"."""
+        """The value for messages: "'abc' (text)"."""
         if self.value is None:
             return self.written or "nothing"
         shown = repr(self.value) if isinstance(self.value, str) else self.written
@@ -105,17 +105,17 @@ class Located:
 
     @property
     def name(self) -> str:
-        """The keys that lead here, for messages: "filter[0]"."""
+        """The path for messages: "filter[0]"."""
         return _dotted(self.path)
 
     @property
     def quoting(self) -> str:
-        """The end of a message about what must be text, and is read as something else: "; quote it: 'no'"."""
+        """End of a message about a value that must be text: "; quote it: 'no'"."""
         meant = isinstance(self.value, (bool, int, float))
         return f"; quote it if it is text: '{self.written}'" if meant else ""
 
     def made(self, make: Callable[[], Read]) -> Read:
-        """Return what ``make`` returns; give a `ConfigError` that it raises the line of the option that it names."""
+        """Return the result of ``make``; a `ConfigError` gets the line of the option that it names."""
         try:
             return make()
         except ConfigError as error:
@@ -127,17 +127,17 @@ class Located:
         Args:
             kind: the dataclass or the model.
             elsewhere: keys that belong to a group -> their full names.
-            given: further fields, which the file does not say.
+            given: further fields that are not in the file.
 
         Raises:
-            ConfigError: says the line, the key, what is there and what must be.
+            ConfigError: contains the line, the key, the value and the expected value.
         """
         value = _given(self)
         if given and isinstance(value, dict):
             value = {**value, **given}
         reader: TypeAdapter[Read] = TypeAdapter(kind)
         try:
-            # JSON: in Python's own values pydantic's strict mode would refuse lists as tuples, and mappings as models
+            # As JSON: for Python values, strict mode would reject lists as tuples, and mappings as models.
             return reader.validate_json(json.dumps(value, default=str), strict=True)
         except ValidationError as error:
             raise self._located(error.errors(include_url=False), reader.json_schema(), elsewhere) from None
@@ -145,7 +145,7 @@ class Located:
     def _located(
         self, found: Sequence[ErrorDetails], schema: Mapping[str, Any], elsewhere: Mapping[str, str] | None
     ) -> ConfigError:
-        """Turn what pydantic found into a sentence with a line, about one error: the others may follow from it."""
+        """Return pydantic's first relevant error with its line; the others may be consequences."""
         details = validation.worst(found)
         value = self._at(details["loc"])
         here, name = _dotted(value.path), str(value.path[-1]) if value.path else ""
@@ -153,12 +153,12 @@ class Located:
             known = _keys_at(schema, value.path[len(self.path) : -1])
             return value.error(f"unknown key {name!r}; {validation.instead(name, known, elsewhere)}")
         if details["type"] in validation.LACKING:
-            if isinstance(last := details["loc"][-1], int):  # a tuple that is too short
+            if isinstance(last := details["loc"][-1], int):  # a tuple is too short
                 return value.error(f"{here} must hold at least {last + 1} values, got {value.said}")
-            # all keys that are missing in the same place, or people would learn of them one by one
+            # all keys missing at the same level, so that users need not fix them one by one
             same = (each["loc"] for each in found if each["type"] == details["type"])
             lacking = " and ".join(repr(loc[-1]) for loc in same if loc[:-1] == details["loc"][:-1])
-            within = self._at(details["loc"][:-1])  # the key itself may be there, with nothing after it
+            within = self._at(details["loc"][:-1])  # the key may be present without a value
             return within.error(f"{_dotted(within.path) or 'the file'} lacks {lacking}")
         if said := validation.own(details):
             return value.fields.get(validation.about(details), value).error(_about(said, value.path))
@@ -166,9 +166,9 @@ class Located:
         return value.error(f"{here or 'the file'} {validation.wrong(details, name)}, got {value.said}{quoting}")
 
     def _at(self, where: Keys) -> Located:
-        """Return the value at a path, or the last on the way that the file has.
+        """Return the value at a path, or its nearest ancestor in the file.
 
-        What the file does not have are missing keys, and the tags of alternatives, which pydantic puts into its paths.
+        Paths may contain missing keys, and pydantic's tags of alternatives.
         """
         value = self
         for part in where:
@@ -178,16 +178,16 @@ class Located:
 
 
 def read(file: Path) -> Located:
-    """Read a YAML file that holds one mapping.
+    """Read a YAML file that contains one mapping.
 
     Raises:
-        ConfigError: the file is missing, unreadable, not YAML or not a mapping, or says a key twice.
+        ConfigError: the file is missing, unreadable, not YAML or not a mapping, or has a duplicate key.
     """
     return parse(_text_of(file), file)
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """Read a JSON file that holds one object, as programs write them.
+    """Read a JSON file that contains one object.
 
     Raises:
         ConfigError: the file is missing, unreadable, not JSON or not an object.
@@ -197,7 +197,7 @@ def read_json(file: Path) -> dict[str, Any]:
         found = json.loads(text)
     except json.JSONDecodeError as error:
         raise ConfigError(f"{file}:{error.lineno}: not valid JSON: {error.msg} at column {error.colno}") from None
-    except ValueError as error:  # an integer of thousands of digits
+    except ValueError as error:  # an integer with thousands of digits
         raise ConfigError(f"{file}: not valid JSON: {error}") from None
     except RecursionError:
         raise ConfigError(f"{file}: {_TOO_DEEP}") from None
@@ -216,8 +216,8 @@ def _text_of(file: Path) -> str:
 
 
 def _bytes_of(file: Path) -> bytes:
-    """Read a file, or a pipe such as a shell's <(...), as far as it is text that people or mbaas wrote."""
-    # Without waiting: a pipe into which nobody writes is empty, and one whose writer says nothing has some seconds.
+    """Read a file or a pipe, such as a shell's <(...), up to `MOST_BYTES`."""
+    # Non-blocking: a pipe without a writer is empty, and a silent writer has PIPE_S.
     descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     content, deadline = bytearray(), time.monotonic() + PIPE_S
     try:
@@ -237,8 +237,8 @@ def _bytes_of(file: Path) -> bytes:
 
 
 def parse(text: str, file: Path) -> Located:
-    """Read YAML as `read` does, from a text that is at hand; ``file`` is for messages."""
-    # the tree of nodes, not `yaml.safe_load`: nodes know their lines, and show a key that is there twice
+    """Parse a YAML string, as `read` does for a file; ``file`` is for messages."""
+    # the node tree, not `yaml.safe_load`: nodes have lines, and show duplicate keys
     nothing = Located(None, file, 1)
     try:
         loader = Loader(text)
@@ -262,15 +262,13 @@ def parse(text: str, file: Path) -> Located:
 
 @dataclass(frozen=True)
 class _Reading:
-    """Turns the nodes of one file into located values."""
-
     loader: Loader
     text: str
     file: Path
     count: Iterator[int] = field(default_factory=itertools.count)
 
     def located(self, node: yaml.Node, line: int, path: Keys) -> Located:
-        # An alias stands for all that it names, so a few lines can mean billions of values, or values without an end.
+        # With aliases, a few lines can expand to billions of values, or to infinitely many.
         if len(path) > _MOST_DEEP:
             raise ConfigError(f"{self.file}:{line}: {_TOO_DEEP}")
         if next(self.count) >= _MOST_VALUES:
@@ -302,7 +300,11 @@ class _Reading:
             raise
         except ValueError as error:  # !!timestamp 2026-02-31
             raise ConfigError(f"{self.file}:{line}: {error}") from None
-        except (LookupError, AttributeError, OverflowError):  # PyYAML's, of what its tag does not fit: !!bool 3
+        except (
+            LookupError,
+            AttributeError,
+            OverflowError,
+        ):  # PyYAML raises these if a value does not fit its tag: !!bool 3
             raise ConfigError(f"{self.file}:{line}: {node.value!r} is no {node.tag.rpartition(':')[2]}") from None
 
     def _fields(self, node: yaml.MappingNode, path: Keys) -> dict[str, Located]:
@@ -319,7 +321,7 @@ class _Reading:
             if key.value in fields:
                 raise key.error(f"{key.value!r} is given twice, first in line {fields[key.value].line}")
             fields[key.value] = self.located(value_node, line, (*path, key.value))
-        for each in merged:  # a mapping's own keys win, and then the first mapping that has a key
+        for each in merged:  # a mapping's own keys take precedence, then the first mapping with a key
             if not isinstance(each, yaml.MappingNode):
                 line, written = node.start_mark.line + 1, self._written(each)
                 raise ConfigError(f"{self.file}:{line}: << must name a mapping, or a list of mappings, got {written}")
@@ -328,48 +330,45 @@ class _Reading:
         return fields
 
     def _written(self, node: yaml.Node) -> str:
-        # a value may be as long as the file, and lie in a hundred others
+        # a value may be as long as the file, and nested in a hundred others
         text = self.text[node.start_mark.index : min(node.end_mark.index, node.start_mark.index + 4 * _MOST_SHOWN)]
         return textwrap.shorten(text, _MOST_SHOWN, placeholder=" ...")
 
 
 def shape(value: Any) -> str:
-    """Tell which of several forms a value has, for pydantic's `Discriminator`: "mapping", "list" or "value"."""
+    """Return "mapping", "list" or "value", for pydantic's `Discriminator`."""
     return "mapping" if isinstance(value, dict) else "list" if isinstance(value, list) else "value"
 
 
 def in_yaml(sentence: str) -> str:
-    """Write the options that an error names as a file has them: "label: null" for "label=None"."""
+    """Return an error with its options in YAML syntax: "label: null" for "label=None"."""
     return _OPTION.sub(lambda found: f"{found[1]}: {_CONSTANTS.get(found[2], found[2])}", sentence)
 
 
 def _given(at: Located) -> Any:
-    """Return a value without the keys after which a file has nothing, not even null."""
+    """Return a value without keys that have no value in the file, not even null."""
     if isinstance(at.value, dict):
         return {key: _given(part) for key, part in at.fields.items() if part.value is not None or part.written}
     return [_given(part) for part in at.items] if isinstance(at.value, list) else at.value
 
 
 def _about(sentence: str, path: Keys) -> str:
-    """Have a sentence begin with the value at ``path``, unless it does."""
     here = _dotted(path)
     return sentence if sentence.startswith(here) else f"{here}: {sentence}"
 
 
 def _dotted(path: Keys) -> str:
-    """Write a path as people do: "jobs.search.prep[2]"."""
     return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).lstrip(".")
 
 
 def _keys_at(schema: Mapping[str, Any], path: Keys) -> list[str]:
-    """Return the keys that a mapping may have at this path of a JSON schema."""
-    # The schema, because it is the same for models, dataclasses and unions of them, which keep their fields apart.
+    # The schema has one form for models, dataclasses and unions, whose fields are stored differently.
     part: Any = schema
     for step in (*path, None):
         while "$ref" in part or "anyOf" in part or "oneOf" in part:
             if "$ref" in part:
                 part = schema["$defs"][part["$ref"].rpartition("/")[2]]
-            else:  # of the forms that a value may have, the one with keys of its own
+            else:  # of several alternatives, the one with keys
                 forms = part.get("anyOf") or part["oneOf"]
                 part = next((form for form in forms if "$ref" in form), forms[0])
         if step is None:

@@ -1,4 +1,4 @@
-"""Names of a package that are imported when they are first used, and with them what they need."""
+"""Lazy import of a package's public names and their dependencies."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 
 def imported_late(package: str, names: Mapping[str, str]) -> Callable[[str], Any]:
-    """Return the ``__getattr__`` of a package: Python calls it for each name that is not there (PEP 562).
+    """Return a ``__getattr__`` for a package, which Python calls for missing names (PEP 562).
 
     Args:
         package: its name.
-        names: public name -> the module that has it.
+        names: public name -> the module that defines it.
     """
 
     def attribute(name: str) -> Any:

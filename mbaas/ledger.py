@@ -1,4 +1,4 @@
-"""Ledgers as a table, for people and for programs that look at them later."""
+"""Ledgers as an Arrow table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The loader: what a trial iterates over to get its minibatches."""
+"""The loader: an iterable that returns a trial's minibatches."""
 
 from __future__ import annotations
 
@@ -47,49 +47,50 @@ from mbaas.messages import (
 from mbaas.order import Ids, Shuffle
 
 HEARTBEAT_S = 3.0
-"""Longest pause between two signs of life; each costs about 2 ms of CPU."""
+"""Longest pause between two heartbeats; each costs about 2 ms of CPU."""
 
 _log = logging.getLogger(__name__)
 
 
 class Loader:
-    """An iterable of minibatches, one epoch a loop; made by `mbaas.join`.
+    """An iterable of minibatches, one epoch per loop. Created by `mbaas.join`.
 
-    Each ``for batch in loader`` is one epoch: every sample exactly once, in an order fixed by the feed's seed. It is
-    over when its last minibatch was handed out, also for a trainer that draws ``len(loader)`` of them and never asks
-    whether there is another one. A loop that is left in the middle gives up the rest of its epoch, except after its
-    first minibatch: ``next(iter(loader))``, like `peek`, leaves the epoch to the next loop. After an error in ``next``
-    the same iterator continues after the last minibatch that it returned. A minibatch is a dict:
+    Each ``for batch in loader`` is one epoch: every sample exactly once, in an order determined by the feed's seed. The
+    epoch ends when its last minibatch is returned, so a trainer may also draw exactly ``len(loader)`` minibatches.
+    Leaving a loop early gives up the rest of the epoch, except after the first minibatch: ``next(iter(loader))``, like
+    `peek`, leaves the epoch to the next loop. After an error in ``next``, the same iterator continues after the last
+    minibatch returned.
 
-    - ``image``: uint8; as numpy ``[n, height, width, 3]``, a read-only view of shared memory that is valid as long as
-      it is referenced; as torch ``[n, 3, height, width]`` in channels-last memory, private to this trial. With
-      `mbaas.transforms.Normalize` in the pipeline, floats of its dtype, private in both formats. Images of different
-      sizes (``DecodeImage(max_pixels=...)``) come as ``collate`` says: each ``[height, width, 3]``, as torch
-      ``[3, height, width]``. Or ``audio``,
-      ``array`` or the name that the pipeline's decoder has for it: ``[n, *shape]`` in both formats, its axes as prep
-      made them; where samples differ in their first length, as ``collate`` says.
+    A minibatch is a dict:
+
+    - ``image``: uint8. NumPy: ``[n, height, width, 3]``, a read-only view of shared memory, valid while referenced.
+      Torch: ``[n, 3, height, width]`` in channels-last memory, private to this trial. With `mbaas.transforms.Normalize`
+      in the pipeline: floats of its dtype, private in both formats. Images of different sizes
+      (``DecodeImage(max_pixels=...)``) are batched according to ``collate``; each is ``[height, width, 3]``, in torch
+      ``[3, height, width]``.
+    - ``audio``, ``array`` or the decoder's field name, instead of ``image``: ``[n, *shape]`` in both formats, with axes
+      as prepared. Samples that differ in their first length are batched according to ``collate``.
     - ``label``, ``sample_id``: int64 ``[n]``.
-    - the other fields of the dataset, ``[n, *shape]``; one whose values differ in length as ``collate`` says.
+    - the other fields of the dataset: ``[n, *shape]``. Fields of variable length are batched according to ``collate``.
 
-    Views pin the feed's staging memory: keep a copy, not the minibatch, of what you need for longer.
+    Views pin the feed's staging memory. To keep data longer, copy it and drop the minibatch.
 
-    In a data-parallel trial each rank has a loader, and all step together: every rank makes the same number of steps,
-    and in each step the ranks together get the global minibatch, shared out evenly, so that each gets what lies on its
-    own node as far as possible. (With a ``batch_size`` that the ranks divide, all get the same number of samples; else
-    numbers differ by one.) The last minibatch of an epoch is shared out evenly, too: no sample is repeated to fill it
-    up, and if it has fewer samples than there are ranks, it is left out, because a rank without a sample has no mean
-    loss.
+    In a data-parallel trial each rank has its own loader, and all ranks make the same number of steps. In each step
+    they divide the global minibatch evenly, and each rank gets samples from its own node where possible. If the ranks
+    do not divide ``batch_size``, their counts differ by one. The last minibatch is divided evenly too, without
+    repeating samples. It is left out if it has fewer samples than there are ranks, because a rank without samples has
+    no mean loss.
 
-    Trainers get it in the place of a DataLoader. It has what they ask one for: `len`, `batch_size`, `drop_last`,
-    `dataset`, `sampler`, `batch_sampler`, `collate_fn`, `set_epoch`, `state_dict`. It is none, so they neither share it
-    out between ranks nor shuffle it once more. A pickle of it, when it is loaded, joins the feed again where the loader
-    stood; a name is one consumer, so under the same name it takes the loader's place.
+    A loader can replace a DataLoader in trainers: it has `len`, `batch_size`, `drop_last`, `dataset`, `sampler`,
+    `batch_sampler`, `collate_fn`, `set_epoch` and `state_dict`. It is not a DataLoader subclass, so trainers neither
+    shard nor shuffle it again. Unpickling a loader joins the feed at its position under the same consumer name, and so
+    replaces the original.
 
     Attributes:
-        ledger: what the last finished epoch held against what it had to hold (of this rank), or None.
+        ledger: received against expected samples of the last finished epoch (of this rank), or None.
         epoch: number of epochs that were finished or left.
-        collate_fn: returns what it is given: a loader's minibatches are put together already.
-        prefetch_factor: None, as of a DataLoader without workers.
+        collate_fn: the identity: minibatches are already collated.
+        prefetch_factor: None, as for a DataLoader without workers.
     """
 
     collate_fn = staticmethod(as_it_is)
@@ -111,35 +112,35 @@ class Loader:
         state: dict[str, Any] | None = None,
     ) -> None:
         self._joined_at, self._born = time.perf_counter(), time.time_ns()
-        make_converter(format, device, None)  # an unknown form is refused before the feed hears of this consumer
+        make_converter(format, device, None)  # refuse an unknown format before joining
         if format == "torch":
             _make_known_to_torch()
         self._pid = os.getpid()
         self._coordinator, self._name, self._find, self._again = coordinator, name, find, again
         self._format, self._device, self._collate, self._wait_timeout_s = format, device, collate, wait_timeout_s
         self._begins_now = start == "now"
-        self._memory = RecycledMemory()  # over all epochs
+        self._memory = RecycledMemory()  # shared by all epochs
         self._info = feed_info(coordinator, name, wait_timeout_s)
         check_names(self._info.spec, collate)
         self._batch_size = _checked_batch_size(batch_size, self._info.settings.batch_size, name.world_size)
 
-        # what `report` tells, over this loader's life
+        # totals for `report`
         self._id = uuid.uuid4().hex
         self._stats = StreamStats()
         self._samples = 0
         self._step_s = self._first_batch_s = 0.0
-        self._unreported: list[EpochLedger] = []  # of finished epochs; it is not known that the service was told
-        self._reported = 0  # how many epochs finished before those
-        self._unreported_lock = threading.Lock()  # the heartbeat's thread reports, too
+        self._unreported: list[EpochLedger] = []  # ledgers not yet acknowledged by the service
+        self._reported = 0  # number of ledgers before those
+        self._unreported_lock = threading.Lock()  # the heartbeat thread reports, too
 
-        # where it stands
+        # position
         self.ledger: EpochLedger | None = None
         self.epoch = 0
-        self._first_bad: BadSample | None = None  # that this loader heard of
+        self._first_bad: BadSample | None = None  # seen by this loader
         self._said_much_is_left_out = False
-        self._loop = 0  # number of the newest loop; older loops may not go on
-        self._before_loop: dict[str, Any] = {}  # the state in which the newest loop began
-        self._only_first = False  # whether the newest loop returned one minibatch and was asked for no second one
+        self._loop = 0  # number of the newest loop; older loops are invalid
+        self._before_loop: dict[str, Any] = {}  # the state at the start of the newest loop
+        self._only_first = False  # True while the newest loop has returned exactly one minibatch
         self._at_end: dict[str, Any] | None = None  # the state during the step on an epoch's last minibatch
         self._closed = False
         self._begin_epoch()
@@ -148,16 +149,16 @@ class Loader:
             self._join(Start(now=self._begins_now))
         else:
             self._go_on(*self._read(state))
-        # several within a lease: one that is late, or lost in a coordinator's restart, must not cost the session
+        # Several heartbeats per lease: a late one, or one lost in a coordinator's restart, must not end the session.
         period_s = min(HEARTBEAT_S, self._info.settings.timeouts.lease_s / 5)
         self._heartbeat = Heartbeat(self, Loader.flush, period_s=period_s, name=f"mbaas-heartbeat-{name}")
 
     def _join(self, start: Start, resumed: tuple[Resumption, int] | None = None) -> None:
-        """Open a session; the one that is open under this name ends.
+        """Open a session, which ends any open session of the same name.
 
         Args:
-            start: the block where it begins.
-            resumed: where in the middle of an epoch it begins, as for `RankSharding`.
+            start: the first block.
+            resumed: the position, if that is in the middle of an epoch, as for `RankSharding`.
         """
         sharding = RankSharding(
             self._info.order,
@@ -171,7 +172,7 @@ class Loader:
         self._open(start, sharding)
 
     def _open(self, start: Start, sharding: RankSharding) -> None:
-        """Open a stream; if the feed is gone, as soon as it is served again."""
+        """Open a stream; if the feed is gone, wait for its restart."""
         stream: Stream | None = None
         while stream is None:
             try:
@@ -190,7 +191,7 @@ class Loader:
         if start.resumed is not None and start.resumed.taken:
             sharding.renumber(stream.cursor - start.resumed.start)
         self._stream, self._sharding = stream, sharding
-        # a loader that is dropped without `close` leaves, too
+        # a loader that is garbage collected without `close` also leaves the feed
         self._farewell = weakref.finalize(self, _leave_quietly, stream)
 
     def _await_successor(self, error: FeedGoneError) -> None:
@@ -206,12 +207,14 @@ class Loader:
     # ---- iteration ----
 
     def __len__(self) -> int:
-        """Return the minibatches in an epoch (of this rank); where bad samples are left out the last may be missing."""
+        """Return the number of minibatches in an epoch (of this rank). If bad samples are skipped, the last may be
+        missing.
+        """
         whole, rest = divmod(self._info.order.num_samples, self._batch_size)
         return whole + (rest >= self._name.world_size and not self.drop_last)
 
     def __iter__(self) -> Iterator[Minibatch]:
-        """Begin an epoch, or go on in the one that `load_state_dict` named; give up a loop that was left half-way."""
+        """Start an epoch, or resume the one set by `load_state_dict`; an unfinished loop is given up."""
         self._check_open()
         check_is_read_once(self, self._name)
         _check_is_not_stacked()
@@ -224,7 +227,7 @@ class Loader:
         self._before_loop, loop, epoch = self.state_dict(), self._loop, self.epoch
 
         def run() -> Iterator[Minibatch]:
-            if self.epoch != epoch:  # the error came after the last minibatch
+            if self.epoch != epoch:  # the error occurred after the last minibatch
                 return iter(())
             return known_to_accelerate(self._run_epoch(loop), lambda: self._at_end is not None)
 
@@ -236,10 +239,10 @@ class Loader:
         return EpochLoop(run, recover)
 
     def peek(self) -> Minibatch:
-        """Return the minibatch with which the next loop begins, without beginning it.
+        """Return the first minibatch of the next loop without starting the loop.
 
-        For shapes, dtypes and a look at the data: shapes, dtypes and lifetime are those of the loop's minibatches, and
-        the loop returns the same samples again. It costs as much as joining the feed.
+        Use it to inspect shapes, dtypes and data. The loop returns the same samples again. The call costs as much as
+        joining the feed.
 
         Raises:
             StateError: the loader is in the middle of an epoch, or closed.
@@ -251,7 +254,7 @@ class Loader:
                 f"{self._info.order.num_samples} samples): call peek before the loop or after it"
             )
         before = self._before_loop if self._only_first else self.state_dict()
-        self._loop += 1  # a loop that returned its first minibatch may not go on
+        self._loop += 1  # a loop that has returned its first minibatch is invalid
         converter = self._converter()
         minibatches = self._started(converter)
         try:
@@ -270,29 +273,25 @@ class Loader:
         self._has_begun = self._only_first = False
 
     def _leave_epoch(self) -> None:
-        """Give up the rest of an epoch: on to the beginning of the next."""
         self._stream.skip_epoch()
         self.epoch += 1
         self._begin_epoch()
 
     def _run_epoch(self, loop: int) -> Iterator[Minibatch]:
-        """Yield the minibatches of the rest of the current epoch.
-
-        Blocks stay in staging as long as anything refers to them, so no variable of the loader's may outlive its use:
-        hence each ``del``, here and below.
-        """
+        # Blocks stay in staging while anything refers to them, so no local variable may outlive its use: hence each
+        # ``del`` here and below.
         converter = self._converter()
-        is_whole, began = not self._progress.position, time.perf_counter()  # the rest of an epoch is no epoch's time
+        is_whole, began = not self._progress.position, time.perf_counter()  # a resumed epoch is not timed
         is_over, is_first = False, True
         for started, sample_ids, end, is_over in self._started(converter):
             batch = converter.finish(started)
-            # counted before the trial has it: a state that is saved during a step goes on after that step
+            # counted before the trial gets it: a state saved during a step resumes after that step
             self._progress.count(sample_ids, position=end.position, shuffle=end.shuffle, elsewhere=end.elsewhere)
             del started, sample_ids
             self._samples += len(batch["sample_id"])
             handed_out = time.perf_counter()
             self._first_batch_s = self._first_batch_s or handed_out - self._joined_at
-            if is_over:  # now, because many trainers count minibatches and do not ask for one more than there are
+            if is_over:  # now: many trainers count minibatches and never request one more
                 at_end = self.state_dict()
                 self._finish_epoch(handed_out - began if is_whole else 0.0)
                 self._at_end = at_end
@@ -303,7 +302,7 @@ class Loader:
             self._step_s += time.perf_counter() - handed_out
             self._check_current(loop)
             self._at_end = None
-        if not is_over:  # only bad samples were left of it
+        if not is_over:  # the rest of the epoch were bad samples
             self._finish_epoch(time.perf_counter() - began if is_whole else 0.0)
 
     def _converter(self) -> Converter:
@@ -314,10 +313,11 @@ class Loader:
         return collating(converter, self._info.spec, self._collate, has_images=self._info.has_images)
 
     def _started(self, converter: Converter) -> Iterator[tuple[Any, Ids, BatchEnd, bool]]:
-        """Begin to convert minibatches as far ahead of their use as the converter works in the background.
+        """Start converting minibatches, as many ahead as the converter can process in the background.
 
-        Yield what `Converter.start` returned, the ids of the samples, where the minibatch ends, and whether it is the
-        epoch's last.
+        Yields:
+            The result of `Converter.start`, the sample ids, the end of the minibatch, and whether it is the epoch's
+            last.
         """
         ahead: deque[tuple[Any, Ids, BatchEnd, bool]] = deque()
         for arrays, end, is_last in self._minibatches():
@@ -329,9 +329,7 @@ class Loader:
             yield ahead.popleft()
 
     def _minibatches(self) -> Iterator[tuple[Arrays, BatchEnd, bool]]:
-        """Yield this rank's samples of each minibatch of the rest of the current epoch, where it ends, and whether it
-        is known to be the last.
-        """
+        """Yield this rank's samples of each remaining minibatch, its end, and True if it is known to be the last."""
         cutter, shards = BatchCutter(self._memory), self._shards()
         for samples, shard in shards:
             cutter.put(samples)
@@ -339,30 +337,29 @@ class Loader:
             for end in shard.ends:
                 is_last = (shard.is_last and end is shard.ends[-1]) or self._too_few_follow(end.position)
                 if is_last:
-                    # The variable of a trial's loop outlives it: as a view, the last minibatch would hold the block.
-                    # What becomes a tensor is copied anyway.
+                    # The loop variable of a trial outlives the loop: as a view, the last minibatch would pin the block.
+                    # Tensors are copied anyway.
                     if self._format == "numpy":
                         cutter.detach_copy()
-                    for rest in shards:  # to the epoch's end: blocks of which no minibatch can be made
+                    for rest in shards:  # consume the blocks that fill no minibatch
                         del rest
                 yield cutter.cut(end.size), end, is_last
                 self._stream.look_ahead()
-            cutter.detach_copy()  # what is left goes into the next block's first minibatch, and this block may go
+            cutter.detach_copy()  # the rest joins the next block's first minibatch, so this block can be freed
 
     def _too_few_follow(self, position: int) -> bool:
-        """Whether the samples behind a place in the epoch are too few for a minibatch, even if all of them are good."""
+        # Counts bad samples as good: true only if no further minibatch is possible.
         needed = self._batch_size if self.drop_last else self._name.world_size
         return self._info.order.num_samples - position < needed
 
     def _shards(self) -> Iterator[tuple[BlockView, BlockShard]]:
-        """Yield this rank's samples of each block of the rest of the current epoch, and where its minibatches end."""
         self._has_begun, is_last = True, False
         self._heartbeat.goes_on()
         while not is_last:
             block = self._next_block()
             self._stream.look_ahead()
             shard = self._sharding.shard(block.number, block.shuffle, (bad.sample_id for bad in block.bad))
-            if self._progress.feed_epoch is None:  # it is the first block of the epoch
+            if self._progress.feed_epoch is None:  # first block of the epoch
                 self._progress.feed_epoch = block.shuffle.epoch
                 self._progress.begin = self._info.order.span(block.number)[0]
             self._progress.left_out.update(bad.sample_id for bad in block.bad)
@@ -374,19 +371,19 @@ class Loader:
             del samples
 
     def _next_block(self) -> Block:
-        """Return the block at the cursor, also in a feed that was served again after its program was killed."""
+        """Return the block at the cursor, across restarts of the feed."""
         while True:
             try:
                 return self._stream.next()
             except FeedGoneError as error:
                 began = time.perf_counter()
                 self._await_successor(error)
-                self._farewell.detach()  # the session that it would end is gone with its coordinator
-                self._open(self._stream.start_again(), self._sharding)  # ranks know the epoch's plan, and tell it
-                self._stats.wait_s += time.perf_counter() - began  # for the feed itself: not a fetch or prep stall
+                self._farewell.detach()  # its session ended with the coordinator
+                self._open(self._stream.start_again(), self._sharding)  # ranks know the epoch's plan, and send it
+                self._stats.wait_s += time.perf_counter() - began  # a wait for the feed: not a fetch or prep stall
 
     def _say_much_is_left_out(self) -> None:
-        """Say once, where the trial's own output goes, that an epoch lacked many samples: nobody asked for that."""
+        # Logged in the trial's own output: "skip" was meant for a few bad samples.
         left_out, bad = len(self._progress.left_out), self._first_bad
         if self._said_much_is_left_out or bad is None or left_out <= MUCH_LEFT_OUT * self._info.order.num_samples:
             return
@@ -426,16 +423,16 @@ class Loader:
     # ---- state ----
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where this loader stands: after the last minibatch that it handed out. Small, plain JSON types only.
+        """Return the position after the last minibatch returned, as a small dict of JSON types.
 
-        During the step on an epoch's last minibatch that is the epoch's end: a loop that goes on from there yields
-        nothing, so that a program which is restored does what it does after a loop. The ranks of a trial stand at the
-        same place, so each may load its own state or that of another.
+        During the step on an epoch's last minibatch, this is the end of the epoch: a restored loop yields nothing, so
+        that the program continues with the code after its loop. All ranks of a trial have the same position, so each
+        may load its own state or another rank's.
         """
         if self._at_end is not None:
             return dict(self._at_end)
         feed_epoch = self._progress.feed_epoch
-        if feed_epoch is None:  # nothing of the epoch is here yet: any that was not begun will do
+        if feed_epoch is None:  # nothing received yet: any epoch not begun will do
             feed_epoch = self._stream.next_epoch()
         return {
             "version": STATE_VERSION,
@@ -447,47 +444,42 @@ class Loader:
 
     @staticmethod
     def state_schema() -> dict[str, Any]:
-        """Return the JSON schema of what `state_dict` returns."""
+        """Return the JSON schema of the result of `state_dict`."""
         return schema()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where ``state`` was taken: the next loop yields exactly the rest of its epoch.
+        """Resume from ``state``: the next loop yields exactly the rest of its epoch.
 
-        A state taken between two epochs joins the epoch that others are about to begin, if there is one that it has
-        not had.
+        A state taken between two epochs joins the next shared epoch that this consumer has not had, if there is one.
 
         Args:
-            state: what `state_dict` returned, here or elsewhere; `state_schema` is its JSON schema.
+            state: a result of `state_dict`, from here or elsewhere; `state_schema` is its JSON schema.
 
         Raises:
-            StateError: the state is of another dataset, pipeline, seed or version, or none at all: the message names
-                the value, what it is and what it must be. The loader stays where it is.
+            StateError: the state is invalid, or belongs to another dataset, pipeline, seed or version. The message
+                contains the value and the expected one. The loader's position is unchanged.
         """
         self._check_open()
         found = self._read(state)
-        self._loop += 1  # a loop that still runs stands elsewhere, and may not go on
+        self._loop += 1  # a running loop has another position, and is invalid
         self._at_end = None
         self._move(*found)
 
     def _rejoin(self, state: dict[str, Any]) -> None:
-        """Return to a state of this loader, in the loop that is running."""
         self._move(*self._read(state))
 
     def _move(self, saved: SavedState, start: Start, resumed: tuple[Resumption, int] | None) -> None:
-        """Go on where a state was taken, in a new session under the same name."""
         farewell = self._farewell
         self._go_on(saved, start, resumed)
-        farewell.detach()  # the old session ended when the new one began
+        farewell.detach()  # the new session ended the old one
 
     def _go_on(self, saved: SavedState, start: Start, resumed: tuple[Resumption, int] | None) -> None:
-        """Join where a state was taken."""
         self._join(start, resumed)
         self._begin_epoch()
         self.epoch = saved.epoch
         self._progress = EpochProgress.restored(saved, rank=self._name.rank, world_size=self._name.world_size)
 
     def _read(self, state: dict[str, Any]) -> tuple[SavedState, Start, tuple[Resumption, int] | None]:
-        """Read a state, and return where it goes on: what `_go_on` takes."""
         order, lanes, is_alone = self._info.order, self._info.settings.staging.lanes, self._name.world_size == 1
         saved = read_state(state, order=order, fingerprint=self._info.fingerprint)
         if not saved.position:
@@ -507,49 +499,49 @@ class Loader:
             )
         return saved, Start(found.start, resumed=found), (found, row)
 
-    # ---- for trainers, which know DataLoaders ----
+    # ---- the DataLoader interface, for trainers ----
 
     @property
     def minibatches(self) -> int:
-        """How many minibatches of the epoch this loader handed out, or those before it whose state it loaded."""
+        """Number of minibatches returned so far in the epoch, including any before a loaded state."""
         return -(-self._progress.position // self._batch_size)
 
     @property
     def batch_size(self) -> int:
-        """Samples in a minibatch, over all ranks of a trial; an epoch's last one may have fewer."""
+        """Samples in a minibatch, over all ranks of a trial; the last of an epoch may have fewer."""
         return self._batch_size
 
     @property
     def drop_last(self) -> bool:
-        """Whether the feed leaves out an epoch's last minibatch if it is not full."""
+        """True if an incomplete last minibatch of an epoch is left out."""
         return self._info.settings.drop_last
 
     @property
     def dataset(self) -> NumberedMinibatches:
-        """What stands for a dataset: its length is the number of samples in an epoch, over all ranks."""
-        # a new one each time, for kept here it would keep the loader alive
+        """Substitute for a dataset, whose length is the number of samples in an epoch over all ranks."""
+        # a new one each time: an attribute would form a cycle that keeps the loader alive
         return NumberedMinibatches(self, samples=self._info.order.num_samples)
 
     @property
     def batch_sampler(self) -> MinibatchNumbers:
-        """The numbers of an epoch's minibatches, by which a trainer that resumes leaves out those that it had.
+        """The numbers of an epoch's minibatches, for trainers that resume by skipping minibatches.
 
-        It is for `accelerate.skip_first_batches`, with which Hugging Face's Trainer resumes: of a loader whose state
-        was loaded nothing is read again.
+        The Hugging Face Trainer resumes with `accelerate.skip_first_batches`, which reads this attribute. If the
+        loader's state was loaded, nothing is read a second time.
         """
         return MinibatchNumbers(self)
 
     @property
     def sampler(self) -> Loader:
-        """The loader itself: trainers look here for `set_epoch`."""
+        """The loader itself; trainers call `set_epoch` on this attribute."""
         return self
 
     def set_epoch(self, epoch: int) -> None:  # noqa: ARG002 - samplers shuffle by it
-        """Hear that an epoch begins, or goes on after a restart; the order does not depend on it.
+        """Start an epoch, or continue it after a restart; the order does not depend on ``epoch``.
 
-        A state that was saved during the step on an epoch's last minibatch is that epoch's end, and the loop after it
-        would yield nothing. A trainer that calls this has counted that epoch already, so the loader passes on to the
-        next one.
+        A state saved during the step on an epoch's last minibatch is the end of that epoch, so the loop after it yields
+        nothing. A trainer that calls this method has already counted that epoch, so the loader moves on to the next
+        one.
         """
         self._check_open()
         self._at_end = None
@@ -563,7 +555,7 @@ class Loader:
             'join with format="torch" for DataLoader(loader, batch_size=None)'
         )
 
-    # ---- for the service and for people ----
+    # ---- reports and metadata ----
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -572,16 +564,16 @@ class Loader:
 
     @property
     def categories(self) -> dict[str, tuple[str, ...]]:
-        """Field -> the texts that its numbers stand for, of the fields that were read from columns of texts."""
+        """The strings that the numbers of each categorical field stand for, by field."""
         return dict(self._info.categories)
 
     @property
     def stall_share(self) -> float:
-        """The share of this trial's time that it waited for data, 0 to 1, since it joined."""
+        """Fraction of this trial's time spent waiting for data since it joined, 0 to 1."""
         return self.report().stall_share
 
     def report(self) -> ConsumerReport:
-        """Return what this consumer did since it joined: samples, seconds of stall and of work; without ledgers."""
+        """Return this consumer's totals since it joined: samples, stall and work in seconds; without ledgers."""
         return ConsumerReport(
             loader=self._id,
             samples=self._samples,
@@ -595,26 +587,25 @@ class Loader:
         )
 
     def flush(self) -> None:
-        """Tell the service now what the next heartbeat would say: `report`, and ledgers of finished epochs."""
+        """Send the next heartbeat now: the totals of `report`, and ledgers of finished epochs."""
         if self._closed:
             return
         report = self._full_report()
-        self._stream.heartbeat(report)  # if it fails, whatever the error, the next one brings the same ledgers again
+        self._stream.heartbeat(report)  # if this fails, the next heartbeat sends the same ledgers again
         with self._unreported_lock:
-            reported = max(self._reported, report.first_ledger + len(report.ledgers))  # another thread may tell, too
+            reported = max(self._reported, report.first_ledger + len(report.ledgers))  # another thread may report, too
             del self._unreported[: reported - self._reported]
             self._reported = reported
 
     def _full_report(self) -> ConsumerReport:
-        """Return `report` with the ledgers of which it is not known that they were handed in."""
-        # Also those that another thread is just handing in: it may fail, and the service enters each only once.
+        # Includes ledgers that another thread is sending: it may fail, and the service enters each ledger only once.
         with self._unreported_lock:
             return replace(self.report(), ledgers=tuple(self._unreported), first_ledger=self._reported)
 
     def close(self) -> None:
-        """Leave the feed; what this consumer held is free for others. May be called twice.
+        """Leave the feed and release everything this consumer holds. May be called twice.
 
-        While the feed's coordinator is restarting it takes some seconds, if ledgers are still to be handed in.
+        Takes some seconds if the coordinator is restarting and ledgers are still to be sent.
         """
         if self._closed:
             return
@@ -648,24 +639,23 @@ class Loader:
 
 
 def _join_again(again: Callable[..., Loader], state: dict[str, Any]) -> Loader:
-    """Load a pickled loader."""
     return again(state=state)
 
 
 def _make_known_to_torch() -> None:
-    """Have DataLoader iterate over a loader instead of asking it for samples by number."""
-    from torch.utils.data import IterableDataset  # here: trials on NumPy do without
+    # Makes DataLoader iterate over a loader instead of requesting samples by number.
+    from torch.utils.data import IterableDataset  # here: NumPy trials do not need torch
 
-    IterableDataset.register(Loader)  # no base class, because that would be imported with this module
+    IterableDataset.register(Loader)  # not a base class: torch would be imported with this module
 
 
 def _check_is_not_stacked() -> None:
-    """Refuse a loop of a DataLoader that would put whole minibatches together to larger ones.
+    """Refuse a DataLoader loop that would stack whole minibatches.
 
-    Torch tells an iterable dataset nothing of the DataLoader, so this looks at who calls ``iter``.
+    Torch gives an iterable dataset no reference to the DataLoader, so this inspects the caller of ``iter``.
 
     Raises:
-        ConfigError: it is such a loop that begins.
+        ConfigError: the caller collates.
     """
     fetch = sys.modules.get("torch.utils.data._utils.fetch")
     caller = sys._getframe(2).f_locals.get("self")
@@ -677,7 +667,7 @@ def _check_is_not_stacked() -> None:
 
 
 def _own_samples(samples: BlockView, shard: BlockShard) -> BlockView:
-    """Return what is this rank's of the samples that it read; a rank that reads a part whole reads more than that."""
+    """Return this rank's samples; a rank that reads whole parts has read more."""
     if len(samples) == len(shard.rows):
         return samples
     rows = shard.good if samples.rows is None else samples.rows
@@ -688,21 +678,21 @@ def _own_samples(samples: BlockView, shard: BlockShard) -> BlockView:
 
 def _checked_batch_size(batch_size: int | None, default: int, world_size: int) -> int:
     size = default if batch_size is None else batch_size
-    if not isinstance(size, int) or isinstance(size, bool) or size < world_size:  # True is an int for Python
+    if not isinstance(size, int) or isinstance(size, bool) or size < world_size:  # True is an int in Python
         raise ConfigError(f"batch_size must be a whole number of at least world_size ({world_size}), got {size!r}")
     return size
 
 
 def _leave_quietly(stream: Stream, report: ConsumerReport | None = None) -> None:
-    """End the consumer's sessions, if there is still a feed: a loader may outlive its feed, and its cluster."""
+    """End the consumer's sessions if the feed still exists: a loader may outlive its feed and its cluster."""
     if not ray.is_initialized():
         return
     try:
         stream.leave(report)
     except Exception as error:
-        # Anything, because nobody is left whom it would help, and Ray has no class of its own for the error that a
-        # call of an actor of another cluster raises.
-        if report is not None and report.ledgers and not isinstance(error, FeedGoneError):  # which has no ledgers left
+        # Any error: nothing can be done about it, and Ray has no specific class for a call to an actor of another
+        # cluster.
+        if report is not None and report.ledgers and not isinstance(error, FeedGoneError):  # no ledgers left
             _log.warning(
                 "feed %r did not take the ledgers of the last %d epochs of a consumer that left: %s",
                 stream.info.settings.name, len(report.ledgers), error,

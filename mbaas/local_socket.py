@@ -1,11 +1,11 @@
-"""Messages between two processes of one machine that know each other through Ray, without Ray.
+"""Messages over Unix sockets between two processes of one machine that find each other through Ray.
 
-A call over a Unix socket takes a tenth of the CPU time of one through Ray (docs/scaling.md). Calls for blocks are by
-far the most frequent ones, so consumers make them over a socket (`mbaas.client.block_calls`), to their coordinator
-(`mbaas.coordinator.local_calls`), or to who gathers them for one on another machine (`mbaas.cache.relay`).
+A call over a Unix socket takes a tenth of the CPU time of a Ray call (docs/scaling.md). Calls for blocks are by far the
+most frequent, so consumers make them over a socket (`mbaas.client.block_calls`), to their coordinator
+(`mbaas.coordinator.local_calls`) or to a relay for a coordinator on another machine (`mbaas.cache.relay`).
 
-A socket's address is a name in Linux's abstract namespace, of which no file is left however its owner ends. Such a name
-has no permissions. So each side asks the kernel whose process the other one is, and speaks only to its own user's.
+A socket's address is a name in Linux's abstract namespace, which leaves no file however its owner ends. Such names have
+no permissions. So each side checks the user of the other process with the kernel, and accepts only its own user.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
 MOST_BYTES = 64 * 2**20
-"""A message is never longer: a delivery has some kilobytes, with thousands of bad samples some megabytes."""
+"""Upper bound on a message: a delivery has some kilobytes, with thousands of bad samples some megabytes."""
 
 _LENGTH = struct.Struct(">I")
 
 
 class BrokenSocketError(Exception):
-    """Says that nothing more will come over a socket: it was closed, or what came is no message."""
+    """The socket was closed, or received an invalid message."""
 
 
 def are_supported() -> bool:
-    """Tell whether this system has such sockets: Linux does."""
+    """Return whether this system has such sockets, as Linux does."""
     return sys.platform == "linux"
 
 
 def listen() -> tuple[socket.socket, str]:
-    """Return a socket to which processes of this machine can connect, not blocking, and its address.
+    """Return a non-blocking socket for connections from this machine, and its address.
 
     Raises:
-        OSError: the system gives none.
+        OSError: the system provides no socket.
     """
     address = f"mbaas-{secrets.token_hex(16)}"
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -53,10 +53,10 @@ def listen() -> tuple[socket.socket, str]:
 
 
 def connect(address: str, timeout_s: float) -> socket.socket:
-    """Return a socket that is connected to who listens at an address.
+    """Return a socket connected to the listener at an address.
 
     Raises:
-        OSError: nobody does on this machine, or somebody of another user.
+        OSError: no listener on this machine, or one of another user.
     """
     connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -71,27 +71,27 @@ def connect(address: str, timeout_s: float) -> socket.socket:
 
 
 def is_own_user(connected: socket.socket) -> bool:
-    """Tell whether the process at the other end is of this process's user."""
+    """Return whether the process at the other end has the same user as this process."""
     _, uid, _ = struct.unpack("3i", connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
     return bool(uid == os.geteuid())
 
 
 def framed(message: bytes) -> bytes:
-    """Return a message as it is sent: behind its length."""
+    """Return a message prefixed with its length."""
     return _LENGTH.pack(len(message)) + message
 
 
 class Messages:
-    """Cuts what comes over a socket into messages."""
+    """Splits the bytes from a socket into messages."""
 
     def __init__(self) -> None:
         self._left = bytearray()
 
     def put(self, received: bytes) -> Iterator[bytes]:
-        """Take in what was received, and yield the messages that are whole now.
+        """Add received bytes, and yield the messages that are now complete.
 
         Raises:
-            BrokenSocketError: a message is longer than `MOST_BYTES`, so it is none of ours.
+            BrokenSocketError: a message is longer than `MOST_BYTES`, and so invalid.
         """
         self._left += received
         while len(self._left) >= _LENGTH.size:
@@ -107,15 +107,15 @@ class Messages:
 
 
 Take: TypeAlias = "Callable[[Connection, bytes], object]"
-"""Takes a message that came over a connection."""
+"""Handler of a message from a connection."""
 
 
 class Connection(asyncio.Protocol):
     """The listener's end of a connection, in its event loop.
 
     Args:
-        take: what messages are given to.
-        gone: told when the other side is gone.
+        take: called with each message.
+        gone: called when the other side has disconnected.
     """
 
     def __init__(self, take: Take, gone: Callable[[Connection], object]) -> None:
@@ -147,17 +147,17 @@ class Connection(asyncio.Protocol):
             self._transport.write(framed(message))
 
     def hang_up(self) -> None:
-        """End the connection; nothing more is sent or taken."""
+        """End the connection; nothing more is sent or received."""
         assert self._transport is not None
         self._transport.abort()
 
 
 class Listener:
-    """Listens on a socket in an event loop, from the first question after its address on.
+    """Listens on a socket in an event loop, from the first call of `address`.
 
     Args:
-        take: what messages of all connections are given to.
-        gone: told of each connection that ended.
+        take: called with each message of all connections.
+        gone: called with each connection that ended.
     """
 
     def __init__(self, take: Take, gone: Callable[[Connection], object] = lambda _: None) -> None:
@@ -166,7 +166,7 @@ class Listener:
         self._server: asyncio.Server | None = None
 
     async def address(self) -> str | None:
-        """Return where processes of this machine can connect; None if there are no such sockets."""
+        """Return the address for processes of this machine; None if the system has no such sockets."""
         if self._address is None:
             self._address = asyncio.get_running_loop().create_task(self._listen())
         return await self._address
@@ -178,11 +178,11 @@ class Listener:
         try:
             listening, address = listen()
             self._server = await loop.create_unix_server(lambda: Connection(self._take, self._gone), sock=listening)
-        except OSError:  # too many files are open, most likely
+        except OSError:  # most likely too many open files
             return None
         return address
 
     def close(self) -> None:
-        """Take no more connections; those that are there stay."""
+        """Stop accepting connections; existing ones continue."""
         if self._server is not None:
             self._server.close()

@@ -1,17 +1,16 @@
-"""The values that cross from one process to another: what coordinators, prep workers, cache nodes and consumers say.
+"""The values exchanged between processes: coordinators, prep workers, cache nodes and consumers. All are frozen.
 
-They live apart from the actors that say them, so that a trial which joins a feed imports no actor. All are frozen.
-Those that users see, as parts of a `FeedStatus` for example, are dataclasses. What only mbaas itself says is a Struct
-of msgspec, and so are the events of its cores: each process of a feed makes these classes anew when it starts, and a
-dataclass takes 0.6 ms of that, a Struct 0.05.
+They are separate from the actors, so that a trial that joins a feed imports no actor. Classes that users see, for
+example as parts of a `FeedStatus`, are dataclasses. Internal messages and events are msgspec Structs: every process of
+a feed creates these classes when it starts, which takes 0.6 ms for a dataclass and 0.05 ms for a Struct.
 
-What becomes of a sample has three names on the way from storage to a trial, and each means one thing everywhere:
+A sample has three forms between storage and a trial:
 
-- ``encoded``: the bytes of one sample as they lie in storage, such as those of a JPEG file: ``uint8[nbytes]``. A slab
-  holds many of them end to end.
-- ``arrays``: the prepared samples of a part of a block, field by field, as `mbaas.fields.Arrays`. A block is the
-  arrays of its parts.
-- ``minibatch``: the samples that a trial gets at once, cut from the arrays of one block or several.
+- ``encoded``: the stored bytes of one sample, such as a JPEG file: ``uint8[nbytes]``. A slab holds many of these end to
+  end.
+- ``arrays``: the prepared samples of a part of a block, field by field, as `mbaas.fields.Arrays`. A block consists of
+  the arrays of its parts.
+- ``minibatch``: the samples that a trial gets at once, cut from the arrays of one or more blocks.
 """
 
 from __future__ import annotations
@@ -35,24 +34,24 @@ from mbaas.fields import SAMPLE_ID, Field
 from mbaas.order import Ids, OwnEpoch, SampleOrder, Shuffle
 from mbaas.placement import BlockPart, Placement
 
-if TYPE_CHECKING:  # a cache node needs neither, and is up sooner without them
+if TYPE_CHECKING:  # a cache node needs neither, and starts faster without them
     from mbaas.settings import FeedSettings
     from mbaas.transforms import Pipeline
 
 POLL_S = 10.0
-"""The coordinator answers a waiting call after this long at the latest, if only to say why there is nothing yet."""
+"""Longest time until the coordinator answers a waiting call, if only with the reason for the wait."""
 
 START_TIMEOUT_S = 90.0
-"""A feed that has not opened after this long is given up; a lack of CPUs is noticed after 30 s."""
+"""Time limit for opening a feed; a lack of CPUs is reported after 30 s."""
 
 TICK_S = 0.25
-"""The period at which leases, patience and task deadlines are looked at, and at which lanes compare notes."""
+"""Period of the checks of leases, patience and task deadlines, and of the exchange between lanes."""
 
 EngineName = Literal["cpu", "dali"]
 """The engines that prepare samples."""
 
 
-# ---- where the bytes of raw samples come from: own memory, another node's memory, a disk tier, storage ----
+# ---- sources of raw samples: local memory, another node's memory, a disk tier, storage ----
 
 
 @dataclass(frozen=True)
@@ -71,14 +70,14 @@ class Amount:
 
 @dataclass(frozen=True)
 class FetchCounts:
-    """Raw samples by where their bytes came from; the counts of several blocks, nodes or epochs add up.
+    """Raw samples by source; the counts of several blocks, nodes or epochs can be added.
 
     Attributes:
-        local: samples that lay in the memory of the node that needed them.
-        remote: samples that came from the memory of another node.
-        disk: samples that came from a disk tier.
-        storage: samples that were read from storage, those included that could not be read; these have no bytes.
-        decoded: those of all these that came decoded, so that their pipeline begins after its prefix.
+        local: samples from the memory of the node that needed them.
+        remote: samples from the memory of another node.
+        disk: samples from a disk tier.
+        storage: samples read from storage, including unreadable ones, which have no bytes.
+        decoded: the subset of all samples that was already decoded, whose pipeline starts after its prefix.
     """
 
     local: Amount = Amount()
@@ -107,25 +106,25 @@ class FetchCounts:
 
     @property
     def all(self) -> Amount:
-        """All samples, wherever they came from."""
+        """All samples, from every source."""
         return self.local + self.remote + self.disk + self.storage
 
     @property
     def hit_rate(self) -> float:
-        """The share of the samples for which storage was not asked, 0 to 1; 0 before the first."""
+        """Fraction of the samples that were not read from storage, 0 to 1; 0 before the first."""
         samples = self.all.samples
         return 1 - self.storage.samples / samples if samples else 0.0
 
     def from_afar(self) -> FetchCounts:
-        """Count the same samples for another node that asked for them: what was local here is remote there."""
+        """Return the same counts as seen by another node that requested them: local becomes remote."""
         return FetchCounts(Amount(), self.remote + self.local, self.disk, self.storage, self.decoded)
 
 
 @dataclass(frozen=True)
 class FetchSpeeds:
-    """What one thread of a node gets from each tier, in bytes/s, beside all others that read there.
+    """Bytes/s that one thread of a node gets from each tier while all other threads read there, too.
 
-    None means that it is not known yet. The names are those of `FetchCounts`.
+    None means not measured yet. The names are the same as in `FetchCounts`.
     """
 
     local: float | None = None
@@ -137,17 +136,16 @@ class FetchSpeeds:
 # ---- samples and blocks, as prep workers make them ----
 
 ROW = "row"
-"""Name of an array beside the fields of a part of a block that is not all of it: which rows of the block these are,
-int64[n], ascending."""
+"""Name of the array with a partial block's row numbers in the block: int64[n], ascending."""
 
 
 class SampleSpec(Struct, frozen=True):
-    """What every prepared sample of a feed looks like.
+    """Fields of every prepared sample of a feed.
 
     Attributes:
-        made: the field that prep makes of a sample's bytes: of images uint8 (height, width, 3), unless a Map makes
-            something else. If samples differ in their first length, or in several, `Field.longest` bounds all of them.
-        known: the fields that the dataset knows.
+        made: the field that prep makes from a sample's bytes: for images uint8 (height, width, 3), unless a Map changes
+            that. If samples differ in one or more lengths, `Field.longest` bounds all of the samples.
+        known: the fields of the dataset.
     """
 
     made: Field
@@ -155,7 +153,7 @@ class SampleSpec(Struct, frozen=True):
 
     @property
     def fields(self) -> tuple[Field, ...]:
-        """All that a minibatch has, in this order."""
+        """All fields of a minibatch, in this order."""
         return (self.made, *self.known, SAMPLE_ID)
 
     @property
@@ -165,13 +163,12 @@ class SampleSpec(Struct, frozen=True):
 
 
 MUCH_LEFT_OUT = 0.1
-"""Above this share of an epoch's samples, to leave out bad ones (``on_bad_sample="skip"``) is more than a blemish, and
-is said in words."""
+"""Fraction of an epoch's samples above which skipped bad samples (``on_bad_sample="skip"``) cause a warning."""
 
 
 @dataclass(frozen=True)
 class BadSample:
-    """A sample that could not be prepared: its id, where its bytes come from, and one clause that says why."""
+    """A sample that could not be prepared: id, source of its bytes, and a clause with the reason."""
 
     sample_id: int
     uri: str
@@ -179,13 +176,8 @@ class BadSample:
 
 
 class SlotColumn(Struct, frozen=True):
-    """Where an array lies in a slot.
-
-    Attributes:
-        name: of the field; a `Packed` one has several arrays.
-        at: the first byte, from the slot's beginning.
-        dtype: NumPy's text for it.
-        shape: of the array.
+    """Position of an array in a slot: its field (a `Packed` field has several arrays), offset in bytes, dtype and
+    shape.
     """
 
     name: str
@@ -198,13 +190,10 @@ class Slot(Struct, frozen=True):
     """A block's arrays in the memory of the worker that made them; see `mbaas.slots`.
 
     Attributes:
-        path: under which processes of its node open that memory.
-        token: 16 random bytes at the beginning of that memory: what has this path may be another process's, or another
-            machine's.
-        number: of the slot.
-        begin, nbytes: where it lies in that memory.
-        written: how often the slot had been written when the arrays were in it.
-        columns: the arrays.
+        path: path under which processes of the same node open the memory.
+        token: 16 random bytes at the beginning of the memory, because another process or machine may use the same path.
+        begin, nbytes: position of the slot in the memory.
+        written: generation of the slot: the number of writes before the arrays were complete.
         packed: names of the fields that are `Packed`.
     """
 
@@ -219,21 +208,21 @@ class Slot(Struct, frozen=True):
 
 
 class BlockMeta(Struct, frozen=True):
-    """What the coordinator learns of a finished part of a block, without its pixels.
+    """Metadata of a finished part of a block: counts, timings, bad samples.
 
     Attributes:
         block: global block number.
-        epoch: number of the epoch from which chance in it followed.
+        epoch: epoch that determined the part's random numbers.
         samples: rows in the part.
         bad: samples that were left out (``on_bad_sample="skip"``), or the first bad one ("raise"; ``samples`` is 0
             then).
         fetch_s: seconds that prep waited for raw bytes.
         prep_s: seconds of decoding and transforming.
-        fetched: the raw samples, by where their bytes came from, as the worker's node sees it.
+        fetched: the raw samples by source, as seen from the worker's node.
         nbytes: bytes of the staged arrays.
-        away: a sample that storage does not give, and may give later: nothing was made.
-        cpu_s: CPU-seconds that the worker's process took for the feed until then, of all of its threads.
-        slot: where the arrays lie, if that is not Ray's object store.
+        away: a sample that storage may deliver later; the part was not made.
+        cpu_s: CPU-seconds of all threads of the worker process for the feed so far.
+        slot: position of the arrays, if they are not in Ray's object store.
     """
 
     block: int
@@ -250,16 +239,15 @@ class BlockMeta(Struct, frozen=True):
 
     @property
     def rows(self) -> int:
-        """Number of rows of the block that the part stands for, those that were left out included."""
+        """Number of rows of the block that the part covers, including bad samples."""
         return self.samples + len(self.bad)
 
 
 class DecodedCosts(Struct, frozen=True):
-    """What decoded samples cost and save, on average over the samples that were tried.
+    """Costs and savings of decoded samples, averaged over the samples that were tried.
 
     Attributes:
-        sample_bytes: bytes of one.
-        sample_s: seconds that one thread takes to prepare a sample from what storage has.
+        sample_s: time of one thread to prepare a sample from its stored form, in seconds.
         rest_s: the same from its decoded form.
         dataset_bytes: estimated bytes of all samples decoded: the upper end of a 95 % confidence interval.
     """
@@ -271,13 +259,12 @@ class DecodedCosts(Struct, frozen=True):
 
 
 class Probe(Struct, frozen=True):
-    """What is learned of a feed's samples before it is laid out.
+    """Measurements of a feed's samples, made before the feed is laid out.
 
     Attributes:
-        spec: shape and dtype of a prepared sample.
-        sample_s: seconds that a worker takes to prepare one.
-        read_s: seconds that a node takes for each sample that it reads from storage, many at once.
-        decoded: what decoded samples cost; None if none could be made.
+        sample_s: time of a worker to prepare one sample, in seconds.
+        read_s: seconds per sample that a node reads from storage, many at once.
+        decoded: None if no decoded sample could be made.
     """
 
     spec: SampleSpec
@@ -287,14 +274,14 @@ class Probe(Struct, frozen=True):
 
 
 class DecodedSamples(Struct, frozen=True):
-    """What the decoded samples of a feed are, and what it costs and saves to keep them.
+    """Identity, costs and savings of a feed's decoded samples.
 
     Attributes:
-        prefix: the transforms that made them, and the engine: equal for feeds whose decoded samples are the same.
-        costs: of a sample.
-        threads: that prepare on a node, all together.
-        undecoded_share: of the samples, which DALI makes beside the cpu engine, and of which none is kept decoded; see
-            `mbaas.order.in_share`.
+        prefix: the transforms that made them, and the engine: equal for feeds with the same decoded samples.
+        costs: of one sample.
+        threads: that prepare on a node, in total.
+        undecoded_share: fraction of the samples that DALI prepares next to the cpu engine, and which are never cached
+            decoded; see `mbaas.order.in_share`.
     """
 
     prefix: str
@@ -304,18 +291,14 @@ class DecodedSamples(Struct, frozen=True):
 
 
 class PrepConfig(Struct, frozen=True):
-    """How a feed's samples are prepared: what a worker must know before it can try one.
+    """Settings with which a worker prepares a feed's samples.
 
     Attributes:
-        feed: its name.
-        pipeline: what is done to each sample.
-        engine: the engine that does it.
-        seed: the seed of the feed; random transforms depend on it.
-        threads: how many the engine has.
+        threads: threads of the engine.
         on_bad_sample: "raise" ends a block at its first bad sample, "skip" leaves bad samples out.
-        prep_s: the feed's ``timeouts.prep_s``, after which a worker that makes no progress is taken for stuck.
-        shares_gpu: whether it works on a GPU of which it reserves nothing.
-        dali_share: of the samples, which the dali engine makes with DALI.
+        prep_s: the feed's ``timeouts.prep_s``, after which a worker without progress is considered stuck.
+        shares_gpu: True if it works on a GPU that it has not reserved.
+        dali_share: fraction of the samples that the dali engine prepares with DALI.
     """
 
     feed: str
@@ -330,14 +313,9 @@ class PrepConfig(Struct, frozen=True):
 
 
 class WorkerBrief(Struct, frozen=True):
-    """All that a prep worker must know to work for a feed, except the dataset.
+    """Everything that a prep worker needs to work for a feed, except the dataset.
 
-    The dataset is an argument of its own wherever a brief goes: Ray turns a reference into its object only there.
-
-    Attributes:
-        config: how samples are prepared.
-        order: the order of the feed's samples, cut into blocks.
-        spec: what a prepared sample looks like.
+    The dataset is always a separate argument: Ray resolves a reference only at the top level of a call's arguments.
     """
 
     config: PrepConfig
@@ -346,7 +324,7 @@ class WorkerBrief(Struct, frozen=True):
 
 
 class WorkerLocation(Struct, frozen=True):
-    """A worker's process id, the node where it runs, and the feed for which it works (idle: that started it)."""
+    """A worker's process id, its node, and the feed that it works for (idle: the feed that started it)."""
 
     pid: int
     node: str
@@ -357,12 +335,12 @@ class WorkerLocation(Struct, frozen=True):
 
 
 class Lane(Struct, frozen=True):
-    """One lane, and its blocks: its own block 0, 1, 2, ... against their numbers in the feed.
+    """One lane, and the mapping between its block numbers 0, 1, 2, ... and the feed's block numbers.
 
     Attributes:
         feed_blocks: blocks in an epoch of the feed; at least ``lanes``.
-        number: which lane it is, in [0, lanes).
-        lanes: how many the feed has.
+        number: of the lane, in [0, lanes).
+        lanes: number of lanes of the feed.
     """
 
     feed_blocks: int
@@ -371,37 +349,37 @@ class Lane(Struct, frozen=True):
 
     @property
     def blocks_per_epoch(self) -> int:
-        """Number of the lane's own blocks in an epoch."""
+        """Number of the lane's blocks in an epoch."""
         return -(-(self.feed_blocks - self.number) // self.lanes)
 
     def feed_block(self, own: int) -> int:
-        """Return the feed's number of the lane's own block."""
-        # Lanes are dealt out anew in every epoch, so each lane has the same number of blocks in all of them.
+        """Return the feed's number of the lane's block ``own``."""
+        # Blocks are dealt out from lane 0 in every epoch, so a lane has the same number of blocks in each epoch.
         epoch, index = divmod(own, self.blocks_per_epoch)
         return epoch * self.feed_blocks + index * self.lanes + self.number
 
     def first_from(self, block: int) -> int:
-        """Return the lane's own number of its first block that is, or comes after, the feed's ``block``."""
+        """Return the lane's number of its first block at or after the feed's ``block``."""
         epoch, index = divmod(block, self.feed_blocks)
-        # minus the floor of the opposite is the ceiling: the lane's blocks of this epoch that come before
+        # ceil(x) = -floor(-x): the number of earlier blocks of the lane in this epoch
         return epoch * self.blocks_per_epoch - (self.number - index) // self.lanes
 
     def has(self, block: int) -> bool:
-        """Return whether the feed's ``block`` is one of the lane's."""
+        """Return whether the feed's ``block`` belongs to the lane."""
         return block % self.feed_blocks % self.lanes == self.number
 
 
-# ---- what consumers and coordinators say to each other ----
+# ---- messages between consumers and coordinators ----
 
 MOST_NAME = 500
-"""Characters of a consumer's name."""
+"""Longest consumer name, in characters."""
 
 
 class ConsumerName(Struct, frozen=True):
-    """Who a consumer is: a trial, or one rank of a data-parallel trial.
+    """Identity of a consumer: a trial, or one rank of a data-parallel trial.
 
     Attributes:
-        trial: the name that all ranks of the trial have in common.
+        trial: the name shared by all ranks of the trial.
         rank, world_size: 0 and 1 for a trial that is one consumer.
     """
 
@@ -410,21 +388,21 @@ class ConsumerName(Struct, frozen=True):
     world_size: int = 1
 
     def __str__(self) -> str:
-        """Return the name under which the feed knows the consumer, and shows it."""
+        """Return the name under which the feed lists the consumer."""
         return self.trial if self.world_size == 1 else f"{self.trial}[{self.rank}]"
 
 
 JoinStart = Literal["epoch", "now"]
-"""Where a consumer begins that brings no state: with an epoch of the feed, or at once."""
+"""Start of a consumer without a state: at the next epoch of the feed, or immediately."""
 
 
 @dataclass(frozen=True)
 class Claims:
-    """What a feed keeps of its cluster for itself.
+    """Cluster resources that a feed reserves.
 
     Attributes:
-        memory: what cache and staging may take of each node's object store.
-        cpus, gpus: reserved by prep workers that the feed started, lent ones included.
+        memory: upper bound for cache and staging in each node's object store.
+        cpus, gpus: reserved by prep workers that the feed started, including lent ones.
     """
 
     memory: MemoryClaim
@@ -433,19 +411,16 @@ class Claims:
 
 
 class FeedInfo(Struct, frozen=True):
-    """What a consumer must know of a feed.
+    """Everything that a consumer needs to know about a feed.
 
     Attributes:
-        settings: the feed's options.
-        order: the order of its samples, cut into blocks.
-        spec: what a prepared sample looks like.
         fingerprint: hash of dataset, pipeline, seed and order; a saved state belongs to one fingerprint.
-        normalize: the pipeline's `Normalize`, which runs on the consumer's side, or None.
-        has_images: whether samples are images, which become channels-first as torch; everything else stays as it is.
+        normalize: the pipeline's `Normalize`, which runs in the consumer, or None.
+        has_images: True if samples are images, which become channels-first in torch; other fields keep their axes.
         class_names: names of the labels.
-        categories: field -> what its numbers stand for, of the fields of categories.
-        engine: that prepares the samples; another one would make other pixels of them.
-        lanes: coordinators of the lanes after the first; none in a feed of one lane.
+        engine: that prepares the samples; another engine would produce different pixels.
+        categories: field -> the strings that its numbers stand for, of categorical fields.
+        lanes: coordinators of the lanes after the first; empty in a feed with one lane.
     """
 
     settings: FeedSettings
@@ -461,15 +436,15 @@ class FeedInfo(Struct, frozen=True):
 
 
 class Resumption(Struct, frozen=True):
-    """Where a consumer goes on in the middle of its own epoch, and how that epoch is shuffled.
+    """Position of a consumer in the middle of its own epoch, and that epoch's shuffle.
 
     Attributes:
         start: the first block that it needs.
-        own_epoch: where its own epoch lies.
-        epoch: number of the stream's epoch whose shuffle it knows: that of ``start``; or the one before, if it needs
-            the next epoch from its beginning on.
-        shuffle: of that epoch.
-        taken: whether it has taken anything of its own epoch; one that has not may begin elsewhere.
+        own_epoch: span of its own epoch.
+        epoch: number of the stream's epoch with a known shuffle: the epoch of ``start``; or the one before, if the
+            consumer needs the next epoch from its beginning.
+        shuffle: of ``epoch``.
+        taken: True if it has received part of its own epoch; otherwise it may begin elsewhere.
     """
 
     start: int
@@ -479,20 +454,20 @@ class Resumption(Struct, frozen=True):
     taken: bool = True
 
     def moved(self, epochs: int, blocks_per_epoch: int) -> Resumption:
-        """Return the same where the stream's epochs have numbers that are higher by ``epochs``."""
+        """Return the same position in a stream whose epoch numbers are higher by ``epochs``."""
         by = epochs * blocks_per_epoch
         return replace(self, start=self.start + by, own_epoch=self.own_epoch.moved(by), epoch=self.epoch + epochs)
 
 
 class Start(Struct, frozen=True):
-    """Where a consumer begins.
+    """Position where a consumer begins.
 
     Attributes:
-        block: the first block; None for an epoch's beginning, whichever is shared.
-        flexible: whether it may also begin a later epoch than that which begins at ``block``, to share it with others.
-        now: whether it begins at once wherever others are, in the middle of their epoch if need be; with a ``block``,
-            where they are from there on.
-        resumed: where ``block`` is in the middle of its own epoch, where that lies and how it is shuffled.
+        block: the first block; None for the next shared beginning of an epoch.
+        flexible: True if it may begin a later epoch than the one at ``block``, to share it with others.
+        now: True if it begins immediately at the position of the others, even in the middle of their epoch; with a
+            ``block``, at their position from there on.
+        resumed: span and shuffle of its own epoch, if ``block`` is in the middle of it.
     """
 
     block: int | None = None
@@ -502,25 +477,24 @@ class Start(Struct, frozen=True):
 
     @property
     def is_exact(self) -> bool:
-        """Whether it must be this very block."""
+        """True if it must be exactly this block."""
         return self.block is not None and not self.flexible and not self.now
 
     def of_lane(self, lane: Lane) -> Start:
-        """Return the same in the own blocks of one of several lanes, where consumers begin when epochs do."""
+        """Return the same start in the block numbers of one lane; with several lanes, consumers begin at epochs."""
         if lane.lanes == 1:
             return self
         return Start(None if self.block is None else lane.first_from(self.block), self.flexible)
 
 
 class JoinRequest(Struct, frozen=True):
-    """What a consumer says when it opens a session in a lane.
+    """A consumer's request to open a session in a lane.
 
     Attributes:
-        name: who it is.
-        start: where it begins, in the lane's own blocks.
-        node: id of the node where it runs: if that dies, so does the consumer.
-        born: when its loader was made, Unix time in nanoseconds. It tells a trial that was started again with another
-            number of ranks from what is left of its earlier run.
+        start: position in the lane's block numbers.
+        node: id of the consumer's node: if the node dies, so does the consumer.
+        born: creation of its loader, Unix time in nanoseconds. It distinguishes a trial that was restarted with another
+            number of ranks from the remains of its earlier run.
     """
 
     name: ConsumerName
@@ -533,11 +507,9 @@ class Admission(Struct, frozen=True):
     """The answer to a join.
 
     Attributes:
-        session: the session's number; calls of an older one of the same consumer are refused.
-        cursor: its first block, in the lane's own count.
-        own_epoch: where the consumer's own epoch lies, in the lane's own count.
-        info: what the consumer must know of the feed.
-        lane: the lane that it joined.
+        session: the session's number; calls of an older session of the same consumer are refused.
+        cursor: its first block, in the lane's numbers.
+        own_epoch: the consumer's own epoch, in the lane's numbers.
     """
 
     session: int
@@ -551,15 +523,15 @@ class DeliveredPart(Struct, frozen=True):
     """One part of a block, in the memory of the node that made it.
 
     Attributes:
-        meta: what it holds.
-        refs: the reference to its `Arrays`, or none if it ended in an error; on the way to consumers it is
-            `mbaas.uncounted.Uncounted`. In a list, because Ray replaces a bare reference in a call's arguments by the
-            object, which nobody needs on the way. Where the arrays lie in a slot of the worker's memory: the
-            `mbaas.slots.HeldSlot`, and on the way its `Slot`.
+        meta: counts and timings.
+        refs: the reference to its `Arrays`, or empty after an error; in transit to consumers an
+            `mbaas.uncounted.Uncounted`. It is a list because Ray would replace a bare reference in a call's arguments
+            by the object. For arrays in a slot of the worker's memory: the `mbaas.slots.HeldSlot`, in transit its
+            `Slot`.
         number: its number in the block.
-        task: the task that made it; a part that is made again has another one.
-        node: id of the node where it lies.
-        block_part: the home of its samples, and the version of the placement by which it was cut.
+        task: the task that made it; a part that is made again has another task.
+        node: id of the node that stores it.
+        block_part: the home node of its samples, and the placement version by which it was cut.
     """
 
     meta: BlockMeta
@@ -571,14 +543,14 @@ class DeliveredPart(Struct, frozen=True):
 
 
 class DeliveredBlock(Struct, frozen=True):
-    """A block that is made, or could not be made.
+    """A block that was made, or could not be made.
 
     Attributes:
-        number: the block's, in the lane's own count.
+        number: the block's, in the lane's numbers.
         shuffle: of the block's epoch.
-        parts: all of them; or, if there are bad samples, those without arrays, which say which.
-        error: why it could not be made, if that is not a bad sample.
-        is_new: whether nobody was given it before: it was prepared for this consumer.
+        parts: all parts; or, if there are bad samples, only the parts without arrays, which list these samples.
+        error: reason why it could not be made, if that is not a bad sample.
+        is_new: True if no consumer had it before: it was prepared for this one.
     """
 
     number: int
@@ -589,12 +561,12 @@ class DeliveredBlock(Struct, frozen=True):
 
     @property
     def has_failed(self) -> bool:
-        """Whether it holds no samples, because one of them is bad or because it could not be made."""
+        """True if it contains no samples, because a sample is bad or because it could not be made."""
         return self.error is not None or not all(part.refs for part in self.parts)
 
 
 class UnreadablePart(Struct, frozen=True):
-    """A part of a block that cannot be read any more, and the task that made it."""
+    """A part of a block that can no longer be read, and the task that made it."""
 
     block: int
     part: int
@@ -605,10 +577,10 @@ class BlockCall(Struct, frozen=True):
     """A consumer's call for blocks.
 
     Attributes:
-        consumer, session: who calls.
+        consumer, session: the caller.
         cursor, released, done, want, number, began, unheld: see `mbaas.core.events.Ask`.
-        poll_s: seconds after which it wants an answer, even if that brings nothing.
-        unreadable: parts of blocks that it was given and could not read.
+        poll_s: seconds until an answer is due, even an empty one.
+        unreadable: delivered parts that it could not read.
     """
 
     consumer: str
@@ -626,8 +598,8 @@ class BlockCall(Struct, frozen=True):
     def plain(self) -> list[Any]:
         """Return one list of plain values, as `mbaas.core.calls.block_call` takes it.
 
-        Ray packs each argument of a call by itself, and all but plain values by pickle. That costs a trial and the
-        coordinator 0.2 ms each, for every block.
+        Ray packs each argument of a call separately, and pickles all but plain values. That would cost the trial and
+        the coordinator 0.2 ms each, for every block.
         """
         unreadable = [[part.block, part.part, part.task] for part in self.unreadable]
         unheld = None if self.unheld is None else list(self.unheld)
@@ -640,18 +612,18 @@ class BlockCall(Struct, frozen=True):
 
 
 class Delivery(Struct, frozen=True):
-    """The answer to a call that asked for blocks.
+    """The answer to a call for blocks.
 
     Attributes:
-        blocks: in the order of the feed; empty if there is nothing yet, or on an error.
-        peer_idle_s: seconds since the last answer with blocks in which prep was idle because of other consumers.
-        as_copy: whether the blocks must be copied when they are read, so that nothing of them is held.
-        waits_for: if there is nothing yet, a clause that says why.
-        progress: a number that changes whenever the feed does something; a wait without change has a deadline.
-        error: why there will be nothing more in this session.
-        expelled: whether the error ends this session only: the consumer may join again at its cursor.
-        socket: of an answer through Ray, where on the consumer's machine it may call from now on, instead of through
-            Ray; see `mbaas.local_socket`. None if there is no such place.
+        blocks: in the order of the feed; empty if none is ready, or on an error.
+        peer_idle_s: idle time of prep because of other consumers since the last answer with blocks, in seconds.
+        as_copy: True if blocks must be copied when read, so that their memory is not pinned.
+        waits_for: the reason for an empty answer, as a clause.
+        progress: a number that changes whenever the feed makes progress; a wait without progress has a deadline.
+        error: the reason why this session gets no more blocks.
+        expelled: True if the error ends this session only: the consumer may join again at its cursor.
+        socket: in an answer through Ray: path of the socket on the consumer's machine for further calls, which bypass
+            Ray; see `mbaas.local_socket`. None without a socket.
     """
 
     blocks: tuple[DeliveredBlock, ...] = ()
@@ -665,12 +637,12 @@ class Delivery(Struct, frozen=True):
 
 
 class SocketAnswer(Struct, frozen=True):
-    """What a coordinator answers to a call for blocks that came over a socket.
+    """A coordinator's answer to a call for blocks over a socket.
 
     Attributes:
-        number: what the consumer numbered the call with.
-        delivery: the answer; None if the call must be made through Ray.
-        error: what the call raised instead.
+        number: the consumer's number of the call.
+        delivery: None if the call must be made through Ray.
+        error: raised by the call.
     """
 
     number: object
@@ -679,24 +651,25 @@ class SocketAnswer(Struct, frozen=True):
 
 
 MOST_SHUFFLED = 200
-"""Characters that say how an epoch was shuffled; a ledger is small."""
+"""Upper bound on the characters of `EpochLedger.shuffled`, to keep ledgers small."""
 
 
 @dataclass(frozen=True)
 class EpochLedger:
-    """What one consumer received in one epoch, against what the epoch holds.
+    """Samples that one consumer received in one epoch, and the expected ones.
 
     Attributes:
         epoch: the consumer's own count of epochs, from 0.
-        feed_epoch: the feed's epoch, which fixes order and transforms.
+        feed_epoch: the feed's epoch, which determines order and transforms.
         samples: samples received.
         id_hash: order-independent hash of their ids (`mbaas.order.id_hash`).
-        expected_samples, expected_id_hash: the same of what the epoch must hold, without samples left out as bad.
-        seconds: from the beginning of the consumer's loop until its last minibatch was handed out; 0 if the loop held
+        expected_samples, expected_id_hash: the same for the whole epoch, without samples left out as bad.
+        seconds: from the beginning of the consumer's loop until its last minibatch was returned; 0 if the loop held
             only the rest of the epoch.
-        begin: the position in the feed's epoch at which the epoch began; above 0 if the consumer began in the middle.
-        shuffled: how the feed's epoch was shuffled in which the last minibatch ends (`mbaas.order.Shuffle.text`); with
-            the seed and ``begin`` it says what every minibatch of the epoch held. At most `MOST_SHUFFLED` characters.
+        begin: the position in the feed's epoch at which the epoch began; above 0 if the consumer joined mid-epoch.
+        shuffled: shuffle of the feed's epoch that contains the end of the last minibatch (`mbaas.order.Shuffle.text`).
+            With the seed and ``begin``, it determines the contents of every minibatch. At most `MOST_SHUFFLED`
+            characters.
     """
 
     epoch: int
@@ -705,14 +678,14 @@ class EpochLedger:
     id_hash: int
     expected_samples: int
     expected_id_hash: int
-    # These say nothing of what the epoch held: two epochs are equal if they held the same.
+    # Not compared: two ledgers are equal if their epochs had the same samples.
     seconds: float = field(default=0.0, compare=False)
     begin: int = field(default=0, compare=False)
     shuffled: str = field(default="", compare=False)
 
     @property
     def exact(self) -> bool:
-        """Whether each sample of the epoch was received exactly once."""
+        """True if each sample of the epoch was received exactly once."""
         return (self.samples, self.id_hash) == (self.expected_samples, self.expected_id_hash)
 
 
@@ -720,12 +693,10 @@ class LedgerEntry(Struct, frozen=True):
     """The ledger of one epoch of one consumer.
 
     Attributes:
-        consumer: its name.
-        loader: tells loaders of one name apart.
-        number: how many epochs the loader had finished before. Not ``ledger.epoch``: a trial that loads an older state
-            has an epoch twice.
-        at: when the ledger arrived, Unix time in seconds.
-        ledger: what it says.
+        loader: id that distinguishes loaders of the same name.
+        number: epochs that the loader had finished before. This differs from ``ledger.epoch`` if a trial loads an older
+            state and repeats an epoch.
+        at: arrival of the ledger, Unix time in seconds.
     """
 
     consumer: str
@@ -737,12 +708,7 @@ class LedgerEntry(Struct, frozen=True):
 
 @dataclass(frozen=True)
 class ReadBytes:
-    """Bytes of prepared samples that a consumer read, by where they lay.
-
-    Attributes:
-        local: in the memory of the consumer's own node.
-        remote: on other nodes.
-    """
+    """Bytes of prepared samples that a consumer read, from its own node and from others."""
 
     local: int = 0
     remote: int = 0
@@ -756,21 +722,21 @@ class ReadBytes:
 
 @dataclass(frozen=True)
 class ConsumerReport:
-    """What a consumer says of itself with each heartbeat.
+    """A consumer's totals, sent with each heartbeat.
 
     Attributes:
-        loader: tells loaders of the same name apart; all numbers are sums over one loader's life.
+        loader: id that distinguishes loaders of the same name; all numbers are totals over one loader's life.
         samples: delivered to the trial since it joined.
-        prepared: samples that were prepared for it, and not for another trial that was given them before; of what ranks
-            share, all samples count for one of them.
+        prepared: samples prepared for this consumer, without samples that another trial had received before; samples
+            shared by ranks count for one rank only.
         wait_s: seconds that the trial waited for data (its data stall).
-        fetch_stall_s: the part of ``wait_s`` in which prep waited for bytes.
-        peer_stall_s: the part of ``wait_s`` in which prep was idle because of other trials; the rest is prep stall.
+        fetch_stall_s: the part of ``wait_s`` with prep waiting for bytes.
+        peer_stall_s: the part of ``wait_s`` with prep idle because of other trials; the rest is prep stall.
         step_s: seconds that the trial worked between minibatches.
         read_bytes: of prepared samples that were read for it.
-        ledgers: of finished epochs, all those of which the loader does not know that they arrived.
-        first_ledger: how many epochs the loader had finished before the first of them.
-        time_to_first_batch_s: seconds from `mbaas.join` to the first minibatch; 0 until it came.
+        ledgers: of finished epochs that have not been acknowledged.
+        first_ledger: number of epochs that the loader had finished before the first ledger.
+        time_to_first_batch_s: seconds from `mbaas.join` to the first minibatch; 0 before that.
     """
 
     loader: str = ""
@@ -786,44 +752,44 @@ class ConsumerReport:
     time_to_first_batch_s: float = 0.0
 
     def plus(self, other: ConsumerReport) -> ConsumerReport:
-        """Return the sums of both, and nothing else."""
+        """Return the sums of both reports; other fields get their defaults."""
         return ConsumerReport(**{name: getattr(self, name) + getattr(other, name) for name in _SUMS})
 
     def since(self, before: ConsumerReport) -> ConsumerReport:
-        """Return what was done since an earlier report of the same loader, and nothing else."""
+        """Return the difference to an earlier report of the same loader; other fields get their defaults."""
         return ConsumerReport(self.loader, **{name: getattr(self, name) - getattr(before, name) for name in _SUMS})
 
     def is_older_than(self, other: ConsumerReport) -> bool:
-        """Whether the same loader had done less when it said this."""
+        """Return whether this is an earlier report of the same loader."""
         done = (self.samples, self.wait_s + self.step_s)
         return self.loader == other.loader and done < (other.samples, other.wait_s + other.step_s)
 
     @property
     def prep_stall_s(self) -> float:
-        """The part of ``wait_s`` in which prep was computing."""
+        """The part of ``wait_s`` with prep computing."""
         return max(0.0, self.wait_s - self.fetch_stall_s - self.peer_stall_s)
 
     @property
     def stall_share(self) -> float:
-        """The share of the trial's time that it waited for data, 0 to 1."""
+        """Fraction of the trial's time spent waiting for data, 0 to 1."""
         total = self.wait_s + self.step_s
         return self.wait_s / total if total > 0 else 0.0
 
 
 _NO_SUMS = ("loader", "ledgers", "first_ledger", "time_to_first_batch_s")
 _SUMS = tuple(field.name for field in fields(ConsumerReport) if field.name not in _NO_SUMS)
-"""The fields of a report that are sums over the loader's life."""
+"""The fields of a report that are totals over the loader's life."""
 
 # ---- ranks of data-parallel trials ----
 
 
 class RankPlan(Struct, frozen=True):
-    """What decides how the minibatches of an epoch are shared out between ranks.
+    """Division of an epoch's minibatches among ranks.
 
     Attributes:
-        nodes: for each rank the id of its node.
-        placement: on which nodes samples are prepared; None if that is one node.
-        shuffle: how the epoch is shuffled, as the first rank that had a block of it found; None before that.
+        nodes: the id of each rank's node.
+        placement: None if only one node prepares samples.
+        shuffle: of the epoch, as found by the first rank that had a block of this epoch; None before that.
     """
 
     nodes: tuple[str, ...]
@@ -834,11 +800,12 @@ class RankPlan(Struct, frozen=True):
         """Return the rank that gets each sample: int64[n] -> int64[n], in [0, ranks).
 
         Args:
-            sample_ids: the samples of a minibatch, or of a run of it.
-            first: samples of the minibatch that were shared out before these: all runs together are even, too.
+            sample_ids: the samples of a minibatch, or of a part of one.
+            first: samples of the minibatch that were assigned before these, so that the whole minibatch is divided
+                evenly.
         """
         p = len(self.nodes)
-        # `assign` gives what does not divide to the first ranks: so each run begins with another one.
+        # `assign` gives the remainder to the first ranks, so each run begins with another rank.
         turn = np.roll(np.arange(p), -(first % p))
         node_weights = () if self.placement is None else self.placement.nodes
         known = sorted({*self.nodes, *node_weights})
@@ -851,17 +818,18 @@ class RankPlan(Struct, frozen=True):
 
 
 class RankReport(Struct, frozen=True):
-    """What one rank tells of itself with every session.
+    """One rank's report of itself, sent with every session.
 
     Attributes:
-        name: which rank it is, of which trial.
-        batch_size: samples in a minibatch of all ranks; ranks with another one are not of its trial.
+        name: trial and rank.
+        batch_size: samples in a minibatch of all ranks; ranks with another size belong to another trial.
         session: number of its session.
-        node: id of the node where it runs.
-        cursor: the block at which its session begins; here and below, blocks are the first lane's own.
-        floats: whether it may begin at another epoch, to begin with the others.
-        aside: by how much the number of its epoch is above that of the epoch whose order it has; 0 but in epochs aside.
-        due: the block that is next by its state, if that was saved between two epochs.
+        node: id of its node.
+        cursor: the first block of its session; here and below, in the first lane's block numbers.
+        floats: True if it may begin at another epoch, together with the others.
+        aside: difference between the number of its epoch and the epoch whose order it uses; 0 except in epochs outside
+            of the stream (`mbaas.order.ASIDE`).
+        due: the next block according to its state, if that was saved between two epochs.
     """
 
     name: ConsumerName
@@ -875,7 +843,7 @@ class RankReport(Struct, frozen=True):
 
     @property
     def consumer(self) -> str:
-        """The name under which the feed knows it."""
+        """The name under which the feed lists it."""
         return str(self.name)
 
     @property
@@ -885,20 +853,20 @@ class RankReport(Struct, frozen=True):
 
     @property
     def group(self) -> tuple[str, int, int]:
-        """What those have in common that share minibatches."""
+        """Key shared by all ranks of one trial: (trial, world size, batch size)."""
         return self.name.trial, self.name.world_size, self.batch_size
 
 
 class RankOrders(Struct, frozen=True):
-    """The answer to a rank that asks how minibatches are shared out.
+    """The answer to a rank's request for the division of minibatches.
 
     Attributes:
-        plan: the plan for the epoch it asked about; None while ranks are missing.
-        start: the block at which it begins; its own cursor unless its session floats.
-        missing: ranks that are not on the feed; with the one that asked, if its session is not open.
-        caches: node id -> handle of its cache node, which hands out rows.
-        others: missing ranks that are on the feed with another size of minibatches -> that size.
-        ahead: ranks that are beyond the epoch, where it is not known any more how it was shared out.
+        plan: the plan for the requested epoch; None while ranks are missing.
+        start: its first block; its own cursor unless its session floats.
+        missing: ranks that have not joined; includes the requesting rank if its session is not open.
+        caches: node id -> handle of its cache node, which returns rows.
+        others: missing ranks that joined with another batch size -> that size.
+        ahead: ranks that are past the epoch, whose plan is no longer available.
     """
 
     plan: RankPlan | None
@@ -910,11 +878,12 @@ class RankOrders(Struct, frozen=True):
 
 
 def _protocol() -> str:
-    """Return 8 hex digits that change with the messages of this module, their fields and the types of these."""
+    # Changes with the messages of this module, their fields and the fields' types.
     kinds = [each for each in globals().values() if isinstance(each, type) and each.__module__ == __name__]
     said = sorted((kind.__name__, [*inspect.get_annotations(kind).items()]) for kind in kinds)
     return f"{crc32(repr(said).encode()):08x}"
 
 
 PROTOCOL = _protocol()
-"""Programs understand each other's messages if this is the same in both: it differs between versions of mbaas."""
+"""Hash of the message types, 8 hex digits. Programs can communicate only if their values are equal; it differs between
+versions of mbaas."""

@@ -1,7 +1,7 @@
 """The Prometheus metrics of a feed, exported by ``ray.util.metrics``.
 
-Ray puts ``ray_`` in front of the names, and ``_total`` behind those of counters. Every series carries the tag ``feed``.
-The descriptions below say the unit and what a high and a low value mean; they are also what Ray exports as help text.
+Ray adds the prefix ``ray_`` to the names, and the suffix ``_total`` to the names of counters. Every series has the tag
+``feed``. The descriptions below contain the unit and the meaning of high and low values; Ray exports them as help text.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Metric(Struct, frozen=True):
 
     @property
     def exported(self) -> str:
-        """The name under which Prometheus finds it at Ray's endpoint."""
+        """Its Prometheus name at Ray's endpoint."""
         return f"ray_{self.name}" + ("_total" if self.kind == "counter" else "")
 
 
@@ -148,7 +148,7 @@ class FeedMetrics:
         self._last: dict[str, float] = {}
 
     def update(self, values: Mapping[str, float]) -> None:
-        """Bring series up to date: name of the metric -> its value, for a counter the sum since the feed began."""
+        """Set the series: name of the metric -> value; for a counter, the total since the feed started."""
         for name, value in values.items():
             if name in self._gauges:
                 self._gauges[name].set(value)

@@ -1,4 +1,4 @@
-"""Imports the functions that files and command lines name as "module:function"."""
+"""Import the functions that files and command lines name as "module:function"."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ from mbaas.errors import ConfigError
 
 
 def import_named(path: str, folder: Path, *, what: str) -> Callable[..., Any]:
-    """Import the function that "module:function" names.
+    """Import the function named by "module:function".
 
     Args:
-        folder: where the module is looked for first. Other processes cannot import what is there, so functions of that
-            module are pickled by value.
-        what: what the function is, for errors: "the step".
+        folder: searched for the module first. Other processes cannot import from there, so functions of that module are
+            pickled by value.
+        what: description of the function, for errors: "the step".
 
     Raises:
-        ConfigError: there is no such module or function, or the module cannot be imported.
+        ConfigError: no such module or function, or the module cannot be imported.
     """
     module_name, _, name = path.partition(":")
     if not module_name or not name or not all(part.isidentifier() for part in module_name.split(".")):
         raise ConfigError(f"{what} must be 'module:function', got {path!r}")
     cannot, place = f"cannot find {what} {path!r}", folder.resolve()
-    sys.path.insert(0, str(place))  # first, so that a module of the folder wins over an installed one of its name
+    sys.path.insert(0, str(place))  # first, so that the folder takes precedence over installed modules
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is not None and (module_name == error.name or module_name.startswith(f"{error.name}.")):
             raise ConfigError(f"{cannot}: there is no module {error.name!r} in {place}, nor an installed one") from None
         raise ConfigError(f"{cannot}: importing {module_name} failed: {error}") from None
-    except Exception as error:  # anything: it is a user's program
+    except Exception as error:  # any error: it is user code
         raise ConfigError(f"{cannot}: importing {module_name} failed: {type(error).__name__}: {error}") from None
     finally:
-        sys.path.remove(str(place))  # else its files would shadow modules that are imported later
+        sys.path.remove(str(place))  # otherwise its files would shadow later imports
     if module.__file__ is None:  # a namespace package, as Python makes of any folder
         found = ", ".join(map(str, module.__path__))
         wanted = f"{module_name.replace('.', '/')}.py"

@@ -1,4 +1,4 @@
-"""What notebooks show: tables and pictures in HTML instead of a value's ``repr``, and bars of what takes long."""
+"""HTML for notebooks: tables and pictures instead of ``repr``, and progress bars."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from typing import Any
 from mbaas import units
 
 BAR_AFTER_S = 1.0
-"""Work that takes no longer than this shows no bar."""
+"""Shorter work shows no bar."""
 
 BAR_EVERY_S = 0.2
-"""How often a bar moves, at most: each time is a message to the browser."""
+"""Shortest time between two updates of a bar: each is a message to the browser."""
 
 
 def table(title: str, rows: Mapping[str, str]) -> str:
@@ -29,32 +29,30 @@ def table(title: str, rows: Mapping[str, str]) -> str:
 
 
 def picture(png: bytes, caption: str) -> str:
-    """Return a PNG with a caption below it; the picture itself is in the HTML, so a saved notebook keeps it."""
+    """Return a PNG with a caption below. The image data are in the HTML, so a saved notebook keeps them."""
     source = f"data:image/png;base64,{base64.b64encode(png).decode()}"
     image = f'<img alt="{escape(caption)}" src="{source}" style="max-width:100%"/>'
     return f"<figure>{image}<figcaption>{escape(caption)}</figcaption></figure>"
 
 
 def sentence(text: str) -> str:
-    """Return a paragraph of a plain text."""
+    """Return a plain text as a paragraph."""
     return f"<p>{escape(text)}</p>"
 
 
 def some(names: Sequence[str], most: int = 8) -> str:
-    """Write the first of some names, and how many more there are."""
+    """Return the first names, and the number of the others."""
     return ", ".join(names[:most]) + (f" and {len(names) - most:,} more" if len(names) > most else "")
 
 
 def is_running() -> bool:
-    """Return whether this process is the kernel of a notebook; IPython in a terminal is none."""
+    """Return whether this process is a notebook kernel; IPython in a terminal does not count."""
     ipython = sys.modules.get("IPython")
     return ipython is not None and getattr(ipython.get_ipython(), "kernel", None) is not None
 
 
 @dataclass(frozen=True)
 class _Shown:
-    """One state of a bar."""
-
     text: str
     done: int
     total: int
@@ -68,7 +66,7 @@ class _Shown:
 
 
 class Bar:
-    """A bar below a notebook's cell, which moves in its place; it stays there when the work is done."""
+    """A bar in a notebook cell's output, updated in place; it stays there when the work is done."""
 
     def __init__(self) -> None:
         self._handle: Any = None
@@ -76,7 +74,7 @@ class Bar:
         self._next = self._began + BAR_AFTER_S
 
     def show(self, things: str, done: int, total: int) -> None:
-        """Say that so many of some things are done."""
+        """Update the number of finished things."""
         from IPython.display import display
 
         now, is_over = time.monotonic(), done >= total

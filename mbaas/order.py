@@ -1,12 +1,12 @@
-"""Order and chance as arithmetic: pure functions of (seed, epoch, position or sample id).
+"""Sample order and random numbers as pure functions of (seed, epoch, position or sample id), without tables or state.
 
-Nothing here holds a table or a hidden state. `Permutation` maps a position to a sample and back in O(1)
-memory, `Shuffle` says what order an epoch has, `SampleOrder` computes it and cuts the epoch into blocks, `uniforms` and
-`generator` give each sample its random numbers, and `id_hash` shows whether an epoch held each sample once.
+`Permutation` maps a position to a sample and back in O(1) memory. `Shuffle` defines the order of an epoch,
+`SampleOrder` computes it and cuts the epoch into blocks. `uniforms` and `generator` give each sample its random
+numbers, and `id_hash` shows whether an epoch held each sample once.
 
-The permutation is the generalised Feistel cipher with cycle walking of Black and Rogaway, "Ciphers with
-Arbitrary Finite Domains" (CT-RSA 2002). The hash is the finaliser of SplitMix64 (Steele, Lea and Flood,
-OOPSLA 2014). Neither is meant to resist an attacker: they are even, fast, and the same on every machine.
+The permutation is the generalised Feistel cipher with cycle walking of Black and Rogaway, "Ciphers with Arbitrary
+Finite Domains" (CT-RSA 2002). The hash is the finaliser of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014). Neither is
+cryptographically secure: they are even, fast, and the same on every machine.
 """
 
 from __future__ import annotations
@@ -33,17 +33,16 @@ _MASK = 2**64 - 1
 _GAMMA = 0x9E3779B97F4A7C15
 _MIX_1 = 0xBF58476D1CE4E5B9
 _MIX_2 = 0x94D049BB133111EB
-# NumPy scalars, made once: a Python int would be converted again at each of some hundred operations a call.
+# NumPy scalars, made once: a Python int would be converted at each of some hundred operations per call.
 _W_GAMMA, _W_MIX_1, _W_MIX_2 = np.uint64(_GAMMA), np.uint64(_MIX_1), np.uint64(_MIX_2)
 _W_11, _W_27, _W_30, _W_31, _W_32 = map(np.uint64, (11, 27, 30, 31, 32))
 
-# Every use of chance has a family of keys of its own, so that no two can be correlated.
+# Each use of randomness has its own family of keys, so that no two are correlated.
 _FOR_ORDER, _FOR_UNIFORMS, _FOR_GENERATOR, _FOR_SEGMENTS, _FOR_SPLIT, _FOR_DRAWING, _FOR_SHARE = 1, 2, 3, 4, 5, 6, 7
 
 MOST_LEVELS = 32
-"""Shuffles that may lie within each other. With three cuts each was measured to cost 0.5 ms for a block of 832 samples,
-18 ms in all, where a core prepares the block in a second.
-"""
+"""Upper bound on nested shuffles. With three cuts each, a level takes 0.5 ms for a block of 832 samples, so 18 ms in
+all; a core prepares such a block in a second."""
 
 _ROUNDS = 8  # even, because a pair of rounds changes both digits
 _TINY = 256  # a Feistel network mixes few values badly: 8 rounds show a bias below 30, none from 50 on
@@ -51,7 +50,7 @@ _CHUNK = 8192  # keeps the scratch arrays of a pass (3 x 64 KiB) in a core's sec
 
 
 def _mix_word(word: int) -> int:
-    """Do what `_mix` does to a single word, with Python's integers."""
+    """Apply `_mix` to one word, as a Python integer."""
     word &= _MASK
     word = (word ^ (word >> 30)) * _MIX_1 & _MASK
     word = (word ^ (word >> 27)) * _MIX_2 & _MASK
@@ -59,7 +58,7 @@ def _mix_word(word: int) -> int:
 
 
 def _mix(words: _Words) -> _Words:
-    """Scramble 64-bit words, one to one, in place, and return them."""
+    """Scramble 64-bit words one to one, in place, and return them."""
     words ^= words >> _W_30
     words *= _W_MIX_1
     words ^= words >> _W_27
@@ -69,12 +68,12 @@ def _mix(words: _Words) -> _Words:
 
 
 def _keyed_words(key: int, count: int) -> _Words:
-    """Return the first ``count`` words of the random sequence of a key: uint64[count]."""
+    """Return the first ``count`` words of a key's random sequence: uint64[count]."""
     return _mix(np.arange(1, count + 1, dtype=np.uint64) * _W_GAMMA + np.uint64(_mix_word(key)))
 
 
 def _derive_key(*parts: int) -> int:
-    """Make a 64-bit key in which every bit depends on every part and on the order of the parts."""
+    """Return a 64-bit key in which every bit depends on every part and on the order of the parts."""
     key = 0
     for part in parts:
         key = _mix_word(_mix_word(key + _GAMMA) + int(part))
@@ -82,11 +81,11 @@ def _derive_key(*parts: int) -> int:
 
 
 MOST_SEED = 2**63 - 1
-"""The largest seed: NumPy and JSON's readers have whole numbers of 64 bits with a sign."""
+"""The largest seed: NumPy and JSON readers use signed 64-bit integers."""
 
 
 def check_seed(seed: int) -> None:
-    """Refuse a seed outside [0, 2**63).
+    """Check that a seed is in [0, 2**63).
 
     Raises:
         ConfigError: the seed is out of range or not an integer.
@@ -96,13 +95,13 @@ def check_seed(seed: int) -> None:
 
 
 class Permutation:
-    """A keyed bijection of range(size) on itself, computed, never stored.
+    """A keyed bijection of range(size) on itself, computed without a table.
 
     A value is written as two digits, left * right_radix + right, with nearly equal radices whose product is ``size`` or
-    just above; eight Feistel rounds add a keyed hash of one digit to the other. The few results between ``size`` and
-    the product (a share of about 1 / sqrt(size)) go through again until they fall inside. With halves of a binary word
-    that could be every second one; this is what keeps small batches cheap. Up to 256 elements are shuffled exactly
-    instead: by the ranks of 256 keyed hashes.
+    just above. Eight Feistel rounds add a keyed hash of one digit to the other. The few results between ``size`` and
+    the product (a fraction of about 1 / sqrt(size)) are permuted again until they are in range. With halves of a binary
+    word, up to half of the results would be out of range; this choice keeps small batches cheap. Up to 256 elements are
+    shuffled exactly instead, by the ranks of 256 keyed hashes.
 
     Instances are immutable and may be shared between threads.
     """
@@ -134,14 +133,14 @@ class Permutation:
 
     def _checked(self, values: Ids) -> Ids:
         values = np.asarray(values, dtype=np.int64)
-        inside = values.view(np.uint64) < self.size  # one comparison: negative numbers become huge
+        inside = values.view(np.uint64) < self.size  # one comparison, because negative numbers become huge
         if not inside.all():
             wrong = values[~inside][0]
             raise ConfigError(f"a position or sample id must be in [0, {self.size}), got {wrong}")
         return values
 
     def _walk(self, values: Ids, one_pass: _Pass) -> Ids:
-        """Map each value until it falls in [0, size), a chunk at a time."""
+        # In chunks: see _CHUNK.
         out = np.empty(len(values), dtype=np.uint64)
         for start in range(0, len(out), _CHUNK):
             chunk = out[start : start + _CHUNK]
@@ -175,7 +174,7 @@ class Permutation:
 
     @staticmethod
     def _hash(digit: _Words, key: np.uint64, radix: np.uint64, scratch: tuple[_Words, _Words]) -> _Words:
-        """Return a keyed hash of each digit, in [0, radix); the result lives in ``scratch``."""
+        """Return a keyed hash of each digit, in [0, radix), in the memory of ``scratch``."""
         word, shifted = scratch
         np.bitwise_xor(digit, key, out=word)
         np.multiply(word, _W_MIX_1, out=word)
@@ -203,21 +202,20 @@ class Permutation:
 
 
 class Shuffle(Struct, frozen=True):
-    """How the samples of an epoch are shuffled: all together, or within the segments of another epoch.
+    """The shuffle of an epoch: of all samples, or within the segments of another epoch.
 
-    A consumer that begins in the middle of an epoch, at position c, takes what is left of it, and then the first c
-    positions of the next epoch. These hold the samples that it lacks only if that epoch has the same samples before c
-    as the one before, in whatever order. So while anybody's epochs begin at c, the epochs that follow are shuffled
-    within the segments that c cuts.
+    A consumer that joins mid-epoch at position c takes the rest of that epoch, and then the first c positions of the
+    next. These contain the samples that it lacks only if both epochs have the same samples before c, in whatever order.
+    So while a consumer's epochs begin at c, the following epochs are shuffled within the segments that c cuts.
 
     Attributes:
-        epoch: the number that chance follows from: of the order, and of the samples' random numbers.
-        cuts: positions, ascending, above 0, before which this epoch has the same samples as ``base``; none in an epoch
+        epoch: the epoch number that determines the order and the samples' random numbers.
+        cuts: positions, ascending, above 0, before which this epoch has the same samples as ``base``; empty in an epoch
             that is shuffled as a whole.
         base: the shuffle whose segments are shuffled; None for an epoch that is shuffled as a whole.
 
     Raises:
-        ConfigError: there are cuts without a base, the other way round, or cuts that do not ascend.
+        ConfigError: cuts without a base, a base without cuts, or cuts that do not ascend.
     """
 
     epoch: int
@@ -232,51 +230,51 @@ class Shuffle(Struct, frozen=True):
 
     @property
     def levels(self) -> int:
-        """How many shuffles lie within each other."""
+        """Number of nested shuffles."""
         return 1 + (self.base.levels if self.base is not None else 0)
 
     @property
     def text(self) -> str:
-        """The shuffle in words: "7", or "8, in segments cut at 64, 512 of (7)"."""
+        """A readable form: "7", or "8, in segments cut at 64, 512 of (7)"."""
         if self.base is None:
             return str(self.epoch)
         cuts = ", ".join(map(str, self.cuts))
         return f"{self.epoch}, in segments cut at {cuts} of ({self.base.text})"
 
     def keeps(self, cut: int, of: Shuffle) -> bool:
-        """Whether this epoch has the same samples before ``cut`` as the epoch ``of``."""
+        """Return whether this epoch has the same samples before ``cut`` as the epoch ``of``."""
         if not cut or self == of:
             return True
         if cut not in self.cuts or self.base is None:
             return False
-        # Of the same base, both keep its samples before the cut, in other orders.
+        # With the same base, both keep its samples before the cut, in different orders.
         return self.base == of or (cut in of.cuts and self.base == of.base) or self.base.keeps(cut, of)
 
     def after(self, epoch: int, cuts: Iterable[int]) -> Shuffle:
-        """Return the shuffle of the epoch that follows this one and keeps its samples before each of ``cuts``."""
+        """Return the shuffle of the next epoch, which keeps this epoch's samples before each of ``cuts``."""
         wanted = tuple(sorted({*cuts}))
         if not wanted:
             return Shuffle(epoch)
-        # A consumer that leaves takes its cut away: the rest is shuffled within larger segments of the same base. A
-        # new cut was made in this epoch, so only what this epoch has before it is known to be the same.
+        # A consumer that leaves removes its cut: the next epoch has larger segments of the same base. A new cut was
+        # made in this epoch, so it needs this epoch as its base.
         return Shuffle(epoch, wanted, self.base if {*wanted} <= {*self.cuts} else self)
 
 
 ASIDE = 1 << 32
-"""Epochs from this number on are aside of the stream (`mbaas.core.epochs`), which never gets so far."""
+"""Epochs numbered from here on are outside of the stream (`mbaas.core.epochs`), whose numbers never get so large."""
 
 
 class OwnEpoch(NamedTuple):
-    """The run of blocks in which one consumer gets each sample once: an epoch as it counts them.
+    """The run of blocks in which one consumer gets each sample once: an epoch by the consumer's own count.
 
     It begins where an epoch of the stream does, or in the middle of one, if the consumer joined there.
 
     Attributes:
-        first: the block in which it begins.
-        end: one past the block in which it ends.
-        begin: the position within the stream's epoch at which it begins, in block ``first``, and before which it ends,
-            in block ``end`` - 1. Where that is in the middle of a block, as in a feed with other blocks than the one in
-            which the consumer joined, that block comes twice: first its end, an epoch later its beginning.
+        first: the first block.
+        end: one past the last block.
+        begin: position within the stream's epoch at which it begins, in block ``first``, and ends, in block ``end`` -
+            1. If this is in the middle of a block, as after a feed restart with another block size, the block is used
+            twice: first its end, an epoch later its beginning.
     """
 
     first: int
@@ -289,22 +287,23 @@ class OwnEpoch(NamedTuple):
         return cls(first, first + blocks_per_epoch, first % blocks_per_epoch * block_samples)
 
     def moved(self, by: int) -> OwnEpoch:
-        """Return the same epoch where all blocks have other numbers."""
+        """Return the same epoch with all block numbers increased by ``by``."""
         return OwnEpoch(self.first + by, self.end + by, self.begin)
 
 
 class SampleOrder(Struct, frozen=True):
-    """The order of a feed: an endless stream of blocks, `blocks_per_epoch` of them to an epoch.
+    """The order of a feed: an endless stream of blocks, with `blocks_per_epoch` blocks in each epoch.
 
-    A block is a run of consecutive positions of one epoch; only the last of an epoch may be shorter. Block numbers run
+    A block is a run of consecutive positions of one epoch; only an epoch's last block may be shorter. Block numbers run
     over all epochs: epoch * blocks_per_epoch + number within the epoch.
 
     Attributes:
         num_samples: number of samples of the dataset, at least 1.
-        seed: chooses the orders, in [0, 2**63).
+        seed: determines the orders, in [0, 2**63).
         block_samples: samples in a block, at least 1.
-        shuffled: whether each epoch has a permutation of its own; else all have the samples in the dataset's order.
-        redrawn: whether each epoch draws its samples anew (`mbaas.dataset.redrawn`); ids are the numbers of draws then.
+        shuffled: True if each epoch has its own permutation; otherwise all have the dataset's order.
+        redrawn: True if each epoch draws its samples again (`mbaas.dataset.redrawn`); ids are then the numbers of
+            draws.
 
     Raises:
         ConfigError: an attribute is out of range.
@@ -325,15 +324,17 @@ class SampleOrder(Struct, frozen=True):
 
     @property
     def blocks_per_epoch(self) -> int:
-        """Number of blocks in an epoch, the last of which may be shorter."""
+        """Number of blocks in an epoch; the last one may be shorter."""
         return -(-self.num_samples // self.block_samples)
 
     def epoch_of(self, block: int) -> int:
-        """Return the epoch that ``block`` belongs to."""
+        """Return the epoch that contains ``block``."""
         return block // self.blocks_per_epoch
 
     def chance_epoch(self, block: int, shuffle: Shuffle | None) -> int:
-        """Return the number of an epoch from which the chance in ``block`` follows; its own, if no shuffle says."""
+        """Return the epoch number that determines the random numbers in ``block``: the shuffle's, or its own without a
+        shuffle.
+        """
         return self.epoch_of(block) if shuffle is None else shuffle.epoch
 
     def span(self, block: int) -> tuple[int, int]:
@@ -346,7 +347,7 @@ class SampleOrder(Struct, frozen=True):
 
         Args:
             block: its number.
-            shuffle: of the block's epoch; by default that is shuffled as a whole.
+            shuffle: of the block's epoch; default: shuffled as a whole.
         """
         return _ids_of(self, block, shuffle or Shuffle(self.epoch_of(block)))
 
@@ -356,7 +357,7 @@ class SampleOrder(Struct, frozen=True):
         return self._shuffled(positions, shuffle) if self.shuffled else positions
 
     def positions(self, epoch: int, sample_ids: Ids) -> Ids:
-        """Return where the samples come in an epoch that is shuffled as a whole: int64[n] -> int64[n]."""
+        """Return the positions of samples in an epoch that is shuffled as a whole: int64[n] -> int64[n]."""
         if not self.shuffled:
             return sample_ids
         return _permutation(self.num_samples, self.seed, _FOR_ORDER, epoch).inverse(sample_ids)
@@ -368,7 +369,7 @@ class SampleOrder(Struct, frozen=True):
         return _permutation(self.num_samples, self.seed, _FOR_ORDER, shuffle.epoch)(positions)
 
     def _shuffled_within(self, positions: Ids, shuffle: Shuffle) -> Ids:
-        """Return the positions in the base: each is in the segment in which it was."""
+        """Return the positions in the base; each stays in its segment."""
         bounds = np.array((0, *shuffle.cuts, self.num_samples))
         segments = np.searchsorted(bounds, positions, side="right") - 1
         found = np.empty_like(positions)
@@ -380,34 +381,32 @@ class SampleOrder(Struct, frozen=True):
         return found
 
 
-@lru_cache(
-    maxsize=8
-)  # the samples of a block are asked for several times in a row; a large block has megabytes of them
+@lru_cache(maxsize=8)  # a block's ids are requested several times in a row, and may take megabytes
 def _ids_of(order: SampleOrder, block: int, shuffle: Shuffle) -> Ids:
     ids = order.samples_at(shuffle, *order.span(block))
     ids.flags.writeable = False
     return ids
 
 
-@lru_cache(maxsize=256)  # feeds x the few epochs that are in flight x their segments; each holds a dozen numbers
+@lru_cache(maxsize=256)  # feeds x the few epochs in flight x their segments; each holds a dozen numbers
 def _permutation(size: int, seed: int, family: int, *parts: int) -> Permutation:
     return Permutation(size, _derive_key(family, seed, *parts))
 
 
 def split_order(size: int, seed: int) -> Ids:
-    """Return the numbers below ``size`` in a random order, by which a dataset is split: int64[size].
+    """Return range(size) in the random order by which a dataset is split: int64[size].
 
-    It has nothing to do with the order of any epoch, also where the seeds are the same.
+    Independent of the order of any epoch, even with the same seed.
     """
     check_seed(seed)
     return Permutation(size, _derive_key(_FOR_SPLIT, seed))(np.arange(size, dtype=np.int64))
 
 
 def drawing_chance(size: int, seed: int, epoch: int | None = None) -> tuple[Ids, float]:
-    """Return the numbers below ``size`` in a random order, and a number in [0, 1), by which samples are drawn.
+    """Return range(size) in a random order, and a number in [0, 1), by which samples are drawn.
 
-    They have nothing to do with the order of any epoch or split, also where the seeds are the same. ``epoch`` is that
-    for which samples are drawn; None where they are drawn once.
+    Independent of the order of any epoch or split, even with the same seed. ``epoch`` is the epoch for which samples
+    are drawn; None if they are drawn only once.
     """
     check_seed(seed)
     parts = ((), (1,)) if epoch is None else ((epoch, 0), (epoch, 1))
@@ -419,32 +418,32 @@ def drawing_chance(size: int, seed: int, epoch: int | None = None) -> tuple[Ids,
 def uniforms(
     seed: int, epoch: int, sample_ids: Ids, *, substream: int, draws: int, first: int = 0
 ) -> NDArray[np.float64]:
-    """Return the random numbers of samples: float64[n, draws], uniform in [0, 1), in steps of 2**-53.
+    """Return random numbers for samples: float64[n, draws], uniform in [0, 1), in steps of 2**-53.
 
-    Row i depends on (seed, epoch, sample_ids[i], substream) alone: neither on its neighbours nor on their order. A
-    larger ``draws`` appends columns and leaves the first ones as they are.
+    Row i depends only on (seed, epoch, sample_ids[i], substream), not on the other samples. A larger ``draws`` appends
+    columns and leaves the first ones unchanged.
 
     Args:
         seed: in [0, 2**63).
         epoch: number of the epoch, from 0.
         sample_ids: int64[n], from 0.
-        substream: keeps users of chance apart, e.g. the index of a transform in its pipeline.
-        draws: numbers a sample.
-        first: how many to leave out before these.
+        substream: separates uses, for example the index of a transform in its pipeline.
+        draws: numbers per sample.
+        first: numbers to skip before these.
     """
     check_seed(seed)
     key = _derive_key(_FOR_UNIFORMS, seed, epoch, substream)
     per_sample = _mix(np.asarray(sample_ids, dtype=np.int64).view(np.uint64) + np.uint64(key))
     counters = np.arange(first + 1, first + draws + 1, dtype=np.uint64) * _W_GAMMA
     words = _mix(per_sample[:, None] + counters)
-    # the upper 53 bits, as many as a float64 has: every result is exact, and none is rounded up to 1
+    # The upper 53 bits fit a float64, so every result is exact and none is rounded up to 1.
     return np.asarray((words >> _W_11) * 2.0**-53, dtype=np.float64)
 
 
 def generator(seed: int, epoch: int, sample_id: int, *, substream: int) -> np.random.Generator:
-    """Make a fresh NumPy generator for one sample: the same arguments give the same numbers.
+    """Return a new NumPy generator for one sample: the same arguments give the same numbers.
 
-    Independent of `uniforms` with the same arguments. For code that cannot say how many numbers it will draw.
+    Independent of `uniforms` with the same arguments. For code that draws an unknown count of numbers.
     """
     check_seed(seed)
     parts = (_FOR_GENERATOR, seed, epoch, substream, sample_id)
@@ -453,9 +452,9 @@ def generator(seed: int, epoch: int, sample_id: int, *, substream: int) -> np.ra
 
 
 def in_share(sample_ids: Ids, share: float) -> NDArray[np.bool_]:
-    """Tell which samples belong to a share of all, chosen evenly and for good: bool[n].
+    """Return which samples belong to a fixed, evenly chosen fraction of all samples: bool[n].
 
-    It depends on nothing but the sample, and those of a smaller share belong to a larger one, too.
+    It depends only on the sample id. The samples of a smaller fraction are a subset of a larger one.
 
     Args:
         sample_ids: int64[n], from 0.
@@ -468,8 +467,8 @@ def in_share(sample_ids: Ids, share: float) -> NDArray[np.bool_]:
 def id_hash(sample_ids: Ids) -> int:
     """Hash a multiset of sample ids, in any order, to a number in [0, 2**64).
 
-    It is the sum of the mixed ids modulo 2**64: hashes of parts add up (modulo 2**64) to the hash of the
-    whole, and a missing or repeated sample changes it.
+    The hash is the sum of the mixed ids modulo 2**64. Hashes of parts add up (modulo 2**64) to the hash of the whole,
+    and a missing or repeated sample changes it.
     """
     words = _mix(np.asarray(sample_ids, dtype=np.int64).view(np.uint64) + _W_GAMMA)
     return int(words.sum(dtype=np.uint64))

@@ -1,19 +1,19 @@
-"""Decides which node is the home of a sample, and cuts blocks into parts by that.
+"""Assign each sample a home node, and cut blocks into parts by home node.
 
-A sample's home keeps its bytes and prepares it. Homes come from weighted rendezvous hashing: every sample draws a
-number on every node, and its home is the node where it draws the smallest. Nodes get samples in proportion to their
-weights; a node that comes takes samples from the others only, a node that goes gives its own to the others only.
-Nothing is stored for a sample: its home is computed from its id.
+A sample's home node caches its bytes and prepares it. Homes come from weighted rendezvous hashing: every sample draws a
+number on every node, and its home is the node with the smallest draw. Nodes get samples in proportion to their weights.
+A new node takes samples only from the others; a node that leaves gives its samples only to the others. No table is
+stored: a home is computed from the sample id.
 
-Memory is bounded: a node takes the samples with the smallest draws until its bytes are full, the others go to the node
-where their draw is second smallest, and so on (rendezvous hashing with bounded loads). One number tells what a node
-takes, the largest draw that it still accepts. So all memories together fill up before any sample is left out, and every
-node knows what every other keeps.
+Memory is bounded (rendezvous hashing with bounded loads): a node takes the samples with the smallest draws until its
+memory is full, the others go to the node of their second smallest draw, and so on. The largest draw that each node
+still accepts describes the result. So no sample is left out before all memories are full, and every node can compute
+the contents of every other.
 
 The coordinator, the cache nodes and the prep workers must all cut a block in the same way. Each has a
-`PlacementHistory`, and is told of every new version before anybody uses it.
+`PlacementHistory`, and receives every new version before any part is cut by it.
 
-The hash: Thaler and Ravishankar, "Using Name-Based Mappings to Increase Hit Rates" (1998). The weights: Schindelhauer
+Sources: Thaler and Ravishankar, "Using Name-Based Mappings to Increase Hit Rates" (1998); for weights, Schindelhauer
 and Schomaker, "Weighted Distributed Hash Tables" (2005), logarithmic method.
 """
 
@@ -36,19 +36,19 @@ Lengths = Callable[[Ids], NDArray[np.int64]]
 """Bytes of samples: int64[n] -> int64[n]."""
 
 StoredIds = Callable[[Ids, int], Ids]
-"""The stored samples that samples of an epoch are: see `mbaas.dataset.Dataset.stored_ids`."""
+"""Stored samples for the sample ids of an epoch: see `mbaas.dataset.Dataset.stored_ids`."""
 
 BINS = 1 << 16
-"""The resolution to which a node's limit is found: at most 1/65,536 of what the node could keep stays empty."""
+"""Resolution of a node's limit: at most 1/65,536 of its cacheable bytes stays empty."""
 
 CHUNK = 1 << 18
-"""Samples that are looked at together, which bounds the memory that this takes."""
+"""Samples processed together, which bounds memory."""
 
 LOOKED_AT = 1 << 21
-"""Most samples from which limits are found; those of a larger dataset come from every second, third, ... sample."""
+"""Upper bound on the samples from which limits are computed; larger datasets use every second, third, ... sample."""
 
 MARGIN = 0.995
-"""The share of the memory that is planned for where not every sample is looked at: the others may be longer."""
+"""Fraction of the memory that is planned for if only a subset of the samples is examined: the others may be longer."""
 
 
 class NodeWeight(Struct, frozen=True):
@@ -56,8 +56,8 @@ class NodeWeight(Struct, frozen=True):
 
     Attributes:
         node: its id.
-        cache_bytes: the most that it keeps of raw samples; at least 0.
-        weight: its speed of preparing, in any unit common to all; above 0.
+        cache_bytes: memory for raw samples; at least 0.
+        weight: its prep speed, in any common unit; above 0.
     """
 
     node: str
@@ -70,12 +70,12 @@ class NodeWeight(Struct, frozen=True):
 
 
 class Placement(Struct, frozen=True):
-    """Where samples live; made by `place_samples`.
+    """The homes of all samples, as computed by `place_samples`.
 
     Attributes:
-        version: grows with every change of nodes or weights.
-        node_weights: the nodes, in the order of their ids; a home is an index into them.
-        limits: the largest draw that each node keeps; infinite if it keeps all that come.
+        version: increases with every change of nodes or weights.
+        node_weights: the nodes, in the order of their ids; a home is an index into this tuple.
+        limits: the largest draw that each node caches; infinity means no limit.
     """
 
     version: int
@@ -88,7 +88,7 @@ class Placement(Struct, frozen=True):
         return tuple(weight.node for weight in self.node_weights)
 
     def index(self, node: str) -> int:
-        """Return the index of a node; -1 if no sample has its home there."""
+        """Return the index of a node; -1 if it is not the home of any sample."""
         return self.nodes.index(node) if node in self.nodes else -1
 
     def of(self, sample_ids: Ids) -> NDArray[np.int64]:
@@ -96,11 +96,11 @@ class Placement(Struct, frozen=True):
         return self.homes_and_kept(sample_ids)[0]
 
     def homes_and_kept(self, sample_ids: Ids) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """Return homes as `of` does, and whether they keep the samples in memory, once these were read: bool[n].
+        """Return homes as `of` does, and which samples are cached there after they were read: bool[n].
 
-        A sample that nobody keeps is at home where its draw is smallest.
+        The home of a sample that is not cached is the node of its smallest draw.
         """
-        # A single node needs no draws, and no limit: its cache admits samples until it is full, as they come.
+        # A single node needs no draws and no limit: its cache admits samples in order of arrival until it is full.
         if len(self.node_weights) == 1:
             return np.zeros(len(sample_ids), np.int64), np.ones(len(sample_ids), np.bool_)
         draws = _draws(self.node_weights, sample_ids)
@@ -110,16 +110,16 @@ class Placement(Struct, frozen=True):
 
 
 def place_samples(node_weights: Sequence[NodeWeight], *, num_samples: int, lengths: Lengths, version: int) -> Placement:
-    """Find the limits by which every node's memory suffices.
+    """Return a placement that respects every node's memory.
 
     Args:
         node_weights: at least one, each node once.
-        num_samples: how many the dataset has.
-        lengths: gives the bytes of its samples.
-        version: the version that the result gets.
+        num_samples: samples of the dataset.
+        lengths: returns the bytes of samples.
+        version: version of the result.
 
     Raises:
-        ConfigError: there is no node, or one twice.
+        ConfigError: no node, or a duplicate.
     """
     node_weights = tuple(sorted(node_weights, key=lambda weight: weight.node))
     names = [weight.node for weight in node_weights]
@@ -130,8 +130,8 @@ def place_samples(node_weights: Sequence[NodeWeight], *, num_samples: int, lengt
     step = -(-num_samples // LOOKED_AT)
     budgets = np.array([weight.cache_bytes for weight in node_weights]) * (MARGIN if step > 1 else 1.0) / step
     placement = Placement(version, node_weights, (np.inf,) * len(node_weights))
-    # Samples that one node turns away come to others, which may be full then: until nobody has too much. Limits only
-    # ever fall, and to one of BINS values, so this ends.
+    # Samples rejected by one node may overfill another, so repeat until all fit. This terminates, because limits only
+    # fall, and each takes one of BINS values.
     while (limits := _tightened(placement, budgets, num_samples, step, lengths)) != placement.limits:
         placement = Placement(version, node_weights, limits)
     return placement
@@ -140,7 +140,6 @@ def place_samples(node_weights: Sequence[NodeWeight], *, num_samples: int, lengt
 def _tightened(
     placement: Placement, budgets: NDArray[np.float64], num_samples: int, step: int, lengths: Lengths
 ) -> tuple[float, ...]:
-    """Lower the limits of nodes that would keep more than they have bytes for; leave those of the others."""
     used = _bytes_by_draw(placement, num_samples, step, lengths)
     limits = []
     for node, budget, bins, limit in zip(placement.node_weights, budgets, used, placement.limits, strict=True):
@@ -153,7 +152,7 @@ def _tightened(
 
 
 def _bytes_by_draw(placement: Placement, num_samples: int, step: int, lengths: Lengths) -> NDArray[np.float64]:
-    """Sum up the bytes that each node keeps, by how small their draws are, the smallest first: float64[nodes, BINS]."""
+    """Return the bytes that each node caches, binned by draw, smallest first: float64[nodes, BINS]."""
     used = np.zeros((len(placement.node_weights), BINS))
     for first in range(0, num_samples, CHUNK * step):
         ids = np.arange(first, min(first + CHUNK * step, num_samples), step, dtype=np.int64)
@@ -162,22 +161,21 @@ def _bytes_by_draw(placement: Placement, num_samples: int, step: int, lengths: L
         for index, node in enumerate(placement.node_weights):
             mine = kept & (home == index)
             draws = _draws((node,), ids[mine])[:, 0]
-            # The inverse of how draws are made from uniform numbers: so bins are equally likely.
+            # The inverse of the mapping from uniform numbers to draws, so that bins are equally likely.
             bins = np.minimum((-np.expm1(-draws * node.weight) * BINS).astype(np.int64), BINS - 1)
             used[index] += np.bincount(bins, weights=size[mine], minlength=BINS)
     return used
 
 
 def _draw_of_bin(number: int, weight: float) -> float:
-    """Return the draw at the lower edge of a bin: all smaller ones lie in the bins before."""
     return float(-np.log1p(-number / BINS) / weight) if number else -1.0
 
 
 def _draws(node_weights: Sequence[NodeWeight], sample_ids: Ids) -> NDArray[np.float64]:
-    """Draw a number for each sample on each node: float64[n, nodes].
+    """Return a draw for each sample on each node: float64[n, nodes].
 
-    Draws are exponential with the node's weight as rate. So the smallest of a row is a node's in proportion to its
-    weight, and a node that comes or goes changes no other draw.
+    Draws are exponential with the node's weight as rate, so a node has the smallest draw of a row in proportion to its
+    weight. Adding or removing a node changes no other draw.
     """
     columns = [
         -np.log1p(-uniforms(_key(node.node), 0, sample_ids, substream=0, draws=1)[:, 0]) for node in node_weights
@@ -186,22 +184,22 @@ def _draws(node_weights: Sequence[NodeWeight], sample_ids: Ids) -> NDArray[np.fl
 
 
 def _key(node: str) -> int:
-    """Derive a node's own seed from its id; not by Python's hash, which differs from process to process."""
+    # Not Python's hash, which differs between processes.
     return int.from_bytes(hashlib.blake2b(node.encode(), digest_size=7).digest(), "big")
 
 
 # ---- parts of blocks ----
 
 KEPT_VERSIONS = 16
-"""The newest versions of a placement that are kept: no block stays staged for as long as this many changes take."""
+"""Number of placement versions that are kept: no block stays staged during as many changes."""
 
 
 class BlockPart(NamedTuple):
-    """The samples of a block that have one home.
+    """The samples of a block with the same home node.
 
     Attributes:
-        home: the node where their bytes are.
-        version: of the placement by which the block was cut.
+        home: the home node.
+        version: version of the placement by which the block was cut.
     """
 
     home: str
@@ -213,12 +211,12 @@ WHOLE = BlockPart("", 0)
 
 
 class PartRequest(NamedTuple):
-    """A part of a certain block, which somebody asks for or will ask for.
+    """A part of a certain block, needed now or later.
 
     Attributes:
         block: number of the block.
-        block_part: which part of it.
-        shuffle: of the block's epoch; None for one that is shuffled as a whole.
+        block_part: the part.
+        shuffle: of the block's epoch; None if it is shuffled as a whole.
     """
 
     block: int
@@ -227,13 +225,12 @@ class PartRequest(NamedTuple):
 
 
 class Holders(Struct, frozen=True, eq=False):
-    """Where samples were kept in memory when the placement changed.
+    """Nodes that had samples in memory when the placement changed.
 
     Attributes:
         nodes: their ids.
-        index: int16[samples of the dataset], index into ``nodes``; -1 where a sample was kept nowhere.
-        decoded_bytes: int64[samples of the dataset], of samples that were kept decoded, 0 for others; None if all are
-            others.
+        index: int16[samples of the dataset], index into ``nodes``; -1 for samples that were not in memory.
+        decoded_bytes: int64[samples of the dataset], for samples cached decoded, 0 for others; None if all are 0.
     """
 
     nodes: tuple[str, ...]
@@ -242,12 +239,12 @@ class Holders(Struct, frozen=True, eq=False):
 
 
 class Holdings(NamedTuple):
-    """What one node keeps.
+    """The samples cached by one node.
 
     Attributes:
-        version: of the newest placement that it knows; 0 if it knows none.
+        version: of its newest placement; 0 without a placement.
         sample_ids: int64[k], ascending.
-        decoded_bytes: int64[k], of those that are kept decoded, 0 for others; None if all are others.
+        decoded_bytes: int64[k], for samples cached decoded, 0 for others; None if all are 0.
     """
 
     version: int
@@ -256,11 +253,11 @@ class Holdings(NamedTuple):
 
 
 class MovedIn(NamedTuple):
-    """What a node has of the samples that others keep and that have their home there now.
+    """Progress in moving samples to their new home node from the nodes that cached them.
 
     Attributes:
-        samples: those that came since it was asked, and not from storage.
-        left: those for which the time was too short.
+        samples: samples that arrived since the request, not counting those read from storage.
+        left: samples that did not arrive in time.
     """
 
     samples: int = 0
@@ -268,13 +265,13 @@ class MovedIn(NamedTuple):
 
 
 class PlacementUpdate(Struct, frozen=True, eq=False):
-    """What a cache node must know of the others.
+    """A new placement, with the data that a cache node needs to apply it.
 
     Attributes:
         placement: the new version.
-        holders: who kept what before; None if nobody kept anything.
+        holders: nodes that cached samples before; None if no samples were cached.
         caches: node id -> handle of its cache node.
-        older: versions by which blocks may have been cut that are not made yet.
+        older: versions by which unfinished blocks may have been cut.
     """
 
     placement: Placement
@@ -286,13 +283,13 @@ class PlacementUpdate(Struct, frozen=True, eq=False):
 class PlacementHistory:
     """The newest versions of a placement.
 
-    Older ones are kept, because a block that was cut by one of them may have to be made again, with the same parts.
+    Older versions are kept, because a block that was cut by one may have to be prepared again with the same parts.
 
     Args:
         order: whose blocks are cut.
-        node: the node whose view this is; "" for one that keeps nothing.
-        stored_ids: finds the stored samples of an order whose samples are drawn anew in each epoch. Without it such
-            blocks can be cut, but nobody can tell what is in the parts. Homes are those of stored samples.
+        node: the node whose view this is; "" for a process that caches nothing.
+        stored_ids: returns the stored samples of an order that draws samples again in each epoch. Without it such
+            blocks can be cut, but the contents of parts are unknown. Homes belong to stored samples.
 
     Attributes:
         newest: the version by which blocks are cut now; None before the first, when one node has everything.
@@ -305,57 +302,57 @@ class PlacementHistory:
         self.newest: Placement | None = None
 
     def add(self, placement: Placement, holders: Holders | None = None) -> None:
-        """Take in a version; samples that moved since are fetched from ``holders`` once."""
+        """Add a version; samples that have moved since are fetched from ``holders`` once."""
         self._versions[placement.version] = placement
-        self.newest = self._versions[max(self._versions)]  # in whatever order versions come
+        self.newest = self._versions[max(self._versions)]  # versions may arrive in any order
         self._holders = holders
         while len(self._versions) > KEPT_VERSIONS:
             del self._versions[min(self._versions)]
 
     def add_older(self, placements: Iterable[Placement]) -> None:
-        """Take in earlier versions, by which blocks may have been cut that are not made yet."""
+        """Add earlier versions, by which unfinished blocks may have been cut."""
         for placement in placements:
             self._versions.setdefault(placement.version, placement)
 
     @property
     def all(self) -> tuple[Placement, ...]:
-        """The versions that are known, oldest first."""
+        """The known versions, oldest first."""
         return tuple(self._versions[version] for version in sorted(self._versions))
 
     # ---- cutting ----
 
     def knows(self, block_part: BlockPart) -> bool:
-        """Return whether the placement by which the part was cut is known here."""
+        """Return whether the placement by which the part was cut is available."""
         return block_part == WHOLE or block_part.version in self._versions
 
     def parts(self, block: int, shuffle: Shuffle | None = None) -> tuple[BlockPart, ...]:
         """Cut a block into parts by the newest placement, in the order of their homes.
 
-        None is empty, unless samples are drawn anew in each epoch: then each node has a part.
+        No part is empty, unless samples are drawn again in each epoch: then each node has a part.
         """
         placement = self.newest
         if placement is None:
             return (WHOLE,)
-        if len(placement.node_weights) == 1:  # the common case needs not even the block's samples
+        if len(placement.node_weights) == 1:  # the common case does not need the block's samples
             return (BlockPart(placement.nodes[0], placement.version),)
-        if self._order.redrawn:  # by weights that are known where parts are made
+        if self._order.redrawn:  # the drawn samples are not available here
             present = np.arange(len(placement.nodes))
         else:
             present = np.unique(placement.of(self._order.sample_ids(block, shuffle)))
         return tuple(BlockPart(placement.nodes[index], placement.version) for index in present.tolist())
 
     def rows(self, request: PartRequest) -> NDArray[np.int64] | None:
-        """Return the rows of the block that the part has, ascending: int64[k]; None for all.
+        """Return the part's rows in the block, ascending: int64[k]; None for all.
 
         Raises:
-            PlacementGoneError: the placement by which it was cut is not known here, and nobody will tell of it.
-            PlacementUnknownError: it is not known here yet.
+            PlacementGoneError: the placement by which it was cut is no longer available.
+            PlacementUnknownError: the placement has not arrived yet.
         """
         if request.block_part == WHOLE:
             return None
         if not self.knows(request.block_part):
             version = request.block_part.version
-            # Who tells of a version tells of the earlier ones, too, from which parts may still be made.
+            # An update includes the earlier versions that are still in use.
             is_gone = self.newest is not None and version < self.newest.version
             kind = PlacementGoneError if is_gone else PlacementUnknownError
             raise kind(f"version {version} of the placement is not known here, versions {[*self._versions]} are")
@@ -372,7 +369,7 @@ class PlacementHistory:
     def stored(self, request: PartRequest) -> Ids:
         """Return the stored samples that a part needs, each once: int64[k].
 
-        They are its samples, in order; or where each epoch draws its samples, those that were drawn, ascending.
+        In order; or ascending, if each epoch draws its samples.
         """
         if not self._order.redrawn:
             return self.ids(request)
@@ -390,12 +387,12 @@ class PlacementHistory:
     # ---- the view of one node ----
 
     def own(self, block: int, shuffle: Shuffle | None = None) -> PartRequest:
-        """Return this node's own part of a block; it may be empty."""
+        """Return this node's part of a block, which may be empty."""
         part = WHOLE if self.newest is None else BlockPart(self._node, self.newest.version)
         return PartRequest(block, part, shuffle)
 
     def admits(self, sample_ids: Ids) -> NDArray[np.bool_]:
-        """Return which samples this node is to keep: int64[n] -> bool[n]."""
+        """Return which samples this node must cache: int64[n] -> bool[n]."""
         placement = self.newest
         if placement is None:
             return np.ones(len(sample_ids), np.bool_)
@@ -403,22 +400,22 @@ class PlacementHistory:
         return kept & (home == placement.index(self._node))
 
     def home_share(self, num_stored: int) -> float:
-        """Return the share of the stored samples that have their home on this node, 0 to 1; of many an estimate."""
+        """Return the fraction of the stored samples whose home is this node, 0 to 1; an estimate for large datasets."""
         if self.newest is None or len(self.newest.node_weights) == 1:
             return float(self.newest is None or self._node in self.newest.nodes)
         ids = np.linspace(0, num_stored - 1, min(num_stored, BINS)).astype(np.int64)
         return float(self.is_home(ids).mean())
 
     def is_home(self, sample_ids: Ids) -> NDArray[np.bool_]:
-        """Return which samples have their home on this node, kept in memory or not: int64[n] -> bool[n]."""
+        """Return which samples have their home on this node, cached or not: int64[n] -> bool[n]."""
         if self.newest is None:
             return np.ones(len(sample_ids), np.bool_)
         return self.newest.of(sample_ids) == self.newest.index(self._node)
 
     def former_holders(self, sample_ids: Ids) -> NDArray[np.int16]:
-        """Return the index of another node that may still have a sample in memory, -1 if none has: int16[n].
+        """Return the index of another node that may still have a sample in memory, or -1: int16[n].
 
-        `holder` gives that node's id.
+        `holder` returns the node's id.
         """
         if self._holders is None:
             return np.full(len(sample_ids), -1, np.int16)
@@ -427,16 +424,16 @@ class PlacementHistory:
         return np.where(index == me, np.int16(-1), index)
 
     def decoded_bytes(self, sample_ids: Ids) -> NDArray[np.int64]:
-        """Return the bytes of samples that were kept decoded when the placement changed, 0 for others: int64[n]."""
+        """Return the bytes of samples that were cached decoded when the placement changed, 0 for others: int64[n]."""
         if self._holders is None or self._holders.decoded_bytes is None:
             return np.zeros(len(sample_ids), np.int64)
         return self._holders.decoded_bytes[sample_ids]
 
     def lenders(self, request: PartRequest, sample_ids: Ids) -> NDArray[np.int64]:
-        """Return the nodes that keep samples of a part now which this node has handed over: int64[n].
+        """Return the nodes that now cache samples of a part which this node has handed over: int64[n].
 
-        They are indices into the nodes of the newest placement; -1 where there is none. Only a part that was cut before
-        samples moved has any: it is still made here, where its samples were.
+        Values are indices into the nodes of the newest placement, or -1. Only a part that was cut before samples moved
+        can have lenders: it is still prepared on this node, the samples' former home.
         """
         newest, part = self.newest, request.block_part
         if newest is None or part.home != self._node or part.version == newest.version:
@@ -445,11 +442,11 @@ class PlacementHistory:
         return np.where(kept & (home != newest.index(self._node)), home, -1)
 
     def held_elsewhere(self) -> Ids:
-        """Return the samples that this node is to keep and that other nodes may still have in memory, ascending."""
+        """Return the samples that this node must cache and that other nodes may still have in memory, ascending."""
         if self._holders is None:
             return np.empty(0, np.int64)
         held = np.flatnonzero(self._holders.index >= 0)
-        # draws of all samples on all nodes at once would be gigabytes in a large dataset
+        # in chunks: draws of all samples on all nodes would take gigabytes for a large dataset
         chunks = np.array_split(held, -(-len(held) // CHUNK) or 1)
         return np.concatenate([ids[self.admits(ids) & (self.former_holders(ids) >= 0)] for ids in chunks])
 

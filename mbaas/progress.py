@@ -1,8 +1,7 @@
-"""How far long work is: whoever does it counts, and whoever waits for it may watch.
+"""Progress of long work, such as the listing of a dataset.
 
-Readers of datasets count what they list and look into. Nobody has to watch, and nothing is passed through their
-arguments for it: who watches is known within the thread, or the task, that watches. In a notebook, where nobody does,
-work that takes long shows a bar by itself.
+Readers of datasets report progress without an argument for it: the observer is a context variable of the thread or
+task. In a notebook without an observer, long work shows a bar.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a piece of work is.
+    """State of a piece of work.
 
     Attributes:
-        things: what is worked through, in the plural: "classes", "shards", "files".
-        done, total: how many of them.
+        things: the kind of items, in the plural: "classes", "shards", "files".
+        done, total: number of items.
     """
 
     things: str
@@ -39,7 +38,7 @@ _watch: ContextVar[Watch | None] = ContextVar("mbaas_progress", default=None)
 
 @contextmanager
 def watched(tell: Watch) -> Iterator[None]:
-    """Call ``tell`` with each step of what is tracked within."""
+    """Call ``tell`` with each step of the work tracked in this context."""
     token = _watch.set(tell)
     try:
         yield
@@ -48,13 +47,13 @@ def watched(tell: Watch) -> Iterator[None]:
 
 
 def track(items: Iterable[_T], things: str, total: int, *, amount: Callable[[Any], int] = lambda _: 1) -> Iterator[_T]:
-    """Pass items on, and tell whoever watches, or a notebook, how many have come.
+    """Yield items, and report their number to the observer or the notebook.
 
     Args:
-        items: results, as they come; those of a pool of threads are taken by the thread that watches.
-        things: what they are, in the plural.
-        total: how many will come.
-        amount: for how many things an item stands.
+        items: results, in order of arrival; for results of a thread pool, iterate in the observing thread.
+        things: the kind of items, in the plural.
+        total: the expected number of things.
+        amount: number of things that an item stands for.
     """
     tell, done = _watch.get() or _in_notebook(), 0
     if tell is None:
@@ -68,7 +67,6 @@ def track(items: Iterable[_T], things: str, total: int, *, amount: Callable[[Any
 
 
 def _in_notebook() -> Watch | None:
-    """Return what shows progress in a notebook; None elsewhere."""
     if not notebook.is_running():
         return None
     bar = notebook.Bar()

@@ -1,4 +1,4 @@
-"""Finds or starts Ray, divides what its nodes have, and finds the actors of feeds by their names."""
+"""Find or start Ray, query its nodes' resources, and find the actors of feeds by name."""
 
 from __future__ import annotations
 
@@ -30,34 +30,34 @@ CHILDREN = ("prep", "cache", "relay", "lane")
 """The kinds of actors that belong to a feed."""
 
 WATCH_S = 3.0
-"""The period at which an actor of a feed looks whether the feed still has a coordinator: with `MISSES`, what belongs to
-a feed ends 3 to 6 s after Ray has noticed that its program is gone.
-"""
+"""Period at which a feed's actors check that the feed still has a coordinator. With `MISSES`, they end 3 to 6 s after
+Ray has noticed that the feed's program is gone."""
 
 MISSES = 2
-"""Such an actor ends itself after this many looks in a row without a coordinator: one alone may fall into a restart."""
+"""Consecutive checks without a coordinator after which an actor ends itself. One miss may be a restart."""
 
 LEFTOVERS_S = 60.0
-"""How long `serve` waits for what is left of a feed to end; after that the feed's name cannot be used yet."""
+"""Time limit for the remains of an earlier feed to end, in `serve`; after that its name is still taken."""
 
 LOOK_S = 0.1
-"""Pause between two looks whether something is gone."""
+"""Pause between two checks of whether something has ended."""
 
 END_S = 6.0
 END_LOOK_S = 0.3
-"""How long the end may take after Ctrl-C or a supervisor's signal, and how often is looked whether Ray ended first."""
+"""Time limit for a shutdown after Ctrl-C or a supervisor's signal, and period of the checks of whether Ray ended
+first."""
 
 HEAD_RESOURCE = "node:__internal_head__"
-"""The resource that Ray gives to the head node alone."""
+"""The resource that only the head node has."""
 
 ABOUT_TOKENS = "a cluster with tokens wants RAY_AUTH_MODE=token, and its token in RAY_AUTH_TOKEN or ~/.ray/auth_token"
-"""Advice for errors in connecting: of a wrong token Ray says no more than that it cannot connect."""
+"""Advice for connection errors: with a wrong token, Ray reports only that it cannot connect."""
 
 GCS_LOOK_S = 1.0
-"""After this long without a connection the GCS of a cluster counts as gone."""
+"""Timeout of a connection to a cluster's GCS, after which the GCS counts as gone."""
 
 _is_news = False
-"""Whether `ensure_ray` joined a cluster that somebody else started, and nobody said so yet."""
+"""True if `ensure_ray` joined another program's cluster and this has not been reported yet."""
 
 _connecting = threading.Lock()
 """Held while this process connects to Ray: threads may call at the same time, and Ray connects only once."""
@@ -67,24 +67,23 @@ _SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
-"""Environment of an embedded Ray: memory of dropped minibatches comes back in milliseconds, not in a second; no usage
-is reported; and in processes without a GPU Ray leaves the variables that name GPUs alone, instead of warning of that.
-"""
+"""Environment of an embedded Ray: memory of dropped minibatches is freed within milliseconds instead of a second; no
+usage reports; and processes without a GPU keep the variables that list GPUs, without a warning."""
 
 
 class NoAnswerError(ConnectionError):
-    """Nobody takes connections at the address of a cluster."""
+    """Nothing accepts connections at the address of a cluster."""
 
 
 def ensure_ray(*, start: bool) -> None:
-    """Connect to the running cluster; with ``start``, start an embedded one on this machine if there is none.
+    """Connect to the running cluster; with ``start``, start an embedded one on this machine if none is running.
 
-    The cluster is the one that RAY_ADDRESS names, else the one that runs on this machine. "local" names none: it asks
-    for one that starts now, as it does in `ray.init`.
+    RAY_ADDRESS names the cluster; without it, the cluster of this machine is used. "local" requests a new cluster, as
+    in `ray.init`.
 
     Raises:
-        ResourceError: the cluster that RAY_ADDRESS names does not answer, or there is none and none may be started, or
-            tokens are on and this program has none.
+        ResourceError: the cluster at RAY_ADDRESS does not answer; no cluster runs and ``start`` is false; or tokens are
+            required and this program has none.
     """
     with _connecting:
         if not ray.is_initialized():
@@ -120,13 +119,13 @@ def _find_or_start(*, start: bool) -> None:
 
 
 def start_own_ray() -> None:
-    """Start Ray on this machine, also if a cluster runs here already, and say so."""
+    """Start Ray on this machine, even if a cluster is already running here, and report it."""
     start_ray()
     _say(f"started a Ray cluster of its own on this machine ({_described()})")
 
 
 def say_joined() -> None:
-    """Say which cluster `ensure_ray` found and joined, once: it may be somebody else's, and end when they like."""
+    """Report once which cluster `ensure_ray` joined: it may belong to another user, and end at any time."""
     global _is_news
     if not _is_news:
         return
@@ -150,30 +149,30 @@ def _stores() -> str:
 
 
 def _say(what: str) -> None:
-    # Printed, not logged: a user who named no cluster should learn which one it is, whatever becomes of logs.
+    # Printed, not logged: a user who named no cluster should see which one it is, whatever the log settings.
     print(f"mbaas: {what}", file=sys.stderr)
 
 
 def start_ray(num_cpus: int | None = None) -> None:
-    """Start Ray on this machine, without a dashboard, also if a cluster runs here already.
+    """Start Ray on this machine, without a dashboard, even if a cluster is already running here.
 
     Args:
-        num_cpus: CPUs that it may give out; default: all.
+        num_cpus: CPUs that it may hand out; default: all.
 
     Raises:
-        ResourceError: Ray cannot put its files where it wants to, or did not come up.
+        ResourceError: Ray cannot write its files, or did not start.
     """
     try:
         _connect("local", include_dashboard=False, num_cpus=num_cpus)
-    except OSError as error:  # ConnectionError, which means something else, cannot come from a local start
+    except OSError as error:  # ConnectionError has another meaning, but a local start cannot raise it
         hint = "RAY_TMPDIR (or TMPDIR) must be a short path to a writable folder with room"
         raise ResourceError(f"Ray could not be started on this machine: {error}; {hint}") from error
-    except Exception as error:  # Ray has no class of its own for this: most often it is Exception itself
+    except Exception as error:  # Ray has no specific class for this, and mostly raises Exception
         reason = str(error).strip().partition("\n")[0]
         raise ResourceError(
             f"Ray did not start on this machine: {reason.rstrip('.')}; if the machine is busy try again, else the logs "
             "below /tmp/ray/session_latest/logs say more"
-        ) from None  # its traceback is Ray's own, sixty lines that say nothing of the reason
+        ) from None  # Ray's traceback has sixty lines without the reason
 
 
 def owns_ray() -> bool:
@@ -182,19 +181,19 @@ def owns_ray() -> bool:
 
 
 def own_ray_is_broken() -> bool:
-    """Return whether the GCS of the cluster that this program started has ended, without which nothing answers."""
+    """Return whether the GCS of the cluster started by this program has ended; nothing works without it."""
     head = _own_head()
     if head is None:
         return False
-    # By its name: `dead_processes` walks all of them, and fails if another thread shuts Ray down meanwhile.
+    # By name: `dead_processes` iterates over all, and fails if another thread shuts Ray down at the same time.
     return any(gcs.process.poll() is not None for gcs in head.all_processes.get("gcs_server", ()))
 
 
 def lost_cluster() -> str | None:
-    """Say which cluster has ended under this program, and whose it was; None as long as its GCS is there.
+    """Return a clause that names the cluster if it has ended under this program; None while its GCS runs.
 
-    By a connection to its port: whatever is asked of Ray waits for a GCS that has ended, for a minute, after which Ray
-    ends this program.
+    Tests a connection to the GCS port: any Ray call would wait a minute for a GCS that has ended, and then Ray would
+    end this program.
     """
     if not ray.is_initialized():
         return None
@@ -207,7 +206,6 @@ def lost_cluster() -> str | None:
 
 
 def _answers(address: str) -> bool:
-    """Return whether somebody takes connections at an address, "host:port"."""
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=GCS_LOOK_S).close()
@@ -217,20 +215,20 @@ def _answers(address: str) -> bool:
 
 
 def _check_answers() -> None:
-    """Refuse the address of a cluster that is gone, which Ray would try to reach for minutes.
+    """Check that a cluster listens at its address; Ray would try to reach a dead one for minutes.
 
-    A cluster that was killed leaves its address in Ray's temporary folder, and job scripts may leave it in RAY_ADDRESS.
+    A killed cluster leaves its address in Ray's temporary folder, and job scripts may leave it in RAY_ADDRESS.
 
     Raises:
-        NoAnswerError: nobody takes connections there.
+        NoAnswerError: nothing accepts connections there.
     """
     named = os.environ.get("RAY_ADDRESS", "")
-    if "://" in named:  # of Ray's client, which has a deadline of its own
+    if "://" in named:  # Ray Client, which has its own deadline
         return
     services: Any = ray._private.services
     try:
         address = services.canonicalize_bootstrap_address("auto")
-    except (AttributeError, ValueError):  # not public, or no address: `ray.init` says which
+    except (AttributeError, ValueError):  # not public, or no address: `ray.init` reports it
         return
     if address is None or _answers(address) or (":" in named and _answers(named)):  # Ray replaces 127.0.0.1
         return
@@ -238,26 +236,26 @@ def _check_answers() -> None:
 
 
 def kill_own_ray() -> None:
-    """Kill the processes of the cluster that this program started, if it did; its workers end when they notice."""
+    """Kill the processes of the cluster that this program started, if any; its workers end when they notice."""
     if (head := _own_head()) is not None:
         head.kill_all_processes(check_alive=False, allow_graceful=False)
 
 
 def see_to_the_end(has_ended: threading.Event | None = None) -> bool:
-    """Wait until this program has ended what it was told to end, at most `END_S`; else kill the Ray that it started.
+    """Wait up to `END_S` for this program's shutdown; after that, kill the Ray that it started.
 
-    A signal to the process group, as `timeout` and systemd send it, ends the Ray that this program started, too. What
-    asks its GCS from then on would wait a minute for it to come back, so there is nothing to wait for.
+    A signal to the process group, as sent by `timeout` and systemd, also ends the Ray that this program started. Every
+    later call to its GCS would wait a minute for it to come back, so the wait ends early.
 
     Args:
-        has_ended: set when nothing is left to wait for; None: the end of the process ends this, too.
+        has_ended: set when the shutdown is complete; None: the end of the process also ends this wait.
 
     Returns:
-        whether Ray was killed, after which there is nothing to do but to end this process at once.
+        True if Ray was killed; the caller must then end this process at once.
     """
     has_ended = has_ended or threading.Event()
     deadline, broken = time.monotonic() + END_S, 0
-    # Twice in a row: a Ray that is being shut down in good order has no GCS for a moment.
+    # Twice in a row: during an orderly shutdown, Ray has no GCS for a moment.
     while time.monotonic() < deadline and broken < 2:
         if has_ended.wait(END_LOOK_S):
             return False
@@ -267,13 +265,13 @@ def see_to_the_end(has_ended: threading.Event | None = None) -> bool:
 
 
 def _own_head() -> Any | None:
-    # Ray tells in no public way whether this program started the head; a cluster that it joined leaves this None.
+    # Ray has no public API for this. If this program joined a cluster, the node is None or not a head.
     node: Any = ray._private.worker._global_node
     return node if node is not None and node.is_head() else None
 
 
 def _connect(address: str, **options: Any) -> None:
-    # Ray reads its settings when a process connects; what the user has set stays.
+    # Ray reads its settings when a process connects; the user's values take precedence.
     for name, value in _SETTINGS.items():
         os.environ.setdefault(name, value)
     if address != "local":
@@ -281,8 +279,8 @@ def _connect(address: str, **options: Any) -> None:
         _use_own_token()
         _check_token()
     elif "RAY_AUTH_MODE" not in os.environ:
-        # Ray 2.60 does so by itself, and writes a token where there is none; whatever another version does, who reaches
-        # the ports of a cluster without tokens runs code as the user.
+        # The default in Ray 2.60, which creates a missing token. Set for all versions: whoever reaches the ports of
+        # a cluster without tokens can run code as the user.
         os.environ["RAY_AUTH_MODE"] = "token"
         reread_token()
     with _kept_sigterm(), _deferred_interrupt():
@@ -294,10 +292,10 @@ _INTERRUPTED = b"Ray is connecting or starting; the program ends when that is do
 
 @contextlib.contextmanager
 def _deferred_interrupt() -> Iterator[None]:
-    """Handle the first Ctrl-C after the block, and a second one at once.
+    """Defer the first Ctrl-C to the end of the block, and handle a second one at once.
 
-    An interrupted `ray.init` may leave the processes that it started, or never return: it constructs objects in C++
-    whose destructors wait for threads that have not started yet (Ray 2.60).
+    An interrupted `ray.init` may leave the processes that it started, or never return: it constructs C++ objects whose
+    destructors wait for threads that have not started yet (Ray 2.60).
     """
     before = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(before):
@@ -309,7 +307,7 @@ def _deferred_interrupt() -> Iterator[None]:
         interrupts.append((number, frame))
         if len(interrupts) > 1:
             before(number, frame)
-        os.write(2, _INTERRUPTED)  # not print, which a signal must not enter twice
+        os.write(2, _INTERRUPTED)  # not print, which is not reentrant
 
     signal.signal(signal.SIGINT, handle)
     try:
@@ -322,9 +320,9 @@ def _deferred_interrupt() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _kept_sigterm() -> Iterator[None]:
-    """Keep what the program does at SIGTERM, if it said so: Ray would end it, with a stack trace and exit code 15.
+    """Keep the program's SIGTERM handler, which Ray would replace by an exit with stack trace and code 15.
 
-    If it said nothing, and starts a Ray, it ends as Ray has it end, but within a bound.
+    A program that starts Ray and has no handler gets one that exits as Ray's does, but within a time limit.
     """
     before = signal.getsignal(signal.SIGTERM)
     yield
@@ -337,7 +335,7 @@ def _kept_sigterm() -> Iterator[None]:
 
 
 def _ends_within_a_bound() -> Callable[[int, Any], None]:
-    """Make a handler that ends this program at a signal: by force if it takes too long because its Ray ended first."""
+    """Return a signal handler that exits, by force if the shutdown takes too long because Ray ended first."""
     program = os.getpid()
 
     def watch(number: int) -> None:
@@ -345,7 +343,7 @@ def _ends_within_a_bound() -> Callable[[int, Any], None]:
         os._exit(number)
 
     def handle(number: int, _: Any) -> None:
-        if os.getpid() == program:  # a forked process, of a DataLoader for instance, has the handler, but not the Ray
+        if os.getpid() == program:  # a forked process, such as a DataLoader worker, inherits the handler, but not Ray
             threading.Thread(target=watch, args=(number,), name="mbaas-ending", daemon=True).start()
         sys.exit(number)
 
@@ -353,24 +351,24 @@ def _ends_within_a_bound() -> Callable[[int, Any], None]:
 
 
 def _use_own_token() -> None:
-    """Join with the user's token, if there is one and nobody said how to join.
+    """Set token mode if the user has a token and RAY_AUTH_MODE is not set.
 
-    `ray start` protects a cluster with that token, without being told to, but `ray.init` does not show it by itself: it
-    would be refused for half a minute, with a warning each second. A cluster without tokens does not mind it.
+    `ray start` protects a cluster with that token by default, but `ray.init` does not send it by default: it would be
+    refused for half a minute, with a warning each second. A cluster without tokens ignores it.
     """
     if "RAY_AUTH_MODE" in os.environ:
         return
     raylet: Any = ray._raylet
-    with contextlib.suppress(AttributeError):  # not public: as `ray start` does it in Ray 2.60
+    with contextlib.suppress(AttributeError):  # not public: as in `ray start` of Ray 2.60
         if raylet.AuthenticationTokenLoader.instance().has_token(ignore_auth_mode=True):
             os.environ["RAY_AUTH_MODE"] = "token"
             reread_token()
 
 
 def reread_token() -> None:
-    """Have this process take from its environment whether there are tokens, and which is its own.
+    """Make Ray read its token settings from this process's environment again.
 
-    Ray reads both once, in no public way: the one as it is imported, the other when it is needed for the first time.
+    Ray reads the mode on import and the token on first use, and has no public way to repeat this.
     """
     raylet: Any = ray._raylet
     raylet.Config.initialize("")
@@ -378,19 +376,19 @@ def reread_token() -> None:
 
 
 def _check_token() -> None:
-    """Refuse to join a cluster that does not take this program's token: Ray would try for long, and warn each time."""
-    services: Any = ray._private.services  # not public; where Ray has changed them `ray.init` still tells
+    """Check that the cluster accepts this program's token; Ray would retry for long, and warn each time."""
+    services: Any = ray._private.services  # not public; if Ray has changed them, `ray.init` still reports the error
     raylet: Any = ray._raylet
     address = ""
     with contextlib.suppress(AttributeError):
         loader = raylet.AuthenticationTokenLoader.instance()
         if os.environ.get("RAY_AUTH_MODE") == "token" and not loader.has_token(ignore_auth_mode=True):
-            # Ray's client of the GCS would end this program, without a word.
+            # Ray's GCS client would end this program without a message.
             raise ResourceError(f"RAY_AUTH_MODE is token, and this program has no token; {ABOUT_TOKENS}")
     try:
-        address = services.canonicalize_bootstrap_address("auto")  # RAY_ADDRESS, or what runs on this machine
+        address = services.canonicalize_bootstrap_address("auto")  # RAY_ADDRESS, or the cluster of this machine
         with _without_warnings_of_gcs():
-            raylet.GcsClient(address=address)  # asks for the cluster's id, once
+            raylet.GcsClient(address=address)  # requests the cluster's id, once
     except ray.exceptions.AuthenticationError as error:
         if "InvalidAuthToken" not in str(error):
             raise
@@ -399,15 +397,15 @@ def _check_token() -> None:
             f"{ABOUT_TOKENS}"
         ) from None
     except Exception:
-        return  # whatever else it is, `ray.init` meets it again and says more
+        return  # `ray.init` fails with the same error, and reports more
 
 
 @contextlib.contextmanager
 def _without_warnings_of_gcs() -> Iterator[None]:
-    """Leave out what Ray's client of the GCS writes to stderr, which no setting of Ray's prevents."""
+    # Ray's GCS client writes to stderr, and no Ray setting prevents this.
     try:
         kept = os.dup(2)
-    except OSError:  # this program has no stderr
+    except OSError:  # stderr is closed
         yield
         return
     with tempfile.TemporaryFile() as written:
@@ -418,16 +416,16 @@ def _without_warnings_of_gcs() -> Iterator[None]:
             os.dup2(kept, 2)
             os.close(kept)
             written.seek(0)
-            # other threads may have written, too
+            # keep the output of other threads
             os.write(2, b"".join(line for line in written if b"gcs_client.cc" not in line))
 
 
 def store_bytes(*, with_cpus: bool = False) -> dict[str, int]:
-    """Return the bytes of the object store of each of the cluster's nodes, by the node's id.
+    """Return the bytes of the object store of each of the cluster's nodes, by node id.
 
     Args:
-        with_cpus: only of those that give out CPUs, as far as there are any. Prep workers and a feed's cache are on no
-            other: a head that runs Ray's own services often has a small store, and no CPU for anybody.
+        with_cpus: only nodes that offer CPUs, if there are any. Prep workers and caches run only there: a head that
+            runs Ray's services often has a small store and no CPUs.
     """
     alive = {node["NodeID"]: node["Resources"] for node in ray.nodes() if node["Alive"]}
     chosen = {node: each for node, each in alive.items() if each.get("CPU", 0) > 0} if with_cpus else {}
@@ -440,7 +438,7 @@ def cpus() -> int:
 
 
 def free_cpus() -> dict[str, float]:
-    """Return the CPUs of each node that nobody has reserved, by the node's id."""
+    """Return the unreserved CPUs of each node, by node id."""
     return {node: each.get("CPU", 0.0) for node, each in ray._private.state.available_resources_per_node().items()}
 
 
@@ -450,9 +448,9 @@ def gpus() -> int:
 
 
 def draining_nodes() -> frozenset[str]:
-    """Return the ids of the nodes that Ray will give up soon: a spot instance that is reclaimed, a pod that is evicted.
+    """Return the ids of the nodes that Ray will give up soon, such as reclaimed spot instances and evicted pods.
 
-    Ray tells it in no public way to others than the workers of Ray Train; a Ray that has none of this tells of none.
+    Ray's only public API for this is for Ray Train workers. Empty if this Ray version lacks the private one.
     """
     look: Callable[[], Mapping[str, int]] | None = getattr(ray._private.state.state, "get_draining_nodes", None)
     return frozenset(look()) if look is not None else frozenset()
@@ -464,22 +462,23 @@ def gpus_of(node: str) -> int:
 
 
 def cpus_per_gpu() -> float:
-    """Return how many CPUs a node with GPUs has for each of these, where that is fewest; 0 if there is none."""
+    """Return the smallest ratio of CPUs to GPUs among nodes with GPUs; 0 without GPUs."""
     has = [node["Resources"] for node in ray.nodes() if node["Alive"] and node["Resources"].get("GPU", 0)]
     return min((each.get("CPU", 0.0) / each["GPU"] for each in has), default=0.0)
 
 
 def gpu_marker() -> dict[str, float]:
-    """Return resources that bring an actor to a node with GPUs, and take nothing of these; none where Ray has none.
+    """Return resources that place an actor on a node with GPUs without reserving any; empty if Ray has no such
+    resource.
 
-    Ray gives a node with GPUs a resource with their type in its name, for just this. Of several types it is the one of
-    which there are most.
+    Ray gives GPU nodes a resource named after their GPU type for this purpose. With several types, the most frequent
+    one is used.
     """
     return {name: 0.001 for name, _ in _gpus_by_type().most_common(1)}
 
 
 def markable_gpus() -> int:
-    """Return the number of GPUs to which `gpu_marker` brings actors: all of one type."""
+    """Return the number of GPUs to which `gpu_marker` places actors: all of one type."""
     return sum(amount for _, amount in _gpus_by_type().most_common(1)) or gpus()
 
 
@@ -492,7 +491,7 @@ def _gpus_by_type() -> Counter[str]:
 
 
 def check_cpus(name: str, prep_workers: int) -> None:
-    """Refuse at once what the cluster can never give."""
+    """Raise a `ResourceError` if the cluster has fewer CPUs than prep workers."""
     if prep_workers > cpus():
         raise ResourceError(
             f"feed {name!r} asks for {prep_workers} prep workers of 1 CPU each, the cluster has {cpus()} CPUs"
@@ -500,9 +499,9 @@ def check_cpus(name: str, prep_workers: int) -> None:
 
 
 def lasting_node(*, detached: bool) -> str:
-    """Return the id of the node on which a feed's coordinator is least likely to die alone.
+    """Return the id of the safest node for a feed's coordinator, which is least likely to die alone.
 
-    That is the head, without which nothing goes on, if it is to outlive this program; else this program's own.
+    For a detached feed this is the head, which the cluster cannot do without; otherwise it is this program's node.
     """
     if detached:
         heads = [node["NodeID"] for node in ray.nodes() if node["Alive"] and HEAD_RESOURCE in node["Resources"]]
@@ -517,7 +516,7 @@ def actor_name(feed: str) -> str:
 
 
 def find_coordinator(feed: str) -> Any | None:
-    """Find a feed's coordinator; None if there is none."""
+    """Return a feed's coordinator, or None."""
     try:
         return ray.get_actor(actor_name(feed), namespace=NAMESPACE)
     except ValueError:
@@ -525,54 +524,54 @@ def find_coordinator(feed: str) -> Any | None:
 
 
 def child_options(feed: str, kind: str, name: str) -> dict[str, Any]:
-    """Return the options of an actor that belongs to a feed and outlives its coordinator's restarts; see `end_with`."""
+    """Return the options of an actor that belongs to a feed and survives coordinator restarts; see `end_with`."""
     return {
         "name": f"{kind}:{feed}:{name}",
         "namespace": NAMESPACE,
-        "lifetime": "detached",  # else it would die with the coordinator, its owner, and its cache with it
+        "lifetime": "detached",  # otherwise it would die with its owner, the coordinator, and lose its cache
         "enable_task_events": False,
     }
 
 
 def family(kind: str) -> dict[tuple[str, str], Any]:
-    """Find the actors of a kind that belong to feeds: (feed, name) -> handle."""
+    """Return all feeds' actors of a kind: (feed, name) -> handle."""
     found = {}
     for name in _names(f"{kind}:"):
-        feed, _, own = name.rpartition(":")  # a feed's name may have colons, an actor's own has none
-        with contextlib.suppress(ValueError):  # it has ended since its name was listed
+        feed, _, own = name.rpartition(":")  # a feed's name may contain colons, an actor's own name does not
+        with contextlib.suppress(ValueError):  # it may have ended since it was listed
             found[feed, own] = ray.get_actor(f"{kind}:{name}", namespace=NAMESPACE)
     return found
 
 
 def children(feed: str, kind: str) -> dict[str, Any]:
-    """Find a feed's actors of a kind: name -> handle."""
+    """Return a feed's actors of a kind: name -> handle."""
     return {name: actor for (owner, name), actor in family(kind).items() if owner == feed}
 
 
 def end_children(feed: str) -> None:
-    """Kill what belongs to a feed whose coordinator is gone."""
+    """Kill the actors of a feed whose coordinator is gone."""
     for kind in CHILDREN:
         for actor in children(feed, kind).values():
             ray.kill(actor)
 
 
 def clear_leftovers(feed: str) -> bool:
-    """End what is left of a feed whose program died, and wait until its names are free.
+    """End the remains of a feed whose program died, and wait until its names are free.
 
     Such a program could not end anything itself, and Ray and the feed's actors take seconds to notice.
 
     Returns:
-        whether the name is free; if not, a feed of that name runs.
+        True if the name is free; False if a feed with that name runs.
 
     Raises:
-        ResourceError: something does not end in time.
+        ResourceError: an actor does not end in time.
     """
     end = time.monotonic() + LEFTOVERS_S
     while (coordinator := find_coordinator(feed)) is not None:
         program = _program_of(coordinator)
         if program is _Program.RUNS:
             return False
-        if program is _Program.DEAD:  # only if Ray says so: a process that is not seen here may live elsewhere
+        if program is _Program.DEAD:  # only if Ray reports it: a process not found here may run elsewhere
             ray.kill(coordinator)
         if time.monotonic() > end:
             return False
@@ -589,8 +588,6 @@ def clear_leftovers(feed: str) -> bool:
 
 
 class _Program(enum.Enum):
-    """What became of the program that served a feed."""
-
     RUNS = "the feed goes on with it, or without it because it is detached"
     NOT_SEEN = "its process is not there any more, and Ray has not noticed"
     DEAD = "Ray has noticed that it ended"
@@ -616,15 +613,14 @@ def _lives(pid: int) -> bool:
 
 
 def _leftovers(feed: str) -> list[str]:
-    """Return names of actors that belong to a feed."""
     return [f"{kind}:{feed}:{name}" for kind in CHILDREN for name in children(feed, kind)]
 
 
 def end_with(coordinator: str) -> None:
-    """End the actor that calls this when the coordinator with this actor id is gone for good.
+    """End the calling actor when the coordinator with this actor id is gone for good.
 
-    A detached actor outlives its coordinator, which is what lets a restarted one adopt it. Nobody else would end it
-    where the coordinator never comes back.
+    A detached actor outlives its coordinator, so that a restarted one can adopt it. Without this, it would run forever
+    if the coordinator never came back.
     """
     me = ray.get_runtime_context().current_actor
 
@@ -632,10 +628,10 @@ def end_with(coordinator: str) -> None:
         missed = 0
         while missed < MISSES:
             time.sleep(WATCH_S)
-            # Ray that does not answer says nothing about the coordinator: look again later.
+            # If Ray does not answer, the coordinator may be alive: check again later.
             with contextlib.suppress(ray.exceptions.RayError, ConnectionError):
-                # By its id, as Ray tells in no public way: with its name would come a handle, for which Ray imports all
-                # that a coordinator is made of, half a second of work for each actor of the feed.
+                # By id, through a private API. A look-up by name creates a handle, and Ray imports the
+                # coordinator's modules: half a second for each actor of the feed.
                 state = ray._private.state.actors(coordinator).get("State", "DEAD")
                 missed = missed + 1 if state == "DEAD" else 0
         ray.kill(me)
@@ -644,9 +640,9 @@ def end_with(coordinator: str) -> None:
 
 
 def pid_of(actor: Any) -> int | None:
-    """Return the process id of an actor that was given its resources, even if it does not answer yet; else None.
+    """Return the process id of an actor that has its resources, even if it does not answer yet, or None.
 
-    Ray tells this in no public way, and an actor that starts slowly cannot be asked.
+    Ray has no public API for this, and a slowly starting actor cannot be called.
     """
     return ray._private.state.actors(actor._actor_id.hex()).get("Pid") or None
 
@@ -657,8 +653,7 @@ def feed_names() -> list[str]:
 
 
 def _names(prefix: str) -> list[str]:
-    """Return what follows ``prefix`` in the names of actors that mbaas registered."""
-    # not `ray.util.state.list_actors`, which needs the dashboard: an embedded Ray has none
+    # not `ray.util.state.list_actors`, which needs the dashboard, and an embedded Ray has none
     actors = ray.util.list_named_actors(all_namespaces=True)
     names = [actor["name"] for actor in actors if actor["namespace"] == NAMESPACE]
     return [name.removeprefix(prefix) for name in names if name.startswith(prefix)]

@@ -1,6 +1,6 @@
-"""Serves a feed: checks what was asked, fills in what was not, and starts the feed's coordinator.
+"""Serve a feed: check the options, fill in defaults, and start the feed's coordinator.
 
-It is apart from `mbaas.feed` because trials only join: they need nothing of what a service is made of.
+Separate from `mbaas.feed`, so that a trial that only joins does not import the parts of a service.
 """
 
 from __future__ import annotations
@@ -79,64 +79,61 @@ def serve(
     threads: Threads = Threads(),
     staging: Staging = Staging(),
 ) -> Feed:
-    """Start a feed: prep workers that make each minibatch once for all consumers.
+    """Start a feed: prep workers that prepare each minibatch once for all consumers.
 
-    Sizes may be texts such as "2 GiB", times such as "2 min".
+    Sizes may be strings such as "2 GiB", times such as "2 min".
 
     Args:
-        name: under which consumers `join` it.
-        dataset: which samples there are.
-        pipeline: what to do to each.
-        batch_size: samples in a minibatch; a consumer may ask for another size.
-        seed: order and random transforms follow from it; 0 to 2**63 - 1.
-        shuffle: give each epoch an order of its own; False, for validation: all have the dataset's order. If nothing in
-            the pipeline is random either, and all minibatches of an epoch fit ``staging_bytes``, each is prepared once
-            for all epochs and trials, and no trial waits for another.
-        cache_bytes: memory for samples, on each node; default: the size of the dataset, or with ``decoded`` that of
+        name: name under which consumers `join` the feed.
+        dataset: the samples.
+        pipeline: the decoder and transforms applied to each sample.
+        batch_size: samples in a minibatch; a consumer may choose another size.
+        seed: determines the order and the random transforms; 0 to 2**63 - 1.
+        shuffle: shuffle each epoch differently. False, for validation, keeps the order of the dataset in every epoch.
+            If the pipeline is deterministic too and an epoch fits ``staging_bytes``, minibatches are prepared once for
+            all epochs and trials, and trials do not wait for each other.
+        cache_bytes: memory for samples on each node. Default: the size of the dataset, or with ``decoded`` the size of
             its decoded samples, measured when the feed starts, up to half of the free memory. A node with a small
-            object store gets as much as fits there.
-        decoded: keep samples decoded in the caches, as they are before the pipeline's first random transform, where
-            measured times say that memory saves more so than with the bytes that storage has. Minibatches have the same
-            bytes.
-        staging_bytes: memory for prepared minibatches; default: 1 GiB, or what all prep workers need to work at the
-            same time, 256 MiB each and 384 MiB more, if that is more; at most 15 % of a node's object store.
-        prep_workers: actors that prepare, each of which reserves one CPU; default: half of the CPUs that other feeds
-            have left, one of which is kept for a trial. Where that is less than one CPU, it is one worker that reserves
-            as much. With dali it is at most two workers for each GPU; of sound, which is decoded on CPUs, four; as far
-            as half of the CPUs of nodes with GPUs gives that. With a ``dali_share`` below 1 these divide that half
-            among them, and have as many threads as CPUs.
-        engine: what prepares samples: "cpu", "dali", or "auto", which is dali where there is a GPU and the pipeline can
-            run on it, else cpu.
-        gpus_per_worker: GPUs, or a fraction, that each worker of the dali engine reserves; 0 runs it on the CPU;
-            default: it works on a GPU of which it reserves nothing, so that trials can have whole ones.
-        dali_share: share of the images that the dali engine prepares with DALI; the same workers prepare the others on
-            their CPUs meanwhile. Which are which stays so, so that minibatches have the same bytes as long as the share
-            is the same.
+            object store gets what fits there.
+        decoded: cache samples after the deterministic prefix of the pipeline (for example decoded images) where
+            measurements show that this saves more time per byte than caching encoded samples. Minibatches are the same
+            either way.
+        staging_bytes: memory for prepared minibatches. Default: 256 MiB for each prep worker plus 384 MiB, at least 1
+            GiB, and at most 15 % of the smallest object store.
+        prep_workers: prep workers, which reserve one CPU each. Default for the cpu engine: half of the CPUs that other
+            feeds left, not counting one for a trial; if that is less than one CPU, a single worker that reserves the
+            fraction. Default for dali: 2 per GPU (4 for audio, which is decoded on CPUs), at most half of the CPUs of
+            nodes with GPUs. With ``dali_share`` below 1, these workers divide that half and run one thread per CPU.
+        engine: engine that prepares samples: "cpu", "dali", or "auto", which selects dali if the cluster has a GPU and
+            the pipeline supports it.
+        gpus_per_worker: GPUs, or a fraction of one, that each dali worker reserves; 0 runs dali on the CPU. Default:
+            workers use a GPU without reserving it, so that trials can have whole GPUs.
+        dali_share: fraction of the images that the dali engine prepares with DALI; its workers prepare the others on
+            their CPUs at the same time. A given fraction always selects the same images, so minibatches do not change
+            between runs.
         drop_last: leave out the samples at the end of an epoch that do not fill a minibatch.
-        on_bad_sample: what becomes of a sample that cannot be prepared: "raise" gives consumers an error that names the
-            file, "skip" leaves it out, counts it and lists it. A file of more than 1 GiB, or than 30 % of the smallest
-            object store of a node that prepares, is bad, too.
-        cpu_price_per_h: price of a CPU for an hour, in any currency: what loading costs a trial is then told in money,
-            too.
-        detached: outlive the program that serves the feed, and its Ray job: it ends with `mbaas.stop`, or with the
-            cluster, which must have been started by somebody else.
-        replace: end a feed of that name that you serve already, as when a notebook's cell runs again. A feed of another
-            user or host is left alone.
-        timeouts: how long a feed waits for consumers, for workers and for storage.
-        disk: local disks of the nodes, for samples that memory has no room for; default: none.
-        scaling: how many prep workers there are beyond the reserved ones, where they run, and when their number
-            changes.
-        lending: when idle prep workers work for other feeds of the cluster that need them more.
-        threads: threads of a node, and when they move between preparing samples and reading storage.
-        staging: what is fetched and prepared ahead of need, and by how many coordinators it is handed out.
+        on_bad_sample: handling of a sample that cannot be prepared: "raise" gives consumers an error with the name of
+            the file, "skip" leaves the sample out, counts it and lists it. A file larger than 1 GiB, or than 30 % of
+            the smallest object store of a node that prepares, is also bad.
+        cpu_price_per_h: price of one CPU-hour, in any currency. If it is set, loading costs are also reported in money.
+        detached: keep the feed running after the program that serves it, and its Ray job, have ended. It ends with
+            `mbaas.stop`, or with the cluster, which must have been started by another program.
+        replace: end your own running feed of this name first, for example when a notebook cell runs again. Feeds of
+            other users or hosts are left alone.
+        timeouts: time limits for consumers, prep workers and storage.
+        disk: local disks of the nodes, for samples that do not fit in memory; default: none.
+        scaling: limits, nodes and thresholds for prep workers beyond the reserved ones.
+        lending: sharing of idle prep workers with other feeds of the cluster.
+        threads: threads of a node, divided between preparing samples and reading storage.
+        staging: limits on fetching and preparing ahead, and the number of coordinators.
 
     Raises:
-        ConfigError: an option that there is not, or that cannot work.
-        FeedExistsError: a feed of that name runs already; the message says which program serves it. One whose program
-            ended does not count: what is left of it is ended first. Unless it was stopped, its epochs are not begun
-            again on this cluster by a feed of the same name, dataset, pipeline, seed and order.
-        ResourceError: the cluster cannot give the CPUs, at the latest after 30 s; or what is left of an earlier feed of
-            that name does not end; or the feed is to be detached and there is no cluster that outlives this program.
+        ConfigError: an unknown option, or an invalid value.
+        FeedExistsError: a feed with this name is already running; the message names the program that serves it. The
+            remains of a feed whose program died are removed first. Unless that feed was stopped, a new one
+            with the same name, dataset, pipeline, seed and order does not repeat its epochs on this cluster.
+        ResourceError: the cluster cannot provide the CPUs within 30 s, the remains of an earlier feed do not end, or a
+            detached feed has no cluster that outlives this program.
         BadSampleError: no sample could be prepared.
     """
     given: dict[str, Any] = {
@@ -171,7 +168,7 @@ def serve(
             f"{asked.batch_size:,}: there would be no minibatch",
             option="batch_size",
         )
-    # What can be refused without a cluster was refused above: nobody should wait for Ray to learn of a typing error.
+    # Everything that can be checked without a cluster was checked above, so a typing error does not wait for Ray.
     if detached:
         ensure_lasting_ray()
     else:
@@ -180,7 +177,7 @@ def serve(
     if not runtime.clear_leftovers(name):
         _replace_or_refuse(name, replace)
     gpus = runtime.gpus()
-    chosen = resolve_engine(engine, pipeline, gpus=gpus)  # raises here what the coordinator would in another process
+    chosen = resolve_engine(engine, pipeline, gpus=gpus)  # raises here, not in the coordinator's process
     dataset = bounded(dataset, largest_sample(runtime.store_bytes(with_cpus=True).values()))
 
     def fill_in() -> FeedSettings:
@@ -200,11 +197,6 @@ def serve(
 
 
 def _replace_or_refuse(name: str, replace: bool) -> None:
-    """End a feed of this user's if it is to be replaced.
-
-    Raises:
-        FeedExistsError: it is not to be, or it is another user's.
-    """
     server = recall_server(name)
     whose = "" if server is None else f", served by {server}"
     if server is None or not server.is_ours:
@@ -216,7 +208,7 @@ def _replace_or_refuse(name: str, replace: bool) -> None:
             f"a feed {name!r} runs already{whose}; take another name, or end that one with mbaas.stop({name!r}) or "
             "mbaas.serve(..., replace=True)"
         )
-    with suppress(FeedNotFoundError, FeedFailedError):  # it has just ended by itself
+    with suppress(FeedNotFoundError, FeedFailedError):  # it has just ended
         stop(name)
     if not runtime.clear_leftovers(name):
         raise FeedExistsError(f"a feed {name!r} was served by another program at the same time")
@@ -234,13 +226,8 @@ def _filled_in(
     per_gpu: int,
     engine: EngineName,
 ) -> FeedSettings:
-    """Fill in what was not asked for, from what the cluster has and other feeds leave of it.
-
-    Raises:
-        ConfigError, ResourceError: there is not enough.
-    """
     earlier = tuple(claim.memory for claim in claims)
-    # Of those that reserve parts of GPUs more than one may not find room on each.
+    # Workers that reserve parts of GPUs may not fit more than one to a GPU.
     usable, per_gpu = (runtime.markable_gpus(), per_gpu) if asked.gpus_per_worker is None else (gpus, 1)
     room = GpuRoom(count=usable, workers=per_gpu, cpus=runtime.cpus_per_gpu())
     resources = _prep_resources(asked, claims, room if engine == "dali" and gpus else None)
@@ -271,12 +258,6 @@ def _filled_in(
 
 
 def _started_where_the_name_is_free(name: str, start: Callable[[], Feed]) -> Feed:
-    """Start a feed; while Ray still holds a name that it needs, clear what is left and start it again.
-
-    Raises:
-        FeedExistsError: another program was faster.
-        ResourceError: Ray holds the name for too long.
-    """
 
     def clear(_: RetryCallState) -> None:
         if not runtime.clear_leftovers(name):
@@ -285,7 +266,7 @@ def _started_where_the_name_is_free(name: str, start: Callable[[], Feed]) -> Fee
     patiently = Retrying(
         retry=retry_if_exception_type(ray.exceptions.ActorAlreadyExistsError),
         stop=stop_after_delay(runtime.LEFTOVERS_S),
-        wait=wait_fixed(runtime.LOOK_S),  # Ray may hold a name of which nothing is left to be seen
+        wait=wait_fixed(runtime.LOOK_S),  # Ray may hold the name of an actor that it no longer lists
         before_sleep=clear,
         reraise=True,
     )
@@ -299,10 +280,10 @@ def _started_where_the_name_is_free(name: str, start: Callable[[], Feed]) -> Fee
 
 
 def ensure_lasting_ray() -> None:
-    """Connect to the running cluster, which must not end with this program.
+    """Connect to a running cluster that outlives this program.
 
     Raises:
-        ResourceError: there is none, or this program started it itself.
+        ResourceError: no cluster is running, or this program started it.
     """
     try:
         runtime.ensure_ray(start=False)
@@ -319,14 +300,14 @@ def _start(
 ) -> Feed:
     coordinator: Any = None
     try:
-        # From what other feeds keep until this one is registered no other program may decide what its feed takes.
+        # Other programs must not compute their feeds' shares between reading the claims and entering this feed's.
         with kept_claims.dividing() as number:
             settings = fill_in()
             coordinator = _registered(settings, pipeline, gpus)
             keep_server(settings.name)
             kept_claims.enter(settings.name, claims_of(settings, engine, settings.prep_workers), number)
         workers = _launched(settings, pipeline, engine, coordinator)
-        # Storage that errs just now may be asked for a first sample for as long as for any other.
+        # The first sample may be retried for as long as any other while storage fails.
         timeout_s = CALL_S + settings.timeouts.storage_s
         call(coordinator.start.remote(dataset, workers), timeout_s, f"starting feed {settings.name!r}")
     except BaseException:  # Ctrl-C, too: Ray would leave the coordinator and its detached actors behind
@@ -342,20 +323,19 @@ def _start(
 
 
 def _picture(dataset: Dataset, pipeline: Pipeline, settings: FeedSettings) -> str:
-    """Return what a notebook shows of a feed's first samples, as HTML."""
-    from mbaas.pictures.samples import html_of  # here: most programs draw nothing
+    from mbaas.pictures.samples import html_of  # here: most programs never draw
 
     return html_of(dataset, pipeline, seed=settings.seed, shuffle=settings.shuffle)
 
 
 def _registered(settings: FeedSettings, pipeline: Pipeline, gpus: int) -> Any:
-    """Make a feed's coordinator; its name is taken when this returns."""
+    """Create a feed's coordinator; its name is taken when this returns."""
     detached = settings.detached
     options = {
         "name": runtime.actor_name(settings.name),
         "namespace": runtime.NAMESPACE,
-        "max_concurrency": 10_000,  # every consumer has a call that waits; Ray's default of 1,000 would bound them
-        "enable_task_events": False,  # a record of every call costs time, and nobody looks at it
+        "max_concurrency": 10_000,  # each consumer has a waiting call; Ray's default is 1,000
+        "enable_task_events": False,  # recording every call costs time and is not used
         "max_restarts": -1,
         "lifetime": "detached" if detached else None,
         "scheduling_strategy": NodeAffinitySchedulingStrategy(runtime.lasting_node(detached=detached), soft=False),
@@ -365,7 +345,7 @@ def _registered(settings: FeedSettings, pipeline: Pipeline, gpus: int) -> Any:
 
 
 def _launched(settings: FeedSettings, pipeline: Pipeline, engine: EngineName, coordinator: Any) -> dict[str, Any]:
-    """Have the prep workers' actors start while the coordinator does: each takes half a second to a second."""
+    # Workers start in parallel with the coordinator: each takes half a second to a second.
     pool, own_id = WorkerPool(settings, pipeline, engine), coordinator._actor_id.hex()
     names = [f"prep-{number}" for number in range(settings.prep_workers)]
     return {name: pool.launch(name, own_id) for name in names}
@@ -378,12 +358,11 @@ def _check(dataset: object, pipeline: object) -> None:
         )
     if not isinstance(pipeline, Pipeline):
         raise ConfigError(f"pipeline must be an mbaas.transforms.Pipeline, got {type(pipeline).__name__}")
-    pipeline.known(dataset.fields)  # for its error
+    pipeline.known(dataset.fields)  # raises for unknown fields
     check_packages(pipeline)
 
 
 def _prep_resources(asked: FeedOptions, claims: list[Claims], gpus: GpuRoom | None) -> PrepResources:
-    """Return the prep workers that a feed begins with: as many as the user said, or what leaves room for trials."""
     if asked.prep_workers is not None:
         return PrepResources(asked.prep_workers)
     resources = default_prep(

@@ -1,9 +1,9 @@
-"""The options of a feed, each once: its name, type, default, bounds, unit and meaning.
+"""The options of a feed, each defined once: name, type, default, bounds, unit and description.
 
-`mbaas.serve`, the file of `mbaas serve`, its JSON schema and the code inside a feed all read them here. Those that
-most people need are fields of `FeedOptions`; the others are in groups by what they are about: `Timeouts`, `Disk`,
-`Scaling`, `Lending`, `Threads`, `Staging`. All are frozen, check themselves, and raise `ConfigError` with both values.
-Sizes may be texts such as "2 GiB", times such as "2 min".
+`mbaas.serve`, the file of `mbaas serve`, its JSON schema and the code inside a feed all read them here. `FeedOptions`
+has the common options as fields; the others are grouped in `Timeouts`, `Disk`, `Scaling`, `Lending`, `Threads` and
+`Staging`. All classes are frozen, validate themselves, and raise `ConfigError` with both values. Sizes may be strings
+such as "2 GiB", times such as "2 min".
 """
 
 from __future__ import annotations
@@ -31,41 +31,39 @@ AtLeast1 = Annotated[int, Ge(1)]
 Above0S = Annotated[Seconds, Gt(0)]
 FromZeroS = Annotated[Seconds, Ge(0)]
 Share = Annotated[float, Gt(0), Le(1)]
-"""A part of a time, above 0."""
+"""A fraction of a time, above 0."""
 
 FIRST_FETCH_THREADS = 8
-"""The threads with which a node begins to read storage, if it may have as many."""
+"""Initial number of threads that read storage on a node, if ``threads.fetch`` allows as many."""
 
 MOST_FETCH_THREADS = 256
-"""The most threads with which a node reads storage. The client of an object store opens no more connections."""
+"""Upper bound on the threads that read storage on a node. The object store client opens no more connections."""
 
 
 @options(within="timeouts")
 class Timeouts:
-    """How long a feed waits for consumers, for workers and for storage."""
+    """Time limits for consumers, prep workers and storage."""
 
     lease_s: Above0S = 30.0
-    """After this long without a sign of life a consumer counts as dead and is removed."""
+    """Time without a heartbeat after which a consumer counts as dead and is removed."""
 
     reservation_s: Above0S = 20.0
-    """How long an epoch's start is held for a trial that was announced, until it was measured how long trials take to
-    come; then it is held as long as they need, at most this long or for the time that prep takes for an epoch. A
-    consumer that joined at a block of its own, or in a feed of several lanes, and asks for nothing, is waited for as
-    long.
-    """
+    """Time that the start of an epoch waits for an announced trial, until arrivals have been measured. Then the wait is
+    twice the longest recent one; if that exceeds both ``reservation_s`` and the prep time of an epoch, the epoch starts
+    at once. A consumer that joined at its own block, or in a feed with several lanes, also has this long for its first
+    request."""
 
     patience_s: Above0S = 30.0
-    """How long all others wait for a consumer that stands still in the middle of an epoch. After that it goes on by
-    itself, in a cohort of its own.
-    """
+    """Time that other consumers wait for one that stalls in the middle of an epoch. After that it continues in a cohort
+    of its own."""
 
     prep_s: Above0S = 120.0
-    """A worker that takes longer for one block of minibatches is replaced, and so is one for its first sample. With
-    several lanes a worker may have a block of each in hand, and this counts once for each."""
+    """Time limit for one block or for the first sample; a worker that exceeds it is replaced. It is multiplied by the
+    number of lanes, because a worker may have a block of each."""
 
     storage_s: FromZeroS = 120.0
-    """How long a sample that storage does not give, for a reason that may pass, is asked for again before it counts as
-    bad; 0: it is bad at once."""
+    """Time during which a sample is requested again after a transient storage error before it counts as bad; 0: it is
+    bad at once."""
 
 
 def _as_text(path: Any) -> Any:
@@ -74,46 +72,47 @@ def _as_text(path: Any) -> Any:
 
 @options(within="disk")
 class Disk:
-    """Local disks of the nodes, for samples that memory has no room for. What they hold survives a restart."""
+    """Local disks of the nodes, for samples that do not fit in memory. Their contents survive a restart."""
 
     path: Annotated[str, Checked(_as_text, first=True)]
-    """A folder, the same on each node; it is made where it is missing."""
+    """A folder, the same on each node; it is created if it is missing."""
 
     max_bytes: Annotated[Bytes, Ge(1)]
-    """What may be kept there, on each node."""
+    """Bytes that may be stored there, on each node."""
 
 
 @options(within="scaling")
 class Scaling:
-    """How many prep workers there are beyond the reserved ones, where they run, and when their number changes."""
+    """Limits, nodes and thresholds for prep workers beyond the reserved ones."""
 
     max_prep_workers: AtLeast1 | None = None
-    """The most workers that may run while trials stall on prep and more would help; default: ``prep_workers``."""
+    """Upper bound on running workers, reached only while trials stall on prep and more workers would help. Default:
+    ``prep_workers``."""
 
     prep_labels: dict[str, str] = field(default_factory=dict)
-    """Labels of the nodes on which workers may run, such as {"zone": "a"}; default: nodes with the label
+    """Labels of the nodes for workers, such as {"zone": "a"}. Default: nodes with the label
     mbaas.io/role=prep first, and others if these are full."""
 
     stall_high: Share = 0.10
-    """Trials stall on prep from this share of their time on ..."""
+    """Trials count as stalled on prep when they spend at least this fraction of their time waiting for it ..."""
 
     stall_low: Share = 0.03
-    """... until it falls below this one."""
+    """... until the fraction falls below this value."""
 
     idle_high: Share = 0.30
-    """Workers are idle from this share of the time of all that are wanted on ..."""
+    """Workers count as idle when at least this fraction of all wanted workers' time is idle ..."""
 
     idle_low: Share = 0.15
-    """... until it falls below this one."""
+    """... until the fraction falls below this value."""
 
     grow_hold_s: FromZeroS = 15.0
-    """How long trials must stall before workers are asked for."""
+    """Time that trials must be stalled before workers are requested."""
 
     idle_hold_s: FromZeroS = 300.0
-    """How long workers must idle before they are retired: longer than a load that comes and goes."""
+    """Time that workers must be idle before they are retired; longer than the pauses of an intermittent load."""
 
     cooldown_s: FromZeroS = 60.0
-    """Pause after every change: as long as a new worker needs to show in the stalls."""
+    """Pause after every change: the time until a new worker shows up in the stalls."""
 
     def __post_init__(self) -> None:
         for name, low, high in (("stall", self.stall_low, self.stall_high), ("idle", self.idle_low, self.idle_high)):
@@ -125,13 +124,13 @@ class Scaling:
 
 @options(within="lending")
 class Lending:
-    """When idle prep workers work for other feeds of the cluster that need them more."""
+    """Sharing of idle prep workers with other feeds of the cluster."""
 
     enabled: bool = True
-    """Whether the feed lends and borrows at all."""
+    """Lend and borrow workers."""
 
     hold_s: FromZeroS = 3.0
-    """How long a feed must have a worker too many, and another one too few, before it moves."""
+    """Time that one feed must have a worker too many, and another one too few, before a worker moves."""
 
     pause_s: FromZeroS = 2.0
     """Time between two moves of a feed."""
@@ -139,22 +138,23 @@ class Lending:
 
 @options(within="threads")
 class Threads:
-    """Threads of a node, and when they move between preparing samples and reading storage."""
+    """Threads of a node, divided between preparing samples and reading storage."""
 
     prep: AtLeast1 = 1
-    """Threads of each prep worker's engine, at most: fetch may get some of them."""
+    """Upper bound on the threads of each prep worker's engine; fetching may take over some."""
 
     fetch: Annotated[int, Ge(1), Le(MOST_FETCH_THREADS)] = 32
-    """Threads that read storage on each node, at most: it begins with 8 and has more if that was measured to help."""
+    """Upper bound on the threads that read storage on each node. It starts with 8 and uses more if measurements show a
+    gain."""
 
     tuned: bool = True
-    """Whether threads move at all."""
+    """Move threads between preparing and reading as measurements suggest."""
 
     window_s: Above0S = 4.0
-    """The time over which rates are measured, after each change anew."""
+    """Time over which rates are measured; it starts again after each change."""
 
     hold_s: Above0S = 3.0
-    """How long a change must be worth while before it is made."""
+    """Time that a change must appear worthwhile before it is made."""
 
     @property
     def first_fetch(self) -> int:
@@ -164,27 +164,26 @@ class Threads:
 
 @options(within="staging")
 class Staging:
-    """What is fetched and prepared ahead of need, and by how many coordinators it is handed out."""
+    """Limits on fetching and preparing ahead, and the number of coordinators."""
 
     ahead_blocks: AtLeast1 | None = None
-    """How far prep runs ahead of the furthest consumer, in blocks; default: enough to keep the workers busy. Slower
-    ones may be behind that one as long as ``staging_bytes`` has room for the blocks between them."""
+    """Blocks prepared ahead of the fastest consumer. Slower ones may lag while ``staging_bytes`` has room. Default:
+    enough to keep the workers busy."""
 
     readahead_bytes: Bytes | None = None
-    """Raw bytes read ahead of prep, at most; less where the measured rates say that less is enough. Default: enough
-    for the blocks that are being made."""
+    """Upper bound on the raw bytes that each node reads ahead of prep; measured rates may lower it. Default: enough for
+    the blocks in preparation."""
 
     lanes: AtLeast1 = 1
-    """Coordinators among which blocks are dealt out, each with its part of ``staging_bytes``. More than one helps where
-    one cannot keep up with the calls of all trials. Minibatches stay the same.
-    """
+    """Coordinators that share the blocks, each with its part of ``staging_bytes``. More than one helps if a single
+    coordinator cannot keep up with the calls of all trials. Minibatches stay the same."""
 
 
 def check_feed_name(name: object) -> str:
-    """Check and return the name of a feed.
+    """Return ``name`` if it is valid as the name of a feed.
 
     Raises:
-        ConfigError: no feed can have it.
+        ConfigError: the name is not a string, is empty, or contains a slash or outer spaces.
     """
     if not isinstance(name, str):
         raise ConfigError(f"a feed's name must be text, got {shown(name)}")
@@ -198,66 +197,64 @@ FeedName = Annotated[str, Checked(check_feed_name, says={"minLength": 1, "not": 
 
 @options()
 class FeedOptions:
-    """What users may say about a feed, besides its name, data and pipeline."""
+    """Options of a feed, without its name, dataset and pipeline."""
 
     batch_size: AtLeast1
-    """Samples in a minibatch; a consumer may ask for another size."""
+    """Samples in a minibatch; a consumer may choose another size."""
 
     seed: Annotated[int, Ge(0), Le(MOST_SEED)] = 0
-    """Order and random transforms follow from it; 0 to 2**63 - 1."""
+    """Determines the order and the random transforms; 0 to 2**63 - 1."""
 
     shuffle: bool = True
-    """Give each epoch an order of its own; false, for validation: all have the dataset's order. If nothing in the
-    pipeline is random either, and all minibatches of an epoch fit ``staging_bytes``, each is prepared once for all
-    epochs and trials, and no trial waits for another."""
+    """Shuffle each epoch differently. False, for validation, keeps the order of the dataset in every epoch. If the
+    pipeline is deterministic too and an epoch fits ``staging_bytes``, minibatches are prepared once for all epochs and
+    trials, and trials do not wait for each other."""
 
     cache_bytes: Bytes | None = None
-    """Memory for samples, on each node; default: the size of the dataset, or with ``decoded`` that of its decoded
-    samples, measured when the feed starts, up to half of the free memory. A node with a small object store gets as
-    much as fits there."""
+    """Memory for samples on each node. Default: the size of the dataset, or with ``decoded`` the size of its decoded
+    samples, measured when the feed starts, up to half of the free memory. A node with a small object store gets what
+    fits there."""
 
     decoded: bool = True
-    """Keep samples decoded in the caches, as they are before the pipeline's first random transform, where measured
-    times say that memory saves more so than with the bytes that storage has. Minibatches have the same bytes."""
+    """Cache samples after the deterministic prefix of the pipeline (for example decoded images) where measurements show
+    that this saves more time per byte than caching encoded samples. Minibatches are the same either way."""
 
     staging_bytes: Annotated[Bytes, Ge(1)] | None = None
-    """Memory for prepared minibatches; default: 1 GiB, or what all prep workers need to work at the same time, 256 MiB
-    each and 384 MiB more, if that is more; at most 15 % of a node's object store.
-    """
+    """Memory for prepared minibatches. Default: 256 MiB for each prep worker plus 384 MiB, at least 1 GiB, and at most
+    15 % of the smallest object store."""
 
     prep_workers: AtLeast1 | None = None
-    """Actors that prepare, each of which reserves one CPU; default: half of the CPUs that other feeds have left, one of
-    which is kept for a trial. Where that is less than one CPU, it is one worker that reserves as much. With dali it is
-    at most two workers for each GPU; of sound, which is decoded on CPUs, four; as far as half of the CPUs of nodes with
-    GPUs gives that. With a ``dali_share`` below 1 these divide that half among them, and have as many threads as
-    CPUs."""
+    """Prep workers, which reserve one CPU each. Default for the cpu engine: half of the CPUs that other feeds left, not
+    counting one for a trial; if that is less than one CPU, a single worker that reserves the fraction. Default for
+    dali: 2 per GPU (4 for audio, which is decoded on CPUs), at most half of the CPUs of nodes with GPUs. With
+    ``dali_share`` below 1, these workers divide that half and run one thread per CPU."""
 
     engine: Literal["auto", "cpu", "dali"] = "auto"
-    """What prepares samples: "cpu", "dali", or "auto", which is dali where there is a GPU and the pipeline can run on
-    it, else cpu."""
+    """Engine that prepares samples: "cpu", "dali", or "auto", which selects dali if the cluster has a GPU and the
+    pipeline supports it."""
 
     gpus_per_worker: Annotated[float, Ge(0)] | None = None
-    """GPUs, or a fraction, that each worker of the dali engine reserves; 0 runs it on the CPU; default: it works on a
-    GPU of which it reserves nothing, so that trials can have whole ones."""
+    """GPUs, or a fraction of one, that each dali worker reserves; 0 runs dali on the CPU. Default: workers use a GPU
+    without reserving it, so that trials can have whole GPUs."""
 
     dali_share: Annotated[float, Gt(0), Le(1)] = 1.0
-    """Share of the images that the dali engine prepares with DALI; the same workers prepare the others on their CPUs
-    meanwhile. Which are which stays so, so that minibatches have the same bytes as long as the share is the same."""
+    """Fraction of the images that the dali engine prepares with DALI; its workers prepare the others on their CPUs at
+    the same time. A given fraction always selects the same images, so minibatches do not change between runs."""
 
     drop_last: bool = False
     """Leave out the samples at the end of an epoch that do not fill a minibatch."""
 
     on_bad_sample: Literal["raise", "skip"] = "raise"
-    """What becomes of a sample that cannot be prepared: "raise" gives consumers an error that names the file, "skip"
-    leaves it out, counts it and lists it. A file of more than 1 GiB, or than 30 % of the smallest object store of a
-    node that prepares, is bad, too."""
+    """Handling of a sample that cannot be prepared: "raise" gives consumers an error with the name of the file, "skip"
+    leaves the sample out, counts it and lists it. A file larger than 1 GiB, or than 30 % of the smallest object store
+    of a node that prepares, is also bad."""
 
     cpu_price_per_h: Annotated[float, Ge(0)] | None = None
-    """Price of a CPU for an hour, in any currency: what loading costs a trial is then told in money, too."""
+    """Price of one CPU-hour, in any currency. If it is set, loading costs are also reported in money."""
 
     detached: bool = False
-    """Outlive the program that serves the feed, and its Ray job: it ends with `mbaas.stop`, or with the cluster, which
-    must have been started by somebody else."""
+    """Keep the feed running after the program that serves it, and its Ray job, have ended. It ends with `mbaas.stop`,
+    or with the cluster, which must have been started by another program."""
 
     timeouts: Timeouts = Timeouts()
     disk: Disk | None = None
@@ -280,13 +277,13 @@ class FeedOptions:
 
 @options()
 class FeedSettings(FeedOptions):
-    """The options of a feed that is to run: all that nobody said is filled in."""
+    """Options of a feed with all defaults filled in."""
 
     name: FeedName
     """Unique on the cluster."""
 
     cache_bytes: Bytes
-    """The most on any node; a node with a small object store gets less."""
+    """Upper bound on any node; a node with a small object store gets less."""
 
     sizes_cache: bool = False
     """`cache_bytes` is a default, to be lowered to the measured size of the samples."""
@@ -294,28 +291,30 @@ class FeedSettings(FeedOptions):
     staging_bytes: Annotated[Bytes, Ge(1)]
     prep_workers: AtLeast1
     cpus_per_worker: Annotated[float, Ge(0)] = 1.0
-    """What each prep worker reserves: 1; or a part of a CPU where a whole one would leave none to trials; or more where
-    a few workers on GPUs prepare on CPUs, too."""
+    """CPUs that each prep worker reserves: 1; a fraction where a whole CPU would leave none to trials; more where a few
+    GPU workers also prepare on CPUs."""
 
     earlier: tuple[MemoryClaim, ...] = ()
-    """What the feeds that ran already may take of each node's memory."""
+    """Memory claims of the feeds that were already running, on each node."""
 
     @property
     def undecoded_share(self) -> float:
-        """Return the share of the samples of which none is kept decoded: DALI's, if the cpu engine makes others."""
+        """Fraction of the samples that are never cached decoded: DALI's share, if the cpu engine prepares the
+        others.
+        """
         return self.dali_share if self.dali_share < 1 else 0.0
 
     @property
     def memory(self) -> MemoryClaim:
-        """Return what this feed may take of each node's memory, at most."""
+        """Upper bound on this feed's share of each node's memory."""
         return MemoryClaim(self.cache_bytes, self.staging_bytes)
 
     def cache_bytes_on(self, store_bytes: int) -> int:
-        """Return the budget of the cache on a node with an object store of ``store_bytes``."""
+        """Return the cache budget in bytes on a node with an object store of ``store_bytes``."""
         return cache_budget(store_bytes, self.memory, self.earlier)
 
     def staging_room_on(self, store_bytes: int) -> int:
-        """Return how much of what is prepared fits a node with an object store of ``store_bytes``."""
+        """Return the bytes of staged samples that fit on a node with an object store of ``store_bytes``."""
         return staging_room(store_bytes, self.earlier)
 
 
@@ -335,8 +334,8 @@ GROUPED = {
 
 
 def known_keywords(function: Callable[Parameters, Returned]) -> Callable[Parameters, Returned]:
-    """Answer a keyword that a function of options does not take with the one that was meant."""
-    # Python's own TypeError would name the keyword too, but not what the option is called now, or which group has it.
+    """Raise a `ConfigError` with a suggestion for unknown keywords of ``function``."""
+    # Python's TypeError names the keyword, but neither the option's current name nor its group.
     takes = inspect.signature(function).parameters
     known = [name for name, parameter in takes.items() if parameter.kind is inspect.Parameter.KEYWORD_ONLY]
     grouped = {name: in_python(option) for name, option in GROUPED.items()}
@@ -353,6 +352,6 @@ def known_keywords(function: Callable[Parameters, Returned]) -> Callable[Paramet
 
 
 def in_python(option: str) -> str:
-    """Write an option as Python code: "timeouts=mbaas.Timeouts(lease_s=...)" for "timeouts.lease_s"."""
+    """Return an option as Python code: "timeouts=mbaas.Timeouts(lease_s=...)" for "timeouts.lease_s"."""
     group, _, name = option.partition(".")
     return f"{group}=mbaas.{group.title()}({name}=...)"

@@ -1,14 +1,14 @@
-"""Memory in which a worker makes blocks and other processes of its node read them, so that nothing is copied.
+"""Shared memory in which a worker prepares blocks and other processes of its node read them without a copy.
 
-A block that goes through Ray's object store is made in memory of its worker and copied there. Where all who read it
-run on the worker's node it is made where they read it: in memory that the worker shares (Linux's memfd), a slot for
-each block. What travels is a `Slot`, which says where the arrays lie. What that saves is in docs/scaling.md.
+A block in Ray's object store is prepared in its worker's memory and copied there. If all readers run on the worker's
+node, it is prepared in memory that the worker shares (a Linux memfd), with a slot for each block. Only a `Slot` with
+the positions of the arrays is sent. docs/scaling.md has measurements of the savings.
 
-The kernel says whether a slot may be written anew. Whoever needs what is in it holds a shared lock on it: the
-coordinator as long as the block is staged, a consumer as long as it refers to any of its arrays. The worker writes
-under an exclusive lock, which it gets at once or not at all. A process that dies loses its locks, however it dies; one
-that hangs keeps its slots, and nobody waits for them, since a worker that finds none free makes an ordinary object. A
-slot counts how often it was written, and whoever locks one looks whether it is still what it was told of.
+The kernel decides whether a slot may be overwritten. Readers hold a shared lock on it: the coordinator while the block
+is staged, a consumer while it refers to any of its arrays. The worker writes under an exclusive lock, which it gets at
+once or not at all. A process that dies loses its locks, however it dies. One that hangs keeps its slots, but does not
+block others: a worker that finds no free slot uses Ray's object store. Each slot counts its writes, and readers compare
+the count after locking.
 """
 
 from __future__ import annotations
@@ -32,33 +32,32 @@ from mbaas.fields import Arrays, Packed, memory
 from mbaas.messages import Slot, SlotColumn
 
 HEADER_BYTES = mmap.ALLOCATIONGRANULARITY
-"""The first bytes of a worker's memory: a token that no other memory has, and int64 [2, `MOST_SLOTS`], how often each
-slot was written and which of these times a coordinator has locked it.
-"""
+"""The first bytes of a worker's memory: a unique token, and int64 [2, `MOST_SLOTS`]: the number of writes of each slot,
+and the last of these that a coordinator has locked."""
 
 TOKEN_BYTES = 16
 
 MOST_SLOTS = (HEADER_BYTES - TOKEN_BYTES) // 16
 
 UNSEEN_S = 5.0
-"""So long a worker leaves a slot alone that no coordinator has locked since it was written: that one may be busy."""
+"""Time that a worker leaves a written slot alone until a coordinator locks it; the coordinator may be busy."""
 
 ALIGNED_BYTES = 64
-"""Arrays begin at multiples of this, as NumPy's own and Ray's do."""
+"""Alignment of arrays, as in NumPy and Ray."""
 
 _SHARED, _EXCLUSIVE = fcntl.F_RDLCK, fcntl.F_WRLCK
 
 
 def are_supported() -> bool:
-    """Tell whether this system has such memory and such locks: Linux does."""
+    """Return whether this system has memfds and locks of open file descriptions, as Linux does."""
     return hasattr(os, "memfd_create") and hasattr(fcntl, "F_OFD_SETLK")
 
 
 def _try_lock(fd: int, kind: int, number: int) -> bool:
-    # Locks of an open file description, not of a process: two loaders in one process do not lose each other's.
+    # Locks of open file descriptions, not of processes: two loaders in one process do not release each other's locks.
     try:
         fcntl.fcntl(fd, fcntl.F_OFD_SETLK, struct.pack("hhqqi", kind, os.SEEK_SET, number, 1, 0))
-    except (BlockingIOError, PermissionError):  # another one has it: POSIX allows both answers
+    except (BlockingIOError, PermissionError):  # locked by another; POSIX allows both errors
         return False
     return True
 
@@ -67,37 +66,37 @@ def _counts_in(header: mmap.mmap) -> NDArray[np.int64]:
     return np.frombuffer(header, np.int64, 2 * MOST_SLOTS, TOKEN_BYTES).reshape(2, MOST_SLOTS)
 
 
-# ---- who writes ----
+# ---- writer ----
 
 
 class SlotMemory:
-    """A worker's slots; not thread-safe. They take memory when they are first written.
+    """A worker's slots; not thread-safe. They take up memory when they are first written.
 
     Args:
-        slot_bytes: what a slot holds at least.
+        slot_bytes: least capacity of a slot.
 
     Raises:
-        OSError: the system gives no such memory, or has no such locks.
+        OSError: the system has no such memory or locks.
     """
 
     def __init__(self, slot_bytes: int) -> None:
         self._slot_bytes = -(-slot_bytes // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
         self._fd = os.memfd_create("mbaas-blocks", os.MFD_CLOEXEC)
         weakref.finalize(self, os.close, self._fd).atexit = False
-        _try_lock(self._fd, _SHARED, MOST_SLOTS)  # a byte that stands for no slot: for the error
-        # As large as it may ever be, so that all map it once: a mapping takes a file descriptor.
+        _try_lock(self._fd, _SHARED, MOST_SLOTS)  # a byte outside of the slots, to raise if locks are unsupported
+        # The full size at once, so that each process maps it only once: a mapping takes a file descriptor.
         os.ftruncate(self._fd, self._begin(MOST_SLOTS))
         self._all = mmap.mmap(self._fd, self._begin(MOST_SLOTS))
         self._written, self._seen = _counts_in(self._all)
         self._path, self._token = f"/proc/{os.getpid()}/fd/{self._fd}", os.urandom(TOKEN_BYTES)
         self._all[:TOKEN_BYTES] = self._token
-        self._newest_first: list[int] = []  # those that were ever written
-        self._made_at: dict[int, float] = {}  # of slots that were handed out and not seen by a coordinator since
+        self._newest_first: list[int] = []  # all slots ever written
+        self._made_at: dict[int, float] = {}  # of slots handed out and not seen by a coordinator yet
 
     def take(self, most: int) -> Place | None:
-        """Return a slot to write to, the one that was written last if several are free: its memory is in the caches.
+        """Return a free slot to write to, or None if there are already ``most`` slots and none is free.
 
-        None if none is free, and there are ``most`` of them.
+        The most recently written one is preferred, because its memory is in the CPU caches.
         """
         for number in self._newest_first:
             if not self._is_awaited(number) and _try_lock(self._fd, _EXCLUSIVE, number):
@@ -112,7 +111,7 @@ class SlotMemory:
         self._made_at.pop(number, None)
         self._newest_first.remove(number)
         self._newest_first.insert(0, number)
-        self._written[number] += 1  # before the first byte is: who was told of what was there cannot take it for that
+        self._written[number] += 1  # before the first byte, so that readers of the old contents notice
         return Place(self, number, np.frombuffer(self._all, np.uint8, self._slot_bytes, self._begin(number)))
 
     def _is_awaited(self, number: int) -> bool:
@@ -125,7 +124,7 @@ class SlotMemory:
         return HEADER_BYTES + number * self._slot_bytes
 
     def hand_out(self, number: int, columns: tuple[SlotColumn, ...], packed: tuple[str, ...]) -> Slot:
-        """Let others read a slot."""
+        """Release a slot for reading."""
         self._made_at[number] = time.monotonic()
         shared = _try_lock(self._fd, _SHARED, number)
         assert shared, f"the exclusive lock on slot {number} is lost"
@@ -134,10 +133,10 @@ class SlotMemory:
 
 
 class Place:
-    """A slot that a worker writes; it is free again if it is not handed out.
+    """A slot that a worker writes; it becomes free again unless it is handed out.
 
     Args:
-        memory: whose slot it is.
+        memory: the memory with the slot.
         number: of the slot.
         room: uint8 [bytes], its memory.
 
@@ -149,13 +148,13 @@ class Place:
         self._memory, self._number, self.room = memory, number, room
 
     def samples(self, like: NDArray[Any]) -> NDArray[Any]:
-        """Return the slot's beginning as an array of the shape and type of another one."""
+        """Return the start of the slot as an array with the shape and dtype of ``like``."""
         return self.room[: like.nbytes].view(like.dtype).reshape(like.shape)
 
     def hand_out(self, arrays: Arrays) -> Slot | None:
-        """Let others read these arrays, of which some may lie in the slot; others are copied there, behind those.
+        """Release these arrays for reading; those outside of the slot are copied behind the others.
 
-        None if they do not fit; the slot is free again then.
+        None if they do not fit; the slot is then free again.
         """
         flat = [(name, array) for name, column in arrays.items() for array in memory(column)]
         end = max((self._end_of(array) for _, array in flat if self._has(array)), default=0)
@@ -181,11 +180,11 @@ class Place:
         return self._address_of(array) + array.nbytes
 
 
-# ---- who reads ----
+# ---- readers ----
 
 
 class _Opened:
-    """The memory of a worker as a reader has it."""
+    """A worker's memory, mapped by a reader."""
 
     def __init__(self, slot: Slot) -> None:
         self._path = Path(slot.path)
@@ -205,14 +204,14 @@ class _Opened:
 
     @property
     def is_there(self) -> bool:
-        """Whether the worker has it open, so that others can open it."""
+        """True while the worker has it open, so that others can open it."""
         try:
             return os.path.samestat(self._path.stat(), os.fstat(self.fd))
         except OSError:
             return False
 
     def lock(self, slot: Slot) -> int | None:
-        """Hold a slot until the file descriptor that is returned is closed; None if it is not what it was."""
+        """Lock a slot until the returned file descriptor is closed; None if it was overwritten."""
         fd = self._reopened(os.O_RDONLY)
         held = False
         try:
@@ -223,7 +222,7 @@ class _Opened:
         return fd if held else None
 
     def see(self, slot: Slot) -> None:
-        """Tell the worker that a coordinator has the slot."""
+        """Mark the slot as seen by a coordinator, for the worker."""
         if self._seen is None:
             fd = self._reopened(os.O_RDWR)
             _, self._seen = _counts_in(mmap.mmap(fd, HEADER_BYTES))
@@ -237,23 +236,23 @@ class _Opened:
         return np.frombuffer(self._all, np.uint8, slot.nbytes, slot.begin)
 
     def room_at(self, address: int) -> NDArray[np.uint8] | None:
-        """Return the slot in which an address of this process lies."""
+        """Return the slot that contains an address of this process."""
         number, _ = divmod(address - self._slots_at, self._slot_bytes)
         if not 0 <= number < MOST_SLOTS:
             return None
         return self._slots[number * self._slot_bytes :][: self._slot_bytes]
 
 
-_opened: dict[bytes, _Opened] = {}  # token -> memory that this process has opened
+_opened: dict[bytes, _Opened] = {}  # by token
 _opening = threading.Lock()
 
 
 def _lock(slot: Slot) -> tuple[_Opened, int] | None:
-    """Hold a slot; return its memory, and the file descriptor to close. None if it is gone, or cannot be opened."""
+    """Lock a slot; return its memory and the file descriptor to close. None if it is gone or cannot be opened."""
     try:
         opened = _open(slot)
         fd = opened.lock(slot)
-    except OSError:  # its worker has ended, or is none of this machine, or this process has too many files open
+    except OSError:  # its worker has ended or is on another machine, or this process has too many open files
         return None
     return None if fd is None else (opened, fd)
 
@@ -268,13 +267,13 @@ def _open(slot: Slot) -> _Opened:
 
 
 def forget_all() -> None:
-    """Let go of all memory in which nothing is held here any more."""
+    """Release all mapped memory without locked slots."""
     with _opening:
         _opened.clear()
 
 
 class HeldSlot:
-    """A slot that nobody writes as long as this object lives; see `hold`.
+    """A slot that is not overwritten while this object exists; see `hold`.
 
     Attributes:
         slot: the slot.
@@ -286,12 +285,12 @@ class HeldSlot:
 
     @property
     def is_there(self) -> bool:
-        """Whether the worker that made it is there, so that processes of its node can open its memory."""
+        """True while its worker exists, so that processes of its node can open the memory."""
         return self._opened.is_there
 
 
 def hold(slot: Slot) -> HeldSlot | None:
-    """Hold a slot for others, as its coordinator; None if it is gone, or was written anew."""
+    """Lock a slot for others, as its coordinator; None if it is gone or was overwritten."""
     locked = _lock(slot)
     if locked is None:
         return None
@@ -305,16 +304,16 @@ def hold(slot: Slot) -> HeldSlot | None:
 
 
 def arrays_in(slot: Slot) -> Arrays | None:
-    """Return the arrays in a slot, read-only, which stay what they are as long as one of them or a view is referred to.
+    """Return the arrays in a slot, read-only; it stays locked while any of the arrays or their views exist.
 
-    None if they are gone: the worker's memory cannot be opened, or the slot was written anew.
+    None if the worker's memory cannot be opened, or the slot was overwritten.
     """
     locked = _lock(slot)
     if locked is None:
         return None
     opened, fd = locked
     whole = opened.bytes_of(slot)
-    # Every array below is a view of this one, which NumPy lets go with the last of them.
+    # Every array below is a view of this one, which NumPy frees with the last view.
     weakref.finalize(whole, os.close, fd).atexit = False
     found: Arrays = {}
     for name, columns in itertools.groupby(slot.columns, key=lambda column: column.name):
@@ -324,10 +323,9 @@ def arrays_in(slot: Slot) -> Arrays | None:
 
 
 def room_of(array: NDArray[Any]) -> NDArray[np.uint8] | None:
-    """Return the memory of the slot in which an array lies: whole pages, read-only. It stays mapped as long as this is
-    referred to, but does not hold the slot.
+    """Return the memory of the slot that contains an array: whole pages, read-only; None if it is not in a slot.
 
-    None if it lies in none.
+    It stays mapped while the result exists, but the slot is not locked.
     """
     at = array.ctypes.data
     with _opening:
@@ -336,7 +334,7 @@ def room_of(array: NDArray[Any]) -> NDArray[np.uint8] | None:
 
 
 def will_be_written(room: NDArray[np.uint8]) -> bool:
-    """Tell whether the worker to whose memory a slot belongs is still there."""
+    """Return whether the worker that owns a slot's memory still exists."""
     at = room.ctypes.data
     with _opening:
         return any(opened.room_at(at) is not None and opened.is_there for opened in _opened.values())

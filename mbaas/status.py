@@ -1,4 +1,4 @@
-"""The values in which a feed tells about itself: plain and frozen, made by the coordinator, shown by `mbaas status`."""
+"""Status values of a feed: plain, frozen, created by the coordinator, displayed by `mbaas status`."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from mbaas.messages import Amount, Claims, ConsumerReport, EpochLedger, FetchCou
 
 @dataclass(frozen=True)
 class ConsumerStatus:
-    """One consumer, or a reservation that is held for one.
+    """One consumer, or a reservation for one.
 
     Attributes:
-        name: the consumer's, or of the one that a reservation is held for.
+        name: name of the consumer, also for a reservation.
         state: "reserved", "busy", "waiting", or "resting" between two epochs of its own.
-        for_anyone: whether it is a reservation that any newcomer may take, not one for a consumer of this name.
-        trial: whose rank it is; its own name if it is a trial by itself, or a reservation.
-        epoch, block: where its cursor stands: feed epoch and block in it.
-        held_blocks: blocks it was given and has not let go of, in all lanes; the rest is as the first lane sees it.
-        cohort: number of its cohort; equal numbers go through the same blocks.
-        apart: why it was parted from others that it went through the stream with, or "".
-        waits_for: why it waits, or "".
-        report: what it said of itself last.
+        for_anyone: True for a reservation that any new consumer may take, not only one with this name.
+        trial: the trial that it is a rank of; its own name for a single consumer or a reservation.
+        epoch, block: position of its cursor: feed epoch and block in it.
+        held_blocks: blocks delivered and not released, in all lanes; other values refer to the first lane.
+        cohort: number of its cohort; consumers of one cohort go through the same blocks.
+        apart: reason why it was split off from its cohort, or "".
+        waits_for: reason why it waits, or "".
+        report: its last report.
         last_ledger: the ledger of the last epoch that it finished, or None.
     """
 
@@ -43,7 +43,7 @@ class ConsumerStatus:
 
 @dataclass(frozen=True)
 class WorkerStatus:
-    """One prep worker: its name, process id, tasks in hand, samples it made, samples/s while it prepared."""
+    """One prep worker: name, process id, assigned tasks, samples prepared, samples/s while preparing."""
 
     name: str
     pid: int
@@ -59,12 +59,12 @@ class NodeStatus:
     Attributes:
         node: its id.
         workers: number of prep workers there.
-        cached_samples, cached_bytes: samples in its memory, in whatever form.
-        decoded, decoded_on_disk: those that it keeps decoded, in memory and on disk.
-        storage_bytes, storage_s: what it has read from storage, and for how many seconds it was reading.
-        fetch_threads: how many threads may read storage at once.
-        readahead_bytes: how much it reads ahead at most now.
-        speeds: what a thread gets from each tier, in bytes/s, as far as it was measured.
+        cached_samples, cached_bytes: samples in its memory, encoded or decoded.
+        decoded, decoded_on_disk: the decoded ones, in memory and on disk.
+        storage_bytes, storage_s: bytes read from storage, and seconds spent reading.
+        fetch_threads: threads that may read storage at the same time.
+        readahead_bytes: current upper bound on read-ahead.
+        speeds: bytes/s that a thread gets from each tier, if measured.
     """
 
     node: str
@@ -85,9 +85,9 @@ class SkippedSample:
     """A sample that was left out.
 
     Attributes:
-        sample_id, uri, reason: which one, where its bytes come from, and what was wrong with it last.
-        times: how often it was left out: once in each epoch.
-        feed_epoch: the last epoch that lacks it.
+        sample_id, uri, reason: its id, the source of its bytes, and its last error.
+        times: number of epochs without it.
+        feed_epoch: the last epoch without it.
     """
 
     sample_id: int
@@ -102,41 +102,38 @@ class FeedStatus:
     """A snapshot of a feed.
 
     Attributes:
-        samples, blocks_per_epoch, block_samples: size of the dataset and of its cut into blocks.
-        engine: the engine that runs, "cpu" or "dali".
-        dali_share: of the images, which the dali engine makes with DALI, and the others on CPUs.
-        lanes: coordinators among which blocks are dealt out.
-        members, workers: who takes part.
-        workers_at_work: of the workers, those that are up, know where samples have their homes, and get tasks.
-        waits_for: sentences that say which workers or cache nodes the feed waits for, which resources these need, and
-            for how long it has waited so far; none if all are there.
-        claims: what the feed keeps of its cluster: CPUs, GPUs, memory.
-        skipped, skipped_total: samples left out, each once (the last thousand), and how often one was.
+        samples, blocks_per_epoch, block_samples: size of the dataset and of its blocks.
+        engine: the engine in use, "cpu" or "dali".
+        dali_share: fraction of the images that the dali engine prepares with DALI; it prepares the others on CPUs.
+        lanes: coordinators that share the blocks.
+        members, workers: consumers and prep workers.
+        workers_at_work: number of workers that are running, have the placement, and get tasks.
+        waits_for: sentences that list the workers or cache nodes that the feed waits for, the resources they need, and
+            the time waited so far; empty if all are running.
+        claims: cluster resources that the feed reserves: CPUs, GPUs, memory.
+        skipped, skipped_total: samples left out, each once (the last thousand), and the number of omissions.
         notes: the last decisions, oldest first.
-        ledgers, inexact_epochs: (consumer, ledger) of the last epochs that consumers finished; how many epochs were not
-            exact.
-        staged_blocks, staged_bytes, staging_bytes: what is staged or being made, and the budget.
-        keeps_all: whether all epochs are the same, and all minibatches of one are kept: each is prepared once.
-        prepared_blocks, prepared_samples: made since the start, re-makes included; on several nodes each part of a
-            block counts.
-        remade_blocks: parts of blocks that were made more than once (a worker died, a consumer was out of step).
-        delivered_samples: handed to trials, summed over trials, those that left included.
-        cached_samples, cached_bytes, cache_bytes: samples in memory, in whatever form, and the budget.
-        decoded, decoded_on_disk: those that are kept decoded, in memory and on disks.
-        decoded_costs: what it costs and saves to keep a sample decoded, as the feed found when it was served; None if
-            none are kept.
-        nodes: the nodes on which the feed has a cache.
-        fetched: prepared samples since the start, by where their bytes came from: the memory of the node that
-            prepared them, that of another, a disk tier, storage.
+        ledgers, inexact_epochs: (consumer, ledger) of recently finished epochs; number of epochs that were not exact.
+        staged_blocks, staged_bytes, staging_bytes: blocks and bytes staged or in preparation, and the budget.
+        keeps_all: True if all epochs are the same and stay staged, so that each minibatch is prepared once.
+        prepared_blocks, prepared_samples: prepared since the start, repetitions included; with several nodes each part
+            of a block counts.
+        remade_blocks: parts of blocks that were prepared more than once (a worker died, or a consumer was out of step).
+        delivered_samples: samples delivered, summed over present and former trials.
+        cached_samples, cached_bytes, cache_bytes: samples in memory, encoded or decoded, and the budget.
+        decoded, decoded_on_disk: the decoded ones, in memory and on disks.
+        decoded_costs: costs and savings of caching a sample decoded, measured when the feed started; None if none are.
+        nodes: the nodes with a cache of the feed.
+        fetched: prepared samples since the start, by source: local memory, another node's memory, a disk tier, storage.
         fetch_s, prep_s: seconds that workers waited for bytes, and prepared, since the start, summed over workers.
-        costs: what it took to give trials their samples: CPU time, and money if the price of a CPU is known.
-        prediction_error: how far the last prediction of an epoch's time (`mbaas.analysis`) was off, once an epoch has
-            shown it: 0.05 was 5 % too long; None if there is none.
-        internal_errors: bugs in mbaas that coordinators met and went on.
-        restarts: times that the coordinator came back after its predecessor had died, as far as it knows.
+        costs: CPU time of loading, and money if ``cpu_price_per_h`` is set.
+        prediction_error: relative error of the last predicted epoch time (`mbaas.analysis`), measured on a later epoch:
+            0.05 was 5 % too long; None without a prediction.
+        internal_errors: bugs in mbaas that coordinators hit and survived.
+        restarts: known restarts of the coordinator after it died.
         uptime_s: seconds since the feed started.
-        start_s: seconds of these until it was open; None if its coordinator came back since.
-        failed: why the feed cannot go on, or None.
+        start_s: seconds from start to open; None after a restart of the coordinator.
+        failed: reason why the feed failed, or None.
     """
 
     name: str
@@ -185,12 +182,12 @@ class FeedStatus:
 
     @property
     def state(self) -> str:
-        """What the feed does: "serving", "waiting" while nobody can prepare anything, or "failed"."""
+        """ "serving", "waiting" while no worker can prepare anything, or "failed"."""
         if self.failed is not None:
             return "failed"
         return "serving" if self.workers_at_work else "waiting"
 
     @property
     def hit_rate(self) -> float:
-        """The share of prepared samples whose bytes came from a cache, 0 to 1."""
+        """Fraction of prepared samples whose bytes came from a cache, 0 to 1."""
         return self.fetched.hit_rate

@@ -1,8 +1,8 @@
-"""Reads and writes sizes, rates, times and shares as people do.
+"""Parse and format sizes, rates, times and fractions.
 
-Files, options and the command line share one grammar (`parse_bytes`, `parse_bytes_per_s`, `parse_seconds`); messages,
-tables and reports write each kind of number in one way (`size`, `rate`, `seconds`, `percent`, ...). Decimal prefixes
-count in thousands ("500 MB"), binary ones in 1024 ("2 GiB"); what is written here is always decimal.
+Files, options and the command line share one grammar (`parse_bytes`, `parse_bytes_per_s`, `parse_seconds`). Messages,
+tables and reports format each kind of number in one way (`size`, `rate`, `seconds`, `percent`, ...). Decimal prefixes
+are powers of 1000 ("500 MB"), binary ones of 1024 ("2 GiB"); output is always decimal.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _SECONDS_IN = {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "min": 60
 )
 
 _BOUNDS_IN_JSON = {"ge": "minimum", "gt": "exclusiveMinimum", "le": "maximum", "lt": "exclusiveMaximum"}
-"""pydantic's name of a bound -> that of JSON Schema."""
+"""pydantic's name of a bound -> JSON Schema's name."""
 
 WANTED_BYTES = "a size such as '2 GiB' or '500 MB', or a whole number of bytes, 0 or more"
 WANTED_BYTES_PER_S = "a rate such as '330 MB/s', or a number of bytes per second, 0 or more"
@@ -35,9 +35,9 @@ WANTED_SECONDS = "a time such as '30 s', '1.6 ms' or '2 min', or a number of sec
 
 
 def parse_bytes(value: object) -> int | None:
-    """Read ``2048``, ``"2 GiB"`` (1024**3), ``"500 MB"`` (1000**2) or ``"1.5G"``; None for what is no size.
+    """Parse ``2048``, ``"2 GiB"`` (1024**3), ``"500 MB"`` (1000**2) or ``"1.5G"``; None if it is not a size.
 
-    Half a byte is no size, but ``"1.5 kB"`` is one: people count kilobytes, not bytes.
+    "1.5 kB" is a size, half a byte is not.
     """
     if isinstance(value, str) and (match := _SIZE.fullmatch(value.strip())):
         number = float(match[1]) * _factor(match)
@@ -47,9 +47,9 @@ def parse_bytes(value: object) -> int | None:
 
 
 def parse_bytes_per_s(value: object) -> float | None:
-    """Read ``"330 MB/s"``, the same without "/s", or a bare number; None for what is no rate.
+    """Parse ``"330 MB/s"``, the same without "/s", or a number; None if it is not a rate.
 
-    Infinity is one: that of what has no limit.
+    Infinity is valid, for unlimited rates.
     """
     if value == math.inf:
         return math.inf
@@ -60,7 +60,7 @@ def parse_bytes_per_s(value: object) -> float | None:
 
 
 def parse_seconds(value: object) -> float | None:
-    """Read ``"1.6 ms"``, ``"30 us"``, ``"2 min"``, ``"1 h"`` or a bare number of seconds; None for what is no time."""
+    """Parse ``"1.6 ms"``, ``"30 us"``, ``"2 min"``, ``"1 h"`` or a number of seconds; None if it is not a time."""
     if not isinstance(value, str):
         return _plain(value)
     match = _TIME.fullmatch(value.strip())
@@ -70,18 +70,16 @@ def parse_seconds(value: object) -> float | None:
 
 
 def _factor(match: re.Match[str]) -> int:
-    """Return what the prefix of a size stands for: 1 without one."""
     letter = match[2].upper().replace("K", "k") if match[2] else ""
     return (1024 if match[3] else 1000) ** _PREFIXES.index(letter)
 
 
 def _finite(number: float) -> float | None:
-    """Refuse a text such as "1e999": to mean that there is no limit, one says so."""
     return number if math.isfinite(number) else None
 
 
 def _plain(value: object) -> float | None:
-    """Take a bare number of 0 or more; True is no number, although Python counts it as one."""
+    """Return a number of 0 or more as a float; None for others, including True."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= sys.float_info.max:
         return None
     return float(value)
@@ -89,13 +87,13 @@ def _plain(value: object) -> float | None:
 
 @dataclass(frozen=True)
 class Unit:
-    """Makes a pydantic field, in a model or a dataclass, take what people write.
+    """Annotation with which a pydantic field accepts strings with units.
 
     Attributes:
-        wanted: what a value looks like, for errors: "must be {wanted}".
-        parse: the number that a value means, or None.
+        wanted: description of valid values, for errors: "must be {wanted}".
+        parse: returns the number for a value, or None.
 
-    pydantic is imported when a field is built, not with this module, which everything imports.
+    pydantic is imported when a field is built, not with this module, which is imported everywhere.
     """
 
     wanted: str
@@ -113,10 +111,10 @@ class Unit:
         return core_schema.no_info_before_validator_function(read, handler(source))
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        # pydantic checks the bounds of what a function has read by functions, too, and has no JSON Schema for these.
+        # For values read by a function, pydantic checks bounds by functions and exports them under its own names.
         number = {_BOUNDS_IN_JSON.get(key, key): value for key, value in handler(schema).items()}
         if "exclusiveMinimum" not in number:
-            number = {"minimum": 0, **number}  # no parser takes a bare number below
+            number = {"minimum": 0, **number}  # no parser accepts a negative number
         return {"anyOf": [number, {"type": "string"}], "description": self.wanted}
 
 
@@ -128,7 +126,7 @@ Seconds = Annotated[float, Unit(WANTED_SECONDS, parse_seconds)]
 
 
 def number(value: float) -> str:
-    """Write three significant digits, with thousands apart: "0.0123", "4.5", "12,300"."""
+    """Format with three significant digits and thousands separators: "0.0123", "4.5", "12,300"."""
     if value == 0 or not math.isfinite(value):
         return f"{value:g}"
     digits = 2 - math.floor(math.log10(abs(value)))
@@ -137,47 +135,47 @@ def number(value: float) -> str:
 
 
 def exact(value: float) -> str:
-    """Write all digits of a number, with thousands apart: a bound, or what somebody set: "0.05", "2,147,483,647"."""
+    """Format all digits, for bounds and configured values: "0.05", "2,147,483,647"."""
     if isinstance(value, float):
-        value = float(f"{value:.12g}")  # a sum of 0.1 and 0.2 has noise in its last digits
+        value = float(f"{value:.12g}")  # 0.1 + 0.2 has noise in its last digits
     return f"{value:,}".removesuffix(".0")
 
 
 def count(value: float) -> str:
-    """Write a whole number with thousands apart: "12,345"."""
+    """Format a whole number: "12,345"."""
     return f"{value:,.0f}"
 
 
 def counted(amount: int, thing: str) -> str:
-    """Write how many there are: "1 worker", "3,000 workers"."""
+    """Format a count with its noun: "1 worker", "3,000 workers"."""
     return f"{amount:,} {thing}" + ("" if amount == 1 else "s")
 
 
 def size(size_bytes: float) -> str:
-    """Write bytes: "812 B", "9.63 MB", "40 GB"."""
+    """Format bytes: "812 B", "9.63 MB", "40 GB"."""
     return _scaled(size_bytes, "B")
 
 
 def rate(bytes_per_s: float) -> str:
-    """Write bytes a second: "330 MB/s"."""
+    """Format bytes per second: "330 MB/s"."""
     return _scaled(bytes_per_s, "B/s")
 
 
 def seconds(value: float) -> str:
-    """Write how long something takes: "30 µs", "1.6 ms", "41 s", "12 min", "7.5 h", "3.2 days"."""
-    if value < 1000 and value % 1 == 0 and value % 6:  # a limit that somebody set: "130 s", not "2.17 min"
+    """Format a length of time: "30 µs", "1.6 ms", "41 s", "12 min", "7.5 h", "3.2 days"."""
+    if value < 1000 and value % 1 == 0 and value % 6:  # a configured limit: "130 s", not "2.17 min"
         return f"{value:.0f} s"
     for length, unit in ((86400.0, "days"), (3600.0, "h"), (60.0, "min")):
-        if value >= 2 * length:  # "90 s" says more than "1.5 min"
+        if value >= 2 * length:  # "90 s" is clearer than "1.5 min"
             return f"{number(value / length)} {unit}"
     for length, unit in ((1.0, "s"), (1e-3, "ms")):
-        if value >= 0.9995 * length or value == 0:  # what would read "1,000 ms" is 1 s
+        if value >= 0.9995 * length or value == 0:  # "1 s" instead of "1,000 ms"
             return f"{number(value / length)} {unit}"
     return f"{number(value * 1e6)} µs"
 
 
 def duration(value: float, *, parts: int = 2) -> str:
-    """Write seconds as a clock shows them: "12 s", "3 min 05 s", "2 h 07 min"; with one part "3 min", "2 h"."""
+    """Format seconds in mixed units: "12 s", "3 min 05 s", "2 h 07 min"; with one part "3 min", "2 h"."""
     for unit, length, below, part in (("d", 86400, "h", 3600), ("h", 3600, "min", 60), ("min", 60, "s", 1)):
         if value >= length:
             rest = f" {value % length // part:02.0f} {below}" if parts > 1 else ""
@@ -186,22 +184,21 @@ def duration(value: float, *, parts: int = 2) -> str:
 
 
 def percent(fraction: float, *, signed: bool = False) -> str:
-    """Write a part of 1: "12 %", "0.4 %", with a sign "+12 %"; what is not zero does not look like it."""
+    """Format a fraction of 1: "12 %", "0.4 %", with a sign "+12 %". Small values other than zero keep a decimal."""
     value = 100 * fraction
     decimals = 0 if value == 0 or abs(value) >= 9.95 else 1
     return f"{value:{'+' if signed else ''}.{decimals}f} %"
 
 
 def interval(low: float, high: float, write: Callable[[float], str] = number) -> str:
-    """Write between what a figure lies: "21 s to 25 s"; nothing where both ends read the same."""
+    """Format the range of a figure: "21 s to 25 s"; empty if both ends look the same."""
     ends = write(low), write(high)
     return "" if ends[0] == ends[1] else f"{ends[0]} to {ends[1]}"
 
 
 def _scaled(value: float, unit: str) -> str:
-    """Write three significant digits and the prefix that keeps them below 1,000."""
     for power, prefix in enumerate(_PREFIXES):
         scaled = value / 1000**power
-        if abs(scaled) < 999.5 or prefix == _PREFIXES[-1]:  # 999.5 would be written as 1,000
+        if abs(scaled) < 999.5 or prefix == _PREFIXES[-1]:  # 999.5 would be rounded to 1,000
             return f"{number(scaled)} {prefix}{unit}"
     raise AssertionError("the last prefix takes every value")

@@ -1,7 +1,7 @@
-"""Has pydantic check values, and says what it finds wrong with them in sentences.
+"""Validate values with pydantic, and report errors as sentences.
 
-`options` makes a class into a frozen dataclass whose fields are checked against their annotations: the one place that
-says type, default, bounds and meaning. Where a value cannot be, Python callers get a `ConfigError`; files
+`options` turns a class into a frozen dataclass whose fields are validated against their annotations: the single
+definition of type, default, bounds and description. Python callers get a `ConfigError` for an invalid value; files
 (`mbaas.files`) get the same sentence with a line number.
 """
 
@@ -18,8 +18,8 @@ from typing_extensions import dataclass_transform
 from mbaas import units
 from mbaas.errors import ConfigError, shown
 
-# Every actor and every trial imports the options, and none of them checks any: pydantic, which takes as long to import
-# as all the rest of an actor, is imported when something is checked.
+# Every actor and trial imports the options without validating any. pydantic, which takes as long to import as the rest
+# of an actor, is imported on the first validation.
 if TYPE_CHECKING:
     from pydantic import ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler, TypeAdapter, ValidationError
     from pydantic_core import CoreSchema, ErrorDetails
@@ -32,8 +32,7 @@ STRICT: ConfigDict = {
     "arbitrary_types_allowed": True,
     "use_attribute_docstrings": True,
 }
-"""True is no number, "4" is none either, and a name that nobody knows is an error instead of an option that does
-nothing."""
+"""Neither True nor "4" is a number, and an unknown name is an error instead of an ignored option."""
 
 _WANTED = {
     "int_type": "a whole number",
@@ -50,7 +49,7 @@ _WANTED = {
     "model_type": "'key: value' lines",
     "model_attributes_type": "'key: value' lines",
 }
-"""pydantic's name of an error -> what the value must be instead."""
+"""pydantic's name of an error -> the expected value."""
 
 _BOUNDS = {
     "greater_than": ("above", "gt"),
@@ -60,7 +59,7 @@ _BOUNDS = {
 }
 
 MOST_BITS = 1000
-"""Bits of a whole number that is read: "0xff..." may have thousands, and Python cannot write those in decimals."""
+"""Largest size of an integer in bits: "0xff..." may have thousands, and Python cannot format those in decimal."""
 
 UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
 LACKING = ("missing", "missing_argument", "missing_keyword_only_argument")
@@ -68,10 +67,10 @@ LACKING = ("missing", "missing_argument", "missing_keyword_only_argument")
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(field,))
 def options(*, within: str | None = None) -> Callable[[Class], Class]:
-    """Make a class into a frozen, keyword-only dataclass that checks itself and raises `ConfigError`.
+    """Turn a class into a frozen, keyword-only dataclass that validates itself and raises `ConfigError`.
 
     Args:
-        within: the name under which a larger group holds this one: its fields are called "{within}.{field}" in errors.
+        within: the name of this group in a larger one: errors call its fields "{within}.{field}".
     """
 
     def made(kind: Class) -> Class:
@@ -83,7 +82,7 @@ def options(*, within: str | None = None) -> Callable[[Class], Class]:
         @functools.wraps(unchecked)
         def __init__(self: Any, **given: Any) -> None:  # noqa: N807 (a dataclass's, with checks)
             if not given and has_defaults:
-                unchecked(self)  # defaults need no check, and are made where this is imported
+                unchecked(self)  # defaults need no validation, and are created on import
                 return
             from pydantic import ValidationError
             from pydantic_core import ArgsKwargs
@@ -91,7 +90,7 @@ def options(*, within: str | None = None) -> Callable[[Class], Class]:
             try:
                 _checks_of(checked).validator.validate_python(ArgsKwargs((), given), self_instance=self)
             except ValidationError as error:
-                # pydantic offers no hook for its errors, which are paragraphs with links for programmers
+                # pydantic has no hook to replace its multi-line errors
                 known = [each.name for each in fields(checked)]
                 raise ConfigError(sentence(error, within=within, known=known)) from None
 
@@ -102,7 +101,7 @@ def options(*, within: str | None = None) -> Callable[[Class], Class]:
 
 
 def has_default(option: Field[Any]) -> bool:
-    """Whether an option may be left out."""
+    """Return whether an option may be left out."""
     return option.default is not MISSING or option.default_factory is not MISSING
 
 
@@ -115,12 +114,13 @@ def _checks_of(kind: type) -> TypeAdapter[Any]:
 
 @dataclass(frozen=True)
 class Checked:
-    """Has pydantic give a field's value to a function, which returns what it stands for or raises `ConfigError`.
+    """Annotation with a function that pydantic applies to a field's value, which returns the result or raises
+    `ConfigError`.
 
     Attributes:
         check: the function.
-        first: whether it sees what was given, before its type is checked.
-        says: what a JSON schema says of such a value besides its type.
+        first: True to call it before the type is validated.
+        says: JSON schema of such a value, besides its type.
     """
 
     check: Callable[[Any], Any]
@@ -139,7 +139,7 @@ class Checked:
 
 
 def sentence(error: ValidationError, *, within: str | None, known: Iterable[str]) -> str:
-    """Say what is wrong with the arguments of a call: the first thing, unknown names before all others."""
+    """Return the first error in the arguments of a call as a sentence; unknown names come first."""
     details = worst(error.errors(include_url=False))
     *outer, name = [str(part) for part in (*([within] if within else []), *details["loc"])] or [""]
     path = ".".join((*outer, name))
@@ -149,21 +149,21 @@ def sentence(error: ValidationError, *, within: str | None, known: Iterable[str]
         return f"{path} is missing"
     if said := own(details):
         return said
-    group = details.get("ctx", {}).get("class_name")  # files say 'key: value' lines instead
+    group = details.get("ctx", {}).get("class_name")  # files have 'key: value' lines instead
     must = f"must be {group}(...)" if group is not None else wrong(details, name)
     return f"{path} {must}, got {details['input']!r}"
 
 
 def read(kind: Any, text: str, *, name: str) -> Any:
-    """Read a value of the command line, such as "20 GB", "4" or "off".
+    """Parse a value of the command line, such as "20 GB", "4" or "off".
 
     Args:
-        kind: the annotation of the field that it is for.
-        text: what the user typed.
-        name: what to call it in errors.
+        kind: the annotation of its field.
+        text: the user's input.
+        name: its name in errors.
 
     Raises:
-        ConfigError: says what it is and what it must be.
+        ConfigError: the value is invalid; the message contains the expected value.
     """
     import yaml
     from pydantic import TypeAdapter, ValidationError
@@ -171,7 +171,7 @@ def read(kind: Any, text: str, *, name: str) -> Any:
     from mbaas.yaml_values import Loader
 
     try:
-        # YAML knows numbers, and on and off; a field with a unit reads the text by itself
+        # YAML parses numbers, on and off; a field with a unit parses the string
         value = Loader(text).get_single_data()
         if isinstance(value, int) and value.bit_length() > MOST_BITS:
             raise ConfigError(f"{name} must have at most {MOST_BITS:,} bits, got {value.bit_length():,}")
@@ -179,7 +179,7 @@ def read(kind: Any, text: str, *, name: str) -> Any:
     except ConfigError:  # a ValueError, too
         raise
     except (ValueError, yaml.YAMLError, LookupError, AttributeError, RecursionError) as error:
-        # PyYAML raises anything of what its tag does not fit: 2026-02-31, !!bool 3
+        # PyYAML raises any of these if a value does not fit its tag: 2026-02-31, !!bool 3
         must = (
             wrong(error.errors(include_url=False)[0], name) if isinstance(error, ValidationError) else "must be a value"
         )
@@ -187,24 +187,24 @@ def read(kind: Any, text: str, *, name: str) -> Any:
 
 
 def worst(found: Sequence[ErrorDetails]) -> ErrorDetails:
-    """Choose the error to tell of: an unknown name first, because it may be why another is missing."""
+    """Return the error to report: an unknown name first, because it may be the reason why another is missing."""
     return next((details for details in found if details["type"] in UNKNOWN), found[0])
 
 
 def own(details: ErrorDetails) -> str:
-    """Return the sentence of a `ConfigError` that a check of ours raised; "" for what pydantic found by itself."""
+    """Return the sentence of a `ConfigError` raised by one of our checks; "" for pydantic's own errors."""
     error = details.get("ctx", {}).get("error")
     return str(error) if isinstance(error, ConfigError) else ""
 
 
 def about(details: ErrorDetails) -> str:
-    """Return the option that such a check says is wrong; "" where it names none."""
+    """Return the option that such a `ConfigError` names, or ""."""
     error = details.get("ctx", {}).get("error")
     return error.option if isinstance(error, ConfigError) else ""
 
 
 def wrong(details: ErrorDetails, name: str) -> str:
-    """Say what a value must be, as the end of a sentence that begins with its name: "must be above 0 seconds"."""
+    """Return the end of a sentence that starts with the option's name: "must be above 0 seconds"."""
     kind, context = details["type"], details.get("ctx", {})
     if kind in _WANTED:
         return f"must be {_WANTED[kind]}"
@@ -220,11 +220,6 @@ def wrong(details: ErrorDetails, name: str) -> str:
     return details["msg"]
 
 
-def instead(name: str, known: Iterable[str], elsewhere: Mapping[str, str] | None = None) -> str:
-    """Return a hint for an unknown name: its place, the nearest known name, or all known names.
-
-    Args:
-        elsewhere: names that belong to another place -> their full names.
     """
     if elsewhere is not None and name in elsewhere:
         return f"it is {elsewhere[name]!r}"

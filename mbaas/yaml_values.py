@@ -1,4 +1,4 @@
-"""YAML 1.1 as people mean it: 1e-3 is a number, and a date is the text that it is."""
+"""YAML 1.1 with two corrections: 1e-3 is a number, and a date is a string."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import re
 import yaml
 
 _EXPONENT = re.compile(r"[-+]?(\.[0-9]+|[0-9][0-9_]*(\.[0-9_]*)?)[eE][-+]?[0-9]+$")
-"""Numbers such as 1e-3 and 2.5e3, which YAML 1.1 reads as text."""
+"""Numbers such as 1e-3 and 2.5e3, which YAML 1.1 reads as strings."""
 
 _OTHER_BASE = re.compile(r"[-+]?(0[0-9_]+|[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?)")
 """Codes and times of day, which YAML 1.1 reads as numbers of base 8 or 60: 010 as 8, 12:30 as 750."""
 
 
 class Loader(yaml.SafeLoader):
-    """As `yaml.SafeLoader`, but for exponents and dates."""
+    """`yaml.SafeLoader` with exponents as numbers and dates as strings."""
 
     yaml_implicit_resolvers = {  # noqa: RUF012 (PyYAML's name)
         first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
@@ -26,5 +26,5 @@ Loader.add_implicit_resolver("tag:yaml.org,2002:float", _EXPONENT, list("-+.0123
 
 
 def is_of_other_base(written: str) -> bool:
-    """Whether YAML reads this, without quotes, as a number that its digits do not show."""
+    """Return whether YAML reads an unquoted value as an octal or base-60 number."""
     return _OTHER_BASE.fullmatch(written) is not None

@@ -1,4 +1,4 @@
-"""mbaas in Ray Tune: a callback for the search, a loader for its trials.
+"""Ray Tune integration of mbaas: a callback for the search, and a loader for its trials.
 
 ::
 

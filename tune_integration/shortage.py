@@ -1,4 +1,4 @@
-"""Why no trial of a search can start: what each asks for, against what feeds hold of the cluster."""
+"""The reason why no trial of a search can start: requested resources against those held by feeds."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 Resources = Mapping[str, float]
-"""Quantities by Ray's names: "CPU", "GPU", and what a cluster has besides."""
+"""Quantities by Ray's names: "CPU", "GPU", and the cluster's custom resources."""
 
 HELD_BY_FEEDS = (("CPU",), ("GPU",), ("CPU", "GPU"))
-"""What prep workers may hold that trials lack: one of them, or both."""
+"""Resources that trials may lack because prep workers hold them: one kind, or both."""
 
 ROUNDING = 1e-6
-"""Ray counts in ten thousandths, and hands out floats."""
+"""Ray counts in ten thousandths, and returns floats."""
 
 
 @dataclass(frozen=True)
 class Node:
-    """What a node of the cluster has, and what of it nobody has taken."""
+    """Total and free resources of a node."""
 
     total: Resources
     free: Resources
@@ -30,17 +30,18 @@ def why_none_starts(
     *,
     asks: str = "each trial asks",
 ) -> str | None:
-    """Say in a sentence that feeds hold what trials need; None if they do not, or if nobody could give it.
+    """Return a sentence if feeds hold the resources that trials need; None if they do not, or if the cluster is too
+    small.
 
     Args:
-        bundles: what a trial asks for; all of a bundle must be free on one node.
+        bundles: resources requested by a trial; all of a bundle must be free on one node.
         nodes: of the cluster.
-        held: feed -> what its prep workers reserve.
-        asks: who asks for the bundles.
+        held: feed -> resources reserved by its prep workers.
+        asks: subject and verb for the request.
     """
     if _fit(bundles, [node.free for node in nodes]):
         return None
-    # What would do if nobody had taken any of it; nothing else that they ask for is the feeds'.
+    # Resources that would suffice if they were all free; feeds hold no other kinds.
     lacking = next((names for names in HELD_BY_FEEDS if _fit(bundles, [_with_all(node, names) for node in nodes])), ())
     lacks = [lack for name in lacking if (lack := _lack(name, bundles, nodes, held, asks))]
     if not lacks:
@@ -49,14 +50,13 @@ def why_none_starts(
 
 
 def _with_all(node: Node, names: Sequence[str]) -> Resources:
-    """Return what is free on a node, and of some resources all that there is."""
     return {**node.free, **{name: node.total.get(name, 0.0) for name in names}}
 
 
 def _lack(
     name: str, bundles: Sequence[Resources], nodes: Sequence[Node], held: Mapping[str, Resources], asks: str
 ) -> str | None:
-    """Say of one resource that too little of it is free, and which feeds hold some of it; None if none does."""
+    """Return a clause with the shortage of one resource and the feeds that hold it; None if no feed does."""
     holders = [f"{feed!r} {its[name]:g}" for feed, its in sorted(held.items()) if its.get(name, 0.0) > 0]
     if not holders:
         return None
@@ -76,7 +76,7 @@ def _columns(nodes: Sequence[Node]) -> tuple[list[Resources], list[Resources]]:
 
 
 def _most_on_one(name: str, bundle: Resources, nodes: Sequence[Node]) -> str:
-    """Say how much a bundle finds on one node at most: what lies on many adds up to nothing."""
+    # Free amounts on several nodes cannot be combined for one bundle.
     if len(nodes) == 1:
         return ""
     others = {other: amount for other, amount in bundle.items() if other != name and amount > 0}
@@ -86,7 +86,7 @@ def _most_on_one(name: str, bundle: Resources, nodes: Sequence[Node]) -> str:
 
 
 def _fit(bundles: Sequence[Resources], rooms: Sequence[Resources]) -> bool:
-    """Return whether there is a place for each bundle: the largest first, each where it leaves least over."""
+    """Return whether all bundles fit: the largest first, each where the least is left."""
     left = [dict(room) for room in rooms]
     for bundle in sorted(bundles, key=_size, reverse=True):
         fitting = [room for room in left if _has(room, bundle)]
@@ -99,7 +99,7 @@ def _fit(bundles: Sequence[Resources], rooms: Sequence[Resources]) -> bool:
 
 
 def _size(what: Resources) -> tuple[float, float, float]:
-    # GPUs first: there are few, and what needs none should not take the place of what does
+    # GPUs first: they are few, and bundles without GPUs should leave these nodes free
     return what.get("GPU", 0.0), what.get("CPU", 0.0), sum(what.values())
 
 

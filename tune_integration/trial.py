@@ -1,4 +1,4 @@
-"""The trial's side: `get_loader` joins a feed under the trial's name, and the trial's reports tell its data stalls."""
+"""`get_loader`, which joins a feed under the trial's name and adds data stalls to the trial's reports."""
 
 from __future__ import annotations
 
@@ -13,53 +13,54 @@ from ray.train._internal.session import get_session
 import mbaas
 
 COSTS_S = 10.0
-"""How long a feed may take to say what it took; a report without that is better than one that comes late."""
+"""Time limit for a feed's costs; a report without costs is better than a late one."""
 
 
 def get_loader(name: str, *, consumer: str | None = None, **options: Any) -> mbaas.Loader:
-    """Join a feed as the Ray Tune trial in which this is called.
+    """Join a feed as the Ray Tune trial that calls this function.
 
-    The trial's id is the consumer's name, so a trial that Tune restarts, resumes or clones takes over its own
-    place, and whatever older session of it is still open ends. After a checkpoint was restored,
-    `Loader.load_state_dict` goes on exactly there. A trial may use several feeds, one loader of each.
+    The trial's id is the consumer's name, so a trial that Tune restarts, resumes or clones takes over its own position,
+    and any older open session ends. After a checkpoint is restored, `Loader.load_state_dict` resumes exactly there. A
+    trial may use several feeds, with one loader for each.
 
-    From then on each ``tune.report`` of the trial carries its data stalls, as shares of its time from 0 to 1:
-    ``mbaas/stall_share`` over all its feeds, and for each feed, as ``result.metrics["mbaas"][feed]`` or as columns
-    ``mbaas/<feed>/...`` of the results' table, ``stall_share``, ``fetch_stall_share``, ``prep_stall_share`` and
-    ``peer_stall_share``.
-    ``stall_share`` is the time that it waited for minibatches over that time plus the time that it worked between them:
-    near 0, the model is the bottleneck; high, data is. Its three parts say where to look: fetch (prep waited for
-    bytes; more cache or faster storage would help), prep (it was computing; more workers would) and peer (it was idle
-    because of other trials: a slower one shares the feed).
+    From then on, mbaas adds metrics to each ``tune.report`` of the trial. ``mbaas/stall_share`` is the fraction of time
+    that the trial waited for data, 0 to 1, over all its feeds. Each feed has its own metrics, as
+    ``result.metrics["mbaas"][feed]`` or as columns ``mbaas/<feed>/...`` of the results table:
 
-    Each feed also has sums since the trial joined: ``wait_s``, the seconds that it waited; ``delivered_samples``; and
-    ``prepared_samples``, those of them that were prepared for this trial, while all others had been given to another
-    one before. Over all trials, prepared over delivered says how well they share. ``time_to_first_batch_s`` are the
-    seconds from ``get_loader`` to the first minibatch.
+    - ``stall_share``: time waiting for minibatches / (this + time working between them). Near 0, the model is the
+      bottleneck; if it is high, data is. Its parts are the next three.
+    - ``fetch_stall_share``: prep waited for bytes; more cache or faster storage would help.
+    - ``prep_stall_share``: prep was computing; more workers would help.
+    - ``peer_stall_share``: prep was idle because of other trials; a slower one shares the feed.
+    - ``wait_s``: seconds that the trial has waited since it joined.
+    - ``delivered_samples``: samples delivered since it joined.
+    - ``prepared_samples``: the part prepared for this trial; all others had been delivered to another trial before.
+      Prepared / delivered, summed over all trials, shows how well they share.
+    - ``time_to_first_batch_s``: seconds from ``get_loader`` to the first minibatch.
+    - ``cpu_hours``: the trial's part of the CPU time of the feed's prep workers, cache nodes and coordinators. Each
+      delivered sample has the same cost, whichever trial it went to.
+    - ``dataloader_cpu_hours``: lower bound for a DataLoader of the trial's own: the time to prepare each delivered
+      sample.
+    - ``cost`` and ``dataloader_cost``: the same in money, if ``cpu_price_per_h`` of `mbaas.serve` is set.
 
-    ``mbaas/cpu_hours`` are the trial's part of the CPU time of all its feeds until then: of the prep workers, the cache
-    nodes and the coordinators of a feed, each sample that was delivered costs the same, whichever trial it was
-    delivered to. Each feed has ``cpu_hours``, too, and beside them ``dataloader_cpu_hours``, what a DataLoader of its
-    own would have taken for the trial at least: that of preparing each sample that was delivered. The former includes
-    the start of the feed's processes, a few seconds of CPU that dominate a short run. The latter includes no start, and
-    is missing until it is known. Where feeds know the price of a CPU (``cpu_price_per_h`` of `mbaas.serve`),
-    ``mbaas/cost`` is the same in money, and each feed has
-    ``cost`` and ``dataloader_cost``. Until a feed has said what it took, these are missing.
+    ``mbaas/cpu_hours`` and ``mbaas/cost`` are sums over all feeds. ``cpu_hours`` includes the start of the feed's
+    processes, a few seconds of CPU that dominate a short run; ``dataloader_cpu_hours`` does not. Costs are missing
+    until all feeds have reported them.
 
-    In a Ray Train worker, rank and world size are those of the worker, and the consumer's name is the run's: of
-    ``RunConfig(name=f"train-{trial_id}")`` it is the trial's id, by which ``FeedCallback`` announces all of its ranks.
-    They begin the same epoch.
+    In a Ray Train worker, rank and world size are the worker's, and the consumer's name is the run's. With
+    ``RunConfig(name=f"train-{trial_id}")`` it is the trial's id, by which ``FeedCallback`` announces all ranks, so that
+    they begin the same epoch.
 
-    Anywhere else (class trainables included) it is `mbaas.join`.
+    Outside of trials and workers, and in class trainables, this is the same as `mbaas.join`.
 
-    A trial begins at once, in the middle of the other trials' epoch if need be: ``start`` is "now" unless it is given,
-    and "epoch" for ranks, which begin together. `mbaas.join` says what that costs in randomness, docs/scaling.md what
-    it saves.
+    A trial begins immediately, in the middle of the other trials' epoch if necessary: the default of ``start`` is
+    "now", and "epoch" for ranks, which begin together. `mbaas.join` describes the cost in randomness, docs/scaling.md
+    the time saved.
 
     Args:
-        name: the name of the feed.
-        consumer: the name under which to join, instead of the trial's id.
-        **options: those of `mbaas.join`: ``batch_size``, ``format``, ``device``, ``collate``, ``start``, ``state``,
+        name: name of the feed.
+        consumer: name under which to join, instead of the trial's id.
+        **options: options of `mbaas.join`: ``batch_size``, ``format``, ``device``, ``collate``, ``start``, ``state``,
             ``rank``, ``world_size``, ``wait_timeout_s``.
 
     Raises:
@@ -77,7 +78,6 @@ def get_loader(name: str, *, consumer: str | None = None, **options: Any) -> mba
 
 
 def _train_worker() -> train.TrainContext | None:
-    """Return the context of the Ray Train worker that this process is; None if it is not one."""
     try:
         return train.get_context()
     except RuntimeError:
@@ -85,22 +85,22 @@ def _train_worker() -> train.TrainContext | None:
 
 
 def _trial_of(run: str) -> str:
-    """Return the trial's id, if a Ray Train run is named after it as in Ray's guides; else the run's name."""
-    # the name is all that tells: in a worker of Ray Train, Tune's own context has no trial id
+    """Return the trial's id if a Ray Train run is named after it, as in Ray's guides; otherwise the run's name."""
+    # only the name is available: in a Ray Train worker, Tune's context has no trial id
     return run.removeprefix("train-").removeprefix("trial_id=")
 
 
 @dataclass
 class _Run:
-    """The trial that this process runs; with ``reuse_actors`` a process runs one after the other.
+    """The trial that this process runs; with ``reuse_actors``, several run in succession.
 
     Attributes:
         session: Ray's object through which the trial reports.
-        trial_id: the id that Tune gave it.
-        loaders: the loaders that the trial opened, by feed and consumer; closed ones stay, because what they did still
-            counts in the trial's next report.
+        trial_id: its id in Tune.
+        loaders: the loaders that the trial opened, by feed and consumer; closed ones stay, because their totals count
+            in the next report.
         feeds: the feeds of these loaders, by name.
-        costs: what each feed said last of what it took so far; nothing until it did.
+        costs: the last known costs of each feed.
     """
 
     session: Any
@@ -125,8 +125,9 @@ class _Run:
         self.loaders.clear()
 
     def flush(self) -> None:
-        """Tell the feeds what the trial did, and hear what they took so far: Tune may end it inside its report, before
-        it can close its loaders.
+        """Send the trial's totals to the feeds, and get their costs.
+
+        Tune may end a trial inside its report, before it can close its loaders.
         """
         for (feed, _), loader in self.loaders.items():
             with contextlib.suppress(mbaas.MbaasError):
@@ -135,14 +136,14 @@ class _Run:
 
 
 _run: _Run | None = None
-"""The trial whose function called `get_loader` last in this process."""
+"""The trial whose function last called `get_loader` in this process."""
 
 
 def _current_trial() -> _Run | None:
     """Return the trial whose function runs in this process, or None; close the loaders of an earlier trial."""
     global _run
     session = get_session()
-    if session is None or session.world_rank is not None:  # only workers of Ray Train have a rank
+    if session is None or session.world_rank is not None:  # only Ray Train workers have a rank
         return None
     if _run is not None and (_run.session is not session or _run.trial_id != session.trial_id):
         _run.close()
@@ -154,17 +155,16 @@ def _current_trial() -> _Run | None:
 
 
 def _report_stalls(session: Any) -> None:
-    """Have each report of this session carry the trial's stall shares and costs, once per session.
+    """Add the trial's stall shares and costs to each report of this session; once per session.
 
-    This wraps ``report`` of the one session object of this trial's process; no module or class is changed.
-    The driver's ``Callback.on_trial_result`` could add them too (Ray 2.60 lets callbacks change a result
-    in place), but would have to ask the feed's actor for every result, inside Tune's loop, and get what
-    the last heartbeat said, which in a short epoch is nothing. Here they are exact at the moment of the
-    report, and reach scheduler, checkpoints, loggers and the ResultGrid alike. A key that the trial
-    reports itself wins.
+    This wraps ``report`` of the session object of this trial's process; no module or class is changed. The driver's
+    ``Callback.on_trial_result`` could add them too (Ray 2.60 lets callbacks change a result in place). It would have to
+    call the feed's actor for every result, inside Tune's loop, and would get the values of the last heartbeat, which
+    are empty in a short epoch. Here they are exact at the time of the report, and reach scheduler, checkpoints, loggers
+    and the ResultGrid. A key that the trial reports itself takes precedence.
 
     The table that Tune prints has columns for the first four plain numbers of a result: the trial's own come first, and
-    of ours there are three at most, because what is nested gets no column.
+    at most three are from here, because nested values get no column.
     """
     if getattr(session, "_mbaas_reports", False):
         return
@@ -174,14 +174,18 @@ def _report_stalls(session: Any) -> None:
         run = _run
         if run is not None and run.trial_id == session.trial_id:
             run.flush()
-            metrics = {**metrics, **_metrics(run.loaders, run.costs), **metrics}  # the first place, and the last value
+            metrics = {
+                **metrics,
+                **_metrics(run.loaders, run.costs),
+                **metrics,
+            }  # its keys first, with its values
         inner(metrics, checkpoint=checkpoint)
 
     session.report, session._mbaas_reports = report, True
 
 
 def _metrics(loaders: Mapping[tuple[str, str], mbaas.Loader], costs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the metrics of one trial by its loaders, which are kept by (feed, consumer), and what feeds took."""
+    """Return one trial's metrics from its loaders, by (feed, consumer), and its feeds' costs."""
     feeds: dict[str, dict[str, float]] = {}
     samples: dict[str, int] = {}
     wait_s = total_s = 0.0
@@ -205,15 +209,15 @@ def _metrics(loaders: Mapping[tuple[str, str], mbaas.Loader], costs: Mapping[str
     sums = {
         f"mbaas/{name}": sum(each[name] for each in feeds.values())
         for name in ("cpu_hours", "cost")
-        if feeds and all(name in each for each in feeds.values())  # a sum that lacks a feed would look cheap
+        if feeds and all(name in each for each in feeds.values())  # a sum without one of the feeds would be too low
     }
     return {"mbaas/stall_share": _share(wait_s, total_s), **sums, "mbaas": feeds}
 
 
 def _costs(known: Any, samples: int) -> dict[str, float]:
-    """Return what samples of a feed cost, by what it took so far (`mbaas.costs.LoadingCosts`)."""
+    """Return the costs of a number of a feed's samples, by the feed's `mbaas.costs.LoadingCosts`."""
     hours = {"": known.cpu_hours(samples)}
-    if alone := known.alone_cpu_hours(samples):  # 0 while it is not known, and would look cheap
+    if alone := known.alone_cpu_hours(samples):  # 0 means unknown
         hours["dataloader_"] = alone
     prices = {f"{who}cost": price for who, each in hours.items() if (price := known.price(each)) is not None}
     return {**{f"{who}cpu_hours": each for who, each in hours.items()}, **prices}

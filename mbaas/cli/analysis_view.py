@@ -1,4 +1,4 @@
-"""Draws an analysis on a terminal."""
+"""Render an analysis for a terminal."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ WIDTH = 40
 """Cells of the bar that shows an epoch."""
 
 GOOD = 0.05
-"""A prediction that is off by more is worth a colour."""
+"""Relative error above which a prediction is coloured."""
 
 
 def page(found: Analysis) -> RenderableType:
-    """Show the verdict, the picture, the rates, what would help, and how good the predictions are."""
+    """Return the verdict, the bar of an epoch, the rates, useful changes, and the accuracy of predictions."""
     parts: list[RenderableType] = [
         Text(found.sentence, "bold"),
         _epoch(found.prediction.steady),
@@ -54,7 +54,7 @@ def page(found: Analysis) -> RenderableType:
 
 
 def stopped_page(found: StoppedAnalysis) -> RenderableType:
-    """Show what was measured before somebody stopped the analysis, and what is missing."""
+    """Return the measurements made before the analysis was stopped, and the missing ones."""
     table = table_of("measured", ">rate", ">±", "what it is")
     for part in found.rates.rows:
         rate = part.rate
@@ -74,7 +74,7 @@ def what_if_page(
     offered: Sequence[Offer] | None,
     crosses: DevicePlan | None = None,
 ) -> RenderableType:
-    """Show what the changes would bring, and what would be enough."""
+    """Return the effect of the changes, and the smallest sufficient cache and prep."""
     before, after = predict(rates, setup).steady, predict(rates, changed).steady
     parts: list[RenderableType] = [Text(verdict(rates, changed), "bold")]
     if changed != setup:
@@ -98,7 +98,6 @@ def what_if_page(
 
 
 def _epoch(epoch: Epoch) -> RenderableType:
-    """Draw an epoch of one trial as a bar."""
     parts = [
         ("compute", epoch.compute_s, "green", "█"),
         ("waits for prep", epoch.prep_stall_s, "yellow", "▓"),
@@ -109,8 +108,8 @@ def _epoch(epoch: Epoch) -> RenderableType:
     legend = Text()
     for name, part, style, mark in parts:
         share = part.value / whole
-        bar.append(mark * round(WIDTH * share), style)  # marks tell parts apart where there are no colours
-        if share >= 0.0005:  # what would read "0.0 %" is left out
+        bar.append(mark * round(WIDTH * share), style)  # distinct marks for terminals without colours
+        if share >= 0.0005:  # leave out parts that would be shown as "0.0 %"
             legend.append(f"{mark} ", style)
             legend.append(f"{name} {units.percent(share)}   ")
     between = units.interval(epoch.epoch_s.low, epoch.epoch_s.high, units.seconds)
@@ -143,7 +142,7 @@ def _rates(rates: Rates, setup: Setup) -> RenderableType:
 
 
 def _curves(found: Analysis) -> RenderableType:
-    """Show P against workers and threads, S against readers, and in which stage of contention each point is."""
+    """Return P against workers and threads, S against readers, and each point's stage of contention."""
     table = table_of("how it scales", ">count", ">rate", ">±", "stage")
     curves = [("prep workers", found.rates.prep), ("readers of storage", found.rates.storage)]
     if found.prep_threads is not None:
@@ -159,7 +158,6 @@ def _curves(found: Analysis) -> RenderableType:
 
 
 def _decoding(found: Decoding) -> RenderableType:
-    """Say what keeping samples decoded is worth, and what keeps the cache from more of it."""
     return Group(*(Text(f"· {sentence}") for sentence in (found.sentence, *found.told)))
 
 

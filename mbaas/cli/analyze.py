@@ -1,4 +1,4 @@
-"""``mbaas analyze`` measures where the time goes, and says what would help."""
+"""``mbaas analyze`` measures where an epoch's time is spent, and lists changes that would help."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class AnalyzeRequest:
-    """What the command line asks for.
+    """The command line of ``mbaas analyze``.
 
     Attributes:
-        file: the file that describes a feed; None: ``feed`` is given.
+        file: the file that describes a feed; None if ``feed`` is given.
         feed: the name of a running feed.
-        step: "module:function"; None: ``rate_per_s`` is given, or a running feed.
-        rate_per_s: samples/s that one trial could take, as stated.
-        device: where the step wants its minibatches.
-        trials: how many will train.
-        storage_bytes_per_s: pretend that storage is no faster.
+        step: "module:function"; None with ``rate_per_s`` or a running feed.
+        rate_per_s: samples/s that one trial could take, as stated by the user.
+        device: device for the step's minibatches.
+        trials: number of trials that will train.
+        storage_bytes_per_s: limit storage to this rate.
         verify, run: see `mbaas.analysis.whole.analyze`.
-        quick: measure for half a minute only, and run no feed.
-        address: the Ray cluster on which ``feed`` runs.
+        quick: measure for only half a minute, and run no feed.
+        address: the Ray cluster of ``feed``.
     """
 
     file: Path | None
@@ -62,10 +62,10 @@ class AnalyzeRequest:
 
 
 def request_of(*, storage: str | None, **given: Any) -> AnalyzeRequest:
-    """Check what belongs together.
+    """Check the combination of options.
 
     Raises:
-        ConfigError: both a file and a feed, or neither; no step and no rate, or both; a size that is none.
+        ConfigError: both a file and a feed, or neither; a step and a rate, or neither; an invalid rate of storage.
     """
     limit = units.parse_bytes_per_s(storage) if storage is not None else None
     if storage is not None and not limit:
@@ -92,20 +92,20 @@ def request_of(*, storage: str | None, **given: Any) -> AnalyzeRequest:
 def analyze(
     request: AnalyzeRequest, *, as_json: bool, save: Path | None, report: Path | None, plots: Path | None
 ) -> None:
-    """Measure, and show the answer.
+    """Measure, and show the result.
 
     Args:
-        request: what was asked for.
-        as_json: write one line that holds one object.
-        save: a file for that object too.
-        report: a file for the report as a page.
+        request: the command line.
+        as_json: write one line with one JSON object.
+        save: a file for the same object.
+        report: a file for the report as an HTML page.
         plots: a folder for its plots.
 
     Raises:
-        ConfigError: the file, the step, or a folder that is not there.
-        MbaasError: what kept a measurement from its end.
+        ConfigError: an invalid file or step, or a missing folder.
+        MbaasError: a measurement failed.
     """
-    for path in (save, report):  # now, not after minutes of measuring
+    for path in (save, report):  # before minutes of measuring
         if path is not None and not path.resolve().parent.is_dir():
             raise ConfigError(f"the folder of {path} must exist")
     found: Analysis | StoppedAnalysis
@@ -126,7 +126,6 @@ def analyze(
 def _hand_out(
     found: Analysis | StoppedAnalysis, *, as_json: bool, save: Path | None, report: Path | None, plots: Path | None
 ) -> None:
-    """Write and show an answer; see `analyze`."""
     text = json.dumps(found.to_json())
     if save is not None:
         save.write_text(text + "\n")
@@ -146,14 +145,14 @@ def _hand_out(
         out.print(analysis_view.stopped_page(found))
     else:
         out.print(analysis_view.page(found))
-    for note in found.notes:  # last, and on stderr: below the page, and not in its JSON's way
+    for note in found.notes:  # last, and on stderr: below the page, and not in the JSON
         say_note(note)
 
 
 def _see_to_the_end(
     has_ended: threading.Event, kept: list[Findings], hand_out: Callable[[Analysis | StoppedAnalysis], None]
 ) -> None:
-    """End this process by force if the measurements do not end, and hand out what they found until then."""
+    """Exit this process by force if the measurements do not end, after showing the results so far."""
     from mbaas import runtime
 
     if not runtime.see_to_the_end(has_ended):
@@ -198,9 +197,9 @@ def _of_file(request: AnalyzeRequest, keep: Callable[[Findings], None]) -> Analy
         pipeline=described.pipeline,
         step=step,
         device=request.device,
-        options=replace(options, detached=False),  # feeds that are only measured end with this command
+        options=replace(options, detached=False),  # measured feeds end with this command
     )
-    # Ray gets at least as many CPUs as there are workers, even if cores are fewer: they would wait for one for ever.
+    # Ray gets at least as many CPUs as there are workers, even with fewer cores: workers would wait forever for a CPU.
     with _own_ray(max(cores, options.prep_workers or 0)):
         gpus = runtime.gpus()
         workers = options.prep_workers or workers_here(workload, cores=cores, gpus=gpus)
@@ -210,7 +209,7 @@ def _of_file(request: AnalyzeRequest, keep: Callable[[Findings], None]) -> Analy
             setup=Setup(
                 prep_workers=workers,
                 cache_bytes=_cache_bytes(options, dataset.total_bytes, memory_bytes),
-                # no tier holds more than the data, whatever room it is given
+                # a tier never holds more than the data
                 disk_bytes=min(options.disk.max_bytes, dataset.total_bytes) if options.disk is not None else 0,
                 decoded=options.decoded,
                 trials=request.trials,
@@ -229,7 +228,7 @@ def _of_file(request: AnalyzeRequest, keep: Callable[[Findings], None]) -> Analy
 
 
 def _memory_bytes(options: FeedOptions, workers: int) -> int:
-    """Return the bytes of memory that a feed's cache may have on this machine, beside what the feed stages."""
+    """Return the bytes of memory for a feed's cache on this machine, next to its staging."""
     from mbaas import runtime
 
     store_bytes = max(runtime.store_bytes().values())
@@ -238,7 +237,6 @@ def _memory_bytes(options: FeedOptions, workers: int) -> int:
 
 
 def _cache_bytes(options: FeedOptions, total_bytes: int, memory_bytes: int) -> int:
-    """Return the bytes of a feed's cache as `mbaas.serve` sets it."""
     if options.cache_bytes is not None:
         return options.cache_bytes
     return default_cache(total_bytes, memory_bytes, grows=options.decoded)
@@ -252,7 +250,7 @@ def _said_of_step(request: AnalyzeRequest) -> str:
 
 @contextmanager
 def _own_ray(cpus: int) -> Iterator[None]:
-    """Start a Ray of its own, so that nobody else's work is in the measurements; end it afterwards."""
+    """Start a separate Ray, so that no other work affects the measurements; end it afterwards."""
     import ray
 
     from mbaas import runtime

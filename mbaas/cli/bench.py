@@ -29,7 +29,7 @@ NEEDED = {
     "detection": {"skimage": "scikit-image"},
     "audio": {"soundfile": "soundfile", "soxr": "soxr"},
 }
-"""What each task needs of the bench extra: modules, and the names under which pip knows them."""
+"""Modules of the bench extra that each task needs, and their package names."""
 
 MOVED = {
     "--bookkeeping": "bookkeeping",
@@ -39,23 +39,23 @@ MOVED = {
     "--cache-share": "nodes",
     "--scale": "scale",
 }
-"""Options that `mbaas bench` used to have, and the commands of ``python -m benchmarks`` that do it now."""
+"""Former options of `mbaas bench`, and the commands of ``python -m benchmarks`` that replace them."""
 
 
 def check_installed(task: str = "images") -> None:
-    """Refuse at once what would fail in the middle.
+    """Check the dependencies before the benchmark starts.
 
     Raises:
         MbaasError: the bench extra is not installed.
     """
-    needed = NEEDED.get(task, {})  # of a task that there is not, `BenchSettings` says so
+    needed = NEEDED.get(task, {})  # `BenchSettings` rejects unknown tasks
     missing = [package for module, package in needed.items() if importlib.util.find_spec(module) is None]
     if missing:
         raise MbaasError(f"mbaas bench needs {' and '.join(missing)}; install them with: pip install 'mbaas[bench]'")
 
 
 def numbers(option: str, text: str) -> tuple[int, ...]:
-    """Read the numbers of ``1,4,8``."""
+    """Parse the numbers of ``1,4,8``."""
     try:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
@@ -63,7 +63,7 @@ def numbers(option: str, text: str) -> tuple[int, ...]:
 
 
 def _moved(option: str) -> Any:
-    """Make a hidden option that says where its benchmark is now; most people who meet it have an old script."""
+    """Return a hidden option whose error names the replacement, for old scripts."""
 
     def refuse(value: str | None) -> None:
         if value:
@@ -150,12 +150,12 @@ def bench(
     cache_share: Annotated[str | None, _moved("--cache-share")] = None,  # noqa: ARG001
     scale: Annotated[bool, _moved("--scale")] = False,  # noqa: ARG001
 ) -> None:
-    """Measure mbaas side by side with a PyTorch DataLoader per trial and DALI per trial, on this machine.
+    """Compare mbaas on this machine with a PyTorch DataLoader per trial and DALI per trial.
 
-    Each row runs N trials in processes of their own. Their task is images (random-resized-crop to 224 and flip),
-    detection (images and boxes: random-IoU-crop to 300, flip and colour) or audio (log-mel spectrograms of a second,
-    with SpecAugment). Every epoch of every trial is checked for missing and repeated samples. Needs the bench extra:
-    pip install 'mbaas\\[bench]'
+    Each row runs N trials in separate processes. The task is images (random-resized-crop to 224 and flip), detection
+    (images and boxes: random-IoU-crop to 300, flip and colour) or audio (log-mel spectrograms of a second, with
+    SpecAugment). Every epoch of every trial is checked for missing and repeated samples. Needs the bench extra: pip
+    install 'mbaas\\[bench]'
     """
     check_installed(task)
     from mbaas.bench.peers import PEERS

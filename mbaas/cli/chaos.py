@@ -1,4 +1,4 @@
-"""``mbaas chaos`` runs a search under faults, and says what its trials missed."""
+"""``mbaas chaos`` runs a search under faults, and checks the samples that its trials received."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ EXAMPLES = (
 )
 
 SENTENCES = 10
-"""Most flaws, errors and bugs of a kind that are written out."""
+"""Upper bound on the flaws, errors and bugs of one kind that are printed."""
 
 
 def chaos(
@@ -62,11 +62,12 @@ def chaos(
     ] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Run a search on a Ray cluster of its own, kill and disturb all that takes part in it, and check what it got.
+    """Run a search on a separate Ray cluster, kill and disturb every part of it, and check the samples that trials
+    received.
 
-    Prep workers, cache nodes, coordinators, trials and nodes are killed, stopped and brought back, alone and several at
-    once, and storage errs. What trials got is then compared, sample by sample, with the same feed without faults.
-    Exit code 1: a sample was missing, repeated or different, or a feed ended, or a trial waited for ever.
+    Prep workers, cache nodes, coordinators, trials and nodes are killed, stopped and restored, one or several at a
+    time, and storage fails. The trials' samples are then compared, one by one, with the same feed without faults. Exit
+    code 1: a sample was missing, repeated or different, a feed ended, or a trial hung.
     """
     from mbaas.chaos.runner import ChaosSettings, run
 
@@ -87,7 +88,7 @@ def chaos(
         write_json(json.dumps(plain(report)))
     else:
         out.print(render(report))
-    # After the report, and as an error: a script sees the exit code, a person reads what was wrong first.
+    # After the report, so that a person reads the findings first, and a script gets the exit code.
     if not report.is_sound:
         raise MbaasError(f"the search did not stand the faults; records and logs are kept in {report.kept}")
 
@@ -99,7 +100,7 @@ def _faults_in(minutes: float, every_s: float) -> int:
 
 
 def plain(report: Report) -> dict[str, object]:
-    """Return a report as JSON types, with all counts in it."""
+    """Return a report as JSON types, including all counts."""
     from dataclasses import asdict
 
     from mbaas.chaos.report import COUNTED
@@ -109,7 +110,7 @@ def plain(report: Report) -> dict[str, object]:
 
 
 def render(report: Report) -> RenderableType:
-    """Make the page that people read."""
+    """Return the page for a terminal."""
     parts: list[RenderableType] = [_kinds(report), _samples(report)]
     if report.growth:
         parts.append(_growth(report.growth))

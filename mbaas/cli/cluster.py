@@ -1,4 +1,4 @@
-"""``mbaas cluster``: the files for Ray clusters that come with mbaas, put where they can be edited."""
+"""``mbaas cluster``: list and copy the files for Ray clusters that ship with mbaas."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ app = group(
 
 @command(app, "mbaas cluster list")
 def list_() -> None:
-    """List the files, and what each is for."""
+    """List the files and their purposes."""
     found = _files()
     width = max(map(len, found))
     for name, file in found.items():
@@ -44,14 +44,14 @@ def write(
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
 ) -> None:
-    """Write one of the files, to be edited: what is yours to say is marked EDIT."""
+    """Write one of the files for editing: values that you must set are marked EDIT."""
     found = _files()
     if name not in found:
         raise ConfigError(f"there is no file {name!r} for clusters; there are {', '.join(found)}")
     target = to if to is not None else Path(Path(name).name)
     if target.is_dir():
         target /= name
-    # "x" instead of a look before: two that write at the same time do not overwrite each other
+    # "x" instead of a check before, so that concurrent writers do not overwrite each other
     try:
         with target.open("w" if force else "x", encoding="utf-8") as file:
             file.write(found[name].read_text(encoding="utf-8"))
@@ -63,18 +63,17 @@ def write(
 
 
 def _files() -> dict[str, Path]:
-    """Find the files, by name."""
     import mbaas
 
     package = Path(mbaas.__file__).parent
-    # a wheel carries the folder inside the package, a checkout has it beside the package
+    # a wheel contains the folder inside the package, a checkout has it next to the package
     installed, checkout = package / "cluster_files", package.parent / "cluster"
     folder = installed if installed.is_dir() else checkout
     return {file.relative_to(folder).as_posix(): file for file in sorted(folder.rglob("*")) if file.is_file()}
 
 
 def _about(file: Path) -> str:
-    """Say what a file is for: the first line of its first comment does, or a dashboard's description."""
+    """Return a file's purpose: the first line of its first comment, or a dashboard's description."""
     if file.suffix == ".json":
         return str(json.loads(file.read_text(encoding="utf-8"))["description"])
     with file.open(encoding="utf-8") as lines:

@@ -1,4 +1,4 @@
-"""Finds the Ray cluster that a command talks to."""
+"""Find and join the Ray cluster of a command."""
 
 from __future__ import annotations
 
@@ -20,37 +20,37 @@ if TYPE_CHECKING:
     from mbaas.status import FeedStatus
 
 Look: TypeAlias = "dict[str, FeedStatus | MbaasError]"
-"""Feeds and their snapshots; of a feed that starts, ends or is silent, the error that says why it has none."""
+"""Feeds and their snapshots; for a feed that is starting, ending or silent, the error instead."""
 
 REACH_TIMEOUT_S = 3.0
-"""A head that does not take a connection within this time is not there; Ray itself would try for 20 s."""
+"""Connection timeout of a cluster's head; Ray itself would try for 20 s."""
 
 _TRIES = ("RAY_NUM_REDIS_GET_RETRIES", "5")
-"""The environment of a process that joins a cluster and never starts one: Ray tries for 5 s instead of 20 s."""
+"""Environment of a process that joins a cluster and never starts one: Ray tries for 5 s instead of 20 s."""
 
 
 def is_named(address: str | None) -> bool:
-    """Return whether somebody said which cluster is meant: by ``--address``, or by ``RAY_ADDRESS``."""
+    """Return whether the user named a cluster, by ``--address`` or ``RAY_ADDRESS``."""
     return (address or os.environ.get("RAY_ADDRESS") or "auto") != "auto"
 
 
 def connect(address: str | None, *, start: bool) -> None:
-    """Connect this process to a cluster, or with ``start`` to one of its own if none runs here.
+    """Connect this process to a cluster; with ``start``, start one if none is running here.
 
     Args:
         address: "host:port" of the head; None: environment variable ``RAY_ADDRESS``, else the cluster of this machine.
-        start: start an embedded cluster if there is none. One that was named must be there.
+        start: start an embedded cluster if there is none. A named cluster must be running.
 
     Raises:
         ConfigError: the address is not "host:port".
-        ResourceError: there is no cluster there.
+        ResourceError: no cluster answers there.
     """
     named = address or os.environ.get("RAY_ADDRESS") or "auto"
     if named != "auto":
         _check_reachable(named)
-        # Told by the environment, so that programs which this one starts join the same cluster.
+        # In the environment, so that child processes join the same cluster.
         os.environ["RAY_ADDRESS"] = named
-    # Not where a cluster may be started here: the processes of that cluster would have the setting, too.
+    # Not if a cluster may be started here, because its processes would inherit the setting.
     if named != "auto" or not start:
         os.environ.setdefault(*_TRIES)
     from mbaas import runtime
@@ -60,8 +60,8 @@ def connect(address: str | None, *, start: bool) -> None:
     except ResourceError as error:
         if not isinstance(error.__context__, ConnectionError):
             raise
-        # Ray has one class for "there is none" and for "it does not answer"; only its words tell them apart.
-        is_gone = isinstance(error.__context__, runtime.NoAnswerError)  # it left its address in Ray's folder
+        # Ray has one class for "no cluster" and "no answer"; only the messages differ.
+        is_gone = isinstance(error.__context__, runtime.NoAnswerError)  # its address is still in Ray's folder
         if named == "auto" and (is_gone or "find any running" in str(error.__context__)):
             raise ResourceError(_none_at(named)) from None
         reason = _first_line(error.__context__)
@@ -96,16 +96,16 @@ def _none_at(address: str) -> str:
 
 
 def ended_on_purpose(error: FeedFailedError) -> bool:
-    """Return whether a feed is gone because somebody stopped it; its coordinator may have died instead."""
+    """Return whether a feed was stopped, and did not die with its coordinator."""
     return not isinstance(error, FeedGoneError) and isinstance(error.__cause__, FeedGoneError)
 
 
 def snapshot(name: str, *, within_s: float | None = None) -> FeedStatus | MbaasError:
-    """Ask a feed for its status; the error that says why it has none, if it starts or ends just now, or is silent.
+    """Return a feed's status, or the error if it is starting, ending or silent.
 
     Args:
         name: the feed's.
-        within_s: how long it may take to answer; None: as long as a feed takes that starts.
+        within_s: time limit for the answer; None: the time limit of a starting feed.
     """
     import mbaas
 
@@ -117,10 +117,10 @@ def snapshot(name: str, *, within_s: float | None = None) -> FeedStatus | MbaasE
 
 
 def look(name: str | None, *, within_s: float | None = None) -> Look:
-    """Ask one feed, or all that run, for their status.
+    """Return the status of one feed, or of all.
 
     Raises:
-        FeedNotFoundError: there is none of that name; the message lists those that run.
+        FeedNotFoundError: no feed with this name; the message lists the running feeds.
     """
     import mbaas
 

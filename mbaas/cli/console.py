@@ -1,7 +1,7 @@
-"""Gives all commands what they share: where they write, how they get their help, and how they end.
+"""Shared parts of all commands: output, help, and exit codes.
 
-Results go to stdout, everything else to stderr. An error is a sentence and an exit code; what was not raised on purpose
-is a bug and keeps its traceback.
+Results go to stdout, everything else to stderr. An error that was raised on purpose becomes a sentence and an exit
+code; any other is a bug and keeps its traceback.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 FAILED = 1
 MISUSED = 2
 CUT_OFF = 130
-"""Exit codes: an error of the service, a command line or file that cannot work, and what shells report for Ctrl-C."""
+"""Exit codes: an error of the service, an invalid command line or file, and the shells' code for Ctrl-C."""
 
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 AsJson = Annotated[bool, typer.Option("--json", help="One line of JSON, for programs.")]
 
 out = Console(highlight=False)
-"""Where results go."""
+"""For results."""
 
 err = Console(stderr=True, highlight=False)
-"""Where everything else goes: what is going on, and errors."""
+"""For everything else: progress and errors."""
 
 
 def line(console: Console, text: str, style: str | None = None) -> None:
-    """Write one line as it is, however long: pipes and logs want no folded lines."""
+    """Write one line unchanged, however long: pipes and logs need unfolded lines."""
     console.print(text, style=style, markup=False, soft_wrap=True)
 
 
@@ -53,13 +53,13 @@ def say_error(sentence: str) -> None:
 
 
 def say_note(sentence: str) -> None:
-    """Write something worth knowing that stops nothing, as one line on stderr."""
+    """Write a note that stops nothing, as one line on stderr."""
     err.print(f"[yellow]note:[/] {plain(sentence)}", soft_wrap=True)
 
 
 def plain(sentence: str) -> str:
-    """Prepare text for `Console.print` and its like: without folds, and with nothing taken for markup."""
-    # rich takes "[name]" for a style and drops it, and names of feeds and files may have brackets.
+    """Escape text for `Console.print`: without line breaks or markup."""
+    # rich treats "[name]" as a style and drops it, and names of feeds and files may contain brackets.
     return " ".join(sentence.split()).replace("[", r"\[")
 
 
@@ -70,10 +70,10 @@ def write_json(text: str) -> None:
 
 
 def table_of(*headings: str, text_folds: bool = False) -> Table:
-    """Make a table without borders; a heading that begins with ">" stands over a column of numbers.
+    """Return a table without borders; a heading that begins with ">" has a column of numbers.
 
     Args:
-        text_folds: in a narrow terminal every column of text is folded, instead of only the first column.
+        text_folds: in a narrow terminal, fold every text column instead of only the first.
     """
     columns = []
     for index, heading in enumerate(headings):
@@ -93,30 +93,30 @@ def table_of(*headings: str, text_folds: bool = False) -> Table:
 
 
 def stack(parts: Sequence[RenderableType]) -> RenderableType:
-    """Put parts of a page below each other, with an empty line between."""
+    """Stack parts of a page, with an empty line between."""
     return Group(parts[0], *(Padding(part, (1, 0, 0, 0)) for part in parts[1:]))
 
 
 def examples(*lines: str) -> str:
-    """Write what stands below a command's options."""
+    """Return the text below a command's options."""
     return "\n".join(["[bold]Examples[/]", *(f"  {line}" for line in lines)])
 
 
 def command(app: typer.Typer, *lines: str) -> Callable[[Function], Function]:
-    """Register a command of ``app``: its help is the docstring, paragraph by paragraph, with these examples."""
+    """Register a command of ``app`` with its docstring as help, paragraph by paragraph, and these examples."""
 
     def register(function: Function) -> Function:
-        # typer would keep the line breaks of the source
+        # typer would keep the source's line breaks
         paragraphs = inspect.cleandoc(function.__doc__ or "").split("\n\n")
         text = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
-        name = function.__name__.strip("_").replace("_", "-")  # "list_": Python has taken "list"
+        name = function.__name__.strip("_").replace("_", "-")  # "list_": "list" is a builtin
         return app.command(name, help=text, epilog=examples(*lines))(function)
 
     return register
 
 
 class SentencesGroup(TyperGroup):
-    """Commands whose errors are a sentence and an exit code, for everything that mbaas raises on purpose."""
+    """Commands whose expected errors end as a sentence and an exit code."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -134,13 +134,13 @@ class SentencesGroup(TyperGroup):
 
 
 def group(**options: Any) -> typer.Typer:
-    """Make a group of commands that looks and ends like all others; ``options`` are `typer.Typer`'s."""
+    """Return a group of commands with the common look and error handling; ``options`` are for `typer.Typer`."""
     return typer.Typer(
         cls=SentencesGroup,
         no_args_is_help=True,
         add_completion=False,
         rich_markup_mode="rich",
-        pretty_exceptions_enable=False,  # a bug shows a plain traceback, which can be pasted into a report
+        pretty_exceptions_enable=False,  # a bug shows a plain traceback, for reports
         context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
         **options,
     )
@@ -148,13 +148,13 @@ def group(**options: Any) -> typer.Typer:
 
 @contextmanager
 def _warnings_as_notes() -> Iterator[None]:
-    """Show mbaas's own warnings as sentences, and leave out those that libraries mean for programmers."""
+    """Show mbaas's own warnings as notes, and hide the developer warnings of libraries."""
 
     def show(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
         if category is UserWarning:
             say_note(str(message))
 
-    # Only the plain UserWarning is ours; libraries have classes of their own for what programmers should change.
+    # mbaas raises plain UserWarnings; libraries have their own classes for developers.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         warnings.simplefilter("default", UserWarning)
@@ -164,16 +164,16 @@ def _warnings_as_notes() -> Iterator[None]:
 
 @contextmanager
 def end_as_ctrl_c(see_to_it: Callable[[], None] | None = None) -> Iterator[None]:
-    """Make a supervisor's SIGTERM, or a closed terminal's SIGHUP, do what Ctrl-C does.
+    """Treat a supervisor's SIGTERM, or a closed terminal's SIGHUP, like Ctrl-C.
 
     Args:
-        see_to_it: run in a thread of its own from the first of these signals on, Ctrl-C included; it may end this
-            process if what the signal interrupts does not come to its end.
+        see_to_it: run in a separate thread after the first of these signals, Ctrl-C included; it may end this process
+            if the interrupted work does not end.
     """
     watch = threading.Thread(target=see_to_it, name="mbaas-ending", daemon=True)
 
     def interrupt(*_: Any) -> None:
-        # By the first signal only: the deadline of an impatient second Ctrl-C is that of the first.
+        # Only for the first signal: a second Ctrl-C must not move the deadline.
         if see_to_it is not None and watch.ident is None:
             watch.start()
         raise KeyboardInterrupt

@@ -1,13 +1,13 @@
-"""What the file of `mbaas serve` says of its data: where it is, how it is read, and which part of it is served.
+"""The data section of a feed's file: location, reader, and the samples to serve.
 
 ::
 
     data:
       read_manifest: {path: photos.parquet, label: species, fields: [age]}
-    filter: [[age, ">=", 18], [class, in, [cat, dog]]]    # of these samples ...
-    split: {part: train, fraction: 0.8, stratify: label}  # ... this part, ...
-    take: 1000                                            # ... of that the first ones, ...
-    resample: {balance: label}                            # ... and of these each class equally often
+    filter: [[age, ">=", 18], [class, in, [cat, dog]]]    # matching samples only,
+    split: {part: train, fraction: 0.8, stratify: label}  # then one part,
+    take: 1000                                            # then at most the first 1,000,
+    resample: {balance: label}                            # then drawn so that classes are equally frequent
 """
 
 from __future__ import annotations
@@ -33,45 +33,45 @@ _OF_SEVERAL = ("in", "not in")
 
 @options(within="split")
 class SplitFile:
-    """A part of the data: one feed serves that for training, and another the rest, for validation."""
+    """A part of the data: one feed serves the training part, another the validation part."""
 
     part: Literal["train", "validation"]
-    """Which of the two this feed serves."""
+    """The part that this feed serves."""
 
     fraction: Annotated[float, Gt(0), Lt(1)]
-    """How much of the data is for training, above 0 and below 1."""
+    """The fraction of the data for training, above 0 and below 1."""
 
     seed: Annotated[int, Ge(0), Le(MOST_SEED)] = 0
-    """Chooses the samples of each part. It must be the same in both files, as ``fraction`` must be."""
+    """Selects the samples of each part. ``seed`` and ``fraction`` must be the same in both files."""
 
     stratify: str | None = None
-    """A field of whole numbers, such as label: each of its values has the same fraction for training."""
+    """An integer field, such as label: the fraction for training is the same for each of its values."""
 
 
 @options(within="resample")
 class ResampleFile:
-    """Samples that are drawn by weights, with replacement; one that is drawn twice comes twice in each epoch."""
+    """Samples drawn by weights, with replacement; a sample drawn twice occurs twice in each epoch."""
 
     balance: str | None = None
-    """A field of whole numbers, such as label: each of its values comes equally often."""
+    """An integer field, such as label: each of its values is equally frequent."""
 
     weights: str | None = None
-    """A field with the weights of samples, in place of ``balance``."""
+    """A field with the weights of samples, instead of ``balance``."""
 
     samples: Annotated[int, Ge(1)] | None = None
-    """How many are drawn; default: as many as there are."""
+    """Number of samples to draw; default: the size of the dataset."""
 
     seed: Annotated[int, Ge(0), Le(MOST_SEED)] = 0
-    """Chooses which are drawn."""
+    """Selects the drawn samples."""
 
     each_epoch: bool = True
-    """Whether each epoch draws anew."""
+    """Draw again in each epoch."""
 
     def of(self, dataset: Dataset) -> Dataset:
         """Draw the samples.
 
         Raises:
-            ConfigError: a field that there is not, or weights that cannot be.
+            ConfigError: an unknown field, or invalid weights.
         """
         if self.balance is not None:
             return dataset.balanced(self.balance, self.samples, self.seed, each_epoch=self.each_epoch)
@@ -79,10 +79,10 @@ class ResampleFile:
         return dataset.resampled(self.weights, self.samples, self.seed, each_epoch=self.each_epoch)
 
     def check(self) -> None:
-        """Refuse what names no weights, or two kinds of them.
+        """Check that exactly one kind of weights is given.
 
         Raises:
-            ConfigError: it does.
+            ConfigError: none or both are given.
         """
         if (self.balance is None) == (self.weights is None):
             got = "none" if self.balance is None else "both"
@@ -95,39 +95,39 @@ Condition = tuple[str, Literal["==", "!=", "<", "<=", ">", ">=", "in", "not in"]
 
 @options()
 class DataOptions:
-    """The keys of a feed's file that say which samples it serves."""
+    """The keys of a feed's file that select its samples."""
 
     data: Annotated[Annotated[str, Tag("value")] | Annotated[DataFile, Tag("mapping")], Discriminator(form)]
     """A folder with one folder of images per class: relative to the file, absolute, or a URI such as s3://bucket/train.
     Or ``read_images``, ``read_manifest``, ``read_webdataset``, ``read_tfrecord``, ``read_parquet``, ``read_coco``,
-    ``read_audio``, ``read_arrays`` or ``read_huggingface`` with the path of what it reads, or its options."""
+    ``read_audio``, ``read_arrays`` or ``read_huggingface`` with its path or its options."""
 
     listing: str | None = None
-    """A Parquet file that keeps the listing of a folder, relative to the file, absolute, or a URI: written if it is not
-    there, else read instead of listing. Default: the folder is listed each time."""
+    """A Parquet file that stores the listing of a folder; relative to the file, absolute, or a URI. It is written if it
+    is missing, and otherwise read instead of listing. Default: list the folder each time."""
 
     filter: Annotated[tuple[Condition, ...], MinLen(1)] | None = None
-    """Conditions, all of which hold for the samples that are served: field, comparison, value. A field is label or
-    another one that is known of samples, or class, the name of the label's class."""
+    """Conditions that all served samples meet: field, comparison, value. The field is label, another field of the
+    dataset, or class, the name of the label's class."""
 
     split: SplitFile | None = None
-    """A part of the data, of what passes the filter."""
+    """A part of the data, after the filter."""
 
     take: Annotated[int, Ge(1)] | None = None
-    """How many samples are served at most: the first ones, of what is left."""
+    """Upper bound on the number of samples: the first ones, after the split."""
 
     resample: ResampleFile | None = None
-    """Samples drawn by weights, with replacement, from what is left."""
+    """Samples drawn by weights, with replacement, after the other steps."""
 
 
 @dataclass(frozen=True)
 class FeedData:
-    """The samples of a feed as a file describes them.
+    """The samples of a feed as described in a file.
 
     Attributes:
-        where: the folder, or the table: a URI, or an absolute path.
-        said: what the file says.
-        top: the file, which knows the line of each key.
+        where: the folder or table: a URI, or an absolute path.
+        said: the parsed options.
+        top: the file with the line of each key.
     """
 
     where: str
@@ -136,7 +136,7 @@ class FeedData:
 
     @classmethod
     def of(cls, top: files.Located, said: DataOptions) -> FeedData:
-        """Check what is said of the data without looking at it.
+        """Check the options without reading the data.
 
         Raises:
             ConfigError: a key does not fit the kind of data.
@@ -156,11 +156,11 @@ class FeedData:
         return cls(_from(top.file, where), said, top)
 
     def read(self) -> Dataset:
-        """List or read the data, and choose the samples.
+        """List or read the data, and select the samples.
 
         Raises:
-            ConfigError: a column or a field that there is not, or a part that cannot be; says in which line.
-            DatasetError: the data is not there, or no sample is left.
+            ConfigError: an unknown column or field, or an invalid selection; contains the line.
+            DatasetError: the data are missing, or no sample is left.
         """
         dataset, said, at = self._whole(), self.said, self.top.fields
         if said.filter is not None:
@@ -199,16 +199,11 @@ class FeedData:
 
 
 def _from(file: Path, named: str) -> str:
-    """Return a URI as it is, and a path as seen from the folder of the file that names it."""
+    """Return a URI unchanged, and a path relative to the folder of the file that contains it."""
     return named if "://" in named else str(file.resolve().parent / Path(named).expanduser())
 
 
 def _check(condition: files.Located) -> None:
-    """Refuse values that a comparison cannot have.
-
-    Raises:
-        ConfigError: names the condition's line, and the value as the file has it.
-    """
     _, operator, value = condition.items
     several = operator.value in _OF_SEVERAL
     values = value.items if several else (value,)
@@ -225,11 +220,7 @@ def _check(condition: files.Located) -> None:
 
 
 def _check_kind(condition: files.Located, dataset: Dataset) -> None:
-    """Refuse numbers that a field of texts is compared with: names that were not quoted.
-
-    Raises:
-        ConfigError: names the condition's line, and the value as the file has it.
-    """
+    # Catches unquoted names, which YAML reads as numbers, in comparisons with a string field.
     from mbaas.dataset.parts import CLASS
 
     field, _, value = condition.items
@@ -250,6 +241,6 @@ def _filtered(dataset: Dataset, conditions: Any) -> Dataset:
 
     try:
         expression = parquet.filters_to_expression(list(conditions))
-    except (pa.ArrowException, OverflowError) as error:  # a number of more than 64 bits
+    except (pa.ArrowException, OverflowError) as error:  # a number with more than 64 bits
         raise ConfigError(str(error)) from None
     return dataset.filter(expression)

@@ -1,4 +1,4 @@
-"""Reads the file of `mbaas serve` and `mbaas analyze`: a feed's name, data, pipeline and options.
+"""The file of `mbaas serve` and `mbaas analyze`: a feed's name, data, pipeline and options.
 
 ::
 
@@ -9,7 +9,7 @@
       - DecodeImage
       - RandomResizedCrop: 224                        # one value is the first parameter
       - ColorJitter: {brightness: 0.2, contrast: 0.2}
-      - Map: my_prep:sharpen                          # a function of a module beside the file, or of an installed one
+      - Map: my_prep:sharpen                          # function in a module next to the file, or installed
     timeouts: {lease_s: 2 min}
 """
 
@@ -48,16 +48,16 @@ _STEP = {
 
 @options(within="boxes")
 class BoxesFile:
-    """Boxes that lie on the images, and move with their pixels."""
+    """Boxes on the images, which transforms move with the pixels."""
 
     field: str = "boxes"
-    """The field of the samples that has them: lists of four numbers, in pixels."""
+    """The field with the boxes: lists of four numbers, in pixels."""
 
     format: BoxFormat = "xyxy"
     """xyxy: left, top, right, bottom; xywh: left, top, width, height; cxcywh: centre, width, height."""
 
     beside: tuple[str, ...] = ()
-    """Fields that have a value for each box, such as its class; where a box is dropped, so is its value."""
+    """Fields with a value for each box, such as its class; the value is dropped with its box."""
 
     min_size: Annotated[float, Ge(0)] = 1.0
     """Least width and height of a box after all transforms, in pixels."""
@@ -65,24 +65,24 @@ class BoxesFile:
 
 @options(within="keypoints")
 class KeypointsFile:
-    """Key points that lie on the images, and move with their pixels."""
+    """Key points on the images, which transforms move with the pixels."""
 
     field: str = "keypoints"
-    """The field of the samples that has them: lists of points, x and y in pixels, and perhaps COCO's visibility."""
+    """The field with the key points: lists of points, x and y in pixels, optionally with COCO visibility."""
 
     swaps: tuple[tuple[int, int], ...] = ()
-    """Pairs of points that change places in a mirror image, such as left and right eye, by their numbers."""
+    """Pairs of points that are exchanged in a mirror image, such as left and right eye, by their numbers."""
 
 
 @options(within="masks")
 class MasksFile:
-    """Masks of objects, which move with the pixels of the images."""
+    """Masks of objects, which transforms move with the pixels."""
 
     source: str = "segmentation"
-    """The field of the samples that has the segmentations of which masks are made."""
+    """The field with the segmentations from which masks are made."""
 
     field: str = "masks"
-    """The name that minibatches have masks by."""
+    """Name of the masks in minibatches."""
 
 
 @options()
@@ -90,30 +90,30 @@ class FeedFile(DataOptions, FeedOptions):
     """A feed for `mbaas serve`."""
 
     name: FeedName
-    """The name under which trials join it."""
+    """The name under which trials join the feed."""
 
     pipeline: Annotated[list[Any], WithJsonSchema({"type": "array", "items": _STEP, "minItems": 1})]
-    """What is done to each sample, in this order: transforms by name, with their parameters."""
+    """Steps applied to each sample, in this order: transforms by name, with their parameters."""
 
     boxes: BoxesFile | None = None
-    """Boxes that lie on the images, and move with their pixels."""
+    """Boxes on the images, which transforms move with the pixels."""
 
     keypoints: KeypointsFile | None = None
-    """Key points that lie on the images, and move with their pixels."""
+    """Key points on the images, which transforms move with the pixels."""
 
     masks: MasksFile | None = None
-    """Masks of the objects in boxes, made of COCO's segmentations; needs the extra mbaas[coco]."""
+    """Masks of the objects in boxes, made from COCO segmentations; needs the extra mbaas[coco]."""
 
 
 @dataclass(frozen=True)
 class FeedConfig:
-    """A feed as a file describes it.
+    """A feed as described in a file.
 
     Attributes:
         name: the name under which trials join it.
         data: its samples.
-        pipeline: what is done to each sample.
-        options: what the file says besides.
+        pipeline: the steps applied to each sample.
+        options: the file's other options.
     """
 
     name: str
@@ -123,14 +123,14 @@ class FeedConfig:
 
 
 def load(file: Path, *, name: str | None = None) -> FeedConfig:
-    """Read and check a file; neither Ray nor the data is touched.
+    """Read and check a file, without Ray and without reading the data.
 
     Args:
         file: YAML.
-        name: replaces the name that the file says.
+        name: replaces the name in the file.
 
     Raises:
-        ConfigError: says the file, the line, what is there and what must be.
+        ConfigError: contains file, line, value and the expected value.
     """
     top = files.read(file)
     said = top.to(FeedFile, elsewhere=GROUPED, **({"name": name} if name is not None else {}))
@@ -148,17 +148,18 @@ def schema() -> dict[str, Any]:
     whole = TypeAdapter(FeedFile).json_schema()
     described: dict[str, Any] = {}
     for base in (FeedOptions, DataOptions):
-        # pydantic takes descriptions from the source of a class, without those of its base
+        # pydantic takes descriptions from the source of a class, without its base classes
         described |= TypeAdapter(base).json_schema()["properties"]
     properties = {name: {**described.get(name, {}), **part} for name, part in whole["properties"].items()}
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **whole, "properties": properties}
 
 
 def pipeline_of(entry: files.Located, **lying: Any) -> Pipeline:
-    """Make the pipeline that a list in a file describes, with what moves with the pixels, as `Pipeline` takes it.
+    """Return the pipeline described by a list in a file; ``lying`` holds boxes, key points and masks, as for
+    `Pipeline`.
 
     Raises:
-        ConfigError: an unknown transform or parameter, a wrong value or a wrong order; says in which line.
+        ConfigError: an unknown transform or parameter, a wrong value or a wrong order; contains the line.
     """
     made = [_transform(item) for item in entry.items]
     return entry.made(lambda: Pipeline(made, **lying))
@@ -179,13 +180,12 @@ def _transform(item: files.Located) -> Transform:
         return TRANSFORMS[name](**parameters)
     except ConfigError as error:
         raise _at(item, given, error.option).error(str(error)) from None
-    except TypeError:  # a parameter without a default is missing: unknown ones were refused above
+    except TypeError:  # a missing required parameter: unknown ones were rejected above
         wanted = ", ".join(f.name for f in fields(TRANSFORMS[name]) if f.default is MISSING)  # type: ignore[arg-type]
         raise item.error(f"{name} needs {wanted}, got {', '.join(parameters) or 'no parameter'}") from None
 
 
 def _at(item: files.Located, given: files.Located | None, parameter: str) -> files.Located:
-    """Find a parameter in its file; the transform, where the parameter has no line of its own."""
     return given.fields.get(parameter, item) if given is not None else item
 
 

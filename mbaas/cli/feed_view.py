@@ -1,4 +1,4 @@
-"""Draws a feed on a terminal: its figures, its trials, workers and nodes, and rates from successive snapshots."""
+"""Render a feed for a terminal: figures, trials, workers, nodes, and rates from successive snapshots."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from mbaas.status import ConsumerStatus, FeedStatus
 from mbaas.units import count, counted, duration, number, percent, seconds, size
 
 WINDOW_S = 15.0
-"""The time over which rates are means: consumers report every few seconds, so a shorter window would show steps."""
+"""Averaging time of rates: consumers report every few seconds, so a shorter window would show steps."""
 
 STATE_STYLES = {"busy": "green", "waiting": "yellow", "resting": "dim", "reserved": "dim"}
 FEED_STYLES = {"serving": "green", "waiting": "yellow", "failed": "bold red"}
 BAR_CELLS = 10
 STALL_ALARM = 0.1
-"""A trial that waits for data more than this share of its time is worth a colour."""
+"""Stall share above which a trial is coloured."""
 
 FEW = 5
-"""Skipped samples and notes that are shown; ``--json`` has all that the feed remembers."""
+"""Number of skipped samples and notes shown; ``--json`` has all that the feed stores."""
 
 
 @dataclass(frozen=True)
 class Rates:
-    """Samples a second, prepared and delivered.
+    """Samples per second, prepared and delivered.
 
     Attributes:
-        prepared_per_s: what prep workers made.
-        delivered_per_s: what trials were given, summed over trials.
-        over_s: length of the time that they are means of; None: since the start of the feed.
+        prepared_per_s: by prep workers.
+        delivered_per_s: to trials, summed over trials.
+        over_s: averaging time; None: since the start of the feed.
     """
 
     prepared_per_s: float
@@ -47,32 +47,32 @@ class Rates:
 
 
 def since_start(status: FeedStatus) -> Rates:
-    """Return the means over the whole life of a feed."""
-    up = max(status.uptime_s, 1e-9)  # a feed may be looked at in the moment in which it opens
+    """Return the means since the feed started."""
+    up = max(status.uptime_s, 1e-9)  # 0 if the feed has just opened
     return Rates(status.prepared_samples / up, status.delivered_samples / up, None)
 
 
 @dataclass
 class RateWindow:
-    """The last snapshots of one feed; the oldest is at least `WINDOW_S` old as soon as there is one."""
+    """The last snapshots of one feed; the oldest is at least `WINDOW_S` old once enough time has passed."""
 
     _seen: deque[FeedStatus] = field(default_factory=deque)
 
     @property
     def first(self) -> FeedStatus:
-        """The oldest of them; there is one as soon as one was added."""
+        """The oldest snapshot; requires at least one."""
         return self._seen[0]
 
     def add(self, status: FeedStatus) -> Rates:
-        """Take a snapshot in, and say how fast the feed went since the oldest."""
+        """Add a snapshot, and return the rates since the oldest."""
         if self._seen and status.uptime_s < self._seen[-1].uptime_s:
-            self._seen.clear()  # another feed took the name
+            self._seen.clear()  # another feed has the name now
         self._seen.append(status)
         while len(self._seen) > 2 and status.uptime_s - self._seen[1].uptime_s >= WINDOW_S:
             self._seen.popleft()
         first = self._seen[0]
         passed = status.uptime_s - first.uptime_s
-        if passed < 1.0:  # in less time a block or two would make the rate
+        if passed < 1.0:  # in less time, the rate would depend on one or two blocks
             return since_start(status)
         prepared = status.prepared_samples - first.prepared_samples
         delivered = status.delivered_samples - first.delivered_samples
@@ -80,7 +80,7 @@ class RateWindow:
 
 
 def state_of(seen: FeedStatus | MbaasError | None) -> str:
-    """Say in a word how a feed is; one without a snapshot is starting, again perhaps, is silent, or has ended."""
+    """Return a feed's state in one word; without a snapshot, it is starting, restarting, silent, or has ended."""
     if isinstance(seen, FeedStatus):
         return seen.state
     if isinstance(seen, WaitTimeoutError):
@@ -89,8 +89,9 @@ def state_of(seen: FeedStatus | MbaasError | None) -> str:
 
 
 def feeds(rows: Sequence[tuple[str, FeedStatus | MbaasError, Rates | None]]) -> RenderableType:
-    """Show all feeds of a cluster, one a row, and below what feeds wait for; one that only says why it has no status is
-    starting or going.
+    """Return a table of all feeds of a cluster, with the reasons for waits.
+
+    Feeds without a status have an error instead.
     """
     if not rows:
         return Text("no feed runs on this cluster", style="dim")
@@ -118,7 +119,7 @@ def feeds(rows: Sequence[tuple[str, FeedStatus | MbaasError, Rates | None]]) -> 
 
 
 def feed(status: FeedStatus, rates: Rates) -> RenderableType:
-    """Show everything about one feed that a person wants to know."""
+    """Return the full page for one feed."""
     parts = [headline(status), _facts(status, rates), _members(status), _workers(status), _nodes(status)]
     if status.skipped_total:
         parts.append(_bad_samples(status))
@@ -128,7 +129,7 @@ def feed(status: FeedStatus, rates: Rates) -> RenderableType:
 
 
 def compact(status: FeedStatus, rates: Rates, most: int = 12) -> RenderableType:
-    """Show what `mbaas serve` does while it runs, with at most ``most`` members."""
+    """Return the page of a running `mbaas serve`, with at most ``most`` members."""
     parts = [headline(status), _facts(status, rates), _members(status, most)]
     foot = [Text("Ctrl-C ends the feed, and so does `mbaas stop` from elsewhere", "dim")]
     if status.notes:
@@ -137,8 +138,8 @@ def compact(status: FeedStatus, rates: Rates, most: int = 12) -> RenderableType:
 
 
 def one_line(status: FeedStatus, rates: Rates) -> str:
-    """Write the same on one line, for a log."""
-    # Nobody has joined for a reservation yet: its 0 % would make the mean too good.
+    """Return the figures on one line, for a log."""
+    # Without reservations, whose 0 % would lower the mean.
     stalls = [m.report.stall_share for m in status.members if m.state != "reserved"]
     stall = f", stall {percent(sum(stalls) / len(stalls))}" if stalls else ""
     reserved = _reserved(status)
@@ -153,8 +154,8 @@ def one_line(status: FeedStatus, rates: Rates) -> str:
 
 
 def headline(status: FeedStatus) -> Text:
-    """Show name, state and size of a feed."""
-    text = Text.assemble((status.name, "bold"), " ")  # not from markup: names may have brackets
+    """Return name, state and size of a feed."""
+    text = Text.assemble((status.name, "bold"), " ")  # not markup: names may contain brackets
     text.append(status.state, FEED_STYLES[status.state])
     text.append(f" · {count(status.samples)} samples · minibatches of {status.batch_size}", "dim")
     lanes = f" · {status.lanes} lanes" if status.lanes > 1 else ""
@@ -209,7 +210,6 @@ def _facts(status: FeedStatus, rates: Rates) -> RenderableType:
 
 
 def _decoded(status: FeedStatus) -> tuple[str, str] | None:
-    """Say what is kept decoded, and how many samples came so; None if nothing is."""
     memory, disk = status.decoded, status.decoded_on_disk
     if not memory.samples and not disk.samples:
         return None
@@ -223,7 +223,7 @@ def _decoded(status: FeedStatus) -> tuple[str, str] | None:
 
 
 def _costs(costs: LoadingCosts) -> tuple[str, str] | None:
-    """Say what a delivered sample costs, beside one of a DataLoader in each trial; None before the first."""
+    # Next to the least cost of a DataLoader in each trial; None before the first sample.
     if not costs.sample_cpu_s or not costs.alone_sample_cpu_s:
         return None
     price, per_h = costs.price(costs.cpu_s / HOUR_S), costs.cpu_price_per_h
@@ -236,9 +236,9 @@ def _costs(costs: LoadingCosts) -> tuple[str, str] | None:
 
 
 def _first_epoch(status: FeedStatus, rates: Rates) -> tuple[str, Text] | None:
-    """Say how much of the first epoch is made, in which caches fill; None where it is over, or nobody knows."""
+    # Caches fill in the first epoch. None after that, or if unknown.
     left = status.samples - status.prepared_samples
-    if left <= 0 or status.restarts:  # a coordinator that came back counts anew, and caches may be full
+    if left <= 0 or status.restarts:  # a restarted coordinator counts from 0, and caches may be full
         return None
     remaining = f", about {duration(left / rates.prepared_per_s, parts=1)} left" if rates.prepared_per_s else ""
     made = bar(status.prepared_samples, status.samples)
@@ -247,7 +247,7 @@ def _first_epoch(status: FeedStatus, rates: Rates) -> tuple[str, Text] | None:
 
 
 def _first_batches(status: FeedStatus) -> list[float]:
-    """Return the seconds from joining to the first minibatch, of each trial that has one; of its ranks the longest."""
+    """Return each trial's seconds from joining to the first minibatch; the maximum over its ranks."""
     found: dict[str, float] = {}
     for member in status.members:
         if member.report.time_to_first_batch_s:
@@ -262,7 +262,7 @@ def _members(status: FeedStatus, most: int | None = None) -> RenderableType:
     table = table_of(
         "trial", "state", ">epoch", ">block", ">held", ">samples", ">stall", ">fetch/prep/peer", "last epoch"
     )
-    # Most feeds have one cohort, and the column would say nothing; where all blocks are kept, each trial has its own.
+    # Most feeds have one cohort, so the column is useless; if all blocks are kept, each trial has its own.
     cohorts = not status.keeps_all and len({member.cohort for member in status.members}) > 1
     if cohorts:
         table.add_column("cohort", justify="right", no_wrap=True)
@@ -300,7 +300,7 @@ def _last_epoch(member: ConsumerStatus) -> Text:
         return Text("-", "dim")
     if ledger.exact:
         return Text(f"{ledger.epoch} exact", "green")
-    # In capitals, because colours are lost in a log.
+    # In capitals, because logs have no colours.
     return Text(f"{ledger.epoch} INEXACT: {count(ledger.samples)} of {count(ledger.expected_samples)}", "bold red")
 
 
@@ -313,7 +313,6 @@ def _workers(status: FeedStatus) -> RenderableType:
 
 
 def _nodes(status: FeedStatus) -> RenderableType:
-    """Show the caches; the last column is what one thread gets from storage."""
     table = table_of("node", ">workers", ">fetch threads", ">cached", ">decoded", ">read ahead", ">storage/s")
     for node in status.nodes:
         rate = size(node.speeds.storage) if node.speeds.storage is not None else "-"
@@ -344,13 +343,13 @@ def _section(title: str, lines: Iterable[Text]) -> RenderableType:
 
 
 def bar(part: int, whole: int) -> Text:
-    """Draw `BAR_CELLS` cells that fill up."""
+    """Return a bar of `BAR_CELLS` cells."""
     filled = min(BAR_CELLS, round(BAR_CELLS * part / whole)) if whole else 0
     return Text.assemble(("━" * filled, "green"), ("━" * (BAR_CELLS - filled), "bright_black"))
 
 
 def _present(status: FeedStatus) -> set[str]:
-    """Return the trials that are here, not only expected: of each, all ranks are one."""
+    """Return the trials that have joined; all ranks of a trial count as one."""
     return {member.trial for member in status.members if member.state != "reserved"}
 
 

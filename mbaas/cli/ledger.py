@@ -1,4 +1,4 @@
-"""``mbaas ledger`` shows what consumers received in their epochs, and writes it to a file."""
+"""``mbaas ledger`` shows or exports the samples that consumers received in their epochs."""
 
 from __future__ import annotations
 
@@ -27,20 +27,12 @@ def ledger(
     parquet: Path | None,
     address: str | None,
 ) -> None:
-    """Show the ledgers of a feed.
-
-    Args:
-        name: the feed's.
-        consumer: show each epoch of this one; None: a line for each consumer.
-        only_inexact: leave out epochs whose ledger matches.
-        as_json: write one line for programs, which holds a list of objects.
-        parquet: write all rows that would be shown to this file instead.
-        address: where the cluster is.
+    """Show the ledgers of a feed: by consumer, or each epoch of ``consumer``.
 
     Raises:
-        FeedNotFoundError: there is no feed of that name.
-        ConfigError: no such consumer has finished an epoch, or the file cannot be written.
-        ResourceError: there is no cluster.
+        FeedNotFoundError: no feed with this name.
+        ConfigError: the consumer has not finished an epoch, or the file cannot be written.
+        ResourceError: no cluster.
     """
     import pyarrow as pa
 
@@ -54,7 +46,7 @@ def ledger(
         _check_known(consumer, rows)
     chosen = [consumer in (None, row["consumer"]) and not (only_inexact and row["exact"]) for row in rows]
     nothing = "all ledgers match" if rows and only_inexact else "no trial has finished an epoch yet"
-    found = found.filter(pa.array(chosen, pa.bool_()))  # with its type, which an empty list does not show
+    found = found.filter(pa.array(chosen, pa.bool_()))  # an empty list needs an explicit type
     rows = [row for row, is_chosen in zip(rows, chosen, strict=True) if is_chosen]
     if parquet is not None:
         _write(found, parquet)

@@ -1,4 +1,4 @@
-"""The commands and their help. Each imports what it needs when it runs."""
+"""The commands and their help. Each imports its dependencies when it runs."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def mbaas(
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
-    """Minibatch as a service on Ray: fetch and prepare each minibatch once, give it to every trial."""
+    """Minibatch as a service on Ray: fetch and prepare each minibatch once, and deliver it to every trial."""
 
 
 @command(
@@ -88,8 +88,8 @@ def serve(
 ) -> None:
     """Serve a feed in the foreground, until Ctrl-C or [bold]mbaas stop[/].
 
-    Joins the Ray cluster of this machine, or starts one for as long as the feed runs, and says which.
-    With [bold]--detach[/] the feed belongs to the cluster, which must run already: every job finds it by its name.
+    Joins the Ray cluster of this machine, or starts one for the lifetime of the feed, and prints which. With
+    [bold]--detach[/] the feed belongs to the cluster, which must already be running: every job finds it by its name.
     """
     from mbaas.cli.serve import print_schema, serve
 
@@ -119,9 +119,9 @@ def show(
 ) -> None:
     """Draw the first samples of an epoch as a grid, with their classes, boxes, masks and key points.
 
-    They are exactly what trials will get, up to [bold]Normalize[/], which runs in the trial: a minibatch follows from
-    the data, the pipeline and the seed. So neither a feed nor Ray is needed. The cpu engine prepares them; what dali
-    makes differs by a few grey levels.
+    They are exactly the samples that trials will get, before [bold]Normalize[/], which runs in the trial. A minibatch
+    is determined by the data, the pipeline and the seed, so neither a feed nor Ray is needed. The cpu engine prepares
+    the samples; dali's pixels differ by a few grey levels.
     """
     from mbaas.cli.show import show
 
@@ -154,14 +154,14 @@ def status(
     ] = None,
     address: Address = None,
 ) -> None:
-    """Show the feeds that run: trials, rates, staging, cache, data stalls.
+    """Show the running feeds: trials, rates, staging, cache, data stalls.
 
-    [bold]stall[/]: share of a trial's time that it waited for data, and how much of it was due to fetching bytes and to
-    preparing them. [bold]held[/]: blocks of minibatches that a trial was given and still uses. [bold]exact[/]: in its
-    last epoch it saw each sample exactly once.
+    [bold]stall[/]: fraction of a trial's time spent waiting for data, and the parts due to fetching bytes and to
+    preparing them. [bold]held[/]: blocks of minibatches that a trial has received and still uses. [bold]exact[/]: in
+    its last epoch, the trial received each sample exactly once.
 
-    [bold]--story[/] takes a name from the tables (a node's stands for its cache node), "lane 1" for a further lane, or
-    "block 17": blocks are counted over all epochs.
+    [bold]--story[/] takes a name from the tables (a node's name stands for its cache node), "lane 1" for a further
+    lane, or "block 17": blocks are counted over all epochs.
     """
     from mbaas.cli.status import status, tell
 
@@ -184,13 +184,13 @@ def top(
     ] = None,
     address: Address = None,
 ) -> None:
-    """Show live what feeds and their trials do, until Ctrl-C: a look a second, once where there is no terminal.
+    """Show feeds and their trials live until Ctrl-C, updated every second; once if stdout is not a terminal.
 
-    Rates and stalls are those of the last seconds; [bold]mbaas status[/] has those since each trial joined.
+    Rates and stalls are for the last seconds; [bold]mbaas status[/] shows totals since each trial joined.
 
-    [bold]samples/s[/]: of the trial while it trains. [bold]stall[/]: share of that time that it waited for data: while
-    prep was computing, while bytes were fetched, or for its peers, because a slower trial must not fall behind or
-    another group has the staging memory. [bold]done[/]: how far it is in the feed's epoch.
+    [bold]samples/s[/]: of the trial while it trains. [bold]stall[/]: fraction of that time spent waiting for data:
+    while prep was computing, while bytes were fetched, or for other trials, because a slower trial must not fall behind
+    or another cohort has the staging memory. [bold]done[/]: progress in the feed's epoch.
     """
     from mbaas.cli.top import top
 
@@ -215,10 +215,11 @@ def ledger(
     ] = None,
     address: Address = None,
 ) -> None:
-    """Show what each trial received in each of its epochs, against what the epoch had to hold.
+    """Show the samples that each trial received in each of its epochs, against the expected ones.
 
-    A ledger counts samples and hashes their ids, whatever their order: it matches if the trial received each sample of
-    the epoch exactly once. [bold]from[/] and [bold]shuffled as[/] say with the seed what every minibatch held.
+    A ledger counts samples and hashes their ids, in any order: it matches if the trial received each sample of the
+    epoch exactly once. [bold]from[/] and [bold]shuffled as[/], with the seed, determine the contents of every
+    minibatch.
     """
     from mbaas.cli.ledger import ledger
 
@@ -232,7 +233,7 @@ def stop(
 ) -> None:
     """End a feed, wherever it was started, and wait until it is gone.
 
-    Trials that still use it get an error that says so.
+    Trials that still use it get an error with this reason.
     """
     from mbaas.cli.serve import stop
 
@@ -302,10 +303,10 @@ def analyze(
     as_json: AsJson = False,
     address: Address = None,
 ) -> None:
-    """Is loading the problem, and what should be changed or bought?
+    """Find out whether loading is the bottleneck, and which change or purchase would help.
 
-    Measures the training step on synthetic data, prep with its data in memory, storage that is not cached, and memory;
-    then splits an epoch's time into compute, waiting for prep and waiting for bytes, and says what would help.
+    Measures the training step on synthetic data, prep with its data in memory, uncached storage, and memory. Then
+    splits an epoch's time into compute, waiting for prep and waiting for bytes, and lists what would help.
     """
     from mbaas.cli.analyze import analyze, request_of
 
@@ -355,7 +356,7 @@ def what_if(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """What would be, on the rates that were measured: more cache, cores, nodes, trials, faster storage."""
+    """Predict the effect of more cache, cores, nodes, trials or faster storage from measured rates."""
     from mbaas.cli.what_if import what_if
 
     what_if(measured, changes or [], curve=curve, machines=machines, epochs=epochs, gpu=gpu, as_json=as_json)

@@ -1,4 +1,4 @@
-"""``mbaas plan`` finds workers, threads, caches and nodes for several searches and jobs that a file describes."""
+"""``mbaas plan`` computes workers, threads, caches and nodes for the searches and jobs in a file."""
 
 from __future__ import annotations
 
@@ -17,18 +17,14 @@ from mbaas.errors import ConfigError
 from mbaas.units import Bytes, BytesPerS
 
 MEASURED = ("step_per_s", "prep", "batch_size", "pixel_bytes")
-"""What a job must say unless a file of measured rates does."""
+"""Required keys of a job, unless a file of measured rates contains them."""
 
 
 def plan(file: Path, *, as_json: bool) -> None:
-    """Print the plan for what a file describes.
-
-    Args:
-        file: YAML, as docs/plan.md describes.
-        as_json: write one line that holds one object.
+    """Print the plan for the jobs in a YAML file, as described in docs/plan.md.
 
     Raises:
-        ConfigError: the file, or jobs that do not fit the cluster.
+        ConfigError: an invalid file, or jobs that do not fit the cluster.
     """
     from mbaas.analysis.plan.planner import plan
     from mbaas.cli import plan_view
@@ -45,7 +41,7 @@ def load(file: Path) -> tuple[list[TrainingJob], Cluster]:
     """Read and check a file.
 
     Raises:
-        ConfigError: says the file, the line, what is there and what must be.
+        ConfigError: contains file, line, value and the expected value.
     """
     top = files.read(file)
     described = top.to(PlanFile)
@@ -81,14 +77,14 @@ def _points(said: float | tuple[tuple[float, float], ...]) -> tuple[tuple[float,
 
 
 class Bounds(files.Section):
-    """How many nodes the autoscaler keeps at least, and at most."""
+    """The autoscaler's smallest and largest number of nodes."""
 
     least: int
     most: int
 
 
 class ClusterSection(files.Section):
-    """The cluster of the file: equal nodes, and the storage that they read."""
+    """The cluster of the file: equal nodes, and their storage."""
 
     nodes: Annotated[
         Annotated[int, Tag("value")] | Annotated[Bounds, Tag("mapping")],
@@ -99,7 +95,7 @@ class ClusterSection(files.Section):
     storage_shared: bool = True
 
     def cluster(self) -> Cluster:
-        """Return the same as the planner takes it."""
+        """Return the planner's form."""
         nodes = Bounds(least=self.nodes, most=self.nodes) if isinstance(self.nodes, int) else self.nodes
         return Cluster(
             node=self.node,
@@ -111,7 +107,7 @@ class ClusterSection(files.Section):
 
 
 class JobSection(files.Section):
-    """A job of the file. What it does not say of its rates comes from a file that ``rates`` names."""
+    """A job of the file. Missing rates come from the file named by ``rates``."""
 
     dataset: str
     rates: str | None = None
@@ -129,15 +125,15 @@ class JobSection(files.Section):
     decoded_bytes: Bytes | None = None
 
     def job(self, name: str, datasets: Mapping[str, Samples], *, folder: Path) -> TrainingJob:
-        """Return the same as the planner takes it.
+        """Return the planner's form.
 
         Args:
             name: its key in the file.
             datasets: the datasets of the file.
-            folder: where a file of rates lies.
+            folder: base folder for ``rates``.
 
         Raises:
-            ConfigError: a dataset that there is not, rates that are not said, or a number that cannot be.
+            ConfigError: an unknown dataset, missing rates, or an invalid number.
         """
         if self.dataset not in datasets:
             hint = validation.instead(self.dataset, datasets)
@@ -149,14 +145,14 @@ class JobSection(files.Section):
         for points in {"prep", "decoded_prep"} & said.keys():
             said[points] = _points(said[points])
         if "prep" in said:
-            rates.pop("prep_cores", None)  # they are of the points that were measured
-        for rate in {"step_per_s", "prep", "decoded_prep"} & said.keys():  # a rate that the job states itself is exact
+            rates.pop("prep_cores", None)  # they belong to the measured points
+        for rate in {"step_per_s", "prep", "decoded_prep"} & said.keys():  # a rate stated in the job is exact
             rates.pop(f"{rate.removesuffix('_per_s')}_spread".replace("decoded_prep", "decoded"), None)
         return TrainingJob(name=name, dataset=datasets[self.dataset], **{**rates, **said})
 
 
 class PlanFile(files.Section):
-    """The whole file; datasets and jobs are read one by one, as their names are part of them."""
+    """The whole file; datasets and jobs are read one by one, because their names are part of their values."""
 
     cluster: ClusterSection
     datasets: dict[str, dict[str, Any]]
@@ -164,7 +160,7 @@ class PlanFile(files.Section):
 
 
 def _measured(path: Path) -> dict[str, Any]:
-    """Read what `mbaas analyze` measured from a file of `mbaas.analysis.Rates.to_json`, alone or under ``rates``."""
+    """Read measured rates from a file of `mbaas.analysis.Rates.to_json`, alone or under ``rates``."""
     try:
         plain = files.read_json(path)
     except ConfigError as error:
@@ -186,7 +182,6 @@ def _measured(path: Path) -> dict[str, Any]:
 
 
 def _decoded(rates: Rates) -> dict[str, Any]:
-    """Return what was measured of samples that are kept decoded, if anything was."""
     if rates.decoded_prep is None or rates.decoded_bytes is None:
         return {}
     return {

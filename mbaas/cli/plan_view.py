@@ -1,4 +1,4 @@
-"""Draws a plan on a terminal."""
+"""Render a plan for a terminal."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from mbaas.analysis.plan.result import FitQuality, JobPlan, Plan
 from mbaas.cli.console import stack, table_of
 
 GOOD_FIT = 0.05
-"""A fit that is off by more at one of its points is worth a colour."""
+"""Relative error at a point above which a fit is coloured."""
 
 
 def page(plan: Plan) -> RenderableType:
-    """Show the whole plan: nodes, jobs, what limits them, threads, costs, caches, fits."""
+    """Return the whole plan: nodes, jobs, their limits, threads, costs, caches, fits."""
     return stack([part(plan) for part in (_headline, _jobs, _limits, _threads, _costs, _caches, _fits)])
 
 
@@ -28,7 +28,7 @@ def _headline(plan: Plan) -> Text:
 
 
 def _jobs(plan: Plan) -> RenderableType:
-    measured = any(map(_between, plan.jobs))  # rates that are stated leave nothing open
+    measured = any(map(_between, plan.jobs))  # stated rates have no interval
     headings = (">workers", ">needs", ">prep/s", ">fetch/s", ">step/s", ">trial/s", *([">between"] if measured else []))
     table = table_of("job", *headings, ">epoch", "limit", text_folds=True)
     for job in plan.jobs:
@@ -45,7 +45,6 @@ def _jobs(plan: Plan) -> RenderableType:
 
 
 def _between(job: JobPlan) -> str:
-    """Write what measurements leave open of the trial's rate; nothing where it is exact."""
     return units.interval(job.trial_low_per_s, job.trial_high_per_s)
 
 
@@ -63,7 +62,6 @@ def _threads(plan: Plan) -> RenderableType:
 
 
 def _costs(plan: Plan) -> RenderableType:
-    """Show what preparing takes for an epoch of each trial, beside a DataLoader for each."""
     priced = any(job.price is not None for job in plan.jobs)
     headings = (">CPU-hours", ">DataLoaders", *((">cost", ">DataLoaders") if priced else ()))
     table = table_of("an epoch of each trial", *headings, text_folds=True)

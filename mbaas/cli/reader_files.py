@@ -1,4 +1,4 @@
-"""What the file of `mbaas serve` says of each reader of data: its name, and its options.
+"""The readers in a feed's file: names and options.
 
 ::
 
@@ -27,11 +27,11 @@ PATHS = {
     "read_arrays": ("uri", "listing"),
     "read_huggingface": ("dataset", "listing", "unpacked"),
 }
-"""What reads data -> its options that are paths; the first one names the data."""
+"""Reader -> its options that are paths; the first one names the data."""
 
 
 def form(said: Any) -> str:
-    """Return whether a file says options, "mapping", or one value."""
+    """Return "mapping" for options, or "value"."""
     return "mapping" if isinstance(said, dict) else "value"
 
 
@@ -43,15 +43,15 @@ class ImagesFile:
     """The folder: relative to this file, absolute, or a URI."""
 
     classes: bool = True
-    """Whether the folders right below it are the classes; if not, images have no label."""
+    """Use the top-level folders as classes; otherwise images have no label."""
 
     extensions: tuple[str, ...] = (
         ".jpg", ".jpeg", ".jpe", ".jfif", ".jfi", ".jif", ".pjpeg", ".pjp", ".png", ".apng", ".webp", ".bmp", ".dib",
     )  # fmt: skip
-    """Endings of the names of images, each with its dot."""
+    """Extensions of image files, each with its dot."""
 
     listing: str | None = None
-    """A Parquet file that keeps the listing, written if it is not there: relative to this file, absolute, or a URI."""
+    """A Parquet file that stores the listing, written if it is missing: relative to this file, absolute, or a URI."""
 
 
 @options(within="data.read_manifest")
@@ -65,16 +65,16 @@ class ManifestFile:
     """The column with paths or URIs of the files."""
 
     label: str | None = None
-    """The column that minibatches have as ``label``; default: that of this name, if there is one."""
+    """The column for ``label`` in minibatches; default: the column with this name, if it exists."""
 
     fields: tuple[str, ...] | None = None
-    """The other columns that minibatches have; default: all but those of texts."""
+    """The other columns in minibatches; default: all except string columns."""
 
     length: str | None = None
-    """The column with the files' lengths in bytes; default: they are asked for."""
+    """The column with the files' lengths in bytes; default: lengths are read from storage."""
 
     root: str | None = None
-    """Where the files are: relative to this file, absolute, or a URI; default: the folder of the table."""
+    """Base folder of the files: relative to this file, absolute, or a URI; default: the folder of the table."""
 
     encoding: str | None = None
     """The encoding of a CSV or JSON file, such as latin-1; default: UTF-8."""
@@ -82,42 +82,44 @@ class ManifestFile:
 
 @options(within="data.read_webdataset")
 class WebdatasetFile:
-    """Tar shards, in which the members of a sample follow one another."""
+    """Tar shards, in which the members of a sample are adjacent."""
 
     shards: str
-    """The shards: a path relative to this file or absolute, or a URI; {000000..000127} stands for a number of each."""
+    """The shards: a path relative to this file or absolute, or a URI; {000000..000127} stands for a range of shard
+    numbers."""
 
     image: str | tuple[str, ...] = ("jpg", "jpeg", "png", "webp")
-    """Endings of the names of images."""
+    """Extensions of image members."""
 
     label: str | None = "cls"
-    """The ending of the members with labels, cls, or a key of each sample's .json."""
+    """The extension of label members, cls, or a key of each sample's .json."""
 
     fields: tuple[str, ...] = ()
-    """Further keys of the .json that minibatches have."""
+    """Further keys of the .json to include in minibatches."""
 
     listing: str | None = None
-    """A Parquet file that keeps what was found, until a shard changes; relative to this file, absolute, or a URI."""
+    """A Parquet file that stores the index until a shard changes; relative to this file, absolute, or a URI."""
 
 
 @options(within="data.read_tfrecord")
 class TfrecordFile:
-    """Files of TensorFlow's records, each with an Example."""
+    """TFRecord files, with an Example in each record."""
 
     shards: str
-    """The files: a path relative to this file or absolute, or a URI; {00000..00127} stands for a number of each."""
+    """The files: a path relative to this file or absolute, or a URI; {00000..00127} stands for a range of file
+    numbers."""
 
     image: str = "image/encoded"
     """The feature with the bytes of an image."""
 
     label: str | None = "image/class/label"
-    """The feature that minibatches have as ``label``."""
+    """The feature for ``label`` in minibatches."""
 
     fields: tuple[str, ...] = ()
-    """Further features that minibatches have."""
+    """Further features to include in minibatches."""
 
     listing: str | None = None
-    """A Parquet file that keeps what was found, until a file changes; relative to this file, absolute, or a URI."""
+    """A Parquet file that stores the index until a file changes; relative to this file, absolute, or a URI."""
 
 
 @options(within="data.read_parquet")
@@ -125,110 +127,110 @@ class ParquetFile:
     """Parquet files with a column of encoded images."""
 
     shards: str
-    """The files: a path relative to this file or absolute, or a URI; {00000..00007} stands for a number of each."""
+    """The files: a path relative to this file or absolute, or a URI; {00000..00007} stands for a range of file
+    numbers."""
 
     unpacked: str
-    """A folder that all nodes can read, into which the images are unpacked once: relative to this file, or a URI."""
+    """A folder readable from all nodes, into which the images are unpacked once: relative to this file, or a URI."""
 
     image: str = "image"
     """The column with the images."""
 
     label: str | None = None
-    """The column that minibatches have as ``label``; default: that of this name, if there is one."""
+    """The column for ``label`` in minibatches; default: the column with this name, if it exists."""
 
     fields: tuple[str, ...] | None = None
-    """The other columns that minibatches have; default: all but those of texts."""
+    """The other columns in minibatches; default: all except string columns."""
 
 
 @options(within="data.read_coco")
 class CocoFile:
-    """COCO's annotations: which objects are on images."""
+    """COCO annotations: the objects on images."""
 
     annotations: str
     """The JSON file of instances or key points: relative to this file, absolute, or a URI."""
 
     images: str
-    """The folder below which the images are: relative to this file, absolute, or a URI."""
+    """The base folder of the images: relative to this file, absolute, or a URI."""
 
     fields: tuple[str, ...] | None = None
-    """Those that minibatches have, of boxes, labels, area, iscrowd, keypoints, segmentation and image_id; default: all
-    but segmentation, which masks need."""
+    """The fields in minibatches, from boxes, labels, area, iscrowd, keypoints, segmentation and image_id; default: all
+    except segmentation, which masks need."""
 
     keep_empty: bool = True
-    """Whether images without annotations are samples, too."""
+    """Include images without annotations."""
 
     listing: str | None = None
-    """A Parquet file that keeps what was found, until the JSON file changes; relative to this file, absolute, or a URI.
-    """
+    """A Parquet file that stores the index until the JSON file changes; relative to this file, absolute, or a URI."""
 
 
 @options(within="data.read_audio")
 class AudioFile:
-    """A folder of recordings."""
+    """A folder of audio files."""
 
     uri: str
     """The folder: relative to this file, absolute, or a URI."""
 
     classes: bool = True
-    """Whether the folders right below it are the classes; if not, recordings have no label."""
+    """Use the top-level folders as classes; otherwise audio files have no label."""
 
     extensions: tuple[str, ...] = (
         ".wav", ".wave", ".bwf", ".rf64", ".w64", ".flac", ".mp3", ".mp2", ".mpga", ".ogg", ".oga", ".opus",
         ".aif", ".aiff", ".aifc", ".caf", ".au", ".snd", ".voc", ".sph", ".nist", ".sf", ".ircam",
         ".avr", ".fap", ".iff", ".paf", ".pvf", ".sds", ".svx", ".8svx", ".wve", ".xi",
     )  # fmt: skip
-    """Endings of the names of recordings, each with its dot."""
+    """Extensions of audio files, each with its dot."""
 
     listing: str | None = None
-    """A Parquet file that keeps the listing, written if it is not there: relative to this file, absolute, or a URI."""
+    """A Parquet file that stores the listing, written if it is missing: relative to this file, absolute, or a URI."""
 
 
 @options(within="data.read_arrays")
 class ArraysFile:
-    """A folder of files of arrays."""
+    """A folder of array files."""
 
     uri: str
     """The folder: relative to this file, absolute, or a URI."""
 
     classes: bool = True
-    """Whether the folders right below it are the classes; if not, arrays have no label."""
+    """Use the top-level folders as classes; otherwise arrays have no label."""
 
     extensions: tuple[str, ...] = (".npy", ".npz")
-    """Endings of the names of arrays, each with its dot."""
+    """Extensions of array files, each with its dot."""
 
     listing: str | None = None
-    """A Parquet file that keeps the listing, written if it is not there: relative to this file, absolute, or a URI."""
+    """A Parquet file that stores the listing, written if it is missing: relative to this file, absolute, or a URI."""
 
 
 @options(within="data.read_huggingface")
 class HuggingfaceFile:
-    """A folder that ``save_to_disk`` of Hugging Face's datasets wrote."""
+    """A folder written by ``save_to_disk`` of Hugging Face datasets."""
 
     dataset: str
     """The folder: relative to this file, absolute, or a URI."""
 
     split: str | None = None
-    """Which one, if the folder has several."""
+    """Name of the split, if the folder has several."""
 
     image: str = "image"
     """The column with the images, or their paths."""
 
     label: str | None = None
-    """The column that minibatches have as ``label``; default: that of this name, if there is one."""
+    """The column for ``label`` in minibatches; default: the column with this name, if it exists."""
 
     fields: tuple[str, ...] | None = None
-    """The other columns that minibatches have; default: all but those of texts."""
+    """The other columns in minibatches; default: all except string columns."""
 
     listing: str | None = None
-    """A Parquet file that keeps what was found, until a file changes; relative to this file, absolute, or a URI."""
+    """A Parquet file that stores the index until a file changes; relative to this file, absolute, or a URI."""
 
     unpacked: str | None = None
-    """A folder that all nodes can read, into which the images are unpacked once; needed if the files are compressed."""
+    """A folder readable from all nodes, into which the images are unpacked once; needed if the files are compressed."""
 
 
 @options(within="data")
 class DataFile:
-    """Data that is not a folder of classes of images: the name of what reads it, and its options."""
+    """A reader and its options, for data other than a folder with image folders per class."""
 
     read_images: (
         Annotated[Annotated[str, Tag("value")] | Annotated[ImagesFile, Tag("mapping")], Discriminator(form)] | None
@@ -248,18 +250,18 @@ class DataFile:
     read_tfrecord: (
         Annotated[Annotated[str, Tag("value")] | Annotated[TfrecordFile, Tag("mapping")], Discriminator(form)] | None
     ) = None
-    """TensorFlow's records: the path of their files, or their options."""
+    """TFRecord files: their path, or their options."""
 
     read_parquet: ParquetFile | None = None
-    """Parquet files with images inside."""
+    """Parquet files that contain images."""
 
     read_coco: CocoFile | None = None
-    """Images with COCO's annotations."""
+    """Images with COCO annotations."""
 
     read_audio: (
         Annotated[Annotated[str, Tag("value")] | Annotated[AudioFile, Tag("mapping")], Discriminator(form)] | None
     ) = None
-    """A folder with one folder of recordings per class: its path, or its options."""
+    """A folder with one folder of audio files per class: its path, or its options."""
 
     read_arrays: (
         Annotated[Annotated[str, Tag("value")] | Annotated[ArraysFile, Tag("mapping")], Discriminator(form)] | None
@@ -269,14 +271,14 @@ class DataFile:
     read_huggingface: (
         Annotated[Annotated[str, Tag("value")] | Annotated[HuggingfaceFile, Tag("mapping")], Discriminator(form)] | None
     ) = None
-    """A folder that ``save_to_disk`` of Hugging Face's datasets wrote: its path, or its options."""
+    """A folder written by ``save_to_disk`` of Hugging Face datasets: its path, or its options."""
 
     @property
     def reader(self) -> tuple[str, Any]:
-        """The name of what reads the data, and what is said of it.
+        """Name and options of the reader.
 
         Raises:
-            ConfigError: none is named, or several.
+            ConfigError: no reader is named, or several.
         """
         named = [(each.name, said) for each in fields(self) if (said := getattr(self, each.name)) is not None]
         if len(named) != 1:

@@ -1,4 +1,4 @@
-"""Reads the data that a feed's file names, and shows on a terminal how far that is."""
+"""Read the data of a feed's file, with a progress bar on a terminal."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 
 def read(data: FeedData) -> Dataset:
-    """List or read the data; on a terminal a bar says what of it is done.
+    """List or read the data, with a progress bar on a terminal.
 
     Raises:
         ConfigError, DatasetError: see `FeedData.read`.
     """
     columns = (
         SpinnerColumn(),
-        TextColumn("{task.description}", markup=False),  # a folder's name may have brackets
+        TextColumn("{task.description}", markup=False),  # a folder's name may contain brackets
         BarColumn(20),
         TextColumn("{task.fields[counted]}"),
         TimeRemainingColumn(elapsed_when_finished=True),

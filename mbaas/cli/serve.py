@@ -1,4 +1,4 @@
-"""``mbaas serve`` serves a feed in the foreground, or a detached one; ``mbaas stop`` ends either."""
+"""``mbaas serve`` runs a feed in the foreground or detached; ``mbaas stop`` ends either."""
 
 from __future__ import annotations
 
@@ -28,45 +28,45 @@ if TYPE_CHECKING:
     from mbaas.status import FeedStatus
 
 LOOK_S = 1.0
-"""The period at which the feed is looked at. If another program ends it, this command notices within that time."""
+"""Period of status requests, within which this command notices the end of a feed."""
 
 LINE_S = 10.0
-"""The period of the lines that are logged where nobody watches a terminal."""
+"""Period of log lines when stdout is not a terminal."""
 
 ANSWER_TIMEOUT_S = 10.0
-"""After this long without an answer the log says that the coordinator is silent."""
+"""Time without an answer after which the log reports a silent coordinator."""
 
 LOST_S = 10.0
-"""After this long without an answer we check whether the feed's cluster has ended."""
+"""Time without an answer after which the command checks whether the feed's cluster has ended."""
 
 LAST_WORD_S = 5.0
-"""How long a failed feed stays, so that trials can still learn the reason from it."""
+"""Time that a failed feed is kept, so that trials can still get the reason."""
 
 GONE_TIMEOUT_S = 30.0
 GONE_LOOK_S = 0.05
-"""How long `mbaas stop` waits until a feed is gone, and how often it looks."""
+"""Time limit and polling period of `mbaas stop` for the end of a feed."""
 
 
 def serve(file: Path, *, name: str | None, address: str | None, detach: bool, local: bool = False) -> None:
-    """Serve what ``file`` describes until Ctrl-C or until somebody stops the feed; with ``detach`` only start it.
+    """Serve the feed in ``file`` until Ctrl-C or until it is stopped; with ``detach``, only start it.
 
-    With ``local`` it has a cluster of its own, whatever runs here already.
+    With ``local``, the feed gets its own cluster, even if another is running here.
 
     Raises:
-        ConfigError: the file, or what it asks for, cannot work.
-        DatasetError: the data is not there.
-        FeedFailedError: the feed could not go on.
-        ResourceError: it is to be detached and no cluster runs.
+        ConfigError: the file or its options are invalid.
+        DatasetError: the data are missing.
+        FeedFailedError: the feed failed.
+        ResourceError: ``detach`` without a running cluster.
     """
-    wanted = feed_file.load(file, name=name)  # before anything is started: most mistakes are in the file
+    wanted = feed_file.load(file, name=name)  # before anything starts: most mistakes are in the file
     detach = detach or wanted.options.detached
     if local and (detach or address is not None):
         other = "a detached feed" if detach else f"--address {address}"
         raise ConfigError(f"--local starts a cluster that ends with this command, and {other} needs one that runs")
     with end_as_ctrl_c(lambda: _see_to_the_end(wanted.name)):
-        if detach or (is_named(address) and not local):  # a cluster that is there is joined, or missed, in a moment
+        if detach or (is_named(address) and not local):  # joining an existing cluster succeeds or fails quickly
             _connect(address, detach=detach, local=local)
-        dataset = reading.read(wanted.data)  # before a Ray is started: the data may not be there
+        dataset = reading.read(wanted.data)  # before starting Ray: the data may be missing
         _connect(address, detach=detach, local=local)
         feed = _start(wanted, dataset, detach=detach)
         if detach:
@@ -79,7 +79,7 @@ def serve(file: Path, *, name: str | None, address: str | None, detach: bool, lo
         except KeyboardInterrupt:
             reason = "interrupted"
         finally:
-            feed.stop()  # also after a failure: its name and its CPUs should be free again
+            feed.stop()  # also after a failure, to free its name and CPUs
     line(out, f"feed {wanted.name!r} ended: {reason}")
 
 
@@ -97,7 +97,7 @@ def _connect(address: str | None, *, detach: bool, local: bool) -> None:
         elif detach and not is_named(address):
             from mbaas.serving import ensure_lasting_ray
 
-            ensure_lasting_ray()  # its error says what a detached feed needs
+            ensure_lasting_ray()  # its error lists the requirements of a detached feed
         else:
             connect(address, start=not detach)
 
@@ -124,16 +124,15 @@ def _see_to_the_end(name: str) -> None:
 
 @contextmanager
 def _progress(what: str) -> Iterator[None]:
-    """Show a spinner on a terminal, and nothing in a log."""
     with err.status(f"{plain(what)} ..."):
         yield
 
 
 def _watch(feed: Feed) -> str:
-    """Show the feed until somebody stops it.
+    """Show the feed until it is stopped.
 
-    Only a feed that has ended ends this. One that does not answer, or answers with an internal error, is told of and
-    looked at again.
+    Only the end of the feed ends this. If it does not answer, or answers with an internal error, that is logged and the
+    status is requested again.
 
     Raises:
         FeedFailedError: it failed, or ended with its coordinator or with its cluster.
@@ -150,7 +149,7 @@ def _watch(feed: Feed) -> str:
             except FeedGoneError:
                 raise _how_gone(feed.name) from None
             except Exception as error:
-                # Anything: Ray has no one class for what is said of a cluster that is in trouble.
+                # Any error: Ray has no common class for errors of a failing cluster.
                 if isinstance(error, FeedFailedError) and ended_on_purpose(error):
                     return "stopped from elsewhere"
                 if isinstance(error, FeedFailedError) and not isinstance(error, FeedRestartingError):
@@ -161,16 +160,16 @@ def _watch(feed: Feed) -> str:
             else:
                 silence.is_over()
                 show(status)
-                if status.failed:  # shown and kept for a while before it ends here
+                if status.failed:  # show it for a while before this command ends
                     failed_at = began if failed_at is None else failed_at
                     if began - failed_at >= LAST_WORD_S:
                         raise FeedFailedError(f"feed {feed.name!r} failed: {status.failed}")
-            # From the beginning of one look to that of the next: a slow answer must not make the period longer.
+            # From start to start, so that a slow answer does not lengthen the period.
             time.sleep(max(0.0, LOOK_S - (time.monotonic() - began)))
 
 
 class _Silence:
-    """Tells of a coordinator that gives no status: when it begins, whenever it has lasted twice as long, and its end.
+    """Logs a coordinator without a status: at the first failure, whenever the time doubles, and at the end.
 
     Args:
         name: the feed's.
@@ -178,10 +177,9 @@ class _Silence:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._patience: Patience | None = None  # since the first look in a row that failed
+        self._patience: Patience | None = None  # since the first of consecutive failures
 
     def goes_on(self, began: float, error: Exception) -> None:
-        """Note a look that failed."""
         is_first = self._patience is None
         self._patience = self._patience or Patience(math.inf, began, first_word_s=ANSWER_TIMEOUT_S)
         if self._patience.is_to_be_told(time.monotonic()) or is_first:
@@ -189,13 +187,11 @@ class _Silence:
             self._tell(f"gives no status, for {duration(self.lasts_s())} now; it is asked again: {reason}")
 
     def is_over(self) -> None:
-        """Note a look that did not fail."""
         if self._patience is not None:
             self._tell(f"gives its status again, after {duration(self.lasts_s())}")
         self._patience = None
 
     def lasts_s(self) -> float:
-        """Return for how long there was no status."""
         return 0.0 if self._patience is None else self._patience.waited_s(time.monotonic())
 
     def _tell(self, what: str) -> None:
@@ -203,9 +199,9 @@ class _Silence:
 
 
 def _how_gone(name: str) -> FeedFailedError:
-    """Return the error that says why a feed's coordinator is gone that nobody stopped.
+    """Return the error for a coordinator that is gone although the feed was not stopped.
 
-    A cluster that ends takes it with it a little before its GCS goes, so that is waited for.
+    A cluster that is ending kills the coordinator slightly before its GCS, so this waits for the GCS.
     """
     from mbaas import runtime
 
@@ -218,11 +214,11 @@ def _how_gone(name: str) -> FeedFailedError:
 
 
 class _ClusterEndedError(FeedFailedError):
-    """The cluster of a feed ended, so that nothing can be asked of Ray any more."""
+    """The feed's cluster ended, so Ray can no longer be called."""
 
 
 def _end_at_once(sentence: str) -> NoReturn:
-    """End this process with an error: without its cluster Ray would take most of a minute to let go of it."""
+    """Exit this process with an error: without its cluster, Ray would delay the exit by most of a minute."""
     from mbaas import runtime
 
     runtime.kill_own_ray()
@@ -233,23 +229,22 @@ def _end_at_once(sentence: str) -> NoReturn:
 
 @contextmanager
 def _display() -> Iterator[Callable[[FeedStatus], None]]:
-    """Yield a function that shows a snapshot: in place on a terminal, as lines from time to time in a log."""
     if not out.is_terminal:
         yield _Log().show
         return
     rates = feed_view.RateWindow()
-    # Drawn once a look: a thread that redraws in between would show the same figures again.
+    # Draw once per status: a refresh thread would only repeat the same figures.
     with Live(console=out, auto_refresh=False, vertical_overflow="crop") as live:
         yield lambda status: live.update(feed_view.compact(status, rates.add(status)), refresh=True)
 
 
 @dataclass
 class _Log:
-    """Lines for a log: the feed's notes as they come, and its figures every `LINE_S`.
+    """Lines for a log: the feed's notes as they occur, and its figures every `LINE_S`.
 
     Attributes:
-        noted: the notes of the last snapshot; all of them are written.
-        next_at: when the next line is due, by the feed's own clock.
+        noted: the notes of the last snapshot, all of which have been written.
+        next_at: time of the next line, by the feed's uptime.
     """
 
     rates: feed_view.RateWindow = field(default_factory=feed_view.RateWindow)
@@ -267,8 +262,8 @@ class _Log:
 
 
 def _newer(old: tuple[str, ...], new: tuple[str, ...]) -> tuple[str, ...]:
-    """Return what ``new``, a sliding window like ``old`` but later, holds more."""
-    # the longest end of the old window with which the new one begins
+    """Return the new entries of ``new``, a later state of the sliding window ``old``."""
+    # length of the longest suffix of the old window that is a prefix of the new one
     kept = next(k for k in range(min(len(old), len(new)), -1, -1) if old[len(old) - k :] == new[:k])
     return new[kept:]
 
@@ -277,8 +272,8 @@ def stop(name: str, *, address: str | None) -> None:
     """End feed ``name``; its name is free when this returns.
 
     Raises:
-        FeedNotFoundError: there is none of that name; the message lists those that run.
-        WaitTimeoutError: it is still there after `GONE_TIMEOUT_S`.
+        FeedNotFoundError: no feed with this name; the message lists the running feeds.
+        WaitTimeoutError: the feed still exists after `GONE_TIMEOUT_S`.
     """
     with err.status("connecting to Ray ..."):
         connect(address, start=False)

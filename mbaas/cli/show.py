@@ -1,4 +1,4 @@
-"""``mbaas show`` draws the first samples of an epoch as trials will get them; no Ray is needed."""
+"""``mbaas show`` draws the first samples of an epoch as trials will get them, without Ray."""
 
 from __future__ import annotations
 
@@ -14,24 +14,18 @@ from mbaas.prep.preview import first_samples
 from mbaas.units import counted
 
 COUNT = 32
-"""Samples that are drawn, unless somebody asks for another number."""
+"""Default number of samples drawn."""
 
 NAMED = 5
-"""Bad samples that are named; all are counted."""
+"""Number of bad samples listed by name; all are counted."""
 
 
 def show(file: Path, *, to: Path, epoch: int, count: int | None) -> None:
-    """Draw the first samples of an epoch of the feed that ``file`` describes.
-
-    Args:
-        file: as for `mbaas serve`.
-        to: the PNG.
-        epoch: the feed's number of the epoch, from 0.
-        count: how many samples; None: as many as a minibatch has, `COUNT` at most.
+    """Draw the first ``count`` samples of an epoch (default: a minibatch, at most `COUNT`) into a PNG file.
 
     Raises:
-        ConfigError: the file cannot work, or samples are no images.
-        DatasetError: the data is not there.
+        ConfigError: an invalid file, or samples that are not images.
+        DatasetError: the data are missing.
         BadSampleError: none of the samples can be prepared.
     """
     wanted = feed_file.load(file)

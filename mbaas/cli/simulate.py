@@ -1,4 +1,4 @@
-"""``mbaas simulate`` says how long training takes under each way to load data, without running it."""
+"""``mbaas simulate`` predicts training time under different ways to load data."""
 
 from __future__ import annotations
 
@@ -70,10 +70,10 @@ def policies(
     plot: Plot = None,
     as_json: AsJson = False,
 ) -> None:
-    """Simulate policies, and split their seconds by location.
+    """Simulate policies, and break down their time by source of the wait.
 
-    [bold]compute[/] is training; everything else is waiting: for samples that had to come from a storage class, from
-    another worker or from shared storage (pfs), or that had to be prepared and written to the staging buffer.
+    [bold]compute[/] is training. Everything else is waiting: for samples from a storage class, from another worker or
+    from shared storage (pfs), or for samples to be prepared and written to the staging buffer.
     """
     from mbaas.analysis.simulator import figures, simulate
     from mbaas.analysis.simulator.report import outcomes_table, plain_outcomes
@@ -115,7 +115,7 @@ def sweep(
 
     Parameters: [bold]cache_bytes[/], workers, trials, batch, epochs, threads, staging_bytes, compute_bytes_per_s,
     prep_bytes_per_s, network_bytes_per_s, pfs_bytes_per_s, samples, sample_bytes, pixel_bytes; and the capacity of one
-    storage class, such as ram_bytes. Rates and sizes are those of one worker, except for pfs_bytes_per_s.
+    storage class, such as ram_bytes. Rates and sizes are per worker, except for pfs_bytes_per_s.
     """
     from mbaas.analysis.simulator import figures, sweep
     from mbaas.analysis.simulator.report import axis_labels, plain_sweep, sweep_table
@@ -145,15 +145,16 @@ def cache(
     plot: Plot = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show which share of each epoch a cache serves, when every epoch has an order of its own.
+    """Show the fraction of each epoch that a cache serves, if every epoch has its own order.
 
-    [bold]minio[/] keeps what it read first. [bold]lru[/] evicts what was not read for longest, like a page cache.
+    [bold]minio[/] keeps the samples that it read first. [bold]lru[/] evicts the least recently read samples, like a
+    page cache.
     """
     from mbaas.analysis.simulator import figures
     from mbaas.analysis.simulator.caches import POLICIES, hit_fractions
 
     _check_plot(plot)
-    chosen = next((each for each in POLICIES if each == policy), None)  # the literal, which type checkers want
+    chosen = next((each for each in POLICIES if each == policy), None)  # the literal type, for type checkers
     if chosen is None:
         raise ConfigError(f"--policy must be one of {', '.join(POLICIES)}, got {policy!r}")
     hits = hit_fractions(chosen, cached=cached, epochs=epochs, samples=samples, seed=seed)
@@ -189,8 +190,8 @@ def frequency(
 ) -> None:
     """Count the samples that one worker reads more than (1 + delta) times the mean.
 
-    Each epoch gives a sample to one of N workers by chance: a worker reads it Binomial(E, 1/N) times. Samples that it
-    reads far more often than others are worth keeping close to it.
+    Each epoch assigns a sample to one of N workers at random, so a worker reads it Binomial(E, 1/N) times. Samples that
+    a worker reads far more often than others are worth keeping close to it.
     """
     from mbaas.analysis.simulator import figures, frequency
 
@@ -223,10 +224,10 @@ def imbalance(
     plot: Plot = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show what share of a global minibatch travels when each node trains on what it has cached.
+    """Show the fraction of a global minibatch that is transferred if each node trains on its cached samples.
 
-    Samples are cached on random nodes, so some nodes have more than their share of a minibatch and some less; only
-    the difference travels.
+    Samples are cached on random nodes, so some nodes have more than their part of a minibatch and some less; only the
+    difference is transferred.
     """
     from mbaas.analysis.simulator import figures, imbalance
 
@@ -254,7 +255,7 @@ def presets(
         ),
     ] = None,
 ) -> None:
-    """List the systems that ship with mbaas, and the policies; or write one's YAML."""
+    """List the systems and policies that ship with mbaas, or print the YAML of one system."""
     from mbaas.analysis.simulator import POLICIES, catalog
 
     if name is not None:
@@ -276,11 +277,6 @@ def _grid(rows: dict[str, str], title: str) -> Table:
 
 
 def _system_of(given: str) -> System:
-    """Read a preset or a file.
-
-    Raises:
-        ConfigError: says the file, the line, what is there and what must be.
-    """
     from mbaas.analysis.simulator import catalog
 
     file = Path(given)
@@ -324,7 +320,7 @@ def _names(text: str | None) -> list[str] | None:
 
 
 def _check_plot(plot: Path | None) -> None:
-    """Refuse a file that cannot be drawn into before anything is simulated."""
+    # Fails before the simulation if the file cannot be drawn.
     if plot is not None:
         from mbaas.analysis import plots
 

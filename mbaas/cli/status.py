@@ -1,4 +1,4 @@
-"""``mbaas status`` shows all feeds of a cluster, or one of them."""
+"""``mbaas status`` shows all feeds of a cluster, or one feed."""
 
 from __future__ import annotations
 
@@ -21,25 +21,19 @@ from mbaas.status import FeedStatus
 
 
 def status(name: str | None, *, as_json: bool, watch_s: float | None, address: str | None) -> None:
-    """Show what runs.
-
-    Args:
-        name: the feed to show; None: all.
-        as_json: write one line for programs, which holds one object, or a list of all feeds.
-        watch_s: show it again and again with this period, until Ctrl-C or the feed's end; None: once.
-        address: where the cluster is.
+    """Show one feed or all; with ``watch_s``, repeat with this period until Ctrl-C or the feed's end.
 
     Raises:
-        FeedNotFoundError: there is none of that name; the message lists those that run.
-        ResourceError: there is no cluster.
+        FeedNotFoundError: no feed with this name; the message lists the running feeds.
+        ResourceError: no cluster.
     """
     with err.status("connecting to Ray ..."):
         connect(address, start=False)
-    seen = look(name)  # outside: a feed that was never there is an error
+    seen = look(name)  # outside of the block: an unknown feed is an error
     windows: dict[str, feed_view.RateWindow] = defaultdict(feed_view.RateWindow)
     with (
         _display(watching=watch_s is not None, as_json=as_json) as show,
-        suppress(KeyboardInterrupt, FeedNotFoundError),  # the end of a feed that was watched is no error
+        suppress(KeyboardInterrupt, FeedNotFoundError),  # a watched feed may end
     ):
         while True:
             show(_json(name, seen) if as_json else _page(name, seen, windows))
@@ -50,18 +44,12 @@ def status(name: str | None, *, as_json: bool, watch_s: float | None, address: s
 
 
 def tell(name: str, thing: str, *, as_json: bool, address: str | None) -> None:
-    """Show what happened to a thing.
-
-    Args:
-        name: the name of the feed.
-        thing: see `mbaas.Feed.story`.
-        as_json: write one line for programs, which holds a list of lines.
-        address: where the cluster is.
+    """Show the history of one part of a feed; see `mbaas.Feed.story`.
 
     Raises:
-        FeedNotFoundError: there is no feed of that name.
-        ConfigError: nothing is known of the thing; the message lists what there is.
-        ResourceError: there is no cluster.
+        FeedNotFoundError: no feed with this name.
+        ConfigError: unknown thing; the message lists the known ones.
+        ResourceError: no cluster.
     """
     import mbaas
 
@@ -90,14 +78,14 @@ def _json(name: str | None, found: Look) -> str:
 
 
 def to_json(name: str, status: FeedStatus | MbaasError | None) -> dict[str, Any]:
-    """Turn a snapshot into JSON types: the fields of `FeedStatus`, and what people compute from them.
+    """Return a snapshot as JSON types: the fields of `FeedStatus`, and values derived from them.
 
     Args:
         name: the feed's.
-        status: how it is, or why that is not known.
+        status: the snapshot, or the error instead.
     """
     if not isinstance(status, FeedStatus):
-        # Programs find every key at all times: a list is empty, and what is not known yet is null.
+        # Every key is always present: unknown lists are empty, other unknown values null.
         unknown = {field.name: _nothing(str(field.type)) for field in fields(FeedStatus)}
         waits_for = [str(status)] if status else []
         return {**unknown, "name": name, "state": feed_view.state_of(status), "hit_rate": None, "waits_for": waits_for}
@@ -110,13 +98,12 @@ def to_json(name: str, status: FeedStatus | MbaasError | None) -> dict[str, Any]
 
 
 def _nothing(kind: str) -> list[Any] | None:
-    # Annotations are texts, because the module of `FeedStatus` imports them from __future__; its lists are tuples.
+    # Annotations are strings, because `mbaas.status` imports annotations from __future__; its lists are tuples.
     return [] if kind.startswith("tuple") else None
 
 
 @contextmanager
 def _display(*, watching: bool, as_json: bool) -> Iterator[Callable[[Any], None]]:
-    """Yield a function that shows a page: in place if it is watched on a terminal, else below the last one."""
     if as_json:
         yield write_json
     elif watching and out.is_terminal:

@@ -1,4 +1,4 @@
-"""``mbaas top`` shows feeds live: a look a second, and what each trial did lately."""
+"""``mbaas top`` shows feeds live: an update per second, and each trial's recent activity."""
 
 from __future__ import annotations
 
@@ -18,28 +18,24 @@ from mbaas.errors import FeedNotFoundError
 from mbaas.status import FeedStatus
 
 LOOK_S = 1.0
-"""The period of looks."""
+"""Period of updates."""
 
 ANSWER_S = 10.0
-"""After this long without an answer a feed is shown as silent."""
+"""Time without an answer after which a feed is shown as silent."""
 
 
 def top(name: str | None, *, address: str | None) -> None:
-    """Show feeds until Ctrl-C or the feed's end; where nobody watches a terminal, once.
-
-    Args:
-        name: the feed to show; None: all that run.
-        address: where the cluster is.
+    """Show one feed or all until Ctrl-C or the feed's end; once if stdout is not a terminal.
 
     Raises:
-        FeedNotFoundError: there is none of that name; the message lists those that run.
-        ResourceError: there is no cluster.
+        FeedNotFoundError: no feed with this name; the message lists the running feeds.
+        ResourceError: no cluster.
     """
     with err.status("connecting to Ray ..."):
         connect(address, start=False)
-        seen = look(name, within_s=ANSWER_S)  # here: a feed that was never there is an error
+        seen = look(name, within_s=ANSWER_S)  # outside of the loop: an unknown feed is an error
     windows: dict[str, RateWindow] = defaultdict(RateWindow)
-    with _display() as show, suppress(KeyboardInterrupt, FeedNotFoundError):  # a feed's end is no error
+    with _display() as show, suppress(KeyboardInterrupt, FeedNotFoundError):  # the feed may end
         while True:
             began = time.monotonic()
             show(_page(seen, windows))
@@ -62,7 +58,6 @@ def _page(seen: Look, windows: dict[str, RateWindow]) -> RenderableType:
 
 @contextmanager
 def _display() -> Iterator[Callable[[RenderableType], None]]:
-    """Yield a function that shows a page: in place on a terminal, else as lines."""
     if not out.is_terminal:
         yield out.print
         return

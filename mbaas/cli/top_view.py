@@ -1,4 +1,4 @@
-"""Draws what feeds and their trials did lately, out of two snapshots of each."""
+"""Render the recent activity of feeds and trials from two snapshots."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ from mbaas.status import ConsumerStatus, FeedStatus
 from mbaas.units import count, counted, number, percent, rate, seconds, size
 
 Seen: TypeAlias = tuple[str, FeedStatus | MbaasError, FeedStatus | None]
-"""A feed's name, its last snapshot and an earlier one; without a snapshot, the error that says why."""
+"""A feed's name, its last snapshot and an earlier one; without a snapshot, the error instead."""
 
 AROUND_TRIALS = 8
-"""Lines that a feed takes besides one for each trial: name, figures, headings, and an empty one below."""
+"""Lines of a feed in addition to one per trial: name, figures, headings, and an empty one below."""
 
 REPORT_S = 6.0
-"""A trial says at least this often what it did: for so long nothing new means nothing."""
+"""Longest time between two reports of a trial; within it, an unchanged report has no meaning."""
 
 LEAST_TRIALS = 3
-"""Trials of each feed that are shown, however low the terminal is."""
+"""Trials of each feed that are shown even on a small terminal."""
 
 
 @dataclass(frozen=True)
 class Flow:
-    """What a feed did for some seconds.
+    """A feed's totals over some seconds.
 
     Attributes:
-        over_s: so many.
-        prepared, delivered: samples that were made, and handed to trials, summed over trials.
-        fetched: the prepared samples, by where their bytes came from.
-        lately: whether these are the last seconds; else all since the feed's start.
+        over_s: length of the time.
+        prepared, delivered: samples prepared, and delivered to trials, summed over trials.
+        fetched: the prepared samples, by source.
+        lately: True for the last seconds; False for all since the feed's start.
     """
 
     over_s: float
@@ -50,9 +50,9 @@ class Flow:
 
     @classmethod
     def between(cls, before: FeedStatus, now: FeedStatus) -> Flow:
-        """Return what was done between two snapshots; since the start if they are less than a second apart."""
+        """Return the differences of two snapshots; the totals since the start if they are less than a second apart."""
         passed = now.uptime_s - before.uptime_s
-        if passed < 1.0:  # in less time a block or two would make the rate
+        if passed < 1.0:  # in less time, the rate would depend on one or two blocks
             up = max(now.uptime_s, 1e-9)
             return cls(up, now.prepared_samples, now.delivered_samples, now.fetched, lately=False)
         return cls(
@@ -65,9 +65,11 @@ class Flow:
 
 
 def lately(member: ConsumerStatus, before: FeedStatus, over_s: float) -> ConsumerReport:
-    """Return what a consumer did in the ``over_s`` seconds since a snapshot; since it joined, if that is not known."""
+    """Return a consumer's totals over the ``over_s`` seconds since a snapshot; since it joined, if these are
+    unknown.
+    """
     for earlier in before.members:
-        # A loader that joined anew under the same name counts from 0.
+        # A loader that joined again under the same name counts from 0.
         if earlier.name == member.name and earlier.report.loader == member.report.loader:
             is_new = earlier.report != member.report
             return member.report.since(earlier.report) if is_new or over_s > REPORT_S else member.report
@@ -75,11 +77,11 @@ def lately(member: ConsumerStatus, before: FeedStatus, over_s: float) -> Consume
 
 
 def page(feeds: Sequence[Seen], *, lines: int | None) -> RenderableType:
-    """Show feeds one below the other.
+    """Return all feeds, stacked.
 
     Args:
-        feeds: what was seen of each.
-        lines: of the terminal; None shows all trials. If they do not fit, those that wait most are shown.
+        feeds: the snapshots of each.
+        lines: of the terminal; None shows all trials. If they do not fit, those with the most stall are shown.
     """
     if not feeds:
         return Text("no feed runs on this cluster", style="dim")
@@ -132,7 +134,7 @@ def _trials(status: FeedStatus, reports: Mapping[str, ConsumerReport], most: int
     kept = {member.name for member in by_stall[:most]}
     table = table_of("trial", "state", ">epoch", ">done", ">samples/s", ">stall", ">prep", ">fetch", ">peer", ">held")
     table.expand = True
-    # It has what the others leave of a line: a long reason must not squeeze the names.
+    # It takes the rest of the line, so that a long reason does not squeeze the names.
     table.add_column("waits for", ratio=1, no_wrap=True, overflow="ellipsis")
     for member in status.members:
         if member.name in kept:

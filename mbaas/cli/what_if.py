@@ -1,4 +1,4 @@
-"""``mbaas what-if`` answers questions on saved measurements; it reads changes, curves and a price list."""
+"""``mbaas what-if`` makes predictions from saved measurements, for changes, curves and a price list."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ def what_if(
     gpu: Path | None,
     as_json: bool,
 ) -> None:
-    """Answer questions on saved measurements.
+    """Print predictions from saved measurements.
 
     Args:
-        file: what ``mbaas analyze --save`` wrote.
-        changes: texts such as "name=value", names of `Setup`.
-        curve: a text such as "name=value,value,...".
+        file: written by ``mbaas analyze --save``.
+        changes: strings such as "name=value", with names of `Setup`.
+        curve: a string such as "name=value,value,...".
         machines: a price list; see `read_machines`.
-        epochs: how long the job is that prices are for.
-        gpu: what was measured on a GPU: YAML, the fields of `GpuRates`; None: what the file of rates has of it.
-        as_json: write one line that holds one object.
+        epochs: length of the priced job.
+        gpu: measurements on a GPU: YAML, the fields of `GpuRates`; None: those in ``file``, if any.
+        as_json: write one line with one JSON object.
 
     Raises:
-        ConfigError: a file or a change that cannot be read.
+        ConfigError: an invalid file or change.
     """
     from mbaas.analysis.answers import bottleneck, fewest_prep_cores, smallest_cache
     from mbaas.analysis.answers import curve as curve_of
@@ -90,7 +90,7 @@ def load(file: Path) -> tuple[Rates, Setup]:
     """Read the rates and the setup of a saved analysis.
 
     Raises:
-        ConfigError: the file does not hold one.
+        ConfigError: the file does not contain one.
     """
     plain, wanted = files.read_json(file), f"{file} must be what `mbaas analyze --save` wrote"
     if lacking := [repr(key) for key in ("rates", "setup") if key not in plain]:
@@ -98,19 +98,19 @@ def load(file: Path) -> tuple[Rates, Setup]:
     if missing := plain.get("missing"):
         raise ConfigError(f"{file}: the analysis was stopped before it had measured {', '.join(map(str, missing))}")
     try:
-        # null stands for what was not given: a field that has a default takes it
+        # null means not given: such fields get their defaults
         setup = {name: value for name, value in plain["setup"].items() if value is not None}
         return Rates.from_json(plain["rates"]), Setup(**setup)
-    # A file of another version, or one that was changed by hand, may lack anything or hold it in another form.
+    # A file from another version or edited by hand may lack keys, or have values of other types.
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
         raise ConfigError(f"{wanted}: {error}") from None
 
 
 def changed(setup: Setup, changes: list[str]) -> Setup:
-    """Return the setup with "name=value" changed.
+    """Return the setup with each "name=value" applied.
 
     Raises:
-        ConfigError: an unknown name, or a value that cannot be.
+        ConfigError: an unknown name, or an invalid value.
     """
     for change in changes:
         name, _, text = change.partition("=")
@@ -123,10 +123,10 @@ def changed(setup: Setup, changes: list[str]) -> Setup:
 
 
 def read_curve(text: str) -> tuple[str, list[float]]:
-    """Read "name=value,value,...".
+    """Parse "name=value,value,...".
 
     Raises:
-        ConfigError: an unknown name, or values that are none.
+        ConfigError: an unknown name, or invalid values.
     """
     name, _, values = text.partition("=")
     if name not in PARAMETERS:
@@ -135,12 +135,12 @@ def read_curve(text: str) -> tuple[str, list[float]]:
 
 
 def value(name: str, text: str) -> Any:
-    """Read the value of a field of `Setup`: sizes as people write them, on or off, whole numbers, numbers.
+    """Parse the value of a field of `Setup`: a size with a unit, on or off, or a number.
 
     Raises:
-        ConfigError: the text is no such value.
+        ConfigError: an invalid value.
     """
-    # the annotation says the unit: "20 GB" is a value of cache_bytes and none of trials
+    # the annotation has the unit: "20 GB" is valid for cache_bytes, but not for trials
     return validation.read(get_type_hints(Setup, include_extras=True)[name], text, name=name)
 
 
@@ -148,7 +148,7 @@ def read_machines(file: Path) -> list[MachineType]:
     """Read a price list: YAML, a mapping from the name of a machine to the fields of `MachineType`.
 
     Raises:
-        ConfigError: says in which line something is wrong.
+        ConfigError: an invalid entry; contains the line.
     """
     listed = files.read(file).fields
     if not listed:
