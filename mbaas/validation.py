@@ -220,6 +220,11 @@ def wrong(details: ErrorDetails, name: str) -> str:
     return details["msg"]
 
 
+def instead(name: str, known: Iterable[str], elsewhere: Mapping[str, str] | None = None) -> str:
+    """Return a hint for an unknown name: its place, the nearest known name, or all known names.
+
+    Args:
+        elsewhere: names that belong to another place -> their full names.
     """
     if elsewhere is not None and name in elsewhere:
         return f"it is {elsewhere[name]!r}"
