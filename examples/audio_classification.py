@@ -1,17 +1,17 @@
 """A hyper-parameter search on sound: trials share the decoding, the resampling and the spectrograms.
 
-    python examples/audio_classification.py                short tones, chirps and noises, written as WAV and FLAC files
-    python examples/audio_classification.py --compare      the same search, each trial with a DataLoader of its own
-    python examples/audio_classification.py --data DIR     your recordings, one folder per class
+    python examples/audio_classification.py                short tones and chirps with noise, as WAV and FLAC files
+    python examples/audio_classification.py --compare      also the same search with a DataLoader per trial
+    python examples/audio_classification.py --data DIR     your audio files, one folder per class
 
-Needs soundfile and soxr: pip install "mbaas[audio]", or the extra examples.
+Needs soundfile and soxr: pip install "mbaas[audio]", or the extra "examples".
 """
 
 from __future__ import annotations
 
 import os
 
-os.environ |= {  # before Ray is imported: no boxes and warnings between the lines
+os.environ |= {  # set before Ray is imported, so that it prints no boxes and warnings
     "RAY_AIR_NEW_OUTPUT": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
@@ -39,15 +39,15 @@ from mbaas import transforms as T
 from tune_integration import FeedCallback, get_loader
 
 RATE = 8000
-"""Samples of sound a second that the model gets, whatever rate a recording has."""
+"""Audio samples per second that the model receives; files with another rate are resampled."""
 
 MELS = 32
 
 Parts = tuple[mbaas.Dataset, mbaas.Dataset]
-"""What is trained on, and what is validated with."""
+"""Training and validation data."""
 
 AT_ONCE = 4
-"""Trials that run at the same time, with half a CPU each."""
+"""Concurrent trials, with half a CPU each."""
 
 SPECTROGRAM = [T.MelSpectrogram(n_fft=256, hop_length=100, n_mels=MELS), T.AmplitudeToDB(top_db=60)]
 DECODE = T.DecodeAudio(RATE)
@@ -66,7 +66,7 @@ def train(config: dict[str, Any]) -> None:
 
 
 def train_alone(config: dict[str, Any], parts: Parts) -> None:
-    """Train one trial that prepares everything itself."""
+    """Train one trial that prepares its own samples."""
     loader = OwnLoader(parts[0], TRAIN, config["batch_size"], shuffle=True)
     for accuracy in learn(config, loader, OwnLoader(parts[1], VALIDATION, 64, shuffle=False)):
         tune.report({"accuracy": accuracy, "samples": loader.samples})
@@ -80,7 +80,7 @@ def learn(config: dict[str, Any], loader: Any, validation: Any) -> Iterator[floa
     optimizer = torch.optim.Adam(model.parameters(), lr=config["learning_rate"])
     for _ in range(config["epochs"]):
         model.train()
-        for batch in loader:  # batch["audio"] is float32 [n, frames, mels]: time is the first axis of a sample
+        for batch in loader:  # batch["audio"]: float32 [n, frames, mels]; time is the first axis of a sample
             optimizer.zero_grad()
             torch.nn.functional.cross_entropy(model(batch["audio"]), batch["label"]).backward()
             optimizer.step()
@@ -91,14 +91,14 @@ def learn(config: dict[str, Any], loader: Any, validation: Any) -> Iterator[floa
 
 
 class FromDecibels(torch.nn.Module):
-    """Make images of one channel out of spectrograms in decibels, with numbers around 0."""
+    """Turn spectrograms in decibels into one-channel images with values around 0."""
 
     def forward(self, decibels: torch.Tensor) -> torch.Tensor:
         return (decibels.unsqueeze(1) + 20) / 20
 
 
 def network(width: int, classes: int) -> torch.nn.Module:
-    """Build two convolutions, and a linear layer on their means over quarters of the time."""
+    """Build two convolutions, and a linear layer on their means over quarters of the time axis."""
     return torch.nn.Sequential(
         FromDecibels(),
         torch.nn.Conv2d(1, width, 5, padding=2),
@@ -114,7 +114,7 @@ def network(width: int, classes: int) -> torch.nn.Module:
     )
 
 
-# ---- recordings ----
+# ---- audio files ----
 
 
 def tone(time: np.ndarray, pitch: float) -> np.ndarray:
@@ -141,7 +141,7 @@ KINDS: tuple[Callable[[np.ndarray, float], np.ndarray], ...] = (tone, harmonics,
 
 
 def write_sounds(folder: Path, count: int) -> Path:
-    """Write recordings of different pitch, loudness, length, rate, number of channels and format, with noise."""
+    """Write noisy sounds of different pitch, loudness, length, rate, number of channels and format."""
     rng = np.random.default_rng(0)
     for number in range(count):
         kind = KINDS[number % len(KINDS)]
@@ -159,7 +159,7 @@ def write_sounds(folder: Path, count: int) -> Path:
 
 
 def search(trainable: Any, args: argparse.Namespace, *callbacks: tune.Callback) -> tune.ResultGrid:
-    """Search by ASHA over learning rate, width and batch size."""
+    """Search over learning rate, width and batch size with ASHA."""
     space = {
         "learning_rate": tune.loguniform(1e-3, 1e-2),
         "width": tune.choice([8, 16]),
@@ -167,7 +167,7 @@ def search(trainable: Any, args: argparse.Namespace, *callbacks: tune.Callback) 
         "epochs": args.epochs,
     }
     scheduler = tune.schedulers.ASHAScheduler(max_t=args.epochs, grace_period=min(3, args.epochs), reduction_factor=2)
-    np.random.seed(0)  # of Tune's choices
+    np.random.seed(0)  # for Tune's choices
     with tempfile.TemporaryDirectory(prefix="tune") as folder:
         return tune.Tuner(
             tune.with_resources(trainable, {"cpu": 0.5}),
@@ -185,7 +185,7 @@ def search(trainable: Any, args: argparse.Namespace, *callbacks: tune.Callback) 
 
 
 def search_shared(args: argparse.Namespace, parts: Parts) -> Outcome:
-    """Search on two feeds."""
+    """Run the search on two feeds."""
     began = time.monotonic()
     with (
         mbaas.serve("train", parts[0], TRAIN, batch_size=32, prep_workers=1) as feed,
@@ -197,7 +197,7 @@ def search_shared(args: argparse.Namespace, parts: Parts) -> Outcome:
 
 
 def search_alone(args: argparse.Namespace, parts: Parts) -> Outcome:
-    """Search with a DataLoader of its own in every trial."""
+    """Run the search with a DataLoader per trial."""
     began = time.monotonic()
     results = search(tune.with_parameters(train_alone, parts=parts), args)
     return of_own_loaders(results, time.monotonic() - began)
@@ -205,7 +205,7 @@ def search_alone(args: argparse.Namespace, parts: Parts) -> Outcome:
 
 @contextmanager
 def recordings(data: Path | None, count: int) -> Iterator[Parts]:
-    """Yield recordings to train on and to validate with."""
+    """Yield training and validation data."""
     with tempfile.TemporaryDirectory(prefix="sounds") as folder:
         found = mbaas.read_audio(data or write_sounds(Path(folder), count))
         yield found.split(0.8, stratify="label")
@@ -214,7 +214,7 @@ def recordings(data: Path | None, count: int) -> Iterator[Parts]:
 def run(args: argparse.Namespace) -> None:
     with recordings(args.data, args.recordings) as parts:
         print(f"{len(parts[0])} recordings to train on, {len(parts[1])} to validate with")
-        # a CPU for each of the two prep workers, and two that four trials share: places, not cores
+        # one CPU for each of the two prep workers, and two for the four trials; Ray's CPUs need not be cores
         ray.init(num_cpus=2 + AT_ONCE // 2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
         logging.getLogger("ray.tune").setLevel(logging.ERROR)
         outcomes = {"one feed": search_shared(args, parts)}

@@ -1,7 +1,7 @@
-"""What `--compare` needs: a DataLoader of its own for each trial, and both searches beside each other.
+"""Support for `--compare`: a DataLoader per trial, and a table of both searches.
 
-The DataLoader has the same samples as the feed, and reads, decodes and transforms them by the same code. It does so in
-the trial's process: where as many trials run as there are cores, workers would only take these from each other.
+The DataLoader has the same samples as the feed, and reads, decodes and transforms them with the same code. It runs in
+the trial's process: if there are as many trials as cores, worker processes would only compete for the cores.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from mbaas.prep.engines import make_engine
 
 
 class OwnLoader:
-    """A torch DataLoader whose minibatches look like those of a feed's loader with collate="packed"."""
+    """A torch DataLoader with the minibatch format of a feed's loader with collate="packed"."""
 
     def __init__(self, data: mbaas.Dataset, pipeline: T.Pipeline, batch_size: int, *, shuffle: bool) -> None:
         self.class_names = data.class_names
         self.samples = 0
-        """How many it has prepared."""
+        """Samples prepared so far."""
         self._minibatches = _Minibatches(data, pipeline)
         self._loader = torch.utils.data.DataLoader(
             self._minibatches, batch_size=batch_size, shuffle=shuffle, collate_fn=lambda batch: batch
@@ -63,7 +63,7 @@ class _Minibatches(torch.utils.data.Dataset[Any]):
             raise ValueError(f"{self._data.uri(indices[prepared.bad[0].row])}: {prepared.bad[0].reason}")
         batch = {"sample_id": ids, self._made.name: made}
         for name, column in prepared.known.items():
-            if isinstance(column, Packed):  # boxes, of which samples have different numbers
+            if isinstance(column, Packed):  # boxes: their number differs between samples
                 batch[name], batch[f"{name}_bounds"] = column.own()
             else:
                 batch[name] = column
@@ -83,7 +83,7 @@ class _Minibatches(torch.utils.data.Dataset[Any]):
 
 @dataclass
 class Outcome:
-    """What a search came to; samples are those to train on, summed over all trials."""
+    """Result of a search; counts are training samples, summed over all trials."""
 
     results: tune.ResultGrid
     seconds: float

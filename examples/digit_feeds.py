@@ -1,4 +1,4 @@
-"""What the examples of trainers train on: the 1,797 digits of scikit-learn as the feeds "train" and "validation"."""
+"""Data of the trainer examples: the 1,797 digits of scikit-learn as the feeds "train" and "validation"."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ VALIDATION = T.Pipeline([T.DecodeImage(), SCALE])
 
 @contextmanager
 def digit_feeds() -> Iterator[None]:
-    """Write the digits as PNG files and serve them, every fifth one for validation."""
+    """Write the digits as PNG files and serve them; every fifth digit is for validation."""
     digits = load_digits()
     with tempfile.TemporaryDirectory() as folder:
         for number, (image, label) in enumerate(zip(digits.images, digits.target, strict=True)):

@@ -1,12 +1,12 @@
 """A search for an object detector whose trials share every minibatch.
 
-    python examples/object_detection.py              coloured shapes on photographs, which it writes as COCO has them
-    python examples/object_detection.py --compare    the same search beside it, each trial with a DataLoader of its own
-    python examples/object_detection.py --data FILE.json --image-folder DIR    your images, with COCO's annotations
+    python examples/object_detection.py              coloured shapes on photographs, written with COCO annotations
+    python examples/object_detection.py --compare    also the same search with a DataLoader per trial
+    python examples/object_detection.py --data FILE.json --image-folder DIR    your images, with COCO annotations
 
-Each trial trains a small detector without anchors (after Zhou et al., Objects as Points, 2019): for each cell of 8x8
-pixels the network says whether the centre of an object lies there, where exactly, how large the object is, and of which
-class.
+Each trial trains a small detector without anchors (after Zhou et al., Objects as Points, 2019). For each cell of 8x8
+pixels, the network predicts a score for the centre of an object, the exact position of the centre, and the object's
+size and class.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from mbaas import transforms as T
 from tune_integration import FeedCallback, get_loader
 
 Parts = tuple[mbaas.Dataset, mbaas.Dataset]
-"""What is trained on, and what is validated with."""
+"""Training and validation data."""
 
 CELL = 8
 BOXES = T.Boxes(beside=("labels",), min_size=4)
@@ -61,21 +61,21 @@ VALIDATION = T.Pipeline([T.DecodeImage(), T.Resize((SIDE, SIDE)), SCALE], boxes=
 
 def train(config: dict[str, Any]) -> None:
     """Train one trial on the feeds."""
-    # All boxes of a minibatch end to end, and where those of each image begin.
+    # All boxes of a minibatch in one array, and the bounds of each image in it.
     loader = get_loader("train", batch_size=config["batch_size"], collate="packed")
     for found in learn(config, loader, get_loader("validation", collate="packed")):
         tune.report({"found": found})
 
 
 def train_alone(config: dict[str, Any], parts: Parts) -> None:
-    """Train one trial that prepares everything itself."""
+    """Train one trial that prepares its own samples."""
     loader = OwnLoader(parts[0], TRAIN, config["batch_size"], shuffle=True)
     for found in learn(config, loader, OwnLoader(parts[1], VALIDATION, 50, shuffle=False)):
         tune.report({"found": found, "samples": loader.samples})
 
 
 def learn(config: dict[str, Any], loader: Any, validation: Any) -> Iterator[float]:
-    """Train a detector; yield the share of objects that it finds after each epoch."""
+    """Train a detector; after each epoch, yield the share of objects that it finds."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     model = network(config["width"], len(loader.class_names))
@@ -93,7 +93,7 @@ def learn(config: dict[str, Any], loader: Any, validation: Any) -> Iterator[floa
 
 
 def network(width: int, classes: int) -> torch.nn.Module:
-    """Build a network that makes [n, 5 + classes, height / CELL, width / CELL] of images: score, box, and class."""
+    """Build a network with the output [n, 5 + classes, height / CELL, width / CELL]: score, box and class."""
     layers: list[torch.nn.Module] = []
     channels = 3
     for out, stride in ((width, 2), (2 * width, 2), (4 * width, 2), (4 * width, 1), (4 * width, 1)):
@@ -105,7 +105,7 @@ def network(width: int, classes: int) -> torch.nn.Module:
 
 
 def placed(batch: dict[str, Any]) -> tuple[torch.Tensor, ...]:
-    """Return of each object the number of its image, its label, its cell's column and row, and its box in cells."""
+    """Return for each object: image index, label, column and row of its cell, and its box in cells."""
     bounds, boxes = batch["boxes_bounds"], batch["boxes"] / CELL
     image = torch.repeat_interleave(torch.arange(len(bounds) - 1), bounds.diff())
     centres, sizes = (boxes[:, :2] + boxes[:, 2:]) / 2, boxes[:, 2:] - boxes[:, :2]
@@ -114,7 +114,7 @@ def placed(batch: dict[str, Any]) -> tuple[torch.Tensor, ...]:
 
 
 def loss_of(output: torch.Tensor, batch: dict[str, Any]) -> torch.Tensor:
-    """Compute the focal loss of the centres, which forgives cells beside one, and the errors of labels and boxes."""
+    """Add the focal loss of the centres, which tolerates neighbouring cells, and the errors of labels and boxes."""
     image, label, x, y, box = placed(batch)
     scores = output[:, 0].sigmoid().clamp(1e-4, 1 - 1e-4)
     at = torch.arange(SIDE // CELL)
@@ -131,14 +131,16 @@ def loss_of(output: torch.Tensor, batch: dict[str, Any]) -> torch.Tensor:
 
 @torch.no_grad()
 def found_share(model: torch.nn.Module, validation: Any) -> float:
-    """Return the share of objects that are found: among as many best guesses as an image has objects there is one of
-    the right class, with an intersection over union of at least a half.
+    """Return the share of objects that are found.
+
+    An image with k objects has k guesses. An object is found if a guess has its class and an intersection over union
+    of at least a half.
     """
     found = total = 0
     for batch in validation:
         output = model(batch["image"])
         scores = output[:, 0].sigmoid()
-        scores = scores * (scores == max_pool2d(scores, 3, 1, padding=1))  # the best cell among its neighbours
+        scores = scores * (scores == max_pool2d(scores, 3, 1, padding=1))  # keep local maxima only
         for row, (start, stop) in enumerate(pairwise(batch["boxes_bounds"].tolist())):
             best = scores[row].flatten().topk(stop - start).indices
             y, x = torch.unravel_index(best, scores[row].shape)
@@ -152,7 +154,7 @@ def found_share(model: torch.nn.Module, validation: Any) -> float:
 
 
 def overlaps(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """Return the intersection over union of all pairs of boxes: [k, 4] and [m, 4] make [k, m]."""
+    """Return the intersection over union of all pairs of boxes: [k, 4] and [m, 4] give [k, m]."""
     corner, end = torch.maximum(one[:, None, :2], other[:, :2]), torch.minimum(one[:, None, 2:], other[:, 2:])
     shared = (end - corner).clamp(min=0).prod(2)
     areas = [(boxes[:, 2:] - boxes[:, :2]).prod(1) for boxes in (one, other)]
@@ -160,14 +162,14 @@ def overlaps(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
 
 
 def search(trainable: Any, args: argparse.Namespace, *callbacks: tune.Callback) -> tune.ResultGrid:
-    """Search at random over the learning rate, the width of the network and the batch size."""
+    """Run a random search over learning rate, network width and batch size."""
     space = {
         "learning_rate": tune.loguniform(2e-3, 1e-2),
         "width": tune.choice([8, 12]),
         "batch_size": tune.choice([16, 32]),
         "epochs": args.epochs,
     }
-    np.random.seed(0)  # of Tune's choices
+    np.random.seed(0)  # for Tune's choices
     with tempfile.TemporaryDirectory() as folder:
         return tune.Tuner(
             tune.with_resources(trainable, {"cpu": 0.25}),
@@ -178,7 +180,7 @@ def search(trainable: Any, args: argparse.Namespace, *callbacks: tune.Callback) 
 
 
 def search_shared(args: argparse.Namespace, parts: Parts) -> Outcome:
-    """Search on two feeds."""
+    """Run the search on two feeds."""
     began = time.monotonic()
     with (
         mbaas.serve("train", parts[0], TRAIN, batch_size=32, prep_workers=1) as feed,
@@ -190,7 +192,7 @@ def search_shared(args: argparse.Namespace, parts: Parts) -> Outcome:
 
 
 def search_alone(args: argparse.Namespace, parts: Parts) -> Outcome:
-    """Search with a DataLoader of its own in every trial."""
+    """Run the search with a DataLoader per trial."""
     began = time.monotonic()
     results = search(tune.with_parameters(train_alone, parts=parts), args)
     return of_own_loaders(results, time.monotonic() - began)

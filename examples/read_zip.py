@@ -1,12 +1,12 @@
-"""A reader of one's own: images in a ZIP archive, in one folder per class.
+"""A custom reader: images in a ZIP archive, in one folder per class.
 
 ::
 
     data = read_zip("photos.zip")
     feed = mbaas.serve("photos", data, pipeline, batch_size=256)
 
-A dataset says which samples there are and what is known of them; its reader reads their bytes. Everything else, such as
-order, caches, retries, splits and resuming, comes with that. All nodes must be able to read the archive.
+A dataset lists the samples and their fields, and its reader reads their bytes. mbaas adds the rest: order, caches,
+retries, splits and resuming. All nodes must be able to read the archive.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from mbaas.dataset import IMAGE_EXTENSIONS, Field, SampleReader
 
 
 def read_zip(path: str | Path, *, years: bool = False) -> mbaas.Dataset:
-    """List the images in a ZIP archive; read none of them.
+    """List the images in a ZIP archive without reading them.
 
     Args:
-        path: of the archive, in which images are called ``class/name.jpg``.
-        years: whether minibatches have, beside the label, the year of each image's date as ``year``.
+        path: path of the archive. Its images are named ``class/name.jpg``.
+        years: add the field ``year``, the year of each image's date.
 
     Raises:
-        DatasetError: the archive cannot be read, or has no such images.
+        DatasetError: the archive cannot be read, or has no images in folders.
     """
     try:
         with zipfile.ZipFile(path) as archive:
@@ -45,7 +45,7 @@ def read_zip(path: str | Path, *, years: bool = False) -> mbaas.Dataset:
         raise mbaas.DatasetError(f"{path} has no images in folders, such as cat/1.jpg")
     classes = [info.filename.partition("/")[0] for info in images]
     class_names = tuple(sorted({*classes}))
-    # What a feed may rely on: the same fingerprint stands for the same samples with the same labels in the same order.
+    # Feeds rely on it: equal fingerprints mean the same samples with the same labels in the same order.
     content = [(info.filename, info.file_size, info.CRC, info.date_time[0] if years else 0) for info in images]
     known: dict[str, NDArray[Any]] = {"label": np.array([class_names.index(name) for name in classes], np.int64)}
     if years:
@@ -65,9 +65,9 @@ class ZipDataset(mbaas.Dataset):
     """Images in a ZIP archive; see `read_zip`.
 
     Attributes:
-        names: of the images in the archive.
-        sizes: int64[n], of the images in bytes, unpacked.
-        known: the fields of samples by name: [n] each.
+        names: names of the images in the archive.
+        sizes: int64[n], uncompressed bytes of each image.
+        known: fields of the samples by name, [n] each.
     """
 
     names: tuple[str, ...]
@@ -99,7 +99,7 @@ class ZipDataset(mbaas.Dataset):
 
 
 class ZipReader(SampleReader):
-    """Reads images of an archive, in a process of its own; threads share it, as they may share a `zipfile.ZipFile`."""
+    """Reads images of an archive. One per process; threads share it, as `zipfile.ZipFile` allows."""
 
     def __init__(self, dataset: ZipDataset) -> None:
         self._dataset, self._archive = dataset, zipfile.ZipFile(dataset.root)

@@ -1,4 +1,4 @@
-"""Masks of COCO's annotations in a plain PyTorch loop, for semantic segmentation: python examples/segmentation.py"""
+"""Semantic segmentation with masks from COCO annotations, in a plain PyTorch loop: python examples/segmentation.py"""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ VALIDATION = T.Pipeline([T.DecodeImage(), RESIZE, SCALE], **LYING)
 
 
 def network(width: int = 16) -> torch.nn.Module:
-    """Build a network that makes [n, classes, height, width] of images, of which class 0 is the background."""
+    """Build a network with the output [n, classes, height, width]; class 0 is the background."""
     layers: list[torch.nn.Module] = []
     for channels, out, stride in ((3, width, 2), (width, 2 * width, 2), (2 * width, 2 * width, 1)):
         layers += [torch.nn.Conv2d(channels, out, 3, stride, padding=1), torch.nn.BatchNorm2d(out), torch.nn.ReLU()]
@@ -41,7 +41,7 @@ def classes_of(batch: dict[str, Any]) -> torch.Tensor:
 
 @torch.no_grad()
 def mean_overlap(model: torch.nn.Module, validation: mbaas.Loader) -> float:
-    """Return the intersection over union of found and true pixels, the mean over the kinds of shapes."""
+    """Return the intersection over union of predicted and true pixels, averaged over the kinds of shapes."""
     shared, together = torch.zeros(len(KINDS)), torch.zeros(len(KINDS))
     for batch in validation:
         found, true = model(batch["image"]).argmax(1), classes_of(batch)

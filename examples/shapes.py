@@ -1,4 +1,4 @@
-"""What the examples of detection train on: coloured shapes on photographs, with annotations as COCO has them."""
+"""Data of the detection examples: coloured shapes on photographs, with COCO annotations."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import cv2
 import numpy as np
 from skimage import data
 
-SIDE = 128  # pixels that models see; the files are about as large
+SIDE = 128  # side of the model's input in pixels; the files are about as large
 KINDS = {"disc": 24, "square": 4, "triangle": 3}
-"""The kinds of shapes, and how many corners each is drawn with."""
+"""Kinds of shapes, with the number of corners used to draw each."""
 
 
 def write_shapes(folder: Path, images: int) -> Path:
-    """Write JPEG files to ``folder/images``, and return the JSON file with their annotations."""
+    """Write JPEG files to ``folder/images``; return the path of the JSON file with their annotations."""
     photographs = [data.astronaut(), data.coffee(), data.chelsea(), data.rocket()]
     rng = np.random.default_rng(0)
     said = {
@@ -32,7 +32,7 @@ def write_shapes(folder: Path, images: int) -> Path:
         image = {"id": number, "file_name": f"{number}.jpg", "height": height, "width": width}
         said["images"].append(image)
         for corners, category in shapes(rng, height, width):
-            hue = 60 * (category - 1) + rng.integers(40)  # so that a small model tells kinds apart in a minute
+            hue = 60 * (category - 1) + rng.integers(40)  # lets a small model learn the kinds in a minute
             colour = cv2.cvtColor(np.array([[[hue, 255, 255]]], np.uint8), cv2.COLOR_HSV2RGB)
             cv2.fillPoly(picture, [np.rint(corners).astype(np.int32)], colour[0, 0].tolist())
             (x0, y0), (x1, y1) = corners.min(axis=0), corners.max(axis=0)
@@ -53,7 +53,7 @@ def write_shapes(folder: Path, images: int) -> Path:
 
 
 def shapes(rng: np.random.Generator, height: int, width: int) -> list[tuple[np.ndarray, int]]:
-    """Draw up to four shapes that do not overlap: corners [k, 2], x and y, and category."""
+    """Draw up to four shapes that do not overlap; return the corners [k, 2], x and y, and the category of each."""
     found: list[tuple[np.ndarray, int]] = []
     places: list[tuple[float, float, float]] = []
     for _ in range(rng.integers(5)):

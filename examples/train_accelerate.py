@@ -1,4 +1,4 @@
-"""A loader with accelerate, saved and loaded with everything else: python examples/train_accelerate.py"""
+"""A loader that accelerate saves and restores with the other state: python examples/train_accelerate.py"""
 
 import tempfile
 from pathlib import Path
@@ -12,7 +12,7 @@ import mbaas
 
 
 def train(accelerator, folder, steps):
-    """Train for at most so many steps, or five epochs; go on where the run stopped whose state ``folder`` has."""
+    """Train for up to ``steps`` steps or five epochs; resume from the state in ``folder``, if any."""
     ranks = {"rank": accelerator.process_index, "world_size": accelerator.num_processes}
     with mbaas.join("train", "me", device=accelerator.device, **ranks) as loader:
         model = network()

@@ -1,4 +1,4 @@
-"""Loaders in Lightning, stopped in the middle of an epoch and resumed: python examples/train_lightning.py"""
+"""Loaders in Lightning, stopped in mid-epoch and resumed: python examples/train_lightning.py"""
 
 import tempfile
 

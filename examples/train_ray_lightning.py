@@ -1,4 +1,4 @@
-"""Lightning in two workers of Ray Train, three epochs, then on to five: python examples/train_ray_lightning.py"""
+"""Lightning in two Ray Train workers: three epochs, then resumed to five. python examples/train_ray_lightning.py"""
 
 import tempfile
 from contextlib import nullcontext
@@ -16,7 +16,7 @@ from tune_integration import get_loader
 
 
 def work(config):  # in each worker
-    saved = train.get_checkpoint()  # rank 0's, whose loader stood where all others did
+    saved = train.get_checkpoint()  # of rank 0, whose loader has the same position as all others
     with saved.as_directory() if saved else nullcontext() as folder:
         path = folder and f"{folder}/{RayTrainReportCallback.CHECKPOINT_NAME}"
         state = path and torch.load(path)["loops"]["fit_loop"]["state_dict"]["combined_loader"][0]
@@ -30,7 +30,7 @@ def work(config):  # in each worker
 
 
 with tempfile.TemporaryDirectory() as folder, digit_feeds():
-    run = train.RunConfig(name="me", storage_path=folder)  # a run of the same name goes on from its last checkpoint
+    run = train.RunConfig(name="me", storage_path=folder)  # a run of the same name resumes from its last checkpoint
     workers = train.ScalingConfig(num_workers=2, resources_per_worker={"CPU": 0.5})
     for epochs in (3, 5):
         end = TorchTrainer(work, train_loop_config={"epochs": epochs}, scaling_config=workers, run_config=run).fit()

@@ -1,4 +1,4 @@
-"""A loader in a plain PyTorch loop that goes on where it was stopped: python examples/train_torch.py"""
+"""A loader in a plain PyTorch loop, stopped in mid-epoch and resumed: python examples/train_torch.py"""
 
 import tempfile
 from pathlib import Path
@@ -11,7 +11,7 @@ import mbaas
 
 
 def train(path, steps):
-    """Train for at most so many steps, or five epochs, from the checkpoint on if there is one."""
+    """Train for up to ``steps`` steps or five epochs; resume from the checkpoint at ``path``, if any."""
     model = network()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     saved = torch.load(path) if path.exists() else {"model": model.state_dict(), "loader": None}

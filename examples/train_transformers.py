@@ -1,4 +1,4 @@
-"""Loaders in Hugging Face's Trainer, stopped in mid-epoch and resumed: python examples/train_transformers.py"""
+"""Loaders in the Hugging Face Trainer, stopped in mid-epoch and resumed: python examples/train_transformers.py"""
 
 import json
 import tempfile
@@ -11,7 +11,7 @@ import mbaas
 
 
 class LoaderTrainer(Trainer):
-    """Trains a model for images on minibatches of mbaas, which it gets under the names of its `forward`."""
+    """Trains an image model on mbaas minibatches, with fields renamed to the parameters of its `forward`."""
 
     def __init__(self, model, options, loader, validation, **others):
         super().__init__(model, options, eval_dataset=validation.dataset, **others)
@@ -39,7 +39,7 @@ with tempfile.TemporaryDirectory() as folder, digit_feeds():
     size = {"embedding_size": 16, "hidden_sizes": [16, 32], "depths": [1, 1], "layer_type": "basic"}
     model = ResNetForImageClassification(ResNetConfig(**size, num_labels=CLASSES))
     saving = {"output_dir": folder, "save_steps": 100, "eval_strategy": "epoch", "label_names": ["labels"]}
-    for saved, steps in ((None, 100), (Path(folder, "checkpoint-100"), 225)):  # 45 steps are an epoch
+    for saved, steps in ((None, 100), (Path(folder, "checkpoint-100"), 225)):  # an epoch has 45 steps
         state = saved and json.loads((saved / "loader.json").read_text())
         with mbaas.join("train", "me", state=state) as loader, mbaas.join("validation", "me") as validation:
             options = TrainingArguments(max_steps=steps, use_cpu=True, report_to="none", learning_rate=0.01, **saving)

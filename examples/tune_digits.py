@@ -1,17 +1,17 @@
 """A hyper-parameter search whose trials share every minibatch.
 
-    python examples/tune_digits.py                  scikit-learn's 1,797 handwritten digits, written as PNG files
-    python examples/tune_digits.py --compare        the same search beside it, each trial with a DataLoader of its own
+    python examples/tune_digits.py                  the 1,797 handwritten digits of scikit-learn, as PNG files
+    python examples/tune_digits.py --compare        also the same search with a DataLoader per trial
     python examples/tune_digits.py --data DIR       your images, one folder per class
 
-What mbaas adds to a Ray Tune script is marked (1) to (3).
+The comments (1) to (3) mark the lines that mbaas adds to a Ray Tune script.
 """
 
 from __future__ import annotations
 
 import os
 
-os.environ |= {  # before Ray is imported: no boxes and warnings between the progress lines, and Ctrl-C ends fit()
+os.environ |= {  # set before Ray is imported: no boxes and warnings between progress lines; Ctrl-C stops fit()
     "RAY_AIR_NEW_OUTPUT": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -45,10 +45,10 @@ from mbaas.prep.engines import make_engine
 from tune_integration import FeedCallback, get_loader
 
 SIZE = 16
-"""Pixels that the model sees, height and width."""
+"""Height and width of the model's input in pixels."""
 
 AT_ONCE = 4
-"""Trials that run at the same time, with half a CPU each: a small model does not keep a core busy."""
+"""Concurrent trials, with half a CPU each: a small model does not keep a core busy."""
 
 SCALE = T.Normalize(mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
 TRAIN = T.Pipeline([T.DecodeImage(), T.RandomResizedCrop(SIZE, scale=(0.8, 1.0), ratio=(0.9, 1.1)), SCALE])
@@ -69,12 +69,12 @@ def train(config: dict[str, Any]) -> None:
 
 
 def search_shared(args: argparse.Namespace, split: Split) -> Outcome:
-    """Search on two feeds."""
-    with (  # (2) one service prepares for all trials; it takes its CPUs before Tune does
+    """Run the search on two feeds."""
+    with (  # (2) one service prepares samples for all trials; it reserves its CPUs before Tune does
         mbaas.serve("train", split.train, TRAIN, batch_size=64, prep_workers=1) as feed,
         mbaas.serve("validation", split.validation, VALIDATION, batch_size=256, shuffle=False, prep_workers=1) as check,
     ):
-        callback = FeedCallback("train", "validation")  # (3) the service learns which trials come and go
+        callback = FeedCallback("train", "validation")  # (3) reports to the service when trials start and end
         began = time.monotonic()
         results = search(train, args, "shared", [callback])
         seconds = time.monotonic() - began
@@ -88,7 +88,7 @@ def search_shared(args: argparse.Namespace, split: Split) -> Outcome:
 
 
 def search(trainable: Any, args: argparse.Namespace, title: str, callbacks: list[tune.Callback]) -> tune.ResultGrid:
-    """Search by ASHA over learning rate, width and batch size; the seed makes every run try the same ones."""
+    """Search over learning rate, width and batch size with ASHA; the seed makes all runs try the same values."""
     space = {
         "learning_rate": tune.loguniform(1e-3, 1e-2),
         "width": tune.choice([16, 32]),
@@ -115,7 +115,7 @@ def search(trainable: Any, args: argparse.Namespace, title: str, callbacks: list
 
 def learn(config: dict[str, Any], loader: Any, validation: Any, classes: int) -> Iterator[float]:
     """Train a small network; yield the validation accuracy after each epoch."""
-    torch.set_num_threads(1)  # trials share cores: a pool of threads in each would only get in each other's way
+    torch.set_num_threads(1)  # trials share cores, so thread pools would only compete for them
     torch.manual_seed(0)
     model = network(config["width"], classes)
     optimizer = torch.optim.Adam(model.parameters(), lr=config["learning_rate"])
@@ -144,7 +144,7 @@ def network(width: int, classes: int) -> torch.nn.Module:
 
 @torch.no_grad()
 def accuracy_of(model: torch.nn.Module, validation: Any) -> float:
-    """Return the share of images whose class the model finds."""
+    """Return the share of images that the model classifies correctly."""
     model.eval()
     right = total = 0
     for batch in validation:
@@ -157,7 +157,7 @@ def accuracy_of(model: torch.nn.Module, validation: Any) -> float:
 
 
 def search_alone(args: argparse.Namespace, split: Split) -> Outcome:
-    """Search with a DataLoader of its own in every trial."""
+    """Run the search with a DataLoader per trial."""
     began = time.monotonic()
     results = search(tune.with_parameters(train_alone, split=split), args, "without sharing", [])
     prepared = sum(result.metrics["samples"] for result in results)
@@ -165,7 +165,7 @@ def search_alone(args: argparse.Namespace, split: Split) -> Outcome:
 
 
 def train_alone(config: dict[str, Any], split: Split) -> None:
-    """Train one trial that prepares everything itself."""
+    """Train one trial that prepares its own samples."""
     loader = OwnLoader(split.train, TRAIN, config["batch_size"], shuffle=True)
     validation = OwnLoader(split.validation, VALIDATION, 256, shuffle=False)
     began = time.perf_counter()
@@ -177,7 +177,7 @@ def train_alone(config: dict[str, Any], split: Split) -> None:
 
 
 class OwnLoader:
-    """A torch DataLoader over the same files, with the decoder and transforms that the feeds use."""
+    """A torch DataLoader over the same files, with the same decoder and transforms as the feeds."""
 
     def __init__(self, data: mbaas.Dataset, pipeline: T.Pipeline, batch_size: int, *, shuffle: bool) -> None:
         self._images = Images(data, pipeline)
@@ -223,26 +223,26 @@ class Images(torch.utils.data.Dataset[Any]):
 
 @dataclass
 class Split:
-    """The two parts of the images."""
+    """Training and validation images."""
 
     train: mbaas.Dataset
     validation: mbaas.Dataset
 
 
 def write_digits(folder: Path) -> Path:
-    """Write scikit-learn's digits as PNG files of 8 x 8 pixels, one folder per class."""
+    """Write the scikit-learn digits as PNG files of 8 x 8 pixels, one folder per class."""
     from sklearn.datasets import load_digits
 
     digits = load_digits()
     for number, (image, label) in enumerate(zip(digits.images, digits.target, strict=True)):
         target = folder / str(label)
         target.mkdir(parents=True, exist_ok=True)
-        cv2.imwrite(str(target / f"{number:04d}.png"), (image * 255 / 16).astype(np.uint8))  # its values are 0 to 16
+        cv2.imwrite(str(target / f"{number:04d}.png"), (image * 255 / 16).astype(np.uint8))  # values are 0 to 16
     return folder
 
 
 def split_images(source: Path, folder: Path) -> Split:
-    """Take every fifth image of each class for validation; the images stay where they are, ``folder`` gets links."""
+    """Use every fifth image of each class for validation. Images are not moved; ``folder`` gets links to them."""
     data = mbaas.read_images(source)
     seen = [0] * len(data.class_names)
     for sample, label in enumerate(data.labels(np.arange(len(data)))):
@@ -256,12 +256,12 @@ def split_images(source: Path, folder: Path) -> Split:
     return Split(mbaas.read_images(folder / "train"), mbaas.read_images(folder / "validation"))
 
 
-# ---- what people see ----
+# ---- output ----
 
 
 @dataclass
 class Outcome:
-    """What a search came to; samples are sums over all trials, training and validation."""
+    """Result of a search; sample counts are sums over all trials, training and validation."""
 
     results: tune.ResultGrid
     seconds: float
@@ -270,7 +270,7 @@ class Outcome:
 
     @property
     def stall_share(self) -> float:
-        """The mean over trials of the share of time that they waited for data."""
+        """Share of time that trials waited for data, averaged over trials."""
         return float(np.mean([result.metrics["mbaas/stall_share"] for result in self.results]))
 
 
@@ -283,14 +283,14 @@ def progress_bar(title: str, trials: int) -> Iterator[Progress]:
 
 
 class ShowProgress(tune.Callback):
-    """One line for each trial that ends; the bar counts them and shows the best accuracy so far."""
+    """Prints a line for each completed trial; the bar counts trials and shows the best accuracy so far."""
 
     def __init__(self, bar: Progress) -> None:
         self._bar = bar
         self._best = 0.0
 
     def __getstate__(self) -> dict[str, Any]:
-        return {}  # Tune saves its callbacks with the experiment; a terminal cannot be saved
+        return {}  # Tune pickles callbacks with the experiment, and a terminal cannot be pickled
 
     def on_trial_result(self, *, result: dict[str, Any], **_: Any) -> None:
         self._best = max(self._best, result["accuracy"])
@@ -365,11 +365,11 @@ def run(args: argparse.Namespace) -> None:
 
 
 def start_ray(folder: Path) -> None:
-    """Start a Ray of this program: a CPU for each of the two prep workers, and two that four trials share.
+    """Start a local Ray: one CPU for each of the two prep workers, and two CPUs for the four trials.
 
-    Ray's CPUs are places, not cores, so this is right for any machine; on a big one trials could have more.
+    Ray's CPUs are logical, so this works on any machine. On a large one, trials could have more.
     """
-    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)  # importing torch makes this folder, in /tmp otherwise
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)  # importing torch creates this folder, by default in /tmp
     cpus = 2 + AT_ONCE // 2
     ray.init(num_cpus=cpus, include_dashboard=False, log_to_driver=False, logging_level="ERROR", _temp_dir=str(folder))
     logging.getLogger("ray.tune").setLevel(logging.ERROR)
