@@ -1,6 +1,6 @@
 """All decisions of a feed, as pure Python without Ray, clocks, threads or files.
 
-There are two state machines. `StagingState` decides which blocks are prepared, delivered, kept and dropped, and
+There are two state machines. `StagingState` decides which blocks are prepared, delivered, kept and dropped. The
 `Supervisor` decides where workers and caches run. Both turn an event into instructions, ``handle(event, now)``, which
 the coordinator's actors carry out.
 
