@@ -1,7 +1,7 @@
 """All decisions of a feed, as pure Python without Ray, clocks, threads or files.
 
-There are two state machines. `StagingState` decides which blocks are prepared, delivered, kept and dropped. The
-`Supervisor` decides where workers and caches run. Both turn an event into instructions, ``handle(event, now)``, which
+There are two state machines. `StagingState` decides which blocks are prepared, delivered, kept and
+dropped; `Supervisor` decides where workers and caches run. Both turn an event into instructions, ``handle(event, now)``, which
 the coordinator's actors carry out.
 
 A feed is an endless stream of blocks, and a consumer is a cursor on it. A block is a run of consecutive minibatches of
