@@ -1,8 +1,8 @@
 """All decisions of a feed, as pure Python without Ray, clocks, threads or files.
 
 There are two state machines. `StagingState` decides which blocks are prepared, delivered, kept and
-dropped; `Supervisor` decides where workers and caches run. Both turn an event into instructions, ``handle(event, now)``, which
-the coordinator's actors carry out.
+dropped; `Supervisor` decides where workers and caches run. Both turn an event into instructions,
+``handle(event, now)``, which the coordinator's actors carry out.
 
 A feed is an endless stream of blocks, and a consumer is a cursor on it. A block is a run of consecutive minibatches of
 one epoch that is prepared, staged and delivered as a unit. It consists of parts, one for each home node of its samples.
