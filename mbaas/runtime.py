@@ -170,8 +170,8 @@ def start_ray(num_cpus: int | None = None) -> None:
     except Exception as error:  # Ray has no specific class for this, and mostly raises Exception
         reason = str(error).strip().partition("\n")[0]
         raise ResourceError(
-            f"Ray did not start on this machine: {reason.rstrip('.')}; if the machine is busy try again, else the logs "
-            "below /tmp/ray/session_latest/logs say more"
+            f"Ray did not start on this machine: {reason.rstrip('.')}; if the machine is busy, try again; otherwise "
+            "see the logs in /tmp/ray/session_latest/logs"
         ) from None  # Ray's traceback has sixty lines without the reason
 
 

@@ -106,7 +106,7 @@ class SlotMemory:
             if number >= min(most, MOST_SLOTS):
                 return None
             locked = _try_lock(self._fd, _EXCLUSIVE, number)
-            assert locked, f"nobody was told of slot {number}, and somebody has locked it"
+            assert locked, f"no coordinator was told about slot {number}, and somebody has locked it"
             self._newest_first.append(number)
         self._made_at.pop(number, None)
         self._newest_first.remove(number)

@@ -207,11 +207,13 @@ def _disk_bytes(costs: SampleCosts, plan: FormPlan) -> float:
 
 def _slow_disk(costs: SampleCosts, threads: float) -> str | None:
     if costs.disk_bytes_per_s is None:
-        return "the disk keeps no decoded samples, because nobody has measured how fast it is"
+        return "the disk keeps no decoded samples, because its speed has not been measured"
     read_s, decode_s = costs.decoded_bytes * costs.disk_s_per_byte, costs.saved_s / threads
     if read_s < decode_s:
         return None
-    decoding = f"decoding it anew takes only {units.seconds(decode_s)}" if decode_s > 0 else "decoding it saves no time"
+    decoding = (
+        f"decoding it again takes only {units.seconds(decode_s)}" if decode_s > 0 else "decoding it saves no time"
+    )
     return f"the disk keeps no decoded samples, because it reads one in {units.seconds(read_s)}, and {decoding}"
 
 
@@ -220,7 +222,7 @@ def _not_worthwhile(costs: SampleCosts, saved: float) -> str:
         share = units.percent(max(0.0, costs.saved_s / costs.encoded_s))
         return f"no decoded samples are kept, because preparing one takes only {share} less CPU time"
     size = f"one is as large as {units.number(costs.decoded_bytes / costs.encoded_bytes)} encoded ones"
-    saving = f"those that are worth the room save {units.percent(saved)} of the CPU time"
+    saving = f"those worth the memory save {units.percent(saved)} of the CPU time"
     return f"no decoded samples are kept, because {size}: {saving}"
 
 

@@ -135,4 +135,6 @@ def _job_workers(job: Job, workers: int, *, pool: int) -> JobWorkers:
         )
     if job.reachable:
         return JobWorkers(job.name, workers, "training", f"{prepared}, enough for {demand} (these need {needed})")
-    return JobWorkers(job.name, workers, "prep", f"{prepared}, less than {demand}, but more workers would be no faster")
+    return JobWorkers(
+        job.name, workers, "prep", f"{prepared}, less than {demand}, but more workers would not be faster"
+    )

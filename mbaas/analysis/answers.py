@@ -144,7 +144,7 @@ def bottleneck(rates: Rates, setup: Setup) -> Bottleneck:
     limits = predict(rates, setup).steady.limits
     gain = now_s / then_s
     # the first limit is the one at the medians, which the sentence names already
-    doubt = "" if len(limits) == 1 else f" (or, within what was measured, {_listed(limits[1:])})"
+    doubt = "" if len(limits) == 1 else f" (or, within the measured interval, {_listed(limits[1:])})"
     sentence = (
         f"{words.NAMES[found.limit]} sets the pace{doubt}; without that limit training would be {units.number(gain)} "
         f"times as fast, and {words.NAMES[rest.limit]} would set it"

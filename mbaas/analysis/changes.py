@@ -216,10 +216,10 @@ def _views(epoch: Epoch, seen: Mapping[str, Waits]) -> dict[str, Waits]:
 def _unknown(views: Mapping[str, Waits]) -> str | None:
     """Describe the stall that the views disagree about, its length or its cause; None if they agree."""
     if _differ(waits.all for waits in views.values()):
-        what, tell = "How much of their time trials wait for data", _how_long
+        what, tell = "The share of time that trials wait for data", _how_long
     # a view that cannot separate the two counts waits for other trials as waits for prep
     elif _differ(waits.fetch for waits in views.values()) or _differ(w.prep + w.peers for w in views.values()):
-        what, tell = "What trials spend their time waiting for", _parts
+        what, tell = "The cause of the trials' waits", _parts
     else:
         return None
     return f"{what} is not known: {', '.join(f'{who} {tell(waits)}' for who, waits in views.items())}"

@@ -62,7 +62,7 @@ def _way(stage: Stage, on_gpu: OnGpu, rates: Rates, *, up_bytes: float) -> Way:
     step_per_s = rates.step.value
     if on_gpu.step_per_s > step_per_s:
         raise ConfigError(  # named by its key in the rates file; the file's reader adds the line
-            f"step_per_s of {stage} must be at most the step's rate with nothing beside it, "
+            f"step_per_s of {stage} must be at most the step's rate when it runs alone, "
             f"{units.number(step_per_s)} samples/s, got {units.number(on_gpu.step_per_s)}",
             option=stage,
         )

@@ -187,9 +187,7 @@ def _trials(status: FeedStatus) -> list[ConsumerReport]:
 
 
 def _notes(status: FeedStatus) -> list[str]:
-    notes = [
-        "rates are those of the running feed: more workers are taken to be as fast each, as long as there are cores"
-    ]
+    notes = ["rates are those of the running feed: more workers are assumed to be as fast each, while there are cores"]
     if not any(node.storage_s > 0 for node in status.nodes):
         notes.append("the feed has not read storage: S is not known, and taken to be as fast as memory")
     reports = _trials(status)

@@ -128,7 +128,7 @@ def _rates(rates: Rates, setup: Setup) -> RenderableType:
         ("C", rates.cache.scaled(1 / rates.sample_bytes, unit="samples/s"), "cached samples come from memory"),
     ]
     if rates.serving_s.high:
-        rows.insert(2, ("", rates.feed_quantity(workers), "the same workers in a feed, handing on what they made"))
+        rows.insert(2, ("", rates.feed_quantity(workers), "the same workers in a feed, including delivery"))
     if rates.decoded_prep is not None:
         after = next(number for number, row in enumerate(rows) if row[0] == "S")
         rows.insert(

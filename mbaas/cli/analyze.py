@@ -80,7 +80,7 @@ def request_of(*, storage: str | None, **given: Any) -> AnalyzeRequest:
     if request.feed is None and (request.step is None) == (request.rate_per_s is None):
         raise ConfigError("say how fast training is: either --step module:function, which is measured, or --rate")
     if request.feed is not None and (request.step, request.rate_per_s, request.verify) != (None, None, False):
-        raise ConfigError("a running --feed tells its own rates: leave out --step, --rate and --verify")
+        raise ConfigError("a running --feed has its own rates: leave out --step, --rate and --verify")
     if request.quick and (request.verify or request.feed is not None):
         other = "--verify" if request.verify else "--feed"
         raise ConfigError(f"--quick measures rates of a file and runs no feed: leave out --quick or {other}")
@@ -136,7 +136,7 @@ def _hand_out(
             write_report(found, report, command=shlex.join(["mbaas", *sys.argv[1:]]))
         if plots is not None:
             if isinstance(found, StoppedAnalysis):
-                say_note("no plots were written: they show what is predicted")
+                say_note("no plots were written: they show predictions")
             else:
                 write_plots(found, plots)
     if as_json:
@@ -160,7 +160,7 @@ def _see_to_the_end(
     try:
         if kept and (found := kept[0].conclude(STOPPED)) is not None:
             hand_out(found)
-        say_error("interrupted; Ray ended first, and with it what was being measured")
+        say_error("interrupted; Ray ended first, and with it the measurement")
     finally:
         sys.stdout.flush()
         os._exit(CUT_OFF)

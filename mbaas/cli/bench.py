@@ -74,10 +74,10 @@ def _moved(option: str) -> Any:
 
 
 def bench(
-    task: Annotated[str, typer.Option(help="What is loaded: images, detection or audio.")] = "images",
+    task: Annotated[str, typer.Option(help="Task: images, detection or audio.")] = "images",
     trials: Annotated[str, typer.Option(help="Trials at a time; a table for each number.", metavar="N,N")] = "1,4,8",
     batch: Annotated[str, typer.Option(help="Samples in a minibatch.", metavar="N,N")] = "64,256",
-    rounds: Annotated[int, typer.Option(help="How often each row is run; results are medians.")] = 3,
+    rounds: Annotated[int, typer.Option(help="Repetitions of each row; results are medians.")] = 3,
     rows: Annotated[
         str | None,
         typer.Option(
@@ -120,19 +120,19 @@ def bench(
     data: Annotated[
         Path | None,
         typer.Option(
-            help="Your own images or recordings, one folder per class, instead of those that it makes; for detection "
-            "a JSON file of COCO's instances.",
+            help="Your own images or audio files, one folder per class, instead of generated ones; for detection "
+            "a JSON file of COCO instances.",
             metavar="PATH",
             show_default=False,
         ),
     ] = None,
     image_folder: Annotated[
         Path | None,
-        typer.Option(help="Where the images of that JSON file are.", metavar="DIR", show_default=False),
+        typer.Option(help="Folder of the images of that JSON file.", metavar="DIR", show_default=False),
     ] = None,
     samples: Annotated[
         int,
-        typer.Option("--samples", "--images", help="How many photographs or recordings to make, without --data."),
+        typer.Option("--samples", "--images", help="Number of photographs or audio files to generate, without --data."),
     ] = SAMPLES,
     seconds: Annotated[float, typer.Option(help="Least length of each measurement.")] = 8.0,
     cores: Annotated[
@@ -140,7 +140,8 @@ def bench(
         typer.Option(help="CPUs that prep may use. Default: all.", show_default=False),
     ] = None,
     read: Annotated[
-        str, typer.Option(help="What trials read of each minibatch: a byte of each page, or all.", metavar="pages|all")
+        str,
+        typer.Option(help="Part of each minibatch that trials read: one byte per page, or all.", metavar="pages|all"),
     ] = "pages",
     as_json: AsJson = False,
     bookkeeping: Annotated[bool, _moved("--bookkeeping")] = False,  # noqa: ARG001

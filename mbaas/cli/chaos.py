@@ -40,7 +40,7 @@ def chaos(
         ),
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the plan: the same seed and options give the same faults.")] = 0,
-    faults: Annotated[int | None, typer.Option(help="How many faults. Default: 20.", show_default=False)] = None,
+    faults: Annotated[int | None, typer.Option(help="Number of faults. Default: 20.", show_default=False)] = None,
     minutes: Annotated[
         float | None, typer.Option(help="Instead of --faults: inject them for this long.", show_default=False)
     ] = None,
@@ -73,7 +73,7 @@ def chaos(
 
     if faults is not None and minutes is not None:
         given = f"--faults {faults} and --minutes {exact(minutes)}"
-        raise ConfigError(f"{given} say the same in two ways; give one of them")
+        raise ConfigError(f"{given} exclude each other; give only one")
     settings = ChaosSettings(
         seed=seed,
         faults=_faults_in(minutes, every) if minutes is not None else 20 if faults is None else faults,

@@ -37,7 +37,7 @@ def write(
     to: Annotated[
         Path | None,
         typer.Option(
-            help="Where to write it. Default: a file of that name in the current folder.",
+            help="Output file. Default: the same name in the current folder.",
             metavar="FILE",
             show_default=False,
         ),

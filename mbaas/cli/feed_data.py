@@ -151,7 +151,7 @@ class FeedData:
             return cls(_from(top.file, data), said, top)
         name, options = top.fields["data"].made(lambda: data.reader)
         if said.listing is not None:
-            raise top.fields["listing"].error(f"listing keeps what is in a folder, and data is for {name}")
+            raise top.fields["listing"].error(f"listing stores the contents of a folder, and data is for {name}")
         where = options if isinstance(options, str) else getattr(options, PATHS[name][0])
         return cls(_from(top.file, where), said, top)
 

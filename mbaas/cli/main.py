@@ -40,10 +40,10 @@ def _show_version(wanted: bool) -> None:
 
 @app.callback(
     epilog=examples(
-        "mbaas show feed.yaml          [dim]draw the first minibatch of what the file describes[/]",
+        "mbaas show feed.yaml          [dim]draw the first minibatch of this feed[/]",
         "mbaas serve feed.yaml         [dim]serve it, until Ctrl-C[/]",
-        "mbaas status                  [dim]which feeds run[/]",
-        "mbaas status train --watch    [dim]one of them, again and again[/]",
+        "mbaas status                  [dim]list the running feeds[/]",
+        "mbaas status train --watch    [dim]the status of one feed, repeatedly[/]",
         "mbaas stop train",
     )
 )
@@ -97,7 +97,7 @@ def serve(
         print_schema()
         return
     if config is None:
-        raise ConfigError("mbaas serve needs a file that describes a feed; examples/feed.yaml shows what it may say")
+        raise ConfigError("mbaas serve needs a file that describes a feed; examples/feed.yaml shows all keys")
     serve(config, name=name, address=address, detach=detach, local=local)
 
 
@@ -114,7 +114,7 @@ def show(
     epoch: Annotated[int, typer.Option(help="Which epoch of the feed.", min=0)] = 0,
     count: Annotated[
         int | None,
-        typer.Option(help="How many samples. Default: a minibatch, 32 at most.", min=1, show_default=False),
+        typer.Option(help="Number of samples. Default: a minibatch, 32 at most.", min=1, show_default=False),
     ] = None,
 ) -> None:
     """Draw the first samples of an epoch as a grid, with their classes, boxes, masks and key points.
@@ -147,7 +147,7 @@ def status(
     story: Annotated[
         str | None,
         typer.Option(
-            help="What happened to one consumer, prep worker, cache node, lane or block, with times and causes.",
+            help="History of one consumer, prep worker, cache node, lane or block, with times and causes.",
             metavar="THING",
             show_default=False,
         ),
@@ -283,9 +283,7 @@ def analyze(
     verify: Annotated[
         bool, typer.Option("--verify", help="Run some of the predictions, and report the error.")
     ] = False,
-    run: Annotated[
-        bool, typer.Option("--run/--no-run", help="Whether to run the feed, to split an epoch's time.")
-    ] = True,
+    run: Annotated[bool, typer.Option("--run/--no-run", help="Run the feed, to split an epoch's time.")] = True,
     quick: Annotated[
         bool,
         typer.Option("--quick", help="A first answer by fewer measurements; no feed is run."),
@@ -336,14 +334,15 @@ def analyze(
 )
 def what_if(
     measured: Annotated[
-        Path, typer.Argument(help="What `mbaas analyze --save` wrote.", metavar="FILE.json", show_default=False)
+        Path, typer.Argument(help="A file written by `mbaas analyze --save`.", metavar="FILE.json", show_default=False)
     ],
     changes: Annotated[
         list[str] | None,
-        typer.Option("--set", help="What to change: nodes, cores, cache_bytes, ...", metavar="NAME=VALUE"),
+        typer.Option("--set", help="Change one of nodes, cores, cache_bytes, ...", metavar="NAME=VALUE"),
     ] = None,
     curve: Annotated[
-        str | None, typer.Option(help="Predict several values of one of them.", metavar="NAME=V,V", show_default=False)
+        str | None,
+        typer.Option(help="Predict several values of one parameter.", metavar="NAME=V,V", show_default=False),
     ] = None,
     machines: Annotated[
         Path | None,
@@ -352,7 +351,7 @@ def what_if(
     epochs: Annotated[int, typer.Option(help="Epochs of the job that --machines is for.")] = 90,
     gpu: Annotated[
         Path | None,
-        typer.Option(help="What was measured on a GPU; see docs/analyze.md.", metavar="FILE.yaml", show_default=False),
+        typer.Option(help="Measurements on a GPU; see docs/analyze.md.", metavar="FILE.yaml", show_default=False),
     ] = None,
     as_json: AsJson = False,
 ) -> None:

@@ -23,7 +23,7 @@ def page(plan: Plan) -> RenderableType:
 def _headline(plan: Plan) -> Text:
     asked = f"ask the autoscaler for {units.counted(plan.nodes, 'node')}"
     idle = f", {plan.idle_workers} left over" if plan.idle_workers else ""
-    used = f"{units.counted(plan.pool, 'prep worker')} fit beside the trials{idle}"
+    used = f"{units.counted(plan.pool, 'prep worker')} fit next to the trials{idle}"
     return Text.assemble((asked, "bold"), f" · {used}\n", (plan.why_nodes, "dim"))
 
 

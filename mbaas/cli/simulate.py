@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from mbaas.analysis.simulator import Axis, Outcome, System
 
 app = group(
-    help="How long training takes under each way to load data, and where the time goes; simulated, without a cluster.",
+    help="Simulate training time and its breakdown for each loading strategy, without a cluster.",
     epilog=examples("mbaas simulate policies imagenet-1k", "mbaas simulate presets"),
 )
 
@@ -33,7 +33,7 @@ Changes = Annotated[
     list[str] | None,
     typer.Option("--set", help="Change a parameter; may be repeated.", metavar="NAME=VALUE"),
 ]
-Seed = Annotated[int, typer.Option(help="Seed of sample sizes, orders and all other chance.")]
+Seed = Annotated[int, typer.Option(help="Seed of sample sizes, orders and all other randomness.")]
 Plot = Annotated[
     Path | None,
     typer.Option(help="Also draw it, into a .png or .svg file.", metavar="FILE", show_default=False),
@@ -63,7 +63,9 @@ def policies(
     policies: Annotated[
         str | None,
         typer.Option(
-            help="Policies to simulate. Default: the file's, else all.", metavar="NAME,NAME", show_default=False
+            help="Policies to simulate. Default: the policies in the file, or all.",
+            metavar="NAME,NAME",
+            show_default=False,
         ),
     ] = None,
     change: Changes = None,
@@ -179,7 +181,7 @@ def frequency(
     samples: Annotated[int, typer.Option(help="Samples of the dataset.", show_default=False)],
     delta: Annotated[
         float,
-        typer.Option(help="How far above the mean a sample must be read, as a share of the mean.", show_default=False),
+        typer.Option(help="Reads of a sample above the mean, as a share of the mean.", show_default=False),
     ],
     monte_carlo: Annotated[
         bool, typer.Option("--monte-carlo", help="Also count such samples in simulated orders.")

@@ -41,7 +41,7 @@ def check_is_read_once(loader: object, name: ConsumerName) -> None:
     if isinstance(reader, data_loader.DataLoaderDispatcher) and reader.dataset is loader:
         raise StateError(
             f"loader of consumer {str(name)!r} has a rank's share of {name.world_size} already, and accelerate would "
-            "share it out once more: prepare the loader itself, not a DataLoader around it"
+            "divide it again: prepare the loader itself, not a DataLoader around it"
         )
 
 

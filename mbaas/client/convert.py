@@ -77,7 +77,7 @@ def _torch_converter(device: Any, normalize: Normalize | None, has_images: bool,
     if target.type != "cuda":
         return TorchConverter(target, normalize, has_images, memory)
     if not torch.cuda.is_available():
-        raise ConfigError(f"device {device!r} was asked for, but torch finds no CUDA device in this process")
+        raise ConfigError(f"device {device!r} was requested, but torch finds no CUDA device in this process")
     return CudaConverter(target, normalize, has_images)
 
 

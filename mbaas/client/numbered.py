@@ -61,8 +61,8 @@ class NumberedMinibatches:
             self._next = self._loader.minibatches
             if number < self._next:
                 raise StateError(
-                    f"minibatch {number} of the epoch was asked for, but the loader goes on at minibatch {self._next}: "
-                    "load the loader's state from the checkpoint from which the trainer resumes"
+                    f"minibatch {number} of the epoch was requested, but the loader continues at minibatch "
+                    f"{self._next}: load the loader's state from the trainer's checkpoint"
                 )
         while True:
             batch = next(self._loop)

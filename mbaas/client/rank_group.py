@@ -170,8 +170,8 @@ class RankGroup:
                 ranks = ", ".join(map(str, orders.ahead))
                 raise StateError(
                     f"rank {report.rank} of trial {report.name.trial!r} is in epoch {epoch - report.aside} of the "
-                    f"feed, which rank {ranks} has behind it, and how they shared it out is not known any more: load a "
-                    "state of the same minibatch in all ranks, or begin the trial anew under another name"
+                    f"feed, which rank {ranks} has finished, and the plan by which they divided it is lost: load a "
+                    "state of the same minibatch in all ranks, or restart the trial under another name"
                 )
             elif waited_s >= wait_s:
                 missing = ", ".join(map(str, orders.missing))

@@ -211,7 +211,7 @@ def _check_together(saved: SavedState, num_samples: int) -> None:
     later = int(saved.begin + saved.position > num_samples)
     if saved.position and shuffle.epoch != saved.feed_epoch + later:
         raise StateError(
-            f"state.shuffle must be of epoch {saved.feed_epoch + later}, in which position {saved.position} lies, got "
+            f"state.shuffle must be of epoch {saved.feed_epoch + later}, the epoch of position {saved.position}, got "
             f"one of epoch {shuffle.epoch}"
         )
     if len(set(saved.left_out)) < len(saved.left_out):

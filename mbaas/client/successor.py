@@ -60,7 +60,7 @@ def _check_same(known: FeedInfo, successor: FeedInfo, name: ConsumerName) -> Non
         if before != now:
             raise FeedFailedError(
                 f"feed {known.settings.name!r} was served again with another {what}: {now!r} instead of {before!r}; "
-                f"consumer {str(name)!r} cannot go on there and must join anew"
+                f"consumer {str(name)!r} cannot continue there and must join again"
             )
 
 

@@ -23,7 +23,7 @@ Instruction = TypeVar("Instruction")
 VALIDATE = os.environ.get("MBAAS_VALIDATE") == "1"
 """Check every invariant of the core after every event (on in mbaas's own tests)."""
 
-BROKEN = "a bug in mbaas: this coordinator contradicts itself, and starts anew"
+BROKEN = "inconsistent state, a bug in mbaas; restarting the coordinator"
 
 _log = logging.getLogger(__name__)
 

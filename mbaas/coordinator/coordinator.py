@@ -165,7 +165,7 @@ class FeedCoordinator(ConsumerApi):
                     return
                 except (ResourceError, ray.exceptions.RayError) as error:
                     # The predecessor's actors may be dying right now, or hang for a while.
-                    what = f"what is left of the feed cannot be taken over yet: {error}"
+                    what = f"the feed's workers and caches cannot be adopted yet: {error}"
                     for wait in self._adoption.look({"adoption": what}, time.monotonic()):
                         self._counters.note(wait)
             await asyncio.sleep(RETRY_S)

@@ -135,7 +135,7 @@ class LaneSync:
         try:
             lane_report: LaneReport = await lane.actor.sync.remote(update, config, in_full=in_full)
         except ray.exceptions.RayTaskError as error:
-            self._errors.report(error, f"in lane {lane.number}, which is told again")
+            self._errors.report(error, f"in lane {lane.number}, which will be updated again")
             await asyncio.sleep(TICK_S)
             return None
         except ray.exceptions.RayError:

@@ -169,7 +169,7 @@ class ConsumerService:
         held = part.refs[0] if part is not None and part.refs and part.task == event.task else None
         # Unreadable slots are expected after a worker died, or when the consumer is on another node.
         if isinstance(held, HeldSlot) and held.is_there and self._most_slots() and self._slot_use.give_up():
-            self._note_slots("a consumer cannot read what was made in a worker's memory")
+            self._note_slots("a consumer cannot read a worker's memory")
         self.send(event)
 
     def explain_wait(self, consumer: str) -> str:

@@ -104,7 +104,7 @@ class Supervision:
             why = "; ".join(list(self._counters.notes)[-3:]) or "its cache nodes do not answer"
             raise ResourceError(
                 f"feed {self._settings.name!r} has {units.counted(len(self.workers.workers), 'prep worker')}, "
-                f"and none of them could begin within {units.seconds(OPEN_S)}: {why}"
+                f"and none could start within {units.seconds(OPEN_S)}: {why}"
             ) from None
 
     async def end(self, reason: str) -> None:
@@ -220,7 +220,7 @@ class Supervision:
         except asyncio.TimeoutError:
             return f"it did not answer within {units.seconds(BRIEFING_CALL_S)}"
         except ray.exceptions.RayError as error:
-            self._errors.report_bug(error, f"in {name}, which is told the placement")
+            self._errors.report_bug(error, f"in {name}, while sending the placement")
             return last_line(error)
         return None
 

@@ -252,7 +252,7 @@ class WorkerPool:
         except asyncio.TimeoutError:
             raise WaitTimeoutError(
                 f"waited {units.seconds(settings.timeouts.prep_s)} for {worker.name} (process {worker.pid}) of feed "
-                f"{settings.name!r} to read and prepare a first sample; its log says where it is, and timeouts.prep_s "
+                f"{settings.name!r} to read and prepare a first sample; its log shows its stack; timeouts.prep_s sets "
                 "how long it may take"
             ) from None
         return probe

@@ -43,5 +43,5 @@ Modules:
 ================  ======================================================================================================
 
 Each object changes its state in one method, ``transition``. ``validate`` checks every invariant. Tests call it after
-every event of ten thousand random schedules.
+every event of thousands of random schedules.
 """

@@ -257,12 +257,12 @@ class FeedEnd(enum.Enum):
 
     STOPPED = "feed {feed!r} was stopped"
     NOT_KEPT = (
-        "feed {feed!r} cannot go on: its coordinator died before the feed was open, or while it was being stopped, "
-        "so nobody knows how it is laid out; serve it again"
+        "feed {feed!r} cannot continue: its coordinator died before the feed was open, or while it was being stopped, "
+        "so its layout is lost; serve it again"
     )
     DATASET_LOST = (
-        "feed {feed!r} cannot go on: its coordinator died with all of its cache nodes, and its dataset is too large "
-        "for the cluster's key-value store, so nobody knows it any more; serve it again"
+        "feed {feed!r} cannot continue: its coordinator died with all of its cache nodes, and its dataset is too large "
+        "for the cluster's key-value store, so it is lost; serve it again"
     )
 
     def of(self, feed: str) -> str:

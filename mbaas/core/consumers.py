@@ -766,7 +766,7 @@ class ConsumerTable:
             old.remove(consumer)
             cohort.add(consumer)
             consumer.apart = why
-            consumer.story.tell("in cohort {} now, apart from cohort {}: {}", cohort.number, old.number, why)
+            consumer.story.tell("moved to cohort {}, split from cohort {}: {}", cohort.number, old.number, why)
         return cohort
 
     def advance(self) -> None:

@@ -83,4 +83,4 @@ def check_links(
     wanted = [*consumers.wanted(), *consumers.useful()]
     for block in window.blocks.values():
         if is_served and not block.is_in_hand and not any(block.number in blocks for blocks in wanted):
-            raise InvariantError(f"{block} is kept for nobody", block.story)
+            raise InvariantError(f"{block} is kept without a reason", block.story)

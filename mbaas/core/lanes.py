@@ -32,7 +32,7 @@ class Lanes:
         """Supervise lanes 1 to ``lanes`` - 1, which were started or found."""
         for number in range(1, lanes):
             lane = SupervisedLane(number, self._stories.begin("lane", f"lane {number}"), now + LANE_BEGIN_S)
-            lane.story.tell("it is there, and must be told how the feed stands")
+            lane.story.tell("it is up, and needs the state of the feed")
             self.by_number[number] = lane
 
     def answered(self, number: int, now: float) -> None:
@@ -66,7 +66,7 @@ class Lanes:
                 if lane.phase is LanePhase.SILENT:
                     lane.transition(LanePhase.BRIEFING, now + LANE_BEGIN_S, "it was silent for too long")
                 else:
-                    lane.story.tell("it did not come up, and is started once more")
+                    lane.story.tell("it did not come up, and is restarted")
                     lane.deadline = now + LANE_BEGIN_S
         return restart
 

@@ -112,7 +112,7 @@ class _Trial:
             raise StateError(
                 f"rank {report.rank} of trial {report.name.trial!r} has epoch {epoch} of the feed shuffled as "
                 f"{shuffle.text}, and other ranks had it as {plan.shuffle.text}: load a state of the same minibatch in "
-                "all ranks, or begin the trial anew under another name"
+                "all ranks, or restart the trial under another name"
             )
         given = self.given.setdefault(epoch, {})
         if given.get(report.rank, report.session) != report.session:

@@ -421,12 +421,12 @@ class StagingState:
             consumer.let_go_between(*event.unheld)
         ends = consumer.cursor >= consumer.own_epoch.end
         if ends and consumer.moves and self.epochs.is_aside(consumer.cursor):
-            self._refuse(event, "what it lacked of its epoch it has, and goes on with the others")
+            self._refuse(event, "it has the rest of its epoch, and joins the others")
             self.consumers.exit(consumer, "it has the rest of its epoch, and joins the others")
             return
         if not self.consumers.update_own_epoch(consumer, event.began):
             self._refuse(event, "the rest of its epoch is made for it alone: it was not known where that began")
-            self.consumers.exit(consumer, "it goes on in an epoch aside")
+            self.consumers.exit(consumer, "it continues in a side epoch")
             return
         rested = consumer.state is ConsumerState.RESTING
         if rested or consumer.cursor < self.consumers.cohorts[consumer.cohort].keep_from:
@@ -714,13 +714,11 @@ class StagingState:
             return None
         faster, slower = pace.parted([*paces.values()], split.faster)
         why = (
-            f"the pace is {units.number(slower.blocks_per_s)} blocks/s, "
-            f"that of the others {units.number(faster.blocks_per_s)}: "
-            f"apart, all together are given {units.percent(split.gain)} more"
+            f"{units.number(slower.blocks_per_s)} blocks/s instead of {units.number(faster.blocks_per_s)}; the split "
+            f"delivers {units.percent(split.gain)} more in total"
         )
         apart = self.consumers.detach([m for m in cohort.active if m.trial in slow], why)
-        verb = "goes" if len(apart.members) == 1 else "go"
-        self._out.append(ev.Note(f"{apart} {verb} on apart from {cohort}: {why}"))
+        self._out.append(ev.Note(f"split {apart} from {cohort}: {why}"))
         return apart
 
     # ---- after every event ----

@@ -29,10 +29,10 @@ CACHE_START_S = 45.0
 class WorkerPhase(enum.Enum):
     """Phase of a worker."""
 
-    STARTING = "it was asked for, and does not answer yet"
-    BRIEFING = "it is up, and must be told the placement before it can work"
+    STARTING = "it was requested, and does not answer yet"
+    BRIEFING = "it is up, and needs the placement before it can work"
     WORKING = "lanes give it tasks"
-    LEAVING = "it gets nothing new, and finishes what it has in hand"
+    LEAVING = "it gets no new tasks, and finishes those that it has"
     HANDED_OVER = "it was offered to another feed, which has not answered yet"
     GONE = "it ended, works elsewhere, or was given up; one that comes back is a new one"
 
@@ -40,17 +40,17 @@ class WorkerPhase(enum.Enum):
 class CachePhase(enum.Enum):
     """Phase of a cache node."""
 
-    STARTING = "it was asked for, and does not answer yet"
+    STARTING = "it was requested, and does not answer yet"
     UP = "it answers"
-    DOUBTED = "a worker died on its machine, and it is asked whether it answers"
-    VACATING = "no sample has its home there, and the other caches fetch what it keeps"
+    DOUBTED = "a worker died on its node, and it is being probed"
+    VACATING = "no sample has its home there, and the other caches fetch its samples"
     GONE = "it ended or was given up; the next one of its machine is a new one"
 
 
 class LanePhase(enum.Enum):
     """Phase of the coordinator of a lane other than lane 0."""
 
-    BRIEFING = "its process is new, or is being started, and must be told how the feed stands before it can serve"
+    BRIEFING = "its process is new or starting, and needs the state of the feed before it can serve"
     SERVING = "it answers"
     SILENT = "it should have answered, and has not"
 

@@ -444,7 +444,7 @@ class Supervisor:
         worker.deadline = None  # briefed again with the next event
         worker.failures += 1
         if worker.failures >= BRIEFINGS:
-            self._worker_gone(worker, f"it could not be told the placement: {event.reason}")
+            self._worker_gone(worker, f"it did not get the placement: {event.reason}")
 
     def _behind(self, name: str) -> None:
         worker = self.workers.get(name)
@@ -632,11 +632,11 @@ class Supervisor:
         ours = {*self.caches, *(worker.node for worker in self.workers.values())}
         for node in sorted((nodes & ours) - self.draining.keys() - self.dead.keys()):
             self.draining[node] = None
-            self._note(f"node {_short(node)} will be gone soon: what runs and lies there is moved to others")
+            self._note(f"node {_short(node)} will be gone soon: its workers and samples move to other nodes")
         for node in [node for node in self.draining if node not in nodes]:
             del self.draining[node]
             if node not in self.dead:
-                self._note(f"node {_short(node)} stays after all")
+                self._note(f"node {_short(node)} is no longer draining")
                 self._tell(staging.NodeStays(node))
 
     def _leave_draining(self) -> None:
@@ -732,15 +732,15 @@ class Supervisor:
                 self._overdue_cache(cache)
         for number in self.lanes.overdue(self._now):
             self._out.append(ev.RestartLane(number))
-            self._note(f"lane {number} does not answer, and is started anew")
+            self._note(f"lane {number} does not answer, and is restarted")
         if self.homes.is_overdue(self._now):
-            self._move_failed(f"nothing was heard for {seconds(MOVE_S)}")
+            self._move_failed(f"no answer for {seconds(MOVE_S)}")
 
     def _overdue(self, worker: SupervisedWorker) -> None:
         match worker.phase:
             case WorkerPhase.STARTING:
                 self._out.append(ev.EndWorker(worker.name))
-                self._start_failed(ev.StartFailed(worker.name, "nothing was heard of it"))
+                self._start_failed(ev.StartFailed(worker.name, "it did not answer"))
             case WorkerPhase.BRIEFING:
                 self._briefing_failed(ev.BriefingFailed(worker.name, f"it did not answer for {seconds(BRIEFING_S)}"))
             case WorkerPhase.HANDED_OVER:
@@ -863,9 +863,9 @@ class Supervisor:
                 yield f"the cache of {node} is awaited for ever, or for nothing", [cache]
         if self._begun and self.ended is None and self._now >= self._start_after:
             if self.staying + self.starting < 1:
-                yield "nobody is left, and nobody is started", self.workers.values()
+                yield "no worker is left or starting", self.workers.values()
             if self._own_present() < self.own:
-                yield "a worker is missing, and nobody starts one", self.workers.values()
+                yield "a worker is missing, and none is starting", self.workers.values()
 
 
 def _short(node: str) -> str:

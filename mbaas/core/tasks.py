@@ -125,7 +125,7 @@ class TaskTable:
             del self._by_node[worker.node]
         for task in worker.tasks:  # late reports find no task, and are ignored
             del self._tasks[task.number]
-        worker.transition(WorkerState.GONE, "with {} tasks in hand", len(worker.tasks))
+        worker.transition(WorkerState.GONE, "with {} unfinished tasks", len(worker.tasks))
         self._stories.end(worker.story)
         return worker.tasks
 

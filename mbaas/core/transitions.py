@@ -21,9 +21,9 @@ class State(enum.Enum):
 class PartState(State):
     """State of a part of a block."""
 
-    OPEN = "no worker has it: it was just cut, or what was made of it cannot be read any more"
-    MAKING = "it is on a worker's list"
-    READY = "it lies in the object store of a node"
+    OPEN = "unassigned: it was just cut, or its result can no longer be read"
+    MAKING = "assigned to a worker"
+    READY = "it is in the memory of a node"
     PUT_OFF = "storage does not give a sample, or its worker met an error or died; it is OPEN again in a moment"
 
 
@@ -64,10 +64,10 @@ class ConsumerState(State):
     """State of a consumer or a reservation."""
 
     RESERVED = "held for a consumer that was announced, or for the successor of one that ended; ends at its deadline"
-    BUSY = "joined; it works on what it was given"
+    BUSY = "joined; it works on its blocks"
     WAITING = "joined; its call waits for the block at its cursor"
-    RESTING = "joined; between two epochs of its own, and for longer than it works on a block: it holds up nobody"
-    GONE = "given up; a consumer that joins, also one for which it was held, begins anew"
+    RESTING = "joined; between two epochs, for longer than it works on a block: the others do not wait for it"
+    GONE = "removed; a consumer that joins again is a new entry"
 
 
 CONSUMER_CHANGES: Mapping[ConsumerState, frozenset[ConsumerState]] = {
@@ -89,7 +89,7 @@ class WorkerState(State):
 
     UP = "it gets tasks"
     LEAVING = "it finishes the tasks that it has and gets no more"
-    GONE = "it died, was given up, or left with nothing in hand; one that comes back is a new one"
+    GONE = "it died, was given up, or left; one that returns is a new entry"
 
 
 WORKER_CHANGES: Mapping[WorkerState, frozenset[WorkerState]] = {

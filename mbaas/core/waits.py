@@ -114,7 +114,7 @@ def _about_cache(cache: SupervisedCache | None) -> str:
     if cache.phase is CachePhase.STARTING:
         return "is being started"
     if cache.phase is CachePhase.DOUBTED:
-        return "is asked whether it lives, and has not answered yet"
+        return "is being probed, and has not answered yet"
     return ""
 
 

@@ -130,7 +130,7 @@ class StagedBlock:
     def lies_elsewhere(self, number: int, node: str, task: int) -> None:
         """Replace a READY part by its copy on another node, which counts as prepared by ``task``."""
         part = self.parts[number]
-        self.story.tell("part {}: lies on {} now, as task {}", number, node, task)
+        self.story.tell("part {}: now on {}, as task {}", number, node, task)
         part.node, part.task = node, task
 
     def put_off(self, number: int, until: float, waits_for: str) -> None:
@@ -282,7 +282,7 @@ class Window:
             # Parts on other nodes stay.
             there = [i for i, part in enumerate(block.parts) if part.node == node]
             for number in there:
-                block.reopen(number, "it lay on a node that is gone")
+                block.reopen(number, "its node is gone")
             if there:
                 blocks.append(block.number)
         return blocks

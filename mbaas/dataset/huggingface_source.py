@@ -132,7 +132,7 @@ def _texts(where: Location, file: str, names: Any) -> list[str]:
     """Validate names of files or folders, which must be directly below the folder."""
     for name in names if isinstance(names, list) else [names]:
         if not isinstance(name, str) or not name or "/" in name or IN_SHARD in name or name in (".", ".."):
-            raise DatasetError(f"{join(where.root, file)} must name what is beside it, got {shown(name)}")
+            raise DatasetError(f"{join(where.root, file)} must name a file next to it, got {shown(name)}")
     return list(names)
 
 

@@ -78,7 +78,7 @@ class PartHandIn:
             waited = units.seconds(COPIED_S)
             _log.warning("the cache has not copied decoded samples within %s; it gets no more of this part", waited)
             return False
-        assert self._reader is not None, "rows are asked for by nobody"
+        assert self._reader is not None, "rows were not requested"
         ids, lengths, packed, unfit = _kept_of(asked, keep)
         self._before = self._reader.hand_in(self._request, ids, lengths, packed, unfit, is_last=is_last)
         return True

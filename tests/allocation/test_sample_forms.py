@@ -85,7 +85,7 @@ def test_slow_storage_gets_its_samples_kept_first_and_then_shares_the_memory() -
     assert shares(plan) == pytest.approx((0.5, 0, 0, 0))
     assert plan.seconds_per_sample == pytest.approx(2e-3)
     assert plan.told == (
-        "no decoded samples are kept, because one is as large as 5 encoded ones: those that are worth the room save "
+        "no decoded samples are kept, because one is as large as 5 encoded ones: those worth the memory save "
         "0 % of the CPU time",
     )
     plan = plan_forms(slow, samples=1000, threads=2, memory_bytes=200_000_000)
@@ -121,13 +121,13 @@ def test_a_disk_slower_than_decoding_keeps_no_decoded_samples_and_it_is_told_why
     assert slow.disk_decoded == 0
     medium = plan_forms(replace(PHOTOS, disk_bytes_per_s=1e8), **{**room, "memory_bytes": 250_000_000})
     assert medium.told[0] == (
-        "the disk keeps no decoded samples, because it reads one in 5 ms, and decoding it anew takes only 900 µs"
+        "the disk keeps no decoded samples, because it reads one in 5 ms, and decoding it again takes only 900 µs"
     )
     needless = plan_forms(replace(PHOTOS, disk_bytes_per_s=1e8), **{**room, "memory_bytes": 500_000_000})
     assert (needless.memory_decoded, needless.told) == (pytest.approx(1), ())
     unknown = plan_forms(PHOTOS, **{**room, "memory_bytes": 250_000_000})
     assert shares(unknown) == pytest.approx((0, 0.5, 0.5, 0))
-    assert unknown.told == ("the disk keeps no decoded samples, because nobody has measured how fast it is",)
+    assert unknown.told == ("the disk keeps no decoded samples, because its speed has not been measured",)
     fast = plan_forms(replace(PHOTOS, disk_bytes_per_s=5e9), **room)
     assert shares(fast) == pytest.approx((0, 0, 0, 1))
     assert fast.seconds_per_sample == pytest.approx(0.1e-3)  # 500 kB from the disk; the CPUs need as long

@@ -99,7 +99,7 @@ def test_the_last_of_equals_gives_first() -> None:
             [job("a", 500, prep=PEAKS_AT_4)],
             8,
             "a prepares 360 samples/s with 4 of the pool of 8, less than the 500 samples/s that its training could "
-            "consume, but more workers would be no faster",
+            "consume, but more workers would not be faster",
         ),
     ],
 )

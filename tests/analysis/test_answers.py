@@ -108,7 +108,9 @@ def test_the_bottleneck() -> None:
     )
     unsure = bottleneck(round_rates(storage=line((1, 790), spread=0.1)), Setup())
     assert not unsure.certain
-    assert "storage sets the pace (or, within what was measured, prep (decoding and transforming))" in unsure.sentence
+    assert (
+        "storage sets the pace (or, within the measured interval, prep (decoding and transforming))" in unsure.sentence
+    )
 
 
 def test_curves() -> None:

@@ -147,7 +147,7 @@ def test_prep_that_has_a_peak() -> None:
     saturated = job(step_per_s=1000, prep=tuple((n, min(80.0 * n, 320.0)) for n in range(1, 9)))
     (one,) = plan([saturated], cluster()).jobs
     assert (one.workers, one.limit, one.reason) == (
-        4, "prep", "4 workers prepare 320 samples/s, and more would be no faster; training could take 1,000 samples/s"
+        4, "prep", "4 workers prepare 320 samples/s, and more would not be faster; training could take 1,000 samples/s"
     )  # fmt: skip
     (two,) = plan([saturated], cluster(nodes=(2, 2))).jobs
     assert (two.workers, two.trial_per_s) == (8, pytest.approx(640, rel=1e-3))

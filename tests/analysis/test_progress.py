@@ -329,7 +329,7 @@ def test_an_analysis_that_is_stopped_while_costs_are_measured_predicts_without_t
     """All rates are real; Ctrl-C comes as the first feed begins that would tell costs."""
 
     def tell(said: str) -> None:
-        if said.startswith("what a feed and a trial cost"):
+        if said.startswith("costs of a feed and of a trial"):
             signal.raise_signal(signal.SIGINT)
 
     found = analyze(WORKLOAD, setup=Setup(), step="paced", rate_per_s=50.0, effort=SHORT, tell=tell, check=True)

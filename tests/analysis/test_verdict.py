@@ -63,7 +63,7 @@ def test_where_views_of_an_epoch_differ_nothing_is_claimed() -> None:
     seen = {"three runs compared": Waits(prep=0.05, fetch=0.8), "loaders": Waits(prep=0.01, fetch=0.1, peers=0.15)}
     said = verdict(round_rates(storage=line((1, 200))), Setup(cores=8, prep_workers=4), seen=seen, changes=[])
     assert said == (
-        "How much of their time trials wait for data is not known: the prediction says 80 %, three runs compared 85 %, "
+        "The share of time that trials wait for data is not known: the prediction says 80 %, three runs compared 85 %, "
         "loaders 26 % (15 % for other trials). By the prediction storage sets the pace at 5 s an epoch; nothing is "
         "recommended, because that may be wrong."
     )
@@ -74,7 +74,7 @@ def test_where_views_agree_that_trials_wait_but_not_for_what_nothing_is_claimed(
     seen = {"three runs compared": Waits(prep=0.8, fetch=0.0), "loaders": Waits(prep=0.02, fetch=0.78)}
     said = verdict(round_rates(storage=line((1, 200))), Setup(cores=8, prep_workers=4), seen=seen, changes=[])
     assert said == (
-        "What trials spend their time waiting for is not known: the prediction says 75 % for samples to be read and "
+        "The cause of the trials' waits is not known: the prediction says 75 % for samples to be read and "
         "5.0 % for samples to be prepared, three runs compared 80 % for samples to be prepared, loaders 78 % for "
         "samples to be read and 2.0 % for samples to be prepared. By the prediction storage sets the pace at 5 s an "
         "epoch; nothing is recommended, because that may be wrong."
@@ -86,7 +86,7 @@ def test_waiting_for_other_trials_is_no_disagreement_with_who_takes_it_for_prep(
     seen = {"three runs compared": Waits(prep=0.5, fetch=0.0), "loaders": Waits(prep=0.2, fetch=0.0, peers=0.3)}
     assert verdict(rates, Setup(), seen=seen) == verdict(rates, Setup())
     for apart in (Waits(prep=0.0, fetch=0.2, peers=0.3), Waits(prep=0.15, fetch=0.11, peers=0.3)):
-        assert "What trials" in verdict(rates, Setup(), seen={**seen, "loaders": apart})
+        assert "The cause" in verdict(rates, Setup(), seen={**seen, "loaders": apart})
 
 
 def test_contention_for_cores_is_named_as_that_where_cores_are_known() -> None:
@@ -110,7 +110,7 @@ def test_an_analysis_whose_split_disagrees_has_no_headline() -> None:
     assert split.disagreement == 0.75
     found = conclude(round_rates(storage=line((1, 250))), Setup(), **SAID, split=split)
     assert found.prediction.steady.waits.all == pytest.approx(0.75)
-    assert found.sentence.startswith("What trials spend their time waiting for is not known: the prediction says")
+    assert found.sentence.startswith("The cause of the trials' waits is not known: the prediction says")
     assert "differ by 75 % of the epoch" in found.notes[-1]
     assert found.changes == ()
     assert conclude(round_rates(storage=line((1, 250))), Setup(), **SAID).changes
@@ -120,7 +120,7 @@ def test_loaders_of_a_running_feed_do_not_contradict_a_prediction_without_a_word
     seen = {"loaders since they joined": Waits(prep=0.05, fetch=0.0)}
     found = conclude(round_rates(storage=line((1, 1e6))), Setup(), **SAID, seen=seen, knows_cores=False)
     assert found.sentence.startswith(
-        "How much of their time trials wait for data is not known: the prediction says 20 %, loaders since they joined "
+        "The share of time that trials wait for data is not known: the prediction says 20 %, loaders since they joined "
         "5.0 %. By the prediction"
     )
 

@@ -199,7 +199,7 @@ def test_an_error_of_a_lane_that_is_told_something_is_in_the_log_of_who_tells_it
         wait_until(lambda: feed.status().internal_errors >= before + 2, "the lane was told again")
         status, log = feed.status(), logged(coordinator_pid(feed.name))
         (note,) = [note for note in status.notes if "provoked in a lane" in note]
-        assert "an internal error in lane 1, which is told again" in note
+        assert "an internal error in lane 1, which will be updated again" in note
         assert log.count(", in report\n") == 1
 
 

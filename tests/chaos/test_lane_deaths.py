@@ -104,7 +104,7 @@ def test_a_lane_that_stands_still_for_good_is_named_and_started_anew(laned):
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(stopped, signal.SIGKILL)
-    assert any("lane 1 does not answer, and is started anew" in note for note in laned.status().notes)
+    assert any("lane 1 does not answer, and is restarted" in note for note in laned.status().notes)
     assert "SERVING -> SILENT" in "\n".join(laned.story("lane 1"))
 
 

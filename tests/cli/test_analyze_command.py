@@ -68,7 +68,7 @@ def run(*arguments: object) -> tuple[int, str, str]:
         ({"file": Path("a"), "feed": "b", "step": "m:f"}, "name either a file that describes a feed"),
         ({"file": Path("a")}, "say how fast training is"),
         ({"file": Path("a"), "step": "m:f", "rate_per_s": 1.0}, "say how fast training is"),
-        ({"feed": "b", "verify": True}, "a running --feed tells its own rates"),
+        ({"feed": "b", "verify": True}, "a running --feed has its own rates"),
         ({"file": Path("a"), "step": "m:f", "trials": 0}, "--trials must be at least 1, got 0"),
         ({"file": Path("a"), "rate_per_s": 1.0, "quick": True, "verify": True}, "leave out --quick or --verify"),
         ({"feed": "train", "quick": True}, "leave out --quick or --feed"),

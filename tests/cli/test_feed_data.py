@@ -273,7 +273,7 @@ def test_conditions_compare_as_they_say(write: Write) -> None:
         ("data:\n  read_manifest:\n    lable: x\n    path: y\n", "3: unknown key 'lable'; did you mean 'label'?"),
         ("data:\n  read_manifest:\n    label: x\n", "2: data.read_manifest lacks 'path'"),
         ("data:\n  read_manifest: {path: x, fields: age}\n", "2: data.read_manifest.fields must be a list, got 'age'"),
-        (MANIFEST + "listing: kept.parquet\n", "3: listing keeps what is in a folder, and data is for read_manifest"),
+        (MANIFEST + "listing: kept.parquet\n", "3: listing stores the contents of a folder, and data "),
         ("data: images\nsplit: 0.8\n", "2: split must be 'key: value' lines, got 0.8 (a number)"),
         ("data: images\nsplit: {part: train}\n", "2: split lacks 'fraction'"),
         (

@@ -159,7 +159,7 @@ def test_what_it_started_ends_when_it_is_killed(serving: dict[str, tuple[Path, C
         (("-c", PROGRAM, "."), "an epoch", signal.SIGTERM),
         pytest.param(
             ("-m", "mbaas", "analyze", "feed.yaml", "--rate", "100", "--save", "found.json"),
-            "what a feed and a trial cost",
+            "costs of a feed and of a trial",
             130,
             marks=pytest.mark.long,
         ),

@@ -37,7 +37,7 @@ def test_a_feed_ends_when_nobody_knows_its_layout_or_its_dataset(
     with pytest.raises(FeedFailedError) as told:
         adopted(monkeypatch, layout, {})
     assert str(told.value) == end.of("train")
-    assert str(told.value).startswith("feed 'train' cannot go on: its coordinator died")
+    assert str(told.value).startswith("feed 'train' cannot continue: its coordinator died")
 
 
 def test_a_feed_does_not_end_as_long_as_a_cache_node_may_know_its_dataset(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -102,7 +102,7 @@ def test_a_worker_that_meets_a_bug_while_it_is_told_the_placement_is_no_silent_f
     shell = asyncio.run(tell())
     assert isinstance(shell.state.heard[-1], ev.BriefingFailed)
     assert shell.counters.internal_errors == 1
-    assert "in prep-0, which is told the placement" in shell.counters.notes[-1]
+    assert "in prep-0, while sending the placement" in shell.counters.notes[-1]
 
 
 def test_a_lent_worker_that_is_gone_already_can_be_ended():

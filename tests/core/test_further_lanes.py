@@ -71,7 +71,7 @@ def test_a_silent_lane_is_told_of_and_then_started_anew_alone(feed):
         feed.answer(1)
     assert feed.wait(1.0) == [2]
     assert feed.phases() == [LanePhase.SERVING, LanePhase.BRIEFING]
-    assert ev.Note("lane 2 does not answer, and is started anew") in feed.said
+    assert ev.Note("lane 2 does not answer, and is restarted") in feed.said
     for _ in range(int(LANE_BEGIN_S) - 1):
         feed.answer(1)
         assert feed.wait(1.0) == [], "Ray starts it"

@@ -130,8 +130,8 @@ def test_a_trial_goes_on_apart_when_it_was_too_slow_for_long_enough_and_the_log_
     assert not tell_paces(feed, ann=10, bob=1, after_s=SPLIT_AFTER_S / 2)
     (note,) = kinds(tell_paces(feed, ann=10, bob=1, after_s=SPLIT_AFTER_S / 2), ev.Note)
     assert cohorts(feed) == ["ann", "bob"]
-    why = "the pace is 1 blocks/s, that of the others 10: apart, all together are given 450 % more"
-    assert note.text == f"bob goes on apart from ann: {why}"
+    why = "1 blocks/s instead of 10; the split delivers 450 % more in total"
+    assert note.text == f"split bob from ann: {why}"
     assert {name: consumer.apart for name, consumer in feed.core.consumers.by_name.items()} == {"ann": "", "bob": why}
 
 
@@ -153,8 +153,8 @@ def test_slow_trials_of_several_paces_are_all_parted_in_one_look() -> None:
     notes = kinds(tell_paces(feed, after_s=SPLIT_AFTER_S, **paces), ev.Note)
     assert cohorts(feed) == ["ann", "bob", "cid, dan"]
     assert [note.text.partition(":")[0] for note in notes] == [
-        "bob, cid, dan go on apart from ann",
-        "cid, dan go on apart from bob",
+        "split bob, cid, dan from ann",
+        "split cid, dan from bob",
     ]
 
 

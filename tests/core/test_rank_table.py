@@ -240,7 +240,7 @@ def test_a_rank_that_comes_back_between_two_epochs_goes_on_where_its_sister_did(
     _, sister = begun(feed, 2)
     back = feed.enter(0, "c", 3 * BLOCKS, due=2 * BLOCKS)
     orders = feed.ask(back, 3)
-    assert (orders.plan, orders.missing) == (None, (1,)), "nothing was heard of its sister since: it may be dead"
+    assert (orders.plan, orders.missing) == (None, (1,)), "it did not answers sister since: it may be dead"
     feed.leases[sister.consumer, sister.session] += 1.0
     orders = feed.ask(back, 3)
     assert (orders.start, orders.plan) == (2 * BLOCKS, RankPlan(("a", "b"), PLACEMENT))

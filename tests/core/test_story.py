@@ -136,7 +136,7 @@ def test_a_worker_tells_what_it_had_in_hand(core):
         "task 0 ended",
         "task 1: part 0 of block 1",
         "UP -> LEAVING",
-        "LEAVING -> GONE: with 1 tasks in hand",
+        "LEAVING -> GONE: with 1 unfinished tasks",
     ]
     assert told[-1].endswith("<- WorkerDown(worker='prep-0', reason='killed', blame=True)")
 
@@ -328,7 +328,7 @@ def test_one_who_waits_for_a_ready_block_is_noticed_with_both_stories(core):
 def test_a_block_that_nobody_wants_is_noticed(core):
     core.handle(ev.TaskEnded(0), 4.0)
     core.consumers.cohorts[0].keep_from = core.consumers.cohorts[0].members[0].released = 1
-    with pytest.raises(InvariantError, match=r"(?s)block 0 is kept for nobody.*GRANTED -> READY"):
+    with pytest.raises(InvariantError, match=r"(?s)block 0 is kept without a reason.*GRANTED -> READY"):
         core.validate()
 
 

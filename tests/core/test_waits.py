@@ -89,7 +89,7 @@ def test_a_cache_that_is_silent_is_named():
     found = {"workers": {"prep-0": ev.FoundWorker("a")}, "caches": {("a", 3): False}}
     feed = Feed(**found, version=7, serial=1, is_restart=True)
     feed.now = 4.0
-    assert feed.waits()[0] == "the cache of node a is asked whether it lives, and has not answered yet (for 4 s so far)"
+    assert feed.waits()[0] == "the cache of node a is being probed, and has not answered yet (for 4 s so far)"
     feed.send(ev.CacheProbed("a", 3, answers=False))
     assert feed.waits() == ("prep-1 is being started, it needs 2 CPUs and 0.5 GPUs (for 0 s so far)",)
     feed.start("prep-1", "a")

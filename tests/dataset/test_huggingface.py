@@ -385,8 +385,8 @@ def test_folders_that_nobody_saved_are_named(tmp_path: Path, folder: Path) -> No
         ("{", r"cannot read .*/state\.json: "),
         ("[]", r"/state\.json must be a JSON object, got \[\]"),
         ("{}", r" has no rows"),
-        (json.dumps(state | {"_data_files": [{"filename": "../x"}]}), r"must name what is beside it, got '\.\./x'"),
-        (json.dumps(state | {"_data_files": [3]}), r"must name what is beside it, got None"),
+        (json.dumps(state | {"_data_files": [{"filename": "../x"}]}), r"must name a file next to it, got '\.\./x'"),
+        (json.dumps(state | {"_data_files": [3]}), r"must name a file next to it, got None"),
         (json.dumps(state), r"the shard .*/data-00000-of-00002\.arrow is not there"),
     ):
         (tmp_path / "state.json").write_text(said)

@@ -39,4 +39,4 @@ def test_a_fast_trial_does_not_wait_for_a_slow_one_and_both_get_exact_epochs(fee
         assert ready == [fast_epochs], "five epochs are over before two of the slow one are"
         assert [record.flaws(ids) for record in result(fast_epochs)] == [[]] * 5
         assert [record.flaws(ids) for record in result(slow_epochs)] == [[]] * 2
-        assert any("slow goes on apart from fast: " in note for note in feed.status().notes)
+        assert any("split slow from fast: " in note for note in feed.status().notes)

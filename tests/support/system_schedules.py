@@ -506,7 +506,7 @@ class System(Cluster):
                 end, member = trial.ends[lane], core.consumers.by_name.get(trial.name)
                 if member is not None and member.session == end.session and block in end.holds:
                     story = "\n".join(core.story(f"block {block}"))
-                    _, _, since = story.partition("it lay on a node that is gone")
+                    _, _, since = story.partition("its node is gone")
                     assert "-> FAILED" in since, f"block {block} is dropped, and {trial.name} looks at it"
 
     def check_error(self, trial: Trial, number: int, error: str) -> None:

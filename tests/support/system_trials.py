@@ -65,7 +65,7 @@ class Answer:
 
     Attributes:
         restarting: the coordinator is gone, or was when the call came.
-        lost: nothing was heard for `CALL_S`.
+        lost: no answer for `CALL_S`.
         expelled: the session is not open any more.
         admitted: (session, first block, where the trial's own epoch lies).
     """

@@ -238,7 +238,7 @@ def measure(
             progress.found(f"beside each other: {made} prepared, {trained} trained")
             del raw, kept
         if pace is not None:
-            progress.begin("costs", f"what a feed and a trial cost: {trials}")
+            progress.begin("costs", f"costs of a feed and of a trial: {trials}")
             rates = with_costs(rates, workload, workers, pace)
         else:
             notes = (*notes, QUICK_COSTS)

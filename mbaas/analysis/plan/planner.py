@@ -307,7 +307,7 @@ def _limit(made: _Made, *, pool: int) -> tuple[Limit, str]:
     # Only prep is left: either other jobs needed the workers, or more of them would contend for the same cores.
     if made.given.limit == "pool":
         return "pool", f"{prepared}; {could}, but the pool of {pool} has no more workers for it"
-    return "prep", f"{prepared}, and more would be no faster; {could}"
+    return "prep", f"{prepared}, and more would not be faster; {could}"
 
 
 def _rate(per_s: float) -> str:

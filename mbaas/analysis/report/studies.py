@@ -221,7 +221,7 @@ def _about_enough(enough: Enough, say: Callable[[int], str]) -> str:
     if enough.amount is None or enough.low == enough.high:
         return said
     low, high = ("no amount" if end is None else say(end) for end in (enough.low, enough.high))
-    return said if low == high else f"{said} Within what was measured it is {low} to {high}."
+    return said if low == high else f"{said} Within the measured interval it is {low} to {high}."
 
 
 def _about_decoding(analysis: Analysis) -> list[str]:
@@ -232,7 +232,7 @@ def _about_decoding(analysis: Analysis) -> list[str]:
 def _about_nodes(setup: Setup) -> list[str]:
     told = []
     if setup.network_bytes_per_s == math.inf:
-        told.append("The network between nodes is taken to have no limit: nothing was said about it.")
+        told.append("The network between nodes is taken to have no limit: it is not given.")
     told.append(f"All nodes read {'one storage' if setup.storage_shared else 'a storage of their own'}.")
     return told
 
