@@ -51,7 +51,7 @@ def test_it_begins_its_next_epoch_with_the_others_as_long_as_that_is_kept() -> N
 
 
 def test_its_place_is_kept_as_long_as_there_is_room() -> None:
-    """This also holds when other consumers are past the epoch in which it rests."""
+    """This also holds when other consumers are past its resting epoch."""
     feed = Feed(blocks_per_epoch=8, ahead=2, credit=4, budget_blocks=40, lease_s=1000.0)
     feed.join("unread", asks=False)
     feed.join("goes on", asks=False)

@@ -109,7 +109,7 @@ class Lane:
 
     Args:
         number: number of the lane.
-        trial: trial whose rank the good consumer is; None if it is a trial by itself.
+        trial: trial whose rank the good consumer is; None if the consumer is a trial.
 
     Attributes:
         got: blocks delivered to the good consumer.

@@ -163,7 +163,7 @@ def test_a_worker_that_has_finished_is_not_given_up(lane):
 
 
 def test_another_main_coordinator_may_give_a_name_anew(lane):
-    """The worker of that name died while no main coordinator ran; the lane's record against it is dropped."""
+    """That worker died while no main coordinator ran; the lane's record against the name is dropped."""
     lane.version = (8, 0)
     assert lane.hear(workers=working("prep-0", process=1)) == [
         ev.WorkerDown("prep-0", "its process is gone, and another one has its name"),
