@@ -299,9 +299,7 @@ def restore(feed: Feed, rank: str) -> int:
 
 @pytest.mark.parametrize("ranks", [("t[0]", "t[1]"), ("t[1]", "t[0]")])
 def test_ranks_that_are_restored_do_not_follow_their_own_past(ranks: tuple[str, str]) -> None:
-    """The past run ended in mid-epoch and its leases are still open. Alone, the ranks continue at their state's
-    position.
-    """
+    """The past run ended in mid-epoch with open leases. Alone, the ranks continue at their state's position."""
     feed = ranks_in_mid_epoch()
     assert [restore(feed, rank) for rank in ranks] == [8, 8]
     assert [give(feed, rank, 8) for rank in ranks] == [(8,), (8,)]

@@ -37,9 +37,7 @@ def observed(before, after, members, *, samples=0, prep_s=0.0, **options):
 
 
 def test_stalls_are_shares_of_the_trials_time():
-    """In 8 s the trial waited 6 s: 2 s for bytes, and then also 1 s for others. Prep stall is 4/8 or 3/8, fetch stall
-    2/8.
-    """
+    """In 8 s the trial waited 6 s: 2 s for bytes, then 1 s for others as well. Prep stall 4/8 or 3/8, fetch 2/8."""
     seen = observed({}, {"a": report(100, wait_s=6, fetch_s=2, step_s=2)}, consumers(["a"]))
     assert (seen.prep_stall, seen.fetch_stall, seen.peer_stall) == (0.5, 0.25, 0)
     seen = observed({}, {"a": report(100, wait_s=6, fetch_s=2, peers_s=1, step_s=2)}, consumers(["a"]))
@@ -55,9 +53,7 @@ def test_only_what_came_since_the_first_look_counts():
 
 
 def test_members_of_a_cohort_share_and_cohorts_add_up():
-    """The trials of one cohort could take 100/4 = 25 and 100/2 = 50 a second, so it demands 25. The other demands 10:
-    35.
-    """
+    """One cohort's trials could take 100/4 = 25 and 100/2 = 50 a second: it demands 25. The other demands 10: 35."""
     reports = {
         "slow": report(100, wait_s=4, step_s=4),
         "fast": report(100, wait_s=6, step_s=2),
@@ -76,9 +72,7 @@ RANKS = {"trial[0]": "trial", "trial[1]": "trial"}
 
 
 def test_the_ranks_of_a_trial_want_together_what_it_wants():
-    """Ranks that get 100 samples each in 4 s of work demand 50 a second together, and another trial demands 60: 50, not
-    25.
-    """
+    """Ranks that each get 100 samples in 4 s of work demand 50 a second; the other trial demands 60: 50, not 25."""
     reports = {
         "trial[0]": report(100, wait_s=4, step_s=4),
         "trial[1]": report(100, wait_s=4, step_s=4),

@@ -79,9 +79,7 @@ def test_only_what_lay_on_a_dead_node_is_made_again():
 
 
 def test_a_block_over_which_workers_died_is_tried_anew_in_the_next_epoch():
-    """The cause of the deaths may have passed. A feed with differing epochs also prepares the next epoch's blocks
-    again.
-    """
+    """The cause may have passed. A feed with differing epochs also prepares the next epoch's blocks again."""
     feed = kept(max_deaths=1)
     start = feed.join("c")
     feed.send(ev.WorkerDown("w0", "killed"))

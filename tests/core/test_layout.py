@@ -50,9 +50,7 @@ def test_few_workers_want_a_gibibyte_and_more_want_more():
 
 
 def test_a_small_epoch_gives_every_worker_a_block():
-    """1,797 samples are 29 minibatches, 14 or 15 for each of two workers: two blocks, without a third for the last 5
-    samples.
-    """
+    """1,797 samples are 29 minibatches, 14 or 15 for each of two workers: two blocks, no third for the last 5."""
     assert size(num_samples=1797, sample_bytes=1000) == 15 * 64
 
 

@@ -12,9 +12,7 @@ from mbaas.core.moving import MOST_AT_ONCE
 
 
 def staged_on(node: str, blocks: int, *, others: tuple[str, ...] = ("b", "c")) -> Feed:
-    """Feed whose first blocks are staged on `node`; the workers of `others` prepared nothing, and "me" works on block
-    0.
-    """
+    """Feed with its first blocks on `node`; workers on `others` prepared nothing, and "me" works on block 0."""
     feed = Feed(blocks_per_epoch=8, ahead=blocks - 1, budget_blocks=16, workers=0)
     feed.send(ev.WorkerUp("old", 8, node))
     feed.join("me", asks=False)

@@ -109,9 +109,7 @@ def test_a_trial_alone_waits_for_nobody():
 
 @pytest.mark.parametrize(("slack", "is_idle"), [(0, True), (20, False)])
 def test_prep_is_not_idle_because_of_one_that_is_behind_while_nothing_is_held_back_for_it(slack, is_idle):
-    """Both are slower than prep. In 2 s one gets 33 blocks and the other 25; a slack of 20 blocks covers the
-    difference.
-    """
+    """Both are slower than prep. In 2 s one gets 33 blocks and the other 25, which a slack of 20 covers."""
     play = Play(slack=slack)
     play.join("ahead", 0.060)
     play.join("behind", 0.080)

@@ -76,9 +76,7 @@ def test_of_cohorts_that_begin_an_epoch_together_the_larger_one_is_joined():
 
 
 def test_a_newcomer_begins_where_it_waits_least():
-    """From 5 to 8 are three blocks and from 7 only one, although more consumers are at 5. An empty table uses the given
-    start.
-    """
+    """From 5 to 8 are three blocks, from 7 one, although more are at 5. An empty table uses the given start."""
     found = table(5, 7)
     join(found, "c2", 5, found.cohorts[0])
     assert found.shared_start(0) == (found.cohorts[1], 8)

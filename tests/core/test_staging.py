@@ -477,9 +477,7 @@ def test_a_consumer_restored_far_away_gets_its_exact_block_in_a_cohort_of_its_ow
 
 
 def test_those_who_wait_do_not_pull_a_laggard_back_in_by_asking_again():
-    """A long wait repeats its call. If the repeat rejoined the cohorts, the fast consumer would lose `patience_s` each
-    time.
-    """
+    """A long wait repeats its call. If that rejoined the cohorts, the fast one would lose `patience_s` each time."""
     feed = Feed(patience_s=5.0, lanes=2)
     feed.join("slow", asks=False)
     feed.join("fast")
@@ -594,8 +592,7 @@ def test_a_bad_block_reaches_its_consumers_as_an_error_and_takes_no_bytes():
 
 
 def test_who_leaves_an_epoch_half_way_and_holds_its_last_block_gets_the_next_epoch():
-    """Epochs have 8 blocks and the budget is 4: block 0 is held and 1 to 3 are ready when the consumer skips to block
-    8.
+    """Epochs have 8 blocks, the budget is 4: block 0 is held and 1 to 3 are ready when the consumer skips to 8.
 
     Blocks 1 to 3 were never delivered and no consumer needs them, so they are dropped at once.
     """

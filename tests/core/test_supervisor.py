@@ -301,7 +301,7 @@ def test_a_machine_without_workers_is_free_when_the_others_have_what_it_kept():
 
 
 def test_a_machine_whose_samples_come_slowly_stays_as_long_as_they_come():
-    """The samples take 40 minutes, at 100 s for each answer."""
+    """Moving the samples takes 40 minutes, at 100 s for each answer."""
     feed = Feed(own=2)
     node = vacating(feed)
     for _ in range(24):
@@ -556,9 +556,7 @@ def test_workers_that_are_starting_count_when_borrowed_ones_go_home():
 
 
 def test_workers_that_are_away_come_in_addition_to_those_that_are_to_be_here():
-    """One of four workers is lent and one is leaving. A target of 4 is 1 borrowed + 3 owned here, so the feed owns 3 +
-    2.
-    """
+    """One of four workers is lent and one is leaving. A target of 4 is 1 borrowed + 3 owned here: it owns 3 + 2."""
     feed = Feed(own=4)
     feed.open("a", "a", "a", "a")
     feed.send(ev.HandedOver(feed.lend("other"), taken=True))
@@ -964,9 +962,7 @@ def test_while_caches_fill_no_machine_is_given_back():
 
 
 def test_a_worker_is_lent_from_a_machine_that_loses_nothing():
-    """Without cached samples, a's only worker is lent and a is freed. With full caches that worker must stay, so b
-    lends.
-    """
+    """Without cached samples, a's only worker is lent, which frees a. With full caches it must stay, so b lends."""
     feed = Feed(own=4)
     feed.open("a", "b", "b", "b")
     assert feed.supervisor.workers[feed.lend("other")].node == "a"
