@@ -1,4 +1,4 @@
-"""A staging core as tests drive it, and what its answers say."""
+"""A staging core driven by tests, and helpers to read its instructions."""
 
 from mbaas.core import events as ev
 from mbaas.core.layout import StagingLimits
@@ -8,7 +8,7 @@ from mbaas.settings import Timeouts
 
 
 class Feed:
-    """A core with a clock that tests set, and the instructions of the last event."""
+    """Staging core with a clock that tests set, and its open tasks by block."""
 
     def __init__(
         self, *, budget_blocks=8, ahead=3, blocks_per_epoch=4, workers=1, credit=1, max_deaths=3,
@@ -46,7 +46,7 @@ class Feed:
         return cursor
 
     def ask(self, name, cursor, want=1, began=None):
-        """The consumer holds nothing and has used up all before ``cursor``."""
+        """Ask as a consumer that holds nothing and has used all blocks before ``cursor``."""
         session = self.core.consumers.by_name[name].session
         return self.send(ev.Ask(name, session, cursor, cursor, cursor, want, began=began))
 
@@ -63,7 +63,7 @@ class Feed:
 
 
 def give(feed, name, block, *, holds=None):
-    """Have a consumer ask for a block until it is there: what it was given. It holds all from ``holds`` on."""
+    """Ask for a block until it is delivered; return the delivered blocks. The consumer holds all from ``holds`` on."""
     released = block if holds is None else holds
     session = feed.core.consumers.by_name[name].session
     given = delivered(feed.send(ev.Ask(name, session, block, released, released)))

@@ -1,4 +1,4 @@
-"""A supervisor whose workers, caches and homes come when a test says so."""
+"""A supervisor whose workers, caches and homes come up under a test's control."""
 
 from timed_supervisor import TimedSupervisor
 
@@ -8,7 +8,7 @@ from mbaas.core.supervisor import Supervisor
 
 
 class Feed(TimedSupervisor):
-    """A supervisor with a clock, and what it said last."""
+    """Supervisor with a clock, and its last instructions."""
 
     def __init__(self, own=1, lanes=1, staging_bytes=0, **begin):
         super().__init__(Supervisor(own=own, credit=2, lanes=lanes, staging_bytes=staging_bytes), **begin)
@@ -21,17 +21,17 @@ class Feed(TimedSupervisor):
         return found
 
     def told(self, kind):
-        """The events of a kind that lanes are to hear."""
+        """Events of a kind that lanes are to receive."""
         return [told.event for told in self.kinds(ev.TellLanes) if isinstance(told.event, kind)]
 
     def move_homes(self):
-        """Carry out the move of homes that was just asked for."""
+        """Complete the placement move that was just requested."""
         move = self.only(ev.MovePlacement)
         self.send(ev.PlacementMoved(move.version, move.workers))
         return move
 
     def borrow(self, node, owner="other"):
-        """Take a worker that another feed offers, and have it work."""
+        """Take a worker that another feed offers, and put it to work."""
         self.send(ev.Offered(f"{owner}'s", owner))
         name = self.only(ev.TakeIn).worker
         self.send(ev.WorkerStarted(name, node))
@@ -42,7 +42,7 @@ class Feed(TimedSupervisor):
         return name
 
     def lend(self, target):
-        """Let a worker go to another feed, which has not answered yet."""
+        """Give a worker to another feed, which has not answered yet; return its name."""
         self.send(ev.Lend(target))
         (leaves,) = self.told(staging.WorkerLeaves)
         self.send(ev.WorkerDone(leaves.worker))
@@ -50,7 +50,7 @@ class Feed(TimedSupervisor):
         return leaves.worker
 
     def open(self, *nodes):
-        """Start a worker, and a cache, on each of the nodes."""
+        """Start a worker and a cache on each node."""
         for start, node in zip(self.kinds(ev.StartWorker), nodes, strict=True):
             self.send(ev.WorkerStarted(start.worker, node))
         for cache in list(self.supervisor.caches.values()):

@@ -1,4 +1,7 @@
-"""Where consumers begin that join at once, and where they go on when their own epoch ends. Epochs have 8 blocks."""
+"""Consumers that join at once begin at the right block, and continue correctly after their own epoch.
+
+Epochs have 8 blocks.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from mbaas.order import ASIDE, OwnEpoch, Shuffle
 
 
 def feed_at(block: int, *, ahead: int = 2) -> Feed:
-    """A feed in which "a" has used up all before ``block`` and asks for no more."""
+    """Feed where "a" has used all blocks before ``block`` and requests no more."""
     feed = Feed(blocks_per_epoch=8, ahead=ahead, credit=2)
     feed.join("a", asks=False)
     for number in range(block):
@@ -19,7 +22,7 @@ def feed_at(block: int, *, ahead: int = 2) -> Feed:
 
 
 def take(feed: Feed, name: str, block: int) -> tuple[int, ...]:
-    """Have a consumer ask for a block until it is there; what it was given."""
+    """Let a consumer ask until the block is delivered; return the delivered blocks."""
     given = delivered(feed.ask(name, block))
     while name not in given:
         given = delivered(feed.finish(min(feed.tasks)))
@@ -45,7 +48,7 @@ def test_who_is_alone_begins_with_an_epoch() -> None:
 
 
 def test_a_newcomer_begins_where_the_others_are() -> None:
-    """At a block that is there, so that it waits for nobody; its epoch ends in the middle of the next one."""
+    """It begins at a ready block, so it does not wait; its epoch ends in the middle of the next one."""
     feed = feed_at(4)
     admitted = join_now(feed, "b")
     assert 2 <= admitted.cursor <= 4
@@ -55,7 +58,7 @@ def test_a_newcomer_begins_where_the_others_are() -> None:
 
 
 def side_by_side(blocks: int, *, ahead: int = 2) -> tuple[Feed, int]:
-    """A feed in which "b" began in the middle of an epoch, and both have taken so many blocks since; and where."""
+    """Feed where "b" began in mid-epoch and both have taken `blocks` blocks since; and the first block of "b"."""
     feed = feed_at(4, ahead=ahead)
     begin = join_now(feed, "b").cursor
     for block in range(begin, begin + blocks):
@@ -102,7 +105,7 @@ def test_who_comes_when_an_epoch_has_hardly_begun_begins_with_it() -> None:
 
 
 def test_who_comes_when_the_next_epoch_has_begun_begins_with_that() -> None:
-    """What is made ahead reaches into it already: how it is shuffled does not change any more."""
+    """Blocks of the next epoch are already prepared ahead, so its shuffle is fixed."""
     feed = feed_at(7)
     assert feed.core.epochs.has_begun(8)
     admitted = join_now(feed, "b")
@@ -115,7 +118,7 @@ def test_who_has_ended_its_own_epoch_begins_the_next_one_there() -> None:
 
 
 def moved_on() -> tuple[Feed, int]:
-    """A feed in which "b" has ended its own epoch, and the stream's next one has begun without its cut."""
+    """Feed where "b" ended its own epoch, and the stream's next one began without its cut; and the next block."""
     feed, begin = side_by_side(8)
     feed.core.epochs.adopt(Resumption(17, OwnEpoch(16, 24), 2, Shuffle(2)), [])
     return feed, begin + 8
@@ -129,7 +132,7 @@ def test_who_cannot_begin_there_is_moved_on_to_the_next_epoch_of_the_stream() ->
 
 
 def test_who_was_moved_on_and_asks_again_is_moved_on_again() -> None:
-    """Its answer did not arrive, so it asks where it was."""
+    """Its answer was lost, so it repeats the call from its old position."""
     feed, end = moved_on()
     feed.ask("b", end)
     feed.ask("b", end, began=end)
@@ -138,7 +141,7 @@ def test_who_was_moved_on_and_asks_again_is_moved_on_again() -> None:
 
 
 def test_no_call_brings_blocks_across_the_end_of_an_epoch_that_began_in_the_middle() -> None:
-    """At its end it may have to go on elsewhere."""
+    """At that epoch's end it may have to continue elsewhere."""
     feed, begin = side_by_side(7, ahead=6)
     while feed.tasks:
         feed.finish(min(feed.tasks))
@@ -147,7 +150,7 @@ def test_no_call_brings_blocks_across_the_end_of_an_epoch_that_began_in_the_midd
 
 
 def test_who_lacks_the_rest_of_an_epoch_that_is_another_here_gets_it_aside_and_then_leaves() -> None:
-    """It joins again then, as its loader does without a word."""
+    """Then it joins again, as its loader does silently."""
     feed = feed_at(4)
     admitted = resume(feed, "b", Resumption(6, OwnEpoch(0, 8), 0, Shuffle(0, (16,), Shuffle(7))))
     by = admitted.cursor - 6
@@ -187,7 +190,7 @@ def test_who_has_nothing_of_an_epoch_that_is_another_here_begins_the_next() -> N
 
 
 def behind_one() -> Feed:
-    """A feed in which "a" and "b" come to the end of an epoch, and "c" is in the next one, too far away to meet."""
+    """Feed where "a" and "b" reach the end of an epoch, and "c" is in the next one, too far ahead to share it."""
     feed = feed_at(3)
     feed.join("b", asks=False)
     for block in range(3):
@@ -203,7 +206,7 @@ def behind_one() -> Feed:
 
 
 def test_those_behind_begin_their_next_epoch_with_who_is_ahead() -> None:
-    """They go equally fast. If nobody moved, all of their blocks would be made twice for good."""
+    """They are equally fast. If none moved, all of their blocks would be prepared twice from then on."""
     feed = behind_one()
     a, b, c = (feed.core.consumers.by_name[name] for name in "abc")
     notes = kinds(feed.ask("a", 8), ev.Note)
@@ -218,7 +221,7 @@ def test_those_behind_begin_their_next_epoch_with_who_is_ahead() -> None:
 
 
 def test_who_has_just_joined_others_begins_with_them() -> None:
-    """It was told so, and they may wait for it."""
+    """The feed assigned that start, and other consumers may wait for it."""
     feed = behind_one()
     feed.join("d", 8, flexible=True, asks=False)
     d, a = (feed.core.consumers.by_name[name] for name in "da")

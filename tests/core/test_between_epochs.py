@@ -1,4 +1,7 @@
-"""Who has ended an epoch and does not ask holds up nobody, and goes on where others are. Epochs have 8 blocks."""
+"""A consumer that finished an epoch and requests nothing delays no other, and continues where others are.
+
+Epochs have 8 blocks.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from mbaas.order import ASIDE, OwnEpoch, Shuffle
 
 
 def feed_of_two(**changed: object) -> Feed:
-    """A feed in which "rests" and "goes on" have all of the first epoch; two blocks are made ahead."""
+    """Feed whose consumers "rests" and "goes on" have received the first epoch; two blocks are prepared ahead."""
     options = {"blocks_per_epoch": 8, "ahead": 2, "credit": 4, "lease_s": 1000.0, "patience_s": 500.0}
     feed = Feed(**{**options, **changed})
     feed.join("rests", asks=False)
@@ -48,7 +51,7 @@ def test_it_begins_its_next_epoch_with_the_others_as_long_as_that_is_kept() -> N
 
 
 def test_its_place_is_kept_as_long_as_there_is_room() -> None:
-    """Also if others have left the epoch behind in which it rests."""
+    """This also holds when other consumers are past its resting epoch."""
     feed = Feed(blocks_per_epoch=8, ahead=2, credit=4, budget_blocks=40, lease_s=1000.0)
     feed.join("unread", asks=False)
     feed.join("goes on", asks=False)
@@ -90,7 +93,7 @@ def test_a_rank_whose_others_are_far_ahead_goes_on_apart_from_them_with_what_is_
 
 
 def test_later_it_begins_at_once_where_the_others_are() -> None:
-    """And their next epoch is shuffled so that it gets each sample once."""
+    """The next epoch is shuffled so that the consumer gets each sample once."""
     feed = feed_of_two(budget_blocks=4)
     feed.wait(REST_AFTER_S)
     for block in range(8, 13):
@@ -106,7 +109,7 @@ def test_later_it_begins_at_once_where_the_others_are() -> None:
 
 
 def test_what_it_looks_at_stays_while_it_rests() -> None:
-    """It holds block 7. Dropped, its bytes would be granted twice."""
+    """It holds block 7. If that block were dropped, its bytes would be granted twice."""
     feed = feed_of_two(budget_blocks=4)
     feed.wait(REST_AFTER_S)
     for block in range(8, 15):
@@ -117,7 +120,7 @@ def test_what_it_looks_at_stays_while_it_rests() -> None:
 
 
 def test_whoever_rests_and_holds_blocks_leaves_room_for_those_who_go_on() -> None:
-    """With room for three blocks, of which one is held by who rests, blocks are handed out to be copied."""
+    """The budget is three blocks and the resting consumer holds one, so blocks are delivered for copying."""
     feed = Feed(blocks_per_epoch=8, ahead=2, credit=4, budget_blocks=3, lease_s=1000.0)
     feed.join("rests", asks=False)
     for block in range(8):
@@ -147,7 +150,7 @@ def test_when_all_rest_prep_goes_on_where_the_furthest_of_them_is() -> None:
 
 
 def come_back(feed: Feed, name: str, block: int) -> int:
-    """Have somebody join whose last epoch ended at a block, in another life of the coordinator."""
+    """Join a consumer whose last epoch ended at a block under an earlier coordinator; return its cursor."""
     feed.session += 1
     (admitted,) = kinds(feed.send(ev.Join(name, feed.session, block, now=True)), ev.Admitted)
     return admitted.cursor
@@ -168,7 +171,7 @@ def test_who_comes_back_to_a_restarted_coordinator_between_its_epochs_begins_whe
 
 
 def test_who_works_for_longer_on_its_blocks_than_others_is_not_taken_to_rest() -> None:
-    """It took 3 s for a block of its epoch, so it is waited for twice as long at the end of that."""
+    """Its blocks take 3 s each, so at the end of its epoch it counts as resting only after 2 x 3 s."""
     feed = Feed(blocks_per_epoch=8, ahead=2, credit=4, lease_s=1000.0, patience_s=500.0)
     feed.join("slow", asks=False)
     for block in range(8):
@@ -188,7 +191,7 @@ def test_what_lay_between_two_epochs_says_nothing_of_how_long_it_works() -> None
 
 
 def test_a_call_of_one_that_rests_may_end_later_and_still_be_explained() -> None:
-    """It gave the call up, which the service keeps until its time is over."""
+    """The consumer gave up the call, which the service keeps until the call's timeout."""
     feed = Feed(blocks_per_epoch=8, ahead=2, credit=4, lease_s=1000.0)
     feed.join("a")
     feed.send(ev.HandBack("a", 1, 0, 0))
@@ -216,7 +219,7 @@ def test_a_loader_that_nobody_reads_holds_up_nobody() -> None:
 
 
 def test_who_named_its_block_keeps_it_until_it_asks() -> None:
-    """Its position may lie inside of that block: another one would not hold its samples."""
+    """Its position may be inside that block; another block would not contain its samples."""
     feed = Feed(blocks_per_epoch=8, ahead=2, credit=4, lease_s=1000.0)
     feed.join("restored", start=8, asks=False)
     feed.wait(100.0)
@@ -230,8 +233,9 @@ def test_nobody_rests_in_a_feed_of_several_lanes() -> None:
 
 
 def test_who_asks_again_in_a_feed_of_several_lanes_begins_with_an_epoch_of_the_feed() -> None:
-    """It was moved to the next epoch, did not hear so, and asks for its first block again. Others have a block ready in
-    the middle of an epoch, where another lane would not begin.
+    """The consumer was moved to the next epoch, missed that answer, and asks for its first block again.
+
+    Other consumers have a block ready in mid-epoch, where another lane would not begin.
     """
     feed = Feed(lanes=2, ahead=2, lease_s=1000.0)
     feed.join("again", asks=False)
@@ -243,7 +247,7 @@ def test_who_asks_again_in_a_feed_of_several_lanes_begins_with_an_epoch_of_the_f
 
 
 def test_a_rank_goes_on_at_its_own_block() -> None:
-    """All ranks of a trial must be in the same epoch: they go on together in a cohort of their own."""
+    """All ranks of a trial must be in the same epoch, so they continue together in a separate cohort."""
     feed = Feed(blocks_per_epoch=8, ahead=2, credit=4, budget_blocks=8, lease_s=1000.0)
     for number, name in enumerate(("t[0]", "t[1]", "goes on"), 1):
         feed.session = number
@@ -261,7 +265,7 @@ def test_a_rank_goes_on_at_its_own_block() -> None:
 
 
 def test_who_rests_and_asks_for_an_older_block_again_gets_it() -> None:
-    """A part of its last block could not be read. The others are far ahead by then."""
+    """A part of its last block could not be read, and the others are far ahead by then."""
     feed = feed_of_two(budget_blocks=4)
     feed.wait(REST_AFTER_S)
     for block in range(8, 14):
@@ -274,7 +278,7 @@ def test_who_rests_and_asks_for_an_older_block_again_gets_it() -> None:
 
 
 def ranks_in_mid_epoch(*others: str) -> Feed:
-    """A feed in which two ranks of the trial "t", and others, have 20 of its blocks, two epochs and a half."""
+    """Feed whose two ranks of trial "t", and `others`, have received 20 blocks (two and a half epochs)."""
     feed = Feed(blocks_per_epoch=8, ahead=2, credit=4, budget_blocks=40, lease_s=1000.0)
     names = ("t[0]", "t[1]", *others)
     for number, name in enumerate(names, 1):
@@ -287,7 +291,7 @@ def ranks_in_mid_epoch(*others: str) -> Feed:
 
 
 def restore(feed: Feed, rank: str) -> int:
-    """Have a rank join that was restored from a state between the first and the second epoch: where it begins."""
+    """Join a rank restored from a state between the first and the second epoch; return its cursor."""
     feed.session += 1
     (admitted,) = kinds(feed.send(ev.Join(rank, feed.session, 8, flexible=True, trial="t")), ev.Admitted)
     return admitted.cursor
@@ -295,20 +299,20 @@ def restore(feed: Feed, rank: str) -> int:
 
 @pytest.mark.parametrize("ranks", [("t[0]", "t[1]"), ("t[1]", "t[0]")])
 def test_ranks_that_are_restored_do_not_follow_their_own_past(ranks: tuple[str, str]) -> None:
-    """It ended in the middle of an epoch, and its leases have not ended yet. Alone, they go on where their state is."""
+    """The past run ended in mid-epoch with open leases. Alone, the ranks continue at their state's position."""
     feed = ranks_in_mid_epoch()
     assert [restore(feed, rank) for rank in ranks] == [8, 8]
     assert [give(feed, rank, 8) for rank in ranks] == [(8,), (8,)]
 
 
 def test_ranks_that_are_restored_begin_an_epoch_with_others_who_are_there() -> None:
-    """As if their own past were not there, too."""
+    """Their past run is ignored here, too."""
     feed = ranks_in_mid_epoch("other")
     assert [restore(feed, rank) for rank in ("t[0]", "t[1]")] == [16, 16], "the other is in it, and it is kept"
 
 
 def test_a_rank_that_is_restored_begins_with_the_one_that_waits_for_it() -> None:
-    """Although the trial with which that one was to share the epoch has left meanwhile."""
+    """The trial with which the waiting rank was to share the epoch has left in the meantime."""
     feed = ranks_in_mid_epoch("other")
     first = restore(feed, "t[0]")
     feed.send(ev.Leave("other"))
@@ -327,7 +331,7 @@ def test_a_trial_that_was_one_consumer_and_comes_as_ranks_does_not_follow_its_ow
 
 
 def two_answers(at: int) -> tuple[Feed, int, int]:
-    """A feed whose consumer "rests" had two answers while the other one was near a block: where it began, by each."""
+    """Feed whose consumer "rests" got two answers while the other was near block `at`, and the start in each answer."""
     feed = feed_of_two(budget_blocks=4)
     feed.wait(REST_AFTER_S)
     for block in range(8, at):
@@ -342,7 +346,7 @@ def two_answers(at: int) -> tuple[Feed, int, int]:
 
 
 def test_of_two_answers_the_one_counts_that_the_consumer_took() -> None:
-    """It says where its own epoch began, so the next one is cut there."""
+    """The consumer reports where its own epoch began, so the next epoch is cut there."""
     feed, first, _ = two_answers(12)
     session = feed.core.consumers.by_name["rests"].session
     feed.send(ev.Ask("rests", session, first + 1, first + 1, first + 1, number=91, began=first))
@@ -350,7 +354,7 @@ def test_of_two_answers_the_one_counts_that_the_consumer_took() -> None:
 
 
 def test_if_the_next_epoch_is_cut_for_the_other_answer_already_it_goes_on_alone() -> None:
-    """Else it would have some samples twice. Its loader joins again without a word, with what it lacks."""
+    """Otherwise it would get some samples twice. Its loader rejoins silently, with the samples that it lacks."""
     feed, first, second = two_answers(13)
     assert feed.core.epochs.shuffle_of(16).cuts == (second % 8,)
     session = feed.core.consumers.by_name["rests"].session

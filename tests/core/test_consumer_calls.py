@@ -1,4 +1,4 @@
-"""Whatever a consumer sends is an event that fits, or an error of its own: it never reaches what serves the others."""
+"""A consumer's call becomes a valid event or an error for that consumer alone; it never breaks the feed for others."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ PARTS = st.lists(st.one_of(st.builds(UnreadablePart, VALUES, VALUES, VALUES), AN
 
 @st.composite
 def resumptions(draw: st.DrawFn) -> Any:
-    """Where somebody goes on that could be true; or with one value that is something else."""
+    """Resumptions that are plausible, or wrong in one value."""
     own = OwnEpoch.at(draw(st.integers(0, 3 * BLOCKS)), BLOCKS, 1)
     start = draw(st.integers(own.first, own.end - 1))
     epoch = draw(st.sampled_from([(start - 1) // BLOCKS, start // BLOCKS]))
@@ -98,22 +98,22 @@ def joining(block: Any, name: Any = "bad", resumed: Any = None) -> tuple[str, Jo
 
 
 def plain(value: Any) -> Any:
-    """As `BlockCall.plain` has it: lists, and no values of our own."""
+    """The value as `BlockCall.plain` sends it: lists, without types of this project."""
     if isinstance(value, UnreadablePart):
         return [value.block, value.part, value.task]
     return [*map(plain, value)] if isinstance(value, (list, tuple)) else value
 
 
 class Lane:
-    """What a coordinator does with calls, without Ray: the core, a worker, and one consumer that knows how to behave.
+    """The call handling of a coordinator without Ray: the core, a worker, and one well-behaved consumer.
 
     Args:
-        number: of the lane.
-        trial: whose rank the good consumer is; None if it is a trial by itself.
+        number: number of the lane.
+        trial: trial whose rank the good consumer is; None if the consumer is a trial.
 
     Attributes:
-        got: the blocks that the good consumer was given.
-        refused: the errors with which calls were answered.
+        got: blocks delivered to the good consumer.
+        refused: messages of the errors that calls raised.
     """
 
     def __init__(self, number: int, trial: str | None = None) -> None:
@@ -152,7 +152,7 @@ class Lane:
         self.core.validate()
 
     def call(self, move: tuple[Any, ...]) -> None:
-        """Do as `ConsumerApi` does: check all that came, then send."""
+        """Mirror `ConsumerApi`: check all arguments, then send."""
         kind, *sent = move
         match kind:
             case "join":
@@ -205,11 +205,11 @@ class Lane:
         if self.waits:
             self.send(calls.heartbeat(GOOD, self.session, self.cursor, self.cursor))
         else:
-            self.waits = True  # first: the answer may come at once
+            self.waits = True  # set first: the answer may arrive immediately
             self.send(calls.ask(GOOD, self.session, self.cursor, self.cursor, self.cursor))
 
     def finish(self) -> None:
-        """All others fall silent: the good one gets two whole epochs, in order and once."""
+        """Silence all other consumers; the good one then receives two whole epochs, in order and once."""
         for _ in range(200):
             self.now += 1.0
             self.ask_good()
@@ -220,7 +220,7 @@ class Lane:
         raise AssertionError(f"it was given {self.got} only: {self.core.explain_wait(GOOD)}")
 
 
-@example(0, None, [joining(7)])  # who is there moves ahead to it
+@example(0, None, [joining(7)])  # the good consumer moves ahead to it
 @example(0, None, [("announce", [], 1)])
 @given(st.integers(0, 1), st.sampled_from([None, "good"]), st.lists(MOVES, max_size=40))
 @settings(max_examples=600, deadline=None)
@@ -231,7 +231,7 @@ def test_no_value_that_a_consumer_sends_breaks_the_feed_or_costs_others_a_block(
     lane.finish()
     epochs = [lane.got[first : first + BLOCKS] for first in range(0, len(lane.got), BLOCKS)]
     begins = [epoch[0] // BLOCKS for epoch in epochs]
-    if number == 0 and trial is None:  # it may begin an epoch further ahead, to share it with who begins it there
+    if number == 0 and trial is None:  # it may skip ahead, to share an epoch with a consumer that starts there
         assert begins == sorted(set(begins))
     else:
         assert begins == [*range(len(epochs))]
@@ -240,7 +240,7 @@ def test_no_value_that_a_consumer_sends_breaks_the_feed_or_costs_others_a_block(
 
 
 def test_the_moves_of_the_property_reach_the_core_as_well():
-    """Else it would hold because everything is refused."""
+    """Otherwise the property could hold because every call is refused."""
     lane = Lane(0)
     for move in [joining(2), ("ask", "bad", 2, 2, 2, 2, 1, []), ("leave", "bad", None, 1)]:
         lane.play(move)
@@ -265,7 +265,7 @@ def test_a_part_that_a_block_does_not_have_is_neither_lost_nor_there(part):
 
 
 def test_nobody_takes_the_feed_to_numbers_that_others_cannot_use():
-    """A state, or a position, of an epoch far beyond all others: newcomers would begin behind it, at last aside."""
+    """Newcomers would start after a position far beyond all other epochs, and finally reach the `ASIDE` range."""
     lane, reach = Lane(0), MOST_AHEAD_EPOCHS * BLOCKS
     first = reach + BLOCKS
     far = Resumption(first + 1, OwnEpoch.at(first, BLOCKS, 1), MOST_AHEAD_EPOCHS + 1, Shuffle(MOST_AHEAD_EPOCHS + 1))
@@ -285,7 +285,7 @@ def test_nobody_takes_the_feed_to_numbers_that_others_cannot_use():
 
 
 def resume(**changed: Any) -> ev.Join:
-    """Join with what is right but for the changes; without any, in a feed of several lanes."""
+    """Join with a valid resumption except for the changes; without changes, in a feed of several lanes."""
     resumed = structs.replace(Resumption(4, OwnEpoch(2, 7, 2), 0, Shuffle(0)), **changed)
     order = SampleOrder(5, 0, 1) if changed else None
     return calls.join(JoinRequest(ConsumerName("a"), Start(4, resumed=resumed)), 1, leads=True, order=order)
@@ -297,7 +297,7 @@ def join(name: Any = "a", block: Any = 2, leads: bool = True, **start: Any) -> e
 
 
 def called(**changed: Any) -> object:
-    """A call for blocks that is right but for what is changed."""
+    """A valid call for blocks, except for the changes."""
     right = BlockCall("a", 1, 1, 1, 1, 1, 0.5, (), 1, 1, None).plain()
     named = dict(zip(BlockCall.__struct_fields__, right, strict=True))
     return calls.block_call([*(named | changed).values()])
@@ -424,7 +424,7 @@ def test_a_rank_report_that_fits_comes_through_as_it_is():
     ids=str,
 )
 def test_a_rank_report_that_cannot_be_is_refused(wrong):
-    """A world of 10**12 ranks alone would keep the coordinator busy for hours."""
+    """A world size of 10**12 alone would occupy the coordinator for hours."""
     with pytest.raises(ConfigError):
         calls.rank_report(structs.replace(RANK_REPORT, **wrong))
 

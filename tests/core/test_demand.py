@@ -1,4 +1,4 @@
-"""What the last seconds say: the arithmetic is in the docstrings."""
+"""Demand, stalls and worker speed are computed correctly from the last seconds; docstrings give the arithmetic."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def report(samples, *, wait_s, step_s, fetch_s=0.0, peers_s=0.0, loader="one"):
 
 
 def consumers(*cohorts):
-    """A table whose cohorts have these members."""
+    """Table with one cohort for each list of names."""
     found = ConsumerTable(EpochTable(4), 3, Stories())
     for names in cohorts:
         cohort = found.new_cohort(0)
@@ -30,14 +30,14 @@ def consumers(*cohorts):
 
 
 def observed(before, after, members, *, samples=0, prep_s=0.0, **options):
-    """The observation between two looks that lie a window apart."""
+    """Observation between two looks that are one window apart."""
     estimator = DemandEstimator()
     assert estimator.observe(Look(0.0, before, 0, 0.0), members, **BOUNDS) is None
     return estimator.observe(Look(WINDOW_S, after, samples, prep_s), members, **BOUNDS, **options)
 
 
 def test_stalls_are_shares_of_the_trials_time():
-    """Of 8 s the trial waited 6, 2 of them for bytes, then 1 of them for others: 4/8 or 3/8 prep stall, 2/8 fetch."""
+    """In 8 s the trial waited 6 s: 2 s for bytes, then 1 s for others as well. Prep stall 4/8 or 3/8, fetch 2/8."""
     seen = observed({}, {"a": report(100, wait_s=6, fetch_s=2, step_s=2)}, consumers(["a"]))
     assert (seen.prep_stall, seen.fetch_stall, seen.peer_stall) == (0.5, 0.25, 0)
     seen = observed({}, {"a": report(100, wait_s=6, fetch_s=2, peers_s=1, step_s=2)}, consumers(["a"]))
@@ -45,7 +45,7 @@ def test_stalls_are_shares_of_the_trials_time():
 
 
 def test_only_what_came_since_the_first_look_counts():
-    """100 more samples in 4 s of work: 25 a second; what was before does not matter."""
+    """100 more samples in 4 s of work are 25 a second; earlier samples do not count."""
     before, after = report(1000, wait_s=50, step_s=10), report(1100, wait_s=54, step_s=14)
     seen = observed({"a": before}, {"a": after}, consumers(["a"]))
     assert seen.demand_per_s == 25.0
@@ -53,7 +53,7 @@ def test_only_what_came_since_the_first_look_counts():
 
 
 def test_members_of_a_cohort_share_and_cohorts_add_up():
-    """One cohort of trials that could take 100/4 = 25 and 100/2 = 50 a second wants 25; another one wants 10: 35."""
+    """One cohort's trials could take 100/4 = 25 and 100/2 = 50 a second: it demands 25. The other demands 10: 35."""
     reports = {
         "slow": report(100, wait_s=4, step_s=4),
         "fast": report(100, wait_s=6, step_s=2),
@@ -72,7 +72,7 @@ RANKS = {"trial[0]": "trial", "trial[1]": "trial"}
 
 
 def test_the_ranks_of_a_trial_want_together_what_it_wants():
-    """Ranks that get 100 samples each for 4 s of work want 50 a second, beside a trial that wants 60: 50, not 25."""
+    """Ranks that each get 100 samples in 4 s of work demand 50 a second; the other trial demands 60: 50, not 25."""
     reports = {
         "trial[0]": report(100, wait_s=4, step_s=4),
         "trial[1]": report(100, wait_s=4, step_s=4),
@@ -83,8 +83,9 @@ def test_the_ranks_of_a_trial_want_together_what_it_wants():
 
 
 def test_a_rank_that_waits_for_another_one_in_its_step_does_not_work_there():
-    """Rank 1 waited 6 s for data, and so did rank 0, 5 of them in its steps: the trial could take 200 in 2 s, and
-    waited for 6 of its 8 s. Beside it a trial of 8 s never waits: 6 of 16 s.
+    """Rank 1 waited 6 s for data, and so did rank 0: 1 s directly and 5 s in its steps.
+
+    The trial could take 200 samples in 2 s, and waited for 6 of its 8 s. Another trial never waits in 8 s: 6 of 16 s.
     """
     reports = {
         "trial[0]": report(100, wait_s=1, step_s=7),
@@ -97,14 +98,14 @@ def test_a_rank_that_waits_for_another_one_in_its_step_does_not_work_there():
 
 
 def test_whole_blocks_are_made_for_a_rank_that_is_in_a_cohort_of_its_own():
-    """Each of two cohorts is to make 50 samples a second, of which one rank takes half."""
+    """Each of two cohorts needs 50 samples a second, and its rank takes half."""
     reports = {name: report(100, wait_s=4, step_s=4) for name in RANKS}
     seen = observed({}, reports, consumers(["trial[0]"], ["trial[1]"]), trial_of=RANKS)
     assert seen.demand_per_s == 100.0
 
 
 def test_workers_are_idle_for_the_rest_of_their_time():
-    """Two workers had 16 s and prepared for 4: 75 % idle; 200 samples in 4 s: 50 a second each."""
+    """Two workers had 16 s and were busy for 4 s: 75 % idle. 200 samples in 4 s of work are 50 a second per worker."""
     seen = observed({}, {}, consumers(["a"]), samples=200, prep_s=4.0)
     assert seen.idle == 0.75
     assert seen.worker_per_s == 50.0
@@ -127,7 +128,7 @@ def test_another_loader_of_the_same_name_begins_anew():
 
 
 def test_differences_are_over_a_whole_window_and_none_are_told_before_half_of_one():
-    """Looks a second apart: what is compared lies `WINDOW_S` back, and a trial's first seconds are forgotten then."""
+    """Looks are a second apart. Each is compared with the one `WINDOW_S` earlier, so the first seconds drop out."""
     estimator, seen = DemandEstimator(), {}
     for second in range(int(2 * WINDOW_S) + 1):
         look = Look(
@@ -152,7 +153,7 @@ def test_a_trial_that_took_nothing_wants_nothing_and_a_pause_does_not_make_worke
 
 
 def test_a_trial_that_takes_nothing_holds_up_nobody():
-    """One of a cohort evaluates, or has not begun; the other takes 100 in 4 s."""
+    """The other members evaluate, have not begun, or took their first samples; one trial takes 100 in 4 s."""
     reports = {
         "takes": report(100, wait_s=4, step_s=4),
         "evaluates": report(0, wait_s=0, step_s=8),
@@ -163,9 +164,7 @@ def test_a_trial_that_takes_nothing_holds_up_nobody():
 
 
 def test_shares_are_between_none_and_all():
-    """Clocks of several processes do not agree: more fetch stall than stall is no prep stall, and more than all of
-    their time no worker works.
-    """
+    """Process clocks differ: more fetch stall than total stall means no prep stall, and idle time is never negative."""
     after = {"a": report(100, wait_s=2, fetch_s=3, step_s=2)}
     seen = observed({}, after, consumers(["a"]), samples=100, prep_s=3 * WINDOW_S)
     assert (seen.prep_stall, seen.fetch_stall, seen.idle) == (0.0, 0.75, 0.0)
@@ -179,7 +178,7 @@ def test_where_nothing_happened_nothing_is_known():
 
 
 def test_work_of_which_no_time_was_told_says_nothing_of_the_speed_and_neither_does_time_without_work():
-    """50 a second stays: first samples come without seconds, then seconds without samples."""
+    """The rate stays at 50 a second: first samples arrive without seconds, then seconds without samples."""
     estimator, members = DemandEstimator(), consumers(["a"])
     seen = []
     for step, (samples, prep_s) in enumerate([(0, 0.0), (200, 4.0), (300, 4.0), (300, 6.0)]):
@@ -188,7 +187,7 @@ def test_work_of_which_no_time_was_told_says_nothing_of_the_speed_and_neither_do
 
 
 def test_of_each_figure_only_what_came_since_counts():
-    """Of 16 s since then it waited 8, 4 of them for bytes: both stalls are a quarter; 100 samples in 8 s."""
+    """In 16 s it waited 8 s, 4 s for bytes: both stalls are a quarter. 100 samples in 8 s are 12.5 a second."""
     before = report(1000, wait_s=100, fetch_s=90, step_s=7)
     after = report(1100, wait_s=108, fetch_s=94, step_s=15)
     seen = observed({"a": before}, {"a": after}, consumers(["a"]))
@@ -196,8 +195,10 @@ def test_of_each_figure_only_what_came_since_counts():
 
 
 def test_looks_that_are_not_regular_are_compared_over_a_window_at_least():
-    """Looks at 0, 6, 10 and 18 s, at which 60, 120 and 280 samples were made: at 18 s the one of 10 s is a window
-    back, so 160 in 8 s are 20 a second; at 10 s no other is than that of 0 s, so 120 in 10 s are 12.
+    """Looks at 0, 6, 10 and 18 s report 0, 60, 120 and 280 samples in total; the window is 8 s.
+
+    At 18 s, the look at 10 s is one window back: 160 samples in 8 s are 20 a second. At 10 s, only the look at 0 s is
+    far enough back: 120 in 10 s are 12.
     """
     estimator, members, seen = DemandEstimator(), consumers(["a"]), []
     for now, samples in ((0.0, 0), (6.0, 60), (10.0, 120), (18.0, 280)):
@@ -206,13 +207,13 @@ def test_looks_that_are_not_regular_are_compared_over_a_window_at_least():
 
 
 def test_a_single_sample_counts():
-    """One in a quarter of a second, after a quarter of waiting; a worker took half a second for it."""
+    """One sample in 0.25 s of work after 0.25 s of waiting; its preparation took a worker 0.5 s."""
     seen = observed({}, {"a": report(1, wait_s=0.25, step_s=0.25)}, consumers(["a"]), samples=1, prep_s=0.5)
     assert (seen.prep_stall, seen.demand_per_s, seen.worker_per_s) == (0.5, 4.0, 2.0)
 
 
 def paces(reports, ranks=None, *, block_samples=10, scales=False, **bounds):
-    """What is told of trials after a whole window, in which prep made 200 samples in 4 s."""
+    """Paces of trials after a whole window, in which prep made 200 samples in 4 s."""
     estimator, members, bounds = DemandEstimator(), consumers([*reports]), {**BOUNDS, **bounds}
     estimator.observe(Look(0.0, {}, 0, 0.0), members, **bounds)
     look = Look(WINDOW_S, reports, 200, 4.0)
@@ -242,7 +243,7 @@ def test_who_has_ended_no_step_yet_has_no_pace_and_who_ends_none_for_a_while_kee
 
 
 def test_prep_is_as_fast_as_all_workers_that_can_come():
-    """Each makes 5 blocks a second; two are up, three are reserved, nine may be started."""
+    """Each worker prepares 5 blocks a second; two are up, three are reserved, and nine may be started."""
     a = {"a": report(100, wait_s=4, step_s=2)}
     bounds = {"workers": 2, "reserved": 3, "most": 9}
     assert paces(a, **bounds).prep_per_s == 15.0, "no more are started"

@@ -1,4 +1,4 @@
-"""Machines that will be gone soon: who works, and where samples live, before they are."""
+"""Work and samples move away from a draining machine before it is gone."""
 
 import pytest
 from supervised_feeds import Feed
@@ -21,7 +21,7 @@ def homes(feed):
 
 
 def start(feed, node):
-    """Have the worker that was asked for come up on a machine, with a cache: it can work when homes have moved."""
+    """Bring up the requested worker and a cache on a machine; the worker can work after homes have moved."""
     (name,) = [name for name, worker in feed.supervisor.workers.items() if worker.phase is WorkerPhase.STARTING]
     feed.send(ev.WorkerStarted(name, node))
     for asked in feed.kinds(ev.StartCache):
@@ -62,7 +62,7 @@ def test_homes_leave_at_once_where_others_work():
 
 
 def test_where_nothing_else_is_left_work_goes_on_until_the_end():
-    """Workers are asked for, which Ray's autoscaler sees, and nobody stands still for a machine that may not come."""
+    """Workers are requested, which Ray's autoscaler sees, and none stops for a machine that may never come."""
     feed = Feed(own=2)
     feed.open("a", "b")
     drain(feed, "a", "b")
@@ -101,7 +101,7 @@ def test_a_machine_that_dies_before_all_was_moved_is_one_that_died():
 
 
 def test_no_cache_is_started_on_a_machine_that_will_be_gone_soon():
-    """It could not: Ray starts no process there any more."""
+    """Ray no longer starts processes there."""
     feed = Feed()
     feed.open("a")
     drain(feed, "a")

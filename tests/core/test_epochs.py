@@ -1,4 +1,4 @@
-"""How the epochs of a stream are shuffled while some consumers are out of phase, and where others then begin."""
+"""Epochs are shuffled so that out-of-phase consumers get each sample once, and others begin only at valid blocks."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from mbaas.messages import Resumption
 from mbaas.order import ASIDE, MOST_LEVELS, OwnEpoch, Shuffle
 
 BLOCKS, SAMPLES = 4, 10
-"""Blocks in an epoch, and samples in a block."""
+"""Blocks per epoch and samples per block."""
 
 
 def begun(*own_epochs: OwnEpoch, epochs: int = 1, is_shuffled: bool = True) -> EpochTable:
-    """A table in which so many epochs have begun while these consumers were there."""
+    """Table after the start of `epochs` epochs, with these consumers present."""
     table = EpochTable(BLOCKS, SAMPLES, is_shuffled=is_shuffled)
     for number in range(epochs):
         table.fix(number * BLOCKS, own_epochs)
@@ -36,7 +36,7 @@ def test_whoever_is_in_the_middle_of_its_own_epoch_cuts_the_next_one() -> None:
 
 
 def test_whoever_has_just_ended_its_own_epoch_cuts_the_one_after_the_next() -> None:
-    """It will begin another one there; else it would have to leap to the stream's next epoch, and be alone."""
+    """It will begin another epoch there. Otherwise it would have to skip to the stream's next epoch, and be alone."""
     table = begun(OwnEpoch(2, 6, 20), epochs=3)
     assert shuffle(table, 2) == Shuffle(2, (20,), Shuffle(0))
 
@@ -67,7 +67,7 @@ def test_an_epoch_that_has_begun_stays_as_it_is() -> None:
         (1, 2, True),
         (2, 2, False),  # the next epoch has begun, and has other samples before this block
         (2, 4, True),
-        (1, 6, False),  # that epoch has not begun: what came before the block would not be known
+        (1, 6, False),  # that epoch has not begun: the samples before the block would be unknown
     ],
 )
 def test_where_somebody_can_begin(epochs: int, block: int, can: bool) -> None:
@@ -97,7 +97,7 @@ def test_in_the_datasets_own_order_anybody_may_begin_anywhere_and_gets_all() -> 
 
 
 def test_shuffles_do_not_lie_within_each_other_without_end() -> None:
-    """In every epoch somebody else begins at another block; at last nobody may, until all are in phase again."""
+    """In each epoch another consumer begins at another block, until none may before all are in phase."""
     table = EpochTable(BLOCKS, SAMPLES)
     table.fix(0, [])
     number = 0
@@ -110,7 +110,7 @@ def test_shuffles_do_not_lie_within_each_other_without_end() -> None:
     assert table.can_begin((number + 1) * BLOCKS + 1)
 
 
-# ---- consumers that go on where they were ----
+# ---- consumers that resume ----
 
 
 def resumed(start: int, own: OwnEpoch, epoch: int, how: Shuffle) -> Resumption:
@@ -148,7 +148,7 @@ def test_an_epoch_whose_next_has_begun_without_its_cut_is_put_aside() -> None:
 
 
 def test_nobody_is_given_an_epoch_that_others_need_in_another_way() -> None:
-    """One that is in the middle of its own epoch needs what the next one begins with."""
+    """A consumer in the middle of its own epoch needs the beginning of the next one."""
     table = begun(epochs=1)
     others = [OwnEpoch(2, 6, 20)]
     assert not table.adopt(resumed(5, OwnEpoch(4, 8), 1, Shuffle(1)), others)
@@ -165,14 +165,14 @@ def test_nobody_is_given_an_epoch_that_others_need_in_another_way() -> None:
 def test_whose_own_epoch_does_not_reach_into_the_next_may_go_on_however_that_is_shuffled(
     next_epoch: int, wanted: Resumption
 ) -> None:
-    """In a feed with other blocks than before, it begins in the middle of one."""
+    """Block sizes have changed, so its own epoch begins in the middle of a block."""
     table = EpochTable(BLOCKS, SAMPLES)
     table.fix(next_epoch * BLOCKS, [])
     assert table.adopt(wanted, [])
 
 
 def test_each_epoch_aside_has_a_run_of_numbers_of_its_own_whichever_comes_first() -> None:
-    """So a restarted coordinator, to which consumers come in another order, puts each where it was."""
+    """A restarted coordinator puts each epoch at the same position, although consumers return in another order."""
     wanted = [resumed(BLOCKS * n + 1, OwnEpoch(BLOCKS * n, BLOCKS * (n + 1)), n, Shuffle(n)) for n in range(100)]
     before, after = EpochTable(BLOCKS, SAMPLES), EpochTable(BLOCKS, SAMPLES)
     places = [before.put_aside(each, []).epoch for each in wanted]
@@ -191,12 +191,12 @@ def test_two_places_aside_that_would_be_the_same_are_not() -> None:
     assert table.shuffle_of(elsewhere.start) == wanted.shuffle
 
 
-# ---- what is kept ----
+# ---- retention ----
 
 
 def test_only_epochs_long_ago_are_forgotten_and_none_near_which_anybody_is() -> None:
     epochs = PAGE_EPOCHS * (MOST_PAGES + 3)
-    near = [PAGE_EPOCHS * BLOCKS, 4 * PAGE_EPOCHS * BLOCKS - 1]  # in the first epoch of a page, and the last of another
+    near = [PAGE_EPOCHS * BLOCKS, 4 * PAGE_EPOCHS * BLOCKS - 1]  # the first epoch of one page and the last of another
     table = begun(epochs=epochs)
     table.forget(near)
     forgotten = [number for number in range(epochs) if not table.has_begun(number * BLOCKS)]
@@ -223,7 +223,7 @@ def test_the_first_number_aside_is_one_of_them() -> None:
     table.validate()
 
 
-# ---- what is written down ----
+# ---- persisted shuffles ----
 
 
 def test_an_epoch_is_open_when_it_is_written_down_how_it_is_shuffled() -> None:
@@ -240,7 +240,7 @@ def test_an_epoch_is_open_when_it_is_written_down_how_it_is_shuffled() -> None:
 
 
 def test_what_an_earlier_coordinator_wrote_down_holds() -> None:
-    """Nobody tells of epoch 1: who had it is away. Else it would be fixed as a whole, for nobody cuts it now."""
+    """No consumer reports epoch 1, because its consumer is away; otherwise it would be fixed without a cut."""
     how = Shuffle(1, (20,), Shuffle(0))
     table = EpochTable(BLOCKS, SAMPLES, written={0: Shuffle(0), 1: how})
     assert table.adopt(resumed(2, OwnEpoch(0, 4), 0, Shuffle(0)), [])

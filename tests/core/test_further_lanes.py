@@ -1,4 +1,4 @@
-"""When a further lane counts as silent, and when it is started anew."""
+"""A further lane counts as silent, and is restarted, at the right time."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from mbaas.core.supervisor import Supervisor
 
 
 class Feed(TimedSupervisor):
-    """The supervisor of a feed of three lanes, with a clock."""
+    """Supervisor of a feed with three lanes, and a clock."""
 
     def __init__(self) -> None:
         super().__init__(Supervisor(own=1, credit=1, lanes=3))
 
     def wait(self, seconds: float) -> list[int]:
-        """Let time pass; the lanes that are to be started anew."""
+        """Let time pass; return the lanes to restart."""
         self.advance(seconds)
         return [instruction.lane for instruction in self.kinds(ev.RestartLane)]
 
@@ -93,7 +93,7 @@ def test_a_lane_that_answers_again_is_not_started_anew(feed):
 
 def test_a_lane_that_ray_starts_has_a_minute_to_come_up(feed):
     feed.send(ev.LaneLost(1))
-    feed.send(ev.LaneLost(1))  # each call to it says so
+    feed.send(ev.LaneLost(1))  # every failed call to the lane reports it
     assert feed.phases() == [LanePhase.BRIEFING, LanePhase.SERVING]
     for _ in range(int(LANE_BEGIN_S) - 1):
         feed.answer(2)

@@ -1,4 +1,4 @@
-"""Trials look at a minibatch while they wait for the next one: however many cohorts there are, each gets the next."""
+"""Every cohort gets its next block although trials hold a minibatch while they wait, whatever the number of cohorts."""
 
 import pytest
 from staging_feeds import Feed, delivered, give, kinds
@@ -7,20 +7,20 @@ from mbaas.core import events as ev
 
 
 class Holders:
-    """Consumers, each in an epoch of its own, who hold what they were given last until they are given more.
+    """Consumers in separate epochs, each of which holds its last blocks until it gets more.
 
-    What is given as a copy is not held.
+    Blocks delivered as copies are not held.
     """
 
     def __init__(self, number, **options):
         self.feed = Feed(blocks_per_epoch=100, **options)
         self.cursors, self.released, self.copies = {}, {}, []
         for index in range(number):
-            name, start = f"c{index}", 100 * index + 1  # exactly there, in the middle of an epoch
+            name, start = f"c{index}", 100 * index + 1  # an exact start, in mid-epoch
             self.cursors[name] = self.released[name] = self.feed.join(name, start, asks=False)
 
     def go_on(self, name, want=1):
-        """Ask for blocks until some are given; return how many, or 0 if there is no room for one."""
+        """Ask until blocks are delivered; return their number, or 0 if there is no room."""
         cursor = self.cursors[name]
         session = self.feed.core.consumers.by_name[name].session
         done = self.feed.send(ev.Ask(name, session, cursor, self.released[name], 0, want))
@@ -30,7 +30,7 @@ class Holders:
             done = self.feed.finish(min(self.feed.tasks))
         self.copies.append(given[0].as_copy)
         self.cursors[name] += len(given[0].blocks)
-        # It looks at the newest block; a copy takes nothing from the budget.
+        # It holds the newest block; a copy does not count against the budget.
         self.released[name] = self.cursors[name] - (not given[0].as_copy)
         self.feed.send(ev.Heartbeat(name, session, self.released[name], 0))
         return len(given[0].blocks)
@@ -54,7 +54,7 @@ def test_where_there_is_room_nothing_is_copied():
 
 
 def test_members_of_one_cohort_copy_nothing():
-    """The blocks from the slowest on are staged already, so it can always go on."""
+    """The blocks from the slowest member on are staged already, so that member can always continue."""
     feed = Feed(budget_blocks=3, ahead=2)
     for name in ("ann", "bob"):
         feed.join(name)
@@ -69,7 +69,7 @@ def test_members_of_one_cohort_copy_nothing():
 
 @pytest.mark.parametrize("budget_blocks", [8, 16])
 def test_who_keeps_all_that_it_was_given_copies_it_in_the_end_and_holds_up_nobody(budget_blocks):
-    """Of the others nobody copies anything, and what the hoarder has as views stays."""
+    """No other consumer copies anything, and the hoarder keeps its views."""
     feed = Feed(budget_blocks=budget_blocks, ahead=2, blocks_per_epoch=100)
     for name in ("hoards", "ann", "bob"):
         feed.join(name, asks=False)
@@ -108,7 +108,7 @@ def test_who_lets_go_of_what_it_kept_need_not_copy_any_more():
 
 
 def test_fewer_are_given_at_once_before_anything_is_copied():
-    """Of eight blocks two are for each of the two, and one stays free: three more, although seven are ready."""
+    """8 blocks - 2 for each of two consumers - 1 that stays free = 3, although seven are ready."""
     holders = Holders(2, budget_blocks=8, ahead=8)
     holders.go_on("c0")
     while holders.feed.tasks:
@@ -119,7 +119,7 @@ def test_fewer_are_given_at_once_before_anything_is_copied():
 
 
 def test_who_catches_up_is_not_given_so_much_at_once_that_nobody_gets_room_for_the_next():
-    """What it is given together must fit beside all that others hold, also if they hold what comes after that."""
+    """Its delivery must leave room for the blocks that others hold, and for the block that they need next."""
     feed = Feed(budget_blocks=4, ahead=4, blocks_per_epoch=6)
     for name in ("late", "front"):
         feed.join(name, asks=False)
@@ -143,12 +143,12 @@ def test_what_the_one_in_front_holds_counts_also_where_the_one_that_asks_is_far_
 
 @pytest.mark.parametrize("heard_again", [False, True])
 def test_who_holds_just_what_it_works_on_and_the_one_before_keeps_nothing_old(heard_again):
-    """It gets a view as long as there is room at all."""
+    """It gets a view as long as there is any room."""
     feed = Feed(budget_blocks=6, ahead=6, blocks_per_epoch=20)
     for name in ("works", "front"):
         feed.join(name, asks=False)
     for block in range(4):
-        give(feed, "works", block, holds=min(block, 2))  # in the end it holds two blocks, 2 and 3
+        give(feed, "works", block, holds=min(block, 2))  # finally it holds two blocks, 2 and 3
         give(feed, "front", block)
     assert give(feed, "front", 4) == (4,)
     assert give(feed, "front", 5) == (5,)
@@ -160,7 +160,7 @@ def test_who_holds_just_what_it_works_on_and_the_one_before_keeps_nothing_old(he
 
 
 def test_who_keeps_everything_holds_up_nobody_where_each_second_block_is_a_small_one():
-    """Epochs have two blocks, of 10 and 1 bytes: what fits the budget is counted in full ones."""
+    """Epochs have two blocks, of 10 and 1 bytes; the budget is counted in full blocks."""
     feed = Feed(budget_blocks=8, ahead=2, blocks_per_epoch=2, block_bytes=lambda block: (10, 1)[block % 2])
     feed.join("hoards", asks=False)
     views = 0

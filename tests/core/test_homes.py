@@ -1,4 +1,4 @@
-"""When samples get new homes, and where."""
+"""Samples move to new home nodes at the right time and in the right shares."""
 
 import itertools
 
@@ -114,7 +114,7 @@ def test_a_move_has_its_time(homes, workers, caches):
 
 
 def test_a_machine_that_lost_its_workers_keeps_its_samples_for_a_minute_while_one_is_awaited(homes, workers, caches):
-    """Lost at 50 s: at 109 s it has the share that it had, also where others are why homes move; at 110 s none."""
+    """Lost at 50 s: at 109 s it still has its share, although homes move for another reason; at 110 s it has none."""
     for node in "ab":
         worker(workers, f"w{node}", node)
         cache(caches, node)
@@ -138,9 +138,7 @@ def test_only_workers_that_stay_are_told_of_a_move(homes, workers, caches):
 
 
 def test_what_a_worker_did_before_it_was_first_measured_counts(homes, workers, caches):
-    """20 samples in 2 s, and 10 in 2 s by one that was not there when the others were measured first: 10 and 5 a
-    second.
-    """
+    """20 samples in 2 s, and 10 in 2 s by a worker that the first measurement lacks: 10 and 5 a second."""
     for node in "ab":
         worker(workers, f"w{node}", node)
         cache(caches, node)
@@ -153,7 +151,7 @@ def test_what_a_worker_did_before_it_was_first_measured_counts(homes, workers, c
 
 
 def test_after_each_move_for_speeds_the_pause_before_the_next_doubles(homes, workers, caches):
-    """The worker on a makes ten times as many as the one on b, or the other way round, always as shares are not."""
+    """One worker is ten times as fast as the other, and they swap after each move, so shares never fit."""
     for node in "ab":
         worker(workers, f"w{node}", node)
         cache(caches, node)
@@ -176,7 +174,7 @@ def test_after_each_move_for_speeds_the_pause_before_the_next_doubles(homes, wor
 
 
 def test_time_may_begin_anywhere(homes, workers, caches):
-    """A clock only goes forward; where it began is its own affair."""
+    """A clock only moves forward; its origin is arbitrary."""
     worker(workers, "w0", "a")
     cache(caches, "a", since=-1000.0)
     assert homes.next_move(-900.0) is not None

@@ -1,4 +1,4 @@
-"""A feed all of whose epochs are the same keeps the blocks of one: each is made once, and nobody waits for another."""
+"""A feed whose epochs are all the same prepares each block once and keeps it, and no consumer waits for another."""
 
 import pytest
 from staging_feeds import Feed, delivered, kinds
@@ -18,7 +18,7 @@ def kept(**options):
 
 
 def read(feed, name, cursor, blocks=1):
-    """The consumer asks for one block after the other, and what it lacks is made; return what it was given."""
+    """Request blocks one by one, prepare those that are missing, and return the delivered blocks."""
     given = []
     for block in range(cursor, cursor + blocks):
         done = feed.ask(name, block)
@@ -41,7 +41,7 @@ def test_each_block_is_made_once_for_all_consumers_and_all_epochs():
 
 
 def test_one_that_stands_still_holds_up_nobody():
-    """It joined and asks for nothing, or asked once and looks at its block for ever."""
+    """One joined and requests nothing; the other requested one block and never moves on."""
     feed = kept()
     feed.join("unread", asks=False)
     first = feed.join("stuck")
@@ -79,7 +79,7 @@ def test_only_what_lay_on_a_dead_node_is_made_again():
 
 
 def test_a_block_over_which_workers_died_is_tried_anew_in_the_next_epoch():
-    """What killed them may have passed; a feed whose epochs differ makes the next epoch's blocks anew, too."""
+    """The cause may have passed. A feed with differing epochs also prepares the next epoch's blocks again."""
     feed = kept(max_deaths=1)
     start = feed.join("c")
     feed.send(ev.WorkerDown("w0", "killed"))
@@ -95,7 +95,7 @@ def test_a_block_over_which_workers_died_is_tried_anew_in_the_next_epoch():
 
 
 def test_a_block_that_is_made_anew_has_all_of_its_tries_again():
-    """Three workers died over it in the first epoch, and one more does in the second."""
+    """Three workers died over it in the first epoch, and another one dies in the second."""
     feed = kept(max_deaths=3)
     start = feed.join("c")
     for death in range(3):
@@ -172,12 +172,12 @@ def test_there_is_no_demand_once_all_is_kept():
 
 
 def lack(feed, block):
-    """The worker leaves a sample out of a block."""
+    """Finish a block with one sample left out."""
     return feed.send(ev.TaskEnded(feed.tasks.pop(block).task, lacks=True))
 
 
 def fill(feed, name, start, *lacking):
-    """The consumer goes through its first epoch, in which some blocks lack a sample."""
+    """Read the consumer's first epoch; the `lacking` blocks each lack a sample."""
     for block in range(start, start + EPOCH):
         feed.ask(name, block)
         while feed.core.consumers.by_name[name].waiting:
@@ -212,7 +212,7 @@ def test_a_block_that_lacks_samples_is_made_anew_also_for_a_consumer_that_asks_f
 
 
 def test_a_block_that_lacks_samples_is_made_anew_also_while_another_one_is_in_the_making():
-    """Block 2 could not be read any more, so it is made again anyway; one that lacks more comes behind it."""
+    """Block 2 became unreadable, so it is prepared again anyway; block 3 also lacks a sample and follows."""
     feed = kept(credit=2)
     start = feed.join("c", asks=False)
     fill(feed, "c", start, 2, 3)
@@ -238,7 +238,7 @@ def test_a_block_that_lacks_samples_stays_while_somebody_looks_at_it():
 
 
 def test_all_ranks_of_a_trial_get_a_block_with_the_same_samples_left_out():
-    """One is at the beginning of its next epoch, and the other is still to have the block in the last one."""
+    """One rank is at the beginning of its next epoch; the other has yet to receive the block in the previous one."""
     feed = kept()
     for rank in range(2):
         feed.session += 1
@@ -255,7 +255,7 @@ def test_all_ranks_of_a_trial_get_a_block_with_the_same_samples_left_out():
 
 
 def test_a_block_that_lacks_samples_and_that_nobody_had_yet_is_given_as_it_is():
-    """It was made ahead, and its first consumer is one of a later epoch: that cannot have other samples then."""
+    """It was prepared ahead, and is first delivered in a later epoch, whose samples are fixed from then on."""
     feed = kept()
     feed.join("c", start=0)
     feed.finish(0)

@@ -1,4 +1,4 @@
-"""Which block belongs to which lane, both ways."""
+"""Feed blocks map to lane blocks and back."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -8,7 +8,7 @@ from mbaas.messages import Lane
 
 @st.composite
 def feeds(draw):
-    """The lanes of a feed, and a block of it."""
+    """Lanes of a feed, and one of the feed's blocks."""
     blocks = draw(st.integers(1, 40))
     lanes = draw(st.integers(1, blocks))
     return [Lane(blocks, number, lanes) for number in range(lanes)], draw(st.integers(0, 6 * blocks))
@@ -40,7 +40,7 @@ def test_an_epoch_of_the_feed_begins_an_epoch_of_every_lane(feed):
 
 
 def test_seven_blocks_in_three_lanes():
-    """0 3 6, 1 4 and 2 5; in the second epoch 7 10 13, 8 11 and 9 12."""
+    """First epoch: 0 3 6, 1 4 and 2 5. Second epoch: 7 10 13, 8 11 and 9 12."""
     lanes = [Lane(7, number, 3) for number in range(3)]
     own = [[lane.feed_block(block) for block in range(2 * lane.blocks_per_epoch)] for lane in lanes]
     assert own == [[0, 3, 6, 7, 10, 13], [1, 4, 8, 11], [2, 5, 9, 12]]

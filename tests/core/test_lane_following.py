@@ -1,5 +1,6 @@
-"""What the main coordinator and a further lane make of what they tell each other, case by case; `test_system_schedules`
-has the random schedules.
+"""The main coordinator and a further lane interpret each other's messages correctly, case by case.
+
+`test_system_schedules` has the random schedules.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def working(*names: str, turn: int = 1, process: int = 0) -> dict[str, LaneWorke
 
 
 class FurtherLane:
-    """A further lane, and what its staging core was told last."""
+    """A further lane: its staging core and its follower."""
 
     def __init__(self) -> None:
         self.core, self.placements = staging(1), PlacementHistory(ORDER)
@@ -54,7 +55,7 @@ class FurtherLane:
         return events
 
     def hear(self, **changes: object) -> list[ev.Event]:
-        """Hear the next update, with these differences from an empty one."""
+        """Receive an update that differs from an empty one by `changes`."""
         self.version = (self.version[0], self.version[1] + 1)
         return self.send(self.follower.hear(replace(UPDATE, version=self.version, **changes)))  # type: ignore[arg-type]
 
@@ -67,7 +68,7 @@ class FurtherLane:
 
 @pytest.fixture
 def lane() -> FurtherLane:
-    """One that counts on prep-0, and holds no reservations."""
+    """A lane that uses prep-0 and holds no reservations."""
     lane = FurtherLane()
     assert lane.hear(workers=working("prep-0")) == [ev.WorkerUp("prep-0", 2, "a"), ev.HoldReservations(frozenset())]
     return lane
@@ -85,7 +86,7 @@ def test_a_worker_that_is_listed_comes_up_once(lane):
 
 def test_a_worker_that_leaves_gets_nothing_new_and_one_that_is_not_listed_is_gone(lane):
     lane.core.handle(ev.Join("me", 1, 0, False), 0.0)
-    lane.core.handle(ev.Ask("me", 1, 0, 0, 0, 1), 0.0)  # the worker has something in hand
+    lane.core.handle(ev.Ask("me", 1, 0, 0, 0, 1), 0.0)  # the worker has a task
     assert lane.hear(leaving=frozenset({"prep-0"})) == [ev.WorkerLeaves("prep-0")]
     assert lane.hear(leaving=frozenset({"prep-0"})) == []
     assert lane.report().tasks == {"prep-0": 2}
@@ -128,7 +129,7 @@ def test_a_worker_that_is_given_up_stays_away_until_it_works_anew(lane, event, d
 
 
 def test_what_a_worker_did_before_it_was_listed_is_not_held_against_it(lane):
-    """A main coordinator that was restarted counts on nobody at first, and a call from before that ends late."""
+    """A restarted main coordinator lists no workers at first, and a call from before the restart ends late."""
     lane.version = (8, 0)
     lane.hear()
     assert lane.give_up(cluster.WorkerBehind("prep-0")) == []
@@ -136,7 +137,7 @@ def test_what_a_worker_did_before_it_was_listed_is_not_held_against_it(lane):
 
 
 def test_nothing_is_kept_of_workers_that_are_gone(lane):
-    """A feed that runs for long has more and more of them."""
+    """A long-running feed accumulates such workers."""
     process = frozenset({"of prep-1"})
     known = weakref.ref(process)
     lane.hear(workers=working("prep-0", "prep-1", process=process))
@@ -162,7 +163,7 @@ def test_a_worker_that_has_finished_is_not_given_up(lane):
 
 
 def test_another_main_coordinator_may_give_a_name_anew(lane):
-    """The worker of that name died while there was none; what the lane held against it is forgotten."""
+    """That worker died while no main coordinator ran; the lane's record against the name is dropped."""
     lane.version = (8, 0)
     assert lane.hear(workers=working("prep-0", process=1)) == [
         ev.WorkerDown("prep-0", "its process is gone, and another one has its name"),
@@ -228,7 +229,7 @@ def test_a_report_says_which_update_it_follows_and_which_report_it_is(lane):
 
 
 class Main:
-    """A main coordinator of a feed of two lanes and three workers, all of which work."""
+    """Main coordinator of a feed with two lanes and three working prep workers."""
 
     def __init__(self, began: int = 50) -> None:
         self.supervisor = Supervisor(own=3, credit=2, lanes=2)
@@ -255,11 +256,11 @@ class Main:
         return self.leader.look(detached)
 
     def report(self, serial: int, **changes: object) -> LaneReport:
-        """What a lane says that follows the newest update and has nothing in hand."""
+        """Report of a lane that follows the newest update and has no tasks."""
         return replace(LaneReport(self.leader.update.version, (100, serial)), **changes)  # type: ignore[arg-type]
 
     def hear(self, report: LaneReport) -> list[cluster.Event]:
-        """What the supervisor must hear, besides that the lane answers."""
+        """Events for the supervisor, except that the lane answered."""
         answered, *others = self.leader.hear(1, report).for_supervisor
         assert answered == cluster.LaneAnswered(1)
         return others
@@ -416,7 +417,7 @@ def test_who_a_lane_moved_out_of_step_is_told_to_all_once(main):
     assert main.leader.update.detached == {"a": 2, "b": 2}
     main.leader.lose(1)
     assert main.leader.hear(1, main.report(2, detached={"a": 1, "b": 3})).for_first_lane == (ev.DetachedElsewhere("b"),)
-    # The next process of the lane counts anew.
+    # The lane's next process counts from zero.
     restarted = replace(main.report(1, detached={"b": 1}), serial=(200, 1))
     assert main.leader.hear(1, restarted).for_first_lane == (ev.DetachedElsewhere("b"),)
     main.look(a=1)

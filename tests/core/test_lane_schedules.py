@@ -1,4 +1,4 @@
-"""Several cores and one set of consumers, who take a block of each lane in turn: exact, in step, and never stuck."""
+"""Consumers that take blocks from several lanes in turn get every block in order and never get stuck."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mbaas.messages import Lane
 from mbaas.settings import Timeouts
 from support.schedules import drawn_slack
 
-pytestmark = pytest.mark.timeout(900)  # nothing but arithmetic, which a busy machine does slowly
+pytestmark = pytest.mark.timeout(900)  # pure arithmetic, slow on a busy machine
 
 WANT = 4
 EPOCHS = 3
@@ -23,7 +23,7 @@ EPOCHS = 3
 
 @dataclass
 class Line:
-    """A consumer's end of one lane: what it received up to, what of that it has not taken yet, and which are copies."""
+    """A consumer's end of one lane: the next block to receive, blocks not taken yet, and which blocks are copies."""
 
     session: int
     received: int
@@ -34,7 +34,7 @@ class Line:
 
 @dataclass
 class Consumer:
-    """A loader of a feed with lanes, as `mbaas.client.lane_stream` has it; it pins the block that it took last."""
+    """Loader of a feed with lanes, like `mbaas.client.lane_stream`; it pins the block that it took last."""
 
     name: str
     cursor: int
@@ -44,12 +44,12 @@ class Consumer:
 
 
 class LaneSimulation:
-    """One random schedule: nobody dies, but some are out of step, and memory is short.
+    """One random schedule without deaths: some consumers are out of step, and memory is short.
 
     Args:
-        seed: everything follows from it.
-        crowded: two lanes, eight consumers, all out of step, and three blocks of memory in a lane; they pin none.
-        hands_back: whether those that wait in one lane give up what they received ahead in others.
+        seed: determines the whole schedule.
+        crowded: two lanes, eight consumers that are all out of step, and 3 or 4 blocks of memory per lane; no pins.
+        hands_back: whether consumers that wait in one lane give up blocks received ahead in others.
     """
 
     def __init__(self, seed: int, *, crowded: bool = False, hands_back: bool = True) -> None:
@@ -99,10 +99,10 @@ class LaneSimulation:
         line.copied = {*line.copied, *delivery.blocks} if delivery.as_copy else line.copied - {*delivery.blocks}
         line.received = delivery.blocks[-1] + 1
 
-    # ---- what consumers do ----
+    # ---- consumers ----
 
     def join(self, name: str, start: int | None) -> None:
-        """The first lane says where it begins; the others put it there."""
+        """Join the first lane, which chooses the start, and then the others at the same position."""
         first = self.lanes[0]
         own = None if start is None else first.first_from(start)
         opened = self.open(0, name, own, flexible=False)
@@ -135,7 +135,7 @@ class LaneSimulation:
             self.send(lane, ev.Ask(consumer.name, line.session, line.received, released, 0, want))
 
     def step(self, consumer: Consumer) -> bool:
-        """Take the next block, if it is there; a long wait gives up what was received ahead."""
+        """Return whether the next block was taken; if it is missing, hand back blocks received ahead in other lanes."""
         for lane in self.lanes:
             self.ask_ahead(consumer, lane.number)
         (mine,) = [lane for lane in self.lanes if lane.has(consumer.cursor)]
@@ -209,7 +209,7 @@ class LaneSimulation:
         return f"{consumer.name} at {consumer.cursor}: {self.cores[lane].explain_wait(consumer.name)}"
 
     def check(self, consumer: Consumer) -> None:
-        """Blocks follow one another; only an epoch's beginning may lie further ahead."""
+        """Assert that blocks are consecutive; only an epoch's start may skip ahead."""
         blocks = self.lanes[0].feed_blocks
         for before, after in zip(consumer.taken, consumer.taken[1:], strict=False):
             assert after == before + 1 or (after > before and after % blocks == 0 and (before + 1) % blocks == 0)
@@ -224,7 +224,7 @@ def test_consumers_of_several_lanes_take_every_block_in_order_and_none_starves()
 
 
 CROWD = 89
-"""A schedule in which memory is taken in turns that close a ring."""
+"""Seed of a schedule whose waits for memory form a cycle."""
 
 
 @pytest.mark.parametrize("seed", [21, 85, 86, CROWD])

@@ -1,4 +1,4 @@
-"""How many samples make a block."""
+"""Block sizes, lanes and staging limits follow from the workload, the workers and the budget."""
 
 import pytest
 from msgspec.structs import replace
@@ -32,35 +32,38 @@ def test_a_block_is_whole_minibatches_of_about_128_mib():
 
 
 def test_an_eighth_of_the_budget_is_the_most():
-    """256 MiB / 8 / 150,528 bytes = 222.9 samples: 3 x 64 = 192. Of 1 GiB it is as much as 128 MiB."""
+    """256 MiB / 8 / 150,528 bytes = 222.9 samples: 3 x 64 = 192. An eighth of 1 GiB is 128 MiB."""
     assert size(staging_bytes=2**28) == 192
     assert size(staging_bytes=2**30) == 832
 
 
 def test_all_workers_of_a_node_find_room_for_what_they_make():
-    """16 workers with two tasks each, two blocks that are ready, one that is read: 35 of 30.7 MB, 3 x 64 samples."""
+    """16 workers x 2 tasks + 2 ready blocks + 1 that is read = 35 blocks of 30.7 MB: 3 x 64 samples."""
     assert size(workers=16) == 192
     assert size(workers=2, most_workers=16) == 192, "those may be started while the feed runs"
     assert size(workers=16, staging_bytes=wanted_staging(16)) == 832, "as large as there are"
 
 
 def test_few_workers_want_a_gibibyte_and_more_want_more():
-    """Eight blocks of 128 MiB, or two for each worker and three more."""
+    """Eight blocks of 128 MiB, or 2 x workers + 3 if that is more."""
     assert [wanted_staging(workers) for workers in (1, 2, 3, 16)] == [2**30, 2**30, 9 * 2**27, 35 * 2**27]
 
 
 def test_a_small_epoch_gives_every_worker_a_block():
-    """1,797 samples are 29 minibatches, of which each of two workers has 14 or 15: two blocks, and no third for 5."""
+    """1,797 samples are 29 minibatches, 14 or 15 for each of two workers: two blocks, no third for the last 5."""
     assert size(num_samples=1797, sample_bytes=1000) == 15 * 64
 
 
 def test_slow_samples_make_small_blocks():
-    """5 ms a sample are 200 samples in a second: 3 x 64 = 192."""
+    """At 5 ms a sample, one second is 200 samples: 3 x 64 = 192."""
     assert size(sample_s=0.005) == 192
 
 
 def test_a_block_of_many_minibatches_comes_sooner():
-    """0.1 ms a sample are 10,000 samples in a second, and 2,500 in a quarter of one: 39 x 64. 32 x 128 are more."""
+    """At 0.1 ms a sample, a quarter of a second is 2,500 samples (39 x 64), and a second is 10,000.
+
+    32 minibatches of 128 samples are more than 2,500.
+    """
     small = {"num_samples": 50_000, "sample_bytes": 200, "sample_s": 0.0001}
     assert size(**small) == 2496
     assert size(**small, batch_size=128) == 32 * 128
@@ -84,7 +87,7 @@ def test_a_minibatch_larger_than_the_dataset_counts_as_the_dataset():
 
 
 def test_each_of_several_lanes_has_room_for_four_blocks():
-    """256 MiB / 16 / 150,528 bytes = 111.5 samples: 64."""
+    """256 MiB / 4 lanes / 4 blocks / 150,528 bytes = 111.5 samples: 64."""
     assert size(staging_bytes=2**28, lanes=4) == 64
 
 
@@ -108,7 +111,7 @@ def laid_out(
     max_prep_workers=None,
     **staging,
 ):
-    """Photographs of 64 KB in storage, in minibatches of 64."""
+    """Layout and settings for photographs of 64 KB in storage, in minibatches of 64."""
     settings = FeedSettings(
         name="f",
         batch_size=64,
@@ -125,13 +128,13 @@ def laid_out(
 
 
 def test_samples_that_are_slow_to_read_make_small_blocks_too():
-    """1 ms to prepare and 4 ms to read one: 200 in a second, 3 x 64 = 192; on two nodes 6 x 64 = 384."""
+    """1 ms to prepare + 4 ms to read: 200 samples a second, 3 x 64 = 192; on two nodes 6 x 64 = 384."""
     assert laid_out(read_s=0.004)[0].order.block_samples == 192
     assert laid_out(read_s=0.004, nodes=("a", "b"))[0].order.block_samples == 384
 
 
 def test_a_feed_that_is_served_again_keeps_its_blocks():
-    """Storage is faster now, or slower: consumers that wait for it are in the middle of the blocks that were."""
+    """Storage speed has changed, but waiting consumers are in the middle of the earlier blocks."""
     before, _ = laid_out(read_s=0.004)
     assert laid_out(read_s=0.02, earlier=before)[0].order == laid_out(earlier=before)[0].order == before.order
     assert laid_out(earlier=before, nodes=("a", "b", "c"))[0].order == before.order
@@ -146,7 +149,7 @@ def test_blocks_are_kept_if_three_of_each_lane_fit_the_budget_to_the_byte(lanes)
 
 
 def test_blocks_that_will_not_do_are_not_kept():
-    """Three blocks of 512 do not fit a budget for 1,000 samples; nor do those of other samples tell anything."""
+    """Three blocks of 512 exceed a budget for 1,000 samples, and a layout for other samples does not apply."""
     before, _ = laid_out()
     tight = 1000 * (PHOTO + 16)
     assert laid_out(earlier=before, staging_bytes=tight)[0].order == laid_out(staging_bytes=tight)[0].order
@@ -158,7 +161,7 @@ def test_blocks_that_will_not_do_are_not_kept():
 
 
 def test_a_feed_runs_ahead_by_what_its_workers_have_in_hand_and_two_blocks():
-    """1,000 are 16 minibatches, of which two workers have 8 each: 2 blocks. Two workers have 4 in hand."""
+    """1,000 samples are 16 minibatches, 8 for each of two workers: 2 blocks. Two workers have 4 tasks in progress."""
     layout, _ = laid_out()
     assert layout.order.block_samples == 512
     assert layout.ahead_blocks == 2 * 2 + 2
@@ -170,7 +173,7 @@ def test_a_feed_runs_ahead_by_what_its_workers_have_in_hand_and_two_blocks():
 @pytest.mark.parametrize("staging_bytes", [2**30, None], ids=["1 GiB", "as by default"])
 @pytest.mark.parametrize("workers", [2, 4, 16, 32])
 def test_no_worker_of_a_node_waits_for_room(workers, staging_bytes):
-    """Samples take a millisecond, blocks 30 % more or less than others, and a trial reads them at once."""
+    """A sample takes 1 ms, blocks vary by 30 %, and a trial reads them immediately."""
     layout, settings = laid_out(
         nodes=("a",) * workers, num_samples=10**6, staging_bytes=staging_bytes or wanted_staging(workers)
     )
@@ -190,7 +193,7 @@ def test_no_worker_of_a_node_waits_for_room(workers, staging_bytes):
 
 
 def test_a_feed_says_when_its_workers_have_no_room():
-    """A minibatch of 64 takes 9.6 MB: 4 workers need 11, and with fewer than 6 some of them wait."""
+    """A minibatch of 64 takes 9.6 MB: 4 workers need 11 blocks, and with fewer than 6 some workers wait."""
     each = 64 * (PHOTO + 16)
     layout, settings = laid_out(nodes=("a",) * 4, staging_bytes=6 * each)
     assert not layout.shortage(settings)
@@ -210,7 +213,7 @@ def test_a_feed_says_when_its_workers_have_no_room():
 
 
 def test_a_feed_that_may_start_more_workers_runs_ahead_for_all_of_them():
-    """Eight on two nodes are four on each, which have eight blocks in hand."""
+    """Eight workers on two nodes are four on each, with eight blocks in progress."""
     for nodes, in_hand in ((("a", "b"), 8), (("a", "b", "b"), 8), (("a",), 16), (("a",) * 9, 18)):
         layout, _ = laid_out(nodes=nodes, max_prep_workers=8)
         assert layout.ahead_blocks == in_hand + 2, nodes
@@ -236,7 +239,7 @@ def test_an_epoch_is_kept_if_all_are_the_same_and_it_fits():
 
 
 def test_each_lane_must_have_room_for_its_blocks_to_keep_them():
-    """16 blocks of 64 in three lanes: the first has six, in a third of the budget."""
+    """16 blocks of 64 in three lanes: the first lane has six, and a third of the budget."""
     first = 6 * 64 * (PHOTO + 16)
     for least, keeps in ((3 * first, True), (3 * first - 3, False)):
         layout, _ = laid_out(lanes=3, shuffle=False, is_random=False, staging_bytes=least)
@@ -258,7 +261,7 @@ def test_what_is_set_is_not_computed_and_no_more_is_made_ahead_than_fits():
 
 
 def test_trials_may_be_as_far_apart_as_there_is_room():
-    """A block of 512 photographs is a fourteenth of 1 GiB, and six are made ahead of the furthest."""
+    """1 GiB has room for 13 blocks of 512 photographs, and six are prepared ahead of the fastest trial."""
     layout, settings = laid_out()
     assert layout.ahead_blocks + layout.slack_blocks == 2**30 // (512 * (PHOTO + 16))
     assert layout.limits(settings).slack_blocks == layout.slack_blocks
@@ -269,7 +272,7 @@ def test_trials_may_be_as_far_apart_as_there_is_room():
 
 
 def test_the_id_of_a_sample_takes_its_place_in_the_budget():
-    """84 bytes and an id of 16: three minibatches of 64 are 19,200 bytes."""
+    """84 bytes and an ID of 16 bytes: three minibatches of 64 are 19,200 bytes."""
     layout, _ = laid_out(shape=(84,), staging_bytes=19_200)
     assert layout.order.block_samples == 64
     with pytest.raises(ConfigError, match="at least 3 minibatches"):
@@ -289,14 +292,14 @@ def test_while_one_block_is_read_the_next_is_made_however_little_is_asked_for():
 
 
 def test_workers_have_a_task_of_each_lane_in_hand():
-    """Two workers with a task of each of two lanes are at 4 blocks of 512 samples, and 2 more may be ready."""
+    """Two workers with one task from each of two lanes have 4 blocks of 512 samples, and 2 more may be ready."""
     layout, _ = laid_out(lanes=2)
     assert layout.ahead_blocks == 4 + 2
     assert layout.readahead_bytes == 64_000 * 512 * 4
 
 
 def test_as_many_lanes_as_blocks_are_taken():
-    """1,000 samples in 2 blocks of 960 at most."""
+    """1,000 samples are in 2 blocks of at most 960."""
     layout, _ = laid_out(lanes=2, nodes=("a",), staging_bytes=2**32)
     assert layout.order.blocks_per_epoch == 2
 

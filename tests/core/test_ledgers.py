@@ -1,4 +1,4 @@
-"""The ledgers of a run: none is lost or counted twice, also over a coordinator's death, and their number is bounded."""
+"""No ledger is lost or counted twice, even when a coordinator dies, and their number is bounded."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mbaas.messages import EpochLedger, LedgerEntry
 
 
 def entry(consumer: str, epoch: int, *, loader: str = "", number: int | None = None, exact: bool = True) -> LedgerEntry:
-    """Of a consumer's only loader, and of its epochs one after the other, unless something else is said."""
+    """Entry of a consumer's only loader, numbered by epoch, unless arguments differ."""
     got = 10 if exact else 9
     ledger = EpochLedger(epoch, epoch + 3, got, 2**64 - 1, 10, 2**64 - 1, seconds=1.5, begin=4, shuffled="3")
     return LedgerEntry(consumer, loader or f"of {consumer}", epoch if number is None else number, 1e9 + epoch, ledger)
@@ -42,7 +42,7 @@ def test_a_ledger_that_is_sent_again_is_one() -> None:
 
 
 def test_of_any_number_of_ledgers_that_are_sent_again_none_is_entered_twice() -> None:
-    """Their loader heard no answer, and finished one more epoch meanwhile; one of another loader came between."""
+    """The loader got no answer and finished another epoch meanwhile; another loader's entry came in between."""
     book = LedgerBook()
     assert [book.add(entry("ann", epoch)) for epoch in range(50)] == [True] * 50
     book.add(entry("ann", 0, loader="another"))

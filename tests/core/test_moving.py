@@ -1,4 +1,7 @@
-"""What is staged on a machine that will be gone soon is copied to others, and used from there. Epochs have 8 blocks."""
+"""Blocks staged on a node that is about to leave are copied to other nodes and used from there.
+
+Epochs have 8 blocks.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from mbaas.core.moving import MOST_AT_ONCE
 
 
 def staged_on(node: str, blocks: int, *, others: tuple[str, ...] = ("b", "c")) -> Feed:
-    """A feed whose first blocks lie on a machine; others have workers that made nothing. "me" works on block 0."""
+    """Feed with its first blocks on `node`; workers on `others` prepared nothing, and "me" works on block 0."""
     feed = Feed(blocks_per_epoch=8, ahead=blocks - 1, budget_blocks=16, workers=0)
     feed.send(ev.WorkerUp("old", 8, node))
     feed.join("me", asks=False)
@@ -30,7 +33,7 @@ def made(done: list[ev.Instruction]) -> list[int]:
 
 
 def test_what_is_needed_soonest_goes_first_and_a_few_at_a_time():
-    """Block 0 is last: "me" has it already."""
+    """Block 0 is last, because "me" already has it."""
     feed = staged_on("a", 5)
     done = feed.send(ev.NodeLeaves("a"))
     assert moves(done) == [(1, "b"), (2, "c")]
@@ -56,7 +59,7 @@ def test_what_was_moved_is_not_made_again_when_the_machine_is_gone():
 
 
 def test_a_complaint_about_the_original_does_not_throw_the_copy_away():
-    """A consumer was given the original before, and finds that it cannot be read."""
+    """A consumer received the original earlier, and now finds it unreadable."""
     feed = staged_on("a", 3)
     original = feed.core.window.blocks[1].parts[0].task
     feed.send(ev.NodeLeaves("a"))
@@ -101,7 +104,7 @@ def test_nothing_moves_from_one_leaving_machine_to_another():
 
 
 def test_a_machine_that_stays_after_all_keeps_what_lies_there():
-    """A worker that comes up there says nothing of it: it may have been on its way when the notice came."""
+    """A worker that comes up there proves nothing: it may have been on its way when the notice came."""
     feed = staged_on("a", 5)
     feed.send(ev.NodeLeaves("a"))
     assert moves(feed.send(ev.WorkerUp("late", 1, "a")) + feed.send(ev.PartMoved(0))) == [(3, "b")]
@@ -142,7 +145,7 @@ def test_another_machine_that_stays_does_not_mean_that_this_one_can_be_copied_fr
 
 
 def test_a_machine_that_comes_back_after_it_was_gone_is_like_any_other():
-    """It was cut off for a while: what is made there now stays there."""
+    """It was cut off for a while; blocks prepared there now stay there."""
     feed = staged_on("a", 3, others=())
     feed.send(ev.NodeLeaves("a"))
     feed.send(ev.NodeDown("a", "it does not answer"))
@@ -152,7 +155,7 @@ def test_a_machine_that_comes_back_after_it_was_gone_is_like_any_other():
 
 
 def test_a_copy_on_a_machine_that_is_gone_is_of_no_use():
-    """It arrived, and the machine was given up before the answer was heard."""
+    """The copy arrived, but the machine was given up before that was reported."""
     feed = staged_on("a", 3)
     assert moves(feed.send(ev.NodeLeaves("a"))) == [(1, "b"), (2, "c")]
     done = feed.send(ev.NodeDown("b", "it was reclaimed, too"))

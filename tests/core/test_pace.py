@@ -1,4 +1,4 @@
-"""Trials of different paces: who shares blocks, and what each is given. Times are virtual, paces are noisy."""
+"""Trials of different paces share blocks only where that costs little, and each keeps its pace; times are virtual."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ def test_a_cohort_is_parted_where_most_is_gained() -> None:
 
 
 def test_a_gain_is_a_share_of_what_the_cohort_itself_is_given() -> None:
-    """Two trials are given 1 together and 1.5 apart, whatever others have."""
+    """Two trials receive 1 together and 1.5 apart; other groups do not count."""
     assert best_split([1.0, 0.5], [Group(100, 7.0)], 100.0) == Split(1, pytest.approx(0.5))
 
 
 @pytest.mark.parametrize(
     ("one", "other", "may"),
     [
-        (Group(10, 10.0), Group(1, 9.75), True),  # lost are 10 x 0.25 of 109.75, which is 2.3 %
+        (Group(10, 10.0), Group(1, 9.75), True),  # the loss is 10 x 0.25 of 109.75, or 2.3 %
         (Group(10, 10.0), Group(1, 9.6), False),  # 3.6 %
-        (Group(1, 10.0), Group(10, 9.0), True),  # 1 % of all, although it is a tenth of one
+        (Group(1, 10.0), Group(10, 9.0), True),  # 1 % of the total, although 10 % of one group
         (Group(100, 100.0), Group(1, 97.02), True),  # 2.95 %
-        (Group(1, 51.5), Group(1, 48.5), True),  # 3 %, which is the most
+        (Group(1, 51.5), Group(1, 48.5), True),  # 3 %, the limit
         (Group(100, 100.0), Group(50, 95.5), False),  # 3.05 %
     ],
 )
@@ -89,7 +89,7 @@ def test_where_prep_has_too_few_cores_no_less_is_given_than_together_or_apart(pr
 
 
 def test_what_a_faster_one_had_made_is_kept_for_the_slower_as_long_as_there_is_room() -> None:
-    """With room for an epoch, each block of it is made once, although the slower one needs it much later."""
+    """The budget holds an epoch, so each block is prepared once, although the slower trial needs it much later."""
     search = Search({"fast": 0.03, "slow": 0.12}, budget_blocks=100)
     rates = search.rates(30.0)
     assert rates["fast"] >= 0.95 / 0.03
@@ -101,11 +101,11 @@ def test_what_a_faster_one_had_made_is_kept_for_the_slower_as_long_as_there_is_r
     assert short.made > search.made
 
 
-# ---- when a cohort parts: at once, but not for a moment's sake ----
+# ---- splitting a cohort: quickly, but not for a short slowdown ----
 
 
 def feed_of(*trials: str, **options: object) -> Feed:
-    """A feed on which some trials begin together, long after its clock began."""
+    """Feed whose trials begin together, long after its clock started."""
     feed = Feed(**options)
     feed.now = 100.0
     for trial in trials:
@@ -114,7 +114,7 @@ def feed_of(*trials: str, **options: object) -> Feed:
 
 
 def tell_paces(feed: Feed, *, after_s: float = 0.0, **blocks_per_s: float) -> list[ev.Instruction]:
-    """Tell the core how fast trials go, a while later; prep could make more than they take."""
+    """Report the trials' paces to the core, `after_s` later; prep is faster than all trials together."""
     feed.now += after_s
     trials = tuple(ev.TrialPace((trial,), per_s) for trial, per_s in blocks_per_s.items())
     return feed.send(ev.PacesMeasured(trials, prep_per_s=100.0))
@@ -146,7 +146,7 @@ def test_a_trial_that_caught_up_in_between_has_all_of_that_time_again() -> None:
 
 
 def test_slow_trials_of_several_paces_are_all_parted_in_one_look() -> None:
-    """The slowest ones would else hold up the others of them for as long as it takes to see that they do."""
+    """Otherwise the slowest trials would delay the others until the next split is decided."""
     feed = feed_of("ann", "bob", "cid", "dan")
     paces = {"ann": 10.0, "bob": 5.0, "cid": 1.0, "dan": 1.0}
     tell_paces(feed, **paces)
@@ -166,7 +166,7 @@ def test_blocks_for_a_trial_that_need_not_wait_any_more_are_begun_at_once() -> N
 
 
 def test_in_a_feed_of_several_lanes_nobody_is_parted() -> None:
-    """Each lane would part them at another block."""
+    """Each lane would split them at another block."""
     feed = feed_of("ann", "bob", lanes=2)
     tell_paces(feed, ann=10, bob=1)
     assert not tell_paces(feed, ann=10, bob=1, after_s=SPLIT_AFTER_S)

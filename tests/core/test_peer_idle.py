@@ -1,4 +1,4 @@
-"""How long prep was idle because of other consumers, with trials and one worker that are played by arithmetic."""
+"""Idle time of prep is charged to the consumers that cause it, with simulated trials and one simulated worker."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ EPOCH = 100
 
 @dataclass
 class Trial:
-    """One that asks for a block, works on it, and asks again; its loader asks for nothing ahead.
+    """A trial that requests a block, works on it and requests the next; its loader requests nothing ahead.
 
     Attributes:
-        keeps: how many blocks it holds when it asks for another one.
-        left: blocks that it still asks for.
+        keeps: number of blocks held at each request.
+        left: number of blocks still to request.
     """
 
     name: str
@@ -41,13 +41,13 @@ class Trial:
 
     @property
     def shares(self) -> tuple[float, float]:
-        """Seconds a block that it waited because of prep, and because of others."""
+        """Seconds per block spent waiting for prep and for other consumers."""
         blocks, stats = self.cursor, self.stats
         return (stats.wait_s - stats.peer_stall_s) / blocks, stats.peer_stall_s / blocks
 
 
 class Play:
-    """One worker that makes a block in 30 ms, and trials of given steps, on virtual time."""
+    """One worker that prepares a block in 30 ms, and trials with given steps, on a virtual clock."""
 
     def __init__(self, ahead: int = 2, budget: int = 1000, slack: int = 0) -> None:
         timeouts = Timeouts(lease_s=1e9, patience_s=1e9)
@@ -109,7 +109,7 @@ def test_a_trial_alone_waits_for_nobody():
 
 @pytest.mark.parametrize(("slack", "is_idle"), [(0, True), (20, False)])
 def test_prep_is_not_idle_because_of_one_that_is_behind_while_nothing_is_held_back_for_it(slack, is_idle):
-    """Both are slower than prep. In 2 s one of them is given 33 blocks, and the other 25: 20 may lie between them."""
+    """Both are slower than prep. In 2 s one gets 33 blocks and the other 25, which a slack of 20 covers."""
     play = Play(slack=slack)
     play.join("ahead", 0.060)
     play.join("behind", 0.080)
@@ -127,7 +127,7 @@ def test_trials_of_the_same_speed_wait_for_prep():
 
 
 def test_a_fast_trial_waits_for_a_slow_one_as_much_longer_as_it_would_not_wait_alone():
-    """Both get a block every 100 ms; alone the fast one would get one every 30 ms, and wait for 20."""
+    """Both get a block every 100 ms. Alone, the fast one would get one every 30 ms, after a wait of 20 ms."""
     play = Play()
     fast, slow = play.join("fast", 0.010), play.join("slow", 0.100)
     play.run(2.0)
@@ -143,7 +143,7 @@ def test_a_fast_trial_waits_for_a_slow_one_as_much_longer_as_it_would_not_wait_a
 
 
 def test_a_newcomer_that_waits_for_the_next_epoch_waits_for_others():
-    play = Play(budget=4)  # what the slow one has seen is not there any more
+    play = Play(budget=4)  # blocks that the slow one has used are gone
     slow = play.join("slow", 0.100)
     play.run(5.0)
     newcomer = play.join("newcomer", 0.010)
@@ -155,7 +155,7 @@ def test_a_newcomer_that_waits_for_the_next_epoch_waits_for_others():
 
 
 def test_a_trial_that_has_room_for_one_block_because_another_hoards_waits_for_that_one():
-    """Alone its next block would be made while it works: of each wait of 30 ms 10 are the hoarder's."""
+    """Alone, its next block would be prepared while it works: 10 ms of each 30 ms wait are due to the hoarder."""
     play = Play(budget=3)
     hoarder = play.join("hoarder", 0.001, start=10, keeps=2, left=2)
     play.run(1.0)
@@ -171,7 +171,7 @@ def test_a_trial_that_has_room_for_one_block_because_another_hoards_waits_for_th
 
 
 def test_a_trial_waits_for_one_that_holds_what_it_is_done_with_itself_although_both_were_given_the_same():
-    """Room for three blocks, all of which another loader holds for a second."""
+    """The budget is three blocks, and another loader holds all three for a second."""
     play = Play(ahead=4, budget=3)
     fast = play.join("fast", 0.010)
     holder = play.join("holder", 0.0, start=0, keeps=3, left=3)
@@ -187,7 +187,7 @@ def test_a_trial_waits_for_one_that_holds_what_it_is_done_with_itself_although_b
 
 
 def test_a_trial_alone_whose_own_blocks_take_the_room_waits_for_nobody_else():
-    """It keeps two of three blocks, and copies further ones, which prep makes while it works on those."""
+    """It keeps two of three blocks and copies later ones, which prep prepares while it works on those."""
     play = Play(budget=3)
     trial = play.join("trial", 0.010, keeps=2)
     play.run(1.9)

@@ -1,7 +1,7 @@
-"""Random schedules of ranks that are ahead of each other: all have each epoch in the same order, whoever dies.
+"""Ranks at different positions get every epoch in the same order, whichever process dies, in random schedules.
 
-The epochs have cuts, because others begin in the middle of them. Ranks die and come back by their own states, and the
-coordinator dies; what it wrote down is all that its successor knows.
+The epochs have cuts because other consumers begin in mid-epoch. Ranks die and return with their own states. The
+coordinator also dies, and its successor has only the persisted data.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ STEPS = 250
 
 @dataclass
 class Reader:
-    """A rank, or one who begins in the middle of an epoch, stays for one and leaves.
+    """A rank, or a lone consumer that begins in mid-epoch, reads one epoch and leaves.
 
     Attributes:
-        trial: of which it is a rank; None for one alone.
-        cursor: the next block; None before it joined.
+        trial: trial of the rank; None for a lone consumer.
+        cursor: next block; None before the first join.
         own: its own epoch.
-        known: (epoch, shuffle) of the block that it had last.
-        had: samples of its own epoch.
+        known: (epoch, shuffle) of the last block received.
+        had: samples received of its own epoch.
     """
 
     name: str
@@ -44,7 +44,7 @@ class Reader:
     had: list[int] = field(default_factory=list)
 
     def start(self, session: int) -> ev.Join:
-        """How it joins, or comes back: what `LanePosition.start_at` says."""
+        """Join or rejoin, like `LanePosition.start_at`."""
         self.session = session
         name, trial = self.name, self.trial
         if self.cursor is None:
@@ -59,14 +59,14 @@ class Schedule:
     """One random schedule.
 
     Args:
-        seed: everything follows from it.
-        writes: whether a coordinator's successor knows what was written down.
+        seed: determines the whole schedule.
+        writes: whether a successor coordinator gets the persisted shuffles.
     """
 
     def __init__(self, seed: int, *, writes: bool = True) -> None:
         self.rng, self.writes = random.Random(seed), writes
         self.written: dict[int, Shuffle] = {}
-        self.orders: dict[int, Shuffle] = {}  # epoch -> how the first rank had it
+        self.orders: dict[int, Shuffle] = {}  # epoch -> the first rank's shuffle
         self.cut = 0
         self.now, self.sessions, self.names = 0.0, 0, 0
         self.ranks = [Reader(f"t[{number}]", "t") for number in range(2)]
@@ -107,7 +107,7 @@ class Schedule:
         reader.cursor, reader.own = admitted.cursor, admitted.own_epoch
 
     def _read(self, reader: Reader) -> None:
-        """Have it take its next block, or join again if its session has ended."""
+        """Take the reader's next block, or rejoin first if its session has ended."""
         member = self.core.consumers.session(reader.name, reader.session)
         if member is None:
             self._join(reader)
@@ -157,7 +157,6 @@ class Schedule:
                 self._read(rng.choice(ranks))
 
     def run(self) -> None:
-        """Play the schedule to its end."""
         for _ in range(STEPS):
             self._step()
 

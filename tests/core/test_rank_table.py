@@ -1,4 +1,4 @@
-"""Ranks that come in any order, leave, come again elsewhere: they always get the same plan and the same beginning."""
+"""Ranks that join in any order, leave, and return elsewhere always get the same plan and the same start."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NEWER = Placement(2, (NodeWeight("b", 0),), (np.inf,))
 
 
 class Feed:
-    """The ranks of a feed, and the sessions that are open."""
+    """Ranks of a feed and their open sessions."""
 
     def __init__(self, written=()) -> None:
         self.cursors: dict[tuple[str, int], int] = {}
@@ -73,7 +73,7 @@ def test_ranks_wait_for_each_other(feed):
 
 
 def test_ranks_are_told_to_their_trials(feed):
-    """Two ranks of a trial, one of another with minibatches of another size; a rank that left is nobody's."""
+    """Two ranks belong to one trial; then rank 1 leaves and rejoins with another minibatch size."""
     first, second = feed.enter(0, "a"), feed.enter(1, "b")
     trials = feed.ranks.trials()
     assert trials == {"t[0]": first.group, "t[1]": first.group}
@@ -84,7 +84,7 @@ def test_ranks_are_told_to_their_trials(feed):
 
 
 def test_ranks_with_minibatches_of_other_sizes_do_not_meet(feed):
-    """What an earlier run of the trial left does not count either, until it has ended."""
+    """Rank 1 of an earlier run, with another size, is still present at first; it does not count."""
     left_over, first = feed.enter(1, "a", batch_size=32), feed.enter(0, "b", batch_size=64)
     orders = feed.ask(first)
     assert (orders.plan, orders.missing, orders.others) == (None, (1,), {1: 32})
@@ -94,7 +94,7 @@ def test_ranks_with_minibatches_of_other_sizes_do_not_meet(feed):
 
 
 def test_only_missing_ranks_of_the_same_trial_are_told_to_have_minibatches_of_another_size(feed):
-    """Of three ranks, 2 is missing; 1 is there, and once more with another size; another trial is no matter."""
+    """Rank 2 of three is missing. Rank 1 is present, and also with another size; another world size does not matter."""
     first = feed.enter(0, "a", size=3)
     feed.enter(1, "a", size=3)
     feed.enter(2, "a", size=4, batch_size=32)
@@ -108,7 +108,7 @@ def test_only_missing_ranks_of_the_same_trial_are_told_to_have_minibatches_of_an
 
 
 def test_an_old_session_of_a_rank_gets_no_plan(feed):
-    """It would go by a node where the rank no longer is."""
+    """It would follow a plan with a node where the rank no longer runs."""
     old, second = feed.enter(0, "a"), feed.enter(1, "b")
     new = feed.enter(0, "c")
     orders = feed.ask(old)
@@ -152,7 +152,7 @@ def test_a_rank_that_is_done_and_gone_holds_up_no_other(feed, floats):
 
 @pytest.mark.parametrize("blocks", [BLOCKS, 2 * BLOCKS + 3])
 def test_a_trial_that_starts_again_does_not_follow_its_dead(feed, blocks):
-    """Rank 1's old session is still open, one or two epochs further on than it began."""
+    """Rank 1's old session is still open, one or two epochs after its start."""
     first, second = feed.enter(0, "a"), feed.enter(1, "b")
     assert [feed.ask(report).start for report in (first, second)] == [0, 0]
     feed.cursors[second.consumer, second.session] = blocks
@@ -164,7 +164,7 @@ def test_a_trial_that_starts_again_does_not_follow_its_dead(feed, blocks):
 
 
 def test_a_trial_whose_ranks_have_all_ended_is_told_to_nobody_and_finds_its_plan_when_it_comes_back(feed):
-    """One of its ranks may have gone further in the epoch than another, whose samples would be others by a new plan."""
+    """One rank may have advanced further in the epoch than another; a new plan would give it other samples."""
     first, second = feed.enter(0, "a", 3, floats=False), feed.enter(1, "b", 5, floats=False)
     plan = feed.ask(first).plan
     feed.leave(first)
@@ -180,7 +180,7 @@ def test_a_trial_whose_ranks_have_all_ended_is_told_to_nobody_and_finds_its_plan
 @pytest.mark.parametrize("lease_ends", [False, True], ids=["it comes soon", "its dead session ends before"])
 @pytest.mark.parametrize("floats", [True, False])
 def test_a_rank_that_comes_when_the_others_are_done_and_gone_goes_by_their_plan(feed, floats, lease_ends):
-    """A trial starts again. Rank 0 does not wait for rank 1, whose dead session is open, and ends its last epoch."""
+    """The trial restarts. Rank 0 does not wait for rank 1, whose dead session is open, and finishes its last epoch."""
     first, dead = (feed.enter(rank, "ab"[rank], BLOCKS, floats=floats) for rank in range(2))
     assert feed.ask(first, 1).plan == feed.ask(dead, 1).plan
     first = feed.enter(0, "c", BLOCKS, floats=floats)
@@ -195,7 +195,7 @@ def test_a_rank_that_comes_when_the_others_are_done_and_gone_goes_by_their_plan(
 
 
 def test_a_rank_that_began_where_others_had_been_is_joined_there_by_those_who_come_after_all(feed):
-    """Rank 1 of the run before died before it began, and rank 0 is started again long after rank 1."""
+    """Rank 1 of the previous run died before it began, and rank 0 restarts long after rank 1."""
     first, dead = feed.enter(0, "a"), feed.enter(1, "b")
     assert feed.ask(first).start == 0
     feed.leave(first)
@@ -219,11 +219,11 @@ def test_plans_that_some_ranks_went_by_are_kept_for_a_number_of_trials_only(feed
     assert report.group in feed.ranks._trials
 
 
-# ---- ranks that come back between two epochs ----
+# ---- ranks that return between two epochs ----
 
 
 def begun(feed: Feed, epochs: int) -> list[RankReport]:
-    """Both ranks have begun with epoch 1, and rank 1 is in the middle of a later one."""
+    """Reports of two ranks that both began with epoch 1; rank 1 is in the middle of epoch `epochs`."""
     reports = [feed.enter(rank, "ab"[rank], BLOCKS) for rank in range(2)]
     assert [feed.ask(report).start for report in reports] == [BLOCKS, BLOCKS]
     for epoch in range(1, epochs):
@@ -236,7 +236,7 @@ def begun(feed: Feed, epochs: int) -> list[RankReport]:
 
 
 def test_a_rank_that_comes_back_between_two_epochs_goes_on_where_its_sister_did(feed):
-    """The feed would let it begin elsewhere, but its share of epoch 2 is nobody else's."""
+    """The feed would let it begin elsewhere, but its share of epoch 2 belongs to no other rank."""
     _, sister = begun(feed, 2)
     back = feed.enter(0, "c", 3 * BLOCKS, due=2 * BLOCKS)
     orders = feed.ask(back, 3)
@@ -247,7 +247,7 @@ def test_a_rank_that_comes_back_between_two_epochs_goes_on_where_its_sister_did(
 
 
 def test_ranks_that_all_come_back_between_two_epochs_begin_where_others_do(feed):
-    """The session of rank 1 is open after its death for a while."""
+    """Rank 1's session stays open for a while after its death."""
     begun(feed, 2)
     first = feed.enter(0, "c", 3 * BLOCKS, due=2 * BLOCKS)
     assert feed.ask(first, 3).plan is None
@@ -274,11 +274,11 @@ def test_a_rank_that_comes_back_ahead_of_its_sister_goes_on_with_its_own_next_ep
     assert feed.ask(back, 5).start == 4 * BLOCKS
 
 
-# ---- what is written down, and what is lost ----
+# ---- persisted plans and lost plans ----
 
 
 def test_a_restarted_coordinator_knows_the_plans_that_were_written_down():
-    """Rank 1 is two epochs ahead, and rank 0 comes back on another node."""
+    """Rank 1 is two epochs ahead, and rank 0 returns on another node."""
     before = Feed()
     slow, fast = (before.enter(rank, "ab"[rank], floats=False) for rank in range(2))
     assert before.ranks.to_write() == [], "nobody was told of a plan"
@@ -298,7 +298,7 @@ def test_a_restarted_coordinator_knows_the_plans_that_were_written_down():
 
 
 def test_the_plans_of_epochs_in_which_a_rank_died_are_kept_until_it_is_through_them(feed):
-    """It may come back there long after its session has ended, while its sister is far ahead."""
+    """The rank may return long after its session has ended, while the other rank is far ahead."""
     dies, stays = feed.enter(0, "a", BLOCKS, floats=False), feed.enter(1, "b", BLOCKS, floats=False)
     for epoch in range(1, 2 * KEPT_EPOCHS):
         feed.cursors[stays.consumer, stays.session] = epoch * BLOCKS
@@ -340,7 +340,7 @@ def test_who_is_ahead_by_a_plan_that_is_lost_is_told_of(feed, aside):
 
 
 def test_a_sister_that_was_given_blocks_ahead_is_not_beyond_the_epoch_that_she_has_not_begun(feed):
-    """In a feed of several lanes the first one's block of the next epoch is asked for early."""
+    """In a feed of several lanes, the first lane's block of the next epoch is requested early."""
     first, second = (feed.enter(rank, "a", BLOCKS, floats=False) for rank in range(2))
     feed.cursors[second.consumer, second.session] = 2 * BLOCKS + 1
     feed.done[second.consumer, second.session] = 2 * BLOCKS - 1
@@ -371,7 +371,7 @@ def test_plans_of_passed_epochs_are_forgotten(feed):
 
 
 def test_plans_are_kept_for_some_epochs_behind_the_slowest_rank(feed):
-    """The ranks are in epochs 7 and 9: the plan of epoch 3 is kept, and the one of epoch 2 is not."""
+    """The ranks are in epochs 7 and 9: the plan of epoch 3 is kept, and the plan of epoch 2 is not."""
     slow, fast = (feed.enter(rank, "a", floats=False) for rank in range(2))
     for epoch in range(10):
         feed.ask(slow, epoch)

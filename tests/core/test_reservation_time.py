@@ -1,4 +1,4 @@
-"""Places are held as long as trials take to come: what is measured, and what follows. Epochs have 8 blocks."""
+"""Reservations last as long as trials have taken to arrive; epochs have 8 blocks."""
 
 from __future__ import annotations
 
@@ -73,14 +73,14 @@ def test_what_is_remembered_is_bounded():
 
 
 def make_feed(**changed: object) -> Feed:
-    """A feed whose clock began long ago: no time may count from its beginning."""
+    """Feed whose clock started long ago, so that no duration can count from its start."""
     feed = Feed(**{"blocks_per_epoch": 8, "ahead": 2, "credit": 4, "lease_s": 500.0, "patience_s": 500.0, **changed})
     feed.now = 1000.0
     return feed
 
 
 def reserved(feed: Feed) -> dict[str, float]:
-    """For how long places are held from now on, by name."""
+    """Remaining seconds of each reservation, by name."""
     found = feed.core.consumers.by_name.values()
     return {consumer.name: consumer.deadline - feed.now for consumer in found if not consumer.session}
 
@@ -108,11 +108,11 @@ def test_the_place_of_one_that_ended_is_held_as_long_as_it_took_until_others_wer
     assert reserved(feed) == {"d": 20.0, "reservation 1": 6.0}
 
 
-# ---- others that are to be announced ----
+# ---- further trials to be announced ----
 
 
 def test_places_are_held_for_others_that_are_announced_after_the_first():
-    """Processes of trials that begin together come up one after the other; all begin the same epoch."""
+    """Trial processes that start together come up one after the other; all begin the same epoch."""
     feed = make_feed()
     feed.send(ev.Announce("a", others=2))
     assert reserved(feed) == {"a": 20.0, "reservation 0": 20.0, "reservation 1": 20.0}
@@ -141,7 +141,7 @@ def test_nobody_waits_for_others_that_do_not_come():
 
 
 def test_others_are_waited_for_as_long_as_the_user_allows_also_if_those_before_came_sooner():
-    """Ray has given them their place, so they will come; on a busy machine they need longer than others did."""
+    """Ray has already placed these trials, so they will come; on a busy machine they need longer than earlier ones."""
     feed = make_feed()
     feed.send(ev.Announce("a", others=1))
     feed.join("a")
@@ -155,7 +155,7 @@ def test_others_are_waited_for_as_long_as_the_user_allows_also_if_those_before_c
 
 
 def test_one_of_the_others_is_waited_for_as_long_also_once_it_is_announced():
-    """Its process is there, and may still build a model, or have no core to run on."""
+    """Its process is up, but it may still build a model or have no free core."""
     feed = make_feed()
     feed.send(ev.Announce("a", others=1))
     feed.join("a")
@@ -196,7 +196,7 @@ def test_others_who_would_need_longer_are_waited_for_if_an_epoch_takes_longer_st
 
 
 def test_places_for_others_are_held_once():
-    """Calls may be told twice, and places may be held for successors already."""
+    """An announcement may arrive twice, and successors may have reservations already."""
     feed = make_feed()
     for name in ("here", "ends"):
         feed.join(name)
@@ -209,7 +209,7 @@ def test_places_for_others_are_held_once():
 
 
 def test_places_are_held_for_others_also_when_the_first_is_there_already():
-    """One whose class joins when it is made has joined before Tune says that it starts."""
+    """A trial class that joins in its constructor has joined before Tune reports its start."""
     feed = make_feed()
     feed.join("a")
     feed.send(ev.Announce("a", others=1))
@@ -217,14 +217,14 @@ def test_places_are_held_for_others_also_when_the_first_is_there_already():
 
 
 def began_at_once(feed: Feed, name: str) -> int:
-    """Have a trial of a session of its own join that begins at once, and return where it begins."""
+    """Join a trial with its own session that begins at once; return its first block."""
     feed.session += 1
     (admitted,) = kinds(feed.send(ev.Join(name, feed.session, now=True)), ev.Admitted)
     return admitted.cursor
 
 
 def test_others_that_begin_at_once_are_waited_for_where_nobody_else_is():
-    """Before the next is there, the first would be through epochs: there is no middle of one to begin in."""
+    """The next trial finds no epoch in progress to join; without a wait, the first would finish whole epochs first."""
     feed = make_feed()
     for name, other in ("ab", "cd"):
         feed.send(ev.Announce(name, others=1))
@@ -243,7 +243,7 @@ def test_others_that_begin_at_once_are_waited_for_where_nobody_else_is():
 
 @pytest.mark.parametrize("lanes", [1, 2])
 def test_others_that_begin_at_once_are_not_waited_for_where_somebody_is(lanes):
-    """They begin where that one is. Of several lanes each would need to know where that is."""
+    """They begin where that consumer is. With several lanes, every lane would need that position."""
     feed = make_feed(lanes=lanes, blocks_per_epoch=8 // lanes)
     feed.send(ev.Announce("a"))
     began_at_once(feed, "a")
@@ -290,7 +290,7 @@ def test_one_that_begins_at_once_does_not_go_back_to_a_place_at_which_nobody_wai
 
 
 def test_one_that_was_passed_by_begins_with_the_others():
-    """The one before began at once, so it was expected to do so, too; meanwhile the room was needed."""
+    """The previous trial began at once, so this one was expected to do the same; meanwhile the room was needed."""
     feed = last_one_left(8, budget_blocks=2)
     feed.send(ev.Announce("b"))
     start = feed.join("other")
@@ -301,14 +301,14 @@ def test_one_that_was_passed_by_begins_with_the_others():
 
 
 def test_one_that_begins_with_an_epoch_does_not_begin_at_a_place_inside_of_one():
-    """The one before began at once, so it was expected to do so, too."""
+    """The previous trial began at once, so this one was expected to do the same."""
     feed = last_one_left(3)
     feed.send(ev.Announce("b"))
     assert feed.join("b") == 8
 
 
 def test_no_place_is_held_that_nobody_reaches_in_time():
-    """The others would stand still for 20 s, each time, and then go on alone all the same."""
+    """Otherwise the others would stall for 20 s each time, and still continue alone."""
     feed = make_feed()
     feed.join("here")
     feed.send(ev.Announce("late"))
@@ -353,7 +353,7 @@ def test_a_successor_that_came_too_late_is_learned_from():
 
 
 def test_successors_that_come_in_time_again_have_places_again():
-    """It is learned from those, too, for whom no place was held."""
+    """Arrivals without a reservation also count."""
     feed = make_feed()
     feed.join("here")
     held = []
@@ -369,7 +369,7 @@ def test_successors_that_come_in_time_again_have_places_again():
 
 
 def test_nothing_is_learned_from_places_that_were_held_for_another_search():
-    """Neither of successors nor of others: nobody came for either, and everybody left."""
+    """Neither the successor nor the other trial came, and all consumers left."""
     feed = make_feed()
     feed.send(ev.Announce("a", others=1))
     feed.join("a")
@@ -387,7 +387,7 @@ def test_nothing_is_learned_from_places_that_were_held_for_another_search():
 
 
 def test_trials_that_come_in_time_again_have_places_again():
-    """It is learned from those, too, for whom no place was held. One that took too long is forgotten at last."""
+    """Arrivals without a reservation also count, and the one that took too long is finally forgotten."""
     feed = make_feed()
     feed.join("here")
     for number, seconds in enumerate([60.0, *[4.0] * REMEMBERED]):
@@ -410,7 +410,7 @@ def test_while_nobody_knows_how_long_an_epoch_takes_nobody_waits_longer_than_the
 
 @pytest.mark.parametrize("lanes", [1, 2])
 def test_an_epoch_that_takes_long_is_worth_a_long_wait(lanes):
-    """Of several lanes each has its share of an epoch's blocks; prep is measured for the feed."""
+    """Each of several lanes has its share of an epoch's blocks, but prep speed is measured for the whole feed."""
     feed = make_feed(lanes=lanes, blocks_per_epoch=8 // lanes)
     feed.join("here")
     feed.send(ev.Announce("late"))
@@ -433,7 +433,7 @@ def test_the_log_says_how_long_a_place_was_held():
 
 
 def test_trials_that_begin_at_once_are_not_waited_for():
-    """Not when the next ones are announced, nor when one ends whose place another one will take."""
+    """This holds for announced trials and for the successor of a trial that ended."""
     feed = make_feed()
     feed.join("here")
     feed.send(ev.Announce("a"))
@@ -449,7 +449,7 @@ def test_trials_that_begin_at_once_are_not_waited_for():
 
 
 def last_one_left(blocks: int, **changed: object) -> Feed:
-    """All on the feed begin at once, and the last one has left after so many blocks; more are made ahead."""
+    """Feed whose trials begin at once; the last one has left after `blocks` blocks, and more are prepared ahead."""
     feed = make_feed(**changed)
     feed.send(ev.Announce("a"))
     feed.send(ev.Join("a", 2, now=True))
@@ -505,7 +505,7 @@ def test_one_that_goes_on_after_an_epoch_does_not_go_back_to_a_place():
 
 
 def test_a_place_in_the_middle_of_an_epoch_whose_next_one_has_begun_is_at_that_one():
-    """Else the one that begins there would lack samples: the next epoch is shuffled as a whole already."""
+    """Otherwise the trial that begins there would lack samples: the next epoch is already shuffled as a whole."""
     feed = last_one_left(7)
     feed.send(ev.Announce("b"))
     (admitted,) = kinds(feed.send(ev.Join("b", 3, now=True)), ev.Admitted)

@@ -1,4 +1,7 @@
-"""Reservations for consumers, and which cohort somebody comes to. Epochs have 4 blocks."""
+"""Reservations hold positions for coming consumers, and each consumer enters the right cohort.
+
+Epochs have 4 blocks.
+"""
 
 import pytest
 
@@ -8,11 +11,11 @@ from mbaas.core.story import Stories
 from mbaas.core.transitions import ConsumerState
 
 NOTHING_READY = frozenset().__contains__
-"""Says of every block that it cannot be handed out yet."""
+"""False for every block: no block is ready."""
 
 
 def table(*cursors, leads=True, ahead=3):
-    """A table with a cohort for each of the cursors, whose only member is there."""
+    """Table with one cohort at each cursor; every cohort has one member."""
     found = ConsumerTable(EpochTable(4), ahead, Stories(), leads=leads)
     for number, cursor in enumerate(cursors):
         join(found, f"c{number}", cursor)
@@ -55,7 +58,7 @@ def test_a_further_lane_holds_the_places_that_the_first_one_holds_and_no_others(
 
 
 def test_somebody_comes_to_the_cohort_whose_window_holds_its_block():
-    """Cohort 0 is at block 2, its horizon is 2 + 3; from 5 on another one is needed."""
+    """Cohort 0 is at block 2 with horizon 2 + 3; any block after 5 needs another cohort."""
     found = table(2)
     cohort = found.cohorts[0]
     assert found.cohort_at(2) is cohort
@@ -73,7 +76,7 @@ def test_of_cohorts_that_begin_an_epoch_together_the_larger_one_is_joined():
 
 
 def test_a_newcomer_begins_where_it_waits_least():
-    """From 5 to 8 are three blocks, from 7 to 8 is one, also if more are at 5; where nobody is, it says itself."""
+    """From 5 to 8 are three blocks, from 7 one, although more are at 5. An empty table uses the given start."""
     found = table(5, 7)
     join(found, "c2", 5, found.cohorts[0])
     assert found.shared_start(0) == (found.cohorts[1], 8)
@@ -98,7 +101,7 @@ def test_a_new_cohort_stands_in_the_epoch_of_its_first_block_and_can_be_joined_a
     [(5, 8), (6, 8), (3, 4), (8, 8), (10, 12)],
 )
 def test_one_that_begins_an_epoch_alone_begins_the_one_that_others_begin(other, begins):
-    """It is at block 0. Others come to the next epoch within the three blocks that they may be ahead."""
+    """It is at block 0. The others reach the next epoch within the three blocks that prep may be ahead."""
     found = table(0, other)
     alone = found.by_name["c0"]
     assert found.merge(alone, NOTHING_READY) == "c0 joined the cohort of c1"
@@ -137,7 +140,7 @@ def test_one_stays_in_its_epoch(own, other, options):
 
 
 def test_where_two_cohorts_meet_newcomers_can_begin_the_epoch_of_the_one_behind():
-    """One is at 3 and has all from 0 on; another one, at 5, keeps all from 3 on, and held others up."""
+    """One consumer is at 3 and holds all blocks from 0 on. Another, at 5, keeps all from 3 on and delayed others."""
     found = table(0, 5)
     behind, (rear, front) = found.by_name["c0"], found.cohorts.values()
     behind.cursor = 3
@@ -151,7 +154,7 @@ def test_where_two_cohorts_meet_newcomers_can_begin_the_epoch_of_the_one_behind(
 
 
 def test_two_cohorts_are_one_when_the_one_behind_reaches_the_window_of_the_other():
-    """The one in front keeps blocks from 5 on, the other's horizon is 3 blocks ahead of its slowest."""
+    """The front cohort keeps blocks from 5 on; the other cohort's horizon is 3 blocks after its slowest member."""
     found = table(2, 5)
     behind, front = found.cohorts.values()
     assert not behind.can_merge(front)
@@ -201,7 +204,7 @@ def test_words_of_a_session_are_heard_in_their_order():
 
 
 def test_who_goes_back_has_skipped_only_what_lies_before():
-    """Blocks 0 and 1, then 2 to 5 are left out; it goes back to 4, to where it stands, to 2 and to 1."""
+    """It skips blocks 0 and 1, then 2 to 5. It goes back to 4, to its current position, to 2 and to 1."""
     consumer = table(0).by_name["c0"]
     consumer.go_to(2)
     consumer.go_to(6)
@@ -217,7 +220,7 @@ def test_who_goes_back_has_skipped_only_what_lies_before():
 
 
 def test_who_asks_twice_with_one_call_holds_what_it_may_have_got_for_the_first():
-    """Blocks 1 to 3 are handed out, the call comes again and gets block 1, and the next one tells of all three."""
+    """Blocks 1 to 3 are delivered, the repeated call gets block 1, and the next call reports all three."""
     consumer = table(0).by_name["c0"]
     consumer.go_to(1)
     consumer.cursor = consumer.given = 4

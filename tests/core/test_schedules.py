@@ -1,6 +1,6 @@
-"""Random schedules of one staging core: the ledger is exact, bytes are bounded, nobody starves.
+"""In random schedules of one staging core, ledgers are exact, bytes are bounded, and no consumer starves.
 
-Events come faster and wilder here than a feed could make them. `test_system_schedules` has whole feeds, ten thousand.
+Events arrive faster and in wilder orders than a feed could produce. `test_system_schedules` has whole feeds.
 """
 
 import multiprocessing
@@ -13,20 +13,20 @@ from mbaas.core.scheduling import Scheduler
 from mbaas.core.state import StagingState
 from support.schedules import Simulation, run_some
 
-pytestmark = pytest.mark.timeout(900)  # nothing but arithmetic, which a busy machine does slowly
+pytestmark = pytest.mark.timeout(900)  # pure arithmetic, slow on a busy machine
 
 PARTS = 10
 
 
 @pytest.fixture(scope="module")
 def pool():
-    """A process for each core: schedules are nothing but arithmetic."""
+    """One process per CPU core, because schedules are pure arithmetic."""
     with ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("spawn")) as pool:
         yield pool
 
 
 def run_all(pool, seeds, **options):
-    """Run a schedule for each seed; the first broken promise is raised."""
+    """Run a schedule for each seed, and raise the first failure."""
     parts = [pool.submit(run_some, seeds[part::PARTS], **options) for part in range(PARTS)]
     for part in parts:
         part.result()

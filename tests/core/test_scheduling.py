@@ -1,4 +1,4 @@
-"""Work goes to the bytes: who makes which part, and who takes over."""
+"""Each part is prepared on the node that holds its samples, and other nodes take over only when necessary."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from mbaas.placement import BlockPart
 
 
 class Feed:
-    """A core whose blocks all have a part on each of ``placement``, or on what it has for their number; ``workers``
-    are (name, credit, node).
+    """Core whose blocks have a part on each node of ``placement``, or on the nodes that a dict gives for their number.
+
+    ``workers`` are (name, credit, node).
     """
 
     def __init__(self, *placement, workers=(), ahead=3, budget_blocks=8):
@@ -76,7 +77,7 @@ def test_a_faster_node_runs_ahead_before_it_takes_anything_over():
 
 
 def test_the_part_is_taken_over_that_is_needed_soonest():
-    """The only worker of a makes block 0; one consumer is there, another one is at 20."""
+    """The only worker of node a prepares block 0; one consumer is at block 0 and another at block 20."""
     feed = Feed("a", workers=[("home", 1, "a")])
     feed.send(ev.Join("far", 2, 20))
     feed.send(ev.Ask("far", 2, cursor=20, released=20, done=20))
@@ -92,7 +93,7 @@ def test_nothing_is_taken_over_while_the_home_has_credit_left():
 
 
 def test_a_node_makes_its_part_of_a_block_that_another_one_was_the_first_to_need():
-    """b begins block 1 when it has its part of block 0; a had nothing to do before."""
+    """b starts block 1 right after its part of block 0, and a had no task until then."""
     feed = Feed({0: "b", 1: "ab"}, ahead=2, workers=[("wa", 1, "a"), ("wb", 2, "b")])
     assert feed.given_to("wb") == [(0, "b"), (1, "b")]
     assert feed.given_to("wa") == [(1, "a")]
@@ -153,7 +154,7 @@ def test_a_worker_that_leaves_finishes_and_gets_nothing_new():
 
 
 def test_an_event_of_a_large_feed_takes_milliseconds():
-    """64 nodes with 8 workers each, of which most have nothing to do: 7 ms. Asking each worker in turn took 9 s."""
+    """64 nodes with 8 mostly idle workers each: 7 ms. Checking each worker in turn took 9 s."""
     nodes = [f"n{i}" for i in range(64)]
     feed = Feed(*nodes, ahead=18, workers=[(f"{node}.{i}", 2, node) for node in nodes for i in range(8)])
     for order in [order for order in feed.orders if order.block == 0]:
@@ -195,7 +196,7 @@ def test_a_death_is_charged_to_the_block_that_was_being_made_and_forgiven_when_t
 
 
 def test_what_is_told_of_a_worker_that_is_gone_or_leaves_already_changes_nothing():
-    """Two may notice one death."""
+    """The same death may be reported twice."""
     tasks = TaskTable(Stories())
     tasks.worker_up("w0", 1, "a")
     task = tasks.assign(tasks.workers["w0"], 3, 0, 0.0)
@@ -240,7 +241,7 @@ def test_the_least_busy_worker_of_a_node_comes_first():
 
 
 def test_a_part_that_somebody_survived_is_not_to_blame():
-    """Another part of its block may be all the same."""
+    """Another part of its block may still be to blame."""
     tasks = TaskTable(Stories())
     for name in ("dies", "dies, too", "survives", "makes another"):
         tasks.worker_up(name, 1, "a")
@@ -288,7 +289,7 @@ def test_only_errors_in_a_row_count_against_a_worker():
 
 
 def test_who_needs_bytes_takes_them_from_the_block_that_is_needed_last_and_from_none_that_is_awaited():
-    """Two consumers stand at block 0, and one of them asks for it; there are no workers, so nothing is made."""
+    """Two consumers are at block 0 and one requests it; without workers, no block is prepared."""
     core = StagingState(StagingLimits(budget_bytes=100, ahead_blocks=3), 4, lambda block: 10)
     core.handle(ev.Join("asks", 1), 0.0)
     core.handle(ev.Join("works", 2), 0.0)
@@ -312,7 +313,7 @@ def test_of_two_cohorts_the_one_that_waits_longer_is_served_first_whoever_joined
 
 
 def test_a_word_without_a_number_is_not_taken_for_one_that_came_twice():
-    """Who goes back has let go of what it was given behind there."""
+    """A consumer that goes back has released the later blocks that it was given."""
     core = StagingState(StagingLimits(budget_bytes=100, ahead_blocks=3), 4, lambda block: 10)
     core.handle(ev.WorkerUp("w", 3, "a"), 0.0)
     core.handle(ev.Join("me", 1), 0.0)

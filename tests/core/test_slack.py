@@ -1,4 +1,4 @@
-"""How far trials may be apart before the furthest waits for the slowest: as far as there is memory."""
+"""Trials may be as far apart as memory allows before the fastest waits for the slowest."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ RUN_S = 40.0
 
 @pytest.mark.parametrize("prep_s", [0.02, 0.08])
 def test_a_trial_that_stops_for_a_moment_stops_no_other(prep_s: float) -> None:
-    """Eight trials work 50 ms on a block, and each of them 550 ms on another one of 40, as for a checkpoint."""
+    """Eight trials work 50 ms on a block, but each takes 550 ms on one of 40 blocks, as for a checkpoint."""
 
     def mean_rate(slack: int) -> float:
         steps_s = {f"t{number}": 0.05 for number in range(8)}
@@ -31,7 +31,7 @@ def test_a_trial_that_stops_for_a_moment_stops_no_other(prep_s: float) -> None:
 @pytest.mark.parametrize("prep_s", [0.01, 0.06])
 @pytest.mark.parametrize("budget", [8, 12])
 def test_trials_of_other_paces_lose_nothing_by_it(budget: int, prep_s: float) -> None:
-    """They went apart, and what one cohort has ahead is room that another one lacks."""
+    """They have split, so blocks that one cohort has ahead use room that another cohort lacks."""
     steps_s = {f"{pace} {number}": pace for pace in (0.03, 0.06, 0.12) for number in range(2)}
     given, made = [], []
     for slack in (0, 8):
@@ -43,7 +43,7 @@ def test_trials_of_other_paces_lose_nothing_by_it(budget: int, prep_s: float) ->
 
 
 def test_a_trial_that_rested_for_several_epochs_goes_on_where_it_was() -> None:
-    """Epochs of one block: while one of them validates, the other one is given six, and all are still there."""
+    """Epochs have one block: while one trial validates, the other receives six more, and all are still staged."""
     feed = Feed(budget_blocks=20, ahead=3, slack=16, blocks_per_epoch=1, workers=2)
     feed.join("slow")
     feed.join("fast")
@@ -57,7 +57,7 @@ def test_a_trial_that_rested_for_several_epochs_goes_on_where_it_was() -> None:
 
 
 def test_a_trial_that_comes_when_the_others_are_through_finds_their_epochs() -> None:
-    """Its process had no core to run on. Epochs of one block, and its reservation is the last of the cohort."""
+    """Its process had no free core. Epochs have one block, and its reservation is the last member of the cohort."""
     feed = Feed(budget_blocks=20, ahead=3, slack=16, blocks_per_epoch=1, workers=2)
     feed.send(ev.Announce("first", others=1))
     feed.join("first")
@@ -72,7 +72,7 @@ def test_a_trial_that_comes_when_the_others_are_through_finds_their_epochs() -> 
 
 
 def test_what_is_made_ahead_is_counted_from_the_furthest() -> None:
-    """Epochs of 40 blocks: one trial was given four, and three more may be made though the other one was given one."""
+    """Epochs have 40 blocks: one trial received four, so three more may be prepared; the other received one."""
     feed = Feed(budget_blocks=20, ahead=3, slack=16, blocks_per_epoch=40, workers=20)
     feed.join("slow")
     feed.join("fast")
@@ -83,7 +83,7 @@ def test_what_is_made_ahead_is_counted_from_the_furthest() -> None:
 
 
 def test_nothing_is_made_ahead_of_a_place_where_nobody_is_yet() -> None:
-    """The successor of one that ended begins the next epoch; the one that is left was given three blocks."""
+    """The successor of a trial that ended begins the next epoch; the remaining trial received three blocks."""
     feed = Feed(budget_blocks=20, ahead=3, slack=16, blocks_per_epoch=8, workers=20)
     for name in ("ends", "stays"):
         feed.join(name)

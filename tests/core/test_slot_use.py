@@ -1,4 +1,4 @@
-"""When blocks are made in slots."""
+"""Blocks are stored in slots only if the whole feed is on one node, and only until slots prove unreliable."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ def test_slots_are_for_feeds_all_of_whose_workers_and_consumers_run_beside_the_c
     assert use.most(["a", "a"], {"a"}) == 5 + SPARE_SLOTS
     assert use.most(["a", "a", "a"], {"a"}) == 3 + SPARE_SLOTS
     elsewhere = [("a", ""), ("ab", "a"), ("a", "ab"), ("b", "b"), ("", "a"), ("", "")]
-    for workers, consumers in elsewhere:  # a letter is a node
+    for workers, consumers in elsewhere:  # each letter is a node
         assert use.most(workers, consumers) == 0
     assert use.most(["a"], {"a"}) == 10 + SPARE_SLOTS, "they are used again when others have left"
 
 
 def test_slots_are_given_up_when_too_many_are_lost_one_after_the_other_and_that_is_told_once() -> None:
-    """What was made as an object in between says nothing of slots."""
+    """Blocks stored as objects in between do not count."""
     choose = random.Random(0)
     for _ in range(200):
         use, lost, told = SlotUse("a", 4), 0, 0

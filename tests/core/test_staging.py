@@ -1,4 +1,4 @@
-"""What the staging core decides, one decision a test. Epochs have 4 blocks of 10 bytes unless a test says otherwise."""
+"""Decisions of the staging core, one per test; epochs have 4 blocks of 10 bytes unless a test overrides it."""
 
 import pytest
 from staging_feeds import Feed, delivered, give, kinds, prepared
@@ -13,7 +13,7 @@ from mbaas.settings import Timeouts
 
 
 def test_nothing_is_made_before_somebody_asks():
-    """A consumer that joins may be about to load a state, and to go elsewhere."""
+    """A consumer that joins may be about to load a state and move to another position."""
     feed = Feed()
     feed.send(ev.Announce("a"))
     assert feed.join("a", asks=False) == 0
@@ -58,13 +58,13 @@ def test_a_newcomer_waits_for_the_next_epoch_when_the_beginning_is_gone():
 
 
 def test_blocks_kept_for_newcomers_yield_to_blocks_that_are_needed():
-    """Budget of 2: while block 0 is kept for newcomers, making 2 needs its bytes."""
+    """The budget is 2 blocks: preparing block 2 needs the bytes of block 0, which is staged only for newcomers."""
     feed = Feed(budget_blocks=2, ahead=2)
     feed.join("a")
     feed.ask("a", 0)
     feed.make(0)
     done = feed.ask("a", 1)
-    assert prepared(done) == []  # 1 is being made already, and 0 + 1 fill the budget
+    assert prepared(done) == []  # block 1 is in preparation already, and blocks 0 and 1 fill the budget
     done = feed.finish(1)
     assert kinds(done, ev.DropBlock) == [ev.DropBlock(0)]
     assert prepared(done) == [2]
@@ -106,9 +106,7 @@ def test_an_announced_consumer_that_does_not_come_holds_nobody_for_longer_than_t
 
 
 def test_the_place_of_a_trial_that_ended_goes_to_its_successor():
-    """a and b finish epoch 0; b is stopped there; a runs ahead; c takes b's reservation and begins epoch 1 at
-    once.
-    """
+    """a and b finish epoch 0, b stops there, and a runs ahead. c takes b's reservation and starts epoch 1 at once."""
     feed = Feed(budget_blocks=8, ahead=4, credit=8)
     feed.join("a")
     feed.join("b")
@@ -161,7 +159,7 @@ def test_a_block_that_kills_every_worker_is_bad_and_the_feed_goes_on():
 
 
 def test_a_death_is_charged_to_the_block_that_the_worker_was_making():
-    """Not to the one that it would have made next."""
+    """The worker's second, queued block is not charged."""
     feed = Feed(credit=2)
     feed.join("a")
     assert [task.block for task in feed.core.tasks.workers["w0"].tasks] == [0, 1]
@@ -170,7 +168,7 @@ def test_a_death_is_charged_to_the_block_that_the_worker_was_making():
 
 
 def test_a_block_is_not_blamed_for_workers_whose_node_died():
-    """Four die over it, three of them with their nodes."""
+    """Four workers die on the block; three deaths are node failures."""
     feed = Feed(max_deaths=3)
     feed.join("a")
     feed.send(ev.WorkerDown("w0", "signal 9"))
@@ -182,14 +180,14 @@ def test_a_block_is_not_blamed_for_workers_whose_node_died():
 
 
 def die(feed, *nodes):
-    """A worker comes up on each node in turn, and dies over the first block that lacks a part."""
+    """Start a worker on each node in turn; it dies on the first block that lacks a part."""
     for node in nodes:
         feed.send(ev.WorkerUp("dies", 1, node))
         feed.send(ev.WorkerDown("dies", "signal 11"))
 
 
 def test_a_block_whose_third_worker_died_with_its_node_is_made_again_at_once():
-    """Seed 711481 of the schedules of a whole feed: that the node is gone is known a moment later."""
+    """Seed 711481 of the whole-feed schedules: the node failure is detected shortly after the worker's death."""
     feed = Feed(max_deaths=3, workers=0)
     feed.join("a")
     die(feed, "n0", "n0", "n1")
@@ -204,7 +202,7 @@ def test_a_block_whose_third_worker_died_with_its_node_is_made_again_at_once():
 
 
 def test_a_block_that_killed_enough_workers_elsewhere_is_not_cleared_by_the_death_of_one_node():
-    """It has two parts, and both workers die over it; what the second one died of changes nothing."""
+    """Both parts of the block kill a worker; the node failure excuses only the second death."""
     feed = Feed(max_deaths=1, workers=0, cut=lambda block, shuffle: (BlockPart("n0", 1),) * 2)
     feed.join("a")
     feed.send(ev.WorkerUp("dies", 1, "n0"))
@@ -233,7 +231,7 @@ def test_a_block_is_condemned_when_it_is_known_what_the_first_ones_died_of():
 
 
 def test_neither_another_part_that_storage_gives_again_nor_one_that_is_made_decides_about_a_deadly_one():
-    """Block 0 has three parts: the first kills, storage does not give the second, and the third is made."""
+    """Block 0 has three parts: the first kills its worker, storage fails on the second, and the third is prepared."""
     feed = Feed(max_deaths=1, workers=0, cut=lambda block, shuffle: (BlockPart("n0", 1),) * 3)
     feed.join("a")
     die(feed, "n0")
@@ -262,12 +260,12 @@ def test_deaths_and_errors_over_a_block_are_forgotten_with_it():
 
 
 def fail(feed, block, reason="a bug"):
-    """The worker of a block meets a bug, and lives."""
+    """Report a bug in a block's task; the worker stays alive."""
     return feed.send(ev.TaskFailed(feed.tasks.pop(block).task, reason))
 
 
 def until_tried_again(feed, block):
-    """Workers make others until the pause is over and one has the block in hand."""
+    """Prepare other blocks until the pause is over and the block is assigned again."""
     feed.wait(PUT_OFF_S)
     while block not in feed.tasks:
         assert feed.tasks
@@ -289,7 +287,7 @@ def test_a_part_over_which_a_worker_met_a_bug_is_tried_again_a_moment_later_and_
 
 
 def test_a_block_that_ends_in_three_errors_is_bad_and_made_anew_for_a_consumer_that_asks_again():
-    """The worker makes others in between, so nothing is wrong with it."""
+    """The worker prepares other blocks in between, so the worker is healthy."""
     feed = Feed(max_deaths=3, budget_blocks=20, ahead=19, blocks_per_epoch=20)
     feed.join("a")
     for attempt in range(3):
@@ -307,7 +305,7 @@ def test_a_block_that_ends_in_three_errors_is_bad_and_made_anew_for_a_consumer_t
 
 
 def test_the_errors_of_a_block_are_forgotten_when_it_is_made():
-    """Two before it is made and lost with its node, and two after."""
+    """It fails twice before it is prepared and lost with its node, and twice afterwards."""
     feed = Feed(max_deaths=3, workers=0, budget_blocks=20, ahead=19, blocks_per_epoch=20)
     feed.join("a")
     for node in ("n0", "n1"):
@@ -339,7 +337,7 @@ def test_a_worker_that_meets_two_errors_in_a_row_is_replaced_and_no_block_is_bla
 
 
 def test_a_worker_is_not_replaced_for_the_last_error_of_a_bad_block():
-    """It made all others after the first one, and there are none between the second and the third."""
+    """The worker prepares all other blocks after the first error, and none between the second and the third."""
     feed = Feed(max_deaths=3, ahead=2, credit=2)
     feed.join("a")
     fail(feed, 0)
@@ -434,7 +432,7 @@ def test_a_laggard_goes_on_alone_after_the_others_patience_and_nobody_loses_a_bl
 
 
 def test_a_loader_that_nobody_reads_is_waited_for_no_longer_than_a_reservation():
-    """In a feed of several lanes, where nobody can begin in mid-epoch later."""
+    """The feed has several lanes, so no consumer can start in mid-epoch later."""
     feed = Feed(budget_blocks=4, ahead=2, credit=8, lanes=2, reservation_s=20.0, patience_s=30.0, lease_s=1000.0)
     feed.wait(100)
     feed.join("unread", asks=False)
@@ -479,7 +477,7 @@ def test_a_consumer_restored_far_away_gets_its_exact_block_in_a_cohort_of_its_ow
 
 
 def test_those_who_wait_do_not_pull_a_laggard_back_in_by_asking_again():
-    """A call that waited long is repeated: if that undid the parting, patience would be spent again and again."""
+    """A long wait repeats its call. If that rejoined the cohorts, the fast one would lose `patience_s` each time."""
     feed = Feed(patience_s=5.0, lanes=2)
     feed.join("slow", asks=False)
     feed.join("fast")
@@ -495,7 +493,7 @@ def test_those_who_wait_do_not_pull_a_laggard_back_in_by_asking_again():
 
 
 def test_a_consumer_restored_at_an_epochs_first_block_is_not_moved_to_a_later_epoch():
-    """Its position may lie inside of that block: another epoch would not hold its samples."""
+    """Its position may be inside that block; another epoch would not contain its samples."""
     feed = Feed()
     feed.join("other", start=8)
     assert feed.join("restored", start=0) == 0
@@ -527,7 +525,7 @@ def test_a_state_between_epochs_starts_where_it_says_if_nobody_is_there():
 
 
 def evaluated(feed, name, *, goes_on=False):
-    """Someone comes, reads an epoch, and one block of the next if it goes on, and leaves: the blocks that were made."""
+    """Blocks prepared while a consumer joins, reads an epoch (plus one block if `goes_on`) and leaves."""
     start = feed.join(name, asks=False)
     made = []
     for block in range(start, start + 4 + goes_on):
@@ -540,7 +538,7 @@ def evaluated(feed, name, *, goes_on=False):
 
 
 def test_nothing_is_made_behind_the_epoch_of_those_who_leave_when_it_ends():
-    """A loader that is opened anew for each evaluation: only for the first one is the next epoch made, too."""
+    """A loader is reopened for each evaluation: only the first visit also prepares the next epoch."""
     feed = Feed(ahead=6, budget_blocks=10)
     assert evaluated(feed, "first") == [*range(8)]
     for evaluation in range(2, 6):
@@ -594,9 +592,9 @@ def test_a_bad_block_reaches_its_consumers_as_an_error_and_takes_no_bytes():
 
 
 def test_who_leaves_an_epoch_half_way_and_holds_its_last_block_gets_the_next_epoch():
-    """Epochs of 8 blocks, room for 4: block 0 is held, 1 to 3 are ready when the consumer goes on at block 8.
+    """Epochs have 8 blocks, the budget is 4: block 0 is held and 1 to 3 are ready when the consumer skips to 8.
 
-    Those that it never had, and nobody needs, go at once.
+    Blocks 1 to 3 were never delivered and no consumer needs them, so they are dropped at once.
     """
     feed = Feed(budget_blocks=4, ahead=4, blocks_per_epoch=8)
     feed.join("ann")
@@ -613,7 +611,7 @@ def test_who_leaves_an_epoch_half_way_and_holds_its_last_block_gets_the_next_epo
 
 
 def test_who_gives_up_what_it_was_given_ahead_and_holds_an_older_block_gets_the_next_epoch():
-    """The same when blocks 1 to 3 were delivered already: it says that it gives them up."""
+    """As in the test above, but blocks 1 to 3 were already delivered, and the consumer hands them back."""
     feed = Feed(budget_blocks=5, ahead=4, blocks_per_epoch=8, credit=4)
     feed.join("ann")
     feed.finish(0)
@@ -627,7 +625,7 @@ def test_who_gives_up_what_it_was_given_ahead_and_holds_an_older_block_gets_the_
 
 
 def test_a_word_that_was_overtaken_changes_nothing():
-    """A hand-back of blocks 1 to 3 that comes after block 8 was delivered would have block 8 counted as skipped."""
+    """If a late hand-back of blocks 1 to 3 were applied after block 8 was delivered, block 8 would count as skipped."""
     feed = Feed(budget_blocks=12, ahead=4, blocks_per_epoch=8, credit=4)
     feed.join("ann")
     feed.make(0, 1, 2, 3)
@@ -643,7 +641,7 @@ def test_a_word_that_was_overtaken_changes_nothing():
 
 
 def test_a_call_that_comes_again_after_its_block_was_used_up_is_left_alone():
-    """Its answer did arrive: to give the block once more would count it as used up and still to come."""
+    """Its answer did arrive. Delivering the block again would count it both as used and as outstanding."""
     feed = Feed()
     session = feed.session + 1
     feed.join("ann", asks=False)
@@ -658,7 +656,7 @@ def test_a_call_that_comes_again_after_its_block_was_used_up_is_left_alone():
 
 
 def test_a_call_that_comes_twice_is_answered_twice_and_what_it_got_first_stays():
-    """Blocks 1 to 3 are held when the call comes again, whose second answer may have fewer."""
+    """Blocks 1 to 3 are held when the call is repeated; the second answer may contain fewer blocks."""
     feed = Feed(budget_blocks=5, ahead=4, blocks_per_epoch=8, credit=4)
     feed.join("ann")
     feed.make(0, 1, 2, 3)
@@ -672,7 +670,7 @@ def test_a_call_that_comes_twice_is_answered_twice_and_what_it_got_first_stays()
 
 
 def test_who_is_moved_to_the_epoch_that_others_begin_still_holds_its_last_block():
-    """Its trial works on block 3 when it asks for the next epoch, which it begins at block 16 with the others."""
+    """Its trial works on block 3 when it requests the next epoch, which it starts at block 16 with the other."""
     feed = Feed(budget_blocks=12, ahead=8, workers=2, credit=4)
     feed.join("ann")
     feed.make(*range(4))
@@ -691,7 +689,7 @@ def test_who_is_moved_to_the_epoch_that_others_begin_still_holds_its_last_block(
 
 
 def test_the_longest_waiting_cohort_is_served_first_when_bytes_are_short():
-    """Two cohorts, room for two blocks: neither may starve."""
+    """Two cohorts share a budget of two blocks: neither may starve."""
     feed = Feed(budget_blocks=2, ahead=1, credit=2)
     feed.join("a")
     feed.join("b", start=21)
@@ -715,7 +713,7 @@ def test_limits_are_checked():
         StagingLimits(budget_bytes=1, ahead_blocks=0)
 
 
-# ---- storage that does not give a sample, and samples that are bad ----
+# ---- storage failures and bad samples ----
 
 
 def put_off(feed, block, reason="storage does not give x.jpg: slow down"):
@@ -723,7 +721,7 @@ def put_off(feed, block, reason="storage does not give x.jpg: slow down"):
 
 
 def test_a_part_that_waits_for_storage_holds_no_worker_and_is_tried_again():
-    """One worker with one task: while block 0 waits for storage, blocks 1 and 2 are made."""
+    """One worker takes one task at a time: while block 0 waits for storage, it prepares blocks 1 and 2."""
     feed = Feed()
     feed.join("a")
     assert prepared(put_off(feed, 0)) == [1]
@@ -735,7 +733,7 @@ def test_a_part_that_waits_for_storage_holds_no_worker_and_is_tried_again():
 
 
 def test_nobody_else_waits_behind_a_part_that_waits_for_storage():
-    """The only worker cannot make what one consumer needs; another, elsewhere in the stream, goes on."""
+    """The only worker cannot prepare one consumer's block; another one elsewhere in the stream still progresses."""
     feed = Feed(budget_blocks=2, ahead=1)
     feed.join("stuck", start=0)
     feed.join("other", start=20)
@@ -749,7 +747,7 @@ def test_nobody_else_waits_behind_a_part_that_waits_for_storage():
 
 
 def test_storage_that_is_away_is_the_fault_of_no_worker_and_no_consumer():
-    """One waits for block 2 for minutes; the one at block 1 is not moved out of step, and no worker is replaced."""
+    """One consumer waits minutes for block 2. The one at block 1 is not detached, and no worker is replaced."""
     feed = Feed(ahead=3, patience_s=30, prep_s=10, lease_s=1000)
     feed.join("slow")
     feed.join("fast")
@@ -779,7 +777,7 @@ def test_a_bad_sample_is_tried_anew_when_a_consumer_that_had_its_error_asks_agai
 
 
 def test_a_bad_sample_is_not_tried_anew_for_a_consumer_that_had_no_error_yet():
-    """Else eight trials would have it tried eight times."""
+    """Otherwise eight trials would retry it eight times."""
     feed = Feed(workers=1)
     feed.join("a")
     feed.join("late", asks=False)
@@ -849,7 +847,7 @@ def test_a_further_lane_holds_places_as_it_is_told():
 
 
 def test_the_block_that_is_needed_last_by_everybody_makes_room():
-    """Room for 4: ann holds 0 and waits for 1; of 2 and 3, which nobody holds, 3 is needed last."""
+    """The budget is 4 blocks: ann holds 0 and waits for 1. Blocks 2 and 3 are not held, and 3 is needed last."""
     feed = Feed(budget_blocks=4, ahead=4, credit=4, blocks_per_epoch=8)
     feed.join("ann")
     feed.make(0, 1, 2, 3)
@@ -925,7 +923,7 @@ def test_who_is_ahead_waits_for_the_slowest_and_is_told_so():
 
 
 def test_who_waits_for_workers_is_told_for_which():
-    """The one worker makes block 0, which the consumer then leaves out; at last there is none."""
+    """The only worker prepares block 0, which the consumer then skips; finally the worker dies."""
     feed = Feed()
     feed.join("ann")
     assert feed.core.explain_wait("ann") == "block 0 is being prepared by w0"
@@ -938,7 +936,7 @@ def test_who_waits_for_workers_is_told_for_which():
 
 
 def test_small_blocks_do_not_pass_a_large_one_that_waits_for_room():
-    """Of 40 bytes one consumer holds 20, the other one waits for 30: the 20 that are free are kept for it."""
+    """The budget is 40 bytes. One consumer holds 20 and the other waits for 30, so the 20 free bytes are reserved."""
     feed = Feed(budget_blocks=4, ahead=2, credit=4, block_bytes=lambda block: 30 if block >= 40 else 10)
     feed.join("holds", asks=False)
     feed.send(ev.Ask("holds", 1, 0, 0, 0, 2))
@@ -951,7 +949,7 @@ def test_small_blocks_do_not_pass_a_large_one_that_waits_for_room():
 
 
 def test_of_the_blocks_ahead_the_one_makes_room_that_is_furthest_from_whoever_comes_there_next():
-    """One is at 1 and has 1 to 3 before it, another one is at 21 and has 21 and 22; a third one waits for 40."""
+    """One consumer is at block 1 with 1 to 3 staged, another at 21 with 21 and 22 staged; a third waits for 40."""
     feed = Feed(budget_blocks=5, credit=8)
     feed.join("at 1")
     feed.make(0, 1, 2, 3)
@@ -965,9 +963,9 @@ def test_of_the_blocks_ahead_the_one_makes_room_that_is_furthest_from_whoever_co
     assert sorted(feed.core.window.blocks) == [1, 2, 21, 22, 40]
 
 
-@pytest.mark.timeout(20)  # they took the bytes from each other for ever
+@pytest.mark.timeout(20)  # a failure is an endless loop: two cohorts take each other's bytes
 def test_two_who_wait_do_not_take_each_others_bytes_while_another_node_is_at_it():
-    """All samples are at home on node a, whose one worker makes block 0; the one on b has nothing to do."""
+    """All samples have home node a, whose only worker prepares block 0; the worker on b is idle."""
     feed = Feed(budget_blocks=2, workers=0, cut=lambda block, _: (BlockPart("a", 1),))
     feed.send(ev.WorkerUp("on a", 1, "a"))
     feed.join("ann")
@@ -984,7 +982,7 @@ def test_two_who_wait_do_not_take_each_others_bytes_while_another_node_is_at_it(
 
 @pytest.mark.timeout(20)
 def test_bytes_that_are_taken_back_without_end_are_an_error_and_no_standstill(monkeypatch):
-    """Every block is dropped as soon as it is granted."""
+    """Each block is dropped as soon as it is granted."""
     feed = Feed(workers=0, cut=lambda block, _: (BlockPart("a", 1),))
     feed.send(ev.WorkerUp("on b", 2, "b"))
     feed.send(ev.WorkerUp("on a", 1, "a"))
@@ -1023,7 +1021,7 @@ def test_whoever_waits_for_a_block_that_is_being_made_does_not_come_before_one_w
 
 
 def test_where_nobody_waits_the_block_is_made_that_is_needed_soonest():
-    """One is at block 0, which is made; another one has all up to 21 and needs that next."""
+    """One consumer waits for block 0; the other has all blocks up to 20 and needs 21 next."""
     feed = Feed()
     feed.join("at 21", start=20)
     feed.send(ev.WorkerLeaves("w0"))
@@ -1034,7 +1032,7 @@ def test_where_nobody_waits_the_block_is_made_that_is_needed_soonest():
 
 
 def test_a_session_that_is_not_newer_than_the_open_one_is_refused():
-    """Its call was overtaken, or came twice."""
+    """The join call was overtaken, or arrived twice."""
     feed = Feed()
     feed.send(ev.Join("ann", 5))
     for session in (4, 5):
@@ -1044,7 +1042,7 @@ def test_a_session_that_is_not_newer_than_the_open_one_is_refused():
 
 
 def test_a_successor_begins_behind_the_epoch_that_its_predecessor_used_up():
-    """Also while another trial is so far back that all of that epoch is staged."""
+    """This also holds while another trial is so far behind that all of that epoch is still staged."""
     feed = Feed(ahead=4, credit=8)
     feed.join("ann")
     feed.join("bob")
@@ -1093,7 +1091,7 @@ def test_patience_begins_anew_when_nobody_waited_between():
 
 
 def test_of_two_that_others_wait_for_the_one_goes_first_that_never_began_and_the_other_has_its_time():
-    """Others wait from 0 s on: for one that never asked until 20 s, for one that works until 30 s."""
+    """A third consumer waits from 0 s: until 20 s for the one that never asked, until 30 s for the one that works."""
     feed = Feed(ahead=2, credit=8, lanes=2, reservation_s=20.0, patience_s=30.0, lease_s=1000.0)
     feed.join("works")
     feed.send(ev.HandBack("works", 1, 0, 0))
@@ -1109,7 +1107,7 @@ def test_of_two_that_others_wait_for_the_one_goes_first_that_never_began_and_the
 
 
 def test_what_was_made_ahead_stays_when_a_slower_one_joins():
-    """Blocks are made one ahead: 1 is there when somebody joins at 0, and is not made a second time."""
+    """Blocks are prepared one ahead: block 1 is ready when a consumer joins at 0, and is not prepared again."""
     feed = Feed(ahead=1)
     feed.join("fast")
     feed.make(0, 1)
@@ -1119,7 +1117,7 @@ def test_what_was_made_ahead_stays_when_a_slower_one_joins():
 
 
 def test_the_cohort_is_served_first_of_which_somebody_waits_longest():
-    """Since 0 and 10 s at block 0, since 5 s at block 20."""
+    """Consumers have been waiting at block 0 since 0 s and 10 s, and at block 20 since 5 s."""
     feed = Feed(workers=0)
     feed.join("longest", start=0)
     feed.now = 5.0
@@ -1130,7 +1128,7 @@ def test_the_cohort_is_served_first_of_which_somebody_waits_longest():
 
 
 def test_in_a_further_lane_one_that_begins_an_epoch_shares_with_whoever_comes_there_next():
-    """One is at 5 of epochs of 4 blocks, and 2 are made ahead: to the beginning of the next, 8, it comes in time."""
+    """Epochs have 4 blocks and 2 are prepared ahead: the consumer at 5 reaches the next epoch's start, 8, in time."""
     lane = StagingState(StagingLimits(80, 2), 4, lambda block: 10, lane=1)
     for session, (name, start, flexible) in enumerate([("ann", 5, False), ("eve", 8, False), ("bob", 8, True)], 1):
         assert lane.handle(ev.Join(name, session, start, flexible), 0.0) == [
@@ -1158,11 +1156,11 @@ def test_of_what_trials_share_each_block_is_new_to_one_of_them():
     assert given == [("a", (1,), (1,)), ("b", (1,), ())]
 
 
-# ---- how epochs are shuffled is written down ----
+# ---- epoch shuffles are persisted ----
 
 
 def written_feed():
-    """A feed whose coordinator writes epochs down, each of two blocks, and its instructions when block 0 is made."""
+    """Feed whose coordinator persists epochs of two blocks, and its instructions after block 0 is prepared."""
     core = StagingState(StagingLimits(80, 3, Timeouts(patience_s=5.0)), 2, lambda _: 10, written={})
     core.handle(ev.WorkerUp("w", 1), 0.0)
     for session, name in enumerate("ab", 1):
@@ -1197,7 +1195,7 @@ def test_the_slowest_is_not_blamed_while_an_epoch_is_still_to_be_written_down():
 
 
 def test_a_loader_that_joins_again_at_an_epochs_end_is_no_visitor():
-    """It loads a state there, or was removed: it goes on."""
+    """It loads a state at that position, or was removed; either way it continues."""
     feed = Feed(ahead=6, budget_blocks=10)
     start = feed.join("a", asks=False)
     for block in range(start, start + 4):

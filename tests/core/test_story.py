@@ -1,4 +1,4 @@
-"""States change in one place each, as their tables say, and every thing can tell what happened to it."""
+"""States change only as their tables allow, and every object can report its history."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from mbaas.placement import WHOLE
 
 @pytest.fixture
 def core():
-    """Epochs of four blocks, a worker and a consumer that waits for block 0."""
+    """Staging core with epochs of four blocks, one worker, and one consumer that waits for block 0."""
     core = StagingState(StagingLimits(budget_bytes=80, ahead_blocks=3), 4, lambda _: 10)
     core.handle(ev.WorkerUp("prep-0", 1, "n0"), 1.0)
     core.handle(ev.Join("ann", 1), 2.0)
@@ -50,7 +50,7 @@ def core():
 
 
 def things():
-    """One of each kind of thing that has states, with a story that says "told"."""
+    """One object of each kind that has states; each story contains "told"."""
     stories = Stories()
 
     def story():
@@ -188,7 +188,7 @@ def test_nothing_told_yet_is_said_so():
 
 
 def test_of_a_thing_the_last_lines_are_kept():
-    """So many asks and deliveries of one consumer that its join is forgotten."""
+    """One consumer has so many asks and deliveries that its join is forgotten."""
     core = StagingState(StagingLimits(budget_bytes=80, ahead_blocks=3), 4, lambda _: 10)
     core.handle(ev.WorkerUp("w", 1), 0.0)
     core.handle(ev.Join("ann", 1), 0.0)

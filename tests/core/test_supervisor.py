@@ -1,4 +1,4 @@
-"""The supervisor, case by case; `test_system_schedules` has the random schedules."""
+"""The supervisor handles each event correctly, case by case; `test_system_schedules` has the random schedules."""
 
 import pytest
 from supervised_feeds import Feed
@@ -56,7 +56,7 @@ def test_a_start_of_which_nothing_is_heard_is_ended_and_made_again():
 
 
 def test_workers_whose_machine_dies_are_lost_and_not_blamed():
-    """A block over which several workers die is bad itself; a machine that dies is not its fault."""
+    """Several deaths condemn a block, but a machine failure is not the block's fault."""
     feed = Feed(own=2)
     feed.open("a", "a")
     feed.send(ev.NodesDead(frozenset({"a"})))
@@ -167,7 +167,7 @@ def test_a_worker_that_was_lent_is_replaced_when_it_dies_and_counted_once_when_i
 
 @pytest.mark.parametrize("is_told_first", [True, False])
 def test_a_worker_that_is_lost_while_it_is_lent_is_replaced(is_told_first):
-    """Also if the news comes before the word of the feed that took it."""
+    """The loss may also be reported before the borrower confirms the hand-over."""
     feed = Feed(own=2)
     feed.open("a", "a")
     feed.send(ev.Lend("other"))
@@ -280,7 +280,7 @@ def test_workers_that_are_measured_to_be_slower_get_fewer_samples():
 
 
 def vacating(feed: Feed) -> str:
-    """Have a feed on two machines let go of one of them; returns which."""
+    """Make a feed on two machines vacate one of the two, and return that node."""
     feed.open("a", "b")
     feed.send(ev.Scale(1))
     (leaves,) = feed.told(staging.WorkerLeaves)
@@ -301,7 +301,7 @@ def test_a_machine_without_workers_is_free_when_the_others_have_what_it_kept():
 
 
 def test_a_machine_whose_samples_come_slowly_stays_as_long_as_they_come():
-    """40 minutes, of which each answer takes 100 s."""
+    """Moving the samples takes 40 minutes, at 100 s for each answer."""
     feed = Feed(own=2)
     node = vacating(feed)
     for _ in range(24):
@@ -314,7 +314,7 @@ def test_a_machine_whose_samples_come_slowly_stays_as_long_as_they_come():
 
 
 def test_a_machine_of_whose_samples_none_comes_any_more_is_given_up():
-    """As where the others have no time for any, because storage hangs from which they read some of them."""
+    """For example, the storage that the other machines read from hangs, so they make no progress."""
     feed = Feed(own=2)
     node = vacating(feed)
     feed.send(ev.NodeVacated(node, samples=0, left=5))
@@ -357,7 +357,7 @@ def test_at_the_end_borrowed_workers_go_home_and_lent_ones_end():
 
 @pytest.mark.parametrize("answers", [True, False])
 def test_a_worker_that_another_feed_does_not_take_comes_back(answers):
-    """Whether that feed says so, or says nothing for too long."""
+    """The other feed either refuses it or does not answer in time."""
     feed = Feed(own=2)
     feed.open("a", "a")
     feed.send(ev.Lend("other"))
@@ -417,11 +417,11 @@ def test_briefings_that_fail_are_counted_anew_after_one_that_did_not():
     assert feed.supervisor.workers[name].turns == 3
 
 
-# ---- beginning ----
+# ---- start ----
 
 
 def test_nothing_is_started_before_it_begins():
-    """A lent worker may be lost while a coordinator is still looking for what its predecessor left."""
+    """A lent worker may be lost while a new coordinator still searches for its predecessor's workers."""
     assert Supervisor(own=2, credit=2).handle(ev.LentGone("key"), 0.0) == []
 
 
@@ -441,7 +441,7 @@ def test_names_go_on_behind_those_that_are_there():
 
 
 def test_workers_that_are_lent_are_known_after_a_restart():
-    """Two of three are lent: none is started for them, and they come back when the feed that has them ends."""
+    """Two of three workers are lent: no replacement is started, and they come back when the borrowing feed ends."""
     found = {"prep-0": ev.FoundWorker("a")}
     feed = Feed(own=3, workers=found, lent={"other": ("x", "y"), "third": ()}, serial=1, is_restart=True)
     assert not feed.kinds(ev.StartWorker)
@@ -453,7 +453,7 @@ def test_workers_that_are_lent_are_known_after_a_restart():
 
 
 def test_workers_that_do_not_answer_after_a_restart_are_ended_and_replaced():
-    """One may come to again later, and would be a worker too many that nobody knows. A lent one is its borrower's."""
+    """An unresponsive worker could recover later without an owner. A lent worker belongs to its borrower."""
     found = {"prep-0": ev.FoundWorker("a"), "prep-1": ev.FoundWorker("", answers=False)}
     feed = Feed(own=2, workers=found, lent={"other": ("x",)}, serial=2, is_restart=True)
     assert [end.worker for end in feed.kinds(ev.EndWorker)] == ["prep-1"]
@@ -467,7 +467,7 @@ def test_workers_that_do_not_answer_after_a_restart_are_ended_and_replaced():
 
 
 def test_the_owner_of_a_borrowed_worker_that_does_not_answer_after_a_restart_is_told():
-    """It would count it as lent for ever, and start no other one."""
+    """Otherwise the owner would count it as lent forever and start no replacement."""
     feed = Feed(workers={"other-prep-3": ev.FoundWorker("", "other", answers=False)}, is_restart=True)
     assert feed.said.index(ev.ReportLentGone("other-prep-3", "other")) < feed.said.index(
         ev.EndWorker("other-prep-3")
@@ -476,7 +476,7 @@ def test_the_owner_of_a_borrowed_worker_that_does_not_answer_after_a_restart_is_
 
 
 def test_of_several_caches_on_a_machine_the_youngest_goes_on_and_the_others_are_ended():
-    """Each was given up, and the order to end it was lost with the coordinator that gave it."""
+    """Each older cache was given up, and the instruction to end it was lost with its coordinator."""
     caches = {("a", 3): True, ("b", 4): True, ("a", 10): False, ("a", 9): True}
     feed = Feed(workers={"prep-0": ev.FoundWorker("a")}, caches=caches, is_restart=True)
     assert {(end.node, end.generation) for end in feed.kinds(ev.EndCache)} == {("a", 3), ("a", 9)}
@@ -485,13 +485,13 @@ def test_of_several_caches_on_a_machine_the_youngest_goes_on_and_the_others_are_
 
 
 def test_a_worker_is_started_when_all_others_are_lent():
-    """They may be gone before they come back."""
+    """The lent workers may die before they come back."""
     feed = Feed(own=1, lent={"other": ("x",)}, is_restart=True)
     assert len(feed.kinds(ev.StartWorker)) == 1
     assert feed.supervisor.wanted == 1
 
 
-# ---- how many workers ----
+# ---- number of workers ----
 
 
 def test_fewer_workers_end_one_that_starts_before_younger_ones_that_run():
@@ -504,7 +504,7 @@ def test_fewer_workers_end_one_that_starts_before_younger_ones_that_run():
 
 
 def test_a_worker_that_is_on_its_way_back_is_not_ended():
-    """It is up, and known under another name yet: one that works here goes instead."""
+    """It is up, but still known under another name, so a local worker leaves instead."""
     feed = Feed(own=2)
     feed.open("a", "a")
     lent = feed.lend("other")
@@ -516,7 +516,7 @@ def test_a_worker_that_is_on_its_way_back_is_not_ended():
 
 
 def test_a_worker_too_many_goes_and_a_borrowed_one_stays_its_owners():
-    """The borrowed one is alone on its machine, so it would be the first that could be spared."""
+    """The borrowed worker is alone on its machine, so it would otherwise be the cheapest to spare."""
     feed = Feed(own=1)
     feed.open("b")
     (own,) = feed.supervisor.workers
@@ -544,7 +544,7 @@ def test_more_workers_send_nobody_home():
 
 
 def test_workers_that_are_starting_count_when_borrowed_ones_go_home():
-    """One of its own works, another starts, one is borrowed: with two, the borrowed one goes."""
+    """One local worker works, one starts, and one is borrowed: with a target of two, the borrowed one leaves."""
     feed = Feed(own=1)
     feed.open("a")
     borrowed = feed.borrow("a")
@@ -556,7 +556,7 @@ def test_workers_that_are_starting_count_when_borrowed_ones_go_home():
 
 
 def test_workers_that_are_away_come_in_addition_to_those_that_are_to_be_here():
-    """Of four, one is lent and one is about to be: with three here, it has five of its own."""
+    """One of four workers is lent and one is leaving. A target of 4 is 1 borrowed + 3 owned here: it owns 3 + 2."""
     feed = Feed(own=4)
     feed.open("a", "a", "a", "a")
     feed.send(ev.HandedOver(feed.lend("other"), taken=True))
@@ -606,7 +606,7 @@ def test_a_worker_tells_when_what_happened_to_it_and_why():
     )
 
 
-# ---- what workers are told ----
+# ---- placement updates for workers ----
 
 
 def test_a_worker_that_comes_from_another_feed_is_given_up_when_nothing_is_heard_of_it():
@@ -669,12 +669,12 @@ def test_a_worker_that_was_told_an_older_placement_is_told_the_newest_before_it_
     assert not feed.told(staging.WorkerUp), "a late word: it may lack any placement"
 
 
-# ---- workers of other feeds ----
+# ---- lent and borrowed workers ----
 
 
 @pytest.mark.parametrize("owner", [None, "other"])
 def test_a_worker_of_that_owner_is_lent_that_can_be_spared_best(owner):
-    """Machines with fewer workers become free first; here each owner has one worker that is alone on its machine."""
+    """Machines with fewer workers are freed first; here each owner has one worker that is alone on its machine."""
     feed = Feed(own=3)
     feed.open("b", "c", "c")
     alone = {worker.owner: name for name, worker in feed.supervisor.workers.items() if worker.node == "b"}
@@ -770,7 +770,7 @@ def test_a_machine_that_dies_takes_only_its_own_workers_along():
 
 
 def test_the_last_thousand_machines_that_died_are_known():
-    """A worker may answer late from one of them."""
+    """A worker may still answer late from a dead machine."""
     feed = Feed()
     (start,) = feed.kinds(ev.StartWorker)
     for number in range(KEPT_DEAD + 2):
@@ -798,7 +798,7 @@ def test_a_machine_that_is_not_needed_is_given_up_also_when_the_others_never_say
 
 
 def test_who_has_which_part_of_the_samples_is_told():
-    """Nodes by the first letters of their names, of which Ray makes 56."""
+    """Node names are cut to 8 characters; Ray's have 56."""
     feed = Feed(own=3)
     for start, node in zip(feed.kinds(ev.StartWorker), ("0123456789", "0123456789", "fedcba9876"), strict=True):
         feed.send(ev.WorkerStarted(start.worker, node))
@@ -811,7 +811,7 @@ def test_who_has_which_part_of_the_samples_is_told():
     )
 
 
-# ---- the end of a life ----
+# ---- end of workers and caches ----
 
 
 def test_the_end_of_a_life_is_a_change_like_any_other_and_comes_once():
@@ -837,13 +837,13 @@ def test_whoever_lives_when_the_feed_ends_ends_with_its_reason():
 
 
 class Crowded(Feed):
-    """A feed that may stage 40 bytes."""
+    """Feed with a staging budget of 40 bytes."""
 
     def __init__(self, own=1, **begin):
         super().__init__(own, staging_bytes=40, **begin)
 
     def come(self, node, room_bytes):
-        """A worker that is awaited comes up on a node, and with it a cache."""
+        """Bring up an awaited worker and a cache on a node; return the worker's name."""
         name = next(name for name, each in self.supervisor.workers.items() if each.phase is WorkerPhase.STARTING)
         self.send(ev.WorkerStarted(name, node))
         self.send(ev.CacheStarted(node, self.only(ev.StartCache).generation, room_bytes))
@@ -905,7 +905,7 @@ def test_words_of_workers_that_are_unknown_or_elsewhere_change_nothing():
 
 
 def leave(feed):
-    """The machines of workers that were just told to leave, once lanes are done with these."""
+    """Complete the departure of leaving workers; return their nodes."""
     leaving = [told.worker for told in feed.told(staging.WorkerLeaves)]
     nodes = [feed.supervisor.workers[name].node for name in leaving]
     for name in leaving:
@@ -918,7 +918,7 @@ def full(*nodes, keeps=100, most=100):
 
 
 def test_a_machine_is_given_back_when_the_others_have_room_for_what_it_keeps():
-    """Not before: each of three keeps all that it may. Then two of them have room for half as much."""
+    """First all three caches are full. Then a caches 50 bytes, and b and c have 50 + 20 bytes free."""
     feed = Feed(own=3)
     feed.open("a", "b", "c")
     feed.send(full("a", "b", "c"))
@@ -949,7 +949,7 @@ def test_machines_that_keep_what_nobody_has_room_for_give_all_workers_but_one():
 
 
 def test_while_caches_fill_no_machine_is_given_back():
-    """A cache that has room now may need it for what it is still to keep."""
+    """A cache with room now may need that room for samples that it has yet to cache."""
     feed = Feed(own=2)
     feed.open("a", "b")
     for part in range(4):
@@ -962,7 +962,7 @@ def test_while_caches_fill_no_machine_is_given_back():
 
 
 def test_a_worker_is_lent_from_a_machine_that_loses_nothing():
-    """As long as there is one; a machine with more workers than another is of no use if its last one may not go."""
+    """Without cached samples, a's only worker is lent, which frees a. With full caches it must stay, so b lends."""
     feed = Feed(own=4)
     feed.open("a", "b", "b", "b")
     assert feed.supervisor.workers[feed.lend("other")].node == "a"

@@ -1,4 +1,4 @@
-"""Ten thousand random schedules of a whole feed: whatever is lost, trials get their epochs exactly and go on."""
+"""In thousands of random schedules of a whole feed, trials get exact epochs and keep going, whatever is lost."""
 
 import multiprocessing
 import os
@@ -13,7 +13,7 @@ from mbaas.core.state import StagingState
 from mbaas.core.supervisor import Supervisor
 from support.system_schedules import System, run_some
 
-pytestmark = pytest.mark.timeout(900)  # nothing but arithmetic, which a busy machine does slowly
+pytestmark = pytest.mark.timeout(900)  # pure arithmetic, slow on a busy machine
 
 PARTS = 20
 
@@ -32,7 +32,7 @@ def test_a_seed_always_gives_the_same_schedule():
 
 
 def _moved_ahead_without_what_it_holds(self, consumer, block):
-    """As it once was: the block that a trial still worked on was given up when it was moved to another epoch."""
+    """A former bug: a consumer that moves to another epoch gives up the block that its trial still works on."""
     consumer.cursor = consumer.released = consumer.done = block
     consumer.own_epoch = self.epochs.own_epoch(block)
 
@@ -64,4 +64,4 @@ def _moved_ahead_without_what_it_holds(self, consumer, block):
 def test_the_schedules_catch_a_broken_core(monkeypatch, owner, method, broken):
     monkeypatch.setattr(owner, method, broken)
     with pytest.raises(AssertionError, match=r"^seed \d+ at "):
-        run_some(range(1_000))  # the rarest is met in one of a hundred
+        run_some(range(1_000))  # the rarest failure occurs in one of a hundred seeds

@@ -1,4 +1,4 @@
-"""Whose a consumer is and where it runs: ranks that come in another number, places for whole trials, dead machines.
+"""Ranks are treated as one trial when their number changes, in reservations, and when their node dies.
 
 Epochs have 8 blocks.
 """
@@ -16,7 +16,7 @@ def make_feed(**changed: object) -> Feed:
 
 
 def come(feed: Feed, name: str, born: int, *, start: int | None = None, node: str = "") -> list[ev.Instruction]:
-    """Have a rank "t[r] of n", or a trial that is one consumer, join."""
+    """Join a rank "t[r] of n", or a trial that is one consumer."""
     feed.session += 1
     own, _, size = name.partition(" of ")
     trial, ranks = own.partition("[")[0], int(size or 1)
@@ -24,7 +24,7 @@ def come(feed: Feed, name: str, born: int, *, start: int | None = None, node: st
 
 
 def begun_by_four() -> Feed:
-    """A feed on which a trial of four ranks, born at 1, and another trial are in the middle of an epoch."""
+    """Feed on which a trial of four ranks, born at 1, and another trial are in mid-epoch."""
     feed = make_feed()
     names = [f"t[{rank}]" for rank in range(4)]
     for name in names:
@@ -38,7 +38,7 @@ def begun_by_four() -> Feed:
 
 @pytest.mark.parametrize("size", [1, 2, 3, 16])
 def test_a_trial_that_comes_with_another_number_of_ranks_ends_what_is_left_of_its_last_run(size: int) -> None:
-    """The others would else wait for the ranks that are gone until their leases end."""
+    """Otherwise the others would wait for the dead ranks until their leases end."""
     feed = begun_by_four()
     name = "t" if size == 1 else f"t[0] of {size}"
     done = come(feed, name, 2, start=8)
@@ -47,7 +47,7 @@ def test_a_trial_that_comes_with_another_number_of_ranks_ends_what_is_left_of_it
     assert {gone.reason for gone in kinds(done, ev.RemoveConsumer)} == {f"trial 't' goes on with {ranks}"}
     assert kinds(done, ev.Admitted)
     assert {consumer.name for consumer in feed.core.consumers.of_trial("t")} == {name.partition(" of ")[0]}
-    # Nobody holds up the other one: all it has to wait for is prep.
+    # No consumer delays the other trial: it waits only for prep.
     for block in range(3, 8):
         assert give(feed, "other", block) == (block,)
 
@@ -61,7 +61,7 @@ def test_what_is_left_of_the_last_run_cannot_come_back() -> None:
 
 
 def test_of_two_runs_of_which_neither_is_younger_the_one_that_comes_goes_on() -> None:
-    """So it is where nobody says how old they are; what was there before may be dead."""
+    """Their ages are unknown then, and the earlier run may be dead."""
     feed = begun_by_four()
     assert kinds(come(feed, "t[0] of 2", 1, start=8), ev.Admitted)
     assert {consumer.name for consumer in feed.core.consumers.of_trial("t")} == {"t[0]"}
@@ -74,7 +74,7 @@ def test_two_consumers_of_other_names_do_not_end_each_other() -> None:
 
 
 def test_one_place_is_held_for_all_ranks_of_a_trial() -> None:
-    """Whatever their number is, which nobody has to say."""
+    """The number of ranks does not matter and is not announced."""
     feed = make_feed()
     come(feed, "other", 1)
     feed.send(ev.Announce("t"))
@@ -85,7 +85,7 @@ def test_one_place_is_held_for_all_ranks_of_a_trial() -> None:
 
 
 def test_a_rank_begins_where_the_one_is_that_waits_for_it() -> None:
-    """Also if another cohort would have an epoch to share sooner."""
+    """This holds even if another cohort could share an epoch sooner."""
     feed = make_feed(budget_blocks=40)
     come(feed, "other", 1)
     for block in range(4):
@@ -105,7 +105,7 @@ def test_a_trial_that_is_removed_is_gone_with_all_of_its_ranks_and_leaves_one_pl
 
 
 def test_the_place_that_a_trial_leaves_is_at_the_next_epoch_of_its_slowest_rank() -> None:
-    """One rank has used up 9 blocks, the first one of its second epoch among them, and the other one has used up 7."""
+    """One rank has used 9 blocks, including the first of its second epoch, and the other rank has used 7."""
     feed = make_feed(budget_blocks=40, ahead=8)
     for rank in range(2):
         come(feed, f"t[{rank}] of 2", 1)
@@ -124,7 +124,7 @@ def test_a_rank_that_leaves_by_itself_leaves_alone() -> None:
 
 
 def test_consumers_on_a_machine_that_is_gone_hold_up_nobody() -> None:
-    """With leases of 1,000 s that could only be noticed by them."""
+    """Leases of 1,000 s would detect the dead node far too late."""
     feed = make_feed(lease_s=1000.0)
     for name, node in (("there", "n1"), ("also there", "n1"), ("here", "n2"), ("anywhere", "")):
         come(feed, name, 1, node=node)

@@ -1,4 +1,4 @@
-"""What a feed says that it waits for, and when its log says so again."""
+"""A feed reports its current waits, and logs a wait again whenever its duration has doubled."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from mbaas.core.waits import FIRST_NOTE_S, WaitTable
 
 
 class Feed(TimedSupervisor):
-    """A supervisor with a clock."""
+    """Supervisor with a clock."""
 
     def __init__(self, own: int = 1, **begin: object) -> None:
         super().__init__(Supervisor(own=own, credit=2, needs="2 CPUs and 0.5 GPUs"), **begin)
 
     def wait(self, seconds: float) -> list[str]:
-        """Let time pass; what the log says at its end."""
+        """Let time pass; return the messages logged at the end."""
         self.advance(seconds)
         return [note.text for note in self.kinds(ev.Note)]
 
@@ -30,7 +30,7 @@ class Feed(TimedSupervisor):
 
 
 def test_a_wait_goes_to_the_log_after_ten_seconds_and_whenever_it_has_doubled():
-    """Looked at every second; the eleventh look is at 10 s."""
+    """The table is checked every second; the eleventh check is at 10 s."""
     table = WaitTable()
     began = 50
     noted = [s for s in range(100) if table.look({"workers": "prep-0 is being started"}, float(began + s))]

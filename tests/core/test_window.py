@@ -1,4 +1,4 @@
-"""A staged block from its grant to its end, and the bytes that blocks take together."""
+"""A staged block passes through its states correctly, and the bytes of all blocks are counted exactly."""
 
 import pytest
 
@@ -23,7 +23,6 @@ def make(block, number, node="n0", task=0):
 
 
 def open_numbers(block):
-    """The parts that somebody should make."""
     found = [number for number, _ in block.open_parts()]
     assert block.has_open_parts == bool(found)
     return found
@@ -91,7 +90,7 @@ def test_parts_that_were_put_off_come_back_each_in_its_time(window):
 
 
 def test_a_block_that_failed_stays_so_and_has_nothing_to_be_made(window):
-    """One of its parts was in hand when another met a bad sample."""
+    """One part was in progress when another part had a bad sample."""
     block = granted(window, parts=2)
     block.begin(0, 0, "w0")
     block.begin(1, 1, "w1")

@@ -1,4 +1,4 @@
-"""Trials that train on a staging core in virtual time; their paces are noisy."""
+"""Trials that train on a staging core in virtual time, with noisy paces."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from mbaas.core.state import StagingState
 from mbaas.settings import Timeouts
 
 LOOK_S = 1.0
-"""Paces are told each second."""
+"""Seconds between reports of the paces."""
 
 NOISE = 0.04
-"""Each time they are off by so much at most."""
+"""Largest relative error of a reported pace."""
 
 
 class Search:
-    """Trials that train on a feed for ever.
+    """Trials that train on a feed without end.
 
     Args:
-        steps_s: trial -> seconds that it works on a block.
+        steps_s: trial -> seconds of work on a block.
         prep_s: seconds that a worker needs for a block.
-        workers: prep workers.
-        blocks: in an epoch.
-        budget_blocks: that may be staged.
-        ahead_blocks: how far prep may run ahead of the furthest trial of a cohort.
-        jitter: a block takes up to so much longer or less long than others.
-        tells_paces: whether the core hears how fast trials go.
-        slack_blocks: how much further prep may run ahead of the slowest trial.
-        pause_s: how much longer each trial takes once in an epoch, each at another of its blocks: it saves a model.
+        workers: number of prep workers.
+        blocks: blocks per epoch.
+        budget_blocks: blocks that may be staged.
+        ahead_blocks: blocks prepared ahead of the fastest trial of a cohort.
+        jitter: largest relative deviation of a block's preparation time.
+        tells_paces: whether the paces are reported to the core.
+        slack_blocks: further blocks that prep may run ahead of the slowest trial.
+        pause_s: extra seconds that each trial takes once per epoch, each at a different block, as for a checkpoint.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class Search:
         self.clock.after(LOOK_S, self.look)
 
     def rates(self, seconds: float, *, warm_s: float = 10.0) -> dict[str, float]:
-        """Run, and return the blocks/s that each trial is given after the first seconds."""
+        """Run, and return the blocks/s delivered to each trial after the warm-up."""
         self.run(warm_s)
         before, made = self.given.copy(), self.made
         self.run(seconds)
@@ -126,7 +126,7 @@ class Search:
         self.clock.run(lambda: self.clock.now >= end)
 
     def all_exact(self) -> bool:
-        """Whether each trial got whole epochs in order, the last one so far."""
+        """Return whether each trial received whole epochs in order, except for an unfinished last one."""
         length = self.core.blocks_per_epoch
         epochs_of = [[b[n : n + length] for n in range(0, len(b), length)] for b in self.blocks.values()]
         return all(

@@ -1,4 +1,4 @@
-"""A supervisor as tests drive it."""
+"""A supervisor driven by tests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ KindT = TypeVar("KindT")
 
 
 class TimedSupervisor:
-    """A supervisor that has begun, with a clock that tests set, and what it said last."""
+    """Started supervisor with a clock that tests set, and its last instructions."""
 
     def __init__(self, supervisor: Supervisor, **begin: object) -> None:
         self.supervisor, self.now = supervisor, 0.0
@@ -24,7 +24,7 @@ class TimedSupervisor:
         return self.said
 
     def advance(self, seconds: float) -> list[ev.Instruction]:
-        """Let time pass, and have the supervisor look at its deadlines."""
+        """Let time pass, and let the supervisor check its deadlines."""
         self.now += seconds
         return self.send(ev.Tick())
 
