@@ -1,4 +1,4 @@
-"""Which engine runs a pipeline."""
+"""The engine follows from the pipeline, the engine option and the GPUs."""
 
 from __future__ import annotations
 
