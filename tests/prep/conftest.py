@@ -16,7 +16,7 @@ from support.orientation import oriented
 
 @pytest.fixture(scope="session")
 def photos():
-    """Five photographs as uint8 arrays of 400x500 pixels, cut from those that ship with scikit-image."""
+    """Five photographs from scikit-image, resized to uint8 [400, 500, 3]."""
     from skimage import data
 
     sources = [data.astronaut(), data.coffee(), data.chelsea(), data.rocket(), data.astronaut()[100:, 12:]]

@@ -1,4 +1,4 @@
-"""The cpu engine: its results, their reproducibility, and its reports of bad samples."""
+"""The cpu engine gives reproducible results and reports samples that it cannot prepare."""
 
 from __future__ import annotations
 

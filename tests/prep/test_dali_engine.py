@@ -1,4 +1,4 @@
-"""The DALI engine, on the CPU everywhere and on a GPU if there is one."""
+"""The DALI engine agrees with the cpu engine, on the CPU everywhere and on a GPU if there is one."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ def test_each_sample_is_delivered_or_refused_once_whatever_fails(seed: int) -> N
 
 
 def test_a_batch_in_hand_is_forgotten_when_somebody_stops_in_the_middle() -> None:
-    """Its results would otherwise be taken for those of the next run."""
+    """Otherwise the next run would deliver the results of this batch."""
     runs, seen = GraphRuns(doubled, threads=1, device_id=None, limit=4, unit="samples"), list[int]()
     ones = np.ones(SAMPLES, np.int64)
 

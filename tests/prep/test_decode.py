@@ -1,4 +1,4 @@
-"""Bytes to pixels on the CPU: unusual files, damaged files, and decoding only the upper rows."""
+"""On the CPU, unusual files decode, damaged files are refused, and upper rows can be decoded alone."""
 
 from __future__ import annotations
 

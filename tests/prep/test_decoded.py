@@ -17,7 +17,7 @@ DTYPES = ("uint8", "bool", "int16", "int64", "float16", "float32", "float64", "c
 
 
 def kept(*samples, rows=None, applied=1, original=None, most_bytes=1 << 20):
-    """KeptRows with a container for each of these samples."""
+    """KeptRows with one container per sample."""
     rows = range(len(samples)) if rows is None else rows
     keep = KeptRows(rows, most_bytes)
     for row, sample in zip(rows, samples, strict=True):

@@ -370,7 +370,7 @@ ARRAYS = [
     npy((np.asfortranarray if n % 2 else np.asarray)(np.random.default_rng(n).normal(size=(30 + n, 20, 3))))
     for n in range(12)
 ]
-"""Float64, in which a sum shows in which order it was added up."""
+"""Float64, because its sums depend on the order of addition."""
 
 
 @pytest.mark.parametrize(

@@ -67,7 +67,7 @@ def test_files_that_are_too_large_are_passed_over_and_named_if_there_is_nothing_
 def test_storage_that_errs_is_told_from_a_dataset_that_is_bad(
     tmp_path: Path, data: Dataset, probe: Callable[[], Probe], action: str
 ) -> None:
-    """Sample 0 is bad for good, because its length changed. If the probe detects this, the error names sample 1."""
+    """Sample 0 is permanently bad: its length changed. If the probe detects this, the error names sample 1."""
     Path(data.uri(0)).write_bytes(b"another length")
     trouble = Trouble(tmp_path)
     trouble.begin(action)

@@ -1,4 +1,4 @@
-"""Masks are drawn as by pycocotools, and move as torch's nearest pixels and the pixels of the image do."""
+"""Masks match pycocotools, torch's nearest-neighbour resizing, and the pixels of the image."""
 
 from __future__ import annotations
 

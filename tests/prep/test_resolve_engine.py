@@ -1,4 +1,4 @@
-"""The engine follows from the pipeline, the engine option and the GPUs."""
+"""The engine is chosen by the pipeline, the requested engine and the GPUs."""
 
 from __future__ import annotations
 

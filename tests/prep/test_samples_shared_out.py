@@ -130,7 +130,7 @@ def test_a_bug_in_either_is_raised_when_both_are_done(jpegs, monkeypatch, broken
 
 
 def test_a_change_of_threads_is_one_of_both(jpegs):
-    """A pool starts no thread while one is idle, so there are enough samples to keep each thread busy."""
+    """A pool starts no thread while one is idle; 200 samples keep each thread busy until all have started."""
     engine, out = shared(), np.zeros((200, 96, 96, 3), np.uint8)
     engine.prepare(jpegs * 40, np.arange(200), 0, {}, out)
     expected = out.copy()

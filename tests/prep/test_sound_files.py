@@ -212,5 +212,5 @@ def test_a_recording_without_sound_is_refused_in_words(format: str, rate: int) -
 
 
 def test_flac_without_frames_has_no_sound() -> None:
-    header = patched(FLAC[:42], 4, b"\x80")  # the last block before the sound
+    header = patched(FLAC[:42], 4, b"\x80")  # STREAMINFO marked as the last metadata block
     assert refusal(with_total(header, 0)) == "it has no sound (0 samples)"

@@ -1,4 +1,4 @@
-"""Pipelines of sound and arrays: validation, shapes known before the first sample, and crops."""
+"""Pipelines of sound and arrays refuse invalid transforms, know shapes before the first sample, and crop evenly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pipelines: validation, representation and fingerprints."""
+"""Pipelines refuse invalid transforms, have readable representations, and are identified by fingerprints."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def test_a_mel_spectrogram_is_that_of_torch_and_of_transformers_filters(
 
 
 def test_a_long_recording_is_transformed_in_pieces() -> None:
-    """2,251 frames; those of shorter pieces are equal wherever the sound around them is the same."""
+    """Compares the 2,251 frames with shorter pieces of the same sound, except at their ends."""
     mels, sound = T.MelSpectrogram(n_fft=64, hop_length=16, n_mels=5, power=1.5), noise(36_000)
     whole = mels.apply(sound, NO_CHANCE, SOUND)
     assert whole.shape == (2251, 5)
