@@ -1,4 +1,4 @@
-"""Random numbers of samples and the hash of an epoch: pure, even, and blind to how samples are batched."""
+"""Random numbers of samples and the hash of an epoch are pure, uniform and independent of batching."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_more_draws_leave_the_first_ones_as_they_are() -> None:
 
 @pytest.mark.parametrize("column", range(3))
 def test_draws_are_uniform_over_consecutive_samples(column: int) -> None:
-    """100 cells of 1,000 expected; chi-square with 99 degrees of freedom lies in 99 +- 4.5 x 14."""
+    """100 cells of 1,000 expected draws: chi-square with 99 degrees of freedom stays within 99 +- 4.5 x 14."""
     values = uniforms(3, 1, np.arange(100_000), substream=2, draws=3)[:, column]
     assert values.min() >= 0
     assert values.max() < 1
@@ -53,7 +53,7 @@ def test_low_bits_are_uniform_too() -> None:
 
 
 def test_samples_epochs_seeds_streams_and_draws_are_uncorrelated() -> None:
-    """A correlation of n independent pairs is 0 +- 1/sqrt(n): 0.0032 for 100,000."""
+    """The correlation of n independent pairs is 0 +- 1/sqrt(n): 0.0032 for 100,000."""
     ids = np.arange(100_001)
     base = uniforms(5, 10, ids, substream=1, draws=2)
     first = base[:-1, 0]
@@ -72,7 +72,7 @@ def test_samples_epochs_seeds_streams_and_draws_are_uncorrelated() -> None:
 
 
 def test_pairs_of_draws_fill_the_square() -> None:
-    """32 x 32 cells of about 100: catches a structure in the plane that a correlation does not see."""
+    """32 x 32 cells of about 100 pairs: detects structure in the plane that a correlation misses."""
     values = uniforms(0, 0, np.arange(102_400), substream=0, draws=2)
     for pair in (values, np.column_stack([values[:-1, 0], values[1:, 0]])):
         cell = (pair * 32).astype(int)
@@ -99,14 +99,14 @@ def test_a_larger_share_has_all_samples_of_a_smaller_one(ids: list[int], shares:
 
 @pytest.mark.parametrize("share", [0.01, 0.3, 0.97])
 def test_a_share_is_as_large_as_it_says_and_has_no_neighbours_for_reasons(share: float) -> None:
-    """100,000 samples, and pairs of neighbours: five standard deviations."""
+    """100,000 samples and 100,000 pairs of neighbours, within 7.5 standard deviations (5 x 1.5)."""
     chosen = in_share(np.arange(100_001), share)
     for found, expected in ((chosen[:-1], share), (chosen[:-1] & chosen[1:], share**2)):
         assert abs(found.mean() - expected) < 5 * math.sqrt(expected * (1 - expected) / 100_000) * 1.5
 
 
 def test_the_samples_of_a_share_never_change() -> None:
-    """A feed that is served by a later release must have each sample prepared by the same engine."""
+    """A feed served by a later release must prepare each sample with the same engine."""
     assert np.flatnonzero(in_share(np.arange(20), 0.3)).tolist() == [5, 7, 13, 14, 18]
 
 

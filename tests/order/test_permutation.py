@@ -1,4 +1,4 @@
-"""The permutation: one to one, even over keys, cheap, and the same for ever."""
+"""The permutation is one-to-one, uniform over keys, cheap, and never changes."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ keys = st.integers(0, 2**64 - 1)
 
 
 def z_of_chi_square(counts: NDArray[np.int64]) -> float:
-    """How many standard deviations the chi-square statistic lies from its mean (dof, variance 2 dof).
+    """Deviation of the chi-square statistic from its mean (dof), in standard deviations (variance 2 dof).
 
-    The keys of every test are fixed, so it always passes or always fails; the bound of 4.5 leaves room for
-    chance, and a real bias goes far past it.
+    The keys of every test are fixed, so it always passes or always fails. The bound of 4.5 leaves room for random
+    variation; a real bias far exceeds it.
     """
     expected = counts.mean()
     dof = counts.size - 1
@@ -88,7 +88,7 @@ def test_the_input_is_left_alone_and_an_empty_batch_is_empty() -> None:
 
 @pytest.mark.parametrize("size", [2, 3, 4, 5, 6])
 def test_tiny_domains_see_all_their_permutations_equally_often(size: int) -> None:
-    """30,000 keys over at most 720 permutations: 40 or more of each expected."""
+    """30,000 keys over at most 720 permutations: at least 40 of each expected."""
     seen = Counter(tuple(Permutation(size, key)(np.arange(size)).tolist()) for key in range(30_000))
     counts = np.array([seen[order] for order in permutations(range(size))])
     assert z_of_chi_square(counts) < 4.5
@@ -103,9 +103,9 @@ def test_the_first_position_is_uniform_over_keys(size: int) -> None:
 
 @pytest.mark.parametrize("size", [41, 257, 1_000, 10**6])
 def test_pairs_of_positions_are_uniform_over_keys(size: int) -> None:
-    """Both places of a pair fall in one of 16 x 16 ranges, 31 expected in each.
+    """Each pair falls into one of 16 x 16 cells, 31 expected in each.
 
-    The chance of a cell is not quite 1/256, because the two differ and the ranges are not all equally long.
+    A cell's probability is not quite 1/256: the two positions differ, and the ranges are not all equally long.
     """
     number_of_keys = 8_000
     positions = np.array([0, 1, 7, 17, 40])
@@ -119,7 +119,7 @@ def test_pairs_of_positions_are_uniform_over_keys(size: int) -> None:
 
 @pytest.mark.parametrize("size", [100, 500, 10_000])
 def test_the_distance_of_neighbours_is_uniform_over_keys(size: int) -> None:
-    """(p[i+1] - p[i]) mod size is uniform over 1 .. size-1 in a random order: no runs, no series."""
+    """In a random order, (p[i+1] - p[i]) mod size is uniform over 1 .. size-1: no runs, no series."""
     runs = -(-30 * size // 99)
     distances = np.concatenate([np.diff(Permutation(size, key)(np.arange(100))) % size for key in range(runs)])
     counts = np.bincount(distances, minlength=size)
@@ -128,7 +128,7 @@ def test_the_distance_of_neighbours_is_uniform_over_keys(size: int) -> None:
 
 
 def test_ascents_are_as_frequent_as_in_a_random_order() -> None:
-    """A random order ascends at (n-1)/2 of its steps, with variance (n+1)/12: 289 +- 1 for a million."""
+    """A random order ascends at (n-1)/2 of its steps, with variance (n+1)/12: +- 289 for a million."""
     size = 10**6
     for key in range(5):
         ascents = int((np.diff(Permutation(size, key)(np.arange(size))) > 0).sum())
@@ -136,7 +136,7 @@ def test_ascents_are_as_frequent_as_in_a_random_order() -> None:
 
 
 def test_neighbouring_keys_give_unrelated_orders() -> None:
-    """Two random orders of n elements share one fixed place on average (Poisson): 100 pairs, 100 +- 10."""
+    """Two random orders share one fixed position on average (Poisson): 100 +- 10 for 100 pairs."""
     everything = np.arange(1_000)
     orders = [Permutation(1_000, key)(everything) for key in range(101)]
     shared = sum(int((a == b).sum()) for a, b in pairwise(orders))
@@ -144,7 +144,7 @@ def test_neighbouring_keys_give_unrelated_orders() -> None:
 
 
 def test_the_arithmetic_never_changes() -> None:
-    """A feed resumed with a later release must go on in the same order."""
+    """A feed resumed with a later release must continue in the same order."""
     assert Permutation(10, 0)(np.arange(10)).tolist() == [2, 4, 6, 8, 5, 1, 7, 0, 9, 3]
     assert Permutation(1_000, 42)(np.arange(5)).tolist() == [695, 757, 875, 247, 249]
     assert Permutation(10**12, 2**64 - 1)(np.arange(3)).tolist() == [420611093377, 604341346057, 39366619986]
@@ -165,7 +165,7 @@ def test_a_size_out_of_range_is_refused(size: int) -> None:
 
 
 def test_memory_does_not_grow_with_the_domain() -> None:
-    """A batch of 1,024 takes less than 20 arrays of its own size, in a domain of 10**12 too."""
+    """A batch of 1,024 takes less than 20 arrays of its own size, even in a domain of 10**12."""
     positions = np.arange(1_024)
     for size in (10**4, 10**12):
         tracemalloc.start()
@@ -176,7 +176,7 @@ def test_memory_does_not_grow_with_the_domain() -> None:
 
 
 def seconds(call: Callable[[], object], rounds: int = 41) -> float:
-    """Median time of a call, seconds; the median of many short calls stands still on a busy machine."""
+    """Median time of a call in seconds; the median of many short calls is stable on a busy machine."""
     times = []
     for _ in range(rounds):
         start = time.perf_counter()
@@ -186,7 +186,7 @@ def seconds(call: Callable[[], object], rounds: int = 41) -> float:
 
 
 def ten_steps(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """A measure of the machine: ten multiplications and shifts of each value."""
+    """Ten multiplications and shifts of each value: the unit of cost on this machine."""
     for _ in range(10):
         values = (values * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(7)
     return values
@@ -194,7 +194,7 @@ def ten_steps(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 @pytest.mark.parametrize("size", [5_000, 10**8])
 def test_a_sample_costs_less_than_150_multiplications_and_shifts(size: int) -> None:
-    """40 and 50 of them, 90 and 130 ns, with 4,096 samples at a time on a slow core (2 cores, 22 Nov 2026)."""
+    """Measured: 40 and 50, in 90 and 130 ns (4,096 samples per call, slow core, 2 cores, 22 Nov 2026)."""
     permutation, positions = Permutation(size, 1), np.arange(4_096)
     values = positions.astype(np.uint64)
     for call in (permutation, permutation.inverse):

@@ -1,4 +1,4 @@
-"""The sample order: every epoch visits each sample once, in an order of its own, cut into blocks."""
+"""Every epoch visits each sample once, in its own order, cut into blocks."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_how_an_epoch_is_cut_does_not_change_its_order() -> None:
 
 
 def test_each_epoch_and_each_seed_has_its_own_order() -> None:
-    """Unrelated orders of 1,000 agree in 1 place on average; (seed 1, epoch 0) is not (seed 0, epoch 1)."""
+    """Unrelated orders of 1,000 agree at 1 position on average. (seed 1, epoch 0) differs from (seed 0, epoch 1)."""
     names = [(0, 0), (0, 1), (1, 0), (1, 1), (2**63 - 1, 0), (0, 2**32)]
     orders = [SampleOrder(1_000, seed, 10).samples_at(Shuffle(epoch), 0, 1_000) for seed, epoch in names]
     for i in range(len(orders)):
@@ -67,7 +67,7 @@ def test_each_epoch_and_each_seed_has_its_own_order() -> None:
 
 
 def test_a_sample_is_equally_likely_in_every_tenth_of_an_epoch() -> None:
-    """One sample followed over 5,000 epochs: 500 +- 21 in each tenth."""
+    """One sample over 5,000 epochs: 500 +- 21 in each tenth."""
     order = SampleOrder(num_samples=1_000, seed=9, block_samples=1)
     positions = [int(order.positions(epoch, np.array([123]))[0]) for epoch in range(5_000)]
     counts = np.bincount(np.array(positions) // 100, minlength=10)
@@ -76,7 +76,7 @@ def test_a_sample_is_equally_likely_in_every_tenth_of_an_epoch() -> None:
 
 
 def test_the_order_never_changes() -> None:
-    """A feed resumed with a later release must go on in the same order."""
+    """A feed resumed with a later release must continue in the same order."""
     assert SampleOrder(num_samples=100_000, seed=7, block_samples=4).sample_ids(25_001).tolist() == [
         25459,
         60853,

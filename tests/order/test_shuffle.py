@@ -1,4 +1,4 @@
-"""Epochs that are shuffled within segments, so that whoever began in the middle of one gets each sample once."""
+"""Shuffles within segments give a consumer that joins mid-epoch each sample exactly once."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def samples(shuffle: Shuffle, start: int = 0, stop: int = SAMPLES) -> list[int]:
 @given(seed=st.integers(0, 10**6))
 @settings(max_examples=60, deadline=None)
 def test_whoever_begins_in_the_middle_of_an_epoch_gets_each_sample_once(seed: int) -> None:
-    """Consumers come in the middle of any epoch, stay for some epochs of their own, and go."""
+    """Consumers join in the middle of any epoch, stay for some epochs of their own, and leave."""
     rng = random.Random(seed)
-    begins: dict[int, int] = {}  # consumer -> where its epochs begin
+    begins: dict[int, int] = {}  # consumer -> start of its epochs
     shuffle, before = Shuffle(0), Shuffle(0)
     for epoch in range(1, 12):
         for name in [n for n in begins if rng.random() < 0.3]:
@@ -45,7 +45,7 @@ def test_whoever_begins_in_the_middle_of_an_epoch_gets_each_sample_once(seed: in
 @given(seed=st.integers(0, 10**6))
 @settings(max_examples=40, deadline=None)
 def test_what_is_said_to_be_kept_is_kept(seed: int) -> None:
-    """Between any two epochs, not only those that follow each other."""
+    """Checked between any two epochs, not only consecutive ones."""
     rng = random.Random(seed)
     shuffles, cuts = [Shuffle(0)], [100, 250, 251]
     for epoch in range(1, 9):
@@ -97,7 +97,7 @@ def test_a_cut_that_stays_costs_no_further_level() -> None:
 
 
 def pairs_met(shuffles: Iterable[Shuffle]) -> float:
-    """The share of all pairs of 2,048 samples that were in one minibatch of 32 in some epoch."""
+    """Fraction of all pairs of 2,048 samples that shared a minibatch of 32 in some epoch."""
     size, batch = 2048, 32
     order, met = SampleOrder(num_samples=size, seed=1, block_samples=batch), np.zeros((size, size), np.bool_)
     for shuffle in shuffles:
@@ -114,7 +114,7 @@ def with_cuts(*cuts: int) -> list[Shuffle]:
 
 
 def with_short_trials() -> list[Shuffle]:
-    """In each epoch one begins somewhere, and stays for five epochs."""
+    """Shuffles of 40 epochs, with one trial per epoch that starts at a random position and stays for five."""
     rng = np.random.default_rng(0)
     begins = [int(rng.integers(1, 64)) * 32 for _ in range(40)]
     shuffles = [Shuffle(0)]
@@ -147,7 +147,7 @@ def test_a_block_is_cut_from_the_shuffle_that_is_given() -> None:
 
 
 def test_the_order_of_a_segment_stays_what_it_was() -> None:
-    """Saved states name it: other bytes under the same name would repeat samples, or lose them."""
+    """Saved states refer to it: another order under the same name would repeat or lose samples."""
     assert samples(Shuffle(2, (5,), Shuffle(1)), 0, 5) == GOLDEN
 
 

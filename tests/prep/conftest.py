@@ -1,4 +1,4 @@
-"""Images for the tests of prep: real photographs, and files of every odd kind."""
+"""Images for the tests of prep: photographs, and valid and damaged files of many kinds."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from support.orientation import oriented
 
 @pytest.fixture(scope="session")
 def photos():
-    """Five photographs as uint8 arrays of 400x500 pixels, cut from those that ship inside scikit-image."""
+    """Five photographs from scikit-image, resized to uint8 [400, 500, 3]."""
     from skimage import data
 
     sources = [data.astronaut(), data.coffee(), data.chelsea(), data.rocket(), data.astronaut()[100:, 12:]]
@@ -30,7 +30,7 @@ def jpegs(photos):
 
 
 def encoded(image, kind, **options):
-    """``image`` (array or Pillow image) encoded by Pillow as ``kind``, "JPEG", "PNG" or "WEBP"."""
+    """Image (array or Pillow) encoded by Pillow as ``kind``: "JPEG", "PNG" or "WEBP"."""
     stream = io.BytesIO()
     (image if isinstance(image, Image.Image) else Image.fromarray(image)).save(stream, kind, **options)
     return stream.getvalue()
@@ -43,7 +43,7 @@ def encode():
 
 @pytest.fixture(scope="session")
 def odd_files(photos):
-    """Good files of every odd kind: name -> (bytes, what they should decode to, uint8 [h, w, 3])."""
+    """Valid files of unusual kinds: name -> (bytes, expected pixels as uint8 [h, w, 3])."""
     photo = photos[0][:120, :90]
     picture = Image.fromarray(photo)
     grey = np.asarray(picture.convert("L"))
@@ -94,7 +94,7 @@ def odd_files(photos):
 
 
 def damaged_files(jpeg, png, webp):
-    """Files that must be refused: name -> (bytes, a part of the reason)."""
+    """Files to be refused: name -> (bytes, part of the reason)."""
     bomb_jpeg = bytearray(jpeg)
     at = jpeg.index(b"\xff\xc0") + 5
     bomb_jpeg[at : at + 4] = (30000).to_bytes(2, "big") * 2
@@ -153,7 +153,7 @@ def damaged_files(jpeg, png, webp):
 
 
 def bomb_png():
-    """A few hundred bytes that claim 30,000x30,000 pixels, with right checksums."""
+    """A few hundred bytes that claim 30,000x30,000 pixels, with valid checksums."""
     import zlib
 
     def chunk(kind, content):

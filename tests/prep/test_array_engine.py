@@ -1,4 +1,4 @@
-"""The engine of sound and arrays: what it makes of files of many writers, and what it refuses."""
+"""The engine of sound and arrays reads files of many writers and refuses invalid ones."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ RATE = 16_000
 
 
 def prepared(steps: list[T.Transform], files: list[bytes], *, epoch: int = 0, ids: Any = None, **options: Any) -> Any:
-    """What the engine makes of the files, of which the first one must be good; and what it says of them."""
+    """Values, result and field; the first file must be good."""
     engine = make_engine("cpu", T.Pipeline(steps), seed=7, **options)
     try:
         field = engine.field(files[0], "first", {})
@@ -44,14 +44,12 @@ def prepared(steps: list[T.Transform], files: list[bytes], *, epoch: int = 0, id
 
 
 def one(steps: list[T.Transform], file: bytes, **options: Any) -> Any:
-    """What the engine makes of one good file."""
     made, said, _ = prepared(steps, [file], **options)
     assert said.bad == []
     return made.own()[0] if isinstance(made, Packed) else made[0]
 
 
 def refusal(steps: list[T.Transform], file: bytes, **options: Any) -> str:
-    """What the engine says of one bad file."""
     engine = make_engine("cpu", T.Pipeline(steps), seed=7, **options)
     with pytest.raises(BadSampleError) as caught:
         engine.field(file, "the file", {})
@@ -116,7 +114,7 @@ def test_of_several_arrays_in_an_npy_file_the_first_is_read_as_by_numpy(behind: 
 
 
 def test_members_of_an_npz_file_are_named_as_by_numpy() -> None:
-    """By the whole name, or without .npy; the whole name goes first."""
+    """By the full name or without .npy; the full name takes precedence."""
     stream = io.BytesIO()
     with zipfile.ZipFile(stream, "w", zipfile.ZIP_LZMA) as archive:
         for number, name in enumerate(("a", "a.npy", "deep/b.npy", "folder/", "__MACOSX/._a.npy")):
@@ -129,7 +127,7 @@ def test_members_of_an_npz_file_are_named_as_by_numpy() -> None:
 
 
 def test_numpy_s_later_headers_are_read() -> None:
-    """Version 2 has a longer header, version 3 one in UTF-8."""
+    """Version 2 has a longer header, version 3 a header in UTF-8."""
     stream = io.BytesIO()
     np.lib.format.write_array(stream, VOLUME, version=(2, 0))
     np.testing.assert_array_equal(one([T.DecodeArray()], stream.getvalue()), VOLUME)
@@ -147,7 +145,7 @@ def damaged_zip() -> bytes:
 
 
 def misplaced_zip() -> bytes:
-    """The index of its members is said to lie 110 bytes further on, and so its first member before the file."""
+    """Archive whose index starts 110 bytes too late, so that its first member starts before the file."""
     good = bytearray(npz(a=np.zeros(100)))
     good[-6:-2] = (int.from_bytes(good[-6:-2], "little") + 110).to_bytes(4, "little")
     return bytes(good)
@@ -214,7 +212,7 @@ def test_files_that_are_no_such_arrays_are_refused(decode: T.DecodeArray, file: 
 
 
 def wave(seconds: float, *, rate: int = RATE, channels: int = 1) -> Any:
-    """float32 [time] or [time, channels]: tones of another frequency in each channel."""
+    """float32 [time] or [time, channels]: a tone of a different frequency in each channel."""
     time = np.arange(round(seconds * rate)) / rate
     tones = [0.4 * np.sin(2 * np.pi * 220 * (channel + 1) * time) for channel in range(channels)]
     return np.stack(tones, axis=1).astype(np.float32)[:, slice(None) if channels > 1 else 0]
@@ -251,12 +249,12 @@ def test_what_libsndfile_writes_is_decoded_to_the_same_numbers(format: str, subt
     made = one([T.DecodeAudio(max_s=2)], file)
     np.testing.assert_array_equal(made, wanted)
     assert made.dtype == np.float32
-    np.testing.assert_allclose(made[1000:9000], wave(0.6)[1000:9000], atol=0.06)  # and that is what was written
+    np.testing.assert_allclose(made[1000:9000], wave(0.6)[1000:9000], atol=0.06)  # the written signal
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.int16, np.int32, np.float32, np.float64])
 def test_wav_files_of_other_writers_are_read_as_these_read_them(dtype: Any) -> None:
-    """SciPy's, of all its types, against its own reading; integers are parts of full scale."""
+    """Every dtype that SciPy writes, compared with SciPy's reader; integers are scaled to fractions of full scale."""
     numbers = np.random.default_rng(2).integers(0, 200, (500, 2)).astype(dtype)
     if np.dtype(dtype).kind == "f":
         numbers = numbers / dtype(300)
@@ -304,7 +302,7 @@ def test_channels_are_mixed_kept_or_repeated() -> None:
 
 @pytest.fixture
 def numbers_read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many numbers a channel each reading of a file gave."""
+    """Samples per channel returned by each read of a file."""
     counts, read = [], soundfile.SoundFile.read
 
     def counted(file: Any, *given: Any, **options: Any) -> Any:
@@ -322,7 +320,7 @@ NOISES = np.random.default_rng(4).uniform(-0.5, 0.5, (14_503, 3)).astype(np.floa
 
 @pytest.mark.parametrize(("format", "subtype"), WRITTEN)
 def test_a_window_of_a_recording_is_that_of_all_of_it(format: str, subtype: str, numbers_read: list[int]) -> None:
-    """Of noise, in which no two stretches are alike. Nothing else is read where the format can, but FLAC's end."""
+    """In noise, no two stretches are equal. Seekable formats read only the window; FLAC also reads its last sample."""
     can = (format, subtype) in SEEKABLE
     file = encoded(NOISES if can else NOISES[:, :2], format, subtype)
     whole = one([T.DecodeAudio(max_s=1)], file)
@@ -340,14 +338,14 @@ def test_a_window_of_a_recording_is_that_of_all_of_it(format: str, subtype: str,
 
 
 def test_of_sound_of_another_rate_all_is_read(numbers_read: list[int]) -> None:
-    """Because soxr's result depends on where it begins, in its last bits."""
+    """The last bits of soxr's result depend on where its input starts."""
     file = encoded(NOISES, "WAV", "FLOAT", 44_100)
     made = one([T.DecodeAudio(), T.CropOrPad(1000)], file)
     whole = soxr.resample(NOISES.mean(axis=1), 44_100, 16_000, quality="HQ")
     first = (len(whole) - 1000) // 2
     np.testing.assert_array_equal(made, whole[first : first + 1000])
     assert set(numbers_read) == {len(NOISES)}
-    # What would be if it were not so: the stretch with a margin of 2,205 numbers (800 after it) on each side.
+    # Alternative: resample only the window, with a margin of 2,205 samples (800 after resampling) on each side.
     begin = (first - 800) // 160 * 441
     apart = soxr.resample(NOISES[begin : begin + 9000].mean(axis=1), 44_100, 16_000, quality="HQ")
     at = first - begin * 160 // 441
@@ -355,7 +353,7 @@ def test_of_sound_of_another_rate_all_is_read(numbers_read: list[int]) -> None:
 
 
 def test_a_flac_that_breaks_off_or_is_damaged_there_is_bad_whichever_window_is_taken() -> None:
-    """Of a window only its end is looked at, too; what lies between is not."""
+    """Besides the window, only the end of the file is checked; damage in between is not detected."""
     file = encoded(NOISES, "FLAC")
     cut = file[: len(file) * 9 // 10]
     _, said, _ = prepared([T.DecodeAudio(), T.RandomCrop(100)], [file, *[cut] * 20])
@@ -379,7 +377,7 @@ NOISE = np.random.default_rng(0).standard_normal(16_000) / 10
 
 
 def huge_flac() -> bytes:
-    """A header that claims 68 thousand million samples."""
+    """FLAC header that claims 68 billion samples."""
     file = bytearray(encoded(wave(0.1), "FLAC"))
     file[21] |= 0x0F
     file[22:26] = b"\xff" * 4
@@ -407,7 +405,7 @@ def test_files_that_are_no_such_sound_are_refused(file: bytes, says: str) -> Non
 def test_sound_that_claims_too_much_is_refused_before_memory_is_taken() -> None:
     steps = [T.DecodeAudio(), T.CropOrPad(100)]
     assert "275 GB once it is decoded, over the limit of 1.07 GB" in refusal(steps, huge_flac())
-    slow = encoded(wave(0.01), "WAV", rate=1)  # 160 s of one sample each, of 16,000 after resampling
+    slow = encoded(wave(0.01), "WAV", rate=1)  # 160 samples of 1 s, 16,000 each after resampling
     assert "160 s of 1 Hz in 1 channels, 10.2 MB once it is decoded, over" in refusal(steps, slow, max_bytes=1 << 20)
 
 
@@ -417,11 +415,11 @@ def test_a_package_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -
     says = r'^DecodeAudio needs soundfile and soxr on every node: pip install "mbaas\[audio\]" \(.*soxr'
     with pytest.raises(ConfigError, match=says):
         make_engine("cpu", pipeline, seed=0)
-    with pytest.raises(ConfigError, match=says):  # and before anything is started
+    with pytest.raises(ConfigError, match=says):  # raised before anything is started
         mbaas.serve("no sound", synthetic(3), pipeline, batch_size=1)
 
 
-# ---- transforms, chance and threads ----
+# ---- transforms, randomness and threads ----
 
 
 CLIPS = [encoded(wave(0.1 + 0.05 * number), "FLAC") for number in range(7)]
@@ -430,7 +428,6 @@ DECODE = T.DecodeAudio(max_s=1)
 
 @pytest.mark.parametrize("threads", [1, 3])
 def test_what_a_sample_becomes_depends_on_seed_epoch_and_id_alone(threads: int) -> None:
-    """Whatever comes beside it, in whichever thread."""
     steps = [DECODE, T.RandomCrop(2000), T.MelSpectrogram(n_mels=20), T.SpecAugment(1, 9, 1, 9)]
     whole, _, field = prepared(steps, CLIPS, epoch=3, threads=threads)
     assert field == Field("audio", (11, 20), "float32")
@@ -446,7 +443,7 @@ def test_what_a_sample_becomes_depends_on_seed_epoch_and_id_alone(threads: int) 
 
 
 def test_numbers_that_are_too_large_for_their_squares_are_no_warning() -> None:
-    """Warnings are errors here."""
+    """Warnings are errors in these tests."""
     loud = encoded(np.full(900, 1e30), "WAV", "DOUBLE")
     made = one([DECODE, T.MelSpectrogram(n_mels=8), T.SpecAugment(1, 3, 1, 3)], loud)
     assert not np.isfinite(made).all()
@@ -537,7 +534,7 @@ SECOND_IS_DONE = threading.Event()
 
 
 def second_first(sound: Any, rng: np.random.Generator) -> Any:
-    """Both are bad, and the first one later than the second."""
+    """Fail for both samples, later for the first than for the second."""
     if len(sound) == 1600:
         assert SECOND_IS_DONE.wait(10)
     else:

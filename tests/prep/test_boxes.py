@@ -1,4 +1,4 @@
-"""Boxes move with the pixels under them: a white rectangle on black shows where they must be."""
+"""Boxes move with the pixels under them: a white rectangle on black shows the expected position."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ PIPELINES = {
 
 
 def rectangles() -> tuple[list[bytes], np.ndarray]:
-    """PNGs of different sizes with one rectangle each, and the rectangles' edges."""
+    """PNGs of different sizes with one rectangle each, and the edges of the rectangles."""
     rng, encoded, edges = np.random.default_rng(1), [], []
     for _ in range(SAMPLES):
         height, width = rng.integers(60, 100, 2).tolist()
@@ -74,7 +74,7 @@ def test_a_box_is_where_its_pixels_are(name: str, format: Any, engine: EngineNam
     ids, epoch, shape = np.arange(SAMPLES), 3, pipeline.output_shape
     assert shape is not None
     images = np.empty((SAMPLES, *shape), np.uint8)
-    # The second box of each sample has no size, and so is never delivered.
+    # The second box of each sample has no size and is never delivered.
     values = np.repeat(written(edges, format), 2, axis=0)
     values[1::2] = written(np.repeat(edges[:, :2], 2, axis=0).reshape(-1, 4), format)
     known: Arrays = {
@@ -95,7 +95,7 @@ def test_a_box_is_where_its_pixels_are(name: str, format: Any, engine: EngineNam
         box = found[row : row + 1].own()[0]
         if not len(box):
             dropped += 1
-            # A crop by boxes also drops those whose centre it leaves out.
+            # RandomIoUCrop also drops boxes whose centre is outside the crop.
             by_boxes = any(isinstance(each, T.RandomIoUCrop) for each in pipeline.transforms)
             assert by_boxes or not len(xs) or min(np.ptp(xs), np.ptp(ys)) <= 3
             continue
@@ -110,9 +110,9 @@ def test_a_box_is_where_its_pixels_are(name: str, format: Any, engine: EngineNam
 @pytest.mark.parametrize("engine", ["cpu", "dali"])
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_a_photograph_is_as_it_was_when_boxes_were_drawn_on_it(orientation: int, engine: EngineName) -> None:
-    """Twice the same stored pixels: once annotated as they are shown, once as they are stored; and as another image's.
+    """Four times the same stored pixels; annotated size: as shown, as stored, another image's, unknown.
 
-    Where both have the same size, nothing tells which of them was meant: they are shown as EXIF says.
+    If the shown and the stored size are equal, the annotation is ambiguous, and the image is shown as EXIF specifies.
     """
     upright = np.zeros((60, 90, 3), np.uint8)
     upright[8:24, 48:80] = 255
@@ -148,7 +148,7 @@ def test_a_photograph_is_as_it_was_when_boxes_were_drawn_on_it(orientation: int,
 @pytest.mark.parametrize("boxes", [T.Boxes(beside=("classes",)), None])
 @pytest.mark.parametrize("engine", ["cpu", "dali"])
 def test_good_samples_keep_their_own_fields_beside_bad_ones(engine: EngineName, boxes: T.Boxes | None) -> None:
-    """Sample 2 is no image by its header; 4 is one by its header, and its pixels cannot be decompressed."""
+    """Sample 2 has a broken header; sample 4 has a valid header, but its pixels cannot be decompressed."""
     encoded, edges = rectangles()
     encoded[2], at = encoded[2][:40], encoded[4].index(b"IDAT")
     content = bytes(20)
@@ -177,7 +177,7 @@ def test_good_samples_keep_their_own_fields_beside_bad_ones(engine: EngineName, 
 
 
 def test_boxes_are_clipped_and_dropped_if_little_is_left() -> None:
-    """The image is 10 wide; a window of 4x4 at (3, 2) is doubled; one of two samples is mirrored then."""
+    """The image is 10 wide. A window of 4x4 at (3, 2) is scaled by 2; then one of two samples is mirrored."""
     boxes = T.Boxes(min_size=2.0)
     values = np.array([[0, 0, 10, 10], [6.5, 0, 20, 3], [0, 0, 2, 2], [4, 3, 5, 4.75], [4, 3, 4.5, 5]], np.float64)
     known: Arrays = {"boxes": Packed(np.concatenate([values, values]), np.array([0, 5, 10]))}
@@ -241,7 +241,7 @@ def test_fields_that_are_no_boxes_are_named(boxes: T.Boxes, told: str) -> None:
 
 
 def test_boxes_of_whole_numbers_are_delivered_as_floats() -> None:
-    """Half of a pixel is none that could be left out."""
+    """Rounding half a pixel away would move the box."""
     boxes, whole = T.Boxes("b"), Packed(np.array([[1, 2, 4, 7]], np.int16), np.array([0, 1]))
     assert boxes.moved((Field("b", (None, 4), "int16", 2),)) == (Field("b", (None, 4), "float32", 2),)
     halved = Windows(boxes=np.array([[0, 0, 10, 10]]), sizes=np.array([[5, 5]]))
@@ -280,7 +280,7 @@ def test_settings_that_cannot_be_are_named(make: Any, told: str) -> None:
 
 
 def test_images_are_the_same_with_and_without_boxes_and_the_fingerprint_is_another() -> None:
-    """Random numbers go by a transform's place in the pipeline, where boxes have none."""
+    """Random numbers depend on a transform's position in the pipeline, and boxes take no position."""
     transforms = [T.DecodeImage(), T.RandomHorizontalFlip()]
     plain, boxed = T.Pipeline(transforms), T.Pipeline(transforms, boxes=T.Boxes())
     assert plain.transforms == boxed.transforms

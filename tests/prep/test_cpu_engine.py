@@ -1,4 +1,4 @@
-"""The cpu engine: what it makes, that it repeats itself, and how it reports what it cannot make."""
+"""The cpu engine gives reproducible results and reports samples that it cannot prepare."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def antialiased(image, size):
 
 
 def test_a_random_crop_and_flip_is_bit_for_bit_torchvisions(jpegs):
-    """Decoded by Pillow, cropped by the drawn box, resampled by torchvision's kernel, flipped."""
+    """Expected: decoded by Pillow, cropped to the drawn box, resampled by torchvision's kernel, flipped."""
     n = len(jpegs)
     out, bad = prepare(CROP, jpegs, epoch=3, seed=5)
     ids, sizes = np.arange(n), np.array([[400, 500]] * n)
@@ -109,7 +109,7 @@ def hued(encode, photo, *turns):
 
 
 def pillow_hued(photo, turn):
-    """torchvision's ``adjust_hue`` of a Pillow image."""
+    """torchvision's ``adjust_hue`` for a Pillow image."""
     hue, saturation, value = Image.fromarray(photo).convert("HSV").split()
     turned = np.array(hue) + np.array(int(turn * 255)).astype(np.uint8)
     return np.array(Image.merge("HSV", (Image.fromarray(turned), saturation, value)).convert("RGB"))
@@ -117,7 +117,7 @@ def pillow_hued(photo, turn):
 
 @pytest.mark.parametrize("turn", [0.02, 0.1, 0.25, 0.5, -0.1, -0.3, -0.5])
 def test_hue_is_turned_as_torchvision_and_pillow_do(photos, encode, turn):
-    """Measured: mean at most 1.45 levels, largest 11. Pillow alone is 0.9-2.5 levels off after 0.5 twice."""
+    """Measured: mean at most 1.45 levels, maximum 11. Pillow itself is 0.9-2.5 levels off after two turns of 0.5."""
     for photo in photos:
         error = np.abs(hued(encode, photo, turn).astype(int) - pillow_hued(photo, turn))
         assert error.mean() < 1.6
@@ -125,7 +125,7 @@ def test_hue_is_turned_as_torchvision_and_pillow_do(photos, encode, turn):
 
 
 def test_half_a_turn_of_hue_twice_leaves_a_photograph_as_it_was(photos, encode):
-    """Measured: mean at most 0.64 levels, largest 8."""
+    """Measured: mean at most 0.64 levels, maximum 8."""
     for photo in photos:
         assert np.abs(hued(encode, photo, 0.5).astype(int) - photo).mean() > 5
         error = np.abs(hued(encode, photo, 0.5, 0.5).astype(int) - photo)
@@ -142,7 +142,7 @@ def test_hue_leaves_grey_as_it_is_and_turns_red_to_cyan(encode, width):
 
 
 def test_no_turn_of_hue_leaves_every_bit(photos, encode):
-    """Not even a round trip through HSV; 0.001 is less than half of a step of 1/256."""
+    """0.001 is less than half a step of 1/256, so even the round trip through HSV is skipped."""
     np.testing.assert_array_equal(hued(encode, photos[0], 0.0, 0.001, -0.001), photos[0])
 
 
@@ -299,7 +299,7 @@ def test_a_map_that_fails_or_returns_nonsense_is_a_bad_row(jpegs):
 
 
 def test_a_sliver_whose_result_would_be_huge_is_a_bad_row(encode):
-    """1x9000 pixels with the shorter side at 400: 400x3,600,000 pixels, 4.3 GB."""
+    """1x9000 pixels with the shorter side resized to 400: 400x3,600,000 pixels, 4.3 GB."""
     sliver = encode(np.zeros((1, 9000, 3), np.uint8), "PNG")
     pipeline = T.Pipeline([T.DecodeImage(), T.Resize(400), T.CenterCrop(300)])
     _, bad = prepare(pipeline, [sliver])
@@ -321,7 +321,10 @@ def test_threads_may_change_between_blocks(jpegs):
 
 @pytest.mark.parametrize(("transform", "loaded"), [("RandomResizedCrop(8)", True), ("CenterCrop(8)", False)])
 def test_an_engine_is_made_with_the_libraries_that_its_blocks_need(transform: str, loaded: bool) -> None:
-    """On a busy machine torch took longer to import than a block may: each new worker was given up as stuck."""
+    """On a busy machine, importing torch took longer than the time limit of a block.
+
+    Each new worker was then given up as stuck.
+    """
     run = (
         "import sys; from mbaas import transforms as T; from mbaas.prep.cpu import CpuEngine;"
         f"CpuEngine(T.Pipeline([T.DecodeImage(), T.{transform}]), seed=0); print('torch' in sys.modules)"

@@ -1,4 +1,4 @@
-"""The dali engines make the same of a sample whether it comes encoded or decoded, on the CPU and on a GPU."""
+"""The DALI engines give the same result for encoded and decoded samples, on the CPU and on a GPU."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ IMAGES = {
 
 
 def broken_inside(png):
-    """A PNG whose checksums are right but whose compressed pixels are not: DALI refuses it, and the cpu engine, too."""
+    """PNG with valid checksums but broken compressed pixels, refused by DALI and by the cpu engine."""
     start = png.index(b"IDAT")
     length = int.from_bytes(png[start - 4 : start], "big")
     body = b"IDAT" + png[start + 4 : start + 4 + length // 2] + bytes(length - length // 2)
@@ -43,7 +43,7 @@ def broken_inside(png):
 
 @pytest.fixture(scope="module")
 def files(photos, odd_files):
-    """Photographs with their colours sampled in all ways, one of them damaged, and odd files."""
+    """Photographs with every chroma subsampling, one damaged photograph, and the odd files."""
     small = [np.ascontiguousarray(photo[::3, ::3]) for photo in photos]
     ways = ("420", "422", "444")
     jpegs = [simplejpeg.encode_jpeg(photo, quality=85, colorsubsampling=way) for photo in small for way in ways]
@@ -57,7 +57,7 @@ def made_by(kept):
 @every_device
 @pytest.mark.parametrize("name", IMAGES)
 def test_images(files, name, device_id):
-    """CMYK and WebP are prepared by the cpu engine from its own pixels, again and again."""
+    """CMYK and WebP are prepared by the cpu engine, from its own decoded pixels, in every epoch."""
     prefix, steps = IMAGES[name]
     pipeline = T.Pipeline(steps)
     assert pipeline.prefix == prefix
@@ -87,7 +87,7 @@ def test_what_dali_refuses_is_not_kept(files, encode, photos, bad_files, device_
 
 @pytest.mark.parametrize("limit", [1, 10**9])
 def test_batches_are_bounded_and_halved_for_decoded_samples_too(files, monkeypatch, limit):
-    """Two at most fit into memory here."""
+    """At most two samples fit into memory here."""
     run, sizes = GraphRuns._feed, []
 
     def cramped(runs, feeds, indices):
@@ -106,7 +106,7 @@ def test_batches_are_bounded_and_halved_for_decoded_samples_too(files, monkeypat
 
 
 def test_a_sample_is_not_kept_that_decodes_to_something_else_when_only_its_crop_is_decoded(jpegs, monkeypatch):
-    """As may be on a GPU: where the crop ends, colours that are stored more coarsely are interpolated from less."""
+    """This can occur on a GPU: at the edge of a crop, subsampled chroma is interpolated from fewer values."""
     from mbaas.prep import dali_graph
 
     images = dali_graph.images
@@ -183,7 +183,7 @@ def sound(number, rate=16_000, channels=1):
 
 
 def infinite():
-    """The square of 1e30 has no float32: the cpu engine makes it."""
+    """Sound prepared by the cpu engine, because the square of 1e30 overflows float32."""
     stream = io.BytesIO()
     soundfile.write(stream, np.full(9000, 1e30), 16_000, format="WAV", subtype="FLOAT")
     return stream.getvalue()
@@ -213,6 +213,6 @@ def test_sound(applied, steps, device_id):
     kept = check_any_mix(
         lambda threads: make_engine("dali", T.Pipeline(steps), seed=4, threads=threads, device_id=device_id), files
     )
-    # What is too brief for a spectrogram is bad, unless it was lengthened before.
+    # Sound too short for a spectrogram is bad unless it is padded first.
     assert sorted(kept) == [*range(9), 11, *([12] if len(steps) == 5 or applied == 2 else [])]
     assert {read_decoded(memoryview(container)).applied for container in kept.values()} == {applied}

@@ -1,4 +1,4 @@
-"""The dali engine, on the CPU everywhere and on a GPU where there is one."""
+"""The DALI engine agrees with the cpu engine, on the CPU everywhere and on a GPU if there is one."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ PIPELINES = {
 
 
 def test_dali_has_to_be_2_or_newer() -> None:
-    """1.x turns photographs in another way."""
+    """DALI 1.x rotates photographs differently by their EXIF orientation."""
     (wanted,) = (each for each in requires("mbaas") or () if each.startswith("nvidia-dali-cuda120"))
     assert wanted == "nvidia-dali-cuda120>=2"
     assert int(version("nvidia-dali-cuda120").partition(".")[0]) >= 2
@@ -53,7 +53,7 @@ def prepare(kind, pipeline, raw, ids=None, *, device_id=None, epoch=0, seed=0, t
 @every_device
 @pytest.mark.parametrize("name", PIPELINES)
 def test_both_engines_agree_on_photographs(jpegs, name, device_id):
-    """40 samples. Measured on the CPU: mean 0.0-0.2 levels, 99th percentile 1, with strong jitter 2."""
+    """40 samples. Error measured on the CPU: mean 0.0-0.2 levels, 99th percentile 1 (2 with strong jitter)."""
     pipeline, raw = PIPELINES[name], jpegs * 8
     cpu, _ = prepare("cpu", pipeline, raw)
     dali, bad = prepare("dali", pipeline, raw, device_id=device_id)
@@ -102,7 +102,7 @@ def test_blocks_of_all_sizes_go_through_one_engine(jpegs, device_id):
 
 @every_device
 def test_bad_rows_are_reported_zeroed_and_leave_the_others_alone(jpegs, bad_files, device_id):
-    """All damages but one: a file that is cut and then ended by hand shows only to the cpu engine."""
+    """Every kind of damage but one: only the cpu engine detects a JPEG that is cut and then given an end marker."""
     names = sorted(set(bad_files) - {"half a jpeg with an end marker"})
     raw = [item for name in names for item in (jpegs[0], bad_files[name][0])]
     out, bad = prepare("dali", CROP, raw, device_id=device_id)
@@ -115,7 +115,7 @@ def test_bad_rows_are_reported_zeroed_and_leave_the_others_alone(jpegs, bad_file
 
 
 def broken_inside(png):
-    """A PNG whose checksums are right but whose compressed pixels are not."""
+    """PNG with valid checksums but broken compressed pixels."""
     start = png.index(b"IDAT")
     length = int.from_bytes(png[start - 4 : start], "big")
     body = b"IDAT" + png[start + 4 : start + 4 + length // 2] + bytes(length - length // 2)
@@ -124,7 +124,7 @@ def broken_inside(png):
 
 @every_device
 def test_files_that_fail_inside_dali_are_found_and_the_others_go_on(jpegs, encode, photos, device_id):
-    """What DALI refuses gets a second chance on the cpu engine; its verdict and its reason count."""
+    """The cpu engine retries files that DALI refuses; its verdict and its reason count."""
     broken = broken_inside(encode(photos[0], "PNG"))
     tables = jpegs[1].index(b"\xff\xdb")
     stray = jpegs[1][:tables] + bytes(2) + jpegs[1][tables:]
@@ -151,11 +151,11 @@ def test_a_failure_that_is_no_samples_fault_is_raised(jpegs, monkeypatch):
 
 @pytest.fixture
 def batches(monkeypatch):
-    """Pixels of the images of each batch that DALI gets."""
+    """Pixels per image of each batch fed to DALI."""
     seen, run = [], GraphRuns._feed
 
     def counted(runs, feeds, indices):
-        seen.append([400 * 500] * len(indices))  # all photographs have one size
+        seen.append([400 * 500] * len(indices))  # all photographs have the same size
         return run(runs, feeds, indices)
 
     monkeypatch.setattr(GraphRuns, "_feed", counted)
@@ -189,7 +189,7 @@ OUT_OF_MEMORY = [
 @pytest.mark.parametrize("error", OUT_OF_MEMORY, ids=["DALI", "CUDA", "C++"])
 @pytest.mark.parametrize("room", [2, 1, 0], ids=["two images", "one image", "none"])
 def test_out_of_memory_halves_batches_until_they_fit(jpegs, monkeypatch, caplog, room, error):
-    """An image that finds no room alone is prepared by the cpu engine. No worker is lost over it."""
+    """An image that does not fit even alone is prepared by the cpu engine. No worker is lost."""
     raw = jpegs * 2
     expected, _ = prepare("dali" if room else "cpu", CROP, raw)
     run, sizes = GraphRuns._feed, []
@@ -231,7 +231,7 @@ def test_a_closed_engine_leaves_no_thread(jpegs):
 
 
 def test_a_sliver_whose_result_would_be_huge_is_a_bad_row(encode):
-    """1x9000 pixels with the shorter side at 400: 400x3,600,000 pixels, 4.3 GB."""
+    """1x9000 pixels with the shorter side resized to 400: 400x3,600,000 pixels, 4.3 GB."""
     sliver = encode(np.zeros((1, 9000, 3), np.uint8), "PNG")
     pipeline = T.Pipeline([T.DecodeImage(), T.Resize(400), T.CenterCrop(300)])
     _, bad = prepare("dali", pipeline, [sliver])

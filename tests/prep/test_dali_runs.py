@@ -1,4 +1,4 @@
-"""Batches of a graph one after the other, of which any may fail at any time."""
+"""Consecutive batches of a graph deliver or refuse each sample once, even if any batch fails."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def doubled() -> Any:
 
 
 class Flaky(GraphRuns):
-    """Runs that fail now and then: when the graph is fed, and when its results are there.
+    """Runs that fail at random, either when the graph is fed or when its results are fetched.
 
     Args:
-        seed: of when and how.
-        bad: samples that DALI never takes.
-        often: how often others fail.
+        seed: of the random failures.
+        bad: samples that DALI never accepts.
+        often: probability that fetching a batch of several samples fails; feeding fails half as often.
     """
 
     def __init__(self, seed: int, bad: set[int], limit: int, often: float = 0.2) -> None:
@@ -72,7 +72,7 @@ def test_each_sample_is_delivered_or_refused_once_whatever_fails(seed: int) -> N
 
 
 def test_a_batch_in_hand_is_forgotten_when_somebody_stops_in_the_middle() -> None:
-    """Results of the run before would be taken for those of the next."""
+    """Otherwise the next run would deliver the results of this batch."""
     runs, seen = GraphRuns(doubled, threads=1, device_id=None, limit=4, unit="samples"), list[int]()
     ones = np.ones(SAMPLES, np.int64)
 

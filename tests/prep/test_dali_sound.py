@@ -1,4 +1,4 @@
-"""The dali engine for sound against the cpu engine, on the CPU everywhere and on a GPU where there is one."""
+"""The DALI engine for sound agrees with the cpu engine, on the CPU everywhere and on a GPU if there is one."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ CROPPED = [DECODE, T.RandomCrop(9000), MELS, DECIBELS, MASKS]
 
 
 def recording(number: int, channels: int = 1, rate: int = RATE) -> Any:
-    """float64 [time, channels]: loud and soft stretches of noise that falls off to high frequencies, as speech does."""
+    """float64 [time, channels]: loud and soft stretches of noise, weaker at high frequencies, like speech."""
     samples = 9000 + 1511 * number
     noise = np.random.default_rng(number).standard_normal((samples, channels))
     falling = np.stack([np.convolve(each, 0.97 ** np.arange(200), "same") for each in noise.T], axis=1)
@@ -52,7 +52,7 @@ OTHER_RATE = [encoded(recording(number, rate=22_050), rate=22_050) for number in
 
 
 def run(engine: Engine, files: list[bytes], ids: Any = None, epoch: int = 0) -> tuple[list[Any], Any]:
-    """What an engine makes of each file, nothing of bad ones, and what it says; the first file must be good."""
+    """Value of each file (meaningless for bad ones) and the engine's result; the first file must be good."""
     numbers = np.arange(len(files)) if ids is None else np.array(ids)
     out = engine.field(files[0], "first", {"id": numbers[:1]}).empty(len(files))
     out[:] = 77
@@ -72,7 +72,7 @@ def prepared(
 
 
 def both(steps: list[T.Transform], files: list[bytes], device_id: int | None) -> list[tuple[Any, Any]]:
-    """Pairs of what the cpu engine and what DALI makes of each file, of which none is bad."""
+    """Pairs of the cpu engine's and DALI's value of each file; no file is bad."""
     ours, said = prepared("cpu", steps, files, epoch=2)
     theirs, also = prepared("dali", steps, files, epoch=2, device_id=device_id)
     assert said.bad == also.bad == []
@@ -93,9 +93,9 @@ SPECTRA = {
 @every_device
 @pytest.mark.parametrize("name", SPECTRA)
 def test_spectrograms_are_equal_but_for_rounding(name: str, device_id: int | None) -> None:
-    """In float32, of which another Fourier transform and another order of sums leave 6 digits.
+    """A different FFT and a different summation order leave 6 digits of float32.
 
-    Measured on the CPU: 1e-6 of the loudest value at most, 1.5e-4 of any value by itself.
+    Error measured on the CPU: at most 1e-6 of the loudest value, and at most 1.5e-4 of each single value.
     """
     for ours, theirs in both([DECODE, SPECTRA[name]], FILES, device_id):
         np.testing.assert_allclose(theirs, ours, rtol=1e-3, atol=5e-6 * ours.max())
@@ -123,7 +123,7 @@ DECIBELS_OF = {
 @every_device
 @pytest.mark.parametrize("name", DECIBELS_OF)
 def test_decibels_are_equal_to_a_thousandth(name: str, device_id: int | None) -> None:
-    """So windows and masks lie where they lie with the cpu engine. Measured on the CPU: 2e-4 at most, of -70 to 20."""
+    """So windows and masks have the same offsets. Error measured on the CPU: at most 2e-4, for values of -70 to 20."""
     steps, files = DECIBELS_OF[name]
     for ours, theirs in both(steps, files, device_id):
         np.testing.assert_allclose(theirs, ours, rtol=0, atol=1e-3)
@@ -208,7 +208,7 @@ def test_a_block_of_bad_samples_alone_is_no_work_for_dali(device_id: int | None)
 
 @every_device
 def test_what_is_infinite_is_what_the_cpu_engine_makes(device_id: int | None) -> None:
-    """The square of 1e30 has no float32."""
+    """The square of 1e30 overflows float32."""
     files = [FILES[0], encoded(np.full(12_000, 1e30), "WAV", "FLOAT"), FILES[2]]
     ours, _ = prepared("cpu", WHOLE, files)
     theirs, said = prepared("dali", WHOLE, files, device_id=device_id)
@@ -263,7 +263,7 @@ def test_a_map_before_the_spectrogram_is_called(device_id: int | None) -> None:
 def test_batches_are_bounded_in_values_and_change_nothing(
     monkeypatch: pytest.MonkeyPatch, device_id: int | None, limit: int
 ) -> None:
-    """Sound of 9,000 samples has 57 frames of 257 values, 14,649: two are below 30,000, and not with two channels."""
+    """9,000 samples of sound give 57 frames of 257 values, 14,649. Two fit into 30,000; two stereo ones do not."""
     expected, _ = prepared("dali", WHOLE, FILES, device_id=device_id)
     batches, once = [], GraphRuns._feed
 

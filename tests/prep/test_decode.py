@@ -1,4 +1,4 @@
-"""Bytes to pixels on the CPU: odd files, damaged files, and the decoding of upper rows alone."""
+"""On the CPU, unusual files decode, damaged files are refused, and upper rows can be decoded alone."""
 
 from __future__ import annotations
 
@@ -60,8 +60,9 @@ def whole(raw, rows=None):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_odd_files_decode_to_what_they_show(odd_files, kind):
-    """PNG and lossless WebP are exact; the others of quality 95 within 4 levels on average, far below what a wrong turn
-    would give.
+    """PNG and lossless WebP are exact. The others, of quality 95, are within 4 levels on average.
+
+    A wrong orientation would cause a far larger error.
     """
     raw, shown = odd_files[kind]
     image = whole(raw)
@@ -84,7 +85,7 @@ EXIF_TYPES = {1: "B", 3: "H", 4: "I", 5: "II", 6: "b", 7: "B", 8: "h", 9: "i", 1
 @pytest.mark.parametrize("count", [0, 1, 2])
 @pytest.mark.filterwarnings("ignore:Metadata Warning, tag 274 had too many entries")
 def test_an_orientation_of_any_type_is_read_as_pillow_reads_it(order, kind, count):
-    """A quarter turn (6), as a TIFF entry of each type; rationals are 6/1."""
+    """A quarter turn (6) as a TIFF entry of each type; rationals are 6/1."""
     code = order + EXIF_TYPES[kind]
     value = b"".join(pack(code, *(6, 1)[: len(EXIF_TYPES[kind])]) for _ in range(count))
     head = {"<": b"II*\0", ">": b"MM\0*"}[order] + pack(f"{order}IHHHI", 8, 1, 0x0112, kind, count)
@@ -137,7 +138,7 @@ def test_every_cut_of_a_file_is_refused(jpegs, encode, photos):
 
 
 def test_a_thumbnails_end_marker_does_not_hide_a_truncation(jpegs, encode, photos):
-    """EXIF may hold a whole JPEG: its end marker is in the file even if the file is cut off."""
+    """EXIF may contain a whole JPEG, whose end marker is present even if the file is cut off."""
     thumbnail = encode(photos[0][:32, :32], "JPEG")
     app1 = b"Exif\0\0II*\0" + bytes(20) + thumbnail
     segment = b"\xff\xe1" + (len(app1) + 2).to_bytes(2, "big") + app1
@@ -165,7 +166,7 @@ def frame(height, width, marker=0xC0):
 
 
 def test_what_decoders_skip_hides_no_other_header(jpegs):
-    """libjpeg skips 0xFF00; who took it for a segment would jump over the real header to one that is none."""
+    """libjpeg skips 0xFF00. A reader that took it for a segment would jump over the real header to a false one."""
     hidden = b"\xff\x00" + (2 + len(frame(9, 9))).to_bytes(2, "big")
     data = memoryview(jpegs[0][:2] + hidden + frame(30_000, 30_000) + frame(8, 8) + jpegs[0][2:])
     with pytest.raises(UndecodableError, match="two headers give the number of its pixels"):
@@ -174,7 +175,7 @@ def test_what_decoders_skip_hides_no_other_header(jpegs):
 
 
 def test_padding_and_tiny_segments_cost_no_time(jpegs):
-    """A loop over each byte took seconds for these."""
+    """A loop over each byte took seconds for these files."""
     start, rest = jpegs[0][:2], jpegs[0][2:]
     assert peek(memoryview(start + b"\xff" * (20 << 20) + rest), 10**8).size == (400, 500)
     with pytest.raises(UndecodableError, match="more than 65,536 segments come before its pixels"):
@@ -193,7 +194,7 @@ def test_a_progressive_image_of_many_scans_is_refused_before_libjpeg_works_for_h
 
 
 def test_an_image_of_another_size_than_its_header_is_refused(jpegs, monkeypatch):
-    """Windows were chosen by the header, and would reach over the edge."""
+    """Windows are chosen by the header's size and would exceed the image."""
     header = peek(memoryview(jpegs[0]), 10**8)
     with pytest.raises(UndecodableError, match="corrupt JPEG: its header says 500x300, its decoder 500x400"):
         decode(memoryview(jpegs[0]), header._replace(height=300), Scratch())
@@ -234,7 +235,6 @@ def test_upper_rows_of_files_that_are_not_sequential(odd_files, encode, photos):
 
 
 def test_damage_within_the_upper_rows_is_refused(jpegs):
-    """The cut shows up as a premature end in the rows asked for."""
     raw = jpegs[0]
     cut = raw[: len(raw) // 4] + b"\xff\xd9"
     with pytest.raises(UndecodableError, match="premature end"):
@@ -250,7 +250,7 @@ def test_input_stays_as_it_is(jpegs):
 
 
 def test_what_opencv_raises_becomes_a_reason(odd_files, monkeypatch):
-    """OpenCV raises for more than 2**30 pixels, which only a raised max_pixels lets through."""
+    """OpenCV raises above 2**30 pixels, which only a raised max_pixels permits."""
 
     def refuse(*_args):
         raise cv2.error("too large")

@@ -1,4 +1,4 @@
-"""Containers of decoded samples: what is written is read, what is damaged is refused, and memory is used again."""
+"""Containers of decoded samples can be read back, are refused if damaged, and reuse their memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DTYPES = ("uint8", "bool", "int16", "int64", "float16", "float32", "float64", "c
 
 
 def kept(*samples, rows=None, applied=1, original=None, most_bytes=1 << 20):
-    """Containers of these samples, row by row, as KeptRows made them."""
+    """KeptRows with one container per sample."""
     rows = range(len(samples)) if rows is None else rows
     keep = KeptRows(rows, most_bytes)
     for row, sample in zip(rows, samples, strict=True):
@@ -30,7 +30,7 @@ def container(sample, **given):
 
 
 def split(taken):
-    """What was taken, as row -> sample."""
+    """Rows taken from KeptRows, as row -> sample."""
     rows, lengths, packed = taken
     ends = np.cumsum(lengths)
     return {
@@ -154,7 +154,7 @@ def test_rows_that_are_dropped_leave_no_gap():
         keep.drop(row)
     assert not keep.wants(10)
     assert keep.wants(11)
-    for _ in range(2):  # the second time there is nothing to move any more
+    for _ in range(2):  # the second call has nothing left to move
         found = split(keep.taken())
         assert {row: values.tolist() for row, values in found.items()} == {
             row: samples[row - 10].tolist() for row in (11, 13, 14)
@@ -196,7 +196,7 @@ def test_there_is_no_room_for(row, shape, dtype):
 
 
 def test_threads_share_it():
-    """Of 8 threads each keeps 50 rows and drops every third; all others are there, each with its own values."""
+    """Each of 8 threads keeps 50 rows and drops those divisible by 3. All others remain, with their own values."""
     keep = KeptRows(range(400), 1 << 20)
 
     def work(first):

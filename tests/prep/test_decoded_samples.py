@@ -1,4 +1,4 @@
-"""Engines make the same of a sample whether it comes encoded or decoded, and whatever they keep of it."""
+"""Engines give the same result for encoded and decoded samples, whichever samples they cache."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from support.decoded import check_any_mix, containers
 
 
 def brighter(image):
-    image += np.uint8(9)  # in place: the image is the function's own
+    image += np.uint8(9)  # in place: the function owns the image
     return image
 
 
@@ -82,7 +82,7 @@ IMAGES = {
 
 @pytest.fixture(scope="module")
 def files(photos, odd_files, bad_files):
-    """Good ones and bad ones, and JPEGs whose lower part is damaged, or odd: crops of their upper part are good."""
+    """Good and bad files, and JPEGs that are damaged or unusual in their lower part, so that upper crops are good."""
     small = [np.ascontiguousarray(photo[::3, ::3]) for photo in photos]
     jpegs = [simplejpeg.encode_jpeg(photo, quality=80, colorsubsampling="420") for photo in small]
     whole = simplejpeg.encode_jpeg(photos[0], quality=80, colorsubsampling="420")
@@ -110,11 +110,11 @@ KEPT = {
     "bad by chance": 35,
     "too large": 4,
 }
-"""How many are kept, if it is not 51."""
+"""Number of cached samples, if not 51."""
 
 
 def test_a_file_that_is_damaged_below_the_crop_is_good_in_some_epochs_and_never_kept(files, jpegs):
-    """Kept or not, it is bad when a crop reaches the damage: check_any_mix has compared that above."""
+    """It is bad whenever a crop reaches the damage. check_any_mix above compares this with caching on and off."""
     pipeline = T.Pipeline([T.DecodeImage(), T.RandomResizedCrop(40)])
     engine, damaged = make_engine("cpu", pipeline, seed=4), files[5]
     seen = []
@@ -129,7 +129,7 @@ def test_a_file_that_is_damaged_below_the_crop_is_good_in_some_epochs_and_never_
 
 
 def test_a_file_in_which_only_another_decoder_finds_its_way_is_not_kept(jpegs):
-    """That decoder gives the same pixels here; nobody knows whether upper rows alone are always the other's."""
+    """The other decoder gives the same pixels here, but decoding only the upper rows may not always match it."""
     tables = jpegs[0].index(b"\xff\xdb")
     odd, keep = jpegs[0][:tables] + bytes(2) + jpegs[0][tables:], KeptRows([0, 1], 1 << 22)
     engine, out = make_engine("cpu", T.Pipeline([T.DecodeImage(), CROP]), seed=4), np.empty((2, 48, 40, 3), np.uint8)
@@ -139,7 +139,7 @@ def test_a_file_in_which_only_another_decoder_finds_its_way_is_not_kept(jpegs):
 
 
 def test_only_the_upper_rows_are_decoded_of_what_is_not_kept(jpegs, monkeypatch):
-    """To keep all of an image costs more than to decode its crop: only those pay that are to be kept, and have room."""
+    """Decoding a whole image costs more than its crop, so only samples pay for it that are to be cached and fit."""
     from mbaas.prep import decode
 
     heights, into = [], decode.simplejpeg.decode_jpeg
@@ -162,7 +162,7 @@ def test_only_the_upper_rows_are_decoded_of_what_is_not_kept(jpegs, monkeypatch)
 
 
 def test_an_image_that_is_read_only_is_resampled_where_it_lies():
-    """Of which torch warns, once a process, unless it is told otherwise; warnings are errors here."""
+    """torch warns once per process about read-only arrays unless the warning is off; warnings are errors here."""
     image = np.arange(90 * 50 * 3, dtype=np.uint8).reshape(90, 50, 3)
     wanted, found = (np.empty((20, 30, 3), np.uint8) for _ in range(2))
     pixels.cut(image, (10, 0, 70, 50), wanted, pixels.Scratch())
@@ -173,7 +173,7 @@ def test_an_image_that_is_read_only_is_resampled_where_it_lies():
     assert not image.flags.writeable
 
 
-# ---- what lies on images ----
+# ---- annotations of images ----
 
 
 def segmentation(box):
@@ -183,7 +183,7 @@ def segmentation(box):
 
 @pytest.fixture(scope="module")
 def scenes():
-    """PNGs of different sizes with two boxes each, their classes, key points and segmentations."""
+    """PNGs of different sizes with two boxes each, and their classes, keypoints and segmentations."""
     chance, encoded, boxes, texts = np.random.default_rng(2), [], [], []
     for _ in range(16):
         height, width = chance.integers(60, 110, 2).tolist()
@@ -234,11 +234,11 @@ def test_fields_move_as_those_of_the_file_do(scenes, prefix, steps, lying):
     assert len(kept) == (14 if T.RandomZoomOut() in steps else 15), "one becomes too large"
 
 
-# ---- limits, and what is foreign ----
+# ---- limits and foreign containers ----
 
 
 def decoded(pipeline, files, **options):
-    """Containers of these files, of which all are good."""
+    """Containers of these files, all good."""
     engine = make_engine("cpu", pipeline, seed=0, **options)
     keep, field = KeptRows(range(len(files)), 1 << 24), engine.field(files[0], "x", {})
     assert engine.prepare(files, np.arange(len(files)), 0, {}, field.empty(len(files)), keep).bad == []
@@ -247,7 +247,6 @@ def decoded(pipeline, files, **options):
 
 
 def refusal(pipeline, container, **options):
-    """What an engine says of a container, as of a sample of a block and as of the first one."""
     engine = make_engine("cpu", pipeline, seed=0, **options)
     shape = pipeline.output_shape or (9,)
     (bad,) = engine.prepare([container], np.arange(1), 0, {}, np.empty((1, *shape), np.uint8)).bad
@@ -293,7 +292,7 @@ def test_a_container_of_another_pipeline_is_refused(jpegs):
 
 
 def test_fewer_transforms_than_the_prefix_may_be_done(jpegs):
-    """A container of the decoder alone is good for any pipeline of images, as its file is."""
+    """A container with only decoding applied is valid for any image pipeline, like its file."""
     pipeline = T.Pipeline([T.DecodeImage(), T.Resize((40, 50)), always(smaller), FLIP])
     engine, plain = make_engine("cpu", pipeline, seed=0), decoded(T.Pipeline([T.DecodeImage()]), jpegs)
     out = [np.empty((5, 20, 25, 3), np.uint8) for _ in range(3)]
@@ -319,7 +318,7 @@ def npy(array, **options):
 
 
 def recordings(rate=16_000):
-    """Of many writers, and such as are damaged or not finite after their middle; the first one is good."""
+    """Audio files: 0-21 good, of several formats; 22-24 damaged or not finite after their middle; 25-26 not sound."""
     chance = np.random.default_rng(0)
     sounds = [chance.uniform(-1, 1, (3000 + 700 * n, 1 + n % 2)) for n in range(6)]
     good = [wav(each, rate, subtype) for each in sounds for subtype in ("PCM_16", "FLOAT")]
@@ -362,7 +361,7 @@ def test_sound(prefix, steps, rate):
     files = recordings(rate)
     kept = check_any_mix(lambda threads: make_engine("cpu", pipeline, seed=4, threads=threads), files)
     assert {0, 11, 12, 18, 20}.issubset(kept) or steps[0].max_s == 0.35
-    # Damaged, not finite, or no sound; of number 24 the middle is good.
+    # Damaged, not finite or not sound; the middle of number 24 is good.
     assert {22, 23, 24, 25, 26}.intersection(kept) == ({24} if T.CropOrPad(4000) in steps else set())
     assert len(kept) > 8
 
@@ -371,7 +370,7 @@ ARRAYS = [
     npy((np.asfortranarray if n % 2 else np.asarray)(np.random.default_rng(n).normal(size=(30 + n, 20, 3))))
     for n in range(12)
 ]
-"""Float64, in which a sum shows in which order it was added up."""
+"""Float64, because its sums depend on the order of addition."""
 
 
 @pytest.mark.parametrize(
@@ -404,7 +403,7 @@ def test_a_masked_array_is_not_kept_for_it_is_another_thing_than_its_numbers():
 
 
 def test_a_recording_is_not_kept_whose_window_is_another_one_when_it_is_read_alone(monkeypatch):
-    """A damaged file may lead its decoder to another place than the one that it looks for."""
+    """In a damaged file, a decoder may seek to a wrong offset."""
     from mbaas.prep.sound import SoundDecoder
 
     decode = SoundDecoder.__call__
@@ -421,7 +420,7 @@ def test_a_recording_is_not_kept_whose_window_is_another_one_when_it_is_read_alo
 
 
 def test_a_window_of_a_kept_recording_is_a_slice_of_it(monkeypatch):
-    """It is not decoded again, and nothing else of it is read."""
+    """soundfile is removed, so decoding the file again would fail."""
     pipeline = T.Pipeline([ONE, T.RandomCrop(2000)])
     engine, keep, out = make_engine("cpu", pipeline, seed=4), KeptRows([0], 1 << 20), np.empty((1, 2000), np.float32)
     file = recordings()[0]

@@ -1,4 +1,4 @@
-"""Workers of a machine that reserve no GPU take different ones."""
+"""Workers on one machine that reserve no GPU use different GPUs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ input()
 
 @pytest.fixture
 def mark(monkeypatch):
-    """Marks that no other test sees."""
+    """Prefix of socket names that no other test uses."""
     monkeypatch.setattr(devices, "_marks", held := [])
     yield f"test-{uuid.uuid4().hex}"
     for holder in held:
@@ -37,7 +37,6 @@ def test_workers_take_turns_with_gpus(mark, monkeypatch):
 
 
 def test_the_gpu_of_a_worker_that_died_is_chosen_again(mark):
-    """Another process has GPU 0; when it is killed, nothing of it is in the way."""
     other = subprocess.Popen([sys.executable, "-c", CHOOSE, mark], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     with other:
         assert other.stdout is not None
@@ -58,7 +57,7 @@ def test_the_gpu_of_a_worker_that_died_is_chosen_again(mark):
     ],
 )
 def test_workers_are_brought_to_gpus_by_what_ray_says_of_them_without_taking_any(monkeypatch, gpus, marker, markable):
-    """Of each node the number of GPUs, and the type of accelerator that Ray found."""
+    """`gpus` gives each node's number of GPUs and the accelerator type that Ray detected."""
     nodes = [
         {
             "NodeID": node,

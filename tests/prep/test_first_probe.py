@@ -1,4 +1,4 @@
-"""The first sample that is prepared, of a dataset of which some cannot be read: each is tried once."""
+"""The first probe prepares a sample of a dataset with unreadable samples, and tries each sample once."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_the_first_good_sample_is_enough(data: Dataset, probe: Callable[[], Prob
 
 
 def test_files_that_are_too_large_are_passed_over_and_named_if_there_is_nothing_else(data: Dataset) -> None:
-    """Holes of 64 GiB, for which nobody has the memory."""
+    """Sparse files of 64 GiB, more than memory holds."""
     for number in range(3):
         os.truncate(data.uri(number), 64 << 30)
     listed = bounded(mbaas.read_images(data.root))
@@ -67,7 +67,7 @@ def test_files_that_are_too_large_are_passed_over_and_named_if_there_is_nothing_
 def test_storage_that_errs_is_told_from_a_dataset_that_is_bad(
     tmp_path: Path, data: Dataset, probe: Callable[[], Probe], action: str
 ) -> None:
-    """The first has another length by now, which no time can mend: where that shows, the second is named."""
+    """Sample 0 is permanently bad: its length changed. If the probe detects this, the error names sample 1."""
     Path(data.uri(0)).write_bytes(b"another length")
     trouble = Trouble(tmp_path)
     trouble.begin(action)
@@ -88,7 +88,7 @@ def test_a_dataset_that_is_refused_for_good_is_said_to_be_so_at_once(data: Datas
 
 
 class Slow(SampleReader):
-    """Reads that take so long each; those of ``stuck`` do not come back before the test ends."""
+    """Reader that takes ``seconds`` per read; reads of ``stuck`` return only when the test ends."""
 
     def __init__(self, inner: SampleReader, seconds: float, stuck: range, release: threading.Event) -> None:
         self._inner, self._seconds, self._stuck, self._release = inner, seconds, stuck, release
@@ -104,10 +104,10 @@ class Slow(SampleReader):
     ("threads", "seconds", "stuck", "least", "most"),
     [
         (8, 0.0, range(0), 0.0, 0.002),
-        (8, 0.02, range(0), 0.0022, 0.01),  # as many at a time as a node has threads
+        (8, 0.02, range(0), 0.0022, 0.01),  # one read per thread at a time
         (1, 0.02, range(0), 0.018, 0.04),
-        (8, 0.0, range(1, 10_000), PROBE_READS_S / 2, PROBE_READS_S),  # only the first can be read
-        (8, 0.0, range(500, 510), 0.0, 0.005),  # one that does not come back holds up one thread
+        (8, 0.0, range(1, 10_000), PROBE_READS_S / 2, PROBE_READS_S),  # only the first sample can be read
+        (8, 0.0, range(500, 510), 0.0, 0.005),  # a stuck read blocks only one thread
     ],
 )
 def test_what_a_node_takes_to_read_a_sample_is_measured(
@@ -128,7 +128,7 @@ def test_what_a_node_takes_to_read_a_sample_is_measured(
 
 
 def test_what_a_call_of_an_engine_takes_is_shared_by_its_samples(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Samples are prepared together, as those of a block."""
+    """The probe prepares samples together, like those of a block."""
     data = synthetic(40)
     engine = make_engine("cpu", T.Pipeline([T.DecodeImage()]), seed=0)
     prepare, call_s = engine.prepare, 0.1 * PROBE_TOGETHER_S
@@ -155,7 +155,7 @@ def test_what_cannot_be_prepared_takes_no_time_from_the_others(data: Dataset) ->
 
 
 def test_what_decoded_samples_take_and_save_is_measured() -> None:
-    """Mean bytes of 64 pixels high and wide, in a container; a function that takes its time is among what is saved."""
+    """A container has 64x64 pixels. The time saved includes a slow deterministic function."""
 
     def busy(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
         end = time.process_time() + 0.002
@@ -175,7 +175,7 @@ def test_what_decoded_samples_take_and_save_is_measured() -> None:
 
 
 def test_the_size_of_all_decoded_samples_is_estimated_from_above(tmp_path: Path) -> None:
-    """Photographs whose sides differ by a factor of 3: the growth of the few that are measured says most."""
+    """Sides differ by a factor of 3, so the ratio of decoded to encoded bytes gives the better estimate."""
     chance = np.random.default_rng(0)
     sides = chance.integers(40, 120, 60)
     (tmp_path / "a").mkdir()

@@ -1,4 +1,4 @@
-"""Images that differ in size, as the engines make them: each as it is alone, end to end in the memory of a block."""
+"""Images that differ in size are prepared as if alone, and stored end to end in the memory of a block."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PIPELINES: dict[str, list[T.Transform]] = {
 
 
 def image(number: int) -> Any:
-    """Stripes, so that a pixel out of place is seen."""
+    """Stripes, which reveal a misplaced pixel."""
     height, width = SIZES[number % len(SIZES)]
     return (np.arange(height * width * 3).reshape(height, width, 3) * (number + 1) % 251).astype(np.uint8)
 
@@ -40,7 +40,7 @@ def png(number: int) -> bytes:
 def prepared(
     pipeline: T.Pipeline, files: list[bytes], *, kind: EngineName = "cpu", known: Any = None, **more: Any
 ) -> tuple[Packed, Prepared, Field]:
-    """What an engine makes of files, of which the first must be good; the memory is full of other things."""
+    """Images, result and field of the prepared files; the first must be good, and the memory is not zeroed."""
     engine = make_engine(kind, pipeline, seed=3, **more)
     known = known or {}
     try:
@@ -58,7 +58,7 @@ def prepared(
 @ENGINES
 @pytest.mark.parametrize("name", PIPELINES)
 def test_an_image_is_what_it_is_alone_whatever_lies_beside_it(name: str, kind: EngineName) -> None:
-    """Alone as an image of a feed in which all have its size: the way that has been there longest."""
+    """Reference: the image alone, in a feed of images of its size, which is the oldest code path."""
     steps = [T.DecodeImage(max_pixels=20_000), *PIPELINES[name]]
     files = [png(number) for number in range(11)]
     made, said, field = prepared(T.Pipeline(steps), files, kind=kind, threads=2)
@@ -95,7 +95,7 @@ def test_an_image_that_is_too_large_is_bad_and_takes_no_room(kind: EngineName) -
 
 
 def grown(image: Any, rng: np.random.Generator) -> Any:
-    """Rows of zeros above, as many as chance says, and floats with one channel."""
+    """Return one float channel with a random number of zero rows added on top."""
     return np.pad(image[:, :, :1].astype(np.float32), ((int(rng.integers(0, 30)), 0), (0, 0), (0, 0)))
 
 
@@ -138,7 +138,7 @@ def test_what_a_map_returns_must_fit() -> None:
 
 @ENGINES
 def test_boxes_points_and_masks_lie_on_images_of_any_size(kind: EngineName) -> None:
-    """Each image has a white rectangle; one is too large, and masks of it would be, too."""
+    """Each image has a white rectangle. One image is too large, and so would its masks be."""
     files, boxes, texts = [], [], []
     rng = np.random.default_rng(5)
     for height, width in [(60, 80), (90, 50), (300, 300), (70, 70), (61, 83)]:
@@ -177,7 +177,7 @@ def test_boxes_points_and_masks_lie_on_images_of_any_size(kind: EngineName) -> N
 
 
 def test_no_masks_are_drawn_of_a_sample_that_is_bad_already() -> None:
-    """Else they would take the memory that its image may not take."""
+    """Its masks would take the memory that its image may not take."""
     text = np.frombuffer(json.dumps([[[1, 1, 5, 1, 5, 5]]]).encode(), np.uint8)
     known: Arrays = {
         "boxes": np.array([[[1, 1, 5, 5]]] * 2, np.float32),

@@ -1,4 +1,4 @@
-"""Key points move as torchvision's (v2) do: its kernels for one image written out, and white squares on black."""
+"""Keypoints move as in torchvision v2: compared with its kernels for one image, and with white squares on black."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SWAPS = ((0, 2), (3, 4))
 
 
 def torchvision_moved(points: np.ndarray, size: list[int], steps: list[Step], row: int) -> np.ndarray:
-    """torchvision's ``crop_keypoints``, ``resize_keypoints`` and ``horizontal_flip_keypoints``, with COCO's marks."""
+    """torchvision's ``crop_keypoints``, ``resize_keypoints``, ``horizontal_flip_keypoints``, with COCO visibility."""
     x, y, seen = points[..., 0].copy(), points[..., 1].copy(), np.ones(points.shape[:-1], bool)
     for step in steps:
         if isinstance(step, Windows):

@@ -1,4 +1,4 @@
-"""A Map that takes fields gets those of its sample, and what it returns of them is what minibatches have."""
+"""A Map with `fields` receives its sample's fields, and minibatches contain the fields that it returns."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FIELDS = (Field("label", (), "int64"), Field("place", (2,), "float32"), Field("t
 
 
 def known() -> Arrays:
-    """Sample i has label i, place (i, -i) and tokens 10 * i, ..., of which there are i."""
+    """Sample i has label i, place (i, -i) and i tokens: 10 * i, 10 * i + 1, ..."""
     tokens = np.concatenate([10 * i + np.arange(i) for i in range(ROWS)]).astype(np.int32)
     bounds = np.cumsum([0, *range(ROWS)])
     places = np.stack([[i, -i] for i in range(ROWS)]).astype(np.float32)
@@ -32,7 +32,7 @@ def npy(value: float) -> bytes:
 
 
 def prepared(*transforms: T.Transform, threads: int = 1) -> tuple[Any, dict[int, str], Arrays]:
-    """What is made of the samples i, i, i; the bad ones; the fields of the others."""
+    """Prepared values, reasons of bad rows and fields of good rows; the samples are the arrays 0, 1, ..."""
     pipeline = T.Pipeline([T.DecodeArray(), *transforms])
     assert pipeline.known(FIELDS) == FIELDS
     engine, before = make_engine("cpu", pipeline, seed=3, threads=threads), known()
@@ -57,7 +57,7 @@ def test_it_gets_the_fields_of_its_own_sample_and_gives_them_other_values() -> N
         assert list(sample) == ["array", "label", "tokens"]
         assert (sample["label"].shape, sample["label"].dtype, sample["tokens"].dtype) == ((), np.int64, np.int32)
         tokens = sample["tokens"]
-        tokens += 1  # it belongs to the function
+        tokens += 1  # the function owns the array
         sample["array"] += sample["label"].astype(np.float32)
         return {"array": sample["array"], "label": 7 - int(sample["label"]), "tokens": tokens[::2]}
 
@@ -150,7 +150,7 @@ def test_a_deterministic_function_gets_the_sample_alone_with_fields_or_without()
 
 
 def test_images_are_mapped_with_their_fields_too() -> None:
-    """Of a block in which a sample has no good header: fields stay with their own samples."""
+    """One sample of the block has no valid header; fields stay with their samples."""
     import cv2
 
     def shift(sample: dict[str, Any], _: np.random.Generator) -> dict[str, Any]:
@@ -201,7 +201,7 @@ def test_lists_become_longer_up_to_what_it_says() -> None:
 
 
 def test_a_list_may_always_be_as_long_as_it_was() -> None:
-    """The longest of the dataset counts where a function may do less."""
+    """`longest` is raised to the dataset's own maximum length."""
 
     def more(sample: dict[str, Any], _: np.random.Generator) -> dict[str, Any]:
         return {"tokens": sample["tokens"][:3] + 1}

@@ -1,4 +1,4 @@
-"""A Map beside boxes and key points: before, between and after geometry, which sees what it made."""
+"""A Map combined with boxes and keypoints works before, between and after geometry, which uses its results."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SAMPLES = 24
 
 
 def rectangles() -> tuple[list[bytes], Arrays]:
-    """PNGs of different sizes with one white rectangle each, and what lies on them; sample 0 has nothing."""
+    """PNGs of different sizes with one white rectangle each, and their fields; sample 0 has no object."""
     rng, encoded, edges, points = np.random.default_rng(1), [], [], []
     for number in range(SAMPLES):
         height, width = rng.integers(60, 100, 2).tolist()
@@ -39,7 +39,7 @@ def rectangles() -> tuple[list[bytes], Arrays]:
 
 
 def prepared(steps: list[T.Transform], known: Arrays | None = None, threads: int = 2) -> tuple[Any, Prepared]:
-    """What is made of these images, of any size if need be."""
+    """Prepared images, of any size if needed, and the engine's result."""
     encoded, there = rectangles()
     pipeline = T.Pipeline(
         [T.DecodeImage(max_pixels=40_000), *steps],
@@ -56,7 +56,7 @@ def prepared(steps: list[T.Transform], known: Arrays | None = None, threads: int
 
 
 def check_places(images: list[Any], known: Arrays, rows: Any, tolerance: float = 1.5) -> int:
-    """Check that each box frames the white of its image; return how many there are."""
+    """Check that each box frames the white area of its image; return the number of boxes."""
     count = 0
     for number, row in enumerate(rows):
         boxes, kinds = known["boxes"].value(number), known["kinds"].value(number)
@@ -83,7 +83,7 @@ GEOMETRY: list[T.Transform] = [
 
 @pytest.mark.parametrize("place", range(len(GEOMETRY) + 1))
 def test_a_map_that_leaves_the_image_as_it_is_changes_nothing(place: int) -> None:
-    """In the place of a transform without effect, since each draws its numbers by its place."""
+    """It replaces a transform without effect, because a transform's position determines its random numbers."""
     images, said = prepared([*GEOMETRY[:place], T.ColorJitter(), *GEOMETRY[place:]])
     mapped, found = prepared([*GEOMETRY[:place], T.Map(same), *GEOMETRY[place:]])
     assert said.bad == found.bad == []
@@ -96,7 +96,7 @@ def test_a_map_that_leaves_the_image_as_it_is_changes_nothing(place: int) -> Non
 
 
 def framed(sample: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
-    """Put the image into a larger one, at a random place, and move what lies on it along."""
+    """Paste the image into a larger one at a random offset, and shift its boxes and keypoints."""
     top, left = rng.integers(0, 30, 2).tolist()
     image = np.pad(sample["image"], ((top, 5), (left, 0), (0, 0)))
     boxes, points = sample["boxes"], sample["keypoints"]
@@ -125,13 +125,13 @@ def test_geometry_sees_the_size_and_the_boxes_that_a_map_gives(after: list[T.Tra
             if len(boxes) and (points[0, :, 2] == 2).all():
                 left, top, right, bottom = boxes[0].tolist()
                 assert points[0, :, 0].tolist() == pytest.approx([left, right - 1], abs=1.5)
-                # Which of them is above depends on how often it was mirrored.
+                # The number of mirrorings decides which point is above.
                 assert sorted(points[0, :, 1].tolist()) == pytest.approx([top, bottom - 1], abs=1.5)
 
 
 @pytest.mark.parametrize("min_size", [0.0, 12.0])
 def test_a_map_sees_boxes_that_are_small_but_none_of_which_nothing_is_left(min_size: float) -> None:
-    """Unless such boxes are wanted. How large one must be is asked at the end, when it is large again."""
+    """Empty boxes pass only with min_size 0. The minimum applies at the end, when the boxes are large again."""
     seen = []
 
     def look(sample: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
@@ -142,7 +142,7 @@ def test_a_map_sees_boxes_that_are_small_but_none_of_which_nothing_is_left(min_s
     steps = [T.CenterCrop(30), T.Resize((6, 6)), T.Map(look, fields=["boxes"]), T.Resize((90, 90))]
     pipeline = T.Pipeline([T.DecodeImage(), *steps], boxes=T.Boxes(min_size=min_size))
     engine, out = make_engine("cpu", pipeline, seed=4), np.empty((SAMPLES, 90, 90, 3), np.uint8)
-    # A second box of each image is in its upper left corner, which the crop leaves outside.
+    # The second box of each image is in the upper left corner, outside the crop.
     boxes = np.repeat(known["boxes"].values, 2, axis=0)
     boxes[1::2] = [0, 0, 3, 3]
     two_each = {**known, "boxes": Packed(boxes, 2 * known["boxes"].bounds)}
@@ -160,7 +160,7 @@ def test_a_map_sees_boxes_that_are_small_but_none_of_which_nothing_is_left(min_s
 
 
 def two(sample: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
-    """Two small objects in the place of all others, and one that has no size."""
+    """Replace all objects by two small ones and one without a size."""
     image = np.zeros((50, 60, 3), np.uint8)
     image[10:20, 10:30] = image[30:40, 40:55] = 255
     boxes = [[10, 10, 30, 20], [40, 30, 55, 40], [5, 5, 5, 9]]
@@ -182,7 +182,7 @@ def test_a_map_may_give_more_boxes_which_others_then_choose_by() -> None:
 
 
 def sometimes_wrong(sample: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
-    """Of sample 3 the boxes alone change, of 5 all and then it fails."""
+    """Remove only the boxes of sample 3; for sample 5, remove everything and return an invalid image."""
     number = sample["kinds"][0] if len(sample["kinds"]) else 0
     if number == 5:
         return {"boxes": [], "kinds": [], "keypoints": [], "image": [1]}
@@ -205,7 +205,7 @@ def floats(image: Any, rng: np.random.Generator) -> Any:
 
 
 def test_what_lies_on_an_image_stays_where_a_map_makes_something_else_of_it() -> None:
-    """Channels-first floats have no height and width that geometry knows: those of the image before count."""
+    """Geometry cannot use channels-first floats: the height and width of the image before the Map count."""
     encoded, known = rectangles()
     pipeline = T.Pipeline([T.DecodeImage(), T.Resize((60, 75)), T.Map(floats)], boxes=T.Boxes())
     engine = make_engine("cpu", pipeline, seed=4)

@@ -1,4 +1,4 @@
-"""Masks of objects: pycocotools' drawings, where torch's nearest pixels and the pixels of the image say."""
+"""Masks match pycocotools, torch's nearest-neighbour resizing, and the pixels of the image."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from mbaas.transforms.base import Flips, Windows
 
 SAMPLES = 24
 
-# pycocotools of NumPy's first version, in the second
+# pycocotools was built for NumPy 1 and runs with NumPy 2
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword")
 
 
 def drawn(segmentation: Any, height: int, width: int) -> np.ndarray:
-    """What pycocotools' ``COCO.annToMask`` gives."""
+    """Result of pycocotools' ``COCO.annToMask``."""
     if isinstance(segmentation, list):
         runs = coco.merge(coco.frPyObjects(segmentation, height, width))
     elif isinstance(segmentation["counts"], list):
@@ -41,19 +41,19 @@ def drawn(segmentation: Any, height: int, width: int) -> np.ndarray:
 
 
 def texts_of(segmentations: list[Any]) -> Packed:
-    """Segmentations of samples, as a dataset has them."""
+    """Segmentations of samples as a dataset stores them."""
     texts = [json.dumps(each).encode() for each in segmentations]
     return Packed(np.frombuffer(b"".join(texts), np.uint8), np.concatenate([[0], np.cumsum([*map(len, texts)])]))
 
 
 def blob(rng: np.random.Generator, height: int, width: int) -> np.ndarray:
-    """A smooth random shape, which may touch the edges."""
+    """Smooth random shape, which may touch the edges."""
     noise = cv2.resize(rng.random((4, 4)), (width, height), interpolation=cv2.INTER_CUBIC)
     return np.asfortranarray((noise > 0.5).astype(np.uint8))
 
 
 def written(shape: np.ndarray, form: str) -> Any:
-    """A shape as a segmentation."""
+    """Segmentation of a shape as polygons, compressed runs or run lengths."""
     height, width = shape.shape
     if form == "polygons":
         outlines, _ = cv2.findContours(np.ascontiguousarray(shape), cv2.RETR_EXTERNAL, cv2.CHAIN_APPROX_NONE)
@@ -84,7 +84,7 @@ def test_masks_are_those_of_pycocotools(form: str) -> None:
         assert masks.lengths.tolist() == [count if number == row else 0 for number, count in enumerate(counts)]
         expected = [drawn(each, *sizes[row].tolist()) for each in segmentations[row]]
         np.testing.assert_array_equal(masks.own()[0], expected)
-        if form != "polygons":  # which run through the middle of pixels
+        if form != "polygons":  # polygons run through the middle of pixels
             np.testing.assert_array_equal(masks.own()[0], shapes[row])
 
 
@@ -109,7 +109,7 @@ def test_masks_take_the_nearest_pixels_as_torch_does() -> None:
                 found = interpolate(found, size=step.sizes[row].tolist(), mode="nearest")
             elif isinstance(step, Flips) and step.which[row]:
                 found = found.flip(3)
-        # torch computes places in float32, which may be a pixel off where they are whole numbers.
+        # torch computes offsets in float32, which may be one pixel off at whole numbers.
         assert np.mean(masks.own()[0][row] != found[0, 0].numpy()) < 0.005, row
 
 
@@ -150,7 +150,7 @@ def test_a_mask_is_where_its_pixels_are_and_goes_with_its_box(engine: EngineName
         seen, (mask,) = out[row, :, :, 0] > 127, masks[row : row + 1].own()[0] > 0
         overlaps.append((seen & mask).sum() / max(1, (seen | mask).sum()))
     assert len(overlaps) > SAMPLES * 0.8
-    assert np.mean(overlaps) > 0.87  # the nearest pixel of small shapes
+    assert np.mean(overlaps) > 0.87  # nearest-pixel masks of small shapes
     assert min(overlaps) > 0.7
 
 
@@ -231,7 +231,7 @@ def test_an_image_that_is_bad_is_told_once_and_a_text_must_fit_its_boxes() -> No
 
 
 def test_a_polygon_without_area_adds_nothing() -> None:
-    """pycocotools itself would take the four numbers for a box."""
+    """pycocotools would take the line's four numbers for a box."""
     line, triangle = [1.0, 1.0, 8.0, 8.0], [1.0, 1.0, 8.0, 1.0, 1.0, 8.0]
     sizes, rows = np.array([[9, 9]] * 3), np.ones(3, bool)
     texts = texts_of([[[line]], [[line, triangle]], [[triangle]]])

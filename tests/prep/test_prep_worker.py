@@ -1,4 +1,4 @@
-"""A prep worker is idle, or works for one feed: what it is engaged for it has as a whole, and nothing of before."""
+"""A prep worker is idle or works for one feed; a new engagement replaces everything of the previous one."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ SAMPLES, BLOCK = 20, 8
 
 @ray.remote(num_cpus=0)
 class Nobody:
-    """Stands for a feed's coordinator: as long as it is there, the feed's worker lives."""
+    """Stand-in for a feed's coordinator: the feed's worker lives as long as this actor."""
 
     def answer(self) -> None:
-        """It is up."""
+        """Return once the actor is up."""
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def order():
 
 @pytest.fixture
 def cache(dataset, order):
-    """A cache node that stands alone."""
+    """Cache node without other nodes."""
     made = CacheNodeActor.remote(dataset, order, cache_bytes=1 << 20, readahead_bytes=0)
     yield made
     ray.kill(made)
@@ -54,7 +54,7 @@ def cache(dataset, order):
 
 @pytest.fixture
 def worker(ray_clean, feed_name):
-    """An idle worker that the feed ``feed_name`` started."""
+    """Idle worker started by the feed ``feed_name``."""
     coordinator = Nobody.options(name=runtime.actor_name(feed_name), namespace=runtime.NAMESPACE).remote()
     ray.get(coordinator.answer.remote())
     made = PrepWorkerActor.options(max_concurrency=2).remote(config(feed_name))
@@ -64,7 +64,7 @@ def worker(ray_clean, feed_name):
 
 
 def config(feed: str, function=lambda image, rng: image) -> PrepConfig:
-    """Ends in a Map, whose function is another object in every process that it is sent to."""
+    """Config with a Map at the end, whose function is a different object in every process."""
     pipeline = T.Pipeline([T.DecodeImage(), T.Map(function)])
     return PrepConfig(feed=feed, pipeline=pipeline, engine="cpu", seed=3, threads=1, on_bad_sample="raise", prep_s=60.0)
 
@@ -75,7 +75,7 @@ def engage(worker, dataset, order, feed: str, **options) -> None:
 
 
 def place_on_its_node(worker, cache, dataset) -> BlockPart:
-    """Has the worker know a placement on its own node alone, and returns the part that each block is then."""
+    """Place all samples on the worker's own node, and return the part that every block then has."""
     node = ray.get(worker.location.remote()).node
     placement = place_samples([NodeWeight(node, 1 << 20)], num_samples=SAMPLES, lengths=dataset.lengths, version=1)
     ray.get(cache.update_placement.remote(PlacementUpdate(placement, None, {})))
@@ -103,7 +103,7 @@ def test_a_worker_that_is_engaged_anew_works_for_the_new_feed_only(worker, cache
     assert ray.get(worker.location.remote()).feed == "another"
     with pytest.raises(StateError, match=f"of feed '{feed_name}' was asked of a worker that works for 'another'"):
         ray.get(worker.prepare.remote(feed_name, PartRequest(1, part), ())[0])
-    with pytest.raises(StateError, match="version 1"):  # it was told to another feed
+    with pytest.raises(StateError, match="version 1"):  # sent for another feed
         ray.get(worker.prepare.remote("another", PartRequest(1, part), ())[0])
 
 
@@ -115,7 +115,7 @@ def test_a_worker_that_is_engaged_for_the_same_again_keeps_what_it_knows(worker,
 
 
 def test_a_block_that_fails_by_a_bad_sample_sends_no_images(worker, cache, dataset, order, feed_name):
-    """Images of any size lie in one memory, of which a slice without samples would still be all."""
+    """Images of any size share one memory, and even an empty slice would carry all its bytes."""
 
     def sometimes(image, rng):
         if rng.random() < 0.5:
@@ -160,7 +160,7 @@ def test_a_worker_that_is_busy_with_two_blocks_says_at_once_that_it_lives(
 
 
 def test_a_sample_that_was_bad_before_stays_out_and_keeps_its_reason(worker, cache, dataset, order, feed_name):
-    """It can be read now; consumers had the block without it."""
+    """The sample is readable now, but consumers received the block without it."""
     engage(worker, dataset, order, feed_name)
     part = place_on_its_node(worker, cache, dataset)
     bad = BadSample(int(order.sample_ids(1)[3]), "x.jpg", "reading failed: [Errno 5] Input/output error")

@@ -1,4 +1,4 @@
-"""The first samples of an epoch without a feed; `tests/service/test_boxes_of_trials.py` compares them with a feed's."""
+"""The first samples of an epoch without a feed. `tests/service/test_boxes_of_trials.py` compares them with a feed's."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_chance_follows_from_seed_and_epoch() -> None:
 
 @pytest.fixture
 def flawed(tmp_path: Path) -> mbaas.Dataset:
-    """Six images in one class; 2 is no image, 4 is gone, 5 has another size."""
+    """Six images in one class: 2 is not an image, 4 is deleted, 5 has another size."""
     folder = tmp_path / "class"
     folder.mkdir()
     for number in range(6):
@@ -67,7 +67,7 @@ def test_bad_samples_are_left_out_and_named(flawed: mbaas.Dataset) -> None:
 
 
 def test_nothing_but_bad_samples_is_an_error_that_names_one(flawed: mbaas.Dataset) -> None:
-    cut = T.Pipeline([T.DecodeImage(), T.CenterCrop(8)])  # makes one shape, so that no sample is decoded to learn it
+    cut = T.Pipeline([T.DecodeImage(), T.CenterCrop(8)])  # fixed output shape: no sample is decoded to find it
     for pipeline in (PIPELINE, cut):
         with pytest.raises(BadSampleError, match=r"2\.png: it is not JPEG"):
             first_samples(flawed.select(np.array([2])), pipeline, count=1)

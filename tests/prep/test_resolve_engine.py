@@ -1,4 +1,4 @@
-"""Which engine runs a pipeline."""
+"""The engine is chosen by the pipeline, the requested engine and the GPUs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Threads that share samples out: each once, and an error is told when nobody works any more."""
+"""Threads process each sample once and raise an error only after every thread has finished."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_each_sample_is_worked_on_once(threads: int) -> None:
 
 @pytest.mark.parametrize("threads", [1, 2])
 def test_an_error_is_raised_when_all_threads_are_done(threads: int) -> None:
-    """One thread raises at once, the other one is still at work then."""
+    """One thread raises at once, while the other is still at work."""
     crew, done = SampleThreads(threads), []
     failing = threading.Event()
 
@@ -30,7 +30,7 @@ def test_an_error_is_raised_when_all_threads_are_done(threads: int) -> None:
             failing.set()
             raise RuntimeError("a bug")
         assert failing.wait(10)
-        time.sleep(0.1)  # in which the call would return if it waited for nobody
+        time.sleep(0.1)  # a call that did not wait would return meanwhile
         done.append(number)
 
     with pytest.raises(RuntimeError, match="a bug"):

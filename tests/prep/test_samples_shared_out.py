@@ -1,4 +1,4 @@
-"""The dali engine and the cpu engine, each with its share of the samples of a block, at the same time."""
+"""The DALI engine and the cpu engine prepare their shares of a block's samples at the same time."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def shared(pipeline: T.Pipeline = CROP, **options: Any) -> Engine:
 
 
 def prepare(engine: Engine, raw: list[bytes], ids: NDArray[np.int64], epoch: int = 1) -> tuple[list[Any], list[Any]]:
-    """Return what is made of each sample, and the bad ones."""
+    """Return the value of each sample and the bad samples."""
     field = engine.field(raw[0], "first", {})
     out = np.full_like(field.empty(len(raw)), 77)
     made = engine.prepare(raw, ids, epoch, {}, out)
@@ -52,7 +52,7 @@ def prepare(engine: Engine, raw: list[bytes], ids: NDArray[np.int64], epoch: int
 @every_device
 @pytest.mark.parametrize("pipeline", [CROP, ANY_SIZE], ids=["one size", "any size"])
 def test_each_sample_is_what_its_engine_makes_of_it(jpegs, odd_files, pipeline, device_id):
-    """The engines differ by grey levels in nearly every photograph, so it shows which one made it."""
+    """The engines differ by grey levels in nearly every photograph, which shows the engine of each sample."""
     raw = [*jpegs * 6, *(raw for raw, _ in odd_files.values())]
     ids = np.arange(len(raw)) * 5 + 2
     options = {"threads": 3, "device_id": device_id}
@@ -69,11 +69,11 @@ def test_each_sample_is_what_its_engine_makes_of_it(jpegs, odd_files, pipeline, 
 
 @every_device
 def test_neither_company_nor_threads_nor_what_is_kept_matters_and_of_dalis_none_is_kept(jpegs, bad_files, device_id):
-    """Those that DALI refuses are left to the cpu engine, and kept by that."""
+    """Samples that DALI refuses are prepared and cached by the cpu engine."""
     raw = [*jpegs * 4, *(raw for raw, _ in bad_files.values())]
     kept = check_any_mix(lambda threads: shared(threads=threads, device_id=device_id), raw)
     assert {read_decoded(memoryview(container)).made_by for container in kept.values()} == {"cpu"}
-    expected = np.flatnonzero(~is_dalis(np.arange(20) * 7 + 3, 0)).tolist()  # by the ids of that function
+    expected = np.flatnonzero(~is_dalis(np.arange(20) * 7 + 3, 0)).tolist()  # ids as in check_any_mix
     assert [row for row in kept if row < 20] == expected
 
 
@@ -89,7 +89,7 @@ def test_bad_samples_of_both_are_found(jpegs, bad_files, device_id):
 
 
 def test_both_prepare_at_the_same_time(jpegs, monkeypatch):
-    """Each waits for the other to begin."""
+    """Each engine waits for the other to start."""
     begun = {"cpu": threading.Event(), "dali": threading.Event()}
 
     def meeting(own: str, other: str, work: Callable[..., Any]) -> Callable[..., Any]:
@@ -108,7 +108,7 @@ def test_both_prepare_at_the_same_time(jpegs, monkeypatch):
 
 @pytest.mark.parametrize("broken", [(CpuEngine, "_sample"), (GraphRuns, "_feed")], ids=["cpu", "dali"])
 def test_a_bug_in_either_is_raised_when_both_are_done(jpegs, monkeypatch, broken):
-    """Whoever goes on would write to memory that is used for something else by then."""
+    """By then the memory is reused, and an engine still at work would overwrite it."""
     done, make = [], CpuEngine.make
 
     def noted(*arguments: Any) -> None:
@@ -130,7 +130,7 @@ def test_a_bug_in_either_is_raised_when_both_are_done(jpegs, monkeypatch, broken
 
 
 def test_a_change_of_threads_is_one_of_both(jpegs):
-    """So many samples that no thread is done before all have begun: a pool starts none while one is idle."""
+    """A pool starts no thread while one is idle; 200 samples keep each thread busy until all have started."""
     engine, out = shared(), np.zeros((200, 96, 96, 3), np.uint8)
     engine.prepare(jpegs * 40, np.arange(200), 0, {}, out)
     expected = out.copy()

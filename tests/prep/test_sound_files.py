@@ -1,4 +1,4 @@
-"""Decoding of recordings: all that soundfile reads, with the same numbers, and some that it does not read."""
+"""Audio files decode to soundfile's numbers, and some decode that soundfile cannot read."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def encoded(sound: Any, format: str, subtype: str | None = None, **options: Any)
 
 
 def decoded(file: bytes, window: ArrayWindow | None = None, u: float = 0.4, **options: Any) -> NDArray[np.float32]:
-    """One channel of a recording, or a window of it, at its own rate."""
+    """Audio at the file's own sampling rate, whole or cropped by ``window``."""
     rate = soundfile.SoundFile(io.BytesIO(file)).samplerate
     decode = T.DecodeAudio(rate, **options)
     chance = np.full(1, u)
@@ -45,9 +45,9 @@ def refusal(file: bytes, **options: Any) -> str:
 
 
 def written() -> dict[str, bytes]:
-    """A recording of one channel in all formats and encodings that soundfile writes and reads again."""
+    """Mono noise in every format and encoding that soundfile can both write and read."""
     found = {}
-    # RAW has no header, and that of SD2 is in a file of its own, which writing makes in the current folder.
+    # RAW has no header. SD2 has it in a separate file, which is written to the current folder.
     for container in soundfile.available_formats().keys() - {"RAW", "SD2"}:
         for subtype in soundfile.available_subtypes(container):
             try:
@@ -69,12 +69,12 @@ def patched(file: bytes, at: int, value: bytes) -> bytes:
 
 
 def with_total(file: bytes, total: int) -> bytes:
-    """FLAC with another number of samples in its header: 36 bits."""
+    """FLAC with another sample count (36 bits) in its header."""
     return patched(file, 21, bytes([(file[21] & 0xF0) | total >> 32]) + (total & 0xFFFFFFFF).to_bytes(4, "big"))
 
 
 def sized(nbytes: int) -> bytes:
-    """A WAV file that was written to a pipe, whose header has a size from before the sound was known."""
+    """WAV as written to a pipe: its header has a size from before the length was known."""
     size = struct.pack("<I", nbytes)
     return patched(patched(WAV, 4, size), WAV.index(b"data") + 4, size)
 
@@ -112,11 +112,11 @@ def test_eight_channels_of_24_bits() -> None:
 
 @pytest.mark.parametrize("subtype", ["DWVW_16", "DWVW_24"])
 def test_encodings_that_libsndfile_reads_in_order_only(subtype: str) -> None:
-    """soundfile fails, as it goes to a place after each read."""
+    """soundfile fails because it seeks after each read."""
     np.testing.assert_allclose(decoded(encoded(NOISE[:, 0], "AIFF", subtype)), NOISE[:, 0], atol=1e-4)
 
 
-# ---- lengths that a header does not tell, or tells wrongly ----
+# ---- missing or wrong lengths in headers ----
 
 
 @pytest.mark.parametrize("before", [b"", ID3V2], ids=["", "ID3"])
@@ -137,7 +137,7 @@ def test_flac_that_has_less_than_its_header_claims_is_refused_with_both_numbers(
 
 
 def test_flac_that_is_read_only_in_order_has_its_windows_too() -> None:
-    """Its header tells a greatest block that is too small: libFLAC then finds no place."""
+    """Its header gives a maximum block size that is too small, so libFLAC cannot seek."""
     file = patched(FLAC, 8, struct.pack(">HH", 16, 16))
     with soundfile.SoundFile(io.BytesIO(file)) as opened, pytest.raises(soundfile.LibsndfileError):
         opened.seek(LENGTH - 1)
@@ -146,7 +146,7 @@ def test_flac_that_is_read_only_in_order_has_its_windows_too() -> None:
 
 
 def without_first_frame(file: bytes) -> bytes:
-    """MP3 without the frame that tells its length."""
+    """MP3 without the frame that contains its length."""
     return file[file.index(file[:2], 4) :]
 
 
@@ -155,7 +155,7 @@ def without_first_frame(file: bytes) -> bytes:
 )
 @pytest.mark.parametrize("mode", ["CONSTANT", "VARIABLE"])
 def test_mp3_that_does_not_tell_its_length_is_read_to_its_end(mode: str, around: tuple[bytes, bytes]) -> None:
-    """libsndfile estimates: too much where there is a tag with a picture, or where the sound begins quietly."""
+    """libsndfile overestimates the length if a tag contains a picture or the sound begins quietly."""
     sound = np.concatenate([np.zeros(40_000, np.float32), NOISE[:, 0]])
     bare = without_first_frame(encoded(sound, "MP3", bitrate_mode=mode, compression_level=0.5))
     file = around[0] + bare + around[1]
@@ -167,7 +167,7 @@ def test_mp3_that_does_not_tell_its_length_is_read_to_its_end(mode: str, around:
 def test_mp3_that_libsndfile_takes_for_shorter_is_read_to_its_end(
     before: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It begins with a noise, whose frames have more bytes than those of the silence after it."""
+    """The file begins with noise, whose frames have more bytes than the silent frames after it."""
     quiet = np.concatenate([NOISE[:, 0], np.zeros(100_000, np.float32)])
     whole = encoded(quiet, "MP3", bitrate_mode="VARIABLE", compression_level=0.5)
     bare = before + without_first_frame(whole)
@@ -175,19 +175,19 @@ def test_mp3_that_libsndfile_takes_for_shorter_is_read_to_its_end(
     made = decoded(bare)
     assert len(cut) < len(quiet) / 2 < len(quiet) <= len(made)
     np.testing.assert_array_equal(made[: len(cut)], cut)
-    padding = 1105  # samples of the encoder and the decoder, which the frame that is missing tells, too
+    padding = 1105  # samples of encoder and decoder delay, also stored in the missing frame
     np.testing.assert_allclose(made[padding:][: len(quiet)], decoded(whole)[: len(made) - padding], atol=1e-5)
     monkeypatch.setattr("mbaas.prep.sound._LONGER_TAG", 1)
     assert "libsndfile estimates from its first frame" in refusal(bare)
 
 
-# ---- what is no sound ----
+# ---- not sound ----
 
 
 def test_names_in_the_current_folder_are_no_part_of_a_recording(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """libsndfile looks there for the resource fork of a Sound Designer II file, before it takes a file for MPEG."""
+    """libsndfile searches it for the resource fork of a Sound Designer II file before it tries MPEG."""
     wanted, _ = soundfile.read(io.BytesIO(MP3), dtype="float32")
     (tmp_path / "folder/.AppleDouble").mkdir(parents=True)
     (tmp_path / "file").mkdir()
@@ -212,5 +212,5 @@ def test_a_recording_without_sound_is_refused_in_words(format: str, rate: int) -
 
 
 def test_flac_without_frames_has_no_sound() -> None:
-    header = patched(FLAC[:42], 4, b"\x80")  # the last block before the sound
+    header = patched(FLAC[:42], 4, b"\x80")  # STREAMINFO marked as the last metadata block
     assert refusal(with_total(header, 0)) == "it has no sound (0 samples)"

@@ -1,4 +1,4 @@
-"""Work that stands still says where."""
+"""The watchdog logs the stacks of all threads during a stall, and is silent otherwise."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mbaas.prep.stall_watchdog import StallWatchdog
 
 @pytest.fixture
 def log() -> Iterator[tuple[int, int]]:
-    """The ends of a pipe: to read from, without waiting, and to write to."""
+    """The non-blocking read end and the write end of a pipe."""
     ends = os.pipe()
     os.set_blocking(ends[0], False)
     yield ends
@@ -40,7 +40,7 @@ def test_work_that_takes_too_long_says_where_it_is(log: tuple[int, int]) -> None
 
 
 def test_work_in_another_thread_is_seen_too(log: tuple[int, int]) -> None:
-    """What ends here leaves the other in progress."""
+    """Work that ends in this thread leaves the other thread's work in progress."""
     watch, begun = StallWatchdog(0.2, fd=log[1]), threading.Event()
 
     def work() -> None:

@@ -1,4 +1,4 @@
-"""Pipelines of sound and arrays: what is refused, what is known before any sample is seen, and crops."""
+"""Pipelines of sound and arrays refuse invalid transforms, know shapes before the first sample, and crop evenly."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ PLAIN = Form("array")
 
 @pytest.mark.parametrize("length", [5, 8])
 def test_a_random_crop_is_at_every_place_equally_often(length: int) -> None:
-    """Of 1,000 numbers that lie evenly in [0, 1), each of the four places of a window gets a quarter: 250."""
+    """1,000 evenly spaced numbers in [0, 1): each of the four offsets of a window gets 250."""
     array = np.arange(1, length + 1)
     size = {5: 8, 8: 5}[length]
     crops = [tuple(T.RandomCrop(size).apply(array, np.array([u / 1000]), PLAIN).tolist()) for u in range(1000)]
@@ -175,7 +175,7 @@ def test_a_crop_without_chance_is_in_the_middle(length: int, wanted: list[int]) 
 
 
 def test_a_crop_pads_one_axis_and_cuts_another() -> None:
-    """[2, 4, 3] -> [3, 2, 3]: half of one is none in front, half of two is one; channels stay."""
+    """[2, 4, 3] -> [3, 2, 3]: half of 1 is 0 rows in front, half of 2 is 1 column; channels stay."""
     array = np.arange(24, dtype=np.int16).reshape(2, 4, 3)
     made = T.CropOrPad((3, 2)).apply(array, np.empty(0), PLAIN)
     np.testing.assert_array_equal(made, np.concatenate([array[:, 1:3], np.zeros((1, 2, 3))]))

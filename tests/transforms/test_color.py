@@ -1,4 +1,4 @@
-"""ColorJitter's factors and their order."""
+"""ColorJitter draws its factors and their order."""
 
 from __future__ import annotations
 

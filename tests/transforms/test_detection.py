@@ -1,4 +1,4 @@
-"""RandomIoUCrop and RandomZoomOut against torchvision's algorithms, written out for one image."""
+"""RandomIoUCrop and RandomZoomOut match torchvision's algorithms, written out for one image."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ IMAGES = 150
 
 
 def torchvision_iou_crop(crop: T.RandomIoUCrop, u: Any, height: int, width: int, boxes: np.ndarray) -> Any:
-    """torchvision's ``RandomIoUCrop.make_params`` for one image, whose numbers ``u(first, count)`` gives.
+    """torchvision's ``RandomIoUCrop.make_params`` for one image, with random numbers from ``u(first, count)``.
 
-    Returns (top, left, height, width) and which boxes have their centre in it, all if the image stays as it is.
+    Returns (top, left, height, width) and a mask of the boxes whose centre is inside, all if the image is unchanged.
     """
     trials, at = crop.trials, 0
     while at < 64 * (1 + 4 * trials):
@@ -55,7 +55,7 @@ def iou(a: Any, b: Any) -> float:
 
 
 def images_with_boxes() -> tuple[np.ndarray, BoxesNow]:
-    """Images from 1x1 on with up to nine boxes, of which some are large, some small, and some are gone already."""
+    """Images from 1x1 with up to nine boxes: large ones, small ones, and some already dropped."""
     rng = np.random.default_rng(2)
     sizes = rng.integers(1, 300, (IMAGES, 2))
     counts = rng.integers(0, 10, IMAGES)
@@ -95,7 +95,7 @@ def test_random_iou_crop_is_torchvisions_for_each_image(crop: T.RandomIoUCrop) -
 
 
 def test_a_crop_goes_by_the_boxes_where_they_are_then() -> None:
-    """After a mirror image the only box is at the right: a window that must be nearly all of it is there, too."""
+    """The only box is at the right once mirrored, and so is any window with an IoU of at least 0.6."""
     boxes = BoxesNow(np.array([[0.0, 0.0, 40.0, 100.0]] * 50), np.arange(50), np.ones(50, bool))
     crop = T.RandomIoUCrop(0.35, 1.0, 0.3, 1.0, sampler_options=(0.6,), trials=100)
     stages = [(1, T.RandomHorizontalFlip(1.0)), (2, crop)]

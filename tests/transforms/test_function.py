@@ -1,4 +1,4 @@
-"""Map: what it takes and what identifies a function."""
+"""Map validates its function and identifies it by its code and constants."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_code_constants_defaults_closure_and_state_all_count():
 
 
 def defined(body, constant):
-    """A function ``f`` of this module with the given body, as an edit of its source would make it."""
+    """Function ``f`` of this module with the given body, as after an edit of its source."""
     space = {"__name__": __name__, "CONSTANT": constant}
     exec(f"def f(image, rng):\n    return {body}", space)
     return space["f"]
@@ -120,7 +120,7 @@ def test_an_edit_inside_a_function_counts_and_a_global_it_reads_does_not():
 
 
 def test_a_function_that_uses_a_name_without_a_value_is_named():
-    """Python keeps such a name in an empty cell; its own error says "Cell is empty"."""
+    """Python keeps such a name in an empty cell; its own error is "Cell is empty"."""
 
     def brighter(image, rng):
         return image + later
@@ -151,7 +151,7 @@ def test_a_deterministic_function_is_another_transform_than_the_same_with_a_gene
 
 
 def test_what_is_left_out_changes_no_fingerprint():
-    """Fingerprints are in saved states: they stay as they were before there was ``deterministic``."""
+    """Saved states contain fingerprints, so they stay as they were before ``deterministic`` existed."""
     assert T.Map(brighten).identity() == T.Map(brighten, deterministic=False).identity()
     assert "deterministic" not in T.Map(brighten).identity() + repr(T.Map(brighten))
 

@@ -1,4 +1,4 @@
-"""Normalize on both sides, NumPy and torch."""
+"""Normalize gives the same numbers in NumPy and in torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pipelines: what is refused, how they read, and what identifies them."""
+"""Pipelines refuse invalid transforms, have readable representations, and are identified by fingerprints."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ print(T.Pipeline([T.DecodeImage(), T.Map(make(2))]).fingerprint)
 
 
 def test_fingerprints_are_the_same_in_every_process():
-    """Two Pythons with different hash seeds: sets iterate differently, fingerprints must not."""
+    """Two Pythons with different hash seeds iterate over sets in different orders."""
     runs = [
         subprocess.run(
             [sys.executable, "-c", PRINT_FINGERPRINTS],

@@ -1,4 +1,4 @@
-"""Spectrograms against other libraries' computation, and masks against torchaudio's algorithm."""
+"""Spectrograms match other libraries, and masks match torchaudio's algorithm."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def noise(*shape: int) -> np.ndarray:
 def test_a_mel_spectrogram_is_that_of_torch_and_of_transformers_filters(
     transform: T.MelSpectrogram, scale: str, norm: str | None
 ) -> None:
-    """The transform is torch's, the filters are those of `transformers.audio_utils`, which follows librosa."""
+    """Transform from torch, filters from `transformers.audio_utils`, which follows librosa."""
     from transformers.audio_utils import mel_filter_bank
 
     sound, n_fft = noise(7321), transform.n_fft
@@ -52,7 +52,7 @@ def test_a_mel_spectrogram_is_that_of_torch_and_of_transformers_filters(
 
 
 def test_a_long_recording_is_transformed_in_pieces() -> None:
-    """Of 2,251 frames each is what it is in a shorter piece, where the sound around it is the same."""
+    """Compares the 2,251 frames with shorter pieces of the same sound, except at their ends."""
     mels, sound = T.MelSpectrogram(n_fft=64, hop_length=16, n_mels=5, power=1.5), noise(36_000)
     whole = mels.apply(sound, NO_CHANCE, SOUND)
     assert whole.shape == (2251, 5)
@@ -71,7 +71,7 @@ def test_channels_are_transformed_apart_and_keep_their_axis() -> None:
 
 
 def test_a_tone_is_where_its_frequency_is() -> None:
-    """1 kHz is 1000 mel on HTK's scale: of 79 filters from 0 to 2840 mel, which are 35.5 apart, it is number 27."""
+    """1 kHz is 1000 mel on the HTK scale: number 27 of 79 filters from 0 to 2840 mel, which are 35.5 apart."""
     tone = np.sin(2 * np.pi * 1000 * np.arange(RATE) / RATE).astype(np.float32)
     made = T.MelSpectrogram(n_fft=2048, n_mels=79).apply(tone, NO_CHANCE, SOUND)
     assert set(made[2:-2].argmax(axis=1).tolist()) == {27}
@@ -96,7 +96,7 @@ def test_what_is_no_such_sound_does_not_fit(array: np.ndarray, form: Form, says:
 
 
 def test_decibels_are_those_of_torchaudio() -> None:
-    """10 * log10(x) of powers, 20 of magnitudes; silence is -100 and -200; top_db counts from the loudest."""
+    """10 * log10(x) for powers, 20 for magnitudes; silence is -100 and -200; top_db counts from the loudest value."""
     power = np.array([[1.0, 100.0], [1e-3, 0.0]], np.float32)
     np.testing.assert_allclose(
         T.AmplitudeToDB().apply(power, NO_CHANCE, SPECTROGRAM), [[0, 20], [-30, -100]], atol=1e-5
@@ -109,7 +109,7 @@ def test_decibels_are_those_of_torchaudio() -> None:
 
 
 def torchaudio_masks(array: np.ndarray, u: np.ndarray, spec: T.SpecAugment) -> np.ndarray:
-    """What `torchaudio.functional.mask_along_axis` does, mask by mask, with these random numbers."""
+    """`torchaudio.functional.mask_along_axis`, mask by mask, with the given random numbers."""
     masked, value = torch.from_numpy(array.copy()), 0.0 if spec.zero_masking else float(array.mean())
     axes = [0] * spec.n_time_masks + [array.ndim - 1] * spec.n_freq_masks
     for axis, (wide, place) in zip(axes, u.reshape(-1, 2).tolist(), strict=True):

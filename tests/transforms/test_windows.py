@@ -1,6 +1,4 @@
-"""Crops and sizes: the arithmetic of RandomResizedCrop, Resize and CenterCrop against torchvision's, written
-out.
-"""
+"""RandomResizedCrop, Resize and CenterCrop compute the windows and sizes of torchvision's formulas."""
 
 from __future__ import annotations
 
@@ -21,7 +19,7 @@ def drawn(transform, heights, widths, seed=0):
 
 
 def torchvision_crop(u, height, width, scale, ratio):
-    """torchvision's ``RandomResizedCrop.get_params`` for one image, with the random numbers given."""
+    """torchvision's ``RandomResizedCrop.get_params`` for one image, with the given random numbers."""
     areas, ratios, (anchor_y, anchor_x) = u[:10], u[10:20], u[20:]
     for k in range(10):
         target = height * width * (scale[0] + (scale[1] - scale[0]) * areas[k])
@@ -40,7 +38,7 @@ def torchvision_crop(u, height, width, scale, ratio):
 
 @pytest.mark.parametrize(("scale", "ratio"), [((0.08, 1.0), (3 / 4, 4 / 3)), ((0.9, 1.0), (0.1, 0.3))])
 def test_random_resized_crop_is_torchvisions_for_each_image(scale, ratio):
-    """Sizes include 1x1 and slivers, where all ten attempts fail and the fallback decides."""
+    """Sizes include 1x1 and slivers, for which all ten attempts fail and the fallback decides."""
     rng = np.random.default_rng(0)
     heights, widths = rng.integers(1, 700, (2, 500))
     heights[:40], widths[20:60] = 1, 1
@@ -59,9 +57,7 @@ def test_the_fallback_is_really_reached():
 
 
 def test_random_resized_crop_is_uniform_in_area_and_log_ratio():
-    """Over 20,000 images of 1000x1000: quartiles of area in [0.08, 0.5] and log ratio, both within one per
-    cent.
-    """
+    """Quartiles of area in [0.08, 0.5] and of log ratio, over 20,000 images of 1000x1000, within one per cent."""
     n = 20_000
     crop = T.RandomResizedCrop(8, scale=(0.08, 0.5))
     boxes = crop.windows(drawn(crop, [1000] * n, [1000] * n)).boxes
@@ -93,7 +89,7 @@ def test_resize_keeps_the_aspect_ratio_of_one_integer(size, image, result):
 
 
 def torchvision_center(image, crop):
-    """First pixel of torchvision's ``center_crop`` along one axis; negative where it pads."""
+    """First pixel of torchvision's ``center_crop`` along one axis; negative if it pads."""
     return -((crop - image) // 2) if crop > image else round((image - crop) / 2.0)
 
 
