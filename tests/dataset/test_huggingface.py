@@ -280,7 +280,7 @@ class Counted(LocalFileSystem):  # type: ignore[misc]
 
 
 def test_of_large_images_only_their_places_are_read(tmp_path: Path) -> None:
-    """Reads three buffers of 16 KiB in 2 MB: one at each of two record batches, and one after the last."""
+    """Only three buffers of 16 KiB of the 2 MB are read: one at each of two record batches, and one after the last."""
     large = [np.random.default_rng(row).bytes(100_000) for row in range(20)]
     theirs = datasets.Dataset.from_dict({"image": large, "label": [*range(20)]})
     theirs.save_to_disk(tmp_path / "in")

@@ -1,4 +1,4 @@
-"""`read_images` lists all images of a tree in a fixed order, and names the cause when it cannot."""
+"""`read_images` lists the images of a tree in the order of torchvision, and reports why a tree cannot be listed."""
 
 from __future__ import annotations
 

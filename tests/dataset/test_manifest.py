@@ -131,7 +131,7 @@ def test_lists_that_are_not_equally_long_are_packed(folder: Path, ending: str) -
 
 
 def test_parts_and_joined_datasets_have_lists_that_are_not_equally_long(folder: Path) -> None:
-    """A part's longest list bounds its field. Filters may use list fields."""
+    """A field's maximum length is the longest list in its own part. Filters may use list fields."""
     tokens = [[7], [], [8, 9]]
     rows = [{"uri": "a/1.png", "age": age, "tokens": each} for age, each in enumerate(tokens)]
     data = read_manifest(written(folder, ".jsonl", rows))

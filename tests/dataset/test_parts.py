@@ -54,7 +54,7 @@ def tree(folder: Path) -> Dataset:
 
 
 def joined(folder: Path) -> Dataset:
-    """Datasets on two file systems with different roots, concatenated."""
+    """A concatenation of datasets on two file systems with different roots."""
     here = manifest(folder)
     elsewhere = SubTreeFileSystem(str(folder), LocalFileSystem())
     return concat([here, read_manifest("all.parquet", label="kind", filesystem=elsewhere), here.take(7)])
@@ -160,7 +160,7 @@ def test_which_samples_are_drawn_never_changes() -> None:
 
 
 def test_a_split_is_random_and_has_nothing_to_do_with_an_epochs_order() -> None:
-    """2,500 of the first 5,000 samples are in the first half, to within six standard deviations (6 x 25 = 150)."""
+    """Half of 10,000: 2,500 of the first 5,000 are drawn, to within six standard deviations (6 x 25 = 150)."""
     assert abs(int(drawn(10_000, 0.5, 0)[:5_000].sum()) - 2_500) < 150
     epoch = SampleOrder(10_000, 0, 64).samples_at(Shuffle(0), 0, 5_000)
     assert abs(int(drawn(10_000, 0.5, 0)[epoch].sum()) - 2_500) < 150

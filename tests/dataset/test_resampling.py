@@ -57,7 +57,7 @@ def test_each_sample_is_drawn_as_often_as_is_expected_but_for_rounding(
 
 
 def test_on_average_it_is_drawn_as_often_as_is_expected() -> None:
-    """Three draws give the four samples 1.8, 0.6, 0.6 and 0 on average: 4,000 seeds, within five standard errors."""
+    """Three draws give the samples 1.8, 0.6, 0.6 and 0 on average: over 4,000 seeds, within five standard errors."""
     weights = np.array([3.0, 1.0, 1.0, 0.0])
     times = np.array([np.bincount(drawn_by_weight(weights, 3, seed) % 4, minlength=4) for seed in range(4000)])
     np.testing.assert_allclose(times.mean(axis=0), [1.8, 0.6, 0.6, 0.0], atol=5 * 0.5 / 4000**0.5)
@@ -121,7 +121,7 @@ def test_a_dataset_has_what_was_drawn(data: Dataset) -> None:
 
 
 def test_classes_come_equally_often(data: Dataset) -> None:
-    """33 or 34 of 100 draws per class: one of 80 owls at most once, one of 16 ants two or three times."""
+    """100 draws are 33 or 34 per class: each of 80 owls at most once, each of 16 ants two or three times."""
     for seed in range(20):
         part = data.balanced(samples=100, seed=seed, each_epoch=False)
         assert sorted(np.bincount(part.labels(np.arange(100))).tolist()) == [33, 33, 34]

@@ -241,7 +241,7 @@ def test_storage_that_is_back_after_30_s_has_its_sample_read() -> None:
 
 
 class Outage:
-    """An endless list of errors, empty from a given time on."""
+    """Stands for a list of errors that becomes empty at a given time."""
 
     def __init__(self, world: World, until: float) -> None:
         self.world, self.until = world, until

@@ -61,7 +61,7 @@ def packed(path: Path, members: dict[str, bytes], kind: int = tarfile.DEFAULT_FO
 
 
 def by_webdataset(*shards: Path) -> list[Sample]:
-    """All samples as the package reads them, not decoded. Its public functions would leave files open."""
+    """All samples as webdataset reads them, not decoded. The public functions of webdataset leave files open."""
     found: list[Sample] = []
     for shard in shards:
         with shard.open("rb") as stream:

@@ -1,6 +1,7 @@
 """Small generated data, under the names that the programs of the documentation read.
 
-The folders ``bucket`` and ``shared`` replace ``s3://bucket`` and ``/shared``: see `INSTEAD`.
+`for_guide` and the like each write the data of one page. The folders ``bucket`` and ``shared`` replace
+``s3://bucket`` and ``/shared``: see `INSTEAD`.
 """
 
 from __future__ import annotations
@@ -85,7 +86,6 @@ def write_coco(file: Path, images: Path, samples: int = 12) -> None:
 
 
 def for_guide(here: Path) -> None:
-    """Write the data of docs/guide.md."""
     for name in ("bucket", "shared"):
         (here / name).mkdir()
     write_classes(here / "train")
@@ -113,13 +113,12 @@ def for_guide(here: Path) -> None:
 
 
 def for_detection(here: Path) -> None:
-    """Write the data of docs/detection.md."""
     write_coco(here / "annotations" / "instances_train2017.json", here / "train2017")
     write_coco(here / "instances.json", here / "images")
 
 
 def for_sound(here: Path) -> None:
-    """Write the data of docs/sound.md: noise of 0.5 to 2 s."""
+    """Write noise of 0.5 to 2 s."""
     for number in range(20):
         noise = np.random.default_rng(number).normal(0, 0.1, 8000 * (1 + number % 4))
         for file in (
@@ -131,7 +130,6 @@ def for_sound(here: Path) -> None:
 
 
 def for_arrays(here: Path) -> None:
-    """Write the data of docs/arrays.md."""
     for number in range(2):
         for name, array in (
             (f"scans/{SPECIES[number]}/{number}", np.zeros((70, 66, 64), np.float32)),

@@ -1,4 +1,4 @@
-"""The command accepts every mbaas and benchmark command line on a page, and mbaas commands without a cluster run."""
+"""Command lines of mbaas and its benchmarks on pages are valid, and mbaas commands that need no cluster run."""
 
 from __future__ import annotations
 

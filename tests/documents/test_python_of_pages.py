@@ -226,7 +226,7 @@ SHOWN = {
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """An empty working directory on a machine of two CPUs; stops all feeds after the test."""
+    """An empty working directory on a simulated machine with two CPUs; all feeds are stopped after the test."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(runtime, "cpus", lambda: 2)
     monkeypatch.syspath_prepend(ROOT / "examples")

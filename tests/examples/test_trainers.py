@@ -82,7 +82,7 @@ def test_lightning_resumes(cluster: str) -> None:
 @pytest.mark.long
 @pytest.mark.timeout(LONG_LIMIT_S + 10)
 def test_lightning_in_ray_train_resumes() -> None:
-    """It takes long, because each of its two runs starts two processes that import all of Lightning."""
+    """Slow, because each of its two runs starts two processes that import all of Lightning."""
     out = run("train_ray_lightning.py", limit_s=LONG_LIMIT_S)
     ends = re.findall(r"after (\d) epochs: ([\d.]+)% right, epochs that were not exact: 0$", out, re.MULTILINE)
     assert [epochs for epochs, _ in ends] == ["3", "5"]

@@ -55,7 +55,7 @@ def test_workers_of_a_dataloader_cannot_read_it_and_it_goes_on_by_itself(trainin
 
 
 def test_minibatches_cannot_be_had_by_number(training):
-    """A DataLoader indexes a loader where every join used format="numpy": torch does not recognize loaders there."""
+    """After joins with format="numpy" only, torch does not recognize a loader, so a DataLoader indexes it by number."""
     with join(training, "numbered", format="numpy") as loader:
         with pytest.raises(
             mbaas.ConfigError, match='not by number, got 0: iterate over it, or join with format="torch"'
