@@ -1,4 +1,4 @@
-"""What a dataset has: the bytes of its samples and the values of their fields."""
+"""Helpers that read all samples and all field values of a dataset."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from mbaas.dataset import Dataset
 
 
 def content(data: Dataset) -> list[bytes]:
-    """Read all samples."""
     reader, found = data.reader(), []
     for sample, length in enumerate(data.lengths(np.arange(len(data))).tolist()):
         buffer = np.empty(length, np.uint8)
@@ -20,5 +19,5 @@ def content(data: Dataset) -> list[bytes]:
 
 
 def values(data: Dataset) -> dict[str, list[Any]]:
-    """Return the values of all fields, of which none differs in length."""
+    """Return the values of all fields, which must have fixed shapes."""
     return {name: array.tolist() for name, array in data.values(np.arange(len(data))).items()}

@@ -1,4 +1,4 @@
-"""A tree of image files without any file system behind it."""
+"""A generated tree of image files, without files on disk."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ NAME_BYTES = len("c00000012/c00000012_00000123.JPEG")
 
 
 class GeneratedTree(FSSpecHandler):  # type: ignore[misc]
-    """A file system that makes up its files when asked to list them."""
+    """File system that generates its files when they are listed."""
 
     def __init__(self, num_images: int) -> None:
         self.num_classes = num_images // IMAGES_PER_CLASS

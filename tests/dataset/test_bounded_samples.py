@@ -1,4 +1,4 @@
-"""Files that are too large to be samples: bad before anybody takes memory for them."""
+"""Files that are too large for a sample are bad samples, and no memory is allocated for them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HUGE_BYTES = 64 << 30
 
 @pytest.fixture
 def data(tmp_path: Path) -> Dataset:
-    """Five files, the third of which is a hole of 64 GiB."""
+    """Five files; the third is sparse, with a length of 64 GiB."""
     (tmp_path / "class").mkdir()
     for number in range(5):
         (tmp_path / "class" / f"{number}.png").write_bytes(bytes([number]) * (10 + number))

@@ -1,4 +1,4 @@
-"""Columns of texts as fields: numbers that stand for the distinct texts, whatever becomes of the dataset."""
+"""String columns become integer-encoded fields, and their categories survive every operation on the dataset."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_parts_pickles_and_draws_keep_what_numbers_stand_for(data: Dataset) -> N
 
 
 def test_numbers_that_stand_for_other_texts_are_another_dataset(data: Dataset, tmp_path: Path) -> None:
-    """Both have the numbers 2, 0, 3, 0, 2, 1."""
+    """Both datasets have the numbers 2, 0, 3, 0, 2, 1."""
     other = read_manifest(table_of(tmp_path, ["x", "a", "y", "a", "x", "b"]), fields=["coat", "age"])
     assert other.values(np.arange(6))["coat"].tolist() == NUMBERS
     assert other.fingerprint != data.fingerprint

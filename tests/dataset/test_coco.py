@@ -1,4 +1,4 @@
-"""COCO's annotations, field by field as pycocotools reads them, and what is wrong with files that cannot be."""
+"""COCO annotations are read field by field as pycocotools reads them, and invalid files are refused with a reason."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't
 
 
 def described() -> dict[str, Any]:
-    """A file as COCO's are: ids with gaps in no order, images without objects, crowds, key points of some objects."""
+    """Contents of a COCO file: unordered ids with gaps, images without objects, crowds, key points for some objects."""
     rng = np.random.default_rng(0)
     ids = (rng.permutation(IMAGES) * 1_000_003 + 139).tolist()
     images = [
@@ -68,7 +68,7 @@ def described() -> dict[str, Any]:
 
 
 def written(folder: Path, said: Any, *, indent: int | None = None) -> Path:
-    """A file and its images, whose bytes are their names."""
+    """Write the file and its images; the bytes of each image are its name."""
     for image in said["images"]:
         path = folder / "images" / image["file_name"]
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -175,7 +175,7 @@ def test_by_default_all_is_there_but_segmentations(tmp_path: Path) -> None:
 
 
 def test_what_pycocotools_writes_itself_is_read(tmp_path: Path) -> None:
-    """The results of a model, which `loadRes` gives boxes and areas; their run lengths are compressed."""
+    """Model results: `loadRes` adds boxes and areas, and the run lengths are compressed."""
     import pycocotools.mask
 
     path = written(tmp_path, described())
@@ -238,7 +238,7 @@ def test_a_dataset_of_coco_travels_and_is_kept_in_a_listing(tmp_path: Path) -> N
     options: dict[str, Any] = {"fields": ALL, "listing": listing}
     data = read_coco(path, tmp_path / "images", **options)
     (tmp_path / "images/0").rename(tmp_path / "gone")
-    again = read_coco(path, tmp_path / "images", **options)  # nothing is looked for
+    again = read_coco(path, tmp_path / "images", **options)  # reads the listing and checks no image
     sent = pickle.loads(pickle.dumps(data, protocol=5))
     for other in (again, sent):
         assert other.fingerprint == data.fingerprint
@@ -464,7 +464,7 @@ def test_fields_that_there_are_not_are_named(tmp_path: Path) -> None:
 
 
 def test_a_pipeline_takes_its_fields() -> None:
-    """The names and forms that transforms expect by default."""
+    """Field names and shapes match the defaults of the transforms."""
     fields = tuple(Field(name, shape, kind, 9) for name, shape, kind in [
         ("boxes", (None, 4), "float32"), ("labels", (None,), "int64"), ("keypoints", (None, 17, 3), "float32"),
         ("segmentation", (None,), "uint8"),

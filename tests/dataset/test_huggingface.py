@@ -1,4 +1,4 @@
-"""Datasets of Hugging Face: each image and each field is what the package `datasets` itself reads, wherever it lies."""
+"""Hugging Face datasets are read as the package `datasets` reads them, field by field, wherever they are stored."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def in_memory(rows: int = ROWS, features: datasets.Features = FEATURES) -> datas
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Saved in two files, of record batches of 30 rows."""
+    """A dataset saved in two files, with record batches of 30 rows."""
     top = tmp_path_factory.mktemp("saved") / "all"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(datasets.config, "DEFAULT_MAX_BATCH_SIZE", 30)
@@ -70,7 +70,7 @@ def saved(folder: Path) -> datasets.Dataset:
 
 
 def check(data: Any, wanted: datasets.Dataset, fields: tuple[str, ...] = ()) -> None:
-    """Compare a dataset with what the package reads, row by row and field by field."""
+    """Compare a dataset with the package's, row by row and field by field."""
     flat = wanted.flatten()
     assert content(data) == list(flat["image.bytes"])
     values = data.values(np.arange(len(data)))
@@ -259,7 +259,7 @@ def test_it_is_unpacked_once_and_again_when_something_changed(tmp_path: Path) ->
 
 
 class Counted(LocalFileSystem):  # type: ignore[misc]
-    """The local file system; counts the bytes that are read."""
+    """Local file system that counts the bytes read."""
 
     taken = 0
 
@@ -280,7 +280,7 @@ class Counted(LocalFileSystem):  # type: ignore[misc]
 
 
 def test_of_large_images_only_their_places_are_read(tmp_path: Path) -> None:
-    """2 MB, of which one buffer of 16 KiB is read at each of two record batches, and another at what comes behind."""
+    """Only three buffers of 16 KiB of the 2 MB are read: one at each of two record batches, and one after the last."""
     large = [np.random.default_rng(row).bytes(100_000) for row in range(20)]
     theirs = datasets.Dataset.from_dict({"image": large, "label": [*range(20)]})
     theirs.save_to_disk(tmp_path / "in")
@@ -296,7 +296,7 @@ def test_what_was_kept_is_read_until_a_file_changes(tmp_path: Path, monkeypatch:
     kept = tmp_path / "kept.parquet"
     first = read_huggingface(tmp_path / "in", listing=kept)
     with monkeypatch.context() as patch:
-        patch.setattr("mbaas.dataset.huggingface.placed", None)  # nothing is looked for
+        patch.setattr("mbaas.dataset.huggingface.placed", None)  # image offsets are not searched again
         again = read_huggingface(tmp_path / "in", listing=kept)
     check(again, in_memory())
     assert (again.fingerprint, again.uri(3)) == (first.fingerprint, first.uri(3))
@@ -395,7 +395,7 @@ def test_folders_that_nobody_saved_are_named(tmp_path: Path, folder: Path) -> No
 
 
 def test_every_cut_of_a_file_is_refused(tmp_path: Path) -> None:
-    """Other damage is what `benchmarks/fuzz` looks into."""
+    """`benchmarks/fuzz` covers other damage."""
     in_memory(5).save_to_disk(tmp_path)
     (file,) = tmp_path.glob("*.arrow")
     whole = file.read_bytes()
@@ -406,7 +406,7 @@ def test_every_cut_of_a_file_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_message_that_leads_back_to_itself_is_refused(tmp_path: Path) -> None:
-    """Wherever in the metadata of the first batch the length of its body stands."""
+    """The body length is somewhere in the metadata of the first batch, so every offset is tried."""
     in_memory(5).save_to_disk(tmp_path)
     (file,) = tmp_path.glob("*.arrow")
     whole = file.read_bytes()

@@ -1,4 +1,4 @@
-"""A listing that is kept in a file: read instead of listing, and refused unless it is what it says."""
+"""A listing stored in a file replaces a new listing; a damaged one, or one of another dataset, is refused."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Change = Callable[[pa.Table, dict[str, Any]], pa.Table]
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """Three images of two classes; a name with a line break and one that is no ASCII."""
+    """Three images of two classes; one name contains a line break and a non-ASCII letter."""
     for name in ("cat/1.jpg", "cat/å\n.jpg", "dog/3.png"):
         path = tmp_path / "tree" / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -54,7 +54,7 @@ def test_what_was_kept_is_what_was_listed(tree: Path, listing: Path, named: str)
 
 
 def test_nothing_is_listed_again(tree: Path, listing: Path) -> None:
-    """Not even that the root is there is looked at: what is gone is a bad sample."""
+    """Not even the root is checked; a missing file is a bad sample when it is read."""
     read_images(tree, listing=listing)
     shutil.rmtree(tree / "dog")
     data = read_images(tree, listing=listing)
@@ -122,7 +122,7 @@ def test_a_column_whose_name_is_no_text_is_none_of_ours(tree: Path, listing: Pat
 
 
 def test_a_large_listing_is_one_chunk_of_each_column(listing: Path) -> None:
-    """Rows are found in constant time: Parquet gives a chunk for each of its row groups."""
+    """Finding a row takes constant time only in one chunk; Parquet returns one chunk per row group."""
     tree = pa.fs.PyFileSystem(GeneratedTree(2_000))
     listed = read_images("tree", filesystem=tree)
     assert everything(read_images("tree", filesystem=tree, listing=listing)) == everything(listed)

@@ -1,4 +1,4 @@
-"""What `read_images` finds, in which order, and what it says when it cannot."""
+"""`read_images` lists the images of a tree in the order of torchvision, and reports why a tree cannot be listed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from mbaas.errors import ConfigError, DatasetError
 
 
 def grow(root: Path, *names: str) -> Path:
-    """Makes files below a folder, each as long as its name; a name that ends in / is a folder."""
+    """Create files below a folder, each as long as its name; a name that ends in / is a folder."""
     for name in names:
         path = root / name
         if name.endswith("/"):
@@ -43,7 +43,7 @@ def grow(root: Path, *names: str) -> Path:
 
 
 def listed(uri: str | Path, **options: Any) -> list[tuple[str, int]]:
-    """(name below the root, label) of each image."""
+    """(name relative to the root, label) of each image."""
     data = read_images(uri, **options)
     assert isinstance(data, TableDataset)
     return list(zip(data.table["uri"].to_pylist(), data.table["label"].to_pylist(), strict=True))
@@ -66,7 +66,7 @@ def test_folders_are_classes_and_images_lie_at_any_depth_below(tmp_path: Path) -
 
 
 def image_folder(root: Path) -> list[tuple[str, int]]:
-    """The walk of torchvision.datasets.folder.make_dataset (0.20), names below the root."""
+    """The walk of torchvision.datasets.folder.make_dataset (0.20), with names relative to the root."""
     found = []
     for label, name in enumerate(sorted(entry.name for entry in os.scandir(root) if entry.is_dir())):
         for folder, _, files in sorted(os.walk(root / name, followlinks=True)):
@@ -89,7 +89,7 @@ def test_the_order_is_that_of_torchvisions_image_folder(
 
 
 def test_the_order_of_sub_folders_is_that_of_their_whole_paths(tmp_path: Path) -> None:
-    """'-' sorts before '/': b-c comes before b/d, though b comes first of all."""
+    """'-' sorts before '/', so b-c precedes b/d, although b itself is first."""
     grow(tmp_path, "x/b/d/1.jpg", "x/b-c/1.jpg", "x/b/1.jpg", "x/z.jpg")
     assert [name for name, _ in listed(tmp_path)] == ["x/z.jpg", "x/b/1.jpg", "x/b-c/1.jpg", "x/b/d/1.jpg"]
 
@@ -133,7 +133,7 @@ def test_links_are_followed_and_those_that_lead_nowhere_are_left_out(tmp_path: P
 
 
 def test_links_that_run_in_a_circle_are_listed_once(tmp_path: Path) -> None:
-    """Followed as far as the kernel follows them, these make 3^40 paths, and dogs are cats."""
+    """Followed to the kernel's limit of 40, these links make 3^40 paths, and dogs are also listed as cats."""
     grow(tmp_path, "tree/cat/1.jpg", "tree/cat/in/2.jpg", "tree/dog/3.jpg")
     for name in ("up", "in/up", "in/to-itself"):
         (tmp_path / "tree/cat" / name).symlink_to(tmp_path / "tree")
@@ -141,7 +141,7 @@ def test_links_that_run_in_a_circle_are_listed_once(tmp_path: Path) -> None:
 
 
 def test_links_that_multiply_are_an_error_and_no_wait(tmp_path: Path) -> None:
-    """Thirty folders, each with two links to the next: a billion paths, none of which is a circle."""
+    """Thirty folders, each with two links to the next, make 2^30 paths (a billion) without a circle."""
     grow(tmp_path, "tree/cat/1.jpg", *(f"far/{depth}/" for depth in range(31)))
     for depth in range(30):
         for link in ("a", "b"):
@@ -166,7 +166,7 @@ def test_an_empty_file_is_a_sample_of_length_zero(tmp_path: Path) -> None:
 
 
 def filesystems(root: Path) -> list[tuple[str, FileSystem | None]]:
-    """Ways to write where a tree is."""
+    """Equivalent (URI, file system) pairs for one tree."""
     return [
         (f"{root}/", None),
         (root.as_uri(), None),
@@ -283,7 +283,7 @@ def test_of_many_classes_without_images_five_are_named(tmp_path: Path) -> None:
 
 
 class Troubled(FSSpecHandler):  # type: ignore[misc]
-    """Local files behind a file system that fails at the folder called `where`."""
+    """Local file system that fails to list the folder `where`."""
 
     def __init__(self, where: str, error: Exception) -> None:
         super().__init__(FsspecLocal())
@@ -313,7 +313,7 @@ def test_a_folder_that_cannot_be_listed_is_named_with_the_cause(tmp_path: Path) 
 
 
 def test_an_image_whose_name_is_not_utf_8_is_left_out_with_a_warning(tmp_path: Path) -> None:
-    """It alone: the folder's other images, and files that are no images, are as ever."""
+    """Other images of the folder are listed, and other files cause no warning."""
     grow(tmp_path, "cat/1.jpg", "cat/old/2.jpg", "dog/3.jpg")
     for name in (b"/cat/caf\xe9.JPG", b"/cat/old/\xff.jpg", b"/cat/\xe9.txt", b"/\xe9.jpg"):
         Path(os.fsdecode(os.fsencode(tmp_path) + name)).touch()
@@ -336,7 +336,7 @@ def test_images_in_a_folder_whose_name_is_not_utf_8_are_left_out_with_a_warning(
 
 
 def test_a_class_whose_name_is_not_utf_8_is_refused(tmp_path: Path) -> None:
-    """To leave it out would shift the labels of the classes after it."""
+    """Leaving it out would shift the labels of later classes."""
     grow(tmp_path, "cat/1.jpg")
     Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9")).mkdir()
     message = refusal(tmp_path)

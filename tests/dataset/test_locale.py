@@ -1,4 +1,4 @@
-"""Names with accents where the locale is not UTF-8: found and read as where it is, under the same names."""
+"""Names with accents are found and read in a non-UTF-8 locale, under the same names as in a UTF-8 one."""
 
 from __future__ import annotations
 

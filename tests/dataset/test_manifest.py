@@ -1,4 +1,4 @@
-"""Manifests: tables of files, as CSV, JSON lines and Parquet, and what is wrong with those that cannot be."""
+"""Manifests (tables of files as CSV, JSON lines and Parquet) are read, and invalid ones are refused with a reason."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def written(folder: Path, ending: str, rows: list[dict[str, Any]] = ROWS) -> Pat
 
 @pytest.mark.parametrize("ending", [".csv", ".jsonl", ".ndjson", ".json", ".parquet"])
 def test_columns_of_numbers_are_fields_and_a_label_of_text_has_classes(folder: Path, ending: str) -> None:
-    """A file that two rows name is two samples. Lists, which CSV has not, become arrays."""
+    """A file named in two rows is two samples. Lists become arrays, except in CSV, which has no lists."""
     data = read_manifest(written(folder, ending), label="kind")
     assert (len(data), data.class_names) == (3, ("ant", "cat", "dog"))
     numbers = [Field("label", (), "int64"), Field("age", (), "int64"), Field("weight", (), "float64")]
@@ -115,7 +115,7 @@ def test_a_pickle_has_the_same_values_and_a_copy_elsewhere_the_same_fingerprint(
 
 @pytest.mark.parametrize("ending", [".jsonl", ".parquet"])
 def test_lists_that_are_not_equally_long_are_packed(folder: Path, ending: str) -> None:
-    """Boxes, none in the last image, and tokens; a copy that was pickled has them, too, also of a part of a table."""
+    """Boxes (none in the last image) and tokens, before and after pickling."""
     boxes = [[[0.5, 1.0, 2.0, 3.0]], [[1.0, 1.0, 2.0, 2.0], [0.0, 0.0, 4.0, 4.0]], []]
     tokens = [[7], [], [8, 9]]
     rows = [{"uri": "a/1.png", "boxes": box, "tokens": token} for box, token in zip(boxes, tokens, strict=True)]
@@ -131,7 +131,7 @@ def test_lists_that_are_not_equally_long_are_packed(folder: Path, ending: str) -
 
 
 def test_parts_and_joined_datasets_have_lists_that_are_not_equally_long(folder: Path) -> None:
-    """Each is as long as its own longest list; a filter may name them."""
+    """A field's maximum length is the longest list in its own part. Filters may use list fields."""
     tokens = [[7], [], [8, 9]]
     rows = [{"uri": "a/1.png", "age": age, "tokens": each} for age, each in enumerate(tokens)]
     data = read_manifest(written(folder, ".jsonl", rows))
@@ -155,7 +155,7 @@ def test_images_that_are_listed_or_named_are_the_same_dataset(folder: Path) -> N
 
 @pytest.mark.parametrize("absolute", [False, True])
 def test_files_may_lie_elsewhere_and_lengths_be_known(folder: Path, tmp_path: Path, absolute: bool) -> None:
-    """With the lengths at hand, no file is looked for."""
+    """If lengths are given, files are not checked: gone.png does not exist."""
     (tmp_path / "elsewhere").mkdir()
     top = f"{folder}/" if absolute else ""
     rows = [{"uri": f"{top}a/1.png", "bytes": 14}, {"uri": f"{top}gone.png", "bytes": 5}]
@@ -249,7 +249,7 @@ def test_files_whose_names_are_numbers_are_found(folder: Path) -> None:
 
 
 def test_a_large_file_is_read_as_a_small_one(folder: Path) -> None:
-    """Lists that are empty for more than pyarrow's block of a megabyte, and rows and quoted line ends across blocks."""
+    """Covers empty lists for more than pyarrow's 1 MB block, and rows and quoted line ends that span blocks."""
     rows = [{"uri": "a/1.png", "label": "cat", "boxes": []} for _ in range(40_000)]
     rows += [{"uri": "a/1.png", "label": "dog", "boxes": [[1, 2, 3, 4.5]], "note": "x" * 3_000_000}]
     data = read_manifest(written(folder, ".jsonl", rows))
@@ -267,7 +267,7 @@ def test_json_may_be_one_array(folder: Path, indent: int | None) -> None:
 
 
 def test_a_list_of_an_array_may_have_nulls_where_nobody_asks_for_it(folder: Path) -> None:
-    """Indented, a null within a row begins a line."""
+    """In indented JSON, a null inside a row is at the start of a line, like a null row."""
     rows = [{"uri": "a/1.png", "age": 3, "note": ["x", None]}, {"uri": "b/2.png", "age": 4, "note": [None]}]
     (folder / "table.json").write_text(json.dumps(rows, indent=1))
     assert read_manifest(folder / "table.json").values(np.arange(2))["age"].tolist() == [3, 4]
@@ -303,7 +303,7 @@ def test_a_file_in_another_encoding_is_named_and_can_be_read(
 
 
 def test_files_may_be_reached_by_other_ways(folder: Path) -> None:
-    """Out of the table's folder, by ``..`` within absolute paths, and by URIs with percent signs."""
+    """By paths out of the table's folder, absolute paths with ``..``, and percent-encoded URIs."""
     (folder / "lists").mkdir()
     odd = folder / "c d#\u00e9%.png"
     odd.write_bytes(b"odd")
@@ -331,7 +331,7 @@ def test_files_may_be_reached_by_other_ways(folder: Path) -> None:
 
 @pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary(), pa.string_view(), pa.large_string(), pa.binary(7)])
 def test_texts_may_be_of_any_arrow_type(folder: Path, kind: pa.DataType) -> None:
-    """As Spark, Impala and polars write them; names of seven bytes."""
+    """Spark, Impala and polars write these types. File names have the seven bytes of ``binary(7)``."""
     label_kind = pa.string() if pa.types.is_fixed_size_binary(kind) else kind
     columns = {
         "uri": pa.array(["b/2.png", "a/1.png"], pa.string()).cast(pa.binary()).cast(kind),
@@ -370,7 +370,7 @@ def test_a_table_that_cannot_be_read_is_named(folder: Path) -> None:
 
 @pytest.mark.parametrize("column", ["uri", "kind"])
 def test_text_that_is_not_utf_8_is_named(folder: Path, column: str) -> None:
-    """Parquet writes what it is given, and says that it is text."""
+    """Parquet writers mark any bytes as text without a check."""
     odd = pa.StringArray.from_buffers(1, pa.array([0, 5], pa.int32()).buffers()[1], pa.py_buffer(b"\xff.png"))
     table = pa.table({"uri": ["a/1.png"], "kind": ["cat"]}).drop_columns([column]).append_column(column, odd)
     pq.write_table(table, folder / "odd.parquet")
@@ -391,7 +391,7 @@ def test_text_that_is_not_utf_8_is_named(folder: Path, column: str) -> None:
     ],
 )
 def test_what_a_fuzzer_found_is_an_error(folder: Path, ending: str, content: bytes, told: str) -> None:
-    """The rows that are null crashed pyarrow."""
+    """Null rows crashed pyarrow."""
     (folder / f"odd{ending}").write_bytes(content)
     with pytest.raises(DatasetError, match=told):
         read_manifest(folder / f"odd{ending}")

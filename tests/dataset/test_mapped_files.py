@@ -1,4 +1,4 @@
-"""Where memory lies in files that are mapped."""
+"""An address of mapped memory is resolved to its file and offset."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Images inside Parquet files: unpacked once, byte by byte, and what is wrong with files that cannot be."""
+"""Images inside Parquet files are unpacked once, byte for byte, and invalid files are refused with a reason."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def written(path: Path, rows: slice = slice(None), *, image: pa.Array | None = N
 @pytest.mark.parametrize("compression", ["none", "snappy", "zstd"])
 @pytest.mark.parametrize("kind", ["binary", "large_binary", "struct"])
 def test_images_and_fields_are_those_of_the_file(tmp_path: Path, kind: str, compression: str) -> None:
-    """Row groups of 30 rows, the last of 23, are read in batches of 64."""
+    """203 rows in row groups of 30 (the last one has 23), read in batches of 64."""
     if kind == "struct":
         image = pa.array([{"bytes": encoded, "path": f"{row}.jpg"} for row, encoded in enumerate(IMAGES)])
     else:

@@ -1,4 +1,4 @@
-"""Splits, subsets and joined datasets: which samples they have, and that they are datasets like any other."""
+"""Splits, subsets and joined datasets have the right samples, and behave like any other dataset."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SAMPLES = 101
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Files of different lengths and contents, in folders of classes, and a manifest that knows more of each."""
+    """Different files in class folders, and a manifest with more fields of each."""
     root = tmp_path_factory.mktemp("parts")
     rows: dict[str, list[Any]] = {"uri": [], "kind": [], "age": [], "box": []}
     for number in range(SAMPLES):
@@ -54,14 +54,14 @@ def tree(folder: Path) -> Dataset:
 
 
 def joined(folder: Path) -> Dataset:
-    """Of two file systems, of which one knows nothing of the other's folders, and of computed images."""
+    """A concatenation of datasets on two file systems with different roots."""
     here = manifest(folder)
     elsewhere = SubTreeFileSystem(str(folder), LocalFileSystem())
     return concat([here, read_manifest("all.parquet", label="kind", filesystem=elsewhere), here.take(7)])
 
 
 def slowed(data: Dataset) -> Dataset:
-    """A dataset around another, which reads no slower than a test can bear."""
+    """Wrap a dataset with a read limit that is too high to slow a test."""
     return SlowedDataset.around(data, bytes_per_s=1e12)
 
 
@@ -78,12 +78,12 @@ KINDS: dict[str, Callable[[Path], Dataset]] = {
 
 @pytest.fixture(params=KINDS)
 def data(request: pytest.FixtureRequest, folder: Path) -> Dataset:
-    """A dataset of each kind that can be divided."""
+    """A divisible dataset of each kind."""
     return KINDS[request.param](folder)
 
 
 def check_part(part: Dataset, whole: Dataset, ids: np.ndarray[Any, Any]) -> None:
-    """All that a dataset tells of its samples is what the whole one tells of those."""
+    """Check that the part's samples have the same properties as in the whole."""
     mine = np.arange(len(part))
     assert (len(part), part.class_names, part.fields) == (len(ids), whole.class_names, whole.fields)
     assert part.source_ids(mine).tolist() == whole.source_ids(ids).tolist()
@@ -101,7 +101,7 @@ def check_part(part: Dataset, whole: Dataset, ids: np.ndarray[Any, Any]) -> None
 
 
 def test_a_part_tells_of_its_samples_what_the_whole_tells(data: Dataset) -> None:
-    """Also a part of a part, and one that came through a pickle."""
+    """Includes a part of a part, and a part after pickling."""
     ids = np.flatnonzero(np.arange(len(data)) % 3 != 1)
     part = data.select(ids)
     check_part(part, data, ids)
@@ -153,14 +153,14 @@ def test_a_smaller_fraction_is_a_part_of_a_larger_one(count: int, seed: int, fra
 
 
 def test_which_samples_are_drawn_never_changes() -> None:
-    """What was held out for validation in an earlier release must stay so: else it is trained on when one goes on."""
+    """Otherwise a run resumed with a new release would train on samples that were held out for validation."""
     assert np.flatnonzero(drawn(20, 0.25, 7)).tolist() == [1, 2, 9, 13, 16]
     assert np.flatnonzero(drawn(20, 0.25, 7, np.arange(20) % 2)).tolist() == [2, 8, 9, 13, 16]
     assert np.flatnonzero(drawn(1000, 0.005, 7)).tolist() == [123, 196, 525, 902, 971]
 
 
 def test_a_split_is_random_and_has_nothing_to_do_with_an_epochs_order() -> None:
-    """Of 10,000 samples each half has half of the first ones, by chance within six standard deviations (300)."""
+    """Half of 10,000: 2,500 of the first 5,000 are drawn, to within six standard deviations (6 x 25 = 150)."""
     assert abs(int(drawn(10_000, 0.5, 0)[:5_000].sum()) - 2_500) < 150
     epoch = SampleOrder(10_000, 0, 64).samples_at(Shuffle(0), 0, 5_000)
     assert abs(int(drawn(10_000, 0.5, 0)[epoch].sum()) - 2_500) < 150
@@ -185,7 +185,7 @@ def test_those_are_kept_of_which_an_expression_is_true(data: Dataset) -> None:
 
 
 def test_an_expression_sees_all_fields_of_many_samples(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Numbers, lists, and the names of classes unless a field has that name; in steps of as many as fit in memory."""
+    """Numbers, lists, and class names (unless a field is called ``class``), in steps that fit in memory."""
     whole = [part.fingerprint for part in manifest(folder).split(0.5, stratify="label")]
     monkeypatch.setattr("mbaas.dataset.parts._LOOKED_AT", 10)
     data = manifest(folder)
@@ -203,7 +203,7 @@ def test_an_expression_sees_all_fields_of_many_samples(folder: Path, monkeypatch
 
 
 def test_a_part_of_a_large_table_travels_alone(folder: Path) -> None:
-    """Ten rows take no more in a pickle than a table of ten rows: the names of the others stay behind."""
+    """The pickle of a part contains its own rows only, not the names of the other files."""
     data = concat([manifest(folder)] * 2)
     few, all_of_it = (len(pickle.dumps(each, protocol=5)) for each in (data.take(10), data))
     assert few < all_of_it / 3
@@ -227,7 +227,7 @@ def test_a_part_of_a_dataset_that_has_no_table_shares_it() -> None:
 
 
 def test_the_places_of_files_are_known_of_parts_too(folder: Path) -> None:
-    """For measurements, which drop them from the page cache."""
+    """Measurements use them to drop the files from the page cache."""
     data = concat([slowed(manifest(folder)).take(5), manifest(folder).split(0.5)[0]])
     ids = [*range(0, len(data), 3)]
     assert [span.path for span in local_spans(data, ids)] == [data.uri(sample) for sample in ids]

@@ -1,4 +1,4 @@
-"""Bytes of samples, from local and other file systems, and what is said when they cannot be had."""
+"""Bytes of samples are read from local and other file systems, and every failure names its reason."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CONTENT = bytes(range(256)) * 40  # 10,240 bytes
 
 
 class Local(FSSpecHandler):  # type: ignore[misc]
-    """Local files that do not look local: they are opened through this object, which can be told to fail."""
+    """Local files treated as remote ones: opening them first raises the given errors."""
 
     def __init__(self, *errors: Exception) -> None:
         super().__init__(FsspecLocal())
@@ -50,7 +50,7 @@ def file(tmp_path: Path) -> Path:
 
 
 def at(path: Path, offset: int = 0, length: int = len(CONTENT), file_bytes: int | None = None) -> ByteRange:
-    """A part of a file, by default up to its end."""
+    """A byte range, by default to the end of the file."""
     return ByteRange(f"test://{path.name}", str(path), offset, length, file_bytes or offset + length)
 
 
@@ -61,7 +61,7 @@ def read(filesystem: FileSystem, where: ByteRange) -> bytes:
 
 
 def reason(filesystem: FileSystem, where: ByteRange, *, retry: Retrying | None = None) -> str:
-    """Why a sample is bad, or was not given after as many attempts as ``retry`` makes."""
+    """Reason of the `BadSampleError` that reading raises, after the attempts of ``retry`` if given."""
     found = FileReader(filesystem, lambda _: where)
     with pytest.raises(BadSampleError) as caught:
         (PatientReader(found, retry) if retry else found).read_into(0, np.zeros(where.length, np.uint8))
@@ -90,7 +90,7 @@ def test_an_empty_file_is_read_into_an_empty_buffer(filesystem: FileSystem, tmp_
 
 
 def test_the_buffer_may_be_part_of_a_larger_one(filesystem: FileSystem, file: Path) -> None:
-    """As a slab is: bytes around the sample's stay as they are."""
+    """As in a slab: bytes around the sample do not change."""
     slab = memoryview(bytearray(b"\xff" * (len(CONTENT) + 20)))
     FileReader(filesystem, lambda _: at(file)).read_into(0, slab[10:-10])
     assert bytes(slab) == b"\xff" * 10 + CONTENT + b"\xff" * 10
@@ -126,7 +126,7 @@ def test_a_deleted_file_is_named(filesystem: FileSystem, file: Path) -> None:
 
 
 def test_a_file_that_went_with_its_folder_is_away_and_not_just_missing(filesystem: FileSystem, tmp_path: Path) -> None:
-    """As on a mount that is gone for a while."""
+    """A mount may be unavailable for a while."""
     error = not_given(filesystem, at(tmp_path / "mount" / "1.jpg"))
     assert error.reason == "the file is gone since the dataset was listed, and so is its folder"
     assert not error.is_missing
@@ -263,7 +263,7 @@ def test_threads_share_a_reader(filesystem: FileSystem, tmp_path: Path) -> None:
 
 
 class ThrottledError(Exception):
-    """As clients of stores raise that are written in Python."""
+    """Exception as raised by storage clients written in Python."""
 
 
 @pytest.mark.parametrize(
@@ -280,7 +280,7 @@ class ThrottledError(Exception):
 def test_whatever_a_file_system_raises_is_said_of_the_sample(
     monkeypatch: pytest.MonkeyPatch, file: Path, error: Exception, reason: str, passes: bool
 ) -> None:
-    """An error of any other kind would count as a bug of ours, and fail its whole block."""
+    """An error of any other type would count as a bug in mbaas and fail the whole block."""
 
     def open_input_file(self: Local, path: str) -> None:
         raise error

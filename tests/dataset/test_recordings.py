@@ -1,4 +1,4 @@
-"""What `read_audio` and `read_arrays` find, with and without classes; test_listing has how trees are listed at all."""
+"""`read_audio` and `read_arrays` list a tree with and without classes; test_listing covers listing itself."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ def test_recordings_of_all_formats_that_are_decoded_are_found_in_any_case(tmp_pa
     grow(tmp_path, *names)
     assert names_of(read_audio(tmp_path, classes=False)) == names
     formats = {f".{name.lower()}" for name in soundfile.available_formats()}
-    # MATLAB's and HTK's files mostly hold other numbers; of raw sound and SD2 nothing in the file says what it is.
+    # MATLAB and HTK files mostly contain other data; raw and SD2 files do not record their own format.
     assert formats - {*AUDIO_EXTENSIONS} == {".mat4", ".mat5", ".mpc2k", ".htk", ".raw", ".sd2", ".wavex"}
     grow(tmp_path / "arrays", "1.NPY", "2.Npz")
     assert names_of(read_arrays(tmp_path / "arrays", classes=False)) == ["1.NPY", "2.Npz"]
 
 
 def test_without_classes_files_lie_at_any_depth_by_folder_and_name(tmp_path: Path) -> None:
-    """As LibriSpeech's chapters do, with transcripts beside them."""
+    """The layout of LibriSpeech chapters, with transcripts next to the audio."""
     flac = [f"84/121123/84-121123-{number:04d}.flac" for number in (2, 0)] + ["84_x/1/9.flac", "top.flac"]
     grow(tmp_path, *flac, "84/121123/84-121123.trans.txt", ".hidden/1.flac", "84/.2.flac")
     data = read_audio(tmp_path, classes=False)
@@ -124,4 +124,4 @@ def test_files_that_others_take_for_recordings_are_counted(tmp_path: Path) -> No
     ) as seen:
         read_audio(tmp_path)
     assert seen[0].filename == __file__
-    read_audio(tmp_path, classes=False, extensions=[".wav"])  # who names endings is told nothing
+    read_audio(tmp_path, classes=False, extensions=[".wav"])  # no warning if extensions are given

@@ -1,4 +1,4 @@
-"""Samples drawn by weights: how often each comes, that it follows from nothing else, and what is refused."""
+"""Samples are drawn in proportion to their weights, reproducibly, and invalid weights are refused."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ROWS = 97
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
-    """Of three kinds: 80 owls, 16 ants, one bee; their weights are their numbers."""
+    """80 owls, 16 ants and one bee; the weight of each is its row number."""
     top = tmp_path_factory.mktemp("manifest")
     kinds = ["owl"] * 80 + ["ant"] * 16 + ["bee"]
     for row in range(ROWS):
@@ -34,7 +34,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
 
 
 def drawn(part: Dataset) -> list[int]:
-    """What was drawn, in order."""
+    """Ids of the drawn samples, in order."""
     ids: list[int] = part.source_ids(np.arange(len(part))).tolist()
     return ids
 
@@ -57,7 +57,7 @@ def test_each_sample_is_drawn_as_often_as_is_expected_but_for_rounding(
 
 
 def test_on_average_it_is_drawn_as_often_as_is_expected() -> None:
-    """Three draws of four samples are 1.8, 0.6, 0.6 and none of each; over 4,000 seeds to within five errors."""
+    """Three draws give the samples 1.8, 0.6, 0.6 and 0 on average: over 4,000 seeds, within five standard errors."""
     weights = np.array([3.0, 1.0, 1.0, 0.0])
     times = np.array([np.bincount(drawn_by_weight(weights, 3, seed) % 4, minlength=4) for seed in range(4000)])
     np.testing.assert_allclose(times.mean(axis=0), [1.8, 0.6, 0.6, 0.0], atol=5 * 0.5 / 4000**0.5)
@@ -121,7 +121,7 @@ def test_a_dataset_has_what_was_drawn(data: Dataset) -> None:
 
 
 def test_classes_come_equally_often(data: Dataset) -> None:
-    """100 draws of three: 33 or 34 of each; of the 80 owls each once at most, of the ants two or three times."""
+    """100 draws are 33 or 34 per class: each of 80 owls at most once, each of 16 ants two or three times."""
     for seed in range(20):
         part = data.balanced(samples=100, seed=seed, each_epoch=False)
         assert sorted(np.bincount(part.labels(np.arange(100))).tolist()) == [33, 33, 34]

@@ -1,4 +1,4 @@
-"""Which faults are tried again, how often, and after which pauses."""
+"""Only transient faults are retried, for a bounded time, with random pauses of growing length."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from mbaas.units import seconds
 
 
 class World:
-    """A clock that only sleeping and attempts move, chances from a seed, and an attempt that fails as told."""
+    """A clock that only sleeping and attempts move, seeded randomness, and an attempt that raises the given errors."""
 
     def __init__(self, *errors: Exception, attempt_s: float = 0.0) -> None:
         self.errors = list(errors)
@@ -60,7 +60,7 @@ class World:
 
     @contextmanager
     def time_stands_still(self, chances: Any) -> Iterator[None]:
-        """The library reads this clock, and draws from these chances."""
+        """Make tenacity use this clock and this random source."""
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(tenacity, "time", SimpleNamespace(monotonic=lambda: self.now))
             patch.setattr(tenacity.wait, "random", chances)
@@ -68,7 +68,7 @@ class World:
 
 
 class Always:
-    """Draws the same share of every range."""
+    """Random source that always draws the same fraction of a range."""
 
     def __init__(self, share: float) -> None:
         self.share = share
@@ -123,7 +123,7 @@ def test_only_what_may_pass_is_tried_again(error: Exception, passes: bool) -> No
 
 
 def test_the_bound_of_the_pauses_doubles_up_to_its_limit() -> None:
-    """From 0.5 with a limit of 3: 0.5, 1, 2, 3, 3; a chance of one half gives half of each."""
+    """From 0.5 s up to 3 s the bounds are 0.5, 1, 2, 3, 3; drawing one half gives half of each."""
     world = World(*faults(5))
     world.call(chances=Always(0.5), attempts=6, first_pause_s=0.5, max_pause_s=3.0)
     assert world.pauses == [0.25, 0.5, 1.0, 1.5, 1.5]
@@ -133,7 +133,7 @@ def test_the_bound_of_the_pauses_doubles_up_to_its_limit() -> None:
 
 
 def test_pauses_are_drawn_from_the_whole_of_zero_to_the_bound() -> None:
-    """Full jitter: over 1,000 draws the mean is half of the bound 0.5 + 1 + 2, and the extremes are near."""
+    """Full jitter: over 1,000 runs the mean is (0.5 + 1 + 2) / 2 = 1.75 s, and the extremes approach 0 and 3.5 s."""
     sums = []
     for seed in range(1_000):
         world = World(*faults(3))
@@ -146,7 +146,7 @@ def test_pauses_are_drawn_from_the_whole_of_zero_to_the_bound() -> None:
 
 
 def test_two_readers_that_fail_together_do_not_come_back_together() -> None:
-    """Both draw from the chances of their process, which the operating system seeds."""
+    """By default both use the random state of their process, which the operating system seeds."""
     worlds = [World(*faults(4)), World(*faults(4))]
     for world in worlds:
         world.call(chances=random)
@@ -155,7 +155,7 @@ def test_two_readers_that_fail_together_do_not_come_back_together() -> None:
 
 @pytest.mark.parametrize("seed", range(50))
 def test_a_reader_is_patient_for_15_to_20_seconds_unless_told_otherwise(seed: int) -> None:
-    """Whatever is drawn: a store that is back within 15 s is never given up, and nobody waits beyond 20 s."""
+    """For any random draws, a store that recovers within 15 s is not given up, and no caller waits more than 20 s."""
     world = World(*faults(100))
     with pytest.raises(GaveUpError) as caught:
         world.call(chances=random.Random(seed))
@@ -195,7 +195,7 @@ def test_a_policy_that_cannot_work_is_refused(setting: dict[str, Any]) -> None:
 
 
 def test_an_s3_file_system_keeps_all_its_options_but_the_attempts() -> None:
-    """Credentials too; what is not S3 is left as it is."""
+    """Options include credentials. Other file systems are returned unchanged."""
     options = {
         "access_key": "key",
         "secret_key": "secret",
@@ -222,7 +222,7 @@ def away(count: int) -> list[Exception]:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_storage_that_is_asked_for_a_time_is_asked_for_nearly_all_of_it_however_often_that_is(seed: int) -> None:
-    """The last pause, of 5 s at most, is not begun if it would end too late; 20 attempts would be over after 45 s."""
+    """A pause (at most 5 s) does not start if it would end too late; 20 attempts would end after 45 s."""
     world = World(*away(10_000))
     with pytest.raises(BadSampleError) as caught:
         world.ask_for(120.0, chances=random.Random(seed))
@@ -241,7 +241,7 @@ def test_storage_that_is_back_after_30_s_has_its_sample_read() -> None:
 
 
 class Outage:
-    """Errors without an end, until a time of the world's clock."""
+    """Stands for a list of errors that becomes empty at a given time."""
 
     def __init__(self, world: World, until: float) -> None:
         self.world, self.until = world, until

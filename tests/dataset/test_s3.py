@@ -1,4 +1,4 @@
-"""Images in S3: a real server, pyarrow's client, and a proxy between them that is slow and breaks things."""
+"""Images in S3 are read despite faults: a real server and pyarrow's client, with an unreliable proxy between them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def content(key: str) -> bytes:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[tuple[str, int]]:
-    """An S3 server with a bucket of 40 objects."""
+    """Address of an S3 server with a bucket of 40 objects."""
     moto = ThreadedMotoServer("127.0.0.1", port=0, verbose=False)
     moto.start()
     host, port = moto.get_host_and_port()
@@ -55,7 +55,7 @@ def server() -> Iterator[tuple[str, int]]:
 
 @pytest.fixture
 def proxy(server: tuple[str, int], monkeypatch: pytest.MonkeyPatch) -> Iterator[UnreliableProxy]:
-    """A proxy that breaks nothing yet; the environment has credentials."""
+    """Proxy without faults yet; the environment contains credentials."""
     for name, value in (SETTINGS | {"AWS_EC2_METADATA_DISABLED": "true"}).items():
         monkeypatch.setenv(name, value)
     with unreliable(server) as found:
@@ -64,7 +64,7 @@ def proxy(server: tuple[str, int], monkeypatch: pytest.MonkeyPatch) -> Iterator[
 
 @pytest.fixture
 def data(proxy: UnreliableProxy) -> TableDataset:
-    """The bucket, listed; the proxy's list of requests is empty."""
+    """The listed bucket; the proxy has forgotten the requests."""
     found = mbaas.read_images(uri(proxy))
     proxy.forget()
     assert isinstance(found, TableDataset)
@@ -76,7 +76,7 @@ def uri(proxy: UnreliableProxy, path: str = "photos/train") -> str:
 
 
 def reader(data: TableDataset, pauses: list[float] | None = None, **policy: float) -> SampleReader:
-    """A reader that notes its pauses and waits for none of them."""
+    """A reader that records its pauses instead of sleeping."""
     noted = [] if pauses is None else pauses
     retry = retrying(RetryPolicy(**policy), sleep=noted.append)  # type: ignore[arg-type]
     return PatientReader(data.reader(), retry)
@@ -119,7 +119,7 @@ def test_listing_takes_one_request_a_class_and_three_before(proxy: UnreliablePro
 
 
 def test_a_sample_takes_two_requests(data: TableDataset, proxy: UnreliableProxy) -> None:
-    """The length of the object, which shows that it is still the one that was listed, and its bytes."""
+    """HEAD returns the length, to detect an object that changed after listing; GET returns the bytes."""
     source = data.reader()
     for sample_id in range(40):
         read(source, data, sample_id)
@@ -137,7 +137,7 @@ def test_part_of_an_object_is_fetched_alone(data: TableDataset, proxy: Unreliabl
 @pytest.mark.parametrize("method", ["HEAD", "GET"])
 @pytest.mark.parametrize("fault", [Fault.SLOW_DOWN, Fault.INTERNAL_ERROR, Fault.RESET, Fault.TORN])
 def test_passing_faults_are_tried_again(data: TableDataset, proxy: UnreliableProxy, fault: Fault, method: str) -> None:
-    """Twice a fault, then the bytes. A reset may show as one request more: curl asks again on a new connection."""
+    """Two faults, then the bytes. A reset may cause one more request, because curl retries on a new connection."""
     pauses: list[float] = []
     proxy.fail("ant/004.jpg", fault, times=2, method="GET" if fault is Fault.TORN else method)
     source = reader(data, pauses)
@@ -170,7 +170,7 @@ def test_a_store_that_stays_broken_is_given_up_and_the_object_and_answer_are_nam
 
 
 def test_the_clients_own_retries_do_not_multiply_with_ours(data: TableDataset, proxy: UnreliableProxy) -> None:
-    """4 attempts are 4 requests and take no time but ours; the client of a URI alone would ask 30 times in 6 s."""
+    """4 attempts are 4 requests without further pauses; the client created from a URI would send 30 in 6 s."""
     for copy in (data, pickle.loads(pickle.dumps(data))):
         proxy.fail("bee/001.jpg", Fault.SLOW_DOWN, times=1_000)
         begun, asked = time.monotonic(), len(proxy.requests())
@@ -233,7 +233,7 @@ def test_many_threads_share_a_reader_of_an_unreliable_store(data: TableDataset, 
 
 
 def test_a_throttled_store_gives_what_it_may_and_no_more(data: TableDataset, proxy: UnreliableProxy) -> None:
-    """40 objects of 1.04 MB in all, by 8 threads, at 2 MB/s: half a second, and not much longer."""
+    """8 threads read 40 objects of 1.04 MB in total at 2 MB/s, which takes about half a second."""
     proxy.throttle(2e6)
     source = data.reader()
     begun = time.monotonic()

@@ -1,11 +1,14 @@
-"""Listing, fingerprinting and pickling in bounded memory.
+"""Listing, fingerprinting and pickling take bounded memory per image.
 
-As a program this file does so once, for any number of images, and prints what it took:
+Run as a program, this file measures any number of images:
 
     python tests/dataset/test_scale.py 10000000
 
-On 21 November 2026 (AMD EPYC, 2 cores, Python 3.11, pyarrow 26) ten million images with names of 32 bytes
-took 33 s to make up, list and fingerprint, 1 ms to pickle, and 1.28 GB at the peak: 128 bytes an image.
+Ten million images with 32-byte names, on 21 November 2026 (AMD EPYC, 2 cores, Python 3.11, pyarrow 26):
+
+    generate, list and fingerprint   33 s
+    pickle                           1 ms
+    peak memory                      1.28 GB, or 128 bytes per image
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ from mbaas.dataset import read_images
 
 
 def measure(num_images: int) -> dict[str, Any]:
-    """Lists and pickles a generated tree; memory is the growth of this process's peak, in bytes."""
+    """Time and memory to list and pickle a generated tree; memory is the growth of this process's peak, in bytes."""
     filesystem = PyFileSystem(GeneratedTree(num_images))
     read_images("tree", filesystem=PyFileSystem(GeneratedTree(10 * IMAGES_PER_CLASS)))  # loads the code
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -51,15 +54,15 @@ def measure(num_images: int) -> dict[str, Any]:
 
 
 def test_listing_and_pickling_take_a_bounded_number_of_bytes_for_each_image() -> None:
-    """The table has 32 bytes and the name for each image; names exist twice while their chunks are joined.
+    """Each image takes 32 bytes and its name; names exist twice while their chunks are joined.
 
-    A process of its own, because a peak of memory can be read but not reset.
+    The measurement runs in a subprocess, because a process cannot reset its memory peak.
     """
     done = subprocess.run([sys.executable, __file__, "300000"], capture_output=True, text=True, check=True)
     took = json.loads(done.stdout)
     assert took["images"] == 300_000
     assert took["pickle bytes an image out of band"] < 32 + NAME_BYTES + 1
-    assert took["pickle bytes in band"] < 20 * 300  # the names of 300 classes and little else
+    assert took["pickle bytes in band"] < 20 * 300  # mainly the names of 300 classes
     assert took["pickle buffers"] == 5
     assert took["peak bytes an image, listing"] < 200
     assert took["peak bytes an image, pickling too"] < 200

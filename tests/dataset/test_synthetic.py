@@ -1,4 +1,4 @@
-"""A dataset without files: images that any decoder reads, in any number."""
+"""A synthetic dataset has any number of valid PNG images, without files or memory for them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def sample(data: Dataset, sample_id: int) -> bytes:
 
 @pytest.mark.parametrize(("height", "width"), [(8, 8), (1, 1), (7, 13), (200, 150)])
 def test_every_sample_is_a_png_of_noise(height: int, width: int) -> None:
-    """200 x 150 needs more than the 64 KiB of one stored block of a PNG."""
+    """200 x 150 x 3 bytes do not fit in one stored deflate block of 64 KiB."""
     data = synthetic(1_000, height=height, width=width)
     files = [np.frombuffer(sample(data, sample_id), np.uint8) for sample_id in (0, 1, 999)]
     images = [np.asarray(cv2.imdecode(file, cv2.IMREAD_UNCHANGED)) for file in files]

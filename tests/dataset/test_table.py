@@ -1,4 +1,4 @@
-"""The table behind a dataset: what its fingerprint depends on, and how it travels."""
+"""A dataset's fingerprint depends only on its table's contents, and the table is pickled without copies."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def tree(tmp_path: Path) -> Path:
 def test_the_fingerprint_ignores_how_arrow_holds_the_table(
     rows: list[tuple[str, int, int, int]], cuts: list[int]
 ) -> None:
-    """Chunks, slices of a larger array and 32-bit string offsets: the same rows, the same fingerprint."""
+    """Chunks, slices of a larger array and 32-bit string offsets do not change the fingerprint of the same rows."""
     whole = table_of(rows)
     expected = fingerprint_of(whole, ("a", "b"))
     bounds = sorted({0, len(rows), *(min(cut, len(rows)) for cut in cuts)})
@@ -85,7 +85,7 @@ def test_the_fingerprint_knows_rows_order_columns_classes_and_where_names_end() 
 
 
 def test_the_fingerprint_never_changes() -> None:
-    """A state saved with an earlier release must still know its dataset."""
+    """A state saved by an earlier release must still match its dataset."""
     table = table_of([("cat/1.jpg", 0, 100, 0), ("dog/å.jpg", 0, 200, 1)])
     assert fingerprint_of(table, ("cat", "dog")) == "2f8c2916161790077c379d87fa8cedef"
 
@@ -127,12 +127,13 @@ def test_a_pickle_works_in_another_process(tree: Path, named: str) -> None:
 
 
 def test_a_pickle_shares_its_columns_out_of_band(tree: Path) -> None:
-    """Columns are used where the object store has them: no copy, and nobody can write to them."""
+    """Columns are read-only views of the object store, not copies."""
     data = read_images(tree)
     buffers: list[pickle.PickleBuffer] = []
     stream = pickle.dumps(data, protocol=5, buffer_callback=buffers.append)
     data.labels(np.arange(3))
-    assert pickle.dumps(data, protocol=5, buffer_callback=lambda buffer: None) == stream  # use adds nothing
+    # Reading labels must not add cached columns to the pickle.
+    assert pickle.dumps(data, protocol=5, buffer_callback=lambda buffer: None) == stream
     shared = [memoryview(bytes(buffer.raw())) for buffer in buffers]
     again: Dataset = pickle.loads(stream, buffers=shared)
     assert isinstance(again, TableDataset)

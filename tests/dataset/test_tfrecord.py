@@ -1,4 +1,4 @@
-"""TensorFlow's records: read feature by feature as the package tfrecord reads them, and what is wrong with others."""
+"""TFRecord files are read feature by feature as the package tfrecord reads them; invalid ones are refused."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ SAMPLES: list[dict[str, tuple[Any, str]]] = [
 
 
 def written(path: Path, samples: list[dict[str, tuple[Any, str]]] = SAMPLES) -> Path:
-    """A file as the package writes it."""
+    """Write a file with the package tfrecord."""
     writer = TFRecordWriter(str(path))
     for sample in samples:
         writer.write(sample)
@@ -89,13 +89,13 @@ def test_labels_may_be_text_numbers_or_missing(tmp_path: Path) -> None:
 
 
 def varint(number: int) -> bytes:
-    """A whole number as protocol buffers write it: seven bits a byte, the lowest first."""
+    """A protobuf varint: seven bits per byte, lowest first."""
     *before, last = [number >> shift & 0x7F for shift in range(0, max(number.bit_length(), 1), 7)]
     return bytes([byte | 0x80 for byte in before] + [last])
 
 
 def example(features: dict[bytes, bytes], *, by_hand: bytes = b"") -> bytes:
-    """An Example of features that are encoded already."""
+    """An Example with features that are already encoded."""
 
     def field(number: int, value: bytes) -> bytes:
         return bytes([number << 3 | 2]) + varint(len(value)) + value
@@ -115,7 +115,7 @@ INTS = st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=5)
 
 @given(INTS, st.booleans(), st.integers(0, 9000))
 def test_numbers_are_read_however_they_are_written(numbers: list[int], packed: bool, nbytes: int) -> None:
-    """Also one by one, as writers did before protocol buffers packed numbers, and between fields that nobody knows."""
+    """Includes unpacked numbers, as old protobuf writers encode them, and unknown fields around them."""
     written = [varint(number % 2**64) for number in numbers]
     ints = b"\x0a" + varint(sum(map(len, written))) + b"".join(written) if packed else b""
     ints = ints or b"".join(b"\x08" + number for number in written)
@@ -136,7 +136,7 @@ def test_numbers_are_read_however_they_are_written(numbers: list[int], packed: b
 
 
 def test_volumes_are_trained_on_as_raw_arrays(tmp_path: Path) -> None:
-    """As CosmoFlow's are written: counts of particles in four maps, and the four parameters to be found."""
+    """The format of CosmoFlow: particle counts as raw bytes, and four parameters as the label."""
     volumes = np.random.default_rng(0).integers(0, 900, (3, 4, 4, 4, 2)).astype(np.int16)
     samples = [{"x": (each.tobytes(), "byte"), "y": ([*map(float, range(4))], "float")} for each in volumes]
     data = read_tfrecord(written(tmp_path / "c.tfrecord", samples), image="x", label="y")

@@ -1,4 +1,4 @@
-"""WebDataset shards: read field by field as the Python package webdataset reads them, and what is wrong with others."""
+"""WebDataset shards are read field by field as the package webdataset reads them, and invalid ones are refused."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ SAMPLES: list[Sample] = [
 
 
 def written(path: Path, samples: list[Sample] = SAMPLES) -> Path:
-    """A shard as the package writes it."""
+    """Write a shard with the package webdataset."""
     with TarWriter(str(path)) as writer:
         for sample in samples:
             writer.write(sample)
@@ -51,7 +51,7 @@ def written(path: Path, samples: list[Sample] = SAMPLES) -> Path:
 
 
 def packed(path: Path, members: dict[str, bytes], kind: int = tarfile.DEFAULT_FORMAT) -> Path:
-    """A shard as ``tarfile`` writes it, in one of three formats."""
+    """Write a shard with ``tarfile``, in one of its three formats."""
     with tarfile.open(path, "w", format=kind) as tar:
         for name, content in members.items():
             member = tarfile.TarInfo(name)
@@ -61,9 +61,7 @@ def packed(path: Path, members: dict[str, bytes], kind: int = tarfile.DEFAULT_FO
 
 
 def by_webdataset(*shards: Path) -> list[Sample]:
-    """All samples as the package finds them, nothing decoded; by its inner functions, for the outer ones leave files
-    open.
-    """
+    """All samples as webdataset reads them, not decoded. The public functions of webdataset leave files open."""
     found: list[Sample] = []
     for shard in shards:
         with shard.open("rb") as stream:
@@ -102,7 +100,7 @@ def test_labels_may_be_text_numbers_or_missing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
 def test_all_formats_of_tar_are_read(tmp_path: Path, kind: int) -> None:
-    """A name of more than 100 characters is split in ustar, and has headers of its own in the others."""
+    """A name of more than 100 characters is split in ustar, and has extra headers in the other formats."""
     long = "/".join(["folder"] * 20)
     members = {f"{long}/1.jpg": b"one", f"{long}/1.cls": b"1", "2.cls": b" 2\n", "2.jpg": b"two" * 999}
     shard = packed(tmp_path / "a.tar", members, kind)
@@ -144,11 +142,11 @@ def test_what_belongs_to_no_sample_is_left_out_as_by_the_package(tmp_path: Path)
     assert (read["jpg"], read["seg.png"]) == (b"./v1.0/1.JPG", masks)
 
 
-# ---- links, and several tar files in one ----
+# ---- links, and concatenated tar files ----
 
 
 def linked(path: Path, *members: tuple[str, bytes | str]) -> Path:
-    """A shard with files and links, in this order: names with contents, or with "hard " or "soft " and the target."""
+    """Write files and links in the given order; a link is "hard " or "soft " and its target."""
     with tarfile.open(path, "w") as tar:
         for name, what in members:
             member = tarfile.TarInfo(name)
@@ -162,7 +160,7 @@ def linked(path: Path, *members: tuple[str, bytes | str]) -> Path:
 
 
 def images_of(path: Path) -> list[bytes]:
-    """What ``tarfile`` reads of all images in a tar file."""
+    """All images in a tar file, as ``tarfile`` reads them."""
     with tarfile.open(path) as tar:
         found = [tar.extractfile(member) for member in tar.getmembers() if member.name.endswith(".jpg")]
         return [each.read() for each in found if each is not None]
@@ -171,10 +169,10 @@ def images_of(path: Path) -> list[bytes]:
 def test_links_are_the_members_that_they_lead_to(tmp_path: Path) -> None:
     shard = linked(
         tmp_path / "a.tar",
-        ("./x/0.jpg", "soft ../y/./1.jpg"),  # to what comes later, and is a link itself
+        ("./x/0.jpg", "soft ../y/./1.jpg"),  # to a later member that is itself a link
         ("x/a.jpg", b"first"), ("x/a.cls", b"1"),
         ("y/1.jpg", "hard ./x/a.jpg"), ("y/1.cls", "soft ../x/a.cls"),
-        ("x/a.jpg", b"second"),  # the link before it keeps the first one
+        ("x/a.jpg", b"second"),  # the link before it still means the first one
         ("y/2.jpg", "hard x/a.jpg"), ("y/3.jpg", "soft ../x/a.jpg"), ("z.jpg", "hard y/1.jpg"),
     )  # fmt: skip
     assert content(read_webdataset(shard, label=None)) == images_of(shard)
@@ -189,7 +187,7 @@ def test_hard_links_as_gnu_tar_writes_them(tmp_path: Path) -> None:
     (tmp_path / "in/a.jpg").write_bytes(b"one")
     (tmp_path / "in/b.jpg").hardlink_to(tmp_path / "in/a.jpg")
     (tmp_path / "in/c.jpg").write_bytes(b"three")
-    (tmp_path / "in/v1.1").symlink_to("v1.0")  # no sample, as little as the folder
+    (tmp_path / "in/v1.1").symlink_to("v1.0")  # neither the link nor the folder is a sample
     subprocess.run(["tar", "-cf", tmp_path / "a.tar", "-C", tmp_path / "in", "--sort=name", "."], check=True)
     assert content(read_webdataset(tmp_path / "a.tar", label=None)) == [b"one", b"one", b"three"]
 
@@ -207,7 +205,7 @@ def test_links_that_lead_out_of_the_shard_or_in_a_circle_are_named_and_counted(t
 
 
 def test_tar_files_that_were_concatenated_are_all_read(tmp_path: Path) -> None:
-    """As by ``tar --ignore-zeros``. Samples of the same name are two, if they are in two of them."""
+    """As with ``tar --ignore-zeros``. The same name in two of the tar files makes two samples."""
     parts = [linked(tmp_path / f"{n}.tar", ("1.jpg", b"%d" % n), ("1.cls", b"%d" % n)) for n in range(2)]
     links = linked(tmp_path / "2.tar", ("2.jpg", "hard 1.jpg"), ("2.cls", b"2"))
     empty = linked(tmp_path / "3.tar")
@@ -294,12 +292,12 @@ def test_a_shard_that_changed_is_noticed_when_it_is_read(tmp_path: Path) -> None
     assert caught.value.reason == f"the file has {size + 512} bytes now, {size} when the dataset was listed"
 
 
-# ---- what is kept ----
+# ---- stored listings ----
 
 
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of the shards that are looked into."""
+    """Names of the shards that have been indexed."""
     from mbaas.dataset import webdataset as module
 
     found: list[str] = []
@@ -350,7 +348,7 @@ def test_what_is_kept_of_something_else_is_refused_with_both(tmp_path: Path) -> 
         read_images(tmp_path / "tree", listing=kept)
 
 
-# ---- what cannot be ----
+# ---- invalid shards ----
 
 
 @pytest.mark.parametrize(
@@ -395,7 +393,7 @@ def test_kinds_of_values_that_differ_between_shards_are_refused(tmp_path: Path) 
 
 
 def test_every_cut_of_a_shard_is_refused(tmp_path: Path) -> None:
-    """Also where one member ends and the next would begin; only of the mark of the end a half is enough."""
+    """Includes cuts between members. Half of the end mark (one of its two zero blocks) is enough."""
     whole = packed(tmp_path / "a.tar", {"1.jpg": b"x" * 700, "1.cls": b"1", "2.jpg": b"", "2.cls": b"2"}).read_bytes()
     end = max(at for at in range(0, len(whole), 512) if any(whole[at : at + 512])) + 512
     assert end == 512 * 8
@@ -411,7 +409,7 @@ def test_every_cut_of_a_shard_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_header_that_makes_no_sense_is_not_the_end(tmp_path: Path) -> None:
-    """tarfile, and the package with it, end there without a word."""
+    """``tarfile``, and so the package, stops there silently."""
     whole = bytearray(packed(tmp_path / "a.tar", {"1.jpg": b"", "2.jpg": b""}).read_bytes())
     whole[512 + 100] ^= 1
     (tmp_path / "a.tar").write_bytes(whole)
@@ -421,7 +419,7 @@ def test_a_header_that_makes_no_sense_is_not_the_end(tmp_path: Path) -> None:
 
 
 def test_a_size_below_nothing_is_refused(tmp_path: Path) -> None:
-    """GNU's numbers may be negative, and lead back to where the reader was."""
+    """GNU sizes may be negative, which would send the reader back to an earlier offset."""
     member = tarfile.TarInfo("1.jpg")
     member.size = -1024
     header = member.tobuf(tarfile.GNU_FORMAT)
@@ -487,7 +485,7 @@ def test_shards_that_cannot_go_together_are_named(shards: Any, told: str, monkey
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, int]]:
-    """An S3 server with three shards, whose images are larger than what is read with a header."""
+    """Address of an S3 server with three shards. Their images are larger than one read of a header."""
     folder = tmp_path_factory.mktemp("shards")
     moto = ThreadedMotoServer("127.0.0.1", port=0, verbose=False)
     moto.start()
@@ -515,7 +513,7 @@ def proxy(server: tuple[str, int], monkeypatch: pytest.MonkeyPatch) -> Iterator[
 
 
 def test_shards_in_s3_are_found_by_their_headers(proxy: UnreliableProxy, tmp_path: Path) -> None:
-    """Of each shard are asked for: its size and time, its size again where it is opened, its first members, its end."""
+    """Four requests per shard: size and time, size again on opening, first members, end."""
     uri = f"s3://shards/train/{{0..2}}.tar?endpoint_override=http://127.0.0.1:{proxy.port}&scheme=http"
     data = read_webdataset(uri, listing=tmp_path / "kept.parquet")
     assert (data.root, values(data)) == ("s3://shards/train", {"label": [0, 1, 2]})

@@ -1,6 +1,7 @@
-"""The data that the programs of documents read, by the names that they give it; each is small, and made here.
+"""Small generated data, under the names that the programs of the documentation read.
 
-``s3://bucket`` and ``/shared`` are the folders ``bucket`` and ``shared``: see `INSTEAD`.
+`for_guide` and the like each write the data of one page. The folders ``bucket`` and ``shared`` replace
+``s3://bucket`` and ``/shared``: see `INSTEAD`.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ INSTEAD: Mapping[str, str] = {
     '"/shared': '"shared',
     "shape=(128, 128, 128, 4)": "shape=(32, 32, 32, 4)",
 }
-"""What a test has not -> what it has: folders below that in which the programs run, and volumes of which twelve fit
-into the memory of the shared Ray.
+"""Text of a page -> its replacement in tests: folders below the working directory, and volumes so small that twelve
+fit in the memory of the shared Ray.
 """
 
 PNG = cv2.imencode(".png", np.zeros((40, 48, 3), np.uint8))[1].tobytes()
@@ -35,19 +36,18 @@ SPECIES = ("cat", "dog")
 
 
 def write_image(file: Path) -> None:
-    """Write an image, and the folders in which it lies."""
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_bytes(PNG)
 
 
 def write_classes(folder: Path, samples: int = 12) -> None:
-    """Write images into a folder for each class."""
+    """Write images into one folder per class."""
     for number in range(samples):
         write_image(folder / SPECIES[number % 2] / f"{number}.png")
 
 
 def write_table(file: Path, **columns: list[Any]) -> None:
-    """Write a table whose rows all name one image beside it, and have these columns."""
+    """Write a table with these columns whose rows all name the same image, and write that image."""
     write_image(file.parent / "a.png")
     rows = len(next(iter(columns.values())))
     table = pa.table({"path": ["a.png"] * rows, **columns})
@@ -58,7 +58,6 @@ def write_table(file: Path, **columns: list[Any]) -> None:
 
 
 def write_shard(file: Path, members: Mapping[str, bytes]) -> None:
-    """Write a tar file."""
     with tarfile.open(file, "w") as shard:
         for name, content in members.items():
             (file.parent / "member").write_bytes(content)
@@ -66,14 +65,14 @@ def write_shard(file: Path, members: Mapping[str, bytes]) -> None:
 
 
 def write_records(file: Path, **features: Any) -> None:
-    """Write a file of one of TensorFlow's records."""
+    """Write a TFRecord file with one record."""
     writer = TFRecordWriter(str(file))
     writer.write(features)
     writer.close()
 
 
 def write_coco(file: Path, images: Path, samples: int = 12) -> None:
-    """Write images, and COCO's annotations of three objects on two of them; the others have none."""
+    """Write images, and COCO annotations: one object on image 0, two on image 1, none on the others."""
     size = {"width": 48, "height": 40}
     known = [{"id": number, "file_name": f"{number}.png", **size} for number in range(samples)]
     objects = [
@@ -87,7 +86,6 @@ def write_coco(file: Path, images: Path, samples: int = 12) -> None:
 
 
 def for_guide(here: Path) -> None:
-    """What docs/guide.md reads."""
     for name in ("bucket", "shared"):
         (here / name).mkdir()
     write_classes(here / "train")
@@ -115,13 +113,12 @@ def for_guide(here: Path) -> None:
 
 
 def for_detection(here: Path) -> None:
-    """What docs/detection.md reads."""
     write_coco(here / "annotations" / "instances_train2017.json", here / "train2017")
     write_coco(here / "instances.json", here / "images")
 
 
 def for_sound(here: Path) -> None:
-    """What docs/sound.md reads: noise of half a second to two."""
+    """Write noise of 0.5 to 2 s."""
     for number in range(20):
         noise = np.random.default_rng(number).normal(0, 0.1, 8000 * (1 + number % 4))
         for file in (
@@ -133,7 +130,6 @@ def for_sound(here: Path) -> None:
 
 
 def for_arrays(here: Path) -> None:
-    """What docs/arrays.md reads."""
     for number in range(2):
         for name, array in (
             (f"scans/{SPECIES[number]}/{number}", np.zeros((70, 66, 64), np.float32)),
@@ -149,5 +145,5 @@ def for_arrays(here: Path) -> None:
 
 
 def for_quick_start(here: Path) -> None:
-    """What the file of docs/quick-start.md reads, which the program above it has made."""
+    """Write the images that a program of docs/quick-start.md creates for its feed file."""
     write_classes(here / "images")

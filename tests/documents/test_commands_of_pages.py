@@ -1,6 +1,4 @@
-"""The command lines of mbaas and its benchmarks that pages show: the real command takes each, and those of mbaas that
-need no cluster are run.
-"""
+"""Command lines of mbaas and its benchmarks on pages are valid, and mbaas commands that need no cluster run."""
 
 from __future__ import annotations
 
@@ -37,43 +35,43 @@ RUN = (
     "simulate frequency --workers 16 --epochs 90 --samples 1281167 --delta 0.8 --monte-carlo",
     "simulate imbalance --nodes 16 --local-batch 64",
 )
-"""Commands of pages that need no cluster and take a second at most. `tests/cli` runs the others."""
+"""Commands on pages that need no cluster and take at most 1 s. `tests/cli` runs the others."""
 
 LONG = (
     "simulate policies imagenet-1k --set trials=16 --plot policies.svg",
     'simulate sweep imagenet-1k --x "cache_bytes=5 GB,20 GB,80 GB" --y trials=1,4,16 --versus minio',
 )
-"""Those that need no cluster either, and take longer."""
+"""Slower commands on pages that need no cluster."""
 
 
 USAGE_ERROR: Any = typer.BadParameter.__base__
-"""What the command raises for what it does not take; typer has no name for it."""
+"""Base class of the errors for invalid arguments; typer does not export it."""
 
 
 PROGRAMS = {"mbaas": mbaas_app, "python -m benchmarks": benchmarks_app}
-"""What pages run -> the program; in a virtual environment its path may stand before it."""
+"""Program name on pages -> app. On pages, the path of a virtual environment may precede the name."""
 
 SHOWN = re.compile(rf"(?:\.venv/bin/)?({'|'.join(PROGRAMS)}) (.+)")
 
 
 @cache
 def command_of(program: str) -> Any:
-    """A program's command with all of its own."""
+    """A program's command, including its subcommands."""
     return typer.main.get_command(PROGRAMS[program])
 
 
 def command_lines(page: Path) -> Iterator[tuple[str, list[str]]]:
-    """The programs that a page runs, and the words after their names: in its blocks, and between backticks."""
+    """(program, arguments) of each command line in a page's code blocks and between backticks."""
     blocks = [block.text.replace("\\\n", " ") for block in blocks_of(page, "sh")]
     lines = [line for block in blocks for line in block.splitlines()]
     for line in [*lines, *(" ".join(span.split()) for span in re.findall(r"`([^`]+)`", text_of(page)))]:
         if found := SHOWN.fullmatch(line):
-            # Without what a shell does with them.
+            # Strip pipes, redirections and background marks.
             yield found[1], shlex.split(re.split(r"[|&]| > ", found[2])[0], comments=True)
 
 
 def misused(words: list[str], program: str = "mbaas") -> str:
-    """What the command says of words that it does not take; nothing is run."""
+    """Message about the first invalid argument, or an empty string. Runs nothing."""
     command = command_of(program)
     words = words[:-1] if words[-1] == "--help" else words
     try:
@@ -83,7 +81,7 @@ def misused(words: list[str], program: str = "mbaas") -> str:
             if not left:
                 return ""
             name, command, rest = context.command.resolve_command(context, left)
-            # A command by itself is only named: its arguments are elsewhere.
+            # The text names a command without arguments: do not report them as missing.
             context = command.make_context(name, rest, parent=context, resilient_parsing=not rest)
     except USAGE_ERROR as error:
         return str(error.format_message())
@@ -123,8 +121,8 @@ def test_a_benchmark_that_does_not_exist_is_found() -> None:
 
 
 def run(line: str) -> str:
-    """Run a command in this process; return what it writes, as wide as in the documents."""
-    # Not by COLUMNS: a console keeps what that was when it was made, which was for another test perhaps.
+    """Run a command in this process, at the width of the documents, and return its output."""
+    # Setting COLUMNS has no effect: a console reads it when it is created, perhaps by an earlier test.
     with mock.patch.object(console.out, "_width", 100):
         ended = CliRunner().invoke(mbaas_app, shlex.split(line), env={"NO_COLOR": "1"})
     assert ended.exit_code == 0, ended.output
@@ -133,7 +131,7 @@ def run(line: str) -> str:
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with the quick start's feed, and the examples of a checkout."""
+    """A working directory with the feed of the quick start and the examples of this checkout."""
     monkeypatch.chdir(tmp_path)
     page_data.for_quick_start(tmp_path)
     (block,) = blocks_of(ROOT / "docs" / "quick-start.md", "yaml")
@@ -153,7 +151,7 @@ def test_a_command_line_runs(line: str, here: Path) -> None:
 
 
 def cells(table: str) -> list[list[str]]:
-    """The words of each line, without lines and spaces of a table."""
+    """The words of each table row, without rules and spaces."""
     return [words for line in table.splitlines() if (words := re.sub(r"[│┃─━]", " ", line).split())]
 
 
@@ -176,7 +174,7 @@ def test_the_simulation_has_the_rows_that_its_page_shows(here: Path) -> None:
 
 
 def test_all_commands_are_on_the_page_that_lists_them() -> None:
-    """The guide's list has each command; `docs/reference/commands.md` is made from the code."""
+    """The page is the guide; `docs/reference/commands.md` is generated from the code."""
     (listed,) = blocks_of(ROOT / "docs" / "guide.md", "")
     named = {line.split()[1] for line in listed.text.splitlines()}
     assert named == set(command_of("mbaas").commands)

@@ -1,4 +1,4 @@
-"""The search of data-parallel trials that the guide shows, as a reader runs it: the page's first program, then this."""
+"""The guide's search of data-parallel trials runs as a reader runs it, after the page's first program."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ON_8_CPUS = """
 import ray
 ray.init(num_cpus=8, include_dashboard=False, object_store_memory=512 << 20, log_to_driver=False)
 """
-"""Four of them are the feed's. Each trial takes three: one for itself, and one for each rank."""
+"""Four of the eight CPUs are the feed's. A trial of two ranks takes three: one for itself, one per rank."""
 
 WHAT_IT_DID = """
 rows = feed.ledger().to_pylist()

@@ -1,4 +1,4 @@
-"""The Python of each page runs, from the top down, on small data that has the names which the page uses."""
+"""The Python of each page runs from top to bottom, on small data with the names that the page uses."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from mbaas.prep.preview import first_samples
 from support.pages import PAGES, ROOT, Block, blocks_of
 
 Names = dict[str, Any]
-"""What a page's programs have defined so far."""
+"""Namespace of a page's programs."""
 
 ELSEWHERE = {
     ("README.md", "tune.Tuner("): "tests/examples/test_readme.py, on a machine of its own: a whole search",
@@ -33,16 +33,16 @@ ELSEWHERE = {
     ("docs/guide.md", "LoaderTrainer"): "tests/examples/test_trainers.py, which trains with it",
     ("docs/guide.md", "last.ckpt"): "tests/trainers/test_lightning.py, which has such a checkpoint",
 }
-"""(page, what one of its blocks has) -> where that block runs instead."""
+"""(page, text in one of its blocks) -> test that runs that block."""
 
 
 @dataclass(frozen=True)
 class Page:
-    """How the programs of a page are run.
+    """Data and checks for the programs of a page.
 
     Attributes:
-        prepare: writes into an empty folder what they read there.
-        checks: what a block has -> what is looked at after it.
+        prepare: writes the data of the programs into an empty folder.
+        checks: text in a block -> check to run after that block.
     """
 
     prepare: Callable[[Path], None] = lambda _: None
@@ -60,7 +60,7 @@ def pipeline_with_boxes(names: Names) -> None:
 
 
 def shards(names: Names) -> None:
-    """The second call is that of two shards; the first one left the listing of 128."""
+    """The first call stored the listing of 128 shards; the second one reads two shards."""
     data = names["data"]
     assert (len(data), data.class_names) == (2, ("cat",))
     again = mbaas.read_webdataset("bucket/train-{000000..000127}.tar", listing="shards.parquet")
@@ -68,7 +68,7 @@ def shards(names: Names) -> None:
 
 
 def records(names: Names) -> None:
-    """The second call is that of one file; the first one left the listing of eight."""
+    """The first call stored the listing of eight files; the second one reads one file."""
     assert (names["data"].class_names, names["data"].values(np.arange(1))["wing"].tolist()) == (("wren",), [4.5])
     again = mbaas.read_tfrecord("bucket/train-{00000..00007}-of-00008.tfrecord", listing="records.parquet")
     assert again.labels(np.arange(8)).tolist() == list(range(8))
@@ -105,11 +105,11 @@ def draws(names: Names) -> None:
 
 
 def a_map(names: Names) -> None:
-    """The pipeline hides tokens, and does so in the place where prep workers do."""
+    """The pipeline hides tokens when samples are prepared as in a prep worker."""
     Path("text.jsonl").write_text(json.dumps({"uri": "a.png", "tokens": [7] * 200}))
     found = first_samples(mbaas.read_manifest("text.jsonl"), names["pipeline"], count=1)
     hidden = int((np.asarray(found.known["tokens"]) == 0).sum())
-    assert 10 < hidden < 60  # 15 % of 200
+    assert 10 < hidden < 60  # 15 % of 200 is 30
 
 
 def three_epochs(names: Names) -> None:
@@ -221,12 +221,12 @@ SHOWN = {
     "docs/arrays.md": Page(page_data.for_arrays, {'"scans"': scans, '"cosmo"': volumes, "packed": clouds}),
     "docs/cluster.md": Page(),
 }
-"""Each page that shows Python."""
+"""All pages with Python."""
 
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """An empty folder in which a page's programs run, as on a machine of two CPUs; their feeds are stopped."""
+    """An empty working directory on a simulated machine with two CPUs; all feeds are stopped after the test."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(runtime, "cpus", lambda: 2)
     monkeypatch.syspath_prepend(ROOT / "examples")
@@ -239,7 +239,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def test_the_python_of_a_page_runs(name: str, ray_clean: None, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = SHOWN[name]
     page.prepare(here)
-    if name == "docs/guide.md":  # the hub of Hugging Face cannot be reached: what stands for it was saved to a folder
+    if name == "docs/guide.md":  # tests cannot reach the Hugging Face hub: a saved copy replaces it
         hub = datasets.load_from_disk("bucket/beans")
         monkeypatch.setattr(datasets, "load_dataset", {"AI-Lab-Makerere/beans": hub}.get)
     names: Names = {"__name__": "pasted"}
@@ -249,17 +249,17 @@ def test_the_python_of_a_page_runs(name: str, ray_clean: None, here: Path, monke
         for text in [text for text in left if text in block.text]:
             left.pop(text)(names)
     assert not left, "no block has these"
-    names.clear()  # functions refer to it, and it to minibatches
+    names.clear()  # functions keep this namespace alive, and it keeps minibatches alive
 
 
 def here_only(name: str) -> list[Block]:
-    """The Python of a page that does not run elsewhere."""
+    """The Python blocks of a page that no other test runs."""
     others = [text for page, text in ELSEWHERE if page == name]
     return [each for each in blocks_of(ROOT / name, "python") if not any(text in each.text for text in others)]
 
 
 def adapted(block: Block) -> Block:
-    """The block with what the test has in place of what it has not."""
+    """The block with the replacements of `page_data.INSTEAD`."""
     text = block.text
     for absent, present in page_data.INSTEAD.items():
         text = text.replace(absent, present)
@@ -275,7 +275,7 @@ def test_all_python_that_is_shown_runs_here_or_elsewhere() -> None:
 
 
 def test_the_pairs_of_points_of_people_are_left_and_right() -> None:
-    """By COCO's names of key points."""
+    """The order of the key points is COCO's."""
     sides = ["eye", "ear", "shoulder", "elbow", "wrist", "hip", "knee", "ankle"]
     points = ["nose", *(f"{side} {part}" for part in sides for side in ("left", "right"))]
     (swaps,) = re.findall(r"`swaps=(\[.*?\])`", (ROOT / "docs" / "detection.md").read_text())

@@ -1,4 +1,4 @@
-"""The YAML of each page is read by what reads such files, and what it says of data and pipelines works."""
+"""The YAML of each page is accepted by its reader, and the data and pipelines in it work."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Text = str
 
 
 def a_feed(text: Text, here: Path) -> tuple[feed_file.FeedConfig, Preview]:
-    """Read a feed's file, list its data and prepare two samples; what a page leaves out is put in."""
+    """Read a feed file, list its data and prepare two samples; options that the page omits are added."""
     said = yaml.safe_load(text)
     rest = {"name": "train", "batch_size": 2, "pipeline": ["DecodeImage"]}
     lines = [f"{key}: {value}" for key, value in rest.items() if key not in said]
@@ -69,7 +69,7 @@ def of_arrays(text: Text, here: Path) -> None:
 
 
 def prices(text: Text, here: Path, *gpus: Text) -> None:
-    """The first block is a price list, the second one what was measured on a GPU."""
+    """The first block is a price list, the second one contains measurements of a GPU."""
     (here / "prices.yaml").write_text(text)
     assert [(machine.name, machine.cores) for machine in read_machines(here / "prices.yaml")] == [
         ("small", 8), ("large", 32)
@@ -82,7 +82,7 @@ def prices(text: Text, here: Path, *gpus: Text) -> None:
 
 
 def systems(text: Text, here: Path, *cores: Text) -> None:
-    """The first block is a whole file, the second one a part of its ``machine``."""
+    """The first block is a whole file, the second one a part of its ``machine`` section."""
     whole: dict[str, Any] = yaml.safe_load(text)
     for part in cores:
         whole["machine"] |= yaml.safe_load(part)
@@ -99,7 +99,7 @@ READ: dict[str, Callable[..., None]] = {
     "docs/analyze.md": prices,
     "docs/simulate.md": systems,
 }
-"""Each page that shows YAML, and what its blocks are read as, with the page's other blocks as further arguments."""
+"""All pages with YAML -> reader of the page's first block, with its other blocks as further arguments."""
 
 
 @pytest.mark.parametrize("name", READ)

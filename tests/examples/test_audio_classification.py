@@ -1,4 +1,4 @@
-"""The search on sound as people run it: in a process of its own, on a Ray of its own."""
+"""The audio example runs as users run it: in a separate process with its own Ray."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "audio_classification.py"
 LIMIT_S = 300
 CHANCE = 1 / 5
-"""Of five classes."""
+"""Accuracy of guessing among five classes."""
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""The DataLoader beside which examples put a feed: it gives a trial what the feed gives."""
+"""The DataLoader that examples compare a feed with delivers the same minibatch contents as the feed."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from mbaas import transforms as T
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SAMPLES = 13
 BATCH = 4
-"""Leaves a rest of one."""
+"""13 = 3 x 4 + 1: the last minibatch has one sample."""
 
 
 def imported(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """A module of the examples, as a program beside it finds it."""
+    """A module of the examples, imported as their programs import it."""
     monkeypatch.syspath_prepend(str(EXAMPLES))
     return importlib.import_module(name)
 
 
 def epoch_of(loader: Iterable[dict[str, Any]]) -> dict[int, dict[str, torch.Tensor]]:
-    """What a trial gets of each sample in an epoch; each comes once."""
+    """Sample id -> field values in one epoch, after a check that each sample occurs once."""
     seen: dict[int, dict[str, torch.Tensor]] = {}
     for batch in loader:
         for row, sample in enumerate(batch["sample_id"].tolist()):
@@ -62,7 +62,7 @@ def sounds(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[mbaas.Dataset
 def test_a_loader_of_its_own_gives_a_trial_what_a_feed_gives(
     ray_clean: None, source: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the same names, shapes, types and bytes, by the same chances, in both epochs."""
+    """Names, shapes, dtypes and bytes are equal in both epochs, for the same random draws."""
     data, pipeline = source(tmp_path, monkeypatch)
     own = imported("comparing", monkeypatch).OwnLoader(data, pipeline, BATCH, shuffle=True)
     with mbaas.serve("own", data, pipeline, batch_size=BATCH, prep_workers=1, engine="cpu"):
@@ -103,7 +103,7 @@ def test_wrong_data_is_one_sentence(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("own.json").write_text("{}")
-    monkeypatch.setattr(os, "environ", os.environ.copy())  # examples set variables for Ray, which is imported already
+    monkeypatch.setattr(os, "environ", os.environ.copy())  # examples set variables for Ray, which is already imported
     monkeypatch.setattr(sys, "argv", [f"{example}.py", *arguments])
     with pytest.raises(SystemExit) as ended:
         imported(example, monkeypatch).main()

@@ -1,4 +1,4 @@
-"""The examples of object detection and segmentation as people run them: in processes of their own."""
+"""The detection and segmentation examples run as users run them: in separate processes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LIMIT_S = 240
 
 
 def run(name: str, *arguments: str) -> str:
-    """What an example prints, on a Ray of its own."""
+    """Run an example with its own Ray, and return its output."""
     with tempfile.TemporaryDirectory(prefix="ex", dir="/tmp", ignore_cleanup_errors=True) as folder:
         ended = subprocess.run(
             [sys.executable, str(EXAMPLES / name), *arguments],
@@ -63,7 +63,7 @@ def test_a_search_finds_a_detector_and_shares(arguments: tuple[str, ...], images
 @pytest.mark.long
 @pytest.mark.timeout(LIMIT_S)
 def test_own_images_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """40 images, 32 of them to train on: without sharing, 2 trials of 2 epochs prepare 128."""
+    """32 of the 40 images are for training: without sharing, 2 trials of 2 epochs prepare 128."""
     monkeypatch.syspath_prepend(str(EXAMPLES))
     annotations = importlib.import_module("shapes").write_shapes(tmp_path, 40)
     own = "--data", str(annotations), "--image-folder", str(tmp_path / "images")

@@ -1,4 +1,4 @@
-"""The example of a reader of one's own: what it reads is what is in the archive, and what is wrong is named."""
+"""The custom reader of the examples reads all images of an archive and names unreadable files."""
 
 from __future__ import annotations
 

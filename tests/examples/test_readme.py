@@ -1,4 +1,4 @@
-"""The README's example as a reader runs it: pasted into a file, with default options, on a small machine."""
+"""The README example runs as a reader runs it: pasted into a file, with default options, on a small machine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ON_2_CPUS = """
 import ray
 ray.init(num_cpus=2, include_dashboard=False, object_store_memory=256 << 20, log_to_driver=False)
 """
-"""What the reader's machine is like. Ray counts cores, and the machine of the test may have more."""
+"""Simulates a small machine. The machine that runs the tests may have more cores, and Ray would use them all."""
 
 
 @pytest.mark.slow

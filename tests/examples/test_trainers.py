@@ -1,7 +1,6 @@
-"""The examples of trainers as people run them: each is stopped in the middle of an epoch and goes on.
+"""The trainer examples run as users run them, and each one resumes after a stop in the middle of an epoch.
 
-One of them runs in every run of the tests, the others with ``-m long``: what resumes, and how, is tested in
-`tests/trainers`.
+One example runs in every test run, the others with ``-m long``. `tests/trainers` tests resuming in detail.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ sys.stdin.read()
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[str]:
-    """Address of a cluster of two CPUs, for all examples: a Ray of its own costs each of them six seconds of CPU."""
+    """Address of a cluster of two CPUs that all examples share: starting Ray for each would take 6 s of CPU."""
     with tempfile.TemporaryDirectory(prefix="ex", dir="/tmp", ignore_cleanup_errors=True) as folder:
         command = [sys.executable, "-c", SMALL, folder]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as head:
@@ -44,7 +43,7 @@ def cluster() -> Iterator[str]:
 
 
 def run(name: str, cluster: str = "local", limit_s: float = LIMIT_S) -> str:
-    """What an example prints, on a cluster or on a Ray of its own."""
+    """Run an example on a cluster, or with its own Ray, and return its output."""
     with tempfile.TemporaryDirectory(prefix="ex", dir="/tmp", ignore_cleanup_errors=True) as folder:
         ended = subprocess.run(
             [sys.executable, str(EXAMPLES / name)],
@@ -83,7 +82,7 @@ def test_lightning_resumes(cluster: str) -> None:
 @pytest.mark.long
 @pytest.mark.timeout(LONG_LIMIT_S + 10)
 def test_lightning_in_ray_train_resumes() -> None:
-    """Each of the two runs starts two processes that import all of Lightning."""
+    """Slow, because each of its two runs starts two processes that import all of Lightning."""
     out = run("train_ray_lightning.py", limit_s=LONG_LIMIT_S)
     ends = re.findall(r"after (\d) epochs: ([\d.]+)% right, epochs that were not exact: 0$", out, re.MULTILINE)
     assert [epochs for epochs, _ in ends] == ["3", "5"]
@@ -92,7 +91,7 @@ def test_lightning_in_ray_train_resumes() -> None:
 
 @pytest.mark.long
 def test_the_trainer_of_hugging_face_resumes(cluster: str) -> None:
-    """45 steps are an epoch; 100 were made before, and the third epoch ends 35 later."""
+    """An epoch is 45 steps. The first run stops after 100; the third epoch ends 35 steps later, at 3 x 45 = 135."""
     out = run("train_transformers.py", cluster)
     found = re.findall(r"'eval_loss': '([\d.]+)'.*?'epoch': '(\d)'", out)
     assert [epoch for _, epoch in found] == ["1", "2", "3", "4", "5"]

@@ -1,4 +1,4 @@
-"""The example as people run it: in a process of its own."""
+"""The digits example runs as users run it: in a separate process."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LIMIT_S = 240
 
 
 def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
-    """The example, with ``folder`` for its temporary files."""
+    """Start the example with ``folder`` for its temporary files."""
     return subprocess.Popen(
         [sys.executable, str(EXAMPLE), *arguments],
         env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(folder), "PYTHONUNBUFFERED": "1"},
@@ -35,7 +35,7 @@ def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
 
 
 def run(folder: Path, *arguments: str) -> tuple[int, str]:
-    """Exit code, and what was printed as one line of single spaces."""
+    """Exit code, and the output with all whitespace reduced to single spaces."""
     with start(folder, *arguments) as process:
         out, _ = process.communicate(timeout=LIMIT_S)
     return process.returncode, " ".join(out.split())
@@ -43,7 +43,7 @@ def run(folder: Path, *arguments: str) -> tuple[int, str]:
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """An empty folder with a short path: Ray's sockets go there."""
+    """An empty folder; its path is short, because Ray puts its sockets there."""
     with tempfile.TemporaryDirectory(prefix="ex", dir="/tmp") as name:
         yield Path(name)
 
@@ -72,7 +72,7 @@ def test_it_finds_a_good_model_and_shares(folder: Path, arguments: tuple[str, ..
 @pytest.mark.long
 @pytest.mark.timeout(LIMIT_S)
 def test_own_images_compared(folder: Path, tmp_path: Path) -> None:
-    """40 images of two sizes in two classes; 2 trials of 2 epochs prepare 160 samples without sharing."""
+    """40 images of two sizes in two classes. Without sharing, 2 trials of 2 epochs prepare 4 x 40 = 160 samples."""
     for number in range(40):
         target = tmp_path / ("dark", "light")[number % 2]
         target.mkdir(exist_ok=True)
@@ -88,7 +88,7 @@ def test_own_images_compared(folder: Path, tmp_path: Path) -> None:
 @pytest.mark.long
 @pytest.mark.timeout(LIMIT_S)
 def test_interrupted(folder: Path) -> None:
-    """Ctrl-C when the first trial of many has ended: one sentence, exit code 130, nothing left."""
+    """Ctrl-C after the first of many trials: one sentence, exit code 130, no files left."""
     with start(folder, "--trials", "40", "--epochs", "3") as process:
         assert process.stdout is not None
         assert any("data stall" in line for line in process.stdout)
@@ -111,9 +111,9 @@ def test_a_folder_that_is_not_there(folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def example() -> ModuleType:
-    """The example as a module: all that it needs is imported once, not by a process for each wrong argument."""
+    """The example as a module, to import its dependencies once instead of in one process per invalid argument."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "environ", os.environ.copy())  # it sets variables for Ray, which is imported already
+        patch.setattr(os, "environ", os.environ.copy())  # it sets variables for Ray, which is already imported
         spec = importlib.util.spec_from_file_location(EXAMPLE.stem, EXAMPLE)
         assert spec is not None
         assert spec.loader is not None

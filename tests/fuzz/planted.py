@@ -1,4 +1,4 @@
-"""Targets with planted bugs, such as the fuzzer must find."""
+"""Targets with planted bugs that the fuzzer must find."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from benchmarks.fuzz.run import Case, Target
 
 def _in_case_3(name: str, harm: Case) -> Target:
     def prepare(folder: Path) -> Case:
-        # a case knows nothing but its random numbers, as every real one
+        # as for real targets, a case depends only on its random numbers
         third = Random(f"{name} 3").random()
         return lambda chance: harm(chance) if chance.random() == third else None
 

@@ -1,6 +1,7 @@
-"""Every decoder and reader against damaged and hostile things, for a second or two each.
+"""Damaged and hostile input causes an error in every decoder and reader, and nothing worse. Each runs for 1 to 2 s.
 
-`python -m benchmarks fuzz` goes on for as long as one likes. What it found has regression tests beside what was mended.
+`python -m benchmarks fuzz` runs for any length of time. Each bug that it found has a regression test in the tests of
+the fixed code.
 """
 
 from __future__ import annotations

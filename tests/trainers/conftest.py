@@ -1,4 +1,4 @@
-"""The feeds that trainers use side by side: one to train on, one to validate with."""
+"""Fixtures for two feeds that trainers use together: one for training, one for validation."""
 
 from __future__ import annotations
 

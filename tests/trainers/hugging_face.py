@@ -1,4 +1,4 @@
-"""What tests run Hugging Face's `Trainer` with: a model that takes notes, loaders, their state in checkpoints."""
+"""A recording model, a `Trainer` with mbaas loaders, and a callback that saves loader state in checkpoints."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import mbaas
 
 
 class Net(torch.nn.Module):
-    """Notes the ids of the samples in each minibatch."""
+    """Model that records the sample ids of each minibatch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class Net(torch.nn.Module):
 
 
 class FeedTrainer(Trainer):
-    """What users write; the example sets the two methods instead."""
+    """A subclass as users write it; the example replaces the two methods on the instance instead."""
 
     def __init__(self, loader: mbaas.Loader, validation: mbaas.Loader, **options: Any) -> None:
         super().__init__(eval_dataset=validation.dataset, **options)
@@ -49,7 +49,7 @@ class FeedTrainer(Trainer):
 
 
 class SaveLoader(TrainerCallback):
-    """Saves the loader's state beside the trainer's, and stops at a step."""
+    """Saves the loader's state in the trainer's checkpoint, and stops the run at a step."""
 
     def __init__(self, stop_at: int = 0) -> None:
         self._stop_at = stop_at
@@ -59,6 +59,6 @@ class SaveLoader(TrainerCallback):
             control.should_save = control.should_training_stop = True
 
     def on_save(self, args: Any, state: Any, control: Any, train_dataloader: Any, **others: Any) -> None:
-        if args.should_save:  # one of the ranks
+        if args.should_save:  # true on one rank only
             path = Path(args.output_dir, f"checkpoint-{state.global_step}", "loader.json")
             path.write_text(json.dumps(train_dataloader.state_dict()))

@@ -1,4 +1,4 @@
-"""Two processes that Lightning forks, and what each of them saw: python lightning_processes.py TRAINING FOLDER"""
+"""Train in two processes forked by Lightning, and write the samples of each: lightning_processes.py TRAINING FOLDER"""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import mbaas
 
 
 class Net(lightning.LightningModule):
-    """Notes the ids of the samples in each minibatch, and writes them down when a run ends."""
+    """Model that records the sample ids of each minibatch and writes them to a file when a run ends."""
 
     def __init__(self, notes: Path) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class Net(lightning.LightningModule):
 
 
 class Feeds(lightning.LightningDataModule):
-    """Has each process join as its rank, as docs/guide.md shows."""
+    """Joins the feed in each process as its rank, as in docs/guide.md."""
 
     def __init__(self, training: str) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class Feeds(lightning.LightningDataModule):
 
 
 def main(training: str, folder: str) -> None:
-    """Train two epochs with a checkpoint behind 5 minibatches of the second; from there train to the end of a third."""
+    """Train two epochs with a checkpoint after 13 + 5 = 18 minibatches, then resume there and finish a third epoch."""
     for name, epochs, path in (("first", 2, None), ("second", 3, f"{folder}/step=18.ckpt")):
         saving = ModelCheckpoint(folder, filename="{step}", every_n_train_steps=18, save_top_k=-1)
         trainer = lightning.Trainer(

@@ -1,4 +1,4 @@
-"""Programs that start two processes, each with a rank's loader, and what these wrote down."""
+"""Run programs that start two processes, each with the loader of one rank, and read their results."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import ray
 from trainer_feeds import STEPS
 
 SHARES = [[8] * (STEPS - 1) + [6], [8] * (STEPS - 1) + [5]]
-"""Samples of each minibatch of an epoch for the two ranks: the last one has 11."""
+"""Samples per minibatch for each of the two ranks. A minibatch has 16 = 8 + 8, the last one 11 = 6 + 5."""
 
 
 def run(script: str, *arguments: str) -> None:
-    """Run a program that starts them."""
+    """Run a program of this folder on the current cluster."""
     ended = subprocess.run(
         [sys.executable, str(Path(__file__).with_name(script)), *arguments],
         env={**os.environ, "RAY_ADDRESS": ray.get_runtime_context().gcs_address, "OMP_NUM_THREADS": "1"},
@@ -29,5 +29,5 @@ def run(script: str, *arguments: str) -> None:
 
 
 def notes(folder: Path, name: str) -> list[dict[str, Any]]:
-    """What each of them wrote down."""
+    """Results of each rank."""
     return [json.loads((folder / f"{name}-{rank}.json").read_text()) for rank in range(2)]

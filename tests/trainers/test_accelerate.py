@@ -1,4 +1,4 @@
-"""A loader with accelerate: `prepare` leaves it as it is, and its state is saved with everything else."""
+"""With accelerate, `prepare` does not change a loader, and checkpoints include the loader's state."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("ray_clean")
 
 @pytest.fixture
 def accelerator() -> Iterator[Accelerator]:
-    """One that knows nothing of those of other tests."""
+    """An accelerator that shares no global state with other tests."""
     yield Accelerator(cpu=True)
     for state in (AcceleratorState, GradientState, PartialState):
         state._reset_state()
@@ -71,7 +71,7 @@ def test_save_state_and_load_state_go_on_exactly(training, accelerator, tmp_path
 
 
 def test_accumulated_gradients_step_at_the_end_of_each_epoch(training, validation, accelerator):
-    """Also where a validation comes between: each epoch of 13 minibatches is 3 steps of 4 and one of what is left."""
+    """13 minibatches are 3 steps of 4 and one of 1, even if a validation runs in between."""
     accelerator.gradient_accumulation_steps = 4
     net = model()
     optimizer = torch.optim.SGD(net.parameters(), 0.1)
@@ -122,7 +122,7 @@ def test_skip_first_batches_of_a_loader_that_loaded_its_state_reads_the_rest(tra
 
 
 def test_a_rank_is_not_shared_out_once_more(training, accelerator):
-    """`prepare` makes this of a DataLoader where there are two processes; all of them begin to read it."""
+    """With two processes, `prepare` wraps a DataLoader like this, and both processes read the wrapper."""
     loaders = [join(training, "wrapped", rank=rank, world_size=2) for rank in range(2)]
     for loader in loaders:
         wrapped = prepare_data_loader(
@@ -130,7 +130,7 @@ def test_a_rank_is_not_shared_out_once_more(training, accelerator):
         )
         with pytest.raises(mbaas.StateError, match=r"a rank's share of 2 already.* prepare the loader itself"):
             next(iter(wrapped))
-        del wrapped  # accelerate takes it for one that is being read
+        del wrapped  # accelerate would treat it as a loader in use
     batches = chain.from_iterable(zip(*loaders, strict=True))
     assert sorted(chain.from_iterable(map(ids_of, batches))) == EVERY
     for loader in loaders:
@@ -138,7 +138,7 @@ def test_a_rank_is_not_shared_out_once_more(training, accelerator):
 
 
 def test_ranks_share_every_minibatch_once(training):
-    """As processes of accelerate join: each with its index, and the number of them."""
+    """Ranks join as accelerate processes do, with their index and the number of processes."""
     loaders = [join(training, "processes", rank=rank, world_size=2) for rank in range(2)]
     shares: list[list[int]] = [[], []]
     for batches in zip(*loaders, strict=True):
@@ -152,7 +152,7 @@ def test_ranks_share_every_minibatch_once(training):
 
 
 def test_a_loop_in_two_processes_accumulates_saves_and_goes_on(training, validating, tmp_path):
-    """An epoch and 5 minibatches of the next, then the rest of it; a step for 4 minibatches and at an epoch's end."""
+    """It saves after an epoch and 5 minibatches, and finishes epoch two. 13 minibatches are steps of 4, 4, 4 and 1."""
     run("two_processes.py", "own_loop", training.name, validating.name, str(tmp_path))
     first, second = notes(tmp_path, "rank")
     for epoch in range(2):

@@ -1,4 +1,4 @@
-"""Minibatches as arrays of JAX. It is not installed with what the tests need: ``pip install jax``."""
+"""Minibatches convert to JAX arrays. JAX is not among the test dependencies: ``pip install jax``."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_tensors_become_arrays_by_dlpack_without_a_copy(training):
 
 
 def test_views_of_numpy_are_copied(training):
-    """They are read-only, which DLPack cannot say."""
+    """NumPy views are read-only, which DLPack cannot express."""
     with join(training, "jax", format="numpy") as loader:
         labels = next(iter(loader))["label"]
         with pytest.raises(BufferError, match="readonly"):

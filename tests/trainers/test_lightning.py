@@ -1,4 +1,4 @@
-"""A loader in Lightning's `Trainer.fit`: each of the trainer's epochs is one of the loader's, also after a restart."""
+"""In Lightning's `Trainer.fit`, each trainer epoch is one loader epoch, also after a restart."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from support.waiting import wait_until
 
 pytestmark = [
     pytest.mark.usefixtures("ray_clean"),
-    pytest.mark.filterwarnings("ignore:::lightning"),  # of its own old calls, and of few workers and rare logs
+    pytest.mark.filterwarnings("ignore:::lightning"),  # about its own deprecated calls, few workers and rare logging
 ]
 
 EPOCHS = 3
@@ -30,7 +30,7 @@ EXACT = dict.fromkeys(range(EPOCHS), EVERY)
 
 
 class Net(lightning.LightningModule):
-    """Notes the ids of the samples that it saw in each of the trainer's epochs."""
+    """Model that records the sample ids of each trainer epoch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,11 +50,11 @@ class Net(lightning.LightningModule):
 
 
 class EndOfRunError(Exception):
-    """What ends a run after its checkpoint."""
+    """Ends a run after its checkpoint."""
 
 
 class Save(Callback):
-    """Saves a checkpoint in one of the trainer's hooks, and ends the run."""
+    """Callback that saves a checkpoint in a given trainer hook and ends the run."""
 
     def __init__(self, path: Path, hook: str, epoch: int, number: int = STEPS - 1) -> None:
         self._path, self._at = path, (hook, epoch, number)
@@ -100,7 +100,7 @@ def validation(validating: mbaas.Feed) -> Iterator[mbaas.Loader]:
 
 
 def sorted_epochs(*models: Net) -> dict[int, list[int]]:
-    """What several runs saw together in each epoch."""
+    """Sorted sample ids of each epoch, over several runs."""
     together: dict[int, list[int]] = defaultdict(list)
     for each in models:
         for epoch, ids in each.seen.items():
@@ -140,9 +140,7 @@ def test_a_run_resumes_exactly_where_it_was_saved(training, validation, trainer,
 
 @pytest.mark.parametrize("place", [("epoch", 0), ("epoch", 1), ("validation", 0), ("validation", 1)], ids=str)
 def test_a_run_resumes_between_two_epochs(training, validation, trainer, tmp_path, monkeypatch, place):
-    """Lightning loads no loader's state from a checkpoint of `on_train_epoch_end`, so the guide's lines give it to
-    `join`.
-    """
+    """Lightning loads no loader state from a checkpoint of `on_train_epoch_end`; the guide passes it to `join`."""
     path, nets = tmp_path / "last.ckpt", (Net(), Net())
     with join(training, "between") as loader:
         with pytest.raises(EndOfRunError):
@@ -177,7 +175,7 @@ def test_accumulated_gradients_step_at_the_end_of_each_epoch(training, trainer):
 
 
 def test_a_run_resumes_between_two_steps_of_accumulated_gradients(training, trainer, tmp_path):
-    """It is saved behind the sixth minibatch, of which two have not been stepped on."""
+    """The checkpoint follows the sixth minibatch: 4 are in a step, and 2 are not yet."""
     path, nets = tmp_path / "saved.ckpt", (Net(), Net())
     with join(training, "gathering") as loader:
         with pytest.raises(EndOfRunError):
@@ -189,7 +187,7 @@ def test_a_run_resumes_between_two_steps_of_accumulated_gradients(training, trai
 
 
 def test_epochs_that_are_limited_begin_anew_each_time(training, validation, trainer):
-    """Of each epoch of the loader 5 minibatches are used, and the rest is left."""
+    """The trainer uses 5 minibatches of each loader epoch and abandons the rest."""
     net = Net()
     with join(training, "limited") as loader:
         trainer(limit_train_batches=5, limit_val_batches=2, num_sanity_val_steps=0).fit(net, loader, validation)
@@ -213,7 +211,7 @@ def test_a_run_of_so_many_steps_ends_in_the_middle_of_an_epoch_and_the_next_one_
 
 @pytest.mark.long
 def test_two_processes_share_each_epoch_and_go_on_in_its_middle(training, tmp_path):
-    """Two epochs with a checkpoint behind the 5th minibatch of the second; from there to the end of a third."""
+    """Train two epochs with a checkpoint after minibatch 5 of the second, then resume there and finish a third."""
     run("lightning_processes.py", training.name, str(tmp_path))
     first, second = notes(tmp_path, "first"), notes(tmp_path, "second")
     assert all(seen["exact"] for seen in first + second)

@@ -1,4 +1,4 @@
-"""A loader in plain PyTorch: `DataLoader` around it, pickles of it, what it says of itself."""
+"""In plain PyTorch, a loader works inside a `DataLoader`, after pickling, and with the attributes trainers read."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_workers_of_a_dataloader_cannot_read_it_and_it_goes_on_by_itself(trainin
 
 
 def test_minibatches_cannot_be_had_by_number(training):
-    """So asks a DataLoader in a process that has joined with format="numpy" only: torch does not know loaders there."""
+    """After joins with format="numpy" only, torch does not recognize a loader, so a DataLoader indexes it by number."""
     with join(training, "numbered", format="numpy") as loader:
         with pytest.raises(
             mbaas.ConfigError, match='not by number, got 0: iterate over it, or join with format="torch"'
@@ -75,11 +75,11 @@ def test_it_says_what_trainers_ask_a_dataloader_for(training):
         )
 
 
-# ---- minibatches by number: how accelerate passes over those that a trainer had ----
+# ---- minibatches by number, as accelerate skips those before a restart ----
 
 
 def resumed(loader: mbaas.Loader, first: int) -> DataLoader[Any]:
-    """What `accelerate.skip_first_batches` makes."""
+    """DataLoader as `accelerate.skip_first_batches` builds it."""
     numbers = [number for number in loader.batch_sampler if number[0] >= first]
     options = {"collate_fn": loader.collate_fn, "prefetch_factor": loader.prefetch_factor}
     return DataLoader(loader.dataset, batch_sampler=numbers, **options)  # type: ignore[arg-type]
@@ -122,7 +122,7 @@ def test_minibatches_before_the_loaded_state_cannot_be_had_by_number(training):
 
 @pytest.mark.parametrize("minibatches", [0, 5, STEPS])
 def test_of_a_loaded_state_set_epoch_leaves_what_is_to_come(training, minibatches):
-    """In the middle of an epoch its rest; at its end nothing, so that the next loop is the next epoch and not empty."""
+    """In mid-epoch the rest remains. At an epoch's end the next loop reads the next epoch, and is not empty."""
     with join(training, "told") as loader:
         loop = iter(loader)
         before = [number for _ in range(minibatches) for number in ids_of(next(loop))]
@@ -167,7 +167,7 @@ def test_a_pickle_joins_again_and_goes_on_in_its_place(training, minibatches):
 
 @ray.remote(num_cpus=0)
 def epoch_of(loader: mbaas.Loader) -> tuple[list[int], str]:
-    with loader:  # by its own means: this process does not find the modules beside this file
+    with loader:  # without `read`: this process cannot import the modules of this folder
         return [int(number) for batch in loader for number in batch["sample_id"]], repr(loader)
 
 

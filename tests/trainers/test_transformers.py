@@ -1,4 +1,4 @@
-"""A loader in Hugging Face's `Trainer`: as its train and evaluation DataLoader, over stops and restarts."""
+"""Loaders serve as train and evaluation DataLoader of the Hugging Face `Trainer`, over stops and restarts."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def trainer(tmp_path: Path, validation: mbaas.Loader) -> Callable[..., FeedTrain
 
 
 def sorted_epochs(*nets: Net) -> list[list[int]]:
-    """The ids of each epoch's minibatches, over several runs."""
+    """Sorted sample ids of each epoch, over several runs."""
     minibatches = [ids for net in nets for ids in net.trained]
     return [sorted(chain.from_iterable(minibatches[at : at + STEPS])) for at in range(0, len(minibatches), STEPS)]
 
@@ -85,7 +85,7 @@ def test_a_run_resumes_exactly_where_it_was_saved(training, trainer, tmp_path, p
 
 
 class StopAfterEpoch(TrainerCallback):
-    """Ends a run after its first epoch, when that was evaluated and saved."""
+    """Ends a run after its first epoch, including evaluation and checkpoint."""
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         control.should_training_stop = True
@@ -167,7 +167,7 @@ def test_a_run_of_so_many_steps_ends_in_the_middle_of_an_epoch(training, trainer
 
 @pytest.mark.long
 def test_two_processes_share_each_epoch_evaluate_save_and_go_on(training, validating, tmp_path):
-    """An epoch and 5 minibatches of the next, then the rest of it and an evaluation."""
+    """Train an epoch and 5 minibatches of the next, then resume, finish the second epoch and evaluate."""
     run("two_processes.py", "trainer", training.name, validating.name, str(tmp_path))
     ranks = notes(tmp_path, "rank")
     for epoch in range(2):

@@ -1,4 +1,4 @@
-"""What the trainers of these tests train on, and what they saw of it."""
+"""Feed sizes, model and result helpers for tests of trainers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import mbaas
 
 SAMPLES, BATCH = 203, 16
 STEPS = -(-SAMPLES // BATCH)
-"""Minibatches in an epoch: 13, the last one of 11 samples."""
+"""Minibatches per epoch: 203 = 12 x 16 + 11, so 13, the last one with 11 samples."""
 
 SIDE, CLASSES = 8, 10
 EVERY = list(range(SAMPLES))
@@ -30,7 +30,7 @@ def ids_of(batch: dict[str, Any]) -> list[int]:
 
 
 def read(loader: Iterable[dict[str, Any]]) -> list[int]:
-    """The ids of an epoch, or of the rest of one."""
+    """Sample ids of an epoch, or of the rest of one."""
     return [number for batch in loader for number in ids_of(batch)]
 
 
@@ -43,7 +43,7 @@ def loss_of(model: torch.nn.Module, batch: dict[str, Any]) -> torch.Tensor:
 
 
 def finished(feed: mbaas.Feed, consumer: str) -> list[tuple[int, bool]]:
-    """The epochs of which the feed has a ledger of the consumer's, and whether it is exact."""
+    """(epoch, is exact) of each ledger of the consumer that the feed has."""
     table = feed.ledger()
     rows = zip(*(table[name].to_pylist() for name in ("consumer", "epoch", "exact")), strict=True)
     return [(epoch, exact) for name, epoch, exact in rows if name == consumer]

@@ -1,8 +1,8 @@
-"""Two processes that accelerate starts, and what each of them saw of a feed:
+"""Train in two processes started by accelerate, and write the samples of each:
 
     python two_processes.py own_loop | trainer TRAINING VALIDATING FOLDER
 
-What takes seconds is imported before they are forked; with `accelerate launch` each process would do so itself.
+Slow imports happen before the fork; with `accelerate launch` each process would repeat them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ RANKS = 2
 
 
 def own_loop(training: str, validating: str, folder: str) -> dict[str, Any]:
-    """Train for an epoch and 5 minibatches, save, join again, load, and train to the end of the second epoch."""
+    """Train for an epoch and 5 minibatches, save, join again, load, and finish the second epoch."""
     seen: dict[str, Any] = {"epochs": [[], []], "stepped": [], "gathered": []}
     for begins in (True, False):
         accelerator = Accelerator(cpu=True, gradient_accumulation_steps=4)
@@ -50,10 +50,8 @@ def own_loop(training: str, validating: str, folder: str) -> dict[str, Any]:
 
 
 def trainer(training: str, validating: str, folder: str) -> dict[str, Any]:
-    """Train with Hugging Face's `Trainer` for an epoch and 5 minibatches, and after a restart to the end of the second
-    epoch.
-    """
-    from hugging_face import FeedTrainer, Net, SaveLoader  # here: it takes more seconds
+    """Train with the Hugging Face `Trainer` for 18 steps (an epoch and 5), restart, and finish the second epoch."""
+    from hugging_face import FeedTrainer, Net, SaveLoader  # imported here, because it adds seconds to `own_loop`
     from transformers import TrainingArguments
 
     quiet = {"save_strategy": "no", "logging_strategy": "no", "report_to": "none", "disable_tqdm": True}
@@ -87,7 +85,6 @@ def trainer(training: str, validating: str, folder: str) -> dict[str, Any]:
 
 
 def main(what: str, training: str, validating: str, folder: str) -> None:
-    """Do it, in each process."""
     seen = {"own_loop": own_loop, "trainer": trainer}[what](training, validating, folder)
     Path(folder, f"rank-{torch.distributed.get_rank()}.json").write_text(json.dumps(seen))
 
