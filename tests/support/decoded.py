@@ -35,7 +35,7 @@ def check_any_mix(
     first: int = 0,
     epochs: Sequence[int] = (0, 1, 2),
 ) -> dict[int, NDArray[np.uint8]]:
-    """Check that an engine's output depends neither on the form of its input, nor on what it keeps, nor on threads.
+    """Check that an engine's output does not depend on the form of its input, on samples kept, or on threads.
 
     Args:
         make: builds the engine for a number of threads.

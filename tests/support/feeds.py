@@ -16,7 +16,7 @@ EPOCHS = 40
 
 
 def warm(feed: mbaas.Feed) -> mbaas.Feed:
-    """Run epochs until the caches are full, with all samples in one form, so that tests do not change their contents."""
+    """Run epochs until the caches are full, with all samples in one form, so that tests do not change them."""
     with mbaas.join(feed.name, consumer="warm", format="numpy", wait_timeout_s=60) as loader:
         kept = -1
         for _ in range(EPOCHS):

@@ -58,7 +58,7 @@ class Traces:
 
 
 def leaks(before: Traces) -> list[str]:
-    """Describe resources that did not exist before; empty if all of them disappear within `GRACE_S`."""
+    """Describe resources that did not exist before; empty if they disappear within `GRACE_S`."""
     deadline = time.monotonic() + GRACE_S
     while (found := _compare(before, Traces.now())) and time.monotonic() < deadline:
         time.sleep(PERIOD_S)

@@ -69,7 +69,7 @@ class EpochRecord:
 
 
 class Recorder:
-    """Builds an `EpochRecord` from numpy minibatches, one by one, and keeps none of them."""
+    """Builds an `EpochRecord` from numpy minibatches, one by one, without keeping the minibatches."""
 
     def __init__(self) -> None:
         self._ids: list[NDArray[np.int64]] = []
@@ -93,7 +93,7 @@ class Recorder:
 
 
 def record_epoch(loader: Loader, step_s: float = 0.0) -> EpochRecord:
-    """Record an epoch, or the rest of one, from a loader with format "numpy". Each minibatch takes ``step_s`` of work."""
+    """Record an epoch, or the rest of one, from a loader with format "numpy", working ``step_s`` per minibatch."""
     recorder = Recorder()
     for batch in loader:
         recorder.add(batch)
