@@ -351,7 +351,7 @@ class Simulation:
         self.send(ev.Join(consumer.name, consumer.session, resumed.start, resumed=resumed))
 
     def _foreign(self) -> tuple[Resumption, list[list[int]], list[tuple[int, Shuffle]]]:
-        """A state from another feed, perhaps with other block bounds, and the samples and shuffles of its taken blocks."""
+        """A state from another feed, perhaps with other block bounds, and the samples and shuffles taken before."""
         blocks, rng = self.blocks_per_epoch, self.rng
         begin = rng.choice([0, rng.randrange(self.order.num_samples)])
         epoch = rng.randint(1, 4)
