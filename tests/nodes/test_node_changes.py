@@ -40,7 +40,7 @@ def test_a_node_dies_and_another_comes(nodes, data, feed_name):
         assert longest_s < 15.0
         wait_until(lambda: len(feed.status().nodes) == 1, "the feed lives on one node")
         wait_until(lambda: any("is gone" in note for note in feed.status().notes), "the log says so")
-        # Ray refuses the one that it wanted to start on the dead node; after a pause another one waits for a node.
+        # Ray refuses the worker that it was starting on the dead node; after a pause another worker waits for a node.
         wait_until(lambda: waits_for_a_cpu(feed.status()), "there is no second one, and the status says so")
         status = feed.status()
         assert (status.state, status.workers_at_work) == ("serving", 1)

@@ -519,7 +519,7 @@ class Cluster(abc.ABC):
         self._kill(self.workers)
 
     def kill_cache(self) -> None:
-        """Ray restarts a cache node in its place; it is silent for a while."""
+        """Ray restarts the cache node; it is silent for a while."""
         if self.caches:
             self.caches[self.rng.choice(sorted(self.caches))].hangs_until = self.now + self.rng.choice([1.0, 8.0])
 
