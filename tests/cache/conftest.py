@@ -1,4 +1,4 @@
-"""Folders of files that know who opened them."""
+"""Folders of files with a record of openings."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CLASSES = ("ant", "bee", "cat")
 
 @pytest.fixture
 def make_folder(tmp_path: Path) -> Callable[..., Folder]:
-    """Makes a folder of `samples` files of `smallest` to `largest` bytes."""
+    """Make a folder of `samples` files of `smallest` to `largest` bytes."""
 
     def make(samples: int, *, smallest: int = 100, largest: int = 4000) -> Folder:
         root, watch = tmp_path / "data", tmp_path / "watch"

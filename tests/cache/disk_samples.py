@@ -1,4 +1,4 @@
-"""What the tests of the disk tier keep: samples of known content, and the files that they end up in."""
+"""Samples of known content for the disk tier's tests, and the files that hold them."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def open_tier(path: Path, *, budget: int = EVERYTHING, fingerprint: str = PRINT,
 
 
 def put(tier: DiskStore, ids: Iterable[int], *, seed: int = 0) -> list[int]:
-    """Puts samples in one call; returns those that were kept."""
+    """Put samples in one call; return those that were kept."""
     chosen = np.array([*ids], np.int64)
     data = np.concatenate([np.zeros(0, np.uint8), *(content(i, seed) for i in chosen.tolist())])
     return chosen[tier.put(chosen, LENGTHS[chosen], data)].tolist()
 
 
 def get(tier: DiskStore, ids: Iterable[int], *, seed: int = 0) -> list[int]:
-    """Gets samples in one call, with a gap before each; returns those that came, and checks every byte."""
+    """Get samples in one call, with a gap before each. Check every byte and return those found."""
     chosen = np.array([*ids], np.int64)
     lengths = LENGTHS[chosen]
     offsets = pack(lengths + 3) + 3

@@ -1,4 +1,4 @@
-"""A cache node that is played: it fills slabs in any order, when told to, and checks what its planner says."""
+"""A simulated cache node: it fills slabs on command, in any order, and checks its planner's decisions."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from mbaas.order import SampleOrder
 from mbaas.placement import PartRequest, PlacementHistory
 
 GROWTH = 3
-"""Bytes of a decoded sample for each byte of what storage has."""
+"""Bytes of a decoded sample per byte in storage."""
 
 
 class Node:
-    """Plays the node's part: fills slabs, in any order, when told to, and checks what it is told.
+    """A cache node without I/O: it fills slabs on command, in any order, and checks its planner's decisions.
 
-    A decoded sample has `GROWTH` times the bytes of what storage has.
+    A decoded sample has `GROWTH` times its bytes in storage.
 
     Args:
-        bad: samples that storage cannot read; may be changed at any time.
-        undecoded: samples that other nodes, or the disk, were to have decoded, and have not.
-        decoded_elsewhere: samples that another node has decoded, although it said otherwise; not if `undecoded`.
-        disk: samples that the node's disk has decoded.
-        disk_bytes: what these may take together.
+        bad: samples that storage cannot read; may change at any time.
+        undecoded: samples missing in decoded form on other nodes or the disk, contrary to their reports.
+        decoded_elsewhere: samples that another node has decoded, contrary to its report; `undecoded` takes precedence.
+        disk: samples decoded on the node's disk.
+        disk_bytes: capacity of the disk.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Node:
         self.waiting: Counter[int] = Counter()  # fetches in progress, by block
 
     def request(self, block: int) -> PartRequest:
-        """The part of a block that is the node's own."""
+        """The node's own part of a block."""
         return self.placements.own(block)
 
     def check(self) -> None:
@@ -79,12 +79,12 @@ class Node:
         for slab, i in kept:
             if self.planner.directory.slabs(np.array([i]))[0] == slab:
                 assert (slab in self.planner.tier.slabs) == (i in decoded)
-        # Decoded, and once more as storage has them, where nobody had them decoded.
+        # Both forms: encoded samples are read if no other node turns out to have them decoded.
         most = (GROWTH + 1) * sum(int(self.lengths[self.order.sample_ids(b)].sum()) for b in self.waiting)
         assert self.planner.transient_bytes <= ahead.budget_bytes + most + self.orphan_bytes()
 
     def orphan_bytes(self) -> int:
-        """Permanent slabs that are being read and were dropped or given up by the part that asked for them."""
+        """Bytes of permanent slabs that are being read, although their part dropped them or gave them up."""
         loads = self.filling.values()
         return sum(x.nbytes for x in loads if x.permanent and self.planner._plan_of(x) is None)
 
@@ -118,7 +118,7 @@ class Node:
     def hand_in(
         self, block: int, sample_ids: Iterable[int], unfit: Iterable[int] = (), *, is_last: bool = True
     ) -> HandIn:
-        """A worker hands in samples of a block, and the node begins to copy them."""
+        """Hand in samples of a block, as a worker does, and begin to copy them."""
         ids = np.array([*sample_ids], np.int64)
         lengths = GROWTH * self.lengths[ids]
         hand_in = self.planner.begin_keeping(self.request(block), ids, lengths, [*unfit])
@@ -138,7 +138,7 @@ class Node:
         return self.disk_bytes - GROWTH * int(self.lengths[[*self.disk]].sum())
 
     def land(self, slab: int, *, fails: bool = False) -> None:
-        """What was handed in has been copied, or could not be."""
+        """Finish the copy of a hand-in, or let it fail."""
         hand_in = self.coming.pop(slab)
         if fails:
             self.planner.keeping_failed(hand_in)
@@ -150,7 +150,7 @@ class Node:
         self.give_way()
 
     def asked(self, block: int) -> list[int]:
-        """The samples that a worker which fetches a block is to hand in."""
+        """Samples that a worker must hand in when it fetches a block."""
         rows, nbytes = self.planner.to_hand_in(self.request(block))
         assert (nbytes > 0) == (len(rows) > 0)
         ids: list[int] = self.placements.stored(self.request(block))[rows].tolist()
@@ -168,13 +168,13 @@ class Node:
     def fill(self, slab: int) -> None:
         load = self.filling.pop(slab)
         failures = {i: why for i, s in enumerate(load.sample_ids.tolist()) if (why := self.lacks(load, s))}
-        self.disk -= self.undecoded  # a disk drops what it cannot read
+        self.disk -= self.undecoded  # a disk drops samples that it cannot read
         readable = load.readable(failures)
         elsewhere = sum(isinstance(why, OtherForm) for why in failures.values())
         self.reads[load.epoch] += 0 if load.decoded else len(load.rows) - elsewhere
         lengths = load.lengths[readable]
         spans = zip((np.cumsum(lengths) - lengths).tolist(), load.sample_ids[readable].tolist(), lengths, strict=True)
-        # Empty samples share their offset with a neighbour and are looked for nowhere.
+        # Empty samples share their offset with a neighbour and are never looked up.
         self.full[slab] = {offset: (sample, int(n)) for offset, sample, n in spans if n}
         if not readable.any():
             del self.full[slab]
@@ -186,7 +186,7 @@ class Node:
             self.start(self.planner.retry_awaited(self.request(block)))
 
     def lacks(self, load: Load, sample: int) -> str:
-        """Why a sample of a slab cannot be read; "" if it can."""
+        """Reason why a sample of a slab cannot be read; "" if it can."""
         if load.decoded:
             return OtherForm(0) if sample in self.undecoded else ""
         if load.peer is not None and sample in self.decoded_elsewhere - self.undecoded:
@@ -214,7 +214,7 @@ class Node:
         return [block for block in self.waiting if not self.planner.awaited(self.request(block))]
 
     def deliver(self, block: int) -> RowLocations:
-        """Ends a fetch and checks that every row points at its own sample."""
+        """End a fetch and check that every row points at its own sample."""
         rows = self.planner.locate(self.request(block))
         ids = self.order.sample_ids(block).tolist()
         assert rows.counts.all.samples == len(ids)
@@ -232,7 +232,7 @@ class Node:
         return rows
 
     def fetch(self, block: int) -> RowLocations:
-        """A fetch from beginning to end, filling only what it waits for, and then what is read ahead."""
+        """Run a whole fetch: fill the slabs that it waits for, then those read ahead."""
         self.begin(block)
         while awaited := self.planner.awaited(self.request(block)):
             self.fill(min(awaited))

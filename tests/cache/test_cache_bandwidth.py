@@ -1,4 +1,4 @@
-"""What the bandwidth model advises a cache node, with speeds by hand. MB is 10^6 bytes, speeds are of one thread."""
+"""The bandwidth model gives a cache node sound advice. MB is 10^6 bytes, speeds are per thread."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_the_model_has_the_speeds_that_were_measured() -> None:
 
 
 def ahead(blocks: int = 20, *, storage_mb: float = 1.0, disk_mb: float = 0.0, samples: int = 100) -> UpcomingBytes:
-    """Blocks of 100 samples each that lack so much."""
+    """Blocks of 100 samples that each lack this many bytes."""
     return UpcomingBytes(blocks * samples, np.full(blocks, storage_mb * MB), np.full(blocks, disk_mb * MB))
 
 
@@ -81,7 +81,10 @@ def depths(advisor: Advisor, looks: int, coming: UpcomingBytes, pace_per_s: floa
 
 
 def test_read_ahead_becomes_shallow_when_that_has_been_enough_for_some_time() -> None:
-    """4 threads of 10 MB/s read a block of 1 MB in 25 ms, prep takes it in 100 / 2,000 = 50 ms: two blocks do."""
+    """4 threads of 10 MB/s read a block of 1 MB in 25 ms.
+
+    Prep takes 100 / 2,000 = 50 ms a block: two blocks suffice.
+    """
     advisor = Advisor(has_disk=False, readahead_bytes=30 * MB)
     found = depths(advisor, STEADY_LOOKS + 2, ahead(), pace_per_s=2000)
     assert found == [30 * MB] * (STEADY_LOOKS - 1) + [2 * MB] * 3
@@ -94,7 +97,7 @@ def test_read_ahead_is_deep_at_once_when_storage_is_slower_than_prep() -> None:
 
 
 def test_a_slow_part_of_the_order_is_read_in_time() -> None:
-    """18 blocks of the disk at 100 MB/s, then 4 MB of storage: 0.1 s, and prep takes 50 ms a block."""
+    """18 blocks from disk at 100 MB/s, then 4 MB from storage: 0.1 s. Prep takes 50 ms a block."""
     coming = ahead(disk_mb=1.0, storage_mb=0.0)
     coming.from_storage[15] = 4 * MB
     advisor = Advisor(has_disk=True, readahead_bytes=30 * MB)
@@ -103,7 +106,7 @@ def test_a_slow_part_of_the_order_is_read_in_time() -> None:
 
 
 def test_every_reading_thread_has_something_to_read() -> None:
-    """Samples of 10 kB, and 4 threads with two of them each; a block has one sample only."""
+    """Samples of 10 kB, and 4 threads with two samples each; a block has only one sample."""
     advisor = Advisor(has_disk=False, readahead_bytes=30 * MB)
     coming = UpcomingBytes(20, np.full(20, 10_000.0), np.zeros(20))
     assert depths(advisor, STEADY_LOOKS, coming, pace_per_s=1)[-1] == 4 * 2 * 10_000
@@ -134,7 +137,7 @@ def test_a_much_smaller_depth_is_told_once() -> None:
 
 
 def test_speeds_are_those_of_the_reads_that_are_made() -> None:
-    """1 MB in 0.5 thread-seconds is 2 MB/s. Less than 0.05 s says nothing; a later 4 MB/s counts half."""
+    """1 MB in 0.5 thread-seconds is 2 MB/s. Less than 0.05 s is ignored; a later 4 MB/s has weight one half."""
     meter = Speedometer()
     meter.look("storage", TransferSums(MB // 10, 0.04, 0.04))
     assert meter.speeds.storage is None

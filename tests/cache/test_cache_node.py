@@ -1,4 +1,4 @@
-"""The cache node on real Ray, reading real files that count who opens them."""
+"""A cache node on real Ray serves exactly the bytes of files that record each opening."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ BLOCK = 16
 
 @pytest.fixture
 def start(ray_clean: None) -> Iterator[Callable[..., Any]]:
-    """Starts cache nodes that check their invariants after every event, and ends them after the test."""
+    """Start cache nodes that check their invariants after every event, and end them after the test."""
     nodes = []
 
     def start_node(folder: Folder, *, share: float = 1.0, **options: Any) -> Any:
@@ -69,7 +69,7 @@ def stats_of(node: Any) -> CacheStats:
 
 
 def read_epoch(folder: Folder, reader: CacheReader, epoch: int) -> list[FetchReply]:
-    """Reads an epoch and compares every sample with its file."""
+    """Read an epoch and compare every sample with its file."""
     order, contents, answers = order_of(folder), folder.contents(), []
     for block in range(epoch * order.blocks_per_epoch, (epoch + 1) * order.blocks_per_epoch):
         fetched, raw = reader.read(PartRequest(block))
@@ -112,7 +112,7 @@ def test_hits_are_exactly_the_cached_samples(share: float, make_folder: MakeFold
 def test_slabs_that_are_let_go_are_told_to_those_who_have_them_and_to_nobody_else(
     make_folder: MakeFolder, start: Any
 ) -> None:
-    """A node that told everybody of all that it ever let go would send more with every move."""
+    """Otherwise a node would send longer lists with every move."""
     folder = make_folder(103)
     node = start(folder)
     reader = CacheReader(node)
@@ -130,7 +130,7 @@ def test_slabs_that_are_let_go_are_told_to_those_who_have_them_and_to_nobody_els
 
 
 def test_samples_are_given_in_the_form_that_is_asked_for_or_stay(make_folder: MakeFolder, start: Any) -> None:
-    """Whatever their bytes are: a sample may have as many decoded as in its file."""
+    """The bytes do not decide: a decoded sample may be as large as its file."""
     folder = make_folder(103)
     node = start(folder)
     read_epoch(folder, CacheReader(node), 0)
@@ -144,13 +144,13 @@ def test_samples_are_given_in_the_form_that_is_asked_for_or_stay(make_folder: Ma
 
 
 def placed(folder: Folder, version: int, speed: float) -> Placement:
-    """Homes on nodes "a" and "b", of which b has this speed and a has 1."""
+    """Homes on nodes "a" and "b", where "b" has the given speed and "a" has 1."""
     weights = [NodeWeight("a", 10**9, 1.0), NodeWeight("b", 10**9, speed)]
     return place_samples(weights, num_samples=103, lengths=folder.dataset.lengths, version=version)
 
 
 def tell(nodes: dict[str, Any], placement: Placement, before: Placement | None = None) -> None:
-    """Tell all nodes a placement, and that each keeps what had its home there before."""
+    """Send all nodes a placement; each keeps the samples of its earlier homes."""
     kept = None if before is None else Holders(("a", "b"), before.of(np.arange(103)).astype(np.int16))
     update = PlacementUpdate(placement, kept, nodes)
     ray.get([node.update_placement.remote(update) for node in nodes.values()], timeout=DEADLINE_S)
@@ -160,7 +160,7 @@ def tell(nodes: dict[str, Any], placement: Placement, before: Placement | None =
 def test_a_part_that_was_cut_before_samples_moved_is_read_from_where_they_are_now(
     at_once: bool, make_folder: MakeFolder, start: Any
 ) -> None:
-    """It is still made where they were; also while they are on their way. Nothing is read from storage twice."""
+    """The part is still prepared at its earlier home, even during the move. Nothing is read from storage twice."""
     folder = make_folder(103)
     order, contents = order_of(folder), folder.contents()
     nodes = {name: start(folder, node=name) for name in "ab"}
@@ -225,7 +225,7 @@ def test_a_part_that_only_a_dead_coordinator_knew_is_given_up_and_one_not_known_
 def test_read_ahead_changes_when_files_are_read_and_nothing_else(
     share: float, make_folder: MakeFolder, start: Any
 ) -> None:
-    """Two blocks of window; what is opened is what the epochs count, and each epoch counts D - cached."""
+    """A window of two blocks. The files opened match the epoch counts, and each later epoch reads D - cached."""
     folder = make_folder(103)
     node = start(folder, share=share, readahead_bytes=2 * BLOCK * 4000)
     reader = CacheReader(node)
@@ -267,7 +267,7 @@ def test_views_are_in_shared_memory_and_read_only(make_folder: MakeFolder, start
 
 
 def mapping_of(address: int) -> str:
-    """The file that is mapped at an address of this process."""
+    """The file mapped at an address of this process."""
     for line in Path("/proc/self/maps").read_text().splitlines():
         bounds = re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line)
         if bounds and int(bounds[1], 16) <= address < int(bounds[2], 16):
@@ -316,7 +316,7 @@ class Worker:
         return hits
 
     def read_until(self, enough: Path, first: int, step: int) -> int:
-        """Reads on until a file is there; returns the number of blocks."""
+        """Read until a file exists; return the number of blocks."""
         for block in itertools.count(first, step):
             if enough.exists():
                 return (block - first) // step
@@ -326,7 +326,7 @@ class Worker:
 
 @pytest.fixture
 def start_worker(ray_clean: None) -> Iterator[Callable[..., Any]]:
-    """Starts workers, and ends them after the test."""
+    """Start workers, and end them after the test."""
     workers = []
 
     def start_one(folder: Folder, node: Any) -> Any:
@@ -341,7 +341,7 @@ def start_worker(ray_clean: None) -> Iterator[Callable[..., Any]]:
 def test_two_workers_at_the_same_time_read_each_file_once(
     make_folder: MakeFolder, start: Any, start_worker: Any
 ) -> None:
-    """7 blocks an epoch, 3 epochs: one miss for each sample, in whichever epoch it was wanted first."""
+    """7 blocks an epoch, 3 epochs: one miss per sample, in the epoch that requests it first."""
     folder = make_folder(103)
     node = start(folder)
     workers = [start_worker(folder, node) for _ in range(2)]
@@ -352,7 +352,7 @@ def test_two_workers_at_the_same_time_read_each_file_once(
 
 
 def test_fetches_of_different_blocks_overlap(make_folder: MakeFolder, start: Any) -> None:
-    """A file of block 0 opens only after a file of block 3 has been asked for, and the other way round."""
+    """A file of block 0 opens only after a file of block 3 was requested, and vice versa."""
     folder = make_folder(64)
     order = order_of(folder)
     folder.invite([int(order.sample_ids(0)[5]), int(order.sample_ids(3)[7])])
@@ -401,7 +401,7 @@ def test_a_file_deleted_after_listing_is_an_error_of_its_row_until_it_is_back(
 
 
 def test_a_killed_node_comes_back_and_fills_anew(make_folder: MakeFolder, start: Any, start_worker: Any) -> None:
-    """kill -9 in mid-epoch: rows in hand stay readable, the next read answers from the successor."""
+    """kill -9 mid-epoch: rows in use stay readable, and the successor answers the next read."""
     folder = make_folder(103)
     node, contents = start(folder, readahead_bytes=BLOCK * 4000), folder.contents()
     reader, other = CacheReader(node), start_worker(folder, node)
@@ -422,7 +422,7 @@ def test_a_killed_node_comes_back_and_fills_anew(make_folder: MakeFolder, start:
 def test_a_node_killed_while_it_reads_is_outlived(
     make_folder: MakeFolder, start: Any, start_worker: Any, tmp_path: Path
 ) -> None:
-    """kill -9 three times while two workers read; they compare each sample with its file all along."""
+    """kill -9 three times while two workers read and compare each sample with its file."""
     folder = make_folder(103)
     node = start(folder, share=0.5, readahead_bytes=2 * BLOCK * 4000)
     enough = tmp_path / "enough"
@@ -436,7 +436,7 @@ def test_a_node_killed_while_it_reads_is_outlived(
 
 
 def reads_of(node: Any) -> int:
-    """Samples that the present incarnation has read from storage; 0 while there is none."""
+    """Samples read from storage by the current incarnation; 0 while there is none."""
     try:
         return stats_of(node).total.reads.samples
     except ray.exceptions.ActorUnavailableError:
@@ -444,7 +444,7 @@ def reads_of(node: Any) -> int:
 
 
 def test_a_killed_nodes_memory_is_given_back(make_folder: MakeFolder, start: Any) -> None:
-    """Slabs of the node that died go once their readers have heard from its successor."""
+    """Slabs of a dead node are freed once their readers have received an answer from its successor."""
     folder = make_folder(24, smallest=200_000, largest=300_000)
     node = start(folder, block_samples=8)
     before, reader = store_use().primary_bytes, CacheReader(node)
@@ -476,7 +476,7 @@ def test_the_process_ends_with_its_threads(make_folder: MakeFolder, start: Any) 
 
 @pytest.mark.meets_bugs
 def test_a_bug_in_reading_reaches_the_caller_and_is_no_bad_sample(make_folder: MakeFolder, start: Any) -> None:
-    """Nothing may be skipped for it, and nothing of it stays: later, the same block is read in full."""
+    """No sample may be skipped, and nothing of the failed read remains: later the same block is read in full."""
     folder = make_folder(64)
     node = start(folder, share=0.5, readahead_bytes=2 * BLOCK * 4000)
     broken = folder.watch / "broken"
@@ -492,7 +492,7 @@ def test_a_bug_in_reading_reaches_the_caller_and_is_no_bad_sample(make_folder: M
 
 
 def at_rest(stats: CacheStats) -> bool:
-    """Nothing is read, nothing is held beside the cache."""
+    """True if no read is running and nothing is held besides the cache."""
     return stats.readahead_blocks == stats.readahead_bytes == stats.fetching_bytes == 0
 
 
@@ -519,7 +519,7 @@ def test_settings_that_cannot_work_are_refused(
 
 
 def log_of(died: ray.exceptions.ActorDiedError) -> str:
-    """What the process of an actor wrote until it ended, when its constructor raised."""
+    """Output of an actor's process whose constructor raised."""
     pid = re.search(r"\(pid=(\d+),", str(died))
     assert pid is not None, died
     eventually(lambda: not Path(f"/proc/{pid[1]}").exists(), "the process is gone")
@@ -531,7 +531,7 @@ def log_of(died: ray.exceptions.ActorDiedError) -> str:
 def test_a_part_that_waits_for_storage_holds_nobody_and_comes_whole(
     share: float, make_folder: MakeFolder, start: Any
 ) -> None:
-    """One thread and one slot. While a file of block 2 errs, other blocks are read, and nothing of block 2 again."""
+    """One thread and one slot. While a file of block 2 fails, other blocks are read, and nothing of block 2 twice."""
     folder = make_folder(103)
     node = start(folder, share=share, threads=1, max_fetches=1, storage_s=600.0)
     reader, order, contents = CacheReader(node), order_of(folder), folder.contents()

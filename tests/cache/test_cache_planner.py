@@ -1,4 +1,4 @@
-"""The planner, driven through schedules that no real clock would ever produce."""
+"""The planner keeps its invariants under schedules that no real clock would produce."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SIZES = st.lists(st.integers(0, 30), min_size=1, max_size=60)
 def test_after_the_first_epoch_hits_are_the_cached_samples_and_storage_reads_the_rest(
     lengths: list[int], block_samples: int, share: float, readahead: int
 ) -> None:
-    """Per epoch e > 0: hits = cached, reads = D - cached; whatever is read ahead belongs to a later epoch."""
+    """Per epoch e > 0: hits = cached, reads = D - cached; read-ahead counts towards a later epoch."""
     budget = int(sum(lengths) * share)
     node = Node(lengths, block_samples=block_samples, cache=budget, readahead=readahead)
     first = node.epoch(0)
@@ -59,7 +59,7 @@ def test_after_the_first_epoch_hits_are_the_cached_samples_and_storage_reads_the
 def test_any_schedule_of_events_keeps_every_invariant(
     seed: int, lengths: list[int], block_samples: int, share: float, readahead: int
 ) -> None:
-    """Fetches near and far, twice and given up; slabs that land late, in part, or not at all."""
+    """Fetches near and far, repeated and given up; slabs that land late, in part, or not at all."""
     chance = random.Random(seed)
     node = Node(lengths, block_samples=block_samples, cache=int(sum(lengths) * share), readahead=readahead)
     wanted = 0
@@ -84,7 +84,7 @@ def test_any_schedule_of_events_keeps_every_invariant(
             node.end(chance.choice(list(node.waiting)))
         elif action == "spoil":
             node.bad = set(chance.sample(range(len(lengths)), min(3, len(lengths))))
-    while node.waiting or node.filling:  # nothing waits for ever
+    while node.waiting or node.filling:  # nothing waits forever
         for slab in list(node.filling):
             if slab in node.filling:
                 node.fill(slab)
@@ -94,7 +94,7 @@ def test_any_schedule_of_events_keeps_every_invariant(
 
 
 def test_a_sample_that_an_earlier_block_is_reading_is_a_hit_and_waits() -> None:
-    """One block an epoch: block 1 wants what block 0 is still reading."""
+    """One block an epoch: block 1 requests a sample that block 0 is still reading."""
     node = Node([5] * 7, block_samples=7, cache=100)
     node.begin(0)
     node.begin(1)
@@ -137,7 +137,7 @@ def test_a_failed_read_is_an_error_of_its_row_unadmits_and_is_tried_again() -> N
 
 
 def test_bytes_of_a_failed_read_go_to_another_sample() -> None:
-    """Room for three of four, and one of them fails: the fourth takes its place once it comes before it."""
+    """Room for three of four, and one fails: the fourth takes its bytes if it is read later."""
     node = Node([5] * 4, block_samples=4, cache=15)
     node.bad = {int(node.order.sample_ids(0)[0])}
     good = int(node.order.sample_ids(0)[3])
@@ -153,7 +153,7 @@ def test_bytes_of_a_failed_read_go_to_another_sample() -> None:
 
 
 def test_whoever_waited_for_a_read_that_failed_reads_for_itself() -> None:
-    """An error is never inherited: the block of the next epoch tries again, and succeeds."""
+    """An error is not inherited: the next epoch's block retries, and succeeds."""
     node = Node([5] * 6, block_samples=6, cache=100)
     node.begin(0)
     node.begin(1)
@@ -169,7 +169,7 @@ def test_whoever_waited_for_a_read_that_failed_reads_for_itself() -> None:
 
 
 def test_a_read_that_its_block_gave_up_fails_for_nobody() -> None:
-    """Its fetch ended early, the block is fetched again and waits for the same slab: it tries for itself."""
+    """Its fetch ended early. The block is fetched again, waits for the same slab, and retries on its own."""
     node = Node([5] * 6, block_samples=6, cache=100)
     node.begin(0)
     node.end(0)
@@ -208,7 +208,7 @@ def test_what_could_not_be_read_ahead_is_tried_again_with_the_next_fetch_and_not
 
 
 def test_read_ahead_stays_within_its_bytes_and_goes_on_as_blocks_are_fetched() -> None:
-    """Blocks of 4 x 5 bytes, a window of 50: two of them are read ahead, never a third."""
+    """Blocks of 4 x 5 bytes and a window of 50: two blocks are read ahead, never a third."""
     node = Node([5] * 40, block_samples=4, cache=0, readahead=50)
     node.begin(0)
     assert [load.request.block for load in node.filling.values()] == [0, 1, 2]
@@ -236,7 +236,7 @@ def test_read_ahead_into_the_cache_costs_its_window_nothing_once_it_is_there() -
 
 @pytest.mark.parametrize(("samples", "ahead"), [(4, 2), (12, 3), (400, DEPTH_BLOCKS)])
 def test_no_more_than_an_epoch_is_read_ahead(samples: int, ahead: int) -> None:
-    """Without a cache each block ahead has its own copies; with epochs of one block two of them."""
+    """Without a cache each block ahead has its own copies; with epochs of one block there are two copies."""
     node = Node([5] * samples, block_samples=4, cache=0, readahead=10_000)
     node.begin(0)
     assert sum(len(load.rows) for load in node.filling.values()) == 4 * (1 + ahead)
@@ -254,7 +254,7 @@ def test_what_is_read_ahead_and_never_fetched_is_dropped() -> None:
 
 
 def test_two_places_of_the_order_share_the_window_without_reading_twice() -> None:
-    """A consumer that fell behind is served again: each block is read once for each of the two."""
+    """A slow consumer reads an earlier part of the order: each block is read once for each of the two."""
     node = Node([5] * 4 * 500, block_samples=4, cache=0, readahead=80)
     for i in range(40):
         node.fetch(300 + i)
@@ -285,9 +285,9 @@ def test_validate_sees_a_sample_in_two_permanent_slabs() -> None:
 
 
 def test_what_comes_is_what_the_next_blocks_lack() -> None:
-    """Blocks of 4 of 10 samples; all of block 0 is kept. Read-ahead has looked at block 1, so 2 and 3 are next.
+    """Blocks of 4 of 10 samples; all of block 0 is cached. Read-ahead has processed block 1, so 2 and 3 are next.
 
-    An epoch has 3 blocks: block 3 is the first of the next one, with samples of any block of this one.
+    An epoch has 3 blocks: block 3 is the first of the next epoch, with samples of any block of this one.
     """
     node = Node([10] * 10, block_samples=4, cache=1000, readahead=40)
     assert node.planner.upcoming(2) == []

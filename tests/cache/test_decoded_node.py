@@ -1,4 +1,4 @@
-"""Cache nodes on real Ray that keep decoded samples: here three times the bytes of a file, as a cache looks at none."""
+"""Cache nodes on real Ray keep decoded samples, here three times the bytes of a file, without inspecting them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SAMPLES = 103
 
 
 class Worker:
-    """Reads parts as a prep worker does, and hands in what it is asked for."""
+    """Reads parts as a prep worker does, and hands in the samples requested."""
 
     def __init__(self, folder: Folder, node: Any) -> None:
         self.order = SampleOrder(len(folder.dataset), seed=5, block_samples=16)
@@ -39,7 +39,7 @@ class Worker:
         self.placements = PlacementHistory(self.order)
 
     def part(self, request: PartRequest) -> int:
-        """Works on a part; returns how many samples came decoded, each of which is compared with its file."""
+        """Read a part and compare each sample with its file; return the number of samples that arrived decoded."""
         reply, encoded = self.reader.read(request)
         ids, decoded = self.placements.ids(request).tolist(), 0
         for i, view in zip(ids, encoded, strict=True):
@@ -63,11 +63,11 @@ class Worker:
 
 @pytest.fixture
 def start(ray_clean: None) -> Iterator[Callable[..., Any]]:
-    """Starts cache nodes that check their invariants after every event, and ends them after the test."""
+    """Start cache nodes that check their invariants after every event, and end them after the test."""
     nodes = []
 
     def start_node(folder: Folder, *, memory: float, **options: Any) -> Any:
-        """With memory for so many bytes for each of the files."""
+        """Start a node with ``memory`` bytes per byte of the files."""
         order = SampleOrder(len(folder.dataset), seed=5, block_samples=16)
         total = folder.dataset.total_bytes
         costs = SampleCosts(
@@ -98,7 +98,7 @@ def stats_of(node: Any) -> CacheStats:
 
 
 def settled(node: Any) -> None:
-    """Waits until what was handed in is kept, which no worker waits for: until two looks see the same."""
+    """Wait until all hand-ins are stored, for which no worker waits: until two checks agree."""
     seen = [-1]
 
     def unchanged() -> bool:
@@ -112,7 +112,7 @@ def settled(node: Any) -> None:
 def test_decoded_samples_are_kept_as_far_as_the_plan_says_and_nothing_is_read_twice(
     memory: float, make_folder: MakeFolder, start: Any
 ) -> None:
-    """With 2 bytes for each byte of the files, half of the samples are decoded: 3 x + 1 (1 - x) = 2."""
+    """With 2 bytes of memory per byte of the files, half of the samples are decoded: 3 x + 1 (1 - x) = 2."""
     folder = make_folder(SAMPLES)
     node = start(folder, memory=memory)
     worker = Worker(folder, node)
@@ -137,7 +137,7 @@ def test_a_node_that_was_killed_has_nothing_decoded_and_fills_anew(make_folder: 
     assert worker.epoch(1) == SAMPLES
     ray.kill(node, no_restart=False)
     epochs = itertools.count(2)
-    assert worker.epoch(next(epochs)) < SAMPLES  # some of it may be served by the node before it dies
+    assert worker.epoch(next(epochs)) < SAMPLES  # the node may serve some before it dies
     eventually(lambda: worker.epoch(next(epochs)) == SAMPLES, "a cache that is full again")
 
 
@@ -170,8 +170,9 @@ def test_a_disk_keeps_decoded_samples_over_a_restart(make_folder: MakeFolder, st
 def test_decoded_samples_move_with_their_homes(
     options: dict[str, Any], growth_said: int | None, decoded: int, make_folder: MakeFolder, start: Any
 ) -> None:
-    """Two nodes, then one of them has nearly all: nothing is read from storage, what was decoded stays so; also if the
-    nodes keep other forms than they said last.
+    """From two nodes, nearly all samples move to one. Nothing is read from storage, and decoded samples stay decoded.
+
+    This also holds if the nodes' last reports named other forms than they hold.
     """
     folder = make_folder(SAMPLES)
     nodes = {name: start(folder, memory=4.0, node=name, **options) for name in "ab"}

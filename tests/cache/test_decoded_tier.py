@@ -1,4 +1,4 @@
-"""Which samples a node keeps decoded, through schedules that no real clock would ever produce."""
+"""A node keeps the right samples decoded under schedules that no real clock would produce."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SIZES = st.lists(st.integers(1, 30), min_size=1, max_size=60)
 
 
 def epoch(node: Node, number: int) -> int:
-    """An epoch whose workers hand in all that they are asked for. Returns how many samples came decoded."""
+    """Run an epoch whose workers hand in every sample requested; return the number of samples that arrived decoded."""
     decoded, blocks = 0, node.order.blocks_per_epoch
     for block in range(number * blocks, (number + 1) * blocks):
         node.begin(block)
@@ -46,9 +46,10 @@ def test_what_is_decoded_anyway_is_kept_as_it_comes_and_storage_is_not_read_agai
 
 
 def epochs_at_any_pace(node: Node, numbers: range, chance: random.Random) -> list[int]:
-    """Epochs of workers that have up to four blocks in hand. Returns how many samples of each came decoded.
+    """Run epochs of workers with up to four blocks in progress.
 
-    Within an epoch slabs are filled, and hand-ins come and land, at any time.
+    Slabs are filled, and hand-ins arrive and land, at any time within an epoch. Return the number of samples of each
+    epoch that arrived decoded.
     """
     blocks, in_hand, decoded = node.order.blocks_per_epoch, list[tuple[int, list[int]]](), []
 
@@ -80,7 +81,7 @@ def epochs_at_any_pace(node: Node, numbers: range, chance: random.Random) -> lis
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 2**32), st.sampled_from([1.0, 1.5, 2.0, 3.0, 3.5]))
 def test_nothing_is_read_twice_whenever_it_is_handed_in(seed: int, memory: float) -> None:
-    """With 2 bytes for each byte of what storage has, half of the samples are decoded: 3 x + 1 (1 - x) = 2."""
+    """With 2 bytes of memory per byte in storage, half of the samples are decoded: 3 x + 1 (1 - x) = 2."""
     node = Node([5] * 80, block_samples=16, cache=int(80 * 5 * memory))
     decoded = min(80, int(80 * (memory - 1) / (GROWTH - 1)))
     node.aim(decoded * 5 * GROWTH)
@@ -92,10 +93,11 @@ def test_nothing_is_read_twice_whenever_it_is_handed_in(seed: int, memory: float
 def test_copies_of_what_is_to_be_handed_in_give_way_no_more_than_needed(
     decoded: int, beside: int, kept: list[int]
 ) -> None:
-    """Blocks of 80 bytes, of which nothing is handed in. For the last one 40 bytes are free beside what is promised.
+    """Blocks of 80 bytes, without any hand-in. For the last block, 40 bytes are free next to the promises.
 
-    Two blocks are promised, and 40 bytes lack for the third: one block's copies go. Or one and a half are, and the rest
-    of the second just fits: nothing goes, and there is no room for copies of its promised half.
+    First case: two blocks are promised, and the third lacks 40 bytes, so one block's copies are dropped. Second case:
+    one and a half blocks are promised, and the rest of the second just fits. Nothing is dropped, and there is no room
+    for copies of its promised half.
     """
     cache = decoded * 5 * GROWTH + beside
     node = Node([5] * 80, block_samples=16, cache=cache)
@@ -107,7 +109,7 @@ def test_copies_of_what_is_to_be_handed_in_give_way_no_more_than_needed(
 
 
 def test_what_another_part_still_waits_for_gives_way_to_none() -> None:
-    """Workers fetch all blocks of an epoch at once. Half is to be decoded: copies of it take the room of the rest."""
+    """Workers fetch all blocks of an epoch at once. Half is to be decoded, and its copies take the room of the rest."""
     node = Node([5] * 80, block_samples=16, cache=80 * 5 * 2)
     node.aim(40 * 5 * GROWTH)
     for block in range(5):
@@ -123,7 +125,7 @@ def test_what_another_part_still_waits_for_gives_way_to_none() -> None:
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 2**32), st.sampled_from([0, 60, 400]))
 def test_all_samples_are_soon_decoded_where_epochs_are_short_and_memory_just_has_room(seed: int, spare: int) -> None:
-    """Room for all decoded and hardly more: what was planned before there was room is handed in all the same."""
+    """Memory for all decoded samples and hardly more: samples planned before there was room are handed in as well."""
     cache = 30 * 5 * GROWTH + spare
     node = Node([5] * 30, block_samples=10, cache=cache, readahead=10_000)
     node.aim(cache)
@@ -138,7 +140,7 @@ def test_all_samples_are_soon_decoded_where_epochs_are_short_and_memory_just_has
 def test_what_had_no_room_when_it_was_read_ahead_is_asked_for_when_it_is_fetched() -> None:
     """Copies of encoded samples fill the memory at first, so the last of five blocks is planned without a promise.
 
-    With those alone that were asked for in time 64 samples come decoded in the second epoch.
+    If only samples requested at read-ahead were handed in, 64 samples would be decoded in the second epoch.
     """
     cache, decoded = 80 * 5 * GROWTH, []
     for seed in range(20):
@@ -149,7 +151,7 @@ def test_what_had_no_room_when_it_was_read_ahead_is_asked_for_when_it_is_fetched
 
 
 def test_what_was_handed_in_decoded_since_it_was_read_is_taken_from_there() -> None:
-    """Three samples were read for a part, of which storage did not give the last one; two were handed in meanwhile."""
+    """A part read three samples, of which storage did not return the last; two were handed in meanwhile."""
     plan = PartPlan(PartRequest(0), np.arange(3), np.full(3, 5, np.int64))
     load = Load(-1, plan.request, 0, None, np.arange(3), np.arange(3), np.full(3, 5, np.int64))
     plan.add(load)
@@ -201,7 +203,7 @@ def test_what_one_form_has_beyond_its_part_gives_way_when_the_other_needs_the_ro
     for number in range(1, 5):
         epoch(node, number)
     assert node.planner.directory.decoded.samples == 10
-    # Of slabs that hold others, too, the bytes of samples that were handed in stay.
+    # In slabs shared with other samples, the bytes of handed-in samples remain.
     assert 10 + 30 * 0.8 <= node.planner.directory.samples <= 10 + 30
     node.aim(0)
     for number in range(5, 8):
@@ -212,7 +214,10 @@ def test_what_one_form_has_beyond_its_part_gives_way_when_the_other_needs_the_ro
 
 @pytest.mark.parametrize("rest", [5, 5 * GROWTH - 1])
 def test_what_is_left_beside_whole_decoded_samples_keeps_encoded_ones_for_good(rest: int) -> None:
-    """Less than one decoded sample takes: what is kept there must not give way to one, and come again, in each part."""
+    """The rest is less than one decoded sample.
+
+    Its encoded samples must not be dropped and read again for each part.
+    """
     node = Node([5] * 60, block_samples=6, cache=7 * 5 * GROWTH + rest)
     node.aim(7 * 5 * GROWTH + rest)
     for number in range(4):
@@ -227,7 +232,7 @@ def test_what_is_left_beside_whole_decoded_samples_keeps_encoded_ones_for_good(r
 
 
 def test_nothing_gives_way_to_samples_that_are_never_kept_decoded() -> None:
-    """Some are DALI's, ten are found to be unfit: room for five more decoded ones keeps encoded ones for good."""
+    """Some samples belong to DALI, ten turn out unfit. Room for five more decoded ones keeps encoded ones for good."""
     others = np.flatnonzero(~in_share(np.arange(60), 0.4)).tolist()
     unfit = others[:10]
     cache = (len(others) - len(unfit) + 5) * 5 * GROWTH
@@ -251,7 +256,7 @@ def test_nothing_gives_way_to_samples_that_are_never_kept_decoded() -> None:
 
 
 def test_while_there_is_room_for_both_nothing_gives_way() -> None:
-    """All decoded samples fit; those kept as storage has them are handed in when they come, and not dropped."""
+    """All decoded samples fit. Encoded ones in the cache are handed in when they occur, and not dropped."""
     node = Node([5] * 60, block_samples=6, cache=60 * 5 * (GROWTH + 1))
     epoch(node, 0)
     node.aim(60 * 5 * GROWTH)
@@ -303,7 +308,7 @@ def test_a_worker_that_comes_late_or_twice_does_no_harm() -> None:
 
 
 def test_what_memory_has_no_room_for_goes_to_disk_and_comes_from_there() -> None:
-    """Room for 10 of 40 decoded in memory, and for 20 on disk; memory has 50 bytes left, for the other 10."""
+    """Room for 10 of 40 decoded in memory, and for 20 on disk. Memory has 50 bytes left for the other 10."""
     node = Node([5] * 40, block_samples=8, cache=200, disk_bytes=20 * 5 * GROWTH)
     node.aim(10 * 5 * GROWTH)
     for number in range(2):
@@ -327,14 +332,14 @@ def test_what_a_disk_has_lost_is_read_from_storage() -> None:
 
 
 def moved_to(decoded: list[int], *, cache: int, readahead: int = 0) -> Node:
-    """A node to which all 40 samples have moved, of which another one kept some decoded."""
+    """A new home of all 40 samples, some of which are decoded on their previous node."""
     node = Node([5] * 40, block_samples=8, cache=cache, readahead=readahead, name="b")
     move_all_to(node, decoded)
     return node
 
 
 def move_all_to(node: Node, decoded: list[int]) -> None:
-    """Another node kept all samples, some decoded; this one is to keep them now."""
+    """Make this node the home of all samples, which another node keeps, some decoded."""
     kept = np.zeros(len(node.lengths), np.int64)
     kept[decoded] = GROWTH * node.lengths[decoded]
     placement = Placement(2, (NodeWeight("b", node.planner.minio.budget_bytes),), (np.inf,))
@@ -367,7 +372,7 @@ def test_a_sample_that_its_last_home_has_decoded_no_more_is_read_from_storage() 
 
 @pytest.mark.parametrize("readahead", [0, 400])
 def test_what_its_last_home_has_decoded_meanwhile_moves_as_it_is_and_is_not_read_from_storage(readahead: int) -> None:
-    """Samples that were handed in there between what that node said of them and the move."""
+    """The samples were handed in there between that node's report and the move."""
     node = moved_to([*range(20)], cache=40 * 5 * GROWTH + 40 * 5, readahead=readahead)
     node.aim(40 * 5 * GROWTH)
     node.decoded_elsewhere = {*range(15, 30)}
@@ -402,7 +407,10 @@ def test_what_moves_before_anybody_asks_stays_where_it_is_if_it_is_there_in_anot
 def test_any_schedule_of_events_keeps_every_invariant(
     seed: int, lengths: list[int], block_samples: int, share: float, readahead: int
 ) -> None:
-    """Fetches and hand-ins in any order: late, twice, never, of other samples, in part; the plan changes meanwhile."""
+    """Fetches and hand-ins in any order: late, twice, never, in part, or of other samples.
+
+    The plan changes meanwhile.
+    """
     any_schedule(seed, lengths, block_samples, share, readahead)
 
 
@@ -450,7 +458,7 @@ def any_schedule(seed: int, lengths: list[int], block_samples: int, share: float
             node.land(chance.choice(list(node.coming)), fails=chance.random() < 0.1)
         elif action == "aim":
             node.aim(chance.randint(0, cache))
-    while node.waiting or node.filling or node.coming:  # nothing waits for ever
+    while node.waiting or node.filling or node.coming:  # nothing waits forever
         for slab in list(node.filling):
             if slab in node.filling:
                 node.fill(slab)

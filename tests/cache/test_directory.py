@@ -1,4 +1,4 @@
-"""What a node keeps, where it lies, and how slabs are laid out."""
+"""The directory knows which samples a node keeps and where, and slabs are laid out without gaps."""
 
 import numpy as np
 import pytest
@@ -53,7 +53,7 @@ def test_validate_sees_a_wrong_total() -> None:
 
 
 def test_squeeze_leaves_the_others_where_pack_puts_them() -> None:
-    """Samples of 2, 3, 0 and 4 bytes; the second cannot be read: 2 + 0 + 4 bytes stay, at 0, 2 and 2."""
+    """Samples of 2, 3, 0 and 4 bytes. The second cannot be read, so 2 + 0 + 4 bytes stay, at 0, 2 and 2."""
     lengths = np.array([2, 3, 0, 4])
     rows = np.arange(4)
     load = Load(1, PartRequest(0), 0, None, rows, rows, lengths)
@@ -91,7 +91,7 @@ def test_bytes_given_back_can_be_taken_again() -> None:
 
 @given(budget=st.integers(0, 500), batches=st.lists(LENGTHS, max_size=5))
 def test_the_budget_holds_and_nothing_that_fits_is_refused(budget: int, batches: list[np.ndarray]) -> None:
-    """Against the definition, one sample at a time."""
+    """Compared with the definition, one sample at a time."""
     minio, used = MinIO(budget), 0
     for lengths in batches:
         expected = []

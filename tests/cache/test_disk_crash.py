@@ -1,4 +1,4 @@
-"""The disk tier's store: what a killed process and a power failure leave, at every write."""
+"""The disk tier's store survives a killed process and a power failure at every write."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ for i in range(10**6):
 
 
 def test_a_process_that_is_killed_leaves_what_it_said_it_kept(tmp_path: Path) -> None:
-    """Another process may not open the folder before, and may right after."""
+    """Another process cannot open the folder before the kill, and can right after."""
     holder = subprocess.Popen([sys.executable, "-c", HOLDER, str(tmp_path), PRINT], stdout=subprocess.PIPE, text=True)
     with holder:
         try:
@@ -53,7 +53,7 @@ def test_a_process_that_is_killed_leaves_what_it_said_it_kept(tmp_path: Path) ->
 
 @dataclass
 class Write:
-    """One write to a file that a tier made."""
+    """One write of a tier to a file."""
 
     name: str
     offset: int
@@ -62,7 +62,7 @@ class Write:
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[list[int], list[Write]]]:
-    """Puts into a new folder, each with the writes that it made."""
+    """Puts into a new folder, each with the writes that it caused."""
     path = tmp_path_factory.mktemp("recorded")
     real, calls = os.pwrite, list[Write]()
 
@@ -84,7 +84,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[list[int], 
 
 
 def replay(path: Path, writes: Iterable[Write]) -> None:
-    """A folder as these writes leave it."""
+    """Build the folder that these writes leave."""
     open_tier(path).close()
     for write in writes:
         file = folder(path) / write.name
@@ -97,7 +97,7 @@ def replay(path: Path, writes: Iterable[Write]) -> None:
 def test_a_crash_at_every_write_loses_what_was_being_put_and_nothing_else(
     recorded: list[tuple[list[int], list[Write]]], tmp_path: Path
 ) -> None:
-    """Killed after each write, and in the middle of it: earlier puts are all there, later ones not at all."""
+    """Killed after each write, and in the middle: all earlier puts are present, later ones are absent."""
     chance = random.Random(11)
     before: list[Write] = []
     done: set[int] = set()
@@ -122,7 +122,7 @@ def test_a_crash_at_every_write_loses_what_was_being_put_and_nothing_else(
 def test_whatever_a_power_failure_leaves_nothing_wrong_is_served(
     recorded: list[tuple[list[int], list[Write]]], tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
-    """Any of the writes may be missing, any file cut at any length, any bytes flipped: twice over."""
+    """Any write may be missing, any file truncated at any length, any bytes flipped: twice in a row."""
     path = tmp_path_factory.mktemp("power")
     writes = [write for _, some in recorded for write in some]
     lost = data.draw(st.sets(st.integers(0, len(writes) - 1), max_size=len(writes)))
@@ -149,7 +149,7 @@ def test_whatever_a_power_failure_leaves_nothing_wrong_is_served(
 
 
 def test_a_crash_while_the_folder_is_opened_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A damaged row makes the index be written anew; the process dies before the new one is in place."""
+    """A damaged row causes a new index. The process dies before the new index is in place."""
 
     def die(self: Path, target: Path) -> Path:
         raise KeyboardInterrupt

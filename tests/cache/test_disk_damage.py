@@ -1,4 +1,4 @@
-"""The disk tier's store: nothing damaged is ever served, and a disk that fails costs no more than it must."""
+"""The disk tier's store never serves damaged samples, and a failing disk costs no more than necessary."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_a_damaged_sample_that_is_asked_for_twice_is_counted_once(tmp_path: Path
 def test_a_flipped_row_costs_one_sample(tmp_path: Path) -> None:
     with open_tier(tmp_path) as tier:
         put(tier, range(40))
-    for position in (3, 9, 17, 21, 26, 30):  # in each column in turn, of another row each
+    for position in (3, 9, 17, 21, 26, 30):  # each column in turn, in a different row each time
         flip(folder(tmp_path) / INDEX, position * ROW.itemsize + position)
     with open_tier(tmp_path) as tier:
         assert tier.stats().damaged_rows == 6
@@ -108,7 +108,7 @@ def test_another_datasets_rows_and_segments_are_not_believed(tmp_path: Path) -> 
             put(tier, range(50), seed=seed)
     for file in folder(tmp_path).glob("segment-*.bin"):
         (folder(tmp_path, OTHER) / file.name).replace(file)
-    with open_tier(tmp_path) as tier:  # the other's segments, our index: every checksum says no
+    with open_tier(tmp_path) as tier:  # the other's segments, our index: every checksum fails
         assert get(tier, range(50)) == []
         assert tier.stats().damaged_samples == 50
     (folder(tmp_path, OTHER) / INDEX).replace(folder(tmp_path) / INDEX)

@@ -1,4 +1,4 @@
-"""The disk tier's folders: whose they are, who holds them, and which may be removed."""
+"""The disk tier's folders belong to one dataset and one process, and only stale ones are removed."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_folder_of_somebody_else_is_refused_and_left_alone(tmp_path: Path) -> 
 
 
 def fill_other(path: Path, fingerprint: str, opened_at: float, samples: int = 50) -> int:
-    """Another dataset's folder, last opened at a time; returns its bytes."""
+    """Create another dataset's folder with a given time of last opening; return its bytes."""
     with open_tier(path, fingerprint=fingerprint) as tier:
         put(tier, range(samples))
         nbytes = tier.stats().used_bytes
@@ -72,7 +72,7 @@ def test_stale_folders_go_oldest_first_and_only_when_their_bytes_are_needed(tmp_
 def test_a_stale_folder_that_cannot_be_removed_keeps_its_bytes_and_fails_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another user's, for instance; the one after it goes in its place."""
+    """For example another user's folder; the next one is removed instead."""
     sizes = [fill_other(tmp_path, name, at) for name, at in (("theirs", 1e8), ("ours", 2e8))]
     unlink = Path.unlink
 

@@ -1,4 +1,4 @@
-"""The disk tier's store: what it keeps, over restarts too, within its budget; reading, threads, and its end."""
+"""The disk tier's store keeps samples within its budget and over restarts, and ends cleanly."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_a_sample_is_kept_once(tmp_path: Path) -> None:
 
 
 def test_the_budget_is_of_all_bytes_on_the_disk(tmp_path: Path) -> None:
-    """Samples and rows; what no longer fits is refused, a smaller one after it is taken."""
+    """The budget covers samples and rows. A sample that no longer fits is refused, a smaller one after it accepted."""
     lengths = LENGTHS[:3]
     budget = int(lengths.sum()) + 3 * ROW.itemsize
     with open_tier(tmp_path, budget=budget) as tier:
@@ -99,7 +99,7 @@ def test_short_reads_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_neighbours_on_the_disk_are_read_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """5 and 6, 10 to 12, and 20 lie end to end in one segment: three calls."""
+    """5 and 6, 10 to 12, and 20 are contiguous in one segment: three calls."""
     real, calls = os.preadv, []
 
     def counted(file: int, views: list[Any], offset: int) -> int:

@@ -1,4 +1,4 @@
-"""Objects that Ray does not find: nobody waits for them for ever."""
+"""Fetches end in an error if Ray cannot find an object."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ BLOCK = 16
 
 @pytest.fixture
 def node_of(ray_clean: None) -> Iterator[Callable[[Folder], Any]]:
-    """Starts a cache node that keeps all of a folder, in one block, and ends it after the test."""
+    """Start a cache node that keeps a whole folder in one block, and end it after the test."""
     nodes = []
 
     def start(folder: Folder) -> Any:
@@ -44,7 +44,7 @@ def node_of(ray_clean: None) -> Iterator[Callable[[Folder], Any]]:
 
 @ray.remote(num_cpus=0)
 class Silent:
-    """Promises a slab that never comes."""
+    """Promises a slab that never arrives."""
 
     async def slab(self) -> None:
         await asyncio.Event().wait()
@@ -52,7 +52,7 @@ class Silent:
 
 @ray.remote(num_cpus=0)
 class Losing:
-    """A cache node, except that the slab of its first answer never comes."""
+    """A cache node, except that the slab of its first answer never arrives."""
 
     def __init__(self, node: Any, silent: Any) -> None:
         self.node, self.silent, self.asked = node, silent, 0
@@ -86,7 +86,7 @@ def test_a_part_that_ray_does_not_find_is_not_waited_for(make_folder: MakeFolder
     try:
         with pytest.raises(asyncio.TimeoutError):
             ray.get(node.pick.remote("rank", [silent.slab.remote()], rows, rows, 1.0), timeout=DEADLINE_S)
-        with pytest.raises(ConfigError, match=r"left_s must be 0 to .* got nan"):  # and this call does not come as far
+        with pytest.raises(ConfigError, match=r"left_s must be 0 to .* got nan"):  # refused before any wait
             ray.get(node.pick.remote("rank", [silent.slab.remote()], rows, rows, math.nan), timeout=DEADLINE_S)
         with pytest.raises(ConfigError, match=rf"rows must be in \[0, {BLOCK - 1}\], got {BLOCK} to {BLOCK}"):
             ray.get(node.pick.remote("rank", [silent.slab.remote()], rows + BLOCK, rows, 1.0), timeout=DEADLINE_S)

@@ -1,4 +1,4 @@
-"""The reading threads: order, failures, giving up, and their end."""
+"""Reading threads keep their order, survive failures and hanging reads, and end when told."""
 
 from __future__ import annotations
 
@@ -39,8 +39,9 @@ DEADLINE_S = 20.0
 
 
 class Storage(SampleReader):
-    """Each sample's bytes are its id; reads wait while the gate is closed; those ``away`` fail so many times first,
-    those ``stuck`` wait for an event of their own.
+    """Storage in which each sample's bytes are its id, and whose reads wait while the gate is closed.
+
+    Samples in ``away`` fail that many times first; samples in ``stuck`` wait for their own event.
     """
 
     def __init__(self) -> None:
@@ -117,7 +118,7 @@ def test_each_sample_lands_at_its_offset_and_failures_are_named() -> None:
 
 
 def test_what_somebody_waits_for_overtakes_what_is_read_ahead() -> None:
-    """One thread is at the first chunk and 3 more wait; then an urgent load comes, and one hurries."""
+    """One thread reads the first chunk and 3 more wait. Then an urgent load arrives, and one load hurries."""
 
     async def scenario() -> None:
         first, ahead, urgent = load_of(0), [load_of(i, slab=-i) for i in (1, 2, 3)], load_of(7, slab=7)
@@ -160,7 +161,7 @@ def test_threads_read_at_the_same_time() -> None:
         storage.gate.clear()
         fill = asyncio.create_task(pool.fill(load, empty(load), urgent=True))
         await asyncio.sleep(0)
-        await asyncio.to_thread(storage.wait_for, 4)  # all four are inside a read before any of them ends
+        await asyncio.to_thread(storage.wait_for, 4)  # all four are inside a read before any ends
         storage.gate.set()
         await fill
 
@@ -211,7 +212,7 @@ def test_no_threads_are_refused() -> None:
 
 
 def test_more_threads_read_at_once_and_fewer_end_after_what_they_read() -> None:
-    """One thread is inside of a read; with four, three more get there; with two, two go after the chunk in hand."""
+    """One thread is inside a read. With four, three more begin; with two, two end after their chunk."""
 
     async def scenario() -> None:
         load = load_of(*range(100, 100 + 9 * CHUNK_SAMPLES))
@@ -273,7 +274,7 @@ def test_one_chunk_that_waits_for_storage_is_enough_to_read_with_all_threads_aga
 
 
 def test_what_several_threads_read_faster_is_seldom_tried_with_one() -> None:
-    """A disk that answers in 100 us keeps eight threads as busy as one can be, if that is all they do."""
+    """A disk that answers in 100 us keeps eight threads as busy as one can be, if they do nothing else."""
     effort, trials = Effort(), []
     for chunk in range(10_000):
         alone = effort.one_is_enough
@@ -315,12 +316,12 @@ def test_one_thread_reads_what_comes_from_memory_and_others_help_when_it_does_no
 
 
 def most_at_once(spans: list[tuple[float, float]]) -> int:
-    """Of reads that began and ended then."""
+    """Largest number of simultaneous reads, given their beginnings and ends."""
     return max(sum(begin <= at < end for begin, end in spans) for at, _ in spans)
 
 
 def test_a_tier_is_measured_up_to_now_also_in_the_middle_of_a_read() -> None:
-    """Two threads of use count twice, their busy time once."""
+    """The thread time of two threads adds up, their busy time does not."""
     tier = TierMeter()
     with tier.using(), tier.using():
         tier.moved(30)
@@ -344,11 +345,11 @@ def test_the_meter_counts_from_many_threads_and_keeps_the_newest_epochs() -> Non
     assert meter.total.fetched.local.samples == 16 * (KEPT_EPOCHS + 5)
 
 
-# ---- storage that does not give a sample ----
+# ---- storage that does not return a sample ----
 
 
 class FakeTime:
-    """A clock that only pauses move."""
+    """A clock that only pauses advance."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -416,7 +417,7 @@ def test_a_sample_that_stays_away_is_bad_when_the_patience_is_over_and_says_why(
 
 
 def test_attempts_that_hang_leave_half_of_the_threads_to_the_others() -> None:
-    """Four threads, and six samples that hang when they are asked for again: two threads read what comes."""
+    """Four threads, and six samples that hang on retry: two threads remain for new reads."""
 
     async def scenario() -> None:
         storage.gate.clear()
@@ -438,7 +439,7 @@ def test_attempts_that_hang_leave_half_of_the_threads_to_the_others() -> None:
 
 
 def test_a_sample_that_was_given_up_alone_is_bad_for_the_load_that_needs_it() -> None:
-    """As a cache node does it: who was sent away asks for the sample alone until it is given up, then for the load."""
+    """As in a cache node: after a refusal, retry the sample alone until it is given up, then the load."""
 
     async def scenario() -> None:
         load = load_of(24, 25)
@@ -476,7 +477,7 @@ def test_a_read_hangs_from_the_time_on_at_which_it_is_logged_and_so_many_are_rep
 
 
 async def begin(pool: ReadPool, storage: Storage, *ids: int) -> list[asyncio.Task[dict[int, str]]]:
-    """Have each of the samples read as a load of its own, and wait until all of these reads have begun."""
+    """Read each sample as a separate load, and wait until all reads have begun."""
     loads = [load_of(i, slab=i) for i in ids]
     fills = [asyncio.create_task(pool.fill(load, empty(load), urgent=True)) for load in loads]
     await asyncio.sleep(0)
@@ -485,7 +486,7 @@ async def begin(pool: ReadPool, storage: Storage, *ids: int) -> list[asyncio.Tas
 
 
 def test_reads_that_hang_keep_nothing_else_from_being_read() -> None:
-    """Two threads, and two samples that do not come: others are read as soon as that counts as hanging."""
+    """Two threads, and two samples that never arrive. Others are read once these reads count as hanging."""
 
     async def scenario() -> None:
         storage.stuck = {i: threading.Event() for i in (50, 51)}
@@ -515,7 +516,7 @@ def test_reads_that_hang_keep_nothing_else_from_being_read() -> None:
 def test_when_all_threads_and_all_that_may_replace_them_hang_nothing_is_read_until_one_comes_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """One thread, and one more that may be in its place."""
+    """One thread, and at most one replacement."""
     monkeypatch.setattr(read_pool, "SPARE_THREADS", 1)
 
     async def scenario() -> None:
@@ -541,7 +542,7 @@ def test_when_all_threads_and_all_that_may_replace_them_hang_nothing_is_read_unt
 
 
 def test_attempts_that_hang_do_not_keep_what_storage_did_not_give_from_being_asked_for_again() -> None:
-    """Two threads, one of which may ask again: another sample is asked for when the first attempt counts as hanging."""
+    """Two threads, one of which may retry. Another sample is retried once the first attempt counts as hanging."""
 
     async def scenario() -> None:
         storage.stuck = {50: threading.Event()}

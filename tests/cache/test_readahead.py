@@ -1,4 +1,4 @@
-"""Which sequences read-ahead sees in fetches, and how it divides its bytes between them."""
+"""Read-ahead recognizes sequences in fetches, and divides its bytes between them."""
 
 import pytest
 
@@ -55,7 +55,7 @@ def test_a_block_that_its_sequence_has_passed_is_not_expected() -> None:
 
 def test_where_sequences_overlap_a_fetch_is_the_next_step_of_one() -> None:
     ahead = followed(20, 0, budget_bytes=10)
-    ahead.sequences[0].frontier = 40  # the one at 0 has looked ahead beyond the one at 20
+    ahead.sequences[0].frontier = 40  # the sequence at 0 has read ahead beyond the one at 20
     ahead.follow(21)
     assert sorted(s.head for s in ahead.sequences) == [0, 21]
 

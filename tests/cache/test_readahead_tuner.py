@@ -1,4 +1,4 @@
-"""What a cache node tells of its storage."""
+"""A cache node reports hanging reads in its log without repeating itself."""
 
 from __future__ import annotations
 

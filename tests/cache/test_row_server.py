@@ -1,4 +1,4 @@
-"""Rows of parts for ranks, and which rank the threads work for."""
+"""A node sends each rank its rows of parts, and gives threads to the ranks that need them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def part(rows: list[int], *, whole: bool = False) -> dict[str, np.ndarray]:
 
 
 def test_rows_of_each_part_come_as_a_smaller_part():
-    """Parts of 6 rows and one without wanted ones; 90 kB a row, so a thread copies 11 of them at a time."""
+    """Parts of 6 rows and one without requested rows. A row has 90 kB, so a thread copies 11 of them at a time."""
     parts = [part(list(range(0, 60, 2))), part([1, 3, 9]), part([61])]
     for one in parts:  # sample r has r % 3 boxes
         lengths = one["row"] % 3
@@ -63,7 +63,7 @@ def test_rows_of_each_part_come_as_a_smaller_part():
 
 
 def test_a_whole_block_without_its_bad_rows():
-    """Rows 2 and 4 of 6 were bad: entries are rows 0, 1, 3, 5."""
+    """Rows 2 and 4 of 6 were bad, so the entries are rows 0, 1, 3, 5."""
     block = part([0, 1, 3, 5], whole=True)
     assert part_rows(block, np.array([2, 4])).tolist() == [0, 1, 3, 5]
     pool = RowPool(threads=1)
@@ -78,9 +78,9 @@ def test_a_whole_block_without_its_bad_rows():
 @pytest.mark.parametrize(
     ("total", "queues", "shares"),
     [
-        (4, [(3.0, 9.0), (1.0, 9.0)], [3, 1]),  # by length: nobody is late
-        (8, [(4.0, 9.0), (4.0, 0.7)], [2, 6]),  # by length 4 and 4, the second 0.3 s late; with 6 it is in time
-        (8, [(4.0, 9.0), (4.0, 0.0)], [1, 7]),  # whatever it gets it is late: all but one
+        (4, [(3.0, 9.0), (1.0, 9.0)], [3, 1]),  # by length: none is late
+        (8, [(4.0, 9.0), (4.0, 0.7)], [2, 6]),  # by length 4 and 4, the second 0.3 s late; in time with 6
+        (8, [(4.0, 9.0), (4.0, 0.0)], [1, 7]),  # late in any case: all threads but one
         (2, [(1.0, 0.0), (1.0, 0.0), (2.0, 0.0)], [1, 0, 1]),  # fewer threads than queues
         (3, [(0.0, 0.0), (5.0, 0.0)], [0, 3]),
         (4, [], []),
@@ -91,17 +91,17 @@ def test_threads_go_by_work_and_to_who_will_be_late(total, queues, shares):
 
 
 def even(total: int, queues: Sequence[Queue]) -> list[int]:
-    """As many threads to each rank, whatever it needs."""
+    """Give each rank the same number of threads."""
     return [total // len(queues) + (i < total % len(queues)) for i in range(len(queues))]
 
 
 def in_turn(total: int, queues: Sequence[Queue]) -> list[int]:
-    """All threads to who asked first, as any pool of threads does."""
+    """Give all threads to the first in line, as any thread pool does."""
     return [total, *[0] * (len(queues) - 1)]
 
 
 def simulate(plan: Plan, work: dict[str, list[float]], left_s: dict[str, float], threads: int) -> dict[str, float]:
-    """When each rank has all it asked for at 0 s, less the seconds it had to spare: its wait.
+    """Return each rank's wait: time of its last chunk, requested at 0 s, minus its spare seconds.
 
     ``work``: rank -> seconds that a thread takes for each of its chunks.
     """
@@ -128,9 +128,11 @@ def simulate(plan: Plan, work: dict[str, list[float]], left_s: dict[str, float],
 
 @pytest.mark.parametrize("plan", [even, in_turn])
 def test_the_slowest_rank_waits_less_when_threads_follow_the_queues(plan):
-    """A and B ask for 24 chunks of 10 ms a step ahead (150 ms), C asks last and stands still; 6 threads do all in 120.
+    """A and B request 24 chunks of 10 ms a step ahead (150 ms). C requests last and waits.
 
-    C waits 120 ms if it is served last, or with 2 threads; with all but one for each other rank it waits 60 ms.
+    6 threads need 120 ms for all.
+
+    C waits 120 ms if it is served last, or with 2 threads. With all threads but one per other rank it waits 60 ms.
     """
     work, left_s = {rank: [0.01] * 24 for rank in "abc"}, {"a": 0.15, "b": 0.15, "c": 0.0}
     before, after = simulate(plan, work, left_s, 6), simulate(plan_threads, work, left_s, 6)
@@ -139,10 +141,10 @@ def test_the_slowest_rank_waits_less_when_threads_follow_the_queues(plan):
 
 
 def test_with_injected_delays_the_straggler_waits_less():
-    """Real threads, each chunk held up for 20 ms: 24 of rank a that has time, then 12 of rank b that has none.
+    """Real threads and chunks delayed by 20 ms: 24 of rank a with time to spare, then 12 of rank b without.
 
-    In turn, b waits 180 ms with 4 threads; with 3 of them it waits 80 ms. The least of three counts: a chunk that a
-    busy machine holds up for longer makes rank a seem late, too.
+    In turn, b waits 180 ms with 4 threads; with 3 dedicated threads it waits 80 ms. The smallest of three results
+    counts: on a busy machine, a chunk delayed for longer makes rank a seem late as well.
     """
 
     def wait_of_b(plan: Plan) -> float:
@@ -175,7 +177,7 @@ def delayed(count: int, *, left_s: float) -> list[Chunk]:
 
 
 def asked(**changed: object) -> dict[str, object]:
-    """What a rank asks of a node in a block of 8 rows, with some of it changed."""
+    """A rank's request to a node for a block of 8 rows, with some values changed."""
     rows = np.array([0, 3, 7])
     good = {"rank": "t[1]", "part_refs": [ray.ObjectRef.from_random()], "rows": rows, "left_s": 0.0}
     return {**good, "bad_rows": np.array([5]), **changed}

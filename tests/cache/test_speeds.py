@@ -1,4 +1,4 @@
-"""Rates that a node measures before it decides where bytes are kept."""
+"""A node measures rates before it decides where to keep bytes."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def test_without_a_folder_or_room_for_a_piece_there_is_no_disk(tmp_path: Path) -
 
 @pytest.mark.parametrize("threads", [1, 4])
 def test_a_slow_disk_is_found_slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, threads: int) -> None:
-    """A read of 128 KiB takes 20 ms at least, in each thread: at most 6.6 MB/s for one, however many there are.
+    """A read of 128 KiB takes at least 20 ms in each thread: at most 6.6 MB/s per thread, for any number of threads.
 
-    On a busy machine a sleep takes longer, so the rate is compared with the reads as they were.
+    A sleep takes longer on a busy machine, so the rate is compared with the reads as they were.
     """
     pread, reads, took_s = speeds.os.pread, [], []
 

@@ -1,4 +1,4 @@
-"""Samples that storage does not give: when each is asked for again, when it counts as bad, and what the log says."""
+"""Samples that storage does not return are retried on schedule, then count as bad, and are logged."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MISSING = StorageError("file:7", "the file is gone since the dataset was listed"
 def given_up_after(
     troubles: Troubles, error: StorageError = ERRS, *, since: float = 100.0, sample: int = 7
 ) -> tuple[float, str]:
-    """Ask for a sample whenever it is due; seconds until it counts as bad, and why."""
+    """Retry a sample whenever due; return the seconds until it counts as bad, and the reason."""
     now, reason = since, troubles.failed(sample, error, since)
     while isinstance(reason, PassingReason):
         assert troubles.among([sample, 0]) == {sample: error.reason}
@@ -27,7 +27,7 @@ def given_up_after(
 
 @pytest.mark.parametrize("chance", [0.0001, 0.5, 0.999])
 def test_a_sample_is_asked_for_until_its_patience_is_over_to_the_second(chance: float) -> None:
-    """Whatever is drawn: the last attempt is made when 120 s are over, none later, and its reason tells of both."""
+    """For any random draw, the last attempt is made after exactly 120 s. Its reason gives the attempts and the time."""
     waited_s, reason = given_up_after(Troubles(120.0, lambda: chance))
     assert waited_s == pytest.approx(120.0)
     assert reason.startswith("reading failed: [Errno 5] Input/output error (")
@@ -35,7 +35,7 @@ def test_a_sample_is_asked_for_until_its_patience_is_over_to_the_second(chance: 
 
 
 def test_pauses_grow_up_to_a_bound() -> None:
-    """All of each bound is drawn: 0.2, 0.4, ..., 6.4, and 10 from there on."""
+    """With maximum draws: 0.2, 0.4, ..., 6.4, and 10 from there on."""
     troubles, now, pauses = Troubles(1000.0, lambda: 1.0), 0.0, []
     for _ in range(9):
         troubles.failed(7, ERRS, now)
@@ -45,7 +45,7 @@ def test_pauses_grow_up_to_a_bound() -> None:
 
 
 def test_the_first_file_that_is_missing_has_the_whole_patience_and_the_next_ones_a_short_time() -> None:
-    """A thousand deleted files, one after the other, take the patience once."""
+    """A thousand files deleted, one after the other, cost the full patience once."""
     troubles, now = Troubles(120.0, lambda: 0.5), 0.0
     for sample in range(1, 1001):
         waited_s, _ = given_up_after(troubles, MISSING, since=now, sample=sample)
@@ -56,7 +56,7 @@ def test_the_first_file_that_is_missing_has_the_whole_patience_and_the_next_ones
 
 
 def test_missing_files_that_wait_when_the_first_one_is_given_up_are_bad_when_they_are_due() -> None:
-    """Nine were first asked for a minute after the first one: none has its own two minutes."""
+    """Nine were first requested a minute after the first; none has its own two minutes."""
     troubles = Troubles(120.0, lambda: 0.99)
     due = {1: 100.0} | {sample: 160.0 + sample for sample in range(2, 11)}
     bad_at: dict[int, float] = {}
@@ -99,7 +99,7 @@ def test_a_sample_that_was_given_up_is_tried_anew_but_not_for_as_long_until_it_w
 
 
 def test_who_reads_a_sample_right_after_it_was_given_up_gets_the_verdict_and_no_new_wait() -> None:
-    """A fetch asks for what is in trouble alone, and then reads everything: it would else be sent away for ever."""
+    """A fetch retries troubled samples alone, then reads everything. Otherwise it would be refused forever."""
     troubles = Troubles(120.0, lambda: 0.5)
     waited_s, reason = given_up_after(troubles)
     assert troubles.failed(7, ERRS, 100.0 + waited_s + FORGOTTEN_S / 2) == reason
@@ -111,14 +111,14 @@ def test_without_patience_a_sample_is_bad_at_once() -> None:
 
 
 def test_a_sample_that_nobody_asked_for_meanwhile_begins_anew() -> None:
-    """It failed once, an hour ago; that is no reason to call it bad now."""
+    """It failed once, an hour ago. That is no reason to call it bad now."""
     troubles = Troubles(120.0, lambda: 0.5)
     troubles.failed(7, ERRS, 0.0)
     assert given_up_after(troubles, since=3600.0)[0] == pytest.approx(120.0)
 
 
 def test_who_waits_is_sent_away_when_the_trouble_is_not_new_any_more() -> None:
-    """Within HOLD_S of the first error it is waited for; 8 errs a moment later than 7."""
+    """A fetch waits within HOLD_S of a sample's first error. 8 fails later than 7."""
     troubles = Troubles(120.0, lambda: 1.0)
     troubles.failed(7, ERRS, 0.0)
     assert troubles.are_new([7])

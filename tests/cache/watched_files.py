@@ -1,4 +1,4 @@
-"""Folders of files whose file system writes down every file that is opened."""
+"""Folders of files whose file system records every opened file."""
 
 from __future__ import annotations
 
@@ -19,12 +19,11 @@ from mbaas.dataset import Dataset
 
 DEADLINE_S = 20.0
 
-# Ray's workers cannot import modules of tests.
+# Ray workers cannot import test modules.
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 def eventually(holds: Callable[[], Any], what: str) -> None:
-    """Waits until `holds()` is true."""
     deadline = time.monotonic() + DEADLINE_S
     while not holds():
         assert time.monotonic() < deadline, f"not within {DEADLINE_S:g} s: {what}"
@@ -32,11 +31,11 @@ def eventually(holds: Callable[[], Any], what: str) -> None:
 
 
 class WatchedFiles(FileSystemHandler):
-    """The local file system; writes down each opened file, can break, and can make readers meet.
+    """The local file system, extended: it records each opened file, can fail, and can make readers meet.
 
     Args:
-        watch: a folder that all processes share, with what was opened (`log`), whether to break (`broken`),
-            which files err (`away-*`), and which readers wait for each other (`meeting`, `came-*`).
+        watch: folder shared by all processes, with the opened files (`log`), a switch to fail (`broken`), files that
+            fail (`away-*`), and readers that wait for each other (`meeting`, `came-*`).
     """
 
     def __init__(self, watch: str) -> None:
@@ -46,14 +45,14 @@ class WatchedFiles(FileSystemHandler):
         with Path(self.watch, "log").open("a") as log:  # one short write in append mode is never torn
             log.write(f"{path}\n")
         if Path(self.watch, "broken").exists():
-            raise MemoryError("a bug, not a bad file")  # what else a file system raises is about its files
+            raise MemoryError("a bug, not a bad file")  # any other error of a file system concerns its files
         if Path(self.watch, f"away-{Path(path).name}").exists():
             raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), path)
         self._meet(path)
         return LocalFileSystem().open_input_file(path)
 
     def _meet(self, path: str) -> None:
-        """Files of a meeting are not opened before all of them have been asked for."""
+        """Open a file of a meeting only once all its files have been requested."""
         meeting = Path(self.watch, "meeting")
         invited = meeting.read_text().split() if meeting.exists() else []
         if path in invited:
@@ -87,7 +86,7 @@ class WatchedFiles(FileSystemHandler):
 
 @dataclass(frozen=True)
 class Folder:
-    """A folder of small files, all different, and what is known of who opened them."""
+    """A folder of small, distinct files with a record of openings."""
 
     root: Path
     watch: Path
@@ -98,10 +97,10 @@ class Folder:
         return [Path(self.dataset.uri(i)).read_bytes() for i in range(len(self.dataset))]
 
     def opened(self) -> Counter[str]:
-        """How often each file was opened."""
+        """Number of openings of each file."""
         log = self.watch / "log"
         return Counter(log.read_text().split("\n")[:-1] if log.exists() else [])
 
     def invite(self, sample_ids: list[int]) -> None:
-        """None of these samples' files opens before all of them have been asked for."""
+        """Let none of these samples' files open before all have been requested."""
         (self.watch / "meeting").write_text("\n".join(self.dataset.uri(i) for i in sample_ids))

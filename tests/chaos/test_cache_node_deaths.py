@@ -1,4 +1,4 @@
-"""The cache node killed: prep goes on with its successor, which fills anew."""
+"""After a cache node is killed, prep continues with its successor, which fills again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plans of faults: the same seed gives the same plan, and each kind comes about as often as any other."""
+"""A seed always gives the same plan of faults, and each kind is equally likely."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_patterns_choose_kinds() -> None:
 
 
 def test_seeds_of_docs_replay() -> None:
-    """What was drawn when docs/chaos.md was written: a kind that came later changes none of it."""
+    """Draws from when docs/chaos.md was written: kinds added later must not change them."""
 
     def of(seed: int, patterns: str) -> list[str]:
         return [fault.kind for fault in plan(seed, faults=4, every_s=6, kinds=chosen_kinds(patterns.split(",")))]
@@ -62,7 +62,7 @@ def test_seeds_of_docs_replay() -> None:
 
 
 def test_a_long_pause_happens_only_where_it_is_named() -> None:
-    """20 to 60 s, of any participant; no pattern stands for it, because it would make other plans of old commands."""
+    """20 to 60 s, of any participant. No pattern matches it, because that would change the plans of old commands."""
     assert not set(chosen_kinds(["*", "pause-*", "pause-l*"])) & set(BY_NAME_ONLY)
     assert chosen_kinds(["pause-long", "kill-cache"]) == ("kill-cache", "pause-long")
     with pytest.raises(ConfigError, match="'pause-lo', which is no kind of fault; did you mean 'pause-long'"):

@@ -1,4 +1,4 @@
-"""What a report says: waits after each kind of fault, slopes, and whether the run was sound."""
+"""A report gives the waits after each kind of fault, the slopes, and whether the run was sound."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def waits(pid: int, *spans: tuple[float, float], **options: object) -> Incarnati
 
 
 def test_a_wait_is_due_to_the_last_fault_before_it_or_just_after_it_began() -> None:
-    """Faults at 10 and 20; waits before any, around the first, around both, and after both."""
+    """Faults at 10 and 20; waits before both, around the first, around both, and after both."""
     log = [Injected(10.0, "a"), Injected(20.0, "b")]
     assert longest_waits(log, {"t": [waits(1, (5, 6))]}) == {}
     assert longest_waits(log, {"t": [waits(1, (9, 12))]}) == {}
@@ -47,7 +47,7 @@ def test_only_faults_that_met_somebody_count() -> None:
 
 
 def test_what_trials_wrote_is_checked_against_the_reference() -> None:
-    """Of two trials one lacks the second sample of its epoch; the first process of the other was killed before it."""
+    """Two trials. One lacks the second sample of its epoch; the first process of the other was killed before it."""
     reference = {0: [(5, "p"), (6, "q")]}
     steps = [Step(Delivery(0, (row,)), 0.0, 0.0, {}) for row in reference[0]]
     found = {
@@ -80,7 +80,7 @@ def test_a_run_is_sound_only_if_nothing_went_wrong(change: dict) -> None:
 
 
 def test_growth_is_told_by_a_slope_that_peaks_do_not_move() -> None:
-    """One more descriptor a second, one process more in one of four looks, and memory that falls."""
+    """One more descriptor per second, one more process in every fourth measurement, and falling memory."""
     looks = [Usage(at, 10 + (at % 4 == 0), 5, at, 10**9 - 60 * at, 0) for at in range(100)]
     found = {each.thing: each for each in growth(looks)}
     assert found["descriptors"].per_min == pytest.approx(60)

@@ -1,4 +1,4 @@
-"""``mbaas chaos`` in short: a real search under faults, on a cluster of its own."""
+"""A short ``mbaas chaos`` run: a real search under faults, on its own cluster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The checker finds each bug that is planted in what trials got, says what it is, and nothing else."""
+"""The checker finds and names each bug planted in the trials' deliveries, and reports nothing else."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Epochs = dict[int, list[Row]]
 
 @st.composite
 def epochs(draw: st.DrawFn) -> Epochs:
-    """One to four epochs over the same samples, each in an order of its own and with bytes of its own."""
+    """One to four epochs over the same samples, each in its own order and with its own bytes."""
     samples = draw(st.integers(4, 30))
     first = draw(st.integers(0, 5))
     return {
@@ -25,7 +25,7 @@ def epochs(draw: st.DrawFn) -> Epochs:
 
 
 def delivered(reference: Epochs, batch: int) -> list[Delivery]:
-    """What a trial gets that misses nothing."""
+    """Deliveries of a trial that misses nothing."""
     return [
         Delivery(epoch, tuple(rows[at : at + batch]))
         for epoch, rows in reference.items()
@@ -38,7 +38,7 @@ def flaws_of(history: list[Delivery], reference: Epochs, *, was_cut_off: bool) -
 
 
 def planted(history: list[Delivery], number: int, rows: list[Row]) -> list[Delivery]:
-    """The same with other rows in one minibatch, or without it if there are none."""
+    """The same history with other rows in one minibatch, or without the minibatch if there are no rows."""
     instead = [Delivery(history[number].epoch, tuple(rows))] if rows else []
     return [*history[:number], *instead, *history[number + 1 :]]
 
@@ -65,7 +65,7 @@ def test_a_trial_that_was_cut_off_may_lack_its_last_epoch_s_end_alone(reference:
 
 @given(reference=epochs(), batch=batches, was_cut_off=st.booleans(), data=st.data())
 def test_one_planted_bug_is_found_and_named(reference: Epochs, batch: int, was_cut_off: bool, data: Any) -> None:
-    """A sample dropped, doubled, changed in a bit or swapped with another, or the epoch of another number."""
+    """A sample dropped, repeated, changed in a bit or swapped with another, or the wrong epoch number."""
     history = delivered(reference, batch)
     number = data.draw(st.integers(0, len(history) - 1))
     rows, epoch = list(history[number].rows), history[number].epoch
@@ -75,7 +75,7 @@ def test_one_planted_bug_is_found_and_named(reference: Epochs, batch: int, was_c
     if bug == "dropped":
         del rows[at]
         is_end = number == len(history) - 1 and at == len(rows)
-        if was_cut_off and is_end:  # then it is only cut off a little earlier
+        if was_cut_off and is_end:  # it is only cut off a little earlier
             return
         kinds = {"missing", "misplaced"} if was_cut_off else {"missing"}
     elif bug == "doubled":
@@ -116,7 +116,7 @@ def test_a_minibatch_that_comes_twice_is_repeated(reference: Epochs, batch: int)
 def test_an_epoch_without_one_minibatch_lacks_all_samples(
     reference: Epochs, batch: int, was_cut_off: bool, data: Any
 ) -> None:
-    """A trial that goes through an epoch of which it is given nothing writes that down."""
+    """A trial also records an epoch of which it received nothing."""
     history = delivered(reference, batch)
     lost = data.draw(st.sampled_from(sorted(reference)))
     at = next(number for number, delivery in enumerate(history) if delivery.epoch == lost)
@@ -142,7 +142,7 @@ def test_without_a_reference_trials_are_compared_with_each_other(reference: Epoc
 
 
 def shares(reference: Epochs, world_size: int, batch: int, order: str = "") -> list[list[Delivery]]:
-    """What the ranks of a trial get that share minibatches by sample id modulo their number."""
+    """Deliveries to the ranks of a trial that divide minibatches by sample id modulo the world size."""
     return [
         [
             Delivery(each.epoch, tuple(row for row in each.rows if row[0] % world_size == rank), order)
@@ -178,7 +178,7 @@ def test_ranks_that_have_one_order_are_exact_also_where_it_has_cuts() -> None:
 
 
 def test_ranks_that_part_have_samples_twice_and_not_at_all() -> None:
-    """Rank 0 has the samples of its half of the cut order, rank 1 those of the other half of the plain order."""
+    """Rank 0 has its half of the cut order, rank 1 the other half of the plain order."""
     cut, plain = [each[3] for each in (CUT, TEN)]
     ranks = [[Delivery(3, tuple(cut[:5]), ORDER)], [Delivery(3, tuple(plain[:5]))]]
     flaws = check("t", ranks, TEN, orders={}, was_cut_off=False)

@@ -1,4 +1,4 @@
-"""Consumers that are killed or stand still: others go on within a known time, and whoever wakes up misses nothing."""
+"""If a consumer dies or hangs, others continue within a known time; one that resumes misses nothing."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_a_consumer_that_stood_still_beyond_its_lease_comes_back_and_goes_on_exa
 
 
 def test_a_consumer_that_stands_still_keeps_others_waiting_once_for_their_patience(serve_small):
-    """Its lease lasts; so it stays a member, in a cohort of its own, and goes on there when it wakes up."""
+    """Its lease stays valid, so it remains a consumer in its own cohort, and continues there when it resumes."""
     with (
         serve_small(SAMPLES, prep_workers=1, timeouts=mbaas.Timeouts(lease_s=60.0, patience_s=1.5)) as feed,
         Trials(feed.name) as trials,

@@ -1,4 +1,4 @@
-"""The coordinator dies: it comes back, workers and caches go on under it, consumers stay exactly where they were."""
+"""A coordinator that dies comes back; workers and caches keep running, and consumers keep their exact position."""
 
 from __future__ import annotations
 
@@ -60,13 +60,13 @@ def test_consumers_of_a_coordinator_that_dies_miss_nothing_and_wait_less_than_fi
         assert ledgers["exact"].to_pylist() == [True] * 5
         assert status.fetched.storage.nbytes == 0, "caches announced their slabs: nothing was read again"
         assert read_before > 0
-        assert digests  # the order of an epoch is fixed by its number, which consumers brought along
+        assert digests  # consumers bring the epoch's number, which fixes its order
         assert again.ledger.feed_epoch == record.ledger.feed_epoch + 1
 
 
 @pytest.mark.parametrize("lanes", [1, 2])
 def test_a_consumer_that_leaves_while_the_coordinator_restarts_hands_in_its_last_ledger(serve_small, ray_clean, lanes):
-    """Its heartbeat, which would have handed it in at once, has ended before."""
+    """Its heartbeat, which would have delivered the ledger at once, has already ended."""
     options = {"prep_workers": 1, "staging": mbaas.Staging(lanes=lanes)}
     with serve_small(203, T.RandomHorizontalFlip(), **options) as feed:
         loader = mbaas.join(feed.name, consumer="me", format="numpy")
@@ -79,7 +79,7 @@ def test_a_consumer_that_leaves_while_the_coordinator_restarts_hands_in_its_last
 
 
 def first_status(feed):
-    """How a feed is, from the first call that does not meet a coordinator which is restarting."""
+    """Status of a feed from the first call that does not fail because the coordinator is restarting."""
     end = time.monotonic() + 30.0
     while True:
         try:
@@ -89,7 +89,7 @@ def first_status(feed):
 
 
 def test_a_status_comes_back_with_the_coordinator_and_a_stop_while_it_restarts_leaves_nothing(serve_small, ray_clean):
-    """`mbaas serve` asks all the time: what is known of the caches only a moment later must not be missed."""
+    """`mbaas serve` polls constantly, so even the first status must include the caches."""
     feed = serve_small(SAMPLES, T.RandomHorizontalFlip(), prep_workers=1)
     before = feed.status()
     for _ in range(DEATHS):
@@ -105,7 +105,7 @@ def test_a_status_comes_back_with_the_coordinator_and_a_stop_while_it_restarts_l
 
 
 def what_it_waits_for(feed):
-    """What the restarted coordinator says that it lacks, while it is not open yet; () while it cannot say."""
+    """Resources that the restarting coordinator lacks; () while it cannot answer."""
     try:
         return in_coordinator(feed.name, lambda coordinator: coordinator._adoption.awaited, timeout_s=5)
     except ray.exceptions.RayError:
@@ -115,8 +115,9 @@ def what_it_waits_for(feed):
 def test_a_dataset_that_is_not_kept_comes_from_a_cache_that_stands_still_while_the_coordinator_restarts(
     serve_small, ray_clean, monkeypatch
 ):
-    """The table counts as too large for the key-value store; the cache, which alone knows it, is silent for longer than
-    the coordinator waits for it at a time.
+    """The table counts as too large for the key-value store.
+
+    Only the cache has it, and the cache is silent for longer than the coordinator waits at a time.
     """
     with (
         serve_small(SAMPLES, T.RandomHorizontalFlip(), prep_workers=1) as feed,
@@ -147,7 +148,7 @@ def test_a_dataset_that_is_not_kept_comes_from_a_cache_that_stands_still_while_t
     ids=["prep", "cache", "all"],
 )
 def test_a_coordinator_that_dies_together_with_the_only_worker_or_cache_costs_no_sample(serve_small, ray_clean, others):
-    """All at once, in the middle of an epoch: whoever comes back first finds nobody."""
+    """All at once, mid-epoch: the first process to return finds none of the others."""
     with (
         serve_small(SAMPLES, T.RandomHorizontalFlip(), prep_workers=1) as feed,
         mbaas.join(feed.name, consumer="me", format="numpy") as loader,

@@ -1,4 +1,4 @@
-"""What the injector does beside striking: nodes that do not come are started again."""
+"""The injector restarts nodes that fail to start."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from mbaas.errors import WaitTimeoutError
 
 
 class SlowNodes:
-    """Nodes of a machine that is so busy that the first ones do not come."""
+    """Nodes of a machine so busy that the first ones fail to start."""
 
     def __init__(self, failures: int) -> None:
         self.failures = failures

@@ -1,4 +1,4 @@
-"""Bugs in mbaas itself: consumers miss nothing, and people are told of them, with a traceback for each."""
+"""After a bug in mbaas itself, consumers miss nothing, and each bug is reported with a traceback."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ SAMPLES = 2011
 
 
 def inside(feed: mbaas.Feed, change: Any, actor: str = "") -> Any:
-    """Change something in the process of a feed's coordinator, or of another actor, behind its back, or look at it."""
+    """Run a function in the process of a feed's coordinator, or of another actor, to change or inspect its state."""
     if not actor:
         return in_coordinator(feed.name, change)
     return ray.get(ray.get_actor(actor, runtime.NAMESPACE).__ray_call__.remote(change), timeout=30)
 
 
 def logged(pid: int) -> str:
-    """What a process of Ray's workers has written to its log."""
+    """Log of a Ray worker process."""
     session = Path(ray._private.worker.global_worker.node.get_session_dir_path())
     return "".join(log.read_text() for log in session.glob(f"logs/worker-*-{pid}.err"))
 
@@ -62,10 +62,10 @@ def test_a_coordinator_that_contradicts_itself_starts_anew_and_nothing_is_missed
             for number, batch in enumerate(loader, 1):
                 recorder.add(batch)
                 if number == 8:
-                    # It may meet what it finds, and end, before it has answered: that it did end is asked below.
+                    # The coordinator may notice, and end, before it answers. Its end is checked below.
                     with suppress(ray.exceptions.RayActorError):
                         inside(feed, change)
-                    # Not later than the rest of the epoch, which takes less time than there is between two looks.
+                    # Now, not after the epoch: the rest of the epoch is shorter than the interval between two checks.
                     wait_until(lambda: not alive(pid), "the coordinator has ended")
             del batch
             assert recorder.record(loader.ledger).flaws(range(SAMPLES)) == []
@@ -80,7 +80,7 @@ def test_a_coordinator_that_contradicts_itself_starts_anew_and_nothing_is_missed
 
 @pytest.fixture(scope="module")
 def feed(ray_session: None) -> Iterator[mbaas.Feed]:
-    """Two lanes, one worker, blocks of 20; each test mends what it breaks."""
+    """Two lanes, one worker, blocks of 20; each test repairs its damage."""
     options = {"batch_size": 20, "staging_bytes": 12 * 20 * (8 * 8 * 3 + 16), "staging": mbaas.Staging(lanes=2)}
     options["timeouts"] = mbaas.Timeouts(patience_s=2.0)
     with mbaas.serve("bugs", synthetic(SAMPLES), T.Pipeline([T.DecodeImage()]), prep_workers=1, **options) as served:
@@ -89,7 +89,7 @@ def feed(ray_session: None) -> Iterator[mbaas.Feed]:
 
 @contextmanager
 def broken(feed: mbaas.Feed, method: str, raises: Callable[[Any], Any], actor: str = "") -> Iterator[None]:
-    """Have an actor's own method be another one for a while, and see to it that its processes stay the same."""
+    """Replace a method of an actor for a while, and check that its processes stay the same."""
 
     def pids() -> list[int]:
         return [coordinator_pid(feed.name), *lane_pids(feed.name), *prep_worker_pids(feed.name)]
@@ -98,7 +98,7 @@ def broken(feed: mbaas.Feed, method: str, raises: Callable[[Any], Any], actor: s
     inside(feed, lambda self: setattr(self, method, raises(self)), actor)
     try:
         yield
-    finally:  # else the tests that follow would meet the same bug
+    finally:  # otherwise later tests would hit the same bug
         inside(feed, lambda self: delattr(self, method), actor)
     with mbaas.join(feed.name, consumer="me", format="numpy") as loader:
         assert record_epoch(loader).flaws(range(SAMPLES)) == []
@@ -120,9 +120,9 @@ def test_an_error_in_the_coordinators_loop_is_told_and_the_loop_goes_on(feed: mb
 
 @pytest.mark.parametrize("part", ["service.core._follow_up", "service._delivered", "supervision.state._brief"])
 def test_an_error_while_something_is_decided_costs_no_sample(feed: mbaas.Feed, part: str) -> None:
-    """Once, in the middle of an epoch: what was decided before it is done, later events make good for the rest.
+    """The error occurs once, mid-epoch. Decisions made before it are carried out, and later events repair the rest.
 
-    A core that did not come to what follows from an event may contradict itself; then its coordinator starts anew.
+    A core that missed the consequences of an event may be inconsistent; its coordinator then restarts.
     """
     owner, _, name = f"_running.{part}".rpartition(".")
 
@@ -154,7 +154,7 @@ def test_an_error_while_something_is_decided_costs_no_sample(feed: mbaas.Feed, p
 
 
 def test_an_error_in_a_call_comes_to_its_caller_and_is_told_and_the_feed_goes_on(feed: mbaas.Feed) -> None:
-    """What mbaas raises on purpose is told to the caller alone."""
+    """Only the caller sees errors that mbaas raises on purpose."""
 
     def take_report(*_: Any) -> None:
         raise RuntimeError("provoked in a call")
@@ -204,7 +204,7 @@ def test_an_error_of_a_lane_that_is_told_something_is_in_the_log_of_who_tells_it
 
 
 def test_an_error_over_what_a_lane_reports_is_told_and_the_lane_is_heard_again(feed: mbaas.Feed) -> None:
-    """A lane to which nobody speaks any more would be killed for its silence, again and again."""
+    """A lane without further messages would be killed for its silence, again and again."""
 
     def break_once(coordinator: Any) -> None:
         lanes = coordinator._running.lanes
@@ -227,7 +227,7 @@ def test_an_error_over_what_a_lane_reports_is_told_and_the_lane_is_heard_again(f
 
 @pytest.mark.parametrize("block", [6, 7], ids=["lane 0", "lane 1"])
 def test_a_block_over_which_a_worker_meets_a_bug_is_bad_after_three_tries_and_the_worker_stays(feed, block) -> None:
-    """Each lane has every other block; the first minibatch of an epoch is that of block 0."""
+    """Each lane has every other block; the first minibatch of an epoch belongs to block 0."""
 
     def breaking(worker: Any) -> Callable[..., Any]:
         whole = worker._prepare
@@ -252,12 +252,12 @@ def test_a_block_over_which_a_worker_meets_a_bug_is_bad_after_three_tries_and_th
 
 
 def test_a_bug_of_a_cache_node_is_in_its_own_log_and_the_feed_goes_on(ray_session: None) -> None:
-    """Whoever waits for what a cache node reads is told; what it reads ahead, nobody waits for."""
+    """A caller that waits for the cache node's read gets the error. Nothing waits for read-ahead."""
 
     def fill_from_nearer(*_: Any) -> None:
         raise LookupError("provoked over a slab")
 
-    # Two blocks and a bit in an epoch, and two ahead: none of the next epoch is tried in vain meanwhile.
+    # An epoch has just over two blocks, and two are prepared ahead: no block of the next epoch fails meanwhile.
     memory = {"cache_bytes": 0, "staging_bytes": 8 * 1000 * 200, "staging": mbaas.Staging(ahead_blocks=2)}
     options: dict[str, Any] = {"batch_size": 20, "prep_workers": 1, **memory}
     with mbaas.serve("reads", synthetic(SAMPLES), T.Pipeline([T.DecodeImage()]), **options) as feed:

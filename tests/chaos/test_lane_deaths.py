@@ -1,4 +1,4 @@
-"""Deaths in a feed with lanes: whoever is killed, consumers miss nothing, get nothing twice, and go on."""
+"""In a feed with lanes, any process may die: consumers miss nothing, get nothing twice, and continue."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SAMPLES, LANES, DEATHS = 2011, 2, 3
 
 @pytest.fixture
 def laned(serve_small):
-    """Two lanes, two workers; a lane has staging for four blocks, and 50 or 51 blocks in an epoch."""
+    """Two lanes and two workers. A lane has staging for four blocks, and 50 or 51 blocks per epoch."""
     with serve_small(
         SAMPLES,
         T.RandomHorizontalFlip(),
@@ -56,7 +56,7 @@ VICTIMS = {
 @pytest.mark.long
 @pytest.mark.parametrize("victim", VICTIMS)
 def test_consumers_miss_nothing_whoever_dies(laned, victim):
-    """Two consumers over two epochs; three kills while they are in the first. In short `test_chaos_run` has it."""
+    """Two consumers over two epochs, with three kills in the first. `test_chaos_run` is the short version."""
     with Trials(laned.name) as trials, mbaas.join(laned.name, consumer="me", format="numpy") as loader:
         other = trials.join("other")
         assert other.pid

@@ -1,4 +1,4 @@
-"""Prep workers that are killed or get stuck: their blocks are made again, they are replaced, nothing is lost."""
+"""Blocks of prep workers that die or hang are prepared again, the workers are replaced, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WORKERS, SAMPLES = 4, 1610
 
 
 def slow_map():
-    """A step of 1 ms a sample, by which prep is slower than its consumer: workers are busy whenever they die."""
+    """A step of 1 ms per sample. It makes prep slower than its consumer, so workers are busy whenever they die."""
 
     def dawdle(image, _generator):
         time.sleep(0.001)
@@ -32,14 +32,14 @@ def slow_map():
 
 
 def busiest(feed, spared):
-    """The worker with most tasks in hand among those that are up and not ``spared``; None if there is none."""
+    """The running worker with most tasks, except for ``spared``; None if there is none."""
     workers = [worker for worker in feed.status().workers if worker.pid not in spared]
     return max(workers, key=lambda worker: worker.tasks, default=None)
 
 
 @pytest.mark.parametrize("kills", [4, pytest.param(8, marks=pytest.mark.long)])
 def test_prep_workers_killed_over_an_epoch_cost_no_sample_and_are_replaced(serve_small, kills):
-    """81 minibatches; after every twentieth, or every tenth one, a worker gets kill -9."""
+    """81 minibatches; a worker gets kill -9 after every twentieth, or every tenth."""
     killed = []
     with serve_small(SAMPLES, slow_map(), prep_workers=WORKERS) as feed:
         with mbaas.join(feed.name, consumer="me", format="numpy") as loader:
@@ -86,7 +86,7 @@ def test_a_stuck_prep_worker_is_named_killed_and_replaced(serve_small):
 
 
 def test_a_worker_that_makes_no_progress_says_where_it_is_before_it_is_replaced(serve_small, tmp_path, ray_folder):
-    """A Map that hangs once: its name stands in the log of the worker's process."""
+    """A Map hangs once: its name is in the log of the worker's process."""
 
     def hang_once(image, _generator):
         if not (tmp_path / "hung").exists():
@@ -122,7 +122,7 @@ def feed_notes(feed):
 
 
 def test_a_worker_that_does_not_know_the_homes_is_told_and_does_not_count_as_dead(serve_small):
-    """As one to which the coordinator could not speak when homes changed."""
+    """As for a worker that the coordinator could not reach when homes changed."""
 
     def forget(worker):
         worker._work.placements = PlacementHistory(worker._work.brief.order)
@@ -132,7 +132,7 @@ def test_a_worker_that_does_not_know_the_homes_is_told_and_does_not_count_as_dea
         (before,) = feed.status().workers
         actor = runtime.children(feed.name, "prep")[before.name]
         ray.get(actor.__ray_call__.remote(forget), timeout=30)
-        for _ in range(4):  # blocks of some epochs may be made already
+        for _ in range(4):  # blocks of some epochs may already be prepared
             assert record_epoch(loader).flaws(range(SAMPLES)) == []
         wait_until(
             lambda: any("it does not know the newest placement" in note for note in feed.status().notes), "it was told"

@@ -1,4 +1,4 @@
-"""What trials write down is there after they died, and each minibatch counts once."""
+"""Trial records survive the trial's death, and each minibatch counts once."""
 
 from __future__ import annotations
 

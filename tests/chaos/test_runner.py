@@ -1,4 +1,4 @@
-"""When faults happen: in their time, but not while a trial waits for long because of those before."""
+"""Faults happen on schedule, but not while a trial still waits because of earlier ones."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class NoWatch:
 
 
 class FakeInjector:
-    """Notes when faults happen; a trial goes on after so many looks at what is due."""
+    """Records the times of faults; a trial resumes after a number of checks."""
 
     def __init__(self, record: Path, looks: int) -> None:
         self.record, self.looks = record, looks

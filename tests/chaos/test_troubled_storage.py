@@ -1,4 +1,4 @@
-"""Storage under faults: what each trouble does to a read, that reads which can pass do, and that it is counted."""
+"""Each storage fault has its effect on reads, transient ones pass, and all are counted."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def data(tmp_path: Path) -> Dataset:
 
 
 def read(data: Dataset, sample: int) -> bytes:
-    """One read, without patience."""
+    """Read once, without retries."""
     buffer = np.empty(int(data.lengths(np.array([sample]))[0]), np.uint8)
     data.reader().read_into(sample, buffer)
     return buffer.tobytes()
@@ -46,7 +46,7 @@ def test_the_images_are_the_same_in_every_run(tmp_path: Path) -> None:
 
 
 class ComesBack(TroubledFiles):
-    """Files that are there again as soon as anybody looks after them."""
+    """Files that reappear as soon as their metadata is requested."""
 
     def get_file_info(self, paths: list[str]) -> list[FileInfo]:
         self._trouble.end()
@@ -68,7 +68,7 @@ def test_a_read_that_fails_may_pass_and_does_when_the_trouble_is_over(
     tmp_path: Path, data: Dataset, action: str
 ) -> None:
     trouble, whole = Trouble(tmp_path), read(data, 3)
-    data = pickle.loads(pickle.dumps(data))  # as workers get it
+    data = pickle.loads(pickle.dumps(data))  # as workers receive it
     trouble.begin(action)
     with pytest.raises(StorageError) as caught:
         read(data, 3)

@@ -1,4 +1,4 @@
-"""Ray clusters of several nodes on this machine, each with an object store of its own."""
+"""Ray clusters of several nodes on this machine, each with its own object store."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ Cluster = TypeVar("Cluster", Nodes, Network)
 
 @contextmanager
 def cluster(make: Callable[[str], Cluster], detection: Mapping[str, str]) -> Iterator[Cluster]:
-    """A cluster that this program is connected to, without any CPUs so far.
+    """A cluster without CPUs to which this program is connected.
 
     Args:
         make: `Nodes` or `Network`.
-        detection: environment of the head, which says how soon it gives up a node that does not answer.
+        detection: environment of the head that sets how soon it gives up an unresponsive node.
     """
     with (
         tempfile.TemporaryDirectory(prefix="mb", dir="/tmp", ignore_cleanup_errors=True) as folder,
@@ -48,16 +48,14 @@ def cluster(make: Callable[[str], Cluster], detection: Mapping[str, str]) -> Ite
 
 @pytest.fixture
 def nodes(no_ray: None) -> Iterator[Nodes]:
-    """A cluster without any CPUs so far, which the test is connected to."""
+    """A cluster without CPUs to which the test is connected."""
     with cluster(Nodes, FAST_DETECTION) as nodes:
         yield nodes
 
 
 @pytest.fixture
 def network(no_ray: None) -> Iterator[Network]:
-    """The same with links that can be slow, or down; only for root. A node that cannot be reached is given up after
-    about 12 s.
-    """
+    """The same with links that can be slow or down; only for root. An unreachable node is given up after about 12 s."""
     if reason := why_not():
         pytest.skip(reason)
     with cluster(Network, SLOW_DETECTION) as network:
@@ -66,7 +64,7 @@ def network(no_ray: None) -> Iterator[Network]:
 
 @pytest.fixture(scope="module")
 def three_nodes() -> Iterator[Nodes]:
-    """A cluster of three nodes of one CPU beside the head, for a module all of whose tests are connected to it."""
+    """A cluster of a head and three nodes of one CPU, shared by all tests of a module."""
     if ray.is_initialized():
         ray.shutdown()
     with cluster(Nodes, FAST_DETECTION) as nodes:

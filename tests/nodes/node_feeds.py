@@ -1,4 +1,4 @@
-"""What the feeds of these tests are made of, and what one delivers."""
+"""Pipelines of these tests' feeds, and digests of their deliveries."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ OPTIONS = {"batch_size": BATCH, "staging_bytes": 4 << 20}
 
 
 def augmented() -> T.Pipeline:
-    """A pipeline with chance in it, and without resampling, for which each prep worker would import torch."""
+    """A random pipeline without resampling, for which each prep worker would import torch."""
     return T.Pipeline([T.DecodeImage(), T.ColorJitter(brightness=0.4), T.RandomHorizontalFlip()])
 
 
 def digests(feed: mbaas.Feed, epochs: int, consumer: str = "me") -> list[str]:
-    """Of all bytes of each epoch, which must be exact."""
+    """Hash of all bytes of each epoch, which must be exact."""
     with mbaas.join(feed.name, consumer=consumer, format="numpy") as loader:
         records = [record_epoch(loader) for _ in range(epochs)]
     assert [record.flaws(range(SAMPLES)) for record in records] == [[]] * epochs

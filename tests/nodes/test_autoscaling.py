@@ -1,4 +1,4 @@
-"""Load rises, nodes come, the stall falls, the load ends, nodes go: with Ray's autoscaler (v2)."""
+"""With Ray's autoscaler (v2), rising load starts nodes and removes the stall, and its end removes nodes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from support.ports import free_ports
 from support.waiting import wait_until
 
 SAMPLE_S = 0.004
-"""What a sample takes to prepare: one worker makes 250 a second, on any machine."""
+"""Time to prepare a sample: one worker prepares 250 per second, on any machine."""
 
 LABELS = {"mbaas.io/role": "prep"}
 SAMPLES = 2000
@@ -120,7 +120,7 @@ def autoscaling(port: int) -> dict[str, object]:
 
 
 def end_leftovers(folder: str) -> None:
-    """End the processes of the nodes that the provider started."""
+    """End the processes of nodes started by the provider."""
     for process in psutil.process_iter(["cmdline"]):
         if any(folder in part for part in process.info["cmdline"] or ()):
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -128,7 +128,7 @@ def end_leftovers(folder: str) -> None:
 
 
 class Trial:
-    """A consumer in a thread that could take 600 samples a second: more than two workers make."""
+    """A consumer thread that could take 600 samples/s, more than two workers prepare."""
 
     def __init__(self, feed: str) -> None:
         self._feed, self._stop = feed, threading.Event()
@@ -159,7 +159,7 @@ def prep_nodes() -> int:
 
 
 def served(feed_name: str, most: int, **seconds: float) -> mbaas.Feed:
-    """A feed that begins with one worker, for which a node is started, and may have ``most``."""
+    """A feed that begins with one worker, for which a node is started, and may have up to ``most``."""
     scaling = mbaas.Scaling(max_prep_workers=most, prep_labels=LABELS, **seconds)
     options = {"batch_size": 50, "staging_bytes": 300_000, "scaling": scaling}
     pipeline = T.Pipeline([T.DecodeImage(), T.Map(dawdle)])
@@ -167,7 +167,7 @@ def served(feed_name: str, most: int, **seconds: float) -> mbaas.Feed:
 
 
 def await_rest(feed: mbaas.Feed, *, changes: int) -> None:
-    """Wait until one worker and one node are left, after so many changes of their number."""
+    """Wait until one worker and one node are left, after ``changes`` changes of their number."""
     wait_until(lambda: len(feed.status().workers) == 1, "idle workers are retired", deadline_s=60.0)
     wait_until(lambda: prep_nodes() == 1, "their nodes are gone", deadline_s=60.0)
     told = [note for note in feed.status().notes if "prep workers instead of" in note]

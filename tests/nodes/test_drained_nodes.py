@@ -1,4 +1,4 @@
-"""Nodes that are given notice, as spot instances are: what lies there is moved before they go."""
+"""Data on draining nodes, such as spot instances, moves before the nodes leave."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NOTICE_S = 120.0
 
 
 def test_nothing_is_read_or_prepared_again_that_lay_on_a_node_which_was_given_notice(nodes, data, feed_name):
-    """The feed's only worker and cache are on one node. It goes by itself: neither an actor nor an object is left."""
+    """The feed's only worker and cache are on one node. The node exits by itself, so it holds no actor or object."""
     first = nodes.add()
     with mbaas.serve("one", data, augmented(), prep_workers=1, **OPTIONS) as one:
         alone = digests(one, 3)

@@ -1,4 +1,4 @@
-"""Ranks of an elastic Ray Train run: the group grows when nodes come, and shrinks when they die or are given notice."""
+"""Ranks of an elastic Ray Train run: the group grows with new nodes, and shrinks when nodes die or drain."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from support.waiting import wait_until
 from tune_integration import get_loader
 
 STEP_S, PER_CHECKPOINT, FIRST_BATCH_S = 0.1, 4, 2.0
-NOTICE_S, BEFORE_IT_GOES = 30.0, 20  # of the notice two ranks use some ten steps each
+NOTICE_S, BEFORE_IT_GOES = 30.0, 20  # two ranks use about ten steps each of the notice
 STEPS = SAMPLES // BATCH + 1
 
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import it
@@ -33,14 +33,14 @@ ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers canno
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """What one rank saw in a step.
+    """One rank's view of a step.
 
     Attributes:
-        group: when it began, seconds since 1970: one number for all workers that were started together.
+        group: start time, seconds since 1970; the same for all workers started together.
         world_size, rank: in this group.
         epoch, step: of the run, from 0.
-        sample_ids: of the rank's share.
-        first_s: seconds from joining to this minibatch, if it is the first of the group.
+        sample_ids: the rank's share.
+        first_s: seconds from joining to this minibatch, if it is the group's first.
     """
 
     group: float
@@ -54,7 +54,7 @@ class Step:
 
 @ray.remote(num_cpus=0)
 class Diary:
-    """Keeps what all ranks saw, and says when the run is to end."""
+    """Records all ranks' steps, and decides when the run ends."""
 
     def __init__(self) -> None:
         self._steps: list[Step] = []
@@ -67,7 +67,7 @@ class Diary:
         return self._steps
 
     def end_soon(self) -> None:
-        """Have the run end with the epoch after the one that it is in."""
+        """End the run after the next epoch."""
         self._last_epoch = max(step.epoch for step in self._steps) + 1
 
     def is_last(self, epoch: int) -> bool:
@@ -76,8 +76,9 @@ class Diary:
 
 @ray.remote(num_cpus=0)
 def fit(feed: str, diary: Any, folder: str) -> None:
-    """Run the training; in a process of its own, because the run takes over what that does at Ctrl-C."""
-    # Ray counts a dead node for up to 20 s more, and a group with a place there waits for it: by default for a minute.
+    """Run the training in a separate process, because the run takes over Ctrl-C handling."""
+    # Ray keeps counting a dead node for up to 20 s, and a group with a rank there waits for it, by default for a
+    # minute.
     os.environ["RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"] = "15"
     scaling = train.ScalingConfig(
         num_workers=(1, 3), resources_per_worker={"CPU": 2}, elastic_resize_monitor_interval_s=2.0
@@ -87,7 +88,7 @@ def fit(feed: str, diary: Any, folder: str) -> None:
 
 
 def run_until(diary: Any, world_size: int, steps: int = 6) -> None:
-    """Wait until the newest group has so many ranks, and rank 0 of it made so many steps."""
+    """Wait until the newest group has ``world_size`` ranks, and its rank 0 has made ``steps`` steps."""
 
     def has_come() -> bool:
         seen = ray.get(diary.steps.remote())
@@ -98,7 +99,7 @@ def run_until(diary: Any, world_size: int, steps: int = 6) -> None:
 
 
 def work(config: dict[str, Any]) -> None:
-    """What a worker does: it saves where it is every few steps, and goes on where the last checkpoint says."""
+    """Training loop of a worker: it saves its state every few steps, and resumes from the last checkpoint."""
     context, diary = train.get_context(), config["diary"]
     rank, world_size = context.get_world_rank(), context.get_world_size()
     state: dict[str, Any] = {"epoch": 0, "step": 0, "loader": None}
@@ -113,7 +114,7 @@ def work(config: dict[str, Any]) -> None:
         while True:
             for batch in loader:
                 first_s, begun = None if begun is None else time.monotonic() - begun, None
-                torch.distributed.barrier()  # as the gradients of a step
+                torch.distributed.barrier()  # like the gradients of a step
                 seen = Step(group[0], world_size, rank, epoch, step, batch["sample_id"].copy(), first_s)
                 ray.get(diary.add.remote(seen))
                 step += 1
@@ -132,9 +133,9 @@ def save(rank: int, state: dict[str, Any]) -> None:
 
 
 def whole_run(steps: list[Step]) -> dict[int, list[NDArray[np.int64]]]:
-    """What the run trained on: epoch -> the sample ids of each of its minibatches, over all ranks.
+    """The run's training data: epoch -> sample ids of each minibatch, over all ranks.
 
-    A group that begins at a checkpoint makes again what the one before it did beyond that. Then it must be the same.
+    A group that begins at a checkpoint repeats later steps of the previous group. They must be identical.
     """
     groups: dict[float, dict[tuple[int, int], dict[int, Step]]] = {}
     for step in steps:
@@ -143,7 +144,7 @@ def whole_run(steps: list[Step]) -> dict[int, list[NDArray[np.int64]]]:
     for _, made in sorted(groups.items()):
         for when, ranks in made.items():
             if len(ranks) < ranks[min(ranks)].world_size:
-                continue  # it was ended in the middle of this step, or a rank was
+                continue  # it, or another rank, was ended in the middle of this step
             ids = np.sort(np.concatenate([step.sample_ids for step in ranks.values()]))
             assert np.array_equal(ids, trained.setdefault(when, ids)), f"step {when} was another one before"
     epochs: dict[int, list[NDArray[np.int64]]] = {}
@@ -157,9 +158,9 @@ def whole_run(steps: list[Step]) -> dict[int, list[NDArray[np.int64]]]:
 @pytest.mark.chaos
 @pytest.mark.timeout(600)
 def test_a_group_that_grows_and_shrinks_trains_on_every_sample_once(nodes, data, feed_name, tmp_path):
-    """1 rank, 2, 3; a node dies, then 2; a node is given notice and goes, then 1. Prep has a CPU of the first node.
+    """1 rank, 2, 3; a node dies, then 2; a node drains and leaves, then 1. Prep has a CPU of the first node.
 
-    Ray Train counts what a node has, not what is free there, so a rank asks for more than what prep leaves over.
+    Ray Train counts a node's total CPUs, not the free ones. So a rank requests more than prep leaves over.
     """
     nodes.add(3)
     with mbaas.serve(feed_name, data, augmented(), prep_workers=1, **OPTIONS) as feed:

@@ -1,4 +1,7 @@
-"""Links between nodes: a partition of 30 s, and a slow one. Minutes long, and only for root: `pytest -m long`."""
+"""A partition of 30 s and slow links between nodes lose no sample.
+
+Minutes long, and only for root: `pytest -m long`.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +27,10 @@ SAMPLES = 1003
 PARTITION_S = 30.0
 
 DETECTION_S = 25.0
-"""Of a node that cannot be reached, with the detection of `network`, and of one more making of a part."""
+"""Time to detect an unreachable node, with the settings of `network`, and to prepare a part again."""
 
 BLOCK_BYTES = 128 * 224 * 224 * 3
-"""Of the feed that `serve_large` serves, all of whose blocks are one part."""
+"""Bytes of a block of the feed that `serve_large` serves. All its blocks consist of one part."""
 
 
 def serve_large(name: str, *, samples: int) -> mbaas.Feed:
@@ -57,7 +60,7 @@ def serve(name: str, *, workers: int, size: int = 32) -> mbaas.Feed:
 
 
 def test_what_a_killed_program_left_is_no_hindrance(no_ray: None) -> None:
-    """A program that is killed with -9 leaves a bridge, namespaces, and all of Ray's processes."""
+    """A program killed with -9 leaves a bridge, namespaces, and all Ray processes."""
     if (reason := why_not()) is not None:
         pytest.skip(reason)
     program = (
@@ -80,7 +83,7 @@ def test_what_a_killed_program_left_is_no_hindrance(no_ray: None) -> None:
 
 
 def test_a_partition_of_thirty_seconds_costs_no_sample(network: Network, feed_name: str) -> None:
-    """The other node's parts are made again here, its samples get new homes; when it is back, nothing comes twice."""
+    """The other node's parts are prepared again here, and its samples get new homes. Its return repeats nothing."""
     network.add()
     unplugged = network.add()
     node = unplugged.node_id
@@ -118,7 +121,7 @@ def test_a_partition_of_thirty_seconds_costs_no_sample(network: Network, feed_na
 
 
 def test_over_a_slow_link_only_pixels_travel(network: Network, feed_name: str) -> None:
-    """50 Mbit/s to each of two nodes: raw bytes stay where they are, an epoch takes about what its pixels need."""
+    """50 Mbit/s to each of two nodes. Raw bytes stay in place, and an epoch takes about as long as its pixels need."""
     nodes = [network.add() for _ in range(2)]
     with (
         serve(feed_name, workers=2, size=64) as feed,
@@ -143,12 +146,12 @@ def test_over_a_slow_link_only_pixels_travel(network: Network, feed_name: str) -
 
 
 def test_a_block_comes_that_travels_for_longer_than_a_look(network: Network, feed_name: str) -> None:
-    """40 Mbit/s: a block takes 3.9 s. When readers waited 2 s at a time, each time from the beginning, none came."""
+    """40 Mbit/s: a block takes 3.9 s. When readers waited 2 s at a time and restarted each time, none arrived."""
     node = network.add()
     with serve_large(feed_name, samples=512), mbaas.join(feed_name, consumer="me", format="numpy") as loader:
         assert record_epoch(loader).flaws(range(512)) == []
         network.limit(node, 40)
-        record_epoch(loader)  # its first blocks were brought before
+        record_epoch(loader)  # its first blocks arrived before
         began = time.monotonic()
         assert record_epoch(loader).flaws(range(512)) == []
         seconds, pixels_s = time.monotonic() - began, 4 * BLOCK_BYTES * 8 / 40e6
@@ -157,7 +160,7 @@ def test_a_block_comes_that_travels_for_longer_than_a_look(network: Network, fee
 
 
 def test_blocks_travel_while_the_trial_works(network: Network, feed_name: str) -> None:
-    """200 Mbit/s, and steps as long as a block travels: an epoch takes as long as one of both, not both together."""
+    """200 Mbit/s, and steps as long as a block's transfer: an epoch takes as long as one of the two, not their sum."""
     node, step_s = network.add(), BLOCK_BYTES * 8 / 200e6
     with serve_large(feed_name, samples=1024), mbaas.join(feed_name, consumer="me", format="numpy") as loader:
         assert record_epoch(loader).flaws(range(1024)) == []

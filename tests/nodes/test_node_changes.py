@@ -1,4 +1,4 @@
-"""Nodes that die, that come, and that are slower than others."""
+"""A feed survives nodes that die, join, or are slower than others."""
 
 from __future__ import annotations
 
@@ -40,15 +40,15 @@ def test_a_node_dies_and_another_comes(nodes, data, feed_name):
         assert longest_s < 15.0
         wait_until(lambda: len(feed.status().nodes) == 1, "the feed lives on one node")
         wait_until(lambda: any("is gone" in note for note in feed.status().notes), "the log says so")
-        # Ray refuses the one that it wanted to start on the dead node; after a pause another one waits for a node.
+        # Ray refuses the worker that it was starting on the dead node; after a pause another worker waits for a node.
         wait_until(lambda: waits_for_a_cpu(feed.status()), "there is no second one, and the status says so")
         status = feed.status()
         assert (status.state, status.workers_at_work) == ("serving", 1)
-        # Parts of the third epoch that were made before the node died are not fetched again: the fourth has them kept,
-        # of which none was made by then, because less than an epoch is staged.
+        # Parts of the third epoch that were prepared before the node died are not fetched again. The fourth epoch
+        # caches their samples: none of it was prepared by then, because less than an epoch is staged.
         third, fourth = record_epoch(loader), record_epoch(loader)
         wait_until(lambda: feed.status().cached_samples == SAMPLES, "what is being read is kept")
-        # What its node read: what was fetched of it is counted later, with the blocks for which it was read ahead.
+        # Bytes read by the node's cache. Fetches are counted later, with the blocks for which they were read ahead.
         read_before = bytes_read(feed.status())
 
         nodes.add()
@@ -77,17 +77,17 @@ def test_a_node_dies_and_another_comes(nodes, data, feed_name):
 
 
 def bytes_read(status):
-    """What the caches that are up have read from storage."""
+    """Bytes that the running caches have read from storage."""
     return sum(node.storage_bytes for node in status.nodes)
 
 
 def waits_for_a_cpu(status):
-    """Whether a feed waits for a CPU for one worker, and for nothing else."""
+    """Return whether a feed waits only for one worker's CPU."""
     return len(status.waits_for) == 1 and "is being started, it needs 1 CPU" in status.waits_for[0]
 
 
 def waits_for_anybody(status):
-    """A feed's status, if no worker is left, and its trial says which ones it waits for; else None."""
+    """Status of a feed without workers whose trial lists the workers that it waits for; otherwise None."""
     (member,) = status.members
     says_it = member.waits_for.startswith("no prep worker is up; ") and "each needs 1 CPU" in member.waits_for
     return status if status.state == "waiting" and says_it else None
@@ -95,8 +95,10 @@ def waits_for_anybody(status):
 
 @pytest.mark.long
 def test_samples_move_to_the_nodes_that_prepare_them_faster(nodes, data, feed_name):
-    """1 ms a sample on one node and 3 ms on the other, beside decoding: at first each has half of the samples. What the
-    fast worker took over crossed in every epoch.
+    """Besides decoding, a sample takes 1 ms on one node and 3 ms on the other.
+
+    At first each node has half of the samples, and those that the fast worker took over crossed the network in every
+    epoch.
     """
     fast, slow = (nodes.add().node_id for _ in range(2))
 

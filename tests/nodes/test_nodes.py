@@ -1,4 +1,4 @@
-"""One feed on several nodes: homes, parts, caches."""
+"""One feed on several nodes: homes, parts and caches."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_draws_have_the_same_bytes_on_every_cluster_and_caches_keep_each_sample_
         assert digests(feed, 3) == alone
         status = feed.status()
         assert [node.workers for node in status.nodes] == [1, 1, 1]
-        # What is kept is what epochs drew so far, and what is read ahead: 64 blocks, of eight epochs.
+        # The caches hold the samples that epochs drew so far, and read-ahead: 64 blocks, of eight epochs.
         sofar, ahead = (
             np.unique([draws.stored_ids(np.arange(SAMPLES), epoch) for epoch in range(epochs)]) for epochs in (3, 13)
         )
@@ -55,7 +55,7 @@ def test_draws_have_the_same_bytes_on_every_cluster_and_caches_keep_each_sample_
 
 
 def test_the_next_block_comes_from_its_node_while_the_trial_works(three_nodes, data, feed_name):
-    """The trial runs where no block is made."""
+    """The trial's node prepares no block."""
     here = ray.get_runtime_context().get_node_id()
     with (
         mbaas.serve(feed_name, data, augmented(), prep_workers=1, **OPTIONS),
@@ -79,7 +79,7 @@ def test_the_next_block_comes_from_its_node_while_the_trial_works(three_nodes, d
 
 def test_caches_that_do_not_hold_the_dataset_leave_exactly_the_rest_to_storage(three_nodes, data, feed_name):
     budget = data.total_bytes // 6
-    options = {**OPTIONS, "cache_bytes": budget, "decoded": False}  # decoded samples would take other sizes
+    options = {**OPTIONS, "cache_bytes": budget, "decoded": False}  # decoded samples would have other sizes
     with mbaas.serve(feed_name, data, augmented(), prep_workers=3, **options) as feed:
         digests(feed, 3)
         status = feed.status()
@@ -91,7 +91,7 @@ def test_caches_that_do_not_hold_the_dataset_leave_exactly_the_rest_to_storage(t
 
 
 def test_feeds_that_share_a_cpu_share_it_on_one_node_so_that_a_trial_finds_a_whole_one(three_nodes, data, feed_name):
-    """By default a first feed reserves one of three CPUs, a second one half of one, and a third one a quarter."""
+    """By default a first feed reserves one of three CPUs, a second half a CPU, and a third a quarter."""
     options = {"batch_size": BATCH, "cache_bytes": 10_000_000, "staging_bytes": 4 << 20}
     with (
         mbaas.serve(f"{feed_name}-1", data, augmented(), **options) as first,
@@ -106,8 +106,9 @@ def test_feeds_that_share_a_cpu_share_it_on_one_node_so_that_a_trial_finds_a_who
 
 
 def test_a_node_with_a_small_object_store_has_a_small_cache(three_nodes, data, feed_name):
-    """It takes the place of the node where another feed works. Of 70 % of its 100 MiB, 73.4 MB, 40 MB are for staging,
-    and 20 MB are the other feed's.
+    """The small node replaces the one where another feed works.
+
+    70 % of its 100 MiB are 73.4 MB. Of these, 40 MB are for staging, and 20 MB belong to the other feed.
     """
     other = {"batch_size": BATCH, "prep_workers": 1, "cache_bytes": 10_000_000, "staging_bytes": 10_000_000}
     options = {"batch_size": BATCH, "prep_workers": 3, "cache_bytes": 60_000_000, "staging_bytes": 40_000_000}
@@ -122,15 +123,16 @@ def test_a_node_with_a_small_object_store_has_a_small_cache(three_nodes, data, f
 
 
 def test_nothing_spills_on_a_smaller_node_that_comes_later(three_nodes, feed_name):
-    """Two nodes of 200 MiB may have 146.8 MB of prepared minibatches each. One of 75 MiB, which spills from 63 MB on,
-    takes the place of one of them: half of the nine blocks of 15.7 MB that fit 145 MB would be too much. Ready blocks
-    fill the budget ahead of the trial.
+    """Ready blocks fill the budget ahead of the trial.
+
+    Two nodes of 200 MiB may have 146.8 MB of prepared minibatches each. One of 75 MiB, which spills from 63 MB on,
+    replaces one of them. Half of the nine blocks of 15.7 MB that fit 145 MB would be too much.
     """
     large = synthetic(SAMPLES, height=256, width=256)
     options = {"batch_size": 16, "prep_workers": 2, "cache_bytes": 0, "staging_bytes": 145_000_000}
 
     class Busy:
-        """Takes a CPU away."""
+        """Occupies a CPU."""
 
         def is_up(self) -> bool:
             return True

@@ -1,4 +1,4 @@
-"""Data-parallel trials on several nodes: each rank gets what lies on its node, all together the global minibatch."""
+"""On several nodes, each rank of a trial gets its node's rows, and together they get the global minibatch."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ROW_BYTES = 32 * 32 * 3 + 24
 
 
 class Ranks:
-    """A trial with one process for each rank, on nodes of its own choice."""
+    """A trial with one process per rank, on given nodes."""
 
     def __init__(self, feed: mbaas.Feed, nodes: list[Any], **options: Any) -> None:
         self._feed, self._size = feed, len(nodes)
@@ -55,7 +55,7 @@ class Ranks:
 
 
 class Whole:
-    """A consumer of everything, who looks on."""
+    """A second consumer that reads everything."""
 
     def __init__(self, feed: mbaas.Feed) -> None:
         self._loader = mbaas.join(feed.name, consumer="whole", format="numpy")
@@ -71,7 +71,7 @@ class Whole:
 
 
 def digests(record: EpochRecord, epoch: dict[str, NDArray[Any]]) -> tuple[str, ...]:
-    """What a record's minibatches must be if its samples are those of the epoch."""
+    """Expected digests of a record's minibatches, if its samples are those of the epoch."""
     recorder = Recorder()
     for ids in np.split(record.sample_ids, np.cumsum(record.sizes)[:-1]):
         recorder.add({name: array[ids] for name, array in epoch.items()})
@@ -79,7 +79,7 @@ def digests(record: EpochRecord, epoch: dict[str, NDArray[Any]]) -> tuple[str, .
 
 
 def run(feed: mbaas.Feed, trial: Ranks, whole: Whole, epochs: int) -> None:
-    """Some epochs of a trial, which must be right to the last byte."""
+    """Run some epochs of a trial and check every byte."""
     begun = trial.begin(epochs)
     seen = [whole.epoch() for _ in range(epochs)]
     for records, epoch in zip(zip(*result(begun), strict=True), seen, strict=True):
@@ -90,17 +90,17 @@ def run(feed: mbaas.Feed, trial: Ranks, whole: Whole, epochs: int) -> None:
 
 
 def read_no_part_whole(_: Any) -> None:
-    """In a trial's process: every byte of other nodes comes as rows that were asked for."""
+    """In a trial's process, request every byte from other nodes as rows, never as a whole part."""
     part_fetch.WHOLE_SHARE = 1.0
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("lanes", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_two_ranks_read_what_lies_on_their_nodes(nodes, data, feed_name, lanes):
-    """Homes are even, so about half a minibatch is on either node; with 32 samples a rank, 0.4 / sqrt(32) = 7 % move.
-    What an idle worker took over comes on top. Ranks read no part whole here, so that every byte is accounted for.
+    """Homes are even, so each node has about half of a minibatch.
 
-    Ids, label and row take 24 bytes a sample.
+    With 32 samples a rank, 0.4 / sqrt(32) = 7 % move, plus the samples that an idle worker took over. Ranks read no
+    part whole here, so that every byte is accounted for. Ids, label and row take 24 bytes a sample.
     """
     rank_nodes = [nodes.add() for _ in range(2)]
     with mbaas.serve(
@@ -123,8 +123,10 @@ def test_two_ranks_read_what_lies_on_their_nodes(nodes, data, feed_name, lanes):
 
 @pytest.mark.long
 def test_ranks_without_prep_and_ranks_that_share_a_node(nodes, data, feed_name):
-    """Homes on A and B; ranks on A, A and C, batches of 64 for 3. C reads its third of B, hardly more: some small part
-    it pulls whole. The ranks of A want two thirds, half of the samples is there, they read the sixth that is left of B.
+    """Homes on A and B; ranks on A, A and C; batches of 64 for 3.
+
+    C reads its third and hardly more, although it pulls some small parts whole. The ranks of A need two thirds. Half of
+    the samples are there, so they read a sixth from B.
     """
     first, second = nodes.add(), nodes.add()
     with mbaas.serve(feed_name, data, augmented(), prep_workers=2, **OPTIONS) as feed:
@@ -144,7 +146,7 @@ def test_ranks_without_prep_and_ranks_that_share_a_node(nodes, data, feed_name):
 
 @pytest.mark.long
 def test_a_node_dies_and_its_parts_are_made_elsewhere(nodes, data, feed_name):
-    """Ranks on A and B, homes on B and C. C dies in the first epoch: B makes all; the plan stays for that epoch."""
+    """Ranks on A and B, homes on B and C. C dies in the first epoch: B prepares all, and that epoch keeps its plan."""
     first, second, doomed = nodes.add(0), nodes.add(), nodes.add()
     with mbaas.serve(feed_name, data, augmented(), prep_workers=2, **OPTIONS) as feed:
         trial = Ranks(feed, [first, second])
@@ -158,8 +160,10 @@ def test_a_node_dies_and_its_parts_are_made_elsewhere(nodes, data, feed_name):
 
 @pytest.mark.long
 def test_rows_are_asked_for_one_block_ahead(nodes, data, feed_name):
-    """Both ranks are on the head, which prepares nothing. If a block is there while a trial works on the last minibatch
-    but one of the block before, its rows are asked for at the end of that step.
+    """Both ranks are on the head, which prepares nothing.
+
+    If a block has arrived while a trial works on the last minibatch but one of the previous block, its rows are
+    requested at the end of that step.
     """
     nodes.add()
     nodes.add()
@@ -173,7 +177,7 @@ def test_rows_are_asked_for_one_block_ahead(nodes, data, feed_name):
         assert per_block > 1
         for _ in range(2):
             for step, batches in enumerate(zip(first, second, strict=True), 1):
-                # Nobody asks across an epoch's end, so there is nothing to wait for in its last block.
+                # No request crosses an epoch's end, so there is nothing to wait for in its last block.
                 if session.received or not session.is_beginning(session.following):
                     wait_until(lambda: session.received or ray.wait([session._in_flight], timeout=0)[0], "one is there")
                     if step % per_block == 0:

@@ -1,5 +1,6 @@
-"""Consumers on another machine than the coordinator call for blocks together, through their machine's cache node, or
-through an actor that only relays.
+"""Consumers on another node than the coordinator share one call for blocks through a relay.
+
+The relay is their node's cache node, or an actor for this purpose.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class CountingTrial:
         self._loader = mbaas.join(feed, consumer, format="numpy")
 
     def epoch(self) -> tuple[EpochRecord, int]:
-        """One epoch, and how many calls went through Ray meanwhile."""
+        """Run an epoch; return its record and the number of calls through Ray meanwhile."""
         before = self._made
         return record_epoch(self._loader), self._made - before
 
@@ -56,7 +57,7 @@ def trials_on(node: str, feed: str, names: str) -> list[Any]:
 
 
 def an_epoch(trials: list[Any]) -> tuple[set[str], list[int]]:
-    """One epoch of all trials together: what they got, and their calls through Ray."""
+    """Run an epoch of all trials together; return their digests and their calls through Ray."""
     seen = ray.get([trial.epoch.remote() for trial in trials], timeout=120.0)
     assert [record.flaws(range(SAMPLES)) for record, _ in seen] == [[]] * len(trials)
     return {record.row_digest for record, _ in seen}, [calls for _, calls in seen]
@@ -65,7 +66,7 @@ def an_epoch(trials: list[Any]) -> tuple[set[str], list[int]]:
 def test_calls_of_two_trials_of_a_machine_need_no_ray_and_go_on_through_it_when_somebody_dies(
     three_nodes, data, feed_name
 ):
-    """With two lanes: each coordinator has a relay of its own."""
+    """Two lanes, each of whose coordinators has its own relay."""
     options = {**OPTIONS, "staging": mbaas.Staging(lanes=2)}
     with mbaas.serve("one", data, augmented(), prep_workers=1, **options) as one:
         alone = digests(one, 2)
@@ -99,7 +100,7 @@ def test_calls_of_two_trials_of_a_machine_need_no_ray_and_go_on_through_it_when_
 def test_on_a_node_that_prepares_nothing_an_actor_relays_whoever_dies_and_ends_with_the_feed(
     three_nodes, data, feed_name
 ):
-    """With two lanes, whose coordinators share the actor, and blocks of one minibatch, so that calls are many."""
+    """Two lanes whose coordinators share the actor, and blocks of one minibatch, so that calls are frequent."""
     batch = 16
     options = {"batch_size": batch, "staging_bytes": MIN_BLOCKS_IN_BUDGET * batch * 3200}
     options = {**options, "staging": mbaas.Staging(lanes=2)}

@@ -1,4 +1,4 @@
-"""Images of any size from parts on several nodes: put together whole, and row by row for ranks on another node."""
+"""Images of any size arrive from parts on several nodes, whole, and row by row for ranks on another node."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_images_of_any_size_come_from_three_nodes(
     pipeline = T.Pipeline([T.DecodeImage(max_pixels=1000), T.RandomHorizontalFlip()])
 
     def epoch(batch_size: int, **rank: Any) -> list[int]:
-        """The samples of an epoch, each of which is what it must be."""
+        """Run an epoch, check each sample, and return the sample ids."""
         seen = []
         with mbaas.join(feed.name, format="numpy", batch_size=batch_size, **rank) as loader:
             for batch in loader:

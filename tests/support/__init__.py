@@ -1,1 +1,1 @@
-"""What several tests need: random schedules for the pure core, consumers that keep a record, leak checks."""
+"""Helpers shared by tests: random schedules for the pure core, consumers that keep records, leak checks."""

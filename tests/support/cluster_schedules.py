@@ -1,9 +1,9 @@
-"""A small cluster with Ray's habits, on virtual time: machines, prep workers, cache nodes, and the supervisor's shell.
+"""A simulated cluster in virtual time: nodes, prep workers, cache nodes and the shell around the supervisor.
 
-`Cluster` plays Ray, the machines, the actors and what the coordinator's shell does for the supervisor. Replies come
-late, twice or never; workers, cache nodes, machines and the coordinator itself die, alone and together, until nobody is
-left; a name stays taken for a while after its actor was killed. Samples have the homes that `mbaas.placement` gives
-them, and whoever cuts blocks into parts, or makes one, has a `PlacementHistory` of its own.
+`Cluster` plays Ray, the nodes, the actors and the coordinator's shell. Replies arrive late, twice or never. Workers,
+cache nodes, nodes and the coordinator die, one by one or together, until none is left. After an actor is killed, its
+name stays taken for a while. Samples get the home nodes that `mbaas.placement` assigns. Everything that cuts blocks
+into parts, or prepares a part, has its own `PlacementHistory`.
 
 `support.system_schedules` adds the staging cores and the consumers.
 """
@@ -35,25 +35,25 @@ from mbaas.order import Ids, SampleOrder, Shuffle
 from mbaas.placement import NodeWeight, PartRequest, Placement, PlacementHistory
 
 TICK_S = 8.0
-"""The coordinator looks at its deadlines far more often; nothing depends on it."""
+"""Period of the supervisor's ticks. The real coordinator ticks far more often; nothing depends on it."""
 
 START_S = 30.0
-"""A start of which nothing is heard ends within a schedule."""
+"""Short enough that a start without a report fails within a schedule."""
 
 TAKE_IN_S = 20.0
-"""A worker that comes back, or from another feed, and does not answer for so long is given up."""
+"""A worker that returns, or comes from another feed, is given up after this long without an answer."""
 
 ORDERED_S = 20.0
-"""An order to a machine that is cut off for a moment arrives within so long, if whoever gave it lives on."""
+"""An order reaches a node that is briefly cut off within this time, if its sender stays alive."""
 
 BLOCK_SAMPLES = 4
 
 STAGING_BYTES, SMALL_ROOM_BYTES = 100, 30
-"""What may be staged, and what machines with small object stores have room for."""
+"""Staging budget, and the capacity of nodes with small object stores."""
 
 
 class Order(SampleOrder, frozen=True):
-    """An order that is computed once for all schedules."""
+    """A sample order that is computed once for all schedules."""
 
     def sample_ids(self, block: int, shuffle: Shuffle | None = None) -> Ids:
         return _ids(self, block, shuffle)
@@ -77,17 +77,17 @@ def _homes(node_weights: tuple[NodeWeight, ...], ids: tuple[int, ...]) -> tuple[
 
 
 class Lane(Protocol):
-    """What serves the blocks of a lane in one life of the coordinator."""
+    """Serves the blocks of a lane in one life of the coordinator."""
 
     @property
     def workers(self) -> dict[str, str]:
-        """Name -> node of the workers that it counts on."""
+        """Name -> node of the workers that the lane uses."""
 
     def tell(self, event: staging.Event) -> object:
-        """Something happened."""
+        """Handle an event."""
 
     def tick(self) -> None:
-        """Time has passed."""
+        """Handle the passing of time."""
 
 
 @dataclass
@@ -95,12 +95,12 @@ class Actor:
     """A process: a worker or a cache node.
 
     Attributes:
-        node: where it runs; "" while it waits for a CPU.
-        hangs_until: it answers nothing before.
-        is_ours: whether the feed started it; else it ends with its owner.
-        origin: what a worker that is not ours is called after the coordinator was restarted.
-        placements: that a worker was told.
-        number: tells it from others that had its name.
+        node: its node; "" while it waits for a CPU.
+        hangs_until: virtual time until which it answers nothing.
+        is_ours: True if this feed started it; otherwise it ends with its owner.
+        origin: name of a borrowed worker after a restart of the coordinator.
+        placements: placements that a worker received.
+        number: distinguishes it from others with the same name.
     """
 
     node: str = ""
@@ -112,20 +112,20 @@ class Actor:
 
 
 class Cluster(abc.ABC):
-    """One random schedule, without what lanes do.
+    """A random schedule of a cluster; subclasses implement the lanes.
 
     Args:
-        seed: everything follows from it.
-        faults: to draw.
+        seed: determines everything.
+        faults: number of faults to draw.
 
     Attributes:
-        now: virtual time, s.
-        life: number of the coordinator's process; what is sent to one that is dead goes nowhere.
-        is_down: whether the coordinator is dead, and Ray has not restarted it yet.
-        is_peaceful: whether all faults are over.
-        lanes: the first one is of this life of the coordinator; further ones may have outlived an earlier one.
-        placements: by which blocks are cut.
-        worker_deaths: that there were so far, and workers that hung.
+        now: virtual time in seconds.
+        life: number of the coordinator's process. Messages to a dead process are lost.
+        is_down: True while the coordinator is dead and not yet restarted.
+        is_peaceful: True once all faults are over.
+        lanes: the first belongs to this life of the coordinator; others may be older.
+        placements: those used to cut blocks.
+        worker_deaths: workers that died or hung so far.
     """
 
     supervisor: Supervisor
@@ -147,7 +147,7 @@ class Cluster(abc.ABC):
         self.lent: dict[object, Actor] = {}
         self.offered: dict[object, Actor] = {}
         self.reported_gone: set[str] = set()
-        self._silent_lent: dict[str, Actor] = {}  # of which nobody says that it is lent
+        self._silent_lent: dict[str, Actor] = {}  # lent workers; neither they nor their borrower answer
         self._ended_caches: list[tuple[float, tuple[str, int], Actor]] = []
         self.taken_names: dict[str, float] = {}
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
@@ -160,16 +160,16 @@ class Cluster(abc.ABC):
         self.is_down = self.is_peaceful = False
         self.lanes: list[Lane] = []
         self._lanes_down: set[int] = set()
-        self._lane_starts: dict[int, int] = {}  # lane that is down -> which start of Ray's brings it back
+        self._lane_starts: dict[int, int] = {}  # lane that is down -> number of the Ray start that restores it
         self._lanes_silent_since: dict[int, float] = {}
         self._lanes_hang_until: dict[int, float] = {}
         self._wanted = self.rng.randint(1, 4)
-        # Drawn by names and by a generator of its own, so that a seed gives the schedule that it gave before.
+        # Drawn by name and from a separate generator, so that existing seeds keep their schedules.
         self._small_share = random.Random(f"stores {seed}").choice([0.0, 0.0, 0.0, 0.3, 1.0])
         self._draws = random.Random(f"caches {seed}")
-        self._kept: dict[str, tuple[float, float]] = {}  # machine -> bytes that its cache keeps, and that it may
+        self._kept: dict[str, tuple[float, float]] = {}  # node -> bytes that its cache holds, and its capacity
 
-    # ---- the shell's part ----
+    # ---- the coordinator's shell ----
 
     def _begin(self, event: ev.Begin) -> None:
         self.life += 1
@@ -179,7 +179,7 @@ class Cluster(abc.ABC):
             own=self._wanted, credit=credit(lanes), lanes=lanes, start_s=START_S, staging_bytes=STAGING_BYTES
         )
         self.placements = PlacementHistory(self.order)
-        self._asked: dict[int, Placement] = {}  # version -> what was found, and may be told or not
+        self._asked: dict[int, Placement] = {}  # version -> placement; workers may have received it or not
         self.lanes[:1] = [self.open_lane(0)]
         for number in range(1, lanes):
             if number not in range(len(self.lanes)) or self._fell_with_coordinator:
@@ -191,14 +191,14 @@ class Cluster(abc.ABC):
 
     @abc.abstractmethod
     def open_lane(self, number: int) -> Lane:
-        """Begin to serve the blocks of a lane; a further one begins when it is told how the feed stands."""
+        """Open a lane. A further lane starts serving when it receives the feed's state."""
 
     @abc.abstractmethod
     def speak_to_lane(self, number: int) -> None:
-        """Exchange messages with a further lane from now on, as long as this life of the coordinator lasts."""
+        """Exchange messages with a further lane during this life of the coordinator."""
 
     def send(self, event: ev.Event) -> None:
-        """Tell the supervisor, and do what it says; while the coordinator is down nobody hears it."""
+        """Pass an event to the supervisor and carry out its instructions. A dead coordinator ignores events."""
         if self.is_down:
             return
         if not isinstance(event, ev.Tick):
@@ -212,7 +212,7 @@ class Cluster(abc.ABC):
         heapq.heappush(self._queue, (self.now + self.rng.uniform(least_s, most_s), next(self._count), action))
 
     def _reply(self, event: ev.Event, most_s: float = 1.0) -> None:
-        """Report to the coordinator of this life: soon, late, twice or never."""
+        """Report to this life's coordinator: soon, late, twice or never."""
         life, luck = self.life, self.rng.random()
 
         def tell() -> None:
@@ -234,7 +234,7 @@ class Cluster(abc.ABC):
             case ev.TakeIn():
                 self._take_in(instruction)
             case ev.EndWorker():
-                # One that another feed was just taking is killed, too: whether it took it was not heard yet.
+                # Also kill a worker that another feed is about to take: the outcome is not yet known here.
                 places = (self.workers, self.offered, self.lent, self._silent_lent)
                 if any(place.pop(instruction.worker, None) for place in places):
                     self.taken_names[instruction.worker] = self.now + self.rng.choice([0.0, 5.0])
@@ -276,7 +276,7 @@ class Cluster(abc.ABC):
         self.later(lambda: self._get_cpu(name), 0.1, 3.0)
 
     def _get_cpu(self, name: str) -> None:
-        """Ray gives the worker a CPU as soon as there is one."""
+        """Give the worker a CPU as soon as one is free."""
         actor = self.workers.get(name)
         if actor is None:
             return
@@ -310,7 +310,7 @@ class Cluster(abc.ABC):
             self._reply(ev.BriefingFailed(instruction.worker, "it does not answer"), 10.0)
 
     def _tell_placements(self, actor: Actor) -> None:
-        """Tell a worker all placements by which blocks may be cut, that which is not used yet included."""
+        """Send a worker all placements that may cut blocks, including the newest, which is not used yet."""
         if actor.placements is None:
             actor.placements = PlacementHistory(self.order)
         for placement in (*self.placements.all, *list(self._asked.values())[-1:]):
@@ -318,7 +318,7 @@ class Cluster(abc.ABC):
 
     def _hand_over(self, instruction: ev.HandOver) -> None:
         actor = self.workers.pop(instruction.worker, None)
-        if actor is None or (self.is_peaceful and not actor.is_ours):  # its owner is gone, and it with it
+        if actor is None or (self.is_peaceful and not actor.is_ours):  # a borrowed worker ends with its owner
             self._reply(ev.HandedOver(instruction.worker, taken=False))
             return
         taken = self.rng.random() < 0.6
@@ -335,7 +335,7 @@ class Cluster(abc.ABC):
             self._reply(ev.CacheStarted(node, generation, self.room_bytes(node)), 3.0)
 
     def room_bytes(self, node: str) -> float:
-        """What a machine's object store has room for."""
+        """Capacity of a node's object store."""
         is_small = random.Random(f"{self.seed} {node}").random() < self._small_share
         return SMALL_ROOM_BYTES if is_small else math.inf
 
@@ -367,13 +367,13 @@ class Cluster(abc.ABC):
         finish: Callable[[str, Ids], None],
         fail: Callable[[ev.WorkerDied | ev.WorkerBehind], None],
     ) -> None:
-        """A lane has a part made: the worker does so, or is found dead, or behind.
+        """Have a worker prepare a part for a lane. The worker may turn out dead or behind.
 
         Args:
-            worker: who is to make it.
-            request: the part, its block counted in the feed.
-            finish: called with the node where it lies and the samples that it has.
-            fail: called with what is to be said of the worker, if its name is not another's by then.
+            worker: name of the worker.
+            request: the part, with its block numbered in the feed.
+            finish: called with the part's node and its sample ids.
+            fail: called with the worker's failure, unless another worker has its name by then.
         """
         called = self.workers.get(worker)
 
@@ -400,21 +400,21 @@ class Cluster(abc.ABC):
         begin(0.1)
 
     def is_lane_silent(self, number: int) -> bool:
-        """Whether a lane is dead, or hangs."""
+        """Return whether a lane is dead or hangs."""
         if number == 0:
             return self.is_down
         return number in self._lanes_down or self._lanes_hang_until.get(number, 0.0) > self.now
 
     def lane_answered(self, number: int) -> None:
-        """What a lane says arrives, also if it was said before the lane fell silent."""
+        """An answer from a lane arrived, possibly one sent before the lane fell silent."""
         if not self.is_lane_silent(number):
             self._lanes_silent_since.pop(number, None)
 
-    def first_lane_heard(self, event: staging.Event) -> None:  # noqa: B027  # nothing is to be done without lanes
-        """The supervisor told the first lane something; others are told how things stand then."""
+    def first_lane_heard(self, event: staging.Event) -> None:  # noqa: B027  # no-op without lanes
+        """Called after the supervisor sent the first lane an event; other lanes then receive the feed's state."""
 
     def follows(self, number: int) -> bool:
-        """Whether a lane is known to know how things stand."""
+        """Return whether a lane is known to have the current state."""
         return number == 0
 
     def _restart_lane(self, number: int) -> None:
@@ -423,7 +423,7 @@ class Cluster(abc.ABC):
         self._lane_dies(number)
 
     def _lane_dies(self, number: int) -> None:
-        """Ray starts its process again a little later; it hears then how the feed stands."""
+        """Ray restarts the lane's process a little later; it then receives the feed's state."""
         self._lanes_silent_since.setdefault(number, self.now)
         if number in self._lanes_down:
             return
@@ -443,23 +443,22 @@ class Cluster(abc.ABC):
         self._lane_starts.pop(number, None)
         self.lanes[number:] = [self.open_lane(number), *self.lanes[number + 1 :]]
 
-    def end_lane(self, number: int) -> None:  # noqa: B027  # nothing is to be done without consumers
-        """A lane's process is gone, and what it knew."""
+    def end_lane(self, number: int) -> None:  # noqa: B027  # no-op without consumers
+        """A lane's process is gone, together with its state."""
 
     def check_stuck(self, worker: str, reason: str) -> None:
-        """A lane waited too long for a worker: it hung, or is gone."""
+        """Check that a worker that kept a lane waiting too long hung, or is gone."""
         actor = self.workers.get(worker)
         assert actor is None or actor.hangs_until or actor.node not in self.nodes, f"{worker} did not hang: {reason}"
 
     def send_later(self, event: ev.Event) -> None:
-        """Tell the supervisor of this life of the coordinator."""
+        """Send the supervisor an event, unless the coordinator dies first."""
         life = self.life
         self.later(lambda: self.send(event) if self.life == life else None, 0.0)
 
     # ---- faults ----
 
     def advance(self, seconds: float) -> None:
-        """Let virtual time pass."""
         end = self.now + seconds
         while self.now < end:
             at = self._queue[0][0] if self._queue else end
@@ -476,24 +475,24 @@ class Cluster(abc.ABC):
                         lane.tick()
 
     def make_peace(self) -> None:
-        """One machine with a CPU and no more faults; what hangs may stay as it is, and be given up."""
+        """End all faults and leave at least one node. Hanging processes may keep hanging and be given up."""
         self.is_peaceful = True
-        self.draining.clear()  # they stay after all
+        self.draining.clear()  # draining nodes stay
         if not self.nodes:
             self.add_node()
         for elsewhere in (self.offered, self.lent):  # the other feed is gone
             for key in [key for key, actor in elsewhere.items() if not actor.is_ours]:
                 del elsewhere[key]
         self._say_who_is_dead()
-        self.send(ev.FeedGone("other"))  # else it may have the only CPU
+        self.send(ev.FeedGone("other"))  # it may otherwise hold the only CPU
 
     def look(self) -> None:
-        """The coordinator looks now and then whether a feed that borrowed workers is gone."""
+        """Report a borrowing feed as gone, as the coordinator's periodic check does."""
         if not self.is_down and self.supervisor.lent:
             self.send(ev.FeedGone("other"))
 
     def is_whole(self) -> bool:
-        """Whether all workers that fit are there, homes only where there is room, and no process that nobody knows."""
+        """Return whether all workers that fit are up, homes are only on nodes with room, and no process is unknown."""
         if self.is_down:
             return False
         workers = {name for name, actor in self.workers.items() if actor.node in self.nodes}
@@ -506,12 +505,12 @@ class Cluster(abc.ABC):
         borrowed = sum(worker.owner is not None for worker in working.values())
         due = max(1, self.supervisor.own - len(self.lent)) + borrowed
         fit = min(due, sum(self.nodes.values()) - len(elsewhere))
-        # Where another machine has room, workers on one that has not are there, and get nothing.
+        # If another node has room, workers on a node without room are up but idle.
         homes, briefing = self.supervisor.homes, self.supervisor.in_phase(WorkerPhase.BRIEFING).values()
         spare = [w for w in briefing if not homes.has_room(w.node) and any(map(homes.has_room, homes.current.weights))]
         if workers - self.supervisor.workers.keys() or caches - known or len(working) + len(spare) < fit:
             return False
-        # A move of homes takes a while, and may fail: in the end none are left where what is made would spill.
+        # Moving homes takes time and may fail. In the end none remain on nodes where prepared parts would spill.
         with_homes = {worker.node for worker in working.values()} & homes.current.weights.keys()
         spills = {node for node in homes.current.weights if self.room_bytes(node) < STAGING_BYTES}
         return not spills or with_homes <= spills
@@ -520,7 +519,7 @@ class Cluster(abc.ABC):
         self._kill(self.workers)
 
     def kill_cache(self) -> None:
-        """Ray restarts a cache node in its place; it is silent for a while."""
+        """Ray restarts the cache node; it is silent for a while."""
         if self.caches:
             self.caches[self.rng.choice(sorted(self.caches))].hangs_until = self.now + self.rng.choice([1.0, 8.0])
 
@@ -529,10 +528,10 @@ class Cluster(abc.ABC):
             self.caches[self.rng.choice(sorted(self.caches))].hangs_until = self.now + self.rng.choice([6.0, 1e9])
 
     def hang_worker(self) -> None:
-        """One that works here, whoever started it, or one that is lent."""
+        """Hang a worker of this feed, a borrowed one, or a lent one."""
         workers = [*self.workers.values(), *self.lent.values()]
         if workers:
-            self.worker_deaths += 1  # as good as dead
+            self.worker_deaths += 1  # counts as dead
             self.rng.choice(workers).hangs_until = self.now + self.rng.choice([5.0, 1e9])
 
     def kill_lane(self) -> None:
@@ -540,7 +539,7 @@ class Cluster(abc.ABC):
             self._lane_dies(self.rng.randrange(1, len(self.lanes)))
 
     def hang_lane(self) -> None:
-        """It stands still for a while, or for good: then somebody must start it anew."""
+        """The lane hangs for a while, or until it is restarted."""
         if len(self.lanes) > 1:
             number = self.rng.randrange(1, len(self.lanes))
             self._lanes_silent_since.setdefault(number, self.now)
@@ -556,7 +555,7 @@ class Cluster(abc.ABC):
                 self._reply(ev.WorkerDied(name, "its process died"))
 
     def drain_node(self) -> None:
-        """A machine is given notice. It goes a little later; or it stays after all."""
+        """A node starts draining. Later it dies, or stops draining."""
         staying = sorted(self.nodes.keys() - self.draining)
         if staying:
             node = self.rng.choice(staying)
@@ -597,12 +596,12 @@ class Cluster(abc.ABC):
             self._kill(self.workers)
 
     def kill_coordinator(self) -> None:
-        """Ray restarts it a little later."""
+        """Ray restarts the coordinator a little later."""
         if not self.is_down:
             self.is_down = True
             self._lose_orders()
-            self.life += 1  # what is under way to the dead one, and from it, goes nowhere
-            # Its process dies, or its machine, and the further lanes with it.
+            self.life += 1  # messages to and from the dead process are lost
+            # Either its process dies, or its node with all further lanes.
             self._fell_with_coordinator = self.rng.random() < 0.5
             if self._fell_with_coordinator:
                 for number in range(1, self.lane_count):
@@ -614,16 +613,16 @@ class Cluster(abc.ABC):
             self.later(lambda: self.adopt() if self.life == life else None, 0.2, self.rng.choice([1.0, 8.0]))
 
     def _lose_orders(self) -> None:
-        """A cache that was ended a moment before lives on: the order did not reach it."""
+        """Revive some caches that were ended shortly before: the order to end them was lost."""
         for at, key, cache in self._ended_caches:
             if self.now - at < ORDERED_S and key[0] in self.nodes and self.rng.random() < 0.5:
                 self.caches[key] = cache
         self._ended_caches.clear()
 
     def adopt(self) -> None:
-        """A new coordinator finds who is there: it asks each worker for whom it works, and other feeds if it is silent.
+        """Restart the coordinator, which asks each worker for its feed, and other feeds for silent workers.
 
-        One that is lent and silent counts as one that works here if its borrower does not answer either.
+        A lent worker that is silent counts as working here if its borrower does not answer either.
         """
         for key in [key for key, actor in self.offered.items() if actor.is_ours]:
             self.workers[str(key)] = self.offered.pop(key)
@@ -649,7 +648,7 @@ class Cluster(abc.ABC):
         assert not self._silent_lent, "a silent worker of ours lives on, and nobody knows it"
 
     def scale(self) -> None:
-        """Machines that lose their last worker by it leave room on others for what they keep."""
+        """Rescale. Nodes lose their last worker only if other nodes have room for their cached samples."""
         self.send(ev.CachesMeasured(self._kept))
         before, workers = self._staying(), self.rng.randint(1, 4)
         self.send(ev.Scale(workers))
@@ -678,7 +677,7 @@ class Cluster(abc.ABC):
             self.send(ev.LentGone(key))
 
     def offer(self) -> None:
-        """Another feed offers a worker of its own."""
+        """Another feed offers one of its workers."""
         if self.nodes:
             number = next(self._count)
             key = ("foreign", number)
@@ -692,7 +691,7 @@ class Cluster(abc.ABC):
                 {name: (self.rng.uniform(0, 1000), self.rng.uniform(0, 100)) for name in sorted(self.workers)}
             )
         )
-        # of some machines nothing is known
+        # some nodes report nothing
         known = [node for node in self.nodes if self._draws.random() < 0.8]
         self._kept = {node: (self._draws.choice([0.0, 50.0, 100.0]), 100.0) for node in known}
         self.send(ev.CachesMeasured(self._kept))
@@ -700,13 +699,13 @@ class Cluster(abc.ABC):
     # ---- promises ----
 
     def check(self) -> None:
-        """What holds after every event of the supervisor."""
+        """Check the invariants that hold after every event of the supervisor."""
         self.supervisor.validate()
         working = self.supervisor.in_phase(WorkerPhase.WORKING)
         leaving = self.supervisor.workers.keys() - working.keys()
         homes = self.supervisor.homes
         for number, lane in enumerate(self.lanes):
-            # A further lane that has not heard yet how things stand may count on somebody who is gone.
+            # A further lane that lacks the current state may still use a worker that is gone.
             is_up = number not in self._lanes_down and self.follows(number)
             for name, node in lane.workers.items() if is_up else ():
                 assert name in working or name in leaving, f"{name} is gone, and lanes count on it"
@@ -740,4 +739,4 @@ FAULTS: tuple[str, ...] = (
     "offer",
     "measure",
 )
-"""Names of the methods that do them; what is likely is there more than once."""
+"""Method names of the faults; likely ones appear more than once."""

@@ -1,4 +1,4 @@
-"""Prepares the same samples encoded, decoded and in any mix, and checks that nothing else differs."""
+"""Prepares the same samples encoded, decoded and mixed, and checks that all results are identical."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ROOM_BYTES = 1 << 28
 
 
 def containers(keep: KeptRows) -> dict[int, NDArray[np.uint8]]:
-    """Copies of the containers that were kept, read-only: row -> container."""
+    """Read-only copies of the kept containers: row -> container."""
     rows, lengths, packed = keep.taken()
     ends = np.cumsum(lengths)
     found = {
@@ -35,17 +35,17 @@ def check_any_mix(
     first: int = 0,
     epochs: Sequence[int] = (0, 1, 2),
 ) -> dict[int, NDArray[np.uint8]]:
-    """Check that an engine makes the same of samples however they come, whatever it keeps, and by any threads.
+    """Check that an engine's output does not depend on the form of its input, on samples kept, or on threads.
 
     Args:
-        make: makes the engine for a number of threads.
-        files: the samples, encoded.
+        make: builds the engine for a number of threads.
+        files: encoded samples.
         known: their fields.
-        first: which of them is good for sure.
-        epochs: of which all is made. What is decoded comes from the first.
+        first: index of a sample that is certainly valid.
+        epochs: epochs to prepare; decoded samples come from the first.
 
     Returns:
-        The containers of those that were kept: row -> container.
+        The kept containers: row -> container.
     """
     engines, values = [make(1), make(3)], dict(known or {})
     count = len(files)
@@ -71,7 +71,7 @@ def check_any_mix(
                 check_same(prepared(engine, samples, epoch, some), wanted[epoch], f"epoch {epoch}, share {share}")
                 for row, again in containers(some).items():
                     assert samples[row] is files[row], "what comes decoded is not kept again"
-                    # One that is good in some epochs only may have been bad in the first.
+                    # A sample that is valid only in some epochs may have been bad in the first.
                     assert again.tobytes() == before.get(row, again.tobytes())
         assert {row: container.tobytes() for row, container in kept.items()} == before, "they are read-only"
     finally:
@@ -81,7 +81,7 @@ def check_any_mix(
 
 
 def check_same(found: Prepared, wanted: Prepared, what: str) -> None:
-    """Check that samples were prepared alike, bit for bit."""
+    """Check that samples were prepared identically, bit for bit."""
     assert found.bad == wanted.bad, what
     assert list(found.known) == list(wanted.known), what
     _check_columns({"made": found.made, **found.known}, {"made": wanted.made, **wanted.known}, what)

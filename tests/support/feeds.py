@@ -1,4 +1,4 @@
-"""Feeds that many tests share."""
+"""Feeds shared by many tests."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from mbaas import runtime
 from support.trials import record_epoch
 
 EPOCHS = 40
-"""What is decoded anyway is kept as it goes: a few epochs are enough unless something keeps the caches from it."""
+"""Decoded samples are cached as epochs run, so a few epochs suffice unless the caches cannot fill."""
 
 
 def warm(feed: mbaas.Feed) -> mbaas.Feed:
-    """Run epochs until the caches are full, with all samples in one form, so that no test changes what they hold."""
+    """Run epochs until the caches are full, with all samples in one form, so that tests do not change them."""
     with mbaas.join(feed.name, consumer="warm", format="numpy", wait_timeout_s=60) as loader:
         kept = -1
         for _ in range(EPOCHS):
@@ -30,12 +30,12 @@ def warm(feed: mbaas.Feed) -> mbaas.Feed:
 
 
 def through_objects(feed: mbaas.Feed) -> mbaas.Feed:
-    """Have all blocks of a feed of one lane go through Ray's object store, also on one node."""
+    """Make all blocks of a one-lane feed go through Ray's object store, even on one node."""
     assert in_coordinator(feed.name, lambda coordinator: coordinator._running.service._slot_use.give_up())
     return feed
 
 
 def in_coordinator(feed: str, function: Callable[[Any], Any], timeout_s: float = 30.0) -> Any:
-    """Call a function with the `FeedCoordinator` of a feed, in its process."""
+    """Call a function with a feed's `FeedCoordinator`, in the coordinator's process."""
     actor: Any = ray.get_actor(runtime.actor_name(feed), runtime.NAMESPACE)
     return ray.get(actor.__ray_call__.remote(lambda actor: function(actor._coordinator)), timeout=timeout_s)

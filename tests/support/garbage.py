@@ -1,4 +1,4 @@
-"""Runs of pure code that need no collector of garbage."""
+"""Runs pure code without the garbage collector."""
 
 import gc
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def kept_garbage() -> Iterator[None]:
-    """Keep garbage until the end: a schedule leaves 150 kB, and looking for it takes a quarter of the time."""
+    """Keep garbage until the end: a schedule leaves 150 kB, and searching it takes a quarter of the time."""
     gc.disable()
     try:
         yield

@@ -1,4 +1,4 @@
-"""Programs ``ray start --head --block`` that tests start."""
+"""``ray start --head --block`` processes for tests."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from pathlib import Path
 from support.waiting import wait_until
 
 STARTED = "Ray runtime started."
-"""What such a program writes when its cluster runs."""
+"""Output of such a process once its cluster runs."""
 
 
 def wait_for_head(head: subprocess.Popen[bytes], log: Path) -> None:
-    """Wait until a head writes to its log that the cluster runs: at its port somebody else might answer.
+    """Wait until a head logs that its cluster runs. At its port another process might answer.
 
     Raises:
-        AssertionError: it has ended, or writes nothing of that. pytest shows what it wrote.
+        AssertionError: it has ended, or has not logged this in time. pytest shows its log.
     """
     try:
         wait_until(lambda: head.poll() is not None or STARTED in log.read_text(), "the head is up", deadline_s=60)

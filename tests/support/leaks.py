@@ -1,6 +1,4 @@
-"""What a test must not leave behind: feeds, actors, threads, bytes in the object store, files in /dev/shm,
-spills.
-"""
+"""Detects leftovers of a test: feeds, actors, threads, object store bytes, files in /dev/shm and spills."""
 
 from __future__ import annotations
 
@@ -15,29 +13,28 @@ from mbaas.chaos.usage import shared_files
 from support.trials import POOL
 
 GRACE_S = 10.0
-"""Dropped objects and killed actors are given so long to go."""
+"""Time for dropped objects and killed actors to disappear."""
 
 PERIOD_S = 0.1
-"""Pause between two looks, each of which takes 20 ms of CPU and more: that of the tests beside."""
+"""Pause between two checks, each of which takes at least 20 ms of CPU time from tests in other processes."""
 
 
 @dataclass(frozen=True)
 class StoreUse:
-    """Bytes of primary copies in the cluster's object stores, and bytes that were ever spilled."""
+    """Bytes of primary copies in the cluster's object stores, and bytes ever spilled."""
 
     primary_bytes: int
     spilled_bytes: int
 
 
 def store_use() -> StoreUse:
-    """How much of the object stores is in use now."""
     state = get_state_from_address(ray.get_runtime_context().gcs_address)
     stats = get_memory_info_reply(state).store_stats
     return StoreUse(stats.object_store_bytes_primary_copy, stats.spilled_bytes_total)
 
 
 def alive_actors() -> set[str]:
-    """Ids of all actors that are not dead, with their class names; without processes that wait for their next trial."""
+    """Ids and class names of all live actors, except for idle trial processes."""
     actors, idle = ray._private.state.actors().values(), POOL.ids()
     alive = [a for a in actors if a["State"] != "DEAD" and a["ActorID"] not in idle]
     return {f"{a['ActorClassName']} {a['ActorID']}" for a in alive}
@@ -45,7 +42,7 @@ def alive_actors() -> set[str]:
 
 @dataclass(frozen=True)
 class Traces:
-    """What exists at a moment outside of Python's heap."""
+    """Resources outside the Python heap at one moment."""
 
     actors: frozenset[str]
     threads: frozenset[str]
@@ -61,12 +58,12 @@ class Traces:
 
 
 def leaks(before: Traces) -> list[str]:
-    """What is there now and was not before, in sentences; empty if nothing is left within `GRACE_S`."""
+    """Describe resources that did not exist before; empty if they disappear within `GRACE_S`."""
     deadline = time.monotonic() + GRACE_S
     while (found := _compare(before, Traces.now())) and time.monotonic() < deadline:
         time.sleep(PERIOD_S)
     if any("object store" in each for each in found):
-        # Who refers to what: the core worker of each process says it, and an object nobody names is the raylet's.
+        # Each process's core worker reports its references. An object without any belongs to the raylet.
         address = ray.get_runtime_context().gcs_address
         found.append(f"all objects that are referred to:\n{memory_summary(address, line_wrap=False)}")
     return found

@@ -1,4 +1,4 @@
-"""Images as cameras store them that were not held upright."""
+"""Images as stored by cameras that were not held upright."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 
 def oriented(upright: NDArray[np.uint8], orientation: int) -> NDArray[np.uint8]:
-    """The array that a camera stores so that EXIF ``orientation`` makes it ``upright``."""
+    """Return the stored array that EXIF ``orientation`` turns into ``upright``."""
     turns: dict[int, Callable[[NDArray[np.uint8]], NDArray[np.uint8]]] = {
         1: lambda a: a,
         2: lambda a: a[:, ::-1],

@@ -1,4 +1,4 @@
-"""The documents of the project, and the blocks of code that they show."""
+"""The project's documents and their code blocks."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ PAGES = (
     ROOT / "SECURITY.md",
     *sorted((ROOT / "docs").rglob("*.md")),
 )
-"""All that a reader may copy code from; CHANGELOG.md shows none."""
+"""All pages with code to copy; CHANGELOG.md has none."""
 
 _BLOCK = re.compile(r"^ *```(\w*)[^\n]*\n(.*?)^ *```", re.DOTALL | re.MULTILINE)
 
 
 @dataclass(frozen=True)
 class Block:
-    """A block of code that a page shows.
+    """A code block of a page.
 
     Attributes:
-        page: its path from the root of the repository.
-        line: where the code begins, from 1.
-        language: what the fence says: "python", "yaml", "sh"; empty for output.
+        page: path relative to the repository root.
+        line: first line of the code, from 1.
+        language: language of the fence: "python", "yaml", "sh"; empty for output.
         text: the code.
     """
 
@@ -41,12 +41,12 @@ class Block:
         return f"{self.page}:{self.line}"
 
     def run(self, names: dict[str, Any]) -> None:
-        """Run Python with the names of what ran before, to which its own are added; errors name the page's lines."""
+        """Run Python code with the names that earlier blocks defined, and add its own. Errors name the page's lines."""
         exec(compile("\n" * (self.line - 1) + self.text, self.page, "exec"), names)
 
 
 def blocks_of(page: Path, language: str | None = None) -> list[Block]:
-    """The blocks of a page, from the top down; of one language, or of all."""
+    """The blocks of a page in order, of one language or of all."""
     text, name = page.read_text(), page.relative_to(ROOT).as_posix()
     found = [
         Block(name, text.count("\n", 0, match.start(2)) + 1, match[1], textwrap.dedent(match[2]))
@@ -56,11 +56,11 @@ def blocks_of(page: Path, language: str | None = None) -> list[Block]:
 
 
 def block_with(page: Path, text: str) -> Block:
-    """The one block of a page that has a text."""
+    """The only block of a page that contains a text."""
     (found,) = (block for block in blocks_of(page) if text in block.text)
     return found
 
 
 def text_of(page: Path) -> str:
-    """What a page says outside of its blocks of code."""
+    """Text of a page outside its code blocks."""
     return _BLOCK.sub("", page.read_text())

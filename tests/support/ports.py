@@ -7,14 +7,14 @@ import socket
 from contextlib import suppress
 
 PORTS = range(20_000, 32_768)
-"""Above those that `ray start` gives its workers, and below those that Linux gives to whoever asks for any."""
+"""Above the ports that `ray start` gives its workers, and below the ephemeral ports of Linux."""
 
 
 def free_ports(number: int) -> list[int]:
-    """Find different ports of this machine that nobody listens on, and that nobody is given who asks for any."""
+    """Find distinct ports of this machine that are free and outside the ephemeral range."""
     found: list[int] = []
-    # Another process of the suite may be looking for some now, so each draws its own, and not with the generator that
-    # property tests seed alike in all of them.
+    # Another test process may be searching too, so each draws its own ports. Property tests seed the default generator
+    # identically in all processes.
     for port in random.SystemRandom().sample(PORTS, len(PORTS)):
         with suppress(OSError), socket.socket() as tried:
             tried.bind(("", port))

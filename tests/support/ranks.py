@@ -1,4 +1,4 @@
-"""Whether the ranks of a data-parallel trial together went through an epoch."""
+"""Checks that the ranks of a data-parallel trial together completed an epoch."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from support.trials import EpochRecord
 
 
 def union_flaws(records: Sequence[EpochRecord], due: Iterable[int], *, batch_size: int) -> list[str]:
-    """What keeps the records of all ranks from being one exact epoch over the samples ``due``; empty if they are.
+    """Describe deviations of all ranks' records from one exact epoch over the samples ``due``; empty if none.
 
-    Every sample must be with one rank, every rank must have made the same number of steps, the steps together must
-    have ``batch_size`` samples, except for the last, and be shared out evenly, and every rank's ledger must be exact.
+    Every sample must be with one rank, and every rank must make the same number of steps. Each step must have
+    ``batch_size`` samples over all ranks, except for the last, divided evenly. Every rank's ledger must be exact.
     """
     flaws = [
         f"the ledger of rank {rank} is {record.ledger}"

@@ -1,6 +1,6 @@
-"""Every reader of datasets: each writes the same images in its own format and reads them again.
+"""Every dataset reader, each of which writes the same images in its own format and reads them back.
 
-What holds for one of them is to hold for all: tests are generated from `READERS`.
+Tests are generated from `READERS`, so that all readers pass the same tests.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from examples.read_zip import read_zip
 
 CLASSES = ("ant", "bee", "cat")
 SAMPLES, BAD = 31, 7
-"""Images in each format, and the one that is no image."""
+"""Images in each format, and the index of the invalid one."""
 
 SHAPE = (8, 10, 3)
 
@@ -37,11 +37,11 @@ FileSystem: TypeAlias = pyarrow.fs.FileSystem | None
 
 @dataclass(frozen=True)
 class Images:
-    """What is to be written.
+    """Images to write.
 
     Attributes:
-        encoded: PNG files, but for one that is none.
-        labels: their classes, ascending.
+        encoded: PNG files, one of them invalid.
+        labels: class numbers, ascending.
     """
 
     encoded: list[bytes]
@@ -49,11 +49,11 @@ class Images:
 
     @property
     def names(self) -> list[str]:
-        """The classes in words."""
+        """The classes as strings."""
         return [CLASSES[label] for label in self.labels]
 
     def in_folders(self, top: Path) -> list[str]:
-        """Write a file for each, and return their names below ``top``."""
+        """Write one file per image and return their names relative to ``top``."""
         names = [f"{kind}/{number:03}.png" for number, kind in enumerate(self.names)]
         for name, content in zip(names, self.encoded, strict=True):
             (top / name).parent.mkdir(parents=True, exist_ok=True)
@@ -62,7 +62,6 @@ class Images:
 
 
 def picture(number: int) -> NDArray[np.uint8]:
-    """The pixels of an image."""
     return np.random.default_rng(number).integers(0, 255, SHAPE, np.uint8)
 
 
@@ -85,7 +84,7 @@ def manifest(top: Path, images: Images, filesystem: FileSystem) -> mbaas.Dataset
 
 
 def tar_shards(top: Path, images: Images, filesystem: FileSystem) -> mbaas.Dataset:
-    """Two of different sizes."""
+    """Two shards of different sizes."""
     rows = [*enumerate(zip(images.encoded, images.names, strict=True))]
     for shard, some in (("0.tar", rows[:9]), ("1.tar", rows[9:])):
         with tarfile.open(top / shard, "w") as tar:
@@ -98,7 +97,7 @@ def tar_shards(top: Path, images: Images, filesystem: FileSystem) -> mbaas.Datas
 
 
 def parquet_files(top: Path, images: Images, filesystem: FileSystem) -> mbaas.Dataset:
-    """Two of different sizes, in row groups of five."""
+    """Two files of different sizes, in row groups of five."""
     for file, rows in (("0.parquet", slice(0, 9)), ("1.parquet", slice(9, None))):
         table = pa.table({"image": images.encoded[rows], "label": images.names[rows]})
         pq.write_table(table, top / file, row_group_size=5)
@@ -106,7 +105,7 @@ def parquet_files(top: Path, images: Images, filesystem: FileSystem) -> mbaas.Da
 
 
 def records(top: Path, images: Images, filesystem: FileSystem) -> mbaas.Dataset:
-    """TensorFlow's, in two files of different sizes."""
+    """TFRecord, in two files of different sizes."""
     rows = [*zip(images.encoded, images.names, strict=True)]
     for shard, some in (("0.tfrecord", rows[:9]), ("1.tfrecord", rows[9:])):
         writer = TFRecordWriter(str(top / shard))
@@ -127,14 +126,14 @@ def _huggingface(images: Sequence[bytes | str], labels: list[int]) -> datasets.D
 
 
 def arrow_files(top: Path, images: Images, filesystem: FileSystem) -> mbaas.Dataset:
-    """Two that Hugging Face's datasets wrote."""
+    """Two files written by Hugging Face datasets."""
     datasets.disable_progress_bars()
     _huggingface(images.encoded, images.labels).save_to_disk(top, num_shards=2)
     return mbaas.read_huggingface(top, filesystem=filesystem)
 
 
 def arrow_objects(top: Path, images: Images, _: FileSystem) -> mbaas.Dataset:
-    """A dataset that Hugging Face's datasets have open, with its rows in another order than its files."""
+    """An open Hugging Face dataset whose rows are in another order than in its files."""
     datasets.disable_progress_bars()
     turned = _huggingface(images.encoded[::-1], images.labels[::-1])
     turned.save_to_disk(top)
@@ -142,18 +141,18 @@ def arrow_objects(top: Path, images: Images, _: FileSystem) -> mbaas.Dataset:
 
 
 def arrow_paths(top: Path, images: Images, _: FileSystem) -> mbaas.Dataset:
-    """A dataset of Hugging Face's that names files."""
+    """A Hugging Face dataset that contains file names."""
     names = [str(top / name) for name in images.in_folders(top)]
     return mbaas.read_huggingface(_huggingface(names, images.labels))
 
 
 def in_memory(top: Path, images: Images, _: FileSystem) -> mbaas.Dataset:
-    """A dataset of Hugging Face's that is in no file."""
+    """A Hugging Face dataset in memory, without files."""
     return mbaas.read_huggingface(_huggingface(images.encoded, images.labels), unpacked=top / "unpacked")
 
 
 def own(top: Path, images: Images, _: FileSystem) -> mbaas.Dataset:
-    """A reader of a user's."""
+    """A user-defined reader."""
     with zipfile.ZipFile(top / "images.zip", "w", zipfile.ZIP_DEFLATED) as archive:
         for number, (content, kind) in enumerate(zip(images.encoded, images.names, strict=True)):
             archive.writestr(f"{kind}/{number:03}.png", content)
@@ -174,4 +173,5 @@ READERS: dict[str, Callable[[Path, Images, FileSystem], mbaas.Dataset]] = {
         parts
     )
 }  # fmt: skip
-"""Name -> what writes images below a folder, and reads them in their order; on a file system if it takes one."""
+"""Name -> function that writes images below a folder and reads them in their order, on a file system if it takes one.
+"""

@@ -1,7 +1,7 @@
-"""A proxy in front of an S3 server that makes it slow and unreliable, as told. Needs the standard library only.
+"""A proxy that makes an S3 server slow and unreliable. It needs only the standard library.
 
-The proxy speaks plain HTTP and knows nothing of S3 but what an error answer looks like, so any server behind it
-will do: moto's, MinIO's, a real one.
+The proxy speaks plain HTTP and uses nothing of S3 except the form of an error answer. So any server works: moto, MinIO
+or a real one.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from enum import Enum
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-_PIECE_BYTES = 16 << 10  # of a throttled body: small against what a second may carry
+_PIECE_BYTES = 16 << 10  # piece of a throttled body: small compared with the bytes of a second
 _TIMEOUT_S = 30.0
 _HOP_BY_HOP = ("connection", "expect", "keep-alive", "transfer-encoding")
-_RESET_ON_CLOSE = struct.pack("ii", 1, 0)  # SO_LINGER of no seconds
+_RESET_ON_CLOSE = struct.pack("ii", 1, 0)  # SO_LINGER of 0 s
 
 
 class Fault(Enum):
-    """What a request gets in place of its answer."""
+    """Fault that replaces the answer to a request."""
 
     SLOW_DOWN = "503 SlowDown"
     INTERNAL_ERROR = "500 InternalError"
@@ -36,12 +36,12 @@ class Fault(Enum):
 
 @dataclass(frozen=True)
 class Request:
-    """One request, as the proxy saw it.
+    """A request as the proxy saw it.
 
     Attributes:
         method: GET, HEAD and so on.
-        path: with its query.
-        answer: the HTTP status that was sent, or the fault that was injected.
+        path: path with query.
+        answer: HTTP status sent, or the injected fault.
     """
 
     method: str
@@ -51,7 +51,7 @@ class Request:
 
 @dataclass
 class _Plan:
-    """A fault that is still to be injected `times` times into requests for paths that contain `part`."""
+    """A fault for the next `times` requests whose path contains `part`."""
 
     part: str
     fault: Fault
@@ -60,7 +60,7 @@ class _Plan:
 
 
 class _Throttle:
-    """Shares out bytes per second between all connections: each piece gets the next free stretch of time."""
+    """Divides bytes per second among all connections: each piece gets the next free interval."""
 
     def __init__(self, bytes_per_s: float | None) -> None:
         self.bytes_per_s = bytes_per_s
@@ -77,17 +77,18 @@ class _Throttle:
 
 
 class UnreliableProxy:
-    """An HTTP proxy that delays and breaks what a server behind it answers. Threads may use it.
+    """An HTTP proxy that delays and breaks a server's answers. Thread-safe.
 
     Attributes:
         port: on 127.0.0.1, for `endpoint_override`.
     """
 
     def __init__(self, upstream: tuple[str, int], *, bytes_per_s: float | None = None) -> None:
-        """
+        """Start the proxy.
+
         Args:
             upstream: host and port of the server.
-            bytes_per_s: of all answers' bodies together; None for no limit.
+            bytes_per_s: limit for all answers' bodies together; None for no limit.
         """
         self._upstream = upstream
         self._throttle = _Throttle(bytes_per_s)
@@ -101,27 +102,27 @@ class UnreliableProxy:
         self._thread.start()
 
     def fail(self, part: str, fault: Fault, *, times: int, method: str | None = None) -> None:
-        """The next `times` requests for a path that contains `part` get `fault`.
+        """Inject `fault` into the next `times` requests whose path contains `part`.
 
-        Faults for one path are injected in the order in which they were told.
+        Faults for one path are injected in the order of these calls.
 
         Args:
-            method: only requests of this one; None for all.
+            method: method of the requests; None for all.
         """
         with self._lock:
             self._plans.append(_Plan(part, fault, times, method))
 
     def throttle(self, bytes_per_s: float | None) -> None:
-        """Another limit, from the next piece of a body on."""
+        """Change the limit, from the next piece of a body on."""
         self._throttle.bytes_per_s = bytes_per_s
 
     def requests(self, part: str = "") -> list[Request]:
-        """What was asked so far for paths that contain `part`, oldest first."""
+        """Requests so far whose path contains `part`, oldest first."""
         with self._lock:
             return [request for request in self._requests if part in request.path]
 
     def forget(self) -> None:
-        """Starts the list of requests anew, and drops faults that were not injected yet."""
+        """Clear the list of requests and drop pending faults."""
         with self._lock:
             self._requests.clear()
             self._plans.clear()
@@ -149,7 +150,7 @@ class UnreliableProxy:
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
             timeout = _TIMEOUT_S
-            disable_nagle_algorithm = True  # or each answer's body waits 40 ms for the header's receipt
+            disable_nagle_algorithm = True  # otherwise each answer's body waits 40 ms for the header's ACK
 
             def _answer(self) -> None:
                 body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
@@ -207,7 +208,7 @@ class UnreliableProxy:
                 self.close_connection = True
 
             def log_message(self, format: str, *args: Any) -> None:
-                """Nothing on stderr: `requests()` knows it all."""
+                """Log nothing to stderr: `requests()` has everything."""
 
         return Handler
 

@@ -1,8 +1,7 @@
-"""Random schedules for the staging core: consumers, workers and time, all made of one seeded generator.
+"""Random schedules for the staging core: consumers, workers and time, from one seeded generator.
 
-`Simulation` plays the shell's part: it carries out instructions with delays, losses and deaths of its choosing, and
-keeps the ledger that the core promises. It raises AssertionError, with the seed and the last events, at the first
-broken promise.
+`Simulation` plays the shell. It carries out instructions with random delays, losses and deaths, and keeps the ledger
+that the core promises. It raises AssertionError at the first broken promise, with the seed and the last events.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from mbaas.settings import Timeouts
 from support.garbage import kept_garbage
 
 BLOCK_SAMPLES = 3
-"""The last block of an epoch may have one sample less."""
+"""An epoch's last block may have one sample less."""
 
 
 @dataclass
@@ -30,14 +29,14 @@ class FakeConsumer:
     """A loader as the core sees it.
 
     Attributes:
-        cursor: the next block that it needs; None until it was admitted.
-        holds: blocks it was given and has not let go of.
-        own: where its own epoch lies.
-        epoch_blocks: blocks of its current epoch that it has taken, in order.
-        samples: what it took of each of them.
-        known: the stream's epoch of each of them, and how that is shuffled.
-        last: the same of the last block of the epoch before.
-        finished: epochs that it took completely, as lists of samples.
+        cursor: next block that it needs; None before admission.
+        holds: blocks received and not yet released.
+        own: bounds of its own epoch.
+        epoch_blocks: blocks taken in its current epoch, in order.
+        samples: sample ids taken from each of these blocks.
+        known: for each of these blocks, the stream's epoch and its shuffle.
+        last: the same for the last block of its previous epoch.
+        finished: completed epochs, as lists of sample ids.
     """
 
     name: str
@@ -54,44 +53,44 @@ class FakeConsumer:
 
     @property
     def began(self) -> int | None:
-        """Where its epoch began in which it asks for more."""
+        """First block of the epoch that it reads."""
         return self.own.first if self.epoch_blocks else self.cursor
 
     def begin_epoch(self) -> None:
-        """Forget what was taken."""
+        """Clear the record of taken blocks."""
         self.last = self.known[-1] if self.known else self.last
         self.epoch_blocks, self.samples, self.known = [], [], []
 
     def go_back(self) -> None:
-        """Take the newest block for one that was not taken."""
+        """Undo taking the newest block."""
         self.cursor = self.holds.pop()
         assert self.epoch_blocks.pop() == self.cursor
         self.samples.pop(), self.known.pop()
 
     def resumption(self) -> Resumption:
-        """What it says when it goes on in the middle of its epoch."""
+        """State from which it resumes in the middle of its epoch."""
         assert self.cursor is not None
         return Resumption(self.cursor, self.own, *self.known[-1])
 
 
 def drawn_slack(seed: int) -> int:
-    """Draw `StagingLimits.slack_blocks`, which may be more than fits, by a generator of its own.
+    """Draw `StagingLimits.slack_blocks`, which may be more than fits.
 
-    So other choices of a schedule are what they were before there was slack.
+    A separate generator leaves all other draws of a seed as they were.
     """
     return random.Random(f"slack {seed}").choice([0, 0, 3, 20])
 
 
 class Simulation:
-    """One random schedule.
+    """A random schedule of the staging core.
+
+    Half of the schedules let consumers begin mid-epoch.
 
     Args:
-        seed: everything follows from it.
-        steps: events to draw.
-        calm: nobody dies, leaves, or is out of step: then each block must be made exactly once.
-        keeps_all: all epochs are the same, and the blocks of one are kept.
-
-    In half of the schedules consumers may begin in the middle of an epoch.
+        seed: determines everything.
+        steps: number of events to draw.
+        calm: no deaths, departures or detached consumers. Each block must then be prepared exactly once.
+        keeps_all: all epochs are identical and one epoch's blocks stay staged.
     """
 
     def __init__(self, seed: int, steps: int = 80, *, calm: bool = False, keeps_all: bool = False) -> None:
@@ -103,7 +102,7 @@ class Simulation:
         ahead_blocks = rng.randint(1, 8)
         self.joins_now = rng.random() < 0.5
         if self.joins_now and rng.random() < 0.8:
-            # Epochs that are longer than what is made ahead: only in the middle of such does anybody begin.
+            # A consumer begins mid-epoch only if an epoch is longer than the blocks prepared ahead.
             self.blocks_per_epoch, ahead_blocks = rng.choice([5, 8, 12]), rng.randint(1, 2)
         limits = StagingLimits(
             budget_bytes=max(rng.choice([10, 20, 30, 45, 80]), 10 * self.blocks_per_epoch * keeps_all),
@@ -140,19 +139,19 @@ class Simulation:
         self.unreadable: set[int] = set()
         self.leaving: set[str] = set()
         self.history: list[tuple[float, ev.Event] | ev.Instruction] = []
-        self._validate_every = 1 if seed % 10 == 0 else 5  # half of the time, if it were each time
+        self._validate_every = 1 if seed % 10 == 0 else 5  # validating at every event takes half of the run time
         self._names = 0
         self._session = 0
 
     def block_bytes(self, block: int) -> int:
-        """Ten bytes; the last block of an epoch is smaller."""
+        """Ten bytes; seven for an epoch's last block."""
         return 7 if block % self.blocks_per_epoch == self.blocks_per_epoch - 1 else 10
 
     def split(self, _: int, _shuffle: Shuffle) -> list[BlockPart]:
-        """A block's samples have some of the nodes as homes, also of those that have no worker or are gone."""
+        """Cut a block into parts with random homes, some on nodes that are gone or have no worker."""
         return [BlockPart(home, 1) for home in self.rng.sample(self.nodes, self.rng.randint(1, len(self.nodes)))]
 
-    # ---- the shell's part ----
+    # ---- the coordinator's shell ----
 
     def send(self, event: ev.Event) -> None:
         self.history.append((self.now, event))
@@ -188,7 +187,7 @@ class Simulation:
                 self._rejoin_if_alive(instruction.consumer, instruction.session)
 
     def _admitted(self, consumer: FakeConsumer, admitted: ev.Admitted) -> None:
-        if consumer.epoch_blocks:  # it goes on, perhaps in an epoch aside
+        if consumer.epoch_blocks:  # it resumes, perhaps in an epoch aside
             by = admitted.cursor - (consumer.cursor or 0)
             assert by % self.blocks_per_epoch == 0
             assert admitted.own_epoch == consumer.own.moved(by)
@@ -197,7 +196,7 @@ class Simulation:
         consumer.cursor, consumer.own = admitted.cursor, admitted.own_epoch
 
     def _take(self, consumer: FakeConsumer, block: int) -> None:
-        """Note what of a block is the consumer's, and what of its epoch it has then."""
+        """Record the samples that a consumer takes from a block."""
         if block >= consumer.own.end or not consumer.epoch_blocks:
             assert not consumer.epoch_blocks, f"{consumer.name} was moved in mid-epoch"
             consumer.own = OwnEpoch.at(block, self.blocks_per_epoch, BLOCK_SAMPLES)
@@ -243,7 +242,7 @@ class Simulation:
         block = self.core.window.find(number)
         assert block is not None
         gone = self.unreadable.intersection(part.task for part in block.parts)
-        # One that failed is handed out as an error: nothing of it is read.
+        # A failed block is delivered as an error: none of its parts is read.
         assert block.error or not gone, f"block {number} was handed out, but what task {gone} made cannot be read"
 
     def _worker_gone(self, worker: str) -> None:
@@ -262,7 +261,7 @@ class Simulation:
             self._later.append(self._again(consumer))
 
     def _again(self, consumer: FakeConsumer) -> ev.Join:
-        """How it joins anew; what `LanePosition.start_at` says."""
+        """Return the event with which a consumer rejoins, as `LanePosition.start_at` decides."""
         name, session, cursor = consumer.name, consumer.session, consumer.cursor
         if cursor is None:
             return ev.Join(name, session, now=True)
@@ -281,9 +280,7 @@ class Simulation:
     # ---- random events ----
 
     def run(self) -> None:
-        """Draw the whole schedule, then let it come to rest and check that everybody alive can finish an
-        epoch.
-        """
+        """Draw the whole schedule, then check that every living consumer can finish an epoch."""
         self._later: list[ev.Event] = []
         try:
             for worker in range(self.rng.randint(1, 3)):
@@ -339,10 +336,10 @@ class Simulation:
         else:
             self.send(ev.Join(name, self._session, now=luck > 0.5 and self.joins_now))
         if self.calm and consumer.cursor is not None:
-            self._ask_for(consumer)  # one that asks for nothing for long is moved out of step
+            self._ask_for(consumer)  # a consumer that requests nothing for long is detached
 
     def _restore(self, consumer: FakeConsumer) -> None:
-        """Go on where another one was, or where one was in another feed."""
+        """Resume from the state of another consumer, of this feed or another."""
         if self.states and (self.order.num_samples <= BLOCK_SAMPLES or self.rng.random() < 0.7):
             resumed, taken = self.rng.choice(self.states)
             consumer.samples, consumer.known = [*taken.samples], [*taken.known]
@@ -354,13 +351,13 @@ class Simulation:
         self.send(ev.Join(consumer.name, consumer.session, resumed.start, resumed=resumed))
 
     def _foreign(self) -> tuple[Resumption, list[list[int]], list[tuple[int, Shuffle]]]:
-        """A state of another feed, whose blocks may have had other bounds, and what was taken before it, of where."""
+        """A state from another feed, perhaps with other block bounds, and the samples and shuffles taken before."""
         blocks, rng = self.blocks_per_epoch, self.rng
         begin = rng.choice([0, rng.randrange(self.order.num_samples)])
         epoch = rng.randint(1, 4)
         first = epoch * blocks + begin // BLOCK_SAMPLES
         own = OwnEpoch(first, first + blocks + bool(begin % BLOCK_SAMPLES), begin)
-        if own.end - own.first == 1:  # nobody is in the middle of a single block
+        if own.end - own.first == 1:  # a single block has no middle
             return self._foreign()
         start = rng.randint(own.first + 1, own.end - 1)
         here = Shuffle(epoch, (begin,), Shuffle(epoch - 1)) if begin and rng.random() < 0.5 else Shuffle(epoch)
@@ -414,19 +411,19 @@ class Simulation:
         task = self.tasks.pop(number)
         self.made_at[number] = self.core.tasks.workers[task.worker].node
         self.made[task.block, task.part] += 1
-        # A feed that keeps all makes blocks anew that lack samples; in a calm schedule each is made once.
+        # With `keeps_all`, blocks that lack samples are prepared again; in a calm schedule each is prepared once.
         lacks = self.keeps_all and not self.calm and (self.seed + number) % 4 == 0
         self.send(ev.TaskEnded(number, lacks=lacks))
 
     def _put_off(self) -> None:
-        """Storage does not give a sample of a part; its worker is free, and the part is tried again."""
+        """Storage does not return a sample. The worker becomes free, and the part is retried."""
         if self.tasks:
             number = self.rng.choice(list(self.tasks))
             del self.tasks[number]
             self.send(ev.PutOff(number, "storage is away"))
 
     def _meet_bug(self) -> None:
-        """The program that makes a part raises an error; its worker lives."""
+        """The code that prepares a part raises an error; its worker lives on."""
         if self.tasks:
             number = self.rng.choice(list(self.tasks))
             del self.tasks[number]
@@ -439,14 +436,14 @@ class Simulation:
             self.send(ev.TaskEnded(number, "a bad sample"))
 
     def _try_failed_anew(self) -> None:
-        """A consumer had the error of the block that it was given last, and asks for it again."""
+        """A consumer that received an error for its newest block requests the block again."""
         consumer = self._pick()
         if consumer is None or consumer.asking or not (_holds_newest(consumer) and consumer.epoch_blocks):
             return
         block = self.core.window.find(consumer.holds[-1])
         if block is not None and block.error is not None:
             consumer.go_back()
-            # One that got the block before it was lost, and failed when it was made again, hears the error first.
+            # A consumer that got the block before it was lost and failed on retry gets the error first.
             stays = block.is_in_hand or consumer.name not in block.told
             self._ask_for(consumer)
             again = self.core.window.blocks.get(block.number)
@@ -463,7 +460,7 @@ class Simulation:
             self.send(ev.WorkerDown(worker, "killed"))
 
     def _node_gone(self) -> None:
-        """A node dies with its workers and all that was made there; another one comes in its place."""
+        """A node dies with its workers and prepared parts; a new node replaces it."""
         node = self.rng.choice(self.nodes)
         for worker in [w.name for w in self.core.tasks.workers.values() if w.node == node]:
             self._worker_gone(worker)
@@ -473,7 +470,7 @@ class Simulation:
         self.send(ev.NodeDown(node, "killed"))
 
     def _find_unreadable(self) -> None:
-        """A consumer finds that one of the blocks it was given cannot be read, and asks for it again."""
+        """A consumer cannot read one of its blocks and requests it again."""
         consumer = self._pick()
         if consumer is None or consumer.asking or consumer.cursor is None:
             return
@@ -484,10 +481,10 @@ class Simulation:
         if block is not None:
             number = self.rng.randrange(len(block.parts))
             task = block.parts[number].task
-            if task not in self.tasks:  # else it is being made again already
+            if task not in self.tasks:  # otherwise it is already being prepared again
                 self.unreadable.add(task)
             self.send(ev.UnreadablePart(consumer.cursor, number, task))
-            self.send(ev.UnreadablePart(consumer.cursor, number, -1))  # late word of an earlier loss
+            self.send(ev.UnreadablePart(consumer.cursor, number, -1))  # late report of an earlier loss
         self._ask_for(consumer)
 
     def _retire_worker(self) -> None:
@@ -515,7 +512,7 @@ class Simulation:
             del self.consumers[consumer.name]
 
     def _duplicate(self) -> None:
-        """The same ask arrives twice: the second takes the place of the first."""
+        """The same request arrives twice; the second replaces the first."""
         consumer = self._pick()
         if consumer is not None and consumer.asking and consumer.cursor is not None:
             released = consumer.holds[0] if consumer.holds else consumer.cursor
@@ -523,7 +520,7 @@ class Simulation:
             self.send(ev.Ask(consumer.name, consumer.session, consumer.cursor, released, released, began=began))
 
     def _skip_epoch(self) -> None:
-        """A loop is left half-way and a new one begun: on to the next epoch's beginning."""
+        """The consumer leaves its loop midway and starts the next epoch."""
         consumer = self._pick()
         if consumer is not None and consumer.epoch_blocks and not consumer.asking and consumer.cursor is not None:
             consumer.begin_epoch()
@@ -533,7 +530,7 @@ class Simulation:
         self.send(ev.Tick())
 
     def _tell_paces(self) -> None:
-        """A trial's pace stays for a while; prep may have more or less than all of them take."""
+        """Report paces. A trial keeps its pace for a while; prep may be faster or slower than all trials together."""
         self.paces = {name: self.paces.get(name) or self.rng.choice([0.5, 1.0, 1.02, 5.0]) for name in self.consumers}
         if self.paces and self.rng.random() < 0.2:
             del self.paces[self.rng.choice(list(self.paces))]
@@ -543,9 +540,9 @@ class Simulation:
     # ---- the end ----
 
     def _finish(self) -> None:
-        """With a worker up, each consumer that keeps going finishes two more epochs in bounded time.
+        """With one worker up, each active consumer finishes two more epochs in bounded time.
 
-        One of several may be stuck: it lives, holds nothing, and asks for nothing any more.
+        One of several may be stuck: alive, holding nothing and requesting nothing.
         """
         if not self.workers - self.leaving:
             self._worker_up("last")
@@ -592,7 +589,7 @@ class Simulation:
 
 
 def _holds_newest(consumer: FakeConsumer) -> bool:
-    """Whether the block that it was given last was no copy, and is still held."""
+    """Return whether the newest block is still held, and was not a copy."""
     return consumer.cursor is not None and bool(consumer.holds) and consumer.holds[-1] == consumer.cursor - 1
 
 
@@ -600,7 +597,7 @@ def run_some(seeds: Iterable[int], steps: int = 80, *, calm: bool = False, keeps
     """Run a `Simulation` for each seed.
 
     Raises:
-        AssertionError: a promise was broken; the first.
+        AssertionError: at the first broken promise.
     """
     with kept_garbage():
         for seed in seeds:
@@ -608,5 +605,5 @@ def run_some(seeds: Iterable[int], steps: int = 80, *, calm: bool = False, keeps
 
 
 def _told(scene: tuple[float, ev.Event] | ev.Instruction) -> str:
-    """An event and its time, or what followed from it."""
+    """Format an event with its time, or an instruction."""
     return f"{scene[0]:7.2f} {scene[1]}" if isinstance(scene, tuple) else f"            -> {scene}"

@@ -1,16 +1,16 @@
-"""Random schedules of a whole feed: supervisor, staging cores, placements and consumers, on virtual time.
+"""Random schedules of a whole feed in virtual time: supervisor, staging cores, placements and consumers.
 
-`System` joins what decides, as it is, and plays all the rest: Ray, machines, actors (`support.cluster_schedules`), the
-coordinators' shells, trials (`support.system_trials`), and a network between trials and coordinators that delays,
-reorders, doubles and loses calls. Everybody may die, hang or be away at any time, alone and together, the coordinator
-included; then all faults end. Always:
+`System` runs the real decision code and plays everything else: Ray, nodes and actors (`support.cluster_schedules`), the
+coordinators' shells, trials (`support.system_trials`), and a network. The network delays, reorders, duplicates and
+loses calls between trials and coordinators. Everything may die, hang or be unreachable at any time, alone or together,
+including the coordinator. Then all faults end. At all times:
 
-- a trial takes each block of its epochs exactly once, in order, with exactly the samples that it has;
-- what a trial holds is counted in the staging budget, which is never exceeded;
-- nobody counts on a worker, or a machine, that is gone, and none is given up that did not hang;
-- the feed ends for no reason, and an error that a trial meets has one.
+- a trial takes each block of its epochs exactly once, in order, with exactly the block's samples;
+- a block that a trial holds counts towards the staging budget, which is never exceeded;
+- no worker or node that is gone is in use, and only workers that hung are given up;
+- the feed never ends without a reason, and every error that a trial gets has one.
 
-And when the faults have ended, everybody who lives goes on within `PEACE_S`.
+After the faults, every living trial makes progress within `PEACE_S`.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ from support.schedules import drawn_slack
 from support.system_trials import Answer, Checkpoint, Delivered, Part, Reply, Trial
 
 PEACE_S = 600.0
-"""After the last fault, trials must go on, and all workers be there, within so many virtual seconds."""
+"""Virtual seconds after the last fault within which trials must make progress and all workers be up."""
 
 TIMEOUTS = Timeouts(lease_s=18.0, reservation_s=10.0, patience_s=8.0, prep_s=40.0)
 POLL_S = 20.0
 CALL_S = 30.0
-"""A call of which nothing is heard ends in an error."""
+"""A call without an answer fails after this time."""
 
 SYNC_S = 2.0
 """Longest time between two exchanges of a coordinator and a further lane."""
@@ -52,18 +52,20 @@ SYNC_S = 2.0
 BAD = "a sample is bad"
 
 KEEPING = 0.1
-"""Share of schedules of a feed all of whose epochs are the same and kept."""
+"""Fraction of schedules whose epochs are all identical, so that one epoch's blocks stay staged."""
 
 
 class Service:
-    """One lane in one life of its coordinator: what `mbaas.coordinator.service` does around a staging core, and what
-    `mbaas.coordinator.lane` does in a further lane.
+    """One lane in one life of its coordinator.
+
+    Does the work of `mbaas.coordinator.service` around a staging core, and of `mbaas.coordinator.lane` in a further
+    lane.
 
     Attributes:
-        life: tells it from others; each life of a coordinator, and of a lane, has its own number.
-        is_open: whether it serves; a further lane must have been told how the feed stands.
-        follower: the side of a further lane of what lanes tell each other.
-        detached: trial -> how often it was moved out of step here.
+        life: unique number of this life of a coordinator or lane.
+        is_open: True while it serves. A further lane must first receive the feed's state.
+        follower: the further lane's side of the exchange between lanes.
+        detached: trial -> number of times it was detached here.
     """
 
     def __init__(self, system: System, number: int) -> None:
@@ -83,7 +85,7 @@ class Service:
             written=system.written if number == 0 else None,
         )
         self._staged: dict[int, dict[int, Part]] = {}
-        self._copies: dict[int, str] = {}  # number of a move -> the machine where the copy lies
+        self._copies: dict[int, str] = {}  # number of a move -> node of the copy
         self._calls: dict[str, tuple[int, Reply]] = {}
         self.is_open = self._has_config = number == 0
         self.detached: Counter[str] = Counter()
@@ -91,17 +93,15 @@ class Service:
 
     @property
     def workers(self) -> dict[str, str]:
-        """See `cluster_schedules.Lane`."""
         return {worker.name: worker.node for worker in self.core.tasks.workers.values()}
 
     def tick(self) -> None:
-        """See `cluster_schedules.Lane`."""
         self.tell(ev.Tick())
         if self._number == 0 and (paces := self._system.paces()) is not None:
             self.tell(paces)
 
     def tell(self, event: ev.Event) -> list[ev.Instruction]:
-        """Give an event to the core, and do what it says."""
+        """Pass an event to the core and carry out its instructions."""
         self._system.story.append((self._system.now, self._number, event))
         done = self.core.handle(event, self._system.now)
         self.core.validate()
@@ -123,7 +123,7 @@ class Service:
         return self.follower.report(detached=self.detached)
 
     def _report(self, event: WorkerEvent) -> None:
-        """Say something of a worker to whoever supervises it."""
+        """Report an event of a worker to its supervisor."""
         if self._number == 0:
             for _ in range(self._system.rng.randint(1, 2)):
                 self._system.send_later(event)
@@ -131,11 +131,11 @@ class Service:
             for meant in self.follower.give_up(event):
                 self.tell(meant)
 
-    # ---- what trials call ----
+    # ---- calls from trials ----
 
     def join(self, name: str, start: Start, reply: Reply) -> None:
         session = next(self._system.sessions)
-        self._answer(name, Answer(expelled=True))  # as if it had joined elsewhere: its old call is over
+        self._answer(name, Answer(expelled=True))  # its old call is over, as if it had joined elsewhere
         for instruction in self.tell(ev.Join(name, session, start.block, start.flexible, start.now, start.resumed)):
             if isinstance(instruction, ev.Admitted):
                 reply(Answer(admitted=(session, instruction.cursor, instruction.own_epoch)))
@@ -159,7 +159,7 @@ class Service:
         reply(Answer(expelled=refused))
 
     def is_given_up(self, block: Delivered, reply: Reply) -> None:
-        """Answer with ``expelled`` if a part is not what the block is made of any more."""
+        """Answer ``expelled`` if a part no longer belongs to the block."""
         window = self.core.window
         reply(Answer(expelled=not all(window.has(block.number, part.number, part.task) for part in block.parts)))
 
@@ -208,7 +208,7 @@ class Service:
         return Delivered(number, shuffle, tuple(part for _, part in sorted(parts.items())))
 
     def _copied(self, order: ev.MovePart) -> None:
-        """A copy is there, unless one of both machines is gone, or the copy fails; some are told of twice."""
+        """Finish a copy, unless either node is gone or the copy fails; some are reported twice."""
         if not self._system.is_alive(self.life):
             return
         if self._system.is_lane_silent(self._number):
@@ -228,7 +228,7 @@ class Service:
 
         def finish(node: str, ids: Ids) -> None:
             if not self._system.is_alive(self.life) or not self.core.tasks.has(order.task):
-                return  # it died, or the worker was given up meanwhile
+                return  # the lane died, or the worker was given up
             if self._system.is_lane_silent(self._number):
                 self._system.later(lambda: finish(node, ids), 1.0, 2.0)
                 return
@@ -255,36 +255,36 @@ class Service:
         self._system.prepare(order.worker, PartRequest(block, order.block_part, order.shuffle), finish, fail)
 
 
-# ---- everything together ----
+# ---- the whole system ----
 
 
 class System(Cluster):
-    """One random schedule of a whole feed; see the module's docstring.
+    """A random schedule of a whole feed; see the module docstring.
 
     Args:
-        seed: everything follows from it.
-        faults: moments at which something happens, each of one to three things.
+        seed: determines everything.
+        faults: moments at which one to three faults happen.
 
     Attributes:
-        trials: by name, those that live, or will again.
-        keeps_all: whether all epochs are the same, and the blocks of one are kept.
-        written: what outlives the coordinator: how each epoch is shuffled.
-        bugs: errors that workers met and lived; while `buggy_until` some of what they make ends in one.
-        bad_blocks: numbers within an epoch of blocks that have a bad sample now.
-        ever_bad: those that ever had.
+        trials: name -> trial that lives or will live again.
+        keeps_all: True if all epochs are identical and one epoch's blocks stay staged.
+        written: how each epoch is shuffled; outlives the coordinator.
+        bugs: errors that workers survived. Until `buggy_until`, some parts end in one.
+        bad_blocks: numbers within an epoch of the blocks that contain a bad sample now.
+        ever_bad: those that ever did.
     """
 
     def __init__(self, seed: int, faults: int = 4) -> None:
         super().__init__(seed, faults)
         rng = self.rng
-        # Drawn by a generator of its own, so that other seeds give the schedules that they gave before.
+        # A separate generator, so that other seeds keep their schedules.
         self.keeps_all = random.Random(f"keeps all {seed}").random() < KEEPING
         self.joins_now = self.lane_count == 1 and random.Random(f"joins now {seed}").random() < 0.6
         if self.keeps_all:
             self.order = Order(self.order.num_samples, 0, BLOCK_SAMPLES, shuffled=False)
         ahead_blocks = rng.randint(2, 6)
         if self.joins_now and not self.keeps_all:
-            # An epoch that is longer than what is made ahead: only in the middle of such does anybody begin.
+            # A trial starts mid-epoch only if an epoch is longer than the blocks prepared ahead.
             blocks = random.Random(f"blocks {seed}").choice([6, 9])
             self.order, ahead_blocks = Order(blocks * BLOCK_SAMPLES - 1, 0, BLOCK_SAMPLES), 2
         self.limits = StagingLimits(
@@ -295,9 +295,7 @@ class System(Cluster):
         )
         self.sessions = itertools.count(1)
         self.written: dict[int, Shuffle] = {}
-        self._pages: dict[
-            tuple[int, int], Mapping[int, Shuffle]
-        ] = {}  # of each life, those that are still to be written
+        self._pages: dict[tuple[int, int], Mapping[int, Shuffle]] = {}  # pages of each life that are not yet written
         self.trials: dict[str, Trial] = {}
         self.storage_away_until = self.buggy_until = 0.0
         self.bugs = 0
@@ -311,7 +309,7 @@ class System(Cluster):
         self._tells_often = self._tells_paces.choice([0.0, 0.5])
 
     def paces(self) -> ev.PacesMeasured | None:
-        """What a coordinator measures now and then, if its trials say how fast they are: it is never quite the same."""
+        """Paces as a coordinator measures them now and then, with some noise; None if not measured."""
         if self._tells_paces.random() >= self._tells_often:
             return None
         steps_s = {name: trial.step_s * self._tells_paces.uniform(0.95, 1.05) for name, trial in self.trials.items()}
@@ -319,7 +317,7 @@ class System(Cluster):
         return ev.PacesMeasured(paces, self._tells_paces.choice([0.4, 2.0, 20.0]))
 
     def block_bytes(self, block: int) -> int:
-        """Ten bytes; the last block of an epoch may be smaller."""
+        """Ten bytes, or less for an epoch's last block."""
         first, end = self.order.span(block)
         return 10 * (end - first) // BLOCK_SAMPLES
 
@@ -328,7 +326,7 @@ class System(Cluster):
     def call(
         self, trial: Trial, lane: int, request: Callable[[Service, Reply], object], take: Callable[[Answer], None]
     ) -> None:
-        """A trial calls a coordinator; exactly one answer comes back, if the trial lives."""
+        """Call a coordinator. The trial, if alive, gets exactly one answer."""
         answered, process = False, trial.process
 
         def answer(what: Answer, least_s: float = 0.0, most_s: float = 0.2) -> None:
@@ -346,7 +344,7 @@ class System(Cluster):
             if (self.is_down and lane == 0) or lane in self._lanes_down:
                 answer(Answer(restarting=True), 0.1, 2.0)
             elif self.is_lane_silent(lane) or not service.is_open:
-                self.later(reach, 1.0, 2.0)  # it is read when the lane goes on, or its successor does
+                self.later(reach, 1.0, 2.0)  # read when the lane, or its successor, runs again
             else:
                 self._open_calls.append((lane, lambda what: None if answered else answer(what)))
                 request(service, answer)
@@ -354,14 +352,13 @@ class System(Cluster):
         luck = self.rng.random() if self._network_is_bad and not self.is_peaceful else 1.0
         if luck > 0.03:
             self.later(reach, 0.0, 0.1)
-        if luck < 0.06:  # it is lost, or comes late; twice, if it came before
+        if luck < 0.06:  # lost or late; if it arrived before, it arrives twice
             self.later(reach, 1.0, 20.0) if luck > 0.01 else None
             answer(Answer(lost=True), CALL_S, CALL_S)
 
     # ---- the coordinators ----
 
     def open_lane(self, number: int) -> Service:
-        """See `Cluster.open_lane`."""
         service = Service(self, number)
         if number == 0:
             self._first, self._processes = service, dict[str, int]()
@@ -371,12 +368,12 @@ class System(Cluster):
                 core=service.core,
                 placements=self.placements,
                 process_of=lambda name: (self._process_of(name), None),
-                began=self.life * (1000 if self.rng.random() < 0.8 else 1),  # its clock may have been put back
+                began=self.life * (1000 if self.rng.random() < 0.8 else 1),  # the clock may have been set back
             )
         return service
 
     def _process_of(self, name: str) -> int:
-        """The process that had a worker's name last: the coordinator need not know yet that it is gone."""
+        """Return the last process with this worker name. The coordinator may not have noticed its death yet."""
         if (actor := self.workers.get(name)) is not None:
             self._processes[name] = actor.number
         return self._processes.get(name, -1)
@@ -388,14 +385,14 @@ class System(Cluster):
             self.end_lane(0)
 
     def end_lane(self, number: int) -> None:
-        """See `Cluster.end_lane`; whoever called it hears so."""
+        """Answer the open calls of a lane that ended with `restarting`."""
         calls = [reply for lane, reply in self._open_calls if lane == number]
         self._open_calls = [(lane, reply) for lane, reply in self._open_calls if lane != number]
         for reply in calls:
             reply(Answer(restarting=True))
 
     def is_alive(self, life: int) -> bool:
-        """Whether a lane, or main coordinator, of this life is there."""
+        """Return whether a lane or main coordinator with this life number is alive."""
         return any(
             lane.life == life
             for number, lane in enumerate(self.lanes)
@@ -403,13 +400,13 @@ class System(Cluster):
         )
 
     def first_lane_changed(self, core: StagingState) -> None:
-        """What the main coordinator tells the other lanes."""
+        """Send changes of the first lane to the others."""
         if self.lane_count > 1 and self._leader.look(self._first.detached):
             for number in range(1, self.lane_count):
                 self._exchange(number)
 
     def write_epochs(self, order: ev.WriteEpochs, life: int) -> None:
-        """Write down how epochs are shuffled, after a while, as a coordinator does: the newest of a page last."""
+        """Persist after a delay how epochs are shuffled, as a coordinator does. The newest order for a page wins."""
         self._pages[life, order.page] = order.shuffles
 
         def write() -> None:
@@ -423,16 +420,13 @@ class System(Cluster):
         self.later(write, 0.0, 0.25)
 
     def first_lane_heard(self, event: ev.Event) -> None:
-        """See `Cluster.first_lane_heard`."""
         self._leader.note(event)
         self.first_lane_changed(self._first.core)
 
     def follows(self, number: int) -> bool:
-        """See `Cluster.follows`."""
         return number == 0 or self._leader.knows(number)
 
     def speak_to_lane(self, number: int) -> None:
-        """See `Cluster.speak_to_lane`."""
         life = self.life
 
         def again() -> None:
@@ -443,9 +437,9 @@ class System(Cluster):
         again()
 
     def _exchange(self, number: int) -> None:
-        """Tell a lane how things stand, and hear what it reports.
+        """Send a lane the feed's state and take its report.
 
-        Messages come late, twice, after later ones, or never; of a call that is lost the coordinator hears so.
+        Messages arrive late, twice, out of order or never. The coordinator notices a lost call.
         """
         life, rng, meant = self.life, self.rng, self.lanes[number]
         update, with_config = self._leader.message(number)
@@ -453,7 +447,7 @@ class System(Cluster):
         def reach() -> None:
             lane = self.lanes[number]
             assert isinstance(lane, Service)
-            # What was on its way to a process that died is sent to the next one only by a coordinator that lives.
+            # A message to a dead process reaches its successor only if the sending coordinator still lives.
             if number in self._lanes_down or (self.life != life and lane is not meant):
                 lose()
             elif self.is_lane_silent(number):
@@ -491,15 +485,15 @@ class System(Cluster):
     # ---- promises ----
 
     def check_samples(self, trial: Trial, number: int, block: Delivered) -> None:
-        """The parts together have each sample of the block once."""
+        """Check that the parts together contain each sample of the block once."""
         ids = sorted(i for part in block.parts for i in part.ids.tolist())
         due = sorted(self.order.sample_ids(number, block.shuffle).tolist())
         assert ids == due, f"{trial.name} read samples {ids} of block {number}, which has {due}"
 
     def check_dropped(self, core: StagingState, lane: int, block: int) -> None:
-        """What somebody looks at in its session is not dropped: its bytes would be granted twice.
+        """Check that no block held by a trial is dropped: its bytes would be granted twice.
 
-        Not so if the node where it lay died, and it failed when it was made again: its bytes went with the node.
+        Exception: the block's node died and preparing it again failed. Its bytes were lost with the node.
         """
         for trial in self.trials.values():
             if trial.joined:
@@ -510,7 +504,7 @@ class System(Cluster):
                     assert "-> FAILED" in since, f"block {block} is dropped, and {trial.name} looks at it"
 
     def check_error(self, trial: Trial, number: int, error: str) -> None:
-        """An error has its reason: a bad sample, workers that died, or errors that they met."""
+        """Check that an error has a cause: a bad sample, dead workers, or errors in workers."""
         if error == BAD:
             assert number % self.order.blocks_per_epoch in self.ever_bad, f"block {number} has no bad sample"
         elif "a bug" in error:
@@ -528,7 +522,7 @@ class System(Cluster):
         trial = Trial(
             self, name, rng.choice(sorted(self.nodes)), step_s=rng.choice([0.5, 2.0, 4.0]), keeps=rng.choice([0, 0, 1])
         )
-        others = random.Random(f"{name} of {self.seed}")  # so that these choices change no other
+        others = random.Random(f"{name} of {self.seed}")  # a separate generator, so that other draws stay the same
         trial.tests_s = others.choice([0.0, 0.0, 5.0, 20.0])
         if others.random() < 0.2:
             trial.keeps = 6
@@ -555,7 +549,7 @@ class System(Cluster):
         return self.rng.choice(up) if up else None
 
     def kill_trial(self) -> None:
-        """It comes back from its checkpoint, or never."""
+        """The trial restarts from its checkpoint, or never returns."""
         if (trial := self._some_trial()) is not None:
             trial.die()
             self._replace(trial)
@@ -572,7 +566,7 @@ class System(Cluster):
             trial.paused_until = self.now + self.rng.choice([3.0, 12.0, 40.0])
 
     def end_trial(self) -> None:
-        """It leaves; Tune may hold its place for a successor."""
+        """The trial leaves, possibly with successors announced."""
         if (trial := self._some_trial()) is not None and not self.is_down:
             del self.trials[trial.name]
             successors, sessions = self.rng.choice((0, 0, 1, 3)), [end.session for end in trial.ends]
@@ -594,17 +588,17 @@ class System(Cluster):
         self.storage_away_until = self.now + self.rng.choice([2.0, 20.0])
 
     def break_program(self) -> None:
-        """For a while, half of what workers make ends in an error."""
+        """For a while, half of the parts end in an error."""
         self.buggy_until = self.now + self.rng.choice([2.0, 20.0])
 
     def meets_bug(self) -> bool:
-        """Whether a worker meets a bug now."""
+        """Return whether a worker hits a bug now."""
         met = self.buggy_until > self.now and self.rng.random() < 0.5
         self.bugs += met
         return met
 
     def replaced(self, instruction: ev.ReplaceWorker) -> cluster.WorkerDied:
-        """A lane has no use for a worker any more: it hangs, or meets one error after the other."""
+        """Check that a worker that a lane replaces hung, or failed repeatedly."""
         if instruction.blame:
             self.check_stuck(instruction.worker, instruction.reason)
         else:
@@ -612,7 +606,7 @@ class System(Cluster):
         return cluster.WorkerDied(instruction.worker, instruction.reason, instruction.blame)
 
     def break_sample(self) -> None:
-        """It is mended after a while."""
+        """A sample turns bad and is repaired after a while."""
         block = self.rng.randrange(self.order.blocks_per_epoch)
         self.bad_blocks.add(block)
         self.ever_bad.add(block)
@@ -621,7 +615,6 @@ class System(Cluster):
     # ---- the schedule ----
 
     def run(self) -> None:
-        """Play the schedule to its end."""
         try:
             self._begin(cluster.Begin())
             for _ in range(self.rng.randint(1, 2)):
@@ -676,7 +669,7 @@ def run_some(seeds: Iterable[int], faults: int = 4) -> None:
     """Run a schedule for each seed.
 
     Raises:
-        AssertionError: a promise was broken; the first.
+        AssertionError: at the first broken promise.
     """
     with kept_garbage():
         for seed in seeds:

@@ -1,6 +1,6 @@
-"""Trials with their loaders, on virtual time: what they follow is `mbaas.client.lane_position`, as it is.
+"""Trials and their loaders in virtual time, driven by the real `mbaas.client.lane_position`.
 
-`support.system_schedules` plays the feed that they call, and checks what they are promised.
+`support.system_schedules` plays the feed that they call, and checks its promises.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 BEAT_S = 8.0
 
 LOOK_S = 2.0
-"""A trial that cannot read a block asks whether it is still there, and again after as long."""
+"""Interval at which a trial asks whether an unreadable block is still staged."""
 
 READ_S = 30.0
-"""A block that cannot be read for so long counts as unreadable."""
+"""A block that cannot be read for this long counts as unreadable."""
 
 
-# ---- what trials and coordinators say to each other ----
+# ---- messages between trials and coordinators ----
 
 
 @dataclass(frozen=True)
@@ -36,9 +36,9 @@ class Part:
     """A part of a block in the object store.
 
     Attributes:
-        node: where it lies.
-        life: of the coordinator that owns it; with it the part is gone.
-        ids: the samples that it has.
+        node: node that stores it.
+        life: life of the coordinator that owns it; the part dies with it.
+        ids: its sample ids.
     """
 
     number: int
@@ -50,7 +50,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Delivered:
-    """A block as a trial gets it: its parts, or why it has none."""
+    """A block as delivered to a trial: its parts, or an error."""
 
     number: int
     shuffle: Shuffle
@@ -61,13 +61,13 @@ class Delivered:
 
 @dataclass(frozen=True)
 class Answer:
-    """What comes of a call; one that brings nothing says that a poll is over.
+    """The result of a call; an empty one means that the poll timed out.
 
     Attributes:
-        restarting: the coordinator is gone, or was when the call came.
-        lost: no answer for `CALL_S`.
-        expelled: the session is not open any more.
-        admitted: (session, first block, where the trial's own epoch lies).
+        restarting: the coordinator is gone, or was when the call arrived.
+        lost: no answer within `CALL_S`.
+        expelled: the session is closed.
+        admitted: (session, first block, bounds of the trial's own epoch).
     """
 
     blocks: tuple[Delivered, ...] = ()
@@ -85,7 +85,7 @@ Reply: TypeAlias = Callable[[Answer], None]
 
 @dataclass(eq=False)
 class Call:
-    """A call for blocks, and what came of it."""
+    """A call for blocks and its answer."""
 
     answer: Answer | None = None
 
@@ -94,11 +94,11 @@ class End(LanePosition[Delivered]):
     """A trial's end of a lane.
 
     Attributes:
-        session: number of the session.
-        call: the one that is in flight, or whose answer nobody looked at yet.
-        expelled: whether a heartbeat heard that the session has ended.
-        are_remote: whether the blocks that came last lie on other nodes.
-        holds: what was read in this session and is still looked at.
+        session: session number.
+        call: the call in flight, or one with an unprocessed answer.
+        expelled: True if a heartbeat reported that the session has ended.
+        are_remote: True if the newest blocks are on other nodes.
+        holds: blocks read in this session and still in use.
     """
 
     def __init__(self, lane: Lane, most: int) -> None:
@@ -112,13 +112,13 @@ class End(LanePosition[Delivered]):
 
 @dataclass
 class Checkpoint:
-    """What a trial's saved state holds, and what tells its past: the epochs that it had begun.
+    """A trial's saved state, with its past epochs for checks.
 
     Attributes:
-        taken: blocks of its epoch that it had taken.
-        epoch_end: end of the last epoch that it had begun.
-        samples: what it had of each of these blocks; None of one of which it had an error.
-        resumed: where it goes on, in a feed of one lane.
+        taken: blocks taken in its epoch.
+        epoch_end: end of the last epoch that it began.
+        samples: sample ids of each of these blocks; None for a block that failed.
+        resumed: position at which it resumes, in a feed of one lane.
     """
 
     taken: tuple[int, ...] = ()
@@ -132,21 +132,21 @@ class Trial:
     """A trial with its loader.
 
     Attributes:
-        process: number of its process; what one that died was to do is not done.
-        is_up: whether it lives.
-        joined: whether it has sessions, and uses them.
-        cursor: the next block of the feed that it needs; None before the first session.
+        process: number of its process; actions of a dead process are dropped.
+        is_up: True while it lives.
+        joined: True while it has sessions and uses them.
+        cursor: next block that it needs, numbered in the feed; None before the first session.
         taken: blocks of the current epoch, in order.
-        samples: what it had of each of them; None of one of which it had an error.
-        own: where its own epoch lies.
-        epoch_end: end of the last epoch that it began; it never sees any of that again.
-        steps: blocks that it took.
-        errors: blocks of which it had an error instead.
-        step_s: it works so long on a block.
-        keeps: blocks behind the newest that it goes on looking at.
-        tests_s: it does something else for so long between two epochs.
-        busy: whether it works on a block, or reads one.
-        due: it ends when it has taken so many blocks.
+        samples: sample ids of each of these blocks; None for a block that failed.
+        own: bounds of its own epoch.
+        epoch_end: end of the last epoch that it began; it never gets an earlier block again.
+        steps: blocks taken, including failed ones.
+        errors: blocks that failed.
+        step_s: work time per block.
+        keeps: older blocks that it keeps using.
+        tests_s: pause between two epochs.
+        busy: True while it works on a block or reads one.
+        due: number of steps after which it ends.
     """
 
     system: System
@@ -175,7 +175,7 @@ class Trial:
     # ---- its process ----
 
     def later(self, action: Callable[[], None], least_s: float, most_s: float, process: int | None = None) -> None:
-        """Do something in this process, or another one, if it lives by then and when it is not paused."""
+        """Run an action in this process, or a given one, if it still lives. A paused process runs it later."""
         process = self.process if process is None else process
 
         def act() -> None:
@@ -189,7 +189,7 @@ class Trial:
         self.system.later(act, least_s, most_s)
 
     def begin(self, start: Start) -> None:
-        """A process begins: it joins all lanes, the first one first."""
+        """Start a process, which joins all lanes, the first one first."""
         blocks = 1 if self.system.lane_count > 1 else 4
         self.ends = [
             End(Lane(self.system.order.blocks_per_epoch, n, self.system.lane_count), blocks)
@@ -220,7 +220,7 @@ class Trial:
         self._join(end, start, then=lambda: self._join_others(number + 1, flexible=flexible))
 
     def _join(self, end: End, start: Start, *, then: Callable[[], None]) -> None:
-        """Open a session in a lane, as often as it takes."""
+        """Open a session in a lane; retry until it succeeds."""
 
         def take(answer: Answer) -> None:
             if answer.admitted is None:
@@ -242,7 +242,7 @@ class Trial:
         self.system.call(self, end.lane.number, lambda s, reply: s.join(self.name, start, reply), take)
 
     def _renumber(self, by: int) -> None:
-        """What `RankSharding.renumber` does."""
+        """Mirror `RankSharding.renumber`."""
         self.taken = [block + by for block in self.taken]
         self.own = self.own.moved(by)
 
@@ -261,7 +261,7 @@ class Trial:
 
         self.system.call(self, end.lane.number, lambda s, reply: s.heartbeat(event, reply), hear)
 
-    # ---- asking for blocks: `mbaas.client.session` and `lane_stream` ----
+    # ---- requesting blocks: `mbaas.client.session` and `lane_stream` ----
 
     def _ask(self, end: End, unreadable: tuple[ev.UnreadablePart, ...] = ()) -> None:
         released, number = end.released(), end.next_call()
@@ -282,7 +282,7 @@ class Trial:
             self._ask(end)
 
     def go_on(self) -> None:
-        """Take the block at the cursor, if it is here; else see to it that it comes."""
+        """Take the block at the cursor if it has arrived; otherwise request it."""
         assert self.cursor is not None
         for end in self.ends:
             self._ask_ahead(end)
@@ -311,7 +311,7 @@ class Trial:
 
         def then() -> None:
             self.busy = False
-            if len(self.ends) == 1:  # it may go on in an epoch aside, or begin an epoch of its own elsewhere
+            if len(self.ends) == 1:  # it may resume in an epoch aside, or begin its own epoch elsewhere
                 self.cursor = end.cursor
             self.go_on()
 
@@ -330,7 +330,7 @@ class Trial:
                 self._ask_ahead(end)
 
     def _hand_back(self, waits_for: End) -> None:
-        """It waits in one lane: what it received ahead in the others is given up."""
+        """Give up blocks received ahead in other lanes while waiting for one lane."""
         for end in self.ends:
             may_be_moved = end is self.ends[0] and end.cursor % end.lane.blocks_per_epoch == 0
             if end is not waits_for and not may_be_moved and (end.received or end.call is not None):
@@ -343,7 +343,7 @@ class Trial:
     def _read(self, end: End, block: Delivered, began: float) -> None:
         system = self.system
         if not all(system.is_alive(part.life) for part in block.parts):
-            self._ask_again(end, block)  # who owned it is dead
+            self._ask_again(end, block)  # its owner is dead
         elif all(part.node in system.nodes for part in block.parts):
             self._use(end, block)
         elif system.now - began > READ_S:
@@ -379,7 +379,7 @@ class Trial:
         if block.error is None:
             self.system.check_samples(self, number, block)
             if block.as_copy:
-                self.pinned.append(lambda: None)  # it looks at the copy now, and not at what came before
+                self.pinned.append(lambda: None)  # it uses the copy, and no longer the previous block
             else:
                 self._pin(end, block.number)
         self._ask_ahead(end)
@@ -458,7 +458,7 @@ class Trial:
         self.go_on()
 
     def _test(self) -> None:
-        """Do something else between two epochs."""
+        """Pause between two epochs."""
         self.busy = True
 
         def go_on() -> None:
@@ -468,7 +468,7 @@ class Trial:
         self.later(go_on, 0.5 * self.tests_s, 1.5 * self.tests_s)
 
     def _skip_epoch(self) -> None:
-        """A loop is left half-way and a new one begins."""
+        """Leave the loop midway and start the next epoch."""
         assert self.cursor is not None
         self._forget_epoch()
         self.cursor = self.own.end
@@ -486,13 +486,12 @@ class Trial:
         self._tell(end, ev.HandBack(self.name, end.session, end.given_up, end.released(), end.next_call()))
 
     def _tell(self, end: End, event: ev.Event) -> None:
-        """Say something to which no answer is awaited."""
+        """Send an event without waiting for an answer."""
         self.system.call(self, end.lane.number, lambda service, _: service.tell(event), lambda _: None)
 
     # ---- its end ----
 
     def _leave(self) -> None:
-        """It has what it wanted."""
         for end in reversed(self.ends):
             self._tell(end, ev.Leave(self.name, end.session))
         self.joined = False
@@ -503,7 +502,7 @@ class Trial:
         self.ends, self.pinned = [], []
 
     def restore(self) -> None:
-        """A new process goes on where the last checkpoint was taken."""
+        """Start a new process from the last checkpoint."""
         self.is_up, self.paused_until = True, 0.0
         self.process += 1
         self.taken, self.samples, self.epoch_end = (
@@ -520,7 +519,7 @@ class Trial:
         elif self.taken:
             self.own = OwnEpoch(self.taken[0], self.epoch_end)
             self.begin(Start(self.taken[-1] + 1))
-        elif self.epoch_end:  # a state between two epochs: it begins one that others begin, but none that it had
+        elif self.epoch_end:  # saved between two epochs: it starts an epoch with others, never one that it had
             blocks = system.order.blocks_per_epoch
             start = self.epoch_end = -(-self.epoch_end // blocks) * blocks % (ASIDE * blocks)
             self.begin(Start(start, flexible=True, now=now))

@@ -1,6 +1,6 @@
-"""Consumers for tests: what one saw of an epoch, and trials in processes of their own.
+"""Test consumers: records of an epoch, and trials in processes of their own.
 
-A record is kept apart from the loader's own ledger, sample by sample, so that one can be checked against the other.
+A record is kept sample by sample and separate from the loader's ledger, so that each checks the other.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ from mbaas.loader import Loader
 from mbaas.messages import EpochLedger
 
 RESULT_S = 90.0
-"""A trial's answer is awaited for so long at most."""
+"""Longest wait for a trial's answer."""
 
 CLOSE_S = 2.0
-"""A trial that has not left by then, because it works or its feed does not answer, ends with its process."""
+"""A trial that is busy, or whose feed does not answer, is killed if it has not left by then."""
 
 KEPT = 4
-"""Processes that are kept for the next trials."""
+"""Idle processes kept for later trials."""
 
 
 @dataclass(frozen=True, eq=False)
 class EpochRecord:
-    """What a consumer saw of one epoch, or of a part of it.
+    """A consumer's record of an epoch, or of part of one.
 
     Attributes:
         sample_ids: int64[n], in the order of delivery.
         sizes: samples in each minibatch.
-        digests: of each minibatch: pixels, labels and ids.
-        row_digest: of all rows in order: the same however they were cut into minibatches.
-        ledger: the loader's own account; None if the epoch was not finished.
+        digests: hash of each minibatch: pixels, labels and ids.
+        row_digest: hashes of all rows in order, independent of the cuts into minibatches.
+        ledger: the loader's own ledger; None if the epoch was not finished.
     """
 
     sample_ids: NDArray[np.int64]
@@ -54,7 +54,7 @@ class EpochRecord:
     ledger: EpochLedger | None
 
     def flaws(self, due: Iterable[int]) -> list[str]:
-        """What keeps this from being an exact epoch over the samples ``due``, in sentences; empty if it is one."""
+        """Describe every deviation from an exact epoch over the samples ``due``; empty if there is none."""
         wanted = np.unique(np.fromiter(due, np.int64))
         got, times = np.unique(self.sample_ids, return_counts=True)
         found = {
@@ -69,7 +69,7 @@ class EpochRecord:
 
 
 class Recorder:
-    """Collects an `EpochRecord`, minibatch by minibatch; takes numpy minibatches and keeps none."""
+    """Builds an `EpochRecord` from numpy minibatches, one by one, without keeping the minibatches."""
 
     def __init__(self) -> None:
         self._ids: list[NDArray[np.int64]] = []
@@ -93,7 +93,7 @@ class Recorder:
 
 
 def record_epoch(loader: Loader, step_s: float = 0.0) -> EpochRecord:
-    """One epoch, or the rest of one, of a loader with format "numpy"; each minibatch takes so many seconds of work."""
+    """Record an epoch, or the rest of one, from a loader with format "numpy", working ``step_s`` per minibatch."""
     recorder = Recorder()
     for batch in loader:
         recorder.add(batch)
@@ -103,16 +103,16 @@ def record_epoch(loader: Loader, step_s: float = 0.0) -> EpochRecord:
 
 @ray.remote(num_cpus=0)
 class TrialProcess:
-    """A consumer in a process of its own; holds its last minibatch, as a training step does."""
+    """A consumer in its own process. It holds its last minibatch, as a training step does."""
 
     def join(self, feed: str, consumer: str, options: dict[str, Any]) -> int:
-        """Join the feed; the process id."""
+        """Join the feed and return the process id."""
         self._loop: Iterator[Minibatch] | None = None
         self._loader = join(feed, consumer, format="numpy", **options)
         return os.getpid()
 
     def take(self, minibatches: int) -> None:
-        """The next minibatches of the epoch, which is begun if none is; the last one stays in hand."""
+        """Take the next minibatches of an epoch, starting one if necessary, and hold the last one."""
         if self._loop is None:
             self._loop, self._recorder = iter(self._loader), Recorder()
         for _ in range(minibatches):
@@ -120,7 +120,7 @@ class TrialProcess:
             self._recorder.add(self._batch)
 
     def rest(self, step_s: float = 0.0) -> EpochRecord:
-        """The rest of the epoch that `take` began; the record of all of it. It works so long on each minibatch."""
+        """Finish the epoch that `take` began, and record all of it. Each minibatch takes ``step_s`` of work."""
         self.take(0)
         assert self._loop is not None
         for batch in self._loop:
@@ -135,20 +135,19 @@ class TrialProcess:
         return [self.rest(step_s) for _ in range(count)]
 
     def finish(self, count: int) -> list[EpochRecord]:
-        """The rest of the epoch that `take` began, and further ones; then it leaves."""
+        """Run ``count`` epochs, the first of which `take` may have begun, then leave."""
         records = self.epochs(count)
         self.close()
         return records
 
     def go_on(self, stop: str) -> EpochRecord:
-        """Read epoch after epoch until there is a file ``stop``; the last one."""
+        """Read epochs until the file ``stop`` exists; return the last record."""
         while True:
             record = self.rest()
             if Path(stop).exists():
                 return record
 
     def state(self) -> dict[str, Any]:
-        """Where it stands."""
         return self._loader.state_dict()
 
     def load(self, state: dict[str, Any]) -> None:
@@ -156,7 +155,7 @@ class TrialProcess:
         self._loader.load_state_dict(state)
 
     def flush(self) -> None:
-        """Hand in figures and ledgers now."""
+        """Send metrics and ledgers now."""
         self._loader.flush()
 
     def close(self) -> None:
@@ -165,10 +164,10 @@ class TrialProcess:
 
 
 class Trial:
-    """Handle of a `TrialProcess`: methods return at once with a reference, `result` waits for it.
+    """Handle of a `TrialProcess`. Methods return a reference at once; `result` waits for it.
 
     Attributes:
-        pid: its process id.
+        pid: process id.
     """
 
     def __init__(self, consumer: str, actor: Any, joined: Any) -> None:
@@ -194,7 +193,7 @@ class Trial:
 
     @contextlib.contextmanager
     def going_on(self, stop: Path, due: Iterable[int]) -> Iterator[None]:
-        """Have it read epoch after epoch meanwhile; the last one must be exact over the samples ``due``."""
+        """Read epochs in the background; the last one must be exact over the samples ``due``."""
         last = self.actor.go_on.remote(str(stop))
         try:
             yield
@@ -214,8 +213,9 @@ class Trial:
 
 
 class Pool:
-    """Processes whose trial has left: to start another one takes a second of the CPU. Those of a Ray that has ended
-    are forgotten.
+    """Reusable processes of trials that have left: starting one takes a second of CPU time.
+
+    Processes of a Ray session that has ended are dropped.
     """
 
     def __init__(self) -> None:
@@ -223,12 +223,12 @@ class Pool:
         self._idle: list[Any] = []
 
     def take(self) -> Any:
-        """A process without a trial."""
+        """Return a process without a trial."""
         self._forget_others()
         return self._idle.pop() if self._idle else TrialProcess.remote()  # type: ignore[attr-defined]
 
     def give_back(self, actor: Any) -> None:
-        """Keep a process whose trial leaves at once, and end any other."""
+        """Keep a process if its trial leaves at once; otherwise end it."""
         self._forget_others()
         try:
             ray.get(actor.close.remote(), timeout=CLOSE_S)
@@ -240,7 +240,7 @@ class Pool:
             ray.kill(self._idle.pop(0))
 
     def ids(self) -> set[str]:
-        """Ray's ids of the actors that are kept."""
+        """Ray actor ids of the idle processes."""
         self._forget_others()
         return {actor._actor_id.hex() for actor in self._idle}
 
@@ -255,7 +255,7 @@ POOL = Pool()
 
 
 class Trials:
-    """Trials of one feed; a context manager that closes and ends all of them."""
+    """The trials of one feed; a context manager that closes and ends all of them."""
 
     def __init__(self, feed: str) -> None:
         self._feed = feed
@@ -281,9 +281,9 @@ class Trials:
 
 
 def result(ref: Any, deadline_s: float = RESULT_S) -> Any:
-    """What a trial's call gave.
+    """Return the result of a trial's call.
 
     Raises:
-        ray.exceptions.GetTimeoutError: nothing yet after ``deadline_s``.
+        ray.exceptions.GetTimeoutError: no result within ``deadline_s``.
     """
     return ray.get(ref, timeout=deadline_s)

@@ -1,4 +1,4 @@
-"""Lets a test that measures seconds run alone: where files run side by side (``pytest -n``), the others wait for it."""
+"""Lets a timing test run alone: with ``pytest -n``, tests in other processes wait for it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 class Turns:
-    """The turns that tests of several processes take.
+    """Turns taken by tests of several processes.
 
     Args:
         folder: the same for all of them.
@@ -22,11 +22,12 @@ class Turns:
 
     @contextlib.contextmanager
     def turn(self, *, alone: bool, keep: bool = False) -> Iterator[None]:
-        """Run while no test that is to be alone runs in another process, or with ``alone`` while no test at all does.
+        """Run while no exclusive test runs in another process or, with ``alone``, while no other test runs at all.
 
         Args:
-            alone: whether to be alone.
-            keep: the next turn here goes on as this one: several that are to be alone need not wait for others each.
+            alone: run exclusively.
+            keep: let the next turn here continue this one, so that consecutive exclusive tests wait for others only
+                once.
         """
         if not self._is_kept:
             self._wait(alone)
@@ -39,8 +40,8 @@ class Turns:
 
     def _wait(self, alone: bool) -> None:
         door, room = (self._kept.enter_context((self._folder / name).open("a")) for name in ("door", "room"))
-        # Whoever waits to be alone stands in the door, or others, who may always join those that are in, would keep it
-        # out. Closing the files gives up what is locked.
+        # A process that waits to be alone holds the door. Otherwise others could keep joining and shut it out. Closing
+        # the files releases the locks.
         fcntl.flock(door, fcntl.LOCK_EX)
         fcntl.flock(room, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
         fcntl.flock(door, fcntl.LOCK_UN)

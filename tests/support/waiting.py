@@ -1,4 +1,4 @@
-"""Waiting for something to become true, with a deadline and a name."""
+"""Waits for a condition, with a deadline and a description."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import TypeVar
 T = TypeVar("T")
 
 PERIOD_S = 0.05
-"""Pause between two looks, most of which ask a coordinator."""
+"""Pause between two checks, most of which call a coordinator."""
 
 
 def wait_until(look: Callable[[], T], what: str, *, deadline_s: float = 30.0) -> T:
-    """The first result of ``look`` that is true.
+    """Return the first true result of ``look``.
 
     Raises:
-        AssertionError: there was none within ``deadline_s``; says ``what`` was awaited and what ``look`` gave last.
+        AssertionError: none within ``deadline_s``. The message contains ``what`` and the last result of ``look``.
     """
     end = time.monotonic() + deadline_s
     while not (found := look()):
