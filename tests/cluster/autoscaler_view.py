@@ -1,4 +1,4 @@
-"""What Ray's autoscaler makes of a cluster's file."""
+"""Ray's autoscaler evaluates a cluster file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROLE = "mbaas.io/role"
 
 
 def load(name: str) -> dict[str, Any]:
-    """A file of cluster/; of a manifest with several documents the last, which is Ray's."""
+    """A file of cluster/; for a manifest with several documents the last one, which is the Ray cluster's."""
     return documents(name)[-1]
 
 
@@ -33,7 +33,7 @@ def node_env() -> dict[str, str]:
 
 
 def launches(config: AutoscalingConfig, *demands: dict[str, float], role: str | None = None) -> dict[str, int]:
-    """Which nodes the autoscaler starts in an empty cluster for ``demands``, beside the least that it keeps.
+    """Nodes that the autoscaler starts in an empty cluster for ``demands``, in addition to its minimum.
 
     Args:
         config: of the cluster.
