@@ -1,4 +1,4 @@
-"""Documents and docstrings name only existing members, paths and modules, and the architecture's tables are complete."""
+"""Documents and docstrings name only existing members, paths and modules; the architecture's tables are complete."""
 
 from __future__ import annotations
 

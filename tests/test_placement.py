@@ -54,7 +54,7 @@ def kept_bytes(placement: Placement) -> dict[str, int]:
 
 
 def test_samples_follow_the_weights() -> None:
-    """Weights 1, 1 and 2 divide 20,000 samples into 5,000, 5,000 and 10,000, with a standard deviation of at most 71."""
+    """Weights 1, 1, 2 divide 20,000 samples into 5,000, 5,000 and 10,000, with a standard deviation of at most 71."""
     counts = np.bincount(found({"a": (PLENTY, 1), "b": (PLENTY, 1), "c": (PLENTY, 2)}).of(IDS))
     assert np.abs(counts - [5000, 5000, 10_000]).max() < 5 * 71
 

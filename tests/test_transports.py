@@ -178,7 +178,7 @@ def test_an_actor_that_only_relays_is_started_where_calls_are_frequent(per_s: fl
 def test_calls_are_counted_from_one_look_to_the_next() -> None:
     directory = RelayDirectory(list[int])
     assert [starts for _, starts in looks(directory, 0.0, 300.0, LOOK_S + 1.0)] == [False, True]
-    # The calls were relayed for an hour: neither earlier calls nor that hour count at the second look.
+    # Calls were relayed for an hour: neither earlier calls nor that hour count at the second search.
     assert [starts for _, starts in looks(directory, 3600.0, 300.0, LOOK_S + 1.0)] == [False, True]
     assert [starts for _, starts in looks(directory, 7200.0, 10.0, LOOK_S + 1.0)] == [False, False]
 

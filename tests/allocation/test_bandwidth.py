@@ -89,7 +89,7 @@ def test_a_slow_network_bounds_what_is_remote_and_nothing_else() -> None:
 
 
 def test_writing_takes_as_long_as_the_slower_of_preparing_and_storing() -> None:
-    """100 MB: prep takes 100 / 200 = 0.5 s, storing 100 / (111,000 / 8) = 7.2 ms. Without prep, storing sets the time."""
+    """100 MB: prep takes 100 / 200 = 0.5 s, storing 100 / (111,000 / 8) = 7.2 ms, the time without prep."""
     assert 100 * MB / nopfs().write_bytes_per_s == pytest.approx(0.5)
     assert 100 * MB / nopfs(prep_bytes_per_s=float("inf")).write_bytes_per_s == pytest.approx(100 / 13_875)
 
@@ -136,7 +136,7 @@ def test_classes_that_are_faster_than_storage_are_worth_while_the_fastest_first(
 def test_even_blocks_need_one_block_ahead() -> None:
     """Reading takes 2 s / 2 threads = 1 s, consuming 10 / 10 = 1 s: while a block is consumed, the next one is read.
 
-    With a depth of 1 there is no next block: its position is taken until the first block is consumed.
+    A depth of 1 has no room for the next block until the first one is consumed.
     """
     depth = readahead_depth([2.0] * 6, [10] * 6, consume_bytes_per_s=10, threads=2)
     assert depth == Depth(blocks=2, nbytes=20, keeps_up=True)

@@ -49,7 +49,7 @@ def test_cpus_prepare_all_where_they_are_fast_enough() -> None:
 def test_gpus_decode_where_there_are_few_cores() -> None:
     """2 cores: 500 samples/s by CPUs alone, 667 with decoded samples, 1 / (0.5 ms + 0.1 ms) = 1,667 by GPUs alone.
 
-    With a slow transform the CPUs could prepare hardly any samples, so GPUs decode all of them.
+    With a slow transform, CPUs could prepare hardly any samples, so GPUs decode every sample.
     """
     slow = replace(NORMALIZE, cpu_s=2.0)
     plan = best_plan((DECODE, RESIZE, slow), devices(cpus=2.0))
@@ -92,7 +92,7 @@ def test_a_way_for_which_a_gpu_has_no_memory_is_told() -> None:
 
 
 def test_a_mix_uses_all_that_there_is() -> None:
-    """2 cores, G = 2,000. GPUs decode a share x so that 0.5 + 0.1 x and (0.2 x + 4 (1 - x)) / 2 ms are equal: x = 0.75."""
+    """2 cores, G = 2,000. GPUs decode the share x with 0.5 + 0.1 x = (0.2 x + 4 (1 - x)) / 2 ms: x = 0.75."""
     plan = best_plan(WAYS, devices(cpus=2.0))
     assert plan.shares == pytest.approx({"decode": 0.75, "resize": 0.0, "normalize": 0.25})
     assert plan.trial_per_s == pytest.approx(1 / 0.575e-3)

@@ -14,7 +14,7 @@ AT_ONCE = Lending(hold_s=0, pause_s=0)
 
 
 def report(feed: str, workers: int, demand: float, **fields: object) -> DemandReport:
-    """Report of a feed whose workers prepare 100 samples/s each; by default it reserved all of them."""
+    """Report of a feed whose workers prepare 100 samples/s each and are reserved by default."""
     given = {"kind": "cpu", "borrowed": {}, "reserved": workers, "worker_per_s": 100.0, **fields}
     return DemandReport(feed=feed, workers=workers, demand_per_s=demand, **given)  # type: ignore[arg-type]
 
@@ -55,7 +55,7 @@ def test_a_feed_without_trials_lends_all_but_one() -> None:
 
 
 def test_a_borrowed_worker_goes_home_when_its_owner_can_use_it() -> None:
-    """a reserved 3 and can use them now; b borrowed two of them."""
+    """a reserved 3 workers and can use them now; b borrowed two."""
     feeds = [report("a", 1, 300, reserved=3), report("b", 3, 300, borrowed={"a": 2}, reserved=1)]
     found = moves_of(feeds)
     assert (found["b"].target, found["b"].is_return) == ("a", True)

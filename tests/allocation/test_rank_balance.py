@@ -167,7 +167,7 @@ def test_the_answer_does_not_depend_on_how_nodes_are_numbered(case: tuple[list[i
 def test_imbalance_depends_on_the_local_batch_and_hardly_on_the_ranks(ranks: int, local: int) -> None:
     """A rank holds Binomial(p b, 1/p) samples: sigma = sqrt(b (1 - 1/p)), mean deficit sigma / sqrt(2 pi).
 
-    So the share is 0.399 sqrt((1 - 1/p) / b): 0.0611 and 0.0694 for b = 32 and 4 or 32 ranks, and half of that for 128.
+    So the share is 0.399 sqrt((1 - 1/p) / b): 0.0611 and 0.0694 for b = 32 and 4 or 32 ranks, and half for b = 128.
     """
     random = np.random.default_rng(ranks * local)
     steps = [random.integers(0, ranks, ranks * local) for _ in range(300)]

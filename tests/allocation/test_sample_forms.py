@@ -67,7 +67,7 @@ def test_what_a_gpu_prepares_is_never_kept_decoded_and_takes_no_time_of_cpus() -
 
 
 def test_decoded_samples_have_the_room_that_encoded_ones_do_not_need() -> None:
-    """Of 250 MB, 625 encoded samples take 62.5 MB. A margin of 25 samples, their square root, takes 2.5 MB."""
+    """In 250 MB, 625 encoded samples take 62.5 MB. A margin of 25 samples, the square root of 625, takes 2.5 MB."""
     plan = plan_forms(PHOTOS, samples=1000, threads=2, memory_bytes=250_000_000)
     memory, disk = room_for_decoded(plan, PHOTOS, samples=1000, memory_bytes=250_000_000)
     assert memory == pytest.approx(185_000_000, abs=10)
@@ -107,9 +107,9 @@ def test_without_a_worthwhile_advantage_it_is_plain_minio(decoded_s: float) -> N
 
 
 def test_what_saves_hardly_anything_is_not_worth_a_change_of_forms() -> None:
-    """Of 1,000 samples, a share x decoded saves 0.9 x of the CPU time: 5 % takes 28 MB.
+    """A decoded share x of 1,000 samples saves 0.9 x of the CPU time: saving 5 % takes 28 MB.
 
-    With less memory, all of it caches encoded samples.
+    Less memory caches encoded samples only.
     """
     enough = WORTHWHILE / 0.9 * 500_000_000
     assert plan_forms(PHOTOS, samples=1000, threads=2, memory_bytes=enough * 1.001).memory_decoded > 0.055

@@ -135,7 +135,7 @@ def test_a_worker_that_dies_is_still_wanted() -> None:
 
 
 def test_workers_that_went_elsewhere_are_asked_for_again_when_they_are_needed() -> None:
-    """Seven are wanted, three of them borrowed. When these are returned, the next stall requests seven again."""
+    """Seven are wanted, three are borrowed. After their return, the next stall requests seven again."""
     scaler = Scaler(AT_ONCE)
     scaler.observe(seen(), 0)
     assert scaler.observe(seen(), 1).change == 0
@@ -276,7 +276,7 @@ def filling(now: float) -> float:
 
 
 def test_workers_go_soon_after_each_has_become_faster() -> None:
-    """Trials constantly demand 750 samples/s. Of 8 workers, 2 are left 75 s after the rate has reached its maximum.
+    """Trials constantly demand 750 samples/s. 8 workers shrink to 2 within 75 s after the rate has reached its maximum.
 
     The number needed in the 300 s before does not count.
     """
@@ -310,7 +310,7 @@ def test_workers_are_asked_for_again_when_samples_lose_their_decoded_form() -> N
 
 
 def test_a_rate_that_scatters_does_not_make_it_flap() -> None:
-    """Of 8 workers, 3 are idle on average, but at moments all are as slow as before."""
+    """On average 3 of 8 workers are idle, but at moments all are as slow as before."""
     scatter = np.random.default_rng(3).uniform(0.9, 1.9, 1000)
     recording = play(
         Scaler(Scaling()),

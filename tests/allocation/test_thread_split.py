@@ -86,7 +86,7 @@ def test_nothing_moves_for_saturated_storage() -> None:
 
 
 def test_fetch_threads_that_make_storage_slower_stay_idle() -> None:
-    """A disk reads 150 MB/s with 2 threads and 10 MB/s less with each more. Of 5 threads left for fetch, 2 are used."""
+    """A disk reads 150 MB/s with 2 threads and 10 MB/s less with each more. Fetch uses 2 of its 5 threads."""
     disk = TierBytes(60e6, ThroughputCurve(((2, 150e6),), slope=-10e6))
     found = split_threads(8, prep=ThroughputCurve(((3, 600),), slope=0), samples=60, tiers=[disk], step_s=1.0)
     assert (found.prep, found.fetch, found.idle) == (3, 2, 3)

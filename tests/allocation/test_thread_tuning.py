@@ -26,7 +26,7 @@ def test_fast_storage_stays_as_it_is() -> None:
 def test_storage_that_answers_late_gets_twice_as_many_until_training_is_the_bottleneck() -> None:
     """100 samples at 50 ms take 0.625 s with 8 threads and 0.3125 s with 16.
 
-    A step takes 0.35 s; 18 threads fetch in 0.28 s, 80 % of it.
+    18 threads fetch in 0.28 s, 80 % of a step of 0.35 s.
     """
     node = Node(late(), step_s=0.35)
     widths = tuned(node, seconds=HOUR_S)

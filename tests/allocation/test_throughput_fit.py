@@ -60,7 +60,7 @@ def test_a_spoilt_measurement_does_not_bend_the_curve(spoilt: int) -> None:
 
 
 def test_quality_is_worse_where_the_curve_cannot_follow() -> None:
-    """Rates 1, 3, 1, 3 at counts 1 to 4: mean 2, total 4. No curve with one peak explains half of that."""
+    """Rates 1, 3, 1, 3 at counts 1 to 4: mean 2, total 4. No curve with one peak explains half of the total."""
     fit = fit_curve([(1, 1), (2, 3), (3, 1), (4, 3)])
     assert fit.r_squared < 0.8
     errors = np.array([1, 3, 1, 3]) - fit.curve.rates(np.arange(1.0, 5))

@@ -65,7 +65,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]  # Ray starts slowly o
 
 @pytest.fixture(scope="module")
 def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of small images, one of them broken, and a feed file for it."""
+    """A folder of small images, including a broken one, and a feed file for it."""
     import cv2
     import numpy as np
 

@@ -1,4 +1,4 @@
-"""A feed file reads folders, manifests and other formats, takes parts of them, and names the line of each mistake."""
+"""A feed file selects and filters data of every format, and errors name the line of each mistake."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ Write = Callable[[str], Path]
 
 @pytest.fixture(autouse=True)
 def images(tmp_path: Path) -> Path:
-    """Images in class folders next to the feed file, and a table of them in another folder."""
+    """Images in class folders next to the feed file, and their table in another folder."""
     rows = {"uri": [], "kind": [], "age": []}
     for number in range(SAMPLES):
         kind = KINDS[number % 3]

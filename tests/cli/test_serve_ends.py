@@ -104,7 +104,7 @@ def started(folder: Path, *command: str) -> Iterator[Command]:
 def serving() -> Iterator[dict[str, tuple[Path, Command]]]:
     """One serving command for each way to end it, started together to keep all cores busy.
 
-    After all have ended, nothing of them is left in shared memory.
+    After all have ended, shared memory contains none of their files.
     """
     shared = shared_files()
     with ExitStack() as stack:

@@ -115,7 +115,7 @@ def test_without_news_a_trial_shows_its_whole_time_at_first(over_s: float, known
 
 
 def test_where_not_all_fit_those_that_wait_most_are_shown_in_their_order() -> None:
-    """20 lines have room for 12 of 14 trials; those that wait 0 % and 1 % are left out."""
+    """20 lines have room for 12 of 14 trials; the trials that wait 0 % and 1 % are left out."""
     trials = [consumer(f"t{number}", report=report(1, number * 5 % 14, 100.0)) for number in range(14)]
     status = at(9, members=tuple(trials))
     text = shown(("train", status, status), lines=20)

@@ -1,4 +1,4 @@
-"""The part of the schemas of KubeRay and Kubernetes that cluster/ uses: anything else in a manifest is a mistake.
+"""The KubeRay and Kubernetes schemas, limited to the fields in cluster/: any other field in a manifest is a mistake.
 
 Kubernetes drops unknown fields, so without this schema a typo would have no visible effect. The source is the API types
 of KubeRay 1.6 (`RayCluster`, `RayJob`) and Kubernetes (`PodTemplateSpec`).

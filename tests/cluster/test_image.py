@@ -39,7 +39,7 @@ def test_what_is_copied_exists() -> None:
 
 
 def test_python_is_one_that_is_tested() -> None:
-    """The default and the versions in the comment are those of pyproject.toml."""
+    """The default and the versions in the comment match pyproject.toml."""
     tested = set(re.findall(r"Python :: (3\.\d+)", (ROOT / "pyproject.toml").read_text()))
     (default,) = re.findall(r"^ARG PYTHON=(.+)$", RECIPE, re.MULTILINE)
     (named,) = re.findall(r"PYTHON may be (.+)\.$", RECIPE, re.MULTILINE)

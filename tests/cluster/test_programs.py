@@ -141,7 +141,7 @@ for line in sys.stdin:
 
 
 def lent(head: Head, folders: tuple[str, str]) -> object:
-    """Serve a feed with three idle workers and one with a single busy worker, from two programs; train on the second."""
+    """Serve a feed with three idle workers and one with a busy worker, from two programs; train on the second."""
     rich = head.start(LENDER, "rich", "3", folders[0])
     try:
         assert answer_of(rich) == "rich"

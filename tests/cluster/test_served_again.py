@@ -150,7 +150,7 @@ def test_a_feed_whose_program_was_killed_is_served_again_at_once_with_the_epochs
 @pytest.mark.long
 @pytest.mark.timeout(300)
 def test_a_feed_says_that_the_cluster_ended_which_it_had_joined(tmp_path: Path) -> None:
-    """It ends by itself, long before Ray would end it after a minute with a message about a GCS."""
+    """It ends long before Ray would end it, after a minute and with a message about a GCS."""
     (tmp_path / "images" / "class").mkdir(parents=True)
     for number in range(20):
         cv2.imwrite(str(tmp_path / "images" / "class" / f"{number}.png"), np.full((8, 8, 3), number, np.uint8))

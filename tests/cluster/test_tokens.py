@@ -1,4 +1,4 @@
-"""Ray uses a user's token by itself when it starts a cluster; mbaas uses it when it joins one."""
+"""Ray uses a user's token when it starts a cluster; mbaas uses it when it joins one."""
 
 from __future__ import annotations
 

@@ -163,7 +163,7 @@ def final_status(feed: mbaas.Feed | OneOfMany) -> FeedStatus:
 
 
 def check_ledgers(status: FeedStatus, finished_epochs: int) -> None:
-    """Each finished epoch of a trial contained every sample exactly once, and the feed counts all of these epochs."""
+    """Each finished epoch of a trial contained every sample exactly once, and the feed counts all finished epochs."""
     assert status.inexact_epochs == 0
     assert all(ledger.exact for _, ledger in status.ledgers)
     assert len(status.ledgers) == finished_epochs, [(name, ledger.epoch) for name, ledger in status.ledgers]

@@ -1,4 +1,4 @@
-"""Trials that are data-parallel Ray Train runs share minibatches among their ranks, which join under the right names."""
+"""The ranks of a trial that is a data-parallel Ray Train run share minibatches, and join under the right names."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_a_search_hears_that_feeds_hold_what_the_ranks_of_its_trial_need(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Of 8 CPUs, two feeds and a running trial use one each: 5 are free for 2 ranks of 3 CPUs.
+    """Two feeds and a running trial use one of 8 CPUs each, so 5 are free for 2 ranks of 3 CPUs.
 
     When the log names the feed that the search does not use, it is stopped, and the ranks start.
     """

@@ -74,7 +74,7 @@ def iterations(watch: Watch) -> int:
 
 
 def test_lockstep(feed: OneOfMany, make_gate: MakeGate) -> None:
-    """3 trials x 3 epochs with different batch sizes: each block is prepared once, and each trial gets 3 x 203 samples."""
+    """3 trials x 3 epochs, different batch sizes: each block is prepared once, and each trial gets 3 x 203 samples."""
     batch_sizes = [16, 21, 50]
     space = {"batch_size": tune.grid_search(batch_sizes), "score": 1.0}
     results = search(together(feed.name, make_gate(3), epochs=3), feed.name, space=space)
@@ -234,7 +234,7 @@ def test_retry_goes_on_in_mid_epoch(feed: OneOfMany, make_gate: MakeGate) -> Non
 
 
 def test_two_feeds_on_a_full_cluster(feed: OneOfMany, images: mbaas.Dataset) -> None:
-    """7 of 8 CPUs are taken, 2 of them by feeds. 2 trials run one after the other, and each trains and validates."""
+    """7 of 8 CPUs are taken, including 2 by feeds. 2 trials run one after the other, and each trains and validates."""
     holder = Gate.options(num_cpus=5).remote(0)
     ray.get(holder.open.remote())
     second = f"{feed.name}-validation"
@@ -294,7 +294,7 @@ def test_the_feed_stops_during_the_search(own_feed: mbaas.Feed) -> None:
             pass
         tune.report({"score": 1.0})
         mbaas.stop(name)
-        for _ in range(3):  # it may still read what was already delivered
+        for _ in range(3):  # it may still read blocks already delivered
             for _ in loader:
                 pass
 

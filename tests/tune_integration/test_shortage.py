@@ -61,7 +61,7 @@ def test_a_cpu_is_missed_where_the_gpu_is_though_others_are_free() -> None:
 
 
 def test_bundles_are_missed_that_each_and_together_would_fit_but_not_side_by_side() -> None:
-    """One of two bundles of 3 CPUs fits a node with 4 free, which has no room for the other; 2 elsewhere are too few."""
+    """A node with 4 free CPUs has room for one of two bundles of 3 CPUs; a node with 2 free CPUs has no room."""
     nodes, held = [node(4, 4), node(4, 2)], {"train": {"CPU": 2.0}}
     assert why_none_starts([{"CPU": 3}, {"CPU": 3}], nodes, held, asks="they ask") == (
         "they ask for 6 CPU in 2 bundles of at most 3, 6 of 8 are free, at most 4 on one node, and prep workers of "
