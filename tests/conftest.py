@@ -168,7 +168,6 @@ def ray_clean(ray_session: None) -> Iterator[None]:
 
 @pytest.fixture
 def feed_name() -> str:
-    """A unique feed name."""
     return f"feed-{uuid.uuid4().hex[:8]}"
 
 

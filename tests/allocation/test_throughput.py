@@ -45,7 +45,7 @@ def test_a_rate_that_is_met_on_paper_needs_no_further_worker() -> None:
 
 
 def test_the_peak_is_the_smallest_count_near_the_highest_rate() -> None:
-    """Saturated at 300 from 3 on, rising by 0.5 for each more: 8 threads give 302.5, and 3 threads 300, which is 99.2 %."""
+    """Saturated at 300 from 3 on, rising by 0.5 for each more: 8 threads give 302.5, and 3 give 300, 99.2 %."""
     assert ThroughputCurve(((3, 300),), slope=0.5).peak(most=8).count == 3
     assert RISE_PEAK_FALL.peak() == RISE_PEAK_FALL.peak(most=16)
     assert RISE_PEAK_FALL.peak().count == 8

@@ -112,7 +112,6 @@ def shared_files_left(before: set[str]) -> set[str]:
 
 
 def mbaas(*arguments: object, columns: int = 100, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run the command to its end."""
     return subprocess.run(
         [sys.executable, "-m", "mbaas", *map(str, arguments)],
         env={**os.environ, "COLUMNS": str(columns), **environment},

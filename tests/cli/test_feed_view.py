@@ -1,4 +1,4 @@
-"""`mbaas status` shows the reason and progress of a waiting feed; tested without Ray."""
+"""`mbaas status` shows the state, progress and costs of a feed; tested without Ray."""
 
 from __future__ import annotations
 

@@ -119,7 +119,7 @@ def serving() -> Iterator[dict[str, tuple[Path, Command]]]:
 
 
 def await_the_end_of_all(folder: Path, began: float) -> None:
-    """Wait until no process of a Ray is left whose end began at ``began``."""
+    """Wait until all processes of the Ray in ``folder``, signaled at ``began``, have ended."""
     deadline_s = began + ENDS_WITHIN_S - time.monotonic()
     wait_until(lambda: not processes_with(str(folder)), "nothing that it started runs", deadline_s=deadline_s)
 

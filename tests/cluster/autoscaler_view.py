@@ -1,4 +1,4 @@
-"""Ray's autoscaler evaluates a cluster file."""
+"""Run Ray's autoscaler on the files of cluster/."""
 
 from __future__ import annotations
 
@@ -22,12 +22,10 @@ def load(name: str) -> dict[str, Any]:
 
 
 def documents(name: str) -> list[dict[str, Any]]:
-    """All documents of a file of cluster/."""
     return list(yaml.safe_load_all((FOLDER / name).read_text()))
 
 
 def node_env() -> dict[str, str]:
-    """The settings of cluster/node.env."""
     lines = (FOLDER / "node.env").read_text().splitlines()
     return dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
 

@@ -70,7 +70,7 @@ def ray_head(
         cpus: CPUs of the node.
         dashboard: start a dashboard, which accepts jobs.
         token: required to join; stored in the folder, which is the home folder of all programs.
-        says_mode: set RAY_AUTH_MODE in the environment.
+        says_mode: keep RAY_AUTH_MODE in the environment.
     """
     with tempfile.TemporaryDirectory(prefix="head", dir="/tmp", ignore_cleanup_errors=True) as folder:
         gcs, http, client, agent = free_ports(4)

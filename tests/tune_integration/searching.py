@@ -85,7 +85,6 @@ class Watch(tune.Callback):
                 seen.append(trial.status)
 
     def resumed(self, trial_id: str) -> bool:
-        """Return whether the trial was paused and ran again."""
         seen = self.statuses[trial_id]
         return "PAUSED" in seen and "RUNNING" in seen[seen.index("PAUSED") :]
 
