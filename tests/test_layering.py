@@ -178,9 +178,7 @@ def forbidden_to_clients(start: Mapping[str, str], sources: Mapping[str, str]) -
 
 
 def misplaced_actors(sources: Mapping[str, str]) -> list[str]:
-    """Actors of `cache` or `prep` outside their module in `ACTORS`, and imports of these modules outside the
-    coordinator.
-    """
+    """Actors of `cache` or `prep` outside `ACTORS`, and imports of the modules in `ACTORS` by non-coordinators."""
     rooms = tuple(f"mbaas.{room}." for room in ACTORS)
     defined = [name for name, source in sources.items() if name.startswith(rooms) and defines_actor(source)]
     found = [f"{name} defines an actor" for name in defined if name not in ACTORS.values()]

@@ -1,5 +1,6 @@
-"""Placement follows weights, fits memory, moves few samples, cuts each block the same way everywhere, and finds moved
-samples.
+"""Placement follows weights, fits memory and moves few samples.
+
+All nodes cut a block the same way, and find moved samples at their former holders.
 """
 
 from __future__ import annotations
