@@ -1,4 +1,4 @@
-"""One Ray for all tests of the service, and a check after every test that nothing is left behind."""
+"""All tests of the service share one Ray, and a check after each of them finds anything left behind."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ for name, value in {
     "RAY_memory_monitor_refresh_ms": "0",
     "RAY_free_objects_period_milliseconds": "20",
     "RAY_USAGE_STATS_ENABLED": "0",
-    "REPORTER_UPDATE_INTERVAL_MS": "60000",  # else Ray looks at each of its processes every five seconds
-    "RAY_worker_niceness": "0",  # by default 15: beside two busy processes, such as tests are, Ray's hardly run at all
+    "REPORTER_UPDATE_INTERVAL_MS": "60000",  # else Ray inspects each of its processes every five seconds
+    "RAY_worker_niceness": "0",  # default 15: next to two busy processes, as tests are, Ray's would hardly run
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
     "MBAAS_VALIDATE": "1",
 }.items():
     os.environ.setdefault(name, value)
-# Hundreds of processes import mbaas in a run of the suite; without files of bytecode each would compile it anew.
+# A run of the suite imports mbaas in hundreds of processes; without bytecode files each would compile it.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-# pytest finds `support` beside this file; the processes that Ray and the tests start find it as they find mbaas
+# pytest finds `support` in this folder; processes started by Ray and the tests find it through PYTHONPATH
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(TESTS), os.environ.get("PYTHONPATH")]))
-# What a script runs in the background ignores Ctrl-C, and so would all that tests start and interrupt.
+# A shell script's background processes ignore Ctrl-C, and so would every process that the tests start and interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -49,19 +49,19 @@ from support.leaks import Traces, leaks
 from support.turns import Turns
 
 LOG_TAIL = 8000
-"""Characters that a failed test shows of the log of each of Ray's workers."""
+"""Characters of each Ray worker log shown for a failed test."""
 
 BUGS = (INTERNAL_ERROR, BROKEN)
-"""What a coordinator logs when it meets a bug in itself."""
+"""Log texts of a coordinator that met a bug in mbaas."""
 
-hypothesis.settings.register_profile("same", derandomize=True, deadline=None)  # a busy machine is no error
-hypothesis.settings.load_profile("same")  # a change is judged by the same examples each time; see CONTRIBUTING.md
+hypothesis.settings.register_profile("same", derandomize=True, deadline=None)  # a busy machine is not a failure
+hypothesis.settings.load_profile("same")  # every change is tested with the same examples; see CONTRIBUTING.md
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files whose tests need Ray come first: where files run side by side, the short ones even out the end.
+    """Run files whose tests need Ray first, so that with several processes the short files even out the end.
 
-    In a file those that are to be alone come first, one after the other, for all others wait meanwhile.
+    Within a file, tests marked ``alone`` run first, one after another, because all other tests wait for them.
     """
     heavy = {item.path for item in items if _needs_ray(item) or item.get_closest_marker("slow")}
     if items:
@@ -72,13 +72,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """With ``-n`` a file's tests stay together, for they share feeds, and files begin in the order above."""
+    """With ``-n``, keep the tests of a file together, since they share feeds, and start files in the order above."""
     config.option.loadscopereorder = False
     return LoadFileScheduling(config, log)
 
 
 _HEAVY = pytest.StashKey[set[Path]]()
-"""Files with tests that need Ray, or much time."""
+"""Files with tests that need Ray or much time."""
 
 _turns = tempfile.TemporaryDirectory(prefix="mbaas-tests-")
 _TURNS = pytest.StashKey[Turns | None]()
@@ -86,7 +86,7 @@ _TURNS = pytest.StashKey[Turns | None]()
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
-    """With ``-n`` tests that are to be alone wait for each other by files in a folder that all processes know."""
+    """With ``-n``, let ``alone`` tests wait for each other through files in a folder shared by all processes."""
     node.workerinput["turns"] = _turns.name
 
 
@@ -95,7 +95,7 @@ def _needs_ray(item: pytest.Item) -> bool:
 
 
 def pytest_collection_finish() -> None:
-    """What is imported by now stays: without this each full collection of garbage looks at all of it again."""
+    """Exempt all objects imported so far from garbage collection: each full collection would visit them."""
     gc.collect()
     gc.freeze()
 
@@ -110,14 +110,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """After the last file that needs Ray the shared one ends: it would take a tenth of the machine until the end."""
+    """Shut down the shared Ray after the last file that needs it: an idle Ray uses a tenth of the machine."""
     if ray.is_initialized() and item.path not in item.config.stash[_HEAVY]:
         ray.shutdown()
 
 
-@pytest.hookimpl(wrapper=True, tryfirst=True)  # around the timeout, which is for the test and not for its turn
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # outermost, so that the timeout covers the test and not its wait
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, object, object]:
-    """A test marked ``alone`` runs while no other does."""
+    """Run a test marked ``alone`` while no other test runs."""
     turns = item.config.stash[_TURNS]
     if turns is None:
         return (yield)
@@ -127,7 +127,7 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
 @pytest.fixture(scope="session")
 def ray_folder() -> Iterator[str]:
-    """Where the shared Ray keeps its files; it is gone when the session ends."""
+    """The folder of the shared Ray's files, deleted when the session ends."""
     with tempfile.TemporaryDirectory(prefix="ray", dir="/tmp", ignore_cleanup_errors=True) as folder:
         yield folder
         ray.shutdown()
@@ -135,7 +135,7 @@ def ray_folder() -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def ray_session(ray_folder: str) -> None:
-    """A running Ray of 8 CPUs, the same for all modules unless a test ended it to start a cluster of its own."""
+    """A running Ray of 8 CPUs, shared by all modules unless a test shut it down to start its own cluster."""
     if not ray.is_initialized():
         ray.init(
             num_cpus=8,
@@ -146,22 +146,20 @@ def ray_session(ray_folder: str) -> None:
             logging_level=logging.ERROR,
             log_to_driver=False,
         )
-        # Nobody reads what it sends, and with every worker that ever wrote a log it takes more of the CPU.
+        # No process reads the log monitor's output, and its CPU use grows with every worker log.
         ray._private.worker._global_node.kill_log_monitor(check_alive=False)
 
 
 @pytest.fixture
 def no_ray() -> None:
-    """No Ray in this process, for a test that starts clusters of its own; `ray_session` starts one again."""
+    """No Ray in this process, for a test that starts its own clusters; `ray_session` starts one again."""
     if ray.is_initialized():
         ray.shutdown()
 
 
 @pytest.fixture
 def ray_clean(ray_session: None) -> Iterator[None]:
-    """The session's Ray; the test fails if it leaves an actor, thread, object, spill or shared file
-    behind.
-    """
+    """The session's Ray; the test fails if it leaves an actor, thread, object, spill or shared file behind."""
     before = Traces.now()
     yield
     found = leaks(before)
@@ -170,12 +168,11 @@ def ray_clean(ray_session: None) -> Iterator[None]:
 
 @pytest.fixture
 def feed_name() -> str:
-    """A name that no other test uses."""
     return f"feed-{uuid.uuid4().hex[:8]}"
 
 
 def write_images(root: Path, samples: int, classes: int = 3, size: int = 8) -> Path:
-    """A class-per-folder tree of small PNGs, each different."""
+    """Write small PNGs, each different, in one folder per class."""
     for number in range(samples):
         folder = root / f"class-{number % classes}"
         folder.mkdir(parents=True, exist_ok=True)
@@ -192,9 +189,9 @@ def small_images(tmp_path_factory: pytest.TempPathFactory) -> mbaas.Dataset:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """A test that failed shows what Ray's workers wrote to their logs meanwhile: a stuck one writes where it is.
+    """Add the Ray worker logs to the report of a failed test: a stuck worker logs its stack.
 
-    One that passed fails if a coordinator met a bug in itself: it goes on, and nobody would see that otherwise.
+    A passed test fails if a coordinator logged a bug, because the coordinator continues and the bug would stay hidden.
     """
     report = yield
     looks_for_bugs = report.when == "call" and not item.get_closest_marker("meets_bugs")

@@ -1,4 +1,4 @@
-"""Budgets of cache and staging by the object stores of a cluster's nodes."""
+"""Budgets of cache and staging follow from the object stores of a cluster's nodes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ GB = 10**9
 
 @pytest.fixture
 def nodes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A head of 1 GB that gives out no CPU, two machines of 20 and 10 GB, and a dead one of 1 MB."""
+    """A head of 1 GB without CPUs, two nodes of 20 and 10 GB, and a dead node of 1 MB."""
     made = [(0, GB, True), (8, 20 * GB, True), (8, 10 * GB, True), (8, 10**6, False)]
     listed = [
         {
@@ -57,12 +57,12 @@ def budgets(**said: Any) -> tuple[int, int]:
 
 
 def test_the_cache_may_be_as_large_as_the_largest_node_allows_that_prepares(nodes: None) -> None:
-    """70 % of 20 GB are 14 GB; staged minibatches may be read on the head, too: 15 % of its 1 GB."""
+    """70 % of 20 GB is 14 GB. Staging is limited to 15 % of the head's 1 GB, where minibatches may be read, too."""
     assert budgets() == (14 * GB - 150_000_000, 150_000_000)
 
 
 def test_staging_is_what_the_workers_need_but_no_more_than_a_share() -> None:
-    """15 % of 40 GB are 6 GB."""
+    """15 % of 40 GB is 6 GB."""
     wanted = (2**30, 3 * GB, 6 * GB, 60 * GB)
     assert [default_staging(40 * GB, each) for each in wanted] == [2**30, 3 * GB, 6 * GB, 6 * GB]
 
@@ -79,7 +79,7 @@ def test_a_feed_stages_what_its_workers_need(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_cache_that_may_keep_decoded_samples_leaves_half_to_later_feeds(
     nodes: None, dataset: float, cache: float
 ) -> None:
-    """Half of the 13.85 GB next to staging, or the size of the dataset if that is larger."""
+    """Half of the 13.85 GB left by staging, or the size of the dataset if that is larger."""
     found, _ = budgets(dataset_bytes=int(dataset * GB), grows=True)
     assert found == pytest.approx(cache * GB)
 
@@ -119,7 +119,7 @@ def test_each_node_has_a_cache_of_the_size_that_its_own_store_has_room_for() -> 
 
 
 def test_a_node_that_comes_later_has_room_for_what_its_own_store_leaves() -> None:
-    """Of 70 % of 10 GB, 3 GB are an earlier feed's; where it may take all and more, nothing is left."""
+    """70 % of 10 GB is 7 GB, and an earlier feed takes 3 GB. On smaller stores its claim leaves nothing."""
     earlier = (MemoryClaim(2 * GB, GB),)
     assert [staging_room(store * GB, earlier) for store in (20, 10, 2, 1)] == [11 * GB, 4 * GB, 0, 0]
     assert staging_room(10 * GB, ()) == 7 * GB
@@ -134,7 +134,7 @@ def test_on_no_node_do_feeds_take_more_than_there_is(asked: list[MemoryClaim], s
     taken = 0
     for claim in asked:
         if claim.staging_bytes > free_bytes(store, feeds):
-            continue  # it is not served
+            continue  # the feed is refused
         taken += cache_budget(store, claim, feeds) + claim.staging_bytes
         feeds.append(claim)
         assert taken + free_bytes(store, feeds) == int(store * STORE_SHARE)

@@ -1,4 +1,4 @@
-"""What a feed's samples cost, from running sums."""
+"""The costs of a feed's samples follow from running sums."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from mbaas.costs import HOUR_S, LoadingCosts
 
 
 def test_each_delivered_sample_costs_the_same() -> None:
-    """360 CPU-s for 1,000 delivered samples, and 240 to decode and prepare 200: alone 1.2 s each, here 0.36."""
+    """360 CPU-s for 1,000 delivered samples is 0.36 s each. Alone, a trial pays 240 CPU-s for 200, 1.2 s each."""
     costs = LoadingCosts(300.0, 50.0, 10.0, 1000, 240.0, 200, cpu_price_per_h=0.5)
     trials = (100, 300, 600)
     assert sum(map(costs.cpu_hours, trials)) == pytest.approx(costs.cpu_s / HOUR_S)

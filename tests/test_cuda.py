@@ -1,4 +1,4 @@
-"""Memory that a GPU reads and writes where it lies."""
+"""A GPU reads and writes page-locked host memory in place."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_a_gpu_that_is_not_there_is_refused() -> None:
 
 
 def test_minibatches_are_copied_from_slots_which_are_held_until_that_is_done() -> None:
-    """The memory of slots is locked, and that of other arrays is not; at an epoch's end no slot is held."""
+    """Slot memory is page-locked, other arrays are not; no slot is held after an epoch."""
     memory = SlotMemory(1 << 21)
     cuda.page_locks.let_go(lambda _: True)
     epochs, images = 2, np.random.default_rng(0).integers(0, 255, (4, 300, 300, 3), np.uint8)

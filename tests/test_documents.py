@@ -1,6 +1,4 @@
-"""What documents and docstrings name is there: each `Class.member`, path and module. And the tables of the architecture
-name what is there: each state of the staging core, each module of a package.
-"""
+"""Documents and docstrings name only existing members, paths and modules; the architecture's tables are complete."""
 
 from __future__ import annotations
 
@@ -23,14 +21,14 @@ DOCUMENTS = (
     ROOT / "CONTRIBUTING.md",
     *sorted((ROOT / "docs").rglob("*.md")),
 )
-"""CHANGELOG.md is left out: it names what there was."""
+"""CHANGELOG.md is left out because it names removed things."""
 
 ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text()
 
 MODULES = tuple(path for package in ("mbaas", "tune_integration") for path in sorted((ROOT / package).rglob("*.py")))
 
 ELSEWHERE = {"Console", "Callback"}
-"""Classes of other libraries: of rich, and of Ray Tune."""
+"""Classes of other libraries: rich and Ray Tune."""
 
 BLOCKS_OF_CODE = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
 CODE = re.compile(r"`+([^`]+)`+")
@@ -38,20 +36,20 @@ MEMBER = re.compile(r"(?<!\w)([A-Z]\w*[a-z]\w*)\.([A-Za-z_]\w*)")  # README.md a
 
 
 def members_named(text: str) -> set[tuple[str, str]]:
-    """(class, member) of what stands between backticks, `Class.member`."""
+    """(class, member) of each `Class.member` between backticks."""
     spans = CODE.findall(BLOCKS_OF_CODE.sub("", text))
     return {found for span in spans for found in MEMBER.findall(span) if found[0] not in ELSEWHERE}
 
 
 def texts_of(source: str) -> Iterator[str]:
-    """Docstrings: of a module, a class and a function, and those below a name."""
+    """All docstrings: of modules, classes, functions and constants."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             yield node.value.value
 
 
 def defined_in(body: ast.ClassDef) -> set[str]:
-    """Names that a class defines: methods, fields, slots, and what its methods set on ``self``."""
+    """Members of a class: methods, fields, slots, and attributes that its methods set on ``self``."""
     names: set[str] = set()
     for node in body.body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
@@ -68,7 +66,7 @@ def defined_in(body: ast.ClassDef) -> set[str]:
 
 
 def members_of(sources: list[str]) -> Mapping[str, set[str]]:
-    """Class -> its members, also those of the classes that it is made from; classes of one name count as one."""
+    """Class -> its members, including inherited ones; classes of the same name count as one."""
     own: dict[str, set[str]] = {}
     bases: dict[str, set[str]] = {}
     for source in sources:
@@ -88,7 +86,7 @@ MEMBERS = members_of([path.read_text() for path in MODULES])
 
 
 def stale(text: str) -> list[str]:
-    """What a text names that there is not."""
+    """Members named in a text that do not exist."""
     return [f"{name}.{member}" for name, member in sorted(members_named(text)) if member not in MEMBERS.get(name, ())]
 
 
@@ -138,16 +136,17 @@ PROGRAMS = ("my_prep.py", "search.py")
 """Programs of a user."""
 
 PATH = re.compile(rf"(?:{'|'.join(map(re.escape, TREES))})/(?:[\w./-]*\w\.\w+|[\w./-]+/)?|[\w/-]+(?:\.py|/)")
-"""A path from the root with an ending or a slash at its end, or one that may be shortened to its last parts; results of
-Tune, such as `mbaas/stall_share`, have neither.
+"""A path from the root that ends in a suffix or a slash, or its last parts.
+
+Metrics such as `mbaas/stall_share` do not match.
 """
 
 MODULE = re.compile(r"(?:mbaas|tune_integration)(?:\.[A-Za-z_]\w*)+(?![\w/])")
-"""A module, or a name in one; `mbaas.io/role` is a label of nodes."""
+"""A module, or a name in one. The node label `mbaas.io/role` does not match."""
 
 
 def tails_of(paths: Iterator[Path]) -> set[str]:
-    """Each path from the root, and each end of it: of `a/b/c.py` also `b/c.py` and `c.py`."""
+    """Each path from the root and all its tails: for `a/b/c.py` also `b/c.py` and `c.py`."""
     parts = [path.relative_to(ROOT).parts for path in paths]
     return {"/".join(each[start:]) for each in parts for start in range(len(each))}
 
@@ -156,7 +155,7 @@ PLACES = tails_of(path for tree in TREES for path in [ROOT / tree, *(ROOT / tree
 
 
 def is_module(name: str) -> bool:
-    """Whether a dotted name is a module, or something in one."""
+    """Return whether a dotted name is a module, or a name in one."""
     try:
         pkgutil.resolve_name(name)
     except (ImportError, AttributeError):
@@ -165,7 +164,7 @@ def is_module(name: str) -> bool:
 
 
 def places_missing(text: str) -> list[str]:
-    """Paths and modules between backticks that there are not."""
+    """Paths and modules between backticks that do not exist."""
     words = {word for span in CODE.findall(BLOCKS_OF_CODE.sub("", text)) for word in span.split()}
     paths = {word for word in words if PATH.fullmatch(word)} - {*FOLDERS, *PROGRAMS}
     named = {found for word in words for found in MODULE.findall(word)}
@@ -199,13 +198,13 @@ def test_a_place_that_is_not_there_is_found(text: str, missing: list[str]) -> No
 
 
 def modules_of(folder: str) -> set[str]:
-    """The modules and packages in a folder of mbaas, without `__init__` and its like."""
+    """Modules and packages in a folder of mbaas, without `__init__` and other dunder files."""
     found = {path.stem for path in (ROOT / "mbaas" / folder).iterdir() if path.suffix == ".py" or path.is_dir()}
     return {name for name in found if not name.startswith("__")}
 
 
 def named_in_rows(heading: str) -> list[str]:
-    """What stands between backticks in the first column of the architecture's table below a heading."""
+    """Names between backticks in the first column of the architecture's table below a heading."""
     (table,) = re.findall(rf"^{re.escape(heading)}\n\n(?:\|.*\n){{2}}((?:\|.*\n)+)", ARCHITECTURE, re.MULTILINE)
     return [name for row in table.splitlines() for name in CODE.findall(row.split("|")[1])]
 
@@ -222,7 +221,7 @@ def test_the_table_of_packages_has_each_once() -> None:
 
 
 def test_all_tests_of_the_readme_are_those_of_ci() -> None:
-    """And what installs them; in CI pip is quiet, and of another environment."""
+    """Both also install with the same options. In CI pip is quiet and runs in another environment."""
     readme, ci = (ROOT / "README.md").read_text(), (ROOT / ".ci" / "run").read_text()
     for shared in ("-m pytest -n 2", '-c constraints.txt -e ".[test]"'):
         assert shared in readme

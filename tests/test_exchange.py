@@ -1,4 +1,4 @@
-"""Requests of a machine's consumers are answered once, and to whom they belong, however exchanges are delayed."""
+"""Every request of a machine's consumers is answered once, to its sender, however exchanges are delayed."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from mbaas.exchange import CoordinatorEnd, Exchange, NodeEnd
 
 
 class Machine:
-    """Consumers with one request each that waits, both ends of a relay, and calls between them that take any time."""
+    """Consumers with one pending request each, both ends of a relay, and calls of any duration between them."""
 
     def __init__(self, seed: int) -> None:
         self.chances = Random(seed)
         self.node, self.coordinator = NodeEnd[str](), CoordinatorEnd()
         self.here = {f"consumer {number}" for number in range(self.chances.randrange(1, 6))}
         self.made = self.exchanges = 0
-        self.asked: dict[bytes, str] = {}  # by what was sent, until it is answered
-        self.given: list[bytes] = []  # in the order in which they were answered
+        self.asked: dict[bytes, str] = {}  # request -> consumer, until answered
+        self.given: list[bytes] = []  # requests in the order of their answers
         self.sent: list[Exchange] = []  # on their way to the coordinator
-        self.waiting: list[int] = []  # exchanges that are there
-        self.unanswered: dict[int, bytes] = {}  # requests that are there, by their numbers
+        self.waiting: list[int] = []  # exchanges that have arrived
+        self.unanswered: dict[int, bytes] = {}  # requests that have arrived, by number
         self.back: list[tuple[int, dict[int, bytes]]] = []  # exchanges on their way back
 
     def steps(self) -> list[str]:
-        """What may happen now."""
+        """Steps that may happen now."""
         idle = self.here - set(self.asked.values())
         return [
             *(["ask"] if idle and self.made < 40 else []),
@@ -60,7 +60,7 @@ class Machine:
         elif step == "answer":
             number = self.chances.choice(sorted(self.unanswered))
             self.coordinator.answer(number, b"answer to " + self.unanswered.pop(number))
-        elif step == "look":  # all that wait are woken up, in any order
+        elif step == "look":  # all waiting exchanges wake up, in any order
             self.chances.shuffle(self.waiting)
             for number in list(self.waiting):
                 answers = self.coordinator.look(number)

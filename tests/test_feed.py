@@ -1,4 +1,4 @@
-"""What the calls of users refuse, before any cluster is asked: each with the value that it is and what it must be."""
+"""Public calls refuse wrong arguments before any cluster is contacted, with the value and its requirement."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mbaas.dataset import synthetic
 
 
 def feed() -> mbaas.Feed:
-    return mbaas.Feed("train", None)  # whoever asks its coordinator gets an AttributeError
+    return mbaas.Feed("train", None)  # a call to its coordinator raises AttributeError
 
 
 def serve(name: Any, batch_size: int = 3, **options: Any) -> mbaas.Feed:

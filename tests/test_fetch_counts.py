@@ -1,4 +1,4 @@
-"""Counts of where bytes came from: they add up, and say the same from wherever they are looked at."""
+"""Counts by source of bytes add up, and agree from every point of view."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files whose every value knows its line, and errors that say where."""
+"""Every value of a file has a line number, and errors name it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Patience:
 
 @options()
 class Thing:
-    """What the files of these tests describe."""
+    """The content of the files in these tests."""
 
     size_bytes: Bytes
     flag: bool = False
@@ -60,7 +60,7 @@ def write(tmp_path: Path) -> Callable[[str], Path]:
 
 
 def test_a_file_becomes_a_dataclass(write: Callable[[str], Path]) -> None:
-    """Sizes and times are read as people write them; a key without a value has its default."""
+    """Sizes and times have units; a key without a value has its default."""
     found = files.read(write(TEXT)).to(Thing)
     assert found == Thing(size_bytes=2 << 30, names=("a", "b"), patience=Patience(lease_s=60.0))
 

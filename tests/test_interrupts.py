@@ -1,4 +1,4 @@
-"""Ctrl-C while Ray starts: it takes effect when Ray is up, and can end it, or at once the second time."""
+"""Ctrl-C while Ray starts takes effect when Ray is up; a second one takes effect at once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mbaas import runtime
 
 
 def interrupted(times: int) -> int:
-    """Interrupt a block so many times; return how many of these it survived. It ends by KeyboardInterrupt."""
+    """Return how many of ``times`` interrupts a block survived; it ends by KeyboardInterrupt."""
     survived = 0
 
     def run() -> None:

@@ -1,4 +1,4 @@
-"""In a real kernel, as Jupyter starts it: bars move in their place, and only where work takes long."""
+"""In a real Jupyter kernel, progress bars update in place, and only slow work has one."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ CELLS = {"begin": BEGIN, "long": "slowly('abcdefghijkl')", "short": "slowly('ab'
 
 @pytest.fixture(scope="module")
 def outputs() -> dict[str, list[Any]]:
-    """What is below each cell when all have run, as a browser shows it."""
+    """Outputs below each cell after a full run, as a browser shows them."""
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in CELLS.values()])
     nbclient.NotebookClient(notebook, timeout=60, kernel_name="python3").execute()
     return dict(zip(CELLS, (cell.outputs for cell in notebook.cells), strict=True))

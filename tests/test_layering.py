@@ -1,6 +1,6 @@
-"""The import rule: within mbaas imports point downward, and only the public face is seen from outside.
+"""The import rule: imports within mbaas point downward, and users import only public modules.
 
-Read from the source, so imports inside functions and for type checkers count too.
+The tests parse the source, so imports inside functions and for type checkers count, too.
 """
 
 from __future__ import annotations
@@ -63,41 +63,41 @@ LAYERS = (
     "errors",
     "late",
 )
-"""From the top down: a package or module may import those that come after it, and itself."""
+"""From the top down: a package or module may import itself and those after it."""
 
 SEE_THE_FACE = ("cli", "bench", "analysis")
-"""Who may `import mbaas`, the public face, which sits on top of `feed` and `loader`."""
+"""Packages that may `import mbaas`, the public package, which is above `feed` and `loader`."""
 
 PUBLIC = ("mbaas", "mbaas.analysis", "mbaas.dataset", "mbaas.errors", "mbaas.transforms", "tune_integration")
-"""What users may import; of each the names in its ``__all__``. Everything else is private."""
+"""Modules that users may import, limited to the names in ``__all__``. Everything else is private."""
 
 USES_PRIVATE = {"examples/comparing.py": "mbaas.prep.engines", "examples/tune_digits.py": "mbaas.prep.engines"}
-"""Who is let in, and where: the examples compare a feed with a DataLoader that prepares by the very same code."""
+"""Exceptions: the examples compare a feed with a DataLoader that prepares samples with the same code."""
 
 CORE_MAY_IMPORT = (
     *("core", "order", "placement", "messages", "settings", "errors", "allocation", "units", "fields", "budgets"),
 )
-"""What the pure core may know of mbaas: values and arithmetic, nothing that acts."""
+"""Parts of mbaas that the pure core may import: values and arithmetic, no side effects."""
 
 IMPURE = ("ray", "asyncio", "threading", "time", "os", "random", "pathlib", "io", "logging")
-"""What the pure core never imports: it is told the time and what happened, and answers with what to do."""
+"""Modules that the pure core never imports: it receives time and events, and returns instructions."""
 
 ACTORS = {"cache": "mbaas.cache.node", "prep": "mbaas.prep.worker"}
-"""The one module of a room that defines its actor; only coordinators start it, and nobody else imports that module."""
+"""The only module of `cache` and of `prep` that defines an actor. Only coordinators import and start it."""
 
 DISTRIBUTIONS = metadata.packages_distributions()
-"""Top-level module -> the packages of an index that install it."""
+"""Top-level module -> PyPI distributions that install it."""
 
 COME_WITH = {"mbaas": "itself", "pydantic-core": "pydantic, which needs exactly one version of it"}
-"""What needs no line of its own in pyproject.toml, and what it comes with."""
+"""Distributions that need no line in pyproject.toml, and their reasons."""
 
 Import = tuple[str, tuple[str, ...]]
-"""The dotted module, and the names taken from it (none for a plain import)."""
+"""The dotted module, and the names imported from it (none for a plain import)."""
 
 
 @cache
 def imports_of(source: str) -> tuple[Import, ...]:
-    """All absolute imports of a module, wherever they stand."""
+    """All absolute imports of a module, at any depth."""
     found: list[Import] = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
@@ -109,7 +109,7 @@ def imports_of(source: str) -> tuple[Import, ...]:
 
 
 def layers_seen(source: str) -> set[str]:
-    """The layers of mbaas that a module imports; "" is the public face."""
+    """The layers of mbaas that a module imports; "" is the public package."""
     seen = set()
     for module, names in imports_of(source):
         top, _, rest = module.partition(".")
@@ -121,7 +121,7 @@ def layers_seen(source: str) -> set[str]:
 
 
 def violations(layer: str, source: str) -> list[str]:
-    """What a module of ``layer`` imports against the rule."""
+    """Imports of a module of ``layer`` that break the rule."""
     below = set(LAYERS[LAYERS.index(layer) :])
     allowed = below | ({""} if layer in SEE_THE_FACE else set())
     return [f"{layer} imports {seen or 'the public face'}" for seen in sorted(layers_seen(source) - allowed)]
@@ -129,8 +129,10 @@ def violations(layer: str, source: str) -> list[str]:
 
 @cache
 def names_of(source: str) -> frozenset[str]:
-    """The dotted names that a module imports, with the packages around them; of ``from a import b`` also ``a.b``, which
-    may be a module. The public face is left out: it imports what is behind it only when that is used.
+    """Imported dotted names with their parent packages.
+
+    ``from a import b`` also gives ``a.b``, which may be a module. The bare public package `mbaas` is left out: it
+    imports its modules lazily.
     """
     dotted = [f"{module}.{name}" for module, names in imports_of(source) for name in names or ("",)]
     return frozenset(name.rsplit(".", up)[0] for name in dotted for up in range(name.count(".")))
@@ -138,14 +140,14 @@ def names_of(source: str) -> frozenset[str]:
 
 @cache
 def defines_actor(source: str) -> bool:
-    """Whether a module has a class or a function that runs in a process of its own."""
+    """Return whether a module contains a Ray actor or task."""
     return any(
         ast.unparse(node) == "ray.remote" for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Attribute)
     )
 
 
 def is_decorated(source: str) -> bool:
-    """Whether ``ray.remote`` replaces a class or a function of this module, which Ray then cannot pickle by name."""
+    """Return whether ``ray.remote`` decorates a class or function, which Ray then cannot pickle by name."""
     decorated = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     decorators = [
         each for node in ast.walk(ast.parse(source)) if isinstance(node, decorated) for each in node.decorator_list
@@ -155,7 +157,7 @@ def is_decorated(source: str) -> bool:
 
 
 def reached(start: Mapping[str, str], sources: Mapping[str, str]) -> dict[str, str]:
-    """The modules of ``sources`` that ``start`` imports, whatever is between -> a module that imports it."""
+    """The modules of ``sources`` that ``start`` imports, directly or not -> one of their importers."""
     found: dict[str, str] = {}
     left = list(start.items())
     while left:
@@ -167,7 +169,7 @@ def reached(start: Mapping[str, str], sources: Mapping[str, str]) -> dict[str, s
 
 
 def forbidden_to_clients(start: Mapping[str, str], sources: Mapping[str, str]) -> list[str]:
-    """What the consumer's side must not reach: modules that define actors, and all of the coordinators'."""
+    """Imports forbidden on the consumer's side: modules that define actors, and the coordinator."""
     return [
         f"{importer} imports {name}"
         for name, importer in reached(start, sources).items()
@@ -176,9 +178,7 @@ def forbidden_to_clients(start: Mapping[str, str], sources: Mapping[str, str]) -
 
 
 def misplaced_actors(sources: Mapping[str, str]) -> list[str]:
-    """Where `cache` or `prep` defines an actor in another module than `ACTORS` says, or somebody imports one of these
-    modules who starts no actors.
-    """
+    """Actors of `cache` or `prep` outside `ACTORS`, and imports of the modules in `ACTORS` by non-coordinators."""
     rooms = tuple(f"mbaas.{room}." for room in ACTORS)
     defined = [name for name, source in sources.items() if name.startswith(rooms) and defines_actor(source)]
     found = [f"{name} defines an actor" for name in defined if name not in ACTORS.values()]
@@ -189,7 +189,7 @@ def misplaced_actors(sources: Mapping[str, str]) -> list[str]:
 
 
 def sources_of_mbaas() -> dict[str, str]:
-    """Dotted name -> source, of all modules of mbaas."""
+    """Dotted name -> source, for all modules of mbaas."""
     return {
         ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path.read_text()
         for path in modules("mbaas")
@@ -197,14 +197,14 @@ def sources_of_mbaas() -> dict[str, str]:
 
 
 def impurities(source: str) -> list[str]:
-    """What a module imports that the core must not."""
+    """Imports of a module that are forbidden in the core."""
     tops = {module.partition(".")[0] for module, _ in imports_of(source)}
     foreign = layers_seen(source) - set(CORE_MAY_IMPORT)
     return [f"core imports {seen or 'the public face'}" for seen in sorted(foreign | tops & set(IMPURE))]
 
 
 def public_names(module: str) -> set[str]:
-    """What a module lists in ``__all__``, read from its source."""
+    """A module's ``__all__``, read from its source."""
     path = ROOT.joinpath(*module.split("."))
     source = (path / "__init__.py" if path.is_dir() else path.with_suffix(".py")).read_text()
     (names,) = [
@@ -216,12 +216,12 @@ def public_names(module: str) -> set[str]:
 
 
 def is_public(module: str, name: str) -> bool:
-    """Whether users may write ``from module import name``, or ``module.name``."""
+    """Return whether users may write ``from module import name`` or ``module.name``."""
     return module in PUBLIC and (f"{module}.{name}" in PUBLIC or name in public_names(module))
 
 
 def private_uses(source: str) -> list[str]:
-    """What a user's code takes from mbaas or tune_integration that is not public: modules, and names of modules."""
+    """Private modules and names of mbaas or tune_integration that a user's code takes."""
     found: list[str] = []
     aliases = {}
     for node in ast.walk(ast.parse(source)):
@@ -247,7 +247,7 @@ def private_uses(source: str) -> list[str]:
 
 
 def foreign_underscores(source: str) -> list[str]:
-    """Names with a leading underscore that a module takes from another one of this repository."""
+    """Underscore names that a module imports from another module of this repository."""
     ours = ("mbaas", "tune_integration", "benchmarks", "support")
     return [
         f"{module}.{name}"
@@ -263,13 +263,13 @@ def modules(package: str) -> list[Path]:
 
 
 def shown_in(document: Path) -> str:
-    """All that a document shows as Python, one after the other."""
+    """All Python blocks of a document, concatenated."""
     return "\n".join(re.findall(r"^```python\n(.*?)^```", document.read_text(), re.DOTALL | re.MULTILINE))
 
 
 USERS = {
     **{str(path.relative_to(ROOT)): path.read_text() for path in modules("examples")},
-    # Inside of its own package it may import what it likes.
+    # tune_integration may import its own private modules.
     **{
         str(path.relative_to(ROOT)): re.sub(r"(?m)^from tune_integration.*$", "", path.read_text())
         for path in modules("tune_integration")
@@ -279,7 +279,7 @@ USERS = {
         for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
     },
 }
-"""Code that users write, or are told to write."""
+"""User code in examples, tune_integration and documents."""
 
 
 def layer_of(path: Path) -> str:
@@ -289,7 +289,7 @@ def layer_of(path: Path) -> str:
 @pytest.mark.parametrize("path", modules("mbaas"), ids=lambda path: str(path.relative_to(ROOT)))
 def test_imports_point_downward(path: Path) -> None:
     layer = layer_of(path)
-    if layer == "__init__":  # the face itself is put together from what lies below
+    if layer == "__init__":  # the public package is built from all layers below
         assert not layers_seen(path.read_text()) & {"cli", "bench"}
         return
     if layer == "__main__":
@@ -330,8 +330,10 @@ def test_the_core_can_become_impure(line: str) -> None:
 
 
 def test_actor_classes_are_importable() -> None:
-    """Ray pickles a decorated class by value, for each job: a process that looks up an actor of another job would have
-    the class twice, and run the methods of one copy on an instance of the other.
+    """Ray pickles a decorated class by value, for each job.
+
+    A process that looks up an actor of another job would then have the class twice, and call methods of one copy on an
+    instance of the other.
     """
     assert [name for name, source in sources_of_mbaas().items() if is_decorated(source)] == []
     assert is_decorated("import ray\n@ray.remote(num_cpus=0)\nclass Reader: ...")
@@ -361,7 +363,7 @@ def test_mbaas_does_not_know_its_users(path: Path) -> None:
 
 @pytest.mark.parametrize("module", PUBLIC)
 def test_what_is_public_says_so(module: str) -> None:
-    """Each name that it lists is there, too."""
+    """Each name in ``__all__`` also exists."""
     names = public_names(module)
     assert names
     found = importlib.import_module(module)
@@ -370,7 +372,7 @@ def test_what_is_public_says_so(module: str) -> None:
 
 @pytest.mark.parametrize("where", USERS)
 def test_users_are_shown_public_names_only(where: str) -> None:
-    """In the examples, in what documents show, and in tune_integration, which is a user like any other."""
+    """Also in documents and in tune_integration, which follows the rules for users."""
     assert private_uses(USERS[where]) == ([USES_PRIVATE[where]] if where in USES_PRIVATE else [])
 
 
@@ -405,18 +407,18 @@ def test_a_foreign_underscore_is_noticed(line: str) -> None:
 
 
 def clients_side(sources: Mapping[str, str]) -> dict[str, str]:
-    """What runs in a trial."""
+    """The modules that run in a trial."""
     return {name: sources[name] for name in sources if name == "mbaas.loader" or name.startswith("mbaas.client")}
 
 
 def test_a_trial_imports_no_actor() -> None:
-    """Neither the loader nor a module of client/, nor anything that these import in turn."""
+    """Neither directly nor indirectly, from the loader or a module of client/."""
     sources = sources_of_mbaas()
     assert forbidden_to_clients(clients_side(sources), sources) == []
 
 
 def test_whoever_joins_a_feed_imports_no_actor() -> None:
-    """It would cost each trial 0.15 s."""
+    """An actor's imports would cost each trial 0.15 s."""
     sources = sources_of_mbaas()
     found = reached({"mbaas.feed": sources["mbaas.feed"]}, sources)
     assert "mbaas.loader" in found
@@ -425,9 +427,9 @@ def test_whoever_joins_a_feed_imports_no_actor() -> None:
 
 @pytest.mark.parametrize("actor", ACTORS.values())
 def test_an_actor_of_prep_or_cache_loads_no_library_that_only_others_use(actor: str) -> None:
-    """Every process of a feed pays for what it imports at its start: 10 ms for tenacity."""
+    """Every process of a feed pays for its imports at start: tenacity takes 10 ms."""
     sources = sources_of_mbaas()
-    # A dataset brings its own modules along when it arrives.
+    # A dataset imports its own modules when it arrives.
     start = {name: sources[name] for name in sources if name == actor or name.startswith("mbaas.dataset.")}
     del start["mbaas.dataset.retry"]
     assert "mbaas.dataset.faults" in reached(start, sources)
@@ -470,12 +472,12 @@ def test_the_rule_can_be_broken(layer: str, line: str) -> None:
 
 
 def imported_tests(source: str) -> list[str]:
-    """The files of tests that a module imports."""
+    """The test files that a module imports."""
     return [module for module, _ in imports_of(source) if module.rpartition(".")[2].startswith("test_")]
 
 
 def test_what_several_tests_share_is_in_no_file_of_tests() -> None:
-    """It is in a module beside them, or in `support`: whoever runs or moves one file of tests needs no other."""
+    """Shared code is in a helper module or in `support`, so each test file can be run or moved alone."""
     found = {
         str(path): imported_tests(path.read_text()) for package in ("tests", "benchmarks") for path in modules(package)
     }
@@ -488,7 +490,7 @@ def test_an_import_from_a_file_of_tests_is_noticed(line: str) -> None:
 
 
 def undeclared(source: str) -> list[str]:
-    """The packages that a module imports and pyproject.toml does not name, though others may bring them along."""
+    """Imported distributions missing in pyproject.toml, even if installed as dependencies of others."""
     text = (ROOT / "pyproject.toml").read_text()
     declared = {*COME_WITH, *re.findall(r'"([\w-]+)(?:\[[\w,]+\])?>=', text)}
     found = {module.partition(".")[0] for module, _ in imports_of(source)}
@@ -508,6 +510,6 @@ def test_an_undeclared_import_is_noticed(line: str) -> None:
 
 
 def test_no_two_test_files_have_one_name() -> None:
-    """pytest would collect only one of them, in a run of the whole suite."""
+    """pytest would collect only one of them in a run of the whole suite."""
     names = Counter(path.name for path in (ROOT / "tests").rglob("test_*.py"))
     assert [name for name, count in names.items() if count > 1] == []

@@ -1,4 +1,4 @@
-"""Messages between two processes of one machine: whole, in order, and only between processes of one user."""
+"""Messages between two local processes arrive whole and in order, and only from the same user."""
 
 from __future__ import annotations
 

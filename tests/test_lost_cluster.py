@@ -1,4 +1,4 @@
-"""What a program says of a Ray cluster that has ended under it: its own, or one that it joined."""
+"""A program reports that its Ray cluster has ended, whether it started or joined the cluster."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mbaas import runtime
 
 
 def connected(monkeypatch: pytest.MonkeyPatch, *, address: str = "", head: Any = None) -> None:
-    """As if this program were connected to a cluster: its own if there is a head, else one that it joined."""
+    """Pretend to be connected to a cluster: this program's own if ``head`` is given, else a joined one."""
     context = SimpleNamespace(gcs_address=address)
     stands_for_ray = SimpleNamespace(is_initialized=lambda: True, get_runtime_context=lambda: context)
     monkeypatch.setattr(runtime, "ray", stands_for_ray)
@@ -59,7 +59,7 @@ except mbaas.MbaasError as error:
 
 @pytest.mark.parametrize("left_in", ["RAY_ADDRESS", "file"])
 def test_an_address_that_a_cluster_left_is_found_out_at_once(tmp_path: Path, left_in: str) -> None:
-    """Ray itself would try to reach it for ten minutes."""
+    """Ray itself would try to connect for ten minutes."""
     with socket.create_server(("127.0.0.1", 0)) as closed:
         address = f"127.0.0.1:{closed.getsockname()[1]}"
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
@@ -78,7 +78,7 @@ def test_an_address_that_a_cluster_left_is_found_out_at_once(tmp_path: Path, lef
 
 
 def test_a_cluster_that_this_program_started_has_ended_with_its_gcs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever listens at its address: a program that owns the processes asks these."""
+    """Regardless of listeners at its address: the program checks the processes that it started."""
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as gcs:
         head = SimpleNamespace(all_processes={"gcs_server": [SimpleNamespace(process=gcs)]})
         connected(monkeypatch, address="127.0.0.1:1", head=head)

@@ -1,4 +1,4 @@
-"""Functions that files and commands name, and what is said of those that cannot be found."""
+"""Functions named in files and commands are found, and errors explain why one is not."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mbaas.errors import ConfigError
 from mbaas.named_functions import import_named
 
 
-@pytest.fixture(scope="module")  # as long as the modules that are imported from it
+@pytest.fixture(scope="module")  # lives as long as the modules imported from it
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tmp_path = tmp_path_factory.mktemp("named")
     (tmp_path / "named_data" / "cat").mkdir(parents=True)

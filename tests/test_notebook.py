@@ -1,4 +1,4 @@
-"""What notebooks show: small tables and pictures, in which nothing that a user named is taken for HTML."""
+"""Notebooks show small tables and pictures, and text from users is escaped."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from mbaas.prep.preview import first_samples
 
 
 def rows_of(html: str) -> tuple[str, dict[str, str]]:
-    """The heading of a table, and its rows; all must be well-formed."""
+    """The caption and the rows of a table; raises if the HTML is not well-formed."""
     whole = ElementTree.fromstring(html)
     table = whole if whole.tag == "table" else whole.find("table")
     assert table is not None
@@ -63,7 +63,7 @@ def test_a_pipeline() -> None:
 
 
 def pictures_of(html: str) -> list[NDArray[np.uint8]]:
-    """The pictures that are in the HTML itself."""
+    """The images embedded in the HTML."""
     sources = [image.get("src", "") for image in ElementTree.fromstring(html).iter("img")]
     encoded = [base64.b64decode(source.removeprefix("data:image/png;base64,")) for source in sources]
     return [np.asarray(cv2.imdecode(np.frombuffer(each, np.uint8), cv2.IMREAD_COLOR_RGB)) for each in encoded]
@@ -81,7 +81,7 @@ def test_a_feed_shows_its_first_samples_and_does_not_notice(ray_clean: None, fee
         after = feed.status()
         assert (after.members, after.delivered_samples) == (before.members, 0)
         assert pictures_of(html)
-        # neither in another process nor by its name: the dataset is not there
+        # neither in another process nor by its name: the dataset is missing there
         for other in (ray.cloudpickle.loads(ray.cloudpickle.dumps(feed)), mbaas.connect(feed_name)):
             assert "<img" not in other._repr_html_()
             assert rows_of(f"{other._repr_html_()}")[1]["state"] == "serving"
@@ -111,7 +111,7 @@ def test_a_notebook_does_not_wait_for_what_hangs(tmp_path: Path, monkeypatch: py
     (tmp_path / "a").mkdir()
     cv2.imwrite(str(tmp_path / "a" / "0.png"), np.zeros((8, 8, 3), np.uint8))
     pipe = tmp_path / "pipe"
-    os.mkfifo(pipe)  # who reads it waits until somebody has written
+    os.mkfifo(pipe)  # a reader blocks until the pipe is written
 
     def hangs(image: Image, rng: np.random.Generator) -> Image:
         pipe.read_bytes()
@@ -121,7 +121,7 @@ def test_a_notebook_does_not_wait_for_what_hangs(tmp_path: Path, monkeypatch: py
     pipeline = T.Pipeline([T.DecodeImage(), T.Map(hangs)])
     late = ElementTree.fromstring(html_of(mbaas.read_images(tmp_path), pipeline, seed=0, shuffle=True))
     assert (late.tag, "in time" in (late.text or "")) == ("p", True)
-    pipe.write_bytes(b"")  # waits for the reader, and ends its wait
+    pipe.write_bytes(b"")  # waits for the reader, and unblocks it
 
 
 def test_a_feed_while_it_runs_and_after_it_was_stopped(ray_clean: None, feed_name: str) -> None:

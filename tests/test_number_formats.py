@@ -1,4 +1,4 @@
-"""Numbers are written by `mbaas.units`: nowhere else are digits chosen, shares made percent, or plurals by hand."""
+"""Only `mbaas.units` formats numbers: no other module sets digits, percentages or plurals."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BY_HAND = {
     "chaos/runner.py": "a log's first column, in which times stand below each other",
     "core/story.py": "a time of the core's clock, to the millisecond, which must sort",
 }
-"""Who writes numbers without `units`, and why."""
+"""Modules that format numbers without `units`, and their reasons."""
 
 DIGITS = r"[^{}\s]*[eEfFgGn%]"
 SPEC = re.compile(DIGITS)
@@ -28,7 +28,7 @@ BINARY = re.compile(r" ?[KMGT]iB\b")
 
 
 def formats(source: str) -> Iterator[str]:
-    """Where a source chooses digits of a number, or writes a plural or a binary size."""
+    """Places where a source sets the digits of a number, or writes a plural or a binary size."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.FormattedValue) and node.format_spec is not None:
             spec = "".join(_text(part) or "*" for part in node.format_spec.values)

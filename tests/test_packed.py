@@ -1,4 +1,4 @@
-"""Values that differ in length, as one run of rows: a list of arrays says what is right."""
+"""Packed values of unequal length behave as a list of arrays does."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from mbaas.fields import Field, Packed, concatenated, interleaved, memory
 LENGTHS = st.lists(st.integers(0, 4), max_size=8)
 SIZES = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), max_size=8)
 PIXELS = st.sampled_from([2, 400])
-"""Numbers in a pixel: few, which are copied all at once, and many."""
+"""Numbers in a pixel: a few, which are copied all at once, and many."""
 
 
 def packed(lengths: list[int], first: int = 0, tail: tuple[int, ...] = (2,)) -> Packed:
-    """Sample i has ``lengths[i]`` rows, no two of which are alike."""
+    """A column in which sample i has ``lengths[i]`` rows, all different."""
     total = sum(lengths)
     values = first + np.arange(total * int(np.prod(tail)), dtype=np.int32).reshape(total, *tail)
     return Packed(values, np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64))
 
 
 def pictures(sizes: list[tuple[int, int]], first: int = 0, pixel: int = 2) -> Packed:
-    """Sample i has ``sizes[i]`` pixels of so many numbers, no two of which are alike."""
+    """A column in which sample i has ``sizes[i]`` pixels of ``pixel`` numbers, all different."""
     total = sum(height * width for height, width in sizes)
     values = first + np.arange(total * pixel, dtype=np.int32).reshape(total, pixel)
     bounds = np.cumsum([0, *(height * width for height, width in sizes)], dtype=np.int64)
@@ -35,7 +35,7 @@ def pictures(sizes: list[tuple[int, int]], first: int = 0, pixel: int = 2) -> Pa
 
 
 def shown(column: Packed) -> list[list[Any]]:
-    """The value of each sample, in its own shape."""
+    """The value of each sample, in its shape."""
     return [column.value(row).tolist() for row in range(len(column))]
 
 

@@ -1,5 +1,6 @@
-"""Placement: homes in proportion to weights, memory bounded, few samples move; and everybody cuts a block in the same
-way, and knows from where to get what moved.
+"""Placement follows weights, fits memory and moves few samples.
+
+All nodes cut a block the same way, and find moved samples at their former holders.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ PLENTY = 10**12
 CUT_SAMPLES, BLOCK = 1003, 64
 ORDER = SampleOrder(CUT_SAMPLES, seed=5, block_samples=BLOCK)
 
-# ---- homes of samples ----
+# ---- home nodes of samples ----
 
 
 def found(node_weights: dict[str, tuple[int, float]]) -> Placement:
@@ -54,7 +55,7 @@ def kept_bytes(placement: Placement) -> dict[str, int]:
 
 
 def test_samples_follow_the_weights() -> None:
-    """Weights 1, 1, 2 of 20,000 samples: 5,000, 5,000 and 10,000; their deviation is at most 71."""
+    """Weights 1, 1, 2 divide 20,000 samples into 5,000, 5,000 and 10,000, with a standard deviation of at most 71."""
     counts = np.bincount(found({"a": (PLENTY, 1), "b": (PLENTY, 1), "c": (PLENTY, 2)}).of(IDS))
     assert np.abs(counts - [5000, 5000, 10_000]).max() < 5 * 71
 
@@ -76,7 +77,7 @@ def test_a_small_memory_gives_the_rest_to_the_others_and_nothing_is_left_out() -
 
 
 def test_memories_that_just_hold_the_dataset_hold_all_of_it() -> None:
-    """Four memories of a quarter and 0.1 %: by plain hashing the largest part would be 1 % too large."""
+    """Each of four memories is 0.1 % above a quarter. Plain hashing would make the largest part 1 % too large."""
     budget = int(TOTAL / 4 * 1.001)
     placement = found(dict.fromkeys("abcd", (budget, 1)))
     assert placement.homes_and_kept(IDS)[1].mean() > 0.9995
@@ -172,7 +173,7 @@ def test_the_parts_of_a_block_hold_each_of_its_samples_once_and_in_order(nodes: 
 
 
 def test_samples_that_each_epoch_draws_are_at_home_where_the_stored_sample_is() -> None:
-    """Each draw is of one of ten samples, which have their homes on some of twelve nodes."""
+    """Each draw is one of ten stored samples, whose home nodes are some of the twelve nodes."""
 
     def stored_ids(ids: NDArray[np.int64], epoch: int) -> NDArray[np.int64]:
         return (ids + epoch) % 10
@@ -242,7 +243,7 @@ def test_a_version_that_is_not_known_yet_is_told_from_one_that_never_will_be() -
 
 
 def test_samples_that_moved_here_come_from_the_node_that_held_them() -> None:
-    """Held by a: the even ones; by b (here): 0 to 99. At home on b: about half of all."""
+    """Node a holds the even samples, node b (this one) 0 to 99. About half of all samples have their home on b."""
     index = np.full(CUT_SAMPLES, -1, np.int16)
     index[::2] = 0
     index[:100] = 1

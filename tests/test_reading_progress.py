@@ -1,4 +1,4 @@
-"""How far readers of datasets are, for who watches; and the bar of the command line."""
+"""Readers of datasets report their progress, and the command line shows it as a bar."""
 
 from __future__ import annotations
 

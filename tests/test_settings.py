@@ -1,4 +1,4 @@
-"""Options of a feed: each is defined once, checks itself, and its errors say what was meant."""
+"""Each option of a feed is defined once and validates itself, and its errors name the valid values."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ EXAMPLE = Path(__file__).parents[1] / "examples" / "feed.yaml"
 
 
 def uncommented(text: str) -> str:
-    """The example with all that it shows commented out."""
+    """The example with all commented options enabled."""
     return re.sub(r"^( *)# (?=( *- |   )?( *)[A-Za-z_]+:)", r"\1", text, flags=re.MULTILINE)
 
 
 def test_serve_takes_each_option_with_its_default() -> None:
-    """The signature, which editors complete, restates names and defaults: here they are held together."""
+    """The signature repeats names and defaults for editors; this test keeps them equal to the definitions."""
     keywords = {
         name: parameter.default
         for name, parameter in inspect.signature(mbaas.serve).parameters.items()
@@ -60,7 +60,7 @@ def test_serve_takes_each_option_with_its_default() -> None:
 
 
 def test_serve_says_of_each_option_what_its_definition_says() -> None:
-    """The docstring restates them, for editors: here the words are held together, and no option is one too many."""
+    """The docstring repeats the descriptions for editors; this test keeps them equal, with no option too many."""
     said = inspect.getdoc(mbaas.serve) or ""
     options = said.partition("Args:")[2].partition("Raises:")[0]
     meanings = re.findall(r"^    (\w+): ((?:.|\n {5})*)", options, re.MULTILINE)
@@ -75,12 +75,12 @@ def test_serve_says_of_each_option_what_its_definition_says() -> None:
 
 
 def _words(meaning: str) -> str:
-    """A meaning, however it is wrapped, and whether a sentence of its own or the end of one."""
+    """A description without line breaks, capitals and its final period."""
     return " ".join(meaning.split()).rstrip(".").lower()
 
 
 def test_every_option_has_a_meaning() -> None:
-    """The JSON schema has a description for each, which editors show."""
+    """Each option has a description in the JSON schema, which editors show."""
     definitions = schema()["$defs"]
     for kind in (*GROUPS.values(), FeedFile):
         properties = definitions[kind.__name__]["properties"] if kind is not FeedFile else schema()["properties"]
@@ -149,7 +149,7 @@ def test_sizes_and_times_are_read_as_people_write_them(tmp_path: Path) -> None:
 
 
 def test_settings_are_frozen_and_travel() -> None:
-    """A feed's coordinator, its lanes and its consumers get them by pickle."""
+    """A feed's coordinator, lanes and consumers receive them by pickle."""
     made = FeedSettings(
         name="feed",
         batch_size=8,
@@ -164,7 +164,7 @@ def test_settings_are_frozen_and_travel() -> None:
 
 
 def test_the_example_is_valid_by_the_schema_with_all_that_it_shows() -> None:
-    """The schema is what editors check a file with; every option that there is stands in the example."""
+    """Editors validate files with the schema. The example contains every option."""
     text = EXAMPLE.read_text()
     jsonschema.validate(yaml.safe_load(text), schema())
     shown = yaml.safe_load(uncommented(text))
@@ -175,7 +175,7 @@ def test_the_example_is_valid_by_the_schema_with_all_that_it_shows() -> None:
 
 
 def test_the_example_shows_the_defaults() -> None:
-    """What is commented out is the default, as far as it is a number or a word that does not depend on the machine."""
+    """Commented options have their default values, except values chosen for the example and machine-dependent ones."""
     chosen = {
         "listing",
         "cache_bytes",
@@ -227,14 +227,14 @@ def by_schema() -> jsonschema.Draft202012Validator:
 
 
 def bounds_of(annotation: Any) -> Iterator[Any]:
-    """What an annotation says beside the type, such as `Ge(1)`."""
+    """The metadata of an annotation, such as `Ge(1)`."""
     yield from getattr(annotation, "__metadata__", ())
     for part in get_args(annotation):
         yield from bounds_of(part)
 
 
 def beyond(bound: Any) -> list[float]:
-    """Numbers that a bound just refuses."""
+    """Numbers just outside a bound."""
     if isinstance(bound, Gt):
         return [bound.gt]
     return [bound.ge - 1] if isinstance(bound, Ge) else [bound.le + 1] if isinstance(bound, Le) else []
@@ -248,7 +248,10 @@ ANYTHING: tuple[Any, ...] = (-1, 0, 1.5, 2**63, True, [1], "", "a/b", " a", "a\n
     [(group, each.name) for group, kind in {"": FeedFile, **GROUPS}.items() for each in fields(kind)],
 )
 def test_the_schema_refuses_what_the_command_refuses(group: str, option: str) -> None:
-    """Of numbers, those just beyond each bound, too; of texts only names, as no schema has the grammar of sizes."""
+    """Values include numbers just beyond each bound.
+
+    Strings are tested as names only: the schema has no grammar of sizes.
+    """
     whole = yaml.safe_load(EXAMPLE.read_text())
     kind, given = (GROUPS[group], {}) if group else (FeedFile, whole)
     if group == "disk":
@@ -284,7 +287,7 @@ def test_the_schema_refuses_names_that_there_are_not(wrong: dict[str, object]) -
     ],
 )
 def test_a_file_with_a_number_out_of_bounds_is_told_what_it_must_be(wrong: str, sentence: str, tmp_path: Path) -> None:
-    """The first one stands in the docstring of `mbaas.files`."""
+    """The first case is the example in the docstring of `mbaas.files`."""
     file = tmp_path / "feed.yaml"
     text = EXAMPLE.read_text()
     file.write_text(f"{text}\ntimeouts:\n  {wrong}\n")

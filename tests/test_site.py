@@ -1,6 +1,6 @@
-"""The documentation as a site: it builds without a warning, and names everything public.
+"""The documentation site builds without a warning and names everything public.
 
-What its pages show is run in `tests/documents/`.
+The examples on its pages are run in `tests/documents/`.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ PUBLIC = {
     "mbaas.analysis": ("analysis.md",),
     "tune_integration": ("tune.md",),
 }
-"""A public module, and the pages of the reference that have its names."""
+"""Public module -> the reference pages with its names."""
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The site, built as `mkdocs build --strict` does."""
+    """The site, built as `mkdocs build --strict` builds it."""
     pytest.importorskip("mkdocstrings", reason="Material and mkdocstrings need Python 3.11")
     folder = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
@@ -40,7 +40,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_every_page_is_built_and_in_the_navigation(site: Path) -> None:
-    """Also those that come from elsewhere, and copies of files to which pages link."""
+    """Also pages from outside docs/, and copies of files to which pages link."""
     built = {path.relative_to(site).as_posix() for path in site.rglob("*.html")}
     pages = {path.relative_to(DOCS).with_suffix("").as_posix() for path in DOCS.rglob("*.md")}
     assert built == {"index.html", "404.html"} | {
@@ -52,7 +52,7 @@ def test_every_page_is_built_and_in_the_navigation(site: Path) -> None:
 
 
 def test_pages_load_nothing_from_other_hosts(site: Path) -> None:
-    """Neither by themselves nor by the theme's script, which fetches Mermaid for a page with a diagram of it."""
+    """Neither directly nor by the theme's script, which fetches Mermaid for a page with a Mermaid diagram."""
     sources = r"<(?:script|img|iframe)[^>]*\ssrc=.?(?:https?:)?//"
     sheets = r"<link[^>]*rel=.?(?:stylesheet|preload)[^>]*//"
     loads = re.compile(rf"{sources}|{sheets}|class=.?mermaid")
@@ -72,7 +72,7 @@ def test_the_reference_has_every_public_name(site: Path, module: str) -> None:
     __import__(module)
     pages = "".join((site / "reference" / page.replace(".md", "/index.html")).read_text() for page in PUBLIC[module])
     anchors = {*re.findall(r'id="((?:mbaas|tune_integration)[\w.]*)"', pages)}
-    # Some names are in two modules, and shown once; one is also that of the module where it is defined.
+    # Some names are in two modules and shown once; one name is also the name of its module.
     shown = (f"{module}.{{}}", "mbaas.{}", "mbaas.errors.{}", f"{module}.{{0}}.{{0}}")
     names = sys.modules[module].__all__
     assert [name for name in names if not {each.format(name) for each in shown} & anchors] == []

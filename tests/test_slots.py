@@ -1,4 +1,4 @@
-"""Slots of a worker's memory: nobody sees a slot change under them, and nobody who died or hangs keeps one for ever."""
+"""A slot never changes while it is read, and no dead or hanging process keeps one forever."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ time.sleep(60)
 
 
 def made(memory: SlotMemory, value: int, most: int = 3) -> Slot | None:
-    """A block all of whose values are ``value``; None if no slot is free."""
+    """A block whose values are all ``value``; None if no slot is free."""
     place = memory.take(most)
     if place is None:
         return None
@@ -151,7 +151,7 @@ def test_the_slot_that_was_written_last_is_written_first(memory: SlotMemory) -> 
 def test_a_slot_that_no_coordinator_has_seen_is_left_alone_for_a_while(
     memory: SlotMemory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its coordinator may be busy, or may have died before it heard of it."""
+    """Its coordinator may be busy, or may have died before it received the slot."""
     slot = made(memory, 1, most=1)
     assert slot is not None
     assert made(memory, 2, most=1) is None
@@ -191,7 +191,7 @@ def test_a_reader_that_dies_gives_its_slot_back_and_one_that_hangs_keeps_it_alon
 
 
 def test_whoever_reads_a_workers_memory_does_so_after_its_death() -> None:
-    """And lets go of it when it opens that of the next one."""
+    """The reader releases it when it opens the memory of the next worker."""
     memory = SlotMemory(SLOT_BYTES)
     held = staged(memory, 5)
     arrays = arrays_in(held.slot)
@@ -207,7 +207,7 @@ def test_whoever_reads_a_workers_memory_does_so_after_its_death() -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_no_schedule_changes_what_somebody_holds(seed: int) -> None:
-    """Blocks are made, staged, dropped, read and let go of in any order, by two workers; slots are found when free."""
+    """Two workers make blocks, which are staged, dropped, read and released in any order. Free slots are found."""
     choose = random.Random(seed)
     memories = [SlotMemory(SLOT_BYTES) for _ in range(2)]
     held: dict[int, HeldSlot] = {}

@@ -1,4 +1,4 @@
-"""Ray may hold the name of a feed that is gone for a moment: it is started again, after what is left was cleared."""
+"""While Ray still holds the name of an ended feed, leftovers are cleared and the start is retried."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from mbaas.errors import FeedExistsError, ResourceError
 
 
 class Cluster:
-    """Ray, which refuses a name so many times; what is left is cleared unless another program was faster."""
+    """A stand-in for Ray that refuses a name ``refusals`` times.
+
+    Leftovers are cleared unless another program was faster.
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, refusals: int, is_faster: bool = False) -> None:
         self.refusals, self.is_faster, self.calls = refusals, is_faster, list[str]()

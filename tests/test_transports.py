@@ -1,4 +1,4 @@
-"""Every call for blocks is answered, whatever becomes of sockets; relays are looked for where they pay."""
+"""Every call for blocks is answered even if sockets fail, and relays are looked for where they pay."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mbaas.transports import LOOK_S, RELAYED_FROM, RELAYING_PAYS_PER_S, CallTran
 
 @dataclass
 class Made:
-    """A call, the ways in which it was made, and its answer."""
+    """A call, the transports that it used, and its answer."""
 
     transport: CallTransport
     over: list[str]
@@ -21,7 +21,7 @@ class Made:
 
 
 class Consumer:
-    """Calls over sockets that break, hang or cannot be connected, and through Ray, which always answers."""
+    """Calls over sockets that break, hang or refuse connections, and through Ray, which always answers."""
 
     def __init__(self, seed: int) -> None:
         self.chances = Random(seed)
@@ -61,10 +61,10 @@ class Consumer:
         call = self.chances.choice(waiting)
         socket = call.transport.socket
         if self.chances.random() < 0.1:
-            self.listening = f"socket {self.chances.randrange(1000)}"  # somebody died and was started again
+            self.listening = f"socket {self.chances.randrange(1000)}"  # the listener died and was restarted
         if socket is None:
             call.answer = "Ray"
-            # Answers of long ago may come late, and tell of a socket that is no more.
+            # Old answers may arrive late and name a socket that is gone.
             told = self.chances.choice([None, self.listening, f"socket {self.chances.randrange(5)}"])
             used = self.transport.socket
             if told is not None and self.transport.offer(told):
@@ -73,13 +73,13 @@ class Consumer:
                 if told != self.listening:
                     self.transport.lose(told)
         elif socket in self.closed or socket != self.listening or self.chances.random() < 0.1:
-            self.lose(call)  # it broke, or brings nothing in time
+            self.lose(call)  # it broke or timed out
         elif call.transport.answer(says_it=self.chances.random() < 0.9):
             self.through_ray(call)
         else:
             call.answer = socket
         if self.chances.random() < 0.1:
-            self.lose(self.chances.choice(self.calls))  # an answered one, perhaps, which changes nothing
+            self.lose(self.chances.choice(self.calls))  # perhaps an answered one, which changes nothing
 
 
 @pytest.mark.parametrize("seed", range(300))
@@ -144,7 +144,7 @@ def test_relays_are_looked_for_where_several_call_through_ray_and_not_too_often(
             continue
         looks[node].append(now)
         before = found.get(node)
-        if before is None or chances.random() < 0.3:  # its cache node is another one by now
+        if before is None or chances.random() < 0.3:  # its cache node has been replaced
             found[node] = f"relay {number}"
         relay = found[node]
         directory.found(node, relay, f"socket of {relay}")
@@ -159,7 +159,7 @@ def test_relays_are_looked_for_where_several_call_through_ray_and_not_too_often(
 
 
 def looks(directory: RelayDirectory[list[int]], began: float, per_s: float, seconds: float) -> list[tuple[float, bool]]:
-    """Calls of one node at a steady pace: when relays were looked for, and whether one might be started."""
+    """Simulate calls of one node at a steady rate; return (time, may start a relay) of each search for relays."""
     calls = [began + number / per_s for number in range(int(seconds * per_s))]
     return [(now, directory.may_start("a")) for now in calls if directory.is_to_look("a", RELAYED_FROM, now)]
 
@@ -178,7 +178,7 @@ def test_an_actor_that_only_relays_is_started_where_calls_are_frequent(per_s: fl
 def test_calls_are_counted_from_one_look_to_the_next() -> None:
     directory = RelayDirectory(list[int])
     assert [starts for _, starts in looks(directory, 0.0, 300.0, LOOK_S + 1.0)] == [False, True]
-    # They were relayed for an hour: those of before and the hour count no more at the second look.
+    # Calls were relayed for an hour: neither earlier calls nor that hour count at the second search.
     assert [starts for _, starts in looks(directory, 3600.0, 300.0, LOOK_S + 1.0)] == [False, True]
     assert [starts for _, starts in looks(directory, 7200.0, 10.0, LOOK_S + 1.0)] == [False, False]
 

@@ -1,4 +1,4 @@
-"""What SECURITY.md says of code and tokens: nothing that comes with data becomes code, and no cluster is open."""
+"""As SECURITY.md promises, data never becomes code, and no cluster is open without a token."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import yaml
 ROOT = Path(__file__).parents[1]
 
 MODULES = frozenset(["pickle", "cloudpickle", "_pickle", "dill", "marshal", "shelve", "joblib", "runpy", "code"])
-"""Modules that make values or code out of bytes."""
+"""Modules that turn bytes into values or code."""
 
 BUILTINS = frozenset(["eval", "exec", "compile", "__import__"])
 CALLS = frozenset(["import_module", "unsafe_load", "full_load", "system", "popen", "allow_pickle", "shell"])
@@ -33,11 +33,11 @@ JUSTIFIED = {
     ("mbaas/named_functions.py", "cloudpickle"): "likewise: registered with Ray's transport",
     ("mbaas/bench/host.py", "pickle"): "the benchmark's own child, over a pipe that nobody else has",
 }
-"""(file, what) -> why it may: none of them meets a dataset, a state or a name."""
+"""(file, call) -> why it is allowed: no dataset, state or name reaches any of these calls."""
 
 
 def risks(source: str) -> Iterator[str]:
-    """What in a module could make code or values out of bytes."""
+    """Modules and calls in a source that could turn bytes into code or values."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name.partition(".")[0] in MODULES)
@@ -93,11 +93,11 @@ FILES = sorted(path.name for path in (ROOT / "cluster").iterdir() if path.is_fil
 
 
 def has_tokens(name: str) -> bool:
-    """Whether nobody joins a cluster of this file without its token."""
+    """Return whether a cluster of this file requires its token to join."""
     text = (ROOT / "cluster" / name).read_text()
     if (
         name == "Dockerfile"
-    ):  # the image has the settings; who starts Ray in it reads them, or the operator sets the mode
+    ):  # the image has the settings; programs that start Ray in it read them, or the operator sets the mode
         return "cluster/node.env /etc/mbaas/node.env" in text and "RAY_AUTH_MODE" not in text
     if name.endswith(".env"):
         return "\nRAY_AUTH_MODE=token\n" in text

@@ -1,4 +1,4 @@
-"""References that Ray does not count at who receives them: what they show, and when it is gone."""
+"""Receivers can read references that Ray does not count, and get an error when the object is gone."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LARGE, SMALL = 2**20, 1000
 
 @ray.remote(num_cpus=0)
 class Owner:
-    """Keeps objects, and hands out references to them."""
+    """Holds objects and hands out references to them."""
 
     def __init__(self) -> None:
         self._kept: dict[int, Any] = {}
@@ -48,7 +48,7 @@ def lent(owner: Any, nbytes: int) -> Any:
 
 
 def is_soon_lost(ref: Any) -> bool:
-    """Whether reading becomes an error: frees are collected for some milliseconds."""
+    """Return whether reading soon raises ObjectLostError: Ray batches frees for some milliseconds."""
     deadline = time.monotonic() + 10
     while time.monotonic() < deadline:
         try:
@@ -64,7 +64,7 @@ def test_the_receiver_reads_what_the_owner_keeps(owner: Any, nbytes: int) -> Non
     (other,) = ray.get(owner.lend.remote(nbytes))
     assert isinstance(ref, ray.ObjectRef)
     assert ray.get(ref, timeout=10).sum() == 7 * nbytes
-    del ref  # another one to the same object stays good
+    del ref  # another reference to the same object stays valid
     assert ray.get(other, timeout=10).sum() == 7 * nbytes
 
 
@@ -80,7 +80,7 @@ def test_what_is_mapped_stays_readable_when_the_owner_drops_it_and_goes_when_it_
 
 
 def test_an_object_that_is_gone_is_an_error_at_once(owner: Any) -> None:
-    """A counted reference would have kept it: this one is not."""
+    """A counted reference would have kept the object; this one is not counted."""
     ref = lent(owner, LARGE)
     ray.get(owner.drop.remote(LARGE))
     assert is_soon_lost(ref)

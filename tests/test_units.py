@@ -1,4 +1,4 @@
-"""One grammar of sizes, rates and times, and one way to write each."""
+"""Sizes, rates and times have one grammar, and each is formatted in one way."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Load curves and a model of a service that follows a scaler's decisions."""
+"""Load curves, and a model of a service that follows a scaler's decisions."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import numpy as np
 from mbaas.allocation.scaling import Decision, Observation, Scaler
 
 PERIOD_S = 5.0
-"""Between two observations."""
+"""Time between two observations."""
 
 WORKER_PER_S = 100.0
 
 Load = Sequence[float]
-"""samples/s that trials could consume, every `PERIOD_S`."""
+"""Samples/s that trials could consume, every `PERIOD_S`."""
 
 
 def sampled(curve: Callable[[float], float], *, seconds: float) -> list[float]:
@@ -25,12 +25,12 @@ def sampled(curve: Callable[[float], float], *, seconds: float) -> list[float]:
 
 
 def step(*, seconds: float = 3600) -> Load:
-    """100 samples/s, 750 for the middle third."""
+    """100 samples/s, 750 in the middle third."""
     return sampled(lambda t: 750 if seconds / 3 <= t < 2 * seconds / 3 else 100, seconds=seconds)
 
 
 def sawtooth(period_s: float, *, seconds: float = 7200) -> Load:
-    """Rises from 0 to 800 samples/s within a period and drops to 0 at once."""
+    """Rises from 0 to 800 samples/s within a period, then drops to 0."""
     return sampled(lambda t: 800 * (t % period_s) / period_s, seconds=seconds)
 
 
@@ -41,12 +41,12 @@ def noisy(level: float, *, scatter: float, seconds: float = 7200, seed: int = 0)
 
 
 def on_and_off(period_s: float, *, seconds: float = 7200) -> Load:
-    """600 samples/s and nothing in turn."""
+    """600 samples/s and 0 in turn."""
     return sampled(lambda t: 600 if t % period_s < period_s / 2 else 0, seconds=seconds)
 
 
 def spikes(*, every_s: float = 300, length_s: float = 10, seconds: float = 7200) -> Load:
-    """200 samples/s, 1,600 for a short time again and again."""
+    """200 samples/s, with short periodic spikes of 1,600."""
     return sampled(lambda t: 1600 if t % every_s < length_s else 200, seconds=seconds)
 
 
@@ -60,7 +60,7 @@ def diurnal(*, days: int = 3, scatter: float = 0.05) -> Load:
 
 @dataclass
 class Recording:
-    """What happened, every `PERIOD_S`."""
+    """Observations and decisions, every `PERIOD_S`."""
 
     observations: list[Observation] = field(default_factory=list)
     decisions: list[Decision] = field(default_factory=list)
@@ -72,7 +72,7 @@ class Recording:
 
     @property
     def reversals(self) -> int:
-        """How often growing followed shrinking or the other way round."""
+        """Number of changes from growing to shrinking or back."""
         signs = [change > 0 for _, change in self.changes]
         return sum(a != b for a, b in pairwise(signs))
 
@@ -91,13 +91,13 @@ def play(
     most: int = 16,
     worker_per_s: Callable[[float], float] = lambda now: WORKER_PER_S,
 ) -> Recording:
-    """A service under ``load`` whose new workers take ``boot_s`` to come; those that are retired go at once.
+    """Simulate a service under ``load``: new workers start after ``boot_s``, retired ones stop immediately.
 
-    Trials get the least of what they could consume, what workers prepare and what fetch delivers; they stall for the
-    rest of their time, on whichever of the two is slower. ``worker_per_s`` is what each worker prepares at a time.
+    Trials get the minimum of their demand, the prep rate and the fetch rate. They stall for the rest of their time on
+    the slower of prep and fetch. ``worker_per_s`` is the prep rate of each worker at a given time.
     """
     recording = Recording()
-    coming: list[float] = []  # when each pending worker is up
+    coming: list[float] = []  # start time of each pending worker
     for i, demand in enumerate(load):
         now = i * PERIOD_S
         up = [time for time in coming if time <= now]

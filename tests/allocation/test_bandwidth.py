@@ -1,4 +1,4 @@
-"""The bandwidth model, against arithmetic by hand. MB is 10^6 bytes."""
+"""The bandwidth model agrees with arithmetic by hand; MB is 10^6 bytes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MB = 10**6
 
 
 READERS = 4
-"""Threads that read shared storage at once."""
+"""Threads that read shared storage simultaneously."""
 
 
 def storage_class(name: str, capacity: int, read: float, *, threads: int = 1) -> StorageClass:
@@ -34,7 +34,7 @@ def storage_class(name: str, capacity: int, read: float, *, threads: int = 1) ->
 
 
 def nopfs(**changes: Any) -> Bandwidths:
-    """The paper's set-up: staging, RAM and SSD with 8, 4 and 2 threads at 111,000, 85,000 and 4,000 MB/s."""
+    """The setup of the NoPFS paper: staging, RAM and SSD with 8, 4 and 2 threads at 111,000, 85,000 and 4,000 MB/s."""
     settings: dict[str, Any] = {
         "staging": StagingClass(capacity_bytes=5_000 * MB, write=ThroughputCurve.flat(111_000 * MB), threads=8),
         "classes": (
@@ -57,7 +57,7 @@ REMOTE_RAM, REMOTE_SSD = Tier(Locality.REMOTE, 0), Tier(Locality.REMOTE, 1)
 
 
 def test_a_rate_is_a_line_between_points_through_zero_and_flat_after_the_last() -> None:
-    """2 threads give 100, 4 give 160: 3 give (100 + 160) / 2 = 130, 1 gives 100 / 2 = 50, 8 give 160."""
+    """2 threads give 100 and 4 give 160, so 3 give (100 + 160) / 2 = 130, 1 gives 100 / 2 = 50, and 8 give 160."""
     rate = ThroughputCurve.through({4: 160.0, 2: 100.0})
     assert [rate.rate(threads) for threads in (1, 2, 3, 4, 8)] == [50, 100, 130, 160, 160]
     assert [rate.rate_of_each(threads) for threads in (1, 2, 4, 8)] == [50, 50, 40, 20]
@@ -74,28 +74,28 @@ def test_a_rate_is_a_line_between_points_through_zero_and_flat_after_the_last() 
     ],
 )
 def test_fetch_times_of_the_papers_machines(tier: Tier, seconds: float) -> None:
-    """42.5 MB; RAM 85,000 / 4 = 21,250 MB/s a thread, SSD 4,000 / 2 = 2,000, storage 1,540 / 4 = 385.
+    """42.5 MB; per thread: RAM 85,000 / 4 = 21,250 MB/s, SSD 4,000 / 2 = 2,000, storage 1,540 / 4 = 385.
 
-    The network's 24,000 MB/s is faster than either class, so remote is as fast as own.
+    The network's 24,000 MB/s is faster than either class, so remote is as fast as local.
     """
     assert fetch_s(nopfs(), tier, 42.5 * MB) == pytest.approx(seconds)
 
 
 def test_a_slow_network_bounds_what_is_remote_and_nothing_else() -> None:
-    """42.5 MB at min(1,000, 21,250) MB/s = 42.5 ms from a remote RAM; own RAM 2 ms as before."""
+    """42.5 MB at min(1,000, 21,250) MB/s takes 42.5 ms from a remote RAM; local RAM still takes 2 ms."""
     slow = nopfs(network_bytes_per_s=1_000 * MB)
     assert fetch_s(slow, REMOTE_RAM, 42.5 * MB) == pytest.approx(0.0425)
     assert fetch_s(slow, OWN_RAM, 42.5 * MB) == pytest.approx(0.002)
 
 
 def test_writing_takes_as_long_as_the_slower_of_preparing_and_storing() -> None:
-    """100 MB: preparing 100 / 200 = 0.5 s, storing 100 / (111,000 / 8) = 7.2 ms. Without preparing the latter."""
+    """100 MB: prep takes 100 / 200 = 0.5 s, storing 100 / (111,000 / 8) = 7.2 ms, the time without prep."""
     assert 100 * MB / nopfs().write_bytes_per_s == pytest.approx(0.5)
     assert 100 * MB / nopfs(prep_bytes_per_s=float("inf")).write_bytes_per_s == pytest.approx(100 / 13_875)
 
 
 def test_a_block_from_two_tiers_takes_the_sum() -> None:
-    """20 MB of own SSD and 77 MB of storage: 20/2,000 + 77/385 = 0.01 + 0.2, and 97/200 = 0.485 to write."""
+    """20 MB of local SSD and 77 MB of storage: 20/2,000 + 77/385 = 0.01 + 0.2, and 97/200 = 0.485 to write."""
     assert nopfs().read_s({OWN_SSD: 20.0 * MB, STORAGE: 77.0 * MB}, readers=READERS) == pytest.approx(0.695)
     blocks = nopfs().read_s(
         {OWN_SSD: np.array([20.0, 0.0]) * MB, STORAGE: np.array([77.0, 38.5]) * MB}, readers=READERS
@@ -104,7 +104,10 @@ def test_a_block_from_two_tiers_takes_the_sum() -> None:
 
 
 def test_the_fastest_tier_is_taken() -> None:
-    """Remote RAM (21,250) beats own SSD (2,000); over a network of 1,000 MB/s it does not, but storage (385) loses."""
+    """Remote RAM (21,250) beats local SSD (2,000).
+
+    With a network of 1,000 MB/s it does not, but still beats storage (385).
+    """
     assert nopfs().fastest([OWN_SSD, REMOTE_RAM], readers=READERS) == REMOTE_RAM
     assert nopfs(network_bytes_per_s=1_000 * MB).fastest([OWN_SSD, REMOTE_RAM], readers=READERS) == OWN_SSD
     assert nopfs(network_bytes_per_s=1_000 * MB).fastest([REMOTE_SSD], readers=READERS) == REMOTE_SSD
@@ -121,7 +124,7 @@ def test_own_comes_before_remote_if_both_are_as_fast() -> None:
 
 
 def test_classes_that_are_faster_than_storage_are_worth_while_the_fastest_first() -> None:
-    """A disk of 380 MB/s against 1,540 / 4 = 385 MB/s of storage; of 390 MB/s it is worth having."""
+    """Storage gives 1,540 / 4 = 385 MB/s: a disk of 380 MB/s is not worthwhile, one of 390 MB/s is."""
     assert nopfs(classes=(storage_class("SSD", 6, 4e9), storage_class("RAM", 10, 85e9))).worthwhile(
         readers=READERS
     ) == [1, 0]
@@ -131,26 +134,26 @@ def test_classes_that_are_faster_than_storage_are_worth_while_the_fastest_first(
 
 
 def test_even_blocks_need_one_block_ahead() -> None:
-    """Reading takes 2 s of 2 threads = 1 s, consuming 10 / 10 = 1 s: while one is consumed the next is read.
+    """Reading takes 2 s / 2 threads = 1 s, consuming 10 / 10 = 1 s: while a block is consumed, the next one is read.
 
-    With a depth of 1 there is no next one: the only place is taken until the block in it is consumed.
+    A depth of 1 has no room for the next block until the first one is consumed.
     """
     depth = readahead_depth([2.0] * 6, [10] * 6, consume_bytes_per_s=10, threads=2)
     assert depth == Depth(blocks=2, nbytes=20, keeps_up=True)
 
 
 def test_a_slow_block_needs_the_time_of_those_before_it() -> None:
-    """Consuming takes 1 s a block, reading none but block 4, which takes 2.5 s.
+    """Consuming takes 1 s per block, reading 0 s except for block 4, which takes 2.5 s.
 
-    Block 4 is due at 4. With depth d it may begin when block 4 - d is consumed, at 5 - d: it needs
-    5 - d + 2.5 <= 4, so d >= 3.5: 4 blocks.
+    Block 4 is due at 4. With depth d its read may begin when block 4 - d is consumed, at 5 - d. So 5 - d + 2.5 <= 4
+    must hold, which gives d >= 3.5: 4 blocks.
     """
     depth = readahead_depth([0, 0, 0, 0, 2.5, 0, 0], [1] * 7, consume_bytes_per_s=1, threads=1)
     assert depth == Depth(blocks=4, nbytes=4, keeps_up=True)
 
 
 def test_the_bytes_are_those_of_the_largest_run() -> None:
-    """Depth 2, and the two neighbours that hold most are 7 + 5."""
+    """Depth 2, and the two largest neighbors have 7 + 5 bytes."""
     depth = readahead_depth([0.0] * 4, [3, 7, 5, 1], consume_bytes_per_s=1, threads=1)
     assert (depth.blocks, depth.nbytes) == (1, 7)
     depth = readahead_depth([0.5, 0.5, 0.5, 0.5], [3, 7, 5, 1], consume_bytes_per_s=1, threads=1)
@@ -158,17 +161,17 @@ def test_the_bytes_are_those_of_the_largest_run() -> None:
 
 
 def test_storage_that_is_too_slow_is_told() -> None:
-    """4 blocks of 2 s to read and 1 s to consume; 8 s of reading exceed 4 of consuming.
+    """4 blocks of 2 s to read and 1 s to consume: 8 s of reading exceed 4 s of consuming.
 
-    With depth 3 block 3 begins when block 0 is consumed, at 1, and is there at 3, just in time. With depth 2
-    block 2 begins at 1 and is due at 2.
+    With depth 3, block 3 begins when block 0 is consumed, at 1, and arrives at 3, just in time. With depth 2, block 2
+    begins at 1 and is due at 2.
     """
     depth = readahead_depth([2.0] * 4, [1] * 4, consume_bytes_per_s=1, threads=1)
     assert depth == Depth(blocks=3, nbytes=3, keeps_up=False)
 
 
 def waits(read_s: list[float], sizes: list[int], depth: int) -> bool:
-    """Whether a consumer of 1 byte/s, which begins when the first `depth` blocks are there, waits: event by event."""
+    """Return whether a consumer of 1 byte/s that starts after the first ``depth`` blocks waits, by simulation."""
     n, read_end, consumed = len(sizes), [0.0] * len(sizes), [0.0] * len(sizes)
     reader = now = 0.0
     for k in range(n):

@@ -1,4 +1,4 @@
-"""Which machines let workers go: nothing that their caches keep is lost."""
+"""Nodes give back workers without losing cached samples."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_machines_that_keep_all_they_can_keep_a_worker_each() -> None:
 
 
 def test_where_nothing_is_prepared_machines_go_first() -> None:
-    """Their object stores have no room for what is made; nothing is kept there."""
+    """Their object stores have no room for prepared samples, so nothing is cached there."""
     machines = [machine("a", 1), Machine(node="b", workers=3, own=3, is_of_use=False), machine("c", 2)]
     assert to_let_go(machines, 4) == ["b", "b", "b", "a"]
 
@@ -43,7 +43,7 @@ def test_workers_of_other_feeds_are_not_let_go_and_keep_their_machine() -> None:
 
 
 def lost(machines: Sequence[Machine], gone: Sequence[str]) -> bool:
-    """Whether the machines that are left lack the room for what the others kept."""
+    """Return whether the remaining machines lack room for the samples cached on the others."""
     left = Counter({m.node: m.workers for m in machines})
     left.subtract(gone)
     room = sum(m.room_bytes for m in machines if left[m.node])
@@ -51,7 +51,7 @@ def lost(machines: Sequence[Machine], gone: Sequence[str]) -> bool:
 
 
 def best(machines: Sequence[Machine], count: int) -> int:
-    """The most workers, up to ``count``, that can go without a loss, by trying all ways."""
+    """The most workers, up to ``count``, that can go without a loss, by exhaustive search."""
     whole, most = sum(m.workers for m in machines), 0
     for way in itertools.product(*(range(m.own + 1) for m in machines)):
         gone = [m.node for m, taken in zip(machines, way, strict=True) for _ in range(taken)]
@@ -66,7 +66,7 @@ MACHINES = st.lists(st.tuples(st.integers(1, 3), st.integers(0, 10), st.integers
 @settings(max_examples=150)
 @given(MACHINES, st.integers(0, 8), st.booleans())
 def test_nothing_is_lost_and_as_many_go_as_can(drawn: list[tuple[int, int, int]], count: int, is_even: bool) -> None:
-    """The most of all ways where caches are of one size; else at least as many as if each machine kept a worker."""
+    """The maximum if all caches have one size; else at least as many as if each machine kept a worker."""
     machines = []
     for number, (workers, keeps, others) in enumerate(drawn):
         room = 10 - keeps if is_even else keeps

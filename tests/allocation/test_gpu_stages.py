@@ -1,4 +1,4 @@
-"""Where samples cross to the GPU: against arithmetic by hand, all shares that there are, and a simulation."""
+"""Plans of CPU and GPU stages agree with arithmetic by hand, with exhaustive search, and with a simulation."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WAYS = DECODE, RESIZE, NORMALIZE
 
 
 def devices(**changes: Any) -> Devices:
-    """Four trials on four GPUs, each of which trains on 2,000 samples/s; eight cores prepare."""
+    """Four trials on four GPUs, each training on 2,000 samples/s; eight cores prepare."""
     usual: dict[str, Any] = {"cpus": 8.0, "gpus": 4, "trials": 4, "step_per_s": 2000.0, "pixel_bytes": 150e3}
     return Devices(**{**usual, **changes})
 
@@ -36,7 +36,7 @@ def only(plan: DevicePlan) -> Stage:
 
 
 def test_cpus_prepare_all_where_they_are_fast_enough() -> None:
-    """8 cores make 2,000 samples/s, as many as each trial takes: no GPU need do anything but train."""
+    """8 cores prepare 2,000 samples/s, as many as each trial takes, so GPUs only train."""
     plan = best_plan(WAYS, devices())
     assert [only(plan), plan.trial_per_s, plan.limit] == ["normalize", pytest.approx(2000), "steps"]
     assert (plan.cpu_cores, plan.prep_gpus, plan.options) == (8, 0, {"engine": "cpu"})
@@ -47,8 +47,9 @@ def test_cpus_prepare_all_where_they_are_fast_enough() -> None:
 
 
 def test_gpus_decode_where_there_are_few_cores() -> None:
-    """2 cores: 500 samples/s by CPUs alone, 667 of decoded samples, 1 / (0.5 ms + 0.1 ms) = 1,667 by GPUs alone. Slow
-    ones, of which CPUs can do hardly anything, decode all.
+    """2 cores: 500 samples/s by CPUs alone, 667 with decoded samples, 1 / (0.5 ms + 0.1 ms) = 1,667 by GPUs alone.
+
+    With a slow transform, CPUs could prepare hardly any samples, so GPUs decode every sample.
     """
     slow = replace(NORMALIZE, cpu_s=2.0)
     plan = best_plan((DECODE, RESIZE, slow), devices(cpus=2.0))
@@ -65,7 +66,7 @@ def test_gpus_decode_where_there_are_few_cores() -> None:
         ({"cpus": 2.0, "memory_bytes": 2e9}, {"resize": 1.0}, 2000 / 3, "CPUs"),
         ({"cpus": 2.0, "memory_bytes": 5e8}, {"normalize": 1.0}, 500, "CPUs"),
         ({"cpus": 2.0, "gpus": 1}, {"normalize": 1.0}, 500, "steps"),
-        # GPUs are spared where CPUs suffice, and do no more than they must where these do not
+        # GPUs prepare nothing if CPUs suffice, and otherwise no more than necessary
         ({"cpus": 8.0, "gpus": 8, "trials": 4}, {"normalize": 1.0}, 2000, "steps"),
         ({"cpus": 2.0, "gpus": 8, "trials": 4}, {"decode": 0.79, "normalize": 0.21}, 2000, "steps"),
     ],
@@ -91,7 +92,7 @@ def test_a_way_for_which_a_gpu_has_no_memory_is_told() -> None:
 
 
 def test_a_mix_uses_all_that_there_is() -> None:
-    """2 cores, G = 2,000: x decoded on GPUs so that 0.5 + 0.1 x and (0.2 x + 4 (1 - x)) / 2 ms are equal: x = 0.75."""
+    """2 cores, G = 2,000. GPUs decode the share x with 0.5 + 0.1 x = (0.2 x + 4 (1 - x)) / 2 ms: x = 0.75."""
     plan = best_plan(WAYS, devices(cpus=2.0))
     assert plan.shares == pytest.approx({"decode": 0.75, "resize": 0.0, "normalize": 0.25})
     assert plan.trial_per_s == pytest.approx(1 / 0.575e-3)
@@ -103,7 +104,7 @@ def test_a_mix_uses_all_that_there_is() -> None:
 
 
 def test_the_time_of_a_gpu_follows_from_what_training_loses() -> None:
-    """Beside 1,000 prepared samples/s a step falls from 2,000 to 1,500 samples/s: a quarter of a second for 1,000."""
+    """During prep of 1,000 samples/s, training falls from 2,000 to 1,500 samples/s: a quarter of a second per 1,000."""
     assert gpu_seconds(step_per_s=2000, step_beside_per_s=1500, made_per_s=1000) == pytest.approx(0.25 * MS)
     assert gpu_seconds(step_per_s=2000, step_beside_per_s=2010, made_per_s=1000) == 0.0
 
@@ -128,7 +129,7 @@ def test_what_cannot_be(make: Any, sentence: str) -> None:
 
 
 def pace(ways: Sequence[Way], shares: Sequence[float], d: Devices) -> float:
-    """Samples/s of each trial with these shares, resource by resource."""
+    """Samples/s of each trial with these shares: the minimum over all resources."""
 
     def mean(name: str) -> float:
         return sum(share * getattr(way, name) for way, share in zip(ways, shares, strict=True))
@@ -175,7 +176,7 @@ DEVICES = st.builds(
 @settings(max_examples=50)
 @given(any_ways(), DEVICES)
 def test_no_other_shares_are_faster(ways: list[Way], d: Devices) -> None:
-    """Of all that a feed can do, in whole percent; and what is planned is what its shares give."""
+    """Among all feasible shares in whole percent. The planned rate is the rate of the planned shares."""
     plan = best_plan(ways, d)
     feasible = corners(len(ways))
     pair = [number for number, way in enumerate(ways) if way.first_on_gpu in ("decode", "normalize")]
@@ -197,10 +198,10 @@ def corners(count: int) -> list[list[float]]:
 
 
 class Simulation:
-    """A feed that makes each block in one way, in turn by their shares, and whose trials all take all blocks.
+    """A feed that chooses a way for each block in proportion to the shares; all trials take all blocks.
 
-    A block's work on CPUs is one core's, then a GPU's if its way has any. It is begun when all trials have taken the
-    block 16 before. A GPU does one thing at a time, and what is to be made before a step.
+    A block first needs one core, then a GPU if its way uses one. It starts when all trials have taken the block 16
+    before. A GPU does one thing at a time, and prepares before it trains.
     """
 
     AHEAD, SAMPLES = 16, 64
@@ -210,7 +211,7 @@ class Simulation:
         self.behind = dict.fromkeys(plan.shares, 0.0)
         self.now, self.events, self.count = 0.0, list[tuple[float, int, Callable[[], None]]](), itertools.count()
         self.cores, self.begun = int(d.cpus), 0
-        self.to_make: list[tuple[int, float]] = []  # blocks that wait for a GPU, and the seconds that each takes
+        self.to_make: list[tuple[int, float]] = []  # blocks that wait for a GPU, and seconds of GPU work for each
         self.made: set[int] = set()
         self.is_free = [True] * d.gpus
         self.taken = [0] * d.trials
@@ -219,7 +220,7 @@ class Simulation:
         heapq.heappush(self.events, (self.now + seconds, next(self.count), then))
 
     def begin(self) -> None:
-        """Put all to work that is free."""
+        """Start work on all free cores and GPUs."""
         while self.cores and self.begun < min(self.taken) + self.AHEAD:
             self.behind = {stage: lag + self.shares[stage] for stage, lag in self.behind.items()}
             stage = max(self.behind, key=self.behind.__getitem__)
@@ -227,7 +228,7 @@ class Simulation:
             self.cores -= 1
             self.later(self.SAMPLES * self.ways[stage].cpu_s, partial(self.prepared, self.begun, self.ways[stage]))
             self.begun += 1
-        # First those whose trials are furthest: the others have less time for what is to be made.
+        # First GPUs whose trials are furthest ahead: the others have less time to prepare.
         free = [gpu for gpu, is_free in enumerate(self.is_free) if is_free]
         for gpu in sorted(free, key=lambda gpu: -min(self.taken[gpu :: self.d.gpus], default=math.inf)):
             ready = [trial for trial in range(gpu, self.d.trials, self.d.gpus) if self.taken[trial] in self.made]
@@ -256,12 +257,12 @@ class Simulation:
         self.taken[trial] += 1
 
     def per_s(self, blocks: int = 400) -> float:
-        """Samples/s of each trial, over the second half of so many blocks."""
+        """Samples/s of each trial over the second half of ``blocks``."""
         half: float | None = None
         while min(self.taken) < blocks:
             self.begin()
             self.now = self.events[0][0]
-            while self.events and self.events[0][0] <= self.now + 1e-9:  # all that ends at the same time
+            while self.events and self.events[0][0] <= self.now + 1e-9:  # all events at the same time
                 heapq.heappop(self.events)[2]()
             if half is None and min(self.taken) >= blocks // 2:
                 half = self.now
@@ -275,7 +276,7 @@ class Simulation:
     ids=str,
 )
 def test_a_simulated_feed_is_as_fast_as_planned(changes: dict[str, Any]) -> None:
-    """Within 6 %: blocks are whole, and a block is not everywhere at the same time."""
+    """Within 6 %, because blocks are whole and reach trials at different times."""
     d = devices(**changes)
     for ways in (WAYS, WAYS[1:], WAYS[:1]):
         plan = best_plan(ways, d)

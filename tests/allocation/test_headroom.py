@@ -1,4 +1,4 @@
-"""Feeds with default options leave room for trials, however many there are."""
+"""Feeds with default options leave room for trials, for any number of feeds."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mbaas.allocation.headroom import GpuRoom, PrepResources, default_prep, node
 
 
 def in_turn(cpus: int, feeds: int) -> list[PrepResources]:
-    """The resources of feeds that are served one after the other."""
+    """The resources of consecutive feeds."""
     found: list[PrepResources] = []
     for _ in range(feeds):
         found.append(default_prep(cpus=cpus, claimed_cpus=sum(resources.cpus for resources in found)))
@@ -39,7 +39,7 @@ def test_training_and_validation_leave_room_for_a_trial(
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # the machine may be busy
 @given(st.integers(1, 1024), st.lists(st.none() | st.integers(1, 64), max_size=12))
 def test_whoever_was_there_before_a_default_leaves_a_free_cpu_free(cpus: int, feeds: list[int | None]) -> None:
-    """Feeds with the numbers that users gave, and between them feeds with defaults (None)."""
+    """Feeds with user-defined numbers of workers, mixed with default feeds (None)."""
     claimed = 0.0
     for given_workers in feeds:
         resources = (
@@ -75,7 +75,7 @@ def test_a_part_of_a_cpu_is_one_that_ray_can_count(cpus: int, claimed: float) ->
         (4, 8, 1, 0.5, 2),
         (2, 8, 1, 0.25, 1),
         (16, 0, 1, 16, 1),
-        (64, 4, 4, 4, 8),  # the nodes keep half of their CPUs
+        (64, 4, 4, 4, 8),  # GPU nodes keep half of their CPUs
         (136, 1, 2, 2, 1),  # one node of 2 CPUs has the GPU
     ],
 )

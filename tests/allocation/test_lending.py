@@ -1,4 +1,4 @@
-"""When a feed lends a worker and when it gives one back."""
+"""Feeds lend surplus workers to feeds that need them, and get them back."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ AT_ONCE = Lending(hold_s=0, pause_s=0)
 
 
 def report(feed: str, workers: int, demand: float, **fields: object) -> DemandReport:
-    """Of a feed whose workers prepare 100 samples/s each, and which reserved those that it has."""
+    """Report of a feed whose workers prepare 100 samples/s each and are reserved by default."""
     given = {"kind": "cpu", "borrowed": {}, "reserved": workers, "worker_per_s": 100.0, **fields}
     return DemandReport(feed=feed, workers=workers, demand_per_s=demand, **given)  # type: ignore[arg-type]
 
 
 def moves_of(reports: list[DemandReport]) -> dict[str, WorkerMove]:
-    """What each feed would do if it had not to wait."""
+    """The move of each feed if it did not have to wait."""
     found = {report.feed: Lender(report.feed, AT_ONCE).observe(reports, 0.0) for report in reports}
     return {feed: move for feed, move in found.items() if move is not None}
 
 
 def test_who_has_one_too_many_lends_it_to_who_lacks_most() -> None:
-    """a can use 2 of 4; b lacks 1 of 2; c lacks 3 of 4: the 7 workers are shared out 2, 2, 3."""
+    """a can use 2 of 4, b lacks 1 of 2, c lacks 3 of 4: the fair shares of the 7 workers are 2, 2 and 3."""
     found = moves_of([report("a", 4, 150), report("b", 1, 190), report("c", 2, 390)])
     assert list(found) == ["a"]
     assert (found["a"].target, found["a"].is_return) == ("c", False)
@@ -36,11 +36,11 @@ def test_who_has_one_too_many_lends_it_to_who_lacks_most() -> None:
 @pytest.mark.parametrize(
     "reports",
     [
-        [report("a", 4, 150)],  # nobody else is there
-        [report("a", 4, 150), report("b", 1, 90)],  # nobody lacks one
-        [report("a", 2, 190), report("b", 1, 500)],  # both can use what they reserved
-        [report("a", 1, 0), report("b", 1, 500)],  # the last one stays
-        [report("a", 4, 150, worker_per_s=0.0), report("b", 1, 500)],  # a does not know what its workers can do
+        [report("a", 4, 150)],  # no other feed
+        [report("a", 4, 150), report("b", 1, 90)],  # no feed lacks a worker
+        [report("a", 2, 190), report("b", 1, 500)],  # both can use their reserved workers
+        [report("a", 1, 0), report("b", 1, 500)],  # the last worker stays
+        [report("a", 4, 150, worker_per_s=0.0), report("b", 1, 500)],  # the rate of a's workers is unknown
     ],
 )
 def test_workers_stay_where_they_are(reports: list[DemandReport]) -> None:
@@ -55,7 +55,7 @@ def test_a_feed_without_trials_lends_all_but_one() -> None:
 
 
 def test_a_borrowed_worker_goes_home_when_its_owner_can_use_it() -> None:
-    """a reserved 3 and can use them now; b borrowed two of them."""
+    """a reserved 3 workers and can use them now; b borrowed two."""
     feeds = [report("a", 1, 300, reserved=3), report("b", 3, 300, borrowed={"a": 2}, reserved=1)]
     found = moves_of(feeds)
     assert (found["b"].target, found["b"].is_return) == ("a", True)
@@ -75,7 +75,7 @@ def test_a_move_waits_until_it_has_been_right_for_a_while_and_after_the_last_one
     lender = Lender("a", Lending(hold_s=3, pause_s=5))
     rich, poor, content = report("a", 4, 50), report("b", 1, 500), report("b", 1, 90)
     assert lender.observe([rich, poor], 0.0) is None
-    assert lender.observe([rich, content], 2.0) is None  # it begins anew
+    assert lender.observe([rich, content], 2.0) is None  # the wait starts again
     assert lender.observe([rich, poor], 3.0) is None
     assert lender.observe([rich, poor], 5.9) is None
     assert lender.observe([rich, poor], 6.0) is not None
@@ -92,9 +92,7 @@ def test_a_move_waits_until_it_has_been_right_for_a_while_and_after_the_last_one
 )
 @settings(max_examples=100, deadline=None)
 def test_lending_comes_to_an_end_with_the_shares(feeds: list[tuple[int, float, float]]) -> None:
-    """Whatever the demands: after finitely many moves nobody wants another, and nobody who could use what it reserved
-    has less.
-    """
+    """For any demands: moves end, and then no feed that could use its reserved workers has fewer."""
     reports = {
         f"feed-{i}": report(f"feed-{i}", workers, demand, worker_per_s=rate)
         for i, (workers, demand, rate) in enumerate(feeds)

@@ -1,4 +1,4 @@
-"""Samples of a minibatch between ranks, by locality."""
+"""Samples of a minibatch are divided among ranks by locality."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mbaas.errors import ConfigError
 
 
 def test_the_largest_surplus_goes_to_the_largest_deficit() -> None:
-    """Surpluses 5 and 2, deficits 4 and 3: 4 of the 5; then 2 (index 1) to the 3; then the last 1."""
+    """Surpluses 5 and 2, deficits 4 and 3: 4 of the 5 go to the 4, then 2 (index 1) to the 3, then the last 1."""
     moves = balance([15, 12, 6, 7], targets=[10, 10, 10, 10])
     assert moves == [SampleMove(0, 2, 4), SampleMove(1, 3, 2), SampleMove(0, 3, 1)]
 
@@ -60,7 +60,7 @@ def test_moves_meet_the_targets_with_few_messages(case: tuple[list[int], list[in
 
 
 def fewest_messages(rest: tuple[int, ...]) -> int:
-    """People with something over or lacking, minus the most groups that settle among themselves."""
+    """Parties with a surplus or deficit, minus the maximum number of groups that balance internally."""
     people = tuple(over for over in rest if over)
 
     @cache
@@ -91,25 +91,25 @@ def test_everybody_knows_its_share() -> None:
 
 
 def test_samples_stay_at_home_and_the_last_surplus_moves() -> None:
-    """Node 0 holds 4 and keeps 3, node 1 holds 2 and gets one: the last one of node 0."""
+    """Node 0 holds 4 samples and keeps 3; node 1 holds 2 and gets the last one of node 0."""
     assert assign([0, 1, 0, 0, 1, 0], rank_nodes=[0, 1]).tolist() == [0, 1, 0, 0, 1, 1]
 
 
 def test_samples_cached_nowhere_fill_deficits_without_a_message() -> None:
-    """Node 0 holds 3 of its 3, node 1 holds 1, node 2 holds 2: two to node 1 and one to node 2."""
+    """Node 0 holds 3 of its 3, node 1 holds 1, node 2 holds 2: two go to node 1 and one to node 2."""
     homes = [0, -1, 2, 0, 1, -1, 0, 2, -1]
     ranks = assign(homes, rank_nodes=[0, 1, 2])
-    assert ranks.tolist() == [0, 2, 2, 0, 1, 1, 0, 2, 1]  # the smaller lack first
+    assert ranks.tolist() == [0, 2, 2, 0, 1, 1, 0, 2, 1]  # smaller deficits first
 
 
 def test_ranks_of_one_node_share_what_it_holds() -> None:
-    """Node 5 has ranks 0 and 2 and holds all six: four for them, in order, and two go to node 9."""
+    """Node 5 has ranks 0 and 2 and holds all six: four for its ranks, in order, and two go to node 9."""
     homes = [5] * 6
     assert assign(homes, rank_nodes=[5, 9, 5]).tolist() == [0, 0, 2, 2, 1, 1]
 
 
 def test_a_home_without_ranks_gives_all_it_has() -> None:
-    """Node 7 has no rank: its three go to nodes 0 and 1, which lack two and one."""
+    """Node 7 has no rank: its three samples go to nodes 0 and 1, which lack two and one."""
     homes = [7, 0, 7, 7, 1, 1]
     ranks = assign(homes, rank_nodes=[0, 1])
     assert ranks.tolist() == [0, 0, 0, 1, 1, 1]
@@ -129,7 +129,7 @@ def minibatches(draw: st.DrawFn) -> tuple[list[int], list[int]]:
 
 @given(minibatches())
 def test_every_rank_gets_its_share_and_no_sample_travels_without_need(case: tuple[list[int], list[int]]) -> None:
-    """As many travel as nodes lack once samples cached nowhere are given out."""
+    """The number of moved samples is the nodes' total deficit after uncached samples are assigned."""
     homes, rank_nodes = case
     ranks = assign(homes, rank_nodes=rank_nodes)
     number, size = len(rank_nodes), len(homes)
@@ -155,7 +155,7 @@ def test_messages_between_nodes_are_fewer_than_nodes(case: tuple[list[int], list
 
 @given(minibatches(), st.integers(1, 1000))
 def test_the_answer_does_not_depend_on_how_nodes_are_numbered(case: tuple[list[int], list[int]], more: int) -> None:
-    """Larger numbers in the same order, and lists or arrays of any integer type."""
+    """Larger node numbers in the same order, and lists or arrays of any integer type."""
     homes, rank_nodes = case
     ranks = assign(homes, rank_nodes=rank_nodes)
     renumbered = np.array([home if home == -1 else home + more for home in homes], dtype=np.int32)
@@ -167,7 +167,7 @@ def test_the_answer_does_not_depend_on_how_nodes_are_numbered(case: tuple[list[i
 def test_imbalance_depends_on_the_local_batch_and_hardly_on_the_ranks(ranks: int, local: int) -> None:
     """A rank holds Binomial(p b, 1/p) samples: sigma = sqrt(b (1 - 1/p)), mean deficit sigma / sqrt(2 pi).
 
-    So the share is 0.399 sqrt((1 - 1/p) / b): 0.0611 and 0.0694 for b = 32 and 4 or 32 ranks, half of it for 128.
+    So the share is 0.399 sqrt((1 - 1/p) / b): 0.0611 and 0.0694 for b = 32 and 4 or 32 ranks, and half for b = 128.
     """
     random = np.random.default_rng(ranks * local)
     steps = [random.integers(0, ranks, ranks * local) for _ in range(300)]
@@ -178,7 +178,7 @@ def test_imbalance_depends_on_the_local_batch_and_hardly_on_the_ranks(ranks: int
 
 @pytest.mark.parametrize("nodes", [8, 64])
 def test_a_minibatch_of_8192_takes_less_than_two_milliseconds(nodes: int) -> None:
-    """About 0.5 ms for 64 ranks on 8 or 64 nodes, an eighth of the samples cached nowhere."""
+    """About 0.5 ms for 64 ranks on 8 or 64 nodes, with an eighth of the samples uncached."""
     random = np.random.default_rng(0)
     homes = random.integers(0, nodes, 8192)
     homes[random.random(8192) < 1 / 8] = -1

@@ -1,4 +1,4 @@
-"""What a node keeps encoded and decoded: as fast as the model allows, and plain MinIO where decoding costs nothing."""
+"""Caches hold the optimal mix of encoded and decoded samples, and only encoded ones (MinIO) if decoding is free."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from mbaas.allocation.forms import (
 from mbaas.errors import ConfigError
 
 PHOTOS = SampleCosts(encoded_bytes=100_000, decoded_bytes=500_000, encoded_s=2e-3, decoded_s=0.2e-3, storage_s=0.2e-3)
-"""Photographs on fast storage: two threads prepare 1,000 a second, and five times as large they save 90 %."""
+"""Photographs on fast storage: two threads prepare 1,000/s. Decoded samples are five times as large and save 90 %."""
 
 
 def minio(costs: SampleCosts, *, samples: float, memory_bytes: float, disk_bytes: float = 0) -> FormPlan:
-    """Keep all encoded, in memory until it is full, and then on disk."""
+    """Cache encoded samples only, in memory until it is full, then on disk."""
     memory = min(1.0, memory_bytes / (samples * costs.encoded_bytes))
     disk = min(1 - memory, disk_bytes / (samples * costs.encoded_bytes))
     return FormPlan(
@@ -38,8 +38,9 @@ def shares(plan: FormPlan) -> tuple[float, float, float, float]:
 
 
 def test_cpus_that_set_the_pace_get_decoded_samples_for_all_memory_that_there_is() -> None:
-    """A tenth of 1,000 samples decoded, 50 MB: 0.9 x 2 ms + 0.1 x 0.2 ms by two threads is 0.91 ms. Storage reads the
-    others in 0.18 ms.
+    """50 MB hold a tenth of 1,000 samples decoded: 0.9 x 2 ms + 0.1 x 0.2 ms on two threads is 0.91 ms.
+
+    Storage reads the others in 0.18 ms.
     """
     plan = plan_forms(PHOTOS, samples=1000, threads=2, memory_bytes=50_000_000)
     assert shares(plan) == pytest.approx((0, 0.1, 0, 0))
@@ -48,14 +49,14 @@ def test_cpus_that_set_the_pace_get_decoded_samples_for_all_memory_that_there_is
 
 
 def test_where_all_samples_fit_encoded_all_are_kept_however_fast_storage_is() -> None:
-    """250 MB hold all 1,000 of 100 kB: x decoded of 500 kB beside 1 - x are 100 + 400 x = 250."""
+    """250 MB hold all 1,000 samples of 100 kB. With x decoded at 500 kB and 1 - x encoded, 100 + 400 x = 250 MB."""
     plan = plan_forms(PHOTOS, samples=1000, threads=2, memory_bytes=250_000_000)
     assert shares(plan) == pytest.approx((0.625, 0.375, 0, 0))
     assert plan.seconds_per_sample == pytest.approx((2 - 0.375 * 1.8) / 2 * 1e-3)
 
 
 def test_what_a_gpu_prepares_is_never_kept_decoded_and_takes_no_time_of_cpus() -> None:
-    """A quarter of 1,000 samples is the CPUs': 0.25 x 2 ms by two threads, or 0.25 x 0.2 ms of decoded ones."""
+    """CPUs prepare a quarter of 1,000 samples: 0.25 x 2 ms on two threads, or 0.25 x 0.2 ms if decoded."""
     costs = replace(PHOTOS, decodable=0.25)
     none = plan_forms(costs, samples=1000, threads=2, memory_bytes=0)
     assert none.seconds_per_sample == pytest.approx(0.25e-3)
@@ -66,7 +67,7 @@ def test_what_a_gpu_prepares_is_never_kept_decoded_and_takes_no_time_of_cpus() -
 
 
 def test_decoded_samples_have_the_room_that_encoded_ones_do_not_need() -> None:
-    """Of 250 MB 625 encoded samples take 62.5 MB, and 25 more, their root, are left to them: 2.5 MB."""
+    """In 250 MB, 625 encoded samples take 62.5 MB. A margin of 25 samples, the square root of 625, takes 2.5 MB."""
     plan = plan_forms(PHOTOS, samples=1000, threads=2, memory_bytes=250_000_000)
     memory, disk = room_for_decoded(plan, PHOTOS, samples=1000, memory_bytes=250_000_000)
     assert memory == pytest.approx(185_000_000, abs=10)
@@ -76,9 +77,10 @@ def test_decoded_samples_have_the_room_that_encoded_ones_do_not_need() -> None:
 
 
 def test_slow_storage_gets_its_samples_kept_first_and_then_shares_the_memory() -> None:
-    """Storage takes 4 ms, the CPUs 1 ms for a sample. With memory for half of them encoded the pace is storage's, 2 ms.
-    With room for all of them encoded twice over, 200 MB, all are kept: x decoded of five times the size beside 1 - x
-    make 1 + 4 x = 2, a quarter: 0.25 x 0.1 + 0.75 x 1 ms.
+    """Storage takes 4 ms per sample, the CPUs 1 ms.
+
+    Memory for half of the samples encoded gives the storage rate, 2 ms. 200 MB hold all samples encoded twice over, so
+    all are cached. With x decoded, at five times the size, 1 + 4 x = 2 and x is a quarter: 0.25 x 0.1 + 0.75 x 1 ms.
     """
     slow = replace(PHOTOS, storage_s=4e-3)
     plan = plan_forms(slow, samples=1000, threads=2, memory_bytes=50_000_000)
@@ -105,8 +107,9 @@ def test_without_a_worthwhile_advantage_it_is_plain_minio(decoded_s: float) -> N
 
 
 def test_what_saves_hardly_anything_is_not_worth_a_change_of_forms() -> None:
-    """1,000 samples of which x are kept decoded save 0.9 x of the CPU time: 5 % takes 28 MB. With less than that, all
-    memory keeps encoded ones.
+    """A decoded share x of 1,000 samples saves 0.9 x of the CPU time: saving 5 % takes 28 MB.
+
+    Less memory caches encoded samples only.
     """
     enough = WORTHWHILE / 0.9 * 500_000_000
     assert plan_forms(PHOTOS, samples=1000, threads=2, memory_bytes=enough * 1.001).memory_decoded > 0.055
@@ -130,12 +133,12 @@ def test_a_disk_slower_than_decoding_keeps_no_decoded_samples_and_it_is_told_why
     assert unknown.told == ("the disk keeps no decoded samples, because its speed has not been measured",)
     fast = plan_forms(replace(PHOTOS, disk_bytes_per_s=5e9), **room)
     assert shares(fast) == pytest.approx((0, 0, 0, 1))
-    assert fast.seconds_per_sample == pytest.approx(0.1e-3)  # 500 kB from the disk; the CPUs need as long
+    assert fast.seconds_per_sample == pytest.approx(0.1e-3)  # 500 kB from the disk; the CPUs take the same time
     assert fast.told == ()
 
 
 def test_decoded_samples_that_take_no_more_room_are_kept_also_where_storage_sets_the_pace() -> None:
-    """The epoch takes as long with half of the samples kept in either form; decoded ones leave the CPUs to others."""
+    """Caching half of the samples in either form gives equal epoch times; decoded ones leave the CPUs to other work."""
     costs = replace(PHOTOS, decoded_bytes=100_000, storage_s=40e-3)
     plan = plan_forms(costs, samples=1000, threads=2, memory_bytes=50_000_000)
     assert shares(plan) == pytest.approx((0, 0.5, 0, 0))
@@ -149,7 +152,7 @@ def test_samples_are_kept_also_where_storage_takes_no_time() -> None:
 
 
 def test_a_disk_slower_than_storage_is_filled_only_as_far_as_it_helps() -> None:
-    """Storage gives 250 samples/s, the disk 50: together 300, if a sixth of the samples lies on the disk."""
+    """Storage gives 250 samples/s and the disk 50: together 300, with a sixth of the samples on the disk."""
     costs = replace(PHOTOS, storage_s=4e-3, disk_bytes_per_s=5e6)
     plan = plan_forms(costs, samples=1000, threads=2, memory_bytes=0, disk_bytes=10**9)
     assert shares(plan) == pytest.approx((0, 0, 1 / 6, 0))
@@ -189,7 +192,7 @@ def test_costs_that_cannot_be_are_refused() -> None:
 
 
 def spread(low: float, high: float) -> st.SearchStrategy[float]:
-    """Draw numbers whose sizes are spread evenly from one to the other."""
+    """Floats distributed log-uniformly between two bounds."""
     return st.floats(np.log(low), np.log(high)).map(lambda size: float(np.exp(size)))
 
 
@@ -205,7 +208,7 @@ COSTS = st.builds(
 )
 THREADS = st.sampled_from([1, 2, 16])
 ROOM = st.just(0.0) | spread(1e-2, 10)
-"""Of all samples, encoded."""
+"""Capacity as a multiple of the bytes of all samples, encoded."""
 
 SAMPLES = 1000
 
@@ -243,20 +246,20 @@ def test_more_room_is_never_slower(
     costs: SampleCosts, threads: int, memory: float, disk: float, more_memory: float, more_disk: float
 ) -> None:
     less = planned(costs, threads, memory, disk)
-    assume((memory >= 1) == (memory * more_memory >= 1))  # from where on all must be kept
+    assume((memory >= 1) == (memory * more_memory >= 1))  # from 1 on, all samples must be cached
     more = planned(costs, threads, memory * more_memory, disk * more_disk)
     assert more.seconds_per_sample <= less.seconds_per_sample * (1 + 1e-6)
 
 
 STEPS = np.linspace(0, 1, 9)
 GRID = np.array([point for point in product(STEPS, repeat=4) if sum(point) <= 1])
-"""Shares, as `shares` orders them: all that add up to 1 at most, in eighths."""
+"""Shares in the order of `shares`: all combinations in eighths with a sum of at most 1."""
 
 
 @settings(max_examples=60, deadline=None)
 @given(COSTS, THREADS, ROOM, ROOM)
 def test_no_shares_that_fit_are_better(costs: SampleCosts, threads: int, memory: float, disk: float) -> None:
-    """Decoded ones on disk only where the plan may have them, and none at all where they are not worthwhile."""
+    """Decoded samples on disk only if the plan may have them, and none at all if they are not worthwhile."""
     plan, room = planned(costs, threads, memory, disk), budgets(costs, memory, disk)
     sizes = np.array([costs.encoded_bytes, costs.decoded_bytes])
     fits = GRID[:, :2] @ sizes * SAMPLES <= room["memory_bytes"]
@@ -280,6 +283,6 @@ def test_no_shares_that_fit_are_better(costs: SampleCosts, threads: int, memory:
 
 
 def used_s(costs: SampleCosts, plan: FormPlan) -> float:
-    """Return the CPU and storage seconds of a sample."""
+    """CPU and storage seconds per sample."""
     cpu_s = costs.encoded_s * (costs.decodable - plan.decoded) + costs.decoded_s * plan.decoded
     return cpu_s + costs.storage_s * (1 - plan.kept)

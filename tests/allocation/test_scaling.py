@@ -1,4 +1,4 @@
-"""The autoscaling decision: what it asks for, what it refuses, and that it does not flap on load curves."""
+"""The autoscaler requests the right number of workers within its limits, and does not flap on load curves."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def seen(**changes: float) -> Observation:
 
 
 IDLE = {"prep_stall": 0.0, "fetch_stall": 0.0, "demand_per_s": 240.0, "idle": 0.4}
-"""Changes to `seen`: 2.4 of four workers are used."""
+"""Changes to `seen` that leave 2.4 of four workers used."""
 
 
 def test_a_prep_stall_asks_for_what_the_model_says() -> None:
@@ -53,11 +53,11 @@ def test_a_prep_stall_asks_for_what_the_model_says() -> None:
         ({"demand_per_s": 701.0}, 8),
         ({"demand_per_s": 5000.0}, 10),  # the maximum
         ({"fetch_per_s": 550.0}, 6),  # fetch delivers no more than 5.5 workers prepare
-        ({"fetch_per_s": 400.0}, 4),  # what is there keeps up with fetch
-        ({"demand_per_s": 390.0}, 4),  # training is the bottleneck, whatever the stall says
+        ({"fetch_per_s": 400.0}, 4),  # the current workers keep up with fetch
+        ({"demand_per_s": 390.0}, 4),  # training is the bottleneck despite the stall
         ({"fetch_stall": 0.5}, 4),  # fetch is the larger stall
         ({"prep_stall": 0.09}, 4),
-        ({"worker_per_s": 0.0}, 4),  # not known
+        ({"worker_per_s": 0.0}, 4),  # unknown
     ],
 )
 def test_no_more_than_another_bottleneck_allows(changes: dict[str, float], wanted: int) -> None:
@@ -106,7 +106,7 @@ def test_bounds_are_kept_at_once() -> None:
 
 
 def test_pending_workers_were_asked_for_already() -> None:
-    """A coordinator that restarts finds four workers up and three coming."""
+    """A restarted coordinator finds four workers up and three pending."""
     decision = Scaler(AT_ONCE).observe(seen(pending=3), 0)
     assert (decision.workers, decision.change) == (7, 0)
     assert decision.reason.endswith("needs no more than 7, 3 are on their way")
@@ -135,7 +135,7 @@ def test_a_worker_that_dies_is_still_wanted() -> None:
 
 
 def test_workers_that_went_elsewhere_are_asked_for_again_when_they_are_needed() -> None:
-    """Seven are wanted, three of them borrowed; when these go home, the next stall asks for seven anew."""
+    """Seven are wanted, three are borrowed. After their return, the next stall requests seven again."""
     scaler = Scaler(AT_ONCE)
     scaler.observe(seen(), 0)
     assert scaler.observe(seen(), 1).change == 0
@@ -144,7 +144,7 @@ def test_workers_that_went_elsewhere_are_asked_for_again_when_they_are_needed() 
 
 
 def test_a_stall_has_to_hold() -> None:
-    """15 s, from the first observation above 10 %; 5 % in between do not end it, 2 % do."""
+    """15 s, from the first observation above 10 %. A stall of 5 % in between does not end it, 2 % does."""
     scaler = Scaler(Scaling(grow_hold_s=15))
     stalls = {0: 0.4, 5: 0.02, 10: 0.4, 15: 0.05, 20: 0.4, 25: 0.4}
     wanted = {now: scaler.observe(seen(prep_stall=stall), now).workers for now, stall in stalls.items()}
@@ -160,7 +160,7 @@ def test_a_stall_that_waits_says_for_what() -> None:
 
 
 def test_a_stall_of_a_demand_that_was_low_before_waits_for_the_median() -> None:
-    """4, 4 and 7 were needed: the lower median is what is there."""
+    """4, 4 and 7 were needed: the lower median is the current number."""
     scaler = Scaler(Scaling(grow_hold_s=10))
     decisions = [scaler.observe(seen(demand_per_s=d), 5 * i) for i, d in enumerate((400.0, 400.0, 700.0))]
     assert decisions[-1].reason.endswith("7 would help now, but 4 were enough most of the 10 s")
@@ -175,7 +175,7 @@ def test_a_spike_of_the_demand_does_not_decide() -> None:
 
 
 def test_idleness_has_to_hold_and_the_most_that_was_needed_stays() -> None:
-    """Idle from 0 on; 3.1 workers were needed once."""
+    """Idle from 0 s on; 3.1 workers were needed once."""
     scaler = Scaler(Scaling(grow_hold_s=5, idle_hold_s=20))
     demands = (100.0, 310.0, 100.0, 100.0, 100.0, 100.0)
     idle = [seen(**{**IDLE, "demand_per_s": demand, "workers": 8}) for demand in demands]
@@ -183,7 +183,7 @@ def test_idleness_has_to_hold_and_the_most_that_was_needed_stays() -> None:
 
 
 def test_after_a_change_there_is_a_pause() -> None:
-    """Grown at 0; a stall at 10 s is served at 30 s."""
+    """Grown at 0 s; a stall at 10 s takes effect at 30 s."""
     scaler = Scaler(Scaling(grow_hold_s=0, idle_hold_s=0, cooldown_s=30))
     assert scaler.observe(seen(), 0).workers == 7
     decision = scaler.observe(seen(demand_per_s=900.0), 10)
@@ -192,7 +192,7 @@ def test_after_a_change_there_is_a_pause() -> None:
 
 
 def test_after_a_change_a_signal_has_to_hold_anew() -> None:
-    """Grown at 10 s for a demand that grows further; 20 s is the next time that a stall has held for 10 s."""
+    """Grown at 10 s while demand grows further; the next stall has held for 10 s at 25 s."""
     scaler = Scaler(Scaling(grow_hold_s=10, cooldown_s=0))
     wanted = [scaler.observe(seen(demand_per_s=700.0 if now < 15 else 900.0), now).workers for now in range(0, 30, 5)]
     assert wanted == [4, 4, 7, 7, 7, 9]
@@ -222,7 +222,7 @@ def test_a_signal_begins_high_and_ends_low() -> None:
 
 
 class Naive(Scaler):
-    """One threshold, no hold, no pause: wants what the last observation needs."""
+    """One threshold, no hold, no pause: requests the workers needed by the last observation."""
 
     def observe(self, seen: Observation, now: float) -> Decision:
         wanted = seen.needed or seen.reserved
@@ -242,12 +242,12 @@ LOADS = {
     "spikes": (spikes(), 2),
     "three days": (diurnal(), 3 * 20),
 }
-"""Curves and the most changes that are right for them."""
+"""Load curves and their maximum numbers of reasonable changes."""
 
 
 @pytest.mark.parametrize("name", LOADS)
 def test_load_curves_do_not_make_it_flap(name: str) -> None:
-    """Few changes, far fewer than a scaler without hysteresis makes on a restless curve, and pauses between them."""
+    """Few changes, pauses between them, and on a restless curve far fewer than a scaler without hysteresis makes."""
     load, most_changes = LOADS[name]
     settings = Scaling()
     recording = play(Scaler(settings), load)
@@ -262,7 +262,7 @@ def test_load_curves_do_not_make_it_flap(name: str) -> None:
 
 
 def test_a_step_brings_workers_and_sends_them_home() -> None:
-    """Up at 1,200 s: stalled for 15 s, booted for 60 s, so 8 workers at 1,275 s; down at 2,400 s: idle for 300 s."""
+    """Up at 1,200 s: 15 s of stall and 60 s of boot, so 8 workers at 1,275 s. Down at 2,400 s: idle for 300 s."""
     recording = play(Scaler(Scaling()), step())
     assert recording.changes == [(1215.0, 7), (2700.0, -7)]
     assert (recording.workers(1270), recording.workers(1275)) == (1, 8)
@@ -271,13 +271,14 @@ def test_a_step_brings_workers_and_sends_them_home() -> None:
 
 
 def filling(now: float) -> float:
-    """What a worker makes while more and more samples are kept decoded: 100 to 500 samples/s from 600 s to 900 s."""
+    """Prep rate of a worker as ever more samples are cached decoded: 100 to 500 samples/s from 600 s to 900 s."""
     return 500 / (5 - 4 * min(1.0, max(0.0, (now - 600) / 300)))
 
 
 def test_workers_go_soon_after_each_has_become_faster() -> None:
-    """Trials ask for 750 samples/s all the time. Of 8 workers 2 are left 75 s after the rate has its height: what was
-    needed in the 300 s before does not count.
+    """Trials constantly demand 750 samples/s. 8 workers shrink to 2 within 75 s after the rate has reached its maximum.
+
+    The number needed in the 300 s before does not count.
     """
     recording = play(Scaler(Scaling()), sampled(lambda now: 750.0, seconds=1200), worker_per_s=filling)
     grown, *retired = recording.changes
@@ -291,14 +292,14 @@ def test_workers_go_soon_after_each_has_become_faster() -> None:
 
 
 def test_workers_that_became_faster_wait_for_a_load_that_comes_and_goes() -> None:
-    """They are as fast as they will be from 900 s on; the load comes and goes every 240 s."""
+    """They reach their full rate at 900 s; the load switches on and off every 240 s."""
     recording = play(Scaler(Scaling()), on_and_off(480, seconds=1800), worker_per_s=filling)
     assert all(decision.workers >= 2 for decision in recording.decisions[int(900 / PERIOD_S) :])
     assert all(seen.prep_stall == 0 for seen in recording.observations[int(120 / PERIOD_S) :])
 
 
 def test_workers_are_asked_for_again_when_samples_lose_their_decoded_form() -> None:
-    """Machines change, and so do homes: from 1,500 s on a worker makes 100 samples/s again."""
+    """Nodes and therefore home nodes change: from 1,500 s on, a worker prepares 100 samples/s again."""
     recording = play(
         Scaler(Scaling()),
         sampled(lambda now: 750.0, seconds=2400),
@@ -309,7 +310,7 @@ def test_workers_are_asked_for_again_when_samples_lose_their_decoded_form() -> N
 
 
 def test_a_rate_that_scatters_does_not_make_it_flap() -> None:
-    """Of 8 workers 3 are idle on average, but for moments they are as slow as before."""
+    """On average 3 of 8 workers are idle, but at moments all are as slow as before."""
     scatter = np.random.default_rng(3).uniform(0.9, 1.9, 1000)
     recording = play(
         Scaler(Scaling()),
@@ -320,7 +321,7 @@ def test_a_rate_that_scatters_does_not_make_it_flap() -> None:
 
 
 def test_a_day_is_followed() -> None:
-    """Over three days trials lose less than 3 % of their time, with two thirds of the workers of the peak."""
+    """Over three days, trials lose less than 3 % of their time with two thirds of the peak's workers."""
     recording = play(Scaler(Scaling()), diurnal())
     served = lost = 0.0
     for observation in recording.observations:
@@ -333,7 +334,7 @@ def test_a_day_is_followed() -> None:
 
 @pytest.mark.parametrize("name", LOADS)
 def test_fetch_bound_curves_get_no_more_than_fetch_feeds(name: str) -> None:
-    """Storage delivers 250 samples/s: three workers are enough on any curve."""
+    """Storage delivers 250 samples/s: three workers suffice on any curve."""
     recording = play(Scaler(Scaling()), LOADS[name][0], fetch_per_s=250)
     assert max(decision.workers for decision in recording.decisions) <= 3
 

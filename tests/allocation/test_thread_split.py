@@ -1,4 +1,4 @@
-"""Lobster's split between fetch and prep, thread counts of queues, and the search for a straggler's."""
+"""Threads are divided between fetch and prep, among queues, and for stragglers as Lobster does."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from mbaas.allocation.throughput import ThroughputCurve
 from mbaas.errors import ConfigError
 
 PREP = ThroughputCurve(((6, 600),), slope=-20)
-"""100 samples/s a thread, at its peak with 6."""
+"""100 samples/s per thread, with the peak at 6 threads."""
 
 STORAGE = TierBytes(60e6, ThroughputCurve.linear(100e6))
-"""60 MB of a minibatch at 100 MB/s a thread."""
+"""60 MB of a minibatch at 100 MB/s per thread."""
 
 
 def test_the_load_time_of_a_rank() -> None:
@@ -40,7 +40,7 @@ def test_load_time_of_nothing_and_of_bytes_that_nobody_reads() -> None:
 
 
 def split(step_s: float, **changes: object) -> tuple[int, int]:
-    """Prep and fetch threads of 8 for minibatches of 60 samples."""
+    """(prep, fetch) threads of 8 for minibatches of 60 samples."""
     found = split_threads(
         **{"total": 8, "prep": PREP, "samples": 60, "tiers": [STORAGE], "step_s": step_s, **changes}  # type: ignore[arg-type]
     )
@@ -49,19 +49,19 @@ def split(step_s: float, **changes: object) -> tuple[int, int]:
 
 
 def test_prep_starts_at_its_peak() -> None:
-    """60/600 = 0.1 s on 6 and 60/200 = 0.3 s on 2: 0.4 s fit a step of 0.5 s."""
+    """60/600 = 0.1 s on 6 threads and 60/200 = 0.3 s on 2: 0.4 s fit a step of 0.5 s."""
     assert split(0.5) == (6, 2)
 
 
 def test_threads_move_while_a_minibatch_takes_longer_than_the_step() -> None:
-    """6+2: 0.1 + 0.3 = 0.4; 5+3: 0.12 + 0.2 = 0.32; 4+4: 0.15 + 0.15 = 0.3, and not beyond 3+5, 0.2 + 0.12 = 0.32."""
+    """6+2: 0.1 + 0.3 = 0.4; 5+3: 0.12 + 0.2 = 0.32; 4+4: 0.15 + 0.15 = 0.3. Not beyond: 3+5 is 0.2 + 0.12 = 0.32."""
     assert split(0.35) == (5, 3)
     assert split(0.31) == (4, 4)
     assert split(0.25) == (4, 4)
 
 
 def test_threads_stay_when_prep_would_become_the_bottleneck() -> None:
-    """90 samples, step 0.2 s: 6+2: 0.15 + 0.3; 5+3: 0.18 + 0.2; 4+4: prep 0.225 s, fetch 0.15 s."""
+    """90 samples, step 0.2 s. 6+2: 0.15 + 0.3; 5+3: 0.18 + 0.2; 4+4: prep 0.225 s, fetch 0.15 s."""
     found = split_threads(8, prep=PREP, samples=90, tiers=[STORAGE], step_s=0.2)
     assert (found.prep, found.fetch) == (5, 3)
     assert found.reason == (
@@ -78,7 +78,7 @@ def test_nothing_moves_when_prep_is_the_bottleneck() -> None:
 
 
 def test_nothing_moves_for_saturated_storage() -> None:
-    """100 MB/s however many: 0.6 s of fetch, whatever prep gives up. One thread is enough, the other would not help."""
+    """100 MB/s for any number of threads: fetch takes 0.6 s. One thread is enough, and the other stays idle."""
     saturated = TierBytes(60e6, ThroughputCurve(((1, 100e6),), slope=0))
     found = split_threads(8, prep=PREP, samples=60, tiers=[saturated], step_s=0.5)
     assert (found.prep, found.fetch, found.idle) == (6, 1, 1)
@@ -86,7 +86,7 @@ def test_nothing_moves_for_saturated_storage() -> None:
 
 
 def test_fetch_threads_that_make_storage_slower_stay_idle() -> None:
-    """A disk reads 150 MB/s with 2 threads and 10 less with every one more: 5 remain for fetch, 2 are used."""
+    """A disk reads 150 MB/s with 2 threads and 10 MB/s less with each more. Fetch uses 2 of its 5 threads."""
     disk = TierBytes(60e6, ThroughputCurve(((2, 150e6),), slope=-10e6))
     found = split_threads(8, prep=ThroughputCurve(((3, 600),), slope=0), samples=60, tiers=[disk], step_s=1.0)
     assert (found.prep, found.fetch, found.idle) == (3, 2, 3)
@@ -94,7 +94,7 @@ def test_fetch_threads_that_make_storage_slower_stay_idle() -> None:
 
 
 def test_prep_keeps_a_thread() -> None:
-    """Prep of 0.01 s is nothing beside 0.6 s of fetch: fetch gets all but one."""
+    """Prep takes 0.01 s and fetch 0.6 s: fetch gets all threads but one."""
     assert split(0.01, samples=1) == (1, 7)
     assert split(0.5, total=8, prep=ThroughputCurve.linear(100)) == (6, 2)
 
@@ -136,7 +136,7 @@ def test_a_split_needs_two_threads() -> None:
         (8, [1, 1, 1], [3, 3, 2]),  # 2.67 each
         (7, [10, 20, 40], [1, 2, 4]),
         (6, [10, 20, 40], [1, 2, 3]),  # 0.86, 1.71, 3.43: the first two fractions are larger
-        (4, [100, 1, 1], [2, 1, 1]),  # 3.92, 0.04, 0.04, but nobody waits for ever
+        (4, [100, 1, 1], [2, 1, 1]),  # 3.92, 0.04, 0.04, but no queue waits forever
         (5, [0, 7, 0, 3], [0, 4, 0, 1]),  # 3.5 and 1.5, the earlier one first
         (2, [1, 5, 3], [0, 1, 1]),
         (4, [0, 0], [0, 0]),
@@ -170,7 +170,7 @@ def test_negative_lengths_are_refused() -> None:
 
 
 class Gap:
-    """Seconds by which a rank lags with so many threads; remembers which numbers were tried, in order."""
+    """Seconds by which a rank lags with a number of threads; records the tried numbers in order."""
 
     def __init__(self, gap_s: Callable[[int], float]) -> None:
         self.gap_s, self.tried = gap_s, list[int]()
@@ -195,7 +195,7 @@ def test_a_search_ends_when_it_is_close_enough() -> None:
 
 
 def test_a_search_remembers_the_best_and_ends_without_gain() -> None:
-    """8: -0.1; 4 and 6 are far worse, so 7 is not tried any more."""
+    """8: -0.1. 4 and 6 are far worse, so 7 is not tried."""
     gap = Gap({8: -0.1, 4: 9.0, 6: 5.0}.__getitem__)
     assert straggler_threads(gap, least=1, most=16, tau_s=0.05) == 8
     assert gap.tried == [8, 4, 6]
@@ -207,7 +207,7 @@ def test_a_straggler_beyond_help_gets_the_most() -> None:
 
 @given(st.floats(0.01, 100), st.floats(0.01, 10), st.integers(1, 8), st.integers(0, 120))
 def test_a_search_is_short_and_nearly_the_best(work_s: float, step_s: float, least: int, more: int) -> None:
-    """On gaps that fall with threads it ends within one bisection, and not far from the best count."""
+    """On gaps that fall with threads it ends within one bisection, with the best count that it tried."""
     gap, most = Gap(lambda threads: work_s / threads - step_s), least + more
     found = straggler_threads(gap, least=least, most=most, tau_s=0.0)
     assert least <= found <= most

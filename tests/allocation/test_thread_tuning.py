@@ -1,4 +1,4 @@
-"""Threads between fetch and prep, tuned while the load runs: grown only where that helps, and never back and forth."""
+"""Threads are tuned between fetch and prep under load: they grow only if that helps, and never oscillate."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ def test_fast_storage_stays_as_it_is() -> None:
 
 
 def test_storage_that_answers_late_gets_twice_as_many_until_training_is_the_bottleneck() -> None:
-    """100 samples at 50 ms: 0.625 s with 8 threads, 0.3125 s with 16; a step of 0.35 s is 0.28 s of that with 18."""
+    """100 samples at 50 ms take 0.625 s with 8 threads and 0.3125 s with 16.
+
+    18 threads fetch in 0.28 s, 80 % of a step of 0.35 s.
+    """
     node = Node(late(), step_s=0.35)
     widths = tuned(node, seconds=HOUR_S)
     assert widths[0] == 16
@@ -40,7 +43,7 @@ def test_as_many_as_are_allowed_where_nothing_less_is_enough() -> None:
 
 
 def test_threads_that_bring_nothing_are_taken_back() -> None:
-    """A link of 50 MB/s that 6 threads fill: 16 are tried, and are no faster than 8."""
+    """6 threads fill a link of 50 MB/s: 16 are tried, and are no faster than 8."""
     node = Node(capped(50e6, 6), step_s=0.01)
     assert tuned(node, seconds=600) == [16, 8]
     said = [change.reason for _, change in node.changes]
@@ -57,7 +60,7 @@ def test_a_link_that_twelve_threads_fill_keeps_about_so_many() -> None:
 
 @pytest.mark.parametrize(("threads", "noise"), [(3, 0.03), (6, 0.1), (12, 0.1), (24, 0.03)])
 def test_saturated_storage_is_not_tried_again_and_again(threads: int, noise: float) -> None:
-    """In two hours there are few changes, each later one after a longer time."""
+    """In two hours there are few changes, at growing intervals."""
     node = Node(capped(40e6, threads), step_s=0.01, noise=noise)
     widths = tuned(node, seconds=2 * HOUR_S)
     assert len(widths) <= 10
@@ -67,7 +70,7 @@ def test_saturated_storage_is_not_tried_again_and_again(threads: int, noise: flo
 
 
 def test_prep_that_is_slower_than_storage_leaves_fetch_alone() -> None:
-    """Prep takes 1 s for a minibatch, fetch 0.625 s."""
+    """Prep takes 1 s per minibatch, fetch 0.625 s."""
     assert tuned(Node(late(), step_s=0.01, prep=ThroughputCurve.linear(100)), seconds=HOUR_S) == []
 
 
@@ -87,7 +90,7 @@ def test_nothing_is_decided_without_trials_or_reads() -> None:
 
 
 def test_storage_that_was_slow_for_a_while_is_tried_again_when_that_was_long_ago() -> None:
-    """A link of 50 MB/s for the first five minutes, and 6 MB/s for each of 32 threads after it."""
+    """A link of 50 MB/s for the first five minutes, then 6 MB/s for each of 32 threads."""
     node, tuner = Node(capped(50e6, 6), step_s=0.01), ThreadTuner(Threads())
     assert [change.fetch_threads for change in node.run(tuner, seconds=300)] == [16, 8]
     node.storage = ThroughputCurve.linear(6e6)
@@ -95,7 +98,7 @@ def test_storage_that_was_slow_for_a_while_is_tried_again_when_that_was_long_ago
 
 
 def test_prep_gives_threads_when_fetch_has_no_others() -> None:
-    """2 workers with 4 threads, 8 for fetch. Prep has its peak with 3 threads, and fetch needs all it can get."""
+    """2 workers with 4 threads each, and 8 for fetch. Prep peaks at 3 threads; fetch needs all it can get."""
     prep = ThroughputCurve(((3, 3000),), slope=0.0)
     node = Node(late(), step_s=0.01, prep=prep, workers=2, threads=4, fetch=8, most_fetch=8)
     before = node.minibatch_s()
@@ -162,7 +165,7 @@ def test_a_worker_that_left_takes_its_threads_along_at_once() -> None:
 
 
 def test_other_tiers_count_as_fetch_that_threads_do_not_shorten() -> None:
-    """With 4 prep threads of 4: 0.1 s of prep, 0.625 s of storage, and 5 s from the disk tier: nothing gains much."""
+    """With all 4 prep threads: 0.1 s of prep, 0.625 s of storage and 5 s of the disk tier. No change gains much."""
     disk = TierBytes(5e6, ThroughputCurve(((1, 1e6),), slope=0.0))
     tuner = ThreadTuner(Threads())
     changes = [tuner.observe(load(others=(disk,), prep_threads=4, most_prep=4, most=12), t) for t in range(20)]
@@ -207,7 +210,7 @@ def test_any_node_comes_to_rest_and_is_not_slower_than_before(
     threads: int,
     most_fetch: int,
 ) -> None:
-    """Half an hour of a steady load: few changes, hardly any of them late, and a minibatch takes no longer."""
+    """Half an hour of constant load: few changes, hardly any late, and a minibatch takes no longer."""
     storage = ThroughputCurve(((knee, knee * thread_mb * 1e6),), slope=slope * thread_mb * 1e5)
     node = Node(
         storage,

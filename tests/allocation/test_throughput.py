@@ -1,4 +1,4 @@
-"""Rates against counts: stages, and what is read off them."""
+"""Throughput curves give rates, stages, peaks and required counts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mbaas.allocation.throughput import ThroughputCurve
 from mbaas.errors import ConfigError
 
 RISE_PEAK_FALL = ThroughputCurve(((4, 400), (8, 600)), slope=-25)
-"""100 a worker up to 4, 50 more up to 8, then 25 less for every one more."""
+"""100 per worker up to 4, 50 more for each up to 8, then 25 less for each further worker."""
 
 
 def test_the_rate_follows_the_lines() -> None:
@@ -24,14 +24,14 @@ def test_the_rate_follows_the_lines() -> None:
 
 
 def test_the_smallest_count_that_is_fast_enough() -> None:
-    """440 = 400 + 0.8 x 50 needs 4.8, so 5; the peak is 600; nothing reaches 601."""
+    """440 = 400 + 0.8 x 50 needs 4.8, so 5; the peak is 600; no count reaches 601."""
     reaching = {rate: RISE_PEAK_FALL.smallest_reaching(rate) for rate in (0, 100, 101, 440, 600, 601)}
     assert reaching == {0: 1, 100: 1, 101: 2, 440: 5, 600: 8, 601: None}
     assert RISE_PEAK_FALL.smallest_reaching(440, most=4) is None
 
 
 def test_the_fraction_of_the_last_worker() -> None:
-    """250 = 2.5 x 100; 440 = 400 + 0.8 x 50; 0 needs nobody."""
+    """250 = 2.5 x 100; 440 = 400 + 0.8 x 50; 0 needs no worker."""
     assert RISE_PEAK_FALL.fraction_reaching(250) == pytest.approx(2.5)
     assert RISE_PEAK_FALL.fraction_reaching(440) == pytest.approx(4.8)
     assert RISE_PEAK_FALL.fraction_reaching(0) == 0
@@ -39,13 +39,13 @@ def test_the_fraction_of_the_last_worker() -> None:
 
 
 def test_a_rate_that_is_met_on_paper_needs_no_further_worker() -> None:
-    """49 x (1/49) is a little less than 1 in floating point."""
+    """49 x (1/49) is slightly below 1 in floating point."""
     assert 49 * (1 / 49) < 1
     assert ThroughputCurve.linear(1 / 49).smallest_reaching(1) == 49
 
 
 def test_the_peak_is_the_smallest_count_near_the_highest_rate() -> None:
-    """Saturated at 300 from 3 on, rising by 0.5 for each more: 8 threads give 302.5, 3 give 99.2 % of that."""
+    """Saturated at 300 from 3 on, rising by 0.5 for each more: 8 threads give 302.5, and 3 give 300, 99.2 %."""
     assert ThroughputCurve(((3, 300),), slope=0.5).peak(most=8).count == 3
     assert RISE_PEAK_FALL.peak() == RISE_PEAK_FALL.peak(most=16)
     assert RISE_PEAK_FALL.peak().count == 8
@@ -53,19 +53,19 @@ def test_the_peak_is_the_smallest_count_near_the_highest_rate() -> None:
 
 
 def test_stages_are_told_by_what_one_more_worker_adds() -> None:
-    """100 of 100 added up to 4, 50 of 100 up to 8, less than nothing beyond."""
+    """100 of 100 added up to 4, 50 of 100 up to 8, and a loss beyond."""
     stages = [RISE_PEAK_FALL.stage(count) for count in (0, 2, 4, 6, 8, 12)]
     assert stages == ["no contention", "no contention", "contention", "contention", "saturation", "saturation"]
 
 
 def test_the_seconds_of_two_kinds_of_samples_add_up() -> None:
-    """Half at 100/s and half at 1,000/s for each worker: 5.5 ms a sample."""
+    """Half at 100/s and half at 1,000/s for each worker: 5.5 ms per sample."""
     slow, fast = ThroughputCurve.linear(100), ThroughputCurve.linear(1000)
     blend = slow.blended(fast, 0.5)
     assert [blend.rate(count) for count in (1, 2, 50)] == pytest.approx([1 / 5.5e-3, 2 / 5.5e-3, 50 / 5.5e-3])
     assert slow.blended(fast, 0) == slow
     assert slow.blended(fast, 1) == fast
-    # 100, 200, then flat, and 1,000, 2,000, 3,000, then falling: a quarter of these
+    # 100, 200, then flat, and 1,000, 2,000, 3,000, then falling; a quarter of the samples are of the second kind
     bent = ThroughputCurve.through({1: 100, 2: 200}).blended(ThroughputCurve(((3.0, 3000.0),), -500.0), 0.25)
     by_hand = {
         1: 1 / (0.75 / 100 + 0.25 / 1000),
@@ -87,7 +87,7 @@ def test_the_seconds_of_two_kinds_of_samples_add_up() -> None:
 def test_what_is_read_off_agrees_with_the_rates(
     first: float, knots: list[tuple[int, float]], fall: float, share: float
 ) -> None:
-    """Against the definitions, count by count, on concave curves."""
+    """Checked against the definitions, count by count, on concave curves."""
     at, height, slope, made = 0.0, 0.0, first, []
     for step, bend in knots:
         at, height = at + step, height + step * slope

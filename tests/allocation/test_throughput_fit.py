@@ -1,4 +1,4 @@
-"""Fitting stages to measurements: exact ones, noisy ones, spoilt ones, few ones."""
+"""Curves are fitted to exact, noisy, few or partly wrong measurements."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ONE_BEND = ThroughputCurve(((5.5, 550),), slope=0)
 def measured(
     curve: ThroughputCurve, counts: range, *, scatter: float = 0.0, seed: int = 0
 ) -> list[tuple[float, float]]:
-    """What a measurement of ``curve`` gives that scatters by this share (standard deviation)."""
+    """Measurements of ``curve`` with this relative standard deviation."""
     factors = 1 + scatter * np.random.default_rng(seed).standard_normal(len(counts))
     return [(count, max(0.0, curve.rate(count) * factor)) for count, factor in zip(counts, factors, strict=True)]
 
@@ -36,9 +36,9 @@ def test_exact_measurements_give_the_curve_back(curve: ThroughputCurve) -> None:
 
 @pytest.mark.parametrize(("curve", "peak"), [(THREE_STAGES, 8), (RISE_PEAK_FALL, 10), (ONE_BEND, 6)])
 def test_scatter_of_three_percent_hardly_moves_the_curve(curve: ThroughputCurve, peak: int) -> None:
-    """No rate in the measured range is off by more than 6 % of the highest; where the peak is seen, prep is as fast.
+    """In the measured range, no rate is off by more than 6 % of the highest. At the fitted peak, prep is as fast.
 
-    The peak is found within one thread nine times of ten; eight noisy points of a flat end may look like a rise.
+    The peak is found within one thread in nine of ten fits: eight noisy points of a flat end may look like a rise.
     """
     counts, top = np.arange(1.0, 17), curve.peak(most=16).rate_per_s
     fits = [fit_curve(measured(curve, range(1, 17), scatter=0.03, seed=seed)) for seed in range(10)]
@@ -51,7 +51,7 @@ def test_scatter_of_three_percent_hardly_moves_the_curve(curve: ThroughputCurve,
 
 @pytest.mark.parametrize("spoilt", range(2, 15))
 def test_a_spoilt_measurement_does_not_bend_the_curve(spoilt: int) -> None:
-    """One of 16 is a third of what it should be: least squares would be off by 9 to 17 % of the peak, this by 6."""
+    """One of 16 is a third of its true value. Least squares would be off by 9 to 17 % of the peak, this fit by 6 %."""
     points = measured(THREE_STAGES, range(1, 17), scatter=0.01, seed=3)
     points[spoilt] = (points[spoilt][0], points[spoilt][1] / 3)
     counts = np.arange(1.0, 17)
@@ -60,7 +60,7 @@ def test_a_spoilt_measurement_does_not_bend_the_curve(spoilt: int) -> None:
 
 
 def test_quality_is_worse_where_the_curve_cannot_follow() -> None:
-    """Rates 1, 3, 1, 3 at counts 1 to 4: mean 2, total 4. No curve with one peak explains half of that."""
+    """Rates 1, 3, 1, 3 at counts 1 to 4: mean 2, total 4. No curve with one peak explains half of the total."""
     fit = fit_curve([(1, 1), (2, 3), (3, 1), (4, 3)])
     assert fit.r_squared < 0.8
     errors = np.array([1, 3, 1, 3]) - fit.curve.rates(np.arange(1.0, 5))
@@ -82,7 +82,7 @@ def test_one_count_gives_a_line() -> None:
 
 
 def test_two_counts_give_two_stages() -> None:
-    """The first adds 50 a thread, the other four 10 each."""
+    """The first adds 50 per thread, the other four 10 each."""
     fit = fit_curve([(2, 100), (6, 140)])
     assert [fit.curve.rate(count) for count in (1, 2, 4, 6, 8)] == pytest.approx([50, 100, 120, 140, 160])
 
@@ -97,7 +97,7 @@ def test_workers_that_do_nothing() -> None:
     st.integers(-10, 10).map(lambda power: 2.0**power),
 )
 def test_every_fit_is_a_curve_with_one_peak_in_any_unit(points: list[tuple[int, float]], unit: float) -> None:
-    """It never turns up again after it fell, and rates in another unit give the same curve in that unit."""
+    """It never rises again after a fall, and rates in another unit give the same curve in that unit."""
     fit = fit_curve(points)
     counts = np.arange(1.0, 65)
     rates = fit.curve.rates(counts)

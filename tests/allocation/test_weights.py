@@ -11,7 +11,7 @@ from mbaas.allocation.weights import HOLD_S, LONGEST_REST_S, TOLERANCE, WINDOW_S
 
 
 class Feed:
-    """Workers that prepare at set speeds, one of them on each node unless told otherwise, and look every second."""
+    """Workers with given speeds, by default one per node, checked every second."""
 
     def __init__(self, speeds: dict[str, float], nodes: dict[str, str] | None = None, busy: float = 0.9) -> None:
         self.speed_weights, self.busy, self.now = SpeedWeights(), busy, 0.0
@@ -46,8 +46,10 @@ def test_nodes_that_are_not_measured_count_by_their_workers() -> None:
 
 
 def test_a_node_that_is_three_times_as_slow_gets_a_quarter() -> None:
-    """It had half: 300 + 100 samples/s are 3/4 and 1/4. The shares must be off for `HOLD_S`, from 4 s on: both workers
-    have been busy for 2.7 s since the first look.
+    """It had half: 300 + 100 samples/s are 3/4 and 1/4.
+
+    The shares must be off for `HOLD_S`, counted from 4 s: both workers have then been busy for 2.7 s since the first
+    check.
     """
     feed = Feed({"fast": 300, "slow": 100})
     feed.run(120)
@@ -71,7 +73,7 @@ def test_workers_that_hardly_work_are_not_judged() -> None:
 
 
 def test_a_worker_that_comes_makes_its_node_heavier_as_soon_as_its_speed_is_known() -> None:
-    """Nodes stay the same, so homes do not move when it comes: 2/3 of the speed, and half of the samples."""
+    """The nodes stay the same, so no home node moves at first: 2/3 of the speed, and half of the samples."""
     feed = Feed({"a": 100, "b": 100})
     feed.run(60)
     feed.speeds["c"], feed.nodes["c"], feed.done["c"] = 100, "node-a", (0.0, 0.0)
@@ -90,7 +92,7 @@ def test_a_newcomer_counts_like_the_others_until_it_is_measured() -> None:
 
 
 def test_speeds_that_swing_move_samples_ever_more_rarely() -> None:
-    """Every two minutes another node is slow, for a day: each change doubles the rest before the next."""
+    """Every two minutes another node is slow, for a day: each change doubles the pause before the next."""
     feed = Feed({"a": 300, "b": 300})
     feed.run(24 * 3600, lambda worker, now: 100 if (now // 120 % 2 == 0) == (worker == "a") else 300)
     assert len(feed.changes) <= np.log2(LONGEST_REST_S / HOLD_S) + 2 + 24 * 3600 / LONGEST_REST_S

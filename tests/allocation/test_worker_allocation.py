@@ -1,4 +1,4 @@
-"""A-Dloader's worker allocation."""
+"""Workers are allocated to jobs as in A-Dloader."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def job(name: str, demand: float, **options: object) -> Job:
 
 
 THREE = [job("a", 250), job("b", 310), job("c", 120)]
-"""They need 2.5, 3.1 and 1.2 workers: 3 + 4 + 2 = 9."""
+"""The jobs need 2.5, 3.1 and 1.2 workers: 3 + 4 + 2 = 9."""
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,7 @@ THREE = [job("a", 250), job("b", 310), job("c", 120)]
         (9, [3, 4, 2], ["training"] * 3, 0),
         (8, [3, 3, 2], ["training", "pool", "training"], 0),  # b has 0.9 too many, c 0.8, a 0.5
         (7, [3, 3, 1], ["training", "pool", "pool"], 0),  # now c
-        (6, [2, 3, 1], ["pool"] * 3, 0),  # c keeps its last one; a 0.5 too many, b 0.1 too few
+        (6, [2, 3, 1], ["pool"] * 3, 0),  # c keeps its last one; a has 0.5 too many, b 0.1 too few
         (5, [2, 2, 1], ["pool"] * 3, 0),  # a lacks 0.5, b only 0.1
         (4, [1, 2, 1], ["pool"] * 3, 0),  # a lacks 0.5, b 1.1
         (3, [1, 1, 1], ["pool"] * 3, 0),
@@ -53,7 +53,7 @@ def test_with_no_more_workers_than_jobs_everybody_has_one() -> None:
 
 
 def test_a_job_never_gets_more_than_its_prep_can_use() -> None:
-    """360 with 4, 340 with 5: 500 are out of reach, 4 are the most it can use."""
+    """360 with 4, 340 with 5: 500 is out of reach, and 4 is the most that it can use."""
     (got,) = allocate([job("a", 500, prep=PEAKS_AT_4)], pool=16).by_job
     assert (got.workers, got.limit) == (4, "prep")
     (got,) = allocate([job("a", 270, prep=PEAKS_AT_4)], pool=16).by_job
@@ -66,7 +66,7 @@ def test_a_job_without_demand_keeps_one() -> None:
 
 
 def test_reserved_workers_are_given_up_last() -> None:
-    """b needs 3.1 and keeps 4, although it is the most over-provisioned; with 6 not all 4 + 3 can be kept."""
+    """b needs 3.1 and keeps 4 despite the largest surplus. With a pool of 6, not all of 4 + 3 can be kept."""
     jobs = [job("a", 250, reserved=3), job("b", 310, reserved=4), job("c", 120)]
     assert allocate(jobs, pool=8).workers == {"a": 3, "b": 4, "c": 1}
     assert allocate(jobs, pool=6).workers == {"a": 2, "b": 3, "c": 1}
@@ -108,7 +108,7 @@ def test_every_share_says_why(jobs: list[Job], pool: int, reason: str) -> None:
 
 
 def literally(needs: list[float], pool: int) -> list[int]:
-    """The paper's words, one worker at a time, for a pool larger than the number of jobs."""
+    """The paper's algorithm, one worker at a time, for a pool larger than the number of jobs."""
     counts = [max(1, math.ceil(need - 1e-6)) for need in needs]
     while sum(counts) > pool:
         givers = [i for i, count in enumerate(counts) if count > 1]

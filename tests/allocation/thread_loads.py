@@ -1,4 +1,4 @@
-"""A node with thread counts to be tuned: its true rates, measured with noise, in a closed loop with a tuner."""
+"""A node with tunable thread counts: its true rates, measured with noise, in a closed loop with a tuner."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ WINDOW_S = 4.0
 
 @dataclass
 class Node:
-    """What the model knows and a tuner has to find out.
+    """The true rates of a node, which a tuner must find.
 
     Attributes:
-        storage: bytes/s of so many threads.
-        prep: samples/s of so many threads.
+        storage: bytes/s by number of threads.
+        prep: samples/s by number of threads.
         step_s: of the trials, for a minibatch of `BATCH` samples.
-        sample_bytes: that are read from storage for a sample.
+        sample_bytes: read from storage for each sample.
         filled: share of its threads that fetch keeps busy.
     """
 
@@ -52,11 +52,11 @@ class Node:
         return nbytes / self.storage.rate(self.fetch) if nbytes else 0.0
 
     def minibatch_s(self) -> float:
-        """Fetch, prep and training side by side."""
+        """Time of a minibatch: fetch, prep and training overlap."""
         return max(self.step_s, self.fetch_s(), BATCH / self.prep.rate(self.preparing))
 
     def look(self) -> NodeLoad:
-        """Over the last `WINDOW_S`."""
+        """Load over the last `WINDOW_S`."""
         minibatches = WINDOW_S / self.minibatch_s()
         busy_s = min(WINDOW_S, minibatches * self.fetch_s())
         noise = np.exp(self.noise * self._random.standard_normal(2))
@@ -76,7 +76,7 @@ class Node:
         )
 
     def run(self, tuner: ThreadTuner, *, seconds: float, begin_s: float = 0.0) -> list[Tuned]:
-        """Follow the tuner's decisions; after each of them, the node is measured anew."""
+        """Follow the tuner's decisions; each decision starts a new measurement."""
         changed_s, first = begin_s, len(self.changes)
         for tick in range(int(seconds / PERIOD_S)):
             now = begin_s + tick * PERIOD_S
@@ -90,7 +90,7 @@ class Node:
         return [tuned for _, tuned in self.changes[first:]]
 
     def check(self) -> None:
-        """What must be true after every decision."""
+        """Check the limits that hold after every decision."""
         assert self.workers <= self.preparing <= self.workers * self.threads
         assert 1 <= self.fetch <= self.most - self.preparing
 
@@ -107,10 +107,10 @@ def fast() -> ThroughputCurve:
 
 
 def late(request_s: float = 0.05, nbytes: float = 1e5) -> ThroughputCurve:
-    """Storage that answers late, however many ask: each thread gets a sample in so long."""
+    """Storage with a fixed latency under any load: each thread gets one sample per ``request_s``."""
     return ThroughputCurve.linear(nbytes / request_s)
 
 
 def capped(bytes_per_s: float, threads: int) -> ThroughputCurve:
-    """A link that so many threads fill."""
+    """A link that ``threads`` threads fill."""
     return ThroughputCurve(((threads, bytes_per_s),), slope=0.0)

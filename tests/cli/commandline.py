@@ -1,4 +1,4 @@
-"""The real command, run in processes of its own, or in this one where it needs no Ray."""
+"""Run the real command in separate processes, or in this process if it needs no Ray."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PATIENCE_S = 90
 SHARED = Path("/dev/shm")
 
 ENDS_WITHIN_S = 10.0
-"""What Ctrl-C, SIGTERM or SIGKILL ends is gone within so long, with all that it started: the guide promises it."""
+"""Seconds within which everything that Ctrl-C, SIGTERM or SIGKILL ends is gone, as the guide promises."""
 
 
 @dataclass
@@ -29,14 +29,14 @@ class Running:
     """A process whose output is read line by line.
 
     Attributes:
-        lines: what was read so far.
+        lines: lines read so far.
     """
 
     process: subprocess.Popen[str]
     lines: list[str]
 
     def wait_for(self, text: str) -> str:
-        """The next line that holds ``text``."""
+        """Return the next line that contains ``text``."""
         assert self.process.stdout is not None
         with self._deadline(PATIENCE_S):
             for line in self.process.stdout:
@@ -47,7 +47,7 @@ class Running:
         pytest.fail(f"ended with {code} before it wrote {text!r}: {''.join(self.lines)}")
 
     def end(self, within_s: float = PATIENCE_S) -> int:
-        """Close its stdin, wait for the end; the exit code."""
+        """Close its stdin, wait for its end, and return the exit code."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         with self._deadline(within_s):
@@ -57,7 +57,7 @@ class Running:
 
     @contextmanager
     def _deadline(self, seconds: float) -> Iterator[None]:
-        """Within, the process is killed if it takes longer than that."""
+        """Kill the process if the block takes longer."""
         watchdog = threading.Timer(seconds, self.process.kill)
         watchdog.start()
         try:
@@ -69,7 +69,7 @@ class Running:
 
 @contextmanager
 def running(command: list[str], stderr: int | IO[str] | None = subprocess.STDOUT) -> Iterator[Running]:
-    """A process that does not live longer than the block."""
+    """A process that is killed at the end of the block."""
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, text=True, bufsize=1
     ) as process:
@@ -80,7 +80,7 @@ def running(command: list[str], stderr: int | IO[str] | None = subprocess.STDOUT
 
 
 def processes_with(text: str) -> list[str]:
-    """Command lines of the processes that have it in their environment."""
+    """Command lines of the processes with ``text`` in their environment."""
     found = []
     for entry in Path("/proc").iterdir():
         with suppress(OSError):
@@ -90,29 +90,28 @@ def processes_with(text: str) -> list[str]:
 
 
 def shared_files() -> set[str]:
-    """Names of the files in shared memory, without hidden ones: those are browsers'."""
+    """Names of the files in shared memory, without hidden ones, which belong to browsers."""
     return {path.name for path in SHARED.iterdir() if not path.name.startswith(".")}
 
 
 def shared_files_left(before: set[str]) -> set[str]:
-    """Names of the files in shared memory that were not there before, and that no process has any more.
+    """Names of the files in shared memory that are new and that no process maps.
 
-    Those that a process has belong to other programs of this machine: the caller's own processes have all ended.
+    Files mapped by a process belong to other programs: the caller's own processes have all ended.
     """
-    left: dict[str, str] = {}  # device and inode, as maps name them -> name; a semaphore is mapped under another name
+    left: dict[str, str] = {}  # device and inode, as in maps -> name; a semaphore is mapped under another name
     for name in shared_files() - before:
         with suppress(FileNotFoundError):
             found = (SHARED / name).stat()
             left[f" {os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x} {found.st_ino} "] = name
     for maps in Path("/proc").glob("[0-9]*/maps") if left else ():
-        with suppress(OSError):  # it has ended, or is somebody else's
+        with suppress(OSError):  # it has ended, or belongs to another user
             text = maps.read_text()
             left = {inode: name for inode, name in left.items() if inode not in text}
     return {*left.values()}
 
 
 def mbaas(*arguments: object, columns: int = 100, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run the command to its end."""
     return subprocess.run(
         [sys.executable, "-m", "mbaas", *map(str, arguments)],
         env={**os.environ, "COLUMNS": str(columns), **environment},
@@ -124,5 +123,5 @@ def mbaas(*arguments: object, columns: int = 100, **environment: str) -> subproc
 
 
 def call(*arguments: object) -> Result:
-    """Run the command in this process: for what it says before it looks for a Ray."""
+    """Run the command in this process, for output written before it connects to Ray."""
     return CliRunner().invoke(app, list(map(str, arguments)), env={"COLUMNS": "200"})

@@ -10,13 +10,13 @@ import ray
 
 @pytest.fixture(scope="module")
 def cluster(ray_session: None) -> str:
-    """Address of the session's cluster, on which no other feeds run meanwhile; for the commands it is another's."""
+    """Address of the session's cluster, which has no other feeds; for the commands it is a foreign cluster."""
     return str(ray.get_runtime_context().gcs_address)
 
 
 @pytest.fixture
 def write(tmp_path: Path):
-    """Write a YAML file and return its path."""
+    """A function that writes a YAML file and returns its path."""
 
     def written(text: str) -> Path:
         path = tmp_path / "feed.yaml"

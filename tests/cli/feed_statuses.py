@@ -1,4 +1,4 @@
-"""Snapshots of feeds that nobody serves, for tests of what is shown of them."""
+"""Status snapshots without a running feed, for tests of views."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OTHERS = ("name", "engine", "claims", "decoded", "decoded_on_disk", "fetched", "
 
 
 def feed_status(**given: Any) -> FeedStatus:
-    """A feed with one worker that works, and nothing to tell; all its numbers are 1 unless given."""
+    """A feed with one busy worker and no events; all numbers are 1 by default."""
     numbers = {field.name: 1 for field in fields(FeedStatus) if field.name not in (*LISTS, *OTHERS)}
     values: dict[str, Any] = {**numbers, **dict.fromkeys(LISTS, ())}
     claims = Claims(memory=MemoryClaim(0, 1), cpus=1.0, gpus=0.0)
@@ -26,7 +26,7 @@ def feed_status(**given: Any) -> FeedStatus:
 
 
 def consumer(name: str, *, trial: str = "", state: str = "busy", **given: Any) -> ConsumerStatus:
-    """A consumer that is a trial by itself, at the beginning of the first epoch; ``given`` may say otherwise."""
+    """A consumer; by default it is a trial without ranks at the start of the first epoch."""
     values: dict[str, Any] = {
         "for_anyone": False, "epoch": 0, "block": 0, "held_blocks": 0, "cohort": 0, "apart": "", "waits_for": "",
         "report": ConsumerReport(), "last_ledger": None,

@@ -1,4 +1,4 @@
-"""What `mbaas analyze` and `mbaas what-if` take, and say of what cannot work."""
+"""`mbaas analyze` and `mbaas what-if` accept their options and explain invalid ones."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def per_s(rate: float) -> MeasuredCurve:
 
 @pytest.fixture
 def saved(tmp_path: Path) -> Path:
-    """1,000 samples of 100 kB; one trial takes 1,000 samples/s, 4 workers prepare 800, storage gives 250."""
+    """1,000 samples of 100 kB. A trial takes 1,000 samples/s, 4 workers prepare 800/s, storage delivers 250/s."""
     rates = Rates(
         samples=1000,
         sample_bytes=100_000,
@@ -109,7 +109,7 @@ def test_a_disk_tier_without_a_size(tmp_path: Path) -> None:
 
 
 def test_what_if_answers_in_words(saved: Path) -> None:
-    """Storage sets the pace at 250/s, 4 s an epoch; with all 100 MB cached prep does, at 800/s, 1.25 s."""
+    """Storage limits the rate to 250/s, 4 s per epoch. With all 100 MB cached, prep limits it to 800/s, 1.25 s."""
     code, text, _ = run("what-if", saved, "--set", "cache_bytes=100MB")
     words = " ".join(text.split())
     assert code == 0
@@ -119,7 +119,10 @@ def test_what_if_answers_in_words(saved: Path) -> None:
 
 
 def test_what_if_says_what_decoded_samples_are_worth(saved: Path) -> None:
-    """Ten times as fast once decoded, 500 MB for all. Storage takes 4 ms, so 10 MB are better used for encoded ones."""
+    """Decoded samples are ten times as fast and take 500 MB in all.
+
+    Storage takes 4 ms per sample, so 10 MB are better used for encoded samples.
+    """
     plain = json.loads(saved.read_text())
     plain["rates"] |= {"decoded_bytes": 500_000, "decoded_prep": per_s(2000).to_json()}
     saved.write_text(json.dumps(plain))
@@ -149,8 +152,9 @@ def test_what_if_answers_programs(saved: Path) -> None:
 
 
 def test_the_cheapest_machine_comes_first(saved: Path, tmp_path: Path) -> None:
-    """10 epochs. Small: 4 s each at 250/s from storage, 40 s at 1.0/h. Large: everything cached, 4 s and then 9 times
-    0.5 s or so, at 3.0/h.
+    """10 epochs. Small: 4 s each at 250/s from storage, 40 s at 1.0 per hour.
+
+    Large: everything is cached, 4 s and then 9 times about 0.5 s, at 3.0 per hour.
     """
     prices = tmp_path / "prices.yaml"
     prices.write_text(
@@ -169,7 +173,7 @@ GPU = "gpus: 2\nlink_bytes_per_s: 10 GB/s\ndecode: {per_s: 2000, step_per_s: %s,
 
 
 def answer_of(file: Path) -> dict[str, float]:
-    """Return what a file says of decoding on a GPU, in plain numbers."""
+    """The rates of decoding on a GPU in a file, as plain numbers."""
     said = files.read(file).to(GpuRates).decode
     assert said is not None
     return vars(said)

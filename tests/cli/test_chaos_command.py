@@ -1,4 +1,4 @@
-"""``mbaas chaos``: what it asks for, what it shows, and how it ends; the run itself is replaced."""
+"""``mbaas chaos`` passes its options to the run, shows the report and exits accordingly; the run itself is faked."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ BAD = replace(
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[ChaosSettings]:
-    """What runs were asked for; each came to a report that is sound, or bad with seed 13."""
+    """Settings of the requested runs; the report of each is sound, or bad with seed 13."""
     asked: list[ChaosSettings] = []
 
     def run(settings: ChaosSettings, say: Any) -> Report:
@@ -74,7 +74,7 @@ def test_a_sound_run_is_a_table_and_exit_code_0(asked: list[ChaosSettings]) -> N
     assert ["cut-link", "1", "0"] in rows
     assert ["all", "5", "2"] in rows
     assert ["memory", "2", "GB", "1.5", "GB", "-3", "MB"] in rows
-    text = " ".join(done.output.split())  # lines are folded where there is no terminal
+    text = " ".join(done.output.split())  # lines wrap without a terminal
     assert "2,003 samples in 3 epochs of 3 trials in 5 processes, compared with a run without faults" in text
     assert "0 missing, 0 repeated, 0 different, 0 misplaced, 0 unknown" in text
 

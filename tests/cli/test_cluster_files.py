@@ -1,4 +1,4 @@
-"""`mbaas cluster`: the files for clusters, from a checkout and from an installed wheel."""
+"""`mbaas cluster` writes the cluster files, from a checkout and from an installed wheel."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NAMES = {
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder into which the wheel of this checkout was installed, without what it depends on."""
+    """A folder with the installed wheel of this checkout, without its dependencies."""
     folder = tmp_path_factory.mktemp("wheel")
     run = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(folder / "dist")]
     subprocess.run(run, cwd=ROOT, check=True, capture_output=True)
@@ -29,7 +29,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(params=["checkout", "wheel"])
 def packages(request: pytest.FixtureRequest) -> Path:
-    """A folder that Python finds mbaas in."""
+    """A folder from which Python imports mbaas."""
     return ROOT if request.param == "checkout" else request.getfixturevalue("wheel")
 
 
@@ -40,7 +40,7 @@ def cluster(packages: Path, *arguments: object, cwd: Path) -> subprocess.Complet
 
 
 def test_the_wheel_installs_two_packages(wheel: Path) -> None:
-    """None of them is called `cluster`, which would be anybody's name."""
+    """Neither is called `cluster`, a name that other packages may use."""
     assert {path.name for path in wheel.iterdir() if path.suffix != ".dist-info"} - {"bin"} == {
         "mbaas",
         "tune_integration",

@@ -1,4 +1,4 @@
-"""Help is quick and shows how to use each command; a wrong command line ends with 2."""
+"""Help is quick and shows the use of each command, and a wrong command line exits with 2."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_help_of_the_module() -> None:
 
 
 def test_help_imports_nothing_heavy() -> None:
-    """Ray alone would double the time that help takes; timing is not asserted, its causes are."""
+    """Ray alone would double the time of help. The test checks the causes and not the time."""
     program = (
         "import sys; from mbaas.cli import app\n"
         "try: app(['serve', '--help'])\n"
@@ -107,9 +107,9 @@ def test_wrong_command_lines(arguments: list[str], sentence: str) -> None:
     ids=" ".join,
 )
 def test_what_bench_refuses_is_called_as_on_the_command_line(arguments: list[str]) -> None:
-    """Whatever looks like the name of an option in the sentence is one that `mbaas bench` has and shows."""
+    """Each word of the sentence that looks like an option is a visible option of `mbaas bench`."""
     done = CliRunner().invoke(app, ["bench", *arguments], env={"COLUMNS": "200"})
-    assert done.exit_code in (1, 2), done.stderr  # 1: a folder that is not there
+    assert done.exit_code in (1, 2), done.stderr  # 1: a missing folder
     shown = {flag for option in get_command(app).commands["bench"].params if not option.hidden for flag in option.opts}
     looks_like_one = r"(?<![\w/])--[a-z][\w-]*|\b[a-z]+(?:_[a-z]+)+\b|\b[a-z]+(?= must)"
     named = re.findall(looks_like_one, done.stderr)
@@ -118,7 +118,7 @@ def test_what_bench_refuses_is_called_as_on_the_command_line(arguments: list[str
 
 
 def test_help_of_analyze_names_no_time_that_it_takes() -> None:
-    """What it takes follows from the number of cores and from what is measured; the first line it writes says it."""
+    """The time depends on the number of cores and on the measurements; the command's first line estimates it."""
     done = CliRunner().invoke(app, ["analyze", "--help"], env={"COLUMNS": "200"})
     assert "says how long it takes" in done.output
     assert re.findall(r".*\b(?:minutes?|hours?|\d+ (?:s|min))\b.*", done.output) == []

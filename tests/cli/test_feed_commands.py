@@ -1,4 +1,4 @@
-"""The real commands on a real cluster: serve, status while a trial runs, stop."""
+"""The real commands work on a real cluster: serve, status while a trial runs, stop."""
 
 from __future__ import annotations
 
@@ -60,12 +60,12 @@ with mbaas.join("train", consumer="ann", format="numpy") as loader:
     sys.stdin.read()
 """
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]  # a Ray that starts on a busy machine takes its time
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]  # Ray starts slowly on a busy machine
 
 
 @pytest.fixture(scope="module")
 def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of small images, one of them broken, and a file that serves it."""
+    """A folder of small images, including a broken one, and a feed file for it."""
     import cv2
     import numpy as np
 
@@ -85,7 +85,7 @@ def serving(config: Path, cluster: str, *arguments: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def served(config: Path, cluster: str) -> Iterator[Running]:
-    """A feed "train" that `mbaas serve` holds."""
+    """A feed "train" run by `mbaas serve`."""
     with running(serving(config, cluster)) as process:
         first = process.wait_for("serves")
         assert first.startswith("feed 'train' serves 204 samples in 2 classes of ")
@@ -98,7 +98,7 @@ def served(config: Path, cluster: str) -> Iterator[Running]:
 
 @pytest.fixture(scope="module")
 def trial(served: Running, cluster: str) -> Iterator[dict[str, object]]:
-    """The feed's status, as JSON, when a trial "ann" has finished two epochs and is still there."""
+    """The feed's status as JSON after a trial "ann" has finished two epochs, while it is still there."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_ADDRESS", cluster)
         with running([sys.executable, "-c", TRIAL]) as process:
@@ -139,7 +139,7 @@ def test_a_data_folder_that_is_not_there_starts_no_ray(tmp_path: Path, monkeypat
 
 
 def test_a_ray_that_does_not_come_up_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As Ray 2.60 says it after 30 s on a machine that has no time for it."""
+    """The message of Ray 2.60 after 30 s on an overloaded machine."""
 
     def slow(*_: object, **__: object) -> None:
         raise Exception("The current node timed out during startup. This could happen because ...\nand much more")
@@ -153,7 +153,7 @@ def test_a_ray_that_does_not_come_up_is_one_sentence(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("start", [False, True])
 def test_an_address_of_local_asks_for_a_ray_of_its_own(monkeypatch: pytest.MonkeyPatch, start: bool) -> None:
-    """As in `ray.init`; none is looked for, so none is "joined"."""
+    """As in `ray.init`. mbaas does not search for a cluster, so it reports none as "joined"."""
     started: list[str] = []
     monkeypatch.setenv("RAY_ADDRESS", "local")
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
@@ -215,10 +215,10 @@ def test_top_on_a_terminal_looks_again_until_ctrl_c(trial: dict[str, object], cl
         watchdog = threading.Timer(PATIENCE_S, process.kill)
         watchdog.start()
         seen = b""
-        while b"last 2 s" not in seen:  # the third look
+        while b"last 2 s" not in seen:  # the third refresh
             seen += os.read(near, 1 << 16)
         process.send_signal(signal.SIGINT)
-        with suppress(OSError):  # that of a terminal on whose other end nobody is any more
+        with suppress(OSError):  # EIO: the other end of the terminal is closed
             while os.read(near, 1 << 16):
                 pass
         assert process.wait() == 0
@@ -292,7 +292,7 @@ def test_unknown_feed(served: Running, cluster: str, command: str) -> None:
 
 
 def test_stop_from_elsewhere(served: Running, cluster: str) -> None:
-    """Last of the tests that use the feed; the name is free at once."""
+    """The last test that uses the feed; the name is free immediately."""
     done = mbaas("stop", "train", "--address", cluster)
     assert (done.returncode, done.stdout) == (0, "feed 'train' is stopped\n"), done.stderr
     assert mbaas("status", "--address", cluster).stdout.strip() == "no feed runs on this cluster"
@@ -352,7 +352,7 @@ def test_supervisors_and_closed_terminals_end_it_like_ctrl_c(number: signal.Sign
 def test_a_cluster_of_its_own_beside_one_that_runs_ends_with_all_that_it_started(
     config: Path, cluster: str, tmp_path: Path
 ) -> None:
-    """Although RAY_ADDRESS names the other one: no feed is there."""
+    """RAY_ADDRESS names the other cluster, on which no feed starts."""
     shared = shared_files()
     with tempfile.TemporaryDirectory(prefix="own", dir="/tmp") as folder, pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_ADDRESS", cluster)
@@ -396,7 +396,7 @@ def test_data_that_is_not_there(config: Path, cluster: str, tmp_path: Path) -> N
 
 
 def test_no_cluster_at_the_address(config: Path) -> None:
-    """Known within seconds: Ray would try for twenty."""
+    """Within seconds: Ray would try for twenty."""
     for command in (["status"], ["stop", "train"], ["serve", config]):
         done = mbaas(*command, "--address", "127.0.0.1:1")
         assert (done.returncode, done.stdout) == (1, "")

@@ -1,4 +1,4 @@
-"""What a feed's file says of its data: folders and manifests, and parts of them; and what it says wrongly."""
+"""A feed file selects and filters data of every format, and errors name the line of each mistake."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ Write = Callable[[str], Path]
 
 @pytest.fixture(autouse=True)
 def images(tmp_path: Path) -> Path:
-    """Beside the file: images in folders of classes, and a table of them in another folder."""
+    """Images in class folders next to the feed file, and their table in another folder."""
     rows = {"uri": [], "kind": [], "age": []}
     for number in range(SAMPLES):
         kind = KINDS[number % 3]
@@ -107,7 +107,7 @@ def test_a_folder_is_listed_once(write: Write, images: Path) -> None:
     ],
 )
 def test_each_option_is_one_of_what_reads_the_data_with_its_default(kind: Any, read: Any) -> None:
-    """But for the file system, which a file cannot name."""
+    """Except the file system, which a file cannot name."""
     parameters = {name: each for name, each in inspect.signature(read).parameters.items() if name != "filesystem"}
     assert {*parameters} == {each.name for each in fields(kind)}
     options = {each.name: each.default for each in fields(kind) if each.default is not MISSING}
@@ -151,7 +151,7 @@ def test_coco_is_read(write: Write, images: Path) -> None:
 
 
 def test_shards_and_parquet_files_are_read(write: Write, images: Path) -> None:
-    """Their paths, those with braces too, are relative to the file."""
+    """Their paths, including those with braces, are relative to the feed file."""
     folder, png = images.parent, cv2.imencode(".png", np.zeros((4, 4, 3), np.uint8))[1].tobytes()
     for number in range(2):
         with tarfile.open(folder / f"s-{number}.tar", "w") as tar:
@@ -366,7 +366,7 @@ def test_a_filter_that_nothing_passes_is_one_sentence(write: Write) -> None:
 def test_the_guide_shows_the_same_in_a_file_and_in_python(
     write: Write, images: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With data that has what the guide's has: an age, and a class "unknown"."""
+    """The test's data has an age and a class "unknown", as the guide's has."""
     guide = (Path(__file__).parents[2] / "docs" / "guide.md").read_text()
     (python,) = (block for block in re.findall(r"```python\n(.*?)```", guide, re.DOTALL) if "data.filter" in block)
     (yaml,) = (block for block in re.findall(r"```yaml\n(.*?)```", guide, re.DOTALL) if "read_manifest" in block)

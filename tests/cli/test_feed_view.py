@@ -1,4 +1,4 @@
-"""What `mbaas status` shows of a feed that waits; without Ray."""
+"""`mbaas status` shows the state, progress and costs of a feed; tested without Ray."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_the_time_to_the_first_minibatch_is_shown_of_those_that_have_one(serving
 
 
 def test_the_first_epoch_shows_how_far_it_is_and_how_long_it_takes(serving: FeedStatus) -> None:
-    """400 of 1,000 samples, 20 a second."""
+    """400 of 1,000 samples at 20 per second."""
     rates = feed_view.Rates(20.0, 80.0, 15.0)
     begun = replace(serving, samples=1000, prepared_samples=400, restarts=0)
     text = " ".join(shown(feed_view.compact(begun, rates)).split())

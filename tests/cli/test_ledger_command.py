@@ -1,4 +1,4 @@
-"""What `mbaas ledger` shows before a trial has finished an epoch."""
+"""`mbaas ledger` works for a feed without ledgers, before a trial has finished an epoch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `mbaas plan` makes of its file, and what it says of one that cannot work."""
+"""`mbaas plan` reads its file, and explains mistakes in it."""
 
 from __future__ import annotations
 

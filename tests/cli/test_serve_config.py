@@ -1,4 +1,4 @@
-"""What `mbaas serve` makes of its file, and what it says of one that cannot work."""
+"""`mbaas serve` reads its file, and explains mistakes in it."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ engine:
 """
 
 OF_ARRAYS = {"AmplitudeToDB", "CropOrPad", "DecodeArray", "DecodeAudio", "MelSpectrogram", "RandomCrop", "SpecAugment"}
-"""Transforms of what is no image, which have pages of their own."""
+"""Transforms of data other than images, with documentation pages of their own."""
 
 OF_OBJECTS = {"RandomIoUCrop", "RandomZoomOut"}
-"""Transforms that go by boxes, which have a page of their own."""
+"""Transforms that depend on boxes, with a documentation page of their own."""
 
 STEPS = set(T.__all__) - {"Boxes", "Keypoints", "Masks", "Pipeline", "Transform"}
 
@@ -112,7 +112,7 @@ def test_example_is_valid() -> None:
 
 
 def test_example_is_valid_with_all_that_is_commented_out(write: Write, tmp_path: Path) -> None:
-    """Each option that the example shows exists, and none is missing."""
+    """Each option in the example exists, and no option is missing."""
     (tmp_path / "my_prep.py").write_text("def sharpen(image, rng): return image\n")
     example = (Path(__file__).parents[2] / "examples" / "feed.yaml").read_text()
     shown = re.sub(r"^( *)# (?=( *- |   )?( *)[A-Za-z_]+:)", r"\1", example, flags=re.MULTILINE)
@@ -223,13 +223,13 @@ def test_function_beside_the_file_reaches_workers_by_value(write: Write, tmp_pat
     from ray import cloudpickle
 
     shipped = cloudpickle.dumps(config.pipeline)
-    del sys.modules["beside_me"]  # as in a worker, which does not have the file's folder on its path
+    del sys.modules["beside_me"]  # a worker does not have the file's folder on its path
     fn = pickle.loads(shipped).transforms[1].fn
     assert fn(np.zeros(2, np.uint8), None).tolist() == [255, 255]
 
 
 def test_command_ends_with_2(write: Write, tmp_path: Path) -> None:
-    """The file is checked before Ray is looked for, and the sentence is all that is written."""
+    """The file is checked before Ray is contacted, and one sentence is all the output."""
     path = write(GOOD.replace("batch_size: 64", "batch_size: sixty"))
     done = mbaas("serve", path, RAY_ADDRESS="127.0.0.1:1")
     assert (done.returncode, done.stdout) == (2, "")

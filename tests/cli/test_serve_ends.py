@@ -1,5 +1,6 @@
-"""Whoever started a Ray ends with everything that it started, whoever ends it and however: `mbaas serve`, `mbaas
-analyze`, and a Python program; and a feed on another Ray ends with the `mbaas serve` that is killed.
+"""A program that started Ray leaves nothing behind, however it is ended: `mbaas serve`, `mbaas analyze` or a script.
+
+A feed on a foreign cluster ends when its `mbaas serve` is killed.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ with mbaas.serve("train", data, T.Pipeline([T.DecodeImage()]), batch_size=16, pr
                 time.sleep(0.01)
             print("an epoch", flush=True)
 """
-"""What the README shows, for as long as it may go on."""
+"""The README's example, reading epochs without end."""
 
 LOOK = """
 import time
@@ -49,11 +50,11 @@ for how, is_there in (("there", True), ("gone", False)):
         time.sleep(0.05)
     print("it is", how, flush=True)
 """
-"""Says when a feed, or anything of one, is on the cluster, and when it is not any more."""
+"""Prints when a feed or any of its actors is on the cluster, and when all are gone."""
 
 RAYS_AGENTS = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")
 
-# alone, because seconds are measured; 300 s, because a Ray that starts on a busy machine takes its time
+# alone, because seconds are measured; 300 s, because Ray starts slowly on a busy machine
 pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(300)]
 
 Command = subprocess.Popen[str]
@@ -68,7 +69,7 @@ KILLED = "SIGKILL"
 
 @contextmanager
 def folder_of_images() -> Iterator[Path]:
-    """Images, a file that serves them, and Ray's files, by whose path the processes of this Ray are known."""
+    """Images, a feed file, and Ray's files, whose path identifies the processes of this Ray."""
     with tempfile.TemporaryDirectory(prefix="end", dir="/tmp", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         for number in range(20):
@@ -81,7 +82,7 @@ def folder_of_images() -> Iterator[Path]:
 
 @contextmanager
 def started(folder: Path, *command: str) -> Iterator[Command]:
-    """A command, `mbaas serve` if none is given, with a Ray and a session of its own; what is left of it is killed."""
+    """A command (default: `mbaas serve`) with its own Ray and session; leftover processes are killed."""
     command = command or ("-m", "mbaas", "serve", str(folder / "feed.yaml"), "--local")
     with subprocess.Popen(
         [sys.executable, *command],
@@ -101,9 +102,9 @@ def started(folder: Path, *command: str) -> Iterator[Command]:
 
 @pytest.fixture(scope="module")
 def serving() -> Iterator[dict[str, tuple[Path, Command]]]:
-    """A command that serves for each way to end it; they begin together, which keeps all cores busy.
+    """One serving command for each way to end it, started together to keep all cores busy.
 
-    When all have ended, nothing of them is left in shared memory.
+    After all have ended, shared memory contains none of their files.
     """
     shared = shared_files()
     with ExitStack() as stack:
@@ -118,16 +119,16 @@ def serving() -> Iterator[dict[str, tuple[Path, Command]]]:
 
 
 def await_the_end_of_all(folder: Path, began: float) -> None:
-    """Wait until no process of a Ray is left that was told to end at ``began``."""
+    """Wait until all processes of the Ray in ``folder``, signaled at ``began``, have ended."""
     deadline_s = began + ENDS_WITHIN_S - time.monotonic()
     wait_until(lambda: not processes_with(str(folder)), "nothing that it started runs", deadline_s=deadline_s)
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_it_ends_with_all_that_it_started(serving: dict[str, tuple[Path, Command]], way: str) -> None:
-    """To the group, as terminals, `timeout` and systemd do it, the signal meets Ray's own processes, too.
+    """Sent to the group, as terminals, `timeout` and systemd do, the signal also reaches Ray's processes.
 
-    `test_feed_commands` has Ctrl-C to the command alone. Nothing but the command's own words is written: Ray would
+    `test_feed_commands` sends Ctrl-C to the command alone. The command's own lines are the only output: Ray would
     answer SIGTERM with a stack trace.
     """
     folder, process = serving[way]
@@ -142,7 +143,7 @@ def test_it_ends_with_all_that_it_started(serving: dict[str, tuple[Path, Command
 
 
 def test_what_it_started_ends_when_it_is_killed(serving: dict[str, tuple[Path, Command]]) -> None:
-    """But for two small processes of Ray's, which tell the GCS that their node is gone and wait a minute for it."""
+    """Except two small Ray processes, which report their node's end to the GCS and wait a minute for it."""
     folder, process = serving[KILLED]
 
     def left() -> list[str]:
@@ -167,9 +168,9 @@ def test_what_it_started_ends_when_it_is_killed(serving: dict[str, tuple[Path, C
     ids=["a program", "mbaas analyze"],
 )
 def test_sigterm_to_the_group_ends_whoever_started_a_ray(command: tuple[str, ...], first: str, code: int) -> None:
-    """The GCS is of the group, and who stops a feed when that has ended would wait a minute for it.
+    """The GCS is in the group, and stopping a feed after its end would wait a minute for it.
 
-    What was measured by then is not lost.
+    Measurements made before the signal are saved.
     """
     shared = shared_files()
     with folder_of_images() as folder:
@@ -190,7 +191,7 @@ def test_sigterm_to_the_group_ends_whoever_started_a_ray(command: tuple[str, ...
 
 
 def test_a_feed_on_another_ray_ends_with_the_command_that_is_killed(cluster: str) -> None:
-    """Nobody is left to end it: its actors notice by themselves."""
+    """No process is left to stop it: its actors detect that themselves."""
     with folder_of_images() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_ADDRESS", cluster)
         command = [sys.executable, "-m", "mbaas", "serve", str(folder / "feed.yaml"), "--address", cluster]

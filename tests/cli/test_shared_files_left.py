@@ -1,4 +1,4 @@
-"""What counts as left in shared memory: what no process has."""
+"""Files in shared memory count as left behind if no process maps them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mbaas.chaos import usage
 
 
 def test_files_are_left_that_no_process_has() -> None:
-    """Those of programs that run beside are not."""
+    """Mapped files of other running programs do not count."""
     before, path = shared_files(), SHARED / f"mbaas-test-{uuid.uuid4().hex}"
     path.write_bytes(bytes(8))
     try:
@@ -24,7 +24,7 @@ def test_files_are_left_that_no_process_has() -> None:
 
 
 def test_files_of_browsers_are_not_counted() -> None:
-    """A browser's process that has ended, or has no map of a file, leaves it to another one."""
+    """A browser process that has ended, or does not map a file, may leave the file to another one."""
     before, counted = shared_files(), usage.shared_files()
     path = SHARED / f".org.chromium.{uuid.uuid4().hex}"
     path.write_bytes(bytes(8))
@@ -35,7 +35,7 @@ def test_files_of_browsers_are_not_counted() -> None:
 
 
 def test_semaphores_of_a_program_that_runs_are_not_left() -> None:
-    """As multiprocessing makes them in Ray's processes."""
+    """Such as multiprocessing semaphores in Ray's processes."""
     before = shared_files()
     semaphore = multiprocessing.get_context("spawn").Semaphore()
     made = {name for name in shared_files() - before if name.startswith("sem.mp-")}

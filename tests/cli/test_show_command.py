@@ -1,4 +1,4 @@
-"""`mbaas show`: the pixels of the first minibatch, each where the grid says, with what is known of it."""
+"""`mbaas show` draws the pixels of the first minibatch in the right cells, with boxes, classes and numbers."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_a_picture_shows_what_the_minibatch_has(feed: Path, tmp_path: Path) -> N
     )  # fmt: skip
     wanted = feed_file.load(feed)
     found = first_samples(wanted.data.read(), wanted.pipeline, count=8, seed=3, epoch=2)
-    # what stands in the picture is each image, three pixels for one: 40 is the first to be 96 or more, 120
+    # the picture enlarges each image three times: 3 x 40 = 120 is the first size of 96 or more
     layout = Layout.of(8, (SIDE, SIDE), title_lines=4, lines=2)
     assert layout.shown == (3 * SIDE, 3 * SIDE)
     drawn = picture(out)
@@ -71,7 +71,7 @@ def test_a_picture_shows_what_the_minibatch_has(feed: Path, tmp_path: Path) -> N
         enlarged = image.repeat(3, axis=0).repeat(3, axis=1)
         differ = (there != enlarged).any(axis=2)
         box = found.known["boxes"][number : number + 1].own()[0][0] * 3
-        ys, xs = np.nonzero(differ)  # the frame of its box, and nothing else
+        ys, xs = np.nonzero(differ)  # only the frame of its box
         assert [xs.min(), ys.min(), xs.max() + 1, ys.max() + 1] == pytest.approx(box.tolist(), abs=2)
         x0, y0, x1, y1 = np.rint(box).astype(int).tolist()
         assert not differ[y0 + 3 : y1 - 3, x0 + 3 : x1 - 3].any()
@@ -172,7 +172,7 @@ def test_what_is_no_image_is_refused_before_any_data_is_read(feed: Path, tmp_pat
 
 
 POINTS = [[[5.0, 30.0, 2.0], [0.0, 0.0, 0.0], [12.0, 8.0, 1.0]]]
-"""Of one object: the second one is not labelled."""
+"""Key points of one object; the second one is not labelled."""
 
 
 def test_key_points_are_drawn_where_they_are_labelled(tmp_path: Path) -> None:

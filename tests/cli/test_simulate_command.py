@@ -1,4 +1,4 @@
-"""``mbaas simulate``: tables, JSON and plots from the command line, and sentences for what cannot be."""
+"""``mbaas simulate`` writes tables, JSON and plots, and one sentence for invalid input."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def call(*arguments: object) -> Any:
 
 
 def told(*arguments: object) -> dict[str, Any]:
-    """What the command says with --json."""
+    """The command's output with --json."""
     done = call(*arguments, "--json")
     assert done.exit_code == 0, done.output
     return json.loads(done.stdout)
@@ -54,7 +54,7 @@ def test_policies_as_a_table_and_a_plot(tmp_path: Path) -> None:
 
 
 def test_a_file_of_ones_own(tmp_path: Path) -> None:
-    """A preset as it is written out is a file that works."""
+    """A preset as printed is a valid file."""
     file = tmp_path / "own.yaml"
     file.write_text(call("presets", "mnist").stdout.replace("50_000", "777"))
     assert told("policies", file, "--policies", "minio")["samples"] == 777

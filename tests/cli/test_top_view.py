@@ -1,4 +1,4 @@
-"""What `mbaas top` computes from two snapshots of a feed, and which trials it shows; without Ray."""
+"""`mbaas top` computes rates from two snapshots of a feed, and selects the trials to show; tested without Ray."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def report(samples: int, wait_s: float, step_s: float, *, fetch_s: float = 0.0, 
 
 
 def test_rates_are_those_between_two_snapshots() -> None:
-    """Within 10 s: 500 prepared, 4,000 delivered; 100 of 400 fetched samples, 20 MB, came from storage."""
+    """In 10 s: 500 prepared, 4,000 delivered; 100 of 400 fetched samples, 20 MB, came from storage."""
     before = at(100, prepared_samples=10_000, delivered_samples=20_000, fetched=FetchCounts(storage=Amount(9, 10**9)))
     fetched = FetchCounts(local=Amount(300, 6 * 10**7), storage=Amount(109, 10**9 + 2 * 10**7))
     now = at(110, prepared_samples=10_500, delivered_samples=24_000, fetched=fetched, staged_bytes=50)
@@ -67,7 +67,7 @@ def test_workers_are_counted_with_their_mean_speed() -> None:
 
 
 def test_a_trial_shows_its_pace_and_stalls_of_late() -> None:
-    """Of the last 5 s it waited 2: 1 for bytes, 0.25 for others, 0.75 for prep. Before, it never waited."""
+    """In the last 5 s it waited 2 s: 1 s for bytes, 0.25 s for others and 0.75 s for prep. Before, it never waited."""
     before = at(100, members=(consumer("ann", report=report(10_000, 0.0, 100.0)),))
     after = report(10_600, 2.0, 103.0, fetch_s=1.0, peer_s=0.25)
     ann = consumer("ann", epoch=3, block=6, held_blocks=2, report=after)
@@ -115,7 +115,7 @@ def test_without_news_a_trial_shows_its_whole_time_at_first(over_s: float, known
 
 
 def test_where_not_all_fit_those_that_wait_most_are_shown_in_their_order() -> None:
-    """20 lines hold 12 trials besides the rest; of 14, those that wait 0 and 1 % are left out."""
+    """20 lines have room for 12 of 14 trials; the trials that wait 0 % and 1 % are left out."""
     trials = [consumer(f"t{number}", report=report(1, number * 5 % 14, 100.0)) for number in range(14)]
     status = at(9, members=tuple(trials))
     text = shown(("train", status, status), lines=20)

@@ -1,4 +1,4 @@
-"""What Ray's autoscaler makes of a cluster's file."""
+"""Run Ray's autoscaler on the files of cluster/."""
 
 from __future__ import annotations
 
@@ -17,23 +17,21 @@ ROLE = "mbaas.io/role"
 
 
 def load(name: str) -> dict[str, Any]:
-    """A file of cluster/; of a manifest with several documents the last, which is Ray's."""
+    """A file of cluster/; for a manifest with several documents the last one, which is the Ray cluster's."""
     return documents(name)[-1]
 
 
 def documents(name: str) -> list[dict[str, Any]]:
-    """All documents of a file of cluster/."""
     return list(yaml.safe_load_all((FOLDER / name).read_text()))
 
 
 def node_env() -> dict[str, str]:
-    """The settings of cluster/node.env."""
     lines = (FOLDER / "node.env").read_text().splitlines()
     return dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
 
 
 def launches(config: AutoscalingConfig, *demands: dict[str, float], role: str | None = None) -> dict[str, int]:
-    """Which nodes the autoscaler starts in an empty cluster for ``demands``, beside the least that it keeps.
+    """Nodes that the autoscaler starts in an empty cluster for ``demands``, in addition to its minimum.
 
     Args:
         config: of the cluster.

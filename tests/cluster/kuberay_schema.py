@@ -1,7 +1,7 @@
-"""The part of KubeRay's and Kubernetes' schema that cluster/ uses: anything else in a manifest is a mistake.
+"""The KubeRay and Kubernetes schemas, limited to the fields in cluster/: any other field in a manifest is a mistake.
 
-Kubernetes drops fields that it does not know, so a typo would only be noticed by what does not happen. Written from the
-API types of KubeRay 1.6 (`RayCluster`, `RayJob`) and Kubernetes (`PodTemplateSpec`).
+Kubernetes drops unknown fields, so without this schema a typo would have no visible effect. The source is the API types
+of KubeRay 1.6 (`RayCluster`, `RayJob`) and Kubernetes (`PodTemplateSpec`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ Schema = dict[str, Any]
 TEXT: Schema = {"type": "string", "minLength": 1}
 COUNT: Schema = {"type": "integer", "minimum": 0}
 TEXTS: Schema = {"type": "object", "additionalProperties": TEXT}
-"""Labels and start parameters: numbers have to be quoted."""
+"""Labels and start parameters: numbers must be quoted."""
 
 QUANTITIES: Schema = {
     "type": "object",
@@ -22,7 +22,7 @@ QUANTITIES: Schema = {
 
 
 def mapping(required: dict[str, Schema], **optional: Schema) -> Schema:
-    """A mapping with these fields and no others."""
+    """The schema of a mapping with exactly these fields."""
     return {
         "type": "object",
         "properties": required | optional,

@@ -1,4 +1,4 @@
-"""Heads of Ray clusters as people start them: `ray start --head`, in processes of their own."""
+"""Heads of Ray clusters, started with `ray start --head` in separate processes as users start them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from support.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
-"""Where the commands ``ray`` and ``mbaas`` are."""
+"""Folder of the commands ``ray`` and ``mbaas``."""
 
 PATIENCE_S = 90
 
@@ -29,7 +29,7 @@ class Head:
 
     Attributes:
         address: of the cluster, host:port.
-        dashboard: its URL; nobody answers there if the head was started without.
+        dashboard: its URL; nothing listens there if the head has no dashboard.
         environment: of processes that join the cluster.
     """
 
@@ -38,7 +38,7 @@ class Head:
     environment: dict[str, str]
 
     def run(self, *command: object, **environment: str) -> subprocess.CompletedProcess[str]:
-        """Run a program on the cluster to its end; output and errors are one text."""
+        """Run a program on the cluster to its end, with stdout and stderr combined."""
         return subprocess.run(
             [str(part) for part in command],
             env=self.environment | environment,
@@ -50,7 +50,7 @@ class Head:
         )
 
     def start(self, program: str, *arguments: str) -> subprocess.Popen[str]:
-        """A Python program on the cluster, to talk with by stdin and stdout."""
+        """Start a Python program on the cluster, with pipes to its stdin and stdout."""
         return subprocess.Popen(
             [sys.executable, "-c", program, *arguments],
             env=self.environment,
@@ -64,13 +64,13 @@ class Head:
 def ray_head(
     *, cpus: int = 4, dashboard: bool = False, token: str | None = None, says_mode: bool = True
 ) -> Iterator[Head]:
-    """A cluster of one node with a folder of its own; what it started is gone after the block.
+    """A cluster of one node with its own folder; all its processes are killed after the block.
 
     Args:
-        cpus: that it gives out.
-        dashboard: with one, which takes jobs.
-        token: that everybody needs who joins; it lies where Ray looks for it in the folder, which is everybody's home.
-        says_mode: whether the environment says that there are tokens, or that there are none.
+        cpus: CPUs of the node.
+        dashboard: start a dashboard, which accepts jobs.
+        token: required to join; stored in the folder, which is the home folder of all programs.
+        says_mode: keep RAY_AUTH_MODE in the environment.
     """
     with tempfile.TemporaryDirectory(prefix="head", dir="/tmp", ignore_cleanup_errors=True) as folder:
         gcs, http, client, agent = free_ports(4)
@@ -96,7 +96,7 @@ def ray_head(
 
 
 def _end(head: subprocess.Popen[bytes], folder: str) -> None:
-    """End the head, and whatever of its cluster stays: processes with its folder in their command lines."""
+    """End the head and all remaining processes of its cluster, found by its folder in their command lines."""
     head.terminate()
     with suppress(subprocess.TimeoutExpired):
         head.wait(5)

@@ -1,4 +1,4 @@
-"""Detached feeds: they belong to the cluster, not to who served them, and several searches share one."""
+"""Detached feeds belong to the cluster and not to their program, and several searches share one."""
 
 from __future__ import annotations
 
@@ -88,9 +88,9 @@ def head() -> Iterator[Head]:
 
 @pytest.fixture(scope="module")
 def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A file that serves small images through a function beside it.
+    """A feed file for small images, with a function in a module next to it.
 
-    They are so many that their table, an argument of the coordinator, goes through the store of who serves.
+    So many images that their table, an argument of the coordinator, goes through the serving program's object store.
     """
     folder = tmp_path_factory.mktemp("detached")
     for number in range(SAMPLES):
@@ -107,7 +107,7 @@ def command(*arguments: object) -> list[object]:
 
 
 def left_on(head: Head) -> tuple[list[str], int]:
-    """Actors that live on the cluster, and bytes in its object store."""
+    """Live actors of the cluster, and bytes in its object store."""
     done = head.run(sys.executable, "-c", LEFT)
     actors, primary_bytes = json.loads(done.stdout.splitlines()[-1])
     return actors, primary_bytes
@@ -133,7 +133,7 @@ def test_two_searches_share_a_feed_whose_server_is_gone(head: Head, config: Path
 
     status = json.loads(head.run(*command("status", "shared", "--json")).stdout.splitlines()[-1])
     assert status["delivered_samples"] == 2 * TRIALS * EPOCHS * SAMPLES
-    ahead = 8 * status["block_samples"]  # prep runs ahead of trials that may go on
+    ahead = 8 * status["block_samples"]  # prep runs ahead of trials that may continue
     assert EPOCHS * SAMPLES <= status["prepared_samples"] <= EPOCHS * SAMPLES + ahead
     assert (status["remade_blocks"], status["inexact_epochs"]) == (0, 0)
     again = head.run(*command("serve", config, "--detach"))
@@ -146,7 +146,7 @@ def test_two_searches_share_a_feed_whose_server_is_gone(head: Head, config: Path
 
 
 def finish(search: subprocess.Popen[str]) -> dict[str, object]:
-    """What a search printed when it was done."""
+    """The output of a finished search."""
     with search:
         out, _ = search.communicate(timeout=90)
     assert search.returncode == 0
@@ -156,7 +156,7 @@ def finish(search: subprocess.Popen[str]) -> dict[str, object]:
 
 @pytest.mark.long
 def test_without_detach_a_feed_ends_with_its_program(head: Head) -> None:
-    """The difference that the option makes."""
+    """The counterpart of a detached feed."""
     done = head.run(sys.executable, "-c", SERVE_TWO)
     assert done.returncode == 0, done.stdout
     joined, feeds = done.stdout.splitlines()
@@ -168,7 +168,7 @@ def test_without_detach_a_feed_ends_with_its_program(head: Head) -> None:
 
 @pytest.mark.long
 def test_what_the_page_shows_serves_a_detached_feed(head: Head, tmp_path: Path) -> None:
-    """With a folder in place of the shared disk."""
+    """With a local folder instead of the shared disk."""
     for number in range(12):
         image = tmp_path / "train" / f"class-{number % 2}" / f"{number}.png"
         image.parent.mkdir(parents=True, exist_ok=True)
@@ -193,7 +193,7 @@ def test_a_cluster_of_this_program_cannot_keep_it(ray_clean: None, feed_name: st
 
 
 def test_without_a_cluster_it_says_how_to_start_one(monkeypatch: pytest.MonkeyPatch, config: Path) -> None:
-    """Nothing is started, by the function or by the command."""
+    """Neither the function nor the command starts a cluster."""
 
     def connect(address: str, **options: object) -> None:
         assert address == "auto"

@@ -1,5 +1,6 @@
-"""The dashboards: made from the table of metrics, by the schema of Grafana's own library, and each query about metrics
-that feeds export (`tests/service/test_metrics.py` reads these at Ray's endpoint).
+"""Dashboards match the table of metrics and Grafana's schema, and query only metrics that feeds export.
+
+`tests/service/test_metrics.py` reads these metrics at Ray's endpoint.
 """
 
 from __future__ import annotations
@@ -45,13 +46,13 @@ def queries(board: dashboards.Dashboard) -> list[str]:
 
 @BOARDS
 def test_the_file_is_what_the_metrics_make_of_it(board: dashboards.Dashboard) -> None:
-    """If not: python -m benchmarks dashboards."""
+    """After a change, run: python -m benchmarks dashboards."""
     assert (dashboards.FOLDER / f"{board.name}.json").read_text() == dashboards.as_json(board)
 
 
 @BOARDS
 def test_grafanas_schema_knows_everything_in_it(board: dashboards.Dashboard) -> None:
-    """Read into the classes of its schema and written again, nothing is missing."""
+    """The file is parsed into the schema's classes and serialized again without loss."""
     register_default_plugins()
     read = Dashboard.from_json(shipped(board))
     assert json.loads(JSONEncoder().encode(read)) == shipped(board)
@@ -59,7 +60,7 @@ def test_grafanas_schema_knows_everything_in_it(board: dashboards.Dashboard) -> 
 
 @BOARDS
 def test_queries_are_about_metrics_that_feeds_export(board: dashboards.Dashboard) -> None:
-    """Rates of counters and levels of gauges, of the feeds that are chosen, and sums and ratios of them."""
+    """Queries are rates of counters, levels of gauges of the selected feeds, and their sums and ratios."""
     for query in queries(board):
         assert {*re.findall(r"ray_\w+", query)} <= KINDS.keys()
         assert {KINDS[name] for name in COUNTED.findall(query)} <= {"counter"}
@@ -70,7 +71,7 @@ def test_queries_are_about_metrics_that_feeds_export(board: dashboards.Dashboard
 
 
 def test_a_feed_of_any_name_can_be_chosen() -> None:
-    """One feed by its name, which is no pattern; of several Grafana makes a pattern."""
+    """A single feed is matched by its literal name; for several, Grafana makes a pattern."""
     assert all('{feed="$feed"}' in query and "=~" not in query for query in queries(dashboards.OF_A_FEED))
     assert all('{feed=~"$feed"}' in query for query in queries(dashboards.OF_A_SEARCH))
     for board in dashboards.DASHBOARDS:
@@ -92,7 +93,7 @@ def test_panels_say_what_they_show(board: dashboards.Dashboard) -> None:
         named = {name for target in panel["targets"] for name in re.findall(r"ray_\w+", target["expr"])}
         told = {*re.findall(r"`(ray_\w+)`: \w", panel["description"])}
         assert told
-        # Beside a counter that may be missing stands one that never is, as a 0.
+        # A counter that may be missing is paired with one that always exists, as a zero.
         assert named - told <= {"ray_mbaas_samples_prepared_total"}
     titles = [panel["title"] for panel in panels(board)]
     assert len(titles) == len({*titles})

@@ -1,4 +1,4 @@
-"""The image recipe: it installs what is tested, as the README says."""
+"""The image recipe installs the tested versions, as the README describes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ KNOWN = {"ARG", "CMD", "COPY", "ENV", "FROM", "RUN", "USER", "WORKDIR"}
 
 
 def instructions() -> list[tuple[str, str]]:
-    """Each instruction and its arguments, comments left out and continued lines put together."""
+    """Each instruction and its arguments, without comments and with continued lines joined."""
     lines = "".join(line for line in RECIPE.splitlines(keepends=True) if not line.startswith("#"))
     joined = re.sub(r"\\\n\s*", "", lines)
     return [(line.split(maxsplit=1)[0], line.split(maxsplit=1)[1]) for line in joined.splitlines() if line]
@@ -39,7 +39,7 @@ def test_what_is_copied_exists() -> None:
 
 
 def test_python_is_one_that_is_tested() -> None:
-    """The default, and the versions that the comment names, are those of pyproject.toml."""
+    """The default and the versions in the comment match pyproject.toml."""
     tested = set(re.findall(r"Python :: (3\.\d+)", (ROOT / "pyproject.toml").read_text()))
     (default,) = re.findall(r"^ARG PYTHON=(.+)$", RECIPE, re.MULTILINE)
     (named,) = re.findall(r"PYTHON may be (.+)\.$", RECIPE, re.MULTILINE)
@@ -49,7 +49,7 @@ def test_python_is_one_that_is_tested() -> None:
 
 
 def test_it_installs_the_tested_set() -> None:
-    """Dependencies come with the constraints, and nothing else brings any."""
+    """Dependencies are installed with the constraints, and nothing else installs any."""
     installs = [command for run in arguments_of("RUN") for command in run.split(" && ") if "pip install" in command]
     assert len(installs) == 2
     assert all("--constraint constraints.txt" in command or "--no-deps" in command for command in installs)

@@ -1,4 +1,4 @@
-"""The job example, really submitted to a cluster that wants tokens, and feeds that outlive the job that served them."""
+"""The example job runs on a cluster that requires tokens, and a detached feed outlives its job."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 @pytest.fixture(scope="module")
 def head() -> Iterator[Head]:
-    """A cluster that takes jobs from those who have its token."""
+    """A cluster that accepts jobs only with its token."""
     with ray_head(dashboard=True, token=TOKEN) as head:
         wait_until(lambda: answers(head.dashboard), "the dashboard answers", deadline_s=60)
         yield head
@@ -44,7 +44,7 @@ def head() -> Iterator[Head]:
 def answers(dashboard: str) -> bool:
     try:
         urllib.request.urlopen(f"{dashboard}/api/version", timeout=5).close()
-    except urllib.error.HTTPError:  # it asks for a token
+    except urllib.error.HTTPError:  # it requires a token
         return True
     except OSError:
         return False
@@ -52,7 +52,7 @@ def answers(dashboard: str) -> bool:
 
 
 def from_outside(head: Head, *command: object, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run a command as on another machine: it knows the dashboard's address and no other."""
+    """Run a command as from another machine, with only the dashboard's address."""
     outside = {"RAY_ADDRESS": "", "RAY_API_SERVER_ADDRESS": head.dashboard}
     return head.run(*command, **(outside | environment))
 
@@ -105,7 +105,7 @@ def test_without_the_right_token_nothing_runs(head: Head, environment: dict[str,
 def test_our_commands_say_what_a_cluster_with_tokens_wants(
     head: Head, environment: dict[str, str], sentence: str
 ) -> None:
-    """One sentence, though Ray ends a program without a token, and of a wrong one says only that it cannot connect."""
+    """One sentence. Ray ends a program without a token, and reports a wrong one only as a failed connection."""
     done = head.run(sys.executable, "-m", "mbaas", "status", **environment)
     assert done.returncode == 1
     last = done.stdout.splitlines()[-1]
@@ -115,7 +115,7 @@ def test_our_commands_say_what_a_cluster_with_tokens_wants(
 
 
 def test_a_job_leaves_a_feed_to_the_next(head: Head, tmp_path: Path) -> None:
-    """The first job serves through a function of its working directory, which is gone from the next one's path."""
+    """The first job's function is in its working directory, which is not on the second job's path."""
     served = tmp_path / "served"
     for number in range(SAMPLES):
         image = tmp_path / "images" / f"class-{number % 2}" / f"{number:03d}.png"

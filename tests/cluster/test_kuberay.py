@@ -1,4 +1,4 @@
-"""The manifests for KubeRay, as its operator and Ray's autoscaler read them."""
+"""The KubeRay manifests are valid for its operator and for Ray's autoscaler."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from ray.runtime_env import RuntimeEnv
 
 GIB = 2**30
 IN_IMAGE = "/opt/mbaas/"
-"""Where the image has this checkout."""
+"""The folder of this checkout in the image."""
 
 
 def cluster(name: str) -> dict[str, Any]:
-    """A manifest as the autoscaler gets it: a RayJob's cluster becomes a RayCluster."""
+    """A manifest as the autoscaler receives it: a RayJob's cluster becomes a RayCluster."""
     manifest = load(name)
     spec = manifest["spec"].get("rayClusterSpec", manifest["spec"])
     return {"metadata": manifest["metadata"], "spec": spec}
@@ -95,7 +95,7 @@ def test_groups_of_the_job_as_the_autoscaler_sees_them() -> None:
     ],
 )
 def test_who_gets_which_group(demands: list[dict[str, float]], role: str | None, started: dict[str, int]) -> None:
-    """Trials with GPUs start trial pods, prep starts prep pods; one prep pod of 15 CPUs is there anyway."""
+    """Trials with GPUs start trial pods, prep starts prep pods; one prep pod of 15 CPUs always exists."""
     assert launches(autoscaling("raycluster.yaml"), *demands, role=role) == started
 
 
@@ -111,7 +111,7 @@ def test_tokens_autoscaler_and_version(name: str) -> None:
 @pytest.mark.parametrize("name", SCHEMAS)
 def test_every_container_has_the_settings_of_node_env(name: str) -> None:
     for container in containers(name):
-        # the mode of authentication comes from authOptions: the operator sets it, with the token, in every pod
+        # authOptions sets the mode of authentication: the operator adds it to every pod, with the token
         wanted = {name: value for name, value in node_env().items() if name != "RAY_AUTH_MODE"}
         assert {entry["name"]: entry["value"] for entry in container["env"]} == wanted
         assert container["resources"]["requests"] == container["resources"]["limits"]
@@ -121,12 +121,12 @@ NODES = {
     "raycluster.yaml": {"trial": (4, 16), "prep": (16, 32), "prep-gpu": (8, 32)},
     "rayjob.yaml": {"trial": (4, 16), "prep": (8, 16)},
 }
-"""CPUs and GiB of the nodes that each file names, by group."""
+"""CPUs and GiB of the nodes named in each file, by group."""
 
 
 @pytest.mark.parametrize("name", SCHEMAS)
 def test_each_worker_fits_the_node_that_the_file_names(name: str) -> None:
-    """Of a node a pod gets its allocatable part: Kubernetes and its daemons keep half a CPU and 18 % of memory."""
+    """Pods get a node's allocatable part: Kubernetes and its daemons reserve half a CPU and 18 % of memory."""
     text = " ".join((FOLDER / name).read_text().replace("\n#", " ").split())
     named = re.findall(r"(\d+) CPUs and (\d+) GiB(?: with a GPU)? \(([\w-]+)\)", text)
     assert {group: (int(cpus), int(gib)) for cpus, gib, group in named} == NODES[name]
@@ -159,7 +159,7 @@ def test_pods_have_an_account_that_the_file_makes_and_those_with_gpus_may_run_on
 
 @pytest.mark.parametrize("name", SCHEMAS)
 def test_the_object_store_leaves_half_of_a_pods_memory(name: str) -> None:
-    """Ray takes 30 % where nothing is said."""
+    """Ray's default is 30 %."""
     spec = cluster(name)["spec"]
     for group in spec["workerGroupSpecs"]:
         (container,) = group["template"]["spec"]["containers"]

@@ -1,4 +1,4 @@
-"""Several programs on one cluster: each serves a feed of its own and reads those of the others."""
+"""Several programs on one cluster each serve a feed and read the feeds of the others."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def head() -> Iterator[Head]:
 
 @contextmanager
 def program(head: Head, name: str, *, detached: bool) -> Iterator[subprocess.Popen[str]]:
-    """A program of its own that serves the feed ``name`` and reads what `read` tells it to."""
+    """A program that serves the feed ``name`` and reads the feeds requested by `read`."""
     serving = head.start(PROGRAM, name, str(SAMPLES), "detached" if detached else "attached")
     try:
         assert answer_of(serving) == name
@@ -67,7 +67,7 @@ def answer_of(serving: subprocess.Popen[str]) -> object:
 
 
 def read(serving: subprocess.Popen[str], *feeds: str) -> None:
-    """Have a program read an epoch of each of these feeds."""
+    """Let a program read an epoch of each of these feeds."""
     assert serving.stdin is not None
     serving.stdin.write(json.dumps(feeds) + "\n")
     serving.stdin.flush()
@@ -77,7 +77,7 @@ def read(serving: subprocess.Popen[str], *feeds: str) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_three_programs_read_the_feeds_of_each_other(head: Head) -> None:
-    """Two detached feeds and one that ends with its program, which is killed; the others serve and read on."""
+    """Two feeds are detached. The third ends with its program, which is killed; the others continue."""
     with ExitStack() as programs:
         one, two, three = (
             programs.enter_context(program(head, name, detached=name != "three")) for name in ("one", "two", "three")
@@ -141,7 +141,7 @@ for line in sys.stdin:
 
 
 def lent(head: Head, folders: tuple[str, str]) -> object:
-    """Serve a feed of three idle workers and one of a single busy worker, from two programs; train on the second."""
+    """Serve a feed with three idle workers and one with a busy worker, from two programs; train on the second."""
     rich = head.start(LENDER, "rich", "3", folders[0])
     try:
         assert answer_of(rich) == "rich"

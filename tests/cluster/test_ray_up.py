@@ -1,4 +1,4 @@
-"""The files for `ray up`, as Ray's own code reads them, and what their commands do."""
+"""Ray accepts the files for `ray up`, and their commands start nodes with the right roles and settings."""
 
 from __future__ import annotations
 
@@ -77,13 +77,13 @@ def test_aws_nodes_as_the_autoscaler_sees_them() -> None:
     ],
 )
 def test_who_gets_which_node(demands: list[dict[str, float]], role: str | None, started: dict[str, int]) -> None:
-    """Trials with GPUs start trial nodes, prep starts prep nodes; one prep node of 16 CPUs is there anyway."""
+    """Trials with GPUs start trial nodes, prep starts prep nodes; one prep node of 16 CPUs always exists."""
     config = AutoscalingConfig(load("aws.yaml"), skip_content_hash=True)
     assert launches(config, *demands, role=role) == started
 
 
 def test_the_head_can_start_machines_with_the_image() -> None:
-    """It looks it up itself, and the role that Ray makes for it may not read parameters of SSM."""
+    """The head looks up the image itself, and the role that Ray creates for it may not read SSM parameters."""
     images = {kind["node_config"]["ImageId"] for kind in load("aws.yaml")["available_node_types"].values()}
     assert all(re.fullmatch(r"ami-[0-9a-f]{17}", image) for image in images)
 
@@ -133,7 +133,7 @@ def test_nodes_start_ray_with_our_settings_and_tokens(home: Path, name: str, kin
     ("gpu", "said", "role"), [(False, None, "prep"), (True, None, "trial"), (True, "prep", "prep")]
 )
 def test_role_of_a_machine_of_ones_own(home: Path, gpu: bool, said: str | None, role: str) -> None:
-    """A GPU makes it a trial node, unless ~/.mbaas-role says otherwise."""
+    """A GPU makes it a trial node, unless ~/.mbaas-role names another role."""
     (home / "bin").mkdir()
     (home / "bin" / "nvidia-smi").write_text(f"#!/bin/sh\nexit {0 if gpu else 9}\n")
     (home / "bin" / "nvidia-smi").chmod(0o755)
@@ -144,7 +144,7 @@ def test_role_of_a_machine_of_ones_own(home: Path, gpu: bool, said: str | None, 
 
 
 def started_by(home: Path, commands: list[str]) -> list[tuple[list[str], dict[str, str]]]:
-    """Arguments and environment of each call of ``ray`` when ``commands`` run on a node with home folder ``home``."""
+    """Arguments and environment of each ``ray`` call when ``commands`` run on a node with home folder ``home``."""
     for folder in ("bin", "mbaas-venv/bin"):
         stub = home / folder / "ray"
         stub.parent.mkdir(parents=True, exist_ok=True)
@@ -167,7 +167,7 @@ def started_by(home: Path, commands: list[str]) -> list[tuple[list[str], dict[st
 
 
 def test_ray_knows_every_setting_of_node_env() -> None:
-    """Ray ignores what it does not know, without a word."""
+    """Ray ignores unknown settings silently."""
     binary = (Path(ray.__file__).parent / "_raylet.so").read_bytes()
     sources = (Path(ray.__file__).parent / folder for folder in ("_private", "_common"))
     text = "".join(path.read_text() for folder in sources for path in folder.rglob("*.py"))
@@ -176,7 +176,7 @@ def test_ray_knows_every_setting_of_node_env() -> None:
 
 
 def test_sample_of_what_is_not_valid_is_refused() -> None:
-    """Bounds that cannot hold are refused by Ray's own check."""
+    """Ray's own check refuses contradictory bounds."""
     config: dict[str, Any] = load("aws.yaml")
     config["max_workers"] = 0
     with pytest.raises(ValueError, match="smaller than the sum of `min_workers`"):

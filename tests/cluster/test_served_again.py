@@ -1,6 +1,4 @@
-"""A program that serves a feed is killed: another one serves it again at once, nobody sees an epoch twice, and trials
-that live on go on.
-"""
+"""A killed program's feed can be restarted at once: no consumer reads an epoch twice, and surviving trials continue."""
 
 from __future__ import annotations
 
@@ -66,18 +64,18 @@ for thread in threads:
 for thread in threads:
     thread.join()
 """
-"""A trial of its own program, and one of two ranks, which go through epochs until they get an error."""
+"""A trial and one of two ranks, which read epochs until an error."""
 
 
 @pytest.fixture
 def head(ray_session: None) -> Head:
-    """The session's cluster, which for the programs is another one's."""
+    """The session's cluster, which is a foreign cluster for the programs."""
     address = ray.get_runtime_context().gcs_address
     return Head(address, "", os.environ | {"RAY_ADDRESS": address})
 
 
 def epochs_of(program: subprocess.Popen[str]) -> list[int]:
-    """The feed's numbers of the two epochs that a program went through."""
+    """The feed's epoch numbers of the two epochs that a program read."""
     assert program.stdout is not None
     told = [program.stdout.readline().split() for _ in range(2)]
     assert [exact for _, exact in told] == ["True", "True"]
@@ -85,7 +83,7 @@ def epochs_of(program: subprocess.Popen[str]) -> list[int]:
 
 
 class Told:
-    """What a program has printed, line by line."""
+    """The output of a program, line by line."""
 
     def __init__(self, program: subprocess.Popen[str]) -> None:
         self.lines: list[str] = []
@@ -98,11 +96,11 @@ class Told:
         self.lines.extend(line.strip() for line in self._program.stdout)
 
     def join(self) -> None:
-        """Wait until all is read that the program printed, which has ended."""
+        """Wait until the output of the ended program is read completely."""
         self._thread.join()
 
     def epochs(self) -> dict[str, list[int]]:
-        """Who -> the feed's numbers of the epochs that it went through."""
+        """Consumer -> the feed's epoch numbers of the epochs that it read."""
         found: dict[str, list[int]] = {}
         for line in self.lines:
             epoch, exact, who = line.split(maxsplit=2)
@@ -111,7 +109,7 @@ class Told:
         return found
 
     def await_epochs(self, number: int) -> dict[str, list[int]]:
-        """Wait until each of the three has gone through so many epochs more."""
+        """Wait until each of the three consumers has read ``number`` more epochs."""
         before = {who: len(epochs) for who, epochs in self.epochs().items()}
 
         def have_gone_on() -> bool:
@@ -134,7 +132,7 @@ def test_a_feed_whose_program_was_killed_is_served_again_at_once_with_the_epochs
         told = Told(trials)
         told.await_epochs(1)
         kill(first.pid)
-    with head.start(SERVE) as second, trials:  # its two epochs say that it was served, whatever was left of the first
+    with head.start(SERVE) as second, trials:  # its two epochs show that it was served, despite leftovers of the first
         begun, following = epochs_of(second)
         assert begun > 1
         assert following == begun + 1
@@ -152,7 +150,7 @@ def test_a_feed_whose_program_was_killed_is_served_again_at_once_with_the_epochs
 @pytest.mark.long
 @pytest.mark.timeout(300)
 def test_a_feed_says_that_the_cluster_ended_which_it_had_joined(tmp_path: Path) -> None:
-    """It ends by itself then, long before Ray would end it, which takes a minute and a sentence about a GCS."""
+    """It ends long before Ray would end it, after a minute and with a message about a GCS."""
     (tmp_path / "images" / "class").mkdir(parents=True)
     for number in range(20):
         cv2.imwrite(str(tmp_path / "images" / "class" / f"{number}.png"), np.full((8, 8, 3), number, np.uint8))

@@ -1,4 +1,4 @@
-"""A user's own token, which Ray takes by itself when it starts a cluster, and mbaas when it joins one."""
+"""Ray uses a user's token when it starts a cluster; mbaas uses it when it joins one."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_a_token_that_nobody_spoke_of_is_shown_to_the_cluster_that_wants_it() ->
         for wrong in {}, {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "the-token-of-somebody-else-0123"}:
             refused = head.run(sys.executable, "-m", "mbaas", "status", HOME="/nowhere", **wrong)
             assert refused.returncode == 1
-            # all that is written: no warning of Ray's, which it would repeat each second
+            # the complete output: no warning of Ray, which would repeat it each second
             assert re.fullmatch(
                 r"error: cannot join the Ray cluster at \S+: it wants a token, and this program has none or another "
                 r"one; a cluster with tokens wants RAY_AUTH_MODE=token, and its token in .*\n",
@@ -35,8 +35,8 @@ def test_a_token_that_nobody_spoke_of_is_shown_to_the_cluster_that_wants_it() ->
 
 
 def test_without_a_token_where_one_is_wanted_the_command_says_so() -> None:
-    """Ray would end the program without a word."""
-    with socket.create_server(("127.0.0.1", 0)) as listening:  # somebody is there; whether it is Ray is not asked first
+    """Ray would end the program without a message."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:  # something listens; whether it is Ray is checked later
         address = f"127.0.0.1:{listening.getsockname()[1]}"
         environment = {**os.environ, "RAY_AUTH_MODE": "token", "HOME": "/nowhere", "RAY_ADDRESS": address}
         environment = {name: value for name, value in environment.items() if not name.startswith("RAY_AUTH_TOKEN")}
@@ -60,11 +60,11 @@ with Path(sys.argv[1]).open("w") as told:
         command = [sys.executable, "-m", "mbaas", "status"]
         subprocess.run(command, env=environment, stdout=told, stderr=told, timeout=60)
 """
-"""Asks a cluster for its feeds: as one of its processes, without its token, and with another one."""
+"""Lists a cluster's feeds as one of its processes, without its token, and with a wrong token."""
 
 
 def told_by(text: str) -> str:
-    """What mbaas wrote, without lines of Ray's own log, as where it has no network."""
+    """The output of mbaas without Ray's own log lines, which occur without a network."""
     return "".join(line for line in text.splitlines(keepends=True) if not line.startswith("["))
 
 
@@ -96,7 +96,7 @@ for other in {}, {"RAY_AUTH_MODE": "disabled"}, {"RAY_AUTH_MODE": "disabled", "H
 
 @pytest.mark.slow
 def test_a_ray_that_mbaas_starts_itself_wants_a_token_where_nobody_spoke_of_one() -> None:
-    """Its user's processes find the token where Ray wrote it; who does not show it is refused."""
+    """The user's processes find the token where Ray wrote it; a program without it is refused."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH_")}
     with tempfile.TemporaryDirectory(prefix="own", dir="/tmp", ignore_cleanup_errors=True) as folder:
         done = subprocess.run(

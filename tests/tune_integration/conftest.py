@@ -20,7 +20,7 @@ from support.feeds import warm
 
 os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")
 for module in (searching, train_runs):
-    ray.cloudpickle.register_pickle_by_value(module)  # trials run where this folder is not on the path
+    ray.cloudpickle.register_pickle_by_value(module)  # trials run without this folder on their path
 
 
 @pytest.fixture(scope="session")
@@ -38,8 +38,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> mbaas.Dataset:
 def serve(name: str, images: mbaas.Dataset) -> mbaas.Feed:
     """A feed of 203 images in minibatches of 16, with one prep worker.
 
-    Reservations are held for a minute: longer than a trial takes to start on a busy machine, so that one that is
-    given up was for nobody.
+    Reservations last a minute, longer than a trial's start on a busy machine, so an expired one had no trial.
     """
     pipeline = transforms.Pipeline([transforms.DecodeImage(), transforms.RandomHorizontalFlip()])
     timeouts = mbaas.Timeouts(reservation_s=60.0)
@@ -48,14 +47,14 @@ def serve(name: str, images: mbaas.Dataset) -> mbaas.Feed:
 
 @pytest.fixture(scope="module")
 def shared_feed(ray_session: None, images: mbaas.Dataset) -> Iterator[mbaas.Feed]:
-    """Its cache is full, so that no test changes what it holds."""
+    """A feed with a full cache, so no test changes the cache's contents."""
     with serve("shared", images) as feed:
         yield warm(feed)
 
 
 @pytest.fixture
 def feed(shared_feed: mbaas.Feed, ray_clean: None) -> OneOfMany:
-    """A feed for searches that leave it as they found it."""
+    """A feed for searches that do not change it."""
     return OneOfMany(shared_feed)
 
 
@@ -68,7 +67,7 @@ def own_feed(ray_clean: None, images: mbaas.Dataset, feed_name: str) -> Iterator
 
 @pytest.fixture
 def make_gate(ray_clean: None) -> Iterator[Callable[[int], Any]]:
-    """Makes gates, and ends them: Tune keeps what a trial's function refers to."""
+    """A factory of gates that kills them at the end, because Tune keeps references of trial functions."""
     gates = []
 
     def make(parties: int) -> Any:
@@ -96,6 +95,6 @@ def driver(train_clean: None) -> Iterator[Any]:
 
 @pytest.fixture
 def train_clean(ray_clean: None) -> Iterator[None]:
-    """Ends the actor that Ray Train leaves to whatever run comes next."""
+    """Kill the actor that Ray Train leaves for the next run."""
     yield
     ray.kill(ray.get_actor("AutoscalingCoordinator", namespace="AutoscalingCoordinator"))

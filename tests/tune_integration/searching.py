@@ -1,4 +1,4 @@
-"""A search small enough for a test, and what it must have done to its feed."""
+"""A search small enough for a test, and checks of its effects on a feed."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from mbaas.status import FeedStatus
 from tune_integration import FeedCallback
 
 SAMPLES = 203
-"""Of the test dataset; no batch size divides it."""
+"""Samples of the test dataset; no batch size divides this number."""
 
 DEADLINE_S = 60.0
 
 
 @ray.remote(num_cpus=0)
 class Gate:
-    """Opens for good when so many have arrived."""
+    """Opens for good when all parties have arrived."""
 
     def __init__(self, parties: int) -> None:
         self._missing = parties
@@ -37,13 +37,13 @@ class Gate:
 
 
 def pass_gate(gate: Any) -> None:
-    """Wait until all are there, so that how fast processes start decides nothing."""
+    """Wait until all trials have arrived, so results do not depend on start times."""
     ray.get(gate.arrive.remote())
     wait_at(gate)
 
 
 def wait_at(gate: Any) -> None:
-    """Wait until all others are there."""
+    """Wait until the gate opens, without arriving."""
     deadline = time.monotonic() + DEADLINE_S
     while not ray.get(gate.open.remote()):
         assert time.monotonic() < deadline, f"not all trials came within {DEADLINE_S:g} s"
@@ -51,7 +51,7 @@ def wait_at(gate: Any) -> None:
 
 
 def save(state: dict[str, Any]) -> tune.Checkpoint:
-    """A checkpoint that holds ``state``; Tune copies it away at once."""
+    """A checkpoint that contains ``state``; Tune copies it immediately."""
     import json
 
     folder = Path(tempfile.mkdtemp(dir=Path.cwd()))
@@ -60,7 +60,7 @@ def save(state: dict[str, Any]) -> tune.Checkpoint:
 
 
 def restored() -> dict[str, Any] | None:
-    """What the checkpoint holds from which this trial goes on."""
+    """The state in the checkpoint from which this trial continues."""
     import json
 
     checkpoint = tune.get_checkpoint()
@@ -72,7 +72,7 @@ def restored() -> dict[str, Any] | None:
 
 
 class Watch(tune.Callback):
-    """Keeps the statuses of each trial, one after the other, and each result's training_iteration."""
+    """Records the statuses of each trial in order, and training_iteration of each result."""
 
     def __init__(self) -> None:
         self.statuses: dict[str, list[str]] = {}
@@ -85,7 +85,6 @@ class Watch(tune.Callback):
                 seen.append(trial.status)
 
     def resumed(self, trial_id: str) -> bool:
-        """Whether the trial was paused and ran again."""
         seen = self.statuses[trial_id]
         return "PAUSED" in seen and "RUNNING" in seen[seen.index("PAUSED") :]
 
@@ -108,7 +107,7 @@ def search(
     watch: Watch | None = None,
     callbacks: Sequence[tune.Callback] = (),
 ) -> tune.ResultGrid:
-    """Run a search; the metric is ``score``, to be large."""
+    """Run a search that maximizes ``score``."""
     with tempfile.TemporaryDirectory() as folder:
         return tune.Tuner(
             tune.with_resources(train, {"cpu": cpus}),
@@ -131,7 +130,7 @@ def search(
 
 
 class OneOfMany:
-    """A feed that searches share one after the other; each sees figures that begin with it.
+    """A feed shared by consecutive searches; its counters start at zero for each.
 
     Attributes:
         name: of the feed.
@@ -142,7 +141,7 @@ class OneOfMany:
         self._feed, self._before = feed, feed.status()
 
     def status(self) -> FeedStatus:
-        """The feed's status with what came since."""
+        """The feed's status, with counters since this object's creation."""
         now, before = self._feed.status(), self._before
         counters = "prepared_blocks", "prepared_samples", "remade_blocks", "delivered_samples", "inexact_epochs"
         return replace(
@@ -154,7 +153,7 @@ class OneOfMany:
 
 
 def final_status(feed: mbaas.Feed | OneOfMany) -> FeedStatus:
-    """The feed's status after all consumers left; fails if one stays or a reservation is left."""
+    """The feed's status after all consumers have left; fails if a consumer or a reservation remains."""
     deadline = time.monotonic() + 5.0
     while (status := feed.status()).members and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -163,7 +162,7 @@ def final_status(feed: mbaas.Feed | OneOfMany) -> FeedStatus:
 
 
 def check_ledgers(status: FeedStatus, finished_epochs: int) -> None:
-    """Every epoch that a trial finished held each sample exactly once, and the feed counts all of them."""
+    """Each finished epoch of a trial contained every sample exactly once, and the feed counts all finished epochs."""
     assert status.inexact_epochs == 0
     assert all(ledger.exact for _, ledger in status.ledgers)
     assert len(status.ledgers) == finished_epochs, [(name, ledger.epoch) for name, ledger in status.ledgers]

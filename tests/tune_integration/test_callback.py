@@ -1,4 +1,4 @@
-"""What the callback says to feeds, without Ray: feeds and trials are fakes."""
+"""The callback sends the right calls to feeds, which are fakes as trials are, without Ray."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tune_integration.shortage import Node
 
 @dataclass
 class FakeFeed:
-    """Writes down what it is told."""
+    """Records the calls that it receives."""
 
     told: list[tuple[Any, ...]] = field(default_factory=list)
     error: Exception | None = None
@@ -47,7 +47,7 @@ class FakeFeed:
 
 
 class Search:
-    """A callback that was set up, its feeds and trials."""
+    """A set-up callback with its feeds and trials."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, statuses: str, total: int | None = None) -> None:
         self.feeds = {"train": FakeFeed(), "validation": FakeFeed()}
@@ -68,12 +68,12 @@ class Search:
         getattr(self.callback, f"on_trial_{name}")(iteration=0, trials=self.trials, trial=trial)
 
     def told(self, what: str) -> list[list[Any]]:
-        """What both feeds were told alike, of one kind."""
+        """Arguments of all calls of one kind, which both feeds must have received equally."""
         assert self.feeds["train"].told == self.feeds["validation"].told
         return [arguments for kind, *arguments in self.feeds["train"].told if kind == what]
 
     def removed(self) -> list[tuple[str, int]]:
-        """(trial, how many others are still to come), in order."""
+        """(trial, number of trials still to start), in order."""
         return [(trial, successors) for trial, successors in self.told("remove")]
 
 
@@ -105,7 +105,7 @@ def test_a_trial_that_ends_leaves_its_place_to_a_pending_one(monkeypatch: pytest
 
 
 def test_a_search_that_is_restored_takes_off_what_its_killed_program_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two of its trials are on the feeds, one of them with two ranks, and somebody else."""
+    """Two of its trials are on the feeds, one with two ranks, next to a consumer of another program."""
     search = Search(monkeypatch, "PPPT")
     for feed in search.feeds.values():
         feed.there = ("t0", "t2", "t2", "another")
@@ -115,7 +115,7 @@ def test_a_search_that_is_restored_takes_off_what_its_killed_program_left(monkey
 
 
 def test_feeds_are_told_how_many_trials_are_still_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three end, one is PENDING and one is still to be made; then one of the two starts."""
+    """Three trials end, one is PENDING and one not yet created; then the PENDING one starts."""
     search = Search(monkeypatch, "RRRRP", total=6)
     for trial in search.trials[:3]:
         search.hook("complete", trial)
@@ -180,7 +180,7 @@ def test_a_feed_that_has_not_ended_is_named_once_and_asked_again(
 
 
 def test_the_end_releases_trials_and_own_places(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One reservation is this search's, others may be somebody else's: one is released."""
+    """One reservation belongs to this search, others may belong to another search: one is released."""
     search = Search(monkeypatch, "RRP")
     search.hook("complete", search.trials[0])
     search.callback.on_experiment_end(trials=search.trials)
@@ -194,11 +194,11 @@ def test_a_search_that_holds_no_place_releases_none(monkeypatch: pytest.MonkeyPa
     assert search.told("release") == []
 
 
-# ---- trials that begin together ----
+# ---- trials that start together ----
 
 
 def test_with_the_first_trial_those_are_announced_that_have_a_place_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of five there is room for three; a group of another shape is the user's own."""
+    """Three of five trials fit. A placement group of another shape belongs to the user."""
     search, cluster = Search(monkeypatch, "PPPPP"), Cluster(monkeypatch, free=0, held={})
     asking(search, CPU=1)
     cluster.placed = {**{f"of trial {number}": [{"CPU": 1.0}] for number in range(3)}, "another": [{"CPU": 2.0}]}
@@ -212,7 +212,7 @@ def test_with_the_first_trial_those_are_announced_that_have_a_place_too(monkeypa
 
 
 def test_no_more_are_announced_than_trials_are_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Groups of just that shape may be somebody else's of this program."""
+    """Other placement groups of that shape may belong to another part of this program."""
     search, cluster = Search(monkeypatch, "PPT"), Cluster(monkeypatch, free=0, held={})
     asking(search, CPU=1)
     cluster.placed = {f"group {number}": [{"CPU": 1.0}] for number in range(9)}
@@ -233,11 +233,11 @@ def test_a_search_whose_places_cannot_be_looked_up_announces_trials_all_the_same
     assert search.told("announce") == [["t0", 0]]
 
 
-# ---- trials that wait for a place ----
+# ---- trials that wait for resources ----
 
 
 class Cluster:
-    """A node of 8 CPUs, and placement groups that Ray has no place for or has placed, each with its bundles."""
+    """A node of 8 CPUs, and the bundles of pending and of placed placement groups."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, free: float, held: dict[str, float | None]) -> None:
         self.waiting: dict[str, list[dict[str, float]]] = {}
@@ -252,7 +252,7 @@ class Cluster:
 
 
 def looks(search: Search, caplog: pytest.LogCaptureFixture, times: int) -> list[str]:
-    """What is logged in so many looks more, a little after each other's due time."""
+    """Log messages of ``times`` more checks, each slightly after its due time."""
     caplog.clear()
     with caplog.at_level(logging.WARNING):
         for _ in range(times):
@@ -268,7 +268,7 @@ def asking(search: Search, **bundle: float) -> None:
 def test_a_search_hears_once_which_feeds_of_the_cluster_hold_what_its_trials_need(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Also feeds that it does not use; nothing at the first look, when the trial may have its place in a moment."""
+    """Including feeds of other searches. The first check logs nothing, because a trial may be about to start."""
     search, cluster = Search(monkeypatch, "PP"), Cluster(monkeypatch, free=1, held={"other": 7.0, "ended": None})
     asking(search, CPU=2)
     cluster.waiting["of a trial"] = [{"CPU": 2.0}]
@@ -308,7 +308,7 @@ def test_a_trial_whose_place_is_there_while_its_process_starts_can_start(
 def test_groups_that_come_and_go_wait_for_nobody(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """At each look another group has no place yet: each has it by the next."""
+    """Each check finds a different pending group, which is placed by the next check."""
     search, cluster = Search(monkeypatch, "R"), Cluster(monkeypatch, free=0, held={"train": 8.0})
     for number in range(4):
         cluster.waiting = {f"group {number}": [{"CPU": 1.0}] * 2}

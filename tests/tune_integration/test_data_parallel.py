@@ -1,4 +1,4 @@
-"""Searches whose trials are data-parallel Ray Train runs, and the names under which their ranks join."""
+"""The ranks of a trial that is a data-parallel Ray Train run share minibatches, and join under the right names."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from tune_integration import callback, get_loader
 
 EPOCHS = 2
 
-ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers run where this folder is not on the path
+ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers run without this folder on their path
 
 
 def epochs(config: dict[str, Any]) -> None:
-    """What a worker does in most of these tests: some epochs, which it records."""
+    """The work of a rank in most tests: read and record some epochs."""
     context = train.get_context()
     with get_loader(config["feed"], format="numpy") as loader:
         for _ in range(EPOCHS):
@@ -41,7 +41,7 @@ def epochs(config: dict[str, Any]) -> None:
 
 
 def check_epochs(ranks: dict[int, list[EpochRecord]]) -> None:
-    """Every epoch is exact, and the same one of the feed for all ranks."""
+    """Every epoch is exact, and all ranks read the same epoch of the feed."""
     for records in zip(*(ranks[rank] for rank in range(RANKS)), strict=True):
         assert union_flaws(records, range(SAMPLES), batch_size=16) == []
         assert len({record.ledger.feed_epoch for record in records if record.ledger}) == 1
@@ -49,7 +49,7 @@ def check_epochs(ranks: dict[int, list[EpochRecord]]) -> None:
 
 @pytest.mark.slow
 def test_the_ranks_of_a_run_share_each_minibatch(feed: OneOfMany, driver: Any, register: Any, tmp_path: Path) -> None:
-    """2 workers, 2 epochs: 203 samples, 16 to a minibatch, 8 to a rank; the last one has 11."""
+    """2 workers, 2 epochs of 203 samples: minibatches of 16, 8 per rank; the last one has 11."""
     ray.get(driver.fit.remote(epochs, {"feed": feed.name, "register": register}, str(tmp_path), "run"))
     check_epochs(ray.get(register.seen.remote())["run"])
     status = final_status(feed)
@@ -62,7 +62,7 @@ def test_the_ranks_of_a_run_share_each_minibatch(feed: OneOfMany, driver: Any, r
 def test_a_run_that_loses_a_rank_goes_on_from_its_checkpoint(
     feed: OneOfMany, driver: Any, register: Any, tmp_path: Path
 ) -> None:
-    """Rank 1 dies after 5 minibatches, the checkpoint is rank 0's after 3: both have the others, once."""
+    """Rank 1 dies after 5 minibatches. The checkpoint is rank 0's after 3: both ranks read the rest, once."""
 
     def work(config: dict[str, Any]) -> None:
         rank, checkpoint = train.get_context().get_world_rank(), train.get_checkpoint()
@@ -135,8 +135,9 @@ def test_a_search_hears_that_feeds_hold_what_the_ranks_of_its_trial_need(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Of 8 CPUs two feeds have one each, and a trial that runs one: 5 are free for 2 ranks that want 3 each. The feed
-    that the search does not use is stopped when the log names it, and they start.
+    """Two feeds and a running trial use one of 8 CPUs each, so 5 are free for 2 ranks of 3 CPUs.
+
+    When the log names the feed that the search does not use, it is stopped, and the ranks start.
     """
     monkeypatch.setattr(callback, "LOOK_S", 1.0)
     folder = str(tmp_path)

@@ -1,4 +1,4 @@
-"""Lightning in the workers of a Ray Train run: its ranks share a feed, and go on from the run's checkpoints."""
+"""Ranks of Lightning in a Ray Train run share a feed and continue from the run's checkpoints."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ EPOCHS, STEPS = 3, 13
 EVERY = list(range(SAMPLES))
 
 Minibatches = dict[int, list[list[int]]]
-"""The trainer's epoch -> the ids of each minibatch that a rank had of it."""
+"""The trainer's epoch -> sample ids of each of a rank's minibatches."""
 
-ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers run where this folder is not on the path
+ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers run without this folder on their path
 
 
 def work(config: dict[str, Any]) -> None:
-    """Train until the run is to fail: in the second epoch, once before a checkpoint of it and once after."""
-    import lightning  # here: it takes seconds, and this test is left out of most runs
+    """Train, and fail twice in the second epoch: once before its checkpoint and once after."""
+    import lightning  # imported here because it takes seconds, and most runs leave this test out
     import torch
     from ray.train.lightning import RayDDPStrategy, RayLightningEnvironment, RayTrainReportCallback, prepare_trainer
 
@@ -45,7 +45,7 @@ def work(config: dict[str, Any]) -> None:
             return torch.optim.SGD(self.parameters(), 0.1)
 
     class Report(RayTrainReportCallback):  # type: ignore[misc]
-        """Saves in the middle of the second epoch, too."""
+        """Also saves in the middle of the second epoch."""
 
         def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
             if trainer.current_epoch == 1 and batch_idx == 4 and starts_at == STEPS:
@@ -78,11 +78,11 @@ def work(config: dict[str, Any]) -> None:
 
 
 class EndOfRunError(Exception):
-    """What ends a run after its checkpoint."""
+    """Ends a run after its checkpoint."""
 
 
 def together(ranks: dict[int, list[Minibatches]], epoch: int) -> list[list[int]]:
-    """The ids of each minibatch of an epoch, over both ranks."""
+    """Sample ids of each minibatch of an epoch, over both ranks."""
     minibatches = [ranks[rank][0][epoch] for rank in range(RANKS)]
     return [sorted(first + second) for first, second in zip(*minibatches, strict=True)]
 
@@ -92,7 +92,7 @@ def together(ranks: dict[int, list[Minibatches]], epoch: int) -> list[list[int]]
 def test_ranks_share_every_epoch_and_go_on_from_checkpoints(
     feed: OneOfMany, driver: Any, register: Any, tmp_path: Path
 ) -> None:
-    """A run of 2 workers fails twice: it goes on from between two epochs, and from behind the 5th minibatch."""
+    """A run of 2 workers fails twice: it continues between two epochs, then after the 5th minibatch."""
     config = {"feed": feed.name, "register": register}
     failures = train.FailureConfig(max_failures=2)
     ray.get(driver.fit.remote(work, config, str(tmp_path), "run", failure_config=failures))

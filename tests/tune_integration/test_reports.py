@@ -1,4 +1,4 @@
-"""What a trial's reports carry of its data stalls, and what of it Tune shows in its table."""
+"""A trial's reports contain its data stalls, and Tune's table shows the most important ones."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tune_integration import trial
 
 
 class FixedLoader:
-    """Stands for a loader whose trial waited for 3 of 4 seconds, 1 of them for bytes, half a second for others."""
+    """A loader whose trial waited 3 of 4 seconds: 1 s for bytes and 0.5 s for other trials."""
 
     def report(self) -> ConsumerReport:
         stalls = {"wait_s": 3.0, "fetch_stall_s": 1.0, "peer_stall_s": 0.5}
@@ -27,7 +27,7 @@ class FixedLoader:
 
 
 class FixedFeed:
-    """Stands for a feed that took 450 s of prep and 50 s beside it for 900 delivered samples; it decoded 200 in 300."""
+    """A feed that used 450 s of prep and 50 s of other CPU time for 900 delivered samples, and decoded 200 in 300 s."""
 
     def __init__(self, price: float | None = 3.6) -> None:
         self.price = price
@@ -41,7 +41,7 @@ class FixedFeed:
 
 @pytest.fixture
 def reported(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """What reached Tune of each report of a trial with two feeds; its session is ``trial._run.session``."""
+    """The metrics that Tune receives from a trial with two feeds; its session is ``trial._run.session``."""
     sent: list[dict[str, Any]] = []
     session = SimpleNamespace(trial_id="t1", report=lambda metrics, checkpoint: sent.append(metrics))
     loader: Any = FixedLoader()
@@ -58,7 +58,7 @@ def report(**metrics: Any) -> None:
 
 
 def columns(metrics: dict[str, Any]) -> list[str]:
-    """The columns that Tune chooses for its table."""
+    """The columns that Tune selects for its table."""
     shown: Any = SimpleNamespace(last_result=metrics)
     return _infer_user_metrics([shown])
 
@@ -92,13 +92,13 @@ def test_shares_of_each_feed_and_of_all(reported: list[dict[str, Any]]) -> None:
         }
         for feed in ("train", "val")
     }
-    # as loggers and the results' data frame name them
+    # names in loggers and in the data frame of results
     names = flatten_dict(reported[0]).keys()
     assert names >= {"mbaas/stall_share", "mbaas/train/stall_share", "mbaas/val/prep_stall_share"}
 
 
 def test_costs_of_all_feeds_are_told_only_if_all_are_known(reported: list[dict[str, Any]]) -> None:
-    """What one feed takes would look cheap for both. A feed that is silent later keeps what it said last."""
+    """The cost of one feed would look cheap for both. A feed that stops answering keeps its last values."""
     assert trial._run is not None
     train, val = trial._run.feeds.values()
     val.is_there = False
@@ -125,6 +125,6 @@ def test_what_a_trial_reports_itself_wins(reported: list[dict[str, Any]]) -> Non
 
 
 def test_what_a_dataloader_would_take_is_missing_while_it_is_not_known() -> None:
-    """As after a first block: 0 would look as if loading alone cost nothing."""
+    """As after a first block: 0 would mean that loading alone is free."""
     known = trial._costs(LoadingCosts(prep_cpu_s=36.0, delivered_samples=100, cpu_price_per_h=2.0), 50)
     assert known == {"cpu_hours": pytest.approx(0.005), "cost": pytest.approx(0.01)}

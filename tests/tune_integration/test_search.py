@@ -1,4 +1,4 @@
-"""Searches of each kind on a real Ray: epochs stay exact, minibatches are shared, nothing is left behind."""
+"""With each kind of search on a real Ray, epochs stay exact, minibatches are shared, and nothing is left behind."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ pytestmark = pytest.mark.slow
 MakeGate = Callable[[int], Any]
 
 AHEAD_BLOCKS = 8
-"""When the last trial stops, 4 blocks were handed out ahead of its need and 4 more were made."""
+"""Blocks prepared for no trial at the end: 4 were already handed out, 4 more prepared ahead."""
 
 
 def together(
     name: str, gate: Any, *, epochs: int, checkpoints: bool = False, second: Any = None, start: str = "now"
 ) -> Any:
-    """A trial of ``epochs`` epochs, the first of which waits for others at the gate. Its score is its config's.
+    """A trial of ``epochs`` epochs that waits for the others at the gate; its score is its config's.
 
-    With a gate ``second`` the trial of score 1 reports its second epoch when the others have reported theirs.
+    With a gate ``second``, the trial of score 1 reports its second epoch after the others have reported theirs.
     """
 
     def train(config: dict[str, Any]) -> None:
@@ -65,7 +65,7 @@ def together(
 
 
 def scores(n: int) -> dict[str, Any]:
-    """Configurations that differ in score, the best first: what a scheduler decides is known beforehand."""
+    """Configurations with different scores, best first, which makes a scheduler's decisions predictable."""
     return {"score": tune.grid_search([float(score) for score in range(n, 0, -1)])}
 
 
@@ -74,7 +74,7 @@ def iterations(watch: Watch) -> int:
 
 
 def test_lockstep(feed: OneOfMany, make_gate: MakeGate) -> None:
-    """3 trials x 3 epochs, batch sizes of their own: each block is made once, 203 x 3 delivered to each trial."""
+    """3 trials x 3 epochs, different batch sizes: each block is prepared once, and each trial gets 3 x 203 samples."""
     batch_sizes = [16, 21, 50]
     space = {"batch_size": tune.grid_search(batch_sizes), "score": 1.0}
     results = search(together(feed.name, make_gate(3), epochs=3), feed.name, space=space)
@@ -92,7 +92,7 @@ def test_lockstep(feed: OneOfMany, make_gate: MakeGate) -> None:
         assert own["delivered_samples"] == 3 * SAMPLES
         assert own["wait_s"] > 0
         assert 0 < own["cpu_hours"] == result.metrics["mbaas/cpu_hours"]
-        # A search this short may end before the feed has measured what a DataLoader would take.
+        # A search this short may end before the feed has measured the cost of a DataLoader.
         assert own.get("dataloader_cpu_hours", 1.0) > 0
     prepared = [result.metrics["mbaas"][feed.name]["prepared_samples"] for result in results]
     assert sum(prepared) == 3 * SAMPLES, f"each was prepared for one of them: {prepared}"
@@ -102,9 +102,9 @@ def test_lockstep(feed: OneOfMany, make_gate: MakeGate) -> None:
 def test_trials_whose_processes_need_unequal_times_begin_together(
     own_feed: mbaas.Feed, make_gate: MakeGate, start: str
 ) -> None:
-    """The process of one comes up when the other has read two epochs: both have the same ones all the same.
+    """One trial's process starts after the other has read two epochs, and both read the same epochs.
 
-    In a second search, too, when the feed knows whether trials begin at once.
+    The second search does so, too, when the feed has measured whether trials start immediately.
     """
     name, gates = own_feed.name, [make_gate(1), make_gate(1)]
 
@@ -122,7 +122,7 @@ def test_trials_whose_processes_need_unequal_times_begin_together(
             return {"score": self.config["score"], "done": True}
 
         def save_checkpoint(self, folder: str) -> dict[str, Any]:
-            return {}  # Tune saves each trial of a class at its end
+            return {}  # Tune saves each class trial at its end
 
     for number in range(2):
         assert search(Train, name, space={**scores(2), "search": number}).num_errors == 0
@@ -133,9 +133,9 @@ def test_trials_whose_processes_need_unequal_times_begin_together(
 
 
 def test_asha(feed: OneOfMany, make_gate: MakeGate) -> None:
-    """6 trials on 3 slots; the best run 4 epochs, others are stopped inside a report at epoch 1 or 2.
+    """6 trials on 3 slots: the best run 4 epochs, others are stopped inside a report at epoch 1 or 2.
 
-    An epoch takes milliseconds, and a trial half a second to start: they share only because places are held.
+    An epoch takes milliseconds, but a trial's start half a second: trials share only because of reservations.
     """
     scheduler = tune.schedulers.ASHAScheduler(max_t=4, grace_period=1, reduction_factor=2)
     watch = Watch()
@@ -150,9 +150,9 @@ def test_asha(feed: OneOfMany, make_gate: MakeGate) -> None:
 
 
 def test_hyperband_pauses(feed: OneOfMany, make_gate: MakeGate) -> None:
-    """Brackets of 2 trials: in the second both pause after an epoch, and the better one goes on from its state.
+    """Brackets of 2 trials: in the second, both pause after an epoch, and the better one continues from its state.
 
-    One at a time: Ray 2.60's HyperBand waits for ever for a trial whose bracket ends while it is being paused.
+    Trials run one at a time. Ray 2.60's HyperBand hangs on a trial whose bracket ends while it is being paused.
     """
     scheduler = tune.schedulers.HyperBandScheduler(max_t=2, reduction_factor=2)
     watch = Watch()
@@ -164,11 +164,10 @@ def test_hyperband_pauses(feed: OneOfMany, make_gate: MakeGate) -> None:
 
 
 def test_population_based_training(feed: OneOfMany, make_gate: MakeGate) -> None:
-    """The worst of 3 trials is replaced by a clone of the best, which goes on from the donor's state.
+    """The worst of 3 trials is replaced by a clone of the best, which continues from the donor's state.
 
-    How much is shared depends on when: a clone goes on where its donor was, alone if the others are further; and it
-    leaves out epochs if its donor is further than the trial whose place it takes.
-    With ``reuse_actors`` the same trial may come back to the process in which it ran before.
+    Sharing depends on timing. A clone starts at its donor's position, alone if the others are further. It skips epochs
+    if its donor is ahead of the replaced trial. With ``reuse_actors`` a trial may return to its former process.
     """
     scheduler = tune.schedulers.PopulationBasedTraining(
         time_attr="training_iteration",
@@ -188,7 +187,7 @@ def test_population_based_training(feed: OneOfMany, make_gate: MakeGate) -> None
 
 
 def test_reused_actors_and_more_trials_than_slots(feed: OneOfMany, make_gate: MakeGate) -> None:
-    """6 trials in 2 processes: none closes its loader, the next one in the process does."""
+    """6 trials in 2 processes. No trial closes its loader; the next trial in the process does."""
     trial = together(feed.name, make_gate(2), epochs=2)
     results = search(trial, feed.name, space=scores(6), slots=2, reuse_actors=True)
     assert results.num_errors == 0
@@ -235,7 +234,7 @@ def test_retry_goes_on_in_mid_epoch(feed: OneOfMany, make_gate: MakeGate) -> Non
 
 
 def test_two_feeds_on_a_full_cluster(feed: OneOfMany, images: mbaas.Dataset) -> None:
-    """7 of 8 CPUs are taken, 2 of them by feeds: 2 trials run one after the other, training and validating each."""
+    """7 of 8 CPUs are taken, including 2 by feeds. 2 trials run one after the other, and each trains and validates."""
     holder = Gate.options(num_cpus=5).remote(0)
     ray.get(holder.open.remote())
     second = f"{feed.name}-validation"
@@ -262,8 +261,9 @@ def test_two_feeds_on_a_full_cluster(feed: OneOfMany, images: mbaas.Dataset) -> 
 def test_a_search_hears_that_feeds_hold_what_its_trials_need(
     feed: OneOfMany, own_feed: mbaas.Feed, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Two feeds have one of 8 CPUs each, and a trial wants 7. The one that the search does not use is stopped when the
-    log names it, and they start.
+    """Two feeds hold one of 8 CPUs each, and a trial needs 7.
+
+    When the log names the feed that the search does not use, it is stopped, and the trials start.
     """
     monkeypatch.setattr(callback, "LOOK_S", 1.0)
 
@@ -294,7 +294,7 @@ def test_the_feed_stops_during_the_search(own_feed: mbaas.Feed) -> None:
             pass
         tune.report({"score": 1.0})
         mbaas.stop(name)
-        for _ in range(3):  # what it was given already it may keep
+        for _ in range(3):  # it may still read blocks already delivered
             for _ in loader:
                 pass
 
@@ -319,7 +319,7 @@ def test_outside_of_tune(feed: OneOfMany) -> None:
 
 @pytest.mark.long
 def test_no_cpu_left_to_serve(ray_clean: None, images: mbaas.Dataset, feed_name: str) -> None:
-    """All CPUs are taken: one sentence within 35 s that says who asked for what, and what there is."""
+    """All CPUs are taken: within 35 s a one-sentence error gives the requested and the available CPUs."""
     holder = Gate.options(num_cpus=8).remote(0)
     ray.get(holder.open.remote())
     pipeline = transforms.Pipeline([transforms.DecodeImage()])
@@ -334,7 +334,7 @@ def test_no_cpu_left_to_serve(ray_clean: None, images: mbaas.Dataset, feed_name:
 
 
 def test_the_callback_survives_in_the_experiment_state(feed: OneOfMany) -> None:
-    """Tune pickles callbacks: nothing of a running feed may go there."""
+    """Tune pickles callbacks, so the pickle must not contain anything of a running feed."""
     callback = FeedCallback(feed.name)
     callback.setup()
     assert ray.cloudpickle.loads(ray.cloudpickle.dumps(callback))._feeds == {}

@@ -1,4 +1,4 @@
-"""When feeds are said to be in a search's way, and how."""
+"""A warning blames feeds only if they keep a search's trials from starting."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ ADVICE = "serve the feeds with fewer prep workers, or give each trial less"
 
 
 def node(cpus: float, free: float, **more: float) -> Node:
-    """A node, its CPUs, and `gpus` and `free_gpus`."""
+    """A node with its CPUs; ``more`` gives `gpus` and `free_gpus`."""
     return Node(
         {"CPU": cpus, "GPU": more.get("gpus", 0), "memory": 1e9}, {"CPU": free, "GPU": more.get("free_gpus", 0)}
     )
@@ -32,7 +32,7 @@ def test_a_gpu_of_which_a_feed_holds_a_part_is_no_whole_one() -> None:
 
 
 def test_what_is_free_on_many_nodes_is_free_on_none() -> None:
-    """A trial wants 4 CPUs of one node; 3 of 4 are free on each of two."""
+    """A trial needs 4 CPUs on one node; each of two nodes has 3 of 4 free."""
     told = why_none_starts([{"CPU": 4}], [node(4, 3), node(4, 3)], {"train": {"CPU": 2.0}})
     assert told is not None
     assert "6 of 8 are free, at most 3 on one node" in told
@@ -42,9 +42,9 @@ def test_what_is_free_on_many_nodes_is_free_on_none() -> None:
     ("asked", "free", "held"),
     [
         (1, 1, 1.0),  # it is free
-        (0.1 + 0.2, 0.3, 1.0),  # free, too: the difference is one of floats
-        (8, 0, 4.0),  # more than there is: Ray Tune says so itself
-        (1, 0, 0.0),  # others hold it
+        (0.1 + 0.2, 0.3, 1.0),  # also free: the difference is a rounding error
+        (8, 0, 4.0),  # more than the cluster has: Ray Tune warns itself
+        (1, 0, 0.0),  # other programs hold it
     ],
 )
 def test_feeds_are_not_blamed_for_what_is_not_theirs(asked: float, free: float, held: float) -> None:
@@ -52,7 +52,7 @@ def test_feeds_are_not_blamed_for_what_is_not_theirs(asked: float, free: float, 
 
 
 def test_a_cpu_is_missed_where_the_gpu_is_though_others_are_free() -> None:
-    """The feed has the only CPU of the node with the GPU; three of another node are free, which has none."""
+    """The feed holds the only CPU of the node with the GPU. Three CPUs are free on a node without a GPU."""
     nodes = [node(1, 0, gpus=1, free_gpus=1), node(4, 3)]
     assert why_none_starts([{"CPU": 1, "GPU": 1}], nodes, {"train": {"CPU": 2.0, "GPU": 0.0}}) == (
         "each trial asks for 1 CPU, 3 of 5 are free, at most 0 on one node with 1 GPU, and prep workers of feeds hold "
@@ -61,7 +61,7 @@ def test_a_cpu_is_missed_where_the_gpu_is_though_others_are_free() -> None:
 
 
 def test_bundles_are_missed_that_each_and_together_would_fit_but_not_side_by_side() -> None:
-    """Of two bundles of 3 CPUs one finds 4, which have no room for the other, and 2 elsewhere are too few."""
+    """A node with 4 free CPUs has room for one of two bundles of 3 CPUs; a node with 2 free CPUs has no room."""
     nodes, held = [node(4, 4), node(4, 2)], {"train": {"CPU": 2.0}}
     assert why_none_starts([{"CPU": 3}, {"CPU": 3}], nodes, held, asks="they ask") == (
         "they ask for 6 CPU in 2 bundles of at most 3, 6 of 8 are free, at most 4 on one node, and prep workers of "
@@ -83,7 +83,7 @@ def test_bundles_are_missed_that_each_and_together_would_fit_but_not_side_by_sid
 def test_bundles_that_have_a_place_side_by_side_are_not_missed(
     bundles: list[dict[str, float]], nodes: list[Node]
 ) -> None:
-    """One way to place them leaves no room for the last: a feed would be blamed for that."""
+    """One way to place them leaves no room for the last bundle; a feed must not be blamed for that."""
     assert why_none_starts(bundles, nodes, {"train": {"CPU": 1.0}}) is None
 
 

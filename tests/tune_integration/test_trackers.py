@@ -1,6 +1,6 @@
-"""What of a trial's reports reaches W&B and MLflow, through Tune's own callbacks for them.
+"""A trial's reports reach W&B and MLflow through Tune's own callbacks.
 
-Neither is among the packages that the tests install: together they bring twenty others, and hold back some of ours.
+Neither package is a test dependency: together they install twenty others, and hold back versions of some of ours. Run
 ``pip install wandb mlflow-skinny``, then ``pytest -m long tests/tune_integration/test_trackers.py``.
 """
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.long
 
 EPOCHS = 2
 
-ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # trials run where this folder is not on the path
+ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # trials run without this folder on their path
 
 
 def trial(config: dict[str, Any]) -> None:
@@ -36,7 +36,7 @@ def trial(config: dict[str, Any]) -> None:
 
 
 def names(feed: str) -> set[str]:
-    """What a trial's report has of mbaas."""
+    """The mbaas metrics in a trial's report."""
     shares = {f"{kind}stall_share" for kind in ("", "fetch_", "prep_", "peer_")}
     sums = {"wait_s", "delivered_samples", "prepared_samples", "time_to_first_batch_s"}
     costs = {"cpu_hours", "dataloader_cpu_hours"}
@@ -45,7 +45,7 @@ def names(feed: str) -> set[str]:
 
 
 def test_mlflow_has_each_report(feed: OneOfMany, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In files, for which MLflow wants a word; a data base needs more packages."""
+    """In files, for which MLflow needs a flag; a database needs more packages."""
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     mlflow = pytest.importorskip("mlflow", reason="pip install mlflow-skinny")
     from ray.tune.logger.mlflow import MLflowLoggerCallback
@@ -63,11 +63,11 @@ def test_mlflow_has_each_report(feed: OneOfMany, tmp_path: Path, monkeypatch: py
 
 
 def test_wandb_has_each_report(feed: OneOfMany, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Offline, as without a network; what it would send lies in a file."""
+    """Offline, without a network: the data to send is written to a file."""
     pytest.importorskip("wandb", reason="pip install wandb")
     from ray.air.integrations.wandb import WandbLoggerCallback
 
-    monkeypatch.setenv("WANDB_MODE", "offline")  # for the callback, which asks for no key then
+    monkeypatch.setenv("WANDB_MODE", "offline")  # for the callback, which then needs no key
     callback = WandbLoggerCallback(project="search", mode="offline", dir=str(tmp_path))  # for the run
     results = search(trial, feed.name, space={"feed": feed.name}, callbacks=[callback])
     (result,) = results
@@ -88,16 +88,16 @@ def wandb_history(file: Path) -> list[dict[str, Any]]:
 
 
 def leveldb_records(data: bytes, *, first: int) -> Iterator[bytes]:
-    """The records of a log in LevelDB's format, of which so many bytes of its first block are a header of W&B's."""
+    """The records of a LevelDB log whose first block begins with a W&B header of ``first`` bytes."""
     at, record = 0, b""
     while at + 7 <= len(data):
         left = 32768 - (first + at) % 32768
-        if left < 7:  # a block ends with zeros where not even the beginning of a record has room
+        if left < 7:  # a block ends with zeros if a record header does not fit
             at += left
             continue
         length, kind = struct.unpack("<4xHB", data[at : at + 7])
         record += data[at + 7 : at + 7 + length]
         at += 7 + length
-        if kind in (1, 4):  # whole, or the last part of one
+        if kind in (1, 4):  # whole, or the last part of a record
             yield record
             record = b""

@@ -1,4 +1,4 @@
-"""Ray Train runs of two workers, started from a process of their own, and what their ranks saw."""
+"""Ray Train runs of two workers, started from a separate process, and a register of the data their ranks read."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ RANKS = 2
 
 @ray.remote(num_cpus=0)
 class Register:
-    """Keeps what every rank of every trial saw, as `EpochRecord`s or in a form of the test's own."""
+    """Collects the data read by every rank of every trial, as `EpochRecord`s or in a test's own form."""
 
     def __init__(self) -> None:
         self._seen: dict[str, dict[int, list[Any]]] = {}
@@ -28,7 +28,7 @@ class Register:
 
 @ray.remote(num_cpus=0)
 class Driver:
-    """A process that starts runs: it keeps their controllers, and a handler for Ctrl-C, until it ends."""
+    """A process that starts runs, and holds their controllers and Ctrl-C handler until it ends."""
 
     def fit(self, *args: Any, **run: Any) -> None:
         fit(*args, **run)
@@ -37,7 +37,7 @@ class Driver:
 def fit(
     work: Callable[[dict[str, Any]], None], config: dict[str, Any], folder: str, name: str, cpus: int = 1, **run: Any
 ) -> None:
-    """A Ray Train run of 2 workers."""
+    """Run Ray Train with 2 workers."""
     workers = train.ScalingConfig(num_workers=RANKS, resources_per_worker={"CPU": cpus})
     run_config = train.RunConfig(name=name, storage_path=folder, **run)
     TorchTrainer(work, train_loop_config=config, scaling_config=workers, run_config=run_config).fit()
