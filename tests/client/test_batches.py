@@ -1,4 +1,4 @@
-"""The parts of a block read as one run of rows, from which any rows can be cut."""
+"""A block's parts read as one run of rows, and any subset of the rows can be cut."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ pytestmark = pytest.mark.skipif(not local_socket.are_supported(), reason="needs 
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import from this folder
 
 REFUSED, BUG = 1, 2
-"""Cursors for which `Answers` raises an error."""
+"""Cursors that make `Answers` raise an error."""
 
 
 @ray.remote(num_cpus=0, max_restarts=-1)

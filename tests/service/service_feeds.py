@@ -10,5 +10,5 @@ MEAN, STD = (0.5, 0.4, 0.3), (0.2, 0.25, 0.3)
 
 
 def augmented() -> T.Pipeline:
-    """A random pipeline without resampling, for which each prep worker would import torch."""
+    """A random pipeline. It does not resample, because each prep worker would import torch for that."""
     return T.Pipeline([T.DecodeImage(), T.ColorJitter(brightness=0.4), T.RandomHorizontalFlip()])

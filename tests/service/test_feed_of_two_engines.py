@@ -34,7 +34,7 @@ OPTIONS: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Crops of photographs, on which the engines differ by a few grey levels."""
+    """Crops of photographs. The engines' results differ by a few grey levels."""
     from skimage import data
 
     folder, chance = tmp_path_factory.mktemp("photos"), np.random.default_rng(1)

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("slotted", "ray_clean")
 WAYS = pytest.mark.parametrize(
     "feed_fixture", ["plain", "tiny", "slotted"], ids=["in the object store", "inside of messages", "in slots"]
 )
-"""How a block reaches a trial: through the object store, inside a message, or in a slot."""
+"""A block reaches a trial through the object store, inside a message, or in a slot."""
 
 
 def first_batches(feed, format, consumers=("one", "two")):
