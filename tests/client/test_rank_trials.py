@@ -76,7 +76,7 @@ class Ranks:
 
 @pytest.mark.parametrize(("world_size", "batch_size"), [(2, 64), (3, 100)])
 def test_ranks_are_together_an_exact_epoch(feed, world_size, batch_size):
-    """Batch sizes divide neither a block (192) nor the epoch. There are more epochs than plans are kept for."""
+    """No batch size divides the epoch, and 100 divides no block (192). More epochs run than plans are kept."""
     with Ranks(feed, world_size, batch_size=batch_size) as trial:
         for _ in range(KEPT_EPOCHS + 3):
             records = trial.epoch()

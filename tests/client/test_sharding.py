@@ -92,9 +92,7 @@ def test_ranks_make_equal_steps_and_together_the_minibatches(samples, block, per
 
 @pytest.mark.parametrize("is_certain", [True, False])
 def test_a_rank_gets_what_lies_on_its_node(is_certain):
-    """Node a has two of every seven samples, b four and c one. Ranks on a and b need half each, so all of a's stay
-    there.
-    """
+    """Per seven samples a has two, b four and c one. Ranks on a and b need half each, so all of a's stay there."""
     order, epoch = SampleOrder(1000, 0, 96), 0
     by_rank = shardings(order, plan("a", "b"), epoch, batch_size=96, is_certain=is_certain)
     for block in range(order.blocks_per_epoch):
