@@ -1,4 +1,4 @@
-"""Parts of a block as one run of rows, and any rows of it."""
+"""A block's parts read as one run of rows, and any subset of the rows can be cut."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mbaas.fields import Arrays, Packed, memory
 
 
 def part(rows: list[int], *, whole: bool = False) -> dict[str, np.ndarray]:
-    """Sample 100 + r in row r."""
+    """A part whose row r has sample 100 + r."""
     ids = np.array(rows, np.int64)
     arrays = {"image": np.stack([ids, ids], axis=1), "sample_id": ids + 100}
     return arrays if whole else {**arrays, "row": ids}
@@ -33,7 +33,7 @@ def test_only_some_rows():
 
 @pytest.mark.parametrize(("start", "stop", "is_view"), [(0, 2, True), (2, 5, True), (1, 3, False)])
 def test_what_lies_in_one_piece_is_a_view(start, stop, is_view):
-    """Rows 0, 1, 4, 5, 6 of a whole block."""
+    """Rows 0, 1, 4, 5 and 6 are chosen from a whole block."""
     block = part(list(range(8)), whole=True)
     view = BlockView([block]).only(np.array([0, 1, 4, 5, 6]))
     taken = view.take(start, stop)
@@ -47,7 +47,7 @@ def test_a_run_inside_one_of_several_parts_is_a_view():
 
 
 def shared(arrays: Arrays) -> Arrays:
-    """The same arrays as Ray gives them: nobody can write to them, or make them writable."""
+    """Copy arrays into immutable memory, as Ray returns them."""
     return {name: np.frombuffer(array.tobytes(), array.dtype).reshape(array.shape) for name, array in arrays.items()}
 
 
@@ -72,7 +72,7 @@ def test_a_minibatch_of_two_parts_is_in_memory_of_its_own_that_can_be_written(ch
 
 
 def test_a_view_of_a_part_refuses_to_be_written_whatever_the_part_was():
-    """The second is as an array may be that came inside of a message: writable, and the same for all readers."""
+    """The second part is writable although readers share it, like an array sent inside a message."""
     for one in (shared(part([0, 1, 2])), part([0, 1, 2])):
         image = cutter_of(one).cut(2)["image"]
         assert np.shares_memory(image, one["image"])
@@ -120,21 +120,21 @@ def test_what_is_left_of_a_block_of_one_part_holds_it_no_more():
 
 
 def boxes_of(rows: list[int]) -> Packed:
-    """Sample 100 + r has r % 3 boxes, all of whose numbers are r."""
+    """Sample 100 + r has r % 3 boxes, and all their numbers are r."""
     lengths = np.array(rows, np.int64) % 3
     values = np.repeat(np.array(rows, np.float32), lengths)[:, None] * np.ones(4, np.float32)
     return Packed(values, np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64))
 
 
 def images_of(rows: list[int]) -> Packed:
-    """Sample 100 + r has an image of (1 + r % 3) x (2 + r % 4) pixels, all of whose numbers are r."""
+    """Sample 100 + r has an image of (1 + r % 3) x (2 + r % 4) pixels of value r."""
     sizes = np.stack([1 + np.array(rows, np.int64) % 3, 2 + np.array(rows, np.int64) % 4], axis=1)
     values = np.repeat(np.array(rows, np.uint8), sizes.prod(axis=1))[:, None] * np.ones(3, np.uint8)
     return Packed(values, np.concatenate([[0], np.cumsum(sizes.prod(axis=1))]).astype(np.int64), sizes)
 
 
 def test_values_that_differ_in_length_go_with_their_samples():
-    """From two parts that interleave, from rows of one, and across blocks; nobody can write to what is shared."""
+    """Rows are cut from two interleaved parts, from one part, and across blocks. Shared values are read-only."""
     parts = [part(rows) | {"boxes": boxes_of(rows), "sized": images_of(rows)} for rows in ([1, 4, 5], [0, 2, 7])]
     whole = part([8, 9, 10], whole=True) | {"boxes": boxes_of([8, 9, 10]), "sized": images_of([8, 9, 10])}
     cutter = cutter_of(*parts)

@@ -1,5 +1,6 @@
-"""Calls for blocks over a socket, the coordinator's or a relay's: answered as through Ray, and made again there when a
-socket does not do.
+"""Calls for blocks over a coordinator's or a relay's socket return the same as through Ray.
+
+If the socket fails, the calls are repeated through Ray.
 """
 
 from __future__ import annotations
@@ -35,15 +36,15 @@ from support.waiting import wait_until
 
 pytestmark = pytest.mark.skipif(not local_socket.are_supported(), reason="needs the abstract sockets of Linux")
 
-ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers run where this folder is not on the path
+ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import from this folder
 
 REFUSED, BUG = 1, 2
-"""Cursors for which `Answers` raises something."""
+"""Cursors that make `Answers` raise an error."""
 
 
 @ray.remote(num_cpus=0, max_restarts=-1)
 class Answers:
-    """Stands for a coordinator: it answers after ``poll_s`` with the call's cursor as ``progress``."""
+    """Stand-in for a coordinator: answers after ``poll_s`` with the call's cursor as ``progress``."""
 
     def __init__(self) -> None:
         self._asked: list[int] = []
@@ -62,7 +63,7 @@ class Answers:
         self._tasks.add(asyncio.get_running_loop().create_task(coroutine))
 
     async def address(self, cache: Any = None) -> str | None:
-        """Its own, or that of the relay of a cache node."""
+        """Return the coordinator's address, or the address of the relay in ``cache``."""
         if cache is None:
             return await self._local.address()
         self._cache = cache
@@ -77,7 +78,7 @@ class Answers:
         return await self._relayed.exchange(relay, number, requests)
 
     async def break_exchanges(self) -> None:
-        """Answer no exchange from now on as it must be."""
+        """Return invalid answers to all later exchanges."""
         self._is_broken = True
 
     async def exchanges(self) -> int:
@@ -90,7 +91,7 @@ class Answers:
         return self._asked
 
     async def distrust(self) -> None:
-        """Take all processes for another user's from now on."""
+        """Treat every process as another user's from now on."""
         patch.object(local_socket, "is_own_user", return_value=False).start()
 
     async def ask(self, call: list[Any]) -> Delivery:
@@ -106,7 +107,7 @@ class Answers:
 
 @ray.remote(num_cpus=0)
 class RelaysOnly:
-    """Stands for the cache node of another machine."""
+    """Stand-in for the cache node of another machine."""
 
     def __init__(self) -> None:
         self._relays = Relays()
@@ -118,7 +119,7 @@ class RelaysOnly:
         return os.getpid()
 
     async def distrust(self) -> None:
-        """Take all processes for another user's from now on."""
+        """Treat every process as another user's from now on."""
         patch.object(local_socket, "is_own_user", return_value=False).start()
 
 
@@ -135,7 +136,7 @@ def coordinator(ray_clean: None) -> Iterator[Any]:
 
 @pytest.fixture(params=["its own", "a relay's"])
 def listener(request: pytest.FixtureRequest, coordinator: Any) -> Iterator[Any]:
-    """The actor that listens."""
+    """The actor that listens on the socket."""
     if request.param == "its own":
         yield coordinator
         return
@@ -151,7 +152,7 @@ def address_of(listener: Any, coordinator: Any) -> Any:
 
 @pytest.fixture
 def calls(coordinator: Any, listener: Any) -> Iterator[BlockCalls]:
-    """Calls over a socket."""
+    """Calls that use the listener's socket."""
     made = BlockCalls(coordinator, "the test")
     made.offer(address_of(listener, coordinator))
     assert made.are_over_socket
@@ -211,7 +212,7 @@ def test_a_call_to_a_coordinator_that_dies_ends_as_through_ray_and_goes_on_with_
             FeedRestartingError, match="the test: the feed's coordinator does not answer, it may be restart"
         ):
             pending.result(30.0)
-    else:  # Ray may have restarted it before the relay hears of its end
+    else:  # Ray may have restarted the coordinator before the relay notices
         with contextlib.suppress(FeedRestartingError):
             assert pending.result(30.0).progress == 10
     assert not calls.are_over_socket
@@ -239,7 +240,7 @@ def test_who_listens_hangs_up_on_another_users_process_which_goes_on_through_ray
 
 
 def test_what_ray_has_to_count_is_not_sent_without_it() -> None:
-    """Where another version of Ray does not let it go uncounted: see `mbaas.uncounted`."""
+    """Some versions of Ray cannot send a reference uncounted: see `mbaas.uncounted`."""
     meta = BlockMeta(0, 0, 8, (), 0.0, 0.0, FetchCounts(), 80)
     for ref, is_sent in ((ray.ObjectRef.from_random(), False), ("a slot", True)):
         part = DeliveredPart(meta, [ref], 0, 1, "node", BlockPart("node", 1))
@@ -248,7 +249,7 @@ def test_what_ray_has_to_count_is_not_sent_without_it() -> None:
 
 
 def end_of(connected: socket.socket) -> bytes:
-    """What comes before the other side hangs up."""
+    """Read one byte; empty if the other side has hung up."""
     try:
         return connected.recv(1)
     except ConnectionResetError:
@@ -292,7 +293,7 @@ def test_a_socket_from_which_no_answer_comes_is_given_up_and_not_used_again(
 
 
 def test_calls_of_several_consumers_to_another_machine_go_together(coordinator: Any) -> None:
-    """All ask at once, and each once more as soon as it has an answer: at most every other call is an exchange."""
+    """All 8 consumers call at once, 20 times. Their 160 calls need at most 80 exchanges."""
     relays = RelaysOnly.remote()
     made = [BlockCalls(coordinator, "the test") for _ in range(8)]
     for each in made:

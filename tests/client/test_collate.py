@@ -1,4 +1,4 @@
-"""Minibatches of images of any size, and of their masks: a list, padded or packed, as NumPy and as torch."""
+"""Images of any size and their masks are collated as a list, padded or packed, for NumPy and torch."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def masks() -> list[Any]:
 
 
 def packed(values: list[Any], sized: int) -> Packed:
-    """With something before and behind them, as in a part of a block."""
+    """Pack values with other bytes before and after them, as in a part of a block."""
     tail = values[0].shape[sized:]
     flat = [np.full((3, *tail), 9, np.uint8), *(value.reshape(-1, *tail) for value in values), np.zeros((2, *tail))]
     bounds = np.cumsum([3, *map(len, flat[1:-1])])
@@ -47,7 +47,7 @@ def minibatch(how: Any, format: str, normalize: Normalize | None = None) -> dict
 
 
 def wanted(format: str, normalize: Normalize | None) -> list[Any]:
-    """Each image by itself, as a minibatch of one that has always been there."""
+    """Convert each image separately, as a minibatch of one."""
     found = []
     for image in images():
         converter = make_converter(format, None, normalize)

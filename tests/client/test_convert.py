@@ -1,4 +1,4 @@
-"""What a trial gets of the arrays that were prepared, as numpy and as torch."""
+"""Prepared arrays become NumPy arrays or torch tensors with the right axes, and shared memory stays unchanged."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_what_else_a_map_made_stays_as_it_is(shape, dtype):
 
 @pytest.mark.parametrize("format", ["torch", "numpy"])
 def test_what_no_image_decoder_made_stays_as_it_is_whatever_it_looks_like(format):
-    """Of a volume that is called "image", and of a feed without one."""
+    """A volume stays unchanged even if its field is named "image"."""
     made = np.random.default_rng(0).integers(0, 255, (4, 5, 7, 3), np.uint8)
     for name in ("image", "volume"):
         converter = make_converter(format, None, None, has_images=False)
@@ -58,7 +58,7 @@ def test_what_no_image_decoder_made_stays_as_it_is_whatever_it_looks_like(format
 
 
 def shared_part(rows: list[int]) -> Arrays:
-    """A part as Ray gives it: nobody can write to it, or make it writable."""
+    """A part in immutable memory, as Ray returns it."""
     ids = np.array(rows, np.int64)
     image = np.repeat(ids, 5 * 7 * 3).astype(np.uint8).reshape(len(ids), 5, 7, 3)
     part = {"image": image, "label": ids % 10, "sample_id": ids + 100, "row": ids}
@@ -95,7 +95,7 @@ def test_tensors_of_a_minibatch_of_one_part_can_be_written_and_the_part_stays():
 @pytest.mark.parametrize("rows", [[[0, 1, 2, 3]], [[0, 3], [1, 2, 4]]], ids=["one part", "two parts"])
 @pytest.mark.parametrize("normalize", [None, Normalize((0.5,) * 3, (0.2,) * 3)], ids=["pixels", "normalized"])
 def test_arrays_refuse_to_be_written_whatever_a_minibatch_was_cut_from(rows, normalize):
-    """But for normalized images, which are made for this minibatch in any case."""
+    """Normalized images are the exception: they are made for this minibatch alone."""
     converter = make_converter("numpy", None, normalize)
     batch = converter.finish(converter.start(cut([shared_part(each) for each in rows], 3)))
     for name, array in batch.items():

@@ -1,4 +1,4 @@
-"""Signs of life come regularly, soon after an epoch's end, and not once for each of many short epochs."""
+"""Heartbeats are regular, follow an epoch's end soon, and are fewer than many short epochs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_the_first_signs_of_life_come_soon_and_the_others_in_each_period() -> No
 
 
 def beating(now: float) -> Pulse:
-    """A pulse whose pauses have their full length by now, when a sign of life was given."""
+    """A pulse with full-length pauses, last sent at ``now``."""
     pulse = Pulse(now - 100.0, 3.0)
     for _ in range(10):
         pulse.sent(now)

@@ -1,4 +1,4 @@
-"""What a consumer of one lane asks for, holds and gives up. Epochs have 4 blocks."""
+"""A consumer of one lane requests, holds and gives up the right blocks. Epochs have 4 blocks."""
 
 from dataclasses import dataclass
 
@@ -23,14 +23,14 @@ class OfAside(Delivered):
 
 
 def position(cursor=0, most=3, first=None):
-    """Where somebody is who joined at block ``cursor``, and whose own epoch began at ``first``."""
+    """A consumer that joined at block ``cursor`` and whose epoch began at ``first``."""
     found = LanePosition(most)
     found.enter(cursor, OwnEpoch.at(cursor - cursor % 4 if first is None else first, 4, 10), Lane(4), 10)
     return found
 
 
 def take(found, *blocks):
-    """Blocks come, and the first is read and looked at; the result ends that."""
+    """Receive blocks, then read and hold the first one. Calling the result releases it."""
     found.take_in(map(Delivered, blocks))
     looks = [True]
     found.hold(found.received[0].number, lambda: bool(looks))
@@ -57,7 +57,7 @@ def test_more_is_asked_for_earlier_where_blocks_come_from_other_nodes_but_not_ac
 
 
 def test_who_keeps_an_old_block_says_what_it_holds_nothing_of():
-    """It keeps block 0, has copied 1 and 2, and has not read 3 yet."""
+    """Block 0 is held, blocks 1 and 2 were copied, and block 3 is unread."""
     found = position(most=4)
     let_go = take(found, 0, 1, 2, 3)
     assert found.unheld() is None, "nothing behind it was read"
@@ -88,7 +88,7 @@ def test_what_is_looked_at_is_held_and_what_was_received_too():
 
 
 def test_who_skips_what_was_delivered_and_looks_at_an_older_block_gives_the_rest_up():
-    """Block 0 is looked at, 1 and 2 were delivered: only what is known to be given up is not counted as held."""
+    """Block 0 is held, and 1 and 2 were delivered. Blocks count as held unless known to be given up."""
     found = position()
     take(found, 0, 1, 2)
     assert found.leap(4)
@@ -121,7 +121,7 @@ def test_a_block_that_cannot_be_read_comes_again_with_all_behind_it():
     assert (found.following, list(found.received)) == (0, [])
 
 
-# ---- epochs of its own ----
+# ---- epochs that differ from the stream's ----
 
 
 def test_one_block_is_asked_for_where_its_own_epoch_begins():
@@ -162,7 +162,7 @@ def test_a_new_session_goes_on_in_its_own_epoch():
 
 
 def test_whose_epochs_are_those_of_the_stream_only_says_where_it_begins():
-    """There, or where others are who have that behind them; the ranks of a trial there and nowhere else."""
+    """It begins at that block, or with consumers that have passed it. Ranks of a trial begin only there."""
     found = position(4)
     take(found, 4, 5, 6, 7)
     assert found.start_at(8) == Start(8, now=True)
@@ -172,12 +172,12 @@ def test_whose_epochs_are_those_of_the_stream_only_says_where_it_begins():
 
 
 def test_who_was_given_nothing_so_far_begins_where_it_was_told_to():
-    """Its state may say that its position lies inside of that block."""
+    """Its state may hold a position inside that block."""
     assert position(4).start_at(4) == Start(4)
 
 
 def test_what_an_earlier_session_handed_out_says_nothing_of_what_this_one_holds():
-    """It had the rest of its epoch aside, looks at the last block of that, and goes on with the others."""
+    """It read the rest of its epoch aside, still holds the last block, and continues with the others."""
     found, aside = position(), ASIDE * 4
     found.enter(2 + aside, OwnEpoch(aside, 4 + aside), Lane(4), 10)
     take(found, 2 + aside, 3 + aside)
@@ -190,7 +190,7 @@ def test_what_an_earlier_session_handed_out_says_nothing_of_what_this_one_holds(
 
 
 def test_a_new_session_may_count_from_another_number_on():
-    """The rest of its epoch was put aside; after that it goes back to the others, and sees nothing again."""
+    """The rest of its epoch was put aside. Afterwards it rejoins the others and sees no sample twice."""
     found, by = position(2, first=2), ASIDE * 4
     take(found, 2, 3)
     start = found.start_at(4)
@@ -208,7 +208,7 @@ def test_a_new_session_may_count_from_another_number_on():
 
 
 def test_who_stays_aside_says_there_how_the_epoch_before_was_shuffled():
-    """So chance goes on from that epoch's, in a coordinator that was restarted, too."""
+    """The next shuffle thus follows from that epoch's, even after a coordinator restart."""
     found, first = position(), ASIDE * 4
     found.enter(first, OwnEpoch(first, first + 4), Lane(4), 10)
     found.moves = False
@@ -231,7 +231,7 @@ def test_the_next_epoch_is_one_of_which_it_has_seen_nothing():
 
 
 def test_who_skips_the_rest_of_an_epoch_aside_goes_on_with_the_others_in_the_next_one():
-    """Also if it received nothing of where that ended: seed 694435 of the schedules of a whole feed."""
+    """It received no block at that epoch's end. Found by seed 694435 of the whole-feed schedules."""
     found, by = position(), (ASIDE - 1) * 4
     found.enter(6 + by, OwnEpoch(6 + by, 10 + by, 20), Lane(4), 10)
     found.resume(Resumption(6, OwnEpoch(6, 10, 20), 1, Shuffle(1), taken=False), by)

@@ -1,4 +1,4 @@
-"""From which part of a block, and by which way, a rank's rows come."""
+"""Each of a rank's rows is read locally, copied with its whole part, or requested from its node."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def part(number: int, node: str, samples: int, block_part: BlockPart) -> Deliver
 
 
 def block(version: int = 3, **lies_on: str) -> DeliveredBlock:
-    """A part for each of the homes a, b and c, made there unless ``lies_on`` says another node."""
+    """One part for each home node a, b and c, made there unless ``lies_on`` names another node."""
     parts = [
         part(i, lies_on.get(home, home), int((home_of == home).sum()), BlockPart(home, version))
         for i, home in enumerate("abc")
@@ -41,7 +41,7 @@ def numbers(parts: list[DeliveredPart]) -> list[int]:
 
 
 def test_rows_elsewhere_are_asked_for_and_parts_without_any_are_left_alone():
-    """Every third row, but none of c."""
+    """Every third row is needed, but none of c."""
     rows = np.array([row for row in range(0, 100, 3) if home_of[row] != "c"])
     found = planned(block(), rows)
     assert numbers(found.own) == [0]
@@ -63,7 +63,7 @@ def test_a_part_on_a_node_that_hands_out_no_rows_is_copied_whole():
 
 
 def test_parts_that_were_made_elsewhere_than_at_home():
-    """The part of a was made on b, that of c on a: one call to b for two parts."""
+    """The part of a was made on b, and the part of c on a. One call to b requests two parts."""
     rows = np.arange(0, 100, 5)
     found = planned(block(a="b", c="a"), rows)
     assert numbers(found.own) == [2]
@@ -81,7 +81,7 @@ def test_parts_that_were_cut_by_another_placement_may_have_any_row(version, plac
 
 @pytest.mark.parametrize(("count", "is_copied"), [(50, False), (90, True)])
 def test_a_block_in_one_part(count, is_copied):
-    """It lies on b; nobody needs a placement for it."""
+    """The block is on b and needs no placement."""
     whole = DeliveredBlock(1, Shuffle(0), (part(0, "b", 100, WHOLE),))
     found = planned(whole, np.arange(count), placement=None)
     assert numbers(found.copied) == [0] * is_copied

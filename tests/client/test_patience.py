@@ -1,4 +1,4 @@
-"""How long a consumer waits: until the feed has made no progress for as long as was said, and not a second less."""
+"""A consumer's wait ends once the feed has made no progress for the timeout, and never earlier."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_progress_renews_it_and_what_is_said_twice_is_none() -> None:
     assert patience.left_s(20.0) == 11.0
     patience.saw(7, 20.0)
     assert patience.left_s(20.0) == 11.0
-    patience.saw(0, 20.0)  # a coordinator that was restarted counts anew
+    patience.saw(0, 20.0)  # a restarted coordinator counts from 0 again
     assert patience.left_s(20.0) == 30.0
     assert patience.waited_s(20.0) == 20.0
 

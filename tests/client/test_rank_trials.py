@@ -1,4 +1,4 @@
-"""Ranks of a trial on one node: they begin together, stand at the same place, and are exact each and together."""
+"""Ranks of a trial on one node start together, stay in step, and together read exact epochs."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def feed(request: pytest.FixtureRequest, ray_session: None) -> Iterator[mbaas.Fe
 
 
 class Ranks:
-    """All ranks of a trial in this process, which step together."""
+    """All ranks of a trial, stepped together in this process."""
 
     def __init__(self, feed: mbaas.Feed, world_size: int, trial: str = "trial", **options: Any) -> None:
         self.loaders = [
@@ -76,7 +76,7 @@ class Ranks:
 
 @pytest.mark.parametrize(("world_size", "batch_size"), [(2, 64), (3, 100)])
 def test_ranks_are_together_an_exact_epoch(feed, world_size, batch_size):
-    """Batch sizes that divide neither a block (192) nor the epoch; for longer than plans are kept."""
+    """No batch size divides the epoch, and 100 divides no block (192). More epochs run than plans are kept."""
     with Ranks(feed, world_size, batch_size=batch_size) as trial:
         for _ in range(KEPT_EPOCHS + 3):
             records = trial.epoch()
@@ -85,13 +85,13 @@ def test_ranks_are_together_an_exact_epoch(feed, world_size, batch_size):
 
 
 def test_epochs_that_are_left_early_pin_no_memory(feed):
-    """Whenever a rank leaves one, it has begun to fetch the next block; with the others that are ahead it is let go."""
+    """A rank that leaves an epoch has begun to fetch the next block. It releases that block and all later ones."""
 
     def uncounted_bytes():
         status = feed.status()
         return store_use().primary_bytes - status.staged_bytes - status.cached_bytes
 
-    # what was staged and cached last shows in Ray's figures a moment later: a baseline of then would be too low
+    # Ray's figures lag behind the last staged and cached blocks, so a baseline taken now would be too low
     wait_until(
         lambda: feed.status().staged_bytes == 0 and abs(uncounted_bytes()) < BLOCK_BYTES, "all memory is accounted for"
     )
@@ -104,7 +104,7 @@ def test_epochs_that_are_left_early_pin_no_memory(feed):
 
 
 def test_a_last_minibatch_with_fewer_samples_than_ranks_is_left_out(feed):
-    """1,003 samples: two minibatches of 500, and 3 samples for 4 ranks."""
+    """1,003 samples are two minibatches of 500, and 3 samples remain for 4 ranks."""
     with Ranks(feed, 4, batch_size=500) as trial:
         records = trial.epoch()
         seen = {i for record in records for i in record.sample_ids.tolist()}
@@ -115,7 +115,7 @@ def test_a_last_minibatch_with_fewer_samples_than_ranks_is_left_out(feed):
 
 @pytest.mark.parametrize("which", ["own", "of rank 0"])
 def test_ranks_go_on_from_a_state(feed, which):
-    """After 5 minibatches of 100 for 2 ranks; the others are the rest of the epoch, 50 each and 2 and 1 at the end."""
+    """The state follows 5 minibatches of 100 for 2 ranks. Each then has 5 steps of 50, and a last one of 2 or 1."""
     with Ranks(feed, 2, batch_size=100) as trial:
         recorders = [Recorder(), Recorder()]
         loops = [iter(loader) for loader in trial.loaders]
@@ -150,7 +150,7 @@ def test_a_single_consumer_goes_on_from_a_rank_s_state(feed):
 
 
 def test_ranks_that_come_late_begin_the_same_epoch(feed):
-    """Rank 0 joins at the beginning of another consumer's epoch, rank 1 when that is over; neither was announced."""
+    """Rank 0 joins at the start of another consumer's epoch, rank 1 in its middle. Neither was announced."""
     with mbaas.join(feed.name, consumer="other", format="numpy") as other:
         loop = iter(other)
         next(loop)
@@ -198,7 +198,7 @@ def test_ranks_with_minibatches_of_different_sizes_are_told_so(feed):
 
 
 def test_ranks_share_out_what_bad_samples_leave(ray_session, feed_name, tmp_path):
-    """Every 13th of 203 files is no image: 187 are left, in minibatches of 32 for 3 ranks."""
+    """Every 13th of 203 files is not an image. The other 187 make minibatches of 32 for 3 ranks."""
     (tmp_path / "class").mkdir()
     for number in range(203):
         path = tmp_path / "class" / f"{number:03d}.png"
@@ -218,7 +218,7 @@ def test_ranks_share_out_what_bad_samples_leave(ray_session, feed_name, tmp_path
 
 @pytest.mark.chaos
 def test_a_rank_that_died_comes_back_with_the_state_of_another(feed):
-    """Rank 1 dies after 5 of 16 minibatches of 64 for 2 ranks, of which it had 32 samples each; rank 0 goes on."""
+    """Rank 1 of 2 dies after 5 of 16 minibatches of 64, having read 32 samples of each. Rank 0 continues."""
     with Trials(feed.name) as trials:
         first, second = (trials.join("mortal", rank=rank, world_size=2) for rank in range(2))
         result([rank.take(5) for rank in (first, second)])
@@ -239,7 +239,7 @@ def test_a_rank_that_died_comes_back_with_the_state_of_another(feed):
 
 @pytest.mark.chaos
 def test_ranks_that_all_died_go_on_where_their_state_says_and_not_behind_their_own_past(feed):
-    """They have a whole epoch and a part of one behind that state, and are back before their leases have ended."""
+    """They have read more than an epoch since the state, and rejoin before their leases end."""
     with Trials(feed.name) as trials:
         ranks = [trials.join("restored", rank=rank, world_size=2) for rank in range(2)]
         result([rank.epochs(1) for rank in ranks])
@@ -258,7 +258,7 @@ def test_ranks_that_all_died_go_on_where_their_state_says_and_not_behind_their_o
 
 @pytest.mark.chaos
 def test_a_trial_whose_ranks_died_goes_on_with_another_number_of_them(feed):
-    """What is left of each run ends with the next one: else its leases would hold up the trial that goes on."""
+    """Each run is removed when the next one starts. Otherwise its leases would hold up the trial."""
     with Trials(feed.name) as trials:
         state, seen = None, 0
         for world_size in (3, 2, 4):
@@ -279,7 +279,7 @@ def test_a_trial_whose_ranks_died_goes_on_with_another_number_of_them(feed):
 @pytest.mark.long
 @pytest.mark.chaos
 def test_ranks_go_on_by_the_same_plan_when_a_coordinator_dies(feed):
-    """The main one and then a lane's, if there is one, when the ranks stand at different minibatches."""
+    """First the main coordinator dies, then a lane's if there is one, while the ranks are at different minibatches."""
     with Trials(feed.name) as trials:
         ranks = [trials.join("trial", rank=rank, world_size=2) for rank in range(2)]
         for victims in ([], lane_pids(feed.name)):

@@ -1,4 +1,4 @@
-"""Memory for private minibatches that is used again, and never while anybody sees it."""
+"""Memory for private minibatches is reused, but never while anything refers to it."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_what_is_too_small_is_let_go_and_small_arrays_are_left_to_numpy():
 
 @pytest.mark.parametrize("format", ["torch", "numpy"])
 def test_minibatches_that_a_trial_keeps_stay_as_they_are(format: str):
-    """Views of two blocks, of which each last minibatch is copied; a tensor is always one."""
+    """Each minibatch is copied from its block before the block is overwritten. Every second one is kept."""
     memory = RecycledMemory()
     converter = make_converter(format, None, None, has_images=False, memory=memory)
     kept, wanted = [], []
@@ -89,7 +89,7 @@ def test_minibatches_that_a_trial_keeps_stay_as_they_are(format: str):
         cutter.detach_copy()
         batch = converter.finish(converter.start(cutter.cut(ROWS)))
         part["array"].flags.writeable = True
-        part["array"][:] = 99  # what a block's memory holds next
+        part["array"][:] = 99  # the block's memory is reused
         if value % 2:
             kept.append(batch["array"])
             wanted.append(value)

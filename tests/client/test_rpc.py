@@ -1,4 +1,4 @@
-"""Calls to a coordinator that dies, comes back, or does not: with an actor that stands for it."""
+"""Calls to a coordinator survive its restart, and end in time if it does not return."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from mbaas.client.rpc import await_restart, call, call_patiently
 from mbaas.errors import FeedGoneError, FeedRestartingError, WaitTimeoutError
 from support.waiting import wait_until
 
-ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers run where this folder is not on the path
+ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import from this folder
 
 
 @ray.remote(num_cpus=0, max_restarts=-1)
 class Mortal:
-    """Tells its process id, and can be told to take its time."""
+    """Stand-in for a coordinator that can be slow, start late or fail."""
 
     def pid(self, after_s: float = 0.0) -> int:
         time.sleep(after_s)
         return os.getpid()
 
     def starts(self, calls: int) -> int:
-        """Begin to answer after so many calls, as a coordinator that takes longer to start than a call may wait."""
+        """Answer only after ``calls`` calls, like a coordinator that starts for longer than a call may wait."""
         self._calls = getattr(self, "_calls", 0) + 1
         if self._calls <= calls:
             raise FeedRestartingError("feed 'train' is still starting after 90 s")
@@ -83,7 +83,7 @@ def test_one_that_still_starts_is_asked_again_until_patience_ends(mortal: Any) -
 
 
 def test_when_patience_ends_it_is_said_if_the_cluster_has_ended(mortal: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not before: while a head node is being restarted, nobody listens at its port either."""
+    """It is not reported earlier, because the port of a restarting head node is closed too."""
     ended = "the Ray cluster at 10.0.0.1:6379, which this program joined and did not start, has ended"
     monkeypatch.setattr(runtime, "lost_cluster", lambda: ended)
     busy = mortal.pid.remote(1.0)

@@ -1,4 +1,4 @@
-"""A loader's state is a JSON value with a schema: what cannot be one is refused, and the error says why."""
+"""A loader's state is JSON with a schema, and an invalid state is refused with the reason."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ GUIDE = Path(__file__).parents[2] / "docs" / "guide.md"
 
 
 def state(**changed: Any) -> dict[str, Any]:
-    """A state of rank 1 of 2, after 64 minibatches' samples, with changes."""
+    """A state of rank 1 of 2 after 64 samples of both ranks, with changes."""
     share = {"rank": 1, "world_size": 2, "samples": 32, "id_hash": 2**63}
     return {
         "version": 2, "fingerprint": FINGERPRINT, "epoch": 3, "feed_epoch": 7, "position": 65, "samples": 64,

@@ -1,4 +1,4 @@
-"""Where minibatches end and whose their samples are, for any blocks, batch sizes, ranks and bad samples."""
+"""Minibatch bounds and rank shares are right for any blocks, batch sizes, ranks and bad samples."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def plan(*nodes: str) -> RankPlan:
 def shards_of(
     sharding: RankSharding, order: SampleOrder, epoch: int, bad: list[int], first: int = 0
 ) -> Iterator[tuple[int, BlockShard]]:
-    """The blocks of an epoch, from its block number ``first`` on, and the shard of each."""
+    """Yield the epoch's blocks, starting with its block ``first``, each with its shard."""
     begin = epoch * order.blocks_per_epoch
     for block in range(begin + first, begin + order.blocks_per_epoch):
         ids = order.sample_ids(block)
@@ -39,7 +39,7 @@ def shards_of(
 def batches_of(
     sharding: RankSharding, order: SampleOrder, epoch: int, bad: list[int], first: int = 0
 ) -> list[list[int]]:
-    """The ids of each of a rank's minibatches, cut as the loader does."""
+    """Sample ids of each of a rank's minibatches, cut as the loader cuts them."""
     ids: list[int] = []
     cut = []
     for block, shard in shards_of(sharding, order, epoch, bad, first):
@@ -69,7 +69,7 @@ def shardings(order: SampleOrder, ranks: RankPlan, epoch: int, **options: object
     drop_last=st.booleans(),
 )
 def test_ranks_make_equal_steps_and_together_the_minibatches(samples, block, per_rank, extra, ranks, some, drop_last):
-    """Any number of good samples: whole minibatches, and a last one if there is a sample for each rank."""
+    """Good samples make whole minibatches, and a last one if it has a sample for each rank."""
     p = len(ranks)
     batch = p * per_rank + extra % p
     order, epoch = SampleOrder(samples, 5, block), 3
@@ -92,7 +92,7 @@ def test_ranks_make_equal_steps_and_together_the_minibatches(samples, block, per
 
 @pytest.mark.parametrize("is_certain", [True, False])
 def test_a_rank_gets_what_lies_on_its_node(is_certain):
-    """Two of every seven samples on a, four on b, one on c; ranks on a and b want half each: all of a stays there."""
+    """Per seven samples a has two, b four and c one. Ranks on a and b need half each, so all of a's stay there."""
     order, epoch = SampleOrder(1000, 0, 96), 0
     by_rank = shardings(order, plan("a", "b"), epoch, batch_size=96, is_certain=is_certain)
     for block in range(order.blocks_per_epoch):
@@ -104,7 +104,7 @@ def test_a_rank_gets_what_lies_on_its_node(is_certain):
 
 
 def test_bad_samples_are_not_known_ahead_and_shares_stay_even():
-    """Batches of 100 over blocks of 64 with bad ones in each: pieces are shared out one by one."""
+    """Minibatches of 100 span blocks of 64 with bad samples in each, so their pieces are shared out one by one."""
     order, epoch, bad = SampleOrder(1003, 2, 64), 1, list(range(0, 1003, 11))
     by_rank = [
         batches_of(sharding, order, epoch, bad)
@@ -136,9 +136,9 @@ def test_a_loaded_position_goes_on_with_the_same_shares(is_certain, steps):
 @pytest.mark.parametrize("block", [32, 70])
 @pytest.mark.parametrize("ranks", [1, 2, 3, 16])
 def test_the_state_of_eight_ranks_is_gone_on_with_by_any_number(ranks: int, block: int) -> None:
-    """After each of an epoch's four minibatches of 48, and after the last, of 18; in blocks of another size, too.
+    """States are taken after each of an epoch's four minibatches of 48, and after the last one of 18.
 
-    The ranks together get the minibatches that follow, each in its order.
+    The ranks together read the remaining minibatches in order, also with another block size.
     """
     order, other, epoch = SampleOrder(210, 5, 32), SampleOrder(210, 5, block), 2
     (minibatches,) = (batches_of(one, order, epoch, []) for one in shardings(order, plan("a"), epoch, batch_size=48))
@@ -160,7 +160,7 @@ def test_the_state_of_eight_ranks_is_gone_on_with_by_any_number(ranks: int, bloc
 
 
 def test_own_and_others_samples_and_dropped_ones_add_up_to_the_epoch():
-    """103 samples, 10 to a minibatch, 4 ranks: the last 3 are left out."""
+    """103 samples in minibatches of 10 for 4 ranks: the last 3 are dropped."""
     order = SampleOrder(103, 0, 25)
     for rank, sharding in enumerate(shardings(order, plan("a", "b", "b", "c"), 0, batch_size=10)):
         progress = EpochProgress(rank, 4, feed_epoch=0)
@@ -182,7 +182,7 @@ def test_own_and_others_samples_and_dropped_ones_add_up_to_the_epoch():
 
 
 def test_positions_are_those_after_the_last_good_sample():
-    """Blocks of 10, minibatches of 5. In the first block rows 1, 7, 8 and 9 are bad: rows 0, 2 to 5 are a minibatch."""
+    """Blocks of 10, minibatches of 5. Rows 1, 7, 8 and 9 of the first block are bad, so rows 0 and 2 to 5 make one."""
     order = SampleOrder(35, 4, 10)
     bad = order.sample_ids(0)[[1, 7, 8, 9]].tolist()
     sharding = RankSharding(order, batch_size=5, is_certain=False)
@@ -198,15 +198,13 @@ def test_without_a_plan_ranks_take_turns_in_order():
     assert rows == [[0, 1, 2, 3, 10, 11, 12, 13], [4, 5, 6, 14, 15, 16], [7, 8, 9, 17, 18, 19]]
 
 
-# ---- epochs that begin in the middle of the feed's ----
+# ---- epochs that begin in the middle of the feed's epoch ----
 
 
 def read_own_epoch(
     sharding: RankSharding, order: SampleOrder, shuffles: dict[int, Shuffle], first: int, bad: list[int]
 ) -> tuple[list[list[int]], list[BatchEnd], Tally]:
-    """What a single consumer gets from block ``first`` to its epoch's end: minibatches, where they end, what is left
-    over.
-    """
+    """Read from block ``first`` to the epoch's end: minibatches, their ends and the dropped samples."""
     rest: list[int] = []
     batches: list[list[int]] = []
     ends: list[BatchEnd] = []
@@ -237,7 +235,7 @@ def read_own_epoch(
 def test_an_epoch_that_begins_in_the_middle_has_each_sample_once_and_goes_on_anywhere(
     samples: int, block_sizes: list[int], batch: int, at: float, some: int, drop_last: bool
 ) -> None:
-    """Also in a feed whose blocks have other bounds than those of the one where it began."""
+    """The second feed has other block bounds than the one where the epoch began."""
     order, other = (SampleOrder(samples, 5, size) for size in block_sizes)
     first = 3 * order.blocks_per_epoch + int(at * order.blocks_per_epoch)
     begin = order.span(first)[0]
@@ -254,7 +252,7 @@ def test_an_epoch_that_begins_in_the_middle_has_each_sample_once_and_goes_on_any
     assert all(len(ids) == batch for ids in batches[:-1])
     assert [end.position for end in ends] == sorted(end.position for end in ends)
 
-    for number, end in enumerate(ends):  # a state after each minibatch, in a feed with other blocks
+    for number, end in enumerate(ends):  # restore the state after each minibatch in a feed with other blocks
         levels = [(epoch, cuts) for epoch, cuts in levels_of(end.shuffle)]
         saved = SavedState(
             version=2, fingerprint="", epoch=0, feed_epoch=3, position=end.position, samples=0, id_hash=0,

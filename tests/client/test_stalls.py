@@ -1,4 +1,4 @@
-"""Which part of a wait is fetch stall, against two workers that are played by arithmetic."""
+"""The fetch stall in a wait matches a model of two workers."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from mbaas.client.stalls import REMEMBERED_BLOCKS, StallAttribution
 @pytest.mark.parametrize(
     ("step_s", "prep_s", "fetch_s", "fetch_stall_s"),
     [
-        (0.030, 0.040, 0.060, 0.020),  # a block in 50 ms, prep alone in 20: all waiting is for bytes
-        (0.030, 0.064, 0.036, 0.018),  # prep alone needs 32 ms: 2 ms of the waiting would remain
+        (0.030, 0.040, 0.060, 0.020),  # a block takes 50 ms, prep alone 20: all waiting is for bytes
+        (0.030, 0.064, 0.036, 0.018),  # prep alone takes 32 ms: 2 ms of waiting would remain
         (0.010, 0.100, 0.000, 0.000),
-        (0.010, 0.080, 0.020, 0.010),  # 50 ms, without fetching 40
+        (0.010, 0.080, 0.020, 0.010),  # a block takes 50 ms, and 40 without fetching
     ],
 )
 def test_two_workers(step_s: float, prep_s: float, fetch_s: float, fetch_stall_s: float) -> None:
-    """Both work all the time, so a block comes every (prep + fetch) / 2; without fetching it would be prep / 2."""
+    """Both workers are always busy: a block takes (prep + fetch) / 2, and prep / 2 without fetching."""
     attribution, elapsed_s = StallAttribution(), (prep_s + fetch_s) / 2
     found = [
         attribution.fetch_stall_s(elapsed_s - step_s, elapsed_s=elapsed_s, fetch_s=fetch_s, prep_s=prep_s)
@@ -27,10 +27,10 @@ def test_two_workers(step_s: float, prep_s: float, fetch_s: float, fetch_stall_s
 
 
 def test_blocks_that_come_together() -> None:
-    """Four of them every 200 ms, as above 36 of 100 ms are fetching; steps of 30 ms leave 80 ms to wait, for the first.
+    """Four blocks arrive every 200 ms; 36 of 100 ms are fetching. Steps of 30 ms leave 80 ms of waiting for the first.
 
-    Without fetching they would come every 128 ms: 72 ms are fetch stall. Charged are 36 at most for the first and 10.8
-    for each other, 68.4 ms, but of the first four only 36: nothing was before them.
+    Without fetching they would arrive every 128 ms, so 72 ms are fetch stall. At most 36 ms are charged for the first
+    block and 10.8 ms for each other one, 68.4 ms in total. The first four are charged 36 ms, as no block precedes them.
     """
     attribution, total_s = StallAttribution(), 0.0
     for _ in range(10):
@@ -41,7 +41,7 @@ def test_blocks_that_come_together() -> None:
 
 
 def test_what_was_masked_long_ago_is_forgotten() -> None:
-    """1,000 blocks in time with 10 ms of fetching each, then prep alone: 16 x 10 ms at most are fetch stall."""
+    """1,000 timely blocks hide 10 ms of fetching each. Then prep alone is slow: at most 16 x 10 ms are fetch stall."""
     attribution = StallAttribution()
     assert sum(attribution.fetch_stall_s(0.0, elapsed_s=0.02, fetch_s=0.01, prep_s=0.01) for _ in range(1000)) == 0
     later_s = sum(attribution.fetch_stall_s(0.05, elapsed_s=0.06, fetch_s=0.0, prep_s=0.1) for _ in range(1000))
@@ -49,5 +49,5 @@ def test_what_was_masked_long_ago_is_forgotten() -> None:
 
 
 def test_a_pause_is_no_fetching() -> None:
-    """A trial that did not ask for a minute, and then waits 1 s for a block whose bytes took 0.1 s."""
+    """A trial requests nothing for a minute, then waits 1 s for a block whose bytes took 0.1 s."""
     assert StallAttribution().fetch_stall_s(1.0, elapsed_s=61.0, fetch_s=0.1, prep_s=0.1) == pytest.approx(0.1)

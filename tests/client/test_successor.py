@@ -1,4 +1,4 @@
-"""Who waits for a feed to be served again, and hears that it will not be, or is another one."""
+"""A consumer waiting for a feed restart finds the new coordinator, or an error if the feed ended or changed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The actor class of the coordinator forwards all of its calls, and brings nothing else into a program that joins."""
+"""The coordinator's actor class forwards all calls, and a joining program imports no part of a coordinator."""
 
 from __future__ import annotations
 

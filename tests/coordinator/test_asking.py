@@ -1,4 +1,4 @@
-"""Who goes on without an answer hides no bug by it; no Ray is started."""
+"""A call that may go unanswered still reports a bug in the other process. No Ray is started."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def counters(monkeypatch: pytest.MonkeyPatch) -> Counters:
 
 
 def met(cause: Exception) -> ray.exceptions.RayTaskError:
-    """What comes out of the call of a cache node whose method raised."""
+    """The error that a caller gets when a method of a cache node raised ``cause``."""
     trace = f'Traceback:\n  File "/there/node.py", line 7, in holdings\n{type(cause).__name__}: {cause}\n'
     return ray.exceptions.RayTaskError("holdings", trace, cause).as_instanceof_cause()
 

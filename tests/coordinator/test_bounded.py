@@ -1,4 +1,4 @@
-"""What a coordinator keeps in memory does not grow with the consumers that come and go."""
+"""A coordinator's memory does not grow with the consumers that come and go."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from mbaas.order import SampleOrder
 BLOCKS = 4
 ORDER = SampleOrder(24, 0, block_samples=6)
 WARM_UP = 2_000
-"""Sessions after which everything that is kept for a while is full."""
+"""Sessions after which every bounded table is full."""
 
 
 class Feed:
-    """The pure parts of a coordinator, and trials that come, take an epoch and a block, report and go."""
+    """The pure parts of a coordinator, with trials that join, read an epoch and a block, report and leave."""
 
     def __init__(self) -> None:
         self.core = StagingState(StagingLimits(budget_bytes=1000, ahead_blocks=2), BLOCKS, lambda _: 10)
@@ -48,7 +48,7 @@ class Feed:
     def session(self) -> None:
         self.sessions += 1
         number, trial = self.sessions, f"trial-{self.sessions}"
-        # every third one is a rank of a data-parallel trial whose other rank never comes
+        # every third one is a rank of a data-parallel trial whose other rank never joins
         name = f"{trial}" if number % 3 else str(ConsumerName(trial, 0, 2))
         self._do(ev.Join(name, number, None))
         if not number % 3:
@@ -60,7 +60,7 @@ class Feed:
         ledger = EpochLedger(0, 0, 24, 24, 1, 1)
         self.counters.report(name, ConsumerReport(loader=name, samples=18, wait_s=0.1, step_s=1.0, ledgers=(ledger,)))
         add(self.detached, name, 1)
-        if number % 20 == 0:  # about as often as the coordinator looks
+        if number % 20 == 0:  # about as often as the coordinator polls
             look = Look(self.now, dict(self.counters.reports.latest), self.counters.samples, self.counters.prep_s)
             trials = self.ranks.trials()
             self.demand.observe(look, self.core.consumers, workers=1, pending=0, reserved=1, most=4, trial_of=trials)
@@ -70,7 +70,7 @@ class Feed:
 
 
 def objects(root: object) -> int:
-    """How many objects hang on one, without what belongs to modules."""
+    """Count the objects reachable from ``root``, not following modules, classes and functions."""
     seen, ahead = {id(root)}, [root]
     skip = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType)
     while ahead:
@@ -82,7 +82,7 @@ def objects(root: object) -> int:
 
 
 def grown(feed: Any, sessions: int) -> int:
-    """How many objects a feed has more after so many further sessions."""
+    """Count the objects that a feed gains in further sessions."""
     before = objects(feed)
     for _ in range(sessions):
         feed.session()
@@ -96,7 +96,7 @@ def test_ten_thousand_sessions_leave_nothing_behind(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(epochs, "MOST_PAGES", 2)
     monkeypatch.setattr(ledgers, "KNOWN_CONSUMERS", 100)
     feed = Feed()
-    assert grown(feed, WARM_UP) > 1000  # what is kept for a while
+    assert grown(feed, WARM_UP) > 1000  # the bounded tables fill up
     assert grown(feed, 10_000 - WARM_UP) < 200
     assert feed.counters.reports.total.samples == 10_000 * 18, "sums are complete though reports are forgotten"
 
@@ -104,7 +104,7 @@ def test_ten_thousand_sessions_leave_nothing_behind(monkeypatch: pytest.MonkeyPa
 def test_growth_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(counters, "KEPT_NAMES", 10**9)
     feed = Feed()
-    grown(feed, 600)  # stories of 512 are kept
+    grown(feed, 600)  # the last 512 stories are kept
     assert grown(feed, 300) > 600
 
 

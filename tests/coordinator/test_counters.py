@@ -1,4 +1,4 @@
-"""What a feed counts of samples that it leaves out."""
+"""A feed counts bad samples, reports, epochs and costs exactly once."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ORDER = SampleOrder(23, 0, 6)
 
 
 def made(block: int, *bad: int, reason: str = "text") -> BlockMeta:
-    """A block that was made whole, but for the samples ``bad``."""
+    """Metadata of a block whose samples are good except for ``bad``."""
     first, end = ORDER.span(block)
     return BlockMeta(
         block=block,
@@ -35,7 +35,7 @@ def made(block: int, *bad: int, reason: str = "text") -> BlockMeta:
 
 
 def test_a_sample_is_listed_once_with_how_often_it_was_left_out() -> None:
-    """7 in epochs 0 and 1, 9 in epoch 1; a block that is made again counts once."""
+    """Sample 7 is bad in epochs 0 and 1, and sample 9 in epoch 1. A block that is prepared twice counts once."""
     kept = Counters()
     for meta in (made(1, 7), made(1, 7), made(4, 9, 7, reason="empty")):
         kept.finished("prep-0", meta, ORDER)
@@ -46,7 +46,7 @@ def test_a_sample_is_listed_once_with_how_often_it_was_left_out() -> None:
 
 
 def test_what_was_left_out_of_a_block_that_is_made_anew_is_tried_again_and_counted_again() -> None:
-    """As in a feed that keeps all: one of two samples is there in the next epoch."""
+    """As in a feed that keeps all blocks: one of two bad samples can be read in the next epoch."""
     kept = Counters()
     kept.finished("prep-0", made(1, 7, 9), ORDER)
     assert [bad.sample_id for bad in kept.left_out(1)] == [7, 9]
@@ -84,7 +84,7 @@ def test_only_the_last_are_kept(monkeypatch) -> None:
 
 
 def test_that_much_is_left_out_is_said_once() -> None:
-    """2 of 23 in epoch 0 are less than a tenth; in epoch 1 it is the third."""
+    """2 of 23 samples in epoch 0 are less than a tenth. The third one in epoch 1 exceeds it."""
     kept = Counters()
     for block, bad in ((0, (1, 2)), (4, (1, 2)), (5, (3,)), (6, (4, 5))):
         kept.finished("prep-0", made(block, *bad), ORDER)
@@ -100,7 +100,7 @@ def test_that_much_is_left_out_is_said_once() -> None:
     ],
 )
 def test_how_long_an_epoch_took_is_said_as_people_say_it(monkeypatch, seconds, predicted, said) -> None:
-    clock = iter([0.0, 1.0, seconds + 2.0])  # the feed begins, somebody predicts, the epoch ends
+    clock = iter([0.0, 1.0, seconds + 2.0])  # the feed begins, the epoch is predicted, the epoch ends
     monkeypatch.setattr(counters.time, "monotonic", lambda: next(clock))
     kept = Counters()
     kept.expect(predicted)
@@ -113,7 +113,7 @@ def test_how_long_an_epoch_took_is_said_as_people_say_it(monkeypatch, seconds, p
 
 
 def test_ledgers_of_a_report_are_entered_by_their_numbers_and_not_kept_with_it() -> None:
-    """Thousands of short epochs may be told together, and each status has the last report of each consumer."""
+    """A report may hold thousands of short epochs, and each status includes every consumer's last report."""
     kept, ledger = Counters(), EpochLedger(0, 0, 5, 1, 5, 1)
     told = ConsumerReport("loader", samples=10, ledgers=(ledger, replace(ledger, epoch=1)))
     for report in (told, told, replace(told, ledgers=(replace(ledger, epoch=2),), first_ledger=2)):
@@ -124,7 +124,7 @@ def test_ledgers_of_a_report_are_entered_by_their_numbers_and_not_kept_with_it()
 
 
 def test_a_report_that_another_one_overtook_takes_nothing_back() -> None:
-    """A loader's thread tells of an epoch's end while the trial works on its last minibatch, and then flushes."""
+    """A loader's thread reports an epoch's end while the trial works on its last minibatch, and flushes afterwards."""
     kept = Counters()
     early, late = (ConsumerReport("one", samples=403, wait_s=1.0, step_s=step_s) for step_s in (0.60, 0.62))
     kept.report("ann", late)
@@ -139,10 +139,10 @@ def test_a_report_that_another_one_overtook_takes_nothing_back() -> None:
 
 @pytest.mark.parametrize("seed", range(50))
 def test_reports_count_once_in_whatever_order_they_come(seed: int) -> None:
-    """Of a trial that is cloned, or goes on elsewhere, the earlier loader may still be heard after the later one."""
+    """If a trial is cloned or moves, its earlier loader may still report after the later one."""
     chances, kept = Random(seed), Reports()
     done = dict.fromkeys([("ann", "one"), ("ann", "two"), ("bob", "three")], 0)
-    newest: dict[str, str] = {}  # consumer -> the last of its loaders to tell something for the first time
+    newest: dict[str, str] = {}  # consumer -> the last of its loaders to send a first report
     told = {key: ConsumerReport() for key in done}
     waiting: list[tuple[str, ConsumerReport]] = []
     for _ in range(60):
@@ -162,7 +162,7 @@ def test_reports_count_once_in_whatever_order_they_come(seed: int) -> None:
 
 
 def test_loaders_of_one_name_are_forgotten_each_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The later one first, if the earlier one was heard of after it."""
+    """The later loader goes first if the earlier one reported after it."""
     monkeypatch.setattr(counters, "KEPT_NAMES", 2)
     kept = Reports()
     for name, loader, samples in (("ann", "one", 5), ("ann", "two", 3), ("ann", "one", 6), ("bob", "three", 1)):
@@ -174,7 +174,7 @@ def test_loaders_of_one_name_are_forgotten_each_for_itself(monkeypatch: pytest.M
 
 
 def test_every_metric_has_a_value() -> None:
-    """That of predictions is there when there was one."""
+    """The prediction error has a value once there was a prediction."""
     kept = Counters()
     names = {metric.name for metric in METRICS}
     assert metric_values(kept, staged_bytes=0, workers=0).keys() == names - {"mbaas_prediction_error"}
@@ -193,7 +193,7 @@ def test_sums_of_processes_that_end_and_come_late(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_dataloader_is_compared_with_blocks_that_were_decoded() -> None:
-    """Not with what a worker took to start, nor with blocks some samples of which had been decoded before."""
+    """A worker's start does not count, nor do blocks with samples from the decoded tier."""
     counted = Counters()
     decoded = FetchCounts(local=Amount(6, 60), decoded=Amount(2, 50))
     for block, cpu_s, fetched in ((0, 5.0, FetchCounts()), (1, 6.5, FetchCounts()), (2, 7.0, decoded)):

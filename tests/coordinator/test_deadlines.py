@@ -1,4 +1,4 @@
-"""Deadlines of the shell and of the supervisor that watches over it: the shell gives up first, and can say why."""
+"""The shell's deadlines end before the supervisor's, so the shell can report the reason."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""For which reasons a coordinator that was restarted ends its feed, and for which it tries again."""
+"""A restarted coordinator ends its feed if the dataset is lost, and retries if it may be found."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mbaas.settings import FeedSettings
 
 
 def adopted(monkeypatch: pytest.MonkeyPatch, layout: object, found: dict[tuple[str, int], FoundCache]) -> None:
-    """Take over a feed whose dataset is not kept, of which this is left."""
+    """Take over a feed whose dataset was not stored, with the given layout and cache nodes."""
 
     async def no_lanes(_settings: FeedSettings) -> tuple[()]:
         return ()
@@ -27,7 +27,7 @@ def adopted(monkeypatch: pytest.MonkeyPatch, layout: object, found: dict[tuple[s
     monkeypatch.setattr(opening.recovery, "recall", lambda _feed: (layout, None))
     monkeypatch.setattr(CachePool, "survivors", staticmethod(caches))
     settings = FeedSettings(name="train", batch_size=8, cache_bytes=0, staging_bytes=1 << 20, prep_workers=1)
-    asyncio.run(adopt(settings, None))  # type: ignore[arg-type]  # it does not come to workers
+    asyncio.run(adopt(settings, None))  # type: ignore[arg-type]  # no worker is started
 
 
 @pytest.mark.parametrize(("layout", "end"), [(None, FeedEnd.NOT_KEPT), ("a layout", FeedEnd.DATASET_LOST)])

@@ -1,4 +1,4 @@
-"""The lock under which programs divide a cluster, and what is kept of a feed, in a real cluster's key-value store."""
+"""Programs divide a cluster one at a time under a lock in the key-value store, which also holds each feed's claims."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PROGRAMS, TURNS = 6, 5
 
 @pytest.fixture
 def unlocked(ray_session: None) -> Iterator[None]:
-    """A store in which nobody ever held the lock; and so it is left."""
+    """A store without any key of the lock, before and after the test."""
     for number in kept_claims._numbers():
         internal_kv._internal_kv_del(kept_claims._lock(number))
     yield
@@ -26,7 +26,7 @@ def unlocked(ray_session: None) -> Iterator[None]:
 
 
 class Holders:
-    """Programs that hold the lock in turn, and whether ever two held it at once."""
+    """Programs that hold the lock in turn. ``most`` is the highest number of holders at once."""
 
     def __init__(self) -> None:
         self.numbers: list[int] = []
@@ -40,7 +40,7 @@ class Holders:
                     self._now += 1
                     self.most = max(self.most, self._now)
                     self.numbers.append(number)
-                kept_claims._numbers()  # some time, in which others may come in
+                kept_claims._numbers()  # takes time, so that others could enter
                 with self._counting:
                     self._now -= 1
 
@@ -62,7 +62,7 @@ def test_one_program_divides_the_cluster_at_a_time(unlocked: None) -> None:
 
 
 def test_of_those_who_wait_for_one_that_died_one_takes_over(unlocked: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A lease of 0.3 s is longer than any of them holds the lock, even on a machine that is busy."""
+    """A lease of 0.3 s is longer than a program holds the lock, even on a busy machine."""
     monkeypatch.setattr(kept_claims, "LEASE_S", 0.3)
     kept_claims._acquire()
     holders = Holders()
@@ -72,7 +72,7 @@ def test_of_those_who_wait_for_one_that_died_one_takes_over(unlocked: None, monk
 
 
 def test_who_was_away_for_some_turns_waits_for_its_own(unlocked: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It saw the lock free after turn 1. Two came since, and the key of turn 2, which it would make, is gone again."""
+    """It saw the lock free after turn 1. Two programs came since, and the key of turn 2 is deleted again."""
     with kept_claims.dividing():
         pass
     seen, look = kept_claims._numbers(), kept_claims._numbers
@@ -96,7 +96,7 @@ def test_who_was_away_for_some_turns_waits_for_its_own(unlocked: None, monkeypat
 
 
 def _free_at_first(get):
-    """A look at the lock of turn 1 that was made before it was deleted."""
+    """Read the lock of turn 1 as it was before its deletion."""
     return lambda key, **more: b"" if key == kept_claims._lock(1) else get(key, **more)
 
 
@@ -106,7 +106,7 @@ def _enter(entered: threading.Event) -> None:
 
 
 def test_what_a_feed_that_has_ended_keeps_comes_not_back(ray_session: None, feed_name: str) -> None:
-    """Its coordinator may be about to tell a change."""
+    """The feed's coordinator may still send a change."""
     before, after = (Claims(memory=MemoryClaim(5, 6), cpus=cpus, gpus=0.0) for cpus in (1.5, 2.5))
     kept_claims.enter(feed_name, before, 7)
     assert kept_claims.claims_of(feed_name) == before

@@ -1,4 +1,4 @@
-"""A lane's coordinator is started also where Ray still holds the name of one that is gone; no Ray is started."""
+"""A lane's coordinator starts even if Ray still holds the name of an ended one. No Ray is started."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SETTINGS = FeedSettings(
 
 
 class Options:
-    """Stands for Ray, which refuses a lane's name so many times."""
+    """Stand-in for Ray that refuses a lane's name ``refusals`` times."""
 
     def __init__(self, refusals: int) -> None:
         self.refusals = refusals
@@ -39,7 +39,7 @@ class Options:
 
 @pytest.fixture
 def start(monkeypatch):
-    """Starts the lanes of a feed of three with a Ray that refuses names."""
+    """Start the lanes of a feed of three with a Ray that refuses names."""
     here = SimpleNamespace(get_node_id=lambda: 56 * "0", get_actor_id=lambda: "main")
     monkeypatch.setattr(lane.ray, "get_runtime_context", lambda: here)
     monkeypatch.setattr(lane, "RETRY_S", 0.001)

@@ -1,4 +1,4 @@
-"""Between which feeds prep workers may move: those whose code they can import; without Ray."""
+"""Prep workers move only between feeds whose code they can import. No Ray is started."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAPPED = T.Pipeline([T.DecodeImage(), T.Map(lambda image, rng: image)])
 
 
 OWN = synthetic(20)
-"""A dataset whose class only the user's program has."""
+"""A dataset whose class exists only in the user's program."""
 object.__setattr__(OWN, "__class__", type("Own", (type(OWN),), {"__module__": "my_module"}))
 
 
@@ -47,7 +47,7 @@ def test_workers_stay_where_another_engine_or_environment_is(change: dict[str, A
     ids=["Map", "dataset", "part of it", "joined with another"],
 )
 def test_workers_move_within_one_job_only_where_code_is_the_users(own: dict[str, Any]) -> None:
-    """A worker can import what its own job can."""
+    """A worker can import only the code of its own job."""
     assert kind(**own) == kind(**own)
     assert kind(job="02", **own) != kind(job="01", **own)
 

@@ -1,4 +1,4 @@
-"""What is kept of a feed in the key-value store of a real cluster."""
+"""A feed's layout and dataset are stored in the key-value store of a real cluster and found again."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def keys(feed: str) -> list[bytes]:
 
 
 def test_a_dataset_comes_back_from_several_pieces(ray_session, small_images, layout, feed_name, monkeypatch):
-    """1,003 rows that are packed in steps of 1,000 bytes, into pieces of 500."""
+    """1,003 rows are packed in steps of 1,000 bytes into pieces of 500."""
     monkeypatch.setattr(recovery, "PIECE_BYTES", 500)
     monkeypatch.setattr(recovery, "STEP_BYTES", 1000)
     recovery.remember(feed_name, layout, small_images)
@@ -49,7 +49,7 @@ def test_a_dataset_comes_back_from_several_pieces(ray_session, small_images, lay
 def test_of_a_dataset_that_is_too_large_when_packed_only_the_layout_is_kept(
     ray_session, small_images, layout, feed_name, monkeypatch, most
 ):
-    """Whether that shows before a piece was kept, or after some."""
+    """The limit is exceeded before the first piece is stored, or after some."""
     recovery.remember(feed_name, layout, small_images)
     monkeypatch.setattr(recovery, "PIECE_BYTES", 500)
     monkeypatch.setattr(recovery, "STEP_BYTES", 1000)

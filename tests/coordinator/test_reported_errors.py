@@ -1,4 +1,4 @@
-"""Which errors are bugs, and that each of those is counted, noted and logged with its traceback; no Ray is started."""
+"""Every bug is counted, noted and logged with its traceback, and no other error is. No Ray is started."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DIED = ray.exceptions.ActorDiedError()
 
 
 def from_afar(cause: Exception, line: int = 7) -> ray.exceptions.RayTaskError:
-    """An error that a call of another process raised, as it comes out of an ``await``."""
+    """An error raised by a call in another process, as an ``await`` raises it here."""
     trace = f'Traceback (most recent call last):\n  File "/there/worker.py", line {line}, in prepare\n    images[9]\n'
     return ray.exceptions.RayTaskError(
         "prepare", f"{trace}{type(cause).__name__}: {cause}", cause
@@ -89,7 +89,7 @@ def test_a_process_without_a_counter_logs_bugs_only_and_each_once(caplog):
 
 
 class Machine:
-    """Decides something, and may meet a bug over it; and may contradict itself."""
+    """A state machine that may meet a bug and may be inconsistent."""
 
     def __init__(self, *, met: Exception | None = None, broken: bool = False) -> None:
         self._met, self._broken = met, broken
@@ -118,7 +118,7 @@ def test_what_was_decided_before_a_bug_is_done_and_the_machine_goes_on(caplog):
 
 @pytest.mark.parametrize("met", [KeyError("n9"), InvariantError("a state that cannot be")])
 def test_a_machine_that_contradicts_itself_after_a_bug_ends_its_process(monkeypatch, met):
-    """As any that contradicts itself: Ray starts the actor again."""
+    """Ray then restarts the actor, as for any inconsistent state."""
 
     def end(code: int) -> None:
         raise SystemExit(code)
@@ -176,7 +176,7 @@ def test_a_call_that_is_given_up_is_no_error():
 
 
 def test_the_next_life_of_a_class_is_not_changed():
-    """`ray.remote` makes a class of its own from a decorated one, and each call is still reported once."""
+    """`ray.remote` derives a class from a decorated one, and each call is still reported once."""
     actor = Actor()
 
     class Made(Actor):

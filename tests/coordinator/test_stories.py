@@ -1,4 +1,4 @@
-"""Stories of several lanes: blocks are called as people count them; no Ray is needed to tell them."""
+"""Stories of several lanes name blocks by the feed's numbers. No Ray is started."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mbaas.messages import Lane
 
 
 def core_at(cursor: int) -> StagingState:
-    """A core whose only consumer waits for its block ``cursor``, which is being made."""
+    """A core whose only consumer waits for its block ``cursor``, which is being prepared."""
     core = StagingState(StagingLimits(budget_bytes=80, ahead_blocks=1), 4, lambda _: 10)
     core.handle(ev.WorkerUp("prep-0", 1), time.monotonic())
     core.handle(ev.Join("ann", 1, cursor), time.monotonic())
@@ -25,7 +25,7 @@ def core_at(cursor: int) -> StagingState:
 
 
 def test_a_lane_tells_of_the_feeds_block_which_is_another_one_to_its_core():
-    """Three lanes of an epoch of 11 blocks: lane 1 has 1, 4, 7, 10 and then 12, 15: block 15 is its sixth."""
+    """Three lanes, 11 blocks an epoch: lane 1 has blocks 1, 4, 7, 10, 12 and 15. Block 15 is block 5 of the lane."""
     story = told_by(core_at(5), Lane(11, 1, 3), "block 15")
     assert story.lines[0] == "lane 1, its block 5:"
     assert "GRANTED" in story.lines[1]

@@ -1,4 +1,4 @@
-"""What the shell around the supervisor does when it meets a bug itself; no Ray is started."""
+"""Bugs in the shell around the supervisor are reported and the feed continues. No Ray is started."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WAIT_S = 10.0
 
 
 class Scripted:
-    """Stands for the supervisor: it answers the first event with instructions, and remembers all events."""
+    """Stand-in for the supervisor: answers the first event with instructions and records all events."""
 
     def __init__(self, *instructions: ev.Instruction) -> None:
         self.instructions, self.heard, self.ended = list(instructions), [], None
@@ -41,10 +41,10 @@ class Scripted:
 
 
 class Shell(Supervision):
-    """A supervision of a feed with one worker, whose supervisor is scripted.
+    """A supervision of a feed with one worker and a scripted supervisor.
 
     Args:
-        instructions: that follow from the first event.
+        instructions: answers to the first event.
     """
 
     def __init__(self, *instructions: ev.Instruction) -> None:
@@ -61,7 +61,7 @@ class Shell(Supervision):
 def test_a_bug_over_one_instruction_costs_that_one_alone():
     async def carry_out() -> Shell:
         shell = Shell(ev.EndCache("a", 1), ev.EndWorker("prep-0"), ev.Note("the last one"))
-        shell.handle(ev.Tick())  # there are no caches here, so the first instruction raises
+        shell.handle(ev.Tick())  # without caches the first instruction raises
         return shell
 
     shell = asyncio.run(carry_out())

@@ -1,4 +1,4 @@
-"""From running sums to a node's load, and in which order a change is carried out."""
+"""A node's load follows from running sums, and threads are taken away before they are given."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_window_begins_when_the_threads_are_the_same_and_the_work_when_the_wor
 
 
 class Feed:
-    """A node with two workers, whose storage gives 10 samples/s to each thread; prep 1,000."""
+    """A node with two workers. A storage thread delivers 10 samples/s, and a prep thread prepares 1,000."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now, self.threads, self.calls = 0.0, 8, list[tuple[str, int]]()
@@ -97,7 +97,7 @@ class Feed:
         )
 
     def second(self, demand_per_s: float) -> None:
-        """All that storage gives is prepared at once."""
+        """Advance by one second. All samples from storage are prepared."""
         made = 10.0 * self.threads
         self.now += 1.0
         self.storage = TransferSums(
@@ -111,7 +111,7 @@ class Feed:
 
 
 def test_who_gives_threads_goes_first_and_the_log_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    """8 + 6 of 16 threads: fetch gets the two that are free, and all of prep's but one for each worker."""
+    """8 + 6 of 16 threads are in use. Fetch gets the two free ones and all but one of each worker's."""
     feed = Feed(monkeypatch)
     for _ in range(40):
         feed.second(demand_per_s=10_000.0)

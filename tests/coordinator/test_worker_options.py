@@ -1,4 +1,4 @@
-"""What Ray is asked for a prep worker, and what a feed says that it keeps of its cluster; without Ray."""
+"""A prep worker requests the right resources from Ray, and its feed claims the same. No Ray is started."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_a_worker_that_shares_a_gpu_comes_to_a_node_with_one_and_reserves_nothin
 
 @pytest.mark.parametrize("gpus", [0, 0.25])
 def test_a_worker_that_is_told_what_to_reserve_of_a_gpu_reserves_that_and_no_marker(gpus: float) -> None:
-    """Ray finds a node with a GPU by the part that is reserved; 0 runs the engine on the CPU, anywhere."""
+    """Ray finds a GPU node by the reserved fraction. With 0 the engine runs on the CPU of any node."""
     options = worker_options(settings(gpus_per_worker=gpus), "dali", gpu_marker=MARKER, node=None)
     assert (options["num_gpus"], options["resources"]) == (gpus, {})
 

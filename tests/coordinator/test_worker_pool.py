@@ -1,4 +1,4 @@
-"""Starting a worker on a real Ray: one that is slow to begin is waited for, and the error says what was missing."""
+"""A slow worker start is awaited on a real Ray, and a failed one reports the missing resource."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from mbaas.errors import ResourceError
 from mbaas.settings import FeedSettings, Scaling
 from support.waiting import wait_until
 
-ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import it
+ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import from this folder
 
 DEADLINE_S = 1.0
-"""Time in which a worker should be up."""
+"""Time for a worker to start."""
 
 
 class Barred:
-    """A pipeline that a process opens only when a file is there: its start takes as long as a test wants."""
+    """A pipeline that can be unpickled only once a file exists, so the test controls when a worker is ready."""
 
     def __init__(self, gate: Path) -> None:
         self.gate = gate
@@ -45,7 +45,7 @@ def _opened(gate: str) -> T.Pipeline:
 
 @pytest.fixture
 def make_worker_pool(ray_clean, feed_name):
-    """A pool of one worker, without a coordinator."""
+    """Pools of one worker, without a coordinator."""
 
     def make(pipeline, **options):
         settings = FeedSettings(
@@ -59,18 +59,18 @@ def make_worker_pool(ray_clean, feed_name):
 
 
 def actor_pid(feed):
-    """Process of the feed's worker that is about to begin, or None."""
+    """Process id of the feed's starting worker, or None."""
     actors = list(runtime.children(feed, "prep").values())
     return runtime.pid_of(actors[0]) if actors else None
 
 
 def test_a_worker_that_has_its_cpu_and_begins_late_is_waited_for(make_worker_pool, feed_name, tmp_path):
-    """Its process must be there before the deadline, on a busy machine too, so the deadline is not a short one."""
+    """The deadline is long, because the process must exist before it even on a busy machine."""
     gate, seen, deadline_s = tmp_path / "open", [], 8.0
     began = time.monotonic()
 
     def open_late():
-        with contextlib.suppress(AssertionError):  # no process: the test says so
+        with contextlib.suppress(AssertionError):  # without a process the assertion below fails
             seen.append(wait_until(lambda: actor_pid(feed_name), "its process runs", deadline_s=deadline_s))
             time.sleep(began + deadline_s + 0.5 - time.monotonic())
         gate.touch()

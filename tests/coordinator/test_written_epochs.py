@@ -1,4 +1,4 @@
-"""How epochs are shuffled and shared out is written down in order, again if that fails, and found by a successor."""
+"""Epochs' shuffles and rank plans are written in order, retried on failure, and found by a successor."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CUT = Shuffle(2, (48,), Shuffle(1))
 
 
 class Pages:
-    """The pages that a writer wrote, and what it told."""
+    """The pages that a writer wrote and the epochs that it reported."""
 
     def __init__(self) -> None:
         self.written: list[tuple[int, dict[int, Shuffle]]] = []
@@ -48,7 +48,7 @@ class Pages:
 
 
 def test_pages_are_written_one_after_the_other_and_the_newest_of_each_last(monkeypatch):
-    """The first write takes until it may go on; a second one that overtook it would be undone by it."""
+    """The first write is held up. It would undo a second write that overtook it."""
     begun, may_go_on = threading.Event(), threading.Event()
 
     async def write() -> Pages:
@@ -103,7 +103,7 @@ def test_a_page_that_could_not_be_written_is_written_again_as_it_is_by_then(monk
 
 
 def test_nothing_is_written_once_writing_has_ended(monkeypatch):
-    """The feed is stopped while a page cannot be written; what is there then is deleted."""
+    """The feed is stopped while a page cannot be written. Stored pages are then deleted."""
     monkeypatch.setattr(written_epochs, "RETRY_S", 0.05)
 
     async def write() -> Pages:

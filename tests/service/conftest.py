@@ -1,4 +1,4 @@
-"""Feeds that many tests share, because to serve one takes seconds. Tests use consumers of their own names."""
+"""Feeds shared by many tests, because serving one takes seconds. Tests use distinct consumer names."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def photos_data() -> mbaas.Dataset:
 
 @pytest.fixture(scope="module")
 def plain(ray_session: None, photos_data: mbaas.Dataset) -> Iterator[mbaas.Feed]:
-    """Seed 0, batches of 64, two workers; blocks lie in the object store."""
+    """Seed 0, minibatches of 64, two workers, blocks in the object store."""
     with mbaas.serve(
         "plain", photos_data, augmented(), batch_size=64, prep_workers=2, staging_bytes=STAGING_BYTES
     ) as feed:
@@ -30,7 +30,7 @@ def plain(ray_session: None, photos_data: mbaas.Dataset) -> Iterator[mbaas.Feed]
 
 @pytest.fixture(scope="module")
 def slotted(ray_session: None, photos_data: mbaas.Dataset) -> Iterator[mbaas.Feed]:
-    """As `plain`, with one worker, in whose slots blocks lie."""
+    """Like `plain`, with one worker and blocks in its slots."""
     options = {"batch_size": 64, "prep_workers": 1, "staging_bytes": STAGING_BYTES}
     with mbaas.serve("slotted", photos_data, augmented(), **options) as feed:
         yield warm(feed)
@@ -38,7 +38,7 @@ def slotted(ray_session: None, photos_data: mbaas.Dataset) -> Iterator[mbaas.Fee
 
 @pytest.fixture(scope="module")
 def reseeded(ray_session: None, photos_data: mbaas.Dataset) -> Iterator[mbaas.Feed]:
-    """As `plain`, but seed 1, drop_last, one worker."""
+    """Like `plain`, with seed 1, drop_last and one worker."""
     options = {"batch_size": 64, "seed": 1, "drop_last": True, "prep_workers": 1}
     with mbaas.serve("reseeded", photos_data, augmented(), staging_bytes=STAGING_BYTES, **options) as feed:
         yield warm(feed)
@@ -46,7 +46,7 @@ def reseeded(ray_session: None, photos_data: mbaas.Dataset) -> Iterator[mbaas.Fe
 
 @pytest.fixture(scope="module")
 def tiny(ray_session: None) -> Iterator[mbaas.Feed]:
-    """Images of 8x8 pixels, to be normalized: blocks of 37 KB, which Ray sends inside of messages."""
+    """Normalized images of 8x8 pixels: blocks of 37 KB, which Ray sends inside messages."""
     pipeline = T.Pipeline([T.DecodeImage(), T.Normalize(MEAN, STD)])
     options = {"batch_size": 64, "prep_workers": 1, "staging_bytes": 300_000, "staging": mbaas.Staging(ahead_blocks=16)}
     with mbaas.serve("tiny", synthetic(SAMPLES), pipeline, **options) as feed:

@@ -1,4 +1,4 @@
-"""Storage that errs as files in a folder say: local files behind pyarrow, which every process of a test can break."""
+"""Local files behind pyarrow that every process of a test can make fail."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import ray
 from fsspec.implementations.local import LocalFileSystem as FsspecLocal  # type: ignore[import-untyped]
 from pyarrow.fs import FSSpecHandler, PyFileSystem
 
-ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import it
+ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import this module
 
 
 class FailingFiles(FSSpecHandler):  # type: ignore[misc]
-    """Local files that cannot be opened while the folder ``switches`` has a file of the same name.
+    """Local files that cannot be opened while the folder ``switches`` contains a file of the same name.
 
-    The switch's content is the error, as `errno` calls it.
+    The content of that file is the error's name in `errno`.
     """
 
     def __init__(self, switches: str) -> None:

@@ -1,4 +1,4 @@
-"""Storage that answers late, however many ask; and a disk that is slow."""
+"""Storage with a fixed latency per read, and a slow disk."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from mbaas.cache.disk.store import DiskStore
 from mbaas.dataset import Dataset
 from mbaas.dataset.base import SampleReader, WrappedDataset
 
-ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import it
+ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import this module
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class LateDataset(WrappedDataset):
-    """A dataset whose samples take ``late_s`` longer to read from storage, and ``disk_s`` longer from a disk tier."""
+    """A dataset whose samples take ``late_s`` longer to read from storage and ``disk_s`` longer from a disk tier."""
 
     late_s: float
     disk_s: float = 0.0
@@ -39,7 +39,7 @@ class _LateReader(SampleReader):
 
 
 def _slow_down_disk(disk_s: float) -> None:
-    """In this process: the cache node's, which makes a reader before it reads anything."""
+    """Patch this process: the cache node's, which opens a reader before it reads any sample."""
     get = DiskStore.get
 
     def slow(self: DiskStore, sample_ids: Any, lengths: Any, **into: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What the feeds of these tests are made of."""
+"""Sizes and the pipeline of the feeds that these tests share."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ MEAN, STD = (0.5, 0.4, 0.3), (0.2, 0.25, 0.3)
 
 
 def augmented() -> T.Pipeline:
-    """A pipeline with chance in it, and without resampling, for which each prep worker would import torch."""
+    """A random pipeline. It does not resample, because each prep worker would import torch for that."""
     return T.Pipeline([T.DecodeImage(), T.ColorJitter(brightness=0.4), T.RandomHorizontalFlip()])

@@ -1,4 +1,4 @@
-"""Files that are odd are prepared; files that are bad are named, or left out for everybody alike."""
+"""Odd files are prepared, and bad files are named in an error or skipped for all consumers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ GOOD, BATCH_SIZE = 60, 16
 
 
 def picture(size=(40, 30)):
-    """A smooth image, uint8[height, width, 3]: red grows to the right, green downwards."""
+    """A smooth image, uint8[height, width, 3]: red increases to the right, green downwards."""
     width, height = size
     across, down = np.meshgrid(np.linspace(0, 255, width), np.linspace(0, 255, height))
     return np.stack([across, down, np.full_like(across, 128)], axis=2).astype(np.uint8)
@@ -35,7 +35,7 @@ def encoded(image, kind, **options):
 
 
 def odd_files():
-    """Files that must be prepared, by name."""
+    """Unusual but valid files, by name."""
     image = Image.fromarray(picture())
     turned = Image.Exif()
     turned[0x0112] = 6
@@ -50,7 +50,7 @@ def odd_files():
 
 
 def bomb():
-    """A PNG of a few hundred bytes that claims 30,000x30,000 pixels, with right checksums."""
+    """A PNG of a few hundred bytes with valid checksums that claims 30,000x30,000 pixels."""
 
     def chunk(kind, content):
         body = kind + content
@@ -61,7 +61,7 @@ def bomb():
 
 
 def bad_files():
-    """Files that must be refused, by name: content, and a part of the reason."""
+    """Files that must be refused: name -> (content, part of the reason)."""
     jpeg = encoded(Image.fromarray(picture()), "JPEG", quality=95)
     return {
         "truncated.jpg": (jpeg[: len(jpeg) // 2], "truncated JPEG"),
@@ -75,7 +75,7 @@ def bad_files():
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory):
-    """A folder of good, odd and bad files, one of which vanished after it was listed; 'good' is listed first."""
+    """A folder of good, odd and bad files. One vanished after listing, and the folder "good" is listed first."""
     root: Path = tmp_path_factory.mktemp("tree")
     contents = {f"good/{n:03d}.png": encoded(Image.fromarray(picture((32, 20 + n))), "PNG") for n in range(GOOD)}
     contents |= {f"odd/{name}": content for name, content in odd_files().items()}
@@ -83,14 +83,14 @@ def tree(tmp_path_factory):
     for name, content in contents.items():
         (root / name).parent.mkdir(exist_ok=True)
         (root / name).write_bytes(content)
-    os.truncate(root / "troubled/sparse.png", 64 << 30)  # a hole for which nobody has the memory
+    os.truncate(root / "troubled/sparse.png", 64 << 30)  # a sparse file, larger than any memory
     data = mbaas.read_images(root)
     (root / "troubled/deleted.png").unlink()
     return data
 
 
 CROPPED, RESIZED = T.CenterCrop(20), T.Resize((30, 40))
-"""Make images one size; for resampling each prep worker imports torch, so only who looks at pixels resizes."""
+"""Transforms to one size. Resizing makes each prep worker import torch, so only the tests of pixels resize."""
 
 
 def serve(name, tree, on_bad_sample, to_one_size=CROPPED):
@@ -102,7 +102,6 @@ def serve(name, tree, on_bad_sample, to_one_size=CROPPED):
 
 @pytest.fixture(scope="module")
 def skipping(ray_session, tree):
-    """A feed that leaves bad samples out."""
     with serve("skipping", tree, "skip", RESIZED) as feed:
         yield feed
 
@@ -112,7 +111,7 @@ def ids_by_name(data):
 
 
 def test_skipped_samples_are_the_same_for_all_consumers_and_listed_with_their_reasons(skipping, tree):
-    """72 files, of which 6 are bad: 66 make four minibatches of 16 and one of 2."""
+    """6 of 72 files are bad. The other 66 make four minibatches of 16 and one of 2."""
     ids = ids_by_name(tree)
     bad = {ids[name]: reason for name, (_, reason) in bad_files().items()}
     good = set(range(len(tree))) - set(bad)
@@ -143,7 +142,7 @@ def test_skipped_samples_are_the_same_for_all_consumers_and_listed_with_their_re
 
 
 def test_odd_files_are_prepared_rightly(skipping, tree):
-    """The picture in other encodings stays the picture; the photo that lies on its side is put upright."""
+    """Other encodings decode to the same picture, and the photo on its side is turned upright."""
     ids = ids_by_name(tree)
     with mbaas.join(skipping.name, consumer="me", format="numpy") as loader:
         seen = {
@@ -186,7 +185,7 @@ def test_a_bad_sample_that_is_not_skipped_is_raised_in_every_consumer_with_file_
 
 
 def test_after_a_bad_sample_the_epoch_does_not_look_over(feed_name, tmp_path):
-    """The iterator raises the same error again, whatever was read before it; another loop passes on."""
+    """The iterator raises the same error again, and so does a new loop."""
     (tmp_path / "class").mkdir()
     for number in range(24):
         image = cv2.imencode(".png", np.full((8, 8, 3), number, np.uint8))[1].tobytes()
@@ -206,7 +205,7 @@ def test_after_a_bad_sample_the_epoch_does_not_look_over(feed_name, tmp_path):
 
 
 def test_files_that_are_too_large_are_named_where_nothing_else_is_wrong(feed_name, tmp_path):
-    """A third of them are holes of 64 GiB, the first among them: the probe goes on, consumers learn which."""
+    """A third of the files, including the first, are sparse with 64 GiB. The probe continues; an error names one."""
     (tmp_path / "class").mkdir()
     for number in range(9):
         path = tmp_path / "class" / f"{number}.png"
@@ -227,7 +226,7 @@ def test_files_that_are_too_large_are_named_where_nothing_else_is_wrong(feed_nam
 def test_that_images_of_other_sizes_are_left_out_is_said_where_the_trial_and_the_feed_are_looked_at(
     feed_name, tmp_path, caplog
 ):
-    """36 images of three sizes, nothing in the pipeline that makes them equal: 12 are trained on."""
+    """The pipeline does not resize the 36 images of three sizes, so only 12 are delivered."""
     (tmp_path / "class").mkdir()
     for number in range(36):
         image = Image.fromarray(picture((40, 30 + number % 3)))

@@ -1,4 +1,4 @@
-"""Minibatches of any size, for any number of ranks, are cut from the same stream of samples."""
+"""Minibatches of any size, for any number of ranks, are cut from the same sequence of samples."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from support.trials import Recorder, record_epoch
 pytestmark = pytest.mark.usefixtures("ray_clean")
 
 SIZES = (64, 48, 100, 500, 2000, 1)
-"""Of the feed; dividing neither the epoch nor a block (192); bigger than a block; bigger than the dataset; one."""
+"""The feed's size, sizes within a block (192), larger than a block, larger than the dataset, and 1."""
 
 
 def sizes_of(samples, batch_size):
@@ -38,7 +38,7 @@ def test_consumers_with_batch_sizes_of_their_own_get_the_same_samples_in_the_sam
 
 @pytest.mark.parametrize("batch_size", [64, 100, 2000])
 def test_drop_last_leaves_out_what_does_not_fill_a_minibatch(reseeded, batch_size):
-    """1,003 samples: 15 minibatches of 64 and 43 left over, 10 of 100 and 3, none of 2,000."""
+    """1,003 samples: 15 minibatches of 64 with 43 left over, 10 of 100 with 3 left over, and none of 2,000."""
     with mbaas.join(reseeded.name, consumer="me", batch_size=batch_size, format="numpy") as loader:
         record = record_epoch(loader)
         assert len(loader) == len(record.sizes) == SAMPLES // batch_size
@@ -56,7 +56,7 @@ def test_epochs_differ_in_order_and_each_is_exact(plain):
 
 @pytest.mark.parametrize("batch_size", [59, 64], ids=["divides the epoch", "does not"])
 def test_the_last_minibatch_of_an_epoch_holds_no_block(plain, batch_size):
-    """The trial's variable outlives its loop."""
+    """The trial's variable still refers to the minibatch after the loop."""
     with mbaas.join(plain.name, consumer="me", batch_size=batch_size, format="numpy") as loader:
         for batch in loader:
             size = len(batch["sample_id"])
@@ -66,7 +66,7 @@ def test_the_last_minibatch_of_an_epoch_holds_no_block(plain, batch_size):
 
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_the_ranks_of_a_trial_together_get_the_global_minibatch(plain, world_size):
-    """Batches of 100 for 3 ranks: 34, 33 and 33; the last one holds 3 samples. On one node each gets a run of it."""
+    """100 samples for 3 ranks are 34, 33 and 33. The last minibatch holds 3. On one node each rank gets one run."""
     ranks = range(world_size)
     plain.announce(["whole"])
     plain.announce(["parallel"])
@@ -88,7 +88,7 @@ def test_the_ranks_of_a_trial_together_get_the_global_minibatch(plain, world_siz
 
 
 def test_another_seed_gives_other_orders_and_other_crops(plain, reseeded):
-    """The same samples of the same feed epoch, with seeds 0 and 1."""
+    """The same samples in the same feed epoch, with seeds 0 and 1."""
     plain_loader = mbaas.join(plain.name, consumer="me", format="numpy", batch_size=SAMPLES)
     other_loader = mbaas.join(reseeded.name, consumer="me", format="numpy", batch_size=SAMPLES)
     one, two = next(iter(plain_loader)), next(iter(other_loader))

@@ -1,4 +1,4 @@
-"""A feed of one node makes its blocks where trials read them, and goes on through the object store where that fails."""
+"""A feed of one node puts blocks into slots where trials read them, and falls back to the object store."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NOTE = "blocks go through the object store from now on"
 
 
 def staged(feed: mbaas.Feed) -> list[bool]:
-    """Wait until parts are staged, as ahead of a consumer they are in time; of each, whether it lies in a slot."""
+    """Wait until parts are staged. Return True for each part that is in a slot."""
 
     def look(coordinator: Any) -> list[bool]:
         parts = [part for block in coordinator._running.service._staged.values() for part in block.values()]
@@ -42,7 +42,7 @@ def epochs(loader: mbaas.Loader, count: int) -> list[EpochRecord]:
 
 @pytest.fixture(scope="module")
 def known(ray_session: None) -> list[str]:
-    """Digests of the first epochs, which went through the object store because their consumer could open no slot."""
+    """Digests of the first epochs, read through the object store because the consumer could open no slot."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(slots, "arrays_in", lambda _: None)
         with mbaas.serve("by-objects", synthetic(SAMPLES, height=32, width=32), augmented(), **OPTIONS) as feed:
@@ -54,7 +54,7 @@ def known(ray_session: None) -> list[str]:
 
 
 def check(record: EpochRecord, known: list[str]) -> None:
-    """The epoch is exact, and has the bytes that it has through the object store."""
+    """Check that the epoch is exact and has the same bytes as through the object store."""
     assert record.flaws(range(SAMPLES)) == []
     assert record.row_digest == known[record.ledger.feed_epoch]
 
@@ -75,7 +75,7 @@ def test_blocks_lie_in_slots_and_have_the_bytes_of_those_in_the_object_store(kno
 def test_a_consumer_on_another_node_has_blocks_made_anew_where_it_can_read_them(
     known: list[str], feed_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It says that it runs elsewhere, and cannot open what lies in slots; those who run here can again when it left."""
+    """It reports another node and cannot open slots. Local consumers use slots again after it has left."""
     with serve(feed_name) as feed, mbaas.join(feed.name, "here", format="numpy") as here:
         recorder, loop = Recorder(), iter(here)
         recorder.add(next(loop))
@@ -96,7 +96,7 @@ def test_a_consumer_on_another_node_has_blocks_made_anew_where_it_can_read_them(
 
 
 def test_what_a_dead_worker_made_is_made_again(known: list[str], feed_name: str) -> None:
-    """A consumer that comes later has not opened its memory. The one that has reads on."""
+    """The second consumer cannot open the dead worker's memory. The first one has it open and continues."""
     with serve(feed_name) as feed, mbaas.join(feed.name, "first", format="numpy") as first:
         recorder, loop = Recorder(), iter(first)
         recorder.add(next(loop))
@@ -116,7 +116,7 @@ def test_what_a_dead_worker_made_is_made_again(known: list[str], feed_name: str)
 
 
 def test_a_coordinator_that_can_open_no_slot_gives_up_after_a_few(known: list[str], feed_name: str) -> None:
-    """Each of them is made once more, as an object; then no more are asked for."""
+    """Each such part is prepared again as an object, and then no more slots are requested."""
     with serve(feed_name) as feed:
 
         def blind(_: Any) -> None:

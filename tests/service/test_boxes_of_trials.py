@@ -1,4 +1,4 @@
-"""Boxes of a manifest reach trials where their pixels are, whatever was done to the images."""
+"""Boxes of a manifest match the image content that trials receive, whatever the transforms."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PIPELINE = T.Pipeline(
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> mbaas.Dataset:
-    """Images with a white rectangle each, and every sixth without one."""
+    """Images with one white rectangle, except every sixth, which has none."""
     folder, rng, rows = tmp_path_factory.mktemp("boxes"), np.random.default_rng(0), []
     for number in range(SAMPLES):
         image, boxes = np.zeros((80, 90, 3), np.uint8), []
@@ -82,7 +82,7 @@ def test_a_preview_is_what_trials_get_to_the_byte(feed: mbaas.Feed, data: mbaas.
 def test_boxes_stay_with_their_images_where_a_sample_between_them_is_bad(
     ray_session: None, data: mbaas.Dataset, tmp_path: Path
 ) -> None:
-    """Sample 7 is cut off; under "skip" the others keep their own boxes."""
+    """Sample 7 is truncated. With "skip" the other images keep their boxes."""
     folder = Path(data.uri(0)).parent
     for file in folder.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes()[: 60 if file.name == "7.png" else None])

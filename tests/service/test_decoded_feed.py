@@ -1,4 +1,4 @@
-"""Feeds that keep samples decoded, not at all, in part or all of them: minibatches have the same bytes."""
+"""Minibatches have the same bytes if no samples, some or all are cached decoded."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from support.waiting import wait_until
 pytestmark = pytest.mark.usefixtures("ray_clean")
 
 DATA = synthetic(331, height=96, width=128)
-"""331 images; decoded they take 37 kB each."""
+"""331 images of 37 kB each when decoded."""
 
 DECODED_BYTES = 331 * (96 * 128 * 3 + 128)
 
@@ -51,7 +51,7 @@ def test_the_same_bytes_come_with_some_and_with_all_samples_kept_decoded(
         status = feed.status()
         assert 0 < status.fetched.decoded.samples <= status.fetched.all.samples
         assert status.cached_bytes <= options["cache_bytes"]
-        if share > 1:  # what the first epochs left out comes in the next ones
+        if share > 1:  # samples left out in the first epochs follow in the next ones
             wait_until(lambda: bool(epochs(feed, 1)) and feed.status().decoded.samples == len(DATA), "all are decoded")
         else:
             assert 0 < status.decoded.samples < len(DATA)
@@ -60,7 +60,7 @@ def test_the_same_bytes_come_with_some_and_with_all_samples_kept_decoded(
 
 
 def test_the_same_bytes_come_when_workers_and_the_cache_die_again_and_again(plain: list[str], feed_name: str) -> None:
-    """Both at once, in each of three epochs: what was handed in, or was about to be, is lost."""
+    """Both die in each of three epochs, so decoded samples on their way to the cache are lost."""
     with mbaas.serve(feed_name, DATA, augmented(), batch_size=32, prep_workers=2) as feed:
         digests = []
         with mbaas.join(feed.name, consumer="me", format="numpy") as loader:

@@ -1,4 +1,4 @@
-"""Trials of different paces on a real feed: the fast one goes on as if it was alone, and the status says why."""
+"""On a real feed a slow trial does not slow down a fast one, and the status gives the reason."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from support.waiting import wait_until
 
 SAMPLES, BATCH = 1003, 32
 STAGING_BYTES = 8 * BATCH * (32 * 32 * 3 + 16)
-"""Eight minibatches, each a block: a quarter of an epoch."""
+"""Eight minibatches of one block each: a quarter of an epoch."""
 
 FAST_S, SLOW_S = 0.02, 0.3
-"""What they work on a minibatch: an epoch of the slow one takes ten seconds, and together any epoch would."""
+"""Step times. An epoch of the slow trial takes ten seconds, and so would any epoch in a shared cohort."""
 
 
 @pytest.fixture

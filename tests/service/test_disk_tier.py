@@ -1,4 +1,4 @@
-"""What memory has no room for lies on the local disk, and is there again when the service is."""
+"""Samples that do not fit into memory are read from the local disk, also after a feed restart."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def epochs(feed, count):
 
 
 def test_storage_is_not_read_again_in_two_lives_of_the_service(photos_data, feed_name, tmp_path):
-    """Memory for a quarter; the disk holds all, and is faster. The second life reads from memory and disk alone.
+    """Memory holds a quarter of the data, and the faster disk all. The second feed reads only memory and disk.
 
-    Around the first epoch's end a sample may be read for the next epoch before the first has put it onto the disk.
+    Near the end of the first epoch, a sample may be read for the next epoch before it is on the disk.
     """
     total, data = photos_data.total_bytes, late(photos_data, late_s=0.01)
     options = {"batch_size": 64, "prep_workers": 1, "staging_bytes": STAGING_BYTES, "cache_bytes": total // 4}
@@ -47,9 +47,9 @@ def test_storage_is_not_read_again_in_two_lives_of_the_service(photos_data, feed
 
 
 def test_a_disk_that_is_no_faster_than_storage_is_not_used(feed_name, tmp_path):
-    """Each sample takes 10 ms from the disk, and far less from storage: the log says so, and storage is read again.
+    """A sample takes 10 ms from disk and far less from storage, so storage is read again and the log gives the reason.
 
-    From storage each takes long enough that one epoch tells how fast it is: in the second all may come from the disk.
+    Storage is slow enough to be measured in one epoch. In the second epoch all samples may come from disk.
     """
     data = late(synthetic(320), late_s=0.0005, disk_s=0.01)
     total = data.total_bytes
@@ -60,7 +60,7 @@ def test_a_disk_that_is_no_faster_than_storage_is_not_used(feed_name, tmp_path):
         while not any("the disk tier is not used: a thread gets" in note for note in feed.status().notes):
             assert time.monotonic() < end, feed.status().notes
             epochs(feed, 1)
-        epochs(feed, 2)  # of the first it was planned before where samples come from
+        epochs(feed, 2)  # the first one was planned before the change
         before = feed.status()
         epochs(feed, 1)
         status = feed.status()

@@ -1,4 +1,4 @@
-"""A feed of samples that each epoch draws by weights: each draw comes once, prepared by chances of its own."""
+"""A feed of samples drawn by weight delivers each draw once, with its own randomness."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DRAWS = np.arange(135)
 
 @pytest.mark.parametrize("each_epoch", [True, False])
 def test_each_draw_comes_once_and_has_colours_of_its_own(each_epoch: bool, ray_clean: None, feed_name: str) -> None:
-    """Eleven samples, of which the last ten come 13 times and a half, and the first never."""
+    """The first of eleven samples is never drawn, and the others 13.5 times each on average."""
     data = synthetic(11).resampled(np.arange(11) > 0, samples=135, each_epoch=each_epoch)
     pipeline = T.Pipeline([T.DecodeImage(), T.ColorJitter(brightness=0.4, contrast=0.4, saturation=0.4)])
     epochs: list[dict[int, NDArray[Any]]] = []
@@ -57,7 +57,7 @@ def test_each_draw_comes_once_and_has_colours_of_its_own(each_epoch: bool, ray_c
 
 
 def test_a_bad_sample_is_bad_as_often_as_it_is_drawn(ray_clean: None, feed_name: str, tmp_path: Path) -> None:
-    """Five of six samples are drawn, so draws of other numbers are the bad one in other epochs."""
+    """Five of six samples are drawn, so the draws of the bad sample differ between epochs."""
     for number in range(6):
         image = tmp_path / "class" / f"{number}.png"
         image.parent.mkdir(exist_ok=True)

@@ -1,7 +1,7 @@
-"""What is promised of a feed holds for every reader of data: the tests are generated from the table of readers.
+"""Every reader of data keeps the promises of a feed. The tests are generated from the table of readers.
 
-By default all of them are joined to one dataset, each with a file that is no image, so that one feed shows it of all.
-The long tests show the same of each reader alone, on this machine's file system and on another one.
+By default one feed serves all readers, joined into one dataset, each with a file that is not an image.
+The long tests repeat this for each reader alone, on the local file system and on another one.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def read(name: str, top: Path, filesystem: FileSystem = None) -> mbaas.Dataset:
 
 
 def serve(name: str, data: mbaas.Dataset, on_bad_sample: Any) -> mbaas.Feed:
-    """Of which a part fits into staging, and less into the cache."""
+    """Serve with staging for a part of the data and a smaller cache."""
     sizes = {"staging_bytes": max(6_200, 90 * len(data)), "cache_bytes": 2_000}
     options = {"batch_size": BATCH_SIZE, "prep_workers": 1, "engine": "cpu", "on_bad_sample": on_bad_sample, **sizes}
     return mbaas.serve(name, data, T.Pipeline([T.DecodeImage()]), **options)
@@ -59,7 +59,7 @@ def record_of(batches: Batches, loader: mbaas.Loader) -> EpochRecord:
 
 
 def good(readers: int) -> list[int]:
-    """The samples that can be prepared, of that many readers in one dataset."""
+    """Ids of the good samples in a dataset that joins this many readers."""
     return [number for number in range(readers * SAMPLES) if number % SAMPLES != BAD]
 
 
@@ -86,7 +86,7 @@ def check_ranks(feed: mbaas.Feed, readers: int) -> None:
 
 
 def check_after_a_worker_was_killed(feed: mbaas.Feed, readers: int) -> None:
-    """Of an epoch of which little fits into staging, so that its end is made by a worker that took the place."""
+    """Little of the epoch fits into staging, so a replacement worker prepares the end."""
     with mbaas.join(feed.name, "bereaved", format="numpy") as loader:
         recorder = Recorder()
         for number, batch in enumerate(loader):
@@ -100,7 +100,7 @@ def check_after_a_worker_was_killed(feed: mbaas.Feed, readers: int) -> None:
 
 
 def check_pictures(batches: Batches, first: int) -> None:
-    """Of the reader whose samples begin with number ``first``."""
+    """Check the images of the reader whose first sample is ``first``."""
     found = 0
     for batch in batches:
         for sample, label, image in zip(batch["sample_id"], batch["label"], batch["image"], strict=True):
@@ -113,7 +113,7 @@ def check_pictures(batches: Batches, first: int) -> None:
 
 @pytest.fixture(scope="module")
 def joined(tmp_path_factory: pytest.TempPathFactory) -> mbaas.Dataset:
-    """What all readers read, one after the other."""
+    """The datasets of all readers, one after the other."""
     top = tmp_path_factory.mktemp("readers")
     return mbaas.concat([read(name, top / name) for name in READERS])
 
@@ -169,7 +169,7 @@ def test_a_bad_sample_is_named_in_an_error(ray_clean: None, joined: mbaas.Datase
 
 
 def check_error(feed_name: str, data: mbaas.Dataset, readers: int) -> None:
-    """The error is that of a bad sample of one of them."""
+    """Check that the error names the bad sample of one reader."""
     with serve(feed_name, data, "raise") as feed, mbaas.join(feed.name, format="numpy") as loader:
         with pytest.raises(mbaas.BadSampleError) as caught:
             record_epoch(loader)

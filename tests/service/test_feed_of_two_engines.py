@@ -1,4 +1,4 @@
-"""A feed whose workers prepare one share of the images with DALI, and the others with the cpu engine."""
+"""A feed prepares one share of the images with DALI and the others with the cpu engine."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ OPTIONS: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Cuts of photographs, of which the engines make something else by a few grey levels."""
+    """Crops of photographs. The engines' results differ by a few grey levels."""
     from skimage import data
 
     folder, chance = tmp_path_factory.mktemp("photos"), np.random.default_rng(1)
@@ -49,7 +49,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def made_by(kind: Any, data: Dataset, ids: Ids, epoch: int) -> NDArray[Any]:
-    """Return what an engine makes of samples by itself."""
+    """Prepare samples with one engine alone."""
     stored, reader, raw = data.stored_ids(ids, epoch), data.stored.reader(), []
     for sample, length in zip(stored.tolist(), data.stored.lengths(stored).tolist(), strict=True):
         raw.append(np.empty(length, np.uint8))
@@ -64,7 +64,7 @@ def made_by(kind: Any, data: Dataset, ids: Ids, epoch: int) -> NDArray[Any]:
 def test_a_sample_is_made_by_its_engine_in_every_epoch_also_once_it_is_kept_decoded(
     is_drawn: bool, photos: Path, ray_clean: None, feed_name: str
 ) -> None:
-    """Of samples that each epoch draws anew, all draws of one are made by the same engine."""
+    """If each epoch draws its samples, all draws of one sample are prepared by the same engine."""
     data: Dataset = mbaas.read_images(photos)
     if is_drawn:
         data = data.resampled(np.arange(SAMPLES) % 3 + 1.0, samples=SAMPLES, each_epoch=True)
@@ -109,7 +109,7 @@ def test_the_workers_on_gpus_have_the_cpus_too_if_nobody_says_how_many_there_are
     threads: int,
     expected: tuple[int, float, int, float],
 ) -> None:
-    """On a machine of 64 CPUs; without a GPU "auto" is the cpu engine, which makes all samples."""
+    """The machine has 64 CPUs. Without a GPU, "auto" is the cpu engine, which prepares all samples."""
     monkeypatch.setattr(runtime, "cpus", lambda: 64)
     monkeypatch.setattr(runtime, "gpus", lambda: gpus)
     monkeypatch.setattr(runtime, "markable_gpus", lambda: gpus)
@@ -131,7 +131,7 @@ def test_what_cannot_be_shared_out_is_refused_before_ray_starts(photos: Path) ->
 def test_bytes_are_the_same_whatever_dies_and_with_nothing_kept_decoded(
     photos: Path, ray_clean: None, feed_name: str
 ) -> None:
-    """Workers and the cache die in each epoch."""
+    """With the decoded tier, a worker and the cache die before each epoch."""
     data, digests = mbaas.read_images(photos), {}
     for decoded in (False, True):
         with mbaas.serve(f"{feed_name} {decoded}", data, PIPELINE, decoded=decoded, **OPTIONS) as feed:

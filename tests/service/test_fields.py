@@ -1,4 +1,4 @@
-"""Fields that a dataset knows of its samples reach trials as they are, by the same way as images."""
+"""Fields of a dataset reach trials unchanged, together with the images."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SAMPLES = 203
 
 
 def rows() -> dict[str, Any]:
-    """What the manifest says of each sample, by its number."""
+    """Values of all samples in the manifest, by field."""
     number = np.arange(SAMPLES)
     return {
         "age": number * 3,
@@ -35,13 +35,13 @@ def rows() -> dict[str, Any]:
 
 
 def boxes_of(sample: int) -> np.ndarray:
-    """Up to three boxes."""
+    """Zero to three boxes."""
     return np.full((sample % 4, 4), sample, np.float32)
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> mbaas.Dataset:
-    """Images of one colour each, a number to predict, another, and a list of labels."""
+    """Images of one color each, two numbers, a list of labels, and boxes."""
     folder, known = tmp_path_factory.mktemp("manifest"), rows()
     for number in range(SAMPLES):
         cv2.imwrite(str(folder / f"{number}.png"), np.full((8, 8, 3), number, np.uint8))
@@ -77,7 +77,7 @@ def check(batch: dict[str, Any]) -> None:
 @pytest.mark.parametrize("format", ["torch", "numpy"])
 @pytest.mark.parametrize("batch_size", [20, 7])
 def test_every_minibatch_has_them_beside_the_images(feed: mbaas.Feed, format: str, batch_size: int) -> None:
-    """Minibatches of another size are put together from several blocks."""
+    """A minibatch of 7 can span two blocks."""
     with mbaas.join(feed.name, format=format, batch_size=batch_size) as loader:
         assert loader.class_names == ()
         seen = []
@@ -149,7 +149,7 @@ def test_a_feed_without_labels_gives_images_and_ids_alone(ray_clean: None, data:
 
 
 def test_the_ranks_of_a_trial_share_them(feed: mbaas.Feed) -> None:
-    """Each gets its part of every minibatch, of all fields."""
+    """Each rank gets its share of every minibatch, with all fields."""
     with ThreadPoolExecutor(2) as pool:
         seen = [*pool.map(partial(ids_of_rank, feed.name), range(2))]
     assert sorted(chain.from_iterable(seen)) == list(range(SAMPLES))

@@ -1,4 +1,4 @@
-"""What a minibatch is made of, and that no trial can change what another one reads."""
+"""Minibatches have the promised layout, and no trial can change the data of another."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ pytestmark = pytest.mark.usefixtures("slotted", "ray_clean")
 WAYS = pytest.mark.parametrize(
     "feed_fixture", ["plain", "tiny", "slotted"], ids=["in the object store", "inside of messages", "in slots"]
 )
-"""How a block comes to a trial."""
+"""A block reaches a trial through the object store, inside a message, or in a slot."""
 
 
 def first_batches(feed, format, consumers=("one", "two")):
-    """The first minibatch of the same epoch, as each of several consumers gets it."""
+    """Join as each consumer. Return the loaders, their first minibatches of the same epoch, and the loops."""
     feed.announce(consumers)
     loaders = [mbaas.join(feed.name, consumer=name, format=format) for name in consumers]
     loops = [iter(loader) for loader in loaders]
@@ -91,7 +91,7 @@ def test_small_arrays_that_travel_inside_of_messages_refuse_to_be_written_too(ti
     "feed_fixture", ["plain", "tiny", "slotted"], ids=["in the object store", "inside of messages", "in slots"]
 )
 def test_a_trial_that_overwrites_its_tensors_changes_nothing_for_another(feed_fixture, request):
-    """Both trials live in one process and read the same block, the worst case: even its deserialized form is shared."""
+    """Both trials read the same block in one process. This is the worst case: even its deserialized form is shared."""
     feed = request.getfixturevalue(feed_fixture)
     loaders, (vandal, victim), loops = first_batches(feed, "torch")
     before = {name: tensor.clone() for name, tensor in victim.items()}
@@ -111,7 +111,7 @@ def test_a_trial_that_overwrites_its_tensors_changes_nothing_for_another(feed_fi
     "feed_fixture", ["plain", "tiny", "slotted"], ids=["in the object store", "inside of messages", "in slots"]
 )
 def test_what_one_trial_overwrites_is_not_what_a_later_reader_of_the_block_gets(feed_fixture, request):
-    """The vandal finishes its epoch before the other reads: whatever it could reach, it has spoilt by then."""
+    """The vandal finishes its epoch before the victim reads, so all memory within its reach is overwritten."""
     feed = request.getfixturevalue(feed_fixture)
     feed.announce(["vandal", "victim"])
     with (
@@ -129,7 +129,7 @@ def test_what_one_trial_overwrites_is_not_what_a_later_reader_of_the_block_gets(
 
 
 def decoded(feed_data, sample_id):
-    """Sample's pixels, without the service; uint8[h, w, 3]."""
+    """Pixels of a sample, read without the service: uint8[h, w, 3]."""
     content = np.empty(int(feed_data.lengths(np.array([sample_id]))[0]), np.uint8)
     feed_data.reader().read_into(int(sample_id), content)
     return cv2.imdecode(content, cv2.IMREAD_COLOR_RGB)

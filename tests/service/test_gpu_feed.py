@@ -1,4 +1,4 @@
-"""Feeds on a GPU: DALI's workers prepare there, and trials take their minibatches there."""
+"""DALI workers prepare on the GPU, and trials take their minibatches there."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PIPELINE = T.Pipeline(PREP)
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Cuts of photographs, of forty sizes."""
+    """Crops of photographs in forty sizes."""
     from skimage import data
 
     folder, chance = tmp_path_factory.mktemp("photos"), np.random.default_rng(1)
@@ -50,7 +50,7 @@ def serve(name: str, photos: Path, **options: Any) -> mbaas.Feed:
 
 
 def on_device(loader: mbaas.Loader) -> Iterator[dict[str, Any]]:
-    """Yield the minibatches of an epoch as NumPy's, in the axes of prep; each is looked at after the next has begun."""
+    """Yield an epoch's minibatches as NumPy arrays in the axes of prep, each after the next has begun."""
     before: dict[str, Any] | None = None
     for batch in loader:
         assert all(tensor.device.type == "cuda" for tensor in batch.values())
@@ -75,7 +75,7 @@ def record_on_device(loader: mbaas.Loader) -> EpochRecord:
 
 
 def test_trials_on_the_device_and_on_the_host_get_the_same_bytes(photos: Path, feed_name: str) -> None:
-    """With defaults DALI prepares on the GPU; of every epoch each trial has every sample once."""
+    """By default DALI prepares on the GPU. Each trial receives every sample once per epoch."""
     with serve(feed_name, photos) as feed:
         assert feed.status().engine == "dali"
         feed.announce(["host", "device"])

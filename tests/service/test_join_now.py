@@ -1,4 +1,4 @@
-"""Trials that begin at once, in the middle of others' epochs: each sample once all the same, made once for all."""
+"""Trials that join in the middle of others' epochs start at once, see each sample once, and share all prep."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from support.trials import EpochRecord, Recorder, Trial, Trials, record_epoch, r
 
 SAMPLES, BATCH = 1003, 32
 STAGING_BYTES = 8 * BATCH * (32 * 32 * 3 + 16)
-"""Eight minibatches, each a block: an epoch of 32 of them is longer than what is made ahead."""
+"""Eight minibatches of one block each. An epoch has 32, more than are prepared ahead."""
 
 
 @pytest.fixture(scope="module")
@@ -38,20 +38,20 @@ def join(feed: mbaas.Feed, consumer: str, start: str = "now", **options: Any) ->
 
 @pytest.fixture
 def trials(feed: mbaas.Feed) -> Iterator[Trials]:
-    """Others are in processes of their own: in one process Ray may forget an object that two have asked for."""
+    """Trials in separate processes, because Ray may lose an object that two consumers of one process requested."""
     with Trials(feed.name) as trials:
         yield trials
 
 
 def first_of(trials: Trials, minibatches: int = 12) -> Trial:
-    """A trial that has taken so many minibatches of an epoch."""
+    """A trial that has read ``minibatches`` minibatches of an epoch."""
     first = trials.join("first")
     result(first.take(minibatches))
     return first
 
 
 class Reader:
-    """A loader in the middle of an epoch, and what was read of it."""
+    """A loader in the middle of an epoch, with a record of its minibatches."""
 
     def __init__(self, loader: mbaas.Loader) -> None:
         self.loader = loader
@@ -70,7 +70,7 @@ class Reader:
 
 
 def check_is_an_epoch_of(feed: mbaas.Feed, record: EpochRecord) -> None:
-    """It has each sample once, in the order of an epoch of the feed that is shuffled as a whole."""
+    """Check that each sample occurs once, in the order of a feed epoch shuffled as a whole."""
     assert record.flaws(range(SAMPLES)) == []
     assert record.ledger is not None
     epoch = Shuffle(record.ledger.feed_epoch)
@@ -94,11 +94,11 @@ def test_a_late_trial_begins_at_once_and_nothing_is_made_twice(feed: mbaas.Feed,
     assert len({tuple(record.sample_ids.tolist()) for record in records}) == 6, "each epoch has an order of its own"
     ids = [one[0].sample_ids.tolist() for one in both]
     begin = ids[0].index(ids[1][0])
-    # Calls bring several minibatches, so the first one is further on than it has read.
+    # a call returns several minibatches, so the first trial is further than it has read
     assert 11 * BATCH <= begin <= 17 * BATCH
     assert ids[0][begin:] == ids[1][: SAMPLES - begin], "they share what is left of the epoch"
     assert waited_s < 2.0
-    # The rest of three epochs, what the late one still needs of the fourth, and what was made ahead of that.
+    # the rest of three epochs, the late trial's rest of the fourth, and blocks prepared ahead
     assert made <= 3 * SAMPLES - 12 * BATCH + begin + 9 * BATCH
     assert feed.status().inexact_epochs == 0
 
@@ -106,7 +106,7 @@ def test_a_late_trial_begins_at_once_and_nothing_is_made_twice(feed: mbaas.Feed,
 def test_a_trainer_that_counted_an_epoch_that_began_in_the_middle_passes_its_end(
     feed: mbaas.Feed, trials: Trials, tmp_path: Path
 ) -> None:
-    """The state is that of the step on the epoch's last minibatch."""
+    """The state is saved in the step on the epoch's last minibatch."""
     first = first_of(trials)
     with first.going_on(tmp_path / "stop", range(SAMPLES)):
         with join(feed, "late") as late:
@@ -128,7 +128,7 @@ def test_a_trainer_that_counted_an_epoch_that_began_in_the_middle_passes_its_end
 def test_a_state_of_an_epoch_that_began_in_the_middle_goes_on_exactly_there(
     feed: mbaas.Feed, trials: Trials, tmp_path: Path
 ) -> None:
-    """Taken after each of its minibatches: before the end of the feed's epoch, just there, and behind it."""
+    """States are taken before the end of the feed's epoch, at the end, and after it."""
     first = first_of(trials)
     with join(feed, "late") as late, first.going_on(tmp_path / "stop", range(SAMPLES)):
         behind, states = Reader(late), []
@@ -155,7 +155,7 @@ def test_a_state_of_an_epoch_that_began_in_the_middle_goes_on_exactly_there(
 
 
 def test_who_joins_with_a_state_joins_once_and_there(feed: mbaas.Feed) -> None:
-    """Joined elsewhere first, minibatches would be prepared there that nobody uses."""
+    """If it joined elsewhere first, unused minibatches would be prepared there."""
     with join(feed, "me") as loader:
         reader = Reader(loader)
         reader.take(20)
@@ -177,7 +177,7 @@ def test_who_joins_with_a_state_joins_once_and_there(feed: mbaas.Feed) -> None:
 def test_a_state_goes_on_in_another_feed_with_other_blocks_whose_epochs_are_shuffled_in_another_way(
     feed: mbaas.Feed, trials: Trials, tmp_path: Path
 ) -> None:
-    """The rest of its epoch is made for it alone there; then it goes on with the others."""
+    """The rest of its epoch is prepared for it alone. Afterwards it continues with the others."""
     first, stop = first_of(trials), tmp_path / "stop"
     with join(feed, "late") as late, first.going_on(stop, range(SAMPLES)):
         behind = Reader(late)
@@ -235,7 +235,7 @@ def test_a_loop_that_is_left_gives_up_the_rest_of_its_own_epoch(feed: mbaas.Feed
 
 
 def in_the_middle(loader: mbaas.Loader) -> dict[str, Any]:
-    """A state of an epoch that began with the second minibatch of the feed's."""
+    """A state whose epoch began with the second minibatch of the feed's epoch."""
     Reader(loader).take(1)
     return {**loader.state_dict(), "begin": BATCH}
 

@@ -1,4 +1,4 @@
-"""A feed whose blocks are dealt out to several coordinators delivers what a feed of one delivers."""
+"""A feed whose blocks are divided between several coordinators delivers the same as with one."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from support.trials import Recorder, Trials, record_epoch, result
 SAMPLES, BATCH_SIZE, LANES = 1003, 20, 3
 SAMPLE_BYTES = 32 * 32 * 3 + 16
 OPTIONS = {"batch_size": BATCH_SIZE, "prep_workers": 2, "staging_bytes": 18 * BATCH_SIZE * SAMPLE_BYTES}
-"""18 blocks of a minibatch each, six in each of three lanes; an epoch has 51."""
+"""Staging for 18 blocks of one minibatch each, six per lane. An epoch has 51."""
 
 
 @pytest.fixture(scope="module")
 def whole(ray_session, photos_data):
-    """What a feed of one lane delivers: twelve epochs, and the states of a loader in the first one."""
+    """Twelve epochs of a feed with one lane, and the states of a loader in the first one."""
     with (
         mbaas.serve("one-lane", photos_data, augmented(), **OPTIONS) as feed,
         mbaas.join(feed.name, consumer="me", format="numpy") as loader,
@@ -40,13 +40,13 @@ def whole(ray_session, photos_data):
 
 @pytest.fixture(scope="module")
 def laned(ray_session, photos_data):
-    """The same feed in three lanes, for all tests: what each of them counts is what came in its course."""
+    """The same feed in three lanes. All tests share it, so they compare counts before and after."""
     with mbaas.serve("lanes", photos_data, augmented(), staging=mbaas.Staging(lanes=LANES), **OPTIONS) as feed:
         yield feed
 
 
 def test_bytes_do_not_depend_on_the_number_of_lanes(whole, laned):
-    """The first test with the feed, which begins with its first epoch."""
+    """The first test that uses the feed, so it starts with the first epoch."""
     epochs, _ = whole
     with mbaas.join(laned.name, consumer="me", format="numpy") as loader:
         for expected in epochs[:3]:
@@ -59,7 +59,7 @@ def test_bytes_do_not_depend_on_the_number_of_lanes(whole, laned):
 
 
 def test_consumers_with_other_batch_sizes_share_blocks_that_were_prepared_once(whole, laned):
-    """Each of 51 blocks an epoch once, and what is made ahead for a third epoch: at most what memory holds."""
+    """Each epoch's 51 blocks are prepared once, and of a third epoch at most as many as memory holds."""
     sizes = {"one": 20, "two": 33, "three": 64}
     before = laned.status()
     laned.announce(list(sizes))
@@ -80,7 +80,7 @@ def test_consumers_with_other_batch_sizes_share_blocks_that_were_prepared_once(w
 
 
 def test_a_newcomer_begins_an_epoch_with_the_others_in_all_lanes(whole, laned):
-    """It waits for the third epoch, because nothing of the second one's beginning is staged any more."""
+    """It waits for the third epoch, because the start of the second is no longer staged."""
     before = laned.status()
     with Trials(laned.name) as trials:
         early = trials.join("early")
@@ -118,7 +118,7 @@ def test_a_state_of_a_feed_of_one_lane_goes_on_exactly_in_three(whole, laned, po
 
 @pytest.mark.long
 def test_a_consumer_out_of_step_meets_others_at_an_epochs_end_in_all_lanes(whole, ray_clean, photos_data, feed_name):
-    """One goes back to the middle of the first epoch while the other is in its second; both stay exact."""
+    """One returns to the middle of the first epoch while the other is in its second. Both stay exact."""
     _, states = whole
     with (
         mbaas.serve(
@@ -153,7 +153,7 @@ def test_a_consumer_out_of_step_meets_others_at_an_epochs_end_in_all_lanes(whole
 
 @pytest.mark.long
 def test_a_consumer_that_stands_still_keeps_others_waiting_once_not_in_each_lane(ray_clean, photos_data, feed_name):
-    """Patience ends in the lane where one waits first; the other lanes follow at once, not each after another 3 s."""
+    """Patience ends in the lane with the first wait. The other lanes follow at once, not after 3 s each."""
     with (
         mbaas.serve(
             feed_name,
@@ -191,7 +191,7 @@ def test_a_loop_that_is_left_half_way_goes_on_with_the_next_epoch(whole, laned):
 
 @pytest.mark.long
 def test_bad_samples_are_left_out_in_every_lane_and_listed_once(ray_clean, tmp_path, feed_name):
-    """Every seventh of 140 files is no image: 20 in each of two epochs, for both consumers alike."""
+    """Every seventh of 140 files is not an image: 20 bad samples in each of two epochs, for both consumers."""
     (tmp_path / "only").mkdir()
     for number in range(140):
         encoded = cv2.imencode(".png", np.full((8, 8, 3), number, np.uint8))[1].tobytes()
@@ -214,7 +214,7 @@ def test_bad_samples_are_left_out_in_every_lane_and_listed_once(ray_clean, tmp_p
 
 
 def test_a_story_is_told_by_all_lanes(whole, laned):
-    """Block 4 is the second one of lane 1; a consumer is in every lane."""
+    """Block 4 is the second block of lane 1. A consumer is in every lane."""
     with mbaas.join(laned.name, consumer="me", format="numpy") as loader:
         loader.load_state_dict(json.loads(whole[1][0]))
         record_epoch(loader)
@@ -236,20 +236,21 @@ def test_what_cannot_be_in_lanes_is_refused(ray_clean, photos_data, feed_name):
 
 
 def cpu_s(pid):
-    """User and system time of all threads of a process, as Linux counts it."""
+    """CPU time of all threads of a process, as counted by Linux."""
     user, system = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
     return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
 def test_costs_are_the_cpu_time_of_all_processes_of_a_feed(laned):
-    """Of workers, as the operating system counts it; of the cache node and of three coordinators, which Python alone
-    keeps busy for a twentieth of a second while they start.
+    """Worker time is compared with the operating system's count.
+
+    The cache node and three coordinators need at least 0.05 s each, because Python alone takes that long to start.
     """
     with mbaas.join(laned.name, consumer="me", format="numpy") as loader:
         record_epoch(loader)
     status = laned.status()
     costs, of_workers = status.costs, sum(cpu_s(worker.pid) for worker in status.workers)
-    # What workers did after their last part is told with the next; Linux counts in hundredths of a second.
+    # worker time after the last part is reported with the next one; Linux counts in hundredths of a second
     assert 0.5 * of_workers < costs.prep_cpu_s <= of_workers + 0.1
     assert costs.cache_cpu_s > 0.05
     assert costs.coordinator_cpu_s > LANES * 0.05

@@ -1,4 +1,4 @@
-"""A prep worker goes to another feed that has more need of it, and comes home; no trial misses or repeats a sample."""
+"""Prep workers move to a feed with more need and return, and no trial misses or repeats a sample."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SOON = mbaas.Lending(hold_s=0.5, pause_s=0.5)
 
 
 def serve(name: str, workers: int, lanes: int = 1) -> mbaas.Feed:
-    """A feed each of whose workers prepares about 300 samples a second."""
+    """A feed whose workers prepare about 300 samples/s each."""
 
     def dawdle(image, rng):
         time.sleep(0.003)
@@ -47,7 +47,7 @@ def pids(*feeds: mbaas.Feed) -> set[int]:
 
 
 def train_until(loader: mbaas.Loader, shares: list[int], *feeds: mbaas.Feed) -> list[EpochRecord]:
-    """Epochs of a trial that is always faster than prep, until the feeds have so many workers."""
+    """Read epochs faster than prep until the feeds have ``shares`` workers."""
     records, end = [], time.monotonic() + 60
     while workers(*feeds) != shares:
         assert time.monotonic() < end, f"workers are {workers(*feeds)}, not {shares}"
@@ -56,7 +56,7 @@ def train_until(loader: mbaas.Loader, shares: list[int], *feeds: mbaas.Feed) -> 
 
 
 def check(records: list[EpochRecord]) -> None:
-    """Exact, and with the bytes that belong to the feed's epochs, whoever made them."""
+    """Check that the epochs are exact, whichever workers prepared them."""
     assert records
     for record in records:
         assert record.flaws(range(SAMPLES)) == []
@@ -88,7 +88,7 @@ def test_workers_are_lent_and_come_back_when_the_borrower_ends(rich: mbaas.Feed,
 
 @pytest.mark.long
 def test_workers_are_lent_between_feeds_with_lanes_and_come_back(feed_name: str) -> None:
-    """A worker goes when the lanes of its feed are all done with it."""
+    """A worker leaves once all lanes of its feed have finished with it."""
     with serve(f"{feed_name}-rich", 3, lanes=2) as rich:
         processes = pids(rich)
         with mbaas.join(rich.name, consumer="me", format="numpy") as loader:
@@ -119,7 +119,7 @@ def test_an_owner_that_can_use_its_workers_gets_them_back(rich: mbaas.Feed, feed
 
 @pytest.mark.long
 def test_a_lent_worker_that_dies_is_made_up_for_by_its_owner(rich: mbaas.Feed, feed_name: str) -> None:
-    """And a coordinator that dies finds those again that it lent, or borrowed."""
+    """A restarted coordinator also finds the workers that it lent or borrowed."""
     with (
         serve(f"{feed_name}-poor", 1) as poor,
         mbaas.join(poor.name, consumer="me", format="numpy") as loader,
@@ -140,7 +140,7 @@ def test_a_lent_worker_that_dies_is_made_up_for_by_its_owner(rich: mbaas.Feed, f
 def test_a_lent_worker_that_is_silent_while_a_coordinator_restarts(
     rich: mbaas.Feed, feed_name: str, who_restarts: str
 ) -> None:
-    """If its borrower's does, it ends and its owner starts another; if its owner's does, it stays where it is."""
+    """If the borrower restarts, the worker ends and its owner replaces it. If the owner restarts, the worker stays."""
     with (
         serve(f"{feed_name}-poor", 1) as poor,
         mbaas.join(poor.name, consumer="me", format="numpy") as loader,

@@ -1,4 +1,4 @@
-"""Consumers on the coordinator's machine call for blocks over a socket, others through Ray; they get the same."""
+"""Consumers on the coordinator's machine call over a socket and others through Ray, with the same results."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SAMPLES = 1003
 
 @pytest.fixture
 def through_ray(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Which calls for blocks of this process went through Ray."""
+    """Descriptions of this process's calls for blocks through Ray."""
     made, answer = [], block_calls.answer
 
     def count(ref: Any, timeout_s: float, what: str) -> Any:

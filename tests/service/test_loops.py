@@ -1,4 +1,4 @@
-"""Loops over a loader: begun, left half-way, begun again, closed."""
+"""Loops over a loader can be started, left half-way, started again and closed."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_after_a_loop_that_was_left_half_way_a_new_one_is_a_fresh_exact_epoch(pl
 
 @pytest.mark.parametrize("batch_size", [64, 500], ids=["the feed's", "more than a block"])
 def test_one_minibatch_costs_no_epoch(plain, batch_size):
-    """Whether by `peek` or by ``next(iter(loader))``: the next loop returns it again, and every other sample once."""
+    """After `peek` or ``next(iter(loader))``, the next loop repeats that minibatch and has every other sample once."""
     with mbaas.join(plain.name, consumer="looks", format="numpy", batch_size=batch_size) as loader:
         for _ in range(2):
             peeked = loader.peek()["image"].copy()
@@ -99,7 +99,7 @@ def test_after_a_loaded_state_peek_returns_what_the_next_loop_begins_with(plain)
 @pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
 @pytest.mark.parametrize("minibatches", [0, 1, 7, 15])
 def test_after_an_error_in_next_the_loop_goes_on(plain, monkeypatch, error, minibatches):
-    """The error comes once, while a block is read, and the samples of minibatches that were cut are not lost."""
+    """The error occurs once while a block is read. Samples of minibatches already cut are not lost."""
     with mbaas.join(plain.name, consumer="stumbles", format="numpy") as loader:
         recorder, batches = Recorder(), iter(loader)
         for _ in range(minibatches):
@@ -144,7 +144,7 @@ def test_an_error_after_the_last_minibatch_begins_no_other_epoch(plain, monkeypa
 @pytest.mark.parametrize("batch_size", [64, 1, 600], ids=["the feed's", "1", "most of an epoch"])
 @pytest.mark.parametrize("drops_last", [False, True])
 def test_an_epoch_is_over_for_a_trainer_that_counts_its_minibatches(plain, reseeded, batch_size, drops_last):
-    """Lightning and others draw ``len(loader)`` minibatches and never ask whether there is another one."""
+    """Lightning and others draw ``len(loader)`` minibatches and never request another one."""
     feed = reseeded if drops_last else plain
     with mbaas.join(feed.name, consumer="counts", format="numpy", batch_size=batch_size) as loader:
         for epoch in range(3):
@@ -166,7 +166,7 @@ def test_an_epoch_is_over_for_a_trainer_that_counts_its_minibatches(plain, resee
 @pytest.mark.parametrize("batch_size", [64, 600], ids=["the feed's", "most of an epoch"])
 @pytest.mark.parametrize("drops_last", [False, True])
 def test_set_epoch_passes_the_end_of_an_epoch_that_a_trainer_has_counted(plain, reseeded, batch_size, drops_last):
-    """The state is that of the step on the last minibatch, behind which samples are left with ``drop_last``."""
+    """The state is saved in the step on the last minibatch. With ``drop_last`` samples remain after it."""
     feed = reseeded if drops_last else plain
     with mbaas.join(feed.name, consumer="stopped", format="numpy", batch_size=batch_size) as loader:
         batches = iter(loader)
@@ -206,7 +206,7 @@ def test_of_two_loops_over_one_loader_the_older_one_raises(plain):
 
 
 def test_the_service_hears_of_every_finished_epoch(plain):
-    """Asking for the stall share, which reads the same report, takes nothing away from it."""
+    """Reading the stall share uses the same report and must not consume it."""
     with mbaas.join(plain.name, consumer="diligent", format="numpy") as loader:
         for _ in range(3):
             record_epoch(loader)
@@ -236,7 +236,7 @@ def test_one_name_is_one_consumer_and_a_second_join_takes_its_place(plain):
     next(loop)
     second = mbaas.join(plain.name, consumer="me", format="numpy")
     with pytest.raises(mbaas.StateError, match="'me' joined again elsewhere"):
-        for _ in itertools.chain(loop, *itertools.repeat(first, 3)):  # what it was given already it may keep
+        for _ in itertools.chain(loop, *itertools.repeat(first, 3)):  # minibatches received earlier may still be read
             pass
     assert record_epoch(second).flaws(range(SAMPLES)) == []
     first.close()

@@ -1,4 +1,4 @@
-"""A Map that takes fields, in a real feed: minibatches have what it made of them, also where lists became shorter."""
+"""The fields that a Map returns reach minibatches of a real feed, also if lists became shorter."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SAMPLES = 37
 
 
 def test_a_detector_gets_the_objects_that_a_function_added(tmp_path: Path, feed_name: str) -> None:
-    """More than any sample of the dataset has, on an image that the function made larger."""
+    """The function enlarges the image and adds more objects than any sample of the dataset has."""
 
     def pasted(sample: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
         image = np.pad(sample["image"], ((0, 0), (30, 0), (0, 0)))
@@ -65,7 +65,7 @@ def test_a_detector_gets_the_objects_that_a_function_added(tmp_path: Path, feed_
 
 def test_minibatches_have_what_a_function_made_of_image_and_fields(tmp_path: Path, feed_name: str) -> None:
     def halve(sample: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
-        """Keep every other token, mark the image with what is left, and change the label."""
+        """Keep every other token, add their count to the image, and change the label."""
         tokens = sample["tokens"][::2]
         return {
             "image": sample["image"] + np.uint8(len(tokens)),

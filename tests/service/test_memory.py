@@ -1,4 +1,4 @@
-"""Staging stays within its budget whatever consumers do, and who holds too much is told."""
+"""Staging stays within its budget for all consumers, and long waits name the consumer that holds too much."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("ray_clean")
 
 SAMPLE_BYTES = 32 * 32 * 3 + 16
 BUDGET_BYTES = 6 * 64 * SAMPLE_BYTES
-"""Room for six minibatches, of sixteen in an epoch; a block is one minibatch."""
+"""Room for six minibatches of one block each. An epoch has sixteen."""
 
 STEP_S = 3.0
 """A step of a slow trial."""
@@ -59,9 +59,9 @@ def test_a_consumer_that_hoards_views_gets_copies_in_the_end_and_holds_up_nobody
 
 
 def test_a_trial_that_waits_for_a_slower_one_says_so_and_not_that_prep_is_slow(narrow):
-    """One of them pauses in a step when all that has room is staged: for so long the other waits, and prep is idle.
+    """The slow trial pauses in a step once staging is full. The other one waits that long, and prep is idle.
 
-    How long prep takes, on a machine that may be busy, is no part of what is compared.
+    Prep time is not compared, because the machine may be busy.
     """
     with (
         mbaas.join(narrow.name, consumer="fast", format="numpy") as fast,
@@ -84,16 +84,16 @@ def test_a_trial_that_waits_for_a_slower_one_says_so_and_not_that_prep_is_slow(n
 
 
 def test_trials_that_each_hold_a_minibatch_in_an_epoch_of_their_own_all_go_on(narrow):
-    """Seven of them, where six minibatches have room: without copies each would wait for the others for ever."""
+    """Seven trials, with room for six minibatches. Without copies each would wait for the others forever."""
     order = SampleOrder(1003, 0, 64)
 
     def rest_of_an_epoch(number):
-        first = order.samples_at(Shuffle(3 * number), 0, 64)  # it goes on behind these
+        first = order.samples_at(Shuffle(3 * number), 0, 64)  # the epoch continues after these
         with mbaas.join(narrow.name, consumer=f"apart-{number}", format="numpy", wait_timeout_s=20.0) as loader:
             counts = {"position": 64, "samples": 64, "id_hash": id_hash(first)}
             loader.load_state_dict({**loader.state_dict(), "feed_epoch": 3 * number, **counts})
             ids = first.tolist()
-            for batch in loader:  # which refers to a minibatch while it waits for the next one
+            for batch in loader:  # holds one minibatch while it waits for the next
                 ids.extend(batch["sample_id"].tolist())
             return ids, loader.ledger
 
@@ -105,7 +105,7 @@ def test_trials_that_each_hold_a_minibatch_in_an_epoch_of_their_own_all_go_on(na
 
 
 def test_a_long_wait_is_told_to_the_log_and_again_when_it_has_doubled(narrow, monkeypatch, caplog):
-    """From 0.1 s on, whenever a call comes back without a block, which takes half of ``wait_timeout_s`` or less."""
+    """Warnings start at 0.1 s, when a call returns without a block. A call takes at most half of ``wait_timeout_s``."""
     monkeypatch.setattr(session, "FIRST_WARNING_S", 0.1)
     with (
         mbaas.join(narrow.name, consumer="stands still", format="numpy") as loader,
@@ -146,7 +146,7 @@ def test_what_a_consumer_gave_back_is_free_again(narrow):
 def test_a_feed_stages_what_all_workers_that_it_may_have_need(
     ray_session, photos_data, monkeypatch, cpus, most, staged
 ):
-    """128 MiB for each of two blocks of a worker, and for three more; at least 1 GiB, and at most 15 % of 100 GB."""
+    """128 MiB for each of two blocks per worker and for three more, at least 1 GiB and at most 15 % of 100 GB."""
     monkeypatch.setattr(runtime, "cpus", lambda: cpus)
     monkeypatch.setattr(runtime, "store_bytes", lambda **_: {"a": 100 * 10**9})
     monkeypatch.setattr(kept_claims, "in_order", list)  # as if this were the only feed
@@ -167,7 +167,7 @@ def test_a_feed_without_room_for_what_its_workers_make_says_so(feed_name, photos
 
 
 def test_a_coordinator_that_stands_still_is_waited_for_as_long_as_was_said(narrow, monkeypatch, caplog):
-    """Its answer to the first call is late after 1.5 s and half a second of grace, and the wait over after 3.5 s."""
+    """The first answer is late after 1.5 s plus 0.5 s of grace, and the wait ends after 3.5 s."""
     monkeypatch.setattr(session, "ANSWER_S", 0.5)
     monkeypatch.setattr(session, "FIRST_WARNING_S", 0.1)
     with mbaas.join(narrow.name, consumer="me", format="numpy", wait_timeout_s=3.0) as loader:
@@ -176,7 +176,7 @@ def test_a_coordinator_that_stands_still_is_waited_for_as_long_as_was_said(narro
         with paused(pid):
             began = time.monotonic()
             with pytest.raises(mbaas.WaitTimeoutError, match=r"'me' waited 3\.\d* s .*: the feed's coordinator does"):
-                deque(batches, maxlen=0)  # what it had received already, and then none
+                deque(batches, maxlen=0)  # blocks received earlier, then none
             assert 3.0 <= time.monotonic() - began < 10.0
         told = [record.getMessage() for record in caplog.records if record.name == "mbaas.client.session"]
         assert any("'narrow': the feed's coordinator does not answer" in text for text in told), told

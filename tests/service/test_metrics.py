@@ -1,4 +1,4 @@
-"""What Prometheus sees of a feed."""
+"""Every metric is exported to Prometheus and agrees with the feed's status."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def scrape(feed):
 
 
 def told(status):
-    """What the status says of that which the metrics say too."""
+    """Exported name -> its value according to the status."""
     return {
         "ray_mbaas_samples_prepared_total": status.prepared_samples,
         "ray_mbaas_samples_delivered_total": status.delivered_samples,
@@ -49,13 +49,13 @@ def told(status):
 
 
 def differences(feed):
-    """Exported name -> (what Prometheus sees, what the status says), where the two are not equal."""
+    """Exported name -> (Prometheus value, status value), where they differ."""
     sums = scrape(feed.name)
     return {name: (sums.get(name), value) for name, value in told(feed.status()).items() if sums.get(name) != value}
 
 
 def lasting_differences(feed):
-    """Wait until Prometheus sees what the status says; if it never does, what differs."""
+    """Wait until Prometheus agrees with the status. Return the differences that remain."""
     try:
         wait_until(lambda: not differences(feed), "the metrics agree with the status")
     except AssertionError:
@@ -64,16 +64,16 @@ def lasting_differences(feed):
 
 
 def test_every_metric_is_exported_and_agrees_with_the_status(feed_name):
-    # a feed of its own: the series of a dead coordinator are exported for a while, and feeds of one name would add up
+    # a separate feed: a dead coordinator's series are exported for a while and would be added
     options = {"batch_size": 64, "prep_workers": 2, "staging_bytes": STAGING_BYTES}
-    # Decoding is at least half of the work, so that samples are kept decoded whatever else the machine does.
+    # Decoding is at least half of the work, so samples are always cached decoded.
     data, pipeline = synthetic(1003, height=64, width=64), T.Pipeline([T.DecodeImage(), T.RandomHorizontalFlip()])
     with mbaas.serve(feed_name, data, pipeline, **options) as feed:
         with mbaas.join(feed_name, consumer="me", format="numpy") as loader:
             record_epoch(loader)
             feed.expect(1.0)
-            # A counter that is still 0 is not exported. Samples come from the cache in the second epoch, and decoded in
-            # the first one that is prepared after they are kept so: blocks of two or three are prepared ahead.
+            # A counter of 0 is not exported. Samples come from the cache in the second epoch, and from the decoded tier
+            # in the first epoch prepared after they were decoded. Two or three blocks are prepared ahead.
             epochs = 1
             while epochs < 2 or not feed.status().fetched.decoded.samples:
                 assert epochs < 40, "no sample comes decoded"
@@ -81,7 +81,7 @@ def test_every_metric_is_exported_and_agrees_with_the_status(feed_name):
                 epochs += 1
         assert lasting_differences(feed) == {}
         sums, status = scrape(feed_name), feed.status()
-        # one trial, one node, no disk tier, nothing that dies and no bug: they stay 0
+        # these stay 0 with one trial, one node, no disk tier, no deaths and no bugs
         unused = {
             "mbaas_peer_stall_seconds",
             "mbaas_remote_bytes",

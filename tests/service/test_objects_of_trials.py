@@ -1,4 +1,4 @@
-"""Objects of COCO's annotations reach trials where their pixels are: boxes, key points and masks, through a feed."""
+"""Boxes, keypoints and masks of COCO annotations match the image content that trials receive."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SAMPLES = 48
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> mbaas.Dataset:
-    """Images with a white rectangle each, and every sixth without one; one has a second object without a size."""
+    """Images with one white rectangle, except every sixth. Image 7 has a second object of zero width."""
     folder, rng = tmp_path_factory.mktemp("objects"), np.random.default_rng(0)
     images, annotations = [], []
     for number in range(SAMPLES):

@@ -1,4 +1,4 @@
-"""Splits, subsets and joined datasets are served exactly as whole ones are."""
+"""Splits, subsets and joined datasets are served exactly like whole datasets."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ AUGMENTED = T.Pipeline([T.DecodeImage(), T.RandomHorizontalFlip()])
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Images of one colour each, by which they are known again, in three classes of different sizes."""
+    """Images identified by their color, in three classes of different sizes."""
     root = tmp_path_factory.mktemp("divided")
     for number in range(SAMPLES):
         path = root / ("ant", "bee", "cat")[min(number % 7, 2)] / f"{number}.png"
@@ -53,12 +53,12 @@ def feeds(ray_session: None, parts: tuple[mbaas.Dataset, mbaas.Dataset]) -> Iter
 
 
 def colours_of(data: mbaas.Dataset) -> np.ndarray:
-    """The colour of each image, by its file's name."""
+    """The color of each image, from its file name."""
     return np.array([int(Path(data.uri(sample)).stem) for sample in range(len(data))])
 
 
 def epoch_of(feed: mbaas.Feed, data: mbaas.Dataset, consumer: str, epochs: int = 1) -> list[np.ndarray]:
-    """The ids of some epochs, in order; each is checked to be exact, and each image and label to be its id's."""
+    """Read exact epochs in which each image and label match their id. Return the ids of each epoch in order."""
     found = []
     with mbaas.join(feed.name, consumer=consumer, format="numpy") as loader:
         assert loader.class_names == data.class_names
@@ -79,7 +79,7 @@ def epoch_of(feed: mbaas.Feed, data: mbaas.Dataset, consumer: str, epochs: int =
 def test_a_trial_trains_on_one_part_and_validates_on_the_other(
     feeds: tuple[mbaas.Feed, mbaas.Feed], parts: tuple[mbaas.Dataset, mbaas.Dataset], whole: mbaas.Dataset
 ) -> None:
-    """All samples of the folder are in one of the two; the ids of both lead back to it."""
+    """Every sample of the folder is in one of the two parts, and the source ids lead back to the folder."""
     (train, validation), seen = feeds, []
     first, second = epoch_of(train, parts[0], "a", epochs=2)
     assert not np.array_equal(first, second), "shuffled"
@@ -97,7 +97,7 @@ def test_a_trial_trains_on_one_part_and_validates_on_the_other(
 def test_a_state_belongs_to_its_part(
     feeds: tuple[mbaas.Feed, mbaas.Feed], parts: tuple[mbaas.Dataset, mbaas.Dataset], folder: Path
 ) -> None:
-    """The same part of a copy, split anew, is the same feed to a state; the other part is not."""
+    """A state fits the same part of a new split of the folder, but not the other part."""
     with mbaas.join(feeds[0].name, consumer="saved", format="numpy") as loader:
         batches = iter(loader)
         taken = [next(batches)["sample_id"].copy() for _ in range(3)]

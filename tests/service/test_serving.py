@@ -1,4 +1,4 @@
-"""Serving, finding, stopping; and what `serve` and `join` refuse."""
+"""Feeds are served, found and stopped, and `serve` and `join` refuse invalid options."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_ones_own_feed_can_be_replaced_and_no_other(monkeypatch, feed_name):
                 serve(**options)
     with serve(replace=True, seed=1) as again, mbaas.join(feed_name, consumer="me", format="numpy") as loader:
         assert record_epoch(loader).flaws(range(100)) == []
-    with serve(replace=True):  # where there is none it changes nothing
+    with serve(replace=True):  # without a running feed it changes nothing
         pass
     assert again.name not in runtime.feed_names()
 
@@ -102,8 +102,9 @@ def test_more_workers_than_cpus_are_refused_at_once(feed_name):
 
 
 def test_defaults_leave_other_feeds_what_they_have_and_trials_a_cpu(plain, feed_name):
-    """Of 8 CPUs `plain` has 2. Half of the other 5 but one are 3, rounded up, of which the feed's own bound leaves 2;
-    then half of 3 are 2, and 2 stay free.
+    """`plain` has 2 of 8 CPUs, and one is for a trial. Half of the other 5 is 3, rounded up, but the limit is 2.
+
+    For the second feed half of 3 is 2, rounded up, and 2 CPUs stay free.
     """
     assert plain.status().claims.cpus == 2
     options = {"batch_size": 10, "cache_bytes": 0, "staging_bytes": STAGING_BYTES}
@@ -117,7 +118,7 @@ def test_defaults_leave_other_feeds_what_they_have_and_trials_a_cpu(plain, feed_
 
 
 def test_a_default_cache_has_the_measured_size_of_decoded_samples(plain, feed_name, photos_data):
-    """The next feed may have the rest. A coordinator that is restarted knows the size."""
+    """The rest of the memory is left for the next feed. A restarted coordinator keeps the size."""
     decoded_bytes = plain.status().decoded.nbytes
     pipeline = T.Pipeline([T.DecodeImage(), T.RandomHorizontalFlip()])
     with mbaas.serve(feed_name, photos_data, pipeline, batch_size=64, staging_bytes=STAGING_BYTES) as feed:
@@ -130,7 +131,7 @@ def test_a_default_cache_has_the_measured_size_of_decoded_samples(plain, feed_na
 
 
 def cpus_served(feed_name, **options):
-    """The CPUs that the workers of a feed reserve which is served and stopped again."""
+    """Serve and stop a feed. Return the CPUs that its workers reserved."""
     options = {"batch_size": 10, "cache_bytes": 0, "staging_bytes": STAGING_BYTES, **options}
     with mbaas.serve(feed_name, DATA, augmented(), **options) as feed:
         assert feed.claims() == feed.status().claims
@@ -140,7 +141,7 @@ def cpus_served(feed_name, **options):
 @pytest.mark.chaos
 @pytest.mark.parametrize("trouble", [pause, kill], ids=["stands still", "is restarting"])
 def test_a_feed_whose_coordinator_is_in_trouble_is_left_what_it_has(plain, feed_name, trouble):
-    """Nothing is asked of it: of 8 CPUs it has 3 and `plain` 2, and half of the other 3 but one is 1."""
+    """Its coordinator is not called. It has 3 of 8 CPUs, `plain` 2 and a trial 1. Half of the other 2 is 1."""
     options = {"batch_size": 10, "cache_bytes": 0, "staging_bytes": STAGING_BYTES, "prep_workers": 3}
     with mbaas.serve(f"{feed_name}-first", DATA, augmented(), **options):
         pid = coordinator_pid(f"{feed_name}-first")
@@ -152,8 +153,9 @@ def test_a_feed_whose_coordinator_is_in_trouble_is_left_what_it_has(plain, feed_
 
 
 def test_feeds_that_are_served_at_the_same_moment_share_the_cluster(plain, feed_name, monkeypatch):
-    """Of 8 CPUs `plain` has 2. One takes half of 5, rounded up, the other half of 2. Who has read what others keep
-    waits for a second that the other one reads the same, which it may not.
+    """`plain` has 2 of 8 CPUs. One feed takes half of 5, rounded up, and the other half of 2.
+
+    A program that has read the claims waits a second for the other one to read the same claims, which must not happen.
     """
     served, both_read, in_order = [], threading.Barrier(2), kept_claims.in_order
     options = {"batch_size": 10, "cache_bytes": 0, "staging_bytes": STAGING_BYTES}
@@ -217,7 +219,7 @@ def test_a_join_that_cannot_work_is_refused_with_both_values_and_leaves_no_membe
 
 
 def test_places_are_held_for_successors_and_released(plain):
-    """Three were announced and do not come: their places are for anyone, until two of them are released."""
+    """Three announced consumers do not come. Their reservations are open to any consumer until they are released."""
     names = ["a", "b", "c"]
     plain.announce(names)
     assert {(m.name, m.state, m.for_anyone) for m in plain.status().members} == {
@@ -233,7 +235,7 @@ def test_places_are_held_for_successors_and_released(plain):
 
 
 def test_a_trial_that_waits_hears_promptly_that_its_feed_was_stopped(feed_name):
-    """The trial waits for a fellow that was announced and does not come."""
+    """The trial waits for an announced consumer that does not come."""
     options = {
         "batch_size": 10,
         "prep_workers": 1,
@@ -295,7 +297,7 @@ def test_the_time_to_the_first_minibatch_is_told(plain):
 
 
 def test_a_feed_that_is_served_again_has_the_blocks_that_were_kept(feed_name):
-    """As its program leaves them that is killed; by itself a feed of these samples would have other blocks."""
+    """A killed program leaves its layout in the store. Otherwise a feed of these samples would have other blocks."""
     options = {"batch_size": 10, "prep_workers": 1, "staging_bytes": STAGING_BYTES}
     with mbaas.serve(feed_name, DATA, augmented(), **options) as feed:
         layout, dataset = recovery.recall(feed_name)
@@ -307,9 +309,9 @@ def test_a_feed_that_is_served_again_has_the_blocks_that_were_kept(feed_name):
 
 
 def test_to_store_a_dataset_imports_nothing_large(tmp_path):
-    """Ray's own way with Arrow tables imports pandas: half a second of each feed's beginning."""
+    """Ray's serialization of Arrow tables imports pandas, which would add half a second to each feed's start."""
 
-    class Keeper:  # here: pickled by value, for the process that it runs in does not know this module
+    class Keeper:  # defined here to be pickled by value: the actor cannot import this module
         def keep(self, dataset):
             ray.put(dataset)
             return [name for name in ("pandas", "torch") if name in sys.modules]

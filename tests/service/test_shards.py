@@ -1,4 +1,4 @@
-"""Images in tar shards and in Parquet files are the minibatches that the same images in folders are, byte by byte."""
+"""Images in tar shards and Parquet files give the same minibatches as in folders, byte by byte."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ KINDS = (".jpg", ".png", ".webp")
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Images of three formats and five classes, the names of which are in the order of their labels."""
+    """Images of three formats and five classes, whose names are in label order."""
     top = tmp_path_factory.mktemp("images")
     for number in range(SAMPLES):
         path = top / f"class-{number * 5 // SAMPLES}" / f"{number:04}{KINDS[number % 3]}"
@@ -35,7 +35,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def shards(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> mbaas.Dataset:
-    """The same images, in the same order, in shards of different sizes."""
+    """The same images in the same order, in shards of different sizes."""
     top = tmp_path_factory.mktemp("shards")
     images = sorted(folder.rglob("*.*"))
     for shard in range(SHARDS):
@@ -50,7 +50,7 @@ def shards(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> mbaas.Data
 
 @pytest.fixture(scope="module")
 def parquet(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> mbaas.Dataset:
-    """The same images, in the same order, in row groups of two Parquet files."""
+    """The same images in the same order, in row groups of two Parquet files."""
     top = tmp_path_factory.mktemp("parquet")
     images = sorted(folder.rglob("*.*"))
     for number, part in enumerate((images[:60], images[60:])):
@@ -61,7 +61,7 @@ def parquet(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> mbaas.Dat
 
 
 def epoch(loader: mbaas.Loader) -> dict[int, tuple[int, NDArray[Any]]]:
-    """What an epoch has of each sample, which is in it once: id -> label and image."""
+    """Read an exact epoch: id -> (label, image)."""
     found: dict[int, tuple[int, NDArray[Any]]] = {}
     for batch in loader:
         for sample, label, image in zip(
@@ -89,7 +89,7 @@ def expected(ray_session: None, folder: Path) -> list[dict[int, tuple[int, NDArr
 def test_epochs_have_the_same_bytes_as_of_a_folder(
     expected: list[dict[int, tuple[int, NDArray[Any]]]], kind: str, request: pytest.FixtureRequest, ray_clean: None
 ) -> None:
-    """Whatever the trials' batch sizes are; each epoch has other colours and flips."""
+    """The trials' batch sizes differ, and each epoch has other colors and flips."""
     found = two_epochs(request.getfixturevalue(kind), kind, 7)
     for one, other in zip(found, expected, strict=True):
         assert sorted(one) == sorted(other) == list(range(SAMPLES))

@@ -1,4 +1,4 @@
-"""A search of several trials over some epochs: each minibatch is prepared once, each trial gets every sample once."""
+"""Trials of a search share minibatches that are prepared once, and each gets every sample once per epoch."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SAMPLES = 5_003
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("number", "count"), [(4, 3), pytest.param(8, 5, marks=pytest.mark.long)])
 def test_trials_share_exact_epochs_of_minibatches_that_were_prepared_once(feed_name, number, count):
-    """5,003 samples in minibatches of 64 are 78 and one of 11. The budget holds a tenth of an epoch."""
+    """5,003 samples are 78 minibatches of 64 and one of 11. The staging budget holds a tenth of an epoch."""
     budget = SAMPLES * (8 * 8 * 3 + 16) // 10
     data = synthetic(SAMPLES)
     pipeline = T.Pipeline([T.DecodeImage()])
@@ -62,7 +62,7 @@ def test_trials_share_exact_epochs_of_minibatches_that_were_prepared_once(feed_n
 
 @pytest.mark.timeout(120)
 def test_a_part_on_its_own_node_that_cannot_be_read_is_asked_for_again_in_seconds(feed_name, monkeypatch):
-    """As when Ray forgets a part that lies in its store: it is made once more, and the epoch is what it should be."""
+    """As if Ray had lost a part in its store: the part is prepared again, and the epoch stays exact."""
     forgotten: list[Any] = []
     armed = False
 

@@ -1,4 +1,4 @@
-"""Images of any size reach trials as they are: in lists, padded and packed, with boxes that lie on them."""
+"""Images of any size reach trials unchanged, as lists, padded and packed, with matching boxes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mbaas import transforms as T
 from mbaas.prep.preview import first_samples
 
 SAMPLES, LARGE = 61, 17
-"""The image with number `LARGE` has more pixels than the feed's may have."""
+"""Image `LARGE` has more pixels than the feed allows."""
 
 PIPELINE = T.Pipeline(
     [T.DecodeImage(max_pixels=4000), T.RandomHorizontalFlip()], boxes=T.Boxes(format="xywh", beside=("kinds",))
@@ -29,7 +29,7 @@ def size(number: int) -> tuple[int, int]:
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> mbaas.Dataset:
-    """Images with a white rectangle each, and every sixth without one."""
+    """Images with one white rectangle, except every sixth, which has none."""
     folder, rng, rows = tmp_path_factory.mktemp("sizes"), np.random.default_rng(0), []
     for number in range(SAMPLES):
         image, boxes = np.zeros((*size(number), 3), np.uint8), []
@@ -53,7 +53,7 @@ def feed(ray_session: None, data: mbaas.Dataset) -> Iterator[mbaas.Feed]:
 
 
 def epoch(feed: mbaas.Feed, collate: Any, format: str) -> tuple[list[dict[str, Any]], int]:
-    """An epoch's minibatches, whose size is none of the feed's; and the epoch's number."""
+    """The minibatches of an epoch, in another size than the feed's, and the feed epoch's number."""
     with mbaas.join(feed.name, format=format, collate=collate, batch_size=7, consumer=f"{collate} {format}") as loader:
         batches = [
             {name: value.copy() if isinstance(value, np.ndarray) else value for name, value in batch.items()}
@@ -91,7 +91,7 @@ def test_each_trial_gets_the_images_of_a_preview(feed: mbaas.Feed, data: mbaas.D
 
 
 def test_ranks_share_images_of_any_size_out(feed: mbaas.Feed) -> None:
-    """Two ranks in threads get each image once, packed."""
+    """Two ranks in threads receive each image once, packed."""
     from concurrent.futures import ThreadPoolExecutor
 
     def train(rank: int) -> dict[int, tuple[int, ...]]:

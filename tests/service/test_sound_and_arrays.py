@@ -1,4 +1,4 @@
-"""Feeds of sound and arrays: trials get what the libraries' own reading gives, in any form and size of minibatch."""
+"""Audio and arrays reach trials as the libraries read them, in any format and batch size."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ MELS = T.MelSpectrogram(n_fft=128, hop_length=64, n_mels=16)
 
 
 def clip(number: int) -> Any:
-    """Of each recording what is written, [time]: from a tenth of a second on, each longer than the one before."""
+    """Float samples of a clip, [time]. The first clip has 0.1 s, and each is longer than the one before."""
     return (np.random.default_rng(number).standard_normal(800 + 13 * number) / 8).astype(np.float32)
 
 
 def decoded(number: int) -> Any:
-    """What soundfile reads of it."""
+    """The clip as soundfile reads it back."""
     stream = io.BytesIO()
     soundfile.write(stream, clip(number), RATE, format="FLAC" if number % 2 else "WAV")
     stream.seek(0)
@@ -39,7 +39,7 @@ def decoded(number: int) -> Any:
 
 @pytest.fixture(scope="module")
 def recordings(tmp_path_factory: pytest.TempPathFactory) -> mbaas.Dataset:
-    """Class folders with FLAC and WAV files; the id of a recording is its number."""
+    """Class folders with FLAC and WAV files. A clip's number is its id."""
     folder = tmp_path_factory.mktemp("recordings")
     for number in range(CLIPS):
         kind = CLASSES[number * 3 // CLIPS]
@@ -50,14 +50,14 @@ def recordings(tmp_path_factory: pytest.TempPathFactory) -> mbaas.Dataset:
 
 @pytest.fixture(scope="module")
 def whole(ray_session: None, recordings: mbaas.Dataset) -> Iterator[mbaas.Feed]:
-    """Recordings as long as they are."""
+    """Clips in full length."""
     pipeline = T.Pipeline([T.DecodeAudio(RATE, max_s=0.3)])
     with mbaas.serve("whole recordings", recordings, pipeline, batch_size=8, prep_workers=2) as feed:
         yield feed
 
 
 def seen(loader: mbaas.Loader, values_of: Any) -> dict[int, Any]:
-    """What an epoch gives of each sample, by its id; the epoch must be exact."""
+    """Read an exact epoch: id -> value."""
     found = {}
     for batch in loader:
         ids = batch["sample_id"].tolist()
@@ -91,7 +91,7 @@ def packed(batch: Any) -> list[Any]:
 def test_recordings_of_different_lengths_are_what_soundfile_reads(
     whole: mbaas.Feed, format: str, collate: str, values_of: Any
 ) -> None:
-    """Minibatches of 5 are put together from several blocks."""
+    """A minibatch of 5 can span two blocks."""
     with mbaas.join(whole.name, format=format, collate=collate, batch_size=5) as loader:
         assert loader.class_names == CLASSES
         found = seen(loader, values_of)
@@ -119,7 +119,7 @@ def test_ranks_share_recordings_of_different_lengths(whole: mbaas.Feed) -> None:
 
 
 def test_spectrograms_are_the_same_however_they_are_shared(ray_session: None, recordings: mbaas.Dataset) -> None:
-    """[frames, mels] of one size are no image: as torch their axes stay, also of three mels."""
+    """[frames, mels] is not an image: torch tensors keep these axes, even with three mels."""
     crop, thin = T.RandomCrop(900), T.MelSpectrogram(n_fft=128, n_mels=3)
     pipeline = T.Pipeline([T.DecodeAudio(RATE, field="mels"), crop, thin])
     form = Form("sound", rate=RATE)
@@ -134,7 +134,7 @@ def test_spectrograms_are_the_same_however_they_are_shared(ray_session: None, re
 
 
 def test_dali_serves_what_the_cpu_engine_makes_but_for_rounding(ray_session: None, recordings: mbaas.Dataset) -> None:
-    """Spectrograms as long as they are, with masks."""
+    """The spectrograms have different lengths, and masks."""
     decibels, masks, form = T.AmplitudeToDB(), T.SpecAugment(1, 9, 1, 3), Form("sound", rate=RATE)
     pipeline = T.Pipeline([T.DecodeAudio(RATE, max_s=0.3), MELS, decibels, masks])
     with mbaas.serve("by dali", recordings, pipeline, batch_size=8, seed=5, engine="dali", prep_workers=1) as feed:
@@ -156,7 +156,7 @@ def test_a_gpu_has_several_workers_that_decode_sound(
     images: int,
     sound: int,
 ) -> None:
-    """On a machine of 64 CPUs and a GPU, if nobody says how many; the engine is "auto", which is DALI there."""
+    """The machine has 64 CPUs and a GPU, so the default engine "auto" is DALI."""
     monkeypatch.setattr(runtime, "cpus", lambda: 64)
     monkeypatch.setattr(runtime, "gpus", lambda: 1)
     monkeypatch.setattr(runtime, "markable_gpus", lambda: 1)
@@ -190,7 +190,7 @@ def test_a_recording_that_is_too_long_is_left_out_and_named(
 
 
 def test_arrays_keep_their_axes(ray_session: None, tmp_path: Path) -> None:
-    """Volumes of [depth, height, 3], uint8: as torch images of that shape would be turned."""
+    """The volumes are [depth, height, 3], uint8. Images of that shape would be transposed for torch."""
     rng = np.random.default_rng(1)
     volumes = [rng.integers(0, 255, (4, 5, 3), np.uint8) for _ in range(10)]
     for number, volume in enumerate(volumes):

@@ -1,4 +1,4 @@
-"""A saved state goes on exactly where it was taken: in another process, in a feed served again with other workers."""
+"""A saved state continues exactly, also in another process and after a feed restart with other workers."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ pytestmark = pytest.mark.usefixtures("ray_clean")
 
 LAST = -(-SAMPLES // 64)
 POSITIONS = (0, 1, 3, 7, LAST - 1, LAST)
-"""Minibatches after which a state is taken: before the first, a block's (3 minibatches) end, the last one."""
+"""Numbers of minibatches after which a state is taken, among them 0, a block's end (3) and the last one."""
 
 
 @dataclass
 class Original:
-    """What a feed delivered before it was stopped.
+    """Deliveries of a feed before it was stopped.
 
     Attributes:
-        states: minibatches of the first epoch that were taken -> the loader's state then, as JSON text.
+        states: minibatches read in the first epoch -> the loader's state, as JSON text.
         between: the state between the two epochs.
-        epochs: the records of both.
+        epochs: the records of both epochs.
     """
 
     states: dict[int, str]
@@ -36,7 +36,7 @@ class Original:
 
 @pytest.fixture(scope="module")
 def restarted(ray_session, photos_data):
-    """A feed that was stopped and served again, with other workers, blocks and batches; and what it was before."""
+    """A feed restarted with other workers, blocks and batch size, and its deliveries before the restart."""
     options = {"staging_bytes": STAGING_BYTES, "cache_bytes": 0, "staging": mbaas.Staging(readahead_bytes=0)}
     with (
         mbaas.serve("again", photos_data, augmented(), batch_size=64, prep_workers=2, **options) as feed,
@@ -109,7 +109,7 @@ def test_a_state_may_be_loaded_with_another_batch_size(restarted):
 
 
 def test_a_state_is_exact_even_if_others_are_about_to_begin_a_later_epoch(restarted):
-    """The state lies inside the first block of an epoch, so that its block is an epoch's first, as the others' is."""
+    """The state is inside the first block of an epoch, and the other consumer is at the first block of one too."""
     feed, original = restarted
     with (
         mbaas.join(feed.name, consumer="other", format="numpy") as other,

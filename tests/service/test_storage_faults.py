@@ -1,4 +1,4 @@
-"""Storage that errs: what passes is waited for, nobody else waits, and what stays bad keeps its reason."""
+"""Passing storage errors are waited out without delaying others, and a sample that stays bad keeps its reason."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Serve = Callable[..., mbaas.Feed]
 
 @pytest.fixture
 def switch(tmp_path: Path) -> Switch:
-    """Has a file fail from now on; the path that is returned is to be removed when it may be read again."""
+    """Make a file fail until the returned path is removed."""
     (tmp_path / "switches").mkdir()
 
     def fail(number: int, error: str = "EIO") -> Path:
@@ -44,7 +44,7 @@ def switch(tmp_path: Path) -> Switch:
 
 @pytest.fixture
 def serve(feed_name: str, tmp_path: Path, switch: Switch) -> Iterator[Serve]:
-    """Serves 61 images, in blocks of a minibatch each, that nobody keeps in memory."""
+    """Serve 61 images in blocks of one minibatch each, without a memory cache."""
     (tmp_path / "data" / "one").mkdir(parents=True)
     for number in range(SAMPLES):
         stream = io.BytesIO()
@@ -73,7 +73,7 @@ def told(feed: mbaas.Feed, sentence: str) -> bool:
 def test_storage_that_comes_back_costs_time_and_no_sample(
     serve: Serve, switch: Switch, tmp_path: Path, how: str
 ) -> None:
-    """Two files fail for longer than a fetch waits for them; the only worker stays, and the log says what was away."""
+    """Two files fail for longer than a fetch waits. The only worker stays, and the log names the failure."""
     feed = serve(storage_s=120.0)
     numbers = (20, 41)
     files = [tmp_path / "data" / "one" / f"{number:02}.png" for number in numbers]
@@ -138,7 +138,7 @@ def test_a_sample_that_was_left_out_is_back_in_a_later_epoch_also_where_all_epoc
     with mbaas.join(feed.name, consumer="me", format="numpy") as loader:
         first = record_epoch(loader)
         broken.unlink()
-        # Its block may have been tried for the second epoch already, when the consumer came near that.
+        # the second epoch may have tried its block already, as soon as the consumer came near
         _, third = record_epoch(loader), record_epoch(loader)
     assert first.flaws(set(range(SAMPLES)) - {20}) == []
     assert third.flaws(range(SAMPLES)) == []
@@ -147,7 +147,7 @@ def test_a_sample_that_was_left_out_is_back_in_a_later_epoch_also_where_all_epoc
 def test_storage_that_errs_while_a_feed_begins_is_asked_again_for_as_long_as_the_option_says(
     feed_name: str, tmp_path: Path
 ) -> None:
-    """Without patience each of the first samples is asked for once; with it, again until there is an answer."""
+    """With ``storage_s=0`` each of the first samples is tried once. Otherwise it is retried until storage answers."""
     data = mbaas.read_images(str(images(tmp_path / "images", SAMPLES)), filesystem=troubled(tmp_path))
     trouble, pipeline = Trouble(tmp_path), T.Pipeline([T.DecodeImage()])
 

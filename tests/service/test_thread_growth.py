@@ -1,4 +1,4 @@
-"""Threads that read storage follow what storage is like, while a trial trains."""
+"""The number of threads that read storage adapts to the storage while a trial trains."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ def width(feed: mbaas.Feed) -> int:
 
 
 def timed_epoch(loader: mbaas.Loader) -> tuple[EpochRecord, float, float]:
-    """An epoch, its seconds, and the seconds of it in which the trial waited for prep that waited for bytes."""
+    """An epoch's record, its seconds, and its fetch stall in seconds."""
     before, began = loader.report().fetch_stall_s, time.monotonic()
     record = record_epoch(loader)
     return record, time.monotonic() - began, loader.report().fetch_stall_s - before
 
 
 def test_more_threads_read_storage_that_answers_late_and_the_stall_falls(photos_data, feed_name):
-    """1,003 reads of 8 ms: an epoch takes 1.0 s with 8 threads and 0.25 s with 32; prep takes less.
+    """1,003 reads of 8 ms: an epoch takes 1.0 s with 8 threads and 0.25 s with 32. Prep takes less.
 
-    Epochs later than the first are a little shorter still, because their beginning is read ahead.
+    Later epochs are slightly shorter, because their start is read ahead.
     """
     with (
         mbaas.serve(feed_name, late(photos_data, late_s=LATE_S), augmented(), **OPTIONS) as feed,
@@ -72,7 +72,7 @@ def test_fast_storage_keeps_its_threads(photos_data, feed_name):
         mbaas.serve(feed_name, photos_data, augmented(), **OPTIONS) as feed,
         mbaas.join(feed_name, consumer="me", format="numpy") as loader,
     ):
-        end = time.monotonic() + 5.5  # trials are watched for 4 s before their demand is known
+        end = time.monotonic() + 5.5  # the demand of trials is known after 4 s
         while time.monotonic() < end:
             record_epoch(loader)
         assert width(feed) <= 8

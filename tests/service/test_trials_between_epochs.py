@@ -1,4 +1,4 @@
-"""Trials that do something else between their epochs, or do not read at all: nobody waits for them."""
+"""Trials that pause between epochs, or never read, do not hold up others."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from support.waiting import wait_until
 
 SAMPLES, BATCH = 1003, 32
 STAGING_BYTES = 8 * BATCH * (32 * 32 * 3 + 16)
-"""Eight minibatches, each a block: an epoch of 32 of them is longer than what is made ahead."""
+"""Eight minibatches of one block each. An epoch has 32, more than are prepared ahead."""
 
 PATIENCE_S = 300.0
-"""Who waits for somebody else's patience to end, waits for longer than a test may take."""
+"""Longer than a test may take, so a consumer that waits for another's patience to end fails the test."""
 
 
 @pytest.fixture(scope="module", params=["training", "validation"])
 def feed(ray_session: None, request: pytest.FixtureRequest) -> Iterator[mbaas.Feed]:
-    """A feed for training, which is shuffled; and one for validation, all of whose epochs are the same."""
+    """A shuffled feed for training, and a feed for validation whose epochs are all the same."""
     is_training = request.param == "training"
     options: dict[str, Any] = {
         "batch_size": BATCH,
@@ -59,7 +59,7 @@ def test_whoever_tests_between_its_epochs_holds_up_nobody_and_shares_again(feed:
         assert record.flaws(ids) == []
     result(trains.take(16))
     before = feed.status().prepared_samples
-    others = trains.rest(), trains.epochs(1)  # it goes on, and nobody waits for it to be done
+    others = trains.rest(), trains.epochs(1)  # continues in the background
     (record,) = result(tests.epochs(1))
     assert record.flaws(ids) == []
     assert result(others[0]).flaws(ids) == []

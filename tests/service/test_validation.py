@@ -1,4 +1,4 @@
-"""A feed for validation: the same minibatches in every epoch, prepared once, for trials that come when they like."""
+"""A validation feed prepares the same minibatches once, for trials that read them at any time."""
 
 from __future__ import annotations
 
