@@ -54,7 +54,7 @@ SECONDS = (st.just(0.0) | st.floats(1e-7, 0.01)).map(lambda s: stated(s, unit="C
 
 @st.composite
 def any_rates(draw: st.DrawFn) -> Rates:
-    """Draw rates: each further prep worker adds less, and memory, disk and storage are ever slower, or equal."""
+    """Draw rates: each prep worker adds less than the one before, and speeds are memory >= disk >= storage."""
     first, second = draw(SPEEDS), draw(st.floats(0.05, 1))
     decoded = draw(st.none() | st.floats(0.5, 20))  # prep rate relative to encoded samples
     sample_bytes, storage_per_s = draw(st.floats(100, 1e6)), draw(SPEEDS)

@@ -24,7 +24,7 @@ EFFORT = Effort(least=5, most=8, window_s=0.5, budget_s=4.0)
 def test_an_analysis_finds_what_is_there_and_its_predictions_come_true() -> None:
     """Steps take 400 samples/s, a worker prepares 250/s without using a core, storage delivers 2 MB/s.
 
-    All of these are sleeps, so nothing depends on the machine. Each sleep of prep ends at a fixed time, however long
+    All three are sleeps, so nothing depends on the machine. Each sleep of prep ends at a fixed time, however long
     decoding took.
     """
     due_s: dict[int, float] = {}

@@ -28,7 +28,7 @@ def gpu(**changes: Any) -> GpuRates:
 
 
 def test_a_gpu_decodes_some_of_what_four_cores_cannot() -> None:
-    """CPUs prepare 800 samples/s; with all decoded on the GPU a step takes 833.
+    """CPUs alone reach 800 samples/s, and training reaches 833 if the GPU decodes all samples.
 
     For the fraction x on the GPU: 1 + 0.2 x = (5 (1 - x) + 0.1 x) / 4, so x = 17.5 %.
     """

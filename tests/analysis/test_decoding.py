@@ -32,7 +32,7 @@ def asked(rates: Rates, setup: Setup) -> Decoding:
 def test_how_much_memory_ends_decoding_and_what_that_brings() -> None:
     """Prep takes 5 ms, including 4.5 ms of decoding; 500 MB hold all 1,000 samples decoded.
 
-    300 MB hold all samples, half of them decoded: 0.6875 ms instead of 0.125 ms, 5.5 times as long.
+    300 MB hold all samples, and half are decoded: 0.6875 ms, 5.5 times the 0.125 ms with all decoded.
     """
     found = asked(decodable_rates(), Setup(cache_bytes=300e6))
     assert (found.share.value, found.decoded) == pytest.approx((0.9, 0.5))

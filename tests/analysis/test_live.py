@@ -113,7 +113,7 @@ def test_the_ranks_of_a_trial_are_one_trial_whose_pace_is_theirs_together() -> N
 
 
 def test_the_rank_whose_data_came_last_says_how_long_steps_are() -> None:
-    """Rank 0 steps for 20 s and waits for 5. The other rank waits for rank 0 inside its steps, which seem to take 25 s."""
+    """Rank 0 steps for 20 s and waits for 5. The other rank waits inside its steps, which seem to take 25 s."""
     late, other = did(5_000, 20.0, wait_s=5.0), did(5_000, 25.0)
     status = status_of(member("t[0]", late, trial="t"), member("t[1]", other, trial="t"))
     assert known_of(status).step.value == 500.0

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("ray_clean")
 
 
 def test_a_step_gets_boxes_as_a_feed_gives_them(tmp_path: Path) -> None:
-    """The dataset has one integer box for each image; after a crop there may be none."""
+    """The dataset has one integer box for each image; after a crop it may be gone."""
 
     def step(batch: dict[str, Any]) -> None:
         assert [str(boxes.dtype) for boxes in batch["boxes"]] == ["torch.float32"] * 4

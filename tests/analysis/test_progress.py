@@ -106,7 +106,10 @@ STEADY: Any = SimpleNamespace(now=lambda: 1.0)
 
 
 def test_what_is_checked_is_said_with_its_unit() -> None:
-    """The point without a cache is skipped, the next one has half of 100 MB. The line is printed before any feed runs."""
+    """The point without a cache is skipped, the next one has half of 100 MB.
+
+    The line is printed before any feed runs.
+    """
     rates, lines = round_rates(), list[str]()
 
     def stop(line: str) -> None:
@@ -257,7 +260,7 @@ def test_ctrl_c_after_the_first_number_of_readers_keeps_its_rate() -> None:
 def test_a_stopped_analysis_is_saved_reported_and_shown_with_all_that_it_has(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """S with 5 numbers of readers and C were measured, G is stated as 50, P is missing. `mbaas what-if` reports that."""
+    """S (5 numbers of readers) and C were measured, G is stated as 50, P is missing. `mbaas what-if` reports that."""
     stopped = stopped_when("reading a part", rate_per_s=50.0)
     assert stopped.found.rates.missing == ("P (prep)",)
     assert {name: len(points) for name, points in vars(stopped.found.rates).items() if name in ("storage", "prep")} == {

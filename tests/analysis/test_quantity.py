@@ -20,7 +20,7 @@ def test_few_measurements_span_their_extremes() -> None:
 
 @pytest.mark.parametrize(("number", "rank"), [(5, 1), (6, 1), (8, 1), (9, 2), (12, 3), (20, 6)])
 def test_many_measurements_leave_out_what_is_too_far(number: int, rank: int) -> None:
-    """The 2nd of 9 gives 2 (1 + 9) / 2^9 = 3.9 %, the 2nd of 8 gives 2 (1 + 8) / 2^8 = 7.0 %.
+    """The second extremes of 9 miss the median in 2 (1 + 9) / 2^9 = 3.9 % of cases, of 8 in 2 (1 + 8) / 2^8 = 7.0 %.
 
     See tables of the sign test.
     """
@@ -40,7 +40,7 @@ def test_the_interval_holds_the_true_median_as_often_as_it_says() -> None:
 
 
 def test_arithmetic() -> None:
-    """100 (80 to 125) samples/s is the inverse of 10 (8 to 12.5) ms, which is then doubled and increased by 1 s."""
+    """100 (80 to 125) samples/s has the inverse 10 (8 to 12.5) ms, which is then doubled and increased by 1 s."""
     rate = Quantity(100.0, low=80.0, high=125.0, unit="samples/s", samples=5)
     seconds = rate.inverse(unit="s")
     assert (seconds.value, seconds.low, seconds.high, seconds.samples) == (0.01, 0.008, 0.0125, 5)

@@ -187,7 +187,7 @@ def test_nothing_is_drawn_beyond_the_edge_of_a_chart(full: bool) -> None:
 
 
 def test_charts_have_no_colours_and_fonts_of_their_own(full_page: str) -> None:
-    """Charts use those of the page, light or dark."""
+    """Charts use the page's colours and fonts, light or dark."""
     pictures = [node for picture in parsed(full_page).iter("svg") for node in picture.iter()]
     looks = " ".join(f"{key}={value}" for node in pictures for key, value in node.attrib.items())
     assert not re.search(r"=#[0-9a-f]|: #[0-9a-f]|font-family|font: ", looks)
@@ -259,7 +259,7 @@ def test_each_part_can_be_the_limit(rates: Rates, setup: Setup, at: int) -> None
 
 
 def test_the_stall_split() -> None:
-    """The runs give 0.5 + 0.125 + 1.375 = 2 s. Loaders give 0.1 and 1.42 s of waiting, which leaves 0.48 s of training."""
+    """The runs give 0.5 + 0.125 + 1.375 = 2 s. Loaders waited 0.1 and 1.42 s, which leaves 0.48 s of training."""
     predicted, runs, loaders = bars_of(full_analysis())
     assert sum(predicted.shares) == pytest.approx(1)
     assert runs.shares == (0.25, 0.0625, 0.6875)

@@ -83,7 +83,7 @@ def test_both_models_agree_on_decoded_samples(cache_bytes: float, epoch_s: float
 
     90 MB hold fractions x decoded and y encoded: 5 x + y = 0.9. Storage takes as long for the rest as prep for all:
     1.667 (1 - x - y) = 1.667 (0.1 + 4 x) = 1.25 - 1.125 x. So x = 0.1391, and both take 1.0935 ms. 300 MB hold all
-    samples, half of them decoded.
+    samples, half decoded.
     """
     rates = decodable_rates(storage=line((1, 600)), cache=about(1e12, unit="bytes/s"))
     setup = Setup(cache_bytes=cache_bytes)
@@ -94,7 +94,7 @@ def test_both_models_agree_on_decoded_samples(cache_bytes: float, epoch_s: float
 @settings(max_examples=25, deadline=None)
 @given(rates=any_rates(), setup=any_setup(nodes=3), rounds=st.integers(1, 3))
 def test_both_models_agree_on_any_shared_feed(rates: Rates, setup: Setup, rounds: int) -> None:
-    """Limited to effects in both: everything in fast memory, small minibatches, the same number of trials on each node."""
+    """Limited to effects in both: all in fast memory, small minibatches, equal numbers of trials on all nodes."""
     rates = replace(rates, samples=4096, batch_size=16, overlap=1.0, cache=about(1e12, unit="bytes/s"))
     setup = replace(
         setup,

@@ -131,7 +131,7 @@ def test_steps_and_prep_share_cores() -> None:
 def test_what_runs_all_the_time_leaves_less_of_the_cores() -> None:
     """As above with 0.5 of 2 cores busy: 9.3 / 1.5 ms; with 8 cores 9.3 / 7.5. At least half of the cores remain.
 
-    At half the pace the background load takes 1 of 2 cores, and everything else takes twice as long: 18.6 ms.
+    At half the pace the background load takes 1 of 2 cores, and all other work twice as long: 18.6 ms.
     """
     costs = {"step_cpu_s": 1e-3, "staging_cpu_s": 1e-4, "delivery_cpu_s": 5e-5}
     rates = round_rates(
@@ -189,7 +189,7 @@ def test_reading_takes_cores_too() -> None:
 
 
 def test_samples_that_are_kept_decoded_are_prepared_faster() -> None:
-    """300 MB hold all 1,000 samples, half of them decoded: 100 + 400 x = 300.
+    """300 MB hold all 1,000 samples, half decoded: 100 + 400 x = 300.
 
     Prep takes 0.5 x 5 / 4 + 0.5 x 0.5 / 4 = 0.6875 ms, and the 4 cores take the same. 50 MB hold a tenth decoded: 0.9 x
     1.25 + 0.1 x 0.125 ms. The first epoch finds nothing cached. With `decoded=False` any cache gives the same speed.
@@ -259,8 +259,8 @@ def test_decoded_rates_are_saved_and_both_or_none_are_given() -> None:
 def test_a_worker_of_a_feed_also_hands_on_what_it_made() -> None:
     """A sample takes 5 ms alone and 0.5 ms more in a feed. All samples are in memory, and cores are free.
 
-    1 worker takes 5.5 ms, 2 workers 2.5 + 0.25, 4 workers 1.25 + 0.125. 8 workers on 8 cores take half of that, like 2
-    nodes of 4. 4 trials that do not share take 4 x 1.375.
+    1 worker takes 5.5 ms, 2 workers 2.5 + 0.25, 4 workers 1.25 + 0.125. 8 workers on 8 cores take half as long as 4,
+    like 2 nodes of 4 workers. 4 trials that do not share take 4 x 1.375.
     """
     serving = Quantity(0.0005, low=0.0003, high=0.0007, unit="s")
     rates = round_rates(serving_s=serving, prep_cpu_s=stated(0, unit="CPU-s"), storage=line((1, 1e6)))
@@ -291,7 +291,7 @@ def test_more_cores_are_like_those_measured() -> None:
 def test_batch_size() -> None:
     """64 samples take 64 ms, including 16 ms for a batch of any size: 0.75 + 16 / b ms a sample.
 
-    That is 1.75 ms at 16 and 0.875 ms at 128.
+    A batch of 16 gives 1.75 ms, one of 128 gives 0.875 ms.
     """
     rates = round_rates(storage=line((1, 1e6)), prep=line((1, 1e6)), step_overhead_s=stated(0.016, unit="s"))
     assert [steady(rates, batch_size=b).epoch_s.value for b in (16, 64, 128)] == pytest.approx([1.75, 1.0, 0.875])

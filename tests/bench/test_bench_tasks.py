@@ -274,7 +274,7 @@ def test_own_recordings_may_be_short_and_have_two_channels(tmp_path: Path) -> No
             seen = epoch_of(loader, 0)
         decibels = np.stack([seen[sample][0] for sample in range(SAMPLES)])
         is_loud = (decibels > -30) & (decibels != 0.0)  # DALI masks with 0.0
-        loud = np.median(is_loud.mean(axis=1), axis=1)  # fraction of frames in which a band is loud
+        loud = np.median(is_loud.mean(axis=1), axis=1)  # fraction of loud frames in a band
         assert np.median(loud[0::2]) == pytest.approx(0.25, abs=0.06)
         assert np.median(loud[1::2]) > 0.7
 

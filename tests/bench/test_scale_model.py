@@ -91,7 +91,7 @@ def test_a_slower_trial_holds_all() -> None:
 def test_coordinator_alone() -> None:
     """2 nodes, 3 trials, one block a call.
 
-    A block costs 2 parts x 5 ms + 3 calls x 2 ms + 3 deliveries x (1 ms + 2 parts x 2 ms) = 31 ms. That gives 100 /
+    A block costs 2 parts x 5 ms + 3 calls x 2 ms + 3 deliveries x (1 ms + 2 parts x 2 ms) = 31 ms. The rate is 100 /
     0.031 = 3,226 samples/s.
     """
     system = replace(EVEN, nodes=2, trials=3, want=1)
@@ -172,7 +172,7 @@ def test_chance_costs_nothing_where_parts_can_be_taken_over() -> None:
 def test_lanes_that_are_needed() -> None:
     """4 nodes at 10 ms a part take the coordinator 40 ms a block, while prep allows 100 blocks/s.
 
-    That is the work of 4 coordinators, or of 5 at 80 % load.
+    Prep therefore keeps 4 coordinators busy, or 5 at 80 % load.
     """
     system, costs = replace(EVEN, nodes=4, prep_s=0.0004, ahead_blocks=8), Costs(part_s=0.01)
     assert lanes_needed(system, costs) == 5

@@ -32,12 +32,12 @@ def on_cores(given: System, count: int, **costs: float) -> System:
 def test_prep_training_and_reading_take_turns_on_the_cores() -> None:
     """Four samples of one byte in steps of one, nothing cached.
 
-    On 2 cores a sample takes (8 + 4 + 6 + 2 + 14) / 2 = 17 s, on 4 cores 8.5 s, on 10 cores 3.4 s. Training takes 14 /
-    2 = 7 s of the cores, less than its 10 s.
+    On 2 cores a sample takes (8 + 4 + 6 + 2 + 14) / 2 = 17 s, on 4 cores 8.5 s, on 10 cores 3.4 s. Steps use the cores
+    for 14 / 2 = 7 s, less than the 10 s of training.
 
     The service reads a sample in 5 s in parallel with prep. The first sample is ready after 5 s of reading, plus prep.
-    Then prep or training sets the pace, whichever takes longer. The first minibatch waited for the PFS; with 17 s,
-    training waits another 3 times 17 - 10 s.
+    Then prep or training sets the pace, whichever takes longer. The first minibatch waited for the PFS; with 17 s a
+    sample, training then waits 3 x (17 - 10) s.
 
     Other policies read and prepare in turn, 6 s, which hides 3.4 s on the cores but not 17 s.
     """

@@ -17,7 +17,7 @@ from mbaas.errors import ConfigError
 def slow_recurrence(
     reads_s: np.ndarray, compute_s: np.ndarray, ahead: int, prep_s: np.ndarray | None
 ) -> tuple[list[float], float]:
-    """Start of each step and the end, computed one by one from the docstring of the module `model`."""
+    """Start of each step and the end, computed one by one from the docstring of `mbaas.analysis.simulator.model`."""
     fetched = [0.0] * reads_s.shape[1]
     avail = [0.0] * reads_s.shape[1]
     begins: list[float] = []
@@ -113,9 +113,8 @@ def test_fetching_beside_prep_by_hand() -> None:
 def test_the_pfs_is_full_but_not_more_than_full() -> None:
     """One worker with 8 threads reads 8 bytes. The PFS delivers 1 byte/s to one reader, and 4 bytes/s at most.
 
-    With 4 thread-seconds of other work, 8 + 4 would end after 1.5 s, but the PFS needs 2 s. That makes 16
-    thread-seconds, 12 of these at the PFS. With 40 thread-seconds of other work, 8 + 40 take 6 s, and the PFS is not
-    full.
+    With 4 thread-seconds of other work, 8 + 4 would end after 1.5 s, but the PFS needs 2 s. The result is 16
+    thread-seconds, with 12 at the PFS. With 40 thread-seconds of other work, 8 + 40 take 6 s, and the PFS is not full.
     """
     machine = catalog.load("mnist").machine
     narrow = type(machine)(**{**vars(machine), "storage": ThroughputCurve.through({1: 1, 4: 4})})

@@ -73,8 +73,8 @@ def test_partitioned_minio_by_hand() -> None:
 def test_what_is_local() -> None:
     """Everything is cached, at random: with five workers a fifth of the reads are local.
 
-    That is 1,600 of 4 x 2,000 reads, with a standard deviation of 36. Locality-aware loading uses local samples and
-    moves about 0.4 / sqrt(16) = 10 %.
+    The expected count is 1,600 of 4 x 2,000 reads, with a standard deviation of 36. Locality-aware loading uses local
+    samples and moves about 0.4 / sqrt(16) = 10 %.
     """
     given = system(machine(ram_bytes=1e6), samples=2000, workers=5, batch=16, epochs=5)
     for policy in ("partitioned_minio", "deepio_ordered", "lbann_dynamic"):
@@ -97,7 +97,7 @@ def test_mbaas_by_hand() -> None:
     """Two trials, two workers, four samples: each is fetched and prepared once, then sent as pixels.
 
     Each home node reads its two samples from the PFS and prepares them: 2 x (5 + 1) = 12 s. Half of a worker's two
-    samples come from the other worker at 1 / 0.8 s per byte: 1.25 s. Without sharing, each trial reads for itself: 24
+    samples come from the other worker at 1 / 0.8 s per byte: 1.25 s. Without sharing, each trial reads all it needs: 24
     s.
     """
     small = trained_at(system(machine(), workers=2, batch=2, trials=2), FAST)
@@ -210,7 +210,7 @@ def test_a_decoded_sample_takes_its_bytes_from_a_disk_and_none_from_memory() -> 
 
 
 def test_cores_spend_less_on_decoded_samples() -> None:
-    """One core takes 1 s a sample. A decoded one takes the stated cost, by default 0.25 s because of the speedup of 4."""
+    """One core takes 1 s a sample. A decoded one takes its stated cost, by default 0.25 s from the speedup of 4."""
     for said, epoch_s in ((None, 1.0), (0.5, 2.0)):
         given = decodable(ram_bytes=8, threads=4)
         cores = Cores(count=1, prep_cpu_s=1.0, decoded_cpu_s=said)
