@@ -55,7 +55,6 @@ def said(node: ElementTree.Element) -> str:
 
 
 def section(html: str, name: str) -> ElementTree.Element:
-    """Find a section of the page by its id."""
     return next(node for node in parsed(html).iter("section") if node.get("id") == name)
 
 

@@ -415,7 +415,6 @@ def test_intervals_hold_for_any_rates_within_theirs(rates: Rates, setup: Setup, 
         return stated(data.draw(st.floats(quantity.low, quantity.high)), unit=quantity.unit)
 
     def scaled(curve: MeasuredCurve) -> MeasuredCurve:
-        """Scale all points by the same factor."""
         last = curve.points[-1][1]
         factor = data.draw(st.floats(last.low, last.high)) / last.value
         return MeasuredCurve(tuple((n, stated(rate.value * factor, unit=rate.unit)) for n, rate in curve.points))

@@ -213,7 +213,6 @@ def test_what_a_worker_of_a_dataloader_sends(task: str, folder: Path, monkeypatc
 @pytest.mark.parametrize("row", ["dataloader", "mbaas"])
 @pytest.mark.parametrize("task", ["detection", "audio"])
 def test_a_row_for_real(task: str, row: str, folder: Path) -> None:
-    """With all processes of a row."""
     settings = BenchSettings(task=task, epochs=1, cores=2, timeout_s=100.0)
     result = run_row(row_spec(settings, data_of(task, folder), row, 2, BATCH))
     assert result.error == ""
@@ -221,7 +220,6 @@ def test_a_row_for_real(task: str, row: str, folder: Path) -> None:
 
 
 def check_against_read_coco(data: Data) -> None:
-    """Check that files and boxes equal those from `read_coco`."""
     task = TASKS["detection"]
     samples, dataset = task.samples(data), task.dataset(data)
     assert [str(file) for file in samples.files] == [dataset.uri(sample) for sample in range(SAMPLES)]

@@ -20,7 +20,6 @@ PATIENCE_S = 100.0
 
 
 def folders(run: subprocess.Popen[str]) -> list[Path]:
-    """Temporary folders of a run."""
     return list(Path("/tmp").glob(f"mbaas-{run.pid}-*"))
 
 

@@ -71,7 +71,6 @@ def run(given: System, policy: str) -> Outcome:
 
 
 def preset(name: str, **values: float) -> System:
-    """Load a preset with changed parameters."""
     found = catalog.load(name)
     for parameter, value in values.items():
         found = changed(found, parameter, value)
