@@ -47,8 +47,8 @@ def test_what_is_made_once_is_divided_by_all_trials(setup: Setup, ms: float) -> 
 def test_what_goes_on_all_the_time_is_paid_for_as_long_as_an_epoch_takes() -> None:
     """The background load takes 0.5 of 4 cores.
 
-    One trial takes (6.6 + 2) / 3.5 = 2.46 ms a sample, but storage takes 4 ms. With all cached, 4 trials take (5.5 + 4
-    x 2.1) / 3.5 = 3.97 ms on each node.
+    One trial takes (6.6 + 2) / 3.5 = 2.46 ms a sample, but storage takes 4 ms. With all cached, 4 trials take
+    (5.5 + 4 x 2.1) / 3.5 = 3.97 ms on each node.
     """
     busy = rates(background_cores=stated(0.5, unit="cores"))
     assert epoch_costs(busy, Setup()).cpu_h.value * HOUR_S == pytest.approx(6.6 + 0.5 * 4)

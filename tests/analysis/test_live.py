@@ -123,8 +123,8 @@ def test_the_rank_whose_data_came_last_says_how_long_steps_are() -> None:
 def test_the_rates_of_both_forms_and_what_decoding_is_worth() -> None:
     """A worker prepares 2,000/s.
 
-    Three quarters are decoded and take a fifth of the time: 800/s and 4,000/s separately. The check is 0.25 / 800 +
-    0.75 / 4,000 = 1 / 2,000. An encoded sample has 100 kB; decoded ones do not count.
+    Three quarters are decoded and take a fifth of the time: 800/s and 4,000/s separately. The check is
+    0.25 / 800 + 0.75 / 4,000 = 1 / 2,000. An encoded sample has 100 kB; decoded ones do not count.
     """
     costs = SampleCosts(encoded_bytes=100_000, decoded_bytes=6e5, encoded_s=1e-3, decoded_s=2e-4, storage_s=1e-4)
     fetched = FetchCounts(local=Amount(1000, 475_000_000), decoded=Amount(750, 450_000_000))

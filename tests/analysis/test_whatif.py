@@ -191,8 +191,9 @@ def test_reading_takes_cores_too() -> None:
 def test_samples_that_are_kept_decoded_are_prepared_faster() -> None:
     """300 MB hold all 1,000 samples, half decoded: 100 + 400 x = 300.
 
-    Prep takes 0.5 x 5 / 4 + 0.5 x 0.5 / 4 = 0.6875 ms, and the 4 cores take the same. 50 MB hold a tenth decoded: 0.9 x
-    1.25 + 0.1 x 0.125 ms. The first epoch finds nothing cached. With `decoded=False` any cache gives the same speed.
+    Prep takes 0.5 x 5 / 4 + 0.5 x 0.5 / 4 = 0.6875 ms, and the 4 cores take the same. 50 MB hold a tenth decoded:
+    0.9 x 1.25 + 0.1 x 0.125 ms. The first epoch finds nothing cached. With `decoded=False` any cache gives the same
+    speed.
     """
     rates = decodable_rates()
     for cache_bytes, epoch_s in ((0, 1.25), (50e6, 1.1375), (300e6, 0.6875), (500e6, 0.125), (900e6, 0.125)):
@@ -222,8 +223,8 @@ def test_serving_and_cores_count_for_decoded_samples_too() -> None:
 def test_nodes_keep_decoded_samples_of_their_own_and_private_caches_are_divided() -> None:
     """2 nodes of 150 MB hold half of the samples decoded, like one node of 300 MB, and are twice as fast.
 
-    2 trials that do not share have 200 MB each, which hold a quarter decoded. Each trial takes 0.75 x 1.25 + 0.25 x
-    0.125 ms, so both take twice that.
+    2 trials that do not share have 200 MB each, which hold a quarter decoded. Each trial takes
+    0.75 x 1.25 + 0.25 x 0.125 ms, so both take twice that.
     """
     rates = decodable_rates()
     assert steady(rates, nodes=2, cache_bytes=150e6).epoch_s.value == pytest.approx(0.6875 / 2)

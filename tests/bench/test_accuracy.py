@@ -30,7 +30,7 @@ def test_searches_that_begin_either_way_find_something_out() -> None:
 
 
 def test_what_seeds_differ_in_is_told_by_pairs() -> None:
-    """The means 0.9 and 0.89 are closer than the seeds, but each seed lost 1 %."""
+    """The means 0.9 and 0.89 differ less than the seeds do, but each seed lost 1 %."""
     epoch = Accuracy("epoch", best=(0.85, 0.95), early=(0.5, 0.7), out_of_phase=(0.0, 0.0))
     now = Accuracy("now", best=(0.84, 0.94), early=(0.52, 0.72), out_of_phase=(0.5, 0.5))
     console = Console(width=100)

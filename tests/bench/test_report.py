@@ -75,8 +75,8 @@ def test_at_best_each_sample_is_prepared_once_and_read_by_every_trial() -> None:
     Encoded: 1 / (1 / (4 x 1,000) + 1 / 12,000) = 3,000, and 2,400 is 0.8 times that.
     Decoded: 1 / (1 / (4 x 3,000) + 1 / 12,000) = 6,000, and 4,500 is 0.75 times that.
 
-    In CPU-s per 1,000: P 2.0, P' 2/3, reading alone 1/6, the feeds 2 / 2.4 and 2 / 4.5. The shares by CPU are (0.5 +
-    1/6) * 1.2 = 0.8 and (1/6 + 1/6) * 2.25 = 0.75.
+    In CPU-s per 1,000: P 2.0, P' 2/3, reading alone 1/6, the feeds 2 / 2.4 and 2 / 4.5. The shares by CPU are
+    (0.5 + 1/6) * 1.2 = 0.8 and (1/6 + 1/6) * 2.25 = 0.75.
     """
     rates = {"prep": 1000.0, "prep-decoded": 3000.0, "memory": 12_000.0, "mbaas": 2400.0, "mbaas-decoded": 4500.0}
     one = Round(tuple(run_of(row, rate) for row, rate in rates.items()))

@@ -91,8 +91,8 @@ def test_a_slower_trial_holds_all() -> None:
 def test_coordinator_alone() -> None:
     """2 nodes, 3 trials, one block a call.
 
-    A block costs 2 parts x 5 ms + 3 calls x 2 ms + 3 deliveries x (1 ms + 2 parts x 2 ms) = 31 ms. The rate is 100 /
-    0.031 = 3,226 samples/s.
+    A block costs 2 parts x 5 ms + 3 calls x 2 ms + 3 deliveries x (1 ms + 2 parts x 2 ms) = 31 ms. The rate is
+    100 / 0.031 = 3,226 samples/s.
     """
     system = replace(EVEN, nodes=2, trials=3, want=1)
     costs = Costs(part_s=0.005, ask_s=0.002, delivery_s=0.001, ref_s=0.002)

@@ -55,9 +55,9 @@ def test_prep_training_and_reading_take_turns_on_the_cores() -> None:
 def test_steps_of_several_trials_share_cores() -> None:
     """Three trials on one core: steps take 3 x 14 = 42 s, where training alone would take 10 s.
 
-    The service prepares once: 8 + 4 + 6 + 3 (2 + 14) = 66 s. Without sharing, each trial prepares for itself: 3 (18 +
-    16) = 102 s. naive waits for its reading, (18 + 2) x 3 = 60 s of the core, more than 3 (5 + 1) s of its one thread.
-    It then trains, 42 s.
+    The service prepares once: 8 + 4 + 6 + 3 (2 + 14) = 66 s. Without sharing, each trial prepares for itself: 3
+    (18 + 16) = 102 s. naive waits for its reading, (18 + 2) x 3 = 60 s of the core, more than 3 (5 + 1) s of its one
+    thread. It then trains, 42 s.
     """
     given = on_cores(system(machine(), samples=4, trials=3), 1, **COSTS)
     assert run(given, "perfect").total_s == pytest.approx(4 * 42)

@@ -97,8 +97,8 @@ def test_mbaas_by_hand() -> None:
     """Two trials, two workers, four samples: each is fetched and prepared once, then sent as pixels.
 
     Each home node reads its two samples from the PFS and prepares them: 2 x (5 + 1) = 12 s. Half of a worker's two
-    samples come from the other worker at 1 / 0.8 s per byte: 1.25 s. Without sharing, each trial reads all it needs: 24
-    s.
+    samples come from the other worker at 1 / 0.8 s per byte: 1.25 s. Without sharing, each trial reads all it needs:
+    24 s.
     """
     small = trained_at(system(machine(), workers=2, batch=2, trials=2), FAST)
     homes = np.bincount(World(small).homes[:4])
