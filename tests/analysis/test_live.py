@@ -153,10 +153,7 @@ def test_a_place_that_is_held_for_a_trial_is_no_trial() -> None:
 
 
 def test_loaders_say_what_was_waited_for_after_the_first_minibatch() -> None:
-    """10 of 50 s of waits passed before the first minibatch.
-
-    The other 40 s, next to 60 s of steps, are divided into 20, 50 and 30 %.
-    """
+    """10 of 50 s of waits precede the first minibatch: 40 s next to 60 s of steps, split into 20, 50 and 30 %."""
     report = did(1_000, 60.0, wait_s=50.0, fetch_stall_s=25.0, peer_stall_s=15.0, time_to_first_batch_s=10.0)
     (seen,) = seen_by_loaders(status_of(member("t", report))).values()
     assert (seen.prep, seen.fetch, seen.peers) == pytest.approx((0.08, 0.2, 0.12))

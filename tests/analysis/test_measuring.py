@@ -178,10 +178,7 @@ def test_files_are_kept_cold(tmp_path: Path) -> None:
 
 @pytest.mark.alone
 def test_the_rate_of_throttled_storage_is_found() -> None:
-    """Samples of about 12 kB at 0.25 MB/s.
-
-    Each takes 50 ms, however many readers there are, so 2 ms of other work are only 4 %.
-    """
+    """About 12 kB at 0.25 MB/s take 50 ms, however many readers there are; 2 ms of other work are only 4 %."""
     slow = portion(synthetic(301, height=64, width=64), bytes_per_s=250_000)
     true = 250_000 / (slow.total_bytes / len(slow))
     found = storage_rate(slow, QUICK, readers=(1, 4))
@@ -191,10 +188,7 @@ def test_the_rate_of_throttled_storage_is_found() -> None:
 
 
 def test_the_cpu_time_of_reading_is_found() -> None:
-    """Waiting for storage takes almost no CPU.
-
-    Storage that burns 20 ms a sample takes 20 ms, even on a busy machine.
-    """
+    """Waiting takes almost no CPU; storage that burns 20 ms a sample takes 20 ms, even on a busy machine."""
     waits = storage_rate(portion(synthetic(301, height=64, width=64), bytes_per_s=1_000_000), QUICK, readers=(1,))
     assert waits.cpu_s.value < 0.2 / waits.curve.points[0][1].value
     burns = storage_rate(BurningDataset.around(synthetic(200)), QUICK, readers=(1,))
@@ -333,10 +327,7 @@ def test_a_maker_of_a_step_is_called_once(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_how_much_slower_a_worker_of_a_feed_is() -> None:
-    """500 samples/s alone, 400 (350 to 520) in a feed: 2.5 - 2 = 0.5 ms.
-
-    The interval reaches from 0 to 1000 / 350 - 2 = 0.857 ms.
-    """
+    """500 samples/s alone, 400 (350 to 520) in a feed: 2.5 - 2 = 0.5 ms, from 0 to 1000 / 350 - 2 = 0.857 ms."""
     found = slower_s(500, Quantity(400, low=350, high=520, unit="samples/s"))
     assert (found.value, found.low, found.high, found.unit) == (
         pytest.approx(0.0005),
@@ -383,10 +374,7 @@ def test_the_rate_of_a_trial_is_that_of_the_slowest_over_all_epochs() -> None:
 
 
 def test_an_epoch_is_split_by_the_means_of_its_runs() -> None:
-    """100 samples take 0.5 s of steps, 1 s on average from memory, and 3 s in the real setup.
-
-    Loaders waited 2.2 s on average in the real setup.
-    """
+    """100 samples: 0.5 s of steps; on average 1 s from memory, and 3 s with 2.2 s of waiting in the real setup."""
     in_memory = ServiceRun(tuple((EpochRun(100, each_s, 0.0, 0.0, 0.0),) for each_s in (0.4, 0.4, 2.2)))
     waits = ((1.0, 0.6, 0.1), (4.0, 3.0, 0.2), (1.6, 0.9, 0.3))  # in total, for bytes, for other trials
     real = ServiceRun(tuple((EpochRun(100, each_s, *waited),) for each_s, waited in zip((2, 2, 5), waits, strict=True)))
@@ -517,10 +505,7 @@ def test_a_feed_that_stands_for_another_stages_as_much(
 def test_what_would_be_prepared_once_for_all_epochs_is_staged_in_part(
     staging_bytes: int | None, store_bytes: int, batch_size: int, staged: int
 ) -> None:
-    """Each of 100 samples has 192 bytes, a label and an id.
-
-    99 samples are staged, or as many as fit, but at least three minibatches.
-    """
+    """100 samples of 192 bytes, a label and an id: 99, or as many as fit, but at least three minibatches."""
     workload = a_workload(staging_bytes=staging_bytes, batch_size=batch_size, shuffle=False)
     assert staged_bytes(workload, 192.0, 2, store_bytes) == staged
 

@@ -160,10 +160,7 @@ def test_prep_that_has_a_peak() -> None:
 
 
 def test_a_node_with_more_cores_than_were_measured_takes_more_workers() -> None:
-    """Measured on 2 cores: 180 samples/s from 2 workers on.
-
-    8 cores could run 8 workers. The trial takes one core, and 7 workers prepare 630 samples/s.
-    """
+    """2 cores: 180 samples/s from 2 workers on. 8 cores could run 8 workers, less one for the trial: 630."""
     measured = job(step_per_s=1000, prep=((1, 90), (2, 180), (3, 180), (4, 180)), prep_cores=2)
     (made,) = plan([measured], cluster()).jobs
     assert (made.workers, made.limit, made.trial_per_s) == (7, "pool", pytest.approx(630, rel=0.01))
@@ -186,10 +183,7 @@ def test_storage_limits_what_is_not_cached() -> None:
 
 
 def test_the_dataset_that_is_read_most_often_gets_the_fastest_tier() -> None:
-    """Two datasets of 2 GB, read 100 and 300 times an hour; 2.5 GB of memory and 1 GB of disk.
-
-    The second dataset is placed first, all in memory; the first gets the rest.
-    """
+    """Reads per hour are 100 and 300: the second dataset goes to memory completely, and the first gets the rest."""
     slow, quick = (Samples(name=n, samples=1, dataset_bytes=2_000_000_000) for n in ("slow", "quick"))
     kept = fill_caches([(slow, 100), (quick, 300)], nodes=1, memory_bytes=2_500_000_000, disk_bytes=1_000_000_000)
     assert kept == {
@@ -243,10 +237,7 @@ def test_the_network_limits_what_travels() -> None:
 
 
 def test_threads_that_read_go_where_most_is_read() -> None:
-    """Only a reads storage, with 1 MB/s a thread: b has one fetch thread, a the other 7.
-
-    There are never more prep threads than workers.
-    """
+    """Only a reads storage, at 1 MB/s a thread: b has one fetch thread, a 7. Prep threads never exceed workers."""
     busy, quiet = job("a", LARGE, step_per_s=40), job("b")
     made = plan([busy, quiet], cluster(storage=((1, 1e6), (8, 8e6)), object_store_bytes=1_000_000_000))
     a, b = (each.threads for each in made.jobs)

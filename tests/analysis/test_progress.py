@@ -106,10 +106,7 @@ STEADY: Any = SimpleNamespace(now=lambda: 1.0)
 
 
 def test_what_is_checked_is_said_with_its_unit() -> None:
-    """The point without a cache is skipped, the next one has half of 100 MB.
-
-    The line is printed before any feed runs.
-    """
+    """The point without a cache is skipped; the next has half of 100 MB. The line precedes any feed."""
     rates, lines = round_rates(), list[str]()
 
     def stop(line: str) -> None:

@@ -20,19 +20,13 @@ def test_few_measurements_span_their_extremes() -> None:
 
 @pytest.mark.parametrize(("number", "rank"), [(5, 1), (6, 1), (8, 1), (9, 2), (12, 3), (20, 6)])
 def test_many_measurements_leave_out_what_is_too_far(number: int, rank: int) -> None:
-    """The second extremes of 9 miss the median in 2 (1 + 9) / 2^9 = 3.9 % of cases, of 8 in 2 (1 + 8) / 2^8 = 7.0 %.
-
-    See tables of the sign test.
-    """
+    """Sign test: the 2nd of 9 misses in 2 (1 + 9) / 2^9 = 3.9 % of cases, of 8 in 2 (1 + 8) / 2^8 = 7.0 %."""
     found = measured([float(n) for n in range(1, number + 1)], unit="s")
     assert (found.low, found.high) == (rank, number + 1 - rank)
 
 
 def test_the_interval_holds_the_true_median_as_often_as_it_says() -> None:
-    """The numbers are skewed, with the median ln 2.
-
-    The interval of 11 numbers misses it in 2 (1 + 11) / 2^11 = 1.2 % of cases, about 24 of 2,000.
-    """
+    """Skewed, with median ln 2: intervals of 11 numbers miss it in 2 (1 + 11) / 2^11 = 1.2 %, 24 of 2,000 times."""
     chance = random.Random(7)
     drawn = (measured([chance.expovariate(1) for _ in range(11)], unit="s") for _ in range(2000))
     missed = sum(not q.low <= math.log(2) <= q.high for q in drawn)

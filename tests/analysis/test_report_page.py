@@ -107,10 +107,7 @@ def test_what_workers_make_in_a_feed() -> None:
 
 
 def test_what_decoded_samples_would_bring() -> None:
-    """500 MB hold all samples decoded.
-
-    The cache curve extends a little further than that, and epochs get shorter up to that point.
-    """
+    """500 MB hold all samples decoded; the cache curve ends a little further, and epochs get shorter until there."""
     analysis = bare_analysis(decodable_rates(), Setup(cache_bytes=300e6))
     html = page(analysis)
     assert "200 MB more memory would keep all of them decoded" in said(section(html, "change"))
@@ -319,10 +316,7 @@ def test_a_measured_curve_is_drawn_as_predictions_follow_it() -> None:
 
 
 def test_a_measured_point_says_what_it_is(full_page: str) -> None:
-    """The first point measured 244.3 where 249.2 was predicted.
-
-    The curves show two caches, one number of workers, and on all 6 the unchanged setup.
-    """
+    """244.3 measured, 249.2 predicted. Two caches, one number of workers, and the unchanged setup on all 6."""
     titles = [said(node) for node in section(full_page, "what-if").iter("title")]
     assert "0 B: measured 244 (240 to 249), predicted 249 (234 to 264) samples/s, +2.0 %" in titles
     assert len([title for title in titles if "measured" in title and "%" in title]) == 3 + 2 + 4 * 1

@@ -21,10 +21,7 @@ SAID: dict[str, Any] = {"data": "d", "pipeline": "p", "step": "s", "notes": ()}
 
 
 def test_loading_is_the_problem() -> None:
-    """An epoch takes 5 s, including 3.75 s of fetch and 0.25 s of prep.
-
-    5 - 4.9 x = 1.25 ms a sample at x = 3.75 / 4.9 = 76.5 % cached.
-    """
+    """5 s, with 3.75 s of fetch and 0.25 s of prep; 5 - 4.9 x = 1.25 ms at x = 3.75 / 4.9 = 76.5 % cached."""
     assert verdict(round_rates(storage=line((1, 200))), Setup()) == (
         "Loading is the problem: the trial waits for data 80 % of the time (75 % for samples to be read and 5.0 % for "
         "samples to be prepared), and storage sets the pace at 5 s an epoch; give the cache 76.5 MB, and an epoch "
@@ -73,10 +70,7 @@ def test_where_views_of_an_epoch_differ_nothing_is_claimed() -> None:
 
 
 def test_where_views_agree_that_trials_wait_but_not_for_what_nothing_is_claimed() -> None:
-    """All three views give 80 % of waiting.
-
-    The share of storage is 75 % in the prediction, 0 % in the three runs, and 78 % in the loaders.
-    """
+    """All views give 80 %; storage's share is 75 % by prediction, 0 % by three runs, 78 % by loaders."""
     seen = {"three runs compared": Waits(prep=0.8, fetch=0.0), "loaders": Waits(prep=0.02, fetch=0.78)}
     said = verdict(round_rates(storage=line((1, 200))), Setup(cores=8, prep_workers=4), seen=seen, changes=[])
     assert said == (
@@ -103,10 +97,7 @@ def test_contention_for_cores_is_named_as_that_where_cores_are_known() -> None:
 
 
 def test_an_analysis_whose_split_disagrees_has_no_headline() -> None:
-    """In an epoch of 2 s, the three runs give 1.5 s of prep, and the loaders 1.5 s of fetch.
-
-    The sums agree, but the parts differ by 75 %.
-    """
+    """Of 2 s, three runs give 1.5 s to prep and loaders 1.5 s to fetch: equal sums, but parts 75 % apart."""
     zero, most = about(0.0, unit="s"), about(1.5, unit="s")
     split = replace(
         split_of_2_s(),

@@ -34,10 +34,7 @@ def steady(rates: Rates | None = None, **changes: Any) -> Epoch:
 
 
 def test_nothing_cached() -> None:
-    """A sample takes 1 ms of step, 5 / 4 = 1.25 ms of prep and 4 ms of storage.
-
-    1,000 samples take 4 s: 1 s of compute, 0.25 s of prep stall, 2.75 s of fetch stall.
-    """
+    """Per sample: step 1 ms, prep 5 / 4 = 1.25 ms, storage 4 ms. 1,000 samples: 1 + 0.25 + 2.75 = 4 s."""
     epoch = steady()
     assert split(epoch) == pytest.approx([1.0, 0.25, 2.75])
     assert epoch.epoch_s.value == pytest.approx(4.0)
@@ -70,10 +67,7 @@ def test_disk_takes_what_memory_has_no_room_for() -> None:
 
 
 def test_trials_that_do_not_share_pay_for_themselves() -> None:
-    """4 trials: prep takes 4 x 1.25 = 5 ms, storage 4 x 4 = 16 ms.
-
-    With a cache of 25 out of 100 MB for each trial, fetching takes 4 (0.025 + 3) = 12.1 ms.
-    """
+    """4 trials: prep 4 x 1.25 = 5 ms, storage 4 x 4 = 16 ms, or 4 (0.025 + 3) = 12.1 ms with 25 of 100 MB cached."""
     assert split(steady(trials=4, sharing=False)) == pytest.approx([1.0, 4.0, 11.0])
     assert split(steady(trials=4, sharing=False, cache_bytes=100e6)) == pytest.approx([1.0, 4.0, 7.1])
     assert split(steady(trials=4, cache_bytes=100e6)) == pytest.approx([1.0, 0.25, 0.0])
@@ -101,10 +95,7 @@ def test_nodes_add_up_and_pixels_travel() -> None:
 
 
 def test_readers_of_all_nodes_share_a_storage() -> None:
-    """One reader gets 100 samples/s, two get 200, four get 400.
-
-    2 nodes with 2 readers each get 400; with 4 readers each they get no more.
-    """
+    """1, 2 and 4 readers get 100, 200 and 400 samples/s: 2 nodes with 2 each get 400, and with 4 each no more."""
     rates = round_rates(storage=line((1, 100), (2, 200), (4, 400)))
     found = [steady(rates, nodes=n, readers=r).bounds["fetch"].value for n, r in ((1, 2), (2, 2), (2, 4))]
     assert found == pytest.approx([200, 400, 400])
@@ -210,10 +201,7 @@ def test_samples_that_are_kept_decoded_are_prepared_faster() -> None:
 
 
 def test_serving_and_cores_count_for_decoded_samples_too() -> None:
-    """Serving adds 0.5 ms: (0.5 + 0.5) / 4.
-
-    The cores spend 1 ms of CPU on a decoded sample and 0.2 ms on staging: 1.2 / 4.
-    """
+    """Serving: (0.5 + 0.5) / 4 ms. A decoded sample takes 1 ms of CPU, and 0.2 ms of staging: 1.2 / 4 ms."""
     costs = {"serving_s": stated(5e-4, unit="s"), "decoded_cpu_s": stated(1e-3, unit="CPU-s")}
     rates = decodable_rates(staging_cpu_s=stated(2e-4, unit="CPU-s"), **costs)
     found = steady(rates, cache_bytes=500e6).bounds
@@ -290,19 +278,13 @@ def test_more_cores_are_like_those_measured() -> None:
 
 
 def test_batch_size() -> None:
-    """64 samples take 64 ms, including 16 ms for a batch of any size: 0.75 + 16 / b ms a sample.
-
-    A batch of 16 gives 1.75 ms, one of 128 gives 0.875 ms.
-    """
+    """64 samples take 64 ms, including a fixed 16 ms: 0.75 + 16 / b ms a sample, so 1.75 ms at 16 and 0.875 at 128."""
     rates = round_rates(storage=line((1, 1e6)), prep=line((1, 1e6)), step_overhead_s=stated(0.016, unit="s"))
     assert [steady(rates, batch_size=b).epoch_s.value for b in (16, 64, 128)] == pytest.approx([1.75, 1.0, 0.875])
 
 
 def test_the_overhead_of_a_step_from_two_batch_sizes() -> None:
-    """0.75 ms a sample plus 16 ms: 16 samples take 28 ms, 64 take 64 ms.
-
-    If 64 samples take 70.4 ms: 28 - 16 (70.4 - 28) / 48 = 13.87 ms.
-    """
+    """0.75 ms a sample plus 16 ms: 28 ms for 16, 64 ms for 64. At 70.4 ms: 28 - 16 (70.4 - 28) / 48 = 13.87 ms."""
     exact = [(16, about(16 / 0.028)), (64, about(64 / 0.064))]
     assert step_overhead(exact).value == pytest.approx(0.016)
     slower = Quantity(1000, low=1000 / 1.1, high=1000, unit="samples/s")

@@ -33,10 +33,7 @@ def with_lanes(system: System, lanes: int) -> System:
 
 
 def test_threads_serve_in_order_and_cores_are_shared() -> None:
-    """Two threads share one core in turns of 1 s: A has jobs of 2 s and 1 s, B has one of 2 s.
-
-    They run A B A B A: A's jobs end at 3 and 5 s, B's at 4 s.
-    """
+    """One core in turns of 1 s. A: 2 s and 1 s, B: 2 s. They run A B A B A: A ends at 3 and 5 s, B at 4 s."""
     clock = Clock()
     cores = Cores(clock, 1, slice_s=1.0)
     one, other = Thread(clock, cores), Thread(clock, cores)
@@ -105,19 +102,13 @@ def test_coordinator_alone() -> None:
 
 
 def test_nobody_asks_across_the_end_of_an_epoch() -> None:
-    """Epochs of 4 blocks, 1 ms a sample, 50 ms a call.
-
-    Only the call for the first block of an epoch is not made ahead: 400 / (0.4 + 0.05) = 889 samples/s.
-    """
+    """Blocks take 0.1 s, calls 50 ms. Only an epoch's first call is not made ahead: 400 / (0.4 + 0.05) = 889."""
     flow = simulate(replace(EVEN, samples=400, step_s=0.001), Costs(ask_s=0.05))
     assert flow.samples_per_s == pytest.approx(400 / 0.45, rel=0.01)
 
 
 def test_growth_is_what_a_part_costs_more() -> None:
-    """4 nodes, 2 trials.
-
-    A part takes 1 ms + 4 x 1 ms + 2 x 2 ms + 8 x 0.5 ms = 13 ms, and a block of 4 parts 52 ms.
-    """
+    """A part: 1 ms + 4 x 1 ms + 2 x 2 ms + 8 x 0.5 ms = 13 ms for 4 nodes and 2 trials; 4 parts: 52 ms."""
     system, costs = (
         replace(EVEN, nodes=4, trials=2),
         Costs(part_s=0.001, part_growth_s=(0.001, 0.002, 0.0005)),
@@ -158,10 +149,7 @@ def test_cutting_costs_each_node_all_samples() -> None:
 
 
 def test_chance_costs_nothing_where_parts_can_be_taken_over() -> None:
-    """Some nodes have more of a block than others, and idle workers take over their parts.
-
-    If links are too slow for that, nodes wait, which costs a little.
-    """
+    """Idle workers take over parts of nodes with more of a block; if links are too slow for that, nodes wait."""
     even = simulate(replace(EVEN, nodes=8, prep_s=0.001), Costs())
     uneven = replace(EVEN, nodes=8, prep_s=0.001, even=False, raw_bytes=1e3)
     assert simulate(uneven, Costs()).samples_per_s == pytest.approx(even.samples_per_s, rel=0.02)

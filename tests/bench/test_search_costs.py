@@ -19,10 +19,7 @@ SPIN = "import time\nwhile time.process_time() < {s}: pass"
 
 
 def test_what_nobody_waits_for_is_counted_when_it_has_ended_and_nothing_is_counted_twice() -> None:
-    """A raylet (id 1), its worker 2, and the worker's child 3.
-
-    3 ends first, and its time moves to 2. Then 2 ends, and a fourth process reuses its id.
-    """
+    """Child 3 of worker 2 ends first and is then part of 2. Then 2 ends, and a fourth process has its id."""
     looks = iter(
         [
             [Seen(1, 0.0, 10.0, True), Seen(2, 0.0, 5.0, False)],

@@ -16,10 +16,7 @@ from mbaas.errors import ConfigError
 
 
 def test_transfers_queue_and_idle_time_is_lost() -> None:
-    """At 100 bytes/s, 50 and 100 bytes at 0 s end at 0.5 s and 1.5 s.
-
-    100 bytes at 1 s end at 2.5 s, and 100 bytes at 10 s, after a pause, end at 11 s.
-    """
+    """100 bytes/s. At 0 s, 50 and 100 bytes: 0.5 and 1.5 s. At 1 s, 100: 2.5 s. At 10 s, after a pause: 11 s."""
     throttle = Throttle(100.0)
     asked = ((50, 0.0), (100, 0.0), (100, 1.0), (100, 10.0))
     assert [throttle.book(nbytes, now) for nbytes, now in asked] == [0.5, 1.5, 2.5, 11.0]

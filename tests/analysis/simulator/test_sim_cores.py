@@ -67,10 +67,7 @@ def test_steps_of_several_trials_share_cores() -> None:
 
 
 def test_each_machine_has_its_own_cores() -> None:
-    """Two workers with one core each take every other sample.
-
-    With 8 s of prep, a step of two samples takes 8 s, less than its training.
-    """
+    """Two workers with one core take every other sample; 8 s of prep for a step are less than its training."""
     given = system(machine(), samples=8, workers=2)
     assert run(on_cores(given, 1, prep_cpu_s=8), "mbaas").total_s == pytest.approx(5 + 8 + 4 * 10)
     assert run(on_cores(given, 1, prep_cpu_s=16), "mbaas").total_s == pytest.approx(5 + 4 * 16 + 10)

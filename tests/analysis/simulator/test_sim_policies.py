@@ -307,10 +307,7 @@ def test_regimes(cache_bytes: float, best: set[str]) -> None:
 
 
 def test_a_dataset_that_fits_a_worker_but_not_its_first_class() -> None:
-    """Regime 2: 400 MB of samples, 200 MB of ram and 300 MB of ssd on each worker.
-
-    minio reads from both, and no longer from the PFS.
-    """
+    """Regime 2: 400 MB; 200 MB of ram and 300 MB of ssd on each worker. minio reads from both, not from the PFS."""
     given = with_cache(preset("imagenet-1k", samples=4000, epochs=40), ram_bytes=200e6, ssd_bytes=300e6)
     found = run(trained_at(given, 5e9), "minio")
     assert found.samples["ram"] > 0
