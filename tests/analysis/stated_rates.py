@@ -1,4 +1,4 @@
-"""Rates with round numbers, and strategies for any."""
+"""Rates with round numbers, and strategies for arbitrary rates and setups."""
 
 from __future__ import annotations
 
@@ -20,10 +20,7 @@ def line(*points: tuple[float, float], spread: float = 0.0) -> MeasuredCurve:
 
 
 def round_rates(**changes: Any) -> Rates:
-    """Make rates of 1,000 samples of 100 kB.
-
-    A step takes 1 ms a sample, prep 5 ms on a core of 4, storage 4 ms, memory 0.1 ms.
-    """
+    """1,000 samples of 100 kB. In ms: step 1, prep 5 on one of 4 cores, storage 4, memory 0.1."""
     given: dict[str, Any] = {
         "samples": 1000,
         "sample_bytes": 100_000,
@@ -39,9 +36,9 @@ def round_rates(**changes: Any) -> Rates:
 
 
 def decodable_rates(**changes: Any) -> Rates:
-    """Make rates whose samples are ten times as fast, and five times as large, once they are decoded.
+    """Rates whose samples, once decoded, are ten times as fast to prepare and five times as large.
 
-    Prep takes 5 ms on a core of 4, or 0.5 ms, the step 0.01 ms; storage takes no time to speak of.
+    Prep takes 5 ms on one of 4 cores, or 0.5 ms if decoded, and the step 0.01 ms. Storage time is negligible.
     """
     decoded = {"decoded_bytes": 500_000, "decoded_prep": line((1, 2000), (2, 4000), (4, 8000))}
     return round_rates(**{"step": about(1e5), "storage": line((1, 1e6)), **decoded, **changes})
@@ -54,9 +51,9 @@ SECONDS = (st.just(0.0) | st.floats(1e-7, 0.01)).map(lambda s: stated(s, unit="C
 
 @st.composite
 def any_rates(draw: st.DrawFn) -> Rates:
-    """Draw rates: prep rises by less for each worker, memory is no slower than disk, disk no slower than storage."""
+    """Draw rates: each prep worker adds less than the one before, and speeds are memory >= disk >= storage."""
     first, second = draw(SPEEDS), draw(st.floats(0.05, 1))
-    decoded = draw(st.none() | st.floats(0.5, 20))  # times as fast as encoded samples
+    decoded = draw(st.none() | st.floats(0.5, 20))  # prep rate relative to encoded samples
     sample_bytes, storage_per_s = draw(st.floats(100, 1e6)), draw(SPEEDS)
     disk_per_s = sample_bytes * storage_per_s * draw(st.floats(1, 100))
     memory_per_s = disk_per_s * draw(st.floats(1, 100))

@@ -1,4 +1,4 @@
-"""All of `mbaas analyze` on a workload whose truth is known. Minutes long: `pytest -m long`."""
+"""`mbaas analyze` finds the true rates of a known workload and predicts it well. Takes minutes: `pytest -m long`."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ EFFORT = Effort(least=5, most=8, window_s=0.5, budget_s=4.0)
 
 
 def test_an_analysis_finds_what_is_there_and_its_predictions_come_true() -> None:
-    """Steps take 400 samples/s, a worker prepares 250 without using a core, storage gives 2 MB/s.
+    """Steps take 400 samples/s, a worker prepares 250/s without using a core, storage delivers 2 MB/s.
 
-    All are sleeps, so that nothing depends on the machine; those of prep end when they are due, whatever decoding took.
+    All three are sleeps, so nothing depends on the machine. Each sleep of prep ends at a fixed time, however long
+    decoding took.
     """
     due_s: dict[int, float] = {}
 

@@ -1,4 +1,4 @@
-"""Where samples should cross to the GPU, from saved rates and what was measured on a GPU."""
+"""The best point to cross to the GPU follows from saved rates and GPU measurements."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from mbaas.analysis.setup import Setup
 from mbaas.errors import ConfigError
 
 DECODE = OnGpu(per_s=2000, step_per_s=600, cpu_s=0.0001)
-"""Beside 2,000 samples/s that it makes, a GPU trains on 600 of 1,000: 0.2 ms of it for each."""
+"""A GPU that decodes 2,000 samples/s trains on only 600 of 1,000: each decoded sample takes 0.2 ms."""
 
 
 def rates(**changes: Any) -> Rates:
-    """A step of 1,000 samples/s; 4 cores prepare 5 ms for a sample, 3 of which decode it to 600 kB."""
+    """A step of 1,000 samples/s on 4 cores. Prep takes 5 ms, including 3 ms to decode a sample to 600 kB."""
     decoded = {"decoded_bytes": 600e3, "decoded_prep": line((1, 500))}
     return round_rates(**{**decoded, **changes})
 
@@ -28,7 +28,10 @@ def gpu(**changes: Any) -> GpuRates:
 
 
 def test_a_gpu_decodes_some_of_what_four_cores_cannot() -> None:
-    """800 samples/s by CPUs, 833 decoded on the GPU; x of them so that 1 + 0.2 x = (5 (1 - x) + 0.1 x) / 4: 17.5 %."""
+    """CPUs alone reach 800 samples/s, and training reaches 833 if the GPU decodes all samples.
+
+    For the fraction x on the GPU: 1 + 0.2 x = (5 (1 - x) + 0.1 x) / 4, so x = 17.5 %.
+    """
     found = crossing(rates(), Setup(), gpu())
     assert found.options == {"engine": "dali", "dali_share": 0.18}
     assert found.trial_per_s == pytest.approx(1000 / (1 + 0.2 * 0.18))
@@ -36,7 +39,7 @@ def test_a_gpu_decodes_some_of_what_four_cores_cannot() -> None:
 
 
 def test_where_prep_was_measured_with_dali_the_cpu_engine_has_rates_of_its_own() -> None:
-    """5 cores and 5 ms are enough; with 10 ms, or half of the samples decoded and 10 and 2 ms, they are not."""
+    """5 cores are enough at 5 ms a sample. They are too few at 10 ms, or with half decoded at 10 and 2 ms."""
     five = Setup(cores=5, prep_workers=5)
     assert crossing(rates(), five, gpu(cpu_s=0.01)).options["engine"] == "dali"
     half = replace(five, cache_bytes=rates().dataset_bytes + 0.5 * (600e3 * rates().samples - rates().dataset_bytes))
@@ -59,7 +62,7 @@ def test_cpus_suffice_with_more_of_them() -> None:
 
 
 def test_where_samples_cross_before_resizing() -> None:
-    """Memory is too small to decode there; over 0.5 GB/s 600 kB and the trial's 150 kB take 1.5 ms."""
+    """GPU memory is too small for decoding. At 0.5 GB/s, 600 kB and the trial's 150 kB take 1.5 ms."""
     resize = OnGpu(per_s=5000, step_per_s=900, cpu_s=0.003, memory_bytes=10**9)
     few = Setup(cores=3, prep_workers=3, cache_bytes=1e12, decoded=False)
     decode = OnGpu(per_s=2000, step_per_s=600, cpu_s=0.0001, memory_bytes=3 * 10**9)

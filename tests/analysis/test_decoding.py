@@ -1,4 +1,4 @@
-"""What keeping samples decoded is worth: the share of decoding, the memory it takes, what that brings."""
+"""Share of decoding, memory needed and speedup of decoded samples match hand calculations."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def asked(rates: Rates, setup: Setup) -> Decoding:
 
 
 def test_how_much_memory_ends_decoding_and_what_that_brings() -> None:
-    """5 ms of which decoding is 4.5; 500 MB keep all 1,000 samples decoded.
+    """Prep takes 5 ms, including 4.5 ms of decoding; 500 MB hold all 1,000 samples decoded.
 
-    With 300 MB half of them are, and the others encoded: 0.6875 ms for 0.125, 5.5 times.
+    300 MB hold all samples, and half are decoded: 0.6875 ms, 5.5 times the 0.125 ms with all decoded.
     """
     found = asked(decodable_rates(), Setup(cache_bytes=300e6))
     assert (found.share.value, found.decoded) == pytest.approx((0.9, 0.5))
@@ -46,7 +46,7 @@ def test_how_much_memory_ends_decoding_and_what_that_brings() -> None:
 
 
 def test_intervals_are_those_of_both_measurements() -> None:
-    """1,600 to 2,400 samples/s of decoded ones and 180 to 220 of encoded ones: 7.3 to 13.3 times."""
+    """1,600 to 2,400 samples/s decoded and 180 to 220 encoded: 7.3 to 13.3 times."""
     spread = {"prep": line((1, 200), spread=0.1), "decoded_prep": line((1, 2000), spread=0.2)}
     found = asked(decodable_rates(cores=1, **spread), Setup())
     times = found.prep_speedup
@@ -65,10 +65,13 @@ def test_memory_is_that_of_each_node_and_of_every_copy() -> None:
 
 
 def test_training_that_sets_the_pace_needs_less_memory() -> None:
-    """The step takes 1 ms: 1.25 - 1.125 x = 1.01 at x = 0.2133, 185.3 MB beside the others: 48 of 128 steps of 500 MB.
+    """The step takes 1 ms: 1.25 - 1.125 x = 1.01 at x = 0.2133.
 
-    All decoded make prep ten times as fast, and epochs 1.25 times. A step of 1.1 ms needs x = 0.1244: 62.2 MB would do
-    while storage gives the others, but from 100 MB on all are kept, and it takes 149.8 MB: 39 steps.
+    Together with the encoded samples that takes 185.3 MB: 48 of 128 steps of 500 MB. With all decoded, prep is ten
+    times as fast, and epochs 1.25 times.
+
+    A step of 1.1 ms needs x = 0.1244. 62.2 MB would be enough while storage delivers the others, but from 100 MB on all
+    samples are cached, so it takes 149.8 MB: 39 steps.
     """
     found = asked(decodable_rates(step=about(1000)), Setup())
     assert found.enough_bytes == 48 / 128 * 500_000_000
@@ -119,7 +122,7 @@ def test_decoding_that_takes_hardly_any_time_is_left_alone() -> None:
 
 
 def test_what_to_change() -> None:
-    """With 180 MB a fifth is decoded: 1.025 ms. All of them: 0.125 ms."""
+    """With 180 MB a fifth is decoded: 1.025 ms. With all decoded: 0.125 ms."""
     rates = decodable_rates()
     (bigger,) = [change for change in recommend(rates, Setup(cache_bytes=180e6)) if "cache" in change.advice]
     assert bigger.advice == "give the cache 500 MB instead of 180 MB, so that all samples are kept decoded"
@@ -139,7 +142,7 @@ def test_what_to_change() -> None:
 
 
 def test_eight_budgets_from_nothing_to_everything_are_checked() -> None:
-    """And three where nothing is kept decoded; a setup that is one of them is not run twice."""
+    """Three budgets are checked if nothing is decoded, and a budget that equals the setup is not run twice."""
     found = [point.cache_bytes for name, point in points(decodable_rates(), Setup()) if name == "cache_bytes"]
     assert found == pytest.approx([number / 7 * 500e6 for number in range(8)])
     for rates, setup in ((round_rates(), Setup()), (decodable_rates(), Setup(decoded=False))):
@@ -155,7 +158,7 @@ def test_enough_is_about_as_good_as_all(rates: Rates, setup: Setup) -> None:
     found = decoding(rates, replace(setup, dram_bytes=0))
     if found is None:
         return
-    # disks are read in turns with storage here, so a plan that uses both may be slower than it thinks
+    # the model reads disks and storage in turns here, so a plan that uses both may be slower than it estimates
     keeping = replace(setup, dram_bytes=0, decoded=True, disk_bytes=0)
     found = asked(rates, keeping)
     shortest = predict(rates, replace(keeping, cache_bytes=max(setup.cache_bytes, found.whole_bytes))).steady.epoch_s

@@ -1,4 +1,4 @@
-"""What an epoch of a trial costs: CPU time for loading, and money."""
+"""Costs of an epoch of a trial, in CPU time and money, match hand calculations."""
 
 from __future__ import annotations
 
@@ -18,9 +18,7 @@ MS = 1e-3
 
 
 def rates(**changes: Any) -> Rates:
-    """1,000 samples; each takes 5 ms of a CPU to prepare, 0.5 to stage, 0.1 to hand to a trial, 1 to read; a step of
-    a trial takes 2 more.
-    """
+    """Rates of 1,000 samples, in CPU-ms per sample: prep 5, staging 0.5, delivery to a trial 0.1, reading 1, step 2."""
     costs = {"staging_cpu_s": 0.5, "delivery_cpu_s": 0.1, "read_cpu_s": 1.0, "step_cpu_s": 2.0}
     stated_costs = {name: stated(ms * MS, unit="CPU-s") for name, ms in costs.items()}
     return round_rates(**{**stated_costs, **changes})
@@ -39,7 +37,7 @@ def rates(**changes: Any) -> Rates:
     ],
 )
 def test_what_is_made_once_is_divided_by_all_trials(setup: Setup, ms: float) -> None:
-    """The steps of trials are no cost of loading; a thousand samples of a millisecond are a second."""
+    """Steps are not a cost of loading. 1,000 samples of 1 ms are 1 s."""
     found = epoch_costs(rates(), setup)
     assert found.cpu_h.value * HOUR_S == pytest.approx(ms)
     assert found.alone_cpu_h.value * HOUR_S == pytest.approx(5)
@@ -47,8 +45,10 @@ def test_what_is_made_once_is_divided_by_all_trials(setup: Setup, ms: float) -> 
 
 
 def test_what_goes_on_all_the_time_is_paid_for_as_long_as_an_epoch_takes() -> None:
-    """0.5 of 4 cores. A sample of all trials takes 6.6 + 2 of 3.5 core-ms, 2.46 ms, but 4 ms from storage; cached, of 4
-    trials (5.5 + 4 x 2.1) / 3.5 = 3.97 ms on each node.
+    """The background load takes 0.5 of 4 cores.
+
+    One trial takes (6.6 + 2) / 3.5 = 2.46 ms a sample, but storage takes 4 ms. With all cached, 4 trials take
+    (5.5 + 4 x 2.1) / 3.5 = 3.97 ms on each node.
     """
     busy = rates(background_cores=stated(0.5, unit="cores"))
     assert epoch_costs(busy, Setup()).cpu_h.value * HOUR_S == pytest.approx(6.6 + 0.5 * 4)

@@ -1,4 +1,4 @@
-"""A feed that runs is analyzed from its own counters, and simulated; it checks what was predicted."""
+"""A running feed is analyzed and simulated from its own counters, and its prediction is checked."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_running_feed_knows_where_its_time_goes(ray_clean: None, feed_name: st
             assert SAMPLES / G * 0.95 < loader.ledger.seconds < 3 * SAMPLES / G
 
 
-# ---- what its counters say, without Ray ----
+# ---- counters of a feed, without Ray ----
 
 
 def did(samples: int, step_s: float, **more: float) -> ConsumerReport:
@@ -78,7 +78,7 @@ def member(name: str, report: ConsumerReport, *, trial: str | None = None, state
 
 
 def status_of(*members: ConsumerStatus) -> FeedStatus:
-    """Make the status of a feed of 10,000 samples of 100 kB, with a worker that makes 2,000 of them a second."""
+    """Status of a feed with 10,000 samples of 100 kB and one worker that prepares 2,000/s."""
     lists = ("members", "workers", "waits_for", "skipped", "notes", "ledgers", "nodes")
     decoded = ("decoded", "decoded_on_disk")
     nothing = ("prediction_error", "failed", "decoded_costs")
@@ -103,7 +103,7 @@ def known_of(status: FeedStatus) -> Rates:
 
 
 def test_the_ranks_of_a_trial_are_one_trial_whose_pace_is_theirs_together() -> None:
-    """4 ranks take 2,500 samples each of 10,000, in 25 s: 400/s, and an epoch of 25 s, as one consumer does."""
+    """4 ranks take 2,500 of 10,000 samples each in 25 s: 400/s and an epoch of 25 s, like one consumer."""
     alone = status_of(member("t", did(10_000, 25.0)))
     ranks = status_of(*(member(f"t[{rank}]", did(2_500, 25.0), trial="t") for rank in range(4)))
     for status in (alone, ranks):
@@ -113,7 +113,7 @@ def test_the_ranks_of_a_trial_are_one_trial_whose_pace_is_theirs_together() -> N
 
 
 def test_the_rank_whose_data_came_last_says_how_long_steps_are() -> None:
-    """Rank 0 steps for 20 s and waits for 5; the other waits for it inside of its steps, which look like 25 s."""
+    """Rank 0 steps for 20 s and waits for 5. The other rank waits inside its steps, which seem to take 25 s."""
     late, other = did(5_000, 20.0, wait_s=5.0), did(5_000, 25.0)
     status = status_of(member("t[0]", late, trial="t"), member("t[1]", other, trial="t"))
     assert known_of(status).step.value == 500.0
@@ -121,9 +121,10 @@ def test_the_rank_whose_data_came_last_says_how_long_steps_are() -> None:
 
 
 def test_the_rates_of_both_forms_and_what_decoding_is_worth() -> None:
-    """A worker makes 2,000/s, three quarters of them decoded, in a fifth of the time: 800/s and 4,000/s by themselves.
+    """A worker prepares 2,000/s.
 
-    They add up: 0.25 / 800 + 0.75 / 4,000 = 1 / 2,000. An encoded sample has 100 kB: the decoded ones do not count.
+    Three quarters are decoded and take a fifth of the time: 800/s and 4,000/s separately. The check is
+    0.25 / 800 + 0.75 / 4,000 = 1 / 2,000. An encoded sample has 100 kB; decoded ones do not count.
     """
     costs = SampleCosts(encoded_bytes=100_000, decoded_bytes=6e5, encoded_s=1e-3, decoded_s=2e-4, storage_s=1e-4)
     fetched = FetchCounts(local=Amount(1000, 475_000_000), decoded=Amount(750, 450_000_000))
@@ -152,7 +153,7 @@ def test_a_place_that_is_held_for_a_trial_is_no_trial() -> None:
 
 
 def test_loaders_say_what_was_waited_for_after_the_first_minibatch() -> None:
-    """Of 50 s of waits 10 passed until the first minibatch: 40 s beside 60 s of steps, in parts of 20, 50 and 30 %."""
+    """10 of 50 s of waits precede the first minibatch: 40 s next to 60 s of steps, split into 20, 50 and 30 %."""
     report = did(1_000, 60.0, wait_s=50.0, fetch_stall_s=25.0, peer_stall_s=15.0, time_to_first_batch_s=10.0)
     (seen,) = seen_by_loaders(status_of(member("t", report))).values()
     assert (seen.prep, seen.fetch, seen.peers) == pytest.approx((0.08, 0.2, 0.12))

@@ -1,4 +1,4 @@
-"""A step is measured on minibatches like a feed's: also where the pipeline makes other fields than the dataset has."""
+"""A step is measured on minibatches with the fields of a feed, even where the pipeline changes them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("ray_clean")
 
 
 def test_a_step_gets_boxes_as_a_feed_gives_them(tmp_path: Path) -> None:
-    """The dataset has one box of whole numbers for each image; after a crop there may be none."""
+    """The dataset has one integer box for each image; after a crop it may be gone."""
 
     def step(batch: dict[str, Any]) -> None:
         assert [str(boxes.dtype) for boxes in batch["boxes"]] == ["torch.float32"] * 4

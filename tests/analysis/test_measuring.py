@@ -1,4 +1,4 @@
-"""Measuring systems whose truth is known: throttled storage, steps that sleep, prep that burns or sleeps a set time."""
+"""Measurements find the true rates of known systems: throttled storage, sleeping steps, prep of a fixed duration."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ SPEC = SampleSpec(Field("image", (8, 8, 3), "uint8"), (LABEL,))
 
 
 def burner(cpu_s: float) -> Callable[[], None]:
-    """Make a function that uses so much CPU time; it can be sent to an actor."""
+    """Make a function that uses ``cpu_s`` of CPU time and can be sent to an actor."""
 
     def burn() -> None:
         end = time.thread_time() + cpu_s
@@ -71,7 +71,7 @@ def burner(cpu_s: float) -> Callable[[], None]:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class BurningDataset(WrappedDataset):
-    """Each sample takes 20 ms of CPU to read, which is much beside the 0.4 ms that it takes to ask for one."""
+    """Reading a sample takes 20 ms of CPU, far more than the 0.4 ms needed to request one."""
 
     def reader(self) -> SampleReader:
         return BurningReader(self.inner.reader())
@@ -87,7 +87,7 @@ class BurningReader(SampleReader):
 
 
 class FakeTime:
-    """A clock that moves when it is read."""
+    """A clock that advances by one tick at each reading."""
 
     def __init__(self, tick_s: float) -> None:
         self.now, self.tick_s = 0.0, tick_s
@@ -98,7 +98,7 @@ class FakeTime:
 
 
 def test_a_measurement_is_repeated_until_its_spread_is_small() -> None:
-    """The first one, 50, warms up. Six of 99, 101, 99, ... span 99 to 101: 1 % each way, which is enough for 2 %."""
+    """The first value, 50, is warm-up. Six of 99, 101, 99, ... span 99 to 101: 1 % each way, within the 2 % allowed."""
     values = iter([50.0, *([99.0, 101.0] * 10)])
     found = repeated(lambda: next(values), Effort(spread=0.02, least=6), unit="samples/s", clock=FakeTime(0.01))
     assert (found.samples, found.low, found.high) == (6, 99, 101)
@@ -158,14 +158,14 @@ def test_what_a_cold_dataset_reads_does_not_stay(tmp_path: Path) -> None:
         reader.read_into(1, buffer)
         return resident_share([files["1.png"]]) == 0.0
 
-    # the kernel may keep pages a while that were written a moment ago
+    # the kernel may keep recently written pages for a while
     wait_until(is_cold, "the page of a sample that was read to be dropped")
     assert buffer.tobytes() == encoded
     assert resident_share([files["0.png"]]) == 1.0
 
 
 def test_files_are_kept_cold(tmp_path: Path) -> None:
-    """Those that are written meanwhile, too."""
+    """Including files that are written meanwhile."""
     skip_in_memory(tmp_path)
     file = tmp_path / "file"
     whole = Span(str(file), 0, 1_000_003)
@@ -178,7 +178,7 @@ def test_files_are_kept_cold(tmp_path: Path) -> None:
 
 @pytest.mark.alone
 def test_the_rate_of_throttled_storage_is_found() -> None:
-    """Samples of about 12 kB at 0.25 MB/s, however many read: 50 ms each, beside which 2 ms of others' work are 4 %."""
+    """About 12 kB at 0.25 MB/s take 50 ms, however many readers there are; 2 ms of other work are only 4 %."""
     slow = portion(synthetic(301, height=64, width=64), bytes_per_s=250_000)
     true = 250_000 / (slow.total_bytes / len(slow))
     found = storage_rate(slow, QUICK, readers=(1, 4))
@@ -188,7 +188,7 @@ def test_the_rate_of_throttled_storage_is_found() -> None:
 
 
 def test_the_cpu_time_of_reading_is_found() -> None:
-    """Storage that waits takes next to none; storage that burns 20 ms a sample takes these, whoever else works."""
+    """Waiting takes almost no CPU; storage that burns 20 ms a sample takes 20 ms, even on a busy machine."""
     waits = storage_rate(portion(synthetic(301, height=64, width=64), bytes_per_s=1_000_000), QUICK, readers=(1,))
     assert waits.cpu_s.value < 0.2 / waits.curve.points[0][1].value
     burns = storage_rate(BurningDataset.around(synthetic(200)), QUICK, readers=(1,))
@@ -226,7 +226,7 @@ def test_readers_that_cannot_be(small_images: mbaas.Dataset, readers: tuple[int,
 
 
 def test_what_a_disk_tier_gives(tmp_path: Path) -> None:
-    """Whatever was written is read, in whole samples, and nothing stays; what a feed keeps there is not touched."""
+    """All written bytes are read in whole samples. Nothing is left behind, and a feed's files are not touched."""
     (tmp_path / "kept").write_text("by a feed")
     raw = subset(synthetic(50, height=64, width=64))
     found = disk_rate(raw, tmp_path, Effort(least=3, most=3, window_s=0.02))
@@ -238,7 +238,7 @@ def test_what_a_disk_tier_gives(tmp_path: Path) -> None:
 
 @pytest.mark.alone
 def test_the_rate_of_a_disk_that_is_slow_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """8 readers, each 16 samples of about 12 kB in 40 ms."""
+    """8 readers, each reading 16 samples of about 12 kB in 40 ms."""
     raw = subset(synthetic(16 * 40, height=64, width=64))
     monkeypatch.setattr(DiskStore, "get", lambda *_, **__: time.sleep(0.040))
     found = disk_rate(raw, tmp_path, Effort(least=5, most=5, window_s=0.1), readers=8)
@@ -259,7 +259,7 @@ def test_memory_is_measured_in_bytes() -> None:
 
 @pytest.mark.alone
 def test_the_rate_of_a_step_that_sleeps_is_found() -> None:
-    """100 ms for 64 samples are 640 samples/s, and no CPU."""
+    """64 samples in 100 ms are 640 samples/s, with no CPU use."""
 
     def step(batch: dict[str, object]) -> None:
         time.sleep(0.100)
@@ -327,7 +327,7 @@ def test_a_maker_of_a_step_is_called_once(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_how_much_slower_a_worker_of_a_feed_is() -> None:
-    """500 alone, 400 (350 to 520) in a feed: 2.5 - 2 = 0.5 ms; 1000 / 350 - 2 = 0.857 ms at most, no less than 0."""
+    """500 samples/s alone, 400 (350 to 520) in a feed: 2.5 - 2 = 0.5 ms, from 0 to 1000 / 350 - 2 = 0.857 ms."""
     found = slower_s(500, Quantity(400, low=350, high=520, unit="samples/s"))
     assert (found.value, found.low, found.high, found.unit) == (
         pytest.approx(0.0005),
@@ -347,7 +347,7 @@ def a_run(
     decoded: float = 0.0,
     background: dict[str, float] | None = None,
 ) -> ServiceRun:
-    """A run in which each sample that is prepared takes so many CPU seconds of prep workers, and of all others."""
+    """A run with the given CPU seconds per sample, for prep workers and for all other processes."""
     background, seconds = background or {}, sum(epochs_s)
     busy_s = {PREP_KIND: prep_s * samples * len(epochs_s), "Coordinator": beside_s * samples * len(epochs_s)}
     return ServiceRun(
@@ -360,7 +360,7 @@ def a_run(
 
 
 def test_rounds_of_a_feed_are_one_run() -> None:
-    """Two trials, epochs of 1 and 2 s, and then of 4 s: 300 samples in 7 s in each trial; 600 samples in all."""
+    """Two trials, epochs of 1 and 2 s, then one of 4 s: 300 samples in 7 s for each trial, 600 samples in all."""
     runs = [a_run(0.01, 0.02, samples=100, trials=2, epochs_s=each, decoded=len(each) / 4) for each in ([1, 2], [4])]
     both = pooled(runs)
     assert (both.trial_per_s, both.samples, both.seconds, both.decoded) == (300 / 7, 600, 7, 0.375)
@@ -368,15 +368,15 @@ def test_rounds_of_a_feed_are_one_run() -> None:
 
 
 def test_the_rate_of_a_trial_is_that_of_the_slowest_over_all_epochs() -> None:
-    """Epochs of 2 and 1 s in one trial, of 1 and 3 s in the other, which takes 4 s for 200 samples."""
+    """One trial has epochs of 2 and 1 s, the other of 1 and 3 s. The slower one takes 4 s for 200 samples."""
     fast, slow = ([EpochRun(100, each_s, 0.0, 0.0, 0.0) for each_s in epochs_s] for epochs_s in ((2, 1), (1, 3)))
     assert ServiceRun(tuple(zip(fast, slow, strict=True))).trial_per_s == 50
 
 
 def test_an_epoch_is_split_by_the_means_of_its_runs() -> None:
-    """100 samples: 0.5 s of steps, 1 s on average with all in memory, 3 s as it is, of which loaders waited 2.2 s."""
+    """100 samples: 0.5 s of steps; on average 1 s from memory, and 3 s with 2.2 s of waiting in the real setup."""
     in_memory = ServiceRun(tuple((EpochRun(100, each_s, 0.0, 0.0, 0.0),) for each_s in (0.4, 0.4, 2.2)))
-    waits = ((1.0, 0.6, 0.1), (4.0, 3.0, 0.2), (1.6, 0.9, 0.3))  # of all, for bytes, for each other
+    waits = ((1.0, 0.6, 0.1), (4.0, 3.0, 0.2), (1.6, 0.9, 0.3))  # in total, for bytes, for other trials
     real = ServiceRun(tuple((EpochRun(100, each_s, *waited),) for each_s, waited in zip((2, 2, 5), waits, strict=True)))
     found = split_of(100, stated(200, unit="samples/s"), in_memory, real)
     assert found.epoch_s == Quantity(3.0, low=2.0, high=5.0, unit="s")
@@ -388,7 +388,7 @@ def test_an_epoch_is_split_by_the_means_of_its_runs() -> None:
 
 
 def test_what_goes_on_all_the_time_is_no_cost_of_a_sample() -> None:
-    """Rounds of 3 and 1 s, in which prep workers always keep 0.2 and 0.6 of a core busy, 0.3 on average."""
+    """Prep workers keep 0.2 cores busy in a round of 3 s and 0.6 in one of 1 s: 0.3 on average."""
     rounds = [
         a_run(0.001, 0.0005, trials=2, epochs_s=(3.0,), background={PREP_KIND: 0.2, "Coordinator": 0.1}),
         a_run(0.001, 0.0005, trials=2, epochs_s=(1.0,), background={PREP_KIND: 0.6, "Coordinator": 0.1}),
@@ -402,9 +402,10 @@ def test_what_goes_on_all_the_time_is_no_cost_of_a_sample() -> None:
 
 
 def feeds_that_cost(*, share: float, pace: float) -> dict[str, ServiceRun]:
-    """Feeds of a machine with that pace, in milliseconds of a sample: prep takes 6, or 0.6 if it is kept decoded.
+    """Feeds of a machine with that pace; times are in ms per sample.
 
-    Staging takes 0.1, delivery 0.05, reading 0.4. One worker takes 0.5 longer than alone, where it takes 5 or 0.5.
+    Prep takes 6, or 0.6 when decoded; staging 0.1, delivery 0.05, reading 0.4. One worker takes 5 or 0.5 alone, and 0.5
+    more in a feed.
     """
     made_s, alone_s = ((1 - share) * encoded_s + share * encoded_s / 10 for encoded_s in (0.006, 0.005))
     return {
@@ -418,7 +419,7 @@ def feeds_that_cost(*, share: float, pace: float) -> dict[str, ServiceRun]:
 
 @pytest.mark.parametrize(("share", "decoded_s"), [(1.0, 0.0006), (0.5, 0.0006), (0.4, 0.0004)])
 def test_what_samples_cost_is_found_in_feeds(share: float, decoded_s: float) -> None:
-    """At any pace. A feed that keeps less than half of them decoded says nothing of these."""
+    """The pace does not matter. A feed with less than half of its samples decoded gives no new decoded cost."""
     rates = decodable_rates(decoded_cpu_s=stated(0.0004, unit="CPU-s"))
     found = costs_of(rates, [feeds_that_cost(share=share, pace=0.5)] * 2, pace=0.5)
     assert found.prep_cpu_s is not None
@@ -445,7 +446,7 @@ def test_what_samples_cost_is_found_where_none_can_be_kept_decoded_and_reading_i
 
 @pytest.mark.long
 def test_the_cpu_time_of_prep_in_a_feed_is_found(ray_clean: None) -> None:
-    """10 ms of CPU a sample for what is alike in every epoch, 20 ms for what is not: decoded ones take the latter."""
+    """Deterministic transforms take 10 ms of CPU a sample, random ones 20 ms; decoded samples need only the latter."""
     burn_before, burn_after = burner(0.01), burner(0.02)
 
     def alike(image):
@@ -504,13 +505,13 @@ def test_a_feed_that_stands_for_another_stages_as_much(
 def test_what_would_be_prepared_once_for_all_epochs_is_staged_in_part(
     staging_bytes: int | None, store_bytes: int, batch_size: int, staged: int
 ) -> None:
-    """100 samples of 192 bytes, a label and an id: 99 of them, or what fits, but at least three minibatches."""
+    """100 samples of 192 bytes, a label and an id: 99, or as many as fit, but at least three minibatches."""
     workload = a_workload(staging_bytes=staging_bytes, batch_size=batch_size, shuffle=False)
     assert staged_bytes(workload, 192.0, 2, store_bytes) == staged
 
 
 class Prepares:
-    """A feed that has prepared some blocks whenever somebody looks."""
+    """A feed whose status returns the given block counts in turn."""
 
     def __init__(self, *blocks: int) -> None:
         self._blocks = iter(blocks)
@@ -520,7 +521,7 @@ class Prepares:
 
 
 class Watches:
-    """So many CPU seconds of one prep worker when it looks; there is a host, too."""
+    """Readings of the CPU seconds of one prep worker; a host process uses ten times as much."""
 
     def __init__(self, *cpu_s: float) -> None:
         self._readings = enumerate(cpu_s)
@@ -531,7 +532,7 @@ class Watches:
 
 
 def test_what_goes_on_all_the_time_is_looked_at_when_nothing_is_prepared_any_more() -> None:
-    """While the first look goes on, two blocks are made."""
+    """Two blocks are prepared during the first look, so only the second counts."""
     feed: Any = Prepares(5, 7, 7)
     watch: Any = Watches(0.0, 0.9, 0.9, 1.0)
     assert busy_while_idle(feed, watch, 0.01) == {PREP_KIND: pytest.approx(0.1)}
@@ -571,13 +572,13 @@ def test_a_trial_that_hangs_is_not_waited_for_forever(ray_clean: None, monkeypat
     ],
 )
 def test_a_feed_keeps_all_that_it_will_when_no_sample_came_in_four_epochs(kept: list[int], is_settled: bool) -> None:
-    """And after 16 epochs nobody waits any more."""
+    """After 16 epochs the feed counts as settled in any case."""
     assert is_settled_after(kept) == is_settled
 
 
 @pytest.mark.long
 def test_the_rate_of_prep_that_sleeps_is_found(ray_clean: None) -> None:
-    """8 ms a sample: 125 samples/s each, whatever the cores do."""
+    """8 ms a sample are 125 samples/s for each worker, however many cores there are."""
 
     def doze(image, rng):
         time.sleep(0.008)
@@ -594,7 +595,7 @@ def test_the_rate_of_prep_that_sleeps_is_found(ray_clean: None) -> None:
 
 
 def test_the_cpu_time_of_prep_is_found(ray_clean: None) -> None:
-    """40 ms of CPU a sample, on a machine where others may work too."""
+    """40 ms of CPU a sample, on a machine that other programs may use too."""
 
     burn = burner(0.04)
 
@@ -611,7 +612,7 @@ def test_the_cpu_time_of_prep_is_found(ray_clean: None) -> None:
 
 
 def test_prep_of_decoded_samples_does_only_what_is_left(ray_clean: None) -> None:
-    """15 ms of CPU for what is alike in every epoch, 20 ms for what is not: decoded samples take the latter alone."""
+    """Deterministic transforms take 15 ms of CPU a sample, random ones 20 ms; decoded samples need only the latter."""
     burn_before, burn_after = burner(0.015), burner(0.02)
 
     def alike(image):

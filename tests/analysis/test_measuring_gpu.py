@@ -1,4 +1,4 @@
-"""A worker of the dali engine beside a training step: on the CPU everywhere, on a GPU where there is one."""
+"""A DALI worker next to a training step is measured correctly, on the CPU and, where present, on a GPU."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ def workload(**changes: Any) -> Workload:
 
 
 class Meanwhile:
-    """Prepares in this process, too, while something is measured in others: the machine's speed changes in between.
+    """Prepares in this process during a measurement in others, because the speed of the machine varies.
 
-    A virtual machine whose host was busy took 1.7 times as much CPU time for a sample from one second to the next.
+    On a virtual machine with a busy host, the CPU time of a sample rose 1.7 times from one second to the next.
     """
 
     def __init__(self, made: Field, **prepared: tuple[EngineName, Raw]) -> None:
@@ -78,15 +78,15 @@ class Meanwhile:
                 self._seen[name].append((time.process_time() - began) / count)
 
     def check(self, name: str, cpu_s: float) -> None:
-        """Compare the CPU time that a sample took elsewhere with what it took here meanwhile."""
-        seen = self._seen[name][1:]  # the first time, the processes of the measurement were being started
+        """Compare a measured CPU time per sample with the times of this process during the measurement."""
+        seen = self._seen[name][1:]  # the first round ran while the measuring processes were starting
         least, most = min(seen), max(seen)
         assert 0.5 * least <= cpu_s <= 1.5 * most, f"{name} took {cpu_s:g} s there, {least:g} to {most:g} s here"
 
 
 @pytest.mark.parametrize("gpu", DEVICES)
 def test_both_are_measured_at_the_same_time_and_the_cpu_engine_alone(ray_clean: None, gpu: int | None) -> None:
-    """The step sleeps, so nothing is taken from it; what the worker takes is its own."""
+    """The step sleeps, so the worker takes no CPU time from it."""
     trained = workload()
     raw, rates = subset(trained.dataset), round_rates(step=about(STEP_PER_S))
     kept, made = decoded(raw, PIPELINE, engine="dali"), made_of(raw, PIPELINE, 0)

@@ -1,4 +1,4 @@
-"""Workers, threads, caches and nodes against arithmetic by hand, and what every plan must keep."""
+"""Planned workers, threads, caches and nodes match hand calculations, and every plan stays within its limits."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ LARGE = Samples(name="large", samples=24_000, dataset_bytes=2_400_000_000)
 
 
 def cluster(*, nodes: tuple[int, int] = (1, 1), storage: Points = ((1, 20e6),), **node: Any) -> Cluster:
-    """Make nodes of 8 cores with a store of 3 GB: 2.1 GB may be used, each job stages 450 MB of it."""
+    """Nodes of 8 cores with an object store of 3 GB: 2.1 GB are usable, and each job stages 450 MB."""
     given: dict[str, Any] = {"cores": 8, "memory_bytes": 10_000_000_000, **node}
     return Cluster(node=Node(**given), least_nodes=nodes[0], most_nodes=nodes[1], storage=storage)
 
 
 def job(name: str = "a", dataset: Samples = TINY, **changes: Any) -> TrainingJob:
-    """Make a job of which a worker prepares 100 samples/s."""
+    """A job whose prep workers prepare 100 samples/s each."""
     given: dict[str, Any] = {"step_per_s": 250, "prep": ((1, 100),), "batch_size": 64, "pixel_bytes": 150_000}
     return TrainingJob(name=name, dataset=dataset, **{**given, **changes})
 
 
 def test_enough_workers_for_everybody() -> None:
-    """2 x 8 cores less 3 trials leave 13 workers: 1,000 / 100 = 10 for a, 2.5 for b."""
+    """2 x 8 cores less 3 trials leave 13 workers. a needs 1,000 / 100 = 10, b needs 2.5."""
     made = plan([job("a", step_per_s=1000, trials=2), job("b")], cluster(nodes=(2, 2)))
     assert (made.pool, made.idle_workers) == (13, 0)
     a, b = made.jobs
@@ -45,7 +45,7 @@ def test_enough_workers_for_everybody() -> None:
 
 
 def test_too_few_workers() -> None:
-    """8 cores less 3 trials: 13 wanted, 5 there. b gives from 3 to 1, a from 10 to 4 (A-Dloader)."""
+    """8 cores less 3 trials leave 5 workers, and 13 are needed. b drops from 3 to 1, a from 10 to 4 (A-Dloader)."""
     a, b = plan([job("a", step_per_s=1000, trials=2), job("b")], cluster()).jobs
     assert (a.workers, b.workers) == (4, 1)
     assert (a.limit, a.trial_per_s) == ("pool", pytest.approx(400))
@@ -53,11 +53,11 @@ def test_too_few_workers() -> None:
         "4 workers prepare 400 samples/s; training could take 1,000 samples/s, but the pool of 5 has no more workers "
         "for it"
     )
-    assert a.scaler_workers == 5  # it would ask for 10, of 5 that there are
+    assert a.scaler_workers == 5  # it would request 10, but the pool has 5
 
 
 def test_what_an_epoch_of_each_trial_costs() -> None:
-    """1,000 samples of 10 ms are a 360th of an hour; four trials share them."""
+    """1,000 samples of 10 ms are 1/360 of an hour, shared by four trials."""
     (known,) = plan([job(trials=4)], cluster(cpu_price_per_h=7.2)).jobs
     assert (known.cpu_h, known.alone_cpu_h) == pytest.approx((1 / 1440, 1 / 360))
     assert (known.price, known.alone_price) == pytest.approx((0.005, 0.02))
@@ -66,7 +66,10 @@ def test_what_an_epoch_of_each_trial_costs() -> None:
 
 
 def test_intervals_of_what_was_measured() -> None:
-    """4 workers prepare 400, 360 to 420. 3 of them 300, 150 to 600, for a step of 250, 240 to 260: 150 to 260."""
+    """4 workers prepare 400 samples/s (360 to 420).
+
+    3 workers prepare 300 (150 to 600), and the step takes 250 (240 to 260): a trial gets 150 to 260.
+    """
     spread = {"prep_spread": (0.9, 1.05), "step_spread": (0.96, 1.04)}
     a, b = plan(
         [job("a", step_per_s=1000, trials=2, **spread), job("b", **spread)], cluster(nodes=(2, 2), cores=4)
@@ -86,8 +89,10 @@ def test_intervals_of_what_was_measured() -> None:
 
 
 def test_what_memory_for_decoded_samples_would_bring() -> None:
-    """4 workers prepare 400, or 4,000, 3,200 to 4,800 of decoded ones: 10 times. 24,000 of 500 kB are 12 GB, caches of
-    a node may use 1.65; two nodes need half each. 1,000 of 500 kB fit.
+    """4 workers prepare 400 encoded samples/s, or 4,000 decoded ones (3,200 to 4,800): 10 times as many.
+
+    24,000 samples of 500 kB are 12 GB. The caches of a node may use 1.65 GB, and each of two nodes needs half. 1,000
+    samples of 500 kB fit.
     """
     given: dict[str, Any] = {
         "step_per_s": 1e5,
@@ -100,7 +105,7 @@ def test_what_memory_for_decoded_samples_would_bring() -> None:
         "decoding is 90 % of prep; 10.4 GB more memory for caches on each node would keep all samples decoded: prep 10 "
         "(8 to 12) times as fast"
     )
-    # Two nodes keep all encoded, and have 450 of the 4,800 MB that each lacks: 9.375 % take 1 ms, the others 10.
+    # Two nodes cache all samples encoded. 450 of the missing 4,800 MB each are left: 9.375 % take 1 ms, the others 10.
     (two,) = plan([job("a", LARGE, **given)], cluster(nodes=(2, 2))).jobs
     assert two.decoded_share == pytest.approx(0.09375)
     assert two.decoding == (
@@ -110,7 +115,7 @@ def test_what_memory_for_decoded_samples_would_bring() -> None:
     (small,) = plan([job("b", TINY, **given)], cluster()).jobs
     assert small.decoding == "decoding is 90 % of prep, and all samples are kept decoded"
     _, beside = plan([job("a", LARGE, **given), job("b", TINY, **given)], cluster()).jobs
-    assert "; 499 MB more memory" in beside.decoding  # the other dataset takes all that there is but 1 MB
+    assert "; 499 MB more memory" in beside.decoding  # the other dataset takes all memory except 1 MB
     little = plan([job("a", decoded_bytes=500_000, decoded_prep=((1, 102),))], cluster()).jobs[0]
     assert little.decoding == "decoding is only 2.0 % of prep, so no samples are kept decoded"
     assert plan([job()], cluster()).jobs[0].decoding == ""
@@ -119,7 +124,7 @@ def test_what_memory_for_decoded_samples_would_bring() -> None:
 
 
 def test_rates_and_costs_with_decoded_samples() -> None:
-    """Half of 1,000 samples take 1 ms instead of 10: 5.5 ms, so 7 workers prepare 1,273 samples/s."""
+    """Half of 1,000 samples take 1 ms instead of 10: 5.5 ms on average, so 7 workers prepare 1,273 samples/s."""
     given: dict[str, Any] = {"decoded_prep": ((1, 1000),), "decoded_bytes": 499_000, "staging_bytes": 100_000_000}
     roomy, tight = cluster(memory_bytes_per_s=2e9), cluster(object_store_bytes=500_000_000)
     (whole,) = plan([job(step_per_s=2500, **given)], roomy).jobs
@@ -127,7 +132,7 @@ def test_rates_and_costs_with_decoded_samples() -> None:
     assert whole.fetch_per_s == pytest.approx(2e9 / 499_000)
     assert whole.threads.fetch_s == pytest.approx(64 * 499_000 / 2e9)
     assert (whole.cpu_h, whole.alone_cpu_h) == pytest.approx((1 / 3600, 10 / 3600))
-    # 70 % of the store less staging are 250 MB: all encoded, which is 1 MB, and half of the 498 MB that are lacking
+    # 70 % of the store less staging are 250 MB: all samples encoded (1 MB), and half of the missing 498 MB
     made = plan([job(step_per_s=2500, decoded_spread=(0.5, 2.0), **given)], tight)
     (half,) = made.jobs
     assert half.decoded_share == pytest.approx(0.5)
@@ -135,15 +140,15 @@ def test_rates_and_costs_with_decoded_samples() -> None:
     assert (half.trial_low_per_s, half.trial_high_per_s) == pytest.approx((7 / 6e-3, 7 / 5.25e-3))
     assert half.cpu_h == pytest.approx(5.5 / 3600)
     assert (made.caches[0].memory_bytes, made.caches[0].memory_share) == (250_000_000, 1)
-    # nothing of what one job has decoded is of use to another, and both need what is encoded
+    # jobs cannot share decoded samples, and both need the encoded ones
     first, second = plan([job("a", **given), job("b", **given)], cluster(object_store_bytes=1_000_000_000)).jobs
     assert (first.decoded_share, second.decoded_share) == (1, 0)
-    # where not all are in memory, nothing is said of decoded ones
+    # no samples are decoded unless all fit in memory encoded
     assert plan([job("a", LARGE, step_per_s=2500, **given)], cluster()).jobs[0].decoded_share == 0
 
 
 def test_prep_that_has_a_peak() -> None:
-    """320 samples/s from 4 workers on; two nodes have two such peaks."""
+    """320 samples/s from 4 workers on; two nodes reach twice that."""
     saturated = job(step_per_s=1000, prep=tuple((n, min(80.0 * n, 320.0)) for n in range(1, 9)))
     (one,) = plan([saturated], cluster()).jobs
     assert (one.workers, one.limit, one.reason) == (
@@ -155,7 +160,7 @@ def test_prep_that_has_a_peak() -> None:
 
 
 def test_a_node_with_more_cores_than_were_measured_takes_more_workers() -> None:
-    """2 cores: 180 samples/s from 2 workers on. 8 cores take 8 workers, of which the trial leaves 7: 630."""
+    """2 cores: 180 samples/s from 2 workers on. 8 cores could run 8 workers, less one for the trial: 630."""
     measured = job(step_per_s=1000, prep=((1, 90), (2, 180), (3, 180), (4, 180)), prep_cores=2)
     (made,) = plan([measured], cluster()).jobs
     assert (made.workers, made.limit, made.trial_per_s) == (7, "pool", pytest.approx(630, rel=0.01))
@@ -170,7 +175,7 @@ def test_storage_limits_what_is_not_cached() -> None:
     assert made.cache_memory_bytes == pytest.approx(1_650_000_000, abs=1)
     assert (cache.memory_bytes, cache.memory_share) == (made.cache_memory_bytes, pytest.approx(0.6875))
     assert (a.limit, a.trial_per_s) == ("storage", pytest.approx(1 / 1.569375e-3))
-    assert (a.workers, a.scaler_workers) == (7, 7)  # of the 10 that training could use, storage feeds 7
+    assert (a.workers, a.scaler_workers) == (7, 7)  # training could use 10 workers, storage feeds 7
     assert a.reason == (
         "caches and storage bring 637 samples/s, 31 % of its samples from storage; 7 workers prepare 700 samples/s, "
         "training could take 1,000 samples/s"
@@ -178,7 +183,7 @@ def test_storage_limits_what_is_not_cached() -> None:
 
 
 def test_the_dataset_that_is_read_most_often_gets_the_fastest_tier() -> None:
-    """2 GB each; 100 epochs against 300 an hour; 2.5 GB memory, 1 GB disk: the second all in memory, then the first."""
+    """Reads per hour are 100 and 300: the second dataset goes to memory completely, and the first gets the rest."""
     slow, quick = (Samples(name=n, samples=1, dataset_bytes=2_000_000_000) for n in ("slow", "quick"))
     kept = fill_caches([(slow, 100), (quick, 300)], nodes=1, memory_bytes=2_500_000_000, disk_bytes=1_000_000_000)
     assert kept == {
@@ -197,16 +202,17 @@ def test_jobs_on_one_dataset_share_its_cache_and_add_up() -> None:
 
 
 def test_a_share_is_what_one_needs_or_the_same_for_all() -> None:
-    """60 for 10 + 30 + 60: 10, then 25 each. 80 for 10 + 30: twice what they need."""
+    """60 for needs of 10 + 30 + 60: 10, then 25 each. 80 for needs of 10 + 30: twice the needs."""
     assert fair_split({"c": 60, "a": 10, "b": 30}, 60) == {"a": 10, "b": 25, "c": 25}
     assert fair_split({"a": 10, "b": 30}, 80) == {"a": 20, "b": 60}
     assert fair_split({"a": 0}, 5) == {"a": 0}
 
 
 def test_storage_makes_up_for_slow_memory() -> None:
-    """a may take 1 / 300 s a sample, of which memory of 50 MB/s takes 0.6875 x 2 = 1.375 ms: 31.25 kB in 1.958 ms.
+    """a may take 1 / 300 s a sample.
 
-    These 15.96 MB/s and 4 of b, 40 samples/s of 100 kB, are 19.96 of 20 MB/s, so both get all they need.
+    Memory of 50 MB/s takes 0.6875 x 2 = 1.375 ms, so storage has 1.958 ms for 31.25 kB: 15.96 MB/s. b needs 4 MB/s, 40
+    samples/s of 100 kB. The sum is 19.96 of 20 MB/s, so both get all they need.
     """
     slow, other = job("a", LARGE), job("b", Samples(name="other", samples=1000, dataset_bytes=100_000_000))
     kept = {"large": Kept(0, 0, 0.6875, 0.0), "other": Kept(0, 0, 0.0, 0.0)}
@@ -223,7 +229,7 @@ def test_storage_makes_up_for_slow_memory() -> None:
 
 
 def test_the_network_limits_what_travels() -> None:
-    """Half of 2 x 1,000 x 150 kB a second are 150 MB/s; 100 MB/s bring each job 50 / 0.075 MB = 667 samples/s."""
+    """Half of 2 x 1,000 x 150 kB/s is 150 MB/s; with 100 MB/s each job gets 50 / 0.075 MB = 667 samples/s."""
     wide = cluster(nodes=(2, 2), cores=16, network_bytes_per_s=100e6)
     for made in plan([job("a", step_per_s=1000), job("b", step_per_s=1000)], wide).jobs:
         assert (made.limit, made.trial_per_s) == ("network", pytest.approx(2000 / 3))
@@ -231,7 +237,7 @@ def test_the_network_limits_what_travels() -> None:
 
 
 def test_threads_that_read_go_where_most_is_read() -> None:
-    """Only a reads storage, with 1 MB/s a thread; b has one to read, a the other 7. Prep has no more than workers."""
+    """Only a reads storage, at 1 MB/s a thread: b has one fetch thread, a 7. Prep threads never exceed workers."""
     busy, quiet = job("a", LARGE, step_per_s=40), job("b")
     made = plan([busy, quiet], cluster(storage=((1, 1e6), (8, 8e6)), object_store_bytes=1_000_000_000))
     a, b = (each.threads for each in made.jobs)
@@ -252,7 +258,7 @@ def test_as_few_nodes_as_are_as_good() -> None:
 
 
 def test_nodes_for_the_trials() -> None:
-    """5 trials of a GPU each need 3 nodes of 2."""
+    """5 trials with one GPU each need 3 nodes of 2 GPUs."""
     gpus = job(trials=5, gpus_per_trial=1)
     made = plan([gpus], cluster(nodes=(1, 3), gpus=2))
     assert made.nodes == 3
@@ -310,7 +316,7 @@ def some_jobs(draw: st.DrawFn) -> list[TrainingJob]:
 def test_every_plan_keeps_within_what_there_is(
     jobs: list[TrainingJob], nodes: int, storage: float, network: float
 ) -> None:
-    """Workers in the pool and one for everybody; caches in memory and on disk; storage and network no faster."""
+    """Workers fit the pool, with at least one a job; caches fit memory and disk; storage and network limits hold."""
     wide = cluster(
         nodes=(1, nodes), storage=((1, storage),), network_bytes_per_s=network, disk_bytes=10**9, disk_bytes_per_s=1e9
     )

@@ -1,4 +1,4 @@
-"""What charts show is what they were given, to the number; files of the same chart are the same."""
+"""Charts show exactly the given numbers, and equal charts give equal files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RISING = [(1, about(100, 0.1)), (2, about(170, 0.1)), (7, about(190, 0.1))]
 
 
 def drawn(**more: Any) -> Any:
-    """Draw a chart of `RISING` and of a line at 50; return its axes."""
+    """Axes of a chart with `RISING` and a line at 50."""
     level = [(at, about(50)) for at, _ in RISING]
     options: dict[str, Any] = {"title": "Speed", "x": "workers", "y": "samples/s"} | more
     return plots.lines({"shared": RISING, "alone": level}, **options).axes[0]
@@ -45,7 +45,7 @@ def test_measured_points_and_what_they_say() -> None:
 
 
 def test_the_vertical_axis_begins_at_nothing_and_ends_above_everything() -> None:
-    """190 + 10 % is 209: steps of 50 to 250. With a point up to 260, to 300."""
+    """190 + 10 % is 209, so ticks of 50 reach 250. A point with a high end of 260 extends them to 300."""
     assert drawn().get_yticks().tolist() == [0, 50, 100, 150, 200, 250]
     assert drawn().get_ylim() == (0, 250)
     high = [(7, Quantity(200, low=200, high=260, unit=""), "")]
@@ -53,7 +53,7 @@ def test_the_vertical_axis_begins_at_nothing_and_ends_above_everything() -> None
 
 
 def test_the_horizontal_axis_names_its_first_value() -> None:
-    """1 to 7 in whole numbers; from a quarter to 16 times in powers of 2."""
+    """1 to 7 in whole numbers; 0.25 to 16 in powers of 2."""
     assert drawn().get_xticks().tolist() == [1, 2, 3, 4, 5, 6, 7]
     factors = [(0.25, about(1)), (16, about(1))]
     figure = plots.lines({"predicted": factors}, title="", x="", y="", log=True, tick="{:g}".format)
@@ -71,7 +71,7 @@ def test_names_of_marks_do_not_meet(enough: float, above: float) -> None:
     texts = {text.get_text(): text for text in drawn(marks={"now": 1, "enough": enough}).texts}
     assert texts["now"].xyann == (0, 10)
     assert texts["enough"].xyann == (0, above)
-    assert (texts["now"].get_ha(), texts["now"].xy) == ("left", (1, 1))  # at the edge, so it leads inwards
+    assert (texts["now"].get_ha(), texts["now"].xy) == ("left", (1, 1))  # at the left edge, so its text extends inwards
 
 
 def test_a_file_has_its_title_and_is_the_same_each_time(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What an analysis says while it runs, and what it keeps when it is stopped."""
+"""An analysis reports its progress, and keeps its results when it is stopped."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ WORKLOAD = Workload(
 
 @pytest.mark.parametrize("pace", [0.1, 1.0, 5.0])
 def test_what_is_left_follows_from_the_plan_and_never_rises(pace: float) -> None:
-    """On a machine that takes a tenth of the expected time, as long, and five times as long."""
+    """The machine takes 0.1, 1 and 5 times the expected time."""
     now, lines = [0.0], list[str]()
     progress = Progress({"reads": 30.0, "left out": 0.0, "runs": 60.0}, lines.append, clock=lambda: now[0])
     progress.begin("reads", "reading")
@@ -102,11 +102,11 @@ def test_as_many_workers_are_measured_as_share_the_gpus(
 
 
 STEADY: Any = SimpleNamespace(now=lambda: 1.0)
-"""Stands for the `Pace` of a machine that is always as fast."""
+"""Stands in for the `Pace` of a machine with constant speed."""
 
 
 def test_what_is_checked_is_said_with_its_unit() -> None:
-    """The first point is that without a cache, the second holds half of 100 MB; the line comes before any feed runs."""
+    """The point without a cache is skipped; the next has half of 100 MB. The line precedes any feed."""
     rates, lines = round_rates(), list[str]()
 
     def stop(line: str) -> None:
@@ -119,10 +119,10 @@ def test_what_is_checked_is_said_with_its_unit() -> None:
 
 
 def test_the_pace_of_the_machine_is_told_from_how_fast_it_prepares() -> None:
-    """A block of 64 samples in each look, of 1.28 s at first: 50/s. Then the machine is half as fast."""
-    # Two looks when it is made, and two parts of a look: one warms up, one counts.
+    """Each look prepares a block of 64 samples, at first in 1.28 s: 50/s. Then the machine is half as fast."""
+    # Two looks when it is created, each with two parts: one warms up, one counts.
     took_s = [1.28] * 4 + [2.56] * 6
-    # when a part begins, before the block, after it, and when the part is over
+    # clock readings: start of a part, before the block, after the block, end of the part
     clock = chain.from_iterable([at, at, at + took, at + took] for at, took in enumerate(took_s)).__next__
     with Pace(replace(WORKLOAD, dataset=synthetic(64)), 2, clock) as found:
         assert found.usual_per_s == pytest.approx(50)
@@ -133,7 +133,7 @@ def test_the_pace_of_the_machine_is_told_from_how_fast_it_prepares() -> None:
 
 
 def test_predictions_that_are_checked_are_for_the_pace_at_that_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Prep sets the pace with 800/s. The machine is half as fast, as fast as ever, and half as fast again."""
+    """Prep sets the pace at 800/s. The machine runs at half speed, at full speed, and at half speed again."""
     paces = iter([0.5, 1.0, 0.5])
     monkeypatch.setattr(verifying, "ROUNDS", 1)
     pace: Any = SimpleNamespace(now=lambda: next(paces))
@@ -164,7 +164,7 @@ def test_predictions_that_are_checked_are_for_the_pace_at_that_time(monkeypatch:
 
 
 def test_rates_of_a_machine_that_is_half_as_fast() -> None:
-    """Of a step of 1 ms a sample the 0.4 ms of CPU take twice as long; storage is as fast as before."""
+    """A step takes 1 ms a sample. Its 0.4 ms of CPU take twice as long; storage is as fast as before."""
     costs = {"step_cpu_s": stated(0.0004, unit="CPU-s"), "serving_s": stated(0.001, unit="s")}
     rates = decodable_rates(step=stated(1000, unit="samples/s"), **costs)
     half = rates.at_pace(0.5)
@@ -202,7 +202,7 @@ def test_an_analysis_that_is_stopped_keeps_what_it_has(monkeypatch: pytest.Monke
 
 @dataclass(frozen=True, eq=False, repr=False)
 class InterruptingDataset(WrappedDataset):
-    """Somebody presses Ctrl-C as soon as two read from it at once."""
+    """Sends SIGINT, like Ctrl-C, as soon as two readers run at the same time."""
 
     def reader(self) -> SampleReader:
         return InterruptingReader(self.inner.reader())
@@ -213,7 +213,7 @@ class InterruptingReader(SampleReader):
         self._inner, self._is_over = inner, threading.Event()
 
     def read_into(self, sample_id: int, buffer: memoryview | np.ndarray) -> None:
-        time.sleep(0.005)  # as storage does: a second reader has something to do meanwhile
+        time.sleep(0.005)  # like real storage, it leaves time for a second reader
         self._inner.read_into(sample_id, buffer)
         if threading.current_thread().name == "mbaas-measure_1" and not self._is_over.is_set():
             self._is_over.set()
@@ -224,13 +224,13 @@ SHORT = Effort(least=3, most=3, window_s=0.02)
 
 
 def stopped_when(line: str, workload: Workload = WORKLOAD, **options: Any) -> AnalysisStoppedError:
-    """Analyze in earnest, and press Ctrl-C when it says something that begins so; "" is never."""
+    """Run a real analysis, and press Ctrl-C when a progress line starts with ``line``; "" means never."""
 
     def tell(said: str) -> None:
         if line and said.strip().startswith(line):
             signal.raise_signal(signal.SIGINT)
 
-    with pytest.raises(KeyboardInterrupt) as stopped:  # any: one that goes on would end all tests
+    with pytest.raises(KeyboardInterrupt) as stopped:  # any kind: one that escapes would end all tests
         analyze(workload, setup=Setup(), step="paced", effort=SHORT, tell=tell, **options)
     assert isinstance(stopped.value, AnalysisStoppedError)
     return stopped.value
@@ -257,7 +257,7 @@ def test_ctrl_c_after_the_first_number_of_readers_keeps_its_rate() -> None:
 def test_a_stopped_analysis_is_saved_reported_and_shown_with_all_that_it_has(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """S with 5 numbers of readers and C were measured, G is stated as 50: P is missing. `mbaas what-if` says so."""
+    """S (5 numbers of readers) and C were measured, G is stated as 50, P is missing. `mbaas what-if` reports that."""
     stopped = stopped_when("reading a part", rate_per_s=50.0)
     assert stopped.found.rates.missing == ("P (prep)",)
     assert {name: len(points) for name, points in vars(stopped.found.rates).items() if name in ("storage", "prep")} == {
@@ -326,7 +326,7 @@ def test_what_is_missing_follows_from_what_is_there() -> None:
 
 
 def test_an_analysis_that_is_stopped_while_costs_are_measured_predicts_without_them(ray_clean: None) -> None:
-    """All rates are real; Ctrl-C comes as the first feed begins that would tell costs."""
+    """Rates are measured for real; Ctrl-C arrives when the first feed that measures costs starts."""
 
     def tell(said: str) -> None:
         if said.startswith("costs of a feed and of a trial"):
@@ -341,7 +341,7 @@ def test_an_analysis_that_is_stopped_while_costs_are_measured_predicts_without_t
 
 
 def test_a_quick_analysis_predicts_from_rates_alone(ray_clean: None) -> None:
-    """No feed is run, whatever is asked for."""
+    """No feed runs, even with ``check=True``."""
     found = analyze(WORKLOAD, setup=Setup(), step="paced", rate_per_s=50.0, effort=QUICK, check=True)
     assert QUICK_COSTS in found.notes
     assert (found.split, found.verification, found.was_stopped) == (None, None, False)

@@ -1,4 +1,4 @@
-"""Medians, their intervals, and what becomes of them."""
+"""Medians have sound intervals, and arithmetic keeps these correct."""
 
 from __future__ import annotations
 
@@ -20,15 +20,13 @@ def test_few_measurements_span_their_extremes() -> None:
 
 @pytest.mark.parametrize(("number", "rank"), [(5, 1), (6, 1), (8, 1), (9, 2), (12, 3), (20, 6)])
 def test_many_measurements_leave_out_what_is_too_far(number: int, rank: int) -> None:
-    """2 (1 + 9) / 2^9 = 3.9 % for the 2nd of 9, but 2 (1 + 8) / 2^8 = 7.0 % for the 2nd of 8; see tables of the sign
-    test.
-    """
+    """Sign test: the 2nd of 9 misses in 2 (1 + 9) / 2^9 = 3.9 % of cases, of 8 in 2 (1 + 8) / 2^8 = 7.0 %."""
     found = measured([float(n) for n in range(1, number + 1)], unit="s")
     assert (found.low, found.high) == (rank, number + 1 - rank)
 
 
 def test_the_interval_holds_the_true_median_as_often_as_it_says() -> None:
-    """Of skewed numbers with median ln 2; 11 of them miss by 2 (1 + 11) / 2^11 = 1.2 %, so about 24 of 2,000 times."""
+    """Skewed, with median ln 2: intervals of 11 numbers miss it in 2 (1 + 11) / 2^11 = 1.2 %, 24 of 2,000 times."""
     chance = random.Random(7)
     drawn = (measured([chance.expovariate(1) for _ in range(11)], unit="s") for _ in range(2000))
     missed = sum(not q.low <= math.log(2) <= q.high for q in drawn)
@@ -36,7 +34,7 @@ def test_the_interval_holds_the_true_median_as_often_as_it_says() -> None:
 
 
 def test_arithmetic() -> None:
-    """100 (80 to 125) samples/s: an inverse of 10 (8 to 12.5) ms; twice that, plus 1 s."""
+    """100 (80 to 125) samples/s has the inverse 10 (8 to 12.5) ms, which is then doubled and increased by 1 s."""
     rate = Quantity(100.0, low=80.0, high=125.0, unit="samples/s", samples=5)
     seconds = rate.inverse(unit="s")
     assert (seconds.value, seconds.low, seconds.high, seconds.samples) == (0.01, 0.008, 0.0125, 5)

@@ -1,4 +1,4 @@
-"""The report in a real browser: light, dark, wide and narrow."""
+"""The report works in a real browser: light, dark, wide and narrow."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ addEventListener("load", () => {
 
 @pytest.fixture(scope="module")
 def framed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write a file with the report in frames, wide and narrow, and a probe that looks into them."""
+    """File with the report in a wide and a narrow frame, and a probe that inspects both."""
     report = html.escape(page(full_analysis(), command="mbaas analyze 'feed.yaml' --step train:step"))
     frames = "".join(
         f'<iframe width="{width}" height="1600" style="border:0;flex:none" srcdoc="{report}"></iframe>'
@@ -81,7 +81,7 @@ def framed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(framed: Path, *options: str) -> str:
-    """Run the browser and return what it prints; it must not complain of the page."""
+    """Run the browser and return its output. Fails if the page logs anything to the console."""
     assert BROWSER is not None
     command = [BROWSER, *QUIET, f"--user-data-dir={framed.parent / 'profile'}", *options, framed.as_uri()]
     try:
@@ -93,9 +93,9 @@ def run(framed: Path, *options: str) -> str:
 
 
 def screenshot(framed: Path, *options: str) -> NDArray[np.uint8]:
-    """Take the pixels, [row, column, RGB], of the top of the page, wide on the left and narrow on the right."""
+    """Pixels [row, column, RGB] of the top of the page, wide on the left and narrow on the right."""
     file = framed.with_name("screen.png")
-    # On a busy machine it would else be taken when the frames are there and what is in them is not painted yet.
+    # On a busy machine the screenshot could otherwise precede the painting of the frames' contents.
     painted = "--run-all-compositor-stages-before-draw", "--virtual-time-budget=5000"
     run(framed, f"--window-size={WIDE + 40 + NARROW},1600", f"--screenshot={file}", *painted, *options)
     pixels: NDArray[np.uint8] = cv2.imread(str(file))[..., ::-1]
@@ -105,7 +105,7 @@ def screenshot(framed: Path, *options: str) -> NDArray[np.uint8]:
 
 @pytest.fixture(scope="module")
 def found(framed: Path) -> dict[str, Any]:
-    """Return what the probe saw, by width."""
+    """Results of the probe, by width."""
     dump = run(framed, "--dump-dom", f"--window-size={WIDE + 40 + NARROW},1600")
     seen = re.search(r'<pre id="found">(.+?)</pre>', dump)
     assert seen, dump[-2000:]
@@ -115,7 +115,7 @@ def found(framed: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize("width", [WIDE, NARROW])
 def test_nothing_overflows(found: dict[str, Any], width: int) -> None:
-    """Neither the page, closed or with all details open, nor text out of its picture."""
+    """The page fits, closed and with all details open, and no text extends beyond its picture."""
     seen = found[str(width)]
     assert seen["overflow"] == [0, 0]
     assert seen["beyond"] == []
@@ -130,7 +130,7 @@ def test_the_picture_fits_the_screen(found: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("width", [WIDE, NARROW])
 def test_it_can_be_used_by_keyboard(found: dict[str, Any], width: int) -> None:
-    """The first stop leads past the header and shows itself; everything that opens is a stop; focus is seen."""
+    """The first stop skips the header and becomes visible; all expandable parts are stops; the focus is visible."""
     seen = found[str(width)]
     assert (seen["first"], seen["seen"]) == ("skip", True)
     assert seen["summaries"] == 12
@@ -138,13 +138,13 @@ def test_it_can_be_used_by_keyboard(found: dict[str, Any], width: int) -> None:
 
 
 def near(pixels: NDArray[np.uint8], colour: str) -> int:
-    """Count the pixels that have about this colour."""
+    """Count the pixels with about this colour."""
     wanted = np.array([int(colour[at : at + 2], 16) for at in (1, 3, 5)])
     return int((np.abs(pixels.astype(int) - wanted).max(axis=-1) <= 4).sum())
 
 
 def test_light_and_dark(framed: Path) -> None:
-    """Each has its own paper, ink and mark of the limit, wide and narrow."""
+    """Both schemes have their colours for background, text and the limit, wide and narrow."""
     light, dark = screenshot(framed), screenshot(framed, "--blink-settings=preferredColorScheme=0")
     for part in (np.s_[:, :WIDE], np.s_[:, -NARROW:]):
         assert near(light[part], "#fbfaf7") > 0.6 * light[part].size / 3

@@ -1,4 +1,4 @@
-"""The report: what it says, that nothing in it is markup by accident, and that it needs nothing else."""
+"""The report page shows the whole analysis, escapes all text, and needs no other files."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ COMMAND = "mbaas analyze 'a <b>.yaml' --rate 50"
 
 
 def parsed(html: str) -> ElementTree.Element:
-    """Parse the page, which is XML too."""
+    """Parse the page, which is also valid XML."""
     return ElementTree.fromstring(html)
 
 
 def said(node: ElementTree.Element) -> str:
-    """Return all text of a node, with single spaces; blocks stand apart."""
+    """Return all text of a node with single spaces, and with block elements separated."""
 
     def texts(part: ElementTree.Element) -> Iterator[str]:
         apart = "" if part.tag in ("a", "abbr", "code", "span", "strong", "tspan") else " "
@@ -55,17 +55,16 @@ def said(node: ElementTree.Element) -> str:
 
 
 def section(html: str, name: str) -> ElementTree.Element:
-    """Find a section of the page by its id."""
     return next(node for node in parsed(html).iter("section") if node.get("id") == name)
 
 
 def written(template: str, it: str) -> str:
-    """Return what a template of the page makes of a text."""
+    """Render a template of the page with one variable, `it`."""
     return environment().from_string(template).render(it=it)
 
 
 def box_of(path: ElementTree.Element) -> tuple[float, float] | None:
-    """Return width and height of an upright rectangle; None for another shape."""
+    """Return width and height of an upright rectangle, or None for another shape."""
     numbers = [float(number) for number in re.findall(r"-?[\d.]+", path.get("d", ""))]
     xs, ys = sorted(set(numbers[::2])), sorted(set(numbers[1::2]))
     return (xs[1] - xs[0], ys[1] - ys[0]) if (len(xs), len(ys)) == (2, 2) else None
@@ -98,7 +97,7 @@ def test_everything_else_is_there(full_page: str) -> None:
 
 
 def test_what_workers_make_in_a_feed() -> None:
-    """4 workers make 800 alone; 5 ms each and 1 ms more is 4 / 6 ms = 667."""
+    """4 workers alone make 800 samples/s. In a feed a sample takes 5 + 1 ms: 4 / 6 ms = 667 samples/s."""
     alone, served = (
         bare_analysis(round_rates(**more), Setup()) for more in ({}, {"serving_s": about(0.001, 0.1, "s")})
     )
@@ -108,7 +107,7 @@ def test_what_workers_make_in_a_feed() -> None:
 
 
 def test_what_decoded_samples_would_bring() -> None:
-    """500 MB keep all decoded; the curve of the cache goes a little further than that, and epochs fall until there."""
+    """500 MB hold all samples decoded; the cache curve ends a little further, and epochs get shorter until there."""
     analysis = bare_analysis(decodable_rates(), Setup(cache_bytes=300e6))
     html = page(analysis)
     assert "200 MB more memory would keep all of them decoded" in said(section(html, "change"))
@@ -120,7 +119,7 @@ def test_what_decoded_samples_would_bring() -> None:
     assert any("200 MB more memory" in sentence for sentence in study.sentences)
     seconds = [(value, found.steady.epoch_s.value) for value, found in study.main.points]
     assert (seconds[0][1], seconds[-1][1]) == pytest.approx((1.25, 0.125))
-    falling = [epoch_s for value, epoch_s in seconds if value >= 100e6]  # from where on all are kept
+    falling = [epoch_s for value, epoch_s in seconds if value >= 100e6]  # from here on all samples are cached
     assert falling == sorted(falling, reverse=True)
     never = studies(bare_analysis(decodable_rates(), Setup(decoded=False)))
     assert next(each for each in never if each.parameter == "cache_bytes").values[-1] == pytest.approx(110e6)
@@ -136,10 +135,10 @@ def test_where_samples_cross_to_the_gpu_is_said_if_it_was_measured() -> None:
 
 
 def test_no_text_becomes_markup(full_page: str) -> None:
-    """Tags, quotes and forbidden characters of a path come out as text."""
+    """Tags, quotes and forbidden characters in a path appear as text."""
     shown = NASTY.replace("\x1b", "\ufffd").replace("\udcff", "\ufffd")
     root = parsed(full_page)
-    assert said(root).count(shown) == 3  # the page's title, its header, the list of what was analyzed
+    assert said(root).count(shown) == 3  # the page title, the header, the list of analyzed data
     assert not list(root.iter("b"))
     assert written('<p title="{{ it }}">{{ it }}</p>', '"<i>') == '<p title="&#34;&lt;i&gt;">&#34;&lt;i&gt;</p>'
     assert written("{{ it }}", "19 % of 3.5 MB in 2 ms 2 sacks") == "19\u00a0% of 3.5\u00a0MB in 2\u00a0ms 2 sacks"
@@ -149,7 +148,7 @@ def test_no_text_becomes_markup(full_page: str) -> None:
 
 
 def test_it_needs_nothing_else(full_page: str) -> None:
-    """No script, no address, and every link and every part of a chart that is used again lies on the page."""
+    """No scripts and no addresses; every link target and every reused part of a chart is on the page."""
     root = parsed(full_page)
     assert not re.search(r"https?:|//[a-z]|url\((?!#)|@import|javascript:|<script|<link|<img|<iframe|\bsrc=", full_page)
     ids = [node.get("id") for node in root.iter() if node.get("id")]
@@ -168,12 +167,12 @@ def test_every_picture_has_a_title_and_every_chart_a_table(full_page: str) -> No
         assert (title.tag, picture.get("role")) == ("title", "img")
         assert picture.get("aria-labelledby") == title.get("id")
     assert len(list(root.iter("figure"))) == len(list(root.iter("figcaption"))) == 10
-    assert len([d for d in root.iter("details") if list(d.iter("table"))]) == 10 + 1  # and costs
+    assert len([d for d in root.iter("details") if list(d.iter("table"))]) == 10 + 1  # plus costs
 
 
 @pytest.mark.parametrize("full", [True, False])
 def test_nothing_is_drawn_beyond_the_edge_of_a_chart(full: bool) -> None:
-    """In the font that comes with matplotlib, which is wider than those of most screens."""
+    """Checked with the font of matplotlib, which is wider than most screen fonts."""
     analysis = full_analysis() if full else bare_analysis(round_rates(), Setup(trials=3, nodes=2))
     for chart in charts(analysis, studies(analysis)):
         for figure in (chart.figure, chart.narrow):
@@ -184,7 +183,7 @@ def test_nothing_is_drawn_beyond_the_edge_of_a_chart(full: bool) -> None:
 
 
 def test_charts_have_no_colours_and_fonts_of_their_own(full_page: str) -> None:
-    """They follow the page's, light or dark."""
+    """Charts use the page's colours and fonts, light or dark."""
     pictures = [node for picture in parsed(full_page).iter("svg") for node in picture.iter()]
     looks = " ".join(f"{key}={value}" for node in pictures for key, value in node.attrib.items())
     assert not re.search(r"=#[0-9a-f]|: #[0-9a-f]|font-family|font: ", looks)
@@ -206,9 +205,10 @@ def test_landmarks_and_headings(full_page: str) -> None:
 
 
 def test_what_the_pipeline_shows() -> None:
-    """Half of 1,000 samples cached: 0.05 + 2 = 2.05 ms, 487.8/s; storage's 250/s are used to 2 / 2.05 = 98 %.
+    """Half of 1,000 samples are cached: 0.05 + 2 = 2.05 ms, 487.8/s.
 
-    Prep takes 1.25 ms: 800/s, 1.64 times the flow; the step 1 ms.
+    Storage delivers 250/s and is used to 2 / 2.05 = 98 %. Prep takes 1.25 ms: 800/s, 1.64 times the flow. The step
+    takes 1 ms.
     """
     storage, cache, prep, staging, step = links_of(bare_analysis(round_rates(), Setup(cache_bytes=50e6)))
     assert [link.said for link in (storage, cache, prep, staging, step)] == [
@@ -226,7 +226,7 @@ def test_what_the_pipeline_shows() -> None:
 
 
 def test_the_pipeline_without_a_cache_and_with_a_full_one() -> None:
-    """Everything flows through an empty cache; nothing comes from storage if all is cached."""
+    """All samples flow through an empty cache; with a full one, nothing comes from storage."""
     empty = links_of(bare_analysis(round_rates(), Setup()))
     assert [(link.said, link.flows) for link in empty[:2]] == [("250/s", True), ("nothing", True)]
     full = links_of(bare_analysis(round_rates(), Setup(cache_bytes=100e6)))
@@ -255,7 +255,7 @@ def test_each_part_can_be_the_limit(rates: Rates, setup: Setup, at: int) -> None
 
 
 def test_the_stall_split() -> None:
-    """0.5 + 0.125 + 1.375 of 2 s; loaders: 0.1 and 1.42, so 0.48 of training."""
+    """The runs give 0.5 + 0.125 + 1.375 = 2 s. Loaders waited 0.1 and 1.42 s, which leaves 0.48 s of training."""
     predicted, runs, loaders = bars_of(full_analysis())
     assert sum(predicted.shares) == pytest.approx(1)
     assert runs.shares == (0.25, 0.0625, 0.6875)
@@ -275,7 +275,7 @@ def test_the_stall_split() -> None:
 
 
 def test_the_stall_split_is_drawn_as_it_is(full_page: str) -> None:
-    """On a desk 976 pixels are the whole epoch: 0.25 of them are 244 and 0.6875 are 671."""
+    """A full epoch is 976 pixels wide on a desktop: 0.25 is 244 pixels, and 0.6875 is 671."""
     wide, narrow = (figure for figure in section(full_page, "epoch").iter("svg"))
     for picture, pixels in ((wide, 976), (narrow, 330)):
         drawn = [box for box in map(box_of, picture.iter("path")) if box is not None and box[1] == 34]
@@ -284,7 +284,7 @@ def test_the_stall_split_is_drawn_as_it_is(full_page: str) -> None:
 
 
 def test_whether_both_ways_to_split_agree() -> None:
-    """0.045 of 2 s is 2.2 %; 1.375 and 0.4 differ by 49 %."""
+    """0.045 of 2 s is 2.2 %; 1.375 and 0.4 s differ by 49 % of 2 s."""
     assert "both ways agree to 2.2 % of the epoch" in said(section(page(full_analysis()), "epoch"))
     apart = replace(split_of_2_s(), live_fetch_stall_s=about(0.4, unit="s"))
     assert "both ways disagree by 49 % of the epoch" in said(
@@ -293,7 +293,7 @@ def test_whether_both_ways_to_split_agree() -> None:
 
 
 def test_measured_points_lie_on_their_curves() -> None:
-    """A point that ran the setup as it is belongs to every curve."""
+    """A point that ran the unchanged setup belongs to every curve."""
     found = {study.parameter: study for study in studies(full_analysis())}
     assert [value for value, _ in found["cache_bytes"].checks] == [0.0, 50e6, 20e6]
     assert [value for value, _ in found["prep_workers"].checks] == [1, 4]
@@ -306,7 +306,7 @@ def test_measured_points_lie_on_their_curves() -> None:
 
 
 def test_a_measured_curve_is_drawn_as_predictions_follow_it() -> None:
-    """Between the measured points, too: the line bends where the fit does."""
+    """The line also follows the fit between measured points."""
     analysis = full_analysis()
     figures = {chart.name: chart.figure for chart in charts(analysis, [])}
     for name, curve_of in (("measured-prep", analysis.rates.prep), ("measured-storage", analysis.rates.storage)):
@@ -316,7 +316,7 @@ def test_a_measured_curve_is_drawn_as_predictions_follow_it() -> None:
 
 
 def test_a_measured_point_says_what_it_is(full_page: str) -> None:
-    """Found 244.3 where 249.2 was predicted. Two caches, one number of workers, and the setup as it is on all 6."""
+    """244.3 measured, 249.2 predicted. Two caches, one number of workers, and the unchanged setup on all 6."""
     titles = [said(node) for node in section(full_page, "what-if").iter("title")]
     assert "0 B: measured 244 (240 to 249), predicted 249 (234 to 264) samples/s, +2.0 %" in titles
     assert len([title for title in titles if "measured" in title and "%" in title]) == 3 + 2 + 4 * 1
@@ -333,7 +333,7 @@ def test_sharing_is_drawn_beside_not_sharing() -> None:
 
 
 def test_what_a_curve_means() -> None:
-    """Storage at 4 ms sets the pace until 3.2 times as fast; then prep at 1.25 ms."""
+    """Storage at 4 ms sets the pace until it is 3.2 times as fast, then prep at 1.25 ms."""
     along = curve(round_rates(), Setup(), "storage_factor", [1, 2, 3, 4])
     assert pace(along) == "Up to 3 times the measured speed the pace is set by storage, then by prep."
     along = curve(round_rates(), Setup(), "trials", [1, 2])
@@ -341,8 +341,10 @@ def test_what_a_curve_means() -> None:
 
 
 def test_a_sentence_names_where_the_pace_changes_hands() -> None:
-    """Storage's 4 ms / 3.2 is prep's 1.25 ms; 2.83 and 3.36 times are drawn. 5 workers prepare fewer than
-    the 1,100 samples/s of a step, and 6 prepare more; 1 and 9 of 256 are drawn.
+    """The named crossing is exact, although only neighbouring values are drawn.
+
+    Storage takes 4 ms / 3.2 = 1.25 ms, as long as prep; 2.83 and 3.36 times are drawn. A step takes 1,100 samples/s. 5
+    workers prepare fewer and 6 prepare more; 1 and 9 of 256 are drawn.
     """
     found = {study.parameter: study for study in studies(bare_analysis(round_rates(), Setup()))}
     sentence = "Up to 3.2 times the measured speed the pace is set by storage, then by prep."
@@ -355,7 +357,7 @@ def test_a_sentence_names_where_the_pace_changes_hands() -> None:
 
 
 def test_how_much_is_enough() -> None:
-    """70.5 MB of 100, as `smallest_cache` says."""
+    """70.5 of 100 MB, the same as `smallest_cache`."""
     cache, workers, *_ = studies(bare_analysis(round_rates(), Setup()))
     assert cache.enough == 70_512_821
     assert cache.sentences[-1] == ("A cache of 70.5 MB, 71 % of what is read there, ends fetch stalls; it is 0 B now.")
@@ -363,7 +365,7 @@ def test_how_much_is_enough() -> None:
 
 
 def test_errors_of_predictions() -> None:
-    """2, 3, 6 and 1 %: the median is 2.5."""
+    """The errors are 2, 3, 6 and 1 %, so the median is 2.5 %."""
     trust = said(section(page(full_analysis()), "trust"))
     assert "4 predictions were run. Half of them are off by at most 2.5 %, all by at most 6.0 %." in trust
     one = Verification((check_of(round_rates(), Setup(), "trials", 2, 0.1),))
@@ -392,7 +394,7 @@ def test_any_analysis_has_a_page(rates: Rates, setup: Setup) -> None:
 
 
 def test_it_is_written(tmp_path: Path, full_page: str) -> None:
-    """As UTF-8 whatever the path was."""
+    """The encoding is UTF-8 even if the path of the data is not."""
     write_report(full_analysis(), tmp_path / "out.html", command=COMMAND)
     assert (tmp_path / "out.html").read_text(encoding="utf-8") == full_page
     with pytest.raises(ConfigError, match=r"the folder of the report must exist, got .*/nowhere"):
@@ -400,7 +402,7 @@ def test_it_is_written(tmp_path: Path, full_page: str) -> None:
 
 
 def test_plots_are_written(tmp_path: Path) -> None:
-    """As SVG whose text is text, one for each chart of the page."""
+    """The files are SVG with real text, one for each chart of the page."""
     written = write_plots(full_analysis(), tmp_path / "plots")
     assert [path.name for path in written] == [
         "split.svg",
@@ -434,17 +436,17 @@ SEEN = [
     ("blue", "panel"),
     ("paper", "red"),
 ]
-"""Text and what lies behind it."""
+"""Text colours and their backgrounds."""
 
 DRAWN = [
     *(("blue", "paper"), ("red", "paper"), ("grey", "paper"), ("ink", "paper"), ("focus", "paper")),
     *(("blue", "pipe"), ("blue", "band"), ("red", "red pipe")),
 ]
-"""Shapes that mean something, and what lies behind them."""
+"""Colours of meaningful shapes, and their backgrounds."""
 
 
 def schemes() -> Iterator[dict[str, str]]:
-    """Read the colours of the light and of the dark page."""
+    """Yield the colours of the light and of the dark page."""
     style = (files("mbaas.analysis.report") / "templates" / "style.css").read_text(encoding="utf-8")
     light, dark = re.findall(r":root \{(.*?)\}", style, flags=re.DOTALL)[:2]
     for text in (light, dark):
@@ -455,27 +457,27 @@ def schemes() -> Iterator[dict[str, str]]:
 
 
 def mixed(one: str, other: str, part: float) -> str:
-    """Mix a colour of which ``part`` is one and the rest another."""
+    """Mix two colours; ``part`` is the fraction of the first."""
     pairs = zip(bytes.fromhex(one[1:]), bytes.fromhex(other[1:]), strict=True)
     return "#" + bytes(round(part * a + (1 - part) * b) for a, b in pairs).hex()
 
 
 def luminance(colour: str) -> float:
-    """Return the luminance of a colour, as WCAG 2 defines it."""
+    """Return the relative luminance of a colour (WCAG 2)."""
     parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
     linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
     return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
 
 
 def contrast(one: str, other: str) -> float:
-    """Return the contrast of two colours, as WCAG 2 defines it: 21 between black and white."""
+    """Return the contrast ratio of two colours (WCAG 2): 21 between black and white."""
     dark, light = sorted((luminance(one), luminance(other)))
     return (light + 0.05) / (dark + 0.05)
 
 
 @pytest.mark.parametrize("colours", list(schemes()), ids=["light", "dark"])
 def test_contrast(colours: dict[str, str]) -> None:
-    """WCAG 2 AA: 4.5 of text, 3 of shapes."""
+    """WCAG 2 AA requires 4.5 for text and 3 for shapes."""
     assert contrast("#000000", "#ffffff") == pytest.approx(21)
     for pair in SEEN:
         assert contrast(*(colours[name] for name in pair)) >= 4.5, pair

@@ -1,4 +1,4 @@
-"""The sentence that people read."""
+"""The verdict is one plain sentence, and claims nothing if the views of an epoch disagree."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SAID: dict[str, Any] = {"data": "d", "pipeline": "p", "step": "s", "notes": ()}
 
 
 def test_loading_is_the_problem() -> None:
-    """5 s of which 3.75 s fetch and 0.25 s prep; 5 - 4.9 x = 1.25 ms a sample with 3.75 / 4.9 = 76.5 % cached."""
+    """5 s, with 3.75 s of fetch and 0.25 s of prep; 5 - 4.9 x = 1.25 ms at x = 3.75 / 4.9 = 76.5 % cached."""
     assert verdict(round_rates(storage=line((1, 200))), Setup()) == (
         "Loading is the problem: the trial waits for data 80 % of the time (75 % for samples to be read and 5.0 % for "
         "samples to be prepared), and storage sets the pace at 5 s an epoch; give the cache 76.5 MB, and an epoch "
@@ -30,7 +30,7 @@ def test_loading_is_the_problem() -> None:
 
 
 def test_loading_is_not_the_problem() -> None:
-    """A step of 1 ms +- 10 % is all there is: 1,000 of them take 909 ms to 1.11 s."""
+    """Only the step of 1 ms +- 10 % counts: 1,000 steps take 909 ms to 1.11 s."""
     rates = round_rates(step=about(1000, 0.1), storage=line((1, 1e6)), prep=line((1, 1e4)))
     assert verdict(rates, Setup(trials=3)) == (
         "Loading is not the problem: each of 3 trials waits for data only 0 % of the time, and the training step sets "
@@ -46,7 +46,7 @@ def test_nothing_helps() -> None:
 
 
 def test_an_epoch_that_is_over_in_a_moment_gains_nothing() -> None:
-    """1,000 samples at 5,000 a second are 0.2 s; at 1,000 a second, 1 s, of which storage could be relieved."""
+    """1,000 samples at 5,000/s take 0.2 s. At 1,000/s they take 1 s, and faster storage is worth it."""
     short, long = (round_rates(storage=line((1, rate)), prep=line((1, 1e5)), step=about(1e5)) for rate in (5e3, 1e3))
     found = conclude(short, Setup(), **SAID)
     assert found.sentence.startswith("Loading is not the problem: an epoch takes 200 ms, so there is nothing to gain.")
@@ -70,7 +70,7 @@ def test_where_views_of_an_epoch_differ_nothing_is_claimed() -> None:
 
 
 def test_where_views_agree_that_trials_wait_but_not_for_what_nothing_is_claimed() -> None:
-    """All say 80 %; the prediction 75 % of it for storage, three runs nothing, loaders all but 2 %."""
+    """All views give 80 %; storage's share is 75 % by prediction, 0 % by three runs, 78 % by loaders."""
     seen = {"three runs compared": Waits(prep=0.8, fetch=0.0), "loaders": Waits(prep=0.02, fetch=0.78)}
     said = verdict(round_rates(storage=line((1, 200))), Setup(cores=8, prep_workers=4), seen=seen, changes=[])
     assert said == (
@@ -97,7 +97,7 @@ def test_contention_for_cores_is_named_as_that_where_cores_are_known() -> None:
 
 
 def test_an_analysis_whose_split_disagrees_has_no_headline() -> None:
-    """Of 2 s three runs compared say 1.5 s of prep, loaders 1.5 s of fetch: they differ by 75 %, and not in the sum."""
+    """Of 2 s, three runs give 1.5 s to prep and loaders 1.5 s to fetch: equal sums, but parts 75 % apart."""
     zero, most = about(0.0, unit="s"), about(1.5, unit="s")
     split = replace(
         split_of_2_s(),

@@ -1,4 +1,4 @@
-"""Predictions against arithmetic by hand, simulation, and what must always hold."""
+"""Predictions match hand calculations and simulations, and invariants hold for any rates."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def steady(rates: Rates | None = None, **changes: Any) -> Epoch:
 
 
 def test_nothing_cached() -> None:
-    """A sample: 1 ms step, 5 / 4 = 1.25 ms prep, 4 ms storage. 1,000 of them: 4 s, of which 1 s, 0.25 s, 2.75 s."""
+    """Per sample: step 1 ms, prep 5 / 4 = 1.25 ms, storage 4 ms. 1,000 samples: 1 + 0.25 + 2.75 = 4 s."""
     epoch = steady()
     assert split(epoch) == pytest.approx([1.0, 0.25, 2.75])
     assert epoch.epoch_s.value == pytest.approx(4.0)
@@ -50,7 +50,7 @@ def test_nothing_cached() -> None:
 
 
 def test_half_cached() -> None:
-    """50 of 100 MB: 0.5 x 0.1 ms + 0.5 x 4 ms = 2.05 ms; the first epoch is as if there were no cache."""
+    """50 of 100 MB: 0.5 x 0.1 ms + 0.5 x 4 ms = 2.05 ms. The first epoch runs as if there were no cache."""
     found = predict(round_rates(), Setup(cache_bytes=50e6))
     assert split(found.steady) == pytest.approx([1.0, 0.25, 0.8])
     assert split(found.first) == pytest.approx([1.0, 0.25, 2.75])
@@ -67,21 +67,22 @@ def test_disk_takes_what_memory_has_no_room_for() -> None:
 
 
 def test_trials_that_do_not_share_pay_for_themselves() -> None:
-    """4 trials: prep 4 x 1.25 = 5 ms, storage 4 x 4 = 16 ms, cache 25 MB of 100 MB each: 4 (0.025 + 3) = 12.1 ms."""
+    """4 trials: prep 4 x 1.25 = 5 ms, storage 4 x 4 = 16 ms, or 4 (0.025 + 3) = 12.1 ms with 25 of 100 MB cached."""
     assert split(steady(trials=4, sharing=False)) == pytest.approx([1.0, 4.0, 11.0])
     assert split(steady(trials=4, sharing=False, cache_bytes=100e6)) == pytest.approx([1.0, 4.0, 7.1])
     assert split(steady(trials=4, cache_bytes=100e6)) == pytest.approx([1.0, 0.25, 0.0])
 
 
 def test_the_total_of_trials_that_share() -> None:
-    """4 trials of 250 samples/s each."""
+    """4 trials at 250 samples/s each."""
     assert predict(round_rates(), Setup(trials=4)).steady.total_per_s.value == pytest.approx(1000)
 
 
 def test_nodes_add_up_and_pixels_travel() -> None:
-    """2 nodes: prep 0.625 ms; half of 150 kB over 100 MB/s 0.75 ms; all cached 0.05 ms; the step 1 ms.
+    """With 2 nodes, prep takes 0.625 ms, cached reads 0.05 ms, the step 1 ms.
 
-    At 50 MB/s 1.5 ms: 0.5 ms more than the step. Storage is one for both (4 ms), or one each (2 ms).
+    Half of 150 kB takes 0.75 ms over 100 MB/s, and 1.5 ms over 50 MB/s, 0.5 ms more than the step. Storage takes 4 ms
+    if both nodes share it, and 2 ms if each has one.
     """
     cached = {"nodes": 2, "cache_bytes": 50e6}
     assert split(steady(network_bytes_per_s=100e6, **cached)) == pytest.approx([1.0, 0.0, 0.0])
@@ -94,16 +95,16 @@ def test_nodes_add_up_and_pixels_travel() -> None:
 
 
 def test_readers_of_all_nodes_share_a_storage() -> None:
-    """100 samples/s from one reader, 200 from two, 400 from four: 2 nodes with 2 each get 400, with 4 no more."""
+    """1, 2 and 4 readers get 100, 200 and 400 samples/s: 2 nodes with 2 each get 400, and with 4 each no more."""
     rates = round_rates(storage=line((1, 100), (2, 200), (4, 400)))
     found = [steady(rates, nodes=n, readers=r).bounds["fetch"].value for n, r in ((1, 2), (2, 2), (2, 4))]
     assert found == pytest.approx([200, 400, 400])
 
 
 def test_steps_and_prep_share_cores() -> None:
-    """2 cores; prep 5 ms, staging 0.1 ms; 4 trials of 0.05 ms delivery and 1 ms step: (5.1 + 4 x 1.05) / 2 = 4.65 ms.
+    """2 cores; prep takes 5 ms, staging 0.1 ms; 4 trials take 0.05 ms of delivery and 1 ms of step each.
 
-    On synthetic data the steps alone need 4 x 1 / 2 = 2 ms.
+    (5.1 + 4 x 1.05) / 2 = 4.65 ms. On synthetic data the steps alone need 4 x 1 / 2 = 2 ms.
     """
     costs = {"step_cpu_s": 1e-3, "staging_cpu_s": 1e-4, "delivery_cpu_s": 5e-5}
     rates = round_rates(
@@ -119,9 +120,9 @@ def test_steps_and_prep_share_cores() -> None:
 
 
 def test_what_runs_all_the_time_leaves_less_of_the_cores() -> None:
-    """As above with 0.5 of 2 cores busy: 9.3 / 1.5 ms, with 8 cores 9.3 / 7.5; half of the cores are always left.
+    """As above with 0.5 of 2 cores busy: 9.3 / 1.5 ms; with 8 cores 9.3 / 7.5. At least half of the cores remain.
 
-    At half of the pace it takes 1 of 2 cores, and everything else takes twice as long: 18.6 ms.
+    At half the pace the background load takes 1 of 2 cores, and all other work twice as long: 18.6 ms.
     """
     costs = {"step_cpu_s": 1e-3, "staging_cpu_s": 1e-4, "delivery_cpu_s": 5e-5}
     rates = round_rates(
@@ -141,7 +142,7 @@ def test_what_runs_all_the_time_leaves_less_of_the_cores() -> None:
 
 
 def test_trials_on_fewer_accelerators_take_turns() -> None:
-    """4 trials on 2 accelerators: 4 / (2 x 1,000) = 2 ms; twice as fast ones 1 ms."""
+    """4 trials on 2 accelerators take 4 / (2 x 1,000) = 2 ms, or 1 ms if these are twice as fast."""
     rates = round_rates(storage=line((1, 1e6)))
     epoch = steady(rates, trials=4, accelerators=2)
     assert (split(epoch), epoch.limit) == (pytest.approx([2.0, 0.0, 0.0]), "accelerators")
@@ -149,15 +150,19 @@ def test_trials_on_fewer_accelerators_take_turns() -> None:
 
 
 def test_imperfect_overlap() -> None:
-    """Parts of 1, 1.25 and 4 ms, masked to 80 %: 1; 0.8 x 1.25 + 0.2 x 2.25 = 1.45; 0.8 x 4 + 0.2 x 6.25 = 4.45 ms."""
+    """Parts of 1, 1.25 and 4 ms, overlapped to 80 %.
+
+    1 ms; 0.8 x 1.25 + 0.2 x 2.25 = 1.45 ms; 0.8 x 4 + 0.2 x 6.25 = 4.45 ms.
+    """
     assert split(steady(round_rates(overlap=0.8))) == pytest.approx([1.0, 0.45, 3.0])
     assert steady(round_rates(overlap=0.0)).epoch_s.value == pytest.approx(6.25)
 
 
 def test_reading_takes_cores_too() -> None:
-    """2 cores; prep 5 ms, a read 3 ms of CPU: (5 + 3) / 2 = 4 ms where nothing is cached, (5 + 1.5) / 2 with a half.
+    """2 cores; prep takes 5 ms of CPU, a read 3 ms.
 
-    Storage alone needs 0.5 ms. With all of it cached the cores need 2.5 ms, as prep does.
+    With nothing cached, samples take (5 + 3) / 2 = 4 ms, with half cached (5 + 1.5) / 2. Storage alone needs 0.5 ms.
+    With all cached the cores need 2.5 ms, like prep.
     """
     rates = round_rates(
         cores=2,
@@ -175,9 +180,11 @@ def test_reading_takes_cores_too() -> None:
 
 
 def test_samples_that_are_kept_decoded_are_prepared_faster() -> None:
-    """300 MB hold all 1,000 samples, half of them decoded: 100 + 400 x = 300. 0.5 x 5 / 4 + 0.5 x 0.5 / 4 = 0.6875 ms;
-    of 4 cores each sample takes the same. 50 MB hold a tenth decoded, 0.9 x 1.25 + 0.1 x 0.125. The first epoch finds
-    nothing kept, and a feed that keeps no decoded samples is as fast with any cache.
+    """300 MB hold all 1,000 samples, half decoded: 100 + 400 x = 300.
+
+    Prep takes 0.5 x 5 / 4 + 0.5 x 0.5 / 4 = 0.6875 ms, and the 4 cores take the same. 50 MB hold a tenth decoded:
+    0.9 x 1.25 + 0.1 x 0.125 ms. The first epoch finds nothing cached. With `decoded=False` any cache gives the same
+    speed.
     """
     rates = decodable_rates()
     for cache_bytes, epoch_s in ((0, 1.25), (50e6, 1.1375), (300e6, 0.6875), (500e6, 0.125), (900e6, 0.125)):
@@ -188,13 +195,13 @@ def test_samples_that_are_kept_decoded_are_prepared_faster() -> None:
     half = steady(rates, cache_bytes=300e6)
     assert (half.reads.memory, half.reads.decoded_memory) == pytest.approx((1, 0.5))
     assert half.bounds["cores"].value == half.bounds["prep"].value == pytest.approx(1 / 0.0006875)
-    # prep reads them where they lie, which P of decoded samples contains
+    # prep reads decoded samples in place, and their P includes that time
     assert half.bounds["fetch"].value == pytest.approx(1 / (0.5 * 0.0001))
     assert "fetch" not in steady(rates, cache_bytes=500e6).bounds
 
 
 def test_serving_and_cores_count_for_decoded_samples_too() -> None:
-    """0.5 ms of serving: (0.5 + 0.5) / 4. Cores spend 1 ms of CPU on a decoded sample, 0.2 on staging: 1.2 / 4."""
+    """Serving: (0.5 + 0.5) / 4 ms. A decoded sample takes 1 ms of CPU, and 0.2 ms of staging: 1.2 / 4 ms."""
     costs = {"serving_s": stated(5e-4, unit="s"), "decoded_cpu_s": stated(1e-3, unit="CPU-s")}
     rates = decodable_rates(staging_cpu_s=stated(2e-4, unit="CPU-s"), **costs)
     found = steady(rates, cache_bytes=500e6).bounds
@@ -202,8 +209,10 @@ def test_serving_and_cores_count_for_decoded_samples_too() -> None:
 
 
 def test_nodes_keep_decoded_samples_of_their_own_and_private_caches_are_divided() -> None:
-    """2 nodes of 150 MB keep half decoded as one of 300 does, and are twice as fast. 2 trials that do not share have
-    200 MB each, for a quarter of all: each of them takes 0.75 x 1.25 + 0.25 x 0.125 ms, twice.
+    """2 nodes of 150 MB hold half of the samples decoded, like one node of 300 MB, and are twice as fast.
+
+    2 trials that do not share have 200 MB each, which hold a quarter decoded. Each trial takes
+    0.75 x 1.25 + 0.25 x 0.125 ms, so both take twice that.
     """
     rates = decodable_rates()
     assert steady(rates, nodes=2, cache_bytes=150e6).epoch_s.value == pytest.approx(0.6875 / 2)
@@ -213,9 +222,9 @@ def test_nodes_keep_decoded_samples_of_their_own_and_private_caches_are_divided(
 
 
 def test_a_fast_disk_keeps_decoded_samples_and_a_slow_one_does_not() -> None:
-    """500 kB from 5 GB/s take 0.1 ms, less than decoding, 1.125 ms, and than prep, 0.125 ms; from 100 MB/s 5 ms.
+    """500 kB take 0.1 ms at 5 GB/s, less than decoding (1.125 ms) and prep (0.125 ms); at 100 MB/s they take 5 ms.
 
-    Reading a sample takes 1 ms of CPU, a decoded one is five times as large: (0.5 + 5) / 4 ms.
+    Reading a sample takes 1 ms of CPU, and a decoded one is five times as large: (0.5 + 5) / 4 ms.
     """
     room = {"disk_bytes": 500e6}
     fast = steady(decodable_rates(disk=about(5e9, unit="bytes/s")), **room)
@@ -237,8 +246,10 @@ def test_decoded_rates_are_saved_and_both_or_none_are_given() -> None:
 
 
 def test_a_worker_of_a_feed_also_hands_on_what_it_made() -> None:
-    """5 ms alone and 0.5 ms more: 1 worker 5.5 ms, 2 of them 2.5 + 0.25, 4 of them 1.25 + 0.125, 8 on 8 cores half of
-    that, 2 nodes of 4 as well; 4 trials that do not share 4 times 1.375. All in memory, with cores to spare.
+    """A sample takes 5 ms alone and 0.5 ms more in a feed. All samples are in memory, and cores are free.
+
+    1 worker takes 5.5 ms, 2 workers 2.5 + 0.25, 4 workers 1.25 + 0.125. 8 workers on 8 cores take half as long as 4,
+    like 2 nodes of 4 workers. 4 trials that do not share take 4 x 1.375.
     """
     serving = Quantity(0.0005, low=0.0003, high=0.0007, unit="s")
     rates = round_rates(serving_s=serving, prep_cpu_s=stated(0, unit="CPU-s"), storage=line((1, 1e6)))
@@ -260,20 +271,20 @@ def test_rates_that_were_saved_before_serving_was_measured() -> None:
 
 
 def test_more_cores_are_like_those_measured() -> None:
-    """Saturated at 500 samples/s from 2 of 4 cores' workers on: 8 cores give 1,000 from 4 workers on."""
+    """Saturated at 500 samples/s from 2 workers on, with 4 cores. 8 cores give 1,000 from 4 workers on."""
     rates = round_rates(prep=line((1, 250), (2, 500), (3, 500), (4, 500)), prep_cpu_s=stated(0, unit="CPU-s"))
     found = [steady(rates, cores=8, prep_workers=n).bounds["prep"].value for n in (1, 2, 4, 8)]
     assert found == pytest.approx([250, 500, 1000, 1000], rel=1e-3)
 
 
 def test_batch_size() -> None:
-    """64 samples in 64 ms, 16 ms of it for any size: 0.75 ms + 16 / b: 1.75 ms at 16, 0.875 ms at 128."""
+    """64 samples take 64 ms, including a fixed 16 ms: 0.75 + 16 / b ms a sample, so 1.75 ms at 16 and 0.875 at 128."""
     rates = round_rates(storage=line((1, 1e6)), prep=line((1, 1e6)), step_overhead_s=stated(0.016, unit="s"))
     assert [steady(rates, batch_size=b).epoch_s.value for b in (16, 64, 128)] == pytest.approx([1.75, 1.0, 0.875])
 
 
 def test_the_overhead_of_a_step_from_two_batch_sizes() -> None:
-    """0.75 ms a sample and 16 ms: 16 in 28 ms, 64 in 64 ms. With 70.4 for 64: 28 - 16 (70.4 - 28) / 48 = 13.87 ms."""
+    """0.75 ms a sample plus 16 ms: 28 ms for 16, 64 ms for 64. At 70.4 ms: 28 - 16 (70.4 - 28) / 48 = 13.87 ms."""
     exact = [(16, about(16 / 0.028)), (64, about(64 / 0.064))]
     assert step_overhead(exact).value == pytest.approx(0.016)
     slower = Quantity(1000, low=1000 / 1.1, high=1000, unit="samples/s")
@@ -284,8 +295,10 @@ def test_the_overhead_of_a_step_from_two_batch_sizes() -> None:
 
 
 def test_intervals_reach_from_the_slow_to_the_fast_end() -> None:
-    """Storage 200 to 300 samples/s, prep 800 +- 10 %, step exact: an epoch of 1/0.3 to 5 s, prep stall of 1/0.88 - 1 to
-    1/0.72 - 1 s; fetch stall from the fast end of storage with the slow end of prep to the reverse.
+    """Storage 200 to 300 samples/s, prep 800 +- 10 %, exact step.
+
+    An epoch takes 1/0.3 to 5 s, prep stall 1/0.88 - 1 to 1/0.72 - 1 s. Fetch stall ranges from fast storage with slow
+    prep to slow storage with fast prep.
     """
     storage = MeasuredCurve(((1, Quantity(250, low=200, high=300, unit="samples/s")),))
     prep = line((1, 200), (2, 400), (4, 800), spread=0.1)
@@ -302,14 +315,14 @@ def test_intervals_reach_from_the_slow_to_the_fast_end() -> None:
 
 
 def test_limits_at_both_ends() -> None:
-    """Storage 600 to 1,000 around 790, prep 800: storage sets the pace, unless it is at its best."""
+    """Storage gives 600 to 1,000 around 790, prep 800: storage sets the pace, except at its best."""
     storage = MeasuredCurve(((1, Quantity(790, low=600, high=1000, unit="samples/s")),))
     assert steady(round_rates(storage=storage)).limits == ("storage", "prep")
 
 
 @pytest.mark.parametrize("share", [0.2, 0.5, 0.8])
 def test_hits_of_a_cache_that_drops_the_least_recently_used(share: float) -> None:
-    """Played: 500 samples in a fresh random order, 40 epochs, a cache of the given share."""
+    """Simulated: 500 samples in a new random order in each of 40 epochs, and a cache of the given fraction."""
     chance, cache, hits, samples = random.Random(3), OrderedDict[int, None](), 0, 500
     for epoch in range(41):
         order = chance.sample(range(samples), samples)
@@ -323,7 +336,7 @@ def test_hits_of_a_cache_that_drops_the_least_recently_used(share: float) -> Non
 
 
 def test_the_page_cache_is_shared_by_trials_that_read_the_same_files() -> None:
-    """All files fit: the first epoch reads a sample once for 4 trials, later ones read nothing."""
+    """All files fit. In the first epoch 4 trials read each sample once; later epochs read nothing."""
     setup = Setup(trials=4, sharing=False, dram_bytes=100e6)
     assert stored_share(round_rates(), setup, steady=False).storage == pytest.approx(1 / 4)
     assert stored_share(round_rates(), setup, steady=True).storage == 0
@@ -385,7 +398,6 @@ def test_intervals_hold_for_any_rates_within_theirs(rates: Rates, setup: Setup, 
         return stated(data.draw(st.floats(quantity.low, quantity.high)), unit=quantity.unit)
 
     def scaled(curve: MeasuredCurve) -> MeasuredCurve:
-        """Scale all points by the same share."""
         last = curve.points[-1][1]
         factor = data.draw(st.floats(last.low, last.high)) / last.value
         return MeasuredCurve(tuple((n, stated(rate.value * factor, unit=rate.unit)) for n, rate in curve.points))

@@ -1,4 +1,4 @@
-"""The benchmark of accuracy, by its command: it starts a Ray of its own."""
+"""The benchmark of accuracy runs as a command, with its own Ray."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def test_searches_that_begin_either_way_find_something_out() -> None:
     for each in (epoch, now):
         assert len(each["best"]) == len(each["early"]) == 2
         assert all(0.5 < early <= best <= 1 for early, best in zip(each["early"], each["best"], strict=True))
-    # also with "epoch" one that evaluates for long goes on in the middle of an epoch
+    # with "epoch" too, a trial that evaluates for long may continue in the middle of an epoch
     assert all(0 <= share <= 1 for share in epoch["out_of_phase"] + now["out_of_phase"])
     assert sum(now["out_of_phase"]) > 0, "the fifth trial begins while others train"
 
 
 def test_what_seeds_differ_in_is_told_by_pairs() -> None:
-    """Means 0.9 and 0.89 lie closer than seeds do; but each seed lost 1 %."""
+    """The means 0.9 and 0.89 differ less than the seeds do, but each seed lost 1 %."""
     epoch = Accuracy("epoch", best=(0.85, 0.95), early=(0.5, 0.7), out_of_phase=(0.0, 0.0))
     now = Accuracy("now", best=(0.84, 0.94), early=(0.52, 0.72), out_of_phase=(0.5, 0.5))
     console = Console(width=100)

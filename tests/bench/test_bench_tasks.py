@@ -1,4 +1,4 @@
-"""The tasks of the benchmark: their rows do the same work, each sample comes once, and wrong data gets a sentence."""
+"""Rows of a task do the same work, deliver each sample once, and reject invalid data with a clear message."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ Array = NDArray[Any]
 
 SAMPLES = 27
 BATCH = 8
-"""Leaves a rest of three."""
+"""Leaves a remainder of three."""
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where data is made, once for all tests."""
+    """Folder for generated data, shared by all tests."""
     return tmp_path_factory.mktemp("tasks")
 
 
@@ -54,7 +54,7 @@ def spec_of(task: str, folder: Path, row: str = "", **options: Any) -> TrialSpec
 
 
 def epoch_of(loader: EpochLoader, beside: int) -> dict[int, list[Array]]:
-    """The arrays of each sample of an epoch, by its id; each comes once."""
+    """Arrays of each sample in an epoch, by sample id. Fails if a sample is missing or repeated."""
     seen: dict[int, list[Array]] = {}
     for (made, *others), ids in loader.epoch():
         assert len(made) == len(ids) <= BATCH or isinstance(loader, prep.PrepRate)
@@ -96,7 +96,7 @@ def test_decoded_samples_are_written_in_order() -> None:
 
 
 def test_without_room_for_what_is_decoded_there_is_no_p_of_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prep, "MOST_BYTES", 1_500_000)  # two photographs
+    monkeypatch.setattr(prep, "MOST_BYTES", 1_500_000)  # room for two photographs
     with pytest.raises(MbaasError, match=r"\.jpg cannot be kept decoded, so there is no P' with this data"):
         with prep.Service(spec_of("images", folder, "prep-decoded"), 1):
             pass
@@ -114,7 +114,7 @@ def test_what_is_made_is_what_the_engine_makes(task: str, folder: Path) -> None:
 
 @pytest.mark.parametrize("task", ["detection", "audio"])
 def test_rows_do_the_same_work(task: str, folder: Path) -> None:
-    """P and a DataLoader make the same bytes; DALI, by operators of its own, arrays of the same kinds."""
+    """P and a DataLoader make the same bytes. DALI has different operators, so only shapes and kinds agree."""
     spec = spec_of(task, folder)
     beside = len(spec.task.beside)
     with opened(prep.open_loader(spec)) as one, opened(dataloader.open_loader(spec)) as other:
@@ -133,10 +133,10 @@ def test_rows_do_the_same_work(task: str, folder: Path) -> None:
 
 
 def test_dali_hears_what_the_others_hear(folder: Path) -> None:
-    """Although seconds and masks differ, the typical decibels of each band do not."""
+    """Time windows and masks differ, but the typical decibels of each band do not."""
 
     def bands(decibels: Array) -> Array:
-        """The median of each band over time; nan where a mask lies over it."""
+        """Median of each band over time; NaN under a mask."""
         is_masked = decibels.std(axis=0) < 1e-3
         return np.where(is_masked, np.nan, np.median(decibels, axis=0))
 
@@ -148,13 +148,13 @@ def test_dali_hears_what_the_others_hear(folder: Path) -> None:
     for seen in (ours, theirs):
         decibels = np.stack([seen[sample][0] for sample in range(SAMPLES)])
         masked = (decibels.std(axis=axis) < 1e-3 for axis in (1, 2))
-        # two masks of bands, each (0 to 8) / 2 of 64 wide on average, and two of frames, (0 to 20) / 2 of 101
+        # two masks of bands, on average (0 to 8) / 2 of 64 wide each, and two of frames, (0 to 20) / 2 of 101
         for share, expected in zip(masked, (2 * 4 / 64, 2 * 10 / 101), strict=True):
             assert expected / 2 < share.mean() < 1.5 * expected
 
 
 def test_dali_sees_the_boxes_that_the_others_see(folder: Path) -> None:
-    """Windows differ; but boxes lie on the image, and of a sample without boxes none come."""
+    """Windows differ, but boxes are within the image, and a sample without boxes gets none."""
     spec = spec_of("detection", folder)
     lengths = spec.samples().known["boxes"].lengths
     with opened(dali.open_loader(spec)) as loader:
@@ -180,7 +180,7 @@ def test_a_feed_gives_a_trial_the_same(
     ray_clean: None, task: str, array: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec = spec_of(task, folder, "mbaas", array=array)
-    monkeypatch.setattr(feed.ray, "shutdown", lambda: None)  # of the cluster of all tests
+    monkeypatch.setattr(feed.ray, "shutdown", lambda: None)  # keeps the cluster of all tests running
     monkeypatch.setenv("RAY_ADDRESS", "")
     with opened(prep.open_loader(spec)) as own:
         wanted = epoch_of(own, len(spec.task.beside))
@@ -195,7 +195,7 @@ def test_a_feed_gives_a_trial_the_same(
 
 @pytest.mark.parametrize("task", ["detection", "audio"])
 def test_what_a_worker_of_a_dataloader_sends(task: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is made lies in shared memory, whatever its type; boxes and labels go with the message."""
+    """Prepared arrays are in shared memory, whatever their type; boxes and labels are part of the message."""
     monkeypatch.setattr(dataloader, "get_worker_info", object)
     spec = spec_of(task, folder)
     made, ids, beside = dataloader.Minibatches(spec.samples(), spec.task, spec.seed).__getitems__([3, 1, 2])
@@ -213,7 +213,6 @@ def test_what_a_worker_of_a_dataloader_sends(task: str, folder: Path, monkeypatc
 @pytest.mark.parametrize("row", ["dataloader", "mbaas"])
 @pytest.mark.parametrize("task", ["detection", "audio"])
 def test_a_row_for_real(task: str, row: str, folder: Path) -> None:
-    """With all of its processes."""
     settings = BenchSettings(task=task, epochs=1, cores=2, timeout_s=100.0)
     result = run_row(row_spec(settings, data_of(task, folder), row, 2, BATCH))
     assert result.error == ""
@@ -221,7 +220,6 @@ def test_a_row_for_real(task: str, row: str, folder: Path) -> None:
 
 
 def check_against_read_coco(data: Data) -> None:
-    """Files and boxes are listed as `read_coco` lists them."""
     task = TASKS["detection"]
     samples, dataset = task.samples(data), task.dataset(data)
     assert [str(file) for file in samples.files] == [dataset.uri(sample) for sample in range(SAMPLES)]
@@ -236,7 +234,7 @@ def test_boxes_are_those_that_read_coco_reads(folder: Path) -> None:
 
 
 def test_own_annotations_may_have_any_ids(folder: Path, tmp_path: Path) -> None:
-    """Ids that neither begin at 0 nor ascend, categories with gaps in any order, an image without objects."""
+    """Image ids do not start at 0 or ascend, category ids have gaps and no order, and one image has no objects."""
     data = data_of("detection", folder)
     assert data.annotations is not None
     said = json.loads(data.annotations.read_text())
@@ -260,7 +258,7 @@ def test_own_annotations_may_have_any_ids(folder: Path, tmp_path: Path) -> None:
 
 
 def test_own_recordings_may_be_short_and_have_two_channels(tmp_path: Path) -> None:
-    """A quarter of a second is a quarter of the frames, with silence around it."""
+    """A quarter of a second fills a quarter of the frames, with silence around it."""
     rng = np.random.default_rng(0)
     (tmp_path / "noise").mkdir()
     for number in range(SAMPLES):
@@ -273,8 +271,8 @@ def test_own_recordings_may_be_short_and_have_two_channels(tmp_path: Path) -> No
         with opened(row.open_loader(spec)) as loader:
             seen = epoch_of(loader, 0)
         decibels = np.stack([seen[sample][0] for sample in range(SAMPLES)])
-        is_loud = (decibels > -30) & (decibels != 0.0)  # which is where DALI masks
-        loud = np.median(is_loud.mean(axis=1), axis=1)  # the share of frames in which a band is loud
+        is_loud = (decibels > -30) & (decibels != 0.0)  # DALI masks with 0.0
+        loud = np.median(is_loud.mean(axis=1), axis=1)  # fraction of loud frames in a band
         assert np.median(loud[0::2]) == pytest.approx(0.25, abs=0.06)
         assert np.median(loud[1::2]) > 0.7
 

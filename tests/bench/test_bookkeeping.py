@@ -1,4 +1,4 @@
-"""Order and bookkeeping cost the same for a thousand samples and for a hundred million."""
+"""Order and bookkeeping cost the same for ten thousand samples and for a hundred million."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from benchmarks.bookkeeping import Cost, measure, table
 
 
 def test_cost_is_flat() -> None:
-    """In CPU time, so that other programs hardly matter. What walks over the dataset costs thousands of times more."""
+    """In CPU time, so other programs hardly matter. A walk over the dataset would cost thousands of times more."""
     small, large = measure((10**4, 10**8), blocks=10, repeats=3)
     assert small.ns_per_sample.keys() == large.ns_per_sample.keys()
     for part in ("order", "miss", "hit", "staging", "total"):

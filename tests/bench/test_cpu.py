@@ -1,4 +1,4 @@
-"""The watch sees what happens below this process, not only in it."""
+"""The watch measures descendants of this process too."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ with TreeWatch(interval_s=0.01) as watch:
 
 
 def test_a_busy_child_is_seen() -> None:
-    # In a process of its own: below this one other tests may have Ray clusters, and their memory comes and goes.
+    # In a separate process: this one may have Ray clusters of other tests below it, and their memory varies.
     subprocess.run([sys.executable, "-c", LOOK], check=True, timeout=60.0)
 
 

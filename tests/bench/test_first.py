@@ -1,4 +1,4 @@
-"""The benchmark of the first minibatch, by its command: it starts a Ray of its own."""
+"""The benchmark of the first minibatch runs as a command, with its own Ray."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The benchmark of trials that come late, by its command: it starts a Ray of its own."""
+"""The benchmark of trials that start late runs as a command, with its own Ray."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which mistakes are made in a function, and that they are made."""
+"""Mutants of a function have all expected mistakes, and each mutant really has its mistake."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What counts as a fault of a run on several nodes, and the table."""
+"""Faults of a run on several nodes are found, and the table shows all figures."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ RESULT = NodesResult(
 
 
 def test_a_sound_result() -> None:
-    """41 MB are due after the first epoch, 40 MB were read: 1 % of 100 MB apart."""
+    """41 MB are due after the first epoch and 40 MB were read, a difference of 1 % of 100 MB."""
     assert RESULT.faults == ()
     assert SHARING.later_epoch_s == 3.0
 

@@ -1,4 +1,4 @@
-"""The benchmark on several nodes by its command: real clusters, and nothing left of them."""
+"""The benchmark on several nodes runs as a command with real clusters, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ PATIENCE_S = 100.0
 
 
 def folders(run: subprocess.Popen[str]) -> list[Path]:
-    """Temporary folders of a run."""
     return list(Path("/tmp").glob(f"mbaas-{run.pid}-*"))
 
 
@@ -44,7 +43,7 @@ def test_two_nodes_share_what_each_would_load_alone() -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_it_ends_well_when_it_is_interrupted(number: int) -> None:
-    """A terminal sends Ctrl-C to all processes of the group."""
+    """For SIGINT the signal goes to the whole process group, like Ctrl-C in a terminal."""
     with subprocess.Popen([*COMMAND, "1", *OPTIONS], stderr=subprocess.PIPE, text=True, start_new_session=True) as run:
         me = psutil.Process(run.pid)
         below = _until_it_has(me, "SharingTrial")
@@ -62,7 +61,7 @@ def test_it_ends_well_when_it_is_interrupted(number: int) -> None:
 
 
 def _until_it_has(process: psutil.Process, actor: str) -> list[psutil.Process]:
-    """All processes below one, as soon as one of them is an ``actor``."""
+    """All descendants of a process, as soon as an ``actor`` is among them."""
     below: list[psutil.Process] = []
 
     def is_there() -> bool:

@@ -1,4 +1,4 @@
-"""Peers: where they are found, what is said where they are not, and that what they lose is told, but fails nothing."""
+"""Peers are found or reported as missing, and samples that they lose are reported but fail nothing."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from mbaas.errors import ConfigError
 from support.waiting import wait_until
 
 PYTHON = os.environ.get("MBAAS_PEERS_PYTHON")
-"""For the long tests: the interpreter of an environment with mbaas[bench,peers]."""
+"""Interpreter of an environment with mbaas[bench,peers], for the long tests."""
 
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """107 photographs: batches of 8 leave a rest of 3."""
+    """107 photographs: batches of 8 leave a remainder of 3."""
     return make_photos(tmp_path_factory.mktemp("peers"), 107, report=lambda _: None)
 
 
@@ -130,7 +130,7 @@ def test_a_peer_that_fails_is_not_run_again(monkeypatch: pytest.MonkeyPatch, pho
 
 
 class Counted(Epochs):
-    """Epochs that are numbers."""
+    """Epochs represented by their numbers."""
 
     def __init__(self, spec: TrialSpec, trials: int) -> None:
         super().__init__(spec, trials)
@@ -163,7 +163,7 @@ def test_ray_data_makes_each_epoch_once_and_one_ahead(epochs: Counted) -> None:
     wait_until(lambda: epochs.begun == [0, 1, 2], "none is made twice")
 
 
-# ---- the real ones ----
+# ---- real peers ----
 
 
 def peer_spec(row: str, photos: Path) -> RowSpec:
@@ -181,7 +181,7 @@ def test_a_peer_for_real(row: str, photos: Path) -> None:
     assert result.error == ""
     assert (result.row, result.epochs, result.repeated, result.spilled_bytes) == (row, 8, 0, 0)
     assert result.samples_per_s > 0
-    # TensorSocket 0.0.5 does not send the last two minibatches of an epoch, of eight samples and three
+    # TensorSocket 0.0.5 does not send the last two minibatches of an epoch, with eight and three samples
     assert result.missing == (8 * (8 + 3) if row == "tensorsocket" else 0)
 
 

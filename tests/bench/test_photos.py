@@ -1,4 +1,4 @@
-"""The photographs: as large as they should be, the same each time, made once."""
+"""Generated photographs have realistic sizes, are reproducible, and are made once."""
 
 from __future__ import annotations
 

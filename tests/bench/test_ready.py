@@ -1,4 +1,4 @@
-"""The benchmark of a trial that never waits, by its command: it starts a Ray of its own."""
+"""The benchmark of a trial that never waits runs as a command, with its own Ray."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Medians and shares, against arithmetic done by hand, and the tables that show them."""
+"""Medians and shares match hand calculations, and the tables show them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def run_of(row: str, rate: float, cores: float = 2.0, **more: object) -> RowRun:
 
 @pytest.fixture
 def results() -> tuple[RowResult, ...]:
-    """Three rounds, 4 trials. P: 1000, 500, 800. mbaas: 3600, 1600, 2400, so 0.9, 0.8 and 0.75 of 4 x P."""
+    """Three rounds of 4 trials. P is 1000, 500, 800; mbaas 3600, 1600, 2400, so 0.9, 0.8 and 0.75 of 4 x P."""
     rounds = [
         Round((run_of("prep", prep, cores), run_of("mbaas", rate), run_of("dali", 300.0, error=error)))
         for prep, rate, cores, error in [
@@ -57,7 +57,7 @@ def test_decoded_rows_have_shares_of_p_and_of_p_from_decoded_samples() -> None:
     assert (prep.share, prep.decoded_share, decoded.share, decoded.decoded_share) == (None,) * 4
     assert (mbaas.share, mbaas.decoded_share) == (pytest.approx(0.85), None)
     assert (feed.share, feed.decoded_share) == (pytest.approx(1.4), pytest.approx(0.45))
-    # all have two cores busy: by CPU it is the same
+    # all rows keep two cores busy, so the shares by CPU are the same
     assert (feed.cpu_share, feed.decoded_cpu_share) == (pytest.approx(1.4), pytest.approx(0.45))
     out = io.StringIO()
     settings = BenchSettings(trials=(4,), batch=(64,))
@@ -70,9 +70,13 @@ def test_decoded_rows_have_shares_of_p_and_of_p_from_decoded_samples() -> None:
 
 
 def test_at_best_each_sample_is_prepared_once_and_read_by_every_trial() -> None:
-    """N = 4, reading alone 12,000/s: 1 / (1 / (4 x 1,000) + 1 / 12,000) = 3,000, of which 2,400 are 0.8; of decoded
-    samples 1 / (1 / (4 x 3,000) + 1 / 12,000) = 6,000, of which 4,500 are 0.75. By CPU: P has 2.0 CPU-s per 1,000, P'
-    2/3, reading alone 1/6, the feeds 2 / 2.4 and 2 / 4.5: (0.5 + 1/6) * 1.2 = 0.8, and (1/6 + 1/6) * 2.25 = 0.75.
+    """N = 4, and reading alone reaches 12,000/s.
+
+    Encoded: 1 / (1 / (4 x 1,000) + 1 / 12,000) = 3,000, and 2,400 is 0.8 times that.
+    Decoded: 1 / (1 / (4 x 3,000) + 1 / 12,000) = 6,000, and 4,500 is 0.75 times that.
+
+    In CPU-s per 1,000: P 2.0, P' 2/3, reading alone 1/6, the feeds 2 / 2.4 and 2 / 4.5. The shares by CPU are
+    (0.5 + 1/6) * 1.2 = 0.8 and (1/6 + 1/6) * 2.25 = 0.75.
     """
     rates = {"prep": 1000.0, "prep-decoded": 3000.0, "memory": 12_000.0, "mbaas": 2400.0, "mbaas-decoded": 4500.0}
     one = Round(tuple(run_of(row, rate) for row, rate in rates.items()))

@@ -1,4 +1,4 @@
-"""Every row for real, small: processes, barrier, windows, and each sample once in each epoch."""
+"""Every row runs for real at a small size, and delivers each sample once in each epoch."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ SAMPLES = 43
 
 @pytest.fixture(scope="session")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """43 photographs: batches of 16 leave a rest of 11."""
+    """43 photographs: batches of 16 leave a remainder of 11."""
     return make_photos(tmp_path_factory.mktemp("bench"), SAMPLES, report=lambda _: None)
 
 
 @pytest.fixture(autouse=True)
 def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Where temporary files go. Whatever a row does, nothing there may outlive it, and no process that it started."""
-    # a short path, for sockets are made below it
+    """Folder for temporary files. No files and no started processes may remain after a row."""
+    # a short path, because sockets are created below it
     with tempfile.TemporaryDirectory(prefix="b", dir="/tmp", ignore_cleanup_errors=True) as folder:
         monkeypatch.setattr(tempfile, "tempdir", folder)
         before = set(psutil.Process().children())
@@ -124,7 +124,7 @@ def test_a_row_that_takes_too_long_is_ended(photos: Path) -> None:
 
 
 def test_rows_without_a_service_do_not_load_it() -> None:
-    """Otherwise their memory would be ours."""
+    """Otherwise the memory of mbaas would count as theirs."""
     rows = ", ".join(
         f"mbaas.bench.{module}" for module in ("rows.dataloader", "rows.dali", "rows.prep", "trial", "host")
     )
@@ -152,14 +152,14 @@ def test_the_whole_benchmark(photos: Path, tmp_path: Path) -> None:
 def test_a_row_that_is_interrupted_leaves_nothing(
     photos: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its processes are killed in the middle; by then they have made temporary folders, as multiprocessing does."""
+    """Its processes are killed in the middle, after they created temporary folders as multiprocessing does."""
     made: list[Path] = []
     monkeypatch.setattr(host, "HOST", "import tempfile, time; tempfile.mkdtemp(prefix='pymp-'); time.sleep(600)")
 
     wait = subprocess.Popen.wait
 
     def interrupt(process: subprocess.Popen[bytes], timeout: float | None = None) -> int:
-        if timeout is None:  # when it was killed
+        if timeout is None:  # after the kill
             return wait(process)
         made.append(wait_until(lambda: next(temporary.glob("mbaas-*/pymp-*"), None), "a folder is made"))
         raise KeyboardInterrupt
@@ -184,7 +184,7 @@ run_row(row_spec(BenchSettings(seconds=1e6, cores=2), Data(Path(sys.argv[1])), "
 
 def test_a_row_ends_when_the_program_that_runs_it_is_killed(photos: Path) -> None:
     def below(top: psutil.Process) -> list[psutil.Process]:
-        """The host and its two trials, once they are there."""
+        """The host and its two trials, once they run."""
         found = top.children(recursive=True)
         return found if sum("spawn_main" in " ".join(each.cmdline()) for each in found) >= 2 else []
 

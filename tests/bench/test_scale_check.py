@@ -1,4 +1,4 @@
-"""The model against a real feed where it cannot err much, and runs that are watched."""
+"""The model agrees with a real feed in easy cases, and runs of feeds can be watched."""
 
 from __future__ import annotations
 
@@ -55,8 +55,9 @@ def test_a_feed_that_is_watched(no_ray: None) -> None:
 @pytest.mark.long
 @pytest.mark.timeout(400)
 def test_the_model_says_what_is_measured(no_ray: None) -> None:
-    """Where prep or storage is full, costs do not matter, but without any a feed of one node takes no time; where other
-    programs are busy, a run may be slow.
+    """If prep or storage is full, costs do not matter, but with no costs at all a feed of one node takes no time.
+
+    A run may be slow because of other programs, so only predictions that are too slow fail.
     """
     for one in check(Costs(prep_s=1e-5), [1, 2], lambda _: None):
         if one.case != "cores":

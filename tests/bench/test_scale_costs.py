@@ -1,4 +1,4 @@
-"""Calibration finds the costs that were put in, and the core's costs are measured for what they are."""
+"""Calibration finds the true costs, and costs of the core are measured separately."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NO_GROWTH = Growth(0.0, (0.0, 0.0, 0.0))
 
 
 def watched(run: FeedRun, costs: Costs, *, idle_s: float = 0.01) -> Watched:
-    """What a run looks like if steps cost exactly ``costs``."""
+    """Measurements of a run whose steps cost exactly ``costs``."""
     blocks_made, blocks = 100, 100 * run.trials
     parts, calls = blocks_made * run.nodes, blocks // (4 if run.block_step_s else 1)
     part_s = part_cost_s(System(nodes=run.nodes, trials=run.trials), costs)
@@ -68,7 +68,7 @@ def test_costs_are_found_again() -> None:
 
 
 def test_what_the_core_costs_is_not_counted_twice() -> None:
-    """A part costs 1.3 ms and 0.01 ms for each node, of which the core 0.3 ms and the 0.01 ms."""
+    """A part costs 1.3 ms plus 0.01 ms per node, including 0.3 ms and the 0.01 ms for the core."""
     true = Costs(part_s=1.3e-3, part_growth_s=(0.01e-3, 0.0, 0.0), ask_s=1e-3, fetch_s=1e-3)
     found, _ = explain(
         [watched(run, true) for run in RUNS],
@@ -99,7 +99,7 @@ def test_growth_is_found_again() -> None:
 
 
 def test_the_core_is_driven_at_the_size_that_is_asked_for() -> None:
-    """The least of five rounds each, in turn: what else the machine does only makes a round slower."""
+    """The minimum of five alternating rounds is used, because other load only slows rounds down."""
     rounds = [(core_cost(1, 1), core_cost(48, 8)) for _ in range(5)]
     small, large = (min(costs, key=lambda cost: cost.part_s) for costs in zip(*rounds, strict=True))
     assert (small.nodes, small.trials, small.parts, small.asks) == (1, 1, CORE_PARTS, CORE_PARTS)

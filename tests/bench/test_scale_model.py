@@ -1,4 +1,4 @@
-"""The model against arithmetic done by hand, and what must hold for every system."""
+"""The model matches hand calculations, and invariants hold for every system."""
 
 from __future__ import annotations
 
@@ -23,19 +23,17 @@ from mbaas.errors import ConfigError
 EVEN = System(even=True, block_samples=100)
 
 
-# ---- pieces ----
+# ---- building blocks ----
 
 
 def with_lanes(system: System, lanes: int) -> System:
-    """The same with so many lanes, and staging for two blocks of each."""
+    """The same system with that many lanes, at least two blocks ahead and three staged for each lane."""
     ahead, staged = max(system.ahead_blocks, 2 * lanes), max(system.staged_blocks, 3 * lanes)
     return replace(system, lanes=lanes, ahead_blocks=ahead, staged_blocks=staged)
 
 
 def test_threads_serve_in_order_and_cores_are_shared() -> None:
-    """Two threads, one core in turns of 1 s. A: 2 s and 1 s, B: 2 s; so A B A B A: A's jobs end at 3 and 5 s, B's at
-    4 s.
-    """
+    """One core in turns of 1 s. A: 2 s and 1 s, B: 2 s. They run A B A B A: A ends at 3 and 5 s, B at 4 s."""
     clock = Clock()
     cores = Cores(clock, 1, slice_s=1.0)
     one, other = Thread(clock, cores), Thread(clock, cores)
@@ -49,7 +47,7 @@ def test_threads_serve_in_order_and_cores_are_shared() -> None:
 
 
 def test_others_slow_the_cores() -> None:
-    """Of 2 cores, 1.5 are taken: 1 s of CPU takes 4 s."""
+    """With 1.5 of 2 cores taken, 1 s of CPU takes 4 s."""
     clock = Clock()
     Thread(clock, Cores(clock, 2, taken=1.5)).do(1.0, lambda: None)
     clock.run(lambda: False)
@@ -57,7 +55,7 @@ def test_others_slow_the_cores() -> None:
 
 
 def test_links_carry_one_transfer_after_the_other() -> None:
-    """10 bytes/s: 20 bytes and then 10 end after 2 s and 3 s; at 1 s the link was busy for 1 s of its 3."""
+    """At 10 bytes/s, 20 bytes and then 10 end after 2 s and 3 s. At 1 s the link was busy for 1 s out of 3."""
     clock = Clock()
     links = Links(clock, 2, 10.0)
     assert links.carry_one(1, 20.0) == 2.0
@@ -71,9 +69,9 @@ def test_links_carry_one_transfer_after_the_other() -> None:
 
 
 def test_prep_alone() -> None:
-    """4 nodes, 2 workers each, 4 ms a sample: 8 / 0.004 = 2,000 samples/s, and every worker is always busy.
+    """4 nodes, 2 workers each, 4 ms a sample: 8 / 0.004 = 2,000 samples/s, with every worker always busy.
 
-    Blocks come in pairs, and a line through 60 of them does not have quite their slope.
+    Blocks finish in pairs, so a line through 60 blocks does not have quite that slope.
     """
     flow = simulate(replace(EVEN, nodes=4, workers=2, prep_s=0.004), Costs())
     assert flow.samples_per_s == pytest.approx(2000.0, rel=1e-3)
@@ -81,15 +79,17 @@ def test_prep_alone() -> None:
 
 
 def test_a_slower_trial_holds_all() -> None:
-    """3 trials that need 1 ms a sample, prep that needs 0.5 ms: 1,000 samples/s each, prep half busy."""
+    """3 trials need 1 ms a sample, prep needs 0.5 ms: 1,000 samples/s for each trial, and prep is half busy."""
     flow = simulate(replace(EVEN, trials=3, prep_s=0.0005, step_s=0.001), Costs())
     assert flow.samples_per_s == pytest.approx(1000.0)
     assert flow.busy["prep"] == pytest.approx(0.5, rel=0.02)
 
 
 def test_coordinator_alone() -> None:
-    """2 nodes, 3 trials, one block a call. A block costs 2 parts x 5 ms + 3 calls x 2 ms + 3 deliveries x (1 ms + 2
-    parts x 2 ms) = 31 ms; so 100 / 0.031 = 3,226 samples/s.
+    """2 nodes, 3 trials, one block a call.
+
+    A block costs 2 parts x 5 ms + 3 calls x 2 ms + 3 deliveries x (1 ms + 2 parts x 2 ms) = 31 ms. The rate is
+    100 / 0.031 = 3,226 samples/s.
     """
     system = replace(EVEN, nodes=2, trials=3, want=1)
     costs = Costs(part_s=0.005, ask_s=0.002, delivery_s=0.001, ref_s=0.002)
@@ -102,15 +102,13 @@ def test_coordinator_alone() -> None:
 
 
 def test_nobody_asks_across_the_end_of_an_epoch() -> None:
-    """Epochs of 4 blocks, 1 ms a sample, 50 ms a call. Calls are made ahead, except the one for an epoch's first block:
-    400 / (0.4 + 0.05) = 889 samples/s.
-    """
+    """Blocks take 0.1 s, calls 50 ms. Only an epoch's first call is not made ahead: 400 / (0.4 + 0.05) = 889."""
     flow = simulate(replace(EVEN, samples=400, step_s=0.001), Costs(ask_s=0.05))
     assert flow.samples_per_s == pytest.approx(400 / 0.45, rel=0.01)
 
 
 def test_growth_is_what_a_part_costs_more() -> None:
-    """4 nodes, 2 trials; part 1 ms + 4 x 1 ms + 2 x 2 ms + 8 x 0.5 ms = 13 ms; 4 parts a block: 52 ms."""
+    """A part: 1 ms + 4 x 1 ms + 2 x 2 ms + 8 x 0.5 ms = 13 ms for 4 nodes and 2 trials; 4 parts: 52 ms."""
     system, costs = (
         replace(EVEN, nodes=4, trials=2),
         Costs(part_s=0.001, part_growth_s=(0.001, 0.002, 0.0005)),
@@ -119,29 +117,31 @@ def test_growth_is_what_a_part_costs_more() -> None:
 
 
 def test_storage_of_which_half_is_kept() -> None:
-    """2 nodes of 1 MB/s, samples of 10 kB, half of them kept: 2 x 1e6 / 5e3 = 400 samples/s."""
+    """2 nodes of 1 MB/s, samples of 10 kB, half from storage: 2 x 1e6 / 5e3 = 400 samples/s."""
     system = replace(EVEN, nodes=2, raw_bytes=1e4, stored_share=0.5, storage_bytes_per_s=1e6)
     flow = simulate(system, Costs())
     assert (flow.samples_per_s, flow.full) == (pytest.approx(400.0), "storage")
 
 
 def test_links_of_the_node_with_the_trial() -> None:
-    """4 nodes, one trial: 3/4 of each block of 100 x 1 kB comes over a link of 1 MB/s in 75 ms; the pull begins when
-    the block before is used up, so nothing hides it: 100 / 0.075 = 1,333 samples/s.
+    """4 nodes, one trial: 3/4 of each block of 100 x 1 kB arrive over a link of 1 MB/s in 75 ms.
+
+    A pull begins when the previous block is used up, so nothing hides it: 100 / 0.075 = 1,333 samples/s.
     """
     flow = simulate(replace(EVEN, nodes=4, sample_bytes=1e3, link_bytes_per_s=1e6), Costs())
     assert (flow.samples_per_s, flow.full) == (pytest.approx(100 / 0.075), "link in")
 
 
 def test_trials_of_a_node_share_what_was_pulled() -> None:
-    """As above with 8 trials on 4 nodes: each node still pulls a block once."""
+    """As above with 8 trials on 4 nodes: each node still pulls a block only once."""
     flow = simulate(replace(EVEN, nodes=4, trials=8, sample_bytes=1e3, link_bytes_per_s=1e6), Costs())
     assert flow.samples_per_s == pytest.approx(100 / 0.075, rel=0.02)
 
 
 def test_cutting_costs_each_node_all_samples() -> None:
-    """10 nodes; 100 samples x 1 us x 10 nodes + 10 x 100 us = 2 ms, which a worker's part waits for 6 times: 12 ms a
-    block, while the coordinator cuts once, 2 ms.
+    """10 nodes: a cut takes 100 samples x 1 us x 10 nodes + 10 x 100 us = 2 ms.
+
+    A worker's part waits for 6 cuts, 12 ms a block; the coordinator cuts once, 2 ms.
     """
     flow = simulate(replace(EVEN, nodes=10), Costs(cut_s=1e-6, cut_node_s=1e-4))
     assert flow.samples_per_s == pytest.approx(100 / 0.012)
@@ -149,9 +149,7 @@ def test_cutting_costs_each_node_all_samples() -> None:
 
 
 def test_chance_costs_nothing_where_parts_can_be_taken_over() -> None:
-    """Some nodes have more of a block than others; their parts are made by workers that have nothing to do, and if
-    links are too slow for that the nodes wait: then it costs, but not much.
-    """
+    """Idle workers take over parts of nodes with more of a block; if links are too slow for that, nodes wait."""
     even = simulate(replace(EVEN, nodes=8, prep_s=0.001), Costs())
     uneven = replace(EVEN, nodes=8, prep_s=0.001, even=False, raw_bytes=1e3)
     assert simulate(uneven, Costs()).samples_per_s == pytest.approx(even.samples_per_s, rel=0.02)
@@ -160,8 +158,9 @@ def test_chance_costs_nothing_where_parts_can_be_taken_over() -> None:
 
 
 def test_lanes_that_are_needed() -> None:
-    """A coordinator needs 10 ms a part, 4 nodes, so 40 ms a block; prep allows 100 blocks/s: 4 coordinators' worth of
-    work, and 5 at 80 %.
+    """4 nodes at 10 ms a part take the coordinator 40 ms a block, while prep allows 100 blocks/s.
+
+    Prep therefore keeps 4 coordinators busy, or 5 at 80 % load.
     """
     system, costs = replace(EVEN, nodes=4, prep_s=0.0004, ahead_blocks=8), Costs(part_s=0.01)
     assert lanes_needed(system, costs) == 5
@@ -178,7 +177,7 @@ def test_settings_check_themselves() -> None:
         System(prep_s=-1.0)
 
 
-# ---- what holds for every system ----
+# ---- invariants of every system ----
 
 systems = st.builds(
     System,
@@ -225,15 +224,17 @@ OUT_OF_TURN = System(
     ahead_blocks=2,
     seed=16,
 )
-"""Six lanes, which finish their blocks much out of turn."""
+"""Six lanes, whose blocks finish far out of order."""
 
 
 @some
 @given(systems, costs_of, st.sampled_from([1, 2, 3]))
 @example(OUT_OF_TURN, Costs(part_s=0.001), 3)
 def test_more_lanes_hardly_slow_down(system: System, costs: Costs, lanes: int) -> None:
-    """Each lane gives out work without a look at the others', so two may choose the same worker, or take over what
-    another node would have made soon. With as many blocks ahead as the service allows it matters little.
+    """Each lane assigns work without a view of the others.
+
+    Two lanes may choose the same worker, or take over a part that another node would soon have made. With as many
+    blocks ahead as the service allows, this matters little.
     """
     roomy = replace(system, ahead_blocks=blocks_in_flight(system.workers) - 1)
     fewer, more = (simulate(with_lanes(roomy, n), costs).samples_per_s for n in (lanes, 2 * lanes))
@@ -243,7 +244,7 @@ def test_more_lanes_hardly_slow_down(system: System, costs: Costs, lanes: int) -
 @some
 @given(systems, costs_of)
 def test_nothing_is_busier_than_always_nor_faster_than_its_bound(system: System, costs: Costs) -> None:
-    """A window of 60 blocks may begin with as many as are staged already made."""
+    """All staged blocks may already be prepared when a window of 60 blocks begins."""
     flow = simulate(system, costs, blocks=60)
     assert max(flow.busy.values()) <= 1 + 1e-9
     exact = simulate(replace(system, even=True), costs, blocks=60)
@@ -267,7 +268,7 @@ def test_the_same_system_flows_the_same(system: System, costs: Costs) -> None:
 
 
 def test_a_hundred_nodes_and_a_billion_samples() -> None:
-    """A coordinator at 5 ms a part and 1 ms a part delivered: a block of 100 parts for 2 trials takes it 0.7 s."""
+    """A part costs the coordinator 5 ms, and 1 ms per delivery: 0.7 s for a block of 100 parts and 2 trials."""
     seen = forecast(Site(trial_samples_per_s=1e6), 100, 2, Costs(part_s=5e-3, ref_s=1e-3))
     assert seen.full == "coordinator"
     assert seen.samples_per_s == pytest.approx(seen.block_samples / 0.7, rel=0.05)
@@ -276,8 +277,9 @@ def test_a_hundred_nodes_and_a_billion_samples() -> None:
 
 
 def test_where_one_coordinator_is_full() -> None:
-    """A trial takes 3,000 samples/s, 16 nodes or more have blocks of 2,816 samples: 19 are in flight, in 8 GiB. So it
-    takes 0.94 s for a block: at 10 ms a part that is 94 nodes.
+    """A trial takes 3,000 samples/s. With 16 nodes or more a block has 2,816 samples, and 19 are in flight, in 8 GiB.
+
+    A trial uses up a block in 0.94 s, which is 94 nodes at 10 ms a part.
     """
     costs = Costs(part_s=0.01)
     assert coordinator_full_at(Site(), 1, costs) == 94

@@ -1,4 +1,4 @@
-"""What a whole search costs: CPU seconds of processes that come and go, the table, and the command for real."""
+"""All CPU seconds of a search are counted, by the table and by the command in a real run."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ SPIN = "import time\nwhile time.process_time() < {s}: pass"
 
 
 def test_what_nobody_waits_for_is_counted_when_it_has_ended_and_nothing_is_counted_twice() -> None:
-    """A raylet, its worker 2 and the worker's child 3: 3 ends first and is then part of 2; then 2, and 4 has its id."""
+    """Child 3 of worker 2 ends first and is then part of 2. Then 2 ends, and a fourth process has its id."""
     looks = iter(
         [
             [Seen(1, 0.0, 10.0, True), Seen(2, 0.0, 5.0, False)],
             [Seen(1, 0.0, 11.0, True), Seen(2, 0.0, 6.0, False), Seen(3, 1.0, 2.0, True)],
-            [Seen(1, 0.0, 11.0, True), Seen(2, 0.0, 9.0, False)],  # 6, and the 3 of its child
+            [Seen(1, 0.0, 11.0, True), Seen(2, 0.0, 9.0, False)],  # 6, and 3 from its child
             [Seen(1, 0.0, 12.0, True)],
             [Seen(1, 0.0, 12.0, True), Seen(2, 7.0, 1.0, False)],
         ]
@@ -42,7 +42,7 @@ def test_a_child_that_has_ended_is_counted() -> None:
         while time.process_time() < began + 0.2:
             pass
         own = cpu.seconds() - ended
-    assert 0.38 < ended < 1.5  # a clock of 10 ms for user and for system time
+    assert 0.38 < ended < 1.5  # user and system time are measured in ticks of 10 ms
     assert 0.18 < own < 0.5
 
 

@@ -1,4 +1,4 @@
-"""The benchmark of searches, by its command: it starts a Ray of its own."""
+"""The benchmark of searches runs as a command, with its own Ray."""
 
 from __future__ import annotations
 
@@ -64,5 +64,5 @@ def test_trials_that_overlap_share_what_they_run_together() -> None:
 
 
 def test_a_trial_that_evaluates_counts_as_one_that_runs() -> None:
-    """For the first half two run, of which one trains: 0.5 / 2. Then it is alone: 0.5."""
+    """In the first half two trials run and one trains: 0.5 / 2. In the second half it is alone: 0.5."""
     assert least_prepared([ran(0, 10, (0, 10)), ran(0, 5)]) == pytest.approx(0.75)

@@ -1,4 +1,4 @@
-"""The soak's slopes, from looks that were made up."""
+"""The soak test finds the true slopes of synthetic looks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from mbaas.errors import MbaasError
 
 
 def looks(count: int) -> list[Look]:
-    """A coordinator of 100 MB that takes 2 kB a session, 10 minibatches each, after it took 50 MB to warm up."""
+    """A coordinator of 100 MB that warms up by 50 MB, then grows by 2 kB per session of 10 minibatches."""
     made = []
     for n in range(count):
         nbytes = 100_000_000 + 2_000 * n * 13 + (0 if n < count / 3 else 50_000_000)

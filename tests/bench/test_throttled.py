@@ -1,4 +1,4 @@
-"""Storage of a fixed speed: the speed is what it says, and the log is what was read."""
+"""Throttled storage has the stated speed, and its log contains every read."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mbaas.errors import ConfigError
 
 
 def test_transfers_queue_and_idle_time_is_lost() -> None:
-    """100 bytes/s. At 0 s 50 and 100 bytes: 0.5 s and 1.5 s. At 1 s 100 more: 2.5 s. At 10 s, after a pause: 11 s."""
+    """100 bytes/s. At 0 s, 50 and 100 bytes: 0.5 and 1.5 s. At 1 s, 100: 2.5 s. At 10 s, after a pause: 11 s."""
     throttle = Throttle(100.0)
     asked = ((50, 0.0), (100, 0.0), (100, 1.0), (100, 10.0))
     assert [throttle.book(nbytes, now) for nbytes, now in asked] == [0.5, 1.5, 2.5, 11.0]
@@ -78,7 +78,7 @@ def test_epochs_are_told_apart_by_how_often_a_sample_was_read() -> None:
 
 
 def test_the_fastest_second() -> None:
-    """Reads of 10 bytes end at 0, 0.5, 1.0, 5.0 and 5.1 s: within a second after the first come 20 bytes."""
+    """Reads of 10 bytes end at 0, 0.5, 1.0, 5.0 and 5.1 s, so 20 bytes arrive within one second after the first."""
     reads = reads_of(*((0, at) for at in (0.0, 0.5, 1.0, 5.0, 5.1)))
     log = ReadLog((reads, reads_of()), np.array([10]))
     assert log.fastest_bytes_per_s(1.0) == 20.0

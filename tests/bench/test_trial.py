@@ -1,4 +1,4 @@
-"""The consumer of all rows: it must notice what is missing, what comes twice, and what it would have to copy."""
+"""The consumer of all rows detects missing samples, repeated samples, and data that it would have to copy."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mbaas.bench.trial import Gate, Ledger, TrialResult, Warm, Window, consume, 
 class FaultyLoader:
     """Seven samples in minibatches of three; epoch 1 lacks sample 4, epoch 2 has sample 5 three times.
 
-    An epoch more than asked for is stopped by closing the gate, as a host does.
+    Closes the gate in the first epoch after the requested ones, as a host does.
     """
 
     samples = 7
@@ -61,7 +61,7 @@ def test_ledger_starts_every_epoch_afresh() -> None:
 def test_read_reads_every_byte() -> None:
     pixels = np.zeros((5, 7, 3), np.uint8)
     assert read(pixels) == 0
-    pixels[4, 6, 2] = 7  # in a page of which `touch` reads the first byte
+    pixels[4, 6, 2] = 7  # not the first byte of its page, which is all that `touch` reads
     assert (read(pixels), touch(pixels)) == (7, 0)
     assert read(np.array([0.0, -1.0], np.float32)) == 0xBF
     assert read(np.zeros((0, 4))) == 0

@@ -1,4 +1,4 @@
-"""Systems that are small enough to compute by hand, and hypothesis strategies for others."""
+"""Systems small enough to calculate by hand, and a hypothesis strategy for arbitrary ones."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from mbaas.analysis.simulator.sweep import changed
 
 
 def machine(*, ram_bytes: float = 0, ssd_bytes: float = 0, threads: int = 1, ahead_bytes: float = 1e9) -> Machine:
-    """Make a machine with seconds that are easy to add up.
+    """A machine with times that are easy to add.
 
-    Per byte and thread: training 10 s, prep 1 s, own ram 1 s, own ssd 2 s, other ram 1.25 s, other ssd 2 s, and the PFS
-    5 s for each reader, however many there are.
+    Per byte and thread: training 10 s, prep 1 s, local ram 1 s, local ssd 2 s, remote ram 1.25 s, remote ssd 2 s. The
+    PFS takes 5 s for each reader, however many there are.
     """
     return Machine(
         compute_bytes_per_s=0.1,
@@ -48,9 +48,9 @@ def system(
 
 
 def decodable(*, ram_bytes: float, ssd_bytes: float = 0, ssd_rate: float = 0.5, threads: int = 1) -> System:
-    """Make the system of four samples for two epochs in which prep sets the pace: training and the PFS are fast.
+    """Four samples and two epochs, with prep as the limit because training and the PFS are fast.
 
-    Decoded samples have two bytes, and are prepared four times as fast.
+    Decoded samples have two bytes and are prepared four times as fast.
     """
     given = machine(ram_bytes=ram_bytes, ssd_bytes=ssd_bytes, threads=threads)
     ram, ssd = given.classes
@@ -71,7 +71,6 @@ def run(given: System, policy: str) -> Outcome:
 
 
 def preset(name: str, **values: float) -> System:
-    """Load a preset, and give it other parameters."""
     found = catalog.load(name)
     for parameter, value in values.items():
         found = changed(found, parameter, value)
@@ -86,7 +85,7 @@ def with_cache(given: System, *, ram_bytes: float, ssd_bytes: float) -> System:
 
 @st.composite
 def systems(draw: st.DrawFn) -> System:
-    """Draw systems in which anything may be the bottleneck."""
+    """Draw systems in which any part may be the bottleneck."""
     rate = st.floats(0.05, 20)
     given = Machine(
         compute_bytes_per_s=draw(rate),

@@ -1,4 +1,4 @@
-"""Cores that prep, reading and training share: by hand, and what must hold for every policy on any system."""
+"""Cores shared by prep, reading and training match hand calculations, and invariants hold for every policy."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ COSTS: dict[str, float] = {
     "step_cpu_s": 14,
     "read_cpu_s": 6,
 }
-"""Beside training of 10 s, prep of 1 s and a PFS of 5 s for each byte and thread (`small_systems.machine`)."""
+"""Added to 10 s of training, 1 s of prep and 5 s of PFS for each byte and thread (`small_systems.machine`)."""
 
 
 def on_cores(given: System, count: int, **costs: float) -> System:
@@ -30,13 +30,16 @@ def on_cores(given: System, count: int, **costs: float) -> System:
 
 
 def test_prep_training_and_reading_take_turns_on_the_cores() -> None:
-    """Four samples of one byte in steps of one, nothing cached, 2 cores.
+    """Four samples of one byte in steps of one, nothing cached.
 
-    A sample needs (8 + 4 + 6 + 2 + 14) / 2 = 17 s of them, training 14 / 2 = 7 < 10 s of its own. With 4 cores it is
-    8.5 s, with 10: 3.4 s. The service reads a sample in 5 s beside prep: the first is there after 5 s of reading and
-    prep; then prep or training, whichever takes longer, sets the pace. 17 s make training wait, after the first
-    minibatch (which waited for the PFS), 3 times 17 - 10 s. Others read and prepare one after the other, 6 s, which
-    hides 3.4 s of the cores' work but not 17 s.
+    On 2 cores a sample takes (8 + 4 + 6 + 2 + 14) / 2 = 17 s, on 4 cores 8.5 s, on 10 cores 3.4 s. Steps use the cores
+    for 14 / 2 = 7 s, less than the 10 s of training.
+
+    The service reads a sample in 5 s in parallel with prep. The first sample is ready after 5 s of reading, plus prep.
+    Then prep or training sets the pace, whichever takes longer. The first minibatch waited for the PFS; with 17 s a
+    sample, training then waits 3 x (17 - 10) s.
+
+    Other policies read and prepare in turn, 6 s, which hides 3.4 s on the cores but not 17 s.
     """
     given = system(machine(), samples=4)
     found = {count: run(on_cores(given, count, **COSTS), "mbaas") for count in (2, 4, 10)}
@@ -50,10 +53,11 @@ def test_prep_training_and_reading_take_turns_on_the_cores() -> None:
 
 
 def test_steps_of_several_trials_share_cores() -> None:
-    """Three trials, one core: steps take 3 x 14 = 42 s, without them training would take 10 s.
+    """Three trials on one core: steps take 3 x 14 = 42 s, where training alone would take 10 s.
 
-    A service prepares once: 8 + 4 + 6 + 3 (2 + 14) = 66 s; alone, each for itself: 3 (18 + 16) = 102 s. naive waits for
-    its reading, (18 + 2) x 3 = 60 s of the cores, more than 3 (5 + 1) s of its one thread, and then trains, 42 s.
+    The service prepares once: 8 + 4 + 6 + 3 (2 + 14) = 66 s. Without sharing, each trial prepares for itself: 3
+    (18 + 16) = 102 s. naive waits for its reading, (18 + 2) x 3 = 60 s of the core, more than 3 (5 + 1) s of its one
+    thread. It then trains, 42 s.
     """
     given = on_cores(system(machine(), samples=4, trials=3), 1, **COSTS)
     assert run(given, "perfect").total_s == pytest.approx(4 * 42)
@@ -63,16 +67,14 @@ def test_steps_of_several_trials_share_cores() -> None:
 
 
 def test_each_machine_has_its_own_cores() -> None:
-    """Two workers of one core take every other sample: with 8 s of prep alone a step of two takes 8 s, less than its
-    training.
-    """
+    """Two workers with one core take every other sample; 8 s of prep for a step are less than its training."""
     given = system(machine(), samples=8, workers=2)
     assert run(on_cores(given, 1, prep_cpu_s=8), "mbaas").total_s == pytest.approx(5 + 8 + 4 * 10)
     assert run(on_cores(given, 1, prep_cpu_s=16), "mbaas").total_s == pytest.approx(5 + 4 * 16 + 10)
 
 
 def test_what_is_cached_is_not_read() -> None:
-    """Reading costs 30 s on the one core, prep nothing; the second epoch finds all four samples in ram."""
+    """Reading takes 30 s of the one core, prep nothing; the second epoch finds all four samples in ram."""
     found = run(on_cores(system(machine(ram_bytes=9), samples=4, epochs=2), 1, read_cpu_s=30), "mbaas")
     assert found.epoch_s == pytest.approx((5 + 4 * 30 + 10, 4 * 10))
 
@@ -85,7 +87,7 @@ costs = st.fixed_dictionaries({name: st.just(0.0) | st.floats(0, 30) for name in
 def test_more_cores_never_slow_down_and_nothing_beats_perfect(
     given: System, costs: dict[str, float], count: int, more: int
 ) -> None:
-    """Enough cores for everything are like cores that nobody counted."""
+    """With enough cores for everything, the results equal those without a limit on cores."""
     few, many = (on_cores(given, cores, **costs) for cores in (count, count + more))
     perfect = run(few, "perfect").total_s
     for slow, fast, free in zip(simulate(few), simulate(many), simulate(given), strict=True):

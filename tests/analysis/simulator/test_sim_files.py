@@ -1,4 +1,4 @@
-"""Presets are the paper's, files are checked with the place of what is wrong, measured rates make a system."""
+"""Presets equal the paper's, errors in files name their line, and measured rates make a system."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PAPER = {
     "cosmoflow": (262_144, 17, 0, 4, 16),
     "cosmoflow-512": (10_000, 1000, 0, 8, 1),
 }
-"""Samples, MB, sigma, workers, minibatch of a worker."""
+"""Samples, MB, sigma, workers, minibatch size of a worker."""
 
 
 def test_presets_are_the_papers_datasets_on_its_machine() -> None:
@@ -62,7 +62,7 @@ policies: [minio, mbaas]
 
 
 def given(change: str = "") -> System:
-    """Read the system of a whole file, with some text of it replaced: "old => new"."""
+    """Read the system of a whole file, with some text replaced: "old => new"."""
     old, _, new = change.partition(" => ")
     assert old in WHOLE
     return described(WHOLE.replace(old, new) if old else WHOLE)
@@ -82,7 +82,7 @@ def test_a_file() -> None:
 
 
 def test_one_rate_is_that_of_all_threads_together() -> None:
-    """Half of 4 threads get half of the 80 GB/s, 8 no more than 4; storage gives one reader all that it gives."""
+    """2 of 4 threads get half of the 80 GB/s, 8 threads no more than 4. Storage gives a single reader its full rate."""
     system = given("read: 85 GB/s => read: 80 GB/s")
     assert [system.machine.classes[0].read.rate(threads) for threads in (2, 4, 8)] == [40e9, 80e9, 80e9]
     shared = given("{readers: [1, 2], rates: [330 MB/s, 500 MB/s]} => 330 MB/s").machine.storage
@@ -92,7 +92,7 @@ def test_one_rate_is_that_of_all_threads_together() -> None:
 
 
 def test_cores_of_a_file() -> None:
-    """Costs are CPU times of a sample; those that are left out are nothing."""
+    """Costs are CPU times per sample; omitted costs are zero."""
     cores = "{count: 8, prep: 2.5 ms, read: 30 us, step: 0.001}"
     system = given(f"  classes: =>   cores: {cores}\n  classes:")
     assert system.machine.cores == Cores(count=8, prep_cpu_s=0.0025, read_cpu_s=30 * 1e-6, step_cpu_s=0.001)
@@ -184,11 +184,14 @@ def test_parameters_by_hand() -> None:
 
 
 def test_measured_rates_make_a_system() -> None:
-    """1,000 samples of 100 KB, batch 10; training takes 2 s at 500/s, prep 1 s at 1,000/s, storage 4 s at 250/s.
+    """1,000 samples of 100 KB in batches of 10.
 
-    Cold, storage bounds the epoch: 4 s, beside which the service prepares and trains. A private cache's threads do one
-    after the other, 4 s / 4 + 1 s / 4 of their time: 5 s, unless one reader alone reaches 250/s; then storage is full
-    when the threads do something else a fifth of their time: 4 s. Later, from memory, training takes its 2 s.
+    Training takes 2 s at 500/s, prep 1 s at 1,000/s, storage 4 s at 250/s.
+
+    Storage limits a cold epoch to 4 s, during which the service prepares and trains. The 4 threads of a private cache
+    read and prepare in turn, 4 s / 4 + 1 s / 4 of their time each: 5 s. If one reader alone reaches 250/s, storage
+    stays full while threads spend a fifth of their time on prep: 4 s. A later epoch comes from memory, and training
+    takes its 2 s.
     """
 
     def measured(**more: int) -> System:

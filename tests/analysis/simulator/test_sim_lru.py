@@ -1,4 +1,4 @@
-"""The fast LRU against a plain one, access by access, and against what it comes to in the long run."""
+"""The fast LRU hits like a plain one, access by access, and approaches its closed form."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mbaas.errors import ConfigError
 
 
 class PlainLru:
-    """Evicts the least recently read until the rest fits."""
+    """Reference LRU: evicts the least recently read samples until the rest fits."""
 
     def __init__(self, capacity_bytes: int, sizes: np.ndarray) -> None:
         self.capacity_bytes, self.sizes = capacity_bytes, sizes
@@ -40,7 +40,7 @@ class PlainLru:
     sized=st.booleans(),
 )
 def test_it_hits_what_a_plain_one_hits(seed: int, samples: int, share: float, part: float, sized: bool) -> None:
-    """Several sweeps, over all samples or a random part of them; integer sizes, so that sums are exact."""
+    """Several sweeps over all samples or a random part; integer sizes make sums exact."""
     chance = np.random.default_rng(seed)
     sizes = chance.integers(1, 9, samples) if sized else np.ones(samples, dtype=np.int64)
     capacity_bytes = int(share * sizes.sum())
@@ -51,7 +51,7 @@ def test_it_hits_what_a_plain_one_hits(seed: int, samples: int, share: float, pa
 
 
 def test_it_hits_what_a_plain_one_hits_in_a_larger_sweep() -> None:
-    """3,001 samples are read in stretches of 64: floors, stretches and doubtful accesses all occur."""
+    """3,001 samples are read in stretches of 64, so floors, stretches and doubtful accesses all occur."""
     chance = np.random.default_rng(5)
     sizes = np.ones(3001, dtype=np.int64)
     fast, plain = Lru(capacity_bytes=1700, sizes=sizes), OrderedDict[int, None]()
@@ -68,21 +68,21 @@ def test_it_hits_what_a_plain_one_hits_in_a_larger_sweep() -> None:
 
 
 def test_the_same_order_again_and_again_never_hits() -> None:
-    """The classic: five samples in turn, room for four."""
+    """The classic case: five samples in turn, room for four."""
     cache = Lru(capacity_bytes=4, sizes=np.ones(5))
     assert not any(cache.read(np.arange(5)).any() for _ in range(3))
 
 
 @pytest.mark.parametrize("cached", [0.1, 0.5, 0.9])
 def test_lru_comes_to_its_closed_form(cached: float) -> None:
-    """x + (1 - x) ln(1 - x); of 50,000 samples the standard deviation of a hit fraction is below 0.0023."""
+    """x + (1 - x) ln(1 - x); the standard deviation of a hit fraction of 50,000 samples is below 0.0023."""
     hits = hit_fractions("lru", cached=cached, epochs=3, samples=50_000)
     assert hits[0] == 0
     assert hits[1:] == pytest.approx([lru_hits(cached)] * 2, abs=0.01)
 
 
 def test_minio_hits_what_it_holds() -> None:
-    """0.35 of 1,003 samples are 351.05: it holds 351 of them."""
+    """0.35 of 1,003 samples is 351.05, so 351 fit."""
     assert hit_fractions("minio", cached=0.35, epochs=4, samples=1003) == (0, *[351 / 1003] * 3)
 
 

@@ -1,4 +1,4 @@
-"""The model against arithmetic by hand, and its recurrence against the paper's, sample by sample."""
+"""The model matches hand calculations, and its recurrence equals the paper's, sample by sample."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mbaas.errors import ConfigError
 def slow_recurrence(
     reads_s: np.ndarray, compute_s: np.ndarray, ahead: int, prep_s: np.ndarray | None
 ) -> tuple[list[float], float]:
-    """Compute avail and t as the module's docstring writes them, one by one: t of every step, and the end."""
+    """Start of each step and the end, computed one by one from the docstring of `mbaas.analysis.simulator.model`."""
     fetched = [0.0] * reads_s.shape[1]
     avail = [0.0] * reads_s.shape[1]
     begins: list[float] = []
@@ -35,7 +35,7 @@ def slow_recurrence(
 def run_in_parts(
     reads_s: np.ndarray, compute_s: np.ndarray, ahead: int, prep_s: np.ndarray | None, cut: int
 ) -> tuple[list[float], float]:
-    """Compute them by `Pace`, in two stretches."""
+    """Start of each step and the end, computed by `Pace` in two parts."""
     pace = Pace(workers=reads_s.shape[1], ahead=ahead)
     begins: list[float] = []
     end = 0.0
@@ -49,9 +49,9 @@ def run_in_parts(
 
 
 def test_the_papers_recurrence_by_hand() -> None:
-    """One worker, one sample a step, reads 3, 1, 1, 4 s, training 2 s each, no bound on reading ahead.
+    """One worker, one sample a step, reads of 3, 1, 1, 4 s, training of 2 s each, unlimited read-ahead.
 
-    avail = 3, 4, 5, 9; t = 3, max(4, 5) = 5, max(5, 7) = 7, max(9, 9) = 9; the end is 9 + 2 = 11, waiting was 3 s.
+    avail = 3, 4, 5, 9; t = 3, max(4, 5) = 5, max(5, 7) = 7, max(9, 9) = 9. The end is 9 + 2 = 11, after 3 s of waiting.
     """
     steps = Pace(workers=1, ahead=4).run(np.array([[3.0], [1], [1], [4]]), np.full(4, 2.0))
     assert steps.waits_s.tolist() == [3, 0, 0, 0]
@@ -59,9 +59,10 @@ def test_the_papers_recurrence_by_hand() -> None:
 
 
 def test_a_staging_buffer_of_one_minibatch_by_hand() -> None:
-    """The same, but reading step h begins when step h - 1 does: t = 3, avail = 3 + 1 = 4.
+    """The same, but reading for step h begins when step h - 1 does: t = 3, avail = 3 + 1 = 4.
 
-    t_1 = max(4, 3 + 2) = 5, t_2 = max(5 + 1, 7) = 7, t_3 = max(7 + 4, 9) = 11; the end is 13: 3 and 2 s of waiting.
+    t_1 = max(4, 3 + 2) = 5, t_2 = max(5 + 1, 7) = 7, t_3 = max(7 + 4, 9) = 11. The end is 13, after 3 and 2 s of
+    waiting.
     """
     steps = Pace(workers=1, ahead=1).run(np.array([[3.0], [1], [1], [4]]), np.full(4, 2.0))
     assert steps.waits_s.tolist() == [3, 0, 0, 2]
@@ -69,9 +70,9 @@ def test_a_staging_buffer_of_one_minibatch_by_hand() -> None:
 
 
 def test_workers_wait_for_the_slowest() -> None:
-    """Reads of 1 and 3 s, then 3 and 1 s: both have read 4 s by step 1, but step 0 waits until 3.
+    """Reads of 1 and 3 s, then 3 and 1 s: both workers have read 4 s by step 1, but step 0 waits until 3.
 
-    Training takes 0.5 s, so step 1 would begin at 3.5 and waits until 4: 3 + 0.5 s of waiting.
+    Training takes 0.5 s, so step 1 could begin at 3.5 but waits until 4: 3 + 0.5 s of waiting.
     """
     steps = Pace(workers=2, ahead=9).run(np.array([[1.0, 3], [3, 1]]), np.full(2, 0.5))
     assert steps.waits_s.tolist() == [3, 0.5]
@@ -100,9 +101,9 @@ def test_vectorised_and_slow_recurrence_agree(
 
 
 def test_fetching_beside_prep_by_hand() -> None:
-    """Fetching takes 3, 1, 1, 1 s, prep 2 s each by other threads, training nothing.
+    """Fetching takes 3, 1, 1, 1 s, prep on other threads 2 s each, training no time.
 
-    fetched = 3, 4, 5, 6; avail = 5, 7, 9, 11: only the first minibatch made prep wait for its bytes.
+    fetched = 3, 4, 5, 6; avail = 5, 7, 9, 11. Prep waited for bytes only in the first minibatch.
     """
     steps = Pace(workers=1, ahead=9).run(np.array([[3.0], [1], [1], [1]]), np.zeros(4), prep_s=np.full((4, 1), 2.0))
     assert steps.waits_s.tolist() == [5, 2, 2, 2]
@@ -110,10 +111,10 @@ def test_fetching_beside_prep_by_hand() -> None:
 
 
 def test_the_pfs_is_full_but_not_more_than_full() -> None:
-    """One worker with 8 threads reads 8 bytes: the PFS gives 1 byte/s to one reader, and 4 bytes/s at most.
+    """One worker with 8 threads reads 8 bytes. The PFS delivers 1 byte/s to one reader, and 4 bytes/s at most.
 
-    Other work of 4 thread-seconds: 8 + 4 would be over in 1.5 s, but the PFS needs 2 s: 16 thread-seconds, 12 of them
-    at the PFS. Other work of 40: 8 + 40 thread-seconds take 6 s, and the PFS is not full.
+    With 4 thread-seconds of other work, 8 + 4 would end after 1.5 s, but the PFS needs 2 s. The result is 16
+    thread-seconds, with 12 at the PFS. With 40 thread-seconds of other work, 8 + 40 take 6 s, and the PFS is not full.
     """
     machine = catalog.load("mnist").machine
     narrow = type(machine)(**{**vars(machine), "storage": ThroughputCurve.through({1: 1, 4: 4})})
@@ -126,10 +127,10 @@ def test_the_pfs_is_full_but_not_more_than_full() -> None:
 
 
 def test_rates_of_the_reference_machine() -> None:
-    """Per thread: ram 85,000 / 4 = 21,250 MB/s, ssd 4,000 / 2 = 2,000; other workers' the same, below b_c = 24,000.
+    """In MB/s per thread: ram 85,000 / 4 = 21,250, ssd 4,000 / 2 = 2,000; remote the same, below b_c = 24,000.
 
-    The PFS gives a reader at most 1,540 / 4 = 385 MB/s; it saturates at 2,870: 32 get 89.6875 each. Prep, 200 MB/s, is
-    slower than writing, 111,000 / 8. Three readers are on the line from 730 at 2 to 1,540 at 4: 1,135 MB/s.
+    The PFS delivers at most 1,540 / 4 = 385 to a reader. It saturates at 2,870, so 32 readers get 89.6875 each. Three
+    readers are on the line from 730 at 2 to 1,540 at 4: 1,135. Prep at 200 is slower than writing at 111,000 / 8.
     """
     machine = catalog.load("imagenet-1k").machine
     mb_per_s = [1e-6 / cost for cost in Tiers(machine, readers=32).fetch_s_per_byte()[:5]]

@@ -1,6 +1,6 @@
-"""Policies against arithmetic by hand, and what must hold for each of them on any system.
+"""Policies match hand calculations, and invariants hold for each policy on any system.
 
-Per byte, in the systems by hand: training 10 s, prep 1 s, ram 1 s, ssd 2 s, another worker's ram 1.25 s, the PFS 5 s.
+The hand-calculated systems take, per byte: training 10 s, prep 1 s, ram 1 s, ssd 2 s, remote ram 1.25 s, PFS 5 s.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def trained_at(given: System, bytes_per_s: float) -> System:
 def test_perfect_naive_and_staging_buffer_by_hand() -> None:
     """Four samples of one byte, one worker, one epoch.
 
-    perfect trains 4 x 10 = 40 s. naive also reads 4 x (5 + 1): 64 s, of which 20 s are fetching and 4 s prep.
-    staging_buffer waits for the first sample alone, 6 s: it reads the next while training.
+    perfect trains 4 x 10 = 40 s. naive also reads 4 x (5 + 1) s: 64 s, including 20 s of fetching and 4 s of prep.
+    staging_buffer waits 6 s for the first sample only, and reads the next ones while training.
     """
     small = system(machine())
     assert run(small, "perfect").total_s == pytest.approx(40)
@@ -47,7 +47,7 @@ def test_perfect_naive_and_staging_buffer_by_hand() -> None:
 
 
 def test_minio_by_hand() -> None:
-    """Four samples, room for one in ram and one in ssd, two epochs, loading bound.
+    """Four samples, room for one in ram and one in ssd, two epochs, limited by loading.
 
     Epoch 0: 4 x (5 + 1) = 24 s. Epoch 1: one at 1 + 1, one at 2 + 1, two at 5 + 1: 17 s.
     """
@@ -59,9 +59,9 @@ def test_minio_by_hand() -> None:
 
 
 def test_partitioned_minio_by_hand() -> None:
-    """Four samples, two workers with room for two in ram: in epoch 1 each sample comes from ram, own or the other's.
+    """Four samples, two workers with room for two in ram: in epoch 1 each sample comes from local or remote ram.
 
-    Epoch 0 reads 2 x (5 + 1) = 12 s. In epoch 1 a worker needs 2 to 2.25 s for a sample.
+    Epoch 0 reads 2 x (5 + 1) = 12 s. In epoch 1 a worker needs 2 to 2.25 s per sample.
     """
     found = run(trained_at(system(machine(ram_bytes=2), epochs=2, workers=2), FAST), "partitioned_minio")
     assert found.epoch_s[0] == pytest.approx(12, abs=0.001)
@@ -71,10 +71,10 @@ def test_partitioned_minio_by_hand() -> None:
 
 
 def test_what_is_local() -> None:
-    """Everything is cached and random: of five workers one has a sample itself in a fifth of all cases.
+    """Everything is cached, at random: with five workers a fifth of the reads are local.
 
-    Of 4 x 2,000 readings that is 1,600, with a standard deviation of 36. Locality-aware loading takes what it has, and
-    moves about 0.4 / sqrt(16) = 10 % of them.
+    The expected count is 1,600 of 4 x 2,000 reads, with a standard deviation of 36. Locality-aware loading uses local
+    samples and moves about 0.4 / sqrt(16) = 10 %.
     """
     given = system(machine(ram_bytes=1e6), samples=2000, workers=5, batch=16, epochs=5)
     for policy in ("partitioned_minio", "deepio_ordered", "lbann_dynamic"):
@@ -86,7 +86,7 @@ def test_what_is_local() -> None:
 
 @pytest.mark.parametrize("seed", [4, 5, 6])
 def test_minio_is_full_for_good(seed: int) -> None:
-    """Samples of different sizes: what it holds after the first epoch it holds in every later one."""
+    """Samples of different sizes: the cache contents after the first epoch stay the same in every later one."""
     given = system(machine(ram_bytes=20), samples=61, sigma_bytes=0.6, epochs=2, seed=seed)
     once = run(given, "minio").samples["ram"]
     longer = replace(given, training=replace(given.training, epochs=5))
@@ -94,10 +94,11 @@ def test_minio_is_full_for_good(seed: int) -> None:
 
 
 def test_mbaas_by_hand() -> None:
-    """Two trials, two workers, four samples: everything is fetched and prepared once, then travels as pixels.
+    """Two trials, two workers, four samples: each is fetched and prepared once, then sent as pixels.
 
-    Each home reads its two samples from the PFS and prepares them, 2 x (5 + 1) = 12 s, and half of a worker's two
-    samples come from the other, at 1 / 0.8 s for a byte: 1.25 s. Alone, each trial reads for itself: 24 s.
+    Each home node reads its two samples from the PFS and prepares them: 2 x (5 + 1) = 12 s. Half of a worker's two
+    samples come from the other worker at 1 / 0.8 s per byte: 1.25 s. Without sharing, each trial reads all it needs:
+    24 s.
     """
     small = trained_at(system(machine(), workers=2, batch=2, trials=2), FAST)
     homes = np.bincount(World(small).homes[:4])
@@ -108,10 +109,10 @@ def test_mbaas_by_hand() -> None:
 
 
 def test_mbaas_moves_pixels_not_bytes() -> None:
-    """One trial, two epochs, pixels six times as large: travel takes 7.5 s a step, a staging buffer holds a sixth.
+    """One trial, two epochs, pixels six times as large.
 
-    Epoch 0: 10 s for bytes, then 2 + 7.5 s for prep and travel. The bytes of epoch 1, from ram, are there by then, so
-    its 9.5 s are 2 s of prep and 7.5 s of travel.
+    Transfers take 7.5 s a step, and a staging buffer holds a sixth. Epoch 0 takes 10 s for bytes, then 2 + 7.5 s for
+    prep and transfer. In epoch 1 the bytes come from ram in time, so it takes 2 s of prep and 7.5 s of transfer: 9.5 s.
     """
     small = trained_at(system(machine(ram_bytes=99), workers=2, batch=2, epochs=2), FAST)
     large = replace(small, dataset=replace(small.dataset, pixel_bytes=6))
@@ -126,7 +127,7 @@ def test_mbaas_moves_pixels_not_bytes() -> None:
 def test_preloading_by_hand() -> None:
     """Four samples, two workers, ram for two: both read two from the PFS with one thread, 10 s, then train from ram.
 
-    parallel_staging has its own samples in its own ram: 2 x (1 + 1) = 4 s for the epoch.
+    With parallel_staging a worker's samples are in its local ram: 2 x (1 + 1) = 4 s for the epoch.
     """
     small = trained_at(system(machine(ram_bytes=2), workers=2), FAST)
     found = run(small, "parallel_staging")
@@ -137,14 +138,14 @@ def test_preloading_by_hand() -> None:
 
 
 def test_lobster_by_hand() -> None:
-    """Two threads, loading bound: one fetches, one prepares what is there: 4 x 5 + 1 = 21 s, not 4 x 6 / 2."""
+    """Two threads, limited by loading: one fetches, one prepares fetched samples: 4 x 5 + 1 = 21 s, not 4 x 6 / 2."""
     found = run(trained_at(system(machine(threads=2)), FAST), "lobster")
     assert found.total_s == pytest.approx(21, abs=0.001)
     assert found.seconds["pfs"] == pytest.approx(21, abs=0.001)
 
 
 def test_lobster_keeps_last_copies_and_what_it_reads_next() -> None:
-    """Room for everything: after the first epoch nothing comes from the PFS."""
+    """With room for everything, nothing comes from the PFS after the first epoch."""
     found = run(system(machine(ram_bytes=99), samples=31, workers=3, batch=2, epochs=4), "lobster")
     assert found.samples["pfs"] == 31
     tight = run(system(machine(ram_bytes=5), samples=31, workers=3, batch=2, epochs=4), "lobster")
@@ -153,7 +154,7 @@ def test_lobster_keeps_last_copies_and_what_it_reads_next() -> None:
 
 
 def test_trials_that_do_not_share_take_turns() -> None:
-    """Loading bound, three trials: three times the reading, except for the service."""
+    """Three trials, limited by loading: three times the reading, except with the service."""
     one = trained_at(system(machine(), samples=20), FAST)
     three = replace(one, training=replace(one.training, trials=3))
     assert run(three, "minio").total_s == pytest.approx(3 * run(one, "minio").total_s, rel=1e-3)
@@ -161,11 +162,11 @@ def test_trials_that_do_not_share_take_turns() -> None:
 
 
 def test_decoded_samples_by_hand() -> None:
-    """Four samples of one byte, loading bound; decoded ones have two bytes and are prepared in 0.25 s instead of 1 s.
+    """Four samples of one byte, limited by loading.
 
-    The first epoch takes the fetching of a sample, 0.01 s, and 4 x 1 s. With 6 bytes of ram two are kept decoded then,
-    and two encoded, which come from storage all the same, because that is faster here: 2 x 0.25 + 2 x 1 s. 2 bytes keep
-    one decoded.
+    Decoded samples have two bytes and take 0.25 s of prep instead of 1 s. The first epoch takes 0.01 s to fetch a
+    sample, and 4 x 1 s. With 6 bytes of ram two samples are then cached decoded and two encoded: 2 x 0.25 + 2 x 1 s.
+    The encoded ones still come from storage, which is faster here. 2 bytes hold one decoded sample.
     """
     found = run(decodable(ram_bytes=6), "mbaas_decoded")
     assert found.epoch_s == pytest.approx((4.01, 2.5), abs=0.02)
@@ -178,7 +179,7 @@ def test_decoded_samples_by_hand() -> None:
 
 
 def test_a_fast_ssd_keeps_decoded_samples_and_a_slow_one_encoded_ones() -> None:
-    """From the ssd a decoded sample takes 0.02 s, or 4 s: longer than to decode one, which is 0.75 s."""
+    """A decoded sample from the ssd takes 0.02 s, or 4 s; decoding one takes 0.75 s."""
     fast = run(decodable(ram_bytes=2, ssd_bytes=6, ssd_rate=100), "mbaas_decoded")
     assert fast.epoch_s[1] == pytest.approx(1, abs=0.05)
     assert (fast.samples["ram"], fast.samples["ssd"]) == (1, 3)
@@ -188,7 +189,7 @@ def test_a_fast_ssd_keeps_decoded_samples_and_a_slow_one_encoded_ones() -> None:
 
 
 def test_slower_classes_than_the_second_take_encoded_samples_that_are_left() -> None:
-    """The ram keeps one decoded, the slow ssd one encoded, and a disk after it one more; one is left in storage."""
+    """The ram holds one decoded sample, the slow ssd and the disk one encoded sample each; one stays in storage."""
     given = decodable(ram_bytes=2, ssd_bytes=1)
     disk = StorageClass(name="disk", capacity_bytes=1, read=ThroughputCurve.through({1: 200}))
     given = replace(given, machine=replace(given.machine, classes=(*given.machine.classes, disk)))
@@ -201,7 +202,7 @@ def test_slower_classes_than_the_second_take_encoded_samples_that_are_left() -> 
 
 
 def test_a_decoded_sample_takes_its_bytes_from_a_disk_and_none_from_memory() -> None:
-    """One of the four in ram, and three of two bytes each on the ssd: 6 bytes."""
+    """One of the four is in ram, and three with two bytes each are on the ssd: 6 bytes."""
     world = World(decodable(ram_bytes=2, ssd_bytes=6, ssd_rate=100))
     _, traffic = MbaasDecoded().traffic(world)
     moved = MbaasDecoded().moved_bytes(world, traffic).sum(axis=(0, 1))
@@ -209,7 +210,7 @@ def test_a_decoded_sample_takes_its_bytes_from_a_disk_and_none_from_memory() -> 
 
 
 def test_cores_spend_less_on_decoded_samples() -> None:
-    """One core: 1 s a sample, or what is said of a decoded one, by default 0.25 s as the speedup of 4 says."""
+    """One core takes 1 s a sample. A decoded one takes its stated cost, by default 0.25 s from the speedup of 4."""
     for said, epoch_s in ((None, 1.0), (0.5, 2.0)):
         given = decodable(ram_bytes=8, threads=4)
         cores = Cores(count=1, prep_cpu_s=1.0, decoded_cpu_s=said)
@@ -233,7 +234,7 @@ def test_without_decoded_samples_it_is_the_policy_that_keeps_encoded_ones() -> N
 @settings(max_examples=25, deadline=None)
 @given(given=systems())
 def test_forms_fill_the_classes_of_every_home(given: System) -> None:
-    """No class has more bytes than it has room for, and the plan's shares are there but for a sample or two."""
+    """No class exceeds its capacity, and the planned shares are reached except for a few samples."""
     world, dataset = World(given), given.dataset
     plan = planned(world)
     if plan is None:
@@ -250,7 +251,7 @@ def test_forms_fill_the_classes_of_every_home(given: System) -> None:
         for number, share in ((0, plan.memory_decoded), (1, plan.disk_decoded)):
             kept = bytes_each[(held[mine] == number) & decoded[mine]].sum()
             assert kept <= share * count * (1 + 1e-6) + 1e-6
-            if not dataset.sigma_bytes:  # as many as there are, rounded down with those before them
+            if not dataset.sigma_bytes:  # never more than all samples, and rounded down cumulatively
                 assert kept >= min(share * count, len(held[mine])) - 3
 
 
@@ -266,9 +267,10 @@ def test_nopfs_keeps_what_a_worker_reads_most() -> None:
 
 
 def test_locality_moves_only_what_evens_out_numbers() -> None:
-    """Two workers, minibatches of two. Step 0: worker 0 owns three, worker 1 one: one sample moves to worker 1.
+    """Two workers, minibatches of two.
 
-    Step 1: worker 0 owns one, worker 1 two, and nobody the last, which worker 0 takes.
+    Step 0: worker 0 owns three samples, worker 1 one, so one sample moves to worker 1.
+    Step 1: worker 0 owns one, worker 1 two; the last sample has no owner, and worker 0 takes it.
     """
     world = World(system(machine(), samples=8, workers=2, batch=2))
     owned = np.array([[1, 1, 2, 1], [2, 0, 1, 2]], dtype=np.uint16)
@@ -285,10 +287,10 @@ def test_locality_moves_only_what_evens_out_numbers() -> None:
     ],
 )
 def test_regimes(cache_bytes: float, best: set[str]) -> None:
-    """400 MB on four workers that are loading bound, late epochs: who needs no storage any more?
+    """400 MB on four workers that are limited by loading: some policies need no storage in late epochs.
 
-    Private caches need the dataset in each worker, partitioned ones in all together; NoPFS finds in other workers
-    what it has not itself, but caches some samples several times.
+    Private caches need the dataset in each worker, partitioned ones in all workers together. NoPFS finds missing
+    samples in other workers, but caches some samples several times.
     """
     given = preset(
         "imagenet-1k", samples=4000, sample_bytes=100e3, cache_bytes=cache_bytes, compute_bytes_per_s=5e9, epochs=24
@@ -305,7 +307,7 @@ def test_regimes(cache_bytes: float, best: set[str]) -> None:
 
 
 def test_a_dataset_that_fits_a_worker_but_not_its_first_class() -> None:
-    """Regime 2: 400 MB, 200 MB of ram and 300 MB of ssd on each worker: minio reads from both, and no more from PFS."""
+    """Regime 2: 400 MB; 200 MB of ram and 300 MB of ssd on each worker. minio reads from both, not from the PFS."""
     given = with_cache(preset("imagenet-1k", samples=4000, epochs=40), ram_bytes=200e6, ssd_bytes=300e6)
     found = run(trained_at(given, 5e9), "minio")
     assert found.samples["ram"] > 0
@@ -316,7 +318,7 @@ def test_a_dataset_that_fits_a_worker_but_not_its_first_class() -> None:
 @settings(max_examples=40, deadline=None)
 @given(given=systems())
 def test_every_policy_on_any_system(given: System) -> None:
-    """Totals add up, by location and by epoch; every sample is read once an epoch; none beats perfect."""
+    """Totals add up by location and by epoch, every sample is read once an epoch, and no policy beats perfect."""
     outcomes = list(simulate(given))
     assert [each.policy for each in outcomes] == list(POLICIES)
     perfect = outcomes[0].total_s
@@ -338,9 +340,9 @@ def test_every_policy_on_any_system(given: System) -> None:
 @settings(max_examples=40, deadline=None)
 @given(given=systems(), more=st.floats(0, 80), ram=st.booleans())
 def test_more_cache_never_slows_down(given: System, more: float, ram: bool) -> None:
-    """With a PFS that gives each reader the same however many there are.
+    """Assumes a PFS that gives each reader a fixed rate.
 
-    On a full one a worker that waits less for its caches asks for more, and another's step may come a little later.
+    On a saturated PFS, a worker that waits less for its caches requests more, which can slightly delay another worker.
     """
     pfs = ThroughputCurve.linear(given.machine.storage.rate(1))
     given = replace(given, machine=replace(given.machine, storage=pfs))
@@ -363,14 +365,14 @@ def test_another_seed_gives_another_order() -> None:
 
 
 def test_sizes_have_the_mean_that_was_asked_for() -> None:
-    """Normal with sigma twice the mean, floored: the floor alone would add about 100 % to the mean."""
+    """Sizes are normal with sigma twice the mean, and floored; the floor alone would add about 100 % to the mean."""
     sizes = World(preset("imagenet-22k", samples=20_000)).sizes[:-1]
     assert sizes.mean(dtype=float) == pytest.approx(107_700, rel=1e-5)
     assert sizes.min() > 0
 
 
 def test_a_full_cache_stays_as_it_is() -> None:
-    """Samples of different sizes: once one found no room, smaller ones are not admitted either."""
+    """Samples of different sizes: after the first one without room, smaller ones are not admitted either."""
     world = World(system(machine(ram_bytes=4, ssd_bytes=3), samples=6))
     codes = world.admitted(np.array([3, 2, 1, 2, 1, 1], dtype=np.float32), world.classes)
     assert codes.tolist() == [0, 1, 1, NOWHERE, NOWHERE, NOWHERE]
@@ -383,7 +385,7 @@ def test_unknown_policies_are_named() -> None:
 
 @pytest.mark.long
 def test_imagenet_22k_takes_less_than_a_minute() -> None:
-    """All policies, one epoch, 14,197,122 samples on four workers, measured in CPU seconds of this one process."""
+    """All policies, one epoch, 14,197,122 samples on four workers; CPU seconds of this process."""
     import time
 
     given = preset("imagenet-22k", epochs=1)

@@ -1,4 +1,4 @@
-"""Sweeps are simulations of changed systems; figures are drawn, the same each time, without pyplot."""
+"""A sweep equals simulations of changed systems, and figures are reproducible and drawn without pyplot."""
 
 from __future__ import annotations
 
