@@ -25,7 +25,7 @@ class CallCost:
         are_relayed: whether calls were relayed.
         trial_ms, coordinator_ms, relaying_ms: CPU time of these processes; the third is the cache node, plus the relay
             actor if there is one.
-        prep_worker_ms: CPU time of the prep worker. It does not depend on the calls, so it indicates the machine's speed.
+        prep_worker_ms: CPU time of the prep worker: independent of the calls, it indicates the machine's speed.
         of_prep: the first three together, as a multiple of the fourth; median of the rounds' ratios.
         minibatches_per_s: rate of each trial.
     """

@@ -26,8 +26,8 @@ MOST = 1000
 """Upper bound of the nodes in `coordinator_full_at`."""
 
 EXACT_NODES, EXACT_PAIRS = 64, 1000
-"""Up to these numbers of nodes and of (node, trial) pairs, 60 blocks are simulated; beyond them, `FEW_BLOCKS`: in larger
-feeds every event costs the staging core more time, also in the simulation.
+"""Up to these numbers of nodes and of (node, trial) pairs, 60 blocks are simulated; beyond them, `FEW_BLOCKS`. In
+larger feeds every event costs the staging core more time, also in the simulation.
 """
 
 FEW_BLOCKS = 12

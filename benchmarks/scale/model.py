@@ -234,7 +234,7 @@ class _Coordinator:
     def _handle(self, event: ev.Ask | ev.TaskEnded) -> None:
         """Let the core decide, and carry out its instructions after the time of the cuts.
 
-        The service computes cuts during the decision. Virtual time does not advance then, so their time is added after it.
+        The service computes cuts during the decision. Virtual time does not advance then, so their time is added later.
         """
         self._cuts = 0
         instructions = self._core.handle(event, self._feed.clock.now)
@@ -333,8 +333,8 @@ class _End(LanePosition[_Delivered]):
 class _Trial:
     """A consumer: it waits, pulls and works, and meanwhile has the next block pulled.
 
-    `LanePosition` decides its requests and their time. Like a loader, a trial processes answers when it needs a block, and
-    between minibatches if blocks come from other nodes. Minibatches are short, so in that case it does so immediately.
+    `LanePosition` decides its requests and their time. Like a loader, a trial processes answers when it needs a block.
+    If blocks come from other nodes, a loader also does so between minibatches, which are short: a trial does so at once.
     """
 
     def __init__(self, feed: _Feed, number: int) -> None:

@@ -235,7 +235,7 @@ def _busy_s() -> float:
 
 
 def _feed(run: FeedRun, cluster: LocalCluster) -> dict[str, Any]:
-    """Return arguments of `mbaas.serve`: a block is one minibatch, because the budget has room for only eight."""
+    """Return arguments of `mbaas.serve`: a block is one minibatch, because a block is at most an eighth of the budget."""
     data: Dataset = synthetic(BLOCKS_AN_EPOCH * run.block_samples, height=SIDE, width=SIDE)
     cache_bytes = data.total_bytes
     if run.storage_bytes_per_s is not None:
@@ -297,8 +297,8 @@ QUIET_CORES = 0.3
 def cases(nodes: int) -> dict[str, FeedRun]:
     """Return the feeds for a number of nodes, by their bottleneck.
 
-    Bottlenecks are prep (a trial on each node), storage (without caching), or the cores of this machine (small blocks, no
-    other waits).
+    Bottlenecks are prep (a trial on each node), storage (without caching), or the cores of this machine (small blocks,
+    no other waits).
     """
     return {
         "prep": FeedRun(nodes=nodes, trials=nodes, block_samples=64, slow_prep=True, seconds=SECONDS),
