@@ -334,7 +334,8 @@ class _Trial:
     """A consumer: it waits, pulls and works, and meanwhile has the next block pulled.
 
     `LanePosition` decides its requests and their time. Like a loader, a trial processes answers when it needs a block.
-    If blocks come from other nodes, a loader also does so between minibatches, which are short: a trial does so at once.
+    If blocks come from other nodes, a loader also does so between minibatches, which are short: a trial does so at
+    once.
     """
 
     def __init__(self, feed: _Feed, number: int) -> None:
