@@ -1,4 +1,4 @@
-"""Random schedules of a whole feed on virtual time, for any number of seeds; see `tests/support/system_schedules.py`."""
+"""Random schedules of a whole feed on virtual time, for many seeds; see `tests/support/system_schedules.py`."""
 
 from __future__ import annotations
 

@@ -235,7 +235,7 @@ def _busy_s() -> float:
 
 
 def _feed(run: FeedRun, cluster: LocalCluster) -> dict[str, Any]:
-    """Return arguments of `mbaas.serve`: a block is one minibatch, because a block is at most an eighth of the budget."""
+    """Return arguments of `mbaas.serve`: a block is one minibatch, because it is at most an eighth of the budget."""
     data: Dataset = synthetic(BLOCKS_AN_EPOCH * run.block_samples, height=SIDE, width=SIDE)
     cache_bytes = data.total_bytes
     if run.storage_bytes_per_s is not None:
