@@ -3,4 +3,4 @@
 from mbaas.fields import LABEL, SAMPLE_ID
 
 ID_BYTES = LABEL.nbytes + SAMPLE_ID.nbytes
-"""Bytes that come beside the image of a sample."""
+"""Bytes of label and sample id, stored with the image of each sample."""

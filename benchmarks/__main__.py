@@ -1,4 +1,4 @@
-"""``python -m benchmarks``: the commands and their help. Each imports what it needs when it runs."""
+"""``python -m benchmarks``: the commands and their help. Commands import their modules when they run."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ Images = Annotated[int, typer.Option(help="How many photographs to make, without
     )
 )
 def benchmarks() -> None:
-    """What developers of mbaas measure, try and prove. `mbaas bench` is the benchmark for everybody."""
+    """Measurements, fuzzing and proofs for developers of mbaas. For users there is `mbaas bench`."""
 
 
 @command(app, "python -m benchmarks bookkeeping")
 def bookkeeping(as_json: AsJson = False) -> None:
-    """What order and bookkeeping cost a sample, from 10^3 to 10^8 samples, without files, pixels and Ray."""
+    """Measure the cost of sample order and bookkeeping for 10^3 to 10^8 samples, without files, pixels and Ray."""
     from benchmarks.bookkeeping import measure, table
 
     with end_as_ctrl_c():
@@ -70,7 +70,7 @@ def ready(
     cores: Annotated[int | None, typer.Option(help="CPUs that may be used. Default: all.", show_default=False)] = None,
     as_json: AsJson = False,
 ) -> None:
-    """What a loader costs a trial whose data is always ready, against a loop over memory."""
+    """Measure the cost of a loader to a trial whose data is always ready, against a loop over memory."""
     check_installed()
     from benchmarks.ready import measure, table
     from mbaas.bench.report import BenchSettings, usable_cores
@@ -99,7 +99,7 @@ def first(
     rounds: Annotated[int, typer.Option(help="How often they are served; results are medians.")] = 5,
     as_json: AsJson = False,
 ) -> None:
-    """How long the first minibatch takes, of many small files that are listed and served."""
+    """Measure the time to the first minibatch of many small files: list, serve, read."""
     from benchmarks.first import measure, table
 
     with end_as_ctrl_c():
@@ -115,7 +115,7 @@ def late(
     rounds: Annotated[int, typer.Option(help="How often everything is run; results are medians.")] = 3,
     as_json: AsJson = False,
 ) -> None:
-    """Trials that come in the middle of an epoch: those that wait for the next against those that begin at once."""
+    """Compare trials that join in mid-epoch: wait for the next epoch, or begin at once."""
     from benchmarks.late import measure, table
 
     with end_as_ctrl_c():
@@ -133,7 +133,7 @@ def paces(
     rounds: Annotated[int, typer.Option(help="How often everything is run; results are medians.")] = 3,
     as_json: AsJson = False,
 ) -> None:
-    """Trials of different paces that train and evaluate: what they cost each other, against data always ready."""
+    """Measure the cost of sharing for trials of different paces that train and evaluate."""
     from benchmarks.paces import measure, table
 
     steps_s = tuple(step / 1e3 for step in numbers("--steps-ms", steps_ms))
@@ -156,7 +156,7 @@ def searches(
     rounds: Annotated[int, typer.Option(help="How often everything is run; results are medians.")] = 1,
     as_json: AsJson = False,
 ) -> None:
-    """Searches by Ray Tune's schedulers: what trials that come, pause, resume and are cloned leave of sharing."""
+    """Measure sharing in searches by Ray Tune's schedulers, with trials that join, pause, resume and are cloned."""
     from benchmarks.searches import SCHEDULERS, Way, measure, table
 
     names = _some_of("--schedulers", schedulers, tuple(SCHEDULERS))
@@ -178,7 +178,7 @@ def costs(
     cores: Annotated[int | None, typer.Option(help="CPUs that may be used. Default: all.", show_default=False)] = None,
     as_json: AsJson = False,
 ) -> None:
-    """A whole ASHA search over photographs with mbaas and with a DataLoader for each trial: time, CPU time, samples."""
+    """Compare a whole ASHA search over photographs with mbaas and with DataLoaders: time, CPU time, samples."""
     check_installed()
     from benchmarks.costs import figures, measure, table
     from mbaas.bench.report import usable_cores
@@ -203,7 +203,7 @@ def accuracy(
     epochs: Annotated[int, typer.Option(help="Of the longest trial.")] = 12,
     as_json: AsJson = False,
 ) -> None:
-    """What beginning in the middle of an epoch costs in accuracy: small searches over real images, by several seeds."""
+    """Measure the effect of starting in mid-epoch on accuracy: small searches over real images, several seeds."""
     from benchmarks.accuracy import measure, table
 
     with end_as_ctrl_c():
@@ -222,7 +222,7 @@ def nodes(
     images: Images = 400,
     as_json: AsJson = False,
 ) -> None:
-    """Nodes that share a feed against nodes that load alone, on local clusters whose storage has a fixed speed."""
+    """Compare nodes that share a feed with nodes that load alone, on local clusters with storage of a fixed speed."""
     check_installed()
     from benchmarks.nodes.report import NodesSettings, tables
     from benchmarks.nodes.runs import run
@@ -252,7 +252,7 @@ def calls(
     step: Annotated[float, typer.Option(help="Seconds that a trial sleeps over a minibatch.", min=0)] = 0.0,
     as_json: AsJson = False,
 ) -> None:
-    """What calls for blocks cost on a machine without the coordinator: each through Ray, and relayed together."""
+    """Measure calls for blocks on a machine without the coordinator: each through Ray, or relayed together."""
     check_installed()
     from benchmarks.calls import measure, table
 
@@ -271,7 +271,7 @@ def scale(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """A model of feeds with up to 256 nodes, calibrated on this machine, whose decisions are the service's own."""
+    """Model feeds with up to 256 nodes, with the service's own decisions and costs measured on this machine."""
     check_installed()
     from benchmarks.scale.forecast import run, tables
 
@@ -292,7 +292,7 @@ def fuzz(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Damaged and hostile data, files, names, states and calls, for every decoder and reader; tells what it found."""
+    """Fuzz every decoder and reader with damaged and hostile data, files, names, states and calls."""
     from benchmarks.fuzz.report import fuzz_all, table
 
     with end_as_ctrl_c():
@@ -308,7 +308,7 @@ def soak(
     minutes: Annotated[float, typer.Option(help="How long at most.")] = 60.0,
     as_json: AsJson = False,
 ) -> None:
-    """Consumers that come and go all along, and how memory, descriptors and threads of a feed grow with them."""
+    """Measure growth of a feed's memory, descriptors and threads while consumers join and leave."""
     from benchmarks.soak import slopes, table
     from benchmarks.soak import soak as run
 
@@ -326,7 +326,7 @@ def schedules(
     processes: Annotated[int | None, typer.Option(help="Default: one for each core.", show_default=False)] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Random schedules of faults for a whole feed, on virtual time; broken promises are told with seed and story."""
+    """Run random fault schedules of a whole feed on virtual time; report violations with seed and story."""
     from benchmarks.schedules import run, table
 
     with end_as_ctrl_c():
@@ -348,7 +348,7 @@ def mutants(
     processes: Annotated[int | None, typer.Option(help="Default: one for each core.", show_default=False)] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Small mistakes in the pure core, one at a time: which of them would no test and no schedule notice?"""
+    """Test the tests: make small mistakes in the pure core, one at a time, and list the undetected ones."""
     from benchmarks.mutants.run import chosen, run, table
 
     todo = chosen([name for name in modules.split(",") if name], sample, seed)
@@ -359,7 +359,7 @@ def mutants(
 
 @command(app, "python -m benchmarks dashboards")
 def dashboards() -> None:
-    """Write the Grafana dashboards in cluster/grafana anew, after a change of the metrics or of what shows them."""
+    """Write the Grafana dashboards in cluster/grafana, after a change of the metrics or of the panels."""
     from benchmarks.dashboards import write
 
     for file in write():
@@ -400,7 +400,6 @@ def _progress(text: str) -> None:
 
 
 def _tell(figures: object, shown: Any, *, as_json: bool) -> None:
-    """Print the result: for people, or for programs."""
     if as_json:
         write_json(json.dumps(figures, default=str))
     else:

@@ -1,8 +1,8 @@
-"""Measures what it costs in accuracy that trials begin in the middle of an epoch: real searches, over several seeds.
+"""Effect of starting in mid-epoch on accuracy: real searches, over several seeds.
 
-While somebody is out of phase, an epoch is shuffled within segments and not as a whole. Each seed makes a search by
-ASHA of its own: other configurations, another order, other augmentations. It runs with `start="epoch"` and with
-`start="now"`, in turns, on scikit-learn's digits, with the network of `examples/tune_digits.py`.
+While a consumer is out of phase, an epoch is shuffled within segments instead of as a whole. Each seed gives a separate
+ASHA search, with other configurations, order and augmentations. Searches alternate between `start="epoch"` and
+`start="now"`, on scikit-learn's digits, with the network of `examples/tune_digits.py`.
 """
 
 # ruff: noqa: ARG002 - the signatures of callbacks are Tune's
@@ -34,26 +34,26 @@ from tune_integration import FeedCallback, get_loader
 
 BATCH = 64
 STAGED = 16
-"""Minibatches that may be staged: less than an epoch, which has a dozen blocks then. Of a dataset as small as this one
-an epoch would be one block, and nobody can begin in the middle of a block.
+"""Staging capacity in minibatches: less than an epoch, which then has a dozen blocks. With more, an epoch of this small
+dataset would be one block, and trials cannot start inside a block.
 """
 
 AT_ONCE = 4
-"""Trials that run at a time, with half a CPU each."""
+"""Concurrent trials, with half a CPU each."""
 
 EARLY = 3
-"""No trial is stopped before so many epochs, so all can be compared after them."""
+"""Least number of epochs before a trial is stopped, so that all trials can be compared after these."""
 
 
 @dataclass(frozen=True)
 class Accuracy:
-    """What came of the searches with one way to begin: a figure for each seed, in their order.
+    """Results of the searches with one way to start: a value for each seed.
 
     Attributes:
-        start: where trials began.
-        best: validation accuracy of the best trial at its end, from 0 to 1.
+        start: "epoch" or "now".
+        best: final validation accuracy of the best trial, from 0 to 1.
         early: mean accuracy of all trials after `EARLY` epochs, or at their end if they have fewer.
-        out_of_phase: the share of the trials' epochs that began in the middle of an epoch of the feed.
+        out_of_phase: fraction of the trials' epochs that began in the middle of an epoch of the feed.
     """
 
     start: JoinStart
@@ -71,7 +71,7 @@ class _Search:
 
 
 class _Accuracies(tune.Callback):
-    """Writes down the accuracy of each trial after each of its epochs."""
+    """Records the accuracy of each trial after each epoch."""
 
     def __init__(self) -> None:
         self.by_trial: dict[str, list[float]] = {}
@@ -83,7 +83,7 @@ class _Accuracies(tune.Callback):
 
 
 def measure(*, seeds: int, trials: int, epochs: int) -> list[Accuracy]:
-    """Run a search for each seed and each way to begin, with so many trials of at most so many epochs."""
+    """Run a search for each seed and each start, with ``trials`` trials of at most ``epochs`` epochs."""
     ways = get_args(JoinStart)
     with tempfile.TemporaryDirectory() as folder:
         split = split_images(write_digits(Path(folder, "digits")), Path(folder))
@@ -114,7 +114,7 @@ def _search(start: JoinStart, split: Split, seed: int, trials: int, epochs: int)
         tempfile.TemporaryDirectory() as folder,
     ):
         seen = _Accuracies()
-        np.random.seed(seed)  # by which Tune chooses configurations: the same for each way to begin
+        np.random.seed(seed)  # Tune's source of configurations: equal for both starts
         tuner = tune.Tuner(
             tune.with_resources(_train, {"cpu": 0.5}),
             param_space={
@@ -136,7 +136,7 @@ def _search(start: JoinStart, split: Split, seed: int, trials: int, epochs: int)
                 storage_path=folder, callbacks=[seen, FeedCallback("train", "validation")], verbose=0
             ),
         )
-        with contextlib.redirect_stdout(sys.stderr):  # what Tune says of itself is not what was asked for
+        with contextlib.redirect_stdout(sys.stderr):  # stdout is for results, not for Tune's messages
             results = tuner.fit()
         if results.num_errors:
             raise results.errors[0]
@@ -158,7 +158,7 @@ def _train(config: dict[str, Any]) -> None:
 
 
 def table(results: list[Accuracy]) -> Table:
-    """Show a line for each way to begin, means and standard deviations over seeds; below it what each seed differs."""
+    """Return a table with a row for each start, means and standard deviations; the caption compares seed by seed."""
     headings = ("start", "best trial %", f"all after {EARLY} epochs %", "epochs out of phase %")
     shown = figure_table(f"Accuracy of searches, {len(results[0].best)} seeds", headings, words=("start",))
     for each in results:
@@ -173,6 +173,5 @@ def table(results: list[Accuracy]) -> Table:
 
 
 def _spread(shares: tuple[float, ...], *, signed: bool = False) -> str:
-    """Write the mean and the standard deviation in percent."""
     sign = "+" if signed else ""
     return f"{100 * mean(shares):{sign}.2f} ± {100 * stdev(shares):.2f}"

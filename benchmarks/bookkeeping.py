@@ -1,8 +1,8 @@
-"""Measures what order and bookkeeping cost a sample, from a thousand samples to a hundred million.
+"""Cost of order and bookkeeping per sample, from a thousand samples to a hundred million.
 
 There are no files, no pixels and no Ray: only the arithmetic and the pure cores that run for every block. Each part is
-measured over the same number of blocks whatever the dataset's size, so its cost must stay flat; tables that grow with
-the dataset, or anything that walks over it, would show.
+measured over the same number of blocks for every dataset size, so its cost must stay constant. Tables that grow with
+the dataset, or loops over it, would show.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ from mbaas.order import SampleOrder, uniforms
 from mbaas.placement import PartRequest
 
 SIZES = (10**3, 10**4, 10**5, 10**6, 10**7, 10**8)
-BLOCK_SAMPLES = 200  # divides every size: a short last block would cost more a sample and blur the comparison
+BLOCK_SAMPLES = 200  # divides every size: a short last block would cost more per sample
 CONSUMERS = 8
-DRAWS = 23  # random numbers that random-resized-crop and flip take a sample
+DRAWS = 23  # random numbers of a random-resized crop and a flip
 BLOCK_BYTES = 2**20
-SOME = 100  # blocks that are visited again and again where the order is not what is measured
+SOME = 100  # blocks that are reused in measurements of other parts than the order
 
 Block = Callable[[int], object]
-"""A function that does what has to be done for one block, given its number."""
+"""Function that does the work of one block, given its number."""
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What bookkeeping costs with a dataset of some size.
+    """Cost of bookkeeping for a dataset of some size.
 
     Attributes:
         samples: size of the dataset.
-        ns_per_sample: part -> CPU nanoseconds for each prepared sample, median over repeats: "order" (position to
-            sample), "inverse" (sample to position), "chance" (random numbers of crop and flip), "labels" (and
-            lengths), "miss" and "hit" (the cache's plan for a block that has to be read, and for one that is kept),
-            "staging" (all events of eight consumers in step), "ledger" (count and hash of one consumer), "total" (the
-            sum, an upper bound).
+        ns_per_sample: part -> CPU nanoseconds for each prepared sample, median over repeats. Parts: "order" (position
+            to sample), "inverse" (sample to position), "chance" (random numbers of crop and flip), "labels" (and
+            lengths), "miss" and "hit" (the cache's plan for a block to read, and for a cached one), "staging" (all
+            events of eight consumers in step), "ledger" (count and hash of one consumer), "total" (the sum, an upper
+            bound).
     """
 
     samples: int
@@ -61,8 +61,8 @@ def measure(
     Args:
         sizes: numbers of samples.
         blocks: number of blocks of `BLOCK_SAMPLES` samples in each repeat.
-        repeats: how often each part is measured; the median counts.
-        report: told each size's cost as soon as it is known.
+        repeats: measurements of each part; the median counts.
+        report: called with the cost of each size.
     """
     costs = []
     for samples in sizes:
@@ -78,7 +78,7 @@ def _cost(samples: int, blocks: int, repeats: int) -> Cost:
 
 
 def _ns_per_sample(block: Block, blocks: int, repeats: int) -> float:
-    """Return the median over repeats; the first one, which warms caches up, is left out."""
+    """Return the median over repeats, without the first one, which warms up caches."""
     numbers = iter(range(blocks * (repeats + 1)))
     times = [_timed(block, [next(numbers) for _ in range(blocks)]) for _ in range(repeats + 1)]
     return 1e9 * median(times[1:]) / (blocks * BLOCK_SAMPLES)
@@ -105,7 +105,7 @@ def _parts(dataset: Dataset) -> Iterator[tuple[str, Block]]:
 
 
 def _fetch(planner: Planner) -> Block:
-    """Fetch one block, from its plan to its release; the reads take no time."""
+    """Return a function that fetches a block, from its plan to its release; reads take no time."""
 
     def fetch(block: int) -> None:
         wanted = PartRequest(block)
@@ -125,7 +125,7 @@ def _hits(planner: Planner) -> Block:
 
 
 def _staging(order: SampleOrder) -> Block:
-    """Send all events of one block: it is made by one of two workers, and every consumer asks for it and gets it."""
+    """Return a function that sends all events of a block: one of two workers makes it, and every consumer takes it."""
     limits = StagingLimits(budget_bytes=16 * BLOCK_BYTES, ahead_blocks=8)
     core = StagingState(limits, order.blocks_per_epoch, lambda _: BLOCK_BYTES)
     tasks: list[int] = []
@@ -148,7 +148,7 @@ def _staging(order: SampleOrder) -> Block:
 
 
 def table(costs: list[Cost]) -> Table:
-    """Draw a table with a line for each size of dataset."""
+    """Return a table with a row for each dataset size."""
     shown = figure_table("order and bookkeeping, ns a sample", ("samples", *costs[0].ns_per_sample))
     for cost in costs:
         shown.add_row(f"{cost.samples:,}", *(f"{ns:.1f}" for ns in cost.ns_per_sample.values()))

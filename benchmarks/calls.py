@@ -1,4 +1,4 @@
-"""What calls for blocks cost on a machine without the coordinator: each made through Ray, and relayed together."""
+"""Cost of calls for blocks on a machine without the coordinator: through Ray, and relayed together."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from mbaas.units import counted
 
 @dataclass(frozen=True)
 class CallCost:
-    """Medians of the rounds; CPU times are in milliseconds for each minibatch that a trial takes.
+    """Medians over rounds; CPU times are milliseconds per minibatch that a trial takes.
 
     Attributes:
         trials: on the machine.
-        are_relayed: how they called.
-        trial_ms, coordinator_ms, relaying_ms: of these processes; the third is the cache node, or both it and the actor
-            that only relays.
-        prep_worker_ms: of the prep worker, whose work does not depend on how trials call: it tells the machine's pace.
-        of_prep: the first three together, as a multiple of the fourth; the median of the rounds' own ratios.
-        minibatches_per_s: that each trial got.
+        are_relayed: whether calls were relayed.
+        trial_ms, coordinator_ms, relaying_ms: CPU time of these processes; the third is the cache node, plus the relay
+            actor if there is one.
+        prep_worker_ms: CPU time of the prep worker: independent of the calls, it indicates the machine's speed.
+        of_prep: the first three together, as a multiple of the fourth; median of the rounds' ratios.
+        minibatches_per_s: rate of each trial.
     """
 
     trials: int
@@ -49,18 +49,18 @@ def measure(
     step_s: float,
     tell: Callable[[str], None],
 ) -> list[CallCost]:
-    """Run feeds of one node and some trials, the two ways in turn. The coordinator is on another node.
+    """Run feeds of one node with both kinds of calls, alternating. The coordinator is on another node.
 
     Args:
-        trials: how many trials there are, in one feed after the other.
-        rounds: how often each is run.
-        seconds: how long each is watched.
-        is_apart: whether trials are on a node of their own, where the feed prepares nothing.
-        step_s: seconds that a trial sleeps over a minibatch.
-        tell: told what is run.
+        trials: numbers of trials, one feed after another.
+        rounds: runs of each feed.
+        seconds: length of each measurement.
+        is_apart: whether trials are on a separate node where the feed prepares nothing.
+        step_s: seconds that a trial sleeps for each minibatch.
+        tell: called with progress messages.
 
     Raises:
-        ConfigError: there are so few trials that their calls are not relayed.
+        ConfigError: too few trials for relayed calls.
     """
     if min(trials) < RELAYED_FROM:
         raise ConfigError(
@@ -93,7 +93,7 @@ def _medians(trials: int, are_relayed: bool, runs: Sequence[Watched]) -> CallCos
     def ms(*kinds: str) -> list[float]:
         return [1e3 * run.cpu_of(*kinds) / run.blocks for run in runs]
 
-    # The actor that only relays is started also for trials that may not use it: it waits, and would not be there.
+    # The relay actor also starts for trials that may not use it. It only waits then, so it is not counted.
     relays = ("CacheNode", "RelayNode") if are_relayed else ("CacheNode",)
     kinds = [ms("WatchedTrial"), ms("Coordinator"), ms(*relays), ms("PrepWorker")]
     trial, coordinator, relaying, prep_worker = map(statistics.median, kinds)
@@ -103,7 +103,7 @@ def _medians(trials: int, are_relayed: bool, runs: Sequence[Watched]) -> CallCos
 
 
 def table(results: Sequence[CallCost]) -> Table:
-    """Show a line for each number of trials and each way."""
+    """Return a table with a row for each number of trials and kind of calls."""
     headings = ("trials", "calls", "trial", "coordinator", "relaying", "prep", "of prep", "per s")
     shown = figure_table("CPU ms for each minibatch that a trial takes", headings, words=("calls",))
     for result in results:

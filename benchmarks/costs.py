@@ -1,8 +1,8 @@
-"""Measures what a whole ASHA search over photographs costs, with mbaas and with a DataLoader for each trial.
+"""Cost of a whole ASHA search over photographs, with mbaas and with a DataLoader for each trial.
 
-Photographs are those of `mbaas bench`, with a random-resized crop to 224 and a flip; each epoch ends with an evaluation
-of others, resized and cropped in the middle. A step is a pause, as for a trial that computes on a GPU, so CPU seconds
-are those of loading, of Ray and of Tune. Each search has a Ray cluster of its own, and the ways take turns.
+Photographs are those of `mbaas bench`, with a random-resized crop to 224 and a flip. Each epoch ends with an evaluation
+on other photographs, resized and center-cropped. A step is a pause, as for a trial on a GPU, so CPU seconds are those
+of loading, Ray and Tune. Each search has a new Ray cluster, and the ways alternate.
 """
 
 from __future__ import annotations
@@ -29,27 +29,28 @@ from mbaas.dataset import read_images
 
 BATCH = 64
 HELD_OUT_SHARE = 1 / 8
-"""Photographs to evaluate with, for each to train on."""
+"""Number of photographs for evaluation per photograph for training."""
 
 WAYS: dict[str, tuple[Way, dict[str, Any]]] = {
     "dataloader": ("dataloader", {}),
     "mbaas": ("now", {"decoded": False}),
     "mbaas-decoded": ("now", {}),
 }
-"""What is compared: how trials get their minibatches, and options of the feeds. "now" is the default in a trial,
-and so is to keep samples decoded."""
+"""Compared ways: source of minibatches, and options of the feeds. "now" and decoded samples are the defaults in a
+trial.
+"""
 
 NAMES = {"dataloader": "DataLoader", "mbaas": "mbaas", "mbaas-decoded": "mbaas, decoded"}
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What a search took; medians over rounds.
+    """Cost of a search; medians over rounds.
 
     Attributes:
         way: one of `WAYS`.
-        search: what came of it.
-        cpu_s: CPU seconds of all processes, Ray's daemons and Tune's among them, from before feeds are served until the
+        search: its results.
+        cpu_s: CPU seconds of all processes, including Ray's daemons and Tune, from before feeds are served until the
             search has ended.
     """
 
@@ -61,7 +62,7 @@ class Cost:
 def measure(
     *, images: int, trials: int, slots: int, step_s: float, rounds: int, cores: int, tell: Callable[[str], None]
 ) -> list[Cost]:
-    """Run the search ``rounds`` times in each way, with ``slots`` trials at a time, on ``images`` photographs."""
+    """Run the search ``rounds`` times in each way, with ``slots`` concurrent trials, on ``images`` photographs."""
     data = photographs(images, workers_for(cores, slots), tell)
     plan = Plan("ASHA", trials, slots, step_s)
     found = []
@@ -74,7 +75,7 @@ def measure(
 
 
 def photographs(images: int, workers: int, tell: Callable[[str], None]) -> SearchData:
-    """Make photographs to train on and to evaluate with, or find those that were made before."""
+    """Generate photographs for training and for evaluation, or find existing ones."""
     made = Path(tempfile.gettempdir()) / "mbaas-bench"
     train = make_photos(made, images, report=tell)
     held_out = make_photos(made, max(1, round(images * HELD_OUT_SHARE)), seed=1, report=tell)
@@ -99,12 +100,12 @@ def _median(rounds: Sequence[Cost]) -> Cost:
 
 
 def figures(results: Sequence[Cost]) -> list[dict[str, Any]]:
-    """Return the figures for programs."""
+    """Return the results as plain values."""
     return [{**asdict(each.search), "way": each.way, "cpu_s": each.cpu_s} for each in results]
 
 
 def table(results: Sequence[Cost]) -> Table:
-    """Show what was measured."""
+    """Return a table with a row for each way."""
     headings = ("", "epochs", "s", "s/epoch", "CPU-h", "CPU-s/epoch", "prepared", "waited")
     shown = figure_table("An ASHA search over photographs", headings, words=("",))
     for each in results:

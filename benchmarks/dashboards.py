@@ -1,7 +1,7 @@
-"""Grafana dashboards of the metrics that feeds export through Ray: one of a feed, one of all feeds of a search.
+"""Grafana dashboards of the metrics that feeds export through Ray: one for a feed, one for all feeds of a search.
 
-They are made from the table of metrics, so they cannot name one that there is not: ``python -m benchmarks dashboards``
-writes them to ``cluster/grafana/``. Grafana's own library makes the JSON, by the schema of Grafana's types.
+They are generated from the table of metrics, so they contain existing metrics only. ``python -m benchmarks dashboards``
+writes them to ``cluster/grafana/``. Grafana's library makes the JSON, by the schema of Grafana's types.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ FOLDER = Path(__file__).parents[1] / "cluster" / "grafana"
 _BY_NAME = {metric.name: metric for metric in METRICS}
 SOURCE = models.DataSourceRef(type_val="prometheus", uid="${datasource}")
 _SELECTED = '{feed=~"$feed"}'
-_SELECTED_ONE = '{feed="$feed"}'  # for a single one: a name is no pattern
+_SELECTED_ONE = '{feed="$feed"}'  # for a single feed: a name is not a pattern
 HEIGHT = 8
-"""Of a panel, in rows of Grafana's grid, which has 24 columns."""
+"""Height of a panel, in rows of Grafana's grid, which has 24 columns."""
 
 SAMPLES_PER_S = "suffix: samples/s"
 
 FEED = "{{feed}}"
-"""In a legend: the feed's name."""
+"""Placeholder for the feed's name in a legend."""
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,8 @@ class Series:
 
     Attributes:
         expr: a query in PromQL.
-        legend: what the line is called; ``{{feed}}`` stands for the feed's name.
-        metrics: the names of the metrics that the query is about.
+        legend: name of the line; ``{{feed}}`` stands for the feed's name.
+        metrics: names of the metrics in the query.
     """
 
     expr: str
@@ -55,10 +55,11 @@ class Panel:
 
     Attributes:
         title: one line.
-        unit: one of Grafana's units, or "suffix: ..." for one of our own.
+        unit: one of Grafana's units, or "suffix: ..." for a custom one.
         series: its lines.
-        says: what it tells, before what the table of metrics says of each of its metrics.
+        says: description, before the descriptions of its metrics.
         is_stacked: whether lines are parts of a whole.
+        is_number: whether it shows the latest values instead of a chart.
         columns: its width.
     """
 
@@ -72,7 +73,7 @@ class Panel:
 
     @property
     def description(self) -> str:
-        """What the panel tells, and what its metrics mean."""
+        """Meaning of the panel and of its metrics."""
         named = dict.fromkeys(name for each in self.series for name in each.metrics)
         meanings = (f"`{_BY_NAME[name].exported}`: {_BY_NAME[name].description}" for name in named)
         return "\n\n".join(filter(None, [self.says, *meanings]))
@@ -92,9 +93,9 @@ class Dashboard:
 
     Attributes:
         name: of its file, and in its address.
-        title: what Grafana calls it.
-        about: a sentence that says what it is for.
-        takes_several: whether several feeds can be chosen, or one.
+        title: shown in Grafana.
+        about: a sentence on its purpose.
+        takes_several: whether several feeds can be chosen.
         rows: from the top down.
     """
 
@@ -112,28 +113,28 @@ def _metric(name: str, kind: str) -> Metric:
 
 
 def per_second(name: str, legend: str = FEED) -> Series:
-    """Return how fast a counter grows, of each feed."""
+    """Return the rate of a counter, for each feed."""
     metric = _metric(name, "counter")
-    # Summed, because a coordinator that was restarted counts anew, in a series of its own.
+    # Summed, because a restarted coordinator counts from 0 in a new series.
     return Series(f"sum by (feed) (rate({metric.exported}{_SELECTED}[$__rate_interval]))", legend, (metric.name,))
 
 
 def grown(name: str, legend: str = FEED) -> Series:
-    """Return by how much a counter grew in the time that is shown, of each feed."""
+    """Return the growth of a counter in the shown time range, for each feed."""
     metric = _metric(name, "counter")
     return Series(f"sum by (feed) (increase({metric.exported}{_SELECTED}[$__range]))", legend, (metric.name,))
 
 
 def now(name: str, legend: str = FEED) -> Series:
-    """Return the value of a gauge, of each feed."""
+    """Return the value of a gauge, for each feed."""
     metric = _metric(name, "gauge")
-    # The largest: that of a coordinator which died is exported for a while beside its successor's.
+    # The maximum: the value of a dead coordinator is exported for a while, next to that of its successor.
     return Series(f"max by (feed) ({metric.exported}{_SELECTED})", legend, (metric.name,))
 
 
 def summed(series: Sequence[Series], legend: str = FEED) -> Series:
-    """Return the sum of several counters' rates, of each feed."""
-    # Ray exports a counter only once it is above 0, and a sum with a missing term is missing: that term is 0 here.
+    """Return the sum of the rates of several counters, for each feed."""
+    # Ray exports a counter only once it is above 0. A missing term would make the whole sum missing, so it counts as 0.
     always = per_second("samples_prepared").expr
     terms = [each.expr if each.expr == always else f"({each.expr} or 0 * {always})" for each in series]
     metrics = tuple(dict.fromkeys(name for each in series for name in each.metrics))
@@ -141,7 +142,7 @@ def summed(series: Sequence[Series], legend: str = FEED) -> Series:
 
 
 def ratio(part: Series, whole: Sequence[Series], legend: str = FEED) -> Series:
-    """Return the rate of one counter over the sum of several, of each feed."""
+    """Return the rate of one counter divided by the sum of several, for each feed."""
     over, under = summed([part]), summed(whole)
     return Series(f"{over.expr} / ({under.expr})", legend, tuple(dict.fromkeys(over.metrics + under.metrics)))
 
@@ -262,13 +263,13 @@ OF_A_SEARCH = Dashboard(
         HEALTH,
     ),
 )
-"""Shows the feeds of a search beside each other."""
+"""Compares the feeds of a search."""
 
 DASHBOARDS = (OF_A_FEED, OF_A_SEARCH)
 
 
 def as_json(board: Dashboard) -> str:
-    """Write a dashboard as Grafana imports it."""
+    """Return the JSON of a dashboard."""
     made = (
         dashboard.Dashboard(board.title)
         .uid(f"mbaas-{board.name}")
@@ -294,7 +295,7 @@ def as_json(board: Dashboard) -> str:
 
 
 def _feeds(*, several: bool) -> dashboard.QueryVariable:
-    """Make the variable that says which feeds are shown."""
+    """Return the variable that selects the shown feeds."""
     exported = _metric("prep_workers", "gauge").exported
     return (
         dashboard.QueryVariable("feed")

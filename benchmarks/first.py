@@ -1,6 +1,6 @@
-"""Measures how long the first minibatch takes: of many small files that are listed and served, in a cluster that is up.
+"""Time to the first minibatch of many small files, listed and served in a running cluster.
 
-Every round serves the feed anew, so that nothing of it is cached but what the machine's own file system keeps.
+Every round serves the feed again, so only the file system's page cache stays warm.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ PIPELINE = T.Pipeline([T.DecodeImage(), T.RandomHorizontalFlip()])
 
 @dataclass(frozen=True)
 class First:
-    """What was waited for until the first minibatch came; all but the listing are medians over rounds.
+    """Times until the first minibatch; all but the listing are medians over rounds.
 
     Attributes:
-        images: how many there were.
-        listing_s: to list them, once.
-        again_s: to read the listing that was kept.
-        serving_s: to serve the feed.
+        images: number of images.
+        listing_s: listing the images, once.
+        again_s: reading the saved listing.
+        serving_s: serving the feed.
         joining_s: from then to the first minibatch.
-        longest_s: from serving to the first minibatch, the longest.
+        longest_s: from serving to the first minibatch, the longest round.
         block_samples: samples of a block, all of which are read and prepared for the first minibatch.
     """
 
@@ -59,7 +59,7 @@ def measure(*, images: int, rounds: int) -> First:
         again_s, data = _listed(folder)
         runtime.start_ray()
         try:
-            _first_batch(data)  # the first feed of a cluster also waits for Ray's own first processes
+            _first_batch(data)  # the first feed of a cluster also waits for Ray's first processes
             found = [_first_batch(data) for _ in range(rounds)]
         finally:
             ray.shutdown()
@@ -71,7 +71,7 @@ def measure(*, images: int, rounds: int) -> First:
 
 
 def _make(folder: Path, images: int) -> None:
-    """Write the images: all alike, for it is their number that costs."""
+    """Write the images, all with the same content: only their number matters."""
     pixels = np.random.default_rng(0).integers(0, 255, (SIDE, SIDE, 3), np.uint8)
     content = cv2.imencode(".png", pixels)[1].tobytes()
     for label in range(CLASSES):
@@ -96,7 +96,7 @@ def _first_batch(data: mbaas.Dataset) -> tuple[float, float, int]:
 
 
 def table(result: First) -> Table:
-    """Show what was measured."""
+    """Return a table of the times."""
     shown = figure_table(f"{count(result.images)} images of {SIDE}x{SIDE} pixels", ("what", "time"), words=("what",))
     for what, took_s in (
         ("listed", result.listing_s),

@@ -1,8 +1,7 @@
-"""Measures what it costs trials to come late: they wait for the next epoch, or begin in the middle of one.
+"""Cost of joining late: trials wait for the next epoch, or begin in mid-epoch.
 
-Trials start one after the other, some while an epoch is under way, go through a few epochs and leave, as in a search of
-short trials. A step is a pause, so all of them fit a small machine. Rounds with `start="epoch"` and `start="now"` take
-turns.
+Trials start one after another, run for a few epochs and leave, as in a search of short trials. A step is a pause, so
+all trials fit a small machine. Rounds alternate between `start="epoch"` and `start="now"`.
 """
 
 from __future__ import annotations
@@ -25,21 +24,21 @@ from mbaas.messages import JoinStart
 
 SAMPLES, SIDE, BATCH = 4096, 64, 32
 START_S = 60.0
-"""How long the trials' processes may take to start."""
+"""Timeout in seconds for the start of the trials' processes."""
 
 STAGED = 16
-"""Minibatches that may be staged: an eighth of an epoch, as with a large dataset."""
+"""Staging capacity in minibatches: an eighth of an epoch, as with a large dataset."""
 
 
 @dataclass(frozen=True)
 class Round:
-    """What one search showed.
+    """Results of one search.
 
     Attributes:
-        start: where its trials began: "epoch" or "now".
-        first_batch_s: seconds from a trial's join to its first minibatch, for each trial.
-        seconds: of each trial, from its join to the end of its last epoch.
-        prepared, delivered: samples.
+        start: "epoch" or "now".
+        first_batch_s: seconds from the join to the first minibatch, for each trial.
+        seconds: seconds from the join to the end of the last epoch, for each trial.
+        prepared, delivered: numbers of samples.
     """
 
     start: JoinStart
@@ -51,15 +50,15 @@ class Round:
 
 @dataclass(frozen=True)
 class Lateness:
-    """What trials that come late cost in one way to begin: medians over rounds.
+    """Results for one way to start: medians over rounds.
 
     Attributes:
         start: "epoch" or "now".
-        first_batch_s: from a trial's join to its first minibatch, median over the trials that did not come first.
-        longest_first_batch_s: the longest of these.
-        trial_s: from a trial's join to the end of its last epoch, mean over trials.
-        ideal_s: the same if every minibatch were there at once.
-        prepared_per_delivered: samples that were prepared for each that was delivered.
+        first_batch_s: from the join to the first minibatch, median over all trials but the first.
+        longest_first_batch_s: the longest of these times.
+        trial_s: from the join to the end of the last epoch, mean over trials.
+        ideal_s: the same if every minibatch were always ready.
+        prepared_per_delivered: samples prepared for each one delivered.
     """
 
     start: JoinStart
@@ -71,10 +70,10 @@ class Lateness:
 
 
 def measure(*, trials: int, epochs: int, step_s: float, rounds: int) -> list[Lateness]:
-    """Run the search ``rounds`` times in each way; a trial comes whenever the one before is 0.4 epochs further."""
+    """Run the search ``rounds`` times in each way; a trial joins 0.4 epochs after the one before."""
     runtime.start_ray(2)
     try:
-        # In turns: a machine that is slower for a while is so for both.
+        # Alternating, so that a slow phase of the machine affects both ways.
         found = [_search(start, trials, epochs, step_s) for _ in range(rounds) for start in get_args(JoinStart)]
     finally:
         ray.shutdown()
@@ -83,7 +82,7 @@ def measure(*, trials: int, epochs: int, step_s: float, rounds: int) -> list[Lat
 
 
 def _summary(start: JoinStart, rounds: list[Round], ideal_s: float) -> Lateness:
-    late = [each.first_batch_s[1:] for each in rounds]  # the first trial finds an empty feed, in either way
+    late = [each.first_batch_s[1:] for each in rounds]  # the first trial finds an empty feed in both ways
     return Lateness(
         start,
         first_batch_s=median(median(each) for each in late),
@@ -94,17 +93,17 @@ def _summary(start: JoinStart, rounds: list[Round], ideal_s: float) -> Lateness:
     )
 
 
-@ray.remote(num_cpus=0)  # its steps are pauses: it needs no core for itself
+@ray.remote(num_cpus=0)  # steps are pauses, which need no core
 class _Trial:
-    """A trial in a process of its own."""
+    """A trial in its own process."""
 
     def ready(self) -> None:
-        """Answer as soon as the process is there."""
+        """Return once the process is running."""
 
     def run(
         self, feed: str, name: str, start: JoinStart, pause_s: float, epochs: int, step_s: float
     ) -> tuple[float, float]:
-        """Join after a pause, and train; return the seconds to the first minibatch, and to the end."""
+        """Join after a pause, and train; return the seconds to the first minibatch and to the end."""
         time.sleep(pause_s)
         began, first_s = time.perf_counter(), 0.0
         with mbaas.join(feed, name, format="numpy", start=start) as loader:
@@ -120,11 +119,11 @@ def _search(start: JoinStart, trials: int, epochs: int, step_s: float) -> Round:
     data = synthetic(SAMPLES, height=SIDE, width=SIDE)
     pipeline = T.Pipeline([T.DecodeImage(), T.RandomHorizontalFlip()])
     staging_bytes = STAGED * BATCH * (SIDE * SIDE * 3 + ID_BYTES)
-    # No divisor of an epoch, so that trials come at different places of it.
+    # Not a divisor of an epoch, so that trials join at different positions.
     apart_s = 0.4 * SAMPLES / BATCH * step_s
     with mbaas.serve("late", data, pipeline, batch_size=BATCH, prep_workers=1, staging_bytes=staging_bytes) as feed:
         processes = [_Trial.remote() for _ in range(trials)]  # type: ignore[attr-defined]
-        # Else the start of a process would count as waiting for its first minibatch.
+        # Otherwise the start of a process would count as waiting for its first minibatch.
         ray.get([process.ready.remote() for process in processes], timeout=START_S)
         results = ray.get(
             [
@@ -142,7 +141,7 @@ def _search(start: JoinStart, trials: int, epochs: int, step_s: float) -> Round:
 
 
 def table(results: list[Lateness]) -> Table:
-    """Show a line for each way to begin."""
+    """Return a table with a row for each way to start."""
     headings = ("start", "first minibatch s", "longest s", "trial s", "of ideal", "prepared/delivered")
     shown = figure_table("Trials that come late", headings, words=("start",))
     for result in results:

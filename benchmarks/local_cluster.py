@@ -1,4 +1,4 @@
-"""Starts a Ray cluster of several nodes on this machine."""
+"""Local Ray clusters of several nodes on this machine."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_memory_monitor_refresh_ms": "0",
 }
-"""Environment of the nodes: memory comes back in milliseconds, and no node minds what others of this machine use."""
+"""Environment of the nodes: memory is freed within milliseconds, and memory use of other programs is ignored."""
 
 
 class LocalCluster:
-    """A context manager of nodes with an object store and CPUs each, and a head without CPUs, where this program is.
+    """Context manager for nodes with an object store and CPUs each, and a head without CPUs for this program.
 
     Args:
-        nodes: how many there are beside the head.
+        nodes: number of nodes besides the head.
         cpus: CPUs of each node.
-        store_bytes: size of each node's object store, and of the head's.
+        store_bytes: size of the object store of each node and of the head.
 
     Attributes:
-        folder: a temporary folder, with everything that Ray and others write.
+        folder: a temporary folder for all files of Ray and of the benchmark.
         node_ids: Ray's ids of the nodes.
     """
 
@@ -71,10 +71,10 @@ class LocalCluster:
 
 
 def answers(refs: Sequence[Any], timeout_s: float, what: str) -> list[Any]:
-    """Wait for what actors answer.
+    """Return the answers of actors.
 
     Raises:
-        MbaasError: one does not within ``timeout_s``; the message says for what the benchmark waited.
+        MbaasError: an answer takes longer than ``timeout_s``; the message contains ``what``.
     """
     try:
         found: list[Any] = ray.get(list(refs), timeout=timeout_s)

@@ -1,4 +1,4 @@
-"""A PyTorch DataLoader of a trial's own, to measure a shared feed beside it. It decodes with the engine of mbaas."""
+"""A PyTorch DataLoader for a single trial, as a baseline for a shared feed. It decodes with the engine of mbaas."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from mbaas.prep.engines import make_engine
 
 
 class OwnLoader:
-    """Minibatches of uint8[n, side, side, 3], made by worker processes of its own, which live as long as the loader.
+    """Minibatches of uint8[n, side, side, 3] from worker processes that live as long as the loader.
 
     Attributes:
-        epoch: epochs that were gone through, those of ``state`` included.
+        epoch: number of finished epochs, including those in ``state``.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class OwnLoader:
     ) -> None:
         self.epoch: int = 0 if state is None else state["epoch"]
         with warnings.catch_warnings():
-            # torch counts this loader's workers against the cores; those of all trials are more, on purpose
+            # torch compares the workers of this loader with the cores; those of all trials exceed them on purpose
             warnings.filterwarnings("ignore", message="This DataLoader will create")
             self._loader = torch.utils.data.DataLoader(
                 _Minibatches(data, pipeline, side),
@@ -54,12 +54,12 @@ class OwnLoader:
         self.epoch += 1
 
     def state_dict(self) -> dict[str, Any]:
-        """Say how many epochs were gone through."""
+        """Return the number of finished epochs."""
         return {"epoch": self.epoch}
 
 
 class _Minibatches(torch.utils.data.Dataset[Any]):
-    """Prepares whole minibatches: one call for each saves what it costs torch to collate samples."""
+    """Prepares whole minibatches, because collating single samples in torch is slow."""
 
     def __init__(self, data: Dataset, pipeline: T.Pipeline, side: int) -> None:
         self._data, self._pipeline, self._side = data, pipeline, side
@@ -70,7 +70,7 @@ class _Minibatches(torch.utils.data.Dataset[Any]):
         return len(self._data)
 
     def __getitems__(self, indices: list[int]) -> torch.Tensor:
-        if self._tools is None:  # made by the process that uses them
+        if self._tools is None:  # created in the process that uses them
             self._tools = self._data.reader(), make_engine("cpu", self._pipeline, seed=0)
         reader, engine = self._tools
         ids = np.array(indices, np.int64)
@@ -79,7 +79,7 @@ class _Minibatches(torch.utils.data.Dataset[Any]):
             reader.read_into(index, buffer)
         pixels = np.empty((len(ids), self._side, self._side, 3), np.uint8)
         self._made += 1
-        # `_made` in place of the epoch: a worker that persists is not told which it is.
+        # `_made` instead of the epoch, which a persistent worker does not get.
         engine.prepare(raw, ids, self._made, {}, pixels)
         return torch.from_numpy(pixels)
 

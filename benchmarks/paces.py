@@ -1,7 +1,7 @@
-"""Measures what trials of different paces cost each other that share a feed for training and one for validation.
+"""Cost of sharing for trials of different paces, with a training feed and a validation feed.
 
-Each of a few slots runs one trial after the other, as a search does: a trial trains for an epoch, evaluates, and so on.
-A step is a pause, so all of them fit a small machine. The time of each is set against that with data always ready.
+Each slot runs one trial after another, as a search does; a trial alternates between a training epoch and an evaluation.
+A step is a pause, so all trials fit a small machine. Times are compared with data that is always ready.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from mbaas.dataset import synthetic
 
 SAMPLES, HELD_OUT, SIDE, BATCH = 1728, 288, 64, 32
 START_S = 60.0
-"""How long the trials' processes may take to start."""
+"""Timeout in seconds for the start of the trials' processes."""
 
 STAGED = 16
-"""Minibatches that may be staged of each feed: less than an epoch, as with a large dataset."""
+"""Staging capacity of each feed in minibatches: less than an epoch, as with a large dataset."""
 
 EVALUATION_STEP = 0.1
-"""A step of an evaluation takes this share of a training step."""
+"""Time of an evaluation step as a fraction of a training step."""
 
 
 @dataclass(frozen=True)
 class _Times:
-    """Seconds that a trial took for each of its epochs, and for each of its evaluations."""
+    """Seconds of each epoch and each evaluation of a trial."""
 
     epochs: tuple[float, ...]
     evaluations: tuple[float, ...]
@@ -41,14 +41,14 @@ class _Times:
 
 @dataclass(frozen=True)
 class Pace:
-    """How trials of one pace fared: medians over rounds.
+    """Results for trials of one pace: medians over rounds.
 
     Attributes:
-        step_s: what they compute for on a minibatch.
-        epoch: time of an epoch over that with data always ready, mean over epochs.
-        longest_epoch: the longest of these.
-        evaluation_s: time of an evaluation, mean.
-        ideal_evaluation_s: the same with data always ready.
+        step_s: seconds of a training step.
+        epoch: time of an epoch relative to data that is always ready, mean over epochs.
+        longest_epoch: the longest epoch, relative in the same way.
+        evaluation_s: mean time of an evaluation.
+        ideal_evaluation_s: the same with data that is always ready.
     """
 
     step_s: float
@@ -60,13 +60,13 @@ class Pace:
 
 @dataclass(frozen=True)
 class Paces:
-    """What the trials of a search cost each other: medians over rounds.
+    """Results of a search: medians over rounds.
 
     Attributes:
         paces: one for each slot.
         seconds: of the whole search, without starting the processes.
-        ideal_s: the same with data always ready.
-        prepared_per_delivered: samples that were prepared for each that was delivered, in both feeds.
+        ideal_s: the same with data that is always ready.
+        prepared_per_delivered: samples prepared for each one delivered, in both feeds.
     """
 
     paces: tuple[Pace, ...]
@@ -83,7 +83,7 @@ class _Round:
 
 
 def measure(*, steps_s: tuple[float, ...], trials: int, epochs: int, rounds: int) -> Paces:
-    """Run the search ``rounds`` times: a slot for each of ``steps_s``, with ``trials`` trials one after the other."""
+    """Run the search ``rounds`` times: one slot for each of ``steps_s``, each with ``trials`` consecutive trials."""
     runtime.start_ray(2)
     try:
         found = [_search(steps_s, trials, epochs) for _ in range(rounds)]
@@ -110,15 +110,14 @@ def measure(*, steps_s: tuple[float, ...], trials: int, epochs: int, rounds: int
     )
 
 
-@ray.remote(num_cpus=0)  # its steps are pauses: it needs no core for itself
+@ray.remote(num_cpus=0)  # steps are pauses, which need no core
 class _Slot:
-    """A process in which trials run one after the other."""
+    """A process that runs trials one after another."""
 
     def ready(self) -> None:
-        """Answer as soon as the process is there."""
+        """Return once the process is running."""
 
     def run(self, slot: int, trials: int, epochs: int, step_s: float) -> _Times:
-        """Run the trials: each trains and evaluates, epoch after epoch."""
         trained: list[float] = []
         evaluated: list[float] = []
         for number in range(trials):
@@ -158,7 +157,9 @@ def _search(steps_s: tuple[float, ...], trials: int, epochs: int) -> _Round:
         ) as other,
     ):
         slots = [_Slot.remote() for _ in steps_s]  # type: ignore[attr-defined]
-        ray.get([slot.ready.remote() for slot in slots], timeout=START_S)  # else their start would count as waiting
+        ray.get(
+            [slot.ready.remote() for slot in slots], timeout=START_S
+        )  # otherwise their start would count as waiting
         began = time.perf_counter()
         times = ray.get(
             [
@@ -173,7 +174,7 @@ def _search(steps_s: tuple[float, ...], trials: int, epochs: int) -> _Round:
 
 
 def table(result: Paces) -> Table:
-    """Show a line for each pace, and one for the search."""
+    """Return a table with a row for each pace, and a caption for the search."""
     headings = ("step ms", "epoch, of ideal", "longest", "evaluation s", "of ideal")
     shown = figure_table("Trials of different paces", headings, words=())
     for pace in result.paces:

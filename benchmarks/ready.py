@@ -1,8 +1,8 @@
-"""Measures what a loader costs a trial that never waits: its epochs against a loop over one minibatch in memory.
+"""Cost of a loader to a trial that never waits: its epochs against a loop over one minibatch in memory.
 
-The trial's step is a fixed amount of work that takes longer than preparing a minibatch, as in a training that does not
-need mbaas at all. One core is left to the trial; the others prepare the next epoch meanwhile. Loops over memory and
-epochs of the loader take turns.
+The trial's step is a fixed amount of work that takes longer than preparing a minibatch, as in training that does not
+need mbaas. One core is left to the trial; the others prepare the next epoch meanwhile. Loops over memory and epochs of
+the loader alternate.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from mbaas.bench.trial import touch
 
 FEED = "ready"
 VECTOR = 65_536
-"""The square roots of this many numbers are the unit of work: one thread of NumPy, within a core's own cache."""
+"""Numbers in a unit of work, their square roots: one thread of NumPy, within a core's cache."""
 
 WARM_UP_EPOCHS = 2
-"""Epochs that are not counted: in these, processes touch memory and fill caches, which a trial meets only once."""
+"""Uncounted epochs, in which processes touch memory and fill caches for the first time."""
 
 
 @dataclass(frozen=True)
 class Readiness:
-    """What one format showed.
+    """Results of one format.
 
     Attributes:
         array: "numpy" (read-only views) or "torch" (private tensors).
         batch: samples in a minibatch.
         step_s: seconds of a step over the minibatch in memory, median over rounds.
-        losses: for each round, by how much longer a step took over the loader's minibatches, as a fraction.
+        losses: for each round, the additional time of a step over the loader's minibatches, as a fraction.
     """
 
     array: str
@@ -51,18 +51,18 @@ class Readiness:
 
     @property
     def loss(self) -> float:
-        """The median of the losses."""
+        """Median of the losses."""
         return median(self.losses)
 
 
 def measure(
     folder: Path, *, batch: int = 64, cores: int = 2, rounds: int = 7, step_s: float = 0.1, seed: int = 0
 ) -> list[Readiness]:
-    """Serve ``folder`` on ``cores - 1`` prep workers and train on it with a step of ``step_s`` seconds."""
+    """Serve ``folder`` on ``cores - 1`` prep workers and train on it with steps of ``step_s`` seconds."""
     data = mbaas.read_images(folder)
     ahead_bytes = (
         2 * len(data) * (Images.made.nbytes + ID_BYTES)
-    )  # two epochs, so that the next one is made during this one
+    )  # two epochs, so that the next one is prepared during this one
     runtime.start_ray(cores)
     try:
         with mbaas.serve(
@@ -104,10 +104,10 @@ def _measure_format(array: str, batch: int, rounds: int, work: Callable[[], None
 
 
 def _step_s(minibatches: Iterable[NDArray[np.uint8]], work: Callable[[], None]) -> float:
-    """Return the seconds of a step: all that passes between two minibatches counts."""
+    """Return the seconds of a step, including all time between two minibatches."""
     began, steps = time.perf_counter(), 0
     for pixels in minibatches:
-        touch(pixels)  # as a training step would: views cost nothing until they are read
+        touch(pixels)  # as a training step does: views cost nothing until they are read
         del pixels
         work()
         steps += 1
@@ -115,7 +115,7 @@ def _step_s(minibatches: Iterable[NDArray[np.uint8]], work: Callable[[], None]) 
 
 
 def _work(step_s: float) -> Callable[[], None]:
-    """Make work that takes about ``step_s`` on one core: square roots, as often as that takes on this machine."""
+    """Return work of about ``step_s`` on one core: a number of square roots measured on this machine."""
     vector = np.ones(VECTOR, np.float32)
 
     def seconds(times: int) -> float:
@@ -134,7 +134,7 @@ def _work(step_s: float) -> Callable[[], None]:
 
 
 def table(results: list[Readiness]) -> Table:
-    """Draw a table with a line for each format."""
+    """Return a table with a row for each format."""
     title = "a trial whose data is always ready, against a loop over memory"
     shown = figure_table(title, ("format", "batch", "step", "loss", "least", "most"))
     for result in results:

@@ -1,4 +1,4 @@
-"""Random schedules of a whole feed on virtual time, as many as one likes; see `tests/support/system_schedules.py`."""
+"""Random schedules of a whole feed on virtual time, for many seeds; see `tests/support/system_schedules.py`."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from mbaas.cli.console import stack
 from mbaas.units import duration
 
 PIECE = 200
-"""Schedules that a process plays at a time."""
+"""Schedules per task of a process."""
 
 SHOWN = 3
-"""Broken promises that are told in full."""
+"""Number of violations shown in full."""
 
 
 @dataclass
 class Result:
-    """What came of the schedules.
+    """Results of the schedules.
 
     Attributes:
-        schedules: that were played.
-        seconds: that it took.
-        broken: seed -> the promise that was broken, and what had happened.
+        schedules: number of schedules.
+        seconds: duration of the run.
+        broken: seed -> the violated promise, and the events before.
     """
 
     schedules: int
@@ -40,8 +40,8 @@ class Result:
 
 
 def play(seeds: range) -> dict[int, str]:
-    """Play some schedules; the broken promises."""
-    sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))  # pytest finds `support` there by itself
+    """Run some schedules; return the violations by seed."""
+    sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))  # pytest adds this folder, other programs do not
     from support.garbage import kept_garbage
     from support.system_schedules import System
 
@@ -56,7 +56,7 @@ def play(seeds: range) -> dict[int, str]:
 
 
 def run(seeds: range, *, processes: int, tell: Callable[[str], None]) -> Result:
-    """Play a schedule for each seed, in a number of processes; ``tell`` hears how it goes."""
+    """Run a schedule for each seed in ``processes`` processes; ``tell`` is called with progress messages."""
     result, began = Result(len(seeds)), time.monotonic()
     pieces = [seeds[first : first + PIECE] for first in range(0, len(seeds), PIECE)]
     with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
@@ -70,7 +70,7 @@ def run(seeds: range, *, processes: int, tell: Callable[[str], None]) -> Result:
 
 
 def table(result: Result) -> RenderableType:
-    """Draw a line with the figures, and the first broken promises with what had happened before."""
+    """Return a table of the figures, and the first violations with the events before them."""
     shown = figure_table("random schedules of a whole feed", ("schedules", "time", "a schedule", "broken promises"))
     each_s = result.seconds / max(1, result.schedules)
     shown.add_row(f"{result.schedules:,}", duration(result.seconds), f"{1e3 * each_s:.1f} ms", str(len(result.broken)))

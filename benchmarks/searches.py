@@ -1,10 +1,10 @@
-"""Measures what Ray Tune's schedulers leave of sharing: searches by each, over a feed to train and one to validate.
+"""Sharing in searches by each of Ray Tune's schedulers, with a training feed and a validation feed.
 
-A trial trains for an epoch, evaluates with a loader that it opens anew, saves its state and reports. A step is a pause,
-so several trials fit a small machine. Scores follow from the trials' configurations alone.
+A trial trains for an epoch, evaluates with a new loader, saves its state and reports. A step is a pause, so several
+trials fit a small machine. Scores depend only on the trials' configurations.
 
-Trials that come in the middle of an epoch wait for the next one, or begin at once, or each has a DataLoader of its own:
-all ways take turns. Trials themselves measure what they wait for, in the same way whoever gives them minibatches.
+Rounds alternate between the ways to start a trial. Trials measure their waits themselves, in the same way for feeds and
+DataLoaders.
 """
 
 # ruff: noqa: ARG002 - the signatures of callbacks are Tune's
@@ -42,13 +42,13 @@ SAMPLES, HELD_OUT, BATCH = 1728, 288, 32
 TRAIN, VALIDATE = "train", "validation"
 
 EPOCHS = 9
-"""Of a trial that is not stopped before."""
+"""Epochs of a trial that is not stopped early."""
 
 STAGED = 16
-"""Minibatches of the training feed that may be staged: less than an epoch, as with a large dataset."""
+"""Staging capacity of the training feed in minibatches: less than an epoch, as with a large dataset."""
 
 EVALUATION_STEP = 0.1
-"""A step of an evaluation takes this share of a training step."""
+"""Time of an evaluation step as a fraction of a training step."""
 
 SCHEDULERS: dict[str, Callable[[], Any]] = {
     "FIFO": FIFOScheduler,
@@ -60,22 +60,22 @@ SCHEDULERS: dict[str, Callable[[], Any]] = {
 }
 
 PAUSING = ("HyperBand", "PBT")
-"""Schedulers that pause trials, and let them go on later."""
+"""Schedulers that pause trials and resume them later."""
 
 Way = Literal["epoch", "now", "dataloader"]
-"""How a trial gets its minibatches: of the feed, from the next epoch on (as by default) or at once; or by itself."""
+"""Source of minibatches: the feed from its next epoch, the feed at once, or a separate DataLoader."""
 
 
 @dataclass(frozen=True)
 class SearchData:
-    """What a search trains on, and what it evaluates with after each epoch; picklable.
+    """Data of a search, for training and for the evaluation after each epoch; picklable.
 
     Attributes:
         train, held_out: images.
-        augmented, plain: what is done to them.
-        side: height and width of what is made.
+        augmented, plain: the pipelines for training and for evaluation.
+        side: height and width of prepared images.
         batch: samples in a minibatch.
-        workers: worker processes of each DataLoader, where trials have their own.
+        workers: worker processes of each trial's DataLoader.
     """
 
     train: Dataset
@@ -89,13 +89,13 @@ class SearchData:
 
 @dataclass(frozen=True)
 class Plan:
-    """How a search goes.
+    """Settings of a search.
 
     Attributes:
-        scheduler: one of `SCHEDULERS`, which decides which trials go on.
-        trials: how many there are.
-        slots: how many of them run at once.
-        step_s: how long a trial works on a minibatch.
+        scheduler: one of `SCHEDULERS`.
+        trials: number of trials.
+        slots: number of concurrent trials.
+        step_s: seconds of a training step.
     """
 
     scheduler: str
@@ -106,21 +106,21 @@ class Plan:
 
 @dataclass(frozen=True)
 class Search:
-    """What came of a search; medians over rounds.
+    """Results of a search; medians over rounds.
 
     Attributes:
-        scheduler: who decided which trials go on.
-        way: how they got their minibatches.
-        epochs: epochs of training that trials finished.
-        seconds: how long it took.
-        delivered: samples that trials got, to train and to evaluate.
-        prepared: samples that were prepared for that.
-        train_prepared: training samples that were prepared for each that was delivered; 1 with a DataLoader.
-        train_least: the least that is possible, had those that ran at the same time shared everything.
-        validation_prepared: as ``train_prepared``. A feed that keeps all of it prepares each sample once.
-        waited_s: seconds for which trials waited for minibatches of either kind, summed over trials.
-        waited: the same as a share of the time that they ran.
-        first_batch_s: from opening a loader to the first minibatch of training, mean over trials.
+        scheduler: one of `SCHEDULERS`.
+        way: source of minibatches.
+        epochs: training epochs that trials finished.
+        seconds: duration of the search.
+        delivered: samples delivered for training and evaluation.
+        prepared: samples prepared for these.
+        train_prepared: training samples prepared for each one delivered; 1 with a DataLoader.
+        train_least: the lower bound of ``train_prepared``, if all concurrent trials had shared everything.
+        validation_prepared: as ``train_prepared``. A feed that keeps its whole epoch prepares each sample once.
+        waited_s: seconds that trials waited for minibatches, summed over trials, training and evaluation.
+        waited: ``waited_s`` as a fraction of the trials' run time.
+        first_batch_s: from opening a loader to the first training minibatch, mean over trials.
     """
 
     scheduler: str
@@ -139,7 +139,7 @@ class Search:
 
 @dataclass(frozen=True)
 class Span:
-    """A time on the machine's monotonic clock, in seconds."""
+    """Start and end on the machine's monotonic clock, in seconds."""
 
     began: float
     ended: float
@@ -147,13 +147,13 @@ class Span:
 
 @dataclass(frozen=True)
 class Run:
-    """What a trial did from opening its loader until it ended or paused.
+    """A trial from opening its loader until it ended or paused.
 
     Attributes:
-        span: all of it.
-        epochs: those of training in it.
-        waited_s: seconds in which it waited for minibatches.
-        first_batch_s: until its first minibatch.
+        span: start and end of the run.
+        epochs: its training epochs.
+        waited_s: seconds of waiting for minibatches.
+        first_batch_s: seconds to its first minibatch.
     """
 
     span: Span
@@ -163,9 +163,9 @@ class Run:
 
 
 def least_prepared(runs: Sequence[Run]) -> float:
-    """Return how many epochs had to be prepared if all trials that ran at the same time had shared everything.
+    """Return the least number of epochs to prepare if all concurrent trials had shared everything.
 
-    An epoch is taken to be delivered evenly over its time, and to be shared by as many trials as run at that moment.
+    Assumes that an epoch is delivered evenly over its time, and shared by all trials that run at that moment.
     """
     moments = sorted(
         {moment for run in runs for span in (run.span, *run.epochs) for moment in (span.began, span.ended)}
@@ -179,20 +179,20 @@ def least_prepared(runs: Sequence[Run]) -> float:
 
 
 class RunRecorder(tune.Callback):
-    """Writes down when each trial runs and trains, as it reports it itself."""
+    """Records when each trial runs and trains, from its reports."""
 
     def __init__(self) -> None:
         self._runs: dict[tuple[str, float], Run] = {}
 
     @property
     def runs(self) -> list[Run]:
-        """Return all that have ended an epoch; a trial that was resumed has several."""
+        """All runs that finished an epoch; a resumed trial has several."""
         return list(self._runs.values())
 
     def on_trial_result(
         self, iteration: int, trials: list[Trial], trial: Trial, result: dict[str, Any], **info: Any
     ) -> None:
-        # It reports when it has evaluated; unless it is let go on, nothing comes after that.
+        # The report follows the evaluation, so it ends the run unless Tune continues the trial.
         run = (trial.trial_id, result["opened"])
         before = self._runs.get(run, Run(Span(result["opened"], result["opened"]), (), 0.0, result["first_batch_s"]))
         self._runs[run] = replace(
@@ -213,7 +213,7 @@ def measure(
     side: int,
     rounds: int,
 ) -> list[Search]:
-    """Run each search ``rounds`` times, with so many trials, ``slots`` of them at once, on images of ``side``."""
+    """Run each search ``rounds`` times on images of ``side`` pixels, with ``slots`` of ``trials`` at once."""
     rows = [(name, way) for name in schedulers for way in ways]
     data = made_up(side)
     runtime.start_ray(slots + 2)
@@ -236,16 +236,16 @@ def median_of(rounds: Sequence[Search]) -> Search:
 
 
 def search(plan: Plan, way: Way, data: SearchData, **options: Any) -> Search:
-    """Run a search; ``options`` are of the feeds."""
+    """Run a search; ``options`` are passed to `mbaas.serve`."""
     scheduler = plan.scheduler
     with contextlib.ExitStack() as stack:
         feeds = [] if way == "dataloader" else [stack.enter_context(feed) for feed in _served(data, options)]
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         quality = list(range(plan.trials))
-        # Were each trial better than those before it, a scheduler that asks how it compares with these would stop none.
+        # If each trial were better than the ones before, a scheduler that compares with these would stop none.
         random.Random(0).shuffle(quality)
-        # HyperBand stops all trials. If one ends by itself, Tune (2.60) may leave others paused for ever: once a
-        # bracket was halved, no trial's end has Tune look at it again.
+        # HyperBand stops all trials. If a trial ends early, Tune (2.60) may leave others paused forever: in a halved
+        # bracket, the end of a trial does not trigger another look.
         epochs = sys.maxsize if scheduler == "HyperBand" else EPOCHS
         space = {
             "way": way,
@@ -266,13 +266,13 @@ def search(plan: Plan, way: Way, data: SearchData, **options: Any) -> Search:
                 mode="max",
                 scheduler=SCHEDULERS[scheduler](),
                 max_concurrent_trials=plan.slots,
-                # To start a process takes longer here than a short trial. But Tune (2.60) may wait for ever at the end
-                # of a search if trials that were paused shared processes.
+                # Starting a process takes longer here than a short trial. But Tune (2.60) may hang at the end of a
+                # search if paused trials shared processes.
                 reuse_actors=scheduler not in PAUSING,
             ),
             run_config=tune.RunConfig(storage_path=folder, callbacks=callbacks, verbose=0),
         )
-        with contextlib.redirect_stdout(sys.stderr):  # what Tune says of itself is not what was asked for
+        with contextlib.redirect_stdout(sys.stderr):  # stdout is for results, not for Tune's messages
             results = tuner.fit()
         seconds = time.perf_counter() - began
         if results.num_errors:
@@ -300,14 +300,13 @@ def search(plan: Plan, way: Way, data: SearchData, **options: Any) -> Search:
 
 
 def made_up(side: int) -> SearchData:
-    """Make images of noise, of ``side`` pixels."""
+    """Make noise images of ``side`` x ``side`` pixels."""
     train, held_out = (synthetic(samples, height=side, width=side) for samples in (SAMPLES, HELD_OUT))
     augmented = T.Pipeline([T.DecodeImage(), T.RandomHorizontalFlip()])
     return SearchData(train, held_out, augmented, T.Pipeline([T.DecodeImage()]), side, BATCH)
 
 
 def _served(data: SearchData, options: dict[str, Any]) -> Iterator[mbaas.Feed]:
-    """Serve what to train on, and then what to validate with."""
     staging_bytes = STAGED * data.batch * (data.side * data.side * 3 + ID_BYTES)
     each = {"batch_size": data.batch, **options}
     workers = options.get("prep_workers", 1)
@@ -318,13 +317,13 @@ def _served(data: SearchData, options: dict[str, Any]) -> Iterator[mbaas.Feed]:
 
 
 def _train(config: dict[str, Any]) -> None:
-    """Train, evaluate, save and report; go on where a checkpoint was taken."""
+    """Train, evaluate, save and report each epoch; resume from a checkpoint if there is one."""
     data, step_s, state = config["data"], config["step_s"], _restored()
     opened = time.monotonic()
     loader: Any
     evaluation: contextlib.AbstractContextManager[Any]
     if config["way"] == "dataloader":
-        from benchmarks.own_loader import OwnLoader  # imports torch, which trials that share a feed do without
+        from benchmarks.own_loader import OwnLoader  # imports torch, which trials with a feed do not need
 
         size: Any = {"side": data.side, "batch": data.batch, "workers": data.workers}
         loader = OwnLoader(data.train, data.augmented, **size, shuffle=True, state=state)
@@ -360,7 +359,7 @@ def _train(config: dict[str, Any]) -> None:
 
 
 def _go_through(minibatches: Iterable[Any], step_s: float) -> tuple[float, float]:
-    """Take each step of an epoch; return when the first minibatch came, and the seconds of waiting."""
+    """Run an epoch; return the time of the first minibatch, and the seconds of waiting."""
     asked = first_at = time.monotonic()
     waited_s, is_first = 0.0, True
     for batch in minibatches:
@@ -383,7 +382,7 @@ def _restored() -> dict[str, Any] | None:
 
 
 def table(results: list[Search]) -> Table:
-    """Show what was measured."""
+    """Return a table with a row for each search."""
     headings = ("scheduler", "start", "epochs", "s", "s/epoch", "prepared", "least", "waited s", "first s")
     shown = figure_table("Prepared per delivered, to train; waits", headings, words=("scheduler", "start"))
     for each in results:

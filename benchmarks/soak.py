@@ -1,7 +1,7 @@
-"""Soak: one feed, consumers that come and go all along, and what the feed's processes keep of it.
+"""Soak test: one feed whose consumers join and leave, and the growth of its processes.
 
-Memory is what a process has for itself (unique set size): pages of the object store are shared and belong to nobody.
-The first third of a run is left out: until then tables of bounded length fill up.
+Memory is the unique set size of a process, without shared pages of the object store. The first third of a run is left
+out, because tables of bounded size fill up in that time.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from mbaas.errors import MbaasError
 
 FEED = "soak"
 COMERS = 3
-"""Threads whose consumers come and go, beside the one that stays."""
+"""Threads with short-lived consumers, in addition to the permanent one."""
 
 MINIBATCHES = (0, 1, 7, 60)
-"""How many a consumer takes before it leaves, in turn: the last is more than an epoch has."""
+"""Minibatches that consumers take before they leave, in turn: the last is more than an epoch."""
 
 EVERY_S = 5.0
 WARM_UP = 1 / 3
@@ -40,7 +40,7 @@ WARM_UP = 1 / 3
 
 @dataclass(frozen=True)
 class Use:
-    """What the processes of one kind hold together."""
+    """Resources of all processes of one kind."""
 
     nbytes: int
     descriptors: int
@@ -49,12 +49,12 @@ class Use:
 
 @dataclass(frozen=True)
 class Look:
-    """What there was at one moment.
+    """Resources at one moment.
 
     Attributes:
         elapsed_s: since the first look.
-        sessions, minibatches: begun, and taken, so far.
-        use: kind of process -> what it holds.
+        sessions, minibatches: sessions begun and minibatches taken so far.
+        use: kind of process -> its resources.
         shared_files: entries of /dev/shm.
     """
 
@@ -67,11 +67,11 @@ class Look:
 
 @dataclass(frozen=True)
 class Slope:
-    """How something grows, by a straight line through all looks.
+    """Growth of a resource, from a line fitted to all looks.
 
     Attributes:
-        what: whose.
-        first, last: at the beginning and the end of the line.
+        what: process and resource.
+        first, last: values of the line at its ends.
         per_1000_sessions, per_100k_minibatches: the slope, by either count.
     """
 
@@ -83,7 +83,7 @@ class Slope:
 
 
 def soak(minibatches: int, minutes: float, progress: Callable[[str], None]) -> list[Look]:
-    """Serve a feed on a cluster of its own until its consumers took that many minibatches, or time is up."""
+    """Serve a feed on a new local cluster until its consumers took that many minibatches, or time is up."""
     runtime.start_ray(2)
     run = _Run(minibatches, minutes * 60)
     try:
@@ -98,7 +98,7 @@ def soak(minibatches: int, minutes: float, progress: Callable[[str], None]) -> l
 
 
 class _Run:
-    """The consumers, and what they did."""
+    """The consumers and their counts."""
 
     def __init__(self, minibatches: int, seconds: float) -> None:
         self._wanted, self._seconds = minibatches, seconds
@@ -108,7 +108,7 @@ class _Run:
         self.sessions = self.minibatches = 0
 
     def watch(self, progress: Callable[[str], None]) -> list[Look]:
-        """Have consumers come and go, and look until they took enough."""
+        """Run the consumers, and look at the processes until enough minibatches were taken."""
         works = [self._stay, *[self._come_and_go] * COMERS]
         threads = [threading.Thread(target=self._guarded, args=(work, n)) for n, work in enumerate(works)]
         began = time.monotonic()
@@ -178,7 +178,7 @@ def _use(processes: Sequence[psutil.Process]) -> Use:
 
 
 def slopes(looks: Sequence[Look]) -> list[Slope]:
-    """Fit a line to everything that was looked at."""
+    """Fit a line to every resource."""
     kept = looks[int(len(looks) * WARM_UP) :]
     if len(kept) < 3:
         raise MbaasError(f"a slope needs at least 3 looks, one every {EVERY_S:g} s after the warm-up, got {len(kept)}")
@@ -201,7 +201,7 @@ def _slope(what: str, values: Sequence[float], looks: Sequence[Look]) -> Slope:
 
 
 def table(looks: Sequence[Look], found: Sequence[Slope]) -> Group:
-    """Show the slopes, and what they come from."""
+    """Return a table of the slopes, with the size of the run."""
     end = looks[-1]
     shown = Table("", "first", "last", "per 1,000 sessions", "per 10^5 minibatches")
     for each in found:

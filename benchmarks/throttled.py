@@ -1,7 +1,7 @@
-"""Gives each node of a local cluster storage of a fixed speed, which writes down every read.
+"""Storage of a fixed speed for each node of a local cluster, with a log of every read.
 
-A reader is made in each process that reads, and a node of the benchmark has one such process; so the limit is one of
-the node. What was read is learned from storage itself, not from those who should read little.
+Each process that reads creates a reader, and a node of the benchmark has one such process, so the limit applies to a
+node. The log is written by the storage, independently of the readers under test.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from mbaas.dataset import Dataset
 from mbaas.dataset.base import SampleReader, WrappedDataset
 
 READ = np.dtype([("sample", "<i8"), ("at_s", "<f8")])
-"""One read: which sample, and when it ended on the machine's monotonic clock, in seconds."""
+"""One read: the sample, and its end on the machine's monotonic clock, in seconds."""
 
 READ_THREADS = 8
-"""Threads that read: as many as a cache node begins with."""
+"""Read threads: the initial number of a cache node."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ThrottledDataset(WrappedDataset):
-    """A dataset whose every process reads at most ``bytes_per_s``.
+    """A dataset that limits every process to ``bytes_per_s``.
 
     Attributes:
-        bytes_per_s: what each reader is given at most.
-        log: folder where reads are written down, a file for each process.
+        bytes_per_s: limit of each reader.
+        log: folder of the log, with a file for each process.
     """
 
     bytes_per_s: float
@@ -51,7 +51,7 @@ class _ThrottledReader(SampleReader):
         self._throttle.carry(len(buffer))
         self._inner.read_into(sample_id, buffer)
         read = np.array([(sample_id, time.monotonic())], READ)
-        # one append by one write: what threads write does not mix, and nothing is lost if the process is killed
+        # one append with one write: writes of threads do not mix, and a kill loses nothing
         file = os.open(self._log / f"{os.getpid()}.reads", os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC)
         try:
             os.write(file, read.tobytes())
@@ -60,13 +60,13 @@ class _ThrottledReader(SampleReader):
 
 
 def throttled(dataset: Dataset, *, bytes_per_s: float, log: Path) -> ThrottledDataset:
-    """Put ``dataset`` behind a link; reads are logged in the folder ``log``, which is made."""
+    """Limit ``dataset``, and log reads in the folder ``log``, which is created."""
     log.mkdir(parents=True)
     return ThrottledDataset.around(dataset, bytes_per_s=bytes_per_s, log=log)
 
 
 def measured_bytes_per_s(dataset: Dataset, *, seconds: float = 1.0) -> float:
-    """Measure the bytes a second that a reader of ``dataset`` gives to `READ_THREADS` threads."""
+    """Measure the bandwidth of a reader with `READ_THREADS` threads."""
     reader, end = dataset.reader(), time.monotonic() + seconds
     lengths = dataset.lengths(np.arange(len(dataset))).tolist()
 
@@ -85,10 +85,10 @@ def measured_bytes_per_s(dataset: Dataset, *, seconds: float = 1.0) -> float:
 
 @dataclass(frozen=True, eq=False)
 class ReadLog:
-    """What was read from storage.
+    """All reads from storage.
 
     Attributes:
-        reads: of each process, in the order in which they ended.
+        reads: of each process, in the order of their ends.
         lengths: int64[samples], bytes of each sample.
     """
 
@@ -97,30 +97,29 @@ class ReadLog:
 
     @classmethod
     def of(cls, dataset: ThrottledDataset, *, but: Collection[int] = ()) -> ReadLog:
-        """Read the log of ``dataset``, without what the processes with ids in ``but`` read."""
+        """Read the log of ``dataset``, without the processes in ``but``."""
         files = [file for file in sorted(dataset.log.iterdir()) if int(file.stem) not in but]
         return cls(tuple(np.fromfile(file, READ) for file in files), dataset.lengths(np.arange(len(dataset))))
 
     def epoch_bytes(self, epochs: int, *, together: bool) -> tuple[int, ...]:
-        """Return the bytes of each of the first epochs: those of samples that were read for the k-th time in the k-th.
+        """Return the bytes of each of the first epochs: the k-th read of a sample belongs to epoch k.
 
-        A read's time does not tell its epoch: the next epoch is read ahead while this one is trained on.
+        The time of a read does not determine its epoch, because the next epoch is read ahead.
 
         Args:
-            epochs: how many.
-            together: each sample should be read once an epoch by all processes; else once by each.
+            epochs: number of epochs.
+            together: each sample should be read once per epoch by all processes together; otherwise once by each.
         """
         ids = [np.concatenate([np.empty(0, READ), *self.reads])] if together else self.reads
         counts = [np.bincount(reads["sample"], minlength=len(self.lengths)) for reads in ids]
         return tuple(sum(int(self.lengths[count >= k].sum()) for count in counts) for k in range(1, epochs + 1))
 
     def fastest_bytes_per_s(self, window_s: float = 2.0) -> float:
-        """Return the most that one process was given in any ``window_s`` seconds, in bytes/s; 0 if nothing was read."""
+        """Return the highest bandwidth of one process in any ``window_s`` seconds; 0 without reads."""
         return max((self._fastest(reads, window_s) for reads in self.reads if len(reads)), default=0.0)
 
     def _fastest(self, reads: NDArray[np.void], window_s: float) -> float:
-        """Return the same of one process."""
-        # a window opens at the end of a read, whose own bytes came before it
+        # a window starts at the end of a read, so that read does not count
         ends = np.sort(reads["at_s"])
         total = np.cumsum(self.lengths[reads["sample"][np.argsort(reads["at_s"])]])
         last = np.searchsorted(ends, ends + window_s, side="right") - 1

@@ -1,4 +1,4 @@
-"""Counts the CPU seconds of a tree of processes, also of those that come and go: trials, prep workers, and daemons."""
+"""CPU seconds of a tree of processes, including short-lived ones: trials, prep workers and daemons."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from dataclasses import dataclass
 import psutil
 
 LOOK_S = 1.0
-"""What a process used in the last so many seconds of its life may be missed."""
+"""Interval of the counts in seconds. CPU time in a process's last interval may be missed."""
 
 
 @dataclass(frozen=True)
 class Seen:
-    """A process that lives.
+    """A living process.
 
     Attributes:
         pid: its process id.
-        born: when it started, since a process id is used again.
-        cpu_s: its CPU seconds, and those of its children that have ended, for which it waited.
-        is_waited_for: whether its own are added to its parent's when it ends. A raylet waits for none of its workers.
+        born: its start time, because process ids are reused.
+        cpu_s: its CPU seconds, and those of its ended children for which it waited.
+        is_waited_for: whether its parent's count includes it after its end. A raylet waits for none of its workers.
     """
 
     pid: int
@@ -30,17 +30,17 @@ class Seen:
 
 
 class TreeCpu:
-    """Counts from when it is entered; a context manager.
+    """Context manager that counts CPU seconds from its start.
 
     Args:
-        look: lists the processes of the tree that live; by default this one and all below it.
+        look: lists the living processes of the tree; by default this one and all below it.
     """
 
     def __init__(self, look: Callable[[], Iterable[Seen]] | None = None) -> None:
         self._look = living if look is None else look
         self._ended_s = self._living_s = self._before_s = 0.0
         self._orphans: dict[tuple[int, float], float] = {}
-        """CPU seconds of those that lived when we looked last, and whose end nobody counts."""
+        """CPU seconds of processes at the last look that no parent counts after their end."""
         self._lock = threading.Lock()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="tree-cpu", daemon=True)
@@ -55,7 +55,7 @@ class TreeCpu:
         self._thread.join()
 
     def seconds(self) -> float:
-        """Return the CPU seconds, user and system, that all processes used since this was entered."""
+        """Return the CPU seconds, user and system, of all processes since the start."""
         return self._count() - self._before_s
 
     def _count(self) -> float:
@@ -78,7 +78,7 @@ def living() -> Iterable[Seen]:
     for process in (me, *me.children(recursive=True)):  # parents come before their children
         try:
             times, born, name, parent = process.cpu_times(), process.create_time(), process.name(), process.ppid()
-        except psutil.Error:  # it ended while we looked
+        except psutil.Error:  # it ended meanwhile
             continue
         if name == "raylet":
             raylets.add(process.pid)

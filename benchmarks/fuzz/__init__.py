@@ -1,5 +1,5 @@
-"""Fuzzing: everything that reads what others wrote is given damaged and hostile things, and must answer with an error.
+"""Fuzzing: every reader of foreign data gets damaged and hostile input, and must answer with an error of mbaas.
 
-`mutations` damages bytes and values, `targets` says what is fuzzed and what may come of it, `run` has cases run in a
-process of their own, so that a crash of a C library, a wait without an end or gigabytes are a finding like any other.
+`mutations` damages bytes and values, and `targets` defines what is fuzzed and which results are allowed. `run` executes
+cases in a separate process, so that crashes of C libraries, hangs and excessive memory count as findings.
 """

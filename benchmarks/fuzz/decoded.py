@@ -1,4 +1,4 @@
-"""What is fuzzed of decoded samples: damaged containers, many with a checksum that is right, between good ones."""
+"""Fuzz target for decoded samples: damaged containers, many with a correct checksum, between good ones."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from mbaas.prep.decoded import HEADER_BYTES, KeptRows
 from mbaas.prep.engines import make_engine
 
 _MAX_PIXELS = 1 << 18
-"""The limit of images here: low, so that memory without bound shows."""
+"""Pixel limit: low, so that unbounded memory use shows."""
 
 _KEPT_BYTES = 1 << 22
 
 
 def _files() -> dict[str, list[bytes]]:
-    """Make small files by the class of their decoder; all of a class lead to the same field."""
+    """Make small files for each decoder class; all files of a class lead to the same field."""
     pixels = np.random.default_rng(0).integers(256, size=(2, 48, 40, 3), dtype=np.uint8)
     images, arrays = [], []
     for picture in pixels:
@@ -81,7 +81,7 @@ def decoded(_: Path) -> Case:
     def case(chance: Random) -> None:
         which = chance.randrange(len(engines))
         data = damaged(chance, chance.choice(all_kept), all_kept) if chance.random() < 0.9 else chance.choice(all_kept)
-        if chance.random() < 0.8 and len(data) >= HEADER_BYTES:  # or nothing beyond the checksum would be reached
+        if chance.random() < 0.8 and len(data) >= HEADER_BYTES:  # otherwise no case would get past the checksum
             head = data[: HEADER_BYTES - 4]
             data = head + zlib.crc32(head).to_bytes(4, "little") + data[HEADER_BYTES:]
         made, bad = prepared(which, [kept[which][0], data, kept[which][0]])

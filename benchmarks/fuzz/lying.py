@@ -1,4 +1,4 @@
-"""A file system in memory that lies: about names, kinds and sizes, in what it reads, and in how it errs."""
+"""An in-memory file system with wrong answers: names, kinds, sizes, content and errors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ERRNO = (errno.EIO, errno.ETIMEDOUT, errno.ESTALE, errno.ENAMETOOLONG, errno.EA
 
 
 class _WordlessError(Exception):
-    """An error that cannot even say what it is."""
+    """An error whose message cannot be read."""
 
     def __str__(self) -> str:
         raise ValueError("no words")
@@ -48,13 +48,13 @@ _KINDS = (FileType.File, FileType.Directory, FileType.NotFound, FileType.Unknown
 
 
 class LyingHandler(FileSystemHandler):
-    """Serves a tree of classes, each file of which has the same content.
+    """Serves a tree of classes whose files all have the same content.
 
-    Each call has random numbers of its own, which follow from what it is about: threads come in any order.
+    The random numbers of a call depend on its arguments, because threads call in any order.
 
     Args:
-        chance: decides what is there, and with what numbers calls begin.
-        share: how often each answer is wrong.
+        chance: determines the tree and the seeds of all calls.
+        share: fraction of wrong answers.
         content: of the files.
     """
 
@@ -70,7 +70,7 @@ class LyingHandler(FileSystemHandler):
         ]
 
     def _begin(self, *call: object) -> Random:
-        """Make the random numbers of a call, which may end it in an error at once."""
+        """Return the random numbers of a call, or raise an error."""
         chance = Random(f"{self._seed} {call}")
         if self._lies(chance) and chance.random() < 0.5:
             raise chance.choice(_ERRORS)(chance)
@@ -146,8 +146,10 @@ class LyingHandler(FileSystemHandler):
 
 
 class _LyingFile:
-    """A file that ends early, tells other sizes, and errs. It never reads more than it was asked: pyarrow copies all of
-    what such a file gives into the reader's memory, so a file system in Python that did that would be trusted too far.
+    """A file that ends early, reports wrong sizes, and fails.
+
+    It never returns more bytes than requested. File systems in Python are trusted in this: pyarrow copies all returned
+    bytes into the reader's memory.
     """
 
     def __init__(self, chance: Random, share: float, content: bytes) -> None:

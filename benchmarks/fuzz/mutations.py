@@ -1,4 +1,4 @@
-"""Damages bytes and values, each time in another way, as a `random.Random` decides: a case is a seed."""
+"""Damage to bytes and values, chosen by a `random.Random`: a case is a seed."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from random import Random
 from typing import Any
 
-# Numbers at which programs err: around nothing, the widths of integers, and sizes that nobody has memory for.
+# Numbers at which programs fail: around zero, the widths of integers, and sizes beyond any memory.
 _NUMBERS = (0, 1, 2, 7, 255, 256, 32_767, 32_768, 65_535, 65_536, 100_000, 2**31 - 1, 2**31, 2**32 - 1)
 _MOST_BYTES = 1 << 20
-"""Bytes of what comes out: more only makes cases slow."""
+"""Upper bound of the result in bytes: more only makes cases slow."""
 
 _ODD_NUMBERS: tuple[float | None, ...] = (
     -1,
@@ -48,7 +48,7 @@ NAMES = (
     b"\\\\host\\share.jpg",
     b"s3:__bucket.png",
 )
-"""Names of files and folders that are legal, and that programs stumble over."""
+"""Legal names of files and folders that often break programs."""
 
 
 def damaged(chance: Random, data: bytes, others: Sequence[bytes] = ()) -> bytes:
@@ -87,12 +87,12 @@ def _damage(chance: Random, data: bytearray, others: Sequence[bytes]) -> None:
 
 
 def _somewhere(chance: Random, data: bytes | bytearray) -> int:
-    """Choose a place, every other time in what is likely to be a header."""
+    """Choose an offset, every other time in the probable header."""
     return chance.randrange(min(len(data), chance.choice((40, 700, 1 << 30)))) if data else 0
 
 
 def sealed_png(data: bytes) -> bytes:
-    """Make the checksums of a PNG right again, as whoever wants to be read by us would."""
+    """Repair the checksums of a PNG, as an attacker would."""
     result, at = bytearray(data), 8
     while at + 12 <= len(result):
         (length,) = struct.unpack_from(">I", result, at)
@@ -104,7 +104,7 @@ def sealed_png(data: bytes) -> bytes:
 
 
 def odd_value(chance: Random, depth: int = 0) -> Any:
-    """Make a value such as nobody expects."""
+    """Make an unexpected value."""
     kind = chance.randrange(16 if depth < 3 else 12)
     if kind < 8:
         return chance.choice(_ODD_NUMBERS)
@@ -127,7 +127,7 @@ def odd_value(chance: Random, depth: int = 0) -> Any:
 
 
 def changed(chance: Random, value: Any) -> Any:
-    """Change one place in nested dicts and lists: another value, one that is gone, one that is new."""
+    """Change one position in nested dicts and lists: replace, remove or add a value."""
     if isinstance(value, dict) and value and chance.random() < 0.8:
         key = chance.choice(list(value))
         kind = chance.randrange(8)

@@ -1,4 +1,4 @@
-"""All targets in turn, and what came of them."""
+"""Run of all targets, and its report."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from benchmarks.fuzz.targets import TARGETS
 from mbaas.errors import ConfigError
 
 _CASES_OF_A_SEED = 1 << 40
-"""Numbers of cases that a seed has for itself; seed 0 are the cases of the suite."""
+"""Case numbers reserved for each seed; seed 0 has the cases of the test suite."""
 
 
 def fuzz_all(
     seconds: float, *, seed: int, target: str | None, case: int | None, progress: Callable[[str], None]
 ) -> list[Fuzzed]:
-    """Fuzz every target, or one, for an equal part of the time; with a case only that one.
+    """Fuzz every target, or one, for an equal part of the time; with ``case`` only that case.
 
     Raises:
-        ConfigError: an unknown target, or a case without one.
+        ConfigError: an unknown target, or a case without a target.
     """
     if target is not None and target not in TARGETS:
         raise ConfigError(f"--target must be one of {', '.join(TARGETS)}, got {target!r}")
@@ -39,7 +39,7 @@ def fuzz_all(
 
 
 def table(done: Sequence[Fuzzed]) -> Group:
-    """Show what was run, then each finding with the command that runs it again."""
+    """Return a table of the runs, then each finding with the command that repeats it."""
     shown = Table("target", "cases", "cases/s", "findings")
     for each in done:
         rate = f"{each.cases / max(each.seconds, 1e-9):,.0f}"

@@ -1,7 +1,8 @@
-"""Runs cases in a process of their own, and tells which of them were no good.
+"""Execution of cases in a separate process, and detection of failures.
 
-A case is a target and a number; the same number is the same case, with the same code. The process says over a pipe
-which case it begins. So whatever happens to it, the case is known, and the next one goes on in a new process.
+A case is a target and a number: the same number gives the same case as long as the code is the same. The process
+reports each case over a pipe before it begins. So the failing case is known after a crash, and the next case runs in a
+new process.
 """
 
 from __future__ import annotations
@@ -24,29 +25,29 @@ from random import Random
 from typing import Any
 
 PATIENCE_S = 60.0
-"""The longest that a case may take, on a busy machine, too."""
+"""Timeout of a case in seconds, with a margin for a busy machine."""
 
 MORE_BYTES = 400 << 20
-"""Resident memory that all cases of a process together may take: an image of the largest size takes a few megabytes."""
+"""Limit of resident memory for all cases of a process: an image of the largest size takes a few megabytes."""
 
 _ADDRESSES = 8 << 30
-"""Address space beyond what is mapped at the start: what asks for more gets a MemoryError instead of our memory."""
+"""Address space beyond the mappings at the start: larger requests get a MemoryError."""
 
 _MOST_FAILURES = 5
-"""Findings of one target after which it is left: the others would be the same."""
+"""Findings after which a target is left: more would be similar."""
 
 
 Case = Callable[[Random], None]
-"""Runs one case, which the random numbers are all about; what it raises is a finding."""
+"""Runs one case, determined by the random numbers; an exception is a finding."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """Something that is fuzzed.
+    """A fuzz target.
 
     Attributes:
-        prepare: makes in a folder what all cases need, and returns what runs one.
-        in_suite: how many cases the suite runs: about as many as take a second.
+        prepare: creates the files of all cases in a folder, and returns the function for one case.
+        in_suite: number of cases in the test suite: about one second's worth.
     """
 
     prepare: Callable[[Path], Case]
@@ -55,12 +56,12 @@ class Target:
 
 @dataclass(frozen=True)
 class Failure:
-    """A case that was no good.
+    """A failed case.
 
     Attributes:
-        target, case: run it again with ``python -m benchmarks fuzz --target TARGET --case CASE``.
+        target, case: arguments to repeat it: ``python -m benchmarks fuzz --target TARGET --case CASE``.
         kind: "error", "crash", "hang" or "memory".
-        told: the traceback, or what is known instead.
+        told: the traceback, or other evidence.
     """
 
     target: str
@@ -71,7 +72,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class Fuzzed:
-    """What came of a target."""
+    """Results of a target."""
 
     target: str
     cases: int
@@ -92,7 +93,11 @@ def fuzz(
 
     Args:
         target: its name in ``TARGETS`` of the module ``where``.
-        patience_s: how long one case may take.
+        first: number of the first case.
+        cases: number of cases; None: no limit.
+        seconds: time limit; None: no limit.
+        patience_s: timeout of one case.
+        where: module with the targets.
     """
     began, following, last = time.monotonic(), first, first + cases if cases is not None else sys.maxsize
     failures: list[Failure] = []
@@ -109,11 +114,11 @@ def fuzz(
 
 
 def _in_a_process(spec: dict[str, Any]) -> tuple[int, Failure | None]:
-    """Run cases until one is no good: the number of the next case, and the failure."""
+    """Run cases until one fails; return the number of the next case, and the failure."""
     reading, writing = os.pipe()
     with tempfile.TemporaryDirectory(prefix="mbaas-fuzz-") as folder, tempfile.TemporaryFile() as crash:
         run = [sys.executable, "-m", "benchmarks.fuzz.run", json.dumps(spec), str(writing), str(crash.fileno()), folder]
-        # what C libraries say of damaged images goes nowhere: it is much, and says nothing
+        # C libraries print many useless messages about damaged images
         child = subprocess.Popen(
             run, pass_fds=(writing, crash.fileno()), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
@@ -138,7 +143,7 @@ def _in_a_process(spec: dict[str, Any]) -> tuple[int, Failure | None]:
 
 
 def _lines(reading: int, *, silence_s: float) -> Iterator[bytes]:
-    """Read lines from a pipe, to its end or until nothing came for that long."""
+    """Read lines from a pipe, until its end or until it is silent for ``silence_s``."""
     rest = b""
     while select.select([reading], [], [], silence_s)[0] and (content := os.read(reading, 1 << 16)):
         *lines, rest = (rest + content).split(b"\n")
@@ -146,7 +151,7 @@ def _lines(reading: int, *, silence_s: float) -> Iterator[bytes]:
 
 
 def main(spec: dict[str, Any], writing: int, crash: int, folder: Path) -> None:
-    """Be the process: run cases, and tell of each before it begins."""
+    """Entry point of the process: run cases, and report each before it begins."""
     import importlib
 
     def tell(kind: str, case: int, told: str = "") -> None:
@@ -160,13 +165,13 @@ def main(spec: dict[str, Any], writing: int, crash: int, folder: Path) -> None:
     except Exception:
         tell("error", spec["first"], traceback.format_exc())
         return
-    for warming in range(3):  # what is imported and kept with the first cases is no finding
+    for warming in range(3):  # imports and caches of the first cases are not findings
         _run(case, spec["target"], -1 - warming)
     _limit_addresses()
     least, ends = _peak_bytes(), None if spec["seconds"] is None else time.monotonic() + spec["seconds"]
     armed, number = 0.0, spec["first"]
     while number < spec["last"] and (ends is None or time.monotonic() < ends):
-        if time.monotonic() - armed > patience_s / 10:  # not each time: a thread is started for it
+        if time.monotonic() - armed > patience_s / 10:  # not for each case: it starts a thread
             faulthandler.dump_traceback_later(patience_s, exit=True, file=crash)
             armed = time.monotonic()
         tell("begin", number)
@@ -183,13 +188,13 @@ def main(spec: dict[str, Any], writing: int, crash: int, folder: Path) -> None:
 def _run(case: Callable[[Random], None], target: str, number: int) -> str:
     try:
         case(Random(f"{target} {number}"))
-    except BaseException:  # an exit, too, is nothing that a reader may do
+    except BaseException:  # a reader must not exit either
         return traceback.format_exc()
     return ""
 
 
 def _peak_bytes() -> int:
-    # Not `getrusage`: what that tells begins with the peak of the program that started this one.
+    # Not `getrusage`: its peak starts with the peak of the parent process.
     status = Path("/proc/self/status").read_text()
     return int(status.partition("VmHWM:")[2].split()[0]) * 1024
 

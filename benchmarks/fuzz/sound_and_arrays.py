@@ -1,4 +1,4 @@
-"""What is fuzzed of sound and arrays: damaged files of all kinds between good ones."""
+"""Fuzz targets for sound and arrays: damaged files of all kinds between good ones."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from mbaas.messages import EngineName
 from mbaas.prep.engines import make_engine
 
 MAX_BYTES = 1 << 20
-"""The limit of a decoded sample here: low, so that memory without bound shows."""
+"""Limit of a decoded sample: low, so that unbounded memory use shows."""
 
 _RATE = 8000
 _SOUNDS = (
@@ -33,7 +33,7 @@ _SOUNDS = (
 
 
 def _sounds() -> list[bytes]:
-    """Make short recordings of all kinds but MP3, whose decoder writes to stderr about each that is damaged."""
+    """Make short audio files of all kinds but MP3, whose decoder writes to stderr for each damaged file."""
     import soundfile
 
     made: list[bytes] = []
@@ -46,7 +46,6 @@ def _sounds() -> list[bytes]:
 
 
 def _arrays() -> list[bytes]:
-    """Make npy and npz files."""
     values = np.arange(600, dtype=np.int16).reshape(10, 20, 3)
     made: list[bytes] = []
     for save, given in ((np.save, values), (np.save, np.asfortranarray(values)), (np.save, values.astype(">f8"))):
@@ -61,7 +60,7 @@ def _arrays() -> list[bytes]:
 
 
 def sound(_: Path) -> Case:
-    """Sound of one length, and of any up to a bound: one damaged recording between good ones."""
+    """Sound of fixed and of variable length: one damaged file between good ones."""
     decode, mels = transforms.DecodeAudio(_RATE, max_s=1), transforms.MelSpectrogram(n_fft=64, n_mels=8)
     cropped = transforms.Pipeline([decode, transforms.RandomCrop(700)])
     masked = transforms.Pipeline([decode, mels, transforms.SpecAugment(1, 9, 1, 3)])
@@ -69,14 +68,14 @@ def sound(_: Path) -> Case:
 
 
 def dali_sound(_: Path) -> Case:
-    """The dali engine for sound on the CPU: one damaged recording between good ones."""
+    """The dali engine for sound on the CPU: one damaged file between good ones."""
     decode, mels = transforms.DecodeAudio(_RATE, max_s=1), transforms.MelSpectrogram(n_fft=64, n_mels=8)
     masked = transforms.Pipeline([decode, mels, transforms.AmplitudeToDB(), transforms.SpecAugment(1, 9, 1, 3)])
     return _damaged_between(_sounds(), [masked], "dali")
 
 
 def arrays(_: Path) -> Case:
-    """npy, npz and raw files of one shape, and of any up to a bound: a damaged one between good ones."""
+    """Arrays (npy, npz, raw) of fixed and of variable shape: one damaged file between good ones."""
     raw = transforms.DecodeArray("raw", dtype="uint8", shape=(None, 2), longest=4000)
     crop = transforms.CropOrPad((4, 30))
     npy, npz = (transforms.Pipeline([each, crop]) for each in (transforms.DecodeArray(), transforms.DecodeArray("npz")))
@@ -85,7 +84,7 @@ def arrays(_: Path) -> Case:
 
 def _damaged_between(good: list[bytes], pipelines: list[transforms.Pipeline], kind: EngineName = "cpu") -> Case:
     engines = [make_engine(kind, pipeline, seed=0, max_bytes=MAX_BYTES) for pipeline in pipelines]
-    firsts = []  # of each engine a file that it can prepare, and its field
+    firsts = []  # for each engine, a file that it can prepare, and its field
     for engine in engines:
         found = ((file, _field_of(engine, file)) for file in good)
         firsts.append(next((file, field) for file, field in found if field is not None))

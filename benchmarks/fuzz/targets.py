@@ -1,7 +1,7 @@
-"""What is fuzzed: each target prepares itself in a folder, and returns what runs one case.
+"""The fuzz targets: each creates its files in a folder, and returns the function for one case.
 
-A case that ends without an exception is good. Errors of mbaas are what hostile things deserve, so targets expect them;
-any other exception is a finding, and so is a result that cannot be (a neighbour that changed, a wrong byte).
+A case passes if it ends without an exception. Targets expect errors of mbaas as the answer to hostile input. Any other
+exception is a finding, and so is an impossible result (a changed neighbour, a wrong byte).
 """
 
 from __future__ import annotations
@@ -76,10 +76,10 @@ from mbaas.prep.header import UndecodableError, peek
 from mbaas.transforms.base import Drawn, WindowTransform
 
 MAX_PIXELS = 400_000
-"""The limit of the engines here: low, so that memory without bound shows."""
+"""Pixel limit of the engines: low, so that unbounded memory use shows."""
 
 MAX_FILE_BYTES = 1 << 20
-"""The limit of samples here, likewise."""
+"""Size limit of samples: low for the same reason."""
 
 _ROOT = Path(__file__).parents[2]
 
@@ -88,7 +88,7 @@ _ROOT = Path(__file__).parents[2]
 
 
 def images() -> dict[str, bytes]:
-    """Make small images of all kinds that we prepare: name -> encoded bytes."""
+    """Make small images of all supported kinds: name -> encoded bytes."""
     from PIL import Image
 
     noise = np.random.default_rng(0).integers(0, 255, (13, 17, 3), np.uint8)
@@ -123,12 +123,12 @@ def images() -> dict[str, bytes]:
 
 def _damaged_image(chance: Random, good: list[bytes]) -> bytes:
     data = damaged(chance, chance.choice(good), good)
-    # otherwise every damaged PNG ends at its checksums, and no decoder would ever see one
+    # otherwise every damaged PNG would fail its checksums, and never reach a decoder
     return sealed_png(data) if data[:4] == b"\x89PNG" and chance.random() < 0.8 else data
 
 
 def header(_: Path) -> Case:
-    """Headers: what `peek` says is what the decoder finds."""
+    """Headers: `peek` must agree with the decoder."""
     good = list(images().values())
 
     def case(chance: Random) -> None:
@@ -139,7 +139,7 @@ def header(_: Path) -> Case:
             return
         assert 0 < found.height * found.width <= MAX_PIXELS, found
         if found.format == "jpeg":
-            with contextlib.suppress(ValueError, KeyError):  # KeyError: a way to sample colours that it has no name for
+            with contextlib.suppress(ValueError, KeyError):  # KeyError: colour subsampling without a name in simplejpeg
                 height, width, *_ = simplejpeg.decode_jpeg_header(data, strict=False)
                 assert (found.height, found.width) == (height, width), f"{found}, but libjpeg finds {width}x{height}"
 
@@ -188,7 +188,7 @@ def cpu(_: Path) -> Case:
 
 
 def dali(folder: Path) -> Case:
-    """The dali engine on the CPU: one damaged image between good ones, or one recording."""
+    """The dali engine on the CPU: one damaged image or audio file between good ones."""
     cases = _engine("dali"), sound_and_arrays.dali_sound(folder)
     return lambda chance: chance.choice(cases)(chance)
 
@@ -197,7 +197,7 @@ def dali(folder: Path) -> Case:
 
 
 def listing(folder: Path) -> Case:
-    """Listing a tree of hostile names, links, pipes, devices and huge holes; reading it after it changed."""
+    """List a tree of hostile names, links, pipes, devices and huge holes; read it after changes."""
     content = images()["png"]
     number = itertools.count()
 
@@ -222,11 +222,11 @@ def listing(folder: Path) -> Case:
 
 
 def remote(_: Path) -> Case:
-    """Listing and reading a file system that is not this machine's, and that lies."""
+    """List and read a remote file system with wrong answers."""
     content = images()["png"]
 
     def case(chance: Random) -> None:
-        # What may go wrong, and how often: a file system that errs in every call would never be read.
+        # The fraction of errors varies: a file system that fails in every call would never be read.
         handler = LyingHandler(chance, chance.choice((0.0, 0.02, 0.3)), content)
         with _expected(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -248,7 +248,7 @@ def remote(_: Path) -> Case:
 
 
 def kept_listing(folder: Path) -> Case:
-    """A listing in a file that was damaged: refused, or what it was."""
+    """A damaged saved listing: refused, or equal to the original."""
     for number in range(20):
         image = folder / "tree" / f"class {number % 3}" / f"{number}.png"
         image.parent.mkdir(parents=True, exist_ok=True)
@@ -267,7 +267,7 @@ def kept_listing(folder: Path) -> Case:
 
 
 def shards(folder: Path) -> Case:
-    """Tar shards that were damaged: refused, or each sample is a part of the file."""
+    """Damaged tar shards: refused, or each sample is a part of the file."""
     good = [_shard(kind) for kind in (tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT)]
     file = folder / "shard.tar"
 
@@ -289,7 +289,7 @@ def shards(folder: Path) -> Case:
 
 
 def arrow(folder: Path) -> Case:
-    """Arrow files as Hugging Face's datasets have them, damaged: refused, or each sample is a part of the file."""
+    """Damaged Arrow files of Hugging Face datasets: refused, or each sample is a part of the file."""
     rows: list[dict[str, Any]] = [
         {"image": {"bytes": content, "path": f"{n}.png"}, "label": n, "more": {"boxes": [[n, 1.5]] * (n % 3)}}
         for n, content in enumerate(images().values())
@@ -325,7 +325,7 @@ def arrow(folder: Path) -> Case:
 
 
 def _misled(chance: Random, arrow: bytes) -> bytes:
-    """Change a number in the metadata of an Arrow file: how many rows there are, or where something is."""
+    """Change a number in the metadata of an Arrow file: a row count or an offset."""
     starts = [place + 8 for place in range(0, len(arrow) - 8, 8) if arrow[place : place + 4] == b"\xff" * 4]
     start = chance.choice(starts)
     place = start + chance.randrange(0, max(8, int.from_bytes(arrow[start - 4 : start], "little") % 4096), 8)
@@ -334,7 +334,7 @@ def _misled(chance: Random, arrow: bytes) -> bytes:
 
 
 def manifest(folder: Path) -> Case:
-    """A table of files that was damaged, or says odd things: what is read of it, and of parts of it, can be."""
+    """A damaged or odd manifest: all listed samples, also of its splits, can be read."""
     content = images()["png"]
     (folder / "a").mkdir()
     for number in range(5):
@@ -378,7 +378,7 @@ def manifest(folder: Path) -> Case:
 
 
 def _shard(kind: int) -> bytes:
-    """Make a shard of five samples, the names of which take several headers each in two of the formats of tar."""
+    """Make a shard of five samples, with names that take several headers in two of the tar formats."""
     stream = io.BytesIO()
     with tarfile.open(fileobj=stream, mode="w", format=kind) as tar:
         for number in range(5):
@@ -422,7 +422,6 @@ def _way_to(chance: Random, root: Path) -> str:
 
 
 def _spoil(chance: Random, root: Path) -> None:
-    """Change a tree after it was listed."""
     for path, _, names in os.walk(os.fsencode(root)):
         for name in names:
             where = os.path.join(path, name)  # noqa: PTH118 (bytes)
@@ -436,7 +435,7 @@ def _spoil(chance: Random, root: Path) -> None:
 
 
 def coco(folder: Path) -> Case:
-    """COCO's annotations that were damaged, or say odd things: what is read can be prepared, with its masks."""
+    """Damaged or odd COCO annotations: samples that were read can be prepared, with their masks."""
     from pycocotools import mask
 
     content = images()["png"]  # 150x120
@@ -478,7 +477,7 @@ def coco(folder: Path) -> Case:
         good = json.dumps(said).encode()
         if chance.random() < 0.7:
             with contextlib.suppress(TypeError, ValueError, RecursionError):
-                if chance.random() < 0.6:  # else few would come as far as a mask
+                if chance.random() < 0.6:  # otherwise few cases would reach a mask
                     odd = {"segmentation": changed(chance, chance.choice(segmentations))}
                     annotations = [said["annotations"][0] | odd, *said["annotations"][1:]]
                     good = json.dumps(said | {"annotations": annotations}).encode(errors="replace")
@@ -503,14 +502,14 @@ def coco(folder: Path) -> Case:
 
 
 def location(_: Path) -> Case:
-    """URIs and paths that nobody can open."""
+    """Invalid URIs and paths."""
     schemes = ("file://", "s3://", "gs://", "hdfs://", "abfs://", "mock://", "nope://", "", "//", "file:", "://")
     hosts = ("", "/", "a b", "%", "%zz", "[::1", "[", "u:p@h:99999/x", "\ud800", "\0", "é", "?x=1#y", "..", "~nobody")
 
     def case(chance: Random) -> None:
         uri = chance.choice(schemes) + "".join(chance.choice(hosts) for _ in range(chance.randrange(4)))
         if uri.startswith(("s3://", "gs://", "hdfs://", "abfs://")) and chance.random() < 0.97:
-            return  # these may look for their servers, which takes seconds
+            return  # these may connect to servers, which takes seconds
         with _expected():
             found = locate(uri, None)
             assert not found.root.partition("://")[2].startswith("u:p@"), f"{found.root} shows credentials"
@@ -546,7 +545,7 @@ _YAML = (
 
 
 def files(folder: Path) -> Case:
-    """YAML of feeds, plans, systems and price lists, and what `mbaas analyze` saved as JSON."""
+    """YAML of feeds, plans, systems and price lists, and the JSON of `mbaas analyze`."""
     from mbaas.analysis.simulator import catalog
 
     readers: list[tuple[Path, Callable[[Path], object]]] = [
@@ -568,7 +567,7 @@ def files(folder: Path) -> Case:
         else:
             text = damaged(chance, text, others)
         if b"Map" in text:
-            return  # a file that names a function is as trusted as the function
+            return  # a file that names a function is trusted like the function
         file.write_bytes(text)
         with _expected():
             read(file)
@@ -577,11 +576,13 @@ def files(folder: Path) -> Case:
 
 
 def saved(folder: Path) -> Case:
-    """What `mbaas analyze` saved, with other values in it."""
+    """Saved measurements of `mbaas analyze` with other values."""
     file, good = folder / "saved.json", _saved_analysis()
 
     def case(chance: Random) -> None:
-        with contextlib.suppress(TypeError, ValueError, RecursionError):  # what is no JSON cannot be in such a file
+        with contextlib.suppress(
+            TypeError, ValueError, RecursionError
+        ):  # values that are not JSON cannot occur in such a file
             file.write_text(json.dumps(changed(chance, good)))
             with _expected():
                 what_if.load(file)
@@ -597,7 +598,7 @@ def _saved_analysis() -> dict[str, Any]:
 
 
 def disk(folder: Path) -> Case:
-    """The disk tier's folder, damaged and with what is not ours in it: no byte is served that was not put."""
+    """A damaged folder of the disk tier, also with foreign files: it serves only bytes that were stored."""
     lengths = np.random.default_rng(1).integers(1, 300, 60)
     ids, starts = np.arange(60), np.cumsum(lengths) - lengths
     content = np.random.default_rng(2).integers(0, 255, int(lengths.sum()), np.uint8)
@@ -650,7 +651,7 @@ def _harm(chance: Random, folder: Path, victim: Path) -> None:
 
 
 def state(_: Path) -> Case:
-    """Loader states that programs of others changed."""
+    """Loader states that other programs changed."""
     order = SampleOrder(1000, 0, block_samples=64)
     share = {"rank": 1, "world_size": 2, "samples": 32, "id_hash": 7}
     good: dict[str, Any] = {"version": 2, "fingerprint": "f", "epoch": 2, "feed_epoch": 3, "position": 64}
@@ -672,7 +673,7 @@ def state(_: Path) -> Case:
 
 
 def consumers(_: Path) -> Case:
-    """What consumers send to a coordinator."""
+    """Calls of consumers to a coordinator."""
     names = ("join", "ask", "block_call", "hand_back", "heartbeat", "leave", "announce", "unreadable", "made_parts")
     order = SampleOrder(1000, 0, block_samples=64)
     counts = {"join": 9, "ask": 9, "hand_back": 4, "heartbeat": 4, "leave": 3, "announce": 2, "made_parts": 2}
@@ -682,7 +683,7 @@ def consumers(_: Path) -> Case:
     fields = [*Resumption.__struct_fields__]
 
     def shuffle(*values: Any) -> Any:
-        """One that nobody has checked."""
+        """Make a shuffle without validation."""
         made = Shuffle(0)
         for name, odd in zip(Shuffle.__struct_fields__, values, strict=True):
             force_setattr(made, name, odd)
@@ -702,7 +703,7 @@ def consumers(_: Path) -> Case:
         )
         try:
             return chance.choice(made)() if chance.random() < 0.6 else odd[0]
-        except TypeError:  # what cannot be a key
+        except TypeError:  # a value that cannot be a key
             return odd[0]
 
     def case(chance: Random) -> None:
@@ -724,7 +725,7 @@ def consumers(_: Path) -> Case:
 
 
 def socket_calls(_: Path) -> Case:
-    """What comes over a coordinator's socket: whoever sends something else is cut off, a neighbour has its answer."""
+    """Data on a coordinator's socket: invalid senders are disconnected, and a neighbour still gets its answer."""
     loop, answering = asyncio.new_event_loop(), set[asyncio.Task[Any]]()
     plain = [BlockCall("a", 1, number, 0, 0, 1, 0.0, (), number, None, None).plain() for number in range(3)]
     good = [local_socket.framed(json.dumps([number, call]).encode()) for number, call in enumerate(plain)]
@@ -748,14 +749,14 @@ def socket_calls(_: Path) -> Case:
         finally:
             stranger.close()
             neighbour.close()
-        await asyncio.gather(*answering)  # an error that nobody would hear
+        await asyncio.gather(*answering)  # raises errors that would otherwise be lost
         answering.clear()
 
     return lambda chance: loop.run_until_complete(both(chance))
 
 
 def rows(_: Path) -> Case:
-    """What ranks ask of a cache node: nobody else's rows are late or wrong, whatever one asks for."""
+    """Requests of ranks to a cache node: invalid ones never delay or change the rows of other ranks."""
     block_rows, pool = 24, RowPool(threads=2)
     ids = np.arange(block_rows)
     image = np.repeat(ids, 50).astype(np.uint8).reshape(block_rows, 50)
@@ -784,7 +785,7 @@ def rows(_: Path) -> Case:
         neighbour = asyncio.ensure_future(wait)
         with _expected():
             check_pick(rank, given, wanted, bad, left_s, most=block_rows)
-            # IndexError: fewer rows are left than were bad, which only who asked for that is told.
+            # IndexError: fewer rows are left than were bad; only the requesting rank gets this error.
             with contextlib.suppress(IndexError):
                 for got in await asyncio.wait_for(pool.pick(rank, asked, wanted, bad, left_s=left_s), 10.0):
                     assert np.isin(got[ROW], wanted).all(), "a row that was not asked for"
@@ -795,7 +796,7 @@ def rows(_: Path) -> Case:
 
 
 def thing(_: Path) -> Case:
-    """The name of a thing whose story is asked for."""
+    """Names of things in requests for a story."""
     lane = Lane(16)
     core = StagingState(StagingLimits(budget_bytes=100, ahead_blocks=2), lane.blocks_per_epoch, lambda _: 10)
     for consumer in ("trial-3", "trial[0]", "x" * 500):
@@ -817,7 +818,7 @@ def thing(_: Path) -> Case:
 
 
 def parameters(_: Path) -> Case:
-    """Parameters of transforms, and the windows that they choose in images of any size."""
+    """Parameters of transforms, and their windows in images of any size."""
     kinds: list[Callable[..., transforms.Transform]] = [
         transforms.RandomResizedCrop,
         transforms.CenterCrop,
@@ -845,7 +846,7 @@ def parameters(_: Path) -> Case:
                     chosen = transform.windows(Drawn(u, sizes[:, 0], sizes[:, 1]))
                 assert (chosen.sizes > 0).all()
                 assert (chosen.boxes[:, 2:] > 0).all()
-                if not isinstance(transform, transforms.CenterCrop):  # which may reach over the edge
+                if not isinstance(transform, transforms.CenterCrop):  # its window may exceed the image
                     assert (chosen.boxes[:, :2] >= 0).all(), chosen.boxes
                     assert (chosen.boxes[:, :2] + chosen.boxes[:, 2:] <= sizes).all(), chosen.boxes
 
@@ -886,7 +887,7 @@ _TYPED = (
         "[",
     ),
 )
-"""What people, and programs of theirs, type as a value."""
+"""Values as typed by users and their programs."""
 
 
 def typed(_: Path) -> Case:
@@ -921,7 +922,7 @@ def typed(_: Path) -> Case:
         which = chance.randrange(len(parsers))
         found = parsers[which](text(chance))
         assert found is None or (math.isfinite(found) and found >= 0), found
-        if found is not None and 1e-9 < found < 8e7:  # 1,000 days are written with a comma, which nobody types
+        if found is not None and 1e-9 < found < 8e7:  # 1,000 days are written with a comma, which is not valid input
             again = parsers[which](writers[which](found))
             assert again is not None, writers[which](found)
             assert math.isclose(again, found, rel_tol=0.006), (found, again)
@@ -953,7 +954,7 @@ def typed(_: Path) -> Case:
 
 
 def records(folder: Path) -> Case:
-    """What trials of `mbaas chaos` wrote down: cut as a kill cuts it, or damaged."""
+    """Records of trials of `mbaas chaos`: truncated as by a kill, or damaged."""
     from mbaas.chaos import records
 
     where = folder / "records"
@@ -971,7 +972,7 @@ def records(folder: Path) -> Case:
     def case(chance: Random) -> None:
         is_cut = chance.random() < 0.3
         file.write_bytes(good[: chance.randrange(len(good))] if is_cut else damaged(chance, good))
-        with contextlib.nullcontext() if is_cut else _expected():  # nobody's fault: a trial was killed
+        with contextlib.nullcontext() if is_cut else _expected():  # truncation by a kill is not an error
             steps = records.history(records.read(where).get("trial", []))
             assert not is_cut or steps == whole[: len(steps)]
 

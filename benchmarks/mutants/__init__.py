@@ -1,6 +1,6 @@
-"""Mutation testing of the pure core: which small mistakes in it would no test notice?
+"""Mutation testing of the pure core: small mistakes that no test detects.
 
-A library was looked at first. mutmut copies the tree, and cosmic-ray edits the working tree; both begin pytest anew for
-each mutant, which here means four seconds for imports before a test that takes milliseconds. This one collects the
-tests once, forks for each mutant, and gives the mistake to the functions in memory.
+Existing tools are too slow here: mutmut copies the tree, cosmic-ray edits the working tree, and both start pytest for
+each mutant. Imports then take four seconds before tests that take milliseconds. This package collects the tests once,
+forks for each mutant, and replaces the code of functions in memory.
 """

@@ -1,4 +1,4 @@
-"""Mutants that change nothing which anybody could see, each with the reason; they count neither way."""
+"""Mutants that do not change behaviour, each with the reason; they are not counted."""
 
 from __future__ import annotations
 
@@ -91,4 +91,4 @@ EQUIVALENT: dict[str, str] = {
     "mbaas.core.pace best_split: paces[faster - 1] > paces[faster] -> paces[faster - 1] >= paces[faster]": _EQUAL_PACES,
     "mbaas.core.pace best_split: 1 -> 0 (2)": "nobody is faster than the first, for paces descend",
 }
-"""Key of a mutant (`mbaas.core.window Window.fits: a <= b -> a < b`) -> why it is equivalent."""
+"""Key of a mutant (`mbaas.core.window Window.fits: a <= b -> a < b`) -> reason for its equivalence."""

@@ -1,4 +1,4 @@
-"""Finds the places of a module where a small mistake can be made, and makes it."""
+"""Finds all small mistakes that can be made in a module, and makes them."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 CHECKS = ("validate", "_contradictions", "check_links", "__repr__", "__str__")
-"""Functions that only speak of what is broken already: a mistake in them breaks nothing."""
+"""Functions that only report broken state: mistakes in them are harmless."""
 
 TELLING = ("tell", "_note", "story")
-"""Calls whose words are for people only; so are the values of `Note` and of errors."""
+"""Calls that only produce text for people, like the values of `Note` and of errors."""
 
 COMPARISONS: dict[type[ast.cmpop], tuple[type[ast.cmpop], ...]] = {
     ast.Lt: (ast.LtE, ast.GtE),
@@ -47,10 +47,10 @@ class Mutant:
     Attributes:
         module: name of the module, "mbaas.core.window".
         function: its qualified name.
-        starts, line: where the function begins in the module, and where the mistake is.
-        before, after: what stood there, and what does.
-        number: which of the function's equal changes it is, from 0.
-        index: number of the node in the module, and of the change there.
+        starts, line: first line of the function, and line of the mistake.
+        before, after: the code without and with the mistake.
+        number: index among equal changes in the function, from 0.
+        index: number of the node in the module, and of the change at that node.
     """
 
     module: str
@@ -64,17 +64,17 @@ class Mutant:
 
     @property
     def key(self) -> str:
-        """Says which it is, also when lines above have changed."""
+        """Identifier that does not depend on line numbers."""
         times = f" ({self.number + 1})" if self.number else ""
         return f"{self.module} {self.function}: {self.before} -> {self.after}{times}"
 
 
 Change = Callable[[Any], ast.AST]
-"""Takes a copy of a node of the kind that it is for."""
+"""Changes a copy of a node."""
 
 
 def _changes(node: ast.AST) -> Iterator[Change]:
-    """The mistakes that can be made at one node; each gets a copy of it, and returns what stands there instead."""
+    """Yield the changes for one node; each takes a copy of the node and returns its replacement."""
     match node:
         case ast.Compare():
             for number, operator in enumerate(node.ops):
@@ -94,7 +94,7 @@ def _changes(node: ast.AST) -> Iterator[Change]:
         case ast.Name() if node.id in OTHER_NAMES:
             yield lambda n: ast.Name(OTHER_NAMES[n.id], n.ctx)
         case ast.If() | ast.IfExp() | ast.While() if not isinstance(node.test, ast.Compare | ast.UnaryOp):
-            yield _negate_test  # a comparison is turned round where it stands
+            yield _negate_test  # comparisons are changed at their own node
         case ast.comprehension() if node.ifs:
             yield lambda n: ast.comprehension(n.target, n.iter, [], n.is_async)
         case ast.Return() if node.value is not None and not _is_nothing(node.value):
@@ -124,11 +124,11 @@ def _negate_test(node: ast.AST) -> ast.AST:
 
 
 def _is_nothing(node: ast.AST) -> bool:
-    return isinstance(node, ast.Constant) and not node.value  # who asks a yes or no takes None for a no
+    return isinstance(node, ast.Constant) and not node.value  # for a caller that needs a boolean, None equals False
 
 
 def _is_for_people(node: ast.AST) -> bool:
-    """Whether it only makes words."""
+    """Return whether the node only produces text for people."""
     match node:
         case ast.Expr(value=ast.Call(func=ast.Attribute(attr=name))) if name in TELLING:
             return True
@@ -140,7 +140,7 @@ def _is_for_people(node: ast.AST) -> bool:
 
 
 def _functions(tree: ast.Module) -> Iterator[tuple[str, ast.FunctionDef]]:
-    """The functions and methods of a module, with their qualified names; inner functions belong to the outer one."""
+    """Yield functions and methods of a module with their qualified names; inner functions belong to the outer one."""
     for node in tree.body:
         if isinstance(node, ast.FunctionDef):
             yield node.name, node
@@ -151,7 +151,7 @@ def _functions(tree: ast.Module) -> Iterator[tuple[str, ast.FunctionDef]]:
 
 
 def _inside(function: ast.FunctionDef) -> Iterator[ast.AST]:
-    """What of a function can be wrong: not its annotations and defaults, nor words for people."""
+    """Yield the nodes of a function that can be wrong: without annotations, defaults and text for people."""
     waiting: list[ast.AST] = list(reversed(function.body))
     while waiting:
         node = waiting.pop()
@@ -159,14 +159,14 @@ def _inside(function: ast.FunctionDef) -> Iterator[ast.AST]:
             continue
         yield node
         if isinstance(node, ast.Raise):
-            continue  # the words of an error
+            continue  # the message of an error
         parts = [child for name, child in ast.iter_fields(node) if name not in ("annotation", "returns")]
         flat = [one for part in parts for one in (part if isinstance(part, list) else [part])]
         waiting += [one for one in reversed(flat) if isinstance(one, ast.AST)]
 
 
 def mutants(module: str, path: Path) -> list[Mutant]:
-    """All mistakes that can be made in a module."""
+    """Return all mistakes that can be made in a module."""
     tree = ast.parse(path.read_text())
     found: list[Mutant] = []
     seen: dict[tuple[str, str, str], int] = {}
@@ -187,7 +187,7 @@ def mutants(module: str, path: Path) -> list[Mutant]:
 
 
 def _shown(node: ast.AST) -> str:
-    """The first line of the code: of a branch, its condition."""
+    """Return the first line of the code; for a branch, its condition."""
     if isinstance(node, ast.If | ast.While):
         return f"if {ast.unparse(node.test)}"
     if isinstance(node, ast.comprehension):
@@ -196,7 +196,7 @@ def _shown(node: ast.AST) -> str:
 
 
 def mutated_code(mutant: Mutant, path: Path) -> types.CodeType:
-    """The code of the function with the mistake in it."""
+    """Return the code of the function with the mistake."""
     tree = ast.parse(path.read_text())
     index = 0
     for name, function in _functions(tree):

@@ -1,4 +1,4 @@
-"""Runs the tests of the core for each mutant, each in a fork of a process that has collected them."""
+"""Runs the tests of the core for each mutant, in a fork of a process that has collected them."""
 
 from __future__ import annotations
 
@@ -29,24 +29,24 @@ from mbaas.units import duration, percent
 ROOT = Path(__file__).parents[2]
 CORE = ROOT / "mbaas" / "core"
 SCHEDULES = "schedules"
-"""What files of tests/core are called that play random schedules for seconds; all others take milliseconds."""
+"""Part of the names of the files in tests/core with random schedules, which take seconds; others take milliseconds."""
 
 SEEDS = 40
-"""Random schedules of each kind that are played for a mutant which the tests did not notice."""
+"""Random schedules of each kind for a mutant that passes all tests."""
 
 MOST_CPU_S = 30
-"""A mutant whose tests take more goes on for ever, and counts as noticed; of CPU, for a busy machine is no mistake."""
+"""CPU limit of the tests of a mutant; beyond it counts as detected. CPU time, because a busy machine is not a bug."""
 
 
 @dataclass
 class Result:
-    """What came of the mutants.
+    """Results of all mutants.
 
     Attributes:
-        killed: module -> mutants that a test noticed.
-        survived: those that none did.
-        equivalent: those of them that change nothing that anybody could see.
-        seconds: that it took.
+        killed: module -> number of detected mutants.
+        survived: undetected mutants.
+        equivalent: undetected mutants that do not change behaviour.
+        seconds: duration of the run.
     """
 
     killed: dict[str, int] = field(default_factory=dict)
@@ -55,14 +55,14 @@ class Result:
     seconds: float = 0.0
 
     def score(self, module: str | None = None) -> float:
-        """The share of mutants that were noticed, without the equivalent ones; of a module, or of all."""
+        """Return the fraction of detected mutants, without equivalent ones; of a module, or of all."""
         killed = sum(self.killed.values()) if module is None else self.killed.get(module, 0)
         survived = sum(module in (None, mutant.module) for mutant in self.survived)
         return killed / max(1, killed + survived)
 
 
 def chosen(modules: Sequence[str], sample: int | None, seed: int) -> list[Mutant]:
-    """The mutants of some modules of the core, or of all; a sample of them, if that is asked for."""
+    """Return the mutants of some modules of the core, or of all; with ``sample``, only that many."""
     paths = sorted(
         path for path in CORE.glob("*.py") if path.stem != "__init__" and (not modules or path.stem in modules)
     )
@@ -73,25 +73,25 @@ def chosen(modules: Sequence[str], sample: int | None, seed: int) -> list[Mutant
 
 
 def run(todo: list[Mutant], *, processes: int, tell: Callable[[str], None]) -> Result:
-    """Try each mutant; ``tell`` hears how it goes."""
+    """Try each mutant; ``tell`` is called with progress messages."""
     began = time.monotonic()
     sys.path.insert(0, str(ROOT / "tests"))
     plugin = _Mutation(todo, processes, tell)
     files = [str(path) for path in sorted((ROOT / "tests" / "core").glob("test_*.py")) if SCHEDULES not in path.name]
-    # Without the options of pyproject.toml, which speak of the terminal. A mutant has its deadline here.
+    # Without the options of pyproject.toml, which concern the terminal. Mutants have their own time limit.
     options = ["-o", "addopts=", "-o", "timeout=0", "--rootdir", str(ROOT)]
     without = [option for name in ("terminal", "cacheprovider", "xdist") for option in ("-p", f"no:{name}")]
     code = pytest.main([*options, *without, *files], plugins=[plugin])
     if plugin.broken:
         raise RuntimeError(f"tests fail without any mutant: {', '.join(plugin.broken)}")
-    if not (plugin.is_done or plugin.result.killed):  # one that was interrupted shows what it has
+    if not (plugin.is_done or plugin.result.killed):  # an interrupted run shows its results so far
         raise RuntimeError(f"the tests could not be collected, pytest ended with {code}")
     plugin.result.seconds = time.monotonic() - began
     return plugin.result
 
 
 class _Mutation:
-    """A plugin of pytest: when tests are collected, it runs them once, and then for each mutant those that meet it."""
+    """A pytest plugin: it runs the collected tests once, and then for each mutant the tests that reach it."""
 
     def __init__(self, todo: list[Mutant], processes: int, tell: Callable[[str], None]) -> None:
         self._todo, self._processes, self._tell = todo, processes, tell
@@ -167,15 +167,15 @@ def _schedules_notice() -> bool:
             Simulation(seed).run()
             Simulation(seed, calm=True).run()
             System(seed).run()
-    except Exception:  # whatever a mistake leads to
+    except Exception:  # a mistake can raise anything
         return True
     return False
 
 
 @contextmanager
 def _traced(met: set[tuple[str, int]]) -> Iterator[None]:
-    """Note which functions of the core are called: module, and the line where the function begins."""
-    called: dict[int, CodeType] = {}  # by id: equal code is another function's, and its hash takes long
+    """Record the functions of the core that are called: module, and first line of the function."""
+    called: dict[int, CodeType] = {}  # by id: equal code may belong to another function, and hashing is slow
 
     def trace(frame: FrameType, *_: Any) -> None:
         called[id(frame.f_code)] = frame.f_code
@@ -191,20 +191,20 @@ def _traced(met: set[tuple[str, int]]) -> Iterator[None]:
 
 
 def _install(mutant: Mutant) -> None:
-    """Give the function the code with the mistake; whoever imported the function has the same one."""
+    """Replace the code of the function, for all modules that imported it."""
     module = importlib.import_module(mutant.module)
     found: Any = module
     for part in mutant.function.split("."):
         found = vars(found)[part]
-    found = getattr(found, "fget", found)  # of a property
-    found = getattr(found, "__func__", found)  # of a static method
+    found = getattr(found, "fget", found)  # a property
+    found = getattr(found, "__func__", found)  # a static method
     found = getattr(found, "__wrapped__", found)
     assert isinstance(found, FunctionType)
     found.__code__ = mutated_code(mutant, Path(str(module.__file__)))
 
 
 def table(result: Result) -> RenderableType:
-    """Draw a line for each module, and list the mutants that survived."""
+    """Return a table with a row for each module, and a list of the survivors."""
     shown = figure_table("mutants of the core", ("module", "noticed", "survived", "equivalent", "score"), ("module",))
     modules = sorted({*result.killed, *(mutant.module for mutant in (*result.survived, *result.equivalent))})
     for module in [*modules, None]:

@@ -1,1 +1,1 @@
-"""Nodes that share a feed against the same nodes that load alone, on local Ray clusters."""
+"""Nodes that share a feed against nodes that load alone, on local Ray clusters."""

@@ -1,4 +1,4 @@
-"""Says what the benchmark on several nodes is asked to do, what it found, and what is wrong with that."""
+"""Settings, results and checks of the benchmark on several nodes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STORAGE_TOLERANCE = 0.01
 BALANCE_TOLERANCE = 0.05
 CROSSING_TOLERANCE = 0.05
 THROTTLE_TOLERANCE = 0.05
-"""How far figures may be from what is due: bytes read, bytes kept, bytes that crossed nodes, and storage's speed."""
+"""Relative tolerances: bytes read, bytes cached, bytes that crossed nodes, and bandwidth of storage."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,16 +29,15 @@ class NodesSettings:
     """Options of `run`.
 
     Attributes:
-        data: a folder of JPEG, PNG or WebP files; None makes ``images`` photographs.
-        cache_dir: where photographs that were made are kept for the next time.
-        images: how many photographs to make.
+        data: a folder of JPEG, PNG or WebP files; None: generate ``images`` photographs.
+        cache_dir: folder where generated photographs are stored for later runs.
+        images: number of generated photographs.
         nodes: numbers of nodes.
-        storage_bytes_per_s: what storage gives to each node.
-        cache_shares: what all nodes together may keep in memory, as shares of the dataset, each tried with each number
-            of nodes.
-        epochs: how many, at least 2, because the first is shown apart.
+        storage_bytes_per_s: storage bandwidth of each node.
+        cache_shares: memory of all caches together as fractions of the dataset, each tried with each number of nodes.
+        epochs: number of epochs, at least 2, because the first is reported separately.
         batch: samples in a minibatch.
-        seed: order and transforms follow from it.
+        seed: of the order and the transforms.
 
     Raises:
         ConfigError: an option out of range.
@@ -69,16 +68,16 @@ class NodesSettings:
 
 @dataclass(frozen=True)
 class Loading:
-    """How all nodes together loaded, each training on the whole dataset in every epoch.
+    """Results of all nodes together, each training on the whole dataset in every epoch.
 
     Attributes:
-        epoch_s: seconds of each epoch, until the last node had finished it.
-        storage_bytes: bytes read from storage in each epoch, all nodes together, as storage wrote it down.
-        fastest_bytes_per_s: the most that storage gave one node in any two seconds, in bytes a second.
-        remote_bytes: raw bytes that crossed from one node to another, in each epoch.
-        prepared_bytes: bytes that were prepared in an epoch, all nodes together.
-        cached_bytes: raw bytes that each node keeps.
-        missing, repeated: samples that an epoch of a trial did not hold, or held again; summed.
+        epoch_s: seconds of each epoch, until the last node finished it.
+        storage_bytes: bytes read from storage in each epoch by all nodes, from the log of the storage.
+        fastest_bytes_per_s: highest bandwidth of one node in any two seconds.
+        remote_bytes: raw bytes that crossed between nodes, in each epoch.
+        prepared_bytes: bytes prepared in an epoch by all nodes.
+        cached_bytes: raw bytes cached on each node.
+        missing, repeated: samples that were missing from, or repeated in, an epoch of a trial; summed.
     """
 
     epoch_s: tuple[float, ...]
@@ -97,24 +96,24 @@ class Loading:
 
     @property
     def later_epoch_s(self) -> float:
-        """Median seconds of the other epochs."""
+        """Median seconds of the later epochs."""
         return median(self.epoch_s[1:])
 
 
 @dataclass(frozen=True)
 class NodesResult:
-    """A number of nodes with a cache share.
+    """Results for a number of nodes and a cache share.
 
     Attributes:
-        nodes, cache_share: which run it is.
-        cache_bytes: what each node may keep.
+        nodes, cache_share: the run.
+        cache_bytes: cache capacity of each node.
         dataset_bytes: encoded bytes of all samples.
-        sample_bytes: bytes of one prepared sample.
+        sample_bytes: bytes of a prepared sample.
         samples: in the dataset.
-        limit_bytes_per_s: what storage may give a node.
-        measured_bytes_per_s: what it gave to threads that did nothing but read.
-        sharing, alone: how nodes loaded with one feed, and without.
-        spilled_bytes: what Ray wrote to disk.
+        limit_bytes_per_s: configured storage bandwidth of a node.
+        measured_bytes_per_s: measured bandwidth with threads that only read.
+        sharing, alone: results with one feed, and without.
+        spilled_bytes: bytes that Ray spilled to disk.
         remade: parts of blocks that the feed made more than once.
     """
 
@@ -133,12 +132,12 @@ class NodesResult:
 
     @property
     def faults(self) -> tuple[str, ...]:
-        """What is not as it must be, in sentences."""
+        """Failed checks, as sentences."""
         return tuple(_faults(self))
 
     @property
     def is_sound(self) -> bool:
-        """Whether nothing is wrong."""
+        """Whether all checks passed."""
         return not self.faults
 
 
@@ -159,7 +158,7 @@ class NodesReport:
 def _faults(result: NodesResult) -> Iterator[str]:
     sharing, dataset = result.sharing, result.dataset_bytes
     cached = sharing.cached_bytes
-    # every sample is read once; from the second epoch on, only what no node keeps
+    # the first epoch reads every sample once, later ones only samples that are not cached
     due = [dataset] + [dataset - sum(cached)] * (len(sharing.storage_bytes) - 1)
     for epoch, (read, wanted) in enumerate(zip(sharing.storage_bytes, due, strict=True), 1):
         if abs(read - wanted) > STORAGE_TOLERANCE * dataset:
@@ -186,7 +185,7 @@ def _faults(result: NodesResult) -> Iterator[str]:
 
 
 def tables(report: NodesReport) -> RenderableType:
-    """Draw a table for each cache share, and say what is wrong."""
+    """Return a table for each cache share, and the failed checks."""
     return Group(*_table_parts(report))
 
 

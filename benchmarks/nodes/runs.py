@@ -1,7 +1,7 @@
-"""Several nodes that share a feed against the same nodes that load alone, from storage of a fixed speed.
+"""Runs of several nodes that share a feed, or load alone, from storage of a fixed speed.
 
-Each number of nodes gets a Ray cluster of its own on this machine. A node has one CPU for prep, one trial, an object
-store, and a link to storage (see `benchmarks.throttled`); all nodes together have this machine's cores.
+Each number of nodes gets a new Ray cluster on this machine. A node has one CPU for prep, one trial, an object store,
+and a link to storage (see `benchmarks.throttled`). All nodes share the cores of this machine.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ STORE_BYTES = 400 << 20
 STAGING_BYTES = 96 << 20
 
 HEADROOM = 1.01
-"""Caches that are to hold the whole dataset get a little more than their share: no sample can be cut in two."""
+"""Factor for caches of the whole dataset: they need slightly more than their share, because samples are not split."""
 
 START_S = 90.0
 EPOCH_S = 300.0
 IDLE_S = 60.0
-"""The longest times for trials to start, for an epoch, and for a feed without consumers to finish what it makes."""
+"""Timeouts for the start of trials, for an epoch, and for a feed without consumers to become idle."""
 
 
 def run(settings: NodesSettings, report: Callable[[str], None] = print) -> NodesReport:
-    """Measure all numbers of nodes and cache shares, one after the other.
+    """Measure all numbers of nodes and cache shares, one after another.
 
     Raises:
-        DatasetError: no photographs can be made, or ``settings.data`` holds no images.
+        DatasetError: photographs cannot be generated, or ``settings.data`` contains no images.
     """
     folder = settings.data or make_photos(settings.cache_dir, settings.images, seed=settings.seed, report=report)
     data = mbaas.read_images(folder)
@@ -87,7 +87,7 @@ def _measure(settings: NodesSettings, data: mbaas.Dataset, cluster: LocalCluster
         sample_bytes=Images.made.nbytes + ID_BYTES,
         samples=len(data),
         limit_bytes_per_s=rate,
-        # the most of three: another program on this machine can only make it slower
+        # the maximum of three: other programs on this machine can only slow it down
         measured_bytes_per_s=max(measured_bytes_per_s(behind_link(f"test-{i}"), seconds=0.5) for i in range(3)),
         sharing=sharing,
         alone=alone,
@@ -99,7 +99,7 @@ def _measure(settings: NodesSettings, data: mbaas.Dataset, cluster: LocalCluster
 def _measure_sharing(
     settings: NodesSettings, data: ThrottledDataset, cluster: LocalCluster, cache_bytes: int
 ) -> tuple[Loading, int]:
-    """Run all nodes on one feed; also return how many parts were made more than once."""
+    """Run all nodes on one feed; also return the number of parts made more than once."""
     with mbaas.serve(
         f"nodes-{os.getpid()}",
         data,
@@ -112,18 +112,18 @@ def _measure_sharing(
         engine="cpu",
     ) as feed:
         names = [f"trial-{index}" for index in range(len(cluster.node_ids))]
-        feed.announce(names)  # all begin the same epoch, and share it
+        feed.announce(names)  # all begin with the same epoch and share it
         crossed = []
         with _on_each_node(SharingTrial, cluster, lambda index: (feed.name, names[index], len(data)), {}) as trials:
             epochs, began = [], time.monotonic()
-            # All trials end an epoch before any begins the next, so the bytes are those of one epoch.
+            # All trials finish an epoch before any begins the next, so the bytes belong to one epoch.
             for _ in range(settings.epochs):
                 epochs.append(_epoch(trials))
                 crossed.append(feed.status().fetched.remote.nbytes)
-            status = _idle(feed)  # before trials leave: what was made ahead of them is still counted as staged
+            status = _idle(feed)  # before trials leave: blocks ahead of them still count as staged
             answers([trial.close.remote() for trial in trials], START_S, "the trials to leave")
         sample_bytes = Images.made.nbytes + ID_BYTES
-        # a worker read one sample to learn its shape; that is not part of any epoch
+        # exclude the sample that a worker read to learn its shape: it is not part of an epoch
         log = ReadLog.of(data, but=[worker.pid for worker in status.workers])
         loading = Loading(
             epoch_s=_lengths_s(began, epochs),
@@ -139,7 +139,7 @@ def _measure_sharing(
 
 
 def _load_alone(settings: NodesSettings, data: ThrottledDataset, cluster: LocalCluster, cache_bytes: int) -> Loading:
-    """Have every node load all that it trains on, all at the same time."""
+    """Let every node load the whole dataset alone, all at the same time."""
     options = {"seed": settings.seed, "block_samples": settings.batch, "cache_bytes": cache_bytes}
     with _on_each_node(LoneTrial, cluster, lambda _: (data, Images().pipeline()), options) as trials:
         began = time.monotonic()
@@ -162,11 +162,12 @@ def _load_alone(settings: NodesSettings, data: ThrottledDataset, cluster: LocalC
 def _on_each_node(
     kind: Any, cluster: LocalCluster, arguments: Callable[[int], tuple[Any, ...]], options: dict[str, Any]
 ) -> Iterator[list[Any]]:
-    """Start an actor of ``kind`` on each node, and wait until all are ready; end them afterwards."""
+    """Start an actor of ``kind`` on each node, and wait until all are ready; kill them at the end."""
     actors: list[Any] = []
     try:
         for index, node in enumerate(cluster.node_ids):
-            # Hard: each node must have one trial. Two on one would read from the same store, and a node be idle.
+            # Hard affinity: each node must have one trial. Two trials on one node would share a store and leave a node
+            # idle.
             strategy = NodeAffinitySchedulingStrategy(node, soft=False)
             actors.append(kind.options(scheduling_strategy=strategy).remote(*arguments(index), **options))
         answers([actor.ready.remote() for actor in actors], START_S, "the trials to start")
@@ -181,16 +182,16 @@ def _epoch(trials: Sequence[Any]) -> list[EpochSeen]:
 
 
 def _idle(feed: Feed) -> FeedStatus:
-    """Return the feed's status once it has made all that it makes ahead.
+    """Wait until the feed has made all blocks ahead of its trials; return its status.
 
     Raises:
-        MbaasError: it goes on for more than `IDLE_S`.
+        MbaasError: it takes longer than `IDLE_S`.
     """
     end, before = time.monotonic() + IDLE_S, feed.status()
     while time.monotonic() < end:
         time.sleep(0.3)
         now = feed.status()
-        # Between two blocks no task may be in hand for a moment, so the sums must have stood still, too.
+        # Between two blocks there may be no task for a moment, so the sums must also be unchanged.
         same = (now.prepared_samples, now.staged_bytes) == (before.prepared_samples, before.staged_bytes)
         if same and not any(worker.tasks for worker in now.workers):
             return now

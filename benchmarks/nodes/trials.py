@@ -1,4 +1,4 @@
-"""The trials of the benchmark on several nodes: one that shares a feed, and one that loads alone."""
+"""The trials of the benchmark on several nodes: one shares a feed, and one loads alone."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ class EpochSeen:
     """One epoch of one trial.
 
     Attributes:
-        ended_s: when it ended, on the machine's monotonic clock.
-        missing: samples that did not come.
-        repeated: deliveries beyond the first of a sample.
+        ended_s: its end on the machine's monotonic clock.
+        missing: samples that were not delivered.
+        repeated: deliveries of a sample after the first.
     """
 
     ended_s: float
@@ -42,20 +42,19 @@ class EpochSeen:
 
 
 def _seen(ledger: Ledger) -> EpochSeen:
-    """Return the epoch that was just closed, by a ledger of its own."""
     return EpochSeen(time.monotonic(), ledger.missing, ledger.repeated)
 
 
 @ray.remote(num_cpus=0)
 class SharingTrial:
-    """A consumer of a feed, which it joins as ``consumer``."""
+    """A consumer of a feed, with the name ``consumer``."""
 
     def __init__(self, feed: str, consumer: str, samples: int) -> None:
         self._loader = mbaas.join(feed, consumer=consumer, format="numpy")
         self._samples = samples
 
     def ready(self) -> None:
-        """Answer as soon as the trial has joined."""
+        """Return once the trial has joined."""
 
     def epoch(self) -> EpochSeen:
         """Train for one epoch."""
@@ -74,10 +73,10 @@ class SharingTrial:
 
 @ray.remote(num_cpus=1)
 class LoneTrial:
-    """A trial that fetches and prepares all that it trains on, as a good loader of one's own would.
+    """A trial that loads all its data alone, like a good custom loader.
 
-    `READ_THREADS` threads read a block ahead of prep, also across an epoch's end; what fits ``cache_bytes`` is kept by
-    the same rule as in a feed's cache (MinIO).
+    `READ_THREADS` threads read a block ahead of prep, also across the end of an epoch. Samples are cached up to
+    ``cache_bytes`` by the rule of a feed's cache (MinIO).
     """
 
     def __init__(
@@ -93,10 +92,10 @@ class LoneTrial:
         self._epochs = 0
 
     def ready(self) -> None:
-        """Answer as soon as the trial could begin."""
+        """Return once the trial is ready."""
 
     def cached_bytes(self) -> int:
-        """Return the encoded bytes that it keeps."""
+        """Return the encoded bytes in its cache."""
         return self._minio.used_bytes
 
     def epoch(self) -> EpochSeen:
@@ -114,7 +113,7 @@ class LoneTrial:
         for block in range(first, first + self._order.blocks_per_epoch):
             ids = self._order.sample_ids(block)
             raw = self._ahead.result() if self._ahead is not None else self._fetch(block)
-            # a thread of its own: one that reads must not wait for those that read for it
+            # a separate thread: it waits for the read threads, so it must not be one of them
             self._ahead = self._ahead_thread.submit(self._fetch, block + 1)
             yield self._prepare(raw, ids), ids
 
@@ -126,7 +125,7 @@ class LoneTrial:
         return out
 
     def _fetch(self, block: int) -> Raw:
-        """Fetch a block's bytes; keep those that are to be kept."""
+        """Fetch a block's bytes, and cache the samples that MinIO admits."""
         ids = self._order.sample_ids(block)
         lengths = self._dataset.lengths(ids)
         lacking = np.array([sample not in self._kept for sample in ids.tolist()])

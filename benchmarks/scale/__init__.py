@@ -1,1 +1,1 @@
-"""A model of large feeds: calibrated on this machine, checked against small real feeds, and let grow."""
+"""A model of large feeds, calibrated on this machine and checked against small real feeds."""

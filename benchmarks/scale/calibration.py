@@ -1,7 +1,7 @@
-"""Measures the costs that `benchmarks.scale.system` needs, on this machine.
+"""Measurement of the costs for `benchmarks.scale.system` on this machine.
 
-What the pure core costs is measured at many sizes without Ray; all else is fitted to the CPU seconds of the processes
-of small real feeds, for which it is known how many parts, calls and deliveries there were.
+The pure core is measured at many sizes without Ray. All other costs are fitted to CPU seconds of the processes of small
+real feeds, with known numbers of parts, calls and deliveries.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ RUNS = tuple(
     for nodes, trials in ((1, 1), (1, 4), (2, 2), (4, 1), (4, 4))
     for step_s in (0.0, 0.03)
 )
-"""With a slow step a call brings several blocks, else one: so calls and deliveries can be told apart."""
+"""With a slow step a call returns several blocks, otherwise one. So calls and deliveries can be distinguished."""
 
 WORKERS = ("PrepWorker", "CacheNode")
 DAEMONS = ("raylet", "gcs_server", "DashboardAgent", "RuntimeEnvAgent", "other")
-"""Kinds of processes, as `mbaas.bench.cpu.kind_of` names them, whose CPU seconds are explained together."""
+"""Kinds of processes, as in `mbaas.bench.cpu.kind_of`, whose CPU seconds are fitted together."""
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """Costs, and how well they explain what was measured.
+    """Costs, and the quality of their fit.
 
     Attributes:
-        costs: what single steps cost.
+        costs: of single steps.
         error: largest relative error of the coordinator's CPU seconds over all runs.
-        runs: what they were fitted to.
+        runs: the measurements behind the fit.
     """
 
     costs: Costs
@@ -56,7 +56,7 @@ class Calibration:
 
 
 def calibrate(report: Callable[[str], None] = print) -> Calibration:
-    """Measure, in about two minutes; other programs on the machine hardly change CPU seconds."""
+    """Measure for about two minutes; other programs on the machine hardly change CPU seconds."""
     report("measuring the staging core")
     part, ask = growth([core_cost(nodes, trials) for nodes, trials in CORE_SIZES])
     runs = []
@@ -82,13 +82,13 @@ def _described(seen: Watched) -> str:
 def explain(
     runs: Sequence[Watched], *, part: Growth, ask: Growth, cut_s: tuple[float, float], wait_s: float
 ) -> tuple[Costs, float]:
-    """Find the costs that explain the CPU seconds of runs best, and the largest relative error for the coordinator.
+    """Fit costs to the CPU seconds of runs; also return the largest relative error for the coordinator.
 
-    What the pure parts cost at a run's size is taken off first: the model adds it for the size that it looks at.
+    The cost of the pure parts at the size of a run is subtracted first: the model adds their cost for its own size.
 
     Args:
-        runs: what was measured.
-        part, ask: what the core costs.
+        runs: the measurements.
+        part, ask: costs of the core.
         cut_s: `Costs.cut_s` and `Costs.cut_node_s`.
         wait_s: `Costs.pull_s`.
     """
@@ -100,7 +100,7 @@ def explain(
         + r.parts / r.run.nodes * cut
         for r, cut in zip(runs, cuts_s, strict=True)
     ]
-    # Seconds are a cost, too: a coordinator looks at deadlines, and heartbeats come, whatever is made meanwhile.
+    # Seconds are a column, too: deadlines and heartbeats cost the coordinator time even when it makes no blocks.
     rows = [(r.seconds, r.parts, r.calls, r.blocks, r.blocks * r.run.nodes) for r in runs]
     measured = _cpu(runs, "Coordinator")
     found = fit(rows, _less(measured, known)).tolist()
@@ -137,17 +137,17 @@ def _cpu(runs: Sequence[Watched], *kinds: str) -> list[float]:
 
 
 def _less(seconds: Sequence[float], known: Sequence[float]) -> list[float]:
-    """Take what is known off, but leave at least a tenth: the fit needs seconds above 0."""
+    """Subtract known seconds, but leave at least a tenth: the fit needs positive values."""
     return [max(0.1 * all_s, all_s - s) for all_s, s in zip(seconds, known, strict=True)]
 
 
-# ---- what the pure parts cost ----
+# ---- costs of the pure parts ----
 
 CORE_SIZES = ((1, 1), (1, 32), (1, 128), (16, 1), (16, 16), (64, 1), (64, 64), (192, 1), (192, 16))
 """(nodes, trials) at which the core is measured."""
 
 CORE_PARTS = 200
-"""Parts that are measured at least: a single step takes 140 us, and one pass of the collector as long as several."""
+"""Least number of measured parts: a step takes 140 us, and a garbage collection as long as several steps."""
 
 CUT_NODES = 32
 CUT_SAMPLES = (64, 1 << 14)
@@ -158,10 +158,10 @@ class CoreCost:
     """CPU seconds of the core in a feed of ``nodes`` with a worker each and ``trials`` in step.
 
     Attributes:
-        part_s: for a part that was made, the orders and deliveries that follow included.
+        part_s: for a finished part, including the assignments and deliveries that follow.
         ask_s: for a call.
-        parts: how many were measured.
-        asks: how many calls were measured.
+        parts: number of measured parts.
+        asks: number of measured calls.
     """
 
     nodes: int
@@ -174,9 +174,7 @@ class CoreCost:
 
 @dataclass(frozen=True)
 class Growth:
-    """CPU seconds of a step: ``base_s``, and what it costs more for each node, for each trial, and for each pair of
-    them.
-    """
+    """CPU seconds of a step: ``base_s``, plus ``more_s`` for each node, each trial, and each pair of these."""
 
     base_s: float
     more_s: tuple[float, float, float]
@@ -187,9 +185,9 @@ class Growth:
 
 
 def core_cost(nodes: int, trials: int) -> CoreCost:
-    """Drive a staging core through blocks of one part a node, with all trials in step.
+    """Drive a staging core through blocks of one part per node, with all trials in step.
 
-    The collector of garbage rests meanwhile, as in `timeit`: what a pass costs depends on what else the process holds.
+    Garbage collection is off meanwhile, as in `timeit`: its cost depends on all other objects of the process.
     """
     collects = gc.isenabled()
     gc.disable()
@@ -215,7 +213,7 @@ def _driven(nodes: int, trials: int, *, blocks: int) -> CoreCost:
     for trial in range(trials):
         send(ev.Join(str(trial), 1))
     for block in range(blocks + 1):
-        if block == 1:  # the first one fills the window
+        if block == 1:  # block 0 fills the window
             asked, made = _Stopwatch(), _Stopwatch()
         for trial in range(trials):
             with asked:
@@ -227,7 +225,7 @@ def _driven(nodes: int, trials: int, *, blocks: int) -> CoreCost:
 
 
 class _Stopwatch:
-    """Measures the CPU seconds of what happens within it, on average."""
+    """Measures the mean CPU seconds of the code inside its ``with`` statement."""
 
     def __init__(self) -> None:
         self._total_s, self.times = 0.0, 0
@@ -245,11 +243,11 @@ class _Stopwatch:
 
 
 def fit(rows: Sequence[Sequence[float]], seconds: Sequence[float]) -> NDArray[np.float64]:
-    """Find the costs, none below 0, that explain measured seconds with the least relative error.
+    """Fit non-negative costs to measured seconds with the least relative error.
 
     Args:
-        rows: how often each step was made, for each measurement.
-        seconds: how long each measurement took, above 0.
+        rows: counts of each step, for each measurement.
+        seconds: duration of each measurement, above 0.
     """
     measured = np.maximum(np.array(seconds, np.float64), 1e-12)
     solved, _ = nnls(np.array(rows, np.float64) / measured[:, None], np.ones(len(measured)))
@@ -257,7 +255,7 @@ def fit(rows: Sequence[Sequence[float]], seconds: Sequence[float]) -> NDArray[np
 
 
 def growth(points: Sequence[CoreCost]) -> tuple[Growth, Growth]:
-    """Fit what a part and a call cost to measurements at several sizes."""
+    """Fit the costs of a part and of a call to measurements at several sizes."""
     rows = [(1.0, p.nodes, p.trials, p.nodes * p.trials) for p in points]
 
     def fitted(seconds: list[float]) -> Growth:
@@ -268,15 +266,15 @@ def growth(points: Sequence[CoreCost]) -> tuple[Growth, Growth]:
 
 
 def cut_costs_s() -> tuple[float, float]:
-    """Measure the CPU seconds to find the homes of a block, for each node: of every sample, and once."""
+    """Measure the CPU seconds for the homes of a block, for each node: per sample, and once."""
     few, many = (_homes_s(samples) / CUT_NODES for samples in CUT_SAMPLES)
     each_s = max(0.0, (many - few) / (CUT_SAMPLES[1] - CUT_SAMPLES[0]))
     return each_s, max(0.0, few - CUT_SAMPLES[0] * each_s)
 
 
 def _homes_s(samples: int, *, repeats: int = 5) -> float:
-    """Measure the CPU seconds to find the homes of ``samples`` on `CUT_NODES` nodes: the least of some tries."""
-    # infinite limits: to find real ones is no part of cutting a block
+    """Return the least CPU seconds over several tries to find the homes of ``samples`` on `CUT_NODES` nodes."""
+    # infinite limits: computing the real ones is not part of cutting a block
     placement = Placement(1, tuple(NodeWeight(f"node-{i}", 1) for i in range(CUT_NODES)), (inf,) * CUT_NODES)
     ids, times = np.arange(samples), []
     for _ in range(repeats):

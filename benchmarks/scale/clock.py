@@ -1,4 +1,4 @@
-"""A small discrete-event simulator: a clock, threads that serve jobs, cores that threads share, and links."""
+"""A small discrete-event simulator: a clock, threads that serve jobs, shared cores, and links."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 Then = Callable[[], None]
-"""What happens when a job is done."""
+"""Callback at the end of a job."""
 
 
 LEAST_SHARE = 0.1
-"""The share of the cores that is left, however many others take."""
+"""Least fraction of the cores that is left for the simulation."""
 
 
 class Clock:
-    """Runs events in the order of their times; those of the same time in the order in which they were planned.
+    """Runs events in the order of their times, and in planning order at equal times.
 
     Attributes:
         now: the time, in seconds.
@@ -31,23 +31,23 @@ class Clock:
         self._numbers = itertools.count()
 
     def after(self, delay_s: float, then: Then) -> None:
-        """Plan an event."""
+        """Schedule an event."""
         heapq.heappush(self._planned, (self.now + delay_s, next(self._numbers), then))
 
     def run(self, done: Callable[[], bool]) -> None:
-        """Go on until ``done``, or until nothing is planned."""
+        """Run until ``done`` returns true or no event is scheduled."""
         while self._planned and not done():
             self.now, _, then = heapq.heappop(self._planned)
             then()
 
 
 class Cores:
-    """Cores that all threads of a machine share, in turns of ``slice_s`` seconds, as an operating system does.
+    """Cores that all threads of a machine share, in turns of ``slice_s`` seconds, as in an operating system.
 
     Args:
         clock: the clock of the simulation.
-        cores: how many there are; None if there are always enough.
-        taken: how many of them, on average, programs use that are not simulated.
+        cores: number of cores; None: unlimited.
+        taken: mean number of cores used by programs outside the simulation.
         slice_s: the longest turn.
     """
 
@@ -59,7 +59,7 @@ class Cores:
         self._slowness = 1.0 if cores is None else cores / max(cores - taken, LEAST_SHARE * cores)
 
     def use(self, cpu_s: float, then: Then) -> None:
-        """Use a core for ``cpu_s``."""
+        """Use a core for ``cpu_s`` seconds."""
         if self._free is None:
             self._clock.after(cpu_s, then)
             return
@@ -84,17 +84,17 @@ class Cores:
             then()
 
     def busy_s(self) -> float:
-        """Return the seconds of turns that are over, divided by the number of cores."""
+        """Return the seconds of finished turns, divided by the number of cores."""
         return self._busy_s / self._cores if self._cores else 0.0
 
 
 class Thread:
-    """Serves jobs one after the other, in the order in which they come; ``servers`` of them at a time.
+    """Serves jobs in the order of their arrival, ``servers`` at a time.
 
     Args:
         clock: the clock of the simulation.
         cores: the cores that jobs use.
-        servers: how many jobs may be served at a time.
+        servers: number of jobs served at a time.
     """
 
     def __init__(self, clock: Clock, cores: Cores, servers: int = 1) -> None:
@@ -103,7 +103,7 @@ class Thread:
         self._busy_s, self._since = 0.0, 0.0
 
     def do(self, cpu_s: float, then: Then, *, idle_s: float = 0.0) -> None:
-        """Queue a job that uses a core for ``cpu_s`` after it kept the thread for ``idle_s`` without one."""
+        """Queue a job that blocks the thread for ``idle_s`` without a core, and then uses a core for ``cpu_s``."""
         self._waiting.append((cpu_s, idle_s, then))
         self._serve()
 
@@ -134,12 +134,12 @@ class Thread:
 
 
 class Links:
-    """Many links of one speed, each of which carries one transfer after the other.
+    """Links of equal speed, each of which carries one transfer at a time.
 
     Args:
         clock: the clock of the simulation.
-        number: how many links there are.
-        bytes_per_s: the speed of each; infinite if there is no limit.
+        number: number of links.
+        bytes_per_s: speed of each link; may be infinite.
     """
 
     def __init__(self, clock: Clock, number: int, bytes_per_s: float) -> None:
@@ -148,20 +148,20 @@ class Links:
         self._given_s: NDArray[np.float64] = np.zeros(number)
 
     def carry(self, nbytes: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Give each link a transfer, float64[number] bytes; return when each ends."""
+        """Queue a transfer on each link, float64[number] bytes; return their end times."""
         length_s = nbytes / self._bytes_per_s
         self._given_s += length_s
         self._free_at = np.maximum(self._free_at, self._clock.now) + length_s
         return self._free_at
 
     def carry_one(self, link: int, nbytes: float) -> float:
-        """Give one link a transfer; return when it ends."""
+        """Queue a transfer on one link; return its end time."""
         length_s = nbytes / self._bytes_per_s
         self._given_s[link] += length_s
         self._free_at[link] = max(self._free_at[link], self._clock.now) + length_s
         return float(self._free_at[link])
 
     def busy_s(self) -> NDArray[np.float64]:
-        """Return the seconds that each link was busy up to now: float64[number]."""
-        # what was given to it, less what it has not carried yet
+        """Return the busy seconds of each link so far: float64[number]."""
+        # time of all queued transfers, less the part that is not finished
         return self._given_s - np.maximum(self._free_at - self._clock.now, 0.0)

@@ -1,4 +1,4 @@
-"""Asks the model about clusters that this machine is not: up to 256 nodes and trials, 10^9 samples."""
+"""Forecasts of the model for larger clusters than this machine: up to 256 nodes and trials, 10^9 samples."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from mbaas.core.layout import block_samples, blocks_in_budget, blocks_in_flight
 from mbaas.units import counted
 
 SIZES = ((1, 1), (1, 8), (1, 256), (4, 4), (16, 1), (16, 16), (64, 8), (64, 64), (256, 1), (256, 8))
-"""(nodes, trials) that are simulated: 256 nodes take half a minute each, a thousand more than five."""
+"""Simulated (nodes, trials): 256 nodes take half a minute each, a thousand more than five."""
 
 MOST = 1000
-"""The most nodes that `coordinator_full_at` looks at."""
+"""Upper bound of the nodes in `coordinator_full_at`."""
 
 EXACT_NODES, EXACT_PAIRS = 64, 1000
-"""Up to so many nodes, and pairs of nodes and trials, 60 blocks are simulated; beyond, `FEW_BLOCKS`: every event costs
-the staging core more, as it does in a real feed, and the model has to wait for it.
+"""Up to these numbers of nodes and of (node, trial) pairs, 60 blocks are simulated; beyond them, `FEW_BLOCKS`. In
+larger feeds every event costs the staging core more time, also in the simulation.
 """
 
 FEW_BLOCKS = 12
@@ -35,16 +35,16 @@ FEW_BLOCKS = 12
 
 @dataclass(frozen=True, kw_only=True)
 class Site:
-    """The nodes of a cluster, and the samples, that the model is asked about: by default ImageNet-like photographs.
+    """The modelled cluster and samples, by default photographs as in ImageNet.
 
     Attributes:
-        samples: how many the dataset has; all nodes together keep them in memory.
-        sample_bytes: bytes of a prepared one.
+        samples: size of the dataset; all nodes together keep it in memory.
+        sample_bytes: bytes of a prepared sample.
         batch: samples in a minibatch.
         workers: prep workers of a node.
-        prep_s: seconds that a worker needs for a sample.
-        trial_samples_per_s: samples a second that a trial trains on if it never waits.
-        link_bytes_per_s: what a node's link carries in each direction.
+        prep_s: seconds of a worker for a sample.
+        trial_samples_per_s: training rate of a trial that never waits.
+        link_bytes_per_s: bandwidth of a node's link in each direction.
         staging_bytes: the feed's budget.
     """
 
@@ -58,7 +58,7 @@ class Site:
     staging_bytes: int = 8 << 30
 
     def system(self, nodes: int, trials: int) -> System:
-        """Describe a feed on a number of nodes, with blocks as `mbaas.serve` would cut them."""
+        """Describe a feed on these nodes, with blocks of the size that `mbaas.serve` would choose."""
         return System(
             nodes=nodes,
             trials=trials,
@@ -84,16 +84,16 @@ class Site:
 
 @dataclass(frozen=True)
 class Forecast:
-    """What the model says of one size.
+    """Forecast for one size.
 
     Attributes:
         nodes, trials, block_samples: the size.
-        samples_per_s: what each trial gets, with one coordinator.
-        busy: server -> share of its time that its busiest instance is at work.
+        samples_per_s: rate of each trial, with one coordinator.
+        busy: server -> fraction of the time that its busiest instance is busy.
         full: the busiest server.
-        otherwise_samples_per_s: what everything but the coordinator allows.
-        otherwise_full: what bounds that.
-        lanes: how many keep every coordinator below 80 % at that rate.
+        otherwise_samples_per_s: rate without the limit of the coordinator.
+        otherwise_full: the server that limits this rate.
+        lanes: number of lanes that keeps every coordinator below 80 % at this rate.
         epoch_s: seconds of an epoch, with one coordinator.
     """
 
@@ -111,14 +111,14 @@ class Forecast:
 
 @dataclass(frozen=True)
 class Scaling:
-    """All that the model says.
+    """All results of the model.
 
     Attributes:
-        machine, costs, cost_error: where costs were measured, and how well they explain the coordinator's CPU seconds.
-        checked: the model against real runs; empty if that was not asked for.
-        site: the cluster that is asked about.
-        forecasts: what it says of several sizes.
-        full_at: trials (0: as many as nodes) -> least nodes at which one coordinator is full before anything else; None
+        machine, costs, cost_error: the measured machine, its costs, and the error of their fit.
+        checked: the model against real runs; empty if not requested.
+        site: the modelled cluster.
+        forecasts: one for each size.
+        full_at: trials (0: as many as nodes) -> least number of nodes at which one coordinator is the first limit; None
             if it never is.
     """
 
@@ -132,7 +132,7 @@ class Scaling:
 
 
 def run(check_nodes: Sequence[int] = (), report: Callable[[str], None] = print) -> Scaling:
-    """Calibrate, check on ``check_nodes`` nodes of this machine, and look at all `SIZES`."""
+    """Calibrate, check on ``check_nodes`` local nodes, and forecast all `SIZES`."""
     calibration = calibrate(report)
     costs, site = calibration.costs, Site()
     checked = check(costs, check_nodes, report) if check_nodes else ()
@@ -149,7 +149,7 @@ def run(check_nodes: Sequence[int] = (), report: Callable[[str], None] = print) 
 
 
 def forecast(site: Site, nodes: int, trials: int, costs: Costs) -> Forecast:
-    """Ask the model about one size."""
+    """Forecast one size."""
     system = site.system(nodes, trials)
     few = nodes > EXACT_NODES or nodes * trials > EXACT_PAIRS
     flow = simulate(system, costs, blocks=FEW_BLOCKS if few else 60, warm_blocks=8 if few else 12)
@@ -174,7 +174,7 @@ def _others(system: System, costs: Costs) -> dict[str, float]:
 
 
 def coordinator_full_at(site: Site, trials: int, costs: Costs) -> int | None:
-    """Return the least number of nodes at which one coordinator bounds the feed; ``trials`` 0: as many as nodes."""
+    """Return the least number of nodes at which one coordinator limits the feed; ``trials`` 0: as many as nodes."""
     for nodes in range(1, MOST + 1):
         system = site.system(nodes, trials or nodes)
         # one block a call, as in `lanes_needed`
@@ -185,7 +185,7 @@ def coordinator_full_at(site: Site, trials: int, costs: Costs) -> int | None:
 
 
 def tables(scaling: Scaling) -> RenderableType:
-    """Show costs, the check against real runs, and what the model says of larger systems."""
+    """Return tables of the costs, of the check against real runs, and of the forecasts."""
     return Group(*_table_parts(scaling))
 
 

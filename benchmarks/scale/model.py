@@ -1,9 +1,8 @@
-"""Simulates a feed: the service's own staging core, on a clock that is not real.
+"""Simulation of a feed with the service's staging core, on virtual time.
 
-What is made when, by whom, for whom, and what may lie in memory is decided by `mbaas.core.state.StagingState`, one for
-each lane. What trials ask for is decided by `mbaas.client.lane_position.LanePosition`, and samples have the homes that
-`mbaas.placement.Placement` gives them. What is modelled here is what these decisions cost: CPU seconds of coordinators,
-workers and trials, storage, and links.
+The service's code makes the decisions: `mbaas.core.state.StagingState` of each lane stages blocks,
+`mbaas.client.lane_position.LanePosition` makes the requests of trials, and `mbaas.placement.Placement` gives samples
+their homes. This module models the costs: CPU seconds of coordinators, workers and trials, storage, and links.
 """
 
 from __future__ import annotations
@@ -29,19 +28,19 @@ from mbaas.placement import BlockPart, NodeWeight, Placement
 from mbaas.settings import FeedSettings, Staging, Timeouts
 
 SESSION = 1
-"""The number of every trial's session: each joins once."""
+"""Session number of every trial: each joins once."""
 
 NEVER_S = 1e18
-"""A time that does not come."""
+"""A duration that never passes, in seconds."""
 
 
 @dataclass(frozen=True)
 class Flow:
-    """What the model says of a system.
+    """Result of a simulation.
 
     Attributes:
-        samples_per_s: what every trial gets.
-        busy: server -> the share of the time that its busiest instance was at work, 0 to 1.
+        samples_per_s: rate of each trial.
+        busy: server -> fraction of the time that its busiest instance was busy, 0 to 1.
     """
 
     samples_per_s: float
@@ -49,15 +48,15 @@ class Flow:
 
     @property
     def full(self) -> str:
-        """The server that is busiest: what more of would help."""
+        """The busiest server: more of it would help."""
         return max(self.busy, key=lambda name: self.busy[name])
 
 
 def simulate(system: System, costs: Costs, *, blocks: int | None = None, warm_blocks: int = 12) -> Flow:
-    """Run the feed until the slowest trial has used up ``warm_blocks + blocks`` blocks; the last ``blocks`` count.
+    """Run the feed until the slowest trial has consumed ``warm_blocks + blocks`` blocks; the last ``blocks`` count.
 
-    By default these are 60, or 40 for each lane. The rate is the slope of the line through all ends of blocks: blocks
-    come several at a time, and from lanes out of turn, so the first and the last one alone would say little.
+    The default is 60 blocks, or 40 for each lane if that is more. The rate is the slope of a line fitted to all ends of
+    blocks. Blocks arrive in groups, and out of order between lanes, so the first and the last end alone are not enough.
     """
     feed = _Feed(system, costs)
     blocks = max(60, 40 * system.lanes) if blocks is None else blocks
@@ -67,12 +66,12 @@ def simulate(system: System, costs: Costs, *, blocks: int | None = None, warm_bl
     seconds = feed.clock.now - began_s
     busy = {name: float((s - began[name]).max()) / seconds for name, s in feed.busy_s().items()}
     ends = np.array(feed.ends_s[warm_blocks - 1 :])
-    slope = np.polynomial.Polynomial.fit(ends, np.arange(len(ends)), 1).convert().coef[1]  # blocks a second
+    slope = np.polynomial.Polynomial.fit(ends, np.arange(len(ends)), 1).convert().coef[1]  # blocks per second
     return Flow(float(slope) * system.block_samples, busy)
 
 
 def layout_of(system: System) -> tuple[Layout, FeedSettings]:
-    """Return the layout that the service would have, and the settings from which it follows."""
+    """Return the layout that the service would have, and its settings."""
     spec = SampleSpec(Field(IMAGE, (round(system.sample_bytes),), "uint8"), (LABEL,))
     order = SampleOrder(system.samples, system.seed, system.block_samples)
     slack = slack_blocks(system.staged_blocks, system.ahead_blocks)
@@ -84,7 +83,7 @@ def layout_of(system: System) -> tuple[Layout, FeedSettings]:
         staging_bytes=system.staged_blocks * system.block_samples * layout.sample_bytes,
         prep_workers=system.nodes * system.workers,
         staging=Staging(lanes=system.lanes),
-        # nobody dies and nobody is told of time that passes: deadlines mean nothing
+        # there are no deaths and no timer events, so deadlines have no effect
         timeouts=Timeouts(lease_s=NEVER_S, patience_s=NEVER_S, prep_s=NEVER_S),
     )
     return layout, settings
@@ -92,14 +91,14 @@ def layout_of(system: System) -> tuple[Layout, FeedSettings]:
 
 @dataclass
 class _Block:
-    """A block that was cut, and how far it has come.
+    """A block that was cut, and its progress.
 
     Attributes:
-        samples: float64[nodes], samples that have their home on each.
-        stored_until: float64[nodes], when the bytes that a node lacks have come from its storage.
-        made: float64[nodes], samples that lie prepared on each; not always on their homes.
-        parts: how many it has.
-        pulled: node -> when all parts are there.
+        samples: float64[nodes], samples with their home on each node.
+        stored_until: float64[nodes], the time when a node's missing bytes have arrived from storage.
+        made: float64[nodes], prepared samples on each node, which need not be their home.
+        parts: number of parts.
+        pulled: node -> the time when all parts are there.
     """
 
     samples: NDArray[np.float64]
@@ -109,12 +108,12 @@ class _Block:
     pulled: dict[int, float] = field(default_factory=dict)
 
     def is_remote(self, node: int) -> bool:
-        """Whether anything of it was made on another node."""
+        """Return whether another node prepared a part."""
         return bool(self.made.sum() > self.made[node])
 
 
 class _Feed:
-    """One run: everybody in it, and the blocks that are staged or being made, by their number in the feed."""
+    """One run: all processes, and the blocks that are staged or being made, by their number in the feed."""
 
     def __init__(self, system: System, costs: Costs) -> None:
         self.system, self.costs = system, costs
@@ -136,12 +135,11 @@ class _Feed:
         self.lanes = [_Coordinator(self, number) for number in range(system.lanes)]
         self.trials = [_Trial(self, number) for number in range(system.trials)]
         self.finished = [0] * system.trials
-        self.ends_s: list[float] = []  # when the slowest trial had used up the first block, the second, ...
+        self.ends_s: list[float] = []  # times when the slowest trial had consumed the first block, the second, ...
         for trial in self.trials:
             trial.start()
 
     def run(self, blocks: int) -> None:
-        """Go on until every trial has used up ``blocks`` blocks."""
         self.clock.run(lambda: len(self.ends_s) >= blocks)
 
     def used_up(self, trial: int) -> None:
@@ -150,9 +148,9 @@ class _Feed:
             self.ends_s.append(self.clock.now)
 
     def cut(self, number: int) -> list[BlockPart]:
-        """Find the homes of a block's samples, and have the bytes that they lack come from storage.
+        """Find the homes of a block's samples, and read their missing bytes from storage.
 
-        They begin to come at once, as for a cache node, which knows what will be asked for.
+        Reading starts immediately, as in a cache node, which reads ahead.
         """
         first, end = self.layout.order.span(number)
         nodes = self.system.nodes
@@ -167,7 +165,7 @@ class _Feed:
         return [BlockPart(self.names[home], self.placement.version) for home in present]
 
     def pull(self, number: int, node: int) -> float:
-        """Return when all parts of a block are on a node; the first trial there that asks has them pulled."""
+        """Return when all parts of a block are on a node; the first trial there that asks triggers the pull."""
         block = self.blocks[number]
         if node not in block.pulled:
             nbytes = block.made * self.system.sample_bytes
@@ -180,7 +178,7 @@ class _Feed:
         return max(self.clock.now, block.pulled[node])
 
     def busy_s(self) -> dict[str, NDArray[np.float64]]:
-        """Return for each kind of server the seconds that each of its instances was busy so far."""
+        """Return the busy seconds of each instance, by kind of server."""
         found = {
             "coordinator": [lane.thread.busy_s() for lane in self.lanes],
             "fetch": [worker.fetcher.busy_s() for worker in self.workers.values()],
@@ -193,7 +191,7 @@ class _Feed:
 
 
 class _Coordinator:
-    """A lane's staging core, and the thread that it shares with all calls to it."""
+    """A lane's staging core, and the thread that all calls to it share."""
 
     def __init__(self, feed: _Feed, number: int) -> None:
         self._feed = feed
@@ -221,24 +219,22 @@ class _Coordinator:
         return self._feed.cut(self.lane.feed_block(own))
 
     def join(self, consumer: str, start: int | None) -> ev.Admitted:
-        """Return where a trial begins. Joining costs nothing here, because it happens once."""
+        """Return a trial's start. Joining is free here, because it happens once."""
         for instruction in self._core.handle(ev.Join(consumer, SESSION, start), self._feed.clock.now):
             if isinstance(instruction, ev.Admitted):
                 return instruction
         raise AssertionError(f"{consumer} was not admitted")
 
     def ask(self, event: ev.Ask) -> None:
-        """Take in a trial's call."""
         self.thread.do(self._ask_s, partial(self._handle, event))
 
     def prepared(self, task: int) -> None:
-        """Take in a worker's word that a part is made."""
         self.thread.do(self._part_s, partial(self._handle, ev.TaskEnded(task)))
 
     def _handle(self, event: ev.Ask | ev.TaskEnded) -> None:
-        """Let the core decide; carry out what it says when the blocks that it cut for that are cut.
+        """Let the core decide, and carry out its instructions after the time of the cuts.
 
-        The real one computes cuts while it decides. Here the clock does not pass meanwhile, so their time comes after.
+        The service computes cuts during the decision. Virtual time does not advance then, so their time is added later.
         """
         self._cuts = 0
         instructions = self._core.handle(event, self._feed.clock.now)
@@ -277,7 +273,7 @@ class _Worker:
         self._fetch_s = feed.costs.fetch_s + feed.costs.own_cuts * cut_cost_s(feed.system, feed.costs)
 
     def make(self, order: ev.Prepare, coordinator: _Coordinator) -> None:
-        """Make a part as soon as its bytes are there; those of another node's part cross over."""
+        """Make a part as soon as its bytes are on the node; bytes of another home node cross the link first."""
         block = self._feed.blocks[coordinator.lane.feed_block(order.block)]
         home = self._feed.node[order.block_part.home]
         samples = float(block.samples[home])
@@ -311,7 +307,7 @@ class _Worker:
 
 @dataclass(frozen=True)
 class _Delivered:
-    """A block as it is delivered, by its number in its lane."""
+    """A delivered block, by its number in its lane."""
 
     number: int
     shuffle: Shuffle
@@ -322,9 +318,9 @@ class _End(LanePosition[_Delivered]):
     """A trial's end of a lane.
 
     Attributes:
-        asks: whether a call is in flight, or was answered and the trial has not looked yet.
-        answer: the blocks that came.
-        are_remote: whether the blocks that were taken in last have parts on other nodes.
+        asks: whether a call is in flight, or its answer has not been processed.
+        answer: the delivered blocks.
+        are_remote: whether the blocks processed last have parts on other nodes.
     """
 
     def __init__(self, coordinator: _Coordinator, most: int) -> None:
@@ -335,10 +331,11 @@ class _End(LanePosition[_Delivered]):
 
 
 class _Trial:
-    """A consumer: it waits, pulls, works, and has the next block pulled meanwhile.
+    """A consumer: it waits, pulls and works, and meanwhile has the next block pulled.
 
-    What it asks for, and when, is decided by `LanePosition`. Like a loader it looks at what came when it needs a block,
-    and between minibatches where blocks come from other nodes; these are many to a block, so then it looks at once.
+    `LanePosition` decides its requests and their time. Like a loader, a trial processes answers when it needs a block.
+    If blocks come from other nodes, a loader also does so between minibatches, which are short: a trial does so at
+    once.
     """
 
     def __init__(self, feed: _Feed, number: int) -> None:
@@ -350,7 +347,7 @@ class _Trial:
         self._waits = self._works = False
 
     def start(self) -> None:
-        """Join every lane where the first one says, and take the first block."""
+        """Join every lane at the position of the first one, and take the first block."""
         for end in self._ends:
             lane = end.coordinator.lane
             admitted = end.coordinator.join(self._name, lane.first_from(self._next) if lane.number else None)
@@ -374,7 +371,6 @@ class _Trial:
             self._ask(end)
 
     def take(self, number: int, blocks: tuple[_Delivered, ...]) -> None:
-        """Note the answer of a lane, and look at it if this is the moment."""
         self._ends[number].answer = blocks
         if self._waits:
             self._go_on()
@@ -401,7 +397,7 @@ class _Trial:
             self._ask(end)
 
     def _open(self) -> None:
-        """Take the block in hand and work on it; everything before it is let go."""
+        """Open the block and work on it; release all blocks before it."""
         feed, number, end = self._feed, self._next, self._end_of(self._next)
         delivered, block = end.received[0], feed.blocks[number]
         assert end.lane.feed_block(delivered.number) == number, f"all share each epoch, but {delivered} is not {number}"
@@ -416,7 +412,7 @@ class _Trial:
         self.thread.do(cpu_s, self._used_up, idle_s=(last - first) * feed.system.step_s)
 
     def _look_ahead(self) -> None:
-        """Have the next block pulled, if it is known and lies on other nodes."""
+        """Start pulling the next block, if it is known and on other nodes."""
         end = self._end_of(self._next + 1)
         if not end.are_remote:
             return

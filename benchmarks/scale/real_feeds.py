@@ -1,6 +1,6 @@
-"""Runs small real feeds on local nodes: for the costs of the model, and to check what it says.
+"""Small real feeds on local nodes: for the costs of the model, and for checking it.
 
-The check is of three cases that calibration did not see.
+The check runs three cases that the calibration does not use.
 """
 
 from __future__ import annotations
@@ -40,27 +40,27 @@ from mbaas.transforms import DecodeImage, Map, Pipeline
 from mbaas.units import counted
 
 SIDE = 72
-"""Pixels: a part of 8 samples is larger than 100 kB, which Ray would not put into the object store."""
+"""Pixels per side: a part of 8 samples exceeds 100 kB, the least size that Ray puts into the object store."""
 
 SAMPLE_BYTES = SIDE * SIDE * 3
 BLOCKS_AN_EPOCH = 64
 STORE_BYTES = 300 << 20
 
 ANSWER_S = 60.0
-"""Trials that have not answered after this long are stuck."""
+"""Timeout in seconds for answers of trials."""
 
 WARM_S = 1.5
-"""How long trials train before they are watched."""
+"""Seconds of training before the measurement."""
 
 WARM_APART_S = 15.0
-"""The same where an actor that relays must be started first, if it pays, which takes two looks."""
+"""Warm-up with a relay actor: it starts only after two looks have shown that it pays."""
 
 SLEEP_S = 0.01
-"""Seconds that `slowly` takes for a sample: long against what a busy machine is late by."""
+"""Seconds of `slowly` for a sample: long compared with the delays on a busy machine."""
 
 
 def slowly(image: NDArray[np.uint8], _: np.random.Generator) -> NDArray[np.uint8]:
-    """Take `SLEEP_S` for a sample and no core, as if prep happened on a machine of its own."""
+    """Take `SLEEP_S` for a sample without using a core, as if prep ran on another machine."""
     time.sleep(SLEEP_S)
     return image
 
@@ -70,14 +70,14 @@ class FeedRun:
     """A feed to run: nodes with a prep worker each, and trials that are spread over them.
 
     Attributes:
-        nodes, trials: how many there are.
+        nodes, trials: their numbers.
         block_samples: samples in a block, and in a minibatch.
-        block_step_s: seconds that a trial sleeps over a block.
+        block_step_s: seconds that a trial sleeps for each block.
         slow_prep: whether prep takes `SLEEP_S` a sample.
-        storage_bytes_per_s: what storage gives a node, and nothing is cached; None: all is cached, storage is fast.
-        are_relayed: whether trials may call over a socket; else all call through Ray, as one alone on a node does.
-        is_apart: whether all trials are on one node, and the feed prepares nothing there.
-        seconds: how long it is watched, after a warm-up.
+        storage_bytes_per_s: storage bandwidth of a node, without caching; None: cached samples and fast storage.
+        are_relayed: whether trials may call over a socket; otherwise through Ray, as a single trial on a node does.
+        is_apart: whether all trials are on a separate node where the feed prepares nothing.
+        seconds: length of the measurement, after a warm-up.
     """
 
     nodes: int
@@ -93,18 +93,18 @@ class FeedRun:
 
 @dataclass(frozen=True)
 class Watched:
-    """What was seen of a feed while it ran.
+    """Measurements of a running feed.
 
     Attributes:
-        run: which feed it was.
-        seconds: how long it was watched.
-        parts: how many parts of blocks were made.
-        blocks: how many blocks trials took, summed over trials.
-        blocks_per_s: how many each trial took, on average over trials, from the end of one block to that of another.
-        calls: how many calls for blocks trials made through Ray.
+        run: the feed.
+        seconds: length of the measurement.
+        parts: number of prepared parts.
+        blocks: number of blocks that trials took, summed over trials.
+        blocks_per_s: rate of a trial, mean over trials, measured between ends of blocks.
+        calls: number of the trials' calls for blocks through Ray.
         cpu_s: kind of process (see `mbaas.bench.cpu.kind_of`) -> CPU seconds.
         raw_bytes: bytes of a raw sample.
-        others_cores: cores that other programs of this machine kept busy.
+        others_cores: mean number of cores used by other programs of this machine.
     """
 
     run: FeedRun
@@ -119,7 +119,7 @@ class Watched:
 
     @property
     def samples_per_s(self) -> float:
-        """Samples a second that each trial got."""
+        """Mean samples/s of a trial."""
         return self.blocks_per_s * self.run.block_samples
 
     def cpu_of(self, *kinds: str) -> float:
@@ -140,13 +140,13 @@ class _CountingHandle:
 
 
 def _nobody(error: FeedGoneError) -> None:
-    """Find no successor of a feed: a measurement ends with it."""
+    """Raise at once: a measurement does not wait for a feed restart."""
     raise error
 
 
-@ray.remote(num_cpus=0)  # the one CPU of a node is the prep worker's
+@ray.remote(num_cpus=0)  # the only CPU of a node belongs to the prep worker
 class WatchedTrial:
-    """A trial that counts what it does."""
+    """A trial that counts its blocks and calls."""
 
     def __init__(self, feed: str, consumer: str, run: FeedRun) -> None:
         if not run.are_relayed:
@@ -168,10 +168,10 @@ class WatchedTrial:
         self._block_step_s = run.block_step_s
 
     def ready(self) -> None:
-        """Answer as soon as the trial has joined."""
+        """Return once the trial has joined."""
 
     def train(self, seconds: float) -> tuple[int, int, float]:
-        """Train for some time; return blocks taken, calls made, and the seconds that it took."""
+        """Train for some time; return the blocks taken, the calls made, and the seconds."""
         began, calls_before, blocks = time.monotonic(), self._handle.calls, 0
         while time.monotonic() < began + seconds:
             batch = next(self._batches)
@@ -183,18 +183,18 @@ class WatchedTrial:
 
 
 def watch(run: FeedRun, cluster: LocalCluster) -> Watched:
-    """Run a feed on some nodes of a cluster of one-CPU nodes, and watch it.
+    """Run a feed on a cluster of one-CPU nodes, and measure it.
 
     Raises:
-        MbaasError: it does not get on.
+        MbaasError: the feed makes no progress.
     """
     options = _feed(run, cluster)
     with mbaas.serve(f"scale-{os.getpid()}", **options) as feed:
-        where = [node.node for node in feed.status().nodes]  # those that the feed uses, which may not be all
+        where = [node.node for node in feed.status().nodes]  # nodes of the feed, perhaps not all nodes of the cluster
         if run.is_apart:
             where = [node for node in cluster.node_ids if node not in where][:1]
         names = [f"trial-{index}" for index in range(run.trials)]
-        feed.announce(names)  # all begin the same epoch, and share it
+        feed.announce(names)  # all begin with the same epoch and share it
         trials = [
             WatchedTrial.options(  # type: ignore[attr-defined]
                 scheduling_strategy=NodeAffinitySchedulingStrategy(where[index % len(where)], soft=False)
@@ -229,13 +229,13 @@ def watch(run: FeedRun, cluster: LocalCluster) -> Watched:
 
 
 def _busy_s() -> float:
-    """Return the CPU seconds that all programs of this machine have used so far."""
+    """Return the CPU seconds of all programs of this machine since boot."""
     times = psutil.cpu_times()
     return float(times.user + times.nice + times.system)
 
 
 def _feed(run: FeedRun, cluster: LocalCluster) -> dict[str, Any]:
-    """Return what to serve: a block is one minibatch, since no more than that is an eighth of the budget."""
+    """Return arguments of `mbaas.serve`: a block is one minibatch, because it is at most an eighth of the budget."""
     data: Dataset = synthetic(BLOCKS_AN_EPOCH * run.block_samples, height=SIDE, width=SIDE)
     cache_bytes = data.total_bytes
     if run.storage_bytes_per_s is not None:
@@ -255,7 +255,7 @@ def _feed(run: FeedRun, cluster: LocalCluster) -> dict[str, Any]:
 
 @ray.remote(num_cpus=0)
 class _Holder:
-    """An actor that has arrays on its node, and gets those of others."""
+    """An actor that makes arrays on its node, and pulls arrays of other nodes."""
 
     def make(self, nbytes: int) -> NDArray[np.uint8]:
         return np.ones(nbytes, np.uint8)
@@ -267,14 +267,14 @@ class _Holder:
 
 
 def pull_s(cluster: LocalCluster, *, nbytes: int = 120_000, repeats: int = 20) -> float:
-    """Return the median seconds until small arrays of all other nodes are on a node."""
+    """Return the median seconds to pull small arrays from all other nodes to a node."""
     strategies = [NodeAffinitySchedulingStrategy(node, soft=False) for node in cluster.node_ids]
     holders = [_Holder.options(scheduling_strategy=strategy).remote() for strategy in strategies]  # type: ignore[attr-defined]
     try:
         times = []
         for _ in range(repeats):
             refs = [holder.make.remote(nbytes) for holder in holders[1:]]
-            # made, but not brought here: only then does the clock run
+            # made, but not pulled to this node: the pull is measured
             ray.wait(refs, num_returns=len(refs), timeout=ANSWER_S, fetch_local=False)
             times += answers([holders[0].pull.remote(refs)], ANSWER_S, "arrays of other nodes")
         return float(np.median(times))
@@ -287,18 +287,18 @@ def pull_s(cluster: LocalCluster, *, nbytes: int = 120_000, repeats: int = 20) -
 
 STORAGE_BYTES_PER_S = 2e6
 SECONDS = 5.0
-"""What storage gives a node where it should be full, and how long each case is watched."""
+"""Bandwidth of a node where storage is the bottleneck, and length of each measurement."""
 
 TRIES = 3
 QUIET_CORES = 0.3
-"""A run that other programs disturbed more is repeated; of `TRIES`, the least disturbed one counts."""
+"""A run is repeated if other programs used more cores than this; the least disturbed of `TRIES` counts."""
 
 
 def cases(nodes: int) -> dict[str, FeedRun]:
-    """Return what is run on a number of nodes, by what should be full.
+    """Return the feeds for a number of nodes, by their bottleneck.
 
-    That is prep (a trial on each node), storage (of which nothing is cached), or the cores of this machine (small
-    blocks, nothing else to wait for).
+    Bottlenecks are prep (a trial on each node), storage (without caching), or the cores of this machine (small blocks,
+    no other waits).
     """
     return {
         "prep": FeedRun(nodes=nodes, trials=nodes, block_samples=64, slow_prep=True, seconds=SECONDS),
@@ -314,11 +314,11 @@ class Checked:
     """One case on a number of nodes.
 
     Attributes:
-        case: what should be full.
-        nodes: how many there were.
-        real_samples_per_s, said_samples_per_s: what each trial got, as measured and by the model.
-        full: what the model says is full.
-        others_cores: cores that other programs kept busy meanwhile, which the model is told.
+        case: the intended bottleneck.
+        nodes: number of nodes.
+        real_samples_per_s, said_samples_per_s: rate of each trial, measured and modelled.
+        full: the bottleneck of the model.
+        others_cores: cores used by other programs meanwhile, an input of the model.
     """
 
     case: str
@@ -330,7 +330,7 @@ class Checked:
 
     @property
     def error(self) -> float:
-        """How much more (or less, below 0) the model says than was measured, as a fraction."""
+        """Relative error of the model: above 0 if it is too fast."""
         return self.said_samples_per_s / self.real_samples_per_s - 1
 
 
@@ -366,7 +366,7 @@ def _described(one: Checked) -> str:
 
 
 def system_of(seen: Watched, costs: Costs) -> System:
-    """Describe the feed of a run to the model: nodes that share this machine's cores, and its memory as links."""
+    """Describe the feed of a run to the model: nodes share this machine's cores, and links are its memory."""
     run = seen.run
     stored = run.storage_bytes_per_s is not None
     return System(

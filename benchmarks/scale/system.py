@@ -1,10 +1,10 @@
-"""Describes a feed to be modelled: what it is, what its steps cost, and what bounds it by arithmetic.
+"""Descriptions of a modelled feed: its size, the costs of its steps, and its arithmetic bounds.
 
-The model (`benchmarks.scale.model`) makes the steps of the real thing, block by block: a coordinator cuts a block and
-sends its parts to the nodes where the bytes are; each node reads what it lacks, fetches and prepares; the coordinator
-hears of each part, and hands the whole block to every trial that asks; a trial's node pulls the parts that lie
-elsewhere. Costs are measured (`benchmarks.scale.calibration`), decisions are the service's own, and queues and waits
-follow from both. It leaves out deaths and the passing of deadlines.
+The model (`benchmarks.scale.model`) follows the steps of the service for each block. A coordinator cuts the block and
+sends its parts to the home nodes. Each node reads missing bytes, fetches and prepares. Parts are reported to the
+coordinator, which hands the whole block to every trial that asked. The trial's node pulls parts from other nodes. Costs
+are measured (`benchmarks.scale.calibration`), decisions are the service's, and queues and waits follow. Deaths and
+deadlines are left out.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from mbaas.client.session import WANTED_BLOCKS
 from mbaas.errors import ConfigError
 
 OWN_CUTS = 6
-"""How often the homes of a block are computed for one part: by the worker twice, by its cache node four times."""
+"""Computations of the homes of a block for each part: two by the worker, four by its cache node."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,17 +24,17 @@ class Costs:
     """CPU seconds of single steps, and waits.
 
     Attributes:
-        part_s: the coordinator sends a part and hears that it was made.
-        ask_s, delivery_s, ref_s: it takes a call for blocks, hands a block to a trial, and each part of it.
-        part_growth_s, ask_growth_s: what a part, or a call, costs more for each node and for each trial of the feed,
-            and for each pair of them.
-        cut_s, cut_node_s: what finding the homes of a block costs for each node: for every sample, and once.
-        own_cuts: how often a block is cut before one of its parts can be prepared, by the node that prepares it.
-        fetch_s: a worker and its cache fetch a part's bytes.
-        prep_s: it prepares a sample of the calibration's own, which is smaller than most.
-        open_s, open_part_s: a trial takes a block in hand, and each part of it.
-        pull_s: the least time that a trial waits for parts that lie on other nodes.
-        daemon_part_s, daemon_pull_s: what Ray's daemons do for a part, and for a part that a node pulls from another.
+        part_s: coordinator: send a part and receive its report.
+        ask_s, delivery_s, ref_s: coordinator: receive a call for blocks, deliver a block, and each of its parts.
+        part_growth_s, ask_growth_s: additional cost of a part or a call, for each node, each trial, and each pair of
+            these.
+        cut_s, cut_node_s: finding the homes of a block, for each node: per sample, and once.
+        own_cuts: computations of the homes of a block on a preparing node, before one of its parts can be prepared.
+        fetch_s: worker and cache: fetch the bytes of a part.
+        prep_s: worker: prepare a sample of the calibration, which is smaller than most.
+        open_s, open_part_s: trial: open a block, and each part in it.
+        pull_s: least time that a trial waits for parts on other nodes.
+        daemon_part_s, daemon_pull_s: Ray's daemons: for a part, and for a part that a node pulls from another.
     """
 
     part_s: float = 0.0
@@ -60,25 +60,23 @@ class System:
     """A feed, its nodes and its trials.
 
     Attributes:
-        nodes, trials, lanes: how many there are. Trials are spread over the nodes; block i belongs to lane i mod
-            ``lanes``.
+        nodes, trials, lanes: their numbers. Trials are spread over the nodes; block i belongs to lane i mod ``lanes``.
         workers: prep workers of a node.
         block_samples: samples in a block.
-        prep_s: seconds that a worker needs for a sample.
-        prep_sleeps: whether it needs no core for them.
-        sample_bytes, raw_bytes: bytes of a prepared sample, and of a raw one.
-        stored_share: share of the samples whose bytes come from storage in every epoch.
-        storage_bytes_per_s, link_bytes_per_s: what storage gives a node, and its link in each direction.
-        step_s: seconds that a trial works on a sample, without a core.
-        ahead_blocks: how far prep may run ahead of the furthest trial.
+        prep_s: seconds of a worker for a sample.
+        prep_sleeps: whether preparation sleeps instead of using a core.
+        sample_bytes, raw_bytes: bytes of a prepared and of a raw sample.
+        stored_share: fraction of the samples that is read from storage in every epoch.
+        storage_bytes_per_s, link_bytes_per_s: storage bandwidth of a node, and its link in each direction.
+        step_s: seconds of a training step per sample; it needs no core.
+        ahead_blocks: blocks prepared ahead of the fastest trial.
         staged_blocks: blocks that fit the staging budget.
-        want: blocks that one call may bring.
+        want: most blocks in the answer of one call.
         samples: in an epoch.
-        cores: the cores that everything shares, as where nodes are simulated on one machine; None: everything has its
-            own.
-        taken_cores: how many of those programs use that are not part of the feed.
-        even: whether blocks are cut in equal parts, not by chance.
-        seed: chance follows from it.
+        cores: number of cores shared by all processes, as if all nodes were on one machine; None: no limit.
+        taken_cores: cores used by programs outside the feed.
+        even: whether blocks are cut into equal parts, instead of by the homes of their samples.
+        seed: of the random order of samples.
 
     Raises:
         ConfigError: a number below 1, or a time or size below 0.
@@ -116,43 +114,43 @@ class System:
 
     @property
     def trial_nodes(self) -> int:
-        """Number of nodes that have trials."""
+        """Number of nodes with trials."""
         return min(self.nodes, self.trials)
 
 
 def part_cost_s(system: System, costs: Costs) -> float:
-    """Return the CPU seconds of the coordinator for a part, in a feed of this size."""
+    """Return the coordinator's CPU seconds for a part, in a feed of this size."""
     return costs.part_s + growth_s(costs.part_growth_s, system.nodes, system.trials)
 
 
 def ask_cost_s(system: System, costs: Costs) -> float:
-    """Return the CPU seconds of the coordinator for a call, in a feed of this size."""
+    """Return the coordinator's CPU seconds for a call, in a feed of this size."""
     return costs.ask_s + growth_s(costs.ask_growth_s, system.nodes, system.trials)
 
 
 def growth_s(more_s: tuple[float, float, float], nodes: int, trials: int) -> float:
-    """Return what a step costs more in a feed of this size: for each node, for each trial, for each pair of both."""
+    """Return the additional cost of a step in a feed of this size, in CPU seconds."""
     by_node, by_trial, by_pair = more_s
     return by_node * nodes + by_trial * trials + by_pair * nodes * trials
 
 
 def cut_cost_s(system: System, costs: Costs) -> float:
-    """Return the CPU seconds that it takes to cut a block once; a single node has nothing to cut."""
+    """Return the CPU seconds to cut a block once; 0 on a single node."""
     return system.nodes * (costs.cut_node_s + costs.cut_s * system.block_samples) if system.nodes > 1 else 0.0
 
 
 def coordinator_cost_s(system: System, costs: Costs, *, blocks_a_call: float) -> float:
-    """Return the CPU seconds of the coordinator for a block."""
+    """Return the coordinator's CPU seconds for a block."""
     calls = system.trials * ask_cost_s(system, costs) / blocks_a_call
     deliveries = system.trials * (costs.delivery_s + system.nodes * costs.ref_s)
     return cut_cost_s(system, costs) + system.nodes * part_cost_s(system, costs) + calls + deliveries
 
 
 def bounds(system: System, costs: Costs) -> dict[str, float]:
-    """Return the samples a second of the whole feed that each server allows, by arithmetic.
+    """Return the upper bound that each server sets on the feed's samples/s, by arithmetic.
 
-    `benchmarks.scale.model.simulate` is never above. The coordinator's bound is for the best case, in which every call
-    brings as many blocks as it may.
+    `benchmarks.scale.model.simulate` never exceeds them. The coordinator's bound assumes the best case: every call
+    returns as many blocks as allowed.
     """
     nodes, block = system.nodes, system.block_samples
     own = block / nodes
@@ -169,15 +167,15 @@ def bounds(system: System, costs: Costs) -> dict[str, float]:
 
 
 def _readers_elsewhere(system: System) -> float:
-    """Return the number of nodes that pull a node's parts, on average over the nodes."""
+    """Return the mean number of nodes that pull a node's parts."""
     return system.trial_nodes * (system.nodes - 1) / system.nodes
 
 
 def lanes_needed(system: System, costs: Costs, *, most_busy: float = 0.8) -> int:
-    """Return the lanes with which no coordinator is busier than ``most_busy`` at the rate that all else allows."""
+    """Return the least number of lanes that keeps coordinators below ``most_busy`` at the rate of all other servers."""
     others = {name: rate for name, rate in bounds(system, costs).items() if name != "coordinator"}
     blocks_per_s = min(others.values()) / system.block_samples
     if math.isinf(blocks_per_s):
         raise ConfigError("nothing but the coordinator bounds the system: no number of lanes is enough")
-    # One block a call is the worst case: where trials wait for prep, no call can bring more.
+    # One block a call is the worst case: if trials wait for prep, no call can return more.
     return max(1, math.ceil(coordinator_cost_s(system, costs, blocks_a_call=1) * blocks_per_s / most_busy))
