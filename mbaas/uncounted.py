@@ -2,7 +2,7 @@
 
 The owner of an object tracks every process that was sent a reference: it subscribes to each, and each reports when its
 last reference is dropped. For a block sent to a trial, this is more than half of the cost on both sides
-(docs/scaling.md, "What made delivery cheaper"). It is also redundant: consumers report released blocks, and
+(docs/scaling.md, "CPU time of delivery"). It is also redundant: consumers report released blocks, and
 coordinators keep their references until then.
 
 Memory that a process has mapped stays readable until the process unmaps it, whether or not references are counted. If
