@@ -1,4 +1,4 @@
-"""The policies, by name, in the order of the paper; then those that this project adds."""
+"""Policies by name: the NoPFS paper's in its order, then this project's additions."""
 
 from __future__ import annotations
 

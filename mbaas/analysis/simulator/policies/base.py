@@ -1,6 +1,6 @@
-"""What a policy is, and the policies without a cache.
+"""Base class of policies, and the policies without a cache.
 
-A policy says from where each sample is read, with which threads, and how far ahead.
+A policy determines the tier that each sample is read from, the threads that read, and the read-ahead.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ class Policy(ABC):
     """A way to load data.
 
     Attributes:
-        name: in files, commands and results.
-        about: one sentence that says what it does, and where it is from.
-        is_shared: trials share one pass over the data; otherwise each reads and prepares for itself, with the same
+        name: identifier in files, commands and results.
+        about: one-sentence description with its source.
+        is_shared: all trials share one pass over the data; otherwise each trial has a pass of its own, on the same
             threads.
-        prefetches: reads while training goes on.
-        overlaps: other threads prepare than fetch; otherwise each thread does both for its sample.
+        prefetches: reads during training.
+        overlaps: separate threads fetch and prepare; otherwise each thread does both for its sample.
     """
 
     name: ClassVar[str]
@@ -35,56 +35,56 @@ class Policy(ABC):
 
     @abstractmethod
     def traffic(self, world: World) -> Iterator[Traffic]:
-        """Say what is read, epoch by epoch."""
+        """Yield the traffic of each epoch."""
 
     def read_s(self, world: World, traffic: Traffic) -> Floats:
-        """Return the seconds that reading for a step takes, by step, worker and tier: float64[H, N, tiers].
+        """Return the seconds of reading for each step, by worker and tier: float64[H, N, tiers].
 
-        The last tier is preparing and writing to the staging buffer. Here p_0 threads read samples side by side, and
-        every trial needs them for its own pass over the data.
+        The last tier is prep and writing to the staging buffer. By default, p_0 threads of each worker read in parallel
+        and divide their time among the passes.
         """
         machine = world.system.machine
         write_s = write_seconds(traffic.nbytes, machine=machine)
-        # a thread that prepares does not ask the PFS for anything meanwhile
+        # A thread does not read from the PFS while it prepares.
         seconds = fetch_seconds(traffic.nbytes, tiers=world.tiers, other_s=float(write_s.sum()))
-        seconds[..., -1] = write_s  # the tier `staged`, where nothing is fetched
+        seconds[..., -1] = write_s  # tier `staged`, which has no fetches
         seconds *= self.passes(world) / machine.staging.threads
         return seconds
 
     def cores_s(self, world: World, load: Load, traffic: Traffic) -> Floats:
-        """Return the seconds that all cores of a worker's machine need for a step: float64[H, N].
+        """Return the seconds of each step on all cores of a worker's machine together: float64[H, N].
 
-        Where reading goes on beside training they have both to do.
+        If the policy prefetches, training runs on the same cores and is included.
         """
         making_s = self.passes(world) * load.making_s(traffic.nbytes, tiers=world.tiers)
         taking_s = load.delivering_s(traffic.nbytes)
-        if self.prefetches:  # otherwise training follows reading, and `simulate` counts it by itself
+        if self.prefetches:  # otherwise training follows reading, and `simulate` adds it separately
             taking_s = taking_s + load.training_s(traffic.nbytes)
         return making_s + taking_s[:, None]
 
     def passes(self, world: World) -> int:
-        """Return how often a worker reads and prepares what one trial sees."""
+        """Return how often a worker reads and prepares each minibatch: once, or once per trial."""
         return 1 if self.is_shared else world.system.training.trials
 
     def ahead(self, world: World) -> int:
-        """Return how many minibatches of a trial the staging buffer holds, at least one."""
+        """Return the number of minibatches per trial that fit into the staging buffer, at least one."""
         system = world.system
-        # a buffer without limit holds all minibatches that there are; infinity is no number of them
+        # An unlimited buffer holds all minibatches; int() cannot convert infinity.
         most = system.training.epochs * system.steps
         minibatch_bytes = self.staged_bytes(world) * system.training.batch * self.passes(world)
         return max(1, int(min(system.machine.staging.capacity_bytes / minibatch_bytes, most)))
 
     def staged_bytes(self, world: World) -> float:
-        """Return the size of a sample in the staging buffer."""
-        # as in the paper, whose samples are as large prepared as raw: only policies of this project stage pixels
+        """Return the mean bytes of a sample in the staging buffer."""
+        # In the paper, prepared samples have their raw size. Only the policies of this project stage pixels.
         return world.system.dataset.sample_bytes
 
     def preload_s(self, _world: World) -> float:
-        """Return the seconds that the slowest worker reads from the PFS before training starts."""
+        """Return the seconds that reading from the PFS before training takes on the slowest worker."""
         return 0.0
 
     def remark(self, _world: World) -> str | None:
-        """Say in a clause what the result leaves open, where there is something."""
+        """Return a limitation of the result or a note on it as one clause, or None."""
         return None
 
 
@@ -98,7 +98,7 @@ class Perfect(Policy):
             yield world.traffic(samples, np.full(len(samples), world.tiers.staged, dtype=np.int8))
 
     def cores_s(self, _world: World, _load: Load, traffic: Traffic) -> Floats:
-        """Return nothing: no minibatch has to be made or handed over."""
+        """Return zeros, because minibatches need no prep and no delivery."""
         return np.zeros(traffic.nbytes.shape[:2])
 
 
@@ -116,9 +116,9 @@ class Naive(StagingBuffer):
     prefetches = False
 
     def read_s(self, world: World, traffic: Traffic) -> Floats:
-        """Return the seconds of a thread per trial, as far as there are threads; more trials wait for each other."""
+        """Return the seconds with one thread per trial; with fewer threads than trials, trials wait for each other."""
         machine, training = world.system.machine, world.system.training
-        # the PFS sees one reader for each trial of each worker, no others: nobody reads ahead
+        # Without read-ahead, the PFS has at most one reader per trial and worker.
         threads = min(training.trials, machine.staging.threads)
         seconds = traffic.nbytes * machine.pfs_s_per_byte(training.workers * threads)
         seconds[..., -1] = write_seconds(traffic.nbytes, machine=machine)

@@ -1,4 +1,7 @@
-"""Policies that know what each worker will read: NoPFS keeps what it reads most often, Lobster what it reads next."""
+"""Policies that use the future reads of each worker.
+
+NoPFS caches the samples that a worker will read most often. Lobster caches the samples that it will read next.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ class Nopfs(Policy):
         best = _best(world, held)
         for epoch in world.epochs[1:]:
             samples = world.dealt(epoch)
-            # nowhere is -1, which NumPy takes for the last row and column, where `_fastest_of` has it
+            # `NOWHERE` is -1, which indexes the last row and column; `_fastest_of` stores its entries there.
             yield world.traffic(samples, choice[_own(world, held, samples), best[samples]])
 
     def remark(self, _world: World) -> str | None:
@@ -37,15 +40,15 @@ class Nopfs(Policy):
 
 
 def held_by_workers(world: World) -> NDArray[np.int8]:
-    """Find the class in which each worker keeps each sample: int8[N, F + 1].
+    """Return each sample's class on each worker: int8[N, F + 1].
 
-    Among samples that it reads equally often, workers begin at different ones, so that they overlap less.
+    Workers break ties between equally frequent samples differently, so that their caches overlap less.
     """
-    # in all epochs at once: a class is filled once and keeps what it has, as in the paper
+    # Reads of all epochs count, because a class is filled once and never changes, as in the paper.
     reads = reads_by_workers(world)
     held = np.full((world.workers, world.samples + 1), NOWHERE, dtype=np.int8)
     for worker in range(world.workers):
-        # the same sort for all workers would make all of them keep the same samples
+        # Without the shift, all workers would break ties the same way and cache the same samples.
         shift = worker * world.samples // world.workers
         rarely = np.roll(reads.max() - reads[worker], -shift)
         wanted = (np.argsort(rarely, kind="stable")[: np.count_nonzero(reads[worker])] + shift) % world.samples
@@ -54,8 +57,8 @@ def held_by_workers(world: World) -> NDArray[np.int8]:
 
 
 def reads_by_workers(world: World) -> NDArray[np.uint8] | NDArray[np.uint16]:
-    """Count how often each worker reads each sample in all epochs: uint8 or uint16[N, F]."""
-    # one of the largest arrays of a simulation: a byte for each worker and sample where that suffices
+    """Return the number of reads of each sample by each worker over all epochs: uint8 or uint16[N, F]."""
+    # One of the largest arrays of a simulation, so it has one byte per worker and sample if that is enough.
     reads = np.zeros((world.workers, world.samples), dtype=np.uint8 if len(world.epochs) < 256 else np.uint16)
     everything = np.arange(world.samples)
     for epoch in world.epochs:
@@ -64,7 +67,7 @@ def reads_by_workers(world: World) -> NDArray[np.uint8] | NDArray[np.uint16]:
 
 
 def _fastest_of(world: World) -> Codes:
-    """Choose the fastest tier, by own class and the best class of all workers, -1 for none: int8[own, best]."""
+    """Return the fastest tier by local class and best class on any worker, -1 for none: int8[own, best]."""
     cost, pfs, remote = world.tiers.fetch_s_per_byte(), world.tiers.pfs, world.tiers.remote
     classes = range(-1, len(world.classes))
     choice = np.empty((len(classes), len(classes)), dtype=np.int8)
@@ -88,10 +91,10 @@ class Lobster(Policy):
         for epoch in world.epochs:
             samples = world.dealt(epoch)
             own = _own(world, held, samples)
-            # own memory, else another worker's, else the PFS
+            # the worker's own classes first, then another worker's, then the PFS
             tiers = world.shared_tiers(np.where(own >= 0, own, _best(world, held)[samples]), own >= 0)
             yield world.traffic(samples, tiers)
-            if epoch + 1 in world.epochs:  # after the last one nothing is read any more
+            if epoch + 1 in world.epochs:  # nothing is read after the last epoch
                 held = kept(world, held, epoch)
 
     def read_s(self, world: World, traffic: Traffic) -> Floats:
@@ -107,10 +110,11 @@ class Lobster(Policy):
 
 
 def kept(world: World, held: NDArray[np.int8], epoch: int) -> NDArray[np.int8]:
-    """Decide what each worker holds after an epoch: int8[N, F + 1].
+    """Return each sample's class on each worker after an epoch: int8[N, F + 1].
 
-    Reuse distance: only samples that the worker reads in the next epoch, the nearest first. Reuse count: the others
-    only as last copies, with the room that is left: first where they were read last, then where they still lie.
+    From the samples that it just read or already caches, a worker first keeps the ones that it reads in the next epoch,
+    nearest first (reuse distance). The remaining room is for last copies of other samples (reuse count): first on the
+    worker that just read the sample, then on a worker that still caches it.
     """
     coming = world.dealt(epoch + 1)
     readers, next_readers = world.readers(epoch)[coming], world.turn
@@ -118,7 +122,7 @@ def kept(world: World, held: NDArray[np.int8], epoch: int) -> NDArray[np.int8]:
     used_bytes = np.zeros(world.workers)
     anywhere = np.zeros(world.samples + 1, dtype=bool)
 
-    # samples are in the order of the coming epoch, so those that find room are the nearest
+    # Samples are in the next epoch's order, so the nearest ones get the room.
     def keep(worker: int, chosen: NDArray[np.bool_]) -> None:
         samples = coming[chosen]
         codes = world.admitted(world.sizes[samples], world.classes, used_bytes=float(used_bytes[worker]))
@@ -127,11 +131,11 @@ def kept(world: World, held: NDArray[np.int8], epoch: int) -> NDArray[np.int8]:
         anywhere[samples[taken]] = True
         used_bytes[worker] += world.sizes[samples[taken]].sum(dtype=np.float64)
 
-    real = coming < world.samples  # not those that fill up the last step
+    real = coming < world.samples  # without the padding of the last step
     for worker in range(world.workers):
         has = (readers == worker) | (held[worker][coming] != NOWHERE)
         keep(worker, real & has & (next_readers == worker))
-    # A last copy is worth keeping for others: storage is slower than another worker's memory.
+    # A last copy is worth keeping for other workers, because storage is slower than another worker's memory.
     for worker in range(world.workers):
         keep(worker, real & (readers == worker) & ~anywhere[coming])
     for worker in range(world.workers):
@@ -140,7 +144,7 @@ def kept(world: World, held: NDArray[np.int8], epoch: int) -> NDArray[np.int8]:
 
 
 def _own(world: World, held: NDArray[np.int8], samples: NDArray[np.int32]) -> Codes:
-    """Find the class in which the worker that reads each sample has it: int8[H B N]."""
+    """Return each sample's class on the worker that reads it: int8[H B N]."""
     own = np.empty(len(samples), dtype=np.int8)
     for worker in range(world.workers):
         mine = slice(worker, None, world.workers)
@@ -149,25 +153,25 @@ def _own(world: World, held: NDArray[np.int8], samples: NDArray[np.int32]) -> Co
 
 
 def _best(world: World, held: NDArray[np.int8]) -> Codes:
-    """Find the fastest class in which any worker has each sample: int8[F + 1]."""
-    nowhere = np.int8(len(world.classes))  # above all classes, so that the least is the fastest there is
+    """Return each sample's fastest class on any worker: int8[F + 1]."""
+    nowhere = np.int8(len(world.classes))  # above all classes, so that the minimum is the fastest class
     best = np.where(held < 0, nowhere, held).min(axis=0)
     found: Codes = np.where(best == nowhere, NOWHERE, best)
     return found
 
 
 def _split(world: World, traffic: Traffic, *, passes: int) -> tuple[int, int]:
-    """Split threads between fetching and preparing, at least one each, by Lobster's rule for an average minibatch."""
+    """Return the fetch and prep threads, at least one each, by the rule of Lobster for a mean minibatch."""
     machine, pfs = world.system.machine, world.tiers.pfs
     minibatch = traffic.nbytes.mean(axis=(0, 1))
     cost = world.tiers.fetch_s_per_byte()
-    # in caches each thread gets its rate; the PFS is shared by all workers, who read as much as this one
+    # Cache throughput is proportional to threads. All workers share the PFS and read the same amount from it.
     curves = [ThroughputCurve.linear(1 / each) for each in cost[:pfs]] + [machine.storage.shared_by(world.workers)]
     split = split_threads(
-        max(machine.staging.threads, 2),  # one for each at least, where a machine has a single one
+        max(machine.staging.threads, 2),  # one each, even if the machine has a single thread
         prep=ThroughputCurve.linear(1 / machine.write_s_per_byte),
         samples=passes * float(minibatch.sum()),
-        # nothing is read from those after the PFS
+        # not strict, because the tiers after the PFS are never read
         tiers=[TierBytes(passes * float(nbytes), curve) for nbytes, curve in zip(minibatch, curves, strict=False)],
         step_s=float(minibatch.sum()) / machine.compute_bytes_per_s,
     )

@@ -1,4 +1,4 @@
-"""The policy that keeps samples in two forms: encoded, or decoded where that is worth the room."""
+"""Policy that caches samples encoded, or decoded if the time saved is worth the room."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class MbaasDecoded(Mbaas):
             if epoch == 0:
                 yield world.from_pfs(samples, workers=homes)
             else:
-                # the PFS has no decoded samples, so it is no better place for one, however fast it is
+                # The PFS has no decoded samples, so they are read from the cache even if the PFS is faster.
                 tiers = np.where(decoded, held, world.own_tiers(held))
                 yield world.traffic(samples, tiers[samples], workers=homes, decoded=decoded[samples])
 
@@ -45,7 +45,7 @@ class MbaasDecoded(Mbaas):
             return traffic.nbytes
         moved = traffic.nbytes - traffic.decoded
         moved[..., 1:] += traffic.decoded[..., 1:] * _times_as_large(world)
-        return moved  # prep reads what memory, the first class, holds decoded where it lies
+        return moved  # prep reads decoded samples in memory, the first class, without moving them
 
     def prep_s(self, world: World, traffic: Traffic) -> Floats:
         machine = world.system.machine
@@ -72,9 +72,9 @@ class MbaasDecoded(Mbaas):
 
 
 def planned(world: World) -> FormPlan | None:
-    """Decide what each worker keeps in which form; None where there is no cache, or nothing is known of decoded ones.
+    """Return the plan for each worker's cache; None without a cache, or if the size of decoded samples is unknown.
 
-    The first class is the memory of the programme, the second its disk.
+    The first storage class is the plan's memory, the second its disk.
     """
     dataset, machine, threads = world.system.dataset, world.system.machine, world.system.machine.staging.threads
     if dataset.decoded_bytes is None or not world.classes:
@@ -86,9 +86,9 @@ def planned(world: World) -> FormPlan | None:
         decoded_bytes=dataset.decoded_bytes,
         encoded_s=dataset.sample_bytes * machine.write_s_per_byte,
         decoded_s=dataset.sample_bytes * decoded_s_per_byte(world),
-        # all threads of all workers read together
+        # with all threads of all workers reading
         storage_s=dataset.sample_bytes * machine.pfs_s_per_byte(world.tiers.readers) / threads,
-        # all threads of this worker
+        # by all threads of this worker
         disk_bytes_per_s=threads / float(world.tiers.fetch_s_per_byte()[1]) if disk is not None else None,
     )
     return plan_forms(
@@ -101,14 +101,14 @@ def planned(world: World) -> FormPlan | None:
 
 
 def decoded_s_per_byte(world: World) -> float:
-    """Return the seconds in which one thread prepares and stages a raw byte whose sample is decoded."""
+    """Return the thread-seconds to prepare and stage a sample cached decoded, per raw byte."""
     machine = world.system.machine
     faster = machine.prep_bytes_per_s * world.system.dataset.decoded_speedup
     return 1 / min(faster, machine.staging.thread_bytes_per_s)  # as `Bandwidths.write_bytes_per_s`
 
 
 def classes_by_form(world: World, plan: FormPlan) -> tuple[Codes, Flags]:
-    """Find the class in which the home of each sample has it, and whether decoded: int8[F + 1], bool[F + 1]."""
+    """Return each sample's class on its home, and whether it is decoded: int8[F + 1], bool[F + 1]."""
     held, decoded = np.full(world.samples + 1, NOWHERE, dtype=np.int8), np.zeros(world.samples + 1, dtype=np.bool_)
     for home in range(world.workers):
         mine = slice(home, world.samples, world.workers)
@@ -117,7 +117,7 @@ def classes_by_form(world: World, plan: FormPlan) -> tuple[Codes, Flags]:
 
 
 def _filled(world: World, plan: FormPlan, sizes: Sizes) -> tuple[Codes, Flags]:
-    """Fill one home's classes with its samples of these sizes, as they come; classes after the second take the rest."""
+    """Fill one home's classes in order with samples of the given sizes."""
     held, decoded = np.full(len(sizes), NOWHERE, dtype=np.int8), np.zeros(len(sizes), dtype=np.bool_)
     encoded_bytes, ends, start = world.system.dataset.sample_bytes, np.cumsum(sizes, dtype=np.float64), 0
     for number, is_decoded, share in (
@@ -126,17 +126,18 @@ def _filled(world: World, plan: FormPlan, sizes: Sizes) -> tuple[Codes, Flags]:
         (1, True, plan.disk_decoded),
         (1, False, plan.disk_encoded),
     ):
-        # the plan is for as many samples on each worker, of mean size: others fill the same bytes
+        # The plan assumes equally many samples of mean size on each worker. Samples of other sizes fill the same bytes.
         until = (ends[start - 1] if start else 0.0) + share * world.samples / world.workers * encoded_bytes
         stop = int(np.searchsorted(ends, until * (1 + TOLERANCE), side="right"))
         held[start:stop], decoded[start:stop] = number, is_decoded
         start = max(start, stop)
+    # Classes after the second cache the rest encoded.
     rest = world.admitted(sizes[start:], world.classes[2:])
     held[start:] = np.where(rest == NOWHERE, NOWHERE, rest + np.int8(2))
     return held, decoded
 
 
 def _times_as_large(world: World) -> float:
-    """Return how many times as large as its raw bytes a decoded sample is."""
+    """Return the ratio of decoded to raw bytes."""
     dataset = world.system.dataset
     return (dataset.decoded_bytes or dataset.sample_bytes) / dataset.sample_bytes

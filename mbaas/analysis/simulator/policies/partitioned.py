@@ -1,7 +1,7 @@
-"""Policies in which each sample is cached on one worker.
+"""Policies that cache each sample on one worker.
 
-A worker that needs a sample asks there; or the worker that has it trains on it (sharding, locality-aware loading), or
-prepares it for all (this project).
+The caching worker sends the sample to the others, trains on it (sharding, locality-aware loading), or prepares it for
+all trials (mbaas).
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from mbaas.analysis.simulator.world import NOWHERE, Codes, Owners, Traffic, Worl
 
 
 def classes_at_home(world: World, classes: Sequence[StorageClass]) -> Codes:
-    """Find the class in which the home of each sample has it: int8[F + 1].
+    """Return each sample's class on its home: int8[F + 1].
 
-    A home admits its samples until it is full; which come first is chance, and here it is the lower ids.
+    A home admits its samples until it is full. The real order of admission is random; here it is by id.
     """
     held = np.full(world.samples + 1, NOWHERE, dtype=np.int8)
     for home in range(world.workers):
@@ -32,32 +32,32 @@ def classes_at_home(world: World, classes: Sequence[StorageClass]) -> Codes:
 
 
 def classes_at_first_readers(world: World, classes: Sequence[StorageClass]) -> Codes:
-    """Find the class in which the worker that reads a sample in the first epoch keeps it: int8[F + 1]."""
+    """Return each sample's class on the worker that reads it in the first epoch: int8[F + 1]."""
     held = np.full(world.samples + 1, NOWHERE, dtype=np.int8)
     for worker in range(world.workers):
         samples = world.dealt(0)[worker :: world.workers]
         held[samples] = world.admitted(world.sizes[samples], classes)
-    held[world.samples] = NOWHERE  # the sample that fills up: it has no bytes, so it always finds room
+    held[world.samples] = NOWHERE  # the padding sample, which may be admitted because it has no bytes
     return held
 
 
 class Caching(Policy):
-    """A policy that keeps each sample in a class of one worker.
+    """A policy that caches each sample in a storage class of one worker.
 
     Attributes:
-        memory_only: it caches in the first storage class alone; the system that it stands for knows no other.
-        preloads: caches are filled before training starts; otherwise by what the first epoch reads.
+        memory_only: caches only in the first storage class, as the simulated system does.
+        preloads: fills caches before training starts; otherwise by the reads of the first epoch.
     """
 
     memory_only: ClassVar[bool] = False
     preloads: ClassVar[bool] = False
 
     def classes(self, world: World) -> Sequence[StorageClass]:
-        """Return the classes that hold samples."""
+        """Return the storage classes used as caches."""
         return world.classes[:1] if self.memory_only else world.classes
 
     def preload_s(self, world: World) -> float:
-        """Return the seconds in which every worker, with all its threads, reads what its classes will hold."""
+        """Return the seconds until every worker has filled its classes from the PFS with all its threads."""
         if not self.preloads:
             return 0.0
         held = classes_at_home(world, self.classes(world)) != NOWHERE
@@ -67,10 +67,10 @@ class Caching(Policy):
 
 
 class Partitioned(Caching):
-    """A policy in which workers give each other what they hold; what nobody holds comes from the PFS."""
+    """A policy whose workers read from each other's caches; uncached samples come from the PFS."""
 
     def owned(self, world: World) -> tuple[Owners, Codes]:
-        """Say who may hold each sample, and in which class it is held: its home, evenly spread, if not overridden."""
+        """Return the worker that may cache each sample (by default its home), and the sample's class there: [F + 1]."""
         return world.homes, classes_at_home(world, self.classes(world))
 
     def traffic(self, world: World) -> Iterator[Traffic]:
@@ -93,7 +93,7 @@ class DeepioOrdered(Partitioned):
 
 
 class Lbann(Partitioned):
-    """LBANN's data store: samples are kept in memory alone, all of them."""
+    """The LBANN data store, which keeps all samples, in memory only."""
 
     memory_only = True
 
@@ -134,7 +134,7 @@ class PartitionedMinio(Partitioned):
 
 
 class Sharded(Caching):
-    """A policy in which each worker trains on its own part; what its classes do not hold comes from the PFS."""
+    """A policy whose workers train only on their own part of the dataset; uncached samples come from the PFS."""
 
     def traffic(self, world: World) -> Iterator[Traffic]:
         held = classes_at_home(world, self.classes(world))
@@ -176,7 +176,7 @@ class LocalityAware(Policy):
 
     def traffic(self, world: World) -> Iterator[Traffic]:
         owners, held = world.readers(0), classes_at_first_readers(world, world.classes)
-        yield world.from_pfs(world.dealt(0))  # nobody has anything yet, so the sampler's order is as good as any
+        yield world.from_pfs(world.dealt(0))  # caches are empty, so the sampler's assignment is as good as any
         for epoch in world.epochs[1:]:
             samples = world.dealt(epoch)
             owned = np.where(held[samples] == NOWHERE, np.uint16(0), owners[samples] + np.uint16(1))
@@ -188,16 +188,16 @@ class LocalityAware(Policy):
 def assigned(owned: Owners, world: World) -> Owners:
     """Assign each sample of each global minibatch to a worker: uint16[H B N].
 
-    A worker keeps as many of its own as its minibatch holds. Samples that nobody holds fill what workers lack, then
-    what others have too much of.
+    Each worker takes samples from its own cache, at most B. Workers with fewer get uncached samples, then the surplus
+    of other workers.
 
     Args:
-        owned: uint16[H, B N], the owner of each sample, from 1; 0 where nobody holds it.
-        world: for N and B.
+        owned: uint16[H, B N], number of the worker that caches each sample, from 1; 0 if it is not cached.
+        world: source of N and B.
     """
     workers, batch = world.workers, world.batch
-    # All minibatches at once: each row is sorted by owner, so that a sample's rank within its owner's group says
-    # whether the owner has room for it. NumPy's stable sort of bytes is a radix sort of a single pass.
+    # All minibatches at once. Each row is sorted by owner, so a sample's rank within its owner's group shows whether
+    # the owner has room for it. For bytes, NumPy's stable sort is a single-pass radix sort.
     small = owned.astype(np.uint8) if workers < 255 else owned
     sorting = np.argsort(small, axis=1, kind="stable").astype(np.int32)
     rows = np.arange(len(owned), dtype=np.int64)[:, None]
@@ -210,7 +210,7 @@ def assigned(owned: Owners, world: World) -> Owners:
         starts.astype(np.int32), owner.astype(np.intp), axis=1
     )
     moves = (owner == 0) | (rank >= batch)
-    # Only the set of samples of a global minibatch matters to the gradient, so anybody may take what is left over.
+    # The gradient depends only on the set of samples in a global minibatch, so any worker may take the others.
     takers = np.where(moves, np.uint16(0), owner - np.uint16(1))
     lacks = batch - np.minimum(groups[:, 1:], batch)
     takers[moves] = np.repeat(np.tile(np.arange(workers, dtype=np.uint16), len(owned)), lacks.reshape(-1))
@@ -234,15 +234,15 @@ class Mbaas(Policy):
             samples = world.dealt(epoch)
             homes = world.homes[samples]
             if epoch == 0:
-                yield world.from_pfs(samples, workers=homes)  # already then homes read, and only pixels travel
+                yield world.from_pfs(samples, workers=homes)  # homes also read in the first epoch; only pixels travel
             else:
                 yield world.traffic(samples, world.own_tiers(held[samples]), workers=homes)
 
     def read_s(self, world: World, traffic: Traffic) -> Floats:
-        """Return the seconds of p_0 threads that read ahead, p_0 workers that prepare, and pixels that travel."""
+        """Return the seconds of p_0 read-ahead threads, p_0 prep workers, and the transfer of pixels."""
         seconds = fetch_seconds(self.moved_bytes(world, traffic), tiers=world.tiers)
         seconds[..., -1] = self.prep_s(world, traffic)
-        # on average: each worker is home of 1 / N of the samples of its minibatch; the last step may not be full
+        # On average, each worker is the home of 1 / N of the samples of its minibatch. The last step may be partial.
         global_batch = world.batch * world.workers
         full = np.minimum(world.samples - np.arange(world.steps) * global_batch, global_batch) / global_batch
         travelling_bytes = world.batch * (world.workers - 1) / world.workers * self.staged_bytes(world)
@@ -252,12 +252,12 @@ class Mbaas(Policy):
         return seconds
 
     def moved_bytes(self, _world: World, traffic: Traffic) -> Floats:
-        """Return the bytes that threads which read move from each tier: float64[H, N, tiers]."""
+        """Return the bytes that the read-ahead threads move from each tier: float64[H, N, tiers]."""
         return traffic.nbytes
 
     def prep_s(self, world: World, traffic: Traffic) -> Floats:
-        """Return the thread-seconds of preparing for a step: float64[H, N]."""
+        """Return the thread-seconds of prep for each step: float64[H, N]."""
         return write_seconds(traffic.nbytes, machine=world.system.machine)
 
     def staged_bytes(self, world: World) -> float:
-        return world.system.dataset.staged_bytes  # what waits for trials is prepared
+        return world.system.dataset.staged_bytes  # the staging buffer contains prepared samples

@@ -1,4 +1,4 @@
-"""Policies in which each worker caches for itself, and reads what a distributed sampler gives it."""
+"""Policies with a separate cache per worker; a distributed sampler assigns the samples."""
 
 from __future__ import annotations
 
@@ -29,22 +29,21 @@ class Minio(Policy):
 
 
 class _Minio:
-    """A cache of one worker; once a sample found no room it is full for good."""
-
     def __init__(self, world: World) -> None:
         self._world = world
         self._held = np.full(world.samples + 1, NOWHERE, dtype=np.int8)
         self._used_bytes = 0.0
+        # Nothing is evicted: once a sample does not fit, the cache stays full.
         self._full = not world.classes
 
     def read(self, samples: np.typing.NDArray[np.int32]) -> Codes:
-        """Find the class in which each sample is; then admit those that are in none."""
+        """Return the class of each sample before this read, and admit the missing ones: int8[n]."""
         held = self._held[samples]
         if not self._full:
             missed = samples[held == NOWHERE]
             admitted = self._world.admitted(self._world.sizes[missed], self._world.classes, used_bytes=self._used_bytes)
             self._held[missed] = admitted
-            self._held[self._world.samples] = NOWHERE  # the sample that fills up the last step
+            self._held[self._world.samples] = NOWHERE  # the padding sample of the last step
             kept = missed[admitted != NOWHERE]
             self._used_bytes += float(self._world.sizes[kept].sum(dtype=np.float64))
             self._full = len(kept) < len(missed)
@@ -59,8 +58,8 @@ class LruPolicy(Policy):
     )
 
     def traffic(self, world: World) -> Iterator[Traffic]:
-        # A cache of the first k classes together, for each k: what is in the k-th and in no smaller one was read less
-        # lately than what the faster classes hold, so it lies in class k.
+        # Cache k has the capacity of class k and all faster ones together. A sample in cache k but in no smaller cache
+        # was read less recently than the contents of the faster classes, so it is in class k.
         capacities = np.cumsum([each.capacity_bytes for each in world.classes])
         caches = [
             [Lru(capacity_bytes=float(capacity), sizes=world.sizes) for capacity in capacities]
@@ -72,7 +71,7 @@ class LruPolicy(Policy):
             for worker, tiers in enumerate(caches):
                 mine = slice(worker, None, world.workers)
                 real = samples[mine] < world.samples
-                for number, cache in reversed(list(enumerate(tiers))):  # the fastest last: it overwrites the others
+                for number, cache in reversed(list(enumerate(tiers))):  # the fastest last, to overwrite the others
                     hits = np.zeros(len(real), dtype=bool)
                     hits[real] = cache.read(samples[mine][real])
                     held[mine][hits] = number
