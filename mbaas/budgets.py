@@ -89,15 +89,15 @@ def default_cache(dataset_bytes: int, free: int, *, grows: bool) -> int:
     return max(needed, free // 2) if grows else needed
 
 
-def sized_cache(default: int, dataset_bytes: int, decoded_bytes: float) -> int:
+def sized_cache(default: int, encoded_bytes: float, decoded_bytes: float) -> int:
     """Return the cache budget once the size of decoded samples has been measured.
 
     Args:
         default: from `default_cache`.
-        dataset_bytes: bytes of all encoded samples.
-        decoded_bytes: bytes of all decoded samples; 0 if none are cached.
+        encoded_bytes: bytes needed to cache all samples encoded.
+        decoded_bytes: bytes needed to cache all samples decoded; 0 if none are cached decoded.
     """
-    return min(default, max(dataset_bytes, math.ceil(decoded_bytes)))
+    return min(default, math.ceil(max(encoded_bytes, decoded_bytes)))
 
 
 def default_staging(store_bytes: int, wanted: int) -> int:

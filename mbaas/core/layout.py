@@ -269,14 +269,13 @@ def lay_out(
     )
     cache_bytes = settings.cache_bytes
     if settings.sizes_cache:
-        keeps_decoded = decoded is not None and decoded.costs.is_worthwhile
+        # Slabs are released as a whole. So samples of blocks in preparation take room twice for a while, and many samples
+        # are cached in both forms until all are decoded. Without that room the last ones are cached an epoch later.
+        encoded_bytes = stored_bytes + block_size * in_hand * workers / len(per_node) * mean_raw_bytes
         decoded_bytes = 0.0
-        if probe.decoded is not None and keeps_decoded:
-            # Samples of blocks in preparation are temporarily cached in both forms; without that room the last ones
-            # would stay encoded.
-            both = block_size * in_hand * workers / len(per_node) * (mean_raw_bytes + probe.decoded.sample_bytes)
-            decoded_bytes = probe.decoded.dataset_bytes + both
-        cache_bytes = sized_cache(cache_bytes, stored_bytes, decoded_bytes)
+        if probe.decoded is not None and decoded is not None and decoded.costs.is_worthwhile:
+            decoded_bytes = encoded_bytes + probe.decoded.dataset_bytes
+        cache_bytes = sized_cache(cache_bytes, encoded_bytes, decoded_bytes)
     return Layout(
         order=order,
         spec=probe.spec,

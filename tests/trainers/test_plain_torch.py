@@ -113,7 +113,9 @@ def test_minibatches_before_the_loaded_state_cannot_be_had_by_number(training):
         for _ in range(5):
             next(loop)
         loader.load_state_dict(loader.state_dict())
-        with pytest.raises(mbaas.StateError, match=r"minibatch 3 of the epoch was requested.* continues at minibatch 5"):
+        with pytest.raises(
+            mbaas.StateError, match=r"minibatch 3 of the epoch was requested.* continues at minibatch 5"
+        ):
             read(resumed(loader, 3))
 
 
