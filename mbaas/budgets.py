@@ -97,7 +97,7 @@ def sized_cache(default: int, encoded_bytes: float, decoded_bytes: float) -> int
         encoded_bytes: bytes needed to cache all samples encoded.
         decoded_bytes: bytes needed to cache all samples decoded; 0 if none are cached decoded.
     """
-    return min(default, math.ceil(max(encoded_bytes, decoded_bytes)))
+    return math.ceil(min(default, max(encoded_bytes, decoded_bytes)))
 
 
 def default_staging(store_bytes: int, wanted: int) -> int:

@@ -121,7 +121,7 @@ class Located:
         except ConfigError as error:
             raise self.fields.get(error.option, self).error(_about(in_yaml(str(error)), self.path)) from None
 
-    def to(self, kind: type[Read], *, elsewhere: Mapping[str, str] | None = None, **given: Any) -> Read:
+    def to(self, kind: type[Read], *, elsewhere: Mapping[str, tuple[str, ...]] | None = None, **given: Any) -> Read:
         """Read this value as a dataclass or a model.
 
         Args:
@@ -143,7 +143,7 @@ class Located:
             raise self._located(error.errors(include_url=False), reader.json_schema(), elsewhere) from None
 
     def _located(
-        self, found: Sequence[ErrorDetails], schema: Mapping[str, Any], elsewhere: Mapping[str, str] | None
+        self, found: Sequence[ErrorDetails], schema: Mapping[str, Any], elsewhere: Mapping[str, tuple[str, ...]] | None
     ) -> ConfigError:
         """Return pydantic's first relevant error with its line; the others may be consequences."""
         details = validation.worst(found)

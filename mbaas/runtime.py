@@ -314,8 +314,8 @@ def _deferred_interrupt() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
-    if interrupts:
-        before(*interrupts[0])
+        if len(interrupts) == 1:  # also after an error: the caller of `ray.init` may handle it and start a cluster
+            before(*interrupts[0])
 
 
 @contextlib.contextmanager

@@ -318,8 +318,8 @@ class FeedSettings(FeedOptions):
         return staging_room(store_bytes, self.earlier)
 
 
-GROUPED = {
-    option.name: f"{group}.{option.name}"
+_GROUPED = [
+    (group, option.name)
     for group, kind in {
         "timeouts": Timeouts,
         "disk": Disk,
@@ -329,8 +329,10 @@ GROUPED = {
         "staging": Staging,
     }.items()
     for option in fields(kind)
-}
-"""Options that belong to a group, by their name without it: "lease_s" -> "timeouts.lease_s"."""
+]
+
+GROUPED = {name: tuple(f"{group}.{name}" for group, each in _GROUPED if each == name) for _, name in _GROUPED}
+"""Options that belong to a group, by their name without it: "lease_s" -> ("timeouts.lease_s",)."""
 
 
 def known_keywords(function: Callable[Parameters, Returned]) -> Callable[Parameters, Returned]:
@@ -338,7 +340,7 @@ def known_keywords(function: Callable[Parameters, Returned]) -> Callable[Paramet
     # Python's TypeError names the keyword, but neither the option's current name nor its group.
     takes = inspect.signature(function).parameters
     known = [name for name, parameter in takes.items() if parameter.kind is inspect.Parameter.KEYWORD_ONLY]
-    grouped = {name: in_python(option) for name, option in GROUPED.items()}
+    grouped = {name: tuple(map(in_python, options)) for name, options in GROUPED.items()}
 
     @functools.wraps(function)
     def checked(*given: Parameters.args, **named: Parameters.kwargs) -> Returned:

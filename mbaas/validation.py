@@ -220,14 +220,14 @@ def wrong(details: ErrorDetails, name: str) -> str:
     return details["msg"]
 
 
-def instead(name: str, known: Iterable[str], elsewhere: Mapping[str, str] | None = None) -> str:
+def instead(name: str, known: Iterable[str], elsewhere: Mapping[str, tuple[str, ...]] | None = None) -> str:
     """Return a hint for an unknown name: its place, the nearest known name, or all known names.
 
     Args:
         elsewhere: names that belong to another place -> their full names.
     """
     if elsewhere is not None and name in elsewhere:
-        return f"it is {elsewhere[name]!r}"
+        return f"it is {' or '.join(map(repr, elsewhere[name]))}"
     names = list(known)
     near = difflib.get_close_matches(name, names, n=1)
     return f"did you mean {near[0]!r}?" if near else f"known are {', '.join(sorted(names))}"

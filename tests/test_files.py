@@ -107,7 +107,7 @@ def test_what_cannot_be_is_named_with_its_line(write: Callable[[str], Path], old
     assert old in TEXT
     file = write(TEXT.replace(old, new))
     with pytest.raises(ConfigError, match=re.escape(sentence)) as caught:
-        files.read(file).to(Thing, elsewhere={"tries": "patience.tries"})
+        files.read(file).to(Thing, elsewhere={"tries": ("patience.tries",)})
     assert str(caught.value).startswith(f"{file}:")
     assert "\n" not in str(caught.value)
 

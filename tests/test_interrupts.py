@@ -37,6 +37,18 @@ def test_the_second_interrupt_takes_effect_at_once() -> None:
     assert interrupted(3) == 1
 
 
+def test_an_interrupt_takes_effect_also_after_an_error() -> None:
+    """Without a cluster to join, `ray.init` raises, and the caller would start one."""
+
+    def run() -> None:
+        with runtime._deferred_interrupt():
+            signal.raise_signal(signal.SIGINT)
+            raise ConnectionError
+
+    with pytest.raises(KeyboardInterrupt):
+        run()
+
+
 def test_without_an_interrupt_nothing_happens_and_errors_pass() -> None:
     handler = signal.getsignal(signal.SIGINT)
     with pytest.raises(ValueError, match="other"), runtime._deferred_interrupt():

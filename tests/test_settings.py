@@ -131,10 +131,16 @@ def test_what_cannot_be_is_refused_with_both_values(make: Callable[[], object], 
 
 @pytest.mark.parametrize("name", ["lease_s", "max_prep_workers", "lanes", "max_bytes", "fetch"])
 def test_an_option_of_a_group_is_found_by_its_name(name: str) -> None:
-    group, _, _ = GROUPED[name].partition(".")
+    group, _, _ = GROUPED[name][0].partition(".")
     code = f"{group}=mbaas.{GROUPS[group].__name__}({name}=...)"
     with pytest.raises(ConfigError, match=re.escape(f"mbaas.serve has no option {name!r}; it is {code!r}")):
         mbaas.serve("feed", None, None, batch_size=8, **{name: 1})
+
+
+def test_an_option_of_two_groups_has_both_as_a_hint() -> None:
+    hint = "it is 'lending=mbaas.Lending(hold_s=...)' or 'threads=mbaas.Threads(hold_s=...)'"
+    with pytest.raises(ConfigError, match=re.escape(hint)):
+        mbaas.serve("feed", None, None, batch_size=8, hold_s=1)
 
 
 def test_an_unknown_keyword_says_the_nearest_one() -> None:

@@ -271,7 +271,7 @@ def lay_out(
     if settings.sizes_cache:
         # Slabs are released as a whole. So samples of blocks in preparation take room twice for a while, and many are
         # cached in both forms until all are decoded. Without that room the last ones are cached an epoch later.
-        encoded_bytes = stored_bytes + block_size * in_hand * workers / len(per_node) * mean_raw_bytes
+        encoded_bytes = stored_bytes + readahead
         decoded_bytes = 0.0
         if probe.decoded is not None and decoded is not None and decoded.costs.is_worthwhile:
             decoded_bytes = encoded_bytes + probe.decoded.dataset_bytes

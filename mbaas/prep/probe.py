@@ -49,8 +49,8 @@ PROBE_DECODED = 8
 PROBE_DECODED_S = 0.05
 """Seconds after which no further sample is decoded. Measuring these samples then takes about four times as long."""
 
-CONFIDENCE = 1.96
-"""Standard errors from the mean to the upper end of its 95 % confidence interval."""
+STUDENT_T = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36)
+"""Standard errors from a mean to the upper end of its 95 % confidence interval, for 2 to `PROBE_DECODED` samples."""
 
 _MOST_DECODED_BYTES = 1 << 28
 """Maximum size of a decoded sample that is measured. Pages of this memory that are not written take no RAM."""
@@ -178,11 +178,11 @@ def _decoded_costs(
 def _upper_total(encoded: NDArray[np.float64], decoded: NDArray[np.float64], dataset: Dataset) -> float:
     # Photographs grow by a similar factor whatever their size, while samples that are resized first all have the same
     # size. So estimate from the factor and from the size, and take the smaller upper bound (95 % confidence).
-    # a single sample gives no variance
+    if len(decoded) < 2:
+        return math.inf  # a single sample gives no variance
+    errors = STUDENT_T[len(decoded) - 2] / math.sqrt(len(decoded))
     bounds = [
-        total * (values.mean() + CONFIDENCE * values.std(ddof=1) / math.sqrt(len(values)))
-        if len(values) > 1
-        else total * values.mean() * math.sqrt(PROBE_DECODED)
+        total * (values.mean() + errors * values.std(ddof=1))
         for total, values in ((dataset.total_bytes, decoded / encoded), (len(dataset.stored), decoded))
     ]
     return float(min(bounds))

@@ -1,5 +1,7 @@
 """Block sizes, lanes and staging limits follow from the workload, the workers and the budget."""
 
+import dataclasses
+
 import pytest
 from msgspec.structs import replace
 from timed_staging import Search
@@ -7,7 +9,7 @@ from timed_staging import Search
 from mbaas.core.layout import MOST_SLACK_BLOCKS, block_samples, blocks_in_flight, credit, lay_out, wanted_staging
 from mbaas.errors import ConfigError
 from mbaas.fields import LABEL, Field
-from mbaas.messages import Lane, Probe, SampleSpec
+from mbaas.messages import DecodedCosts, Lane, Probe, SampleSpec
 from mbaas.settings import FeedSettings, Scaling, Staging
 
 PHOTO = 224 * 224 * 3
@@ -317,3 +319,26 @@ def test_each_lane_has_its_part_of_the_bounds():
 def test_more_lanes_than_blocks_are_refused():
     with pytest.raises(ConfigError, match=r"lanes must be at most the blocks of an epoch, \d of \d+ samples, got 16"):
         laid_out(lanes=16, staging_bytes=2**31)
+
+
+@pytest.mark.parametrize(
+    ("decoded", "needed"),
+    [
+        (None, 64e6),
+        (DecodedCosts(600e3, 0.004, 0.0039, 500e6), 64e6),  # saves 2.5 % of the CPU time, too little
+        (DecodedCosts(600e3, 0.004, 0.001, 500e6), 564e6),  # both forms, until all are decoded
+        (DecodedCosts(600e3, 0.004, 0.001, 5e9), 2**30),  # the default bounds it
+    ],
+)
+def test_the_default_cache_has_room_for_the_measured_samples(decoded, needed):
+    """1,000 samples of 64 KB, and those of the blocks that workers have."""
+    settings = FeedSettings(
+        name="f", batch_size=64, staging_bytes=2**30, prep_workers=1, cache_bytes=2**30, sizes_cache=True
+    )
+    probe = Probe(SampleSpec(Field("image", (224, 224, 3), "uint8"), (LABEL,)), 0.001, 0.0, decoded)
+    of = {"num_samples": 1000, "stored_samples": 1000, "stored_bytes": 64_000_000, "is_random": True}
+    layout = lay_out(settings, probe, ("a",), **of)
+    assert layout.cache_bytes == min(2**30, needed + layout.readahead_bytes)
+    assert lay_out(dataclasses.replace(settings, sizes_cache=False), probe, ("a",), **of).cache_bytes == 2**30, (
+        "a chosen size stays"
+    )
