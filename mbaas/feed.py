@@ -100,12 +100,12 @@ class Feed:
         return costs
 
     def story(self, thing: str) -> list[str]:
-        """Return the history of one consumer, worker, cache, lane or block.
+        """Return the history of one consumer, worker, cache or block.
 
         Args:
             thing: a consumer or a prep worker, by its name in `status`; a node's cache, by the first eight or more
-                digits of the node id, as in "cache 1a2b3c4d"; a further lane, "lane 1"; or a block, "block 17". Blocks
-                are counted over all epochs: block b of epoch e is ``e * status().blocks_per_epoch + b``.
+                digits of the node id, as in "cache 1a2b3c4d"; or a block, "block 17". Blocks are counted over all
+                epochs: block b of epoch e is ``e * status().blocks_per_epoch + b``.
 
         Returns:
             A line for each change, with time, change and the event that caused it. The last lines are kept for
@@ -353,7 +353,7 @@ def join(
         start: "epoch" waits for the next epoch that other consumers begin. "now" begins immediately, in the middle of
             their epoch if necessary, and each of its own epochs still contains every sample once. While any consumer is
             out of phase, epochs are shuffled within the segments defined by its starting position
-            (`mbaas.order.Shuffle`). A feed with several lanes always uses "epoch".
+            (`mbaas.order.Shuffle`).
         state: a result of `Loader.state_dict` to resume from. The same as `Loader.load_state_dict`, but without
             preparing minibatches at another position first. None: no state.
         rank, world_size: for a data-parallel trial: each rank gets its part of every minibatch (see `Loader`). All

@@ -44,7 +44,7 @@ from mbaas.messages import (
     Resumption,
     Start,
 )
-from mbaas.order import Ids, Shuffle
+from mbaas.order import Ids
 
 HEARTBEAT_S = 3.0
 """Longest pause between two heartbeats; each costs about 2 ms of CPU."""
@@ -179,7 +179,6 @@ class Loader:
                 stream = open_stream(
                     self._coordinator,
                     self._name,
-                    self._info,
                     start=start,
                     sharding=sharding,
                     wait_timeout_s=self._wait_timeout_s,
@@ -480,19 +479,13 @@ class Loader:
         self._progress = EpochProgress.restored(saved, rank=self._name.rank, world_size=self._name.world_size)
 
     def _read(self, state: dict[str, Any]) -> tuple[SavedState, Start, tuple[Resumption, int] | None]:
-        order, lanes, is_alone = self._info.order, self._info.settings.staging.lanes, self._name.world_size == 1
+        order = self._info.order
         saved = read_state(state, order=order, fingerprint=self._info.fingerprint)
         if not saved.position:
             start = Start(saved.feed_epoch * order.blocks_per_epoch, flexible=True, now=self._begins_now)
             return saved, start, None
         found, row = resumption(saved, order)
-        is_plain = not saved.begin and found.shuffle == Shuffle(saved.feed_epoch)
-        if not is_plain and lanes > 1:
-            raise StateError(
-                "the state is of an epoch that some trial joined in the middle: it can be loaded in a feed with "
-                f"staging.lanes=1, this one has {lanes}"
-            )
-        if saved.begin and not is_alone:
+        if saved.begin and self._name.world_size > 1:
             raise StateError(
                 f"the state is of an epoch that began in the middle of the feed's, at sample {saved.begin}: it can be "
                 f"loaded by a trial that is one consumer, this one has {self._name.world_size} ranks"

@@ -45,7 +45,7 @@ START_TIMEOUT_S = 90.0
 """Time limit for opening a feed; a lack of CPUs is reported after 30 s."""
 
 TICK_S = 0.25
-"""Period of the checks of leases, patience and task deadlines, and of the exchange between lanes."""
+"""Period of the checks of leases, patience and task deadlines."""
 
 EngineName = Literal["cpu", "dali"]
 """The engines that prepare samples."""
@@ -331,44 +331,6 @@ class WorkerLocation(Struct, frozen=True):
     feed: str
 
 
-# ---- lanes ----
-
-
-class Lane(Struct, frozen=True):
-    """One lane, and the mapping between its block numbers 0, 1, 2, ... and the feed's block numbers.
-
-    Attributes:
-        feed_blocks: blocks in an epoch of the feed; at least ``lanes``.
-        number: of the lane, in [0, lanes).
-        lanes: number of lanes of the feed.
-    """
-
-    feed_blocks: int
-    number: int = 0
-    lanes: int = 1
-
-    @property
-    def blocks_per_epoch(self) -> int:
-        """Number of the lane's blocks in an epoch."""
-        return -(-(self.feed_blocks - self.number) // self.lanes)
-
-    def feed_block(self, own: int) -> int:
-        """Return the feed's number of the lane's block ``own``."""
-        # Blocks are dealt out from lane 0 in every epoch, so a lane has the same number of blocks in each epoch.
-        epoch, index = divmod(own, self.blocks_per_epoch)
-        return epoch * self.feed_blocks + index * self.lanes + self.number
-
-    def first_from(self, block: int) -> int:
-        """Return the lane's number of its first block at or after the feed's ``block``."""
-        epoch, index = divmod(block, self.feed_blocks)
-        # ceil(x) = -floor(-x): the number of earlier blocks of the lane in this epoch
-        return epoch * self.blocks_per_epoch - (self.number - index) // self.lanes
-
-    def has(self, block: int) -> bool:
-        """Return whether the feed's ``block`` belongs to the lane."""
-        return block % self.feed_blocks % self.lanes == self.number
-
-
 # ---- messages between consumers and coordinators ----
 
 MOST_NAME = 500
@@ -420,7 +382,6 @@ class FeedInfo(Struct, frozen=True):
         class_names: names of the labels.
         engine: that prepares the samples; another engine would produce different pixels.
         categories: field -> the strings that its numbers stand for, of categorical fields.
-        lanes: coordinators of the lanes after the first; empty in a feed with one lane.
     """
 
     settings: FeedSettings
@@ -432,7 +393,6 @@ class FeedInfo(Struct, frozen=True):
     class_names: tuple[str, ...]
     engine: EngineName
     categories: Mapping[str, tuple[str, ...]] = {}
-    lanes: tuple[Any, ...] = ()
 
 
 class Resumption(Struct, frozen=True):
@@ -480,18 +440,11 @@ class Start(Struct, frozen=True):
         """True if it must be exactly this block."""
         return self.block is not None and not self.flexible and not self.now
 
-    def of_lane(self, lane: Lane) -> Start:
-        """Return the same start in the block numbers of one lane; with several lanes, consumers begin at epochs."""
-        if lane.lanes == 1:
-            return self
-        return Start(None if self.block is None else lane.first_from(self.block), self.flexible)
-
 
 class JoinRequest(Struct, frozen=True):
-    """A consumer's request to open a session in a lane.
+    """A consumer's request to open a session.
 
     Attributes:
-        start: position in the lane's block numbers.
         node: id of the consumer's node: if the node dies, so does the consumer.
         born: creation of its loader, Unix time in nanoseconds. It distinguishes a trial that was restarted with another
             number of ranks from the remains of its earlier run.
@@ -508,15 +461,14 @@ class Admission(Struct, frozen=True):
 
     Attributes:
         session: the session's number; calls of an older session of the same consumer are refused.
-        cursor: its first block, in the lane's numbers.
-        own_epoch: the consumer's own epoch, in the lane's numbers.
+        cursor: its first block.
+        own_epoch: the consumer's own epoch.
     """
 
     session: int
     cursor: int
     own_epoch: OwnEpoch
     info: FeedInfo
-    lane: Lane
 
 
 class DeliveredPart(Struct, frozen=True):
@@ -546,7 +498,7 @@ class DeliveredBlock(Struct, frozen=True):
     """A block that was made, or could not be made.
 
     Attributes:
-        number: the block's, in the lane's numbers.
+        number: the block's.
         shuffle: of the block's epoch.
         parts: all parts; or, if there are bad samples, only the parts without arrays, which list these samples.
         error: reason why it could not be made, if that is not a bad sample.
@@ -825,7 +777,7 @@ class RankReport(Struct, frozen=True):
         batch_size: samples in a minibatch of all ranks; ranks with another size belong to another trial.
         session: number of its session.
         node: id of its node.
-        cursor: the first block of its session; here and below, in the first lane's block numbers.
+        cursor: the first block of its session.
         floats: True if it may begin at another epoch, together with the others.
         aside: difference between the number of its epoch and the epoch whose order it uses; 0 except in epochs outside
             of the stream (`mbaas.order.ASIDE`).

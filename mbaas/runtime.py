@@ -26,7 +26,7 @@ from mbaas.units import counted, seconds, size
 NAMESPACE = "mbaas"
 """The Ray namespace in which feeds are registered, so that every job of a cluster finds them."""
 
-CHILDREN = ("prep", "cache", "relay", "lane")
+CHILDREN = ("prep", "cache", "relay")
 """The kinds of actors that belong to a feed."""
 
 WATCH_S = 3.0

@@ -50,16 +50,14 @@ class Timeouts:
     reservation_s: Above0S = 20.0
     """Time that the start of an epoch waits for an announced trial, until arrivals have been measured. Then the wait is
     twice the longest recent one; if that exceeds both ``reservation_s`` and the prep time of an epoch, the epoch starts
-    at once. A consumer that joined at its own block, or in a feed with several lanes, also has this long for its first
-    request."""
+    at once. A consumer that joined at its own block also has this long for its first request."""
 
     patience_s: Above0S = 30.0
     """Time that other consumers wait for one that stalls in the middle of an epoch. After that it continues in a cohort
     of its own."""
 
     prep_s: Above0S = 120.0
-    """Time limit for one block or for the first sample; a worker that exceeds it is replaced. It is multiplied by the
-    number of lanes, because a worker may have a block of each."""
+    """Time limit for one block or for the first sample; a worker that exceeds it is replaced."""
 
     storage_s: FromZeroS = 120.0
     """Time during which a sample is requested again after a transient storage error before it counts as bad; 0: it is
@@ -164,7 +162,7 @@ class Threads:
 
 @options(within="staging")
 class Staging:
-    """Limits on fetching and preparing ahead, and the number of coordinators."""
+    """Limits on fetching and preparing ahead."""
 
     ahead_blocks: AtLeast1 | None = None
     """Blocks prepared ahead of the fastest consumer. Slower ones may lag while ``staging_bytes`` has room. Default:
@@ -173,10 +171,6 @@ class Staging:
     readahead_bytes: Bytes | None = None
     """Upper bound on the raw bytes that each node reads ahead of prep; measured rates may lower it. Default: enough for
     the blocks in preparation."""
-
-    lanes: AtLeast1 = 1
-    """Coordinators that share the blocks, each with its part of ``staging_bytes``. More than one helps if a single
-    coordinator cannot keep up with the calls of all trials. Minibatches stay the same."""
 
 
 def check_feed_name(name: object) -> str:

@@ -19,7 +19,7 @@ class ConsumerStatus:
         for_anyone: True for a reservation that any new consumer may take, not only one with this name.
         trial: the trial that it is a rank of; its own name for a single consumer or a reservation.
         epoch, block: position of its cursor: feed epoch and block in it.
-        held_blocks: blocks delivered and not released, in all lanes; other values refer to the first lane.
+        held_blocks: blocks delivered and not released.
         cohort: number of its cohort; consumers of one cohort go through the same blocks.
         apart: reason why it was split off from its cohort, or "".
         waits_for: reason why it waits, or "".
@@ -105,7 +105,6 @@ class FeedStatus:
         samples, blocks_per_epoch, block_samples: size of the dataset and of its blocks.
         engine: the engine in use, "cpu" or "dali".
         dali_share: fraction of the images that the dali engine prepares with DALI; it prepares the others on CPUs.
-        lanes: coordinators that share the blocks.
         members, workers: consumers and prep workers.
         workers_at_work: number of workers that are running, have the placement, and get tasks.
         waits_for: sentences that list the workers or cache nodes that the feed waits for, the resources they need, and
@@ -142,7 +141,6 @@ class FeedStatus:
     block_samples: int
     blocks_per_epoch: int
     engine: str
-    lanes: int
     members: tuple[ConsumerStatus, ...]
     workers: tuple[WorkerStatus, ...]
     workers_at_work: int

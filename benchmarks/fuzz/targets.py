@@ -42,15 +42,14 @@ from mbaas.cache.row_server import RowPool, check_pick
 from mbaas.cli import feed_file, plan, what_if
 from mbaas.client.saved_state import read_state, resumption
 from mbaas.coordinator.local_calls import LocalCalls
-from mbaas.coordinator.stories import told_by, with_supervisor
+from mbaas.coordinator.stories import story_of
 from mbaas.core import calls, events
 from mbaas.core.layout import StagingLimits
 from mbaas.core.state import StagingState
-from mbaas.core.story import unknown_thing
 from mbaas.dataset import read_coco, read_huggingface, read_images, read_manifest, read_webdataset
 from mbaas.dataset.bounded import bounded
 from mbaas.dataset.location import locate
-from mbaas.errors import MbaasError
+from mbaas.errors import ConfigError, MbaasError
 from mbaas.fields import Arrays, Packed
 from mbaas.messages import (
     ROW,
@@ -61,7 +60,6 @@ from mbaas.messages import (
     EngineName,
     EpochLedger,
     JoinRequest,
-    Lane,
     RankPlan,
     RankReport,
     ReadBytes,
@@ -715,7 +713,7 @@ def consumers(_: Path) -> Case:
                 who = ConsumerName(*arguments[:3]) if chance.random() < 0.8 else arguments[0]
                 start = Start(*arguments[3:7]) if chance.random() < 0.9 else arguments[3]
                 request = JoinRequest(who, start, *arguments[7:9]) if chance.random() < 0.95 else arguments[7]
-                calls.join(request, 1, leads=chance.random() < 0.5, order=order)
+                calls.join(request, 1, order=order)
             elif name == "block_call" and chance.random() < 0.9:
                 calls.block_call([value(chance) for _ in BlockCall.__struct_fields__])
             else:
@@ -797,22 +795,21 @@ def rows(_: Path) -> Case:
 
 def thing(_: Path) -> Case:
     """Names of things in requests for a story."""
-    lane = Lane(16)
-    core = StagingState(StagingLimits(budget_bytes=100, ahead_blocks=2), lane.blocks_per_epoch, lambda _: 10)
+    core = StagingState(StagingLimits(budget_bytes=100, ahead_blocks=2), 16, lambda _: 10)
     for consumer in ("trial-3", "trial[0]", "x" * 500):
         core.handle(events.Join(consumer, 1, None, False), 0.0)
     numbers = ("0", "17", "-1", "9" * 19, "9" * 400, "9" * 5000, "\u0661", "1_0", "x" * 100_000, "trial-" * 50_000)
 
     def case(chance: Random) -> None:
-        name = chance.choice(("block {}", "cache {}", "lane {}", "trial-{}", "{}")).format(chance.choice(numbers))
+        name = chance.choice(("block {}", "cache {}", "trial-{}", "{}")).format(chance.choice(numbers))
         with _expected():
             asked = calls.thing(chance.choice((name, name, odd_value(chance))))
-            told = told_by(core, lane, asked)
-            told = with_supervisor(told, core.stories, asked)
-            if not told.lines:
-                error = unknown_thing(asked, told.names)
-                assert len(str(error)) < 10_000
-                raise error
+            try:
+                story_of(core.stories, core.stories, asked)
+            except ConfigError as error:
+                if len(str(error)) >= 10_000:
+                    raise AssertionError(f"an error of {len(str(error))} characters") from error
+                raise
 
     return case
 

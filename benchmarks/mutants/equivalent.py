@@ -10,8 +10,6 @@ _NO_TASK = "who asks for a part by its task asks for one that is made, and that 
 _ONLY_SLOWER = "what follows from an event that changed nothing is nothing, too, only slower"
 _NOTHING_TO_PART = "for one trial alone `pace.best_split` finds no place to part it"
 _ALL_ROOM = "whoever is not let through at once is let through by what is counted next"
-_FROM_ONE = "losses of nodes are counted from 1"
-_OWN_LANE = "it only has to be the same each time, and the number of no further lane"
 _EQUAL_PACES = "to part trials of equal paces gains nothing, or less than to part all of them from the slower ones"
 
 EQUIVALENT: dict[str, str] = {
@@ -64,21 +62,6 @@ EQUIVALENT: dict[str, str] = {
     "self._end - self._lowest < self._most - SPARED_BLOCKS": _ALL_ROOM,
     "mbaas.core.holding Holding.holdable: self._end - self._lowest -> self._end + self._lowest": _ALL_ROOM,
     "mbaas.core.epochs EpochTable.fix: number < ASIDE -> number <= ASIDE": "no epoch lies just before those aside",
-    "mbaas.core.lane_following LaneFollower.hear: update.version > before.version -> "
-    "update.version >= before.version": "two updates of the same version are the same",
-    "mbaas.core.lane_following LaneFollower._take_placement: newest.version < update.placement.version -> "
-    "newest.version <= update.placement.version": "two placements of the same version are the same",
-    "mbaas.core.lane_following LaneFollower._losses: 0 -> -1 (3)": _FROM_ONE,
-    "mbaas.core.lane_following LaneFollower._losses: 0 -> -1 (4)": _FROM_ONE,
-    "mbaas.core.lane_following LaneFollower.give_up: 0 -> -1": "turns of who is listed count from 1",
-    "mbaas.core.lane_following LaneLeader.__init__: 0 -> 1": _GROWS,
-    "mbaas.core.lane_following LaneLeader.__init__: 0 -> -1": _GROWS,
-    "mbaas.core.lane_following LaneLeader.look: 1 -> 2": _GROWS,
-    "mbaas.core.lane_following LaneLeader.hear: 1 -> 2": _GROWS,
-    "mbaas.core.lane_following LaneLeader._compose: 0 -> -1": _OWN_LANE,
-    "mbaas.core.lane_following LaneLeader._compose: 0 -> 1 (2)": _OWN_LANE,
-    "mbaas.core.lane_following LaneLeader._compose: 0 -> -1 (2)": _OWN_LANE,
-    "mbaas.core.lane_following LaneLeader._count_detached: 0 -> -1": "whoever is counted was moved once at least",
     "mbaas.core.ledgers LedgerBook.newest: len(found) >= most -> len(found) > most": (
         "one page more is looked at, and cut off in the end"
     ),

@@ -13,7 +13,7 @@ from rich.text import Text
 from benchmarks.scale.calibration import calibrate
 from benchmarks.scale.model import simulate
 from benchmarks.scale.real_feeds import Checked, check
-from benchmarks.scale.system import Costs, System, bounds, coordinator_cost_s, lanes_needed
+from benchmarks.scale.system import Costs, System, bounds, coordinator_cost_s
 from mbaas.bench.render import figure_table, machine_line
 from mbaas.bench.report import Machine
 from mbaas.core.layout import block_samples, blocks_in_budget, blocks_in_flight
@@ -93,7 +93,7 @@ class Forecast:
         full: the busiest server.
         otherwise_samples_per_s: rate without the limit of the coordinator.
         otherwise_full: the server that limits this rate.
-        lanes: number of lanes that keeps every coordinator below 80 % at this rate.
+        needed_cores: cores that the coordinator would need at this rate.
         epoch_s: seconds of an epoch, with one coordinator.
     """
 
@@ -105,7 +105,7 @@ class Forecast:
     full: str
     otherwise_samples_per_s: float
     otherwise_full: str
-    lanes: int
+    needed_cores: float
     epoch_s: float
 
 
@@ -164,7 +164,7 @@ def forecast(site: Site, nodes: int, trials: int, costs: Costs) -> Forecast:
         full=flow.full,
         otherwise_samples_per_s=others[slowest],
         otherwise_full=slowest,
-        lanes=lanes_needed(system, costs),
+        needed_cores=coordinator_cost_s(system, costs, blocks_a_call=1) * others[slowest] / system.block_samples,
         epoch_s=site.samples / flow.samples_per_s,
     )
 
@@ -177,7 +177,7 @@ def coordinator_full_at(site: Site, trials: int, costs: Costs) -> int | None:
     """Return the least number of nodes at which one coordinator limits the feed; ``trials`` 0: as many as nodes."""
     for nodes in range(1, MOST + 1):
         system = site.system(nodes, trials or nodes)
-        # one block a call, as in `lanes_needed`
+        # one block a call is the worst case: if trials wait for prep, no call can return more
         blocks_per_s = min(_others(system, costs).values()) / system.block_samples
         if math.isfinite(blocks_per_s) and coordinator_cost_s(system, costs, blocks_a_call=1) * blocks_per_s > 1:
             return nodes
@@ -204,7 +204,7 @@ def _table_parts(scaling: Scaling) -> Iterator[RenderableType]:
         f"{site.link_bytes_per_s / 1e9:.3g} GB/s; all caches together hold the dataset of {site.samples:,} samples; "
         f"{site.staging_bytes / 2**30:.0f} GiB of staging. A trial alone trains on "
         f"{site.trial_samples_per_s:.0f} samples/s. full: what has no time left; coordinator: how busy it is; "
-        "otherwise: the rate that all but the coordinator allow; lanes: coordinators that this takes.",
+        "otherwise: the rate that all but the coordinator allow; cores: what the coordinator would need for it.",
         style="dim",
     )
 
@@ -239,7 +239,7 @@ def _check_table(checked: tuple[Checked, ...]) -> Table:
 
 def _forecast_table(forecasts: tuple[Forecast, ...]) -> Table:
     title = "larger systems, samples/s of each trial with one coordinator"
-    headings = ("nodes", "trials", "rate", "full", "coordinator", "otherwise", "lanes", "epoch")
+    headings = ("nodes", "trials", "rate", "full", "coordinator", "otherwise", "cores", "epoch")
     table = figure_table(title, headings, words=("full",))
     for one in forecasts:
         table.add_row(
@@ -249,7 +249,7 @@ def _forecast_table(forecasts: tuple[Forecast, ...]) -> Table:
             one.full,
             f"{one.busy['coordinator']:.0%}",
             f"{one.otherwise_samples_per_s:,.0f}",
-            f"{one.lanes:,}",
+            f"{one.needed_cores:.1f}",
             f"{one.epoch_s / 3600:,.0f} h",
         )
     return table

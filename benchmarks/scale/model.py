@@ -1,8 +1,8 @@
 """Simulation of a feed with the service's staging core, on virtual time.
 
-The service's code makes the decisions: `mbaas.core.state.StagingState` of each lane stages blocks,
-`mbaas.client.lane_position.LanePosition` makes the requests of trials, and `mbaas.placement.Placement` gives samples
-their homes. This module models the costs: CPU seconds of coordinators, workers and trials, storage, and links.
+The service's code makes the decisions: `mbaas.core.state.StagingState` stages blocks, `mbaas.client.position.Position`
+makes the requests of trials, and `mbaas.placement.Placement` gives samples their homes. This module models the costs:
+CPU seconds of the coordinator, workers and trials, storage, and links.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from numpy.typing import NDArray
 
 from benchmarks.scale.clock import Clock, Cores, Links, Thread
 from benchmarks.scale.system import Costs, System, ask_cost_s, cut_cost_s, part_cost_s
-from mbaas.client.lane_position import LanePosition
+from mbaas.client.position import Position
 from mbaas.core import events as ev
-from mbaas.core.layout import Layout, credit, slack_blocks
+from mbaas.core.layout import CREDIT, Layout, slack_blocks
 from mbaas.core.state import StagingState
 from mbaas.fields import IMAGE, LABEL, Field
 from mbaas.messages import SampleSpec
 from mbaas.order import SampleOrder, Shuffle
 from mbaas.placement import BlockPart, NodeWeight, Placement
-from mbaas.settings import FeedSettings, Staging, Timeouts
+from mbaas.settings import FeedSettings, Timeouts
 
 SESSION = 1
 """Session number of every trial: each joins once."""
@@ -52,14 +52,13 @@ class Flow:
         return max(self.busy, key=lambda name: self.busy[name])
 
 
-def simulate(system: System, costs: Costs, *, blocks: int | None = None, warm_blocks: int = 12) -> Flow:
+def simulate(system: System, costs: Costs, *, blocks: int = 60, warm_blocks: int = 12) -> Flow:
     """Run the feed until the slowest trial has consumed ``warm_blocks + blocks`` blocks; the last ``blocks`` count.
 
-    The default is 60 blocks, or 40 for each lane if that is more. The rate is the slope of a line fitted to all ends of
-    blocks. Blocks arrive in groups, and out of order between lanes, so the first and the last end alone are not enough.
+    The rate is the slope of a line fitted to all ends of blocks. Blocks arrive in groups, so the first and the last end
+    alone are not enough.
     """
     feed = _Feed(system, costs)
-    blocks = max(60, 40 * system.lanes) if blocks is None else blocks
     feed.run(warm_blocks)
     began_s, began = feed.clock.now, feed.busy_s()
     feed.run(warm_blocks + blocks)
@@ -82,7 +81,6 @@ def layout_of(system: System) -> tuple[Layout, FeedSettings]:
         cache_bytes=0,
         staging_bytes=system.staged_blocks * system.block_samples * layout.sample_bytes,
         prep_workers=system.nodes * system.workers,
-        staging=Staging(lanes=system.lanes),
         # there are no deaths and no timer events, so deadlines have no effect
         timeouts=Timeouts(lease_s=NEVER_S, patience_s=NEVER_S, prep_s=NEVER_S),
     )
@@ -132,7 +130,7 @@ class _Feed:
         self.workers = {
             f"{name}.{i}": _Worker(self, number) for name, number in self.node.items() for i in range(system.workers)
         }
-        self.lanes = [_Coordinator(self, number) for number in range(system.lanes)]
+        self.coordinator = _Coordinator(self)
         self.trials = [_Trial(self, number) for number in range(system.trials)]
         self.finished = [0] * system.trials
         self.ends_s: list[float] = []  # times when the slowest trial had consumed the first block, the second, ...
@@ -180,7 +178,7 @@ class _Feed:
     def busy_s(self) -> dict[str, NDArray[np.float64]]:
         """Return the busy seconds of each instance, by kind of server."""
         found = {
-            "coordinator": [lane.thread.busy_s() for lane in self.lanes],
+            "coordinator": [self.coordinator.thread.busy_s()],
             "fetch": [worker.fetcher.busy_s() for worker in self.workers.values()],
             "prep": [worker.preparer.busy_s() for worker in self.workers.values()],
             "trial": [trial.thread.busy_s() for trial in self.trials],
@@ -191,11 +189,10 @@ class _Feed:
 
 
 class _Coordinator:
-    """A lane's staging core, and the thread that all calls to it share."""
+    """The staging core, and the thread that all calls to it share."""
 
-    def __init__(self, feed: _Feed, number: int) -> None:
+    def __init__(self, feed: _Feed) -> None:
         self._feed = feed
-        self.lane = lane = feed.layout.lane(number, feed.settings)
         self.thread = Thread(feed.clock, feed.cores)
         self._cuts = 0
         self._part_s = part_cost_s(feed.system, feed.costs)
@@ -203,24 +200,22 @@ class _Coordinator:
         self._cut_s = cut_cost_s(feed.system, feed.costs)
         self._core = StagingState(
             feed.layout.limits(feed.settings),
-            lane.blocks_per_epoch,
-            lambda own: feed.layout.block_bytes(lane.feed_block(own)),
+            feed.layout.order.blocks_per_epoch,
+            feed.layout.block_bytes,
             self._cut,
-            number,
             block_samples=feed.system.block_samples,
-            lanes=lane.lanes,
         )
         for name, worker in feed.workers.items():
             node = feed.names[worker.node]
-            self._core.handle(ev.WorkerUp(name, credit(feed.system.lanes), node), feed.clock.now)
+            self._core.handle(ev.WorkerUp(name, CREDIT, node), feed.clock.now)
 
-    def _cut(self, own: int, _shuffle: Shuffle) -> list[BlockPart]:
+    def _cut(self, block: int, _shuffle: Shuffle) -> list[BlockPart]:
         self._cuts += 1
-        return self._feed.cut(self.lane.feed_block(own))
+        return self._feed.cut(block)
 
-    def join(self, consumer: str, start: int | None) -> ev.Admitted:
+    def join(self, consumer: str) -> ev.Admitted:
         """Return a trial's start. Joining is free here, because it happens once."""
-        for instruction in self._core.handle(ev.Join(consumer, SESSION, start), self._feed.clock.now):
+        for instruction in self._core.handle(ev.Join(consumer, SESSION), self._feed.clock.now):
             if isinstance(instruction, ev.Admitted):
                 return instruction
         raise AssertionError(f"{consumer} was not admitted")
@@ -251,16 +246,16 @@ class _Coordinator:
                 case ev.Deliver():
                     self._deliver(instruction)
                 case ev.DropBlock():
-                    del self._feed.blocks[self.lane.feed_block(instruction.block)]
+                    del self._feed.blocks[instruction.block]
                 case _:
                     raise AssertionError(f"nobody dies in the model, but the core says {instruction}")
 
     def _deliver(self, delivery: ev.Deliver) -> None:
-        costs, parts = self._feed.costs, sum(self._feed.blocks[self.lane.feed_block(b)].parts for b in delivery.blocks)
+        costs, parts = self._feed.costs, sum(self._feed.blocks[b].parts for b in delivery.blocks)
         trial = self._feed.trials[int(delivery.consumer)]
         blocks = tuple(_Delivered(b, self._core.epochs.shuffle_of(b), delivery.as_copy) for b in delivery.blocks)
         cpu_s = len(blocks) * costs.delivery_s + parts * costs.ref_s
-        self.thread.do(cpu_s, partial(trial.take, self.lane.number, blocks))
+        self.thread.do(cpu_s, partial(trial.take, blocks))
 
 
 class _Worker:
@@ -274,7 +269,7 @@ class _Worker:
 
     def make(self, order: ev.Prepare, coordinator: _Coordinator) -> None:
         """Make a part as soon as its bytes are on the node; bytes of another home node cross the link first."""
-        block = self._feed.blocks[coordinator.lane.feed_block(order.block)]
+        block = self._feed.blocks[order.block]
         home = self._feed.node[order.block_part.home]
         samples = float(block.samples[home])
 
@@ -307,15 +302,18 @@ class _Worker:
 
 @dataclass(frozen=True)
 class _Delivered:
-    """A delivered block, by its number in its lane."""
+    """A delivered block."""
 
     number: int
     shuffle: Shuffle
     as_copy: bool
 
 
-class _End(LanePosition[_Delivered]):
-    """A trial's end of a lane.
+class _Trial(Position[_Delivered]):
+    """A consumer: it waits, pulls and works, and meanwhile has the next block pulled.
+
+    `Position` decides its requests and their time. Like a loader, a trial processes answers when it needs a block. If
+    blocks come from other nodes, a loader also does so between minibatches, which are short: a trial does so at once.
 
     Attributes:
         asks: whether a call is in flight, or its answer has not been processed.
@@ -323,89 +321,65 @@ class _End(LanePosition[_Delivered]):
         are_remote: whether the blocks processed last have parts on other nodes.
     """
 
-    def __init__(self, coordinator: _Coordinator, most: int) -> None:
-        super().__init__(most)
-        self.coordinator = coordinator
-        self.asks = self.are_remote = False
-        self.answer: tuple[_Delivered, ...] = ()
-
-
-class _Trial:
-    """A consumer: it waits, pulls and works, and meanwhile has the next block pulled.
-
-    `LanePosition` decides its requests and their time. Like a loader, a trial processes answers when it needs a block.
-    If blocks come from other nodes, a loader also does so between minibatches, which are short: a trial does so at
-    once.
-    """
-
     def __init__(self, feed: _Feed, number: int) -> None:
+        super().__init__(feed.system.want)
         self._feed, self._name = feed, str(number)
         self._number, self._node = number, number % feed.system.nodes
         self.thread = Thread(feed.clock, feed.cores)
-        self._ends = [_End(coordinator, feed.system.want) for coordinator in feed.lanes]
-        self._next = 0
-        self._waits = self._works = False
+        self.asks = self.are_remote = self._waits = self._works = False
+        self.answer: tuple[_Delivered, ...] = ()
 
     def start(self) -> None:
-        """Join every lane at the position of the first one, and take the first block."""
-        for end in self._ends:
-            lane = end.coordinator.lane
-            admitted = end.coordinator.join(self._name, lane.first_from(self._next) if lane.number else None)
-            end.enter(admitted.cursor, admitted.own_epoch, lane, self._feed.system.block_samples)
-            if not lane.number:
-                self._next = lane.feed_block(admitted.cursor)
+        """Join, and take the first block."""
+        admitted, system = self._feed.coordinator.join(self._name), self._feed.system
+        self.enter(admitted.cursor, admitted.own_epoch, self._feed.layout.order.blocks_per_epoch, system.block_samples)
         self._go_on()
 
-    def _end_of(self, block: int) -> _End:
-        return next(end for end in self._ends if end.lane.has(block))
-
-    def _ask(self, end: _End) -> None:
-        end.asks = True
-        released, number = end.released(), end.next_call()
-        end.coordinator.ask(
-            ev.Ask(self._name, SESSION, end.following, released, end.done, end.want, number, end.began, end.unheld())
+    def _ask(self) -> None:
+        self.asks = True
+        released, number = self.released(), self.next_call()
+        self._feed.coordinator.ask(
+            ev.Ask(
+                self._name, SESSION, self.following, released, self.done, self.want, number, self.began, self.unheld()
+            )
         )
 
-    def _ask_ahead(self, end: _End) -> None:
-        if not end.asks and end.runs_short(are_remote=end.are_remote):
-            self._ask(end)
+    def _ask_ahead(self) -> None:
+        if not self.asks and self.runs_short(are_remote=self.are_remote):
+            self._ask()
 
-    def take(self, number: int, blocks: tuple[_Delivered, ...]) -> None:
-        self._ends[number].answer = blocks
+    def take(self, blocks: tuple[_Delivered, ...]) -> None:
+        self.answer = blocks
         if self._waits:
             self._go_on()
         elif self._works:
             self._look_ahead()
 
-    def _take_in(self, end: _End) -> None:
-        if end.answer and not end.received:
-            end.take_in(end.answer)
-            numbers = (end.lane.feed_block(block.number) for block in end.answer)
-            end.are_remote = any(self._feed.blocks[number].is_remote(self._node) for number in numbers)
-            end.asks, end.answer = False, ()
+    def _take_answer(self) -> None:
+        if self.answer and not self.received:
+            self.take_in(self.answer)
+            self.are_remote = any(self._feed.blocks[block.number].is_remote(self._node) for block in self.answer)
+            self.asks, self.answer = False, ()
 
     def _go_on(self) -> None:
-        for end in self._ends:
-            self._ask_ahead(end)
-        end = self._end_of(self._next)
-        self._take_in(end)
-        self._waits = not end.received
+        self._ask_ahead()
+        self._take_answer()
+        self._waits = not self.received
         if not self._waits:
-            arrives = self._feed.pull(self._next, self._node)
+            arrives = self._feed.pull(self.cursor, self._node)
             self._feed.clock.after(arrives - self._feed.clock.now, self._open)
-        elif not end.asks:
-            self._ask(end)
+        elif not self.asks:
+            self._ask()
 
     def _open(self) -> None:
         """Open the block and work on it; release all blocks before it."""
-        feed, number, end = self._feed, self._next, self._end_of(self._next)
-        delivered, block = end.received[0], feed.blocks[number]
-        assert end.lane.feed_block(delivered.number) == number, f"all share each epoch, but {delivered} is not {number}"
+        feed, delivered = self._feed, self.received[0]
+        number, block = delivered.number, feed.blocks[delivered.number]
         if not delivered.as_copy:
-            end.hold(delivered.number, lambda: self._next == number)
-        end.move_on()
-        self._ask_ahead(end)
+            self.hold(number, lambda: self._works and self.cursor == number + 1)
         self._works = True
+        self.move_on()
+        self._ask_ahead()
         self._look_ahead()
         cpu_s = feed.costs.open_s + block.parts * feed.costs.open_part_s
         first, last = feed.layout.order.span(number)
@@ -413,20 +387,17 @@ class _Trial:
 
     def _look_ahead(self) -> None:
         """Start pulling the next block, if it is known and on other nodes."""
-        end = self._end_of(self._next + 1)
-        if not end.are_remote:
+        if not self.are_remote:
             return
-        if end.answer and not end.received:
-            self._take_in(end)
-            self._ask_ahead(end)
-        if end.received:
-            self._feed.pull(self._next + 1, self._node)
+        if self.answer and not self.received:
+            self._take_answer()
+            self._ask_ahead()
+        if self.received:
+            self._feed.pull(self.cursor, self._node)
 
     def _used_up(self) -> None:
         self._works = False
-        self._next += 1
-        if self._next % self._feed.layout.order.blocks_per_epoch == 0:
-            for end in self._ends:
-                end.done = end.lane.first_from(self._next)
+        if self.cursor % self._feed.layout.order.blocks_per_epoch == 0:
+            self.done = self.cursor
         self._feed.used_up(self._number)
         self._go_on()

@@ -60,7 +60,7 @@ class System:
     """A feed, its nodes and its trials.
 
     Attributes:
-        nodes, trials, lanes: their numbers. Trials are spread over the nodes; block i belongs to lane i mod ``lanes``.
+        nodes, trials: their numbers. Trials are spread over the nodes.
         workers: prep workers of a node.
         block_samples: samples in a block.
         prep_s: seconds of a worker for a sample.
@@ -84,7 +84,6 @@ class System:
 
     nodes: int = 1
     trials: int = 1
-    lanes: int = 1
     workers: int = 1
     block_samples: int = 256
     prep_s: float = 0.0
@@ -105,7 +104,7 @@ class System:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        counts = ("nodes", "trials", "lanes", "workers", "block_samples", "ahead_blocks", "staged_blocks", "want")
+        counts = ("nodes", "trials", "workers", "block_samples", "ahead_blocks", "staged_blocks", "want")
         least = {**dict.fromkeys(counts, 1), "samples": 1}
         for name in (field.name for field in fields(self)):
             value = getattr(self, name)
@@ -155,7 +154,7 @@ def bounds(system: System, costs: Costs) -> dict[str, float]:
     nodes, block = system.nodes, system.block_samples
     own = block / nodes
     seconds = {
-        "coordinator": coordinator_cost_s(system, costs, blocks_a_call=system.want) / system.lanes,
+        "coordinator": coordinator_cost_s(system, costs, blocks_a_call=system.want),
         "fetch": (costs.fetch_s + costs.own_cuts * cut_cost_s(system, costs)) / system.workers,
         "prep": own * system.prep_s / system.workers,
         "storage": own * system.stored_share * system.raw_bytes / system.storage_bytes_per_s,
@@ -169,13 +168,3 @@ def bounds(system: System, costs: Costs) -> dict[str, float]:
 def _readers_elsewhere(system: System) -> float:
     """Return the mean number of nodes that pull a node's parts."""
     return system.trial_nodes * (system.nodes - 1) / system.nodes
-
-
-def lanes_needed(system: System, costs: Costs, *, most_busy: float = 0.8) -> int:
-    """Return the least number of lanes that keeps coordinators below ``most_busy`` at the rate of all other servers."""
-    others = {name: rate for name, rate in bounds(system, costs).items() if name != "coordinator"}
-    blocks_per_s = min(others.values()) / system.block_samples
-    if math.isinf(blocks_per_s):
-        raise ConfigError("nothing but the coordinator bounds the system: no number of lanes is enough")
-    # One block a call is the worst case: if trials wait for prep, no call can return more.
-    return max(1, math.ceil(coordinator_cost_s(system, costs, blocks_a_call=1) * blocks_per_s / most_busy))

@@ -21,7 +21,7 @@ GATHER_S = 0.01
 
 
 class Relays:
-    """The relays of one machine, one per coordinator. A feed has one coordinator per lane."""
+    """The relays of one machine, one per coordinator."""
 
     def __init__(self) -> None:
         self._by_coordinator: dict[str, Relay] = {}

@@ -20,7 +20,6 @@ PREFIXES: dict[Target, str] = {
     "cache": "cache:",
     "relay": "relay:",
     "coordinator": "feed:",
-    "lane": "lane:",
 }
 """Prefixes of a feed's actor names. Any other actor counts as a trial."""
 
@@ -124,11 +123,6 @@ def prep_worker_pids(feed: str) -> list[int]:
 def coordinator_pid(feed: str) -> int:
     """Return the process id of a feed's coordinator."""
     return _pids(runtime.actor_name(feed))[0]
-
-
-def lane_pids(feed: str) -> list[int]:
-    """Return the process ids of the live coordinators of a feed's additional lanes."""
-    return _pids(f"lane:{feed}:")
 
 
 def _pids(prefix: str) -> list[int]:

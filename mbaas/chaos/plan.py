@@ -13,12 +13,12 @@ from mbaas.errors import ConfigError
 from mbaas.validation import instead
 
 Target = Literal[
-    "worker", "cache", "relay", "coordinator", "lane", "trial", "node", "nodes", "raylet", "driver", "storage", "link"
+    "worker", "cache", "relay", "coordinator", "trial", "node", "nodes", "raylet", "driver", "storage", "link"
 ]
 Action = Literal["kill", "pause", "remove", "add", "hang", "err", "slow", "truncate", "lose", "cut", "drain"]
 
-PARTICIPANTS: tuple[Target, ...] = ("worker", "cache", "coordinator", "lane", "trial")
-"""Processes of a search: prep workers, cache nodes, the coordinator, coordinators of additional lanes, and trials."""
+PARTICIPANTS: tuple[Target, ...] = ("worker", "cache", "coordinator", "trial")
+"""Processes of a search: prep workers, cache nodes, the coordinator, and trials."""
 
 PAUSE_S = (0.5, 9.0)
 """Duration of a pause or disturbance, from and to; the upper end exceeds some of a feed's timeouts."""
@@ -116,9 +116,6 @@ BY_NAME_ONLY: dict[str, Draw] = {
 
 OF_OUR_SEARCH = ("kill-driver", *(kind for kind in KINDS if kind.endswith("-storage")))
 """Kinds that need the default search, whose serving program can be killed and whose storage can fail."""
-
-OF_LANES = ("kill-lane", "pause-lane")
-"""Kinds that need a feed with more than one lane."""
 
 OF_LINKS = ("cut-link", "slow-link")
 """Kinds that need nodes in separate network namespaces."""

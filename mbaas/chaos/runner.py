@@ -24,7 +24,7 @@ from mbaas.chaos.checker import Row
 from mbaas.chaos.injector import CPUS, Injector, OurSearch
 from mbaas.chaos.network import Network, why_not
 from mbaas.chaos.nodes import FAST_DETECTION, Nodes, address_kept_in, environment, own_token
-from mbaas.chaos.plan import OF_LANES, OF_LINKS, OF_OUR_SEARCH, Fault, chosen_kinds, plan
+from mbaas.chaos.plan import OF_LINKS, OF_OUR_SEARCH, Fault, chosen_kinds, plan
 from mbaas.chaos.records import Incarnation
 from mbaas.chaos.report import Checked, Report, checked, kinds_of
 from mbaas.chaos.server import Server
@@ -87,7 +87,7 @@ class ChaosSettings:
         every_s: mean seconds between faults.
         kinds: patterns of kinds, such as ``kill-*``; empty for all kinds possible here.
         ranks: ranks of a data-parallel trial that reads the feed next to the others, while newcomers join mid-epoch; 0
-            for none. The feed then has one lane.
+            for none.
         command: program and arguments to run instead of the default search, on the cluster in RAY_ADDRESS.
     """
 
@@ -109,7 +109,6 @@ class ChaosSettings:
         for impossible, reason in (
             (OF_OUR_SEARCH, "a program serves a feed of its own" if self.command else None),
             (OF_LINKS, why_not() if set(kinds) & set(OF_LINKS) else None),
-            (OF_LANES, "with --ranks the feed has one lane" if self.ranks else None),
         ):
             if reason is not None:
                 if wrong := [kind for kind in named if kind in impossible]:
@@ -221,8 +220,7 @@ class _Run:
     def _run_search(self, nodes: Nodes | Network, injector: Injector) -> None:
         self._data = search.dataset(self._folder)
         readers = search.readers(self._settings.ranks)
-        lanes = 1 if self._settings.ranks else search.LANES
-        with Server(self._folder, nodes.address, lanes=lanes) as server:
+        with Server(self._folder, nodes.address) as server:
             injector.search = OurSearch(server, Trouble(self._folder))
             trials = search.Trials(self._records, readers)
             self._wait_for_trials(len(readers))

@@ -21,13 +21,12 @@ from mbaas.errors import MbaasError
 from mbaas.feed import Feed, join
 from mbaas.loader import Loader
 from mbaas.serving import serve
-from mbaas.settings import Staging, Timeouts
+from mbaas.settings import Timeouts
 
 FEED = "chaos"
 SAMPLES = 2003
 BATCH_SIZE = 32
 TRIALS = 3
-LANES = 2
 WORKERS = 2
 
 STEP_S = (0.0, 0.16)
@@ -83,8 +82,8 @@ def readers(ranks: int = 0) -> list[Reader]:
     ]
 
 
-def serve_search(data: Dataset, *, lanes: int = LANES) -> Feed:
-    """Serve the search's feed, with short timeouts. With one lane, consumers can join mid-epoch."""
+def serve_search(data: Dataset) -> Feed:
+    """Serve the search's feed, with short timeouts."""
     pipeline = T.Pipeline([T.DecodeImage(), T.RandomResizedCrop(16), T.RandomHorizontalFlip()])
     return serve(
         FEED,
@@ -95,7 +94,6 @@ def serve_search(data: Dataset, *, lanes: int = LANES) -> Feed:
         staging_bytes=STAGED * BATCH_SIZE * (16 * 16 * 3 + 16),
         prep_workers=WORKERS,
         timeouts=Timeouts(lease_s=6.0, reservation_s=5.0, patience_s=4.0, prep_s=8.0),
-        staging=Staging(lanes=lanes),
     )
 
 

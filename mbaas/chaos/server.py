@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from mbaas.chaos.participants import kill
-from mbaas.chaos.search import LANES, dataset, serve_search
+from mbaas.chaos.search import dataset, serve_search
 from mbaas.errors import MbaasError
 
 SERVES = "serves"
@@ -23,15 +23,15 @@ END_S = 20.0
 class Server:
     """A context manager that runs the program that serves the feed, and restarts it like a service manager."""
 
-    def __init__(self, folder: Path, address: str, *, lanes: int = LANES) -> None:
-        self._folder, self._address, self._lanes = folder, address, lanes
+    def __init__(self, folder: Path, address: str) -> None:
+        self._folder, self._address = folder, address
         self._back_at = 0.0
 
     def _start(self) -> None:
         log = self._folder / "server.log"
         with log.open("a") as errors:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "mbaas.chaos.server", str(self._folder), str(self._lanes)],
+                [sys.executable, "-m", "mbaas.chaos.server", str(self._folder)],
                 env={**os.environ, "RAY_ADDRESS": self._address},
                 # The program ends when this pipe is closed, so it cannot outlive the run.
                 stdin=subprocess.PIPE,
@@ -86,12 +86,12 @@ class Server:
             pipe.close()
 
 
-def main(folder: Path, lanes: int) -> None:
+def main(folder: Path) -> None:
     """Serve until the parent closes stdin or dies."""
-    with serve_search(dataset(folder), lanes=lanes):
+    with serve_search(dataset(folder)):
         print(SERVES, flush=True)
         sys.stdin.read()
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+    main(Path(sys.argv[1]))

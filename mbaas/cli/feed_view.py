@@ -158,9 +158,8 @@ def headline(status: FeedStatus) -> Text:
     text = Text.assemble((status.name, "bold"), " ")  # not markup: names may contain brackets
     text.append(status.state, FEED_STYLES[status.state])
     text.append(f" · {count(status.samples)} samples · minibatches of {status.batch_size}", "dim")
-    lanes = f" · {status.lanes} lanes" if status.lanes > 1 else ""
     shared = f" with DALI for {percent(status.dali_share)}" if status.dali_share < 1 else ""
-    text.append(f" · {status.engine} engine{shared}{lanes} · up {duration(status.uptime_s)}", "dim")
+    text.append(f" · {status.engine} engine{shared} · up {duration(status.uptime_s)}", "dim")
     if status.failed:
         text.append(f"\n{status.failed}", "red")
     for wait in status.waits_for:

@@ -147,7 +147,7 @@ def status(
     story: Annotated[
         str | None,
         typer.Option(
-            help="History of one consumer, prep worker, cache node, lane or block, with times and causes.",
+            help="History of one consumer, prep worker, cache node or block, with times and causes.",
             metavar="THING",
             show_default=False,
         ),
@@ -160,8 +160,8 @@ def status(
     preparing them. [bold]held[/]: blocks of minibatches that a trial has received and still uses. [bold]exact[/]: in
     its last epoch, the trial received each sample exactly once.
 
-    [bold]--story[/] takes a name from the tables (a node's name stands for its cache node), "lane 1" for a further
-    lane, or "block 17": blocks are counted over all epochs.
+    [bold]--story[/] takes a name from the tables (a node's name stands for its cache node), or
+    "block 17": blocks are counted over all epochs.
     """
     from mbaas.cli.status import status, tell
 

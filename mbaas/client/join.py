@@ -1,24 +1,17 @@
-"""Joins a feed: builds the stream for the feed's lanes and the consumer's rank."""
+"""Joins a feed: builds the stream of a consumer, which may be a rank of a data-parallel trial."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable
 from typing import Any
 
-from mbaas.client.lane_stream import LANE_POLL_S, LaneStream, wanted_blocks
-from mbaas.client.rank_group import EnlistedSession, RankGroup, RankSession
-from mbaas.client.rank_stream import RankStream, RowStream
+from mbaas.client.rank_group import RankGroup, RankSession
+from mbaas.client.rank_stream import RankStream
 from mbaas.client.rpc import call_patiently
-from mbaas.client.session import LaneSession, Polling
+from mbaas.client.session import Session
 from mbaas.client.sharding import RankSharding
 from mbaas.client.stalls import StreamStats
-from mbaas.client.stream import BlockStream, Stream
-from mbaas.errors import MbaasError
-from mbaas.messages import ConsumerName, FeedInfo, Lane, Start
-
-OpenLane = Callable[[Any, Start], BlockStream]
-"""Joins a further lane, given its coordinator and the start in the lane's block numbers."""
+from mbaas.client.stream import Stream
+from mbaas.messages import ConsumerName, FeedInfo, Start
 
 
 def feed_info(coordinator: Any, name: ConsumerName, timeout_s: float) -> FeedInfo:
@@ -31,7 +24,6 @@ def feed_info(coordinator: Any, name: ConsumerName, timeout_s: float) -> FeedInf
 def open_stream(
     coordinator: Any,
     name: ConsumerName,
-    info: FeedInfo,
     *,
     start: Start,
     sharding: RankSharding,
@@ -39,68 +31,18 @@ def open_stream(
     stats: StreamStats,
     born: int,
 ) -> Stream:
-    """Join a feed with any number of lanes.
+    """Join a feed.
 
     Args:
-        coordinator: the feed's main coordinator, which has the first lane.
-        info: result of `feed_info`.
-        start: first block, in the feed's numbers.
+        start: position of the first block.
         wait_timeout_s: longest wait without progress of the feed, in seconds.
         born: creation time of the consumer's loader, Unix time in nanoseconds.
     """
-    lane = Lane(info.order.blocks_per_epoch, 0, info.settings.staging.lanes)
-    own_start = start.of_lane(lane)
-    polling = Polling(wait_timeout_s)
-    if lane.lanes > 1:
-        polling = Polling(wait_timeout_s, blocks=wanted_blocks(info), poll_s=LANE_POLL_S)
     if name.world_size == 1:
-        session = LaneSession(coordinator, name, start=own_start, polling=polling, born=born)
-        if lane.lanes == 1:
-            session.on_renumbered = sharding.renumber
-            return BlockStream(session, stats)
-
-        def open_lane(other: Any, start: Start) -> BlockStream:
-            return BlockStream(LaneSession(other, name, start=start, polling=polling, born=born), stats)
-
-        cursor = _first_block(session, start)
-        return LaneStream(_in_all_lanes(BlockStream(session, stats), cursor, start, open_lane), cursor)
-
-    # The ranks agree through the session in the first lane, and all streams read by that agreement. So the group is
-    # created after that session and before the streams.
-    enlisted = EnlistedSession(coordinator, name, sharding, start=own_start, polling=polling, born=born)
-    group = RankGroup(enlisted, sharding, wait_timeout_s=wait_timeout_s)
-
-    def open_rank_lane(other: Any, start: Start) -> BlockStream:
-        session = RankSession(other, name, start=start, polling=polling, born=born)
-        return RowStream(session, stats, group=group, sharding=sharding)
-
-    cursor = _first_block(enlisted, start)
-    first = RowStream(enlisted, stats, group=group, sharding=sharding)
-    stream = RankStream(_in_all_lanes(first, cursor, start, open_rank_lane), cursor, group=group, stats=stats)
-
-    def renumber(by: int) -> None:
-        sharding.renumber(by)
-        stream.cursor += by
-
-    enlisted.on_renumbered = renumber
-    return stream
-
-
-def _first_block(first: LaneSession, start: Start) -> int:
-    if start.block is not None and start.is_exact and first.lane.lanes > 1:
-        return start.block
-    # otherwise the first lane has decided
-    return first.lane.feed_block(first.cursor)
-
-
-def _in_all_lanes(first: BlockStream, cursor: int, start: Start, open_lane: OpenLane) -> list[BlockStream]:
-    streams = [first]
-    try:
-        for number, coordinator in enumerate(first.info.lanes, 1):
-            lane = Lane(first.lane.feed_blocks, number, first.lane.lanes)
-            streams.append(open_lane(coordinator, Start(lane.first_from(cursor), flexible=not start.is_exact)))
-    except MbaasError:
-        with contextlib.suppress(MbaasError):
-            LaneStream(streams, cursor).leave(None)
-        raise
-    return streams
+        session = Session(coordinator, name, start=start, wait_timeout_s=wait_timeout_s, born=born)
+        session.on_renumbered = sharding.renumber
+        return Stream(session, stats)
+    rank = RankSession(coordinator, name, sharding, start=start, wait_timeout_s=wait_timeout_s, born=born)
+    rank.on_renumbered = sharding.renumber
+    group = RankGroup(rank, sharding, wait_timeout_s=wait_timeout_s)
+    return RankStream(rank, stats, group=group, sharding=sharding)

@@ -9,7 +9,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from mbaas.client.rpc import UnreadableError, call_patiently
-from mbaas.client.session import LaneSession, Polling
+from mbaas.client.session import Session
 from mbaas.client.sharding import RankSharding
 from mbaas.errors import ConfigError, StateError, WaitTimeoutError
 from mbaas.messages import POLL_S, ConsumerName, Delivery, RankOrders, RankPlan, RankReport, Start
@@ -20,37 +20,37 @@ LEFT_OVER_LEASES = 1.5
 """Leases after which ranks of an earlier run of the trial are gone; their batch size may have differed."""
 
 
-class RankSession(LaneSession):
-    """A rank's session in one lane.
+class RankSession(Session):
+    """A rank's session, reported to the other ranks through the coordinator; ``report`` is the last report.
 
     All ranks of a trial stay in side epochs, so that no rank gets an epoch ahead of the others.
-    """
-
-    def runs_short(self, *, are_remote: bool) -> bool:  # noqa: ARG002 - wherever blocks come from
-        """Return whether at most one block is left: a rank must have the next block to fetch its rows in time."""
-        return len(self.received) <= 1 if self.lane.lanes > 1 else super().runs_short(are_remote=True)
-
-    def _receive(self, delivery: Delivery) -> None:
-        # a single rank must not be moved to another epoch, unlike a single consumer
-        if delivery.blocks[0].number != self.following:
-            self._join(self.start_at(self.following), self._polling.wait_timeout_s)
-        else:
-            super()._receive(delivery)
-
-
-class EnlistedSession(RankSession):
-    """A rank's session in the first lane, reported to the other ranks through the main coordinator.
-
-    ``report`` is the last report to the coordinator.
     """
 
     report: RankReport
 
     def __init__(
-        self, coordinator: Any, name: ConsumerName, sharding: RankSharding, *, start: Start, polling: Polling, born: int
+        self,
+        coordinator: Any,
+        name: ConsumerName,
+        sharding: RankSharding,
+        *,
+        start: Start,
+        wait_timeout_s: float,
+        born: int,
     ) -> None:
         self._sharding = sharding
-        super().__init__(coordinator, name, start=start, polling=polling, born=born)
+        super().__init__(coordinator, name, start=start, wait_timeout_s=wait_timeout_s, born=born)
+
+    def runs_short(self, *, are_remote: bool) -> bool:  # noqa: ARG002 - wherever blocks come from
+        """Return whether at most one block is left: a rank must have the next block to fetch its rows in time."""
+        return super().runs_short(are_remote=True)
+
+    def _receive(self, delivery: Delivery) -> None:
+        # a single rank must not be moved to another epoch, unlike a single consumer
+        if delivery.blocks[0].number != self.following:
+            self._join(self.start_at(self.following), self._wait_timeout_s)
+        else:
+            super()._receive(delivery)
 
     def _join(self, start: Start, timeout_s: float) -> None:
         end = time.monotonic() + timeout_s
@@ -82,7 +82,7 @@ class EnlistedSession(RankSession):
         self.report = replace(self.report, floats=False)
 
     def orders(self, epoch: int, shuffle: Shuffle | None, poll_s: float, timeout_s: float) -> RankOrders:
-        """Return the main coordinator's instructions to the ranks for an epoch with this shuffle, if known.
+        """Return the coordinator's instructions to the ranks for an epoch with this shuffle, if known.
 
         The coordinator answers within ``poll_s`` seconds. If it is silent or restarting, wait up to ``timeout_s`` more.
         """
@@ -96,7 +96,7 @@ class EnlistedSession(RankSession):
 
 
 class RankGroup:
-    """Coordinates one rank with the others, through the feed's main coordinator.
+    """Coordinates one rank with the others, through the feed's coordinator.
 
     It adds each epoch's plan to ``sharding``. ``wait_timeout_s`` is the longest wait for missing ranks, in seconds.
 
@@ -106,16 +106,14 @@ class RankGroup:
         step_s: measured seconds of the trial's work per block.
     """
 
-    def __init__(self, first: EnlistedSession, sharding: RankSharding, *, wait_timeout_s: float) -> None:
+    def __init__(self, first: RankSession, sharding: RankSharding, *, wait_timeout_s: float) -> None:
         self._first, self._sharding, self._wait_timeout_s = first, sharding, wait_timeout_s
         self.caches: Mapping[str, Any] = {}
         self.has_begun = False
         self.step_s = 0.0
 
     def begin(self, block: int) -> int:
-        """Wait for all ranks, and return the block at which they begin, numbered within the first lane.
-
-        ``block`` is the feed's block at which this rank would begin.
+        """Wait for all ranks, and return the block at which they begin; ``block`` is where this rank would begin.
 
         Raises:
             WaitTimeoutError: ranks are missing for too long.
@@ -128,7 +126,7 @@ class RankGroup:
         return start
 
     def plan(self, block: int, shuffle: Shuffle, wait_s: float | None = None) -> RankPlan:
-        """Return the plan that divides the minibatches of the epoch of the feed's ``block``.
+        """Return the plan that divides the minibatches of the epoch of ``block``.
 
         Args:
             wait_s: longest wait for missing ranks, in seconds; default: ``wait_timeout_s``.
@@ -136,7 +134,7 @@ class RankGroup:
         Raises:
             WaitTimeoutError: ranks are missing for too long.
             StateError: other ranks read the epoch in another order, or by a plan that was lost.
-            UnreadableError: the block is in the first lane, and this rank's session there has ended.
+            UnreadableError: this rank's session has ended.
         """
         epoch = self._sharding.order.epoch_of(block)
         plan = self._sharding.plans.get(epoch)
@@ -153,7 +151,7 @@ class RankGroup:
         while (orders := first.orders(epoch, shuffle, poll_s, max(0.0, wait_s - waited_s))).plan is None:
             report, waited_s = first.report, time.monotonic() - began
             is_unknown = report.rank in orders.missing  # this rank itself: its session has ended
-            if is_unknown and self.has_begun and first.lane.has(block):
+            if is_unknown and self.has_begun:
                 # The block was read in that session. The next call for blocks decides whether this consumer may
                 # continue.
                 raise UnreadableError(for_good=True)
@@ -181,7 +179,7 @@ class RankGroup:
                     "did not"
                 )
         # a floating rank may have been placed at another epoch than requested
-        epoch = order.epoch_of(first.lane.feed_block(orders.start) if first.report.floats else block)
+        epoch = order.epoch_of(orders.start if first.report.floats else block)
         self._sharding.add_plan(epoch, orders.plan)
         self.caches = orders.caches
         return orders

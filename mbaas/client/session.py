@@ -1,8 +1,8 @@
-"""A consumer's session in one lane: requests blocks, tracks the blocks it holds, and reports both to the coordinator.
+"""A consumer's session: requests blocks, tracks the blocks it holds, and reports both to the coordinator.
 
 The coordinator keeps a cursor for each session and stages blocks for it. One call returns several blocks, because a
 call costs more than a block, and one call is in flight ahead of need. A block's memory is freed once the consumer
-reports that it holds the block no longer, so `LaneSession` tracks which arrays are still alive in this process.
+reports that it holds the block no longer, so `Session` tracks which arrays are still alive in this process.
 """
 
 from __future__ import annotations
@@ -18,14 +18,13 @@ from typing import Any
 
 import numpy as np
 import ray
-from msgspec import Struct
 from numpy.typing import NDArray
 
 from mbaas import slots
 from mbaas.client.block_calls import BlockCalls, NoAnswerYetError, PendingCall
-from mbaas.client.lane_position import LanePosition
 from mbaas.client.part_fetch import BlockFetch
 from mbaas.client.patience import Patience
+from mbaas.client.position import Position
 from mbaas.client.rpc import ANSWER_S, CALL_TIMEOUT_S, await_restart, call, call_patiently
 from mbaas.errors import ConsumerRemovedError, FeedRestartingError, MbaasError, WaitTimeoutError
 from mbaas.fields import Arrays, memory
@@ -58,20 +57,6 @@ FIRST_WARNING_S = 10.0
 """Wait in seconds before a consumer logs a warning; it logs another each time the wait has doubled."""
 
 
-class Polling(Struct, frozen=True):
-    """Options for requesting blocks.
-
-    Attributes:
-        wait_timeout_s: longest wait without progress of the feed, in seconds.
-        blocks: most blocks per call, except across an epoch's end.
-        poll_s: seconds after which a call without blocks returns; at most half of ``wait_timeout_s``.
-    """
-
-    wait_timeout_s: float
-    blocks: int = WANTED_BLOCKS
-    poll_s: float = POLL_S
-
-
 @dataclass(eq=False)
 class ReceivedBlock:
     """A delivered block that was not used yet, with its fetch if one has started.
@@ -87,7 +72,7 @@ class ReceivedBlock:
 
     @property
     def number(self) -> int:
-        """The block's number within the lane."""
+        """The block's number."""
         return self.block.number
 
     @property
@@ -103,40 +88,40 @@ def _memory_of(array: NDArray[Any]) -> NDArray[Any]:
     return array
 
 
-class LaneSession(LanePosition[ReceivedBlock]):
-    """Requests blocks from one lane's coordinator, reports use, and joins again when needed.
+class Session(Position[ReceivedBlock]):
+    """Requests blocks from the coordinator, reports use, and joins again when needed.
 
-    The `LanePosition` decides what to request. A restarted coordinator has no sessions, and a consumer that was silent
+    The `Position` decides what to request. A restarted coordinator has no sessions, and a consumer that was silent
     for too long is expelled even if it is alive. In both cases a new session begins exactly at the old position.
 
     Args:
-        coordinator: the lane's actor.
+        coordinator: the feed's actor.
         name: the consumer's name, unique within the feed.
-        start: its first block, numbered within the lane.
+        start: its first block.
+        wait_timeout_s: longest wait without progress of the feed, in seconds.
         born: creation time of its loader, Unix time in nanoseconds.
 
     Attributes:
         number: the session's number, set by the coordinator.
-        lane: the lane; block numbers here and below are local to it.
         node: id of the consumer's node.
         are_remote: True if the last delivery has parts on other nodes.
     """
 
-    def __init__(self, coordinator: Any, name: ConsumerName, *, start: Start, polling: Polling, born: int) -> None:
-        super().__init__(polling.blocks)
-        self._coordinator, self._name, self._polling = coordinator, name, polling
+    def __init__(self, coordinator: Any, name: ConsumerName, *, start: Start, wait_timeout_s: float, born: int) -> None:
+        super().__init__(WANTED_BLOCKS)
+        self._coordinator, self._name, self._wait_timeout_s = coordinator, name, wait_timeout_s
         self._born, self.consumer, self.moves = born, str(name), name.world_size == 1
         self.node: str = ray.get_runtime_context().get_node_id()
         self._calls = BlockCalls(coordinator, f"consumer {str(name)!r} asks for blocks")
         self._in_flight: PendingCall | None = None  # the one pending call for blocks
         self._lock = threading.Lock()  # for ``received`` and held blocks, which the heartbeat's thread reads too
         # Half, because two answers must arrive before the deadline: only their difference shows progress of the feed.
-        self._poll_s = min(polling.poll_s, polling.wait_timeout_s / 2)
+        self._poll_s = min(POLL_S, wait_timeout_s / 2)
         self.are_remote = False
         self._expelled = False
         # Called with the offset when blocks are renumbered.
         self.on_renumbered: Callable[[int], None] = lambda _by: None
-        self._join(start, polling.wait_timeout_s)
+        self._join(start, wait_timeout_s)
 
     def _join(self, start: Start, timeout_s: float) -> None:
         request = JoinRequest(self._name, start, self.node, self._born)
@@ -148,7 +133,9 @@ class LaneSession(LanePosition[ReceivedBlock]):
         )
         self.number, self.info = admission.session, admission.info
         with self._lock:
-            self.enter(admission.cursor, admission.own_epoch, admission.lane, self.info.order.block_samples)
+            self.enter(
+                admission.cursor, admission.own_epoch, self.info.order.blocks_per_epoch, self.info.order.block_samples
+            )
         self._expelled = False
         if start.resumed is not None and start.resumed.taken:
             by = admission.cursor - start.resumed.start
@@ -160,20 +147,18 @@ class LaneSession(LanePosition[ReceivedBlock]):
     def rejoin(self, start: Start) -> None:
         """Open a new session; drop the blocks received ahead."""
         self._in_flight = None
-        self._join(start, self._polling.wait_timeout_s)
+        self._join(start, self._wait_timeout_s)
 
     # ---- requesting blocks ----
 
-    def wait(self, while_waiting: Callable[[], None] | None = None) -> ReceivedBlock:
+    def wait(self) -> ReceivedBlock:
         """Return the block at the cursor, waiting until it is available.
-
-        ``while_waiting`` is called after each call without blocks.
 
         Raises:
             WaitTimeoutError: no block arrived, and the feed made no progress, for ``wait_timeout_s``.
             FeedFailedError: the feed cannot continue.
         """
-        patience = Patience(self._polling.wait_timeout_s, time.monotonic(), first_word_s=FIRST_WARNING_S)
+        patience = Patience(self._wait_timeout_s, time.monotonic(), first_word_s=FIRST_WARNING_S)
         while not self.received:
             asked = self._in_flight or self._ask()
             self._in_flight = None  # first: a call that raised must not be awaited again
@@ -188,8 +173,6 @@ class LaneSession(LanePosition[ReceivedBlock]):
                 self._receive(delivery)
             else:
                 self._tell_what_is_given_up()
-                if while_waiting is not None:
-                    while_waiting()
                 now = time.monotonic()
                 # time out only if the feed stalls, not if it is slow
                 patience.saw(delivery.progress, now)
@@ -229,8 +212,8 @@ class LaneSession(LanePosition[ReceivedBlock]):
         self._join(self.start_at(self.following), patience.left_s(time.monotonic()))
 
     def _waited(self, waited_s: float) -> str:
-        feed, block = self.info.settings.name, self.lane.feed_block(self.following)
-        return f"consumer {self.consumer!r} waited {seconds(waited_s)} for block {block} of feed {feed!r}"
+        feed = self.info.settings.name
+        return f"consumer {self.consumer!r} waited {seconds(waited_s)} for block {self.following} of feed {feed!r}"
 
     def _recover(self, delivery: Delivery, patience: Patience) -> None:
         assert delivery.error is not None
@@ -291,7 +274,7 @@ class LaneSession(LanePosition[ReceivedBlock]):
         ref = self._coordinator.is_given_up.remote(block.number, parts)
         try:
             what = f"consumer {self.consumer!r} asks after block {block.number}"
-            return bool(call(ref, self._polling.wait_timeout_s + ANSWER_S, what))
+            return bool(call(ref, self._wait_timeout_s + ANSWER_S, what))
         except FeedRestartingError:  # a restarted coordinator has lost everything staged before
             return True
 
@@ -320,15 +303,6 @@ class LaneSession(LanePosition[ReceivedBlock]):
             self._in_flight = None
             self._tell_what_is_given_up()
 
-    def hand_back(self) -> None:
-        """Hand back blocks received ahead, to free their memory for others. They are requested again later."""
-        with self._lock:
-            if not self.received and self._in_flight is None:
-                return
-            self._in_flight = None
-            self.give_up_received()
-        self._tell_what_is_given_up()
-
     def _tell_what_is_given_up(self) -> None:
         # The answer is not awaited: a lost call is repeated after the next wait without blocks.
         if self.given_up is not None:
@@ -336,26 +310,20 @@ class LaneSession(LanePosition[ReceivedBlock]):
             self._coordinator.hand_back.remote(self.consumer, self.number, self.given_up, self.released(), number)
 
     def released(self) -> int:
-        """See `LanePosition.released`; thread-safe."""
+        """See `Position.released`; thread-safe."""
         with self._lock:
             return super().released()
 
     def unheld(self) -> tuple[int, int] | None:
-        """See `LanePosition.unheld`."""
+        """See `Position.unheld`."""
         with self._lock:
             return super().unheld()
 
     # ---- heartbeats ----
 
-    def send_heartbeat(self, report: ConsumerReport) -> Any:
-        """Send a heartbeat with the released blocks and a report. Pass the result to `hear_heartbeat`.
-
-        Two methods, so that a consumer of several lanes can send to every lane before it waits for the first answer.
-        """
-        return self._coordinator.heartbeat.remote(self.consumer, self.number, self.released(), self.done, report)
-
-    def hear_heartbeat(self, ref: Any) -> None:
-        """Wait for a heartbeat's answer: whether this session is still open."""
+    def heartbeat(self, report: ConsumerReport) -> None:
+        """Send a heartbeat with the released blocks and a report, and wait for the answer."""
+        ref = self._coordinator.heartbeat.remote(self.consumer, self.number, self.released(), self.done, report)
         # Only recorded, because this is the heartbeat's thread. The trial's thread joins again when it next requests a
         # block.
         self._expelled = not call(ref, CALL_TIMEOUT_S, f"heartbeat of consumer {self.consumer!r}")

@@ -1,21 +1,20 @@
-"""Streams of a feed's blocks, in order, for one consumer: the `Stream` protocol, and the stream of a single lane."""
+"""The blocks of a feed, in order, for one consumer."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Sequence
 
 from msgspec import Struct
 
 from mbaas.client.batches import BlockView
 from mbaas.client.part_fetch import BlockFetch, WholeFetch, unreadable_parts
 from mbaas.client.rpc import UnreadableError
-from mbaas.client.session import LaneSession, ReceivedBlock
+from mbaas.client.session import ReceivedBlock, Session
 from mbaas.client.stalls import StreamStats
 from mbaas.errors import BadSampleError
 from mbaas.fields import Arrays
-from mbaas.messages import BadSample, ConsumerReport, DeliveredBlock, DeliveredPart, FeedInfo, Lane, Start
+from mbaas.messages import BadSample, ConsumerReport, DeliveredBlock, DeliveredPart, Start
 from mbaas.order import Shuffle
 
 LOCAL_READ_S = 5.0
@@ -44,14 +43,19 @@ class Block(Struct, frozen=True):
     bad: tuple[BadSample, ...]
 
 
-class Stream(Protocol):
+class Stream:
     """The endless sequence of a feed's blocks for one consumer, from its cursor on."""
 
-    info: FeedInfo
+    def __init__(self, session: Session, stats: StreamStats) -> None:
+        self.session, self.info = session, session.info
+        self._stats = stats
 
     @property
     def cursor(self) -> int:
         """Number of the next block that `next` returns."""
+        return self.session.cursor
+
+    # ---- blocks ----
 
     def next(self) -> Block:
         """Wait for the block at the cursor, return it, and move the cursor past it.
@@ -61,57 +65,10 @@ class Stream(Protocol):
             WaitTimeoutError: no block arrived, and the feed made no progress, within the timeout.
             FeedFailedError: the feed cannot continue.
         """
-
-    def look_ahead(self) -> None:
-        """Start fetching the next block if possible. Called after `next` and between minibatches."""
-
-    def next_epoch(self) -> int:
-        """Return the first epoch of the feed that is entirely new to a consumer that starts an epoch now."""
-
-    def skip_epoch(self) -> None:
-        """Skip the rest of the current epoch, if the consumer has received any block in it."""
-
-    def start_again(self) -> Start:
-        """Return the start of a new stream that continues at the cursor."""
-
-    def use_up(self, block: int) -> None:
-        """Record that the consumer is done with all blocks below ``block``; the next call or heartbeat reports it."""
-
-    def held_blocks(self) -> int:
-        """Return the number of blocks with arrays that are alive in this process."""
-
-    def heartbeat(self, report: ConsumerReport) -> None:
-        """Send a heartbeat with the blocks held. Called from a separate thread."""
-
-    def leave(self, report: ConsumerReport | None) -> None:
-        """End the consumer's sessions."""
-
-
-class BlockStream:
-    """A `Stream` of one lane's blocks. Most feeds have one lane, with all blocks."""
-
-    def __init__(self, session: LaneSession, stats: StreamStats) -> None:
-        self.session, self.info = session, session.info
-        self._stats = stats
-
-    @property
-    def lane(self) -> Lane:
-        """The lane of the session; block numbers here are local to it."""
-        return self.session.lane
-
-    @property
-    def cursor(self) -> int:
-        """See `Stream.cursor`."""
-        return self.session.cursor
-
-    # ---- blocks ----
-
-    def next(self, while_waiting: Callable[[], None] | None = None) -> Block:
-        """See `Stream.next`; ``while_waiting`` is called after each call without blocks."""
         began = time.perf_counter()
         arrays: list[Arrays] | None = None
         while arrays is None:
-            received = self.session.wait(while_waiting)
+            received = self.session.wait()
             arrays = self._read(received)
         block = received.block
         self._stats.block_came(
@@ -156,11 +113,11 @@ class BlockStream:
             received.fetch = self._begin_fetch(received.block, slack_s)
         return received.fetch
 
-    def _begin_fetch(self, block: DeliveredBlock, slack_s: float) -> BlockFetch:  # noqa: ARG002 - for RowStream
+    def _begin_fetch(self, block: DeliveredBlock, slack_s: float) -> BlockFetch:  # noqa: ARG002 - for RankStream
         return WholeFetch(block, self.session.remote_parts(block))
 
     def look_ahead(self) -> None:
-        """Start copying remote parts of the next block, if it is known. Do nothing if all parts are local."""
+        """Start copying remote parts of the next block, if it is known. Called after `next` and between minibatches."""
         if self.session.are_remote:
             self.session.take_in_early()
             if self.session.received:
@@ -171,35 +128,35 @@ class BlockStream:
         self.session.skip_to(block)
 
     def next_epoch(self) -> int:
-        """See `Stream.next_epoch`."""
+        """Return the first epoch of the feed that is entirely new to a consumer that starts an epoch now."""
         return self.session.next_epoch(self.cursor)
 
     def skip_epoch(self) -> None:
-        """See `Stream.skip_epoch`."""
+        """Skip the rest of the current epoch, if the consumer has received any block in it."""
         own = self.session.own_epoch_of(self.cursor)
         if self.cursor > own.first:
             self.skip_to(own.end)
 
     def start_again(self) -> Start:
-        """See `Stream.start_again`."""
+        """Return the start of a new stream that continues at the cursor."""
         return self.session.start_at(self.cursor)
 
     def use_up(self, block: int) -> None:
-        """See `Stream.use_up`."""
+        """Record that the consumer is done with all blocks below ``block``; the next call or heartbeat reports it."""
         self.session.done = block
 
     def held_blocks(self) -> int:
-        """See `Stream.held_blocks`."""
+        """Return the number of blocks with arrays that are alive in this process."""
         return self.session.held_blocks()
 
     # ---- heartbeats ----
 
     def heartbeat(self, report: ConsumerReport) -> None:
-        """See `Stream.heartbeat`."""
-        self.session.hear_heartbeat(self.session.send_heartbeat(report))
+        """Send a heartbeat with the blocks held. Called from a separate thread."""
+        self.session.heartbeat(report)
 
     def leave(self, report: ConsumerReport | None) -> None:
-        """See `Stream.leave`."""
+        """End the consumer's session."""
         self.session.leave(report)
 
 

@@ -1,15 +1,13 @@
 """The actors that run a feed: a Ray shell around the pure core.
 
 ================  ======================================================================================================
-`actor`           the actor class of the main coordinator; imports `coordinator` only in its own process
-`coordinator`     the main coordinator: runs a feed and serves its first lane
-`service`         calls of consumers, the same on every coordinator; the shell around one staging core
+`actor`           the actor class of the coordinator; imports `coordinator` only in its own process
+`coordinator`     runs a feed
+`service`         calls of consumers; the shell around the staging core
 `opening`         starts the workers of a new feed, or finds those of an earlier coordinator
 `supervision`     the shell around the supervisor: turns its instructions into calls
 `worker_pool`     starts, briefs and ends prep workers
 `cache_pool`      starts, briefs and ends cache nodes; computes placements
-`lane`            the coordinator of a further lane
-`lanes`           messages between the main coordinator and all lanes
 `asking`          waits for answers of other actors, with deadlines
 `lending`         lends workers to other feeds
 `peer_feeds`      calls between the coordinators of several feeds
@@ -25,6 +23,6 @@
 `background`      background tasks; handling of internal errors
 `counters`        work done so far
 `status_report`   the contents of `mbaas status`
-`stories`         the stories of a feed's lanes and supervisor
+`stories`         the history of a block, consumer, worker or cache node
 ================  ======================================================================================================
 """

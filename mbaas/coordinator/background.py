@@ -87,7 +87,7 @@ class InternalErrors:
     def report(self, error: BaseException, where: str = "") -> None:
         """Count an error, and log it if its origin is new.
 
-        ``where`` is its place if in another process, such as "in lane 1". The error carries its traceback there.
+        ``where`` is its place if in another process, such as "in prep-1". The error carries its traceback there.
         """
         self._counters.internal_errors += 1
         if self._log.log(error, where):

@@ -1,7 +1,7 @@
 """The coordinator: the Ray actor that runs a feed.
 
-It serves the first lane (usually the only one) through a `ConsumerService`. For all lanes it manages the workers,
-tracks consumers and ranks, and reports status and metrics.
+It serves blocks through a `ConsumerService`, manages the workers, tracks consumers and ranks, and reports status and
+metrics.
 """
 
 from __future__ import annotations
@@ -23,14 +23,13 @@ from mbaas.coordinator import kept_claims, recovery, written_epochs
 from mbaas.coordinator.asking import is_set_within, report_bugs_to
 from mbaas.coordinator.background import BackgroundTasks, InternalErrors, reports_errors_of_calls
 from mbaas.coordinator.counters import Counters
-from mbaas.coordinator.lanes import LaneSync
 from mbaas.coordinator.lending import LendingClient, worker_kind
 from mbaas.coordinator.opening import Opening, adopt, prepare
 from mbaas.coordinator.peer_feeds import Offer, Shared
 from mbaas.coordinator.relay_node import relay_node
 from mbaas.coordinator.service import ConsumerApi, ConsumerService
 from mbaas.coordinator.status_report import metric_values, snapshot
-from mbaas.coordinator.stories import told_by, told_by_all, with_supervisor
+from mbaas.coordinator.stories import story_of
 from mbaas.coordinator.supervision import Supervision
 from mbaas.coordinator.thread_tuning import ThreadTuning
 from mbaas.coordinator.worker_pool import WorkerPool, claims
@@ -38,7 +37,6 @@ from mbaas.core import calls
 from mbaas.core import cluster_events as cluster
 from mbaas.core import events as ev
 from mbaas.core.demand import DemandEstimator, Look
-from mbaas.core.lane_messages import LaneConfig
 from mbaas.core.ranks import RankTable
 from mbaas.core.waits import WaitTable
 from mbaas.costs import LoadingCosts
@@ -47,11 +45,9 @@ from mbaas.errors import FeedFailedError, FeedRestartingError, ResourceError
 from mbaas.messages import (
     START_TIMEOUT_S,
     TICK_S,
-    Admission,
     Claims,
     ConsumerReport,
     FeedInfo,
-    JoinRequest,
     LedgerEntry,
     RankOrders,
     RankReport,
@@ -85,14 +81,9 @@ class _Running(Struct, frozen=True):
     info: FeedInfo
     supervision: Supervision
     service: ConsumerService
-    lanes: LaneSync
     ranks: RankTable
     lending: LendingClient
     tuning: ThreadTuning
-
-    def send(self, event: ev.Event) -> None:
-        self.service.send(event)
-        self.lanes.heard(event)
 
 
 @reports_errors_of_calls()
@@ -141,12 +132,11 @@ class FeedCoordinator(ConsumerApi):
             workers: actors of the starting prep workers, by name.
 
         Raises:
-            ResourceError: workers did not get their CPUs, or workers or lanes could not start.
+            ResourceError: workers did not get their CPUs, or could not start.
             BadSampleError: no sample can be prepared.
             ConfigError: the staging budget is too small.
         """
         running = self._open(await prepare(self._settings, self._workers, dataset, self._pipeline, workers))
-        await running.lanes.until_begun()
         await running.supervision.until_at_work()
         await self._keep_claims()  # the next feed can use the memory that this one leaves free
         self._counters.start_s = time.monotonic() - self._counters.began
@@ -190,7 +180,6 @@ class FeedCoordinator(ConsumerApi):
             class_names=dataset.class_names,
             categories={field.name: field.categories for field in dataset.fields if field.categories},
             engine=self._engine,
-            lanes=opening.lanes,
         )
         # Consumers of a predecessor, or of an earlier program that served this feed, may have seen part of each epoch
         # that was begun. New consumers therefore start in the epoch after those.
@@ -198,7 +187,6 @@ class FeedCoordinator(ConsumerApi):
         service = ConsumerService(
             info,
             layout,
-            layout.lane(0, self._settings),
             placements=supervision.caches.placements,
             worker_of=supervision.worker,
             report=supervision.handle,
@@ -209,20 +197,12 @@ class FeedCoordinator(ConsumerApi):
             written=written,
             cache_of=lambda node: supervision.caches.actors.get(node),
         )
-        sync = LaneSync(
-            opening.lanes,
-            LaneConfig(layout, info),
-            service,
-            supervision=supervision,
-            counters=self._counters,
-            errors=self._errors,
-        )
         if written:
             counters.ledgers.go_on(recovery.recall_ledgers(self._settings.name))
         else:  # ledgers of another dataset, or of a feed that was not stopped before its first epoch
             recovery.forget_ledgers(self._settings.name)
         ranks = RankTable(
-            service.lane.blocks_per_epoch,
+            layout.order.blocks_per_epoch,
             service.core.consumers.session,
             written_epochs.recall_trials(self._settings.name, info.fingerprint),
         )
@@ -239,10 +219,8 @@ class FeedCoordinator(ConsumerApi):
         tuning = ThreadTuning(self._settings, supervision=supervision, counters=counters)
         if shortage := layout.shortage(self._settings):
             counters.note(shortage)
-        running = self._running = _Running(info, supervision, service, sync, ranks, lending, tuning)
-        supervision.subscribe(running.send)
-        supervision.begin(lambda: service.core.consumers.nodes)
-        sync.open(self._tasks.spawn)
+        running = self._running = _Running(info, supervision, service, ranks, lending, tuning)
+        supervision.begin(service.send, lambda: service.core.consumers.nodes)
         self._tasks.spawn(self._tick_forever(running))
         self._opened.set()
         return running
@@ -277,7 +255,7 @@ class FeedCoordinator(ConsumerApi):
                 self._tick(running, tick)
 
     def _tick(self, running: _Running, tick: int) -> None:
-        running.send(ev.Tick())
+        running.service.send(ev.Tick())
         if tick % TICKS_A_LOOK == 0:
             running.supervision.handle(cluster.Tick())
             self._look(running)
@@ -286,7 +264,7 @@ class FeedCoordinator(ConsumerApi):
             if not self._claiming.locked():
                 self._tasks.spawn(self._keep_claims())
         if tick % TICKS_A_REPORT == 0:
-            staged_bytes = running.service.core.window.used_bytes + running.lanes.staged_bytes
+            staged_bytes = running.service.core.window.used_bytes
             workers = len(running.supervision.workers.workers)
             self._metrics.update(metric_values(self._counters, staged_bytes=staged_bytes, workers=workers))
 
@@ -338,7 +316,7 @@ class FeedCoordinator(ConsumerApi):
         self._tasks.spawn(running.tuning.look(seen.demand_per_s if seen is not None else 0.0))
         if seen is None:
             return
-        running.send(
+        running.service.send(
             self._demand.paces(
                 look,
                 seen,
@@ -366,8 +344,6 @@ class FeedCoordinator(ConsumerApi):
         if self._running is not None:
             # This order answers callers while the actors that they call are still alive.
             self._running.service.fail(reason)
-            self._running.lanes.tell()
-            await self._running.lanes.end()
             await self._running.supervision.end(reason)
             await self._running.service.end_writing()
         self._workers.end_all()  # workers of a feed that was not open yet
@@ -390,41 +366,13 @@ class FeedCoordinator(ConsumerApi):
         announced = calls.announce(consumers, others)
         running = await self._until_running()
         for event in announced:
-            running.send(event)
-        await running.lanes.told()
-
-    async def join(self, request: JoinRequest) -> Admission:
-        """Open a session, in the first lane if the feed has several.
-
-        Raises:
-            FeedFailedError: the feed cannot continue.
-        """
-        admission = await super().join(request)
-        (await self._until_running()).lanes.tell()
-        return admission
-
-    async def leave(
-        self,
-        consumer: str,
-        session: int | None,
-        successors: int = 0,
-        report: ConsumerReport | None = None,
-    ) -> None:
-        """End a consumer's session; its place may be held for one of ``successors`` consumers.
-
-        ``session`` is None if Tune or a user ends the consumer from outside.
-        """
-        await super().leave(consumer, session, successors, report)
-        lanes = (await self._until_running()).lanes
-        lanes.tell()
-        if session is None:
-            await lanes.leave(consumer)
+            running.service.send(event)
 
     def _take_report(self, consumer: str, report: ConsumerReport) -> None:
         self._counters.report(consumer, report)
 
     async def relaying(self, node: str, may_start: bool) -> Any | None:
-        """Return the actor that relays calls on a node: its cache node or a relay. Further lanes call this too."""
+        """Return the actor that relays calls on a node: its cache node or a relay."""
         cache = (await self._until_running()).supervision.caches.actors.get(node)
         return await relay_node(self._settings.name, node, may_start=may_start) if cache is None else cache
 
@@ -485,7 +433,7 @@ class FeedCoordinator(ConsumerApi):
         if not self._opened.is_set() and not self._has_predecessor:
             raise FeedFailedError(f"feed {self._settings.name!r} is still starting{self._why_not_open()}")
         running = await self._until_running(STATUS_S)
-        has_ended = running.service.core.failed is not None  # caches and lanes are gone: calls would time out
+        has_ended = running.service.core.failed is not None  # caches are gone: calls would time out
         return snapshot(
             self._counters,
             running.info,
@@ -494,7 +442,6 @@ class FeedCoordinator(ConsumerApi):
             running.supervision,
             claims=await self.claims(),
             caches={} if has_ended else await running.supervision.caches.stats(),
-            lane_reports=[] if has_ended else await running.lanes.lane_reports(),
         )
 
     async def costs(self) -> LoadingCosts:
@@ -503,16 +450,14 @@ class FeedCoordinator(ConsumerApi):
         return self._counters.costs(self._settings.cpu_price_per_h)
 
     async def story(self, thing: str) -> list[str]:
-        """Return the history of a block, consumer or worker in all lanes; see `mbaas.Feed.story`.
+        """Return the history of a block, consumer or worker; see `mbaas.Feed.story`.
 
         Raises:
             ConfigError: `thing` is unknown; the message lists the valid names.
         """
         thing = calls.thing(thing)
         running = await self._until_running()
-        in_lane = told_by(running.service.core, running.service.lane, thing)
-        own = with_supervisor(in_lane, running.supervision.state.stories, thing)
-        return await told_by_all(own, running.info.lanes, thing)
+        return story_of(running.service.core.stories, running.supervision.state.stories, thing)
 
     async def ledgers(self, page: int) -> tuple[LedgerEntry, ...]:
         """Return a page of the ledgers, 0 for the oldest; () after the last one."""

@@ -1,6 +1,6 @@
 """Builds the `Opening` of a feed, the starting point of `mbaas.coordinator.supervision`.
 
-A new feed starts its workers and lanes; a restarted coordinator adopts its predecessor's.
+A new feed starts its workers; a restarted coordinator adopts its predecessor's.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import ray
 from mbaas.coordinator import recovery
 from mbaas.coordinator.asking import answer_or_none
 from mbaas.coordinator.cache_pool import CachePool, FoundCache
-from mbaas.coordinator.lane import start_lanes
 from mbaas.coordinator.worker_pool import WorkerPool
 from mbaas.core import cluster_events as ev
 from mbaas.core.layout import Layout, lay_out
@@ -36,7 +35,6 @@ class Opening:
 
     Attributes:
         settings: the feed's options, with the measured size of its cache.
-        lanes: coordinators of lanes 1 and up.
         begin: the supervisor's first event.
         lent: key -> a worker of this feed that works for another feed.
     """
@@ -46,7 +44,6 @@ class Opening:
     layout: Layout
     workers: WorkerPool
     caches: CachePool
-    lanes: tuple[Any, ...]
     begin: ev.Begin
     lent: Mapping[Hashable, Any] = field(default_factory=dict)
 
@@ -54,16 +51,15 @@ class Opening:
 async def prepare(
     settings: FeedSettings, workers: WorkerPool, dataset: Dataset, pipeline: Pipeline, launched: Mapping[str, Any]
 ) -> Opening:
-    """Start all workers and lanes of a new feed, and measure a prepared sample.
+    """Start all workers of a new feed, and measure a prepared sample.
 
     ``launched`` are the actors of the starting workers, by name.
 
     Raises:
-        ResourceError: workers did not get their CPUs, or lanes could not be started.
+        ResourceError: workers did not get their CPUs.
         BadSampleError: no sample can be prepared.
         ConfigError: the staging budget is too small.
     """
-    lanes = await start_lanes(settings)
     dataset_ref = ray.put(dataset)
     started = await workers.start_all(launched)
     probe = await workers.probe(started[0], dataset_ref)
@@ -87,17 +83,17 @@ async def prepare(
     )
     settings = layout.sized(settings)
     caches = CachePool(settings, dataset, dataset_ref, layout)
-    return Opening(settings, dataset, layout, workers, caches, lanes, begin)
+    return Opening(settings, dataset, layout, workers, caches, begin)
 
 
 async def adopt(settings: FeedSettings, workers: WorkerPool) -> Opening:
-    """Take over the workers, cache nodes and lanes of an earlier coordinator that are still alive.
+    """Take over the workers and cache nodes of an earlier coordinator that are still alive.
 
     Raises:
-        ResourceError: only cache nodes have the dataset and none answers now, or a missing lane cannot be started.
+        ResourceError: only cache nodes have the dataset and none answers now.
         FeedFailedError: the feed's layout or its dataset is lost.
     """
-    feed, lanes = settings.name, await start_lanes(settings)
+    feed = settings.name
     layout, dataset = await asyncio.to_thread(recovery.recall, feed)
     found = await CachePool.survivors(feed)
     # A dataset too large for the key-value store is available from the cache nodes only.
@@ -130,7 +126,7 @@ async def adopt(settings: FeedSettings, workers: WorkerPool) -> Opening:
         rooms={node: caches.rooms[node] for node, _ in found if node in caches.rooms},
     )
     lent: dict[Hashable, Any] = {key: actor for each in survivors.lent.values() for key, actor in each.items()}
-    return Opening(settings, dataset, layout, workers, caches, lanes, begin, lent)
+    return Opening(settings, dataset, layout, workers, caches, begin, lent)
 
 
 async def _dataset_of(found: Mapping[tuple[str, int], FoundCache]) -> Dataset | None:

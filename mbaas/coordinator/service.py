@@ -1,4 +1,4 @@
-"""The shell around one lane's staging core, the same in every coordinator of a feed.
+"""The shell around the staging core of a feed.
 
 `ConsumerApi` defines the calls of consumers. `ConsumerService` translates calls and completions into events for the
 core, and the core's instructions into calls. In Ray the caller of a method owns its result. The coordinator calls
@@ -10,7 +10,6 @@ from __future__ import annotations
 import abc
 import asyncio
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -23,16 +22,14 @@ from mbaas import slots
 from mbaas.bugs import in_short, is_bug
 from mbaas.coordinator.asking import answer_or_none
 from mbaas.coordinator.background import InternalErrors, decide
-from mbaas.coordinator.counters import Counters, add
+from mbaas.coordinator.counters import Counters
 from mbaas.coordinator.local_calls import LocalCalls, Spawn
 from mbaas.coordinator.relayed_calls import RelayedCalls
-from mbaas.coordinator.stories import LaneStory, told_by
 from mbaas.coordinator.worker_pool import WorkerHandle
 from mbaas.coordinator.written_epochs import EpochWriter
 from mbaas.core import calls
 from mbaas.core import cluster_events as cluster
 from mbaas.core import events as ev
-from mbaas.core.lane_following import WorkerEvent
 from mbaas.core.layout import Layout
 from mbaas.core.slot_use import SlotUse
 from mbaas.core.state import StagingState
@@ -55,7 +52,6 @@ from mbaas.messages import (
     FeedInfo,
     FetchCounts,
     JoinRequest,
-    Lane,
 )
 from mbaas.order import Shuffle
 from mbaas.placement import PartRequest, PlacementHistory
@@ -76,7 +72,7 @@ class _Call:
 
 
 class ConsumerService:
-    """Serves the blocks of one lane.
+    """Serves the blocks of a feed.
 
     Args:
         placements: history of the placements that cut blocks into parts.
@@ -88,19 +84,16 @@ class ConsumerService:
 
     Attributes:
         core: the staging state.
-        lane: the lane; consumers and the core use block numbers local to it.
-        detached: recent consumers -> times that they were moved out of step here because they delayed others.
     """
 
     def __init__(
         self,
         info: FeedInfo,
         layout: Layout,
-        lane: Lane,
         *,
         placements: PlacementHistory,
         worker_of: Callable[[str], WorkerHandle | None],
-        report: Callable[[WorkerEvent], None],
+        report: Callable[[cluster.Event], None],
         waits_for: Callable[[], Sequence[str]],
         counters: Counters,
         errors: InternalErrors,
@@ -108,27 +101,24 @@ class ConsumerService:
         written: Mapping[int, Shuffle] | None = None,
         cache_of: Callable[[str], Any] = lambda _node: None,
     ) -> None:
-        self._info, self.lane, self._waits_for = info, lane, waits_for
+        self._info, self._waits_for = info, waits_for
         self._worker_of, self._report, self._counters, self._spawn = worker_of, report, counters, spawn
         self._errors, self._cache_of = errors, cache_of
         self.core = StagingState(
             layout.limits(info.settings),
-            lane.blocks_per_epoch,
-            lambda own: layout.block_bytes(lane.feed_block(own)),
-            lambda own, shuffle: placements.parts(lane.feed_block(own), shuffle),
-            lane.number,
+            info.order.blocks_per_epoch,
+            layout.block_bytes,
+            placements.parts,
             keeps_all=layout.keeps_all,
             block_samples=info.order.block_samples,
             is_shuffled=info.order.shuffled,
-            lanes=lane.lanes,
             written=written,
         )
-        self.detached: Counter[str] = Counter()
         self._writer = EpochWriter(info.settings.name, info.fingerprint, tell=self.send, errors=errors, spawn=spawn)
         self._staged: dict[int, dict[int, DeliveredPart]] = {}
         self._copies: dict[int, Any] = {}  # move number -> reference of the copy, until it is used
         self._calls: dict[str, _Call] = {}
-        self._sessions = time.time_ns() // 1_000_000  # above the sessions of an earlier coordinator of this lane
+        self._sessions = time.time_ns() // 1_000_000  # above the sessions of an earlier coordinator
         self._progress = 0
         block_bytes = info.order.block_samples * info.spec.nbytes
         self._slot_use = SlotUse(ray.get_runtime_context().get_node_id(), info.settings.staging_bytes // block_bytes)
@@ -137,14 +127,14 @@ class ConsumerService:
 
     def join(self, request: JoinRequest) -> Admission:
         """Open a session; see `ConsumerApi.join`."""
-        leads, order = self.core.consumers.leads, self._info.order if self.lane.lanes == 1 else None
-        event = calls.join(request, self._sessions + 1, leads=leads, order=order, out_of_reach=self.core.out_of_reach)
+        out_of_reach = self.core.out_of_reach
+        event = calls.join(request, self._sessions + 1, order=self._info.order, out_of_reach=out_of_reach)
         self._sessions, consumer = self._sessions + 1, event.consumer
         # A pending call under this name belongs to the session that ends now, possibly in another program.
         self._answer(consumer, Delivery(error=StateError(f"consumer {consumer!r} joined again elsewhere")))
         for instruction in self.send(event):
             if isinstance(instruction, ev.Admitted):
-                return Admission(instruction.session, instruction.cursor, instruction.own_epoch, self._info, self.lane)
+                return Admission(instruction.session, instruction.cursor, instruction.own_epoch, self._info)
             if isinstance(instruction, ev.Refuse) and self.core.failed is None:
                 raise StateError(f"consumer {consumer!r} cannot join: {instruction.reason}")
         raise FeedFailedError(self.core.failed or f"consumer {consumer!r} was not admitted")
@@ -174,11 +164,7 @@ class ConsumerService:
 
     def explain_wait(self, consumer: str) -> str:
         """Return one clause that explains the wait of a consumer."""
-        return self._named(self.core.explain_wait(consumer, self._waits_for()))
-
-    def _named(self, text: str) -> str:
-        """Prefix a sentence of the core with the lane, because its block numbers are local to the lane."""
-        return text if self.lane.lanes == 1 else f"lane {self.lane.number}: {text}"
+        return self.core.explain_wait(consumer, self._waits_for())
 
     # ---- instructions ----
 
@@ -204,7 +190,7 @@ class ConsumerService:
             case ev.DropBlock():
                 self._staged.pop(instruction.block, None)
                 if instruction.anew:
-                    self._counters.forget(self.lane.feed_block(instruction.block))
+                    self._counters.forget(instruction.block)
             case ev.WriteEpochs():
                 self._writer.write(instruction)
             case ev.MovePart():
@@ -217,16 +203,14 @@ class ConsumerService:
                 )
             case ev.ReplaceWorker():
                 self._report(cluster.WorkerDied(instruction.worker, instruction.reason, instruction.blame))
-            case ev.Detached():
-                add(self.detached, instruction.consumer, 1)
             case ev.ReleaseWorker():
                 self._report(cluster.WorkerDone(instruction.worker))
             case ev.RemoveConsumer() | ev.Refuse():
                 self._expel(instruction.consumer, instruction.session, self._why_expelled(instruction))
             case ev.Note():
-                self._counters.note(self._named(instruction.text))
+                self._counters.note(instruction.text)
         if isinstance(instruction, ev.RemoveConsumer):
-            self._counters.note(self._named(f"{instruction.consumer} was removed: {instruction.reason}"))
+            self._counters.note(f"{instruction.consumer} was removed: {instruction.reason}")
 
     def _delivered(self, number: int) -> DeliveredBlock:
         staged_as = self.core.window.staged_as(number)
@@ -237,7 +221,7 @@ class ConsumerService:
         # A part that ended in a bad sample has no arrays and names the sample. Without such a part, workers died over
         # the block.
         bad = tuple(part for _, part in sorted(parts.items()) if not part.refs)
-        first, end = self._info.order.span(self.lane.feed_block(number))
+        first, end = self._info.order.span(number)
         where = f"samples {first} to {end - 1} in the order of an epoch"
         failure = None if bad else PrepFailedError(f"{where} could not be prepared: {error}")
         return DeliveredBlock(number, shuffle, bad, failure)
@@ -284,7 +268,7 @@ class ConsumerService:
         worker = self._worker_of(order.worker)
         if worker is None:
             return  # the core will receive its death shortly and reassign the part
-        block = self.lane.feed_block(order.block)
+        block = order.block
         # With "raise" no consumer ever got this block without its bad samples, so prepare every sample again.
         skips = self._info.settings.on_bad_sample == "skip"
         left_out = self._counters.left_out(block) if skips else ()
@@ -315,7 +299,7 @@ class ConsumerService:
         )
 
     def _note_slots(self, why: str) -> None:
-        self._counters.note(self._named(f"blocks go through the object store from now on: {why}"))
+        self._counters.note(f"blocks go through the object store from now on: {why}")
 
     async def _move(self, order: ev.MovePart) -> None:
         """Copy a part to another node, as an object that this coordinator owns."""
@@ -331,9 +315,8 @@ class ConsumerService:
         self.send(ev.PartMoved(order.move))
         del self._copies[order.move]
 
-    def _tell_of(self, worker: WorkerHandle, event: WorkerEvent) -> None:
-        # A restarted main coordinator reuses the names of dead workers. A further lane's call to the old worker may end
-        # after that, and must not be reported for the new one.
+    def _tell_of(self, worker: WorkerHandle, event: cluster.Event) -> None:
+        # A late result of a call to an earlier worker of the same name must not be reported for the new one.
         newest = self._worker_of(worker.name)
         if newest is None or newest.pid == worker.pid:
             self._report(event)
@@ -370,7 +353,7 @@ class ConsumerService:
         error = str(BadSampleError(meta.bad[0].uri, meta.bad[0].reason)) if fatal else None
         self.send(ev.TaskEnded(order.task, error, lacks=bool(meta.bad) and not fatal))
         floor = min((blocks.start for blocks in self.core.consumers.wanted()), default=0)
-        self._counters.forget_below(self.lane.feed_block(floor))
+        self._counters.forget_below(floor)
 
 
 def _lent(part: DeliveredPart) -> DeliveredPart:
@@ -379,7 +362,7 @@ def _lent(part: DeliveredPart) -> DeliveredPart:
 
 
 class ConsumerApi(abc.ABC):
-    """The calls of consumers, accepted by every coordinator of a feed.
+    """The calls of consumers.
 
     Arguments are validated first (`mbaas.core.calls`): each call raises ConfigError for an invalid value.
     """
@@ -476,15 +459,9 @@ class ConsumerApi(abc.ABC):
         if report is not None:
             await self._until_kept(report)
 
-    async def lane_story(self, thing: str) -> LaneStory:
-        """Return this lane's history of a block, a consumer or a prep worker."""
-        thing = calls.thing(thing)
-        service = await self._until_open()
-        return told_by(service.core, service.lane, thing)
-
     @abc.abstractmethod
     def _take_report(self, consumer: str, report: ConsumerReport) -> None:
-        """Record a consumer's report; only the first lane uses it."""
+        """Record a consumer's report."""
 
     @abc.abstractmethod
     async def _until_kept(self, report: ConsumerReport) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from mbaas.cache.stats import CacheStats
 from mbaas.coordinator.counters import Counters
@@ -11,7 +11,6 @@ from mbaas.coordinator.service import ConsumerService
 from mbaas.coordinator.supervision import Supervision
 from mbaas.coordinator.worker_pool import WorkerHandle
 from mbaas.core.consumers import Consumer
-from mbaas.core.lane_messages import LaneReport
 from mbaas.core.state import StagingState
 from mbaas.core.supervised import WorkerPhase
 from mbaas.messages import Amount, Claims, ConsumerReport, FeedInfo
@@ -30,9 +29,8 @@ def snapshot(
     *,
     claims: Claims,
     caches: Mapping[str, CacheStats],
-    lane_reports: Sequence[LaneReport],
 ) -> FeedStatus:
-    """Return the feed's status, with statistics of ``caches`` by node id and full reports of the further lanes."""
+    """Return the feed's status, with statistics of ``caches`` by node id."""
     settings, order, core, worker_pool = info.settings, info.order, service.core, supervision.workers
     for node, stats in caches.items():
         counters.caches_cpu_s.enter((node, stats.incarnation), stats.cpu_s)
@@ -44,10 +42,9 @@ def snapshot(
         blocks_per_epoch=order.blocks_per_epoch,
         engine=engine,
         dali_share=settings.dali_share,
-        lanes=settings.staging.lanes,
-        members=tuple(_member(counters, service, m, lane_reports) for m in core.consumers.by_name.values()),
+        members=tuple(_member(counters, service, m) for m in core.consumers.by_name.values()),
         claims=claims,
-        workers=tuple(_worker(counters, core, worker, lane_reports) for worker in worker_pool.workers.values()),
+        workers=tuple(_worker(counters, core, worker) for worker in worker_pool.workers.values()),
         workers_at_work=len(supervision.state.in_phase(WorkerPhase.WORKING)),
         waits_for=supervision.waits_for(),
         skipped=tuple(counters.skipped.values()),
@@ -55,8 +52,8 @@ def snapshot(
         notes=tuple(counters.notes),
         ledgers=tuple((entry.consumer, entry.ledger) for entry in counters.ledgers.newest(SHOWN_LEDGERS)),
         inexact_epochs=counters.ledgers.inexact,
-        staged_blocks=len(core.window.blocks) + sum(lane_report.staged_blocks for lane_report in lane_reports),
-        staged_bytes=core.window.used_bytes + sum(lane_report.staged_bytes for lane_report in lane_reports),
+        staged_blocks=len(core.window.blocks),
+        staged_bytes=core.window.used_bytes,
         staging_bytes=settings.staging_bytes,
         keeps_all=core.consumers.keeps_all,
         prepared_blocks=counters.parts,
@@ -112,10 +109,8 @@ def metric_values(counters: Counters, *, staged_bytes: int, workers: int) -> dic
     return values
 
 
-def _member(
-    counters: Counters, service: ConsumerService, member: Consumer, lane_reports: Sequence[LaneReport]
-) -> ConsumerStatus:
-    epoch, block = divmod(service.lane.feed_block(member.cursor), service.lane.feed_blocks)
+def _member(counters: Counters, service: ConsumerService, member: Consumer) -> ConsumerStatus:
+    epoch, block = divmod(member.cursor, service.core.blocks_per_epoch)
     if service.core.epochs.is_aside(member.cursor):
         epoch = service.core.epochs.shuffle_of(member.cursor).epoch
     return ConsumerStatus(
@@ -125,7 +120,7 @@ def _member(
         trial=member.trial,
         epoch=epoch,
         block=block,
-        held_blocks=sum(map(len, member.held())) + sum(f.held.get(member.name, 0) for f in lane_reports),
+        held_blocks=sum(map(len, member.held())),
         cohort=member.cohort,
         apart=member.apart,
         waits_for=service.explain_wait(member.name) if member.waiting else "",
@@ -134,13 +129,10 @@ def _member(
     )
 
 
-def _worker(
-    counters: Counters, core: StagingState, handle: WorkerHandle, lane_reports: Sequence[LaneReport]
-) -> WorkerStatus:
+def _worker(counters: Counters, core: StagingState, handle: WorkerHandle) -> WorkerStatus:
     busy_s, samples = counters.worker_prep_s[handle.name], counters.worker_samples[handle.name]
     worker = core.tasks.workers.get(handle.name)
     tasks = len(worker.tasks) if worker is not None else 0
-    tasks += sum(lane_report.tasks.get(handle.name, 0) for lane_report in lane_reports)
     return WorkerStatus(handle.name, handle.pid, tasks, samples, samples / busy_s if busy_s else 0.0)
 
 

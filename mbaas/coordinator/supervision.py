@@ -22,7 +22,7 @@ from mbaas.coordinator.opening import Opening
 from mbaas.coordinator.worker_pool import WorkerHandle
 from mbaas.core import cluster_events as ev
 from mbaas.core import events as staging
-from mbaas.core.layout import credit
+from mbaas.core.layout import CREDIT
 from mbaas.core.supervisor import Supervisor
 from mbaas.errors import ResourceError, last_line
 from mbaas.settings import FeedSettings
@@ -45,7 +45,7 @@ OPEN_S = 60.0
 
 
 class Supervision:
-    """The workers, cache nodes and lanes of one open feed.
+    """The workers and cache nodes of one open feed.
 
     Attributes:
         state: the supervisor, which makes all decisions.
@@ -63,16 +63,14 @@ class Supervision:
     ) -> None:
         self._settings, self._counters, self._errors, self._spawn = settings, counters, errors, spawn
         self.workers, self.caches, self.layout = opening.workers, opening.caches, opening.layout
-        lanes = settings.staging.lanes
         self.state = Supervisor(
             own=settings.prep_workers,
-            credit=credit(lanes),
-            lanes=lanes,
+            credit=CREDIT,
             staging_bytes=settings.staging_bytes,
             needs=self.workers.needs,
         )
-        self._begin, self._lanes = opening.begin, dict(enumerate(opening.lanes, 1))
-        self._listeners: list[Callable[[staging.Event], Any]] = []  # each forwards its events to staging states
+        self._begin = opening.begin
+        self._forward: Callable[[staging.Event], Any]  # to the staging core; set by `begin`
         self._events: deque[ev.Event] = deque()
         self._is_handling = False
         self._works = asyncio.Event()
@@ -83,12 +81,12 @@ class Supervision:
 
     # ---- start and end ----
 
-    def subscribe(self, listener: Callable[[staging.Event], Any]) -> None:
-        """Send a listener all further events about workers and nodes that lanes need."""
-        self._listeners.append(listener)
+    def begin(self, forward: Callable[[staging.Event], Any], consumer_nodes: Callable[[], frozenset[str]]) -> None:
+        """Start supervision, and watch the nodes of workers, caches and consumers.
 
-    def begin(self, consumer_nodes: Callable[[], frozenset[str]]) -> None:
-        """Start supervision, and watch the nodes of workers, caches and consumers."""
+        ``forward`` gets all events about workers and nodes that the staging core needs.
+        """
+        self._forward = forward
         self.handle(self._begin)
         self._spawn(self._watch_nodes(consumer_nodes))
 
@@ -171,13 +169,8 @@ class Supervision:
                 self.caches.use_placement(instruction.version)
             case ev.VacateNode():
                 self._spawn(self._vacate(instruction.node))
-            case ev.RestartLane():
-                ray.kill(self._lanes[instruction.lane], no_restart=False)
-            case ev.EndLane():
-                ray.kill(self._lanes[instruction.lane])
-            case ev.TellLanes():
-                for listener in self._listeners:
-                    listener(instruction.event)
+            case ev.Forward():
+                self._forward(instruction.event)
                 if isinstance(instruction.event, staging.WorkerUp):
                     self._works.set()
             case ev.Note():

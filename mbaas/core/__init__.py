@@ -25,12 +25,9 @@ Modules:
 `transitions`     states of parts, blocks, consumers and workers, and the allowed transitions
 `story`           history of each block, consumer and worker
 `explain`         why a consumer waits; consistency of the tables
-`supervisor`      workers, caches and lanes. **When the last worker dies?** `Supervisor._match_worker_count`
-`supervised`      phases of prep workers, cache nodes and lanes
+`supervisor`      workers and caches. **When the last worker dies?** `Supervisor._match_worker_count`
+`supervised`      phases of prep workers and cache nodes
 `homes`           home nodes of samples, and when they change
-`lanes`           health of the lanes other than lane 0: serving, silent, or being restarted
-`lane_following`  synchronisation of the main coordinator and the other lanes
-`lane_messages`   messages between them
 `waits`           current waits of a feed, and when they are logged
 `cluster_events`  events and instructions of the supervisor
 `layout`          samples per block, bounds and budgets: fixed when a feed opens

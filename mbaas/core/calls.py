@@ -43,17 +43,13 @@ MOST_RANKS = 65_536
 """Largest number of ranks of one trial."""
 
 
-def join(
-    request: object, session: int, *, leads: bool, order: SampleOrder | None = None, out_of_reach: range = range(0)
-) -> ev.Join:
+def join(request: object, session: int, *, order: SampleOrder, out_of_reach: range = range(0)) -> ev.Join:
     """Check a call that opens a session, and return its event.
 
     Args:
         request: as received from the consumer.
         session: number of the new session, assigned by the service.
-        leads: whether this lane decides where consumers start; in other lanes, the request must name a block.
-        order: order of the feed's samples; None in a feed of several lanes, where consumers start only at the beginning
-            of stream epochs.
+        order: order of the feed's samples.
         out_of_reach: see `within_reach`.
 
     Raises:
@@ -63,9 +59,8 @@ def join(
     if not isinstance(request, JoinRequest) or not isinstance(request.start, Start):
         raise ConfigError(f"a consumer must join by a JoinRequest, got {shown(request)}")
     who, begin = consumer_name(request.name), request.start
-    # Only lane 0 may choose a start (None): two lanes might choose different epochs.
     block = None
-    if begin.block is not None or not leads:
+    if begin.block is not None:
         block = within_reach("start", whole("start", begin.block), out_of_reach)
     resumed = None
     if begin.resumed is not None:
@@ -77,7 +72,7 @@ def join(
         session,
         block,
         _truth("flexible", begin.flexible),
-        _truth("now", begin.now) and order is not None,
+        _truth("now", begin.now),
         resumed,
         trial=who.trial,
         world_size=who.world_size,
@@ -99,10 +94,10 @@ def within_reach(field: str, block: int, out_of_reach: range) -> int:
     return block
 
 
-def resumption(value: object, order: SampleOrder | None) -> Resumption:
+def resumption(value: object, order: SampleOrder) -> Resumption:
     """Check and return the position where a consumer resumes inside its epoch."""
-    if not isinstance(value, Resumption) or not isinstance(value.own_epoch, OwnEpoch) or order is None:
-        raise ConfigError(f"resumed must be a Resumption, in a feed of one lane, got {shown(value)}")
+    if not isinstance(value, Resumption) or not isinstance(value.own_epoch, OwnEpoch):
+        raise ConfigError(f"resumed must be a Resumption, got {shown(value)}")
     own, blocks = value.own_epoch, order.blocks_per_epoch
     whole("resumed.own_epoch.begin", own.begin, most=order.num_samples - 1)
     whole("resumed.epoch", value.epoch, most=MOST_NUMBER // blocks)

@@ -1,4 +1,4 @@
-"""Events of a feed's workers, cache nodes, lanes and cluster nodes, and the resulting instructions for its coordinator.
+"""Events of a feed's workers, cache nodes and cluster nodes, and the resulting instructions for its coordinator.
 
 They are the inputs and outputs of the supervisor (`mbaas.core.supervisor`), as plain frozen values. The shell reports
 the outcome of every instruction that has one as an event. A report may be late, repeated or lost.
@@ -61,10 +61,9 @@ class WorkerDied(Struct, frozen=True):
 
 
 class WorkerDone(Struct, frozen=True):
-    """A leaving worker has no tasks left in one lane of the feed."""
+    """A leaving worker has no tasks left."""
 
     worker: str
-    lane: int = 0
 
 
 class WorkMeasured(Struct, frozen=True):
@@ -194,21 +193,6 @@ class NodeVacated(Struct, frozen=True):
     left: int = 0
 
 
-# ---- events: lanes ----
-
-
-class LaneAnswered(Struct, frozen=True):
-    """The coordinator of a lane answered, and has a recent state of the feed."""
-
-    lane: int
-
-
-class LaneLost(Struct, frozen=True):
-    """The process of a lane's coordinator is gone; Ray restarts it."""
-
-    lane: int
-
-
 # ---- events: beginning, end and time ----
 
 
@@ -304,8 +288,6 @@ Event: TypeAlias = (
     | PlacementMoved
     | PlacementFailed
     | NodeVacated
-    | LaneAnswered
-    | LaneLost
     | Begin
     | Stop
     | Tick
@@ -412,21 +394,7 @@ class VacateNode(Struct, frozen=True):
     node: str
 
 
-class RestartLane(Struct, frozen=True):
-    """Kill the process of a lane's coordinator, which Ray restarts; answered by `LaneAnswered` when it has its state
-    again.
-    """
-
-    lane: int
-
-
-class EndLane(Struct, frozen=True):
-    """Kill the coordinator of a lane for good; no answer."""
-
-    lane: int
-
-
-ForLanes: TypeAlias = (
+ForStaging: TypeAlias = (
     staging.WorkerUp
     | staging.WorkerDown
     | staging.WorkerLeaves
@@ -434,16 +402,13 @@ ForLanes: TypeAlias = (
     | staging.NodeLeaves
     | staging.NodeStays
 )
-"""Events of workers and nodes that are forwarded to lanes."""
+"""Events of workers and nodes that are forwarded to the staging core."""
 
 
-class TellLanes(Struct, frozen=True):
-    """Pass this event to the staging state of every lane.
+class Forward(Struct, frozen=True):
+    """Pass this event to the staging core."""
 
-    Only lane 0 copies its staged parts from a draining node; the other lanes prepare theirs again.
-    """
-
-    event: ForLanes
+    event: ForStaging
 
 
 class Note(Struct, frozen=True):
@@ -467,8 +432,6 @@ Instruction: TypeAlias = (
     | MovePlacement
     | UsePlacement
     | VacateNode
-    | RestartLane
-    | EndLane
-    | TellLanes
+    | Forward
     | Note
 )

@@ -9,7 +9,6 @@ cohorts if that increases the total throughput (`mbaas.core.pace`).
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -342,7 +341,6 @@ class ConsumerTable:
         epochs: shuffles of the stream's epochs.
         ahead_blocks, slack_blocks: see `Cohort`.
         stories: where the consumers' stories are stored.
-        leads: whether this lane decides where newcomers start and which consumers move to another cohort's epoch.
         keeps_all: whether all blocks of an epoch are kept for all epochs. Every consumer then has a separate cohort,
             because blocks are prepared only once anyway.
 
@@ -360,13 +358,12 @@ class ConsumerTable:
         ahead_blocks: int,
         stories: Stories,
         *,
-        leads: bool = True,
         keeps_all: bool = False,
         slack_blocks: int = 0,
     ) -> None:
         self.epochs, self.blocks_per_epoch = epochs, epochs.blocks_per_epoch
         self.ahead_blocks, self.slack_blocks = ahead_blocks, slack_blocks
-        self.leads, self.keeps_all = leads, keeps_all
+        self.keeps_all = keeps_all
         self.by_name: dict[str, Consumer] = {}
         self.cohorts: dict[int, Cohort] = {}
         self.prep_per_s = 0.0
@@ -493,15 +490,6 @@ class ConsumerTable:
         free = [consumer for consumer in self.by_name.values() if consumer.for_anyone]
         return sorted(free, key=lambda consumer: consumer.cursor)
 
-    def hold_reservations(self, reservations: frozenset[tuple[str, int]]) -> None:
-        """Hold exactly these reservations, (name, block), without a deadline: lane 0 decides when they end."""
-        for consumer in [c for c in self.by_name.values() if c.state is ConsumerState.RESERVED]:
-            if (consumer.name, consumer.cursor) not in reservations:
-                self.exit(consumer, "the first lane holds it no more")
-        for name, start in sorted(reservations):
-            if name not in self.by_name:  # it may have joined here before lane 0 reported it
-                self.enter(name, 0, self.cohort_towards(start), start, math.inf, ConsumerState.RESERVED)
-
     # ---- start positions ----
 
     def entrance(self, cohort: Cohort, least: int = 0) -> int:
@@ -589,13 +577,6 @@ class ConsumerTable:
         open_ones = [] if self.keeps_all else self.cohorts.values()
         return next((each for each in open_ones if each.may_go_on_at(start) and start <= each.horizon), None)
 
-    def cohort_towards(self, start: int) -> Cohort:
-        """Return the cohort that starts an epoch at ``start``, now or next, or a new one."""
-        met = [c for c in self.cohorts.values() if start in (c.join_start, c.next_boundary(c.slowest))]
-        if self.keeps_all or not met:
-            return self.cohort_at(start)
-        return max(met, key=lambda cohort: len(cohort.members))
-
     def new_cohort(self, start: int) -> Cohort:
         """Return a new cohort without members; blocks are prepared for it from ``start`` on."""
         boundary = start - start % self.blocks_per_epoch
@@ -624,17 +605,15 @@ class ConsumerTable:
                 and self._suits(own.group, other, own)
             ):
                 return self._unite(other, own)
-        return self._begin_ahead(consumer, others, is_ready) if self.leads and self._may_move(consumer) else None
+        return self._begin_ahead(consumer, others, is_ready) if self._may_move(consumer) else None
 
     def _begin_ahead(self, consumer: Consumer, others: Sequence[Cohort], is_ready: Callable[[int], bool]) -> str | None:
         # Moving is safe because any epoch has every sample once. Without it, two cohorts of equal pace would never
         # meet, and all of their blocks would be prepared twice.
         own = self.cohorts[consumer.cohort]
         is_alone = len(own.members) == 1
-        # A consumer that makes its first request has just been assigned to this cohort. With several lanes, consumers
-        # that move one by one would arrive in another order elsewhere.
-        if not is_alone and (self.epochs.lanes > 1 or not consumer.asked):
-            return None
+        if not is_alone and not consumer.asked:
+            return None  # it makes its first request, and has just been assigned to this cohort
         blocks = {other.number: self._near_start(other, is_ready) for other in others}
         ahead = [
             other

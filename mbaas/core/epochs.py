@@ -40,7 +40,6 @@ class EpochTable:
         blocks_per_epoch: blocks in one epoch.
         block_samples: samples per block; the last block of an epoch may have fewer.
         is_shuffled: whether epochs are shuffled; otherwise all have the same order, and consumers may start anywhere.
-        lanes: number of the feed's lanes; with several, consumers start only where epochs do, so that all lanes agree.
         written: epoch -> shuffle, as persisted by an earlier coordinator; None if shuffles are not persisted.
     """
 
@@ -50,11 +49,10 @@ class EpochTable:
         block_samples: int = 1,
         *,
         is_shuffled: bool = True,
-        lanes: int = 1,
         written: Mapping[int, Shuffle] | None = None,
     ) -> None:
         self.blocks_per_epoch, self.block_samples = blocks_per_epoch, block_samples
-        self.lanes, self._is_shuffled = lanes, is_shuffled
+        self._is_shuffled = is_shuffled
         self._shuffles = dict(written or {})
         self._pages = dict.fromkeys(number // PAGE_EPOCHS for number in self._shuffles)  # ordered by last change
         self._are_written = written is not None
@@ -147,9 +145,7 @@ class EpochTable:
     def can_begin(self, block: int) -> bool:
         """Return whether a consumer that starts its epoch at ``block`` will get each sample once."""
         cut = block % self.blocks_per_epoch * self.block_samples
-        if not cut or self.lanes > 1:
-            return not cut
-        if not self._is_shuffled:
+        if not cut or not self._is_shuffled:
             return True
         number = block // self.blocks_per_epoch
         here, after = self._shuffles.get(number), self._shuffles.get(number + 1)

@@ -158,12 +158,6 @@ class HandBack(Struct, frozen=True):
     number: int = 0
 
 
-class HoldReservations(Struct, frozen=True):
-    """Lane 0 holds exactly these reservations, (name, block); hold the same ones here."""
-
-    reservations: frozenset[tuple[str, int]]
-
-
 class Heartbeat(Struct, frozen=True):
     """A consumer is alive, perhaps busy with a long step; ``released`` and ``done`` as in `Ask`."""
 
@@ -171,12 +165,6 @@ class Heartbeat(Struct, frozen=True):
     session: int
     released: int
     done: int
-
-
-class DetachedElsewhere(Struct, frozen=True):
-    """Another lane moved a consumer that kept others waiting to a cohort of its own; do the same here."""
-
-    consumer: str
 
 
 class TrialPace(Struct, frozen=True):
@@ -266,12 +254,10 @@ Event: TypeAlias = (
     | PartStays
     | UnreadablePart
     | Announce
-    | HoldReservations
     | Join
     | Ask
     | HandBack
     | Heartbeat
-    | DetachedElsewhere
     | PacesMeasured
     | Leave
     | TaskEnded
@@ -362,7 +348,7 @@ class UsePart(Struct, frozen=True):
 class ReplaceWorker(Struct, frozen=True):
     """Kill this worker and start another: it is past its deadline, or failed several times in a row.
 
-    ``blame`` as in `WorkerDown`, for the other lanes.
+    ``blame`` as in `WorkerDown`.
     """
 
     worker: str
@@ -382,12 +368,6 @@ class RemoveConsumer(Struct, frozen=True):
     consumer: str
     session: int
     reason: str
-
-
-class Detached(Struct, frozen=True):
-    """Report to the other lanes that this consumer kept others waiting and has a cohort of its own now."""
-
-    consumer: str
 
 
 class Refuse(Struct, frozen=True):
@@ -415,7 +395,6 @@ Instruction: TypeAlias = (
     | ReplaceWorker
     | ReleaseWorker
     | RemoveConsumer
-    | Detached
     | Refuse
     | Note
 )

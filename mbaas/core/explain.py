@@ -41,7 +41,7 @@ def wait(
     if makers:
         return f"block {consumer.cursor} is being prepared by {', '.join(makers)}"
     if not tasks.workers:
-        # This lane counts only workers that have the placement; the supervisor knows why none do.
+        # Only workers with the placement count here; the supervisor knows why none have it.
         return "; ".join(["no prep worker is up", *awaited])
     cohort = consumers.cohorts[consumer.cohort]
     slowest = min(cohort.active or cohort.members, key=lambda m: m.cursor)  # all may rest if its call was given up

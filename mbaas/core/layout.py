@@ -16,16 +16,13 @@ from msgspec import Struct
 from mbaas.allocation.forms import SampleCosts
 from mbaas.budgets import sized_cache
 from mbaas.errors import ConfigError
-from mbaas.messages import DecodedSamples, Lane, Probe, SampleSpec
+from mbaas.messages import DecodedSamples, Probe, SampleSpec
 from mbaas.order import SampleOrder
 from mbaas.settings import FeedSettings, Timeouts
 from mbaas.units import size
 
 CREDIT = 2
-"""Tasks assigned to a worker at a time: one in progress, and one whose bytes are fetched meanwhile. In a feed with
-lanes, each lane assigns an equal share, at least one. Blocks are needed in turn, so a worker always has work from every
-lane.
-"""
+"""Tasks assigned to a worker at a time: one in progress, and one whose bytes are fetched meanwhile."""
 
 READY_AHEAD = 2
 """Blocks that may be ready ahead of the slowest consumer, in addition to those in preparation."""
@@ -59,9 +56,6 @@ for example to save its model, stops all others. A larger value costs time: all 
 event.
 """
 
-MIN_BLOCKS_PER_LANE = 4
-"""Blocks that a lane's share of the budget holds at least: two for a consumer that pauses, two for the others."""
-
 MIN_BLOCKS_STAGED = 3
 """One block that consumers read, one that is ready, and one in preparation."""
 
@@ -94,12 +88,12 @@ class Layout(Struct, frozen=True):
 
     Attributes:
         spec: shapes and dtypes of a prepared sample.
-        ahead_blocks: largest lead of prep over the furthest consumer, over all lanes.
+        ahead_blocks: largest lead of prep over the furthest consumer.
         readahead_bytes: raw bytes that each node reads ahead of prep.
         keeps_all: whether all epochs are identical and one epoch fits the staging budget.
         decoded: sizes and costs of decoded samples; None if none are cached.
         node_workers: largest number of prep workers per node.
-        slack_blocks: blocks by which the lead may be larger over the slowest consumer, over all lanes.
+        slack_blocks: blocks by which the lead may be larger over the slowest consumer.
         cache_bytes: capacity of a node's cache.
     """
 
@@ -125,8 +119,8 @@ class Layout(Struct, frozen=True):
 
     def shortage(self, settings: FeedSettings) -> str:
         """Return a warning if the staging memory cannot keep all workers busy; "" if it can."""
-        block_bytes, lanes, workers = self.block_bytes(0), settings.staging.lanes, self.node_workers
-        fitting, wanted = settings.staging_bytes // block_bytes, blocks_in_flight(workers, lanes)
+        block_bytes, workers = self.block_bytes(0), self.node_workers
+        fitting, wanted = settings.staging_bytes // block_bytes, blocks_in_flight(workers)
         # One block is read, one is ready. Prep goes no further than the end of the next epoch.
         if self.keeps_all or fitting >= min(workers + 2, 2 * self.order.blocks_per_epoch):
             return ""
@@ -140,39 +134,27 @@ class Layout(Struct, frozen=True):
         """Return the settings with the measured cache size."""
         return replace(settings, cache_bytes=self.cache_bytes)
 
-    def lane(self, number: int, settings: FeedSettings) -> Lane:
-        """Return the blocks of one lane."""
-        return Lane(self.order.blocks_per_epoch, number, settings.staging.lanes)
-
     def limits(self, settings: FeedSettings) -> StagingLimits:
-        """Return the bounds of each lane's staging core."""
-        lanes, timeouts = settings.staging.lanes, settings.timeouts
-        # Each lane applies its share of the bounds independently, without consulting the others.
+        """Return the bounds of the staging core."""
         return StagingLimits(
-            budget_bytes=settings.staging_bytes // lanes,
-            ahead_blocks=max(MIN_BLOCKS_STAGED - 1, -(-self.ahead_blocks // lanes)),
-            # A lane sees only its part of a worker's queue: its block may be queued behind blocks of other lanes.
-            timeouts=replace(timeouts, prep_s=timeouts.prep_s * lanes),
-            slack_blocks=self.slack_blocks // lanes,
+            budget_bytes=settings.staging_bytes,
+            ahead_blocks=self.ahead_blocks,
+            timeouts=settings.timeouts,
+            slack_blocks=self.slack_blocks,
         )
 
 
-def credit(lanes: int) -> int:
-    """Return the number of tasks that each lane assigns to a worker."""
-    return max(1, CREDIT // lanes)
-
-
-def blocks_in_flight(workers: int, lanes: int = 1) -> int:
+def blocks_in_flight(workers: int) -> int:
     """Return the number of blocks that keep all workers busy: blocks in preparation, ready blocks, and one being read.
 
-    ``workers`` is per node, because each node prepares a part of every block; the result is the total over all lanes.
+    ``workers`` is per node, because each node prepares a part of every block.
     """
-    return credit(lanes) * lanes * workers + READY_AHEAD + 1
+    return CREDIT * workers + READY_AHEAD + 1
 
 
-def blocks_in_budget(workers: int, lanes: int = 1) -> int:
+def blocks_in_budget(workers: int) -> int:
     """Return the number of blocks that the staging budget should hold; see `blocks_in_flight`."""
-    return max(MIN_BLOCKS_IN_BUDGET, MIN_BLOCKS_PER_LANE * lanes, blocks_in_flight(workers, lanes))
+    return max(MIN_BLOCKS_IN_BUDGET, blocks_in_flight(workers))
 
 
 def slack_blocks(fitting: int, ahead: int) -> int:
@@ -216,9 +198,9 @@ def lay_out(
             consumers continue with them, and measurements never repeat exactly.
 
     Raises:
-        ConfigError: the staging budget is too small, or there are more lanes than blocks.
+        ConfigError: the staging budget is too small.
     """
-    per_node, lanes = Counter(worker_nodes), settings.staging.lanes
+    per_node = Counter(worker_nodes)
     mean_raw_bytes = stored_bytes / stored_samples
     # Nodes may have different numbers of workers; a block must be large enough for the largest.
     workers, sample_bytes = max(per_node.values()), probe.spec.nbytes
@@ -233,23 +215,15 @@ def lay_out(
         most_workers=most_workers,
         sample_s=probe.sample_s + probe.read_s,
         nodes=len(per_node),
-        lanes=lanes,
     )
     if earlier is not None and earlier.spec == probe.spec and earlier.order.num_samples == num_samples:
         kept = earlier.order.block_samples
-        fits = MIN_BLOCKS_STAGED * lanes * kept * sample_bytes <= settings.staging_bytes
+        fits = MIN_BLOCKS_STAGED * kept * sample_bytes <= settings.staging_bytes
         block_size = kept if fits and kept % settings.batch_size == 0 else block_size
     order = SampleOrder(num_samples, settings.seed, block_size, settings.shuffle, redrawn)
-    if lanes > order.blocks_per_epoch:
-        raise ConfigError(
-            f"staging.lanes must be at most the blocks of an epoch, {order.blocks_per_epoch} of {block_size} samples, "
-            f"got {lanes}"
-        )
-    in_hand = credit(lanes) * lanes  # per worker, over all lanes
-    ahead = settings.staging.ahead_blocks or blocks_in_flight(most_workers, lanes) - 1
+    ahead = settings.staging.ahead_blocks or blocks_in_flight(most_workers) - 1
     fitting = settings.staging_bytes // (block_size * sample_bytes)  # a larger lead would not fit
-    readahead = int(mean_raw_bytes * block_size * in_hand * workers / len(per_node))  # the workers' current tasks
-    of_a_lane = min(num_samples, -(-order.blocks_per_epoch // lanes) * block_size)  # of the largest lane
+    readahead = int(mean_raw_bytes * block_size * CREDIT * workers / len(per_node))  # the workers' current tasks
     decoded = (
         None
         if probe.decoded is None or not settings.decoded
@@ -284,7 +258,7 @@ def lay_out(
         slack_blocks=slack_blocks(fitting, ahead),
         readahead_bytes=readahead if settings.staging.readahead_bytes is None else settings.staging.readahead_bytes,
         keeps_all=not (settings.shuffle or is_random or redrawn)
-        and of_a_lane * sample_bytes <= settings.staging_bytes // lanes,
+        and num_samples * sample_bytes <= settings.staging_bytes,
         decoded=decoded,
         node_workers=most_workers,
         cache_bytes=cache_bytes,
@@ -301,7 +275,6 @@ def block_samples(
     most_workers: int,
     sample_s: float,
     nodes: int = 1,
-    lanes: int = 1,
 ) -> int:
     """Return the samples of a block: as many whole minibatches as the bounds allow, at least one.
 
@@ -314,27 +287,24 @@ def block_samples(
         most_workers: largest number of workers per node; the budget should have room for the work of each.
         sample_s: seconds to read a sample on a node and prepare it in a worker.
         nodes: number of nodes; each prepares a part of the block.
-        lanes: number of lanes; each has its share of the budget, which must hold `MIN_BLOCKS_STAGED` blocks.
 
     Raises:
-        ConfigError: the budget does not hold `MIN_BLOCKS_STAGED` minibatches per lane.
+        ConfigError: the budget does not hold `MIN_BLOCKS_STAGED` minibatches.
 
     Example:
         64 samples of 150,528 bytes are 9.6 MB; 128 MiB hold 13 such minibatches, so a block has 832 samples.
     """
     # A minibatch has at most all samples of the dataset.
     batch_bytes = min(batch_size, num_samples) * sample_bytes
-    least = MIN_BLOCKS_STAGED * lanes
-    if staging_bytes < least * batch_bytes:
-        in_lanes = f" in {lanes} lanes" if lanes > 1 else ""
+    if staging_bytes < MIN_BLOCKS_STAGED * batch_bytes:
         raise ConfigError(
-            f"staging_bytes must hold at least {least} minibatches of {batch_size} samples{in_lanes} "
-            f"({size(least * batch_bytes)}), got {size(staging_bytes)}"
+            f"staging_bytes must hold at least {MIN_BLOCKS_STAGED} minibatches of {batch_size} samples "
+            f"({size(MIN_BLOCKS_STAGED * batch_bytes)}), got {size(staging_bytes)}"
         )
     per_s = nodes / max(sample_s, 1e-9)
     most = min(
         nodes * TARGET_BYTES / sample_bytes,
-        staging_bytes / blocks_in_budget(most_workers, lanes) / sample_bytes,
+        staging_bytes / blocks_in_budget(most_workers) / sample_bytes,
         per_s * TARGET_S,
         max(per_s * QUICK_S, MANY_MINIBATCHES * batch_size),
     )

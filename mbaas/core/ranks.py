@@ -140,7 +140,7 @@ class RankTable:
     finish its last epoch, before another one arrives, which must use the same plan.
 
     Args:
-        blocks_per_epoch: blocks of lane 0 in an epoch.
+        blocks_per_epoch: blocks in an epoch.
         session_of: (consumer, session number) -> the session; None if it is not open.
         written: state persisted by an earlier coordinator.
     """
@@ -285,8 +285,7 @@ class RankTable:
                     del trial.ranks[number]
                 else:
                     rank.cursor, rank.lease = session.cursor, session.deadline
-                    # Use ``done``, not the cursor: blocks delivered ahead may be unused. With several lanes, a rank may
-                    # return to an epoch in which lane 0 has no more blocks.
+                    # Use ``done``, not the cursor: blocks delivered ahead may be unused.
                     rank.epoch = max(0, session.done - 1) // self._blocks_per_epoch - rank.report.aside
                     trial.reached[number] = rank.epoch
             if not trial.ranks:

@@ -75,9 +75,6 @@ class StagingState:
         block_samples: samples per block; the last block of an epoch may have fewer.
         is_shuffled: whether epochs are shuffled; otherwise all have the dataset's order.
         cut: returns the parts of a block, which different nodes prepare; default: one part.
-        lane: number of the lane that owns these blocks. Only lane 0 decides where newcomers start and which consumers
-            move to another cohort's epoch.
-        lanes: number of the feed's lanes. With several, consumers start only at the beginning of a feed epoch.
         keeps_all: whether all epochs are identical and one epoch fits the budget. Each block is then prepared once and
             kept, so no consumer waits for another.
         written: epoch -> shuffle, as persisted by an earlier coordinator; None if shuffles are not persisted.
@@ -93,31 +90,28 @@ class StagingState:
         blocks_per_epoch: int,
         block_bytes: Callable[[int], int],
         cut: Cut = lambda _block, _shuffle: (WHOLE,),
-        lane: int = 0,
         *,
         keeps_all: bool = False,
         block_samples: int = 1,
         is_shuffled: bool = True,
-        lanes: int = 1,
         written: Mapping[int, Shuffle] | None = None,
     ) -> None:
         self.limits = limits
         self.blocks_per_epoch = blocks_per_epoch
         self.stories = Stories()
-        self.epochs = EpochTable(blocks_per_epoch, block_samples, is_shuffled=is_shuffled, lanes=lanes, written=written)
+        self.epochs = EpochTable(blocks_per_epoch, block_samples, is_shuffled=is_shuffled, written=written)
         self.consumers = ConsumerTable(
             self.epochs,
             limits.ahead_blocks,
             self.stories,
-            leads=lane == 0,
             keeps_all=keeps_all,
             slack_blocks=limits.slack_blocks,
         )
-        self.tasks = TaskTable(self.stories, lane)
+        self.tasks = TaskTable(self.stories)
         self.window = Window(limits.budget_bytes, self.stories, period=blocks_per_epoch if keeps_all else 0)
         self.next_epoch = max([number + 1 for number in written or () if number < ASIDE], default=0)
         self.failed: str | None = None
-        self._block_bytes, self._cut, self._lanes = block_bytes, cut, lanes
+        self._block_bytes, self._cut = block_bytes, cut
         self._scheduler = Scheduler(
             self.consumers, self.tasks, self.window, cut=self._begin_block, block_bytes=block_bytes, drop=self._drop
         )
@@ -177,8 +171,6 @@ class StagingState:
                 self._task_failed(event, now)
             case ev.Announce():
                 self._announce(event, now)
-            case ev.HoldReservations():
-                self.consumers.hold_reservations(event.reservations)
             case ev.Join():
                 self._join(event, now)
             case ev.Ask():
@@ -187,8 +179,6 @@ class StagingState:
                 self._hand_back(event)
             case ev.Heartbeat():
                 self._heartbeat(event, now)
-            case ev.DetachedElsewhere():
-                self._detach(event.consumer)
             case ev.PacesMeasured():
                 self._part_by_pace(event, now)
                 self._changed_nothing = not self._out
@@ -251,8 +241,8 @@ class StagingState:
 
     def _reservation_s(self, is_new: bool) -> float:
         # 0 if no reservation is made. ``is_new``: the trial does not continue where another ended, so no blocks are
-        # staged. With several lanes, every lane would have to know the start of trials that start immediately.
-        if self._starts.at_once and (is_new or self._lanes > 1):
+        # staged.
+        if self._starts.at_once and is_new:
             return 0.0
         return self._starts.hold_s(self._epoch_s)
 
@@ -278,8 +268,7 @@ class StagingState:
 
     @property
     def _epoch_s(self) -> float:
-        blocks = self.blocks_per_epoch * self._lanes
-        return blocks / self.consumers.prep_per_s if self.consumers.prep_per_s else 0.0
+        return self.blocks_per_epoch / self.consumers.prep_per_s if self.consumers.prep_per_s else 0.0
 
     @property
     def has_all(self) -> bool:
@@ -290,9 +279,6 @@ class StagingState:
     @property
     def out_of_reach(self) -> range:
         """Block numbers where no consumer may be: far beyond the stream, and below the side epochs."""
-        # Other lanes do not decide where consumers start, and a restarted lane counts epochs from 0.
-        if not self.consumers.leads:
-            return range(0)
         first = self.next_epoch + MOST_AHEAD_EPOCHS + 1
         return range(first * self.blocks_per_epoch, ASIDE * self.blocks_per_epoch)
 
@@ -366,11 +352,6 @@ class StagingState:
         return self.consumers.cohort_at(resumed.start), resumed.start, resumed.own_epoch
 
     def _first_block(self, event: ev.Join, place: Consumer | None) -> tuple[Cohort, int]:
-        # All lanes must agree on the start, so lane 0 decides.
-        if not self.consumers.leads:
-            assert event.start is not None, "the first lane decides where a consumer begins"
-            find = self.consumers.cohort_towards if event.flexible else self.consumers.cohort_at
-            return find(event.start), event.start
         if place is not None and (found := self._at_place(event, place)) is not None:
             return found
         otherwise = self._fresh_start() if event.start is None else event.start
@@ -633,7 +614,7 @@ class StagingState:
         self._changed_nothing = not (self._out or any(resumed) or rested)
 
     def _is_to_rest(self, consumer: Consumer, now: float) -> bool:
-        if consumer.state is not ConsumerState.BUSY or not consumer.is_between_epochs or self._lanes > 1:
+        if consumer.state is not ConsumerState.BUSY or not consumer.is_between_epochs:
             return False
         # A consumer that named its block, or that may not start elsewhere, keeps its position until its first request.
         is_free = consumer.asked or (consumer.moves and consumer.exact is None)
@@ -666,7 +647,6 @@ class StagingState:
             others = ", ".join(other.name for other in cohort.members if other is not member)
             kept = f"kept {others} waiting at block {member.cursor} for {units.seconds(waited_s)}"
             self.consumers.detach([member], f"it {kept}")
-            self._out.append(ev.Detached(member.name))
             why = ", and has asked for nothing since it joined" if never_began else ""
             self._out.append(ev.Note(f"{member.name} {kept}{why}: it goes on in a cohort of its own"))
 
@@ -677,19 +657,10 @@ class StagingState:
         waiting = [m.cursor for m in cohort.active if m.waiting and self.epochs.is_written(m.cursor)]
         return slowest_busy and not all(map(self.window.is_on_its_way, waiting))
 
-    def _detach(self, name: str) -> None:
-        # A consumer that is alone in this lane, or has not joined it, blocks no others here.
-        consumer = self.consumers.by_name.get(name)
-        if consumer is not None and len(self.consumers.cohorts[consumer.cohort].members) > 1:
-            self.consumers.detach([consumer], "it kept others waiting for their blocks in another lane")
-
     def _part_by_pace(self, event: ev.PacesMeasured, now: float) -> None:
         if self.consumers.keeps_all:
             return
         self.consumers.prep_per_s = event.prep_per_s
-        # Lanes would split at different times, and a trial's ranks might diverge.
-        if self._lanes > 1:
-            return
         for trial in event.trials:
             for consumer in map(self.consumers.by_name.get, trial.consumers):
                 if consumer is not None:
@@ -750,9 +721,8 @@ class StagingState:
                 continue
             # Deliver all consecutive ready blocks, so that a lagging loader makes few calls.
             end = consumer.cursor
-            most = consumer.want
-            if self._lanes == 1:  # at the end of its epoch it may pause, or continue elsewhere
-                most = min(most, consumer.own_epoch.end - consumer.cursor)
+            # At the end of its epoch it may pause, or continue elsewhere.
+            most = min(consumer.want, consumer.own_epoch.end - consumer.cursor)
             while end - consumer.cursor < most and self.window.is_ready(end) and self.epochs.is_written(end):
                 end += 1
             if end > consumer.cursor:

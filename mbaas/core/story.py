@@ -175,7 +175,7 @@ def unknown_thing(thing: str, names: Iterable[str]) -> ConfigError:
     return ConfigError(
         f"nothing is known of {thing!r}"
         + (f"; near it: {', '.join(near)}" if near else "")
-        + f'; a story is told of a block ("block 17"), a consumer, a prep worker, a further lane ("lane 1") or a '
+        + f'; a story is told of a block ("block 17"), a consumer, a prep worker or a '
         f'cache node ("cache 1a2b3c4d"): '
         f"{shown or 'there are none yet'}"
     )

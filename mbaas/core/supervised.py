@@ -1,7 +1,7 @@
-"""Prep workers, cache nodes and lanes as seen by a feed's supervisor, with their phases.
+"""Prep workers and cache nodes as seen by a feed's supervisor, with their phases.
 
-A lane tracks a worker while it can have tasks (`mbaas.core.tasks`). The supervisor tracks it from the request until it
-ends or works for another feed.
+The staging core tracks a worker while it can have tasks (`mbaas.core.tasks`). The supervisor tracks it from the
+request until it ends or works for another feed.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from mbaas.core.story import Story
 
@@ -31,7 +31,7 @@ class WorkerPhase(enum.Enum):
 
     STARTING = "it was requested, and does not answer yet"
     BRIEFING = "it is up, and needs the placement before it can work"
-    WORKING = "lanes give it tasks"
+    WORKING = "it gets tasks"
     LEAVING = "it gets no new tasks, and finishes those that it has"
     HANDED_OVER = "it was offered to another feed, which has not answered yet"
     GONE = "it ended, works elsewhere, or was given up; one that comes back is a new one"
@@ -45,14 +45,6 @@ class CachePhase(enum.Enum):
     DOUBTED = "a worker died on its node, and it is being probed"
     VACATING = "no sample has its home there, and the other caches fetch its samples"
     GONE = "it ended or was given up; the next one of its machine is a new one"
-
-
-class LanePhase(enum.Enum):
-    """Phase of the coordinator of a lane other than lane 0."""
-
-    BRIEFING = "its process is new or starting, and needs the state of the feed before it can serve"
-    SERVING = "it answers"
-    SILENT = "it should have answered, and has not"
 
 
 WORKER_PHASE_CHANGES: Mapping[WorkerPhase, frozenset[WorkerPhase]] = {
@@ -74,13 +66,6 @@ CACHE_PHASE_CHANGES: Mapping[CachePhase, frozenset[CachePhase]] = {
 }
 """Allowed phase changes of cache nodes."""
 
-LANE_PHASE_CHANGES: Mapping[LanePhase, frozenset[LanePhase]] = {
-    LanePhase.BRIEFING: frozenset({LanePhase.SERVING}),
-    LanePhase.SERVING: frozenset({LanePhase.BRIEFING, LanePhase.SILENT}),
-    LanePhase.SILENT: frozenset({LanePhase.BRIEFING, LanePhase.SERVING}),
-}
-"""Allowed phase changes of lanes, which live as long as the feed."""
-
 
 @dataclass
 class SupervisedWorker:
@@ -92,10 +77,8 @@ class SupervisedWorker:
         version: version of its placement; 0 for none.
         deadline: time when the awaited answer is overdue; None if no answer is awaited.
         failures: consecutive failed briefings.
-        turns: number of times that it started to work.
         key: key under which another feed offered it; None if none did.
         target: the feed that it moves to; None if it ends.
-        done_in: lanes in which it has finished, while LEAVING.
     """
 
     name: str
@@ -106,10 +89,8 @@ class SupervisedWorker:
     version: int = 0
     deadline: float | None = None
     failures: int = 0
-    turns: int = 0
     key: Hashable | None = None
     target: str | None = None
-    done_in: set[int] = field(default_factory=set)
 
     def transition(self, to: WorkerPhase, *why: object) -> None:
         """Change the phase and clear the deadline; raise InvariantError if that is not in `WORKER_PHASE_CHANGES`."""
@@ -150,21 +131,3 @@ class SupervisedCache:
     def answers(self) -> bool:
         """True if samples may have their homes there."""
         return self.phase in (CachePhase.UP, CachePhase.DOUBTED)
-
-
-@dataclass
-class SupervisedLane:
-    """The coordinator of a lane other than lane 0.
-
-    Its ``deadline`` is always set, because lanes exchange messages continuously.
-    """
-
-    number: int
-    story: Story
-    deadline: float
-    phase: LanePhase = LanePhase.BRIEFING
-
-    def transition(self, to: LanePhase, deadline: float, *why: object) -> None:
-        """Change the phase and set the deadline for the next answer; see `SupervisedWorker.transition`."""
-        self.story.change("", self.phase, to, LANE_PHASE_CHANGES, *why)
-        self.phase, self.deadline = to, deadline

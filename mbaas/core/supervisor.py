@@ -1,4 +1,4 @@
-"""State machine for a feed's prep workers, cache nodes and lanes, and for the home nodes of its samples.
+"""State machine for a feed's prep workers and cache nodes, and for the home nodes of its samples.
 
 It turns events into instructions and uses no clock, threads or Ray calls. All recovery decisions are made here, so a
 feed continues after any loss: a missing worker or cache is restarted as long as it is wanted. `FeedEnd` lists the few
@@ -27,16 +27,10 @@ Phases of a cache node (`CachePhase`)::
 
     and from every state to GONE: it did not start, does not answer, or its node is gone.
 
-Phases of a lane other than lane 0, which belongs to the main coordinator (`LanePhase`)::
-
-    Begin ──► BRIEFING ──LaneAnswered──► SERVING ◄──LaneAnswered──► SILENT (no answer for 5 s)
-                 ▲                          │                          │
-                 └─────────LaneLost─────────┴──after 30 s, RestartLane─┘
-
 A node whose cache does not answer, or that Ray reports as dead, is given up with all processes on it.
 
 Homes follow the workers: samples have their homes on nodes with a worker and a cache. One instruction (`MovePlacement`)
-computes and distributes a new placement. Only one runs at a time, and lanes cut blocks by the new placement only after
+computes and distributes a new placement. Only one runs at a time, and blocks are cut by the new placement only after
 it was distributed.
 """
 
@@ -51,7 +45,6 @@ from mbaas.allocation.giving_back import KeptBytes, Machine, to_let_go
 from mbaas.core import cluster_events as ev
 from mbaas.core import events as staging
 from mbaas.core.homes import MOVE_S, Homes, HomeWeights
-from mbaas.core.lanes import Lanes
 from mbaas.core.story import InvariantError, Stories
 from mbaas.core.supervised import (
     BEGIN_S,
@@ -95,8 +88,7 @@ class Supervisor:
 
     Args:
         own: workers that the feed was promised.
-        credit: tasks that a lane assigns to a worker at a time.
-        lanes: number of the feed's lanes.
+        credit: tasks assigned to a worker at a time.
         start_s: seconds from the request for a worker to its first answer.
         staging_bytes: largest staged size of the feed; see `mbaas.core.homes` for nodes without that room.
         needs: resources that each worker reserves, as text: "1 CPU".
@@ -107,7 +99,6 @@ class Supervisor:
         workers: by name, those requested and not gone; a coordinator uses each name once.
         caches: by node; at most one each.
         lent: feed -> keys of workers lent to it.
-        lanes: lanes other than lane 0.
         dead: nodes that Ray reports as dead.
         draining: nodes with workers or a cache of this feed that Ray will remove soon.
         ended: reason why the feed ended; nothing is started afterwards.
@@ -118,7 +109,6 @@ class Supervisor:
         *,
         own: int,
         credit: int,
-        lanes: int = 1,
         start_s: float = START_S,
         staging_bytes: int = 0,
         needs: str = "1 CPU",
@@ -132,8 +122,7 @@ class Supervisor:
         self.stories = Stories()
         self.dead: dict[str, None] = {}
         self.ended: str | None = None
-        self.lanes = Lanes(self.stories)
-        self._credit, self._lane_count = credit, lanes
+        self._credit = credit
         self._start_s, self._staging_bytes, self._needs = start_s, staging_bytes, needs
         self._waits = WaitTable()
         self._kept = KeptBytes()
@@ -190,7 +179,7 @@ class Supervisor:
             case ev.WorkerDied():
                 self._died(event)
             case ev.WorkerDone():
-                self._done(event.worker, event.lane)
+                self._done(event.worker)
             case ev.WorkMeasured():
                 self.homes.measured(event.work, self._now)
             case ev.CachesMeasured():
@@ -224,10 +213,6 @@ class Supervisor:
                     self._move_failed(event.reason)
             case ev.NodeVacated():
                 self._vacated(event)
-            case ev.LaneAnswered():
-                self.lanes.answered(event.lane, self._now)
-            case ev.LaneLost():
-                self.lanes.lost(event.lane, self._now)
             case ev.Stop():
                 self._stop(event.reason)
             case ev.Tick():
@@ -238,7 +223,6 @@ class Supervisor:
     def _begin(self, event: ev.Begin) -> None:
         # Workers start in BRIEFING: a restarted coordinator does not know which placement they have.
         self._begun = True
-        self.lanes.begin(self._lane_count, self._now)
         self.homes.version, self._numbers = event.version, itertools.count(event.serial)
         self.lent = {feed: list(keys) for feed, keys in event.lent.items() if keys}
         for name, found in event.workers.items():
@@ -275,7 +259,6 @@ class Supervisor:
 
     def _stop(self, reason: str) -> None:
         self.ended = reason
-        self._out += [ev.EndLane(number) for number in self.lanes.end(reason)]
         for worker in self.workers.values():
             if worker.owner is not None and worker.phase is not WorkerPhase.STARTING:
                 self._out.append(ev.HandOver(worker.name, worker.owner))  # it returns to its owner, or ends with it
@@ -433,7 +416,6 @@ class Supervisor:
         worker.version = max(worker.version, version)
         if worker.version >= self.homes.current.version and worker.node in self.homes.current.weights:
             worker.transition(WorkerPhase.WORKING)
-            worker.turns += 1
             self._last_failure = ""
             self._tell(staging.WorkerUp(name, self._credit, worker.node))
 
@@ -461,7 +443,7 @@ class Supervisor:
     def _died(self, event: ev.WorkerDied) -> None:
         worker = self.workers.get(event.worker)
         if worker is None or worker.phase is WorkerPhase.STARTING:
-            return  # a late report of a lane; the starting shell reports failures
+            return  # the shell that starts it reports failures
         cache = self.caches.get(worker.node)
         self._worker_gone(worker, event.reason, blame=event.blame)
         if cache is not None and cache.phase in (CachePhase.UP, CachePhase.VACATING):
@@ -492,12 +474,9 @@ class Supervisor:
         else:
             self._depart(worker)
 
-    def _done(self, name: str, lane: int) -> None:
+    def _done(self, name: str) -> None:
         worker = self.workers.get(name)
-        if worker is None or worker.phase is not WorkerPhase.LEAVING:
-            return
-        worker.done_in.add(lane)
-        if len(worker.done_in) == self._lane_count:
+        if worker is not None and worker.phase is WorkerPhase.LEAVING:
             self._depart(worker)
 
     def _depart(self, worker: SupervisedWorker) -> None:
@@ -702,7 +681,7 @@ class Supervisor:
             if worker.phase is WorkerPhase.WORKING and worker.node in self.draining:
                 self._let_go(worker, worker.owner)  # it finishes its tasks; its cache is still there
             elif worker.phase is WorkerPhase.WORKING and worker.node not in placement.weights:
-                # Otherwise lanes would assign it parts of other nodes, and stage the results on its own.
+                # Otherwise it would get parts of other nodes, and the results would be staged on its own.
                 self._take_off_work(worker, "its node has no homes any more")
             elif worker.name in event.told:
                 worker.version = max(worker.version, placement.version)
@@ -730,9 +709,6 @@ class Supervisor:
         for cache in list(self.caches.values()):
             if cache.deadline is not None and self._now >= cache.deadline:
                 self._overdue_cache(cache)
-        for number in self.lanes.overdue(self._now):
-            self._out.append(ev.RestartLane(number))
-            self._note(f"lane {number} does not answer, and is restarted")
         if self.homes.is_overdue(self._now):
             self._move_failed(f"no answer for {seconds(MOVE_S)}")
 
@@ -813,7 +789,7 @@ class Supervisor:
 
     @property
     def waits_for(self) -> tuple[str, ...]:
-        """Workers, cache nodes and lanes that are awaited, each as text without the duration."""
+        """Workers and cache nodes that are awaited, each as text without the duration."""
         return self._waits.awaited
 
     def told_waits(self, now: float) -> tuple[str, ...]:
@@ -827,7 +803,6 @@ class Supervisor:
             self.workers,
             self.caches,
             self.homes,
-            self.lanes.by_number,
             missing=self._missing(),
             needs=self._needs,
             last_failure=self._last_failure,
@@ -835,8 +810,8 @@ class Supervisor:
 
     # ---- helpers ----
 
-    def _tell(self, event: ev.ForLanes) -> None:
-        self._out.append(ev.TellLanes(event))
+    def _tell(self, event: ev.ForStaging) -> None:
+        self._out.append(ev.Forward(event))
 
     def _note(self, text: str) -> None:
         self._out.append(ev.Note(text))

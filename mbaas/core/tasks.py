@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -72,8 +71,6 @@ class TaskTable:
 
     Args:
         stories: where the workers' stories are stored.
-        turn: which of equally busy workers comes first; differs between lanes, so that they start with different
-            workers.
 
     Attributes:
         workers: by name; none is GONE.
@@ -83,8 +80,8 @@ class TaskTable:
             dropped.
     """
 
-    def __init__(self, stories: Stories, turn: int = 0) -> None:
-        self._stories, self._turn = stories, turn
+    def __init__(self, stories: Stories) -> None:
+        self._stories = stories
         self.workers: dict[str, Worker] = {}
         self._by_node: dict[str, dict[str, Worker]] = {}  # the same workers; no empty entries
         self.deaths: dict[int, list[Death]] = {}
@@ -152,10 +149,8 @@ class TaskTable:
 
     def with_credit(self, node: str) -> list[Worker]:
         """Return the node's workers that may get a task, least busy first."""
-        # Every worker gets a task before any gets its second one. Each lane starts with another worker, because lanes
-        # do not see each other's tasks.
-        able = deque(worker for worker in self._by_node.get(node, {}).values() if worker.has_credit)
-        able.rotate(-self._turn)
+        # Every worker gets a task before any gets its second one.
+        able = [worker for worker in self._by_node.get(node, {}).values() if worker.has_credit]
         return sorted(able, key=lambda worker: len(worker.tasks))
 
     def any_credit(self) -> bool:

@@ -1,4 +1,4 @@
-"""Current waits of a feed for workers, cache nodes, lanes or placements: their duration, and when they are logged.
+"""Current waits of a feed for workers, cache nodes or placements: their duration, and when they are logged.
 
 They are derived from the supervisor's tables alone. A wait lasts as long as its kind is present, even if the awaited
 worker changes: a failed start and its retry are one wait for consumers.
@@ -10,14 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from mbaas.core.homes import Homes
-from mbaas.core.supervised import (
-    CachePhase,
-    LanePhase,
-    SupervisedCache,
-    SupervisedLane,
-    SupervisedWorker,
-    WorkerPhase,
-)
+from mbaas.core.supervised import CachePhase, SupervisedCache, SupervisedWorker, WorkerPhase
 from mbaas.units import counted, duration
 
 FIRST_NOTE_S = 10.0
@@ -69,7 +62,6 @@ def awaited(
     workers: Mapping[str, SupervisedWorker],
     caches: Mapping[str, SupervisedCache],
     homes: Homes,
-    lanes: Mapping[int, SupervisedLane],
     *,
     missing: int,
     needs: str,
@@ -81,10 +73,6 @@ def awaited(
     and ``last_failure`` why the last start failed ("" after a success).
     """
     found: dict[str, str] = {}
-    for lane in lanes.values():
-        if lane.phase is not LanePhase.SERVING:
-            what = "is being started" if lane.phase is LanePhase.BRIEFING else "does not answer"
-            found[f"lane {lane.number}"] = f"lane {lane.number} {what}"
     starting = [worker for worker in workers.values() if worker.phase is WorkerPhase.STARTING]
     asked_for = [worker.name for worker in starting if worker.key is None]
     coming = [worker.name for worker in starting if worker.key is not None]

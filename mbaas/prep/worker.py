@@ -168,8 +168,7 @@ class PrepWorker:
     def engage(self, dataset: Dataset, brief: WorkerBrief) -> None:
         """Assign the worker to a feed. Blocks of its previous feed that are still in progress fail.
 
-        Without effect if nothing changed, so that a restarted coordinator can engage the existing workers again while
-        they prepare blocks for the coordinators of further lanes.
+        Without effect if nothing changed, so that a restarted coordinator can engage the existing workers again.
         """
         if self._work is not None and self._work.is_of(dataset, brief):
             return

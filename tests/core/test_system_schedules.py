@@ -7,7 +7,6 @@ from concurrent.futures import ProcessPoolExecutor
 import pytest
 
 from mbaas.core.consumers import ConsumerTable
-from mbaas.core.lane_following import LaneFollower, LaneLeader
 from mbaas.core.scheduling import Scheduler
 from mbaas.core.state import StagingState
 from mbaas.core.supervisor import Supervisor
@@ -57,8 +56,6 @@ def _moved_ahead_without_what_it_holds(self, consumer, block):
         (Scheduler, "drop_unwanted", lambda self: None),
         (Scheduler, "_make_room", lambda self, nbytes, urgent: False),
         (ConsumerTable, "begin_at", _moved_ahead_without_what_it_holds),
-        (LaneFollower, "_workers", lambda self, update: []),
-        (LaneLeader, "_said_of_workers", lambda self, lane, report: []),
     ],
 )
 def test_the_schedules_catch_a_broken_core(monkeypatch, owner, method, broken):

@@ -5,7 +5,7 @@ cache nodes, nodes and the coordinator die, one by one or together, until none i
 name stays taken for a while. Samples get the home nodes that `mbaas.placement` assigns. Everything that cuts blocks
 into parts, or prepares a part, has its own `PlacementHistory`.
 
-`support.system_schedules` adds the staging cores and the consumers.
+`support.system_schedules` adds the staging core and the consumers.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import math
 import random
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Protocol
 
@@ -26,9 +26,8 @@ from numpy.typing import NDArray
 
 from mbaas.core import cluster_events as ev
 from mbaas.core import events as staging
-from mbaas.core.lanes import LANE_RESTART_S, LANE_SILENT_S
-from mbaas.core.layout import credit
-from mbaas.core.supervised import LanePhase, WorkerPhase
+from mbaas.core.layout import CREDIT
+from mbaas.core.supervised import WorkerPhase
 from mbaas.core.supervisor import Supervisor
 from mbaas.errors import PlacementUnknownError
 from mbaas.order import Ids, SampleOrder, Shuffle
@@ -76,12 +75,12 @@ def _homes(node_weights: tuple[NodeWeight, ...], ids: tuple[int, ...]) -> tuple[
     return Placement(0, node_weights, (math.inf,) * len(node_weights)).homes_and_kept(np.array(ids, np.int64))
 
 
-class Lane(Protocol):
-    """Serves the blocks of a lane in one life of the coordinator."""
+class Staging(Protocol):
+    """The staging core in one life of the coordinator."""
 
     @property
     def workers(self) -> dict[str, str]:
-        """Name -> node of the workers that the lane uses."""
+        """Name -> node of the workers in use."""
 
     def tell(self, event: staging.Event) -> object:
         """Handle an event."""
@@ -100,7 +99,6 @@ class Actor:
         is_ours: True if this feed started it; otherwise it ends with its owner.
         origin: name of a borrowed worker after a restart of the coordinator.
         placements: placements that a worker received.
-        number: distinguishes it from others with the same name.
     """
 
     node: str = ""
@@ -108,11 +106,10 @@ class Actor:
     is_ours: bool = True
     origin: str = ""
     placements: PlacementHistory | None = None
-    number: int = field(default_factory=itertools.count().__next__)
 
 
 class Cluster(abc.ABC):
-    """A random schedule of a cluster; subclasses implement the lanes.
+    """A random schedule of a cluster; subclasses implement staging.
 
     Args:
         seed: determines everything.
@@ -123,21 +120,21 @@ class Cluster(abc.ABC):
         life: number of the coordinator's process. Messages to a dead process are lost.
         is_down: True while the coordinator is dead and not yet restarted.
         is_peaceful: True once all faults are over.
-        lanes: the first belongs to this life of the coordinator; others may be older.
+        service: staging in this life of the coordinator.
         placements: those used to cut blocks.
         worker_deaths: workers that died or hung so far.
     """
 
     supervisor: Supervisor
     placements: PlacementHistory
+    service: Staging
 
     def __init__(self, seed: int, faults: int) -> None:
         self.rng = random.Random(seed)
         self.seed, self.faults = seed, faults
         self.now = 0.0
         self.story: deque[object] = deque(maxlen=400)
-        self.lane_count = self.rng.choice([1, 1, 1, 2])
-        blocks = self.lane_count * self.rng.choice([1, 2, 3, 4])
+        blocks = self.rng.choice([1, 2, 3, 4, 8])
         self.order = Order(blocks * BLOCK_SAMPLES - self.rng.choice([0, 1, 3]), 0, BLOCK_SAMPLES)
         self.nodes = {f"node-{i}": self.rng.randint(1, 3) for i in range(self.rng.randint(1, 3))}  # -> CPUs
         self.dead_nodes: set[str] = set()
@@ -156,13 +153,7 @@ class Cluster(abc.ABC):
         self._tick_at = TICK_S
         self.worker_deaths = 0
         self.life = 0
-        self._fell_with_coordinator = False
         self.is_down = self.is_peaceful = False
-        self.lanes: list[Lane] = []
-        self._lanes_down: set[int] = set()
-        self._lane_starts: dict[int, int] = {}  # lane that is down -> number of the Ray start that restores it
-        self._lanes_silent_since: dict[int, float] = {}
-        self._lanes_hang_until: dict[int, float] = {}
         self._wanted = self.rng.randint(1, 4)
         # Drawn by name and from a separate generator, so that existing seeds keep their schedules.
         self._small_share = random.Random(f"stores {seed}").choice([0.0, 0.0, 0.0, 0.3, 1.0])
@@ -174,28 +165,15 @@ class Cluster(abc.ABC):
     def _begin(self, event: ev.Begin) -> None:
         self.life += 1
         self.is_down = False
-        lanes = self.lane_count
-        self.supervisor = Supervisor(
-            own=self._wanted, credit=credit(lanes), lanes=lanes, start_s=START_S, staging_bytes=STAGING_BYTES
-        )
+        self.supervisor = Supervisor(own=self._wanted, credit=CREDIT, start_s=START_S, staging_bytes=STAGING_BYTES)
         self.placements = PlacementHistory(self.order)
         self._asked: dict[int, Placement] = {}  # version -> placement; workers may have received it or not
-        self.lanes[:1] = [self.open_lane(0)]
-        for number in range(1, lanes):
-            if number not in range(len(self.lanes)) or self._fell_with_coordinator:
-                self._open_again(number)
-        self._fell_with_coordinator = False
+        self.service = self.open_service()
         self.send(event)
-        for number in range(1, lanes):
-            self.speak_to_lane(number)
 
     @abc.abstractmethod
-    def open_lane(self, number: int) -> Lane:
-        """Open a lane. A further lane starts serving when it receives the feed's state."""
-
-    @abc.abstractmethod
-    def speak_to_lane(self, number: int) -> None:
-        """Exchange messages with a further lane during this life of the coordinator."""
+    def open_service(self) -> Staging:
+        """Open staging for this life of the coordinator."""
 
     def send(self, event: ev.Event) -> None:
         """Pass an event to the supervisor and carry out its instructions. A dead coordinator ignores events."""
@@ -256,16 +234,13 @@ class Cluster(abc.ABC):
                 self.placements.add(self._asked[instruction.version])
             case ev.VacateNode():
                 self._reply(ev.NodeVacated(instruction.node, *self.rng.choice([(0, 0), (9, 0), (9, 9), (0, 9)])), 30.0)
-            case ev.TellLanes():
-                self.lanes[0].tell(instruction.event)
-                self.first_lane_heard(instruction.event)
-            case ev.RestartLane():
-                self._restart_lane(instruction.lane)
+            case ev.Forward():
+                self.service.tell(instruction.event)
             case ev.EndLent():
                 self.lent.pop(instruction.key, None)
             case ev.ReportLentGone():
                 self.reported_gone.add(instruction.worker)
-            case ev.RefuseOffer() | ev.EndLane() | ev.Note():
+            case ev.RefuseOffer() | ev.Note():
                 pass
 
     def _start_worker(self, name: str) -> None:
@@ -358,7 +333,7 @@ class Cluster(abc.ABC):
                 told.add(name)
         self._reply(ev.PlacementMoved(instruction.version, frozenset(told)), 10.0)
 
-    # ---- lanes ----
+    # ---- staging ----
 
     def prepare(
         self,
@@ -367,11 +342,11 @@ class Cluster(abc.ABC):
         finish: Callable[[str, Ids], None],
         fail: Callable[[ev.WorkerDied | ev.WorkerBehind], None],
     ) -> None:
-        """Have a worker prepare a part for a lane. The worker may turn out dead or behind.
+        """Have a worker prepare a part. The worker may turn out dead or behind.
 
         Args:
             worker: name of the worker.
-            request: the part, with its block numbered in the feed.
+            request: the part.
             finish: called with the part's node and its sample ids.
             fail: called with the worker's failure, unless another worker has its name by then.
         """
@@ -399,55 +374,8 @@ class Cluster(abc.ABC):
 
         begin(0.1)
 
-    def is_lane_silent(self, number: int) -> bool:
-        """Return whether a lane is dead or hangs."""
-        if number == 0:
-            return self.is_down
-        return number in self._lanes_down or self._lanes_hang_until.get(number, 0.0) > self.now
-
-    def lane_answered(self, number: int) -> None:
-        """An answer from a lane arrived, possibly one sent before the lane fell silent."""
-        if not self.is_lane_silent(number):
-            self._lanes_silent_since.pop(number, None)
-
-    def first_lane_heard(self, event: staging.Event) -> None:  # noqa: B027  # no-op without lanes
-        """Called after the supervisor sent the first lane an event; other lanes then receive the feed's state."""
-
-    def follows(self, number: int) -> bool:
-        """Return whether a lane is known to have the current state."""
-        return number == 0
-
-    def _restart_lane(self, number: int) -> None:
-        silent_s = self.now - self._lanes_silent_since.get(number, self.now)
-        assert silent_s >= LANE_RESTART_S - LANE_SILENT_S, f"lane {number} is killed after {silent_s} s of silence"
-        self._lane_dies(number)
-
-    def _lane_dies(self, number: int) -> None:
-        """Ray restarts the lane's process a little later; it then receives the feed's state."""
-        self._lanes_silent_since.setdefault(number, self.now)
-        if number in self._lanes_down:
-            return
-        self._lanes_down.add(number)
-        self.end_lane(number)
-        start = self._lane_starts[number] = next(self._count)
-
-        def open_again() -> None:
-            if self._lane_starts.get(number) == start:
-                self._open_again(number)
-
-        self.later(open_again, 0.2, self.rng.choice([1.0, 70.0]))
-
-    def _open_again(self, number: int) -> None:
-        self._lanes_down.discard(number)
-        self._lanes_hang_until.pop(number, None)
-        self._lane_starts.pop(number, None)
-        self.lanes[number:] = [self.open_lane(number), *self.lanes[number + 1 :]]
-
-    def end_lane(self, number: int) -> None:  # noqa: B027  # no-op without consumers
-        """A lane's process is gone, together with its state."""
-
     def check_stuck(self, worker: str, reason: str) -> None:
-        """Check that a worker that kept a lane waiting too long hung, or is gone."""
+        """Check that an overdue worker hung, or is gone."""
         actor = self.workers.get(worker)
         assert actor is None or actor.hangs_until or actor.node not in self.nodes, f"{worker} did not hang: {reason}"
 
@@ -470,9 +398,8 @@ class Cluster(abc.ABC):
                 self.send(ev.Tick())
                 if self.draining or self.supervisor.draining:
                     self.send(ev.NodesDraining(frozenset(self.draining)))
-                for number, lane in enumerate(self.lanes):
-                    if not self.is_lane_silent(number):
-                        lane.tick()
+                if not self.is_down:
+                    self.service.tick()
 
     def make_peace(self) -> None:
         """End all faults and leave at least one node. Hanging processes may keep hanging and be given up."""
@@ -499,8 +426,6 @@ class Cluster(abc.ABC):
         caches = {key for key, actor in self.caches.items() if actor.node in self.nodes}
         known = {(cache.node, cache.generation) for cache in self.supervisor.caches.values()}
         elsewhere = [actor for actor in (*self.lent.values(), *self.offered.values()) if actor.node in self.nodes]
-        if any(lane.phase is not LanePhase.SERVING for lane in self.supervisor.lanes.by_number.values()):
-            return False
         working = self.supervisor.in_phase(WorkerPhase.WORKING)
         borrowed = sum(worker.owner is not None for worker in working.values())
         due = max(1, self.supervisor.own - len(self.lent)) + borrowed
@@ -533,17 +458,6 @@ class Cluster(abc.ABC):
         if workers:
             self.worker_deaths += 1  # counts as dead
             self.rng.choice(workers).hangs_until = self.now + self.rng.choice([5.0, 1e9])
-
-    def kill_lane(self) -> None:
-        if len(self.lanes) > 1:
-            self._lane_dies(self.rng.randrange(1, len(self.lanes)))
-
-    def hang_lane(self) -> None:
-        """The lane hangs for a while, or until it is restarted."""
-        if len(self.lanes) > 1:
-            number = self.rng.randrange(1, len(self.lanes))
-            self._lanes_silent_since.setdefault(number, self.now)
-            self._lanes_hang_until[number] = self.now + self.rng.choice([3.0, 20.0, 1e9])
 
     def _kill(self, actors: dict[str, Actor]) -> None:
         if actors:
@@ -601,14 +515,6 @@ class Cluster(abc.ABC):
             self.is_down = True
             self._lose_orders()
             self.life += 1  # messages to and from the dead process are lost
-            # Either its process dies, or its node with all further lanes.
-            self._fell_with_coordinator = self.rng.random() < 0.5
-            if self._fell_with_coordinator:
-                for number in range(1, self.lane_count):
-                    self._lanes_down.add(number)
-                    self._lane_starts.pop(number, None)
-                    self._lanes_silent_since.setdefault(number, self.now)
-                    self.end_lane(number)
             life = self.life
             self.later(lambda: self.adopt() if self.life == life else None, 0.2, self.rng.choice([1.0, 8.0]))
 
@@ -704,14 +610,11 @@ class Cluster(abc.ABC):
         working = self.supervisor.in_phase(WorkerPhase.WORKING)
         leaving = self.supervisor.workers.keys() - working.keys()
         homes = self.supervisor.homes
-        for number, lane in enumerate(self.lanes):
-            # A further lane that lacks the current state may still use a worker that is gone.
-            is_up = number not in self._lanes_down and self.follows(number)
-            for name, node in lane.workers.items() if is_up else ():
-                assert name in working or name in leaving, f"{name} is gone, and lanes count on it"
-                assert node not in self.supervisor.dead, f"{name} is on a machine that is gone"
-                has_homes = name not in working or node in homes.current.weights
-                assert has_homes, f"{name} works on a machine without homes, where what it makes may spill"
+        for name, node in self.service.workers.items():
+            assert name in working or name in leaving, f"{name} is gone, and still in use"
+            assert node not in self.supervisor.dead, f"{name} is on a machine that is gone"
+            has_homes = name not in working or node in homes.current.weights
+            assert has_homes, f"{name} works on a machine without homes, where what it makes may spill"
 
 
 FAULTS: tuple[str, ...] = (
@@ -721,8 +624,6 @@ FAULTS: tuple[str, ...] = (
     "hang_worker",
     "kill_cache",
     "hang_cache",
-    "kill_lane",
-    "hang_lane",
     "kill_node",
     "kill_node",
     "kill_all_nodes",

@@ -1,9 +1,9 @@
-"""Random schedules of a whole feed in virtual time: supervisor, staging cores, placements and consumers.
+"""Random schedules of a whole feed in virtual time: supervisor, staging core, placements and consumers.
 
 `System` runs the real decision code and plays everything else: Ray, nodes and actors (`support.cluster_schedules`), the
-coordinators' shells, trials (`support.system_trials`), and a network. The network delays, reorders, duplicates and
-loses calls between trials and coordinators. Everything may die, hang or be unreachable at any time, alone or together,
-including the coordinator. Then all faults end. At all times:
+coordinator's shell, trials (`support.system_trials`), and a network. The network delays, reorders, duplicates and
+loses calls between trials and the coordinator. Everything may die, hang or be unreachable at any time, alone or
+together, including the coordinator. Then all faults end. At all times:
 
 - a trial takes each block of its epochs exactly once, in order, with exactly the block's samples;
 - a block that a trial holds counts towards the staging budget, which is never exceeded;
@@ -17,20 +17,17 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 from mbaas.core import cluster_events as cluster
 from mbaas.core import events as ev
 from mbaas.core.epochs import PAGE_EPOCHS
-from mbaas.core.lane_following import LaneFollower, LaneLeader, WorkerEvent
-from mbaas.core.lane_messages import LaneReport, LaneUpdate
-from mbaas.core.layout import StagingLimits, credit
+from mbaas.core.layout import StagingLimits
 from mbaas.core.state import WORKER_FAILURES, StagingState
-from mbaas.messages import Lane, Resumption, Start
+from mbaas.messages import Resumption, Start
 from mbaas.order import Ids, OwnEpoch, Shuffle
-from mbaas.placement import PartRequest, PlacementHistory
+from mbaas.placement import PartRequest
 from mbaas.settings import Timeouts
 from support import cluster_schedules
 from support.cluster_schedules import BLOCK_SAMPLES, Cluster, Order
@@ -46,9 +43,6 @@ POLL_S = 20.0
 CALL_S = 30.0
 """A call without an answer fails after this time."""
 
-SYNC_S = 2.0
-"""Longest time between two exchanges of a coordinator and a further lane."""
-
 BAD = "a sample is bad"
 
 KEEPING = 0.1
@@ -56,40 +50,26 @@ KEEPING = 0.1
 
 
 class Service:
-    """One lane in one life of its coordinator.
+    """The staging core in one life of the coordinator, and the work of `mbaas.coordinator.service` around it.
 
-    Does the work of `mbaas.coordinator.service` around a staging core, and of `mbaas.coordinator.lane` in a further
-    lane.
-
-    Attributes:
-        life: unique number of this life of a coordinator or lane.
-        is_open: True while it serves. A further lane must first receive the feed's state.
-        follower: the further lane's side of the exchange between lanes.
-        detached: trial -> number of times it was detached here.
+    ``life`` is the unique number of this life.
     """
 
-    def __init__(self, system: System, number: int) -> None:
-        self._system, self._number, self.life = system, number, next(system.lives)
-        self.lane = Lane(system.order.blocks_per_epoch, number, system.lane_count)
-        placements = system.placements if number == 0 else PlacementHistory(system.order)
+    def __init__(self, system: System) -> None:
+        self._system, self.life = system, next(system.lives)
         self.core = StagingState(
             system.limits,
-            self.lane.blocks_per_epoch,
-            lambda own: system.block_bytes(self.lane.feed_block(own)),
-            lambda own, shuffle: placements.parts(self.lane.feed_block(own), shuffle),
-            number,
+            system.order.blocks_per_epoch,
+            system.block_bytes,
+            system.placements.parts,
             keeps_all=system.keeps_all,
             block_samples=BLOCK_SAMPLES,
             is_shuffled=system.order.shuffled,
-            lanes=system.lane_count,
-            written=system.written if number == 0 else None,
+            written=system.written,
         )
         self._staged: dict[int, dict[int, Part]] = {}
         self._copies: dict[int, str] = {}  # number of a move -> node of the copy
         self._calls: dict[str, tuple[int, Reply]] = {}
-        self.is_open = self._has_config = number == 0
-        self.detached: Counter[str] = Counter()
-        self.follower = LaneFollower(self.core, placements, credit=credit(system.lane_count), began=self.life)
 
     @property
     def workers(self) -> dict[str, str]:
@@ -97,39 +77,23 @@ class Service:
 
     def tick(self) -> None:
         self.tell(ev.Tick())
-        if self._number == 0 and (paces := self._system.paces()) is not None:
+        if (paces := self._system.paces()) is not None:
             self.tell(paces)
 
     def tell(self, event: ev.Event) -> list[ev.Instruction]:
         """Pass an event to the core and carry out its instructions."""
-        self._system.story.append((self._system.now, self._number, event))
+        self._system.story.append((self._system.now, event))
         done = self.core.handle(event, self._system.now)
         self.core.validate()
         for instruction in done:
-            self._system.story.append((self._number, instruction))
+            self._system.story.append(instruction)
             self._carry_out(instruction)
-        if self._number == 0:
-            self._system.first_lane_changed(self.core)
         return done
 
-    def sync(self, update: LaneUpdate | None, *, with_config: bool) -> LaneReport:
-        """Exchange messages with the main coordinator, as a further lane."""
-        self._has_config = self._has_config or with_config
-        if not self._has_config:
-            return LaneReport()
-        for event in self.follower.hear(update):
-            self.tell(event)
-        self.is_open = self.follower.update is not None
-        return self.follower.report(detached=self.detached)
-
-    def _report(self, event: WorkerEvent) -> None:
+    def _report(self, event: cluster.WorkerDied | cluster.WorkerBehind | cluster.WorkerDone) -> None:
         """Report an event of a worker to its supervisor."""
-        if self._number == 0:
-            for _ in range(self._system.rng.randint(1, 2)):
-                self._system.send_later(event)
-        else:
-            for meant in self.follower.give_up(event):
-                self.tell(meant)
+        for _ in range(self._system.rng.randint(1, 2)):
+            self._system.send_later(event)
 
     # ---- calls from trials ----
 
@@ -178,7 +142,7 @@ class Service:
                 blocks = (replace(self._delivered(n), as_copy=instruction.as_copy) for n in instruction.blocks)
                 self._answer(instruction.consumer, Answer(tuple(blocks)))
             case ev.DropBlock():
-                self._system.check_dropped(self.core, self._number, instruction.block)
+                self._system.check_dropped(self.core, instruction.block)
                 self._staged.pop(instruction.block, None)
             case ev.WriteEpochs():
                 self._system.write_epochs(instruction, self.life)
@@ -192,8 +156,6 @@ class Service:
                 self._report(self._system.replaced(instruction))
             case ev.ReleaseWorker():
                 self._report(cluster.WorkerDone(instruction.worker))
-            case ev.Detached():
-                self.detached[instruction.consumer] += 1
             case ev.RemoveConsumer() | ev.Refuse():
                 call = self._calls.get(instruction.consumer)
                 if call is not None and call[0] == instruction.session:
@@ -211,9 +173,6 @@ class Service:
         """Finish a copy, unless either node is gone or the copy fails; some are reported twice."""
         if not self._system.is_alive(self.life):
             return
-        if self._system.is_lane_silent(self._number):
-            self._system.later(lambda: self._copied(order), 1.0, 2.0)
-            return
         part = self._staged.get(order.block, {}).get(order.part)
         if part is None or not {part.node, order.node} <= self._system.nodes.keys() or self._system.rng.random() < 0.1:
             self.tell(ev.PartStays(order.move))
@@ -224,19 +183,14 @@ class Service:
             self.tell(ev.PartMoved(order.move))
 
     def _make(self, order: ev.Prepare) -> None:
-        block = self.lane.feed_block(order.block)
-
         def finish(node: str, ids: Ids) -> None:
             if not self._system.is_alive(self.life) or not self.core.tasks.has(order.task):
-                return  # the lane died, or the worker was given up
-            if self._system.is_lane_silent(self._number):
-                self._system.later(lambda: finish(node, ids), 1.0, 2.0)
-                return
+                return  # the coordinator died, or the worker was given up
             if self._system.storage_away_until > self._system.now:
                 self.tell(ev.PutOff(order.task, "storage is away"))
             elif self._system.meets_bug():
                 self.tell(ev.TaskFailed(order.task, "a bug"))
-            elif block % self.lane.feed_blocks in self._system.bad_blocks:
+            elif order.block % self._system.order.blocks_per_epoch in self._system.bad_blocks:
                 self.tell(ev.TaskEnded(order.task, BAD))
             else:
                 node = self.core.tasks.workers[order.worker].node
@@ -244,15 +198,11 @@ class Service:
                 self._staged.setdefault(order.block, {})[order.part] = part
                 self.tell(ev.TaskEnded(order.task, lacks=(self._system.seed + order.task) % 4 == 0))
 
-        def fail(event: WorkerEvent) -> None:
-            if not self._system.is_alive(self.life):
-                return
-            if self._system.is_lane_silent(self._number):
-                self._system.later(lambda: fail(event), 1.0, 2.0)
-            else:
+        def fail(event: cluster.WorkerDied | cluster.WorkerBehind) -> None:
+            if self._system.is_alive(self.life):
                 self._report(event)
 
-        self._system.prepare(order.worker, PartRequest(block, order.block_part, order.shuffle), finish, fail)
+        self._system.prepare(order.worker, PartRequest(order.block, order.block_part, order.shuffle), finish, fail)
 
 
 # ---- the whole system ----
@@ -274,12 +224,14 @@ class System(Cluster):
         ever_bad: those that ever did.
     """
 
+    service: Service
+
     def __init__(self, seed: int, faults: int = 4) -> None:
         super().__init__(seed, faults)
         rng = self.rng
         # A separate generator, so that other seeds keep their schedules.
         self.keeps_all = random.Random(f"keeps all {seed}").random() < KEEPING
-        self.joins_now = self.lane_count == 1 and random.Random(f"joins now {seed}").random() < 0.6
+        self.joins_now = random.Random(f"joins now {seed}").random() < 0.6
         if self.keeps_all:
             self.order = Order(self.order.num_samples, 0, BLOCK_SAMPLES, shuffled=False)
         ahead_blocks = rng.randint(2, 6)
@@ -302,7 +254,7 @@ class System(Cluster):
         self.bad_blocks: set[int] = set()
         self.ever_bad: set[int] = set()
         self._network_is_bad = rng.random() < 0.6
-        self._open_calls: list[tuple[int, Reply]] = []
+        self._open_calls: list[Reply] = []
         self.lives = itertools.count()
         self._names = itertools.count()
         self._tells_paces = random.Random(f"paces {seed}")
@@ -323,10 +275,8 @@ class System(Cluster):
 
     # ---- the network ----
 
-    def call(
-        self, trial: Trial, lane: int, request: Callable[[Service, Reply], object], take: Callable[[Answer], None]
-    ) -> None:
-        """Call a coordinator. The trial, if alive, gets exactly one answer."""
+    def call(self, trial: Trial, request: Callable[[Service, Reply], object], take: Callable[[Answer], None]) -> None:
+        """Call the coordinator. The trial, if alive, gets exactly one answer."""
         answered, process = False, trial.process
 
         def answer(what: Answer, least_s: float = 0.0, most_s: float = 0.2) -> None:
@@ -339,15 +289,11 @@ class System(Cluster):
             trial.later(arrive, least_s, most_s, process)
 
         def reach() -> None:
-            service = self.lanes[lane]
-            assert isinstance(service, Service)
-            if (self.is_down and lane == 0) or lane in self._lanes_down:
+            if self.is_down:
                 answer(Answer(restarting=True), 0.1, 2.0)
-            elif self.is_lane_silent(lane) or not service.is_open:
-                self.later(reach, 1.0, 2.0)  # read when the lane, or its successor, runs again
             else:
-                self._open_calls.append((lane, lambda what: None if answered else answer(what)))
-                request(service, answer)
+                self._open_calls.append(lambda what: None if answered else answer(what))
+                request(self.service, answer)
 
         luck = self.rng.random() if self._network_is_bad and not self.is_peaceful else 1.0
         if luck > 0.03:
@@ -356,54 +302,22 @@ class System(Cluster):
             self.later(reach, 1.0, 20.0) if luck > 0.01 else None
             answer(Answer(lost=True), CALL_S, CALL_S)
 
-    # ---- the coordinators ----
+    # ---- the coordinator ----
 
-    def open_lane(self, number: int) -> Service:
-        service = Service(self, number)
-        if number == 0:
-            self._first, self._processes = service, dict[str, int]()
-            self._leader = LaneLeader(
-                self.lane_count,
-                supervisor=self.supervisor,
-                core=service.core,
-                placements=self.placements,
-                process_of=lambda name: (self._process_of(name), None),
-                began=self.life * (1000 if self.rng.random() < 0.8 else 1),  # the clock may have been set back
-            )
-        return service
-
-    def _process_of(self, name: str) -> int:
-        """Return the last process with this worker name. The coordinator may not have noticed its death yet."""
-        if (actor := self.workers.get(name)) is not None:
-            self._processes[name] = actor.number
-        return self._processes.get(name, -1)
+    def open_service(self) -> Service:
+        return Service(self)
 
     def kill_coordinator(self) -> None:
         was_down = self.is_down
         super().kill_coordinator()
-        if not was_down:
-            self.end_lane(0)
-
-    def end_lane(self, number: int) -> None:
-        """Answer the open calls of a lane that ended with `restarting`."""
-        calls = [reply for lane, reply in self._open_calls if lane == number]
-        self._open_calls = [(lane, reply) for lane, reply in self._open_calls if lane != number]
-        for reply in calls:
-            reply(Answer(restarting=True))
+        if not was_down:  # open calls get `restarting`
+            calls, self._open_calls = self._open_calls, []
+            for reply in calls:
+                reply(Answer(restarting=True))
 
     def is_alive(self, life: int) -> bool:
-        """Return whether a lane or main coordinator with this life number is alive."""
-        return any(
-            lane.life == life
-            for number, lane in enumerate(self.lanes)
-            if isinstance(lane, Service) and number not in self._lanes_down and not (number == 0 and self.is_down)
-        )
-
-    def first_lane_changed(self, core: StagingState) -> None:
-        """Send changes of the first lane to the others."""
-        if self.lane_count > 1 and self._leader.look(self._first.detached):
-            for number in range(1, self.lane_count):
-                self._exchange(number)
+        """Return whether the coordinator with this life number is alive."""
+        return not self.is_down and self.service.life == life
 
     def write_epochs(self, order: ev.WriteEpochs, life: int) -> None:
         """Persist after a delay how epochs are shuffled, as a coordinator does. The newest order for a page wins."""
@@ -415,72 +329,9 @@ class System(Cluster):
                 return
             kept = {number: how for number, how in self.written.items() if number // PAGE_EPOCHS != order.page}
             self.written = {**kept, **shuffles}
-            self._first.tell(ev.EpochsWritten(tuple(shuffles)))
+            self.service.tell(ev.EpochsWritten(tuple(shuffles)))
 
         self.later(write, 0.0, 0.25)
-
-    def first_lane_heard(self, event: ev.Event) -> None:
-        self._leader.note(event)
-        self.first_lane_changed(self._first.core)
-
-    def follows(self, number: int) -> bool:
-        return number == 0 or self._leader.knows(number)
-
-    def speak_to_lane(self, number: int) -> None:
-        life = self.life
-
-        def again() -> None:
-            if self.life == life:
-                self._exchange(number)
-                self.later(again, 0.5 * SYNC_S, SYNC_S)
-
-        again()
-
-    def _exchange(self, number: int) -> None:
-        """Send a lane the feed's state and take its report.
-
-        Messages arrive late, twice, out of order or never. The coordinator notices a lost call.
-        """
-        life, rng, meant = self.life, self.rng, self.lanes[number]
-        update, with_config = self._leader.message(number)
-
-        def reach() -> None:
-            lane = self.lanes[number]
-            assert isinstance(lane, Service)
-            # A message to a dead process reaches its successor only if the sending coordinator still lives.
-            if number in self._lanes_down or (self.life != life and lane is not meant):
-                lose()
-            elif self.is_lane_silent(number):
-                self.later(reach, 1.0, 2.0)
-            else:
-                report = lane.sync(update, with_config=with_config)
-                luck = rng.random() if self._network_is_bad and not self.is_peaceful else 1.0
-                if luck < 0.03:
-                    self.later(lose, 0.1, 3.0)
-                else:
-                    for _ in range(2 if luck < 0.06 else 1):
-                        self.later(lambda: hear(report), 0.0, 0.1 if luck > 0.1 else 3.0)
-
-        def hear(report: LaneReport) -> None:
-            if self.life == life:
-                self.lane_answered(number)
-                heard = self._leader.hear(number, report)
-                for event in heard.for_supervisor:
-                    self.send(event)
-                for moved in heard.for_first_lane:
-                    self._first.tell(moved)
-
-        def lose() -> None:
-            if self.life == life:
-                self._leader.lose(number)
-                self.send(cluster.LaneLost(number))
-
-        luck = rng.random() if self._network_is_bad and not self.is_peaceful else 1.0
-        if luck < 0.03:
-            self.later(lose, 0.1, 3.0)
-        else:
-            for _ in range(2 if luck < 0.06 else 1):
-                self.later(reach, 0.0, 0.1 if luck > 0.1 else 3.0)
 
     # ---- promises ----
 
@@ -490,14 +341,14 @@ class System(Cluster):
         due = sorted(self.order.sample_ids(number, block.shuffle).tolist())
         assert ids == due, f"{trial.name} read samples {ids} of block {number}, which has {due}"
 
-    def check_dropped(self, core: StagingState, lane: int, block: int) -> None:
+    def check_dropped(self, core: StagingState, block: int) -> None:
         """Check that no block held by a trial is dropped: its bytes would be granted twice.
 
         Exception: the block's node died and preparing it again failed. Its bytes were lost with the node.
         """
         for trial in self.trials.values():
             if trial.joined:
-                end, member = trial.ends[lane], core.consumers.by_name.get(trial.name)
+                end, member = trial.end, core.consumers.by_name.get(trial.name)
                 if member is not None and member.session == end.session and block in end.holds:
                     story = "\n".join(core.story(f"block {block}"))
                     _, _, since = story.partition("its node is gone")
@@ -528,7 +379,7 @@ class System(Cluster):
             trial.keeps = 6
         self.trials[name] = trial
         if rng.random() < 0.3 and not self.is_down:
-            self.lanes[0].tell(ev.Announce(name, others.choice((0, 0, 1, 3))))
+            self.service.tell(ev.Announce(name, others.choice((0, 0, 1, 3))))
         luck, far = rng.random(), rng.randint(0, 2 * self.order.blocks_per_epoch)
         if luck < 0.2 and far:
             first = far - far % self.order.blocks_per_epoch
@@ -538,9 +389,7 @@ class System(Cluster):
                 taken, end = tuple(range(first, far)), first + self.order.blocks_per_epoch
                 shuffle = Shuffle(first // self.order.blocks_per_epoch)
                 samples = tuple(tuple(self.order.sample_ids(block, shuffle).tolist()) for block in taken)
-                resumed = (
-                    Resumption(far, OwnEpoch(first, end), shuffle.epoch, shuffle) if self.lane_count == 1 else None
-                )
+                resumed = Resumption(far, OwnEpoch(first, end), shuffle.epoch, shuffle)
                 trial.saved = Checkpoint(taken, end, samples, resumed)
         self.later(trial.restore, 0.0, 5.0)
 
@@ -569,10 +418,10 @@ class System(Cluster):
         """The trial leaves, possibly with successors announced."""
         if (trial := self._some_trial()) is not None and not self.is_down:
             del self.trials[trial.name]
-            successors, sessions = self.rng.choice((0, 0, 1, 3)), [end.session for end in trial.ends]
+            successors, session = self.rng.choice((0, 0, 1, 3)), trial.end.session
             trial.die()
-            for lane, session in zip(self.lanes, sessions, strict=False):
-                lane.tell(ev.Leave(trial.name, session, successors if lane is self.lanes[0] else 0))
+            if session:
+                self.service.tell(ev.Leave(trial.name, session, successors))
 
     def kill_node(self, node: str | None = None) -> None:
         before = set(self.nodes)
@@ -598,7 +447,7 @@ class System(Cluster):
         return met
 
     def replaced(self, instruction: ev.ReplaceWorker) -> cluster.WorkerDied:
-        """Check that a worker that a lane replaces hung, or failed repeatedly."""
+        """Check that a replaced worker hung, or failed repeatedly."""
         if instruction.blame:
             self.check_stuck(instruction.worker, instruction.reason)
         else:
@@ -646,8 +495,8 @@ class System(Cluster):
 
     def _why(self, name: str) -> str:
         trial = self.trials[name]
-        told = [lane.core.explain_wait(name) for lane in self.lanes if isinstance(lane, Service)]
-        return f"{name} at {trial.cursor}, up {trial.is_up}, joined {trial.joined}, busy {trial.busy}: {told}"
+        why = self.service.core.explain_wait(name)
+        return f"{name} at {trial.cursor}, up {trial.is_up}, joined {trial.joined}, busy {trial.busy}: {why}"
 
 
 FAULTS: tuple[str, ...] = (

@@ -1,4 +1,4 @@
-"""Trials and their loaders in virtual time, driven by the real `mbaas.client.lane_position`.
+"""Trials and their loaders in virtual time, driven by the real `mbaas.client.position`.
 
 `support.system_schedules` plays the feed that they call, and checks its promises.
 """
@@ -10,9 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
-from mbaas.client.lane_position import LanePosition
+from mbaas.client.position import Position
+from mbaas.client.session import WANTED_BLOCKS
 from mbaas.core import events as ev
-from mbaas.messages import Lane, Resumption, Start
+from mbaas.messages import Resumption, Start
 from mbaas.order import ASIDE, Ids, OwnEpoch, Shuffle
 from support.cluster_schedules import BLOCK_SAMPLES
 
@@ -90,8 +91,8 @@ class Call:
     answer: Answer | None = None
 
 
-class End(LanePosition[Delivered]):
-    """A trial's end of a lane.
+class End(Position[Delivered]):
+    """A trial's session.
 
     Attributes:
         session: session number.
@@ -101,9 +102,8 @@ class End(LanePosition[Delivered]):
         holds: blocks read in this session and still in use.
     """
 
-    def __init__(self, lane: Lane, most: int) -> None:
-        super().__init__(most)
-        self.lane = lane
+    def __init__(self) -> None:
+        super().__init__(WANTED_BLOCKS)
         self.session = 0
         self.call: Call | None = None
         self.expelled = self.are_remote = False
@@ -118,7 +118,7 @@ class Checkpoint:
         taken: blocks taken in its epoch.
         epoch_end: end of the last epoch that it began.
         samples: sample ids of each of these blocks; None for a block that failed.
-        resumed: position at which it resumes, in a feed of one lane.
+        resumed: position at which it resumes.
     """
 
     taken: tuple[int, ...] = ()
@@ -134,8 +134,8 @@ class Trial:
     Attributes:
         process: number of its process; actions of a dead process are dropped.
         is_up: True while it lives.
-        joined: True while it has sessions and uses them.
-        cursor: next block that it needs, numbered in the feed; None before the first session.
+        joined: True while it has a session and uses it.
+        cursor: next block that it needs; None before the first session.
         taken: blocks of the current epoch, in order.
         samples: sample ids of each of these blocks; None for a block that failed.
         own: bounds of its own epoch.
@@ -169,7 +169,7 @@ class Trial:
     busy: bool = False
     due: float = math.inf
     saved: Checkpoint = field(default_factory=Checkpoint)
-    ends: list[End] = field(default_factory=list)
+    end: End = field(default_factory=End)
     pinned: list[Callable[[], None]] = field(default_factory=list)
 
     # ---- its process ----
@@ -189,45 +189,29 @@ class Trial:
         self.system.later(act, least_s, most_s)
 
     def begin(self, start: Start) -> None:
-        """Start a process, which joins all lanes, the first one first."""
-        blocks = 1 if self.system.lane_count > 1 else 4
-        self.ends = [
-            End(Lane(self.system.order.blocks_per_epoch, n, self.system.lane_count), blocks)
-            for n in range(self.system.lane_count)
-        ]
+        """Start a process, which joins."""
+        self.end = End()
         self.joined = self.busy = False
         self.pinned = []
         self.cursor = start.block
-        first = self.ends[0]
 
-        def joined_first() -> None:
-            if not start.is_exact or len(self.ends) == 1:
-                self.cursor = first.lane.feed_block(first.cursor)
-            assert self.cursor is not None
-            self._join_others(1, flexible=not start.is_exact)
-
-        self._join(first, start.of_lane(first.lane), then=joined_first)
-        self.later(self._beat_forever, 0.0, BEAT_S)
-
-    def _join_others(self, number: int, *, flexible: bool) -> None:
-        if number == len(self.ends):
+        def joined() -> None:
+            self.cursor = self.end.cursor
             self.joined = True
             self.go_on()
-            return
-        assert self.cursor is not None
-        end = self.ends[number]
-        start = Start(end.lane.first_from(self.cursor), flexible)
-        self._join(end, start, then=lambda: self._join_others(number + 1, flexible=flexible))
+
+        self._join(self.end, start, then=joined)
+        self.later(self._beat_forever, 0.0, BEAT_S)
 
     def _join(self, end: End, start: Start, *, then: Callable[[], None]) -> None:
-        """Open a session in a lane; retry until it succeeds."""
+        """Open a session; retry until it succeeds."""
 
         def take(answer: Answer) -> None:
             if answer.admitted is None:
                 self.later(lambda: self._join(end, start, then=then), 0.1, 1.0)
                 return
             end.session, cursor, own_epoch = answer.admitted
-            end.enter(cursor, own_epoch, end.lane, BLOCK_SAMPLES)
+            end.enter(cursor, own_epoch, self.system.order.blocks_per_epoch, BLOCK_SAMPLES)
             if start.resumed is not None and start.resumed.taken:
                 by = cursor - start.resumed.start
                 assert own_epoch == start.resumed.own_epoch.moved(by)
@@ -239,7 +223,7 @@ class Trial:
             end.expelled, end.call, end.holds = False, None, set()
             then()
 
-        self.system.call(self, end.lane.number, lambda s, reply: s.join(self.name, start, reply), take)
+        self.system.call(self, lambda s, reply: s.join(self.name, start, reply), take)
 
     def _renumber(self, by: int) -> None:
         """Mirror `RankSharding.renumber`."""
@@ -248,8 +232,7 @@ class Trial:
 
     def _beat_forever(self) -> None:
         if self.joined:
-            for end in self.ends:
-                self.beat(end)
+            self.beat(self.end)
         self.later(self._beat_forever, BEAT_S, BEAT_S)
 
     def beat(self, end: End) -> None:
@@ -259,9 +242,9 @@ class Trial:
             if answer.expelled and end.session == session:
                 end.expelled = True
 
-        self.system.call(self, end.lane.number, lambda s, reply: s.heartbeat(event, reply), hear)
+        self.system.call(self, lambda s, reply: s.heartbeat(event, reply), hear)
 
-    # ---- requesting blocks: `mbaas.client.session` and `lane_stream` ----
+    # ---- requesting blocks: `mbaas.client.session` ----
 
     def _ask(self, end: End, unreadable: tuple[ev.UnreadablePart, ...] = ()) -> None:
         released, number = end.released(), end.next_call()
@@ -275,7 +258,7 @@ class Trial:
             if end.call is call and self.joined and not self.busy:
                 self.go_on()
 
-        self.system.call(self, end.lane.number, lambda s, reply: s.ask(event, unreadable, reply), take)
+        self.system.call(self, lambda s, reply: s.ask(event, unreadable, reply), take)
 
     def _ask_ahead(self, end: End) -> None:
         if end.runs_short(are_remote=end.are_remote) and end.call is None and not end.expelled:
@@ -283,10 +266,8 @@ class Trial:
 
     def go_on(self) -> None:
         """Take the block at the cursor if it has arrived; otherwise request it."""
-        assert self.cursor is not None
-        for end in self.ends:
-            self._ask_ahead(end)
-        (end,) = [end for end in self.ends if end.lane.has(self.cursor)]
+        end = self.end
+        self._ask_ahead(end)
         while not end.received:
             if end.call is None:
                 self._ask(end)
@@ -302,7 +283,6 @@ class Trial:
                 self._take_in(end, answer)
             else:
                 self._tell_what_is_given_up(end)
-                self._hand_back(end)
         self.busy = True
         self._read(end, end.received[0], self.system.now)
 
@@ -311,8 +291,7 @@ class Trial:
 
         def then() -> None:
             self.busy = False
-            if len(self.ends) == 1:  # it may resume in an epoch aside, or begin its own epoch elsewhere
-                self.cursor = end.cursor
+            self.cursor = end.cursor  # it may resume in an epoch aside, or begin its own epoch elsewhere
             self.go_on()
 
         self._join(end, end.start_at(end.following), then=then)
@@ -328,15 +307,6 @@ class Trial:
                 self._take_in(end, end.call.answer)
                 end.call = None
                 self._ask_ahead(end)
-
-    def _hand_back(self, waits_for: End) -> None:
-        """Give up blocks received ahead in other lanes while waiting for one lane."""
-        for end in self.ends:
-            may_be_moved = end is self.ends[0] and end.cursor % end.lane.blocks_per_epoch == 0
-            if end is not waits_for and not may_be_moved and (end.received or end.call is not None):
-                end.call = None
-                end.give_up_received()
-                self._tell_what_is_given_up(end)
 
     # ---- using blocks ----
 
@@ -357,7 +327,7 @@ class Trial:
                     self._read(end, block, began)
 
             def look() -> None:
-                system.call(self, end.lane.number, lambda s, reply: s.is_given_up(block, reply), hear)
+                system.call(self, lambda s, reply: s.is_given_up(block, reply), hear)
 
             self.later(look, LOOK_S, LOOK_S)
 
@@ -374,7 +344,7 @@ class Trial:
         self.go_on()
 
     def _use(self, end: End, block: Delivered) -> None:
-        number = end.lane.feed_block(block.number)
+        number = block.number
         end.move_on()
         if block.error is None:
             self.system.check_samples(self, number, block)
@@ -383,9 +353,6 @@ class Trial:
             else:
                 self._pin(end, block.number)
         self._ask_ahead(end)
-        if number != self.cursor:
-            for other in self.ends[1:]:
-                self._leap(other, number)
         self._count(number, block)
         self._take_in_early(end)
         self.later(lambda: self._step_is_over(number), 0.5 * self.step_s, 1.5 * self.step_s)
@@ -408,8 +375,6 @@ class Trial:
         if self.taken:
             assert number == self.taken[-1] + 1, f"{self.name} took block {number} after {self.taken}"
         else:
-            in_phase = number % blocks == 0
-            assert in_phase or self.system.lane_count == 1, f"{self.name} begins an epoch at block {number}"
             assert number >= self.epoch_end, f"{self.name} was before block {self.epoch_end}, and gets {number} again"
             self.own = OwnEpoch.at(number, blocks, BLOCK_SAMPLES)
             self.epoch_end = self.own.end
@@ -440,9 +405,8 @@ class Trial:
             self._leave()
             return
         if not self.taken:
-            for end in self.ends:
-                end.done = end.lane.first_from(self.cursor)
-                self.beat(end)
+            self.end.done = self.cursor
+            self.beat(self.end)
             if self.tests_s:
                 self._test()
                 return
@@ -450,8 +414,8 @@ class Trial:
             self._skip_epoch()
         if system.rng.random() < 0.2:
             resumed = None
-            if self.taken and len(self.ends) == 1:
-                resumed = self.ends[0].start_at(self.cursor).resumed
+            if self.taken:
+                resumed = self.end.start_at(self.cursor).resumed
                 assert resumed is not None
                 resumed = resumed.moved(resumed.shuffle.epoch - resumed.epoch, system.order.blocks_per_epoch)
             self.saved = Checkpoint(tuple(self.taken), self.epoch_end, tuple(self.samples), resumed)
@@ -472,11 +436,10 @@ class Trial:
         assert self.cursor is not None
         self._forget_epoch()
         self.cursor = self.own.end
-        for end in self.ends:
-            self._leap(end, self.cursor)
+        self._leap(self.end, self.cursor)
 
     def _leap(self, end: End, block: int) -> None:
-        if end.leap(end.lane.first_from(block)):
+        if end.leap(block):
             end.call = None
             self._tell_what_is_given_up(end)
 
@@ -487,19 +450,18 @@ class Trial:
 
     def _tell(self, end: End, event: ev.Event) -> None:
         """Send an event without waiting for an answer."""
-        self.system.call(self, end.lane.number, lambda service, _: service.tell(event), lambda _: None)
+        self.system.call(self, lambda service, _: service.tell(event), lambda _: None)
 
     # ---- its end ----
 
     def _leave(self) -> None:
-        for end in reversed(self.ends):
-            self._tell(end, ev.Leave(self.name, end.session))
+        self._tell(self.end, ev.Leave(self.name, self.end.session))
         self.joined = False
 
     def die(self) -> None:
         self.is_up, self.joined = False, False
         self.process += 1
-        self.ends, self.pinned = [], []
+        self.end, self.pinned = End(), []
 
     def restore(self) -> None:
         """Start a new process from the last checkpoint."""

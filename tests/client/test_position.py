@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from mbaas.client.lane_position import LanePosition
+
 from mbaas.messages import Lane, Resumption, Start
 from mbaas.order import ASIDE, OwnEpoch, Shuffle
 

@@ -1,4 +1,4 @@
-"""A consumer's position in a lane: blocks received, blocks held, and the next request. No I/O.
+"""A consumer's position: blocks received, blocks held, and the next request. No I/O.
 
 `mbaas.client.session` makes the calls. Simulated consumers use the same decisions (`tests/support/system_trials.py`),
 so tests cover the real protocol between consumers and the staging core.
@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Generic, Protocol, TypeVar
 
-from mbaas.messages import Lane, Resumption, Start
+from mbaas.messages import Resumption, Start
 from mbaas.order import ASIDE, OwnEpoch, Shuffle
 
 KEPT_EPOCHS = 16
@@ -25,7 +25,7 @@ class Numbered(Protocol):
 
     @property
     def number(self) -> int:
-        """Its number within the lane."""
+        """Its number."""
 
     @property
     def shuffle(self) -> Shuffle:
@@ -35,8 +35,8 @@ class Numbered(Protocol):
 BlockT = TypeVar("BlockT", bound=Numbered)
 
 
-class LanePosition(Generic[BlockT]):
-    """One consumer's position in one lane.
+class Position(Generic[BlockT]):
+    """One consumer's position in a feed.
 
     Args:
         most: most blocks per call, except across an epoch's end.
@@ -52,8 +52,7 @@ class LanePosition(Generic[BlockT]):
         given_up: first of the blocks that were delivered and dropped unused; None without such blocks. The coordinator
             must learn of them. Otherwise they would count as held while the consumer uses an older block, and could
             fill the budget.
-        lane: the lane; block numbers here are local to it.
-        block_samples: samples in a block.
+        blocks_per_epoch, block_samples: blocks in an epoch, and samples in a block.
     """
 
     moves = True
@@ -61,7 +60,7 @@ class LanePosition(Generic[BlockT]):
     def __init__(self, most: int) -> None:
         self.cursor = self.done = self.following = 0
         self.given_up: int | None = None
-        self.lane, self.block_samples = Lane(1), 1
+        self.blocks_per_epoch = self.block_samples = 1
         self.own_epochs: deque[OwnEpoch] = deque([OwnEpoch(0, 1)], maxlen=KEPT_EPOCHS)
         self.received: deque[BlockT] = deque()
         self._shuffles: dict[int, Shuffle] = {}  # of the stream's epochs that were received last
@@ -69,14 +68,14 @@ class LanePosition(Generic[BlockT]):
         self._words = 0
         self._held: deque[tuple[int, Callable[[], bool]]] = deque()  # blocks that were read, oldest first
 
-    def enter(self, cursor: int, own_epoch: OwnEpoch, lane: Lane, block_samples: int) -> None:
+    def enter(self, cursor: int, own_epoch: OwnEpoch, blocks_per_epoch: int, block_samples: int) -> None:
         """Start a session at ``cursor``, within ``own_epoch``."""
         self.cursor = self.done = self.following = cursor
         self.given_up = None
         # Blocks of an earlier session do not belong to this one, whose numbers may even differ.
         self.received.clear()
         self._held.clear()
-        self.lane, self.block_samples = lane, block_samples
+        self.blocks_per_epoch, self.block_samples = blocks_per_epoch, block_samples
         self.own_epochs.clear()
         self.own_epochs.append(own_epoch)
 
@@ -95,17 +94,17 @@ class LanePosition(Generic[BlockT]):
         return next((own for own in reversed(self.own_epochs) if own.first <= block), self.own_epochs[0])
 
     def _own_epoch_at(self, first: int) -> OwnEpoch:
-        return OwnEpoch.at(first, self.lane.blocks_per_epoch, self.block_samples)
+        return OwnEpoch.at(first, self.blocks_per_epoch, self.block_samples)
 
     def _shuffle_before(self, block: int) -> Shuffle | None:
-        return self._shuffles.get((block - 1) // self.lane.blocks_per_epoch)
+        return self._shuffles.get((block - 1) // self.blocks_per_epoch)
 
     def next_epoch(self, block: int) -> int:
         """Return the first epoch of the stream that is entirely new to a consumer that starts at ``block``.
 
         ``block`` is the first block of an own epoch, or in an own epoch without used blocks.
         """
-        first, blocks = self.own_epoch_of(block).first, self.lane.blocks_per_epoch
+        first, blocks = self.own_epoch_of(block).first, self.blocks_per_epoch
         if first // blocks < ASIDE:
             return -(-first // blocks)
         last = (first - 1) // blocks
@@ -123,7 +122,7 @@ class LanePosition(Generic[BlockT]):
     @property
     def aside(self) -> int:
         """Offset of the current epoch's number from the epoch whose order it has; 0 outside side epochs."""
-        return self._aside(self.own_epoch_of(self.cursor).first // self.lane.blocks_per_epoch)
+        return self._aside(self.own_epoch_of(self.cursor).first // self.blocks_per_epoch)
 
     def _enter_own_epoch(self, block: int) -> None:
         newest = self.own_epochs[-1]
@@ -153,17 +152,17 @@ class LanePosition(Generic[BlockT]):
 
         If blocks come from other nodes, request when one is left, so that the next travels while this one is used.
         Never request ahead across an epoch's end: it may be the consumer's last, and the request would delay others
-        while the trial does other work. With several lanes, all are requested before the first wait.
+        while the trial does other work.
         """
         if self.is_beginning(self.following):
-            return self.lane.lanes > 1 and not self.received
+            return False
         return len(self.received) <= int(are_remote)
 
     def take_in(self, blocks: Iterable[BlockT]) -> None:
         """Add delivered blocks, which start at ``following`` or at another epoch's start."""
         for block in blocks:
             self._enter_own_epoch(block.number)
-            number = block.number // self.lane.blocks_per_epoch
+            number = block.number // self.blocks_per_epoch
             self._shuffles.pop(number, None)
             self._shuffles[number] = block.shuffle  # re-inserted at the end: the newest delivery
             self.received.append(block)
@@ -200,19 +199,11 @@ class LanePosition(Generic[BlockT]):
         self.given_up = before if self.given_up is None else min(before, self.given_up)
         return True
 
-    def give_up_received(self) -> None:
-        """Drop blocks received ahead; they will be requested again."""
-        self.received.clear()
-        self.following = self.cursor
-        self.given_up = self.cursor if self.given_up is None else min(self.cursor, self.given_up)
-
     # ---- new sessions ----
 
     def start_at(self, block: int) -> Start:
         """Return the start of a new session that needs ``block`` next, in this session's numbers."""
-        if self.lane.lanes > 1:  # with lanes, all epochs are the stream's and shuffled as a whole
-            return Start(block)
-        own, blocks = self.own_epoch_of(block), self.lane.blocks_per_epoch
+        own, blocks = self.own_epoch_of(block), self.blocks_per_epoch
         taken, is_aside, shuffle = block > own.first, block // blocks >= ASIDE, self._shuffle_before(block)
         if not taken and is_aside and self.moves:
             # Return to the others, after the side epoch, so that no random numbers are repeated.
@@ -228,7 +219,7 @@ class LanePosition(Generic[BlockT]):
 
     def resume(self, resumed: Resumption, by: int) -> None:
         """Record the shuffle of the resumed epoch, and renumber blocks by ``by``."""
-        epochs = by // self.lane.blocks_per_epoch
+        epochs = by // self.blocks_per_epoch
         self._shuffles = {number + epochs: shuffle for number, shuffle in self._shuffles.items()}
         self._shuffles[resumed.epoch + epochs] = resumed.shuffle
 
