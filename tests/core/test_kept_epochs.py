@@ -142,8 +142,8 @@ def test_who_waits_in_a_later_epoch_is_told_what_for():
     assert feed.core.explain_wait("c") == f"block {start + EPOCH} is being prepared by w-b"
 
 
-def test_another_lane_keeps_what_is_its_own_and_puts_everybody_where_the_first_lane_did():
-    feed = kept(lane=1)
+def test_who_begins_in_a_later_epoch_gets_the_blocks_that_are_kept():
+    feed = kept()
     assert feed.join("c", 8, asks=False) == 8
     assert read(feed, "c", 8, 2 * EPOCH) == list(range(8, 16))
     assert sorted(feed.core.window.blocks) == [0, 1, 2, 3]

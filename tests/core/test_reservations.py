@@ -14,9 +14,9 @@ NOTHING_READY = frozenset().__contains__
 """False for every block: no block is ready."""
 
 
-def table(*cursors, leads=True, ahead=3):
+def table(*cursors, ahead=3):
     """Table with one cohort at each cursor; every cohort has one member."""
-    found = ConsumerTable(EpochTable(4), ahead, Stories(), leads=leads)
+    found = ConsumerTable(EpochTable(4), ahead, Stories())
     for number, cursor in enumerate(cursors):
         join(found, f"c{number}", cursor)
     return found
@@ -45,18 +45,6 @@ def test_of_places_that_anybody_may_take_the_one_furthest_behind_is_taken_first(
     found.validate()
 
 
-def test_a_further_lane_holds_the_places_that_the_first_one_holds_and_no_others():
-    found = table(2, leads=False)
-    found.hold_reservations(frozenset({("ann", 4), ("bob", 0), ("c0", 4)}))
-    assert {name: c.cursor for name, c in found.by_name.items() if c.state is ConsumerState.RESERVED} == {
-        "ann": 4,
-        "bob": 0,
-    }
-    found.hold_reservations(frozenset({("ann", 8)}))
-    assert {name: c.cursor for name, c in found.by_name.items()} == {"c0": 2, "ann": 8}
-    found.validate()
-
-
 def test_somebody_comes_to_the_cohort_whose_window_holds_its_block():
     """Cohort 0 is at block 2 with horizon 2 + 3; any block after 5 needs another cohort."""
     found = table(2)
@@ -70,9 +58,7 @@ def test_somebody_comes_to_the_cohort_whose_window_holds_its_block():
 def test_of_cohorts_that_begin_an_epoch_together_the_larger_one_is_joined():
     found = table(5, 6)
     join(found, "c2", 6, found.cohorts[1])
-    assert found.cohort_towards(8) is found.cohorts[1]
     assert found.shared_start(0) == (found.cohorts[1], 8)
-    assert found.cohort_towards(20) not in (found.cohorts[0], found.cohorts[1]), "neither comes there next"
 
 
 def test_a_newcomer_begins_where_it_waits_least():
@@ -117,7 +103,6 @@ def test_one_that_begins_an_epoch_alone_begins_the_one_that_others_begin(other, 
         (1, 6, {}),
         (8, 6, {}),
         (0, 6, {"exact": 0}),
-        (0, 6, {"leads": False}),
         (0, 6, {"company": True}),
     ],
     ids=[
@@ -125,12 +110,11 @@ def test_one_that_begins_an_epoch_alone_begins_the_one_that_others_begin(other, 
         "it is inside of its epoch",
         "the others come to where it is",
         "it asked for just that epoch",
-        "another lane decides",
         "it is not alone",
     ],
 )
 def test_one_stays_in_its_epoch(own, other, options):
-    found = table(own, other, leads=options.get("leads", True), ahead=options.get("ahead", 3))
+    found = table(own, other, ahead=options.get("ahead", 3))
     consumer = found.by_name["c0"]
     consumer.exact = options.get("exact")
     if options.get("company"):
@@ -277,8 +261,8 @@ def test_newcomers_can_begin_an_epoch_to_which_the_slowest_goes_back_if_all_of_i
 
 
 def test_no_call_may_come_for_a_reservation():
-    found = table(2, leads=False)
-    found.hold_reservations(frozenset({("ann", 4)}))
+    found = table(2)
+    found.enter("ann", 0, found.cohort_at(4), 4, 20.0, ConsumerState.RESERVED)
     for _ in range(2):
         found.reserve_for_successor(found.by_name["c0"], 0.0, 20.0, at_once=False)
     assert [*found.by_name] == ["c0", "ann", "reservation 0", "reservation 1"]
