@@ -1165,7 +1165,8 @@ def test_the_slowest_is_not_blamed_while_an_epoch_is_still_to_be_written_down():
     core.handle(ev.TaskEnded(3), 0.0)
     assert core.window.is_ready(2)
     assert core.consumers.by_name["b"].cursor == 1, "it works on what it was given"
-    assert not [i for now in (1.0, 20.0) for i in core.handle(ev.Tick(), now) if isinstance(i, ev.Detached)]
+    assert not [i for now in (1.0, 20.0) for i in core.handle(ev.Tick(), now) if isinstance(i, ev.Note)]
+    assert len(core.consumers.cohorts) == 1
     assert delivered(core.handle(ev.EpochsWritten((1,)), 21.0)) == {"a": (2,)}
 
 
