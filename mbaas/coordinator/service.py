@@ -352,8 +352,7 @@ class ConsumerService:
         self._staged.setdefault(order.block, {})[order.part] = part
         error = str(BadSampleError(meta.bad[0].uri, meta.bad[0].reason)) if fatal else None
         self.send(ev.TaskEnded(order.task, error, lacks=bool(meta.bad) and not fatal))
-        floor = min((blocks.start for blocks in self.core.consumers.wanted()), default=0)
-        self._counters.forget_below(floor)
+        self._counters.forget_below(self.core.lowest_block)
 
 
 def _lent(part: DeliveredPart) -> DeliveredPart:
