@@ -273,9 +273,9 @@ class Cohort:
 
     @property
     def useful(self) -> range:
-        """Blocks of the members' epochs, and others within the slack, that are kept while there is room."""
+        """Blocks that members reach in their epochs or the next ones; kept while there is room."""
         slowest, lead = self.slowest, self.slack_blocks + self.ahead_blocks
-        return range(slowest, max([slowest + lead, *[m.own_epoch.end for m in self.active]]))
+        return range(slowest, max([slowest + lead, *[m.own_epoch.end + self.blocks_per_epoch for m in self.members]]))
 
     def paces(self) -> dict[str, float]:
         """Return the known paces, fastest first: trial -> blocks/s."""

@@ -115,8 +115,9 @@ class Keeping:
             yield Reason.AHEAD, range(slowest, cohort.ahead_end)
             yield Reason.USEFUL, cohort.useful
             for member in cohort.members if len(cohort.active) < len(cohort.members) else ():
-                if member.rests and self._consumers.is_open_at(member.cursor, cohort):
-                    yield Reason.RESTING, range(member.cursor, slowest)
+                place = range(member.cursor, slowest)
+                if member.rests and self._window.has_all(place):  # also far behind the others, which may leave
+                    yield Reason.RESTING, place
             join_start = self._consumers.join_start(cohort)
             if join_start is not None:
                 yield Reason.JOINABLE, range(join_start, slowest)

@@ -12,7 +12,7 @@ class Feed:
 
     def __init__(
         self, *, budget_blocks=8, ahead=3, blocks_per_epoch=4, workers=1, credit=1, max_deaths=3,
-        block_bytes=lambda block: 10, cut=lambda block, shuffle: (WHOLE,), lane=0, lanes=1, keeps_all=False, slack=0,
+        block_bytes=lambda block: 10, cut=lambda block, shuffle: (WHOLE,), keeps_all=False, slack=0,
         **timeouts,
     ):  # fmt: skip
         limits = StagingLimits(
@@ -22,7 +22,7 @@ class Feed:
             max_deaths=max_deaths,
             slack_blocks=slack,
         )
-        self.core = StagingState(limits, blocks_per_epoch, block_bytes, cut, lane, keeps_all=keeps_all, lanes=lanes)
+        self.core = StagingState(limits, blocks_per_epoch, block_bytes, cut, keeps_all=keeps_all)
         self.now = 0.0
         self.session = 0
         self.tasks = {}

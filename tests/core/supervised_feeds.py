@@ -10,8 +10,8 @@ from mbaas.core.supervisor import Supervisor
 class Feed(TimedSupervisor):
     """Supervisor with a clock, and its last instructions."""
 
-    def __init__(self, own=1, lanes=1, staging_bytes=0, **begin):
-        super().__init__(Supervisor(own=own, credit=2, lanes=lanes, staging_bytes=staging_bytes), **begin)
+    def __init__(self, own=1, staging_bytes=0, **begin):
+        super().__init__(Supervisor(own=own, credit=2, staging_bytes=staging_bytes), **begin)
 
     def wait(self, seconds):
         return self.advance(seconds)
@@ -22,7 +22,7 @@ class Feed(TimedSupervisor):
 
     def told(self, kind):
         """Events of a kind that lanes are to receive."""
-        return [told.event for told in self.kinds(ev.TellLanes) if isinstance(told.event, kind)]
+        return [told.event for told in self.kinds(ev.Forward) if isinstance(told.event, kind)]
 
     def move_homes(self):
         """Complete the placement move that was just requested."""

@@ -9,7 +9,6 @@ from concurrent.futures import ProcessPoolExecutor
 
 import pytest
 
-from mbaas.core.keeping import Keeping
 from mbaas.core.scheduling import Scheduler
 from mbaas.core.state import StagingState
 from support.schedules import Simulation, run_some
@@ -70,7 +69,7 @@ def _schedules_until_caught(seeds=300):
         (StagingState, "_part_unreadable", lambda self, event: None),
         (StagingState, "_expire", lambda self, member: None),
         (StagingState, "_watch", lambda self, cohort, now: None),
-        (Keeping, "unwanted", lambda self: []),
+        (Scheduler, "drop_unwanted", lambda self: None),
         (Scheduler, "_make_room", lambda self, nbytes, urgent: False),
     ],
 )

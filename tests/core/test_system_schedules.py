@@ -7,7 +7,6 @@ from concurrent.futures import ProcessPoolExecutor
 import pytest
 
 from mbaas.core.consumers import ConsumerTable
-from mbaas.core.keeping import Keeping
 from mbaas.core.scheduling import Scheduler
 from mbaas.core.state import StagingState
 from mbaas.core.supervisor import Supervisor
@@ -54,7 +53,7 @@ def _moved_ahead_without_what_it_holds(self, consumer, block):
         (StagingState, "_expire", lambda self, member: None),
         (StagingState, "_put_off", lambda self, event, now: None),
         (StagingState, "_task_failed", lambda self, event, now: None),
-        (Keeping, "unwanted", lambda self: []),
+        (Scheduler, "drop_unwanted", lambda self: None),
         (Scheduler, "_make_room", lambda self, nbytes, urgent: False),
         (ConsumerTable, "begin_at", _moved_ahead_without_what_it_holds),
     ],
