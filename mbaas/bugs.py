@@ -46,7 +46,7 @@ class BugLog:
 
         Args:
             error: an error from another process includes its traceback there.
-            where: location outside of this process: "in lane 1".
+            where: location outside of this process: "in prep-1".
 
         Returns:
             True if it was logged now.

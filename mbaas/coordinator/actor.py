@@ -23,7 +23,6 @@ CALLS = (
     "info",
     "is_given_up",
     "join",
-    "lane_story",
     "leave",
     "ledgers",
     "lent_worker_gone",

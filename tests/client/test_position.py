@@ -1,10 +1,9 @@
-"""A consumer of one lane requests, holds and gives up the right blocks. Epochs have 4 blocks."""
+"""A consumer requests, holds and gives up the right blocks. Epochs have 4 blocks."""
 
 from dataclasses import dataclass
 
-from mbaas.client.lane_position import LanePosition
-
-from mbaas.messages import Lane, Resumption, Start
+from mbaas.client.position import Position
+from mbaas.messages import Resumption, Start
 from mbaas.order import ASIDE, OwnEpoch, Shuffle
 
 
@@ -25,8 +24,8 @@ class OfAside(Delivered):
 
 def position(cursor=0, most=3, first=None):
     """A consumer that joined at block ``cursor`` and whose epoch began at ``first``."""
-    found = LanePosition(most)
-    found.enter(cursor, OwnEpoch.at(cursor - cursor % 4 if first is None else first, 4, 10), Lane(4), 10)
+    found = Position(most)
+    found.enter(cursor, OwnEpoch.at(cursor - cursor % 4 if first is None else first, 4, 10), 4, 10)
     return found
 
 
@@ -108,13 +107,6 @@ def test_a_skip_within_what_was_received_gives_nothing_up():
     assert not found.leap(4), "it stands there already"
 
 
-def test_what_was_received_ahead_and_is_handed_back_is_asked_for_again():
-    found = position()
-    take(found, 0, 1, 2)
-    found.give_up_received()
-    assert (found.following, found.given_up) == (1, 1)
-
-
 def test_a_block_that_cannot_be_read_comes_again_with_all_behind_it():
     found = position()
     found.take_in(map(Delivered, (0, 1, 2)))
@@ -180,9 +172,9 @@ def test_who_was_given_nothing_so_far_begins_where_it_was_told_to():
 def test_what_an_earlier_session_handed_out_says_nothing_of_what_this_one_holds():
     """It read the rest of its epoch aside, still holds the last block, and continues with the others."""
     found, aside = position(), ASIDE * 4
-    found.enter(2 + aside, OwnEpoch(aside, 4 + aside), Lane(4), 10)
+    found.enter(2 + aside, OwnEpoch(aside, 4 + aside), 4, 10)
     take(found, 2 + aside, 3 + aside)
-    found.enter(8, OwnEpoch(8, 12), Lane(4), 10)
+    found.enter(8, OwnEpoch(8, 12), 4, 10)
     assert (found.released(), found.held_blocks()) == (8, 0)
     let_go = take(found, 8)
     assert found.released() == 8, "it looks at block 8"
@@ -195,7 +187,7 @@ def test_a_new_session_may_count_from_another_number_on():
     found, by = position(2, first=2), ASIDE * 4
     take(found, 2, 3)
     start = found.start_at(4)
-    found.enter(4 + by, OwnEpoch(2 + by, 6 + by, 20), Lane(4), 10)
+    found.enter(4 + by, OwnEpoch(2 + by, 6 + by, 20), 4, 10)
     found.resume(start.resumed, by)
     assert found.start_at(4 + by).resumed == start.resumed.moved(ASIDE, 4)
     assert found.released() == 4 + by, "what it still looks at was handed out in another session"
@@ -211,18 +203,11 @@ def test_a_new_session_may_count_from_another_number_on():
 def test_who_stays_aside_says_there_how_the_epoch_before_was_shuffled():
     """The next shuffle thus follows from that epoch's, even after a coordinator restart."""
     found, first = position(), ASIDE * 4
-    found.enter(first, OwnEpoch(first, first + 4), Lane(4), 10)
+    found.enter(first, OwnEpoch(first, first + 4), 4, 10)
     found.moves = False
     found.take_in(OfAside(first + i) for i in range(4))
     resumed = found.start_at(first + 4).resumed
     assert (resumed.epoch, resumed.shuffle.epoch, resumed.taken) == (ASIDE, 1, False)
-
-
-def test_in_one_of_several_lanes_it_only_says_where_it_begins():
-    found = LanePosition(3)
-    found.enter(4, OwnEpoch(4, 8), Lane(8, 1, 2), 10)
-    take(found, 4, 5)
-    assert found.start_at(6) == Start(6)
 
 
 def test_the_next_epoch_is_one_of_which_it_has_seen_nothing():
@@ -234,7 +219,7 @@ def test_the_next_epoch_is_one_of_which_it_has_seen_nothing():
 def test_who_skips_the_rest_of_an_epoch_aside_goes_on_with_the_others_in_the_next_one():
     """It received no block at that epoch's end. Found by seed 694435 of the whole-feed schedules."""
     found, by = position(), (ASIDE - 1) * 4
-    found.enter(6 + by, OwnEpoch(6 + by, 10 + by, 20), Lane(4), 10)
+    found.enter(6 + by, OwnEpoch(6 + by, 10 + by, 20), 4, 10)
     found.resume(Resumption(6, OwnEpoch(6, 10, 20), 1, Shuffle(1), taken=False), by)
     found.leap(10 + by)
     assert found.next_epoch(10 + by) == 3, "it was in epochs 1 and 2"

@@ -17,13 +17,9 @@ from mbaas.settings import FeedSettings
 def adopted(monkeypatch: pytest.MonkeyPatch, layout: object, found: dict[tuple[str, int], FoundCache]) -> None:
     """Take over a feed whose dataset was not stored, with the given layout and cache nodes."""
 
-    async def no_lanes(_settings: FeedSettings) -> tuple[()]:
-        return ()
-
     async def caches(_feed: str) -> dict[tuple[str, int], FoundCache]:
         return found
 
-    monkeypatch.setattr(opening, "start_lanes", no_lanes)
     monkeypatch.setattr(opening.recovery, "recall", lambda _feed: (layout, None))
     monkeypatch.setattr(CachePool, "survivors", staticmethod(caches))
     settings = FeedSettings(name="train", batch_size=8, cache_bytes=0, staging_bytes=1 << 20, prep_workers=1)

@@ -1,4 +1,4 @@
-"""Stories of several lanes name blocks by the feed's numbers. No Ray is started."""
+"""Stories of a feed's blocks, consumers, workers and cache nodes. No Ray is started."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import time
 
 import pytest
 
-from mbaas.coordinator.stories import LaneStory, told_by, with_supervisor
+from mbaas.coordinator.stories import story_of
 from mbaas.core import events as ev
 from mbaas.core.layout import StagingLimits
 from mbaas.core.state import StagingState
 from mbaas.core.story import Stories
-from mbaas.messages import Lane
+from mbaas.errors import ConfigError
 
 
 def core_at(cursor: int) -> StagingState:
-    """A core whose only consumer waits for its block ``cursor``, which is being prepared."""
+    """A core whose only consumer waits for block ``cursor``, which is being prepared."""
     core = StagingState(StagingLimits(budget_bytes=80, ahead_blocks=1), 4, lambda _: 10)
     core.handle(ev.WorkerUp("prep-0", 1), time.monotonic())
     core.handle(ev.Join("ann", 1, cursor), time.monotonic())
@@ -24,22 +24,15 @@ def core_at(cursor: int) -> StagingState:
     return core
 
 
-def test_a_lane_tells_of_the_feeds_block_which_is_another_one_to_its_core():
-    """Three lanes, 11 blocks an epoch: lane 1 has blocks 1, 4, 7, 10, 12 and 15. Block 15 is block 5 of the lane."""
-    story = told_by(core_at(5), Lane(11, 1, 3), "block 15")
-    assert story.lines[0] == "lane 1, its block 5:"
-    assert "GRANTED" in story.lines[1]
-    assert set(story.names) == {"prep-0", "ann", "block 15"}
+def test_a_block_has_a_story_once_it_is_prepared():
+    assert "GRANTED" in story_of(core_at(5).stories, Stories(), "block 5")[0]
+    with pytest.raises(ConfigError, match="nothing is known of 'block 14'"):
+        story_of(core_at(5).stories, Stories(), "block 14")
 
 
-def test_a_lane_knows_nothing_of_the_blocks_of_others():
-    assert told_by(core_at(5), Lane(11, 1, 3), "block 5").lines == ()
-    assert told_by(core_at(5), Lane(11, 1, 3), "block 14").lines == ()
-
-
-def test_the_one_lane_of_a_feed_is_not_mentioned():
-    story = told_by(core_at(5), Lane(4), "ann")
-    assert story.lines[0].endswith(
+def test_a_change_of_a_consumer_is_shown_with_the_event_that_caused_it():
+    story = story_of(core_at(5).stories, Stories(), "ann")
+    assert story[0].endswith(
         "BUSY: session 1, from block 5 on, in cohort 0  "
         "<- Join(consumer='ann', session=1, start=5, flexible=False, now=False, resumed=None, trial=None, "
         "world_size=1, node='', born=0)"
@@ -47,9 +40,9 @@ def test_the_one_lane_of_a_feed_is_not_mentioned():
 
 
 def test_times_are_those_of_the_log():
-    story = told_by(core_at(5), Lane(4), "ann")
-    assert re.match(r"\d\d:\d\d:\d\d\.\d\d\d  BUSY", story.lines[0])
-    assert story.lines[0][:5] in (time.strftime("%H:%M"), time.strftime("%H:%M", time.localtime(time.time() - 60)))
+    story = story_of(core_at(5).stories, Stories(), "ann")
+    assert re.match(r"\d\d:\d\d:\d\d\.\d\d\d  BUSY", story[0])
+    assert story[0][:5] in (time.strftime("%H:%M"), time.strftime("%H:%M", time.localtime(time.time() - 60)))
 
 
 NODE = "1a2b3c4d" + 48 * "0"
@@ -60,14 +53,32 @@ def test_the_story_of_a_cache_node_is_found_by_what_the_status_shows_of_its_mach
     stories = Stories()
     for kind, name in (("worker", "prep-0"), ("cache node", f"cache {NODE}"), ("cache node", f"cache {NODE[::-1]}")):
         stories.begin(kind, name).tell("{} began", name)
-    story = with_supervisor(LaneStory((), ("ann",)), stories, thing)
-    (line,) = story.lines
+    (line,) = story_of(core_at(5).stories, stories, thing)
     assert line.endswith(f"cache {NODE} began")
-    assert story.names == ("ann", "prep-0", "cache 1a2b3c4d", "cache 00000000")
 
 
 @pytest.mark.parametrize("thing", ["cache", "cache ", "", "1a2b3c4", "cache 1a2b3c4", "prep-0"])
 def test_less_than_the_status_shows_is_no_cache_node(thing):
     stories = Stories()
     stories.begin("cache node", f"cache {NODE}").tell("asked for")
-    assert with_supervisor(LaneStory((), ()), stories, thing).lines == ()
+    with pytest.raises(ConfigError, match="cache 1a2b3c4d"):
+        story_of(Stories(), stories, thing)
+
+
+def test_the_message_about_an_unknown_thing_lists_the_known_ones():
+    stories = Stories()
+    stories.begin("cache node", f"cache {NODE}").tell("asked for")
+    with pytest.raises(ConfigError) as refused:
+        story_of(core_at(5).stories, stories, "bob")
+    for name in ("ann", "prep-0", "block 5", "cache 1a2b3c4d"):
+        assert name in str(refused.value)
+
+
+def test_a_workers_story_has_both_views():
+    stories = Stories()
+    stories.begin("worker", "prep-0").tell("asked for")
+    story = story_of(core_at(5).stories, stories, "prep-0")
+    assert story[0] == "as the supervisor saw it:"
+    assert story[1].endswith("asked for")
+    assert story[2] == "as the staging core saw it:"
+    assert len(story) > 3

@@ -1,4 +1,4 @@
-"""Block sizes, lanes and staging limits follow from the workload, the workers and the budget."""
+"""Block sizes and staging limits follow from the workload, the workers and the budget."""
 
 import dataclasses
 
@@ -6,10 +6,10 @@ import pytest
 from msgspec.structs import replace
 from timed_staging import Search
 
-from mbaas.core.layout import MOST_SLACK_BLOCKS, block_samples, blocks_in_flight, credit, lay_out, wanted_staging
+from mbaas.core.layout import MOST_SLACK_BLOCKS, block_samples, blocks_in_flight, lay_out, wanted_staging
 from mbaas.errors import ConfigError
 from mbaas.fields import LABEL, Field
-from mbaas.messages import DecodedCosts, Lane, Probe, SampleSpec
+from mbaas.messages import DecodedCosts, Probe, SampleSpec
 from mbaas.settings import FeedSettings, Scaling, Staging
 
 PHOTO = 224 * 224 * 3
@@ -88,20 +88,8 @@ def test_a_minibatch_larger_than_the_dataset_counts_as_the_dataset():
     assert size(num_samples=10, batch_size=10**6, staging_bytes=30 * PHOTO) == 10**6
 
 
-def test_each_of_several_lanes_has_room_for_four_blocks():
-    """256 MiB / 4 lanes / 4 blocks / 150,528 bytes = 111.5 samples: 64."""
-    assert size(staging_bytes=2**28, lanes=4) == 64
-
-
-def test_each_lane_must_hold_three_minibatches():
-    """2 x 3 x 64 x 150,528 bytes = 57.8 MB."""
-    with pytest.raises(ConfigError, match=r"at least 6 minibatches of 64 samples in 2 lanes \(57\.8 MB\), got 50 MB$"):
-        size(staging_bytes=50_000_000, lanes=2)
-
-
 def laid_out(
     *,
-    lanes=1,
     nodes=("a", "a"),
     staging_bytes=2**30,
     shape=(224, 224, 3),
@@ -119,7 +107,7 @@ def laid_out(
         batch_size=64,
         shuffle=shuffle,
         staging_bytes=staging_bytes,
-        staging=Staging(lanes=lanes, **staging),
+        staging=Staging(**staging),
         scaling=Scaling(max_prep_workers=max_prep_workers),
         cache_bytes=2**30,
     )
@@ -142,12 +130,11 @@ def test_a_feed_that_is_served_again_keeps_its_blocks():
     assert laid_out(earlier=before, nodes=("a", "b", "c"))[0].order == before.order
 
 
-@pytest.mark.parametrize("lanes", [1, 2])
-def test_blocks_are_kept_if_three_of_each_lane_fit_the_budget_to_the_byte(lanes):
+def test_blocks_are_kept_if_three_fit_the_budget_to_the_byte():
     before, _ = laid_out(read_s=0.004)
-    fitting = 3 * lanes * 192 * (PHOTO + 16)
-    assert laid_out(earlier=before, staging_bytes=fitting, lanes=lanes)[0].order == before.order
-    assert laid_out(earlier=before, staging_bytes=fitting - 1, lanes=lanes)[0].order != before.order
+    fitting = 3 * 192 * (PHOTO + 16)
+    assert laid_out(earlier=before, staging_bytes=fitting)[0].order == before.order
+    assert laid_out(earlier=before, staging_bytes=fitting - 1)[0].order != before.order
 
 
 def test_blocks_that_will_not_do_are_not_kept():
@@ -221,11 +208,10 @@ def test_a_feed_that_may_start_more_workers_runs_ahead_for_all_of_them():
         assert layout.ahead_blocks == in_hand + 2, nodes
 
 
-@pytest.mark.parametrize("lanes", [1, 2, 4])
 @pytest.mark.parametrize("workers", [1, 3, 8, 24])
-def test_blocks_in_flight_fit_the_budget(workers, lanes):
-    layout, settings = laid_out(lanes=lanes, nodes=("a",) * workers, num_samples=10**6, staging_bytes=2**31)
-    assert layout.ahead_blocks == blocks_in_flight(workers, lanes) - 1
+def test_blocks_in_flight_fit_the_budget(workers):
+    layout, settings = laid_out(nodes=("a",) * workers, num_samples=10**6, staging_bytes=2**31)
+    assert layout.ahead_blocks == blocks_in_flight(workers) - 1
     assert (layout.ahead_blocks + 1) * layout.block_bytes(0) <= settings.staging_bytes
 
 
@@ -238,15 +224,6 @@ def test_an_epoch_is_kept_if_all_are_the_same_and_it_fits():
     assert not laid_out(shuffle=False, is_random=False, staging_bytes=whole - 1)[0].keeps_all, "it does not fit"
     assert not laid_out(shuffle=True, is_random=False, staging_bytes=whole)[0].keeps_all
     assert not laid_out(shuffle=False, is_random=True, staging_bytes=whole)[0].keeps_all
-
-
-def test_each_lane_must_have_room_for_its_blocks_to_keep_them():
-    """16 blocks of 64 in three lanes: the first lane has six, and a third of the budget."""
-    first = 6 * 64 * (PHOTO + 16)
-    for least, keeps in ((3 * first, True), (3 * first - 3, False)):
-        layout, _ = laid_out(lanes=3, shuffle=False, is_random=False, staging_bytes=least)
-        assert layout.order.blocks_per_epoch == 16
-        assert layout.keeps_all is keeps
 
 
 def test_a_node_reads_its_own_part_ahead():
@@ -267,8 +244,6 @@ def test_trials_may_be_as_far_apart_as_there_is_room():
     layout, settings = laid_out()
     assert layout.ahead_blocks + layout.slack_blocks == 2**30 // (512 * (PHOTO + 16))
     assert layout.limits(settings).slack_blocks == layout.slack_blocks
-    layout, settings = laid_out(lanes=2)
-    assert layout.limits(settings).slack_blocks == layout.slack_blocks // 2, "each lane has its part of the room"
     layout, _ = laid_out(shape=(84,))
     assert layout.slack_blocks == MOST_SLACK_BLOCKS, "a GiB would hold thousands"
 
@@ -288,37 +263,16 @@ def test_a_block_is_large_enough_for_the_node_that_has_most_workers():
 
 
 def test_while_one_block_is_read_the_next_is_made_however_little_is_asked_for():
-    layout, settings = laid_out(ahead_blocks=1, lanes=2)
+    layout, settings = laid_out(ahead_blocks=1)
     assert layout.ahead_blocks == 2
     assert layout.limits(settings).ahead_blocks == 2
 
 
-def test_workers_have_a_task_of_each_lane_in_hand():
-    """Two workers with one task from each of two lanes have 4 blocks of 512 samples, and 2 more may be ready."""
-    layout, _ = laid_out(lanes=2)
-    assert layout.ahead_blocks == 4 + 2
-    assert layout.readahead_bytes == 64_000 * 512 * 4
-
-
-def test_as_many_lanes_as_blocks_are_taken():
-    """1,000 samples are in 2 blocks of at most 960."""
-    layout, _ = laid_out(lanes=2, nodes=("a",), staging_bytes=2**32)
-    assert layout.order.blocks_per_epoch == 2
-
-
-def test_each_lane_has_its_part_of_the_bounds():
-    layout, settings = laid_out(lanes=2)
+def test_the_bounds_of_staging_are_those_of_the_feed():
+    layout, settings = laid_out()
     limits = layout.limits(settings)
-    assert limits.budget_bytes == 2**29
-    assert limits.ahead_blocks == max(2, -(-layout.ahead_blocks // 2))
-    assert limits.timeouts.prep_s == 2 * settings.timeouts.prep_s
-    assert layout.lane(1, settings) == Lane(layout.order.blocks_per_epoch, 1, 2)
-    assert (credit(1), credit(2), credit(4)) == (2, 1, 1)
-
-
-def test_more_lanes_than_blocks_are_refused():
-    with pytest.raises(ConfigError, match=r"lanes must be at most the blocks of an epoch, \d of \d+ samples, got 16"):
-        laid_out(lanes=16, staging_bytes=2**31)
+    assert (limits.budget_bytes, limits.timeouts) == (settings.staging_bytes, settings.timeouts)
+    assert limits.ahead_blocks == layout.ahead_blocks
 
 
 @pytest.mark.parametrize(
