@@ -10,6 +10,7 @@ from __future__ import annotations
 import abc
 import asyncio
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -120,6 +121,8 @@ class ConsumerService:
         self._calls: dict[str, _Call] = {}
         self._sessions = time.time_ns() // 1_000_000  # above the sessions of an earlier coordinator
         self._progress = 0
+        self._events: deque[ev.Event] = deque()
+        self._is_sending = False
         block_bytes = info.order.block_samples * info.spec.nbytes
         self._slot_use = SlotUse(ray.get_runtime_context().get_node_id(), info.settings.staging_bytes // block_bytes)
 
@@ -169,7 +172,23 @@ class ConsumerService:
     # ---- instructions ----
 
     def send(self, event: ev.Event) -> list[ev.Instruction]:
-        """Send an event to the core and carry out its instructions."""
+        """Send an event to the core and carry out its instructions, which it returns.
+
+        Events that arise meanwhile, such as the supervisor's answer to `ReplaceWorker`, are sent after this one.
+        """
+        if self._is_sending:
+            self._events.append(event)
+            return []
+        self._is_sending = True
+        try:
+            done = self._send(event)
+            while self._events:
+                self._send(self._events.popleft())
+        finally:
+            self._is_sending = False
+        return done
+
+    def _send(self, event: ev.Event) -> list[ev.Instruction]:
         done = decide(self.core, event, self._errors)
         for instruction in done:
             # After a bug, carry out the remaining instructions, because the core's state already assumes them.

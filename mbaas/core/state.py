@@ -31,7 +31,7 @@ from mbaas.core.reservations import ReservationTime
 from mbaas.core.scheduling import Assignment, Scheduler
 from mbaas.core.story import Clock, InvariantError, Stories, Story, seconds, unknown_thing
 from mbaas.core.supervisor import PROBE_S
-from mbaas.core.tasks import TaskTable
+from mbaas.core.tasks import TaskTable, Worker
 from mbaas.core.transitions import BlockState, ConsumerState, PartState
 from mbaas.core.window import Window
 from mbaas.messages import Resumption
@@ -485,8 +485,12 @@ class StagingState:
 
     # ---- workers and tasks ----
 
+    def _replace(self, worker: Worker, reason: str, *, blame: bool) -> None:
+        # The supervisor ends it and says so (`WorkerDown`); until then it gets no tasks.
+        self.tasks.worker_failed(worker.name, reason)
+        self._out.append(ev.ReplaceWorker(worker.name, reason, blame=blame))
+
     def _worker_down(self, name: str, reason: str, now: float, *, blame: bool) -> None:
-        # `mbaas.core.supervisor` decides whether the worker is replaced.
         worker = self.tasks.workers.get(name)
         if worker is None:
             return  # the same death may be reported twice
@@ -589,8 +593,7 @@ class StagingState:
             worker.failures = 0  # the block is to blame, not the worker
         if worker.failures >= WORKER_FAILURES:
             reason = f"{worker.failures} of its tasks in a row ended in an error; the last one: {event.reason}"
-            self._out.append(ev.ReplaceWorker(worker.name, reason, blame=False))
-            self._worker_down(worker.name, reason, now, blame=False)
+            self._replace(worker, reason, blame=False)
 
     def _try_anew(self, consumer: Consumer) -> None:
         # The data may be repaired. On a consumer's first request the block stays: it would wait for another failure
@@ -617,8 +620,7 @@ class StagingState:
         # one, so tasks have a deadline; its node and the other workers continue.
         for worker in self.tasks.overdue(now, self.limits.timeouts.prep_s):
             reason = f"it made block {worker.tasks[0].block} for more than {units.seconds(self.limits.timeouts.prep_s)}"
-            self._out.append(ev.ReplaceWorker(worker.name, reason))
-            self._worker_down(worker.name, reason, now, blame=True)
+            self._replace(worker, reason, blame=True)
         for cohort in list(self.consumers.cohorts.values()):
             self._watch(cohort, now)
         self._condemn(now)  # before `resume`, which ends the pause of its part

@@ -35,6 +35,8 @@ class Feed:
         for instruction in done:
             if isinstance(instruction, ev.Prepare):
                 self.tasks[instruction.block] = instruction
+        for order in [each for each in done if isinstance(each, ev.ReplaceWorker)]:  # as the supervisor does
+            done = [*done, *self.send(ev.WorkerDown(order.worker, order.reason, blame=order.blame))]
         return done
 
     def join(self, name, start=None, flexible=False, *, asks=True):
