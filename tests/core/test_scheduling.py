@@ -288,20 +288,6 @@ def test_only_errors_in_a_row_count_against_a_worker():
         assert worker.failures == failures
 
 
-def test_who_needs_bytes_takes_them_from_the_block_that_is_needed_last_and_from_none_that_is_awaited():
-    """Two consumers are at block 0 and one requests it; without workers, no block is prepared."""
-    core = StagingState(StagingLimits(budget_bytes=100, ahead_blocks=3), 4, lambda block: 10)
-    core.handle(ev.Join("asks", 1), 0.0)
-    core.handle(ev.Join("works", 2), 0.0)
-    core.handle(ev.Ask("asks", 1, cursor=0, released=0, done=0), 0.0)
-    assert len(core.consumers.cohorts) == 1
-    core.window.grant(0, 10, [BlockPart("a", 1)])
-    assert core._scheduler._furthest_ahead() is None
-    for block in (1, 2):
-        core.window.grant(block, 10, [BlockPart("a", 1)])
-        assert core._scheduler._furthest_ahead() == block
-
-
 def test_of_two_cohorts_the_one_that_waits_longer_is_served_first_whoever_joined_first():
     core = StagingState(StagingLimits(budget_bytes=100, ahead_blocks=1), 4, lambda block: 10)
     core.handle(ev.Join("early", 1, 40), 0.0)

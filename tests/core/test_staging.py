@@ -75,7 +75,6 @@ def test_blocks_are_made_ahead_of_the_slowest_by_a_bounded_number():
     feed.join("fast")
     feed.join("slow", asks=False)
     assert sorted(feed.tasks) == [0, 1, 2]
-    assert feed.core.consumers.cohorts[0].begun == 3
     feed.make(0, 1, 2)
     feed.ask("fast", 0, want=3)
     assert prepared(feed.ask("fast", 3)) == []
