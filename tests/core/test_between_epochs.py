@@ -226,26 +226,6 @@ def test_who_named_its_block_keeps_it_until_it_asks() -> None:
     assert state(feed, "restored") is ConsumerState.BUSY
 
 
-def test_nobody_rests_in_a_feed_of_several_lanes() -> None:
-    feed = feed_of_two(lanes=2)
-    feed.wait(100.0)
-    assert state(feed, "rests") is ConsumerState.BUSY
-
-
-def test_who_asks_again_in_a_feed_of_several_lanes_begins_with_an_epoch_of_the_feed() -> None:
-    """The consumer was moved to the next epoch, missed that answer, and asks for its first block again.
-
-    Other consumers have a block ready in mid-epoch, where another lane would not begin.
-    """
-    feed = Feed(lanes=2, ahead=2, lease_s=1000.0)
-    feed.join("again", asks=False)
-    feed.join("others", start=5)
-    feed.make(5, 6)
-    for _ in range(2):
-        feed.ask("again", 0)
-        assert feed.core.consumers.by_name["again"].cursor == 8
-
-
 def test_a_rank_goes_on_at_its_own_block() -> None:
     """All ranks of a trial must be in the same epoch, so they continue together in a separate cohort."""
     feed = Feed(blocks_per_epoch=8, ahead=2, credit=4, budget_blocks=8, lease_s=1000.0)

@@ -104,11 +104,10 @@ def plain(value: Any) -> Any:
     return [*map(plain, value)] if isinstance(value, (list, tuple)) else value
 
 
-class Lane:
+class Service:
     """The call handling of a coordinator without Ray: the core, a worker, and one well-behaved consumer.
 
     Args:
-        number: number of the lane.
         trial: trial whose rank the good consumer is; None if the consumer is a trial.
 
     Attributes:
@@ -116,14 +115,14 @@ class Lane:
         refused: messages of the errors that calls raised.
     """
 
-    def __init__(self, number: int, trial: str | None = None) -> None:
+    def __init__(self, trial: str | None = None) -> None:
         limits = StagingLimits(
             budget_bytes=40, ahead_blocks=3, timeouts=Timeouts(lease_s=LEASE_S, patience_s=5.0), max_deaths=3
         )
         cut = lambda block, _: (BlockPart("n0", 1), BlockPart("n1", 1))[: 1 + block % 2]  # noqa: E731
-        self.core = StagingState(limits, BLOCKS, lambda block: 10, cut, number)
-        self.leads, self.trial = number == 0, trial
-        self.order = SampleOrder(BLOCKS, 0, 1) if self.leads else None
+        self.core = StagingState(limits, BLOCKS, lambda block: 10, cut)
+        self.trial = trial
+        self.order = SampleOrder(BLOCKS, 0, 1)
         self.now, self.sessions = 0.0, 0
         self.refused: list[str] = []
         self.tasks: list[int] = []
@@ -137,7 +136,7 @@ class Lane:
         self.sessions += 1
         self.session, self.waits = self.sessions, False
         name = ConsumerName(GOOD) if self.trial is None else ConsumerName(self.trial, 0, 2)
-        self.send(calls.join(JoinRequest(name, Start(start)), self.session, leads=self.leads))
+        self.send(calls.join(JoinRequest(name, Start(start)), self.session, order=self.order))
 
     def send(self, event: ev.Event) -> None:
         for instruction in self.core.handle(event, self.now):
@@ -158,7 +157,7 @@ class Lane:
             case "join":
                 self.sessions += 1
                 reach = self.core.out_of_reach
-                self.send(calls.join(*sent, self.sessions, leads=self.leads, order=self.order, out_of_reach=reach))
+                self.send(calls.join(*sent, self.sessions, order=self.order, out_of_reach=reach))
             case "ask":
                 first, others = sent[:6], [*sent[6:-1], *(0, None, None)[len(sent) - 7 :]]
                 number, began, unheld = others
@@ -220,53 +219,53 @@ class Lane:
         raise AssertionError(f"it was given {self.got} only: {self.core.explain_wait(GOOD)}")
 
 
-@example(0, None, [joining(7)])  # the good consumer moves ahead to it
-@example(0, None, [("announce", [], 1)])
-@given(st.integers(0, 1), st.sampled_from([None, "good"]), st.lists(MOVES, max_size=40))
+@example(None, [joining(7)])  # the good consumer moves ahead to it
+@example(None, [("announce", [], 1)])
+@given(st.sampled_from([None, "good"]), st.lists(MOVES, max_size=40))
 @settings(max_examples=600, deadline=None)
-def test_no_value_that_a_consumer_sends_breaks_the_feed_or_costs_others_a_block(number, trial, moves):
-    lane = Lane(number, trial)
+def test_no_value_that_a_consumer_sends_breaks_the_feed_or_costs_others_a_block(trial, moves):
+    service = Service(trial)
     for move in moves:
-        lane.play(move)
-    lane.finish()
-    epochs = [lane.got[first : first + BLOCKS] for first in range(0, len(lane.got), BLOCKS)]
+        service.play(move)
+    service.finish()
+    epochs = [service.got[first : first + BLOCKS] for first in range(0, len(service.got), BLOCKS)]
     begins = [epoch[0] // BLOCKS for epoch in epochs]
-    if number == 0 and trial is None:  # it may skip ahead, to share an epoch with a consumer that starts there
+    if trial is None:  # it may skip ahead, to share an epoch with a consumer that starts there
         assert begins == sorted(set(begins))
     else:
         assert begins == [*range(len(epochs))]
     assert epochs == [[*range(n * BLOCKS, (n + 1) * BLOCKS)][: len(e)] for n, e in zip(begins, epochs, strict=True)]
-    assert all(" must " in sentence and ", got " in sentence for sentence in lane.refused)
+    assert all(" must " in sentence and ", got " in sentence for sentence in service.refused)
 
 
 def test_the_moves_of_the_property_reach_the_core_as_well():
     """Otherwise the property could hold because every call is refused."""
-    lane = Lane(0)
+    service = Service()
     for move in [joining(2), ("ask", "bad", 2, 2, 2, 2, 1, []), ("leave", "bad", None, 1)]:
-        lane.play(move)
-    assert lane.refused == []
-    assert "reservation 0" in lane.core.consumers.by_name
+        service.play(move)
+    assert service.refused == []
+    assert "reservation 0" in service.core.consumers.by_name
     resumed = Resumption(3, OwnEpoch(2, 7, 2), 0, Shuffle(0, (2,), Shuffle(3)))
-    lane.play(joining(3, resumed=resumed))
-    assert lane.refused == []
-    assert lane.core.epochs.is_aside(lane.core.consumers.by_name["bad"].cursor)
+    service.play(joining(3, resumed=resumed))
+    assert service.refused == []
+    assert service.core.epochs.is_aside(service.core.consumers.by_name["bad"].cursor)
 
 
 @pytest.mark.parametrize("part", [1, 2, 2**62])
 def test_a_part_that_a_block_does_not_have_is_neither_lost_nor_there(part):
-    lane = Lane(0)
-    lane.ask_good()
-    lane.work()
-    assert lane.got == [0], "block 0 has one part"
-    lane.play(("ask", "bad", 1, 0, 0, 0, 1, [UnreadablePart(0, part, 0)]))
-    lane.play(("is_given_up", 0, [(part, 0)]))
-    assert lane.refused == []
-    lane.finish()
+    service = Service()
+    service.ask_good()
+    service.work()
+    assert service.got == [0], "block 0 has one part"
+    service.play(("ask", "bad", 1, 0, 0, 0, 1, [UnreadablePart(0, part, 0)]))
+    service.play(("is_given_up", 0, [(part, 0)]))
+    assert service.refused == []
+    service.finish()
 
 
 def test_nobody_takes_the_feed_to_numbers_that_others_cannot_use():
     """Newcomers would start after a position far beyond all other epochs, and finally reach the `ASIDE` range."""
-    lane, reach = Lane(0), MOST_AHEAD_EPOCHS * BLOCKS
+    service, reach = Service(), MOST_AHEAD_EPOCHS * BLOCKS
     first = reach + BLOCKS
     far = Resumption(first + 1, OwnEpoch.at(first, BLOCKS, 1), MOST_AHEAD_EPOCHS + 1, Shuffle(MOST_AHEAD_EPOCHS + 1))
     for move in (
@@ -276,24 +275,25 @@ def test_nobody_takes_the_feed_to_numbers_that_others_cannot_use():
         ("ask", "bad", 1, reach + BLOCKS, 0, 0, 1, 1, None, None, []),
         ("hand_back", "bad", 1, reach + BLOCKS, 0),
     ):
-        lane.play(move)
+        service.play(move)
     wrong = rf"(start|cursor) must be a block below {reach + BLOCKS}, far beyond which .*, got \d+"
-    assert [bool(re.match(f"(resumed.)?{wrong}", sentence)) for sentence in lane.refused] == [True] * 5
-    lane.play(joining(reach + BLOCKS - 1))
-    assert len(lane.refused) == 5, "the last that may be"
-    assert len(Lane(1).core.out_of_reach) == 0, "where consumers begin is not decided there"
+    assert [bool(re.match(f"(resumed.)?{wrong}", sentence)) for sentence in service.refused] == [True] * 5
+    service.play(joining(reach + BLOCKS - 1))
+    assert len(service.refused) == 5, "the last that may be"
+
+
+ORDER = SampleOrder(5, 0, 1)
 
 
 def resume(**changed: Any) -> ev.Join:
-    """Join with a valid resumption except for the changes; without changes, in a feed of several lanes."""
+    """Join with a valid resumption except for the changes."""
     resumed = structs.replace(Resumption(4, OwnEpoch(2, 7, 2), 0, Shuffle(0)), **changed)
-    order = SampleOrder(5, 0, 1) if changed else None
-    return calls.join(JoinRequest(ConsumerName("a"), Start(4, resumed=resumed)), 1, leads=True, order=order)
+    return calls.join(JoinRequest(ConsumerName("a"), Start(4, resumed=resumed)), 1, order=ORDER)
 
 
-def join(name: Any = "a", block: Any = 2, leads: bool = True, **start: Any) -> ev.Join:
+def join(name: Any = "a", block: Any = 2, **start: Any) -> ev.Join:
     who = ConsumerName(name) if isinstance(name, str) else name
-    return calls.join(JoinRequest(who, Start(block, **start)), 1, leads=leads)
+    return calls.join(JoinRequest(who, Start(block, **start)), 1, order=ORDER)
 
 
 def called(**changed: Any) -> object:
@@ -316,7 +316,6 @@ def nested(levels: int) -> Shuffle:
         (lambda: join(block=-3), r"start must be in \[0, 4611686018427387904\], got -3"),
         (lambda: join(block=2.5), "start must be a whole number, got 2.5"),
         (lambda: join(block=True), "start must be a whole number, got True"),
-        (lambda: join(block=None, leads=False), "start must be a whole number, got None"),
         (lambda: join(flexible="yes"), "flexible must be True or False, got 'yes'"),
         (lambda: join(now="no"), "now must be True or False, got 'no'"),
         (lambda: join(7), "a consumer must be named by a ConsumerName, got 7"),
@@ -325,12 +324,11 @@ def nested(levels: int) -> Shuffle:
         (lambda: join(""), "must be 1 to 500 printable characters, got ''"),
         (lambda: join(ConsumerName("a", 2, 2)), r"rank must be in \[0, 1\], got 2"),
         (lambda: join(ConsumerName("a" * 499, 1, 2)), "must be 1 to 500 printable characters, got 'a"),
-        (lambda: calls.join("a", 1, leads=True), "a consumer must join by a JoinRequest, got 'a'"),
+        (lambda: calls.join("a", 1, order=ORDER), "a consumer must join by a JoinRequest, got 'a'"),
         (
-            lambda: calls.join(JoinRequest(ConsumerName("a"), Start(), born=-1), 1, leads=True),
+            lambda: calls.join(JoinRequest(ConsumerName("a"), Start(), born=-1), 1, order=ORDER),
             r"born must be in \[0, 4611686018427387904\], got -1",
         ),
-        (lambda: resume(), "resumed must be a Resumption, in a feed of one lane, got Resumption"),
         (lambda: resume(own_epoch=(0, 5, 0)), "resumed must be a Resumption"),
         (lambda: resume(own_epoch=OwnEpoch(2, 7, 9)), r"resumed.own_epoch.begin must be in \[0, 4\], got 9"),
         (lambda: resume(own_epoch=OwnEpoch(2, 7, 3)), "must begin in the block of position 3, got block 2"),
@@ -445,9 +443,9 @@ def test_bounds_are_included():
 def test_what_fits_is_an_event_with_just_these_values():
     rank = JoinRequest(ConsumerName("a", 1, 2), Start(None, flexible=True), "n0", 5)
     joined = ev.Join("a[1]", 3, None, True, trial="a", world_size=2, node="n0", born=5)
-    assert calls.join(rank, 3, leads=True) == joined
+    assert calls.join(rank, 3, order=ORDER) == joined
     alone = JoinRequest(ConsumerName("a"), Start(8))
-    assert calls.join(alone, 3, leads=False) == ev.Join("a", 3, 8, trial="a")
+    assert calls.join(alone, 3, order=ORDER) == ev.Join("a", 3, 8, trial="a")
     assert calls.ask("a", 1, 5, 3, 4, 2, 9) == ev.Ask("a", 1, cursor=5, released=3, done=4, want=2, number=9)
     parts = UnreadablePart(1, 2, 3), UnreadablePart(0, 0, -1)
     sent = BlockCall("a", 1, 5, 3, 4, 2, 0.5, parts, 9, 7, (6, 8)).plain()

@@ -163,11 +163,3 @@ def test_blocks_for_a_trial_that_need_not_wait_any_more_are_begun_at_once() -> N
     assert [give(feed, "fast", block) for block in range(3)] == [(0,), (1,), ()], "it waits for the slow one"
     tell_paces(feed, fast=10, slow=1)
     assert prepared(tell_paces(feed, fast=10, slow=1, after_s=SPLIT_AFTER_S)) == [2]
-
-
-def test_in_a_feed_of_several_lanes_nobody_is_parted() -> None:
-    """Each lane would split them at another block."""
-    feed = feed_of("ann", "bob", lanes=2)
-    tell_paces(feed, ann=10, bob=1)
-    assert not tell_paces(feed, ann=10, bob=1, after_s=SPLIT_AFTER_S)
-    assert cohorts(feed) == ["ann, bob"]

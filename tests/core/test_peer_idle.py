@@ -202,7 +202,7 @@ def test_who_is_moved_to_another_cohort_is_not_charged_with_what_happened_before
     play.run(2.95)
     cursor, waits_s, peers_s = fast.cursor, play.now - fast.asked_at, fast.stats.peer_stall_s
     assert 0.02 < waits_s < 0.09, "it waits for the slow one"
-    play.send(ev.DetachedElsewhere("fast"))
+    play.core.consumers.detach([play.core.consumers.by_name["fast"]], "it is tested")
     play.send(ev.Leave("slow", slow.session))
     play.run(1.02 * PREP_S)
     assert fast.cursor == cursor + 1

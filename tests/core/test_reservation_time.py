@@ -241,14 +241,11 @@ def test_others_that_begin_at_once_are_waited_for_where_nobody_else_is():
         feed.wait(1.0)
 
 
-@pytest.mark.parametrize("lanes", [1, 2])
-def test_others_that_begin_at_once_are_not_waited_for_where_somebody_is(lanes):
-    """They begin where that consumer is. With several lanes, every lane would need that position."""
-    feed = make_feed(lanes=lanes, blocks_per_epoch=8 // lanes)
+def test_others_that_begin_at_once_are_not_waited_for_where_somebody_is():
+    """They begin where that consumer is."""
+    feed = make_feed(blocks_per_epoch=8)
     feed.send(ev.Announce("a"))
     began_at_once(feed, "a")
-    if lanes > 1:
-        feed.send(ev.Leave("a", None))
     feed.send(ev.Announce("b", others=2))
     assert not reserved(feed)
 
@@ -408,10 +405,8 @@ def test_while_nobody_knows_how_long_an_epoch_takes_nobody_waits_longer_than_the
     assert not reserved(feed), "it would be held for 0.8 s"
 
 
-@pytest.mark.parametrize("lanes", [1, 2])
-def test_an_epoch_that_takes_long_is_worth_a_long_wait(lanes):
-    """Each of several lanes has its share of an epoch's blocks, but prep speed is measured for the whole feed."""
-    feed = make_feed(lanes=lanes, blocks_per_epoch=8 // lanes)
+def test_an_epoch_that_takes_long_is_worth_a_long_wait():
+    feed = make_feed(blocks_per_epoch=8)
     feed.join("here")
     feed.send(ev.Announce("late"))
     feed.wait(25.0)
@@ -510,15 +505,6 @@ def test_a_place_in_the_middle_of_an_epoch_whose_next_one_has_begun_is_at_that_o
     feed.send(ev.Announce("b"))
     (admitted,) = kinds(feed.send(ev.Join("b", 3, now=True)), ev.Admitted)
     assert admitted.cursor == 8
-
-
-def test_of_several_lanes_no_place_is_held_for_those_that_begin_at_once():
-    feed = make_feed(lanes=2, blocks_per_epoch=4)
-    feed.send(ev.Announce("a"))
-    feed.send(ev.Join("a", 2, now=True))
-    feed.send(ev.Leave("a", None, successors=1))
-    feed.send(ev.Announce("b"))
-    assert not reserved(feed)
 
 
 def test_no_more_places_are_held_than_trials_are_to_come():

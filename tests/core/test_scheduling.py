@@ -165,18 +165,6 @@ def test_an_event_of_a_large_feed_takes_milliseconds():
     assert Counter(order.block for order in feed.orders) == dict.fromkeys(range(1, 8), 64), "a part for each node"
 
 
-def test_lanes_begin_with_different_workers_among_equals():
-    stories = Stories()
-    firsts = []
-    for lane in range(3):
-        tasks = TaskTable(stories, lane)
-        for name in ("w0", "w1"):
-            tasks.worker_up(f"{lane}-{name}", 1, "a")
-        firsts.append(tasks.with_credit("a")[0].name)
-        assert tasks.with_credit("b") == []
-    assert firsts == ["0-w0", "1-w1", "2-w0"]
-
-
 def test_a_death_is_charged_to_the_block_that_was_being_made_and_forgiven_when_the_node_died():
     tasks = TaskTable(Stories())
     for name, node in (("w0", "a"), ("w1", "b")):
@@ -231,10 +219,10 @@ def test_a_node_counts_until_all_of_its_workers_leave():
 
 
 def test_the_least_busy_worker_of_a_node_comes_first():
-    tasks = TaskTable(Stories(), turn=4)
+    tasks = TaskTable(Stories())
     for number in range(3):
         tasks.worker_up(f"w{number}", 2, "a")
-    assert [worker.name for worker in tasks.with_credit("a")] == ["w1", "w2", "w0"], "lane 4 begins with the second"
+    assert [worker.name for worker in tasks.with_credit("a")] == ["w0", "w1", "w2"]
     for name in ("w1", "w0", "w0"):
         tasks.assign(tasks.workers[name], 0, 0, 0.0)
     assert [worker.name for worker in tasks.with_credit("a")] == ["w2", "w1"], "w0 has all that it may have"

@@ -430,20 +430,25 @@ def test_a_laggard_goes_on_alone_after_the_others_patience_and_nobody_loses_a_bl
     assert delivered(feed.ask("slow", 1)) == {"slow": (1,)}
 
 
+def detached(feed):
+    return [member.name for member in feed.core.consumers.by_name.values() if member.apart]
+
+
 def test_a_loader_that_nobody_reads_is_waited_for_no_longer_than_a_reservation():
-    """The feed has several lanes, so no consumer can start in mid-epoch later."""
-    feed = Feed(budget_blocks=4, ahead=2, credit=8, lanes=2, reservation_s=20.0, patience_s=30.0, lease_s=1000.0)
+    """It joined at its own block, so it cannot rest."""
+    feed = Feed(budget_blocks=4, ahead=2, credit=8, reservation_s=20.0, patience_s=30.0, lease_s=1000.0)
     feed.wait(100)
-    feed.join("unread", asks=False)
+    feed.join("unread", start=0, asks=False)
     feed.wait(15)
     feed.join("a")
     feed.make(0, 1)
     feed.ask("a", 0, want=2)
     feed.ask("a", 2)
-    assert not kinds(feed.wait(4), ev.Detached)
+    feed.wait(4)
+    assert detached(feed) == []
     assert 2 not in feed.tasks
     done = feed.wait(1)
-    assert [i.consumer for i in kinds(done, ev.Detached)] == ["unread"]
+    assert detached(feed) == ["unread"]
     assert "unread kept a waiting at block 0 for 1 s, and has asked for nothing since it joined" in (
         kinds(done, ev.Note)[0].text
     )
@@ -452,10 +457,10 @@ def test_a_loader_that_nobody_reads_is_waited_for_no_longer_than_a_reservation()
 
 
 def test_a_laggard_that_catches_up_shares_again():
-    feed = Feed(budget_blocks=6, ahead=2, credit=8, lanes=2, patience_s=5.0, lease_s=1000.0)
+    feed = Feed(budget_blocks=6, ahead=2, credit=8, patience_s=5.0, lease_s=1000.0)
     cohorts = feed.core.consumers.cohorts
     feed.join("a")
-    feed.join("slow", asks=False)
+    feed.join("slow", start=0, asks=False)
     feed.make(0, 1)
     feed.ask("a", 0, want=2)
     feed.ask("a", 2)
@@ -477,8 +482,8 @@ def test_a_consumer_restored_far_away_gets_its_exact_block_in_a_cohort_of_its_ow
 
 def test_those_who_wait_do_not_pull_a_laggard_back_in_by_asking_again():
     """A long wait repeats its call. If that rejoined the cohorts, the fast one would lose `patience_s` each time."""
-    feed = Feed(patience_s=5.0, lanes=2)
-    feed.join("slow", asks=False)
+    feed = Feed(patience_s=5.0)
+    feed.join("slow", start=0, asks=False)
     feed.join("fast")
     feed.make(0, 1, 2)
     feed.ask("fast", 0, want=3)
@@ -757,7 +762,8 @@ def test_storage_that_is_away_is_the_fault_of_no_worker_and_no_consumer():
         for block in [*feed.tasks]:
             put_off(feed, block) if block == 2 else feed.finish(block)
         done = feed.wait(0.7)
-        assert not kinds(done, ev.Detached) + kinds(done, ev.ReplaceWorker)
+        assert not kinds(done, ev.ReplaceWorker)
+        assert not any(member.apart for member in feed.core.consumers.by_name.values())
     assert feed.core.window.blocks[2].error is None
     assert feed.core.consumers.by_name["fast"].waiting
 
@@ -837,14 +843,6 @@ def test_heartbeats_and_ticks_that_change_nothing_lead_to_nothing():
         assert len(feed.core.window.blocks) == before
 
 
-def test_a_further_lane_holds_places_as_it_is_told():
-    lane = StagingState(StagingLimits(80, 3), 4, lambda block: 10, lane=1)
-    lane.handle(ev.HoldReservations(frozenset({("ann", 4)})), 0.0)
-    assert lane.consumers.by_name["ann"].cursor == 4
-    lane.handle(ev.HoldReservations(frozenset()), 0.0)
-    assert not lane.consumers.by_name
-
-
 def test_the_block_that_is_needed_last_by_everybody_makes_room():
     """The budget is 4 blocks: ann holds 0 and waits for 1. Blocks 2 and 3 are not held, and 3 is needed last."""
     feed = Feed(budget_blocks=4, ahead=4, credit=4, blocks_per_epoch=8)
@@ -899,17 +897,6 @@ def test_who_hands_back_while_it_waits_waits_no_more():
     feed.send(ev.HandBack("ann", 1, 0, 0))
     assert not feed.core.consumers.by_name["ann"].waiting
     assert delivered(feed.finish(0)) == {}
-
-
-def test_who_keeps_others_waiting_in_another_lane_is_on_its_own_here_too():
-    feed = Feed()
-    feed.join("ann")
-    feed.join("bob")
-    feed.send(ev.DetachedElsewhere("bob"))
-    feed.send(ev.DetachedElsewhere("nobody"))
-    assert sorted(len(cohort.members) for cohort in feed.core.consumers.cohorts.values()) == [1, 1]
-    feed.send(ev.DetachedElsewhere("bob"))
-    assert len(feed.core.consumers.cohorts) == 2, "one that is alone keeps nobody waiting"
 
 
 def test_who_is_ahead_waits_for_the_slowest_and_is_told_so():
@@ -1074,8 +1061,8 @@ def test_the_place_of_one_that_left_is_held_for_the_reservation_time():
 
 
 def test_patience_begins_anew_when_nobody_waited_between():
-    feed = Feed(patience_s=5.0, lease_s=1000.0, reservation_s=1000.0, lanes=2)
-    feed.join("slow", asks=False)
+    feed = Feed(patience_s=5.0, lease_s=1000.0, reservation_s=1000.0)
+    feed.join("slow", start=0, asks=False)
     feed.join("fast")
     feed.make(0, 1, 2)
     feed.ask("fast", 3)
@@ -1085,24 +1072,30 @@ def test_patience_begins_anew_when_nobody_waited_between():
     feed.wait(0.5)
     feed.ask("fast", 3)
     feed.wait(0.5)
-    assert not kinds(feed.wait(4.5), ev.Detached)
-    assert kinds(feed.wait(0.5), ev.Detached) == [ev.Detached("slow")]
+    feed.wait(4.5)
+    assert detached(feed) == []
+    feed.wait(0.5)
+    assert detached(feed) == ["slow"]
 
 
 def test_of_two_that_others_wait_for_the_one_goes_first_that_never_began_and_the_other_has_its_time():
-    """A third consumer waits from 0 s: until 20 s for the one that never asked, until 30 s for the one that works."""
-    feed = Feed(ahead=2, credit=8, lanes=2, reservation_s=20.0, patience_s=30.0, lease_s=1000.0)
+    """A third consumer waits: 20 s for the one at block 0 that never asked, then 30 s for the one at block 1."""
+    feed = Feed(ahead=2, credit=8, reservation_s=20.0, patience_s=30.0, lease_s=1000.0)
     feed.join("works")
-    feed.send(ev.HandBack("works", 1, 0, 0))
-    feed.join("never began", asks=False)
+    feed.join("never began", start=0, asks=False)
     feed.join("waits")
     feed.make(0, 1)
     feed.ask("waits", 2)
     feed.wait(0.0)
-    assert not kinds(feed.wait(19.0), ev.Detached)
-    assert kinds(feed.wait(1.0), ev.Detached) == [ev.Detached("never began")]
-    assert not kinds(feed.wait(9.0), ev.Detached)
-    assert kinds(feed.wait(1.0), ev.Detached) == [ev.Detached("works")]
+    for seconds, gone in ((19.0, []), (1.0, ["never began"])):
+        feed.wait(seconds)
+        assert detached(feed) == gone
+    feed.make(2)
+    feed.ask("waits", 3)
+    feed.wait(0.0)
+    for seconds, gone in ((29.0, ["never began"]), (1.0, ["works", "never began"])):
+        feed.wait(seconds)
+        assert detached(feed) == gone
 
 
 def test_what_was_made_ahead_stays_when_a_slower_one_joins():
@@ -1124,17 +1117,6 @@ def test_the_cohort_is_served_first_of_which_somebody_waits_longest():
     feed.now = 10.0
     feed.join("beside", start=0)
     assert prepared(feed.send(ev.WorkerUp("w0", 1))) == [0]
-
-
-def test_in_a_further_lane_one_that_begins_an_epoch_shares_with_whoever_comes_there_next():
-    """Epochs have 4 blocks and 2 are prepared ahead: the consumer at 5 reaches the next epoch's start, 8, in time."""
-    lane = StagingState(StagingLimits(80, 2), 4, lambda block: 10, lane=1)
-    for session, (name, start, flexible) in enumerate([("ann", 5, False), ("eve", 8, False), ("bob", 8, True)], 1):
-        assert lane.handle(ev.Join(name, session, start, flexible), 0.0) == [
-            ev.Admitted(name, session, start, lane.epochs.around(start))
-        ]
-    cohorts = {name: consumer.cohort for name, consumer in lane.consumers.by_name.items()}
-    assert cohorts["eve"] != cohorts["ann"] == cohorts["bob"]
 
 
 def test_one_that_is_announced_has_no_session_before_it_joins():
