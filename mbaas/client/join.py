@@ -6,10 +6,10 @@ import contextlib
 from collections.abc import Callable
 from typing import Any
 
+from mbaas.calls.client import call_patiently
 from mbaas.client.lane_stream import LANE_POLL_S, LaneStream, wanted_blocks
 from mbaas.client.rank_group import EnlistedSession, RankGroup, RankSession
 from mbaas.client.rank_stream import RankStream, RowStream
-from mbaas.client.rpc import call_patiently
 from mbaas.client.session import LaneSession, Polling
 from mbaas.client.sharding import RankSharding
 from mbaas.client.stalls import StreamStats

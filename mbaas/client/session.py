@@ -22,23 +22,36 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 from mbaas import slots
-from mbaas.client.block_calls import BlockCalls, NoAnswerYetError, PendingCall
+from mbaas.calls import wire
+from mbaas.calls.client import (
+    ANSWER_S,
+    CALL_TIMEOUT_S,
+    BlockCalls,
+    NoAnswerYetError,
+    PendingCall,
+    await_restart,
+    call,
+    call_patiently,
+)
 from mbaas.client.lane_position import LanePosition
 from mbaas.client.part_fetch import BlockFetch
 from mbaas.client.patience import Patience
-from mbaas.client.rpc import ANSWER_S, CALL_TIMEOUT_S, await_restart, call, call_patiently
 from mbaas.errors import ConsumerRemovedError, FeedRestartingError, MbaasError, WaitTimeoutError
 from mbaas.fields import Arrays, memory
 from mbaas.messages import (
     POLL_S,
     Admission,
+    Ask,
     BlockCall,
     ConsumerName,
     ConsumerReport,
     DeliveredBlock,
     DeliveredPart,
     Delivery,
+    HandBack,
+    Heartbeat,
     JoinRequest,
+    Leave,
     Start,
     UnreadablePart,
 )
@@ -103,6 +116,10 @@ def _memory_of(array: NDArray[Any]) -> NDArray[Any]:
     return array
 
 
+def _parts_of(block: DeliveredBlock, parts: Iterable[DeliveredPart]) -> tuple[UnreadablePart, ...]:
+    return tuple(UnreadablePart(block.number, part.number, part.task) for part in parts)
+
+
 class LaneSession(LanePosition[ReceivedBlock]):
     """Requests blocks from one lane's coordinator, reports use, and joins again when needed.
 
@@ -139,7 +156,7 @@ class LaneSession(LanePosition[ReceivedBlock]):
         self._join(start, polling.wait_timeout_s)
 
     def _join(self, start: Start, timeout_s: float) -> None:
-        request = JoinRequest(self._name, start, self.node, self._born)
+        request = wire.encode(JoinRequest(self._name, start, self.node, self._born))
         admission: Admission = call_patiently(
             self._coordinator,
             lambda: self._coordinator.join.remote(request),
@@ -258,20 +275,18 @@ class LaneSession(LanePosition[ReceivedBlock]):
             self.ask_ahead()
 
     def _ask(self, unreadable: tuple[UnreadablePart, ...] = ()) -> PendingCall:
-        asked = BlockCall(
+        asked = Ask(
             self.consumer,
             self.number,
             self.following,
             self.released(),
             self.done,
             self.want,
-            self._poll_s,
-            unreadable,
             self.next_call(),
             self.began,
             self.unheld(),
         )
-        self._in_flight = self._calls.make(asked)
+        self._in_flight = self._calls.make(BlockCall(asked, self._poll_s, unreadable))
         return self._in_flight
 
     def ask_ahead(self) -> None:
@@ -287,8 +302,7 @@ class LaneSession(LanePosition[ReceivedBlock]):
 
     def is_given_up(self, block: DeliveredBlock) -> bool:
         """Return whether a part of the block is gone. The coordinator detects this sooner than Ray reports it."""
-        parts = [(part.number, part.task) for part in block.parts]
-        ref = self._coordinator.is_given_up.remote(block.number, parts)
+        ref = self._coordinator.is_given_up.remote(wire.encode(_parts_of(block, block.parts)))
         try:
             what = f"consumer {self.consumer!r} asks after block {block.number}"
             return bool(call(ref, self._polling.wait_timeout_s + ANSWER_S, what))
@@ -298,7 +312,7 @@ class LaneSession(LanePosition[ReceivedBlock]):
     def ask_again(self, block: DeliveredBlock, unreadable: Iterable[DeliveredPart]) -> None:
         """Go back to a received block, and have its unreadable parts made again."""
         self.go_back(block.number)
-        self._ask(tuple(UnreadablePart(block.number, part.number, part.task) for part in unreadable))
+        self._ask(_parts_of(block, unreadable))
 
     # ---- using and releasing blocks ----
 
@@ -332,8 +346,8 @@ class LaneSession(LanePosition[ReceivedBlock]):
     def _tell_what_is_given_up(self) -> None:
         # The answer is not awaited: a lost call is repeated after the next wait without blocks.
         if self.given_up is not None:
-            number = self.next_call()
-            self._coordinator.hand_back.remote(self.consumer, self.number, self.given_up, self.released(), number)
+            returned = HandBack(self.consumer, self.number, self.given_up, self.released(), self.next_call())
+            self._coordinator.hand_back.remote(wire.encode(returned))
 
     def released(self) -> int:
         """See `LanePosition.released`; thread-safe."""
@@ -352,7 +366,8 @@ class LaneSession(LanePosition[ReceivedBlock]):
 
         Two methods, so that a consumer of several lanes can send to every lane before it waits for the first answer.
         """
-        return self._coordinator.heartbeat.remote(self.consumer, self.number, self.released(), self.done, report)
+        heartbeat = Heartbeat(self.consumer, self.number, self.released(), self.done)
+        return self._coordinator.heartbeat.remote(wire.encode(heartbeat), wire.encode(report))
 
     def hear_heartbeat(self, ref: Any) -> None:
         """Wait for a heartbeat's answer: whether this session is still open."""
@@ -369,7 +384,8 @@ class LaneSession(LanePosition[ReceivedBlock]):
         what = f"consumer {self.consumer!r} leaves"
 
         def ask() -> Any:
-            return self._coordinator.leave.remote(self.consumer, self.number, 0, report)
+            last = None if report is None else wire.encode(report)
+            return self._coordinator.leave.remote(wire.encode(Leave(self.consumer, self.number)), last)
 
         if report is not None and report.ledgers:  # a restarting coordinator accepts them when it is back
             call_patiently(self._coordinator, ask, LEAVE_S, what)

@@ -15,6 +15,7 @@ from typing import Any
 import ray
 
 from mbaas import units
+from mbaas.calls import wire
 from mbaas.coordinator.background import InternalErrors
 from mbaas.coordinator.counters import Counters
 from mbaas.coordinator.service import ConsumerService
@@ -177,7 +178,7 @@ class LaneSync:
         """End a consumer's session in the further lanes too."""
         await self.told()  # reservations for its successor must arrive first
         for lane in self._lanes:
-            lane.actor.leave.remote(consumer, None)
+            lane.actor.leave.remote(wire.encode(ev.Leave(consumer)))
 
     def heard(self, event: ev.Event) -> None:
         """Record an event of the first lane, and send its consequences to the other lanes."""
