@@ -24,6 +24,7 @@ from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from mbaas import bugs, runtime
+from mbaas.calls import wire
 from mbaas.calls.socket import Connection, Listener
 
 GATHER_S = 0.01
@@ -31,9 +32,6 @@ GATHER_S = 0.01
 
 UNUSED_S = 60.0
 """Period in seconds of the check for consumers; a `RelayNode` ends after two checks without any."""
-
-HANG_UP = b""
-"""The answer to an invalid request: its sender is disconnected."""
 
 ConsumerT = TypeVar("ConsumerT", bound=Hashable)
 
@@ -158,7 +156,7 @@ class Relay:
         try:
             answers = await self._coordinator.exchange.remote(self.id, exchange.number, exchange.requests)
             for connection, answer in self._calls.end(exchange.number, answers):
-                if answer == HANG_UP:
+                if answer == wire.HANG_UP:
                     connection.hang_up()
                 else:
                     connection.send(answer)

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mbaas.calls import wire
-from mbaas.calls.relay import HANG_UP
 from mbaas.calls.socket import Connection, Listener
 from mbaas.errors import MbaasError, StateError
 from mbaas.messages import POLL_S, BlockCall, Delivery, SocketAnswer
@@ -197,7 +196,7 @@ class CallServer:
 
     async def _answer_local(self, connection: Connection, message: bytes) -> None:
         answer = await self._answer(message)
-        if answer == HANG_UP:
+        if answer == wire.HANG_UP:
             connection.hang_up()
         else:
             connection.send(answer)
@@ -209,7 +208,7 @@ class CallServer:
     async def _answer(self, message: bytes) -> bytes:
         request = wire.socket_call(message)
         if request is None:
-            return HANG_UP
+            return wire.HANG_UP
         answer = SocketAnswer(request.number)
         try:
             answer = SocketAnswer(request.number, await self._deliver(wire.decoded(request.call, BlockCall)))

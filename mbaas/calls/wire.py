@@ -83,6 +83,9 @@ def socket_call(message: bytes) -> SocketCall | None:
 
 # ---- answers ----
 
+HANG_UP = b""
+"""A coordinator's answer to an invalid message: its sender is disconnected."""
+
 
 class _CountedError(Exception):
     """A reference that Ray must count, and which therefore cannot be sent without Ray."""

@@ -3,7 +3,6 @@
 ===============  =======================================================================================================
 `join`           builds the stream that fits a feed and a consumer
 `loop`           the iterator of an epoch, which continues after an error
-`block_calls`    calls for blocks, over a socket or through Ray
 `lane_position`  a consumer's position in a lane: received, held, requested next; pure
 `session`        the session in one lane, which makes the calls that `lane_position` decides
 `stream`         the blocks of a feed with one lane, in order
@@ -20,7 +19,7 @@
 `accelerate`     the end of an epoch, as accelerate expects it
 `patience`       when a wait for a block ends, and when it is logged; pure
 `heartbeat`      renews leases and reports
-`rpc`            calls and reads with deadlines
+`rpc`            reads of staged parts with deadlines
 `successor`      waits for a feed restart
 `saved_state`    the JSON schema of a loader's state, and its checks
 `ledger`         proof that an epoch was exact
