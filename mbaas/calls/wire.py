@@ -54,22 +54,31 @@ def decoded(call: bytes | msgspec.Raw, kind: type[MessageT]) -> MessageT:
     try:
         found: MessageT = _decoder(of_kind).decode(call)
     except msgspec.ValidationError as error:
-        raise ConfigError(_sentence(str(error), kind.__name__, msgspec.msgpack.decode(call))) from None
+        raise ConfigError(_sentence(str(error), kind.__name__, call)) from None
     except (*INVALID, TypeError) as error:
         raise ConfigError(f"a call must be a {kind.__name__} in msgpack, got {shown(call)}: {error}") from None
     return found
 
 
-def _sentence(error: str, kind: str, value: Any) -> str:
+def _sentence(error: str, kind: str, call: bytes | msgspec.Raw) -> str:
     """Rephrase an error of msgspec, such as "Expected `int` >= 0 - at `$.ask.cursor`", and add the value."""
     problem, _, path = error.partition(" - at `$")
-    field = path.strip("`.") or kind
+    field, value = path.strip("`.") or kind, shown(_value_at(path, call))
     expected = re.fullmatch(r"Expected (.+?)(, got .+)?", problem)
-    if expected is None:  # from a `__post_init__` of mbaas, or a missing field
-        return problem if " must " in problem else f"{field} must be complete, got {shown(value)}: {problem}"
-    for name, index in re.findall(r"\.(\w+)|\[(\d+)\]", path):
-        value = value[name or int(index)]
-    return f"{field} must be {expected[1]}, got {shown(value)}"
+    if expected is not None:
+        return f"{field} must be {expected[1]}, got {value}"
+    # from a `__post_init__` of mbaas, or a missing field
+    return problem if " must " in problem else f"{field} must be complete, got {value}: {problem}"
+
+
+def _value_at(path: str, call: bytes | msgspec.Raw) -> Any:
+    try:
+        value = msgspec.msgpack.decode(call)
+        for name, index in re.findall(r"\.(\w+)|\[(\d+)\]", path):
+            value = value[name or int(index)]
+    except (*INVALID, LookupError, TypeError):  # also invalid after the value
+        return call
+    return value
 
 
 def socket_call(message: bytes) -> SocketCall | None:

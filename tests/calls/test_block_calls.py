@@ -8,13 +8,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import pickle
 import socket
 import sys
+import threading
 import time
 from collections.abc import Coroutine, Iterator
 from typing import Any
 from unittest.mock import patch
 
+import msgspec
 import pytest
 import ray
 
@@ -25,7 +28,7 @@ from mbaas.calls.relay import RelayNodeActor, Relays
 from mbaas.calls.server import RELAYED_FROM, CallServer
 from mbaas.chaos.participants import alive, kill, paused
 from mbaas.errors import BadSampleError, FeedGoneError, FeedRestartingError
-from mbaas.messages import Ask, BlockCall, Delivery
+from mbaas.messages import Ask, BlockCall, Delivery, SocketAnswer
 from support.waiting import wait_until
 
 pytestmark = pytest.mark.skipif(not local_socket.are_supported(), reason="needs the abstract sockets of Linux")
@@ -256,6 +259,71 @@ def test_who_sends_no_calls_is_cut_off_and_nobody_else(coordinator: Any, listene
             assert end_of(stranger) == b""
     assert calls.make(a_call(10)).result(30.0).progress == 10
     assert calls.route.socket is not None
+
+
+@pytest.fixture
+def impostor() -> Iterator[tuple[str, list[bytes]]]:
+    """An address, and the answers that its listener sends to its next calls, after which it hangs up."""
+    listening, address = local_socket.listen()
+    listening.setblocking(True)
+    answers: list[bytes] = []
+
+    def serve() -> None:
+        with contextlib.suppress(OSError):  # the socket was closed
+            while True:
+                accepted, _ = listening.accept()
+                with accepted:
+                    accepted.recv(1 << 16)
+                    accepted.sendall(b"".join(answers))
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    yield address, answers
+    listening.shutdown(socket.SHUT_RDWR)
+    listening.close()
+    thread.join()
+
+
+RIGHT = wire.encode_answer(SocketAnswer(1, Delivery(progress=99)))
+
+
+@pytest.mark.parametrize(
+    ("sent", "why"),
+    [
+        (b"", "it hangs up"),
+        (local_socket.framed(RIGHT)[:-1], "a part of an answer"),
+        (local_socket.framed(RIGHT[:-1]), "an answer that ends early"),
+        (local_socket.framed(b""), "an empty message"),
+        (local_socket.framed(pickle.dumps(SocketAnswer(1, Delivery(progress=99)))), "a pickle"),
+        (local_socket.framed(msgspec.msgpack.encode([1, [[], -1.0]])), "a negative time"),
+        (local_socket.framed(msgspec.msgpack.encode(["1", None])), "a number that is text"),
+        ((local_socket.MOST_BYTES + 1).to_bytes(4, "big"), "too many bytes"),
+        (local_socket.framed(wire.encode_answer(SocketAnswer(2, Delivery(progress=99)))), "the answer to another call"),
+    ],
+)
+def test_a_socket_that_sends_no_valid_answer_is_given_up_and_the_call_goes_through_ray(
+    coordinator: Any, impostor: tuple[str, list[bytes]], sent: bytes, why: str
+) -> None:
+    address, answers = impostor
+    calls = BlockCalls(coordinator, "the test")
+    calls.offer(address)
+    assert calls.route.socket == address
+    answers.append(sent)
+    assert calls.make(a_call(10)).result(30.0).progress == 10, why
+    assert calls.route.socket is None
+    calls.offer(address)
+    assert calls.route.socket is None, "it is not used again"
+    assert call(coordinator.asked.remote(), 30.0, "the test") == [10]
+
+
+def test_the_impostor_can_answer(coordinator: Any, impostor: tuple[str, list[bytes]]) -> None:
+    """Otherwise the test above would prove nothing."""
+    address, answers = impostor
+    calls = BlockCalls(coordinator, "the test")
+    calls.offer(address)
+    answers.append(local_socket.framed(RIGHT))
+    assert calls.make(a_call(10)).result(30.0).progress == 99
+    calls.close()
 
 
 def test_where_nobody_listens_calls_go_through_ray(coordinator: Any) -> None:

@@ -386,6 +386,10 @@ def nested(levels: int) -> Shuffle:
         (lambda: called(poll_s=float("nan")), "poll_s must be `float` >= 0.0, got nan"),
         (lambda: wire.decoded(b"\xc1", BlockCall), r"a call must be a BlockCall in msgpack, got b'\\xc1'"),
         (lambda: wire.decoded(wire.encode(CALL)[:-1], BlockCall), "a call must be a BlockCall in msgpack, got b'"),
+        (
+            lambda: wire.decoded(wire.encode({"samples": "many", "x": "ab"})[:-2] + b"\xff\xff", ConsumerReport),
+            r"samples must be `int`, got b'.*\\xff'",
+        ),
         (lambda: wire.decoded(["a"], BlockCall), r"a call must be a BlockCall in msgpack, got \['a'\]"),  # type: ignore[arg-type]
         (lambda: calls.announce("abc", 0), "consumers must be a list, got 'abc'"),
         (lambda: calls.announce(["a"], 10**6), r"others must be in \[0, 10000\], got 1000000"),
