@@ -14,8 +14,9 @@ import pyarrow as pa
 import ray
 
 from mbaas import runtime, units
+from mbaas.calls import wire
+from mbaas.calls.client import CALL_TIMEOUT_S, call, call_patiently
 from mbaas.client.collate import Collate
-from mbaas.client.rpc import CALL_TIMEOUT_S, call, call_patiently
 from mbaas.coordinator import kept_claims
 from mbaas.coordinator.served_by import check_version
 from mbaas.core import calls
@@ -31,7 +32,7 @@ from mbaas.errors import (
 )
 from mbaas.ledger import to_table
 from mbaas.loader import Loader
-from mbaas.messages import START_TIMEOUT_S, Claims, ConsumerName, FeedInfo, JoinStart, LedgerEntry
+from mbaas.messages import START_TIMEOUT_S, Claims, ConsumerName, FeedInfo, JoinStart, Leave, LedgerEntry
 from mbaas.notebook import some, table
 
 if TYPE_CHECKING:
@@ -200,7 +201,7 @@ class Feed:
         calls.name(consumer)
         calls.whole("successors", successors)
         what = f"removing {consumer!r} from feed {self.name!r}"
-        self._call(lambda: self._coordinator.leave.remote(consumer, None, successors), what)
+        self._call(lambda: self._coordinator.leave.remote(wire.encode(Leave(consumer, None, successors))), what)
 
     def release_reservations(self, most: int) -> None:
         """Release up to ``most`` reservations that are not tied to a name, because no trial will use them."""

@@ -20,7 +20,7 @@ from tenacity import RetryCallState, Retrying, retry_if_exception_type, stop_aft
 from mbaas import runtime, units
 from mbaas.allocation.headroom import GpuRoom, PrepResources, default_prep
 from mbaas.budgets import largest_sample, memory_budgets
-from mbaas.client.rpc import call
+from mbaas.calls.client import call
 from mbaas.coordinator import kept_claims
 from mbaas.coordinator.actor import Coordinator
 from mbaas.coordinator.served_by import forget_server, keep_server, recall_server

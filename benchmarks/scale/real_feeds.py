@@ -28,9 +28,10 @@ from benchmarks.local_cluster import LocalCluster, answers
 from benchmarks.scale.model import simulate
 from benchmarks.scale.system import Costs, System
 from benchmarks.throttled import throttled
-from mbaas import local_socket, runtime
+from mbaas import runtime
 from mbaas.bench.cpu import TreeWatch
 from mbaas.bench.report import usable_cores
+from mbaas.calls import socket as local_socket
 from mbaas.core.layout import MIN_BLOCKS_IN_BUDGET
 from mbaas.dataset import Dataset, synthetic
 from mbaas.errors import FeedGoneError

@@ -24,7 +24,6 @@ from mbaas.cache.disk.tier import DISK_THREADS, DiskTier
 from mbaas.cache.planner import Planner
 from mbaas.cache.read_pool import ReadPool
 from mbaas.cache.reader import LOCAL_S, NO_ROWS, FetchReply, KnownSlabs
-from mbaas.cache.relay import Relays
 from mbaas.cache.row_server import RowPool, check_pick
 from mbaas.cache.slab import (
     Load,
@@ -40,6 +39,7 @@ from mbaas.cache.slab import (
 )
 from mbaas.cache.stats import CacheStats, EpochCounts, Flow, Meter
 from mbaas.cache.tuner import ReadaheadTuner
+from mbaas.calls.relay import Relays
 from mbaas.errors import ConfigError
 from mbaas.fields import Arrays
 from mbaas.messages import Amount, DecodedSamples

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from mbaas.calls.client import call_patiently
 from mbaas.client.rank_group import RankGroup, RankSession
 from mbaas.client.rank_stream import RankStream
-from mbaas.client.rpc import call_patiently
 from mbaas.client.session import Session
 from mbaas.client.sharding import RankSharding
 from mbaas.client.stalls import StreamStats

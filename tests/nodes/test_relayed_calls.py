@@ -14,9 +14,10 @@ from node_feeds import OPTIONS, SAMPLES, augmented, digests
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 import mbaas
-from mbaas import local_socket, runtime
+from mbaas import runtime
+from mbaas.calls import client
+from mbaas.calls import socket as local_socket
 from mbaas.chaos.participants import cache_node_pids, coordinator_pid, kill, participants, relay_pids
-from mbaas.client import block_calls
 from mbaas.core.layout import MIN_BLOCKS_IN_BUDGET
 from support.trials import EpochRecord, record_epoch
 from support.waiting import wait_until
@@ -31,13 +32,13 @@ class CountingTrial:
     """A trial that counts its calls for blocks through Ray."""
 
     def join(self, feed: str, consumer: str) -> None:
-        self._made, answer = 0, block_calls.answer
+        self._made, answer = 0, client.answer
 
-        def count(*arguments: Any) -> Any:
-            self._made += 1
-            return answer(*arguments)
+        def count(ref: Any, timeout_s: float, what: str) -> Any:
+            self._made += "asks for blocks" in what
+            return answer(ref, timeout_s, what)
 
-        block_calls.answer = count
+        client.answer = count
         self._loader = mbaas.join(feed, consumer, format="numpy")
 
     def epoch(self) -> tuple[EpochRecord, int]:

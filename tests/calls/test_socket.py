@@ -9,13 +9,13 @@ import sys
 
 import pytest
 
-from mbaas import local_socket
+from mbaas.calls import socket as local_socket
 
 pytestmark = pytest.mark.skipif(not local_socket.are_supported(), reason="needs the abstract sockets of Linux")
 
 LISTENER = """
 import sys
-from mbaas import local_socket
+from mbaas.calls import socket as local_socket
 listening, address = local_socket.listen()
 print(address, flush=True)
 sys.stdin.read()

@@ -1,8 +1,8 @@
 """Messages over Unix sockets between two processes of one machine that find each other through Ray.
 
 A call over a Unix socket takes a tenth of the CPU time of a Ray call (docs/scaling.md). Calls for blocks are by far the
-most frequent, so consumers make them over a socket (`mbaas.client.block_calls`), to their coordinator
-(`mbaas.coordinator.local_calls`) or to a relay for a coordinator on another machine (`mbaas.cache.relay`).
+most frequent, so consumers make them over a socket, to their coordinator or to a relay for a coordinator on another
+machine.
 
 A socket's address is a name in Linux's abstract namespace, which leaves no file however its owner ends. Such names have
 no permissions. So each side checks the user of the other process with the kernel, and accepts only its own user.
@@ -106,7 +106,7 @@ class Messages:
             yield message
 
 
-Take: TypeAlias = "Callable[[Connection, bytes], object]"
+Handler: TypeAlias = "Callable[[Connection, bytes], object]"
 """Handler of a message from a connection."""
 
 
@@ -114,12 +114,12 @@ class Connection(asyncio.Protocol):
     """The listener's end of a connection, in its event loop.
 
     Args:
-        take: called with each message.
+        handle: called with each message.
         gone: called when the other side has disconnected.
     """
 
-    def __init__(self, take: Take, gone: Callable[[Connection], object]) -> None:
-        self._take, self._gone = take, gone
+    def __init__(self, handle: Handler, gone: Callable[[Connection], object]) -> None:
+        self._handle, self._gone = handle, gone
         self._messages = Messages()
         self._transport: asyncio.Transport | None = None
 
@@ -133,7 +133,7 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         try:
             for message in self._messages.put(data):
-                self._take(self, message)
+                self._handle(self, message)
         except BrokenSocketError:
             self.hang_up()
 
@@ -156,12 +156,12 @@ class Listener:
     """Listens on a socket in an event loop, from the first call of `address`.
 
     Args:
-        take: called with each message of all connections.
+        handle: called with each message of all connections.
         gone: called with each connection that ended.
     """
 
-    def __init__(self, take: Take, gone: Callable[[Connection], object] = lambda _: None) -> None:
-        self._take, self._gone = take, gone
+    def __init__(self, handle: Handler, gone: Callable[[Connection], object] = lambda _: None) -> None:
+        self._handle, self._gone = handle, gone
         self._address: asyncio.Task[str | None] | None = None
         self._server: asyncio.Server | None = None
 
@@ -177,7 +177,7 @@ class Listener:
         loop = asyncio.get_running_loop()
         try:
             listening, address = listen()
-            self._server = await loop.create_unix_server(lambda: Connection(self._take, self._gone), sock=listening)
+            self._server = await loop.create_unix_server(lambda: Connection(self._handle, self._gone), sock=listening)
         except OSError:  # most likely too many open files
             return None
         return address

@@ -14,9 +14,9 @@ import pytest
 import ray
 
 from mbaas import runtime
+from mbaas.calls.client import await_restart, call, call_patiently
 from mbaas.chaos.participants import alive, kill
 from mbaas.client.heartbeat import Heartbeat
-from mbaas.client.rpc import await_restart, call, call_patiently
 from mbaas.errors import FeedGoneError, FeedRestartingError, WaitTimeoutError
 from support.waiting import wait_until
 

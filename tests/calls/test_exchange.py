@@ -6,7 +6,8 @@ from random import Random
 
 import pytest
 
-from mbaas.exchange import CoordinatorEnd, Exchange, NodeEnd
+from mbaas.calls.relay import Exchange, PendingRequests
+from mbaas.calls.server import RelayAnswers
 
 
 class Machine:
@@ -14,7 +15,7 @@ class Machine:
 
     def __init__(self, seed: int) -> None:
         self.chances = Random(seed)
-        self.node, self.coordinator = NodeEnd[str](), CoordinatorEnd()
+        self.node, self.coordinator = PendingRequests[str](), RelayAnswers()
         self.here = {f"consumer {number}" for number in range(self.chances.randrange(1, 6))}
         self.made = self.exchanges = 0
         self.asked: dict[bytes, str] = {}  # request -> consumer, until answered
@@ -43,7 +44,7 @@ class Machine:
             self.made += 1
             request = f"{consumer} asks {self.made}".encode()
             self.asked[request] = consumer
-            self.node.request(consumer, request)
+            self.node.add(consumer, request)
         elif step == "leave":
             gone = self.chances.choice(sorted(self.here))
             self.here.remove(gone)
@@ -59,11 +60,11 @@ class Machine:
             self.waiting.append(exchange.number)
         elif step == "answer":
             number = self.chances.choice(sorted(self.unanswered))
-            self.coordinator.answer(number, b"answer to " + self.unanswered.pop(number))
+            self.coordinator.add(number, b"answer to " + self.unanswered.pop(number))
         elif step == "look":  # all waiting exchanges wake up, in any order
             self.chances.shuffle(self.waiting)
             for number in list(self.waiting):
-                answers = self.coordinator.look(number)
+                answers = self.coordinator.collect(number)
                 if answers is not None:
                     self.waiting.remove(number)
                     self.back.append((number, answers))
@@ -90,47 +91,47 @@ def test_every_request_of_a_consumer_that_stays_is_answered_once(seed: int) -> N
 
 
 def test_requests_that_came_together_go_together_and_so_do_their_answers() -> None:
-    node, coordinator = NodeEnd[str](), CoordinatorEnd()
+    node, coordinator = PendingRequests[str](), RelayAnswers()
     for consumer in "abc":
-        node.request(consumer, consumer.encode())
+        node.add(consumer, consumer.encode())
     exchange = node.begin()
     assert list(exchange.requests.values()) == [b"a", b"b", b"c"]
     assert not node.is_due
     coordinator.begin(exchange.number)
-    assert coordinator.look(exchange.number) is None
+    assert coordinator.collect(exchange.number) is None
     for number, request in exchange.requests.items():
-        coordinator.answer(number, request.upper())
-    answers = coordinator.look(exchange.number)
+        coordinator.add(number, request.upper())
+    answers = coordinator.collect(exchange.number)
     assert answers is not None
     assert node.end(exchange.number, answers) == [("a", b"A"), ("b", b"B"), ("c", b"C")]
     assert not node.is_due, "nobody waits"
 
 
 def test_an_exchange_that_waits_is_ended_by_the_next_one_which_brings_all_answers() -> None:
-    node, coordinator = NodeEnd[str](), CoordinatorEnd()
-    node.request("a", b"a")
+    node, coordinator = PendingRequests[str](), RelayAnswers()
+    node.add("a", b"a")
     first = node.begin()
     coordinator.begin(first.number)
-    node.request("b", b"b")
+    node.add("b", b"b")
     second = node.begin()
     coordinator.begin(second.number)
-    assert coordinator.look(first.number) == {}
+    assert coordinator.collect(first.number) == {}
     assert node.end(first.number, {}) == []
     assert not node.is_due, "the second brings the answer"
     (number,) = first.requests
-    coordinator.answer(number, b"A")
-    assert coordinator.look(second.number) == {number: b"A"}
+    coordinator.add(number, b"A")
+    assert coordinator.collect(second.number) == {number: b"A"}
     assert node.end(second.number, {number: b"A"}) == [("a", b"A")]
     assert node.is_due, "somebody waits, and nothing would bring the answer"
     assert node.begin().requests == {}
 
 
 def test_it_is_complete_when_nobody_is_left_who_might_ask() -> None:
-    node = NodeEnd[str]()
-    node.request("a", b"a")
+    node = PendingRequests[str]()
+    node.add("a", b"a")
     assert node.is_complete
     node.end(node.begin().number, {1: b"A"})
-    node.request("b", b"b")
+    node.add("b", b"b")
     assert not node.is_complete, "a has an answer and may ask again"
     node.leave("a")
     assert node.is_complete
