@@ -44,7 +44,7 @@ class Reader:
     had: list[int] = field(default_factory=list)
 
     def start(self, session: int) -> ev.Join:
-        """Join or rejoin, like `LanePosition.start_at`."""
+        """Join or rejoin, like `Position.start_at`."""
         self.session = session
         name, trial = self.name, self.trial
         if self.cursor is None:

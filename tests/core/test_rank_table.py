@@ -340,7 +340,7 @@ def test_who_is_ahead_by_a_plan_that_is_lost_is_told_of(feed, aside):
 
 
 def test_a_sister_that_was_given_blocks_ahead_is_not_beyond_the_epoch_that_she_has_not_begun(feed):
-    """In a feed of several lanes, the first lane's block of the next epoch is requested early."""
+    """A call for blocks may have brought the first block of the next epoch too."""
     first, second = (feed.enter(rank, "a", BLOCKS, floats=False) for rank in range(2))
     feed.cursors[second.consumer, second.session] = 2 * BLOCKS + 1
     feed.done[second.consumer, second.session] = 2 * BLOCKS - 1

@@ -30,7 +30,7 @@ def warm(feed: mbaas.Feed) -> mbaas.Feed:
 
 
 def through_objects(feed: mbaas.Feed) -> mbaas.Feed:
-    """Make all blocks of a one-lane feed go through Ray's object store, even on one node."""
+    """Make all blocks of a feed go through Ray's object store, even on one node."""
     assert in_coordinator(feed.name, lambda coordinator: coordinator._running.service._slot_use.give_up())
     return feed
 

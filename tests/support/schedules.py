@@ -264,7 +264,7 @@ class Simulation:
             self._later.append(self._again(consumer))
 
     def _again(self, consumer: FakeConsumer) -> ev.Join:
-        """Return the event with which a consumer rejoins, as `LanePosition.start_at` decides."""
+        """Return the event with which a consumer rejoins, as `Position.start_at` decides."""
         name, session, cursor = consumer.name, consumer.session, consumer.cursor
         if cursor is None:
             return ev.Join(name, session, now=True)
