@@ -276,7 +276,7 @@ def shards(folder: Path) -> Case:
         file.write_bytes(content)
         with _expected():
             data = read_webdataset(
-                file, label=chance.choice(("cls", "kind", None)), fields=chance.choice(([], ["age"]))
+                file, label_column=chance.choice(("cls", "kind", None)), fields=chance.choice(([], ["age"]))
             )
             reader = data.reader()
             for sample, length in enumerate(data.lengths(np.arange(len(data))).tolist()):
@@ -356,12 +356,14 @@ def manifest(folder: Path) -> Case:
         path = folder / f"table{ending}"
         path.write_bytes(good if chance.random() < 0.3 else damaged(chance, good, [*encoded.values()]))
         columns = [None, "uri", "label", "age", "box", "bytes", "no"]
-        given: dict[str, Any] = {name: chance.choice(columns) for name in ("label", "length") if chance.random() < 0.5}
+        given: dict[str, Any] = {
+            name: chance.choice(columns) for name in ("label_column", "length_column") if chance.random() < 0.5
+        }
         if chance.random() < 0.3:
-            given["uri"] = chance.choice(columns[1:])
+            given["uri_column"] = chance.choice(columns[1:])
         with _expected():
             data = bounded(read_manifest(path, **given), MAX_FILE_BYTES)
-            data = chance.choice((data, data.split(chance.random())[0], data.take(chance.randrange(7))))
+            data = chance.choice((data, data.split(chance.random())[0], data.limit(chance.randrange(7))))
             ids = np.arange(len(data))
             assert len(ids)
             assert all(len(array) == len(ids) for array in data.values(ids).values())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -11,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mbaas import units
-from mbaas.dataset.parts import checked_ids, fingerprint_of_part, matching, split_of
+from mbaas.dataset.parts import arrow_columns, checked_ids, fingerprint_of_part, matching, rows_of, split_of
 from mbaas.dataset.resampling import Draws, balanced_draws, draws_by_weight
 from mbaas.errors import ConfigError, DatasetError, shown
 from mbaas.fields import LABEL, Arrays, Field
@@ -19,6 +20,7 @@ from mbaas.notebook import some, table
 from mbaas.order import Ids
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyarrow.compute import Expression
 
 
@@ -112,6 +114,42 @@ class Dataset(ABC):
     def reader(self) -> SampleReader:
         """Create a reader of the samples' bytes. Each process needs one; its threads share it."""
 
+    @property
+    def schema(self) -> pa.Schema:
+        """Names and Arrow types of the columns that `filter` can use: all `fields`, and ``class``."""
+        import pyarrow as pa
+
+        return pa.table(arrow_columns(self, np.arange(1))).schema
+
+    def head(self, n: int = 5) -> list[dict[str, Any]]:
+        """Return ``uri`` and the `fields` of the first ``n`` samples, or of all if there are fewer.
+
+        Labels of classes come with the name, ``class``. Categories are strings. A field called ``uri`` replaces it.
+
+        Raises:
+            ConfigError: ``n`` is not an integer of at least 0.
+        """
+        if not _is_whole(n) or n < 0:
+            raise ConfigError(f"n must be a whole number of at least 0, got {shown(n)}", option="n")
+        return rows_of(self, np.arange(min(n, len(self))))
+
+    def __getitem__(self, sample_id: int) -> dict[str, Any]:
+        """Return one sample: a row as from `head`, and its encoded content in ``bytes``, unless a field has that name.
+
+        A negative id counts from the end, as for lists. One attempt is made to read the sample.
+
+        Raises:
+            BadSampleError: the sample cannot be read.
+            IndexError: there is no such sample.
+        """
+        number = operator.index(sample_id)
+        if not -len(self) <= number < len(self):
+            raise IndexError(f"sample {number} is not in the dataset of {len(self)} samples")
+        ids = np.array([number % len(self)])
+        content = np.empty(int(self.lengths(ids)[0]), np.uint8)
+        self.reader().read_into(int(ids[0]), content)
+        return {"bytes": content.tobytes(), **rows_of(self, ids)[0]}
+
     def split(self, fraction: float, seed: int = 0, *, stratify: str | None = None) -> tuple[Dataset, Dataset]:
         """Divide the samples at random into two datasets, for example for training and validation.
 
@@ -119,9 +157,9 @@ class Dataset(ABC):
         It is the same on every machine. Without `stratify`, the first part for a smaller fraction is a subset of the
         first part for a larger one.
 
-        Like the results of `take`, `filter` and `select`, both parts are ordinary datasets. They keep the order and all
-        class names of this dataset, even names of classes without samples, so a label has the same meaning in all of
-        them. A sample's id (``sample_id`` in minibatches) is its index in the part. `source_ids` maps it back.
+        Both parts are ordinary datasets, as are the results of `limit`, `filter` and `select`. They keep the order and
+        all class names of this dataset, even names of classes without samples, so a label has the same meaning in all
+        of them. A sample's id (``sample_id`` in minibatches) is its index in the part. `source_ids` maps it back.
 
         Args:
             fraction: fraction of the samples in the first part, above 0 and below 1; the resulting number is rounded.
@@ -135,14 +173,13 @@ class Dataset(ABC):
         first, second = split_of(self, fraction, seed, stratify)
         return self.select(first), self.select(second)
 
-    def take(self, count: int) -> Dataset:
+    def limit(self, count: int) -> Dataset:
         """Return the first ``count`` samples; in a class-per-folder dataset these belong to the first classes.
 
         Raises:
             ConfigError: ``count`` is not an integer from 1 to the number of samples.
         """
-        is_whole = isinstance(count, (int, np.integer)) and not isinstance(count, bool)
-        if not is_whole or not 1 <= count <= len(self):
+        if not _is_whole(count) or not 1 <= count <= len(self):
             wanted = f"a whole number in [1, {len(self)}], the number of samples of {self.root}"
             raise ConfigError(f"count must be {wanted}, got {shown(count)}", option="count")
         return self.select(np.arange(count))
@@ -172,7 +209,7 @@ class Dataset(ABC):
         """
         return self._chosen(checked_ids(self, sample_ids))
 
-    def resampled(
+    def resample(
         self, weights: str | NDArray[Any], samples: int | None = None, seed: int = 0, *, each_epoch: bool = True
     ) -> Dataset:
         """Draw samples by weight, with replacement; the result is a dataset of ``samples`` draws.
@@ -203,19 +240,19 @@ class Dataset(ABC):
         """
         return self._drawn(draws_by_weight(self, weights, samples, seed), each_epoch)
 
-    def balanced(
+    def balance(
         self, field: str = LABEL.name, samples: int | None = None, seed: int = 0, *, each_epoch: bool = True
     ) -> Dataset:
-        """Draw samples as `resampled` does, with each value of a field equally often, to within one draw.
+        """Draw samples as `resample` does, with each value of a field equally often, to within one draw.
 
         All samples with the same value have the same weight. Values without samples cannot be drawn.
 
         Args:
             field: an integer field, such as the label.
-            samples, seed, each_epoch: see `resampled`.
+            samples, seed, each_epoch: see `resample`.
 
         Raises:
-            ConfigError: an unknown field, a number out of range, or as for `resampled`.
+            ConfigError: an unknown field, a number out of range, or as for `resample`.
         """
         return self._drawn(balanced_draws(self, field, samples, seed), each_epoch)
 
@@ -275,6 +312,10 @@ class Dataset(ABC):
         if self.class_names:
             rows["classes"] = f"{units.count(len(self.class_names))}: {some(self.class_names)}"
         return table(f"Dataset {self.root}", rows)
+
+
+def _is_whole(number: Any) -> bool:
+    return isinstance(number, (int, np.integer)) and not isinstance(number, bool)
 
 
 _Wrapped = TypeVar("_Wrapped", bound="WrappedDataset")

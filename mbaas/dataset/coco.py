@@ -30,7 +30,7 @@ _FIELDS = ("boxes", LABELS, "area", "iscrowd", "keypoints", "segmentation", "ima
 
 
 def read_coco(
-    annotations: str | os.PathLike[str],
+    path: str | os.PathLike[str],
     images: str | os.PathLike[str],
     *,
     fields: Sequence[str] | None = None,
@@ -64,14 +64,14 @@ def read_coco(
     plus a copy in the object store of each node. The other fields take about 40 bytes per object.
 
     Args:
-        annotations: the JSON file: a local path, or a URI that `pyarrow.fs` opens.
+        path: the JSON file: a local path, or a URI that `pyarrow.fs` opens.
         images: path or URI of the folder that contains the images.
         fields: the fields for minibatches; default: as above.
         keep_empty: whether images without annotations are samples, too.
         listing: path or URI of a Parquet file that caches the result. It is written if it does not exist, or if the
             size or time of the JSON file changed. Otherwise it is read instead of the JSON file, without looking up
             images. An image that was removed or changed its length is then a bad sample.
-        filesystem: file system of ``annotations`` and ``images``, for credentials or file systems that a URI cannot
+        filesystem: file system of ``path`` and ``images``, for credentials or file systems that a URI cannot
             express.
 
     Raises:
@@ -80,7 +80,7 @@ def read_coco(
             not below ``images``.
     """
     asked = _asked(fields)
-    where, root = locate(annotations, filesystem), locate(images, filesystem)
+    where, root = locate(path, filesystem), locate(images, filesystem)
     file = _look_up(where)
     options = {"annotations": where.root, "fields": asked, "keep_empty": bool(keep_empty), "sizes": True}
 

@@ -34,26 +34,26 @@ class Columns:
 
     def text(self, column: str) -> list[str]:
         """Return the values of a string column."""
-        found = self._texts(column, "uri")
+        found = self._texts(column, "uri_column")
         if not is_text(found.type):
-            raise ConfigError(f"column {column!r} of {self.name} must be text, got {found.type}", option="uri")
+            raise ConfigError(f"column {column!r} of {self.name} must be text, got {found.type}", option="uri_column")
         return [str(value) for value in found.to_pylist()]
 
     def label(self, column: str) -> tuple[tuple[str, ...], dict[str, pa.Array]]:
         """Return class names, empty unless the labels are strings, and the labels."""
-        found = self._texts(column, "label")
+        found = self._texts(column, "label_column")
         if not is_text(found.type):
-            return (), {LABEL.name: self.numbers(column, "label")}
+            return (), {LABEL.name: self.numbers(column, "label_column")}
         texts = _numbered(found)
         return tuple(texts.dictionary.to_pylist()), {LABEL.name: texts.indices}
 
     def lengths(self, column: str) -> pa.Array:
         """Return file lengths."""
-        found = self._of(column, "length")
+        found = self._of(column, "length_column")
         if not pa.types.is_integer(found.type) or pc.min(found).as_py() < 0:
             wanted = "must have whole numbers of bytes, at least 0"
             least = f"the least is {pc.min(found)}" if pa.types.is_integer(found.type) else f"they are {found.type}"
-            raise ConfigError(f"column {column!r} of {self.name} {wanted}: {least}", option="length")
+            raise ConfigError(f"column {column!r} of {self.name} {wanted}: {least}", option="length_column")
         return found.cast(pa.int64())
 
     def fields(self, label: str | None, names: Iterable[str]) -> tuple[tuple[str, ...], dict[str, pa.Array]]:

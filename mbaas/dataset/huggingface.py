@@ -23,11 +23,11 @@ _WRITER = "read_huggingface"
 
 
 def read_huggingface(
-    dataset: Any,
+    path: Any,
     *,
     split: str | None = None,
-    image: str = IMAGE,
-    label: str | None = None,
+    image_column: str = IMAGE,
+    label_column: str | None = None,
     fields: Sequence[str] | None = None,
     filesystem: pyarrow.fs.FileSystem | None = None,
     listing: str | os.PathLike[str] | None = None,
@@ -42,12 +42,12 @@ def read_huggingface(
     transforms that were set are ignored.
 
     Args:
-        dataset: a `datasets.Dataset`, a `DatasetDict`, or the local path or `pyarrow.fs` URI of a folder written by
+        path: a `datasets.Dataset`, a `DatasetDict`, or the local path or `pyarrow.fs` URI of a folder written by
             ``save_to_disk``. A folder does not need the package `datasets`.
         split: name of a split of a `DatasetDict`.
-        image: column with encoded images or their paths: a feature `Image`, binary, or string.
-        label: column that becomes ``label`` in minibatches; default: the column "label", if there is one. The names of
-            a feature `ClassLabel`, or the sorted distinct values of a string column, are the classes
+        image_column: column with encoded images or their paths: a feature `Image`, binary, or string.
+        label_column: column that becomes ``label`` in minibatches; default: the column "label", if there is one.
+            The names of a feature `ClassLabel`, or the sorted distinct values of a string column, are the classes
             (`Dataset.class_names`). Without a label column, minibatches have no ``label``.
         fields: further columns for minibatches, of the types that `read_manifest` accepts; default: all except strings.
             Nested columns are named ``objects.bbox``, as by ``flatten``.
@@ -66,9 +66,13 @@ def read_huggingface(
         raise ConfigError(f"fields must be a list of columns, such as [{fields!r}], got {fields!r}", option="fields")
     if listing is not None and unpacked is not None:
         raise ConfigError("listing must not be named beside unpacked, where a listing is kept", option="listing")
-    source = source_of(dataset, split, filesystem)
-    wanted = WantedColumns(source, image, label, fields)
-    asked = {"image": image, "label": label, "fields": None if fields is None else tuple(fields)}
+    source = source_of(path, split, filesystem)
+    wanted = WantedColumns(source, image_column, label_column, fields)
+    asked = {
+        "image_column": image_column,
+        "label_column": label_column,
+        "fields": None if fields is None else tuple(fields),
+    }
     state = [source.fingerprint, source.files]
     target = None if unpacked is None else locate(unpacked, None)
 

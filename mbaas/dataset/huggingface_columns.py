@@ -36,18 +36,18 @@ class WantedColumns:
         if names.count(image) != 1:
             has = "no column" if image not in names else "more than one column"
             raise ConfigError(
-                f"{source.where.root} has {has} {shown(image)}; it has {', '.join(names)}", option="image"
+                f"{source.where.root} has {has} {shown(image)}; it has {', '.join(names)}", option="image_column"
             )
         kind = source.schema.field(image).type
         if not (_has_bytes(kind) or is_text(kind)):
             wanted = "must have encoded images or their paths: a feature Image, binary or text"
-            raise ConfigError(f"column {image!r} of {source.where.root} {wanted}, got {kind}", option="image")
+            raise ConfigError(f"column {image!r} of {source.where.root} {wanted}, got {kind}", option="image_column")
         self.label = LABEL.name if label is None and LABEL.name in leaves else label
         self._by_default = fields is None
         if fields is None:
             fields = [name for name, leaf in leaves.items() if name != self.label and may_be_numbers(_stored(leaf))]
         self.fields = tuple(fields)
-        for option, column in [("label", self.label), *(("fields", name) for name in self.fields)]:
+        for option, column in [("label_column", self.label), *(("fields", name) for name in self.fields)]:
             if column is not None and column not in leaves:
                 there = ", ".join(leaves) or "none beside it"
                 raise ConfigError(f"{source.where.root} has no column {shown(column)}; it has {there}", option=option)

@@ -80,7 +80,7 @@ def source_of(dataset: Any, split: str | None, filesystem: pyarrow.fs.FileSystem
     if package is None or not isinstance(dataset, package.Dataset):
         wanted = "a datasets.Dataset, or a folder that its save_to_disk wrote"
         streamed = "; one that is streamed has no places" if type(dataset).__name__.startswith("Iterable") else ""
-        raise ConfigError(f"dataset must be {wanted}, got {shown(dataset)}{streamed}", option="dataset")
+        raise ConfigError(f"path must be {wanted}, got {shown(dataset)}{streamed}", option="path")
     return _Mapped(dataset, package.table.list_table_cache_files(dataset.data))
 
 

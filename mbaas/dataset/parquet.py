@@ -32,11 +32,11 @@ _BATCH_ROWS = 64  # rows unpacked at a time
 
 
 def read_parquet(
-    shards: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     *,
     unpacked: str | os.PathLike[str],
-    image: str = IMAGE,
-    label: str | None = None,
+    image_column: str = IMAGE,
+    label_column: str | None = None,
     fields: Sequence[str] | None = None,
     filesystem: pyarrow.fs.FileSystem | None = None,
 ) -> Dataset:
@@ -49,18 +49,18 @@ def read_parquet(
     a Parquet file, or the list of files, changed.
 
     Args:
-        shards: a local path, or a URI that `pyarrow.fs` opens; a pattern with braces for several files, such as
+        path: a local path, or a URI that `pyarrow.fs` opens; a pattern with braces for several files, such as
             ``train-{00000..00007}-of-00008.parquet``; or a list of both. All are in one file system.
         unpacked: path or URI of a folder that all nodes can read: on a shared disk or in a bucket, or on a local disk
             if the cluster is one machine. It is created if it does not exist.
-        image: column with encoded images: binary, or a struct with a binary field ``bytes``, as in Hugging Face
+        image_column: column with encoded images: binary, or a struct with a binary field ``bytes``, as in Hugging Face
             datasets. For audio and array pipelines, the column with the encoded files.
-        label: column that becomes ``label`` in minibatches; default: the column "label", if there is one. The distinct
-            values of a string column, sorted, become the classes (`Dataset.class_names`), and labels are int64 indices
-            into them. Hugging Face class labels keep their names, too. Without a label column, minibatches have no
-            ``label``.
+        label_column: column that becomes ``label`` in minibatches; default: the column "label", if there is one.
+            The distinct values of a string column, sorted, become the classes (`Dataset.class_names`), and labels are
+            int64 indices into them. Hugging Face class labels keep their names, too. Without a label column,
+            minibatches have no ``label``.
         fields: further columns for minibatches, of the types that `read_manifest` accepts; default: all except strings.
-        filesystem: file system of ``shards``, for credentials or file systems that a URI cannot express.
+        filesystem: file system of ``path``, for credentials or file systems that a URI cannot express.
 
     Raises:
         ConfigError: an unknown column, a reserved name, or values that no field can have.
@@ -69,10 +69,14 @@ def read_parquet(
     """
     if isinstance(fields, str):
         raise ConfigError(f"fields must be a list of columns, such as [{fields!r}], got {fields!r}", option="fields")
-    where, names = locate_shards(shards, filesystem)
+    where, names = locate_shards(path, filesystem)
     target = locate(unpacked, None)
     files = look_up(where, names)
-    asked = {"image": image, "label": label, "fields": None if fields is None else tuple(fields)}
+    asked = {
+        "image_column": image_column,
+        "label_column": label_column,
+        "fields": None if fields is None else tuple(fields),
+    }
     found = listed_once(
         listing_in(unpacked),
         lambda: _unpack(where, files, target, asked),
@@ -97,7 +101,7 @@ def _unpack(where: Location, files: list[list[Any]], target: Location, asked: di
         unpacking = pool.map(lambda file: _unpack_one(source, file[0], target, asked), files)
         parts = [*track(unpacking, "Parquet files", len(files))]
     places, columns = gathered(where.root, [(part.places, part.values) for part in parts])
-    label, fields = asked["label"], asked["fields"]
+    label, fields = asked["label_column"], asked["fields"]
     if label is None and LABEL.name in columns.table.column_names:
         label = LABEL.name
     if fields is None:
@@ -134,12 +138,12 @@ def _unpack_one(where: Location, name: str, target: Location, asked: dict[str, A
     try:
         with where.filesystem.open_input_file(join(where.base, name)) as raw, parquet.ParquetFile(raw) as file:
             known = _columns_of(shard, file.schema_arrow, asked)
-            batches = file.iter_batches(_BATCH_ROWS, columns=[asked["image"], *known], use_threads=False)
+            batches = file.iter_batches(_BATCH_ROWS, columns=[asked["image_column"], *known], use_threads=False)
 
             def images() -> Iterator[pa.Array]:
                 for number, batch in enumerate(batches):
                     values.append(batch.select(known))
-                    yield _encoded(shard, batch, asked["image"], number * _BATCH_ROWS)
+                    yield _encoded(shard, batch, asked["image_column"], number * _BATCH_ROWS)
 
             places, nbytes = unpack(images(), target, name)
             schema = pa.schema([file.schema_arrow.field(column) for column in known])
@@ -153,8 +157,12 @@ def _unpack_one(where: Location, name: str, target: Location, asked: dict[str, A
 
 def _columns_of(shard: str, schema: pa.Schema, asked: dict[str, Any]) -> list[str]:
     """Return the columns to read; by default the label and all columns that may be numeric."""
-    image, label, fields = asked["image"], asked["label"], asked["fields"]
-    for option, column in [("image", image), ("label", label), *(("fields", field) for field in fields or ())]:
+    image, label, fields = asked["image_column"], asked["label_column"], asked["fields"]
+    for option, column in [
+        ("image_column", image),
+        ("label_column", label),
+        *(("fields", field) for field in fields or ()),
+    ]:
         if column is not None and schema.names.count(column) != 1:
             has = "no column" if column not in schema.names else "more than one column"
             raise ConfigError(f"{shard} has {has} {shown(column)}; it has {', '.join(schema.names)}", option=option)
@@ -162,7 +170,7 @@ def _columns_of(shard: str, schema: pa.Schema, asked: dict[str, Any]) -> list[st
     inner = kind.field("bytes").type if pa.types.is_struct(kind) and kind.get_field_index("bytes") >= 0 else kind
     if not (pa.types.is_binary(inner) or pa.types.is_large_binary(inner)):
         wanted = "must have bytes, or a struct with bytes in its field 'bytes'"
-        raise ConfigError(f"column {image!r} of {shard} {wanted}, got {kind}", option="image")
+        raise ConfigError(f"column {image!r} of {shard} {wanted}, got {kind}", option="image_column")
     if label is None and schema.names.count(LABEL.name) == 1:
         label = LABEL.name
     if fields is None:

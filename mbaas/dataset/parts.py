@@ -135,12 +135,14 @@ def matching(dataset: Dataset, expression: Expression) -> Ids:
         raise ConfigError(f"a filter must be {wanted}, got {shown(expression)}", option="expression")
     what, found = textwrap.shorten(str(expression), _MOST_SHOWN), []
     for ids in _in_steps(dataset):
-        table = _columns(dataset, ids)
+        columns = arrow_columns(dataset, ids)
+        # An expression cannot use the empty name, and no field has it.
+        table = pa.table([pa.array(ids), *columns.values()], names=["", *columns])
         try:
             kept = table.filter(expression)
         except pa.ArrowException as error:
             said = _UNKNOWN.sub(r"there is no field \1", str(error).partition("\n")[0])
-            known = ", ".join(table.column_names[1:]) or "none"
+            known = ", ".join(columns) or "none"
             raise ConfigError(
                 f"cannot filter {dataset.root} by {what}: {said}; its fields are {known}", option="expression"
             ) from None
@@ -152,8 +154,8 @@ def matching(dataset: Dataset, expression: Expression) -> Ids:
     return chosen
 
 
-def _columns(dataset: Dataset, ids: Ids) -> pa.Table:
-    """Return the ids as the first column, then all columns for expressions."""
+def arrow_columns(dataset: Dataset, ids: Ids) -> dict[str, pa.Array]:
+    """Return the columns that expressions can use: fields, with categories as strings, and `CLASS`."""
     import pyarrow as pa
 
     values = dataset.values(ids)
@@ -165,8 +167,25 @@ def _columns(dataset: Dataset, ids: Ids) -> pa.Table:
     if dataset.class_names and CLASS not in columns and LABEL.name in values:
         names = pa.array(dataset.class_names, pa.string())
         columns[CLASS] = pa.DictionaryArray.from_arrays(columns[LABEL.name], names)
-    # An expression cannot use the empty name, and no field has it.
-    return pa.table([pa.array(ids), *columns.values()], names=["", *columns])
+    return columns
+
+
+def rows_of(dataset: Dataset, ids: Ids) -> list[dict[str, Any]]:
+    """Return the uri and the fields of samples, as `Dataset.head` documents."""
+    values, fields = dataset.values(ids), dataset.fields
+    rows: list[dict[str, Any]] = []
+    for number, sample_id in enumerate(ids.tolist()):
+        row: dict[str, Any] = {"uri": dataset.uri(sample_id)}
+        for field in fields:
+            column: Column = values[field.name]
+            value = column.value(number) if isinstance(column, Packed) else column[number]
+            row[field.name] = value if value.ndim else value.item()
+            if field.categories:
+                row[field.name] = field.categories[value]
+        if dataset.class_names and CLASS not in row and LABEL.name in row:
+            row[CLASS] = dataset.class_names[row[LABEL.name]]
+        rows.append(row)
+    return rows
 
 
 def _arrow(array: Column) -> pa.Array:

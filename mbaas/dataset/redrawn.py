@@ -76,6 +76,6 @@ class Redrawn(Subset):
 
     def _part(self, ids: Ids, fingerprint: str) -> Dataset:  # noqa: ARG002
         raise ConfigError(
-            f"the samples of {self.root} are drawn anew in each epoch: split, filter and take before you draw, or draw "
-            "with each_epoch=False"
+            f"the samples of {self.root} are drawn anew in each epoch: split, filter and limit before you draw, or "
+            "draw with each_epoch=False"
         )

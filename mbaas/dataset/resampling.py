@@ -88,14 +88,14 @@ def _drawn(draws: Draws, epoch: int) -> Ids:
 
 
 def draws_by_weight(dataset: Dataset, weights: Any, samples: int | None, seed: int) -> Draws:
-    """Return the draws of `Dataset.resampled`."""
+    """Return the draws of `Dataset.resample`."""
     count = _checked_count(dataset, samples)
     check_seed(seed)
     return Draws(_checked_weights(dataset, weights), count, seed)
 
 
 def balanced_draws(dataset: Dataset, field: str, samples: int | None, seed: int) -> Draws:
-    """Return the draws of `Dataset.balanced`."""
+    """Return the draws of `Dataset.balance`."""
     count = _checked_count(dataset, samples)
     check_seed(seed)
     strata = strata_of(dataset, field, option="field")

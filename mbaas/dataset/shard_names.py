@@ -39,7 +39,7 @@ def locate_shards(
     given = [shards] if isinstance(shards, (str, os.PathLike)) else shards
     texts = [text for each in given for text in _expanded(os.fspath(each))]
     if not texts:
-        raise ConfigError("shards must name at least one shard, got none", option="shards")
+        raise ConfigError("path must name at least one shard, got none", option="path")
     if filesystem is None:
         # Absolute, because names below the current folder may be mixed with others.
         texts = [text if "://" in text else os.path.abspath(os.path.expanduser(text)) for text in texts]  # noqa: PTH100, PTH111
@@ -87,7 +87,7 @@ def _expanded(pattern: str) -> Iterator[str]:
     for each in choices:
         count *= len(each)
     if count > _MOST_SHARDS:
-        raise ConfigError(f"a pattern must name at most {_MOST_SHARDS:,} shards, got {pattern!r}", option="shards")
+        raise ConfigError(f"a pattern must name at most {_MOST_SHARDS:,} shards, got {pattern!r}", option="path")
     for chosen in product(*choices):
         yield texts[0] + "".join(part + text for part, text in zip(map(str, chosen), texts[1:], strict=True))
 
@@ -98,10 +98,10 @@ def _choices(pattern: str, inside: str) -> Sequence[str]:
         width = max(len(first), len(last)) if re.match("0.", first) or re.match("0.", last) else 0
         count = abs(int(last) - int(first)) + 1
         if count > _MOST_SHARDS:
-            raise ConfigError(f"a pattern must name at most {_MOST_SHARDS:,} shards, got {pattern!r}", option="shards")
+            raise ConfigError(f"a pattern must name at most {_MOST_SHARDS:,} shards, got {pattern!r}", option="path")
         step = 1 if int(last) >= int(first) else -1
         return [f"{number:0{width}}" for number in range(int(first), int(last) + step, step)]
     if "," in inside:
         return inside.split(",")
     wanted = "braces must hold a range such as {000..127} or a list such as {a,b}"
-    raise ConfigError(f"{wanted}, got {{{inside}}} in {pattern!r}", option="shards")
+    raise ConfigError(f"{wanted}, got {{{inside}}} in {pattern!r}", option="path")

@@ -60,7 +60,7 @@ class FileKind:
 
 def list_tree(
     kind: FileKind,
-    uri: str | os.PathLike[str],
+    path: str | os.PathLike[str],
     filesystem: pyarrow.fs.FileSystem | None,
     extensions: Sequence[str],
     listing: str | os.PathLike[str] | None,
@@ -72,11 +72,11 @@ def list_tree(
 
     Args:
         kind: kind of the files.
-        classes: whether the folders directly below ``uri`` are classes; otherwise samples have no label.
+        classes: whether the folders directly below ``path`` are classes; otherwise samples have no label.
         asked: further options, besides ``extensions``, that a saved listing must match.
     """
     endings = _checked_endings(extensions)
-    where = locate(uri, filesystem)
+    where = locate(path, filesystem)
     where = replace(where, filesystem=s3_attempts(where.filesystem, _S3_ATTEMPTS))
     options = {"extensions": endings, **(asked or {})}
 

@@ -56,7 +56,7 @@ def test_parts_pickles_and_draws_keep_what_numbers_stand_for(data: Dataset) -> N
     assert coats(data.filter(pc.field("coat").isin(["black", "grey"]))) == ["black", "black", "grey"]
     assert coats(data.filter(pc.field("coat") == "white")) == ["white"]
     assert coats(mbaas.concat([data, data])) == 2 * COATS
-    assert sorted(coats(data.balanced("coat", samples=4))) == sorted(NAMES)
+    assert sorted(coats(data.balance("coat", samples=4))) == sorted(NAMES)
 
 
 def test_numbers_that_stand_for_other_texts_are_another_dataset(data: Dataset, tmp_path: Path) -> None:
