@@ -431,9 +431,9 @@ def test_an_actor_of_prep_or_cache_loads_no_library_that_only_others_use(actor: 
     sources = sources_of_mbaas()
     # A dataset imports its own modules when it arrives.
     start = {name: sources[name] for name in sources if name == actor or name.startswith("mbaas.dataset.")}
-    del start["mbaas.dataset.retry"]
-    assert "mbaas.dataset.faults" in reached(start, sources)
-    assert "mbaas.dataset.retry" not in reached(start, sources)
+    del start["mbaas.dataset.storage.retry"]
+    assert "mbaas.dataset.storage.faults" in reached(start, sources)
+    assert "mbaas.dataset.storage.retry" not in reached(start, sources)
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,7 @@ from mbaas.core.state import StagingState
 from mbaas.core.story import unknown_thing
 from mbaas.dataset import read_coco, read_huggingface, read_images, read_manifest, read_webdataset
 from mbaas.dataset.bounded import bounded
-from mbaas.dataset.location import locate
+from mbaas.dataset.storage.location import locate
 from mbaas.errors import MbaasError
 from mbaas.fields import Arrays, Packed
 from mbaas.messages import (

@@ -221,7 +221,7 @@ def _check(condition: files.Located) -> None:
 
 def _check_kind(condition: files.Located, dataset: Dataset) -> None:
     # Catches unquoted names, which YAML reads as numbers, in comparisons with a string field.
-    from mbaas.dataset.parts import CLASS
+    from mbaas.dataset.subsets import CLASS
 
     field, _, value = condition.items
     texts = {each.name for each in dataset.fields if each.categories} | ({CLASS} if dataset.class_names else set())

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mbaas import units
-from mbaas.dataset.parts import arrow_columns, checked_ids, fingerprint_of_part, matching, rows_of, split_of
 from mbaas.dataset.resampling import Draws, balanced_draws, draws_by_weight
+from mbaas.dataset.subsets import arrow_columns, checked_ids, fingerprint_of_part, matching, rows_of, split_of
 from mbaas.errors import ConfigError, DatasetError, shown
 from mbaas.fields import LABEL, Arrays, Field
 from mbaas.notebook import some, table

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mbaas.dataset.parts import all_values, strata_of
+from mbaas.dataset.subsets import all_values, strata_of
 from mbaas.errors import ConfigError, shown
 from mbaas.order import Ids, check_seed, drawing_chance
 

@@ -16,7 +16,8 @@ from webdataset import TarWriter
 
 import mbaas
 from mbaas import transforms as T
-from mbaas.dataset import Dataset, columns, read_manifest, read_webdataset
+from mbaas.dataset import Dataset, read_manifest, read_webdataset
+from mbaas.dataset.readers import columns
 from mbaas.errors import ConfigError, DatasetError
 from mbaas.fields import Field
 

@@ -298,7 +298,7 @@ def test_what_was_kept_is_read_until_a_file_changes(tmp_path: Path, monkeypatch:
     kept = tmp_path / "kept.parquet"
     first = read_huggingface(tmp_path / "in", listing=kept)
     with monkeypatch.context() as patch:
-        patch.setattr("mbaas.dataset.huggingface.placed", None)  # image offsets are not searched again
+        patch.setattr("mbaas.dataset.readers.huggingface.placed", None)  # image offsets are not searched again
         again = read_huggingface(tmp_path / "in", listing=kept)
     check(again, in_memory())
     assert (again.fingerprint, again.uri(3)) == (first.fingerprint, first.uri(3))

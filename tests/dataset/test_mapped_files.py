@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mbaas.dataset.mapped_files import MappedFiles
+from mbaas.dataset.readers.mapped_files import MappedFiles
 
 PAGE = mmap.PAGESIZE
 

@@ -21,7 +21,7 @@ from mbaas.analysis.measuring.portion import SlowedDataset, local_spans
 from mbaas.dataset import Dataset, concat, read_images, read_manifest, synthetic
 from mbaas.dataset.base import Subset
 from mbaas.dataset.bounded import bounded
-from mbaas.dataset.parts import drawn
+from mbaas.dataset.subsets import drawn
 from mbaas.errors import BadSampleError, ConfigError, DatasetError
 from mbaas.order import SampleOrder, Shuffle, split_order
 
@@ -187,7 +187,7 @@ def test_those_are_kept_of_which_an_expression_is_true(data: Dataset) -> None:
 def test_an_expression_sees_all_fields_of_many_samples(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Numbers, lists, and class names (unless a field is called ``class``), in steps that fit in memory."""
     whole = [part.fingerprint for part in manifest(folder).split(0.5, stratify="label")]
-    monkeypatch.setattr("mbaas.dataset.parts._LOOKED_AT", 10)
+    monkeypatch.setattr("mbaas.dataset.subsets._LOOKED_AT", 10)
     data = manifest(folder)
     found = data.filter((pc.field("age") >= 40) & (pc.list_element(pc.field("box"), 0) < 52))
     assert found.values(np.arange(len(found)))["age"].tolist() == [*range(40, 52)]

@@ -298,7 +298,7 @@ def test_a_shard_that_changed_is_noticed_when_it_is_read(tmp_path: Path) -> None
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of the shards that have been indexed."""
-    from mbaas.dataset import webdataset as module
+    from mbaas.dataset.readers import webdataset as module
 
     found: list[str] = []
     index = module.tar_samples

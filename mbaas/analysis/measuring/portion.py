@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from mbaas.dataset import Dataset
 from mbaas.dataset.base import SampleReader, Subset, WrappedDataset
-from mbaas.dataset.concatenated import ConcatDataset
+from mbaas.dataset.concatenation import ConcatDataset
 from mbaas.dataset.redrawn import Redrawn
 from mbaas.dataset.table import TableDataset
 from mbaas.errors import ConfigError

@@ -12,8 +12,8 @@ from typing import Any, BinaryIO
 import pyarrow.fs
 
 from mbaas.dataset.base import Dataset
-from mbaas.dataset.shard_index import FoundSample, LeftOut, checked_names, indexed_once
-from mbaas.dataset.tar_index import Member, TarSample, tar_samples
+from mbaas.dataset.readers.shards import FoundSample, LeftOut, checked_names, indexed_once
+from mbaas.dataset.readers.tar_index import Member, TarSample, tar_samples
 from mbaas.errors import ConfigError, DatasetError, shown
 
 IMAGE_ENDINGS = ("jpg", "jpeg", "png", "webp")

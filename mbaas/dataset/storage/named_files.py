@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.fs
 from pyarrow.fs import FileType
 
-from mbaas.dataset.file_infos import file_infos
-from mbaas.dataset.location import Location, join, locate
+from mbaas.dataset.storage.file_infos import file_infos
+from mbaas.dataset.storage.location import Location, join, locate
 from mbaas.errors import DatasetError
 
 

@@ -12,14 +12,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from mbaas.dataset.columns import is_text
-from mbaas.dataset.faults import said
-from mbaas.dataset.huggingface_columns import WantedColumns, checked
-from mbaas.dataset.huggingface_source import Place, Source
-from mbaas.dataset.location import Location, locate
-from mbaas.dataset.named_files import NamedFiles
-from mbaas.dataset.table import IN_SHARD, string_bounds
-from mbaas.dataset.unpacking import ENDING, unpack
+from mbaas.dataset.readers.columns import is_text
+from mbaas.dataset.readers.huggingface_columns import WantedColumns, checked
+from mbaas.dataset.readers.huggingface_source import Place, Source
+from mbaas.dataset.readers.unpacking import ENDING, unpack
+from mbaas.dataset.storage.faults import said
+from mbaas.dataset.storage.location import IN_SHARD, Location, locate
+from mbaas.dataset.storage.named_files import NamedFiles
+from mbaas.dataset.table import string_bounds
 from mbaas.errors import ConfigError, DatasetError
 from mbaas.progress import track
 

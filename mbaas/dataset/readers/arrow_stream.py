@@ -12,8 +12,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.fs
 
-from mbaas.dataset.faults import said
-from mbaas.dataset.location import Location, join
+from mbaas.dataset.storage.faults import said
+from mbaas.dataset.storage.location import Location, join
 from mbaas.errors import DatasetError
 
 _CONTINUES = 0xFFFFFFFF  # begins each message

@@ -1,6 +1,6 @@
 """Classifies storage errors as transient or final, and configures retries of S3 clients.
 
-Separate from `mbaas.dataset.retry`, because prep workers and cache nodes need this module, but not tenacity.
+Separate from `mbaas.dataset.storage.retry`, because prep workers and cache nodes need this module, but not tenacity.
 """
 
 from __future__ import annotations

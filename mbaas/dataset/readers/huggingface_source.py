@@ -15,13 +15,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.fs
 
-from mbaas.dataset.arrow_stream import read_stream
-from mbaas.dataset.faults import s3_attempts, said
-from mbaas.dataset.file_infos import S3_ATTEMPTS
-from mbaas.dataset.location import Location, join, locate
-from mbaas.dataset.mapped_files import MappedFiles
-from mbaas.dataset.shard_names import look_up
-from mbaas.dataset.table import IN_SHARD
+from mbaas.dataset.readers.arrow_stream import read_stream
+from mbaas.dataset.readers.mapped_files import MappedFiles
+from mbaas.dataset.storage.faults import s3_attempts, said
+from mbaas.dataset.storage.file_infos import S3_ATTEMPTS
+from mbaas.dataset.storage.location import IN_SHARD, Location, join, locate
+from mbaas.dataset.storage.shard_names import look_up
 from mbaas.errors import ConfigError, DatasetError, shown
 from mbaas.order import Ids
 from mbaas.progress import track

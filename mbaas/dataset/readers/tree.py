@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 from pyarrow.fs import FileSelector, FileType
 
 from mbaas.dataset.base import Dataset
-from mbaas.dataset.faults import s3_attempts, said
-from mbaas.dataset.kept_listing import Listing, listed_once
-from mbaas.dataset.location import Location, join, locate
+from mbaas.dataset.readers.listing import Listing, listed_once
+from mbaas.dataset.storage.faults import s3_attempts, said
+from mbaas.dataset.storage.location import Location, join, locate
 from mbaas.dataset.table import fingerprint_of, table_of
 from mbaas.errors import ConfigError, DatasetError
 from mbaas.fields import LABEL

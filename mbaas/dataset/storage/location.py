@@ -14,6 +14,9 @@ import pyarrow.fs
 
 from mbaas.errors import DatasetError
 
+IN_SHARD = "#"
+"""Separates the shard's name from the member's name in the `uri` of a sample."""
+
 
 @dataclass(frozen=True)
 class Location:

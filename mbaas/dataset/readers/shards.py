@@ -13,13 +13,13 @@ import pyarrow as pa
 import pyarrow.fs
 
 from mbaas.dataset.base import Dataset
-from mbaas.dataset.columns import gathered
-from mbaas.dataset.faults import s3_attempts, said
-from mbaas.dataset.file_infos import S3_ATTEMPTS
-from mbaas.dataset.kept_listing import Listing, listed_once
-from mbaas.dataset.location import Location, join
-from mbaas.dataset.shard_names import locate_shards, look_up
-from mbaas.dataset.table import IN_SHARD, PLACE, fingerprint_of, table_of
+from mbaas.dataset.readers.columns import gathered
+from mbaas.dataset.readers.listing import Listing, listed_once
+from mbaas.dataset.storage.faults import s3_attempts, said
+from mbaas.dataset.storage.file_infos import S3_ATTEMPTS
+from mbaas.dataset.storage.location import IN_SHARD, Location, join
+from mbaas.dataset.storage.shard_names import locate_shards, look_up
+from mbaas.dataset.table import PLACE, fingerprint_of, table_of
 from mbaas.errors import ConfigError, DatasetError
 from mbaas.fields import LABEL
 from mbaas.progress import track

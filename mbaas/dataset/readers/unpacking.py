@@ -9,9 +9,9 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 import pyarrow as pa
 
-from mbaas.dataset.file_infos import file_infos
-from mbaas.dataset.location import Location, join, written_whole
-from mbaas.dataset.table import IN_SHARD, PLACE, string_bounds
+from mbaas.dataset.storage.file_infos import file_infos
+from mbaas.dataset.storage.location import IN_SHARD, Location, join, written_whole
+from mbaas.dataset.table import PLACE, string_bounds
 
 LISTING = "listing.parquet"
 """Listing file of a folder of unpacked images."""

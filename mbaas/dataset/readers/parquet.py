@@ -13,15 +13,15 @@ import pyarrow.compute as pc
 import pyarrow.fs
 
 from mbaas.dataset.base import Dataset
-from mbaas.dataset.class_labels import class_names_in, with_classes
-from mbaas.dataset.columns import gathered, may_be_numbers
-from mbaas.dataset.faults import s3_attempts, said
-from mbaas.dataset.file_infos import S3_ATTEMPTS
-from mbaas.dataset.kept_listing import Listing, listed_once
-from mbaas.dataset.location import Location, join, locate
-from mbaas.dataset.shard_names import locate_shards, look_up
+from mbaas.dataset.readers.class_labels import class_names_in, with_classes
+from mbaas.dataset.readers.columns import gathered, may_be_numbers
+from mbaas.dataset.readers.listing import Listing, listed_once
+from mbaas.dataset.readers.unpacking import ENDING, is_there, listing_in, unpack
+from mbaas.dataset.storage.faults import s3_attempts, said
+from mbaas.dataset.storage.file_infos import S3_ATTEMPTS
+from mbaas.dataset.storage.location import Location, join, locate
+from mbaas.dataset.storage.shard_names import locate_shards, look_up
 from mbaas.dataset.table import fingerprint_of, table_of
-from mbaas.dataset.unpacking import ENDING, is_there, listing_in, unpack
 from mbaas.errors import ConfigError, DatasetError, shown
 from mbaas.fields import IMAGE, LABEL
 from mbaas.progress import track

@@ -11,12 +11,12 @@ import pyarrow as pa
 import pyarrow.fs
 
 from mbaas.dataset.base import Dataset
-from mbaas.dataset.columns import Columns
-from mbaas.dataset.faults import said
-from mbaas.dataset.location import Location, locate
-from mbaas.dataset.named_files import NamedFiles
+from mbaas.dataset.readers.columns import Columns
+from mbaas.dataset.readers.table_files import TableError, parse_csv, parse_json
+from mbaas.dataset.storage.faults import said
+from mbaas.dataset.storage.location import Location, locate
+from mbaas.dataset.storage.named_files import NamedFiles
 from mbaas.dataset.table import TableDataset, fingerprint_of, table_of
-from mbaas.dataset.table_files import TableError, parse_csv, parse_json
 from mbaas.errors import ConfigError, DatasetError
 from mbaas.fields import LABEL
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pyarrow.fs
 
 from mbaas.dataset.base import Dataset
-from mbaas.dataset.tree import FileKind, list_tree
+from mbaas.dataset.readers.tree import FileKind, list_tree
 
 IMAGE_EXTENSIONS = (
     ".jpg", ".jpeg", ".jpe", ".jfif", ".jfi", ".jif", ".pjpeg", ".pjp", ".png", ".apng", ".webp", ".bmp", ".dib",

@@ -9,8 +9,8 @@ from itertools import chain
 import pyarrow.fs
 from pyarrow.fs import FileInfo
 
-from mbaas.dataset.faults import s3_attempts, said
-from mbaas.dataset.location import Location, join
+from mbaas.dataset.storage.faults import s3_attempts, said
+from mbaas.dataset.storage.location import Location, join
 from mbaas.errors import DatasetError
 from mbaas.progress import track
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, BinaryIO, NamedTuple
 
-from mbaas.dataset.faults import said
-from mbaas.dataset.shard_index import LeftOut
+from mbaas.dataset.readers.shards import LeftOut
+from mbaas.dataset.storage.faults import said
 from mbaas.errors import DatasetError
 
 _NAME = re.compile(r"((?:.*/)?[^./]+)\.([^/]*)", re.DOTALL)

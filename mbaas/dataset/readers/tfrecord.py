@@ -10,8 +10,8 @@ from typing import Any, BinaryIO
 import pyarrow.fs
 
 from mbaas.dataset.base import Dataset
-from mbaas.dataset.shard_index import FoundSample, checked_names, indexed_once
-from mbaas.dataset.tf_example import Span, features_of, records
+from mbaas.dataset.readers.shards import FoundSample, checked_names, indexed_once
+from mbaas.dataset.readers.tf_example import Span, features_of, records
 from mbaas.errors import DatasetError
 
 

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from mbaas.dataset.class_labels import class_names_in, with_classes
-from mbaas.dataset.columns import Columns, is_text, may_be_numbers
-from mbaas.dataset.faults import said
-from mbaas.dataset.huggingface_source import Source
+from mbaas.dataset.readers.class_labels import class_names_in, with_classes
+from mbaas.dataset.readers.columns import Columns, is_text, may_be_numbers
+from mbaas.dataset.readers.huggingface_source import Source
+from mbaas.dataset.storage.faults import said
 from mbaas.errors import ConfigError, DatasetError, shown
 from mbaas.fields import LABEL
 

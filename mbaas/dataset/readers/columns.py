@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from mbaas.dataset.faults import said
+from mbaas.dataset.storage.faults import said
 from mbaas.dataset.table import integers
 from mbaas.errors import ConfigError, DatasetError, shown
 from mbaas.fields import IMAGE, LABEL, SAMPLE_ID

@@ -9,13 +9,13 @@ from typing import Any
 import pyarrow.fs
 
 from mbaas.dataset.base import Dataset
-from mbaas.dataset.huggingface_columns import WantedColumns
-from mbaas.dataset.huggingface_images import placed, unpacked_images
-from mbaas.dataset.huggingface_source import source_of
-from mbaas.dataset.kept_listing import Listing, listed_once
-from mbaas.dataset.location import locate
+from mbaas.dataset.readers.huggingface_columns import WantedColumns
+from mbaas.dataset.readers.huggingface_images import placed, unpacked_images
+from mbaas.dataset.readers.huggingface_source import source_of
+from mbaas.dataset.readers.listing import Listing, listed_once
+from mbaas.dataset.readers.unpacking import is_there, listing_in
+from mbaas.dataset.storage.location import locate
 from mbaas.dataset.table import fingerprint_of, table_of
-from mbaas.dataset.unpacking import is_there, listing_in
 from mbaas.errors import ConfigError
 from mbaas.fields import IMAGE
 

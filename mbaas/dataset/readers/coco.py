@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 from pyarrow.fs import FileType
 
 from mbaas.dataset.base import Dataset
-from mbaas.dataset.coco_json import read_coco_json
-from mbaas.dataset.faults import said
-from mbaas.dataset.file_infos import file_infos
-from mbaas.dataset.kept_listing import Listing, listed_once
-from mbaas.dataset.location import Location, join, locate
+from mbaas.dataset.readers.coco_json import read_coco_json
+from mbaas.dataset.readers.listing import Listing, listed_once
+from mbaas.dataset.storage.faults import said
+from mbaas.dataset.storage.file_infos import file_infos
+from mbaas.dataset.storage.location import Location, join, locate
 from mbaas.dataset.table import fingerprint_of, table_of
 from mbaas.errors import ConfigError, DatasetError
 from mbaas.fields import ANNOTATED_SIZE, LABELS, Packed

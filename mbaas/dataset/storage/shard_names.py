@@ -12,9 +12,8 @@ from typing import Any
 import pyarrow.fs
 from pyarrow.fs import FileType
 
-from mbaas.dataset.file_infos import file_infos
-from mbaas.dataset.location import Location, as_utf8, join, locate, without_secrets
-from mbaas.dataset.table import IN_SHARD
+from mbaas.dataset.storage.file_infos import file_infos
+from mbaas.dataset.storage.location import IN_SHARD, Location, as_utf8, join, locate, without_secrets
 from mbaas.errors import ConfigError, DatasetError
 
 _MOST_SHARDS = 1_000_000
