@@ -11,6 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from importlib import metadata
 from pathlib import Path
 
@@ -304,6 +305,35 @@ def test_the_architecture_page_shows_these_layers() -> None:
     (table,) = re.findall(r"^\| layer \|.*\n\|[-|]+\n((?:\|.*\n)+)", page, re.MULTILINE)
     shown = [name for row in table.splitlines() for name in re.findall(r"`(\w+)(?:\.py|/)`", row.split("|")[2])]
     assert shown == list(LAYERS)
+
+
+def circle(sources: Mapping[str, str]) -> list[str]:
+    """The modules of an import circle, or none. Packages are left out: they import their public names lazily."""
+    modules = {name for name in sources if not any(other.startswith(f"{name}.") for other in sources)}
+    try:
+        TopologicalSorter({name: names_of(sources[name]) & modules - {name} for name in modules}).prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+def test_modules_import_each_other_in_one_direction() -> None:
+    assert circle(sources_of_mbaas()) == []
+    assert len(circle({"mbaas.a": "from mbaas.b import c", "mbaas.b": "def late():\n    from mbaas import a"})) == 3
+
+
+DATASET_ROOMS = ("readers", "table", "bounded", "concatenation", "storage", "base", "subsets")
+"""The modules and rooms of `mbaas.dataset`, from the top down."""
+
+
+def test_the_rooms_of_datasets_import_downward() -> None:
+    ordered = [f"mbaas.dataset.{room}" for room in DATASET_ROOMS]
+    for name, source in sources_of_mbaas().items():
+        if not name.startswith("mbaas.dataset."):
+            continue
+        seen = {".".join(each.split(".")[:3]) for each in names_of(source) if each.startswith("mbaas.dataset.")}
+        (place,) = [number for number, room in enumerate(ordered) if f"{name}.".startswith(f"{room}.")]
+        assert not seen & set(ordered[:place]), name
 
 
 @pytest.mark.parametrize("path", modules("mbaas/core"), ids=lambda path: path.name)

@@ -21,7 +21,7 @@ from mbaas.analysis.measuring.portion import SlowedDataset, local_spans
 from mbaas.dataset import Dataset, concat, read_images, read_manifest, synthetic
 from mbaas.dataset.base import Subset
 from mbaas.dataset.bounded import bounded
-from mbaas.dataset.subsets import drawn
+from mbaas.dataset.subsets import random_share
 from mbaas.errors import BadSampleError, ConfigError, DatasetError
 from mbaas.order import SampleOrder, Shuffle, split_order
 
@@ -137,34 +137,34 @@ def test_a_split_divides_all_samples_and_is_the_same_everywhere(data: Dataset, s
 )
 def test_each_stratum_has_its_fraction_to_within_one_sample(values: list[int], fraction: float, seed: int) -> None:
     strata = np.array(values)
-    first = drawn(len(strata), fraction, seed, strata)
+    first = random_share(len(strata), fraction, seed, strata)
     assert first.sum() == int(np.floor(len(strata) * fraction + 0.5))
     for value in np.unique(strata):
         share = fraction * (strata == value).sum()
         assert abs(first[strata == value].sum() - share) <= 1 + 1e-9
-    assert np.array_equal(first, drawn(len(strata), fraction, seed, strata))
+    assert np.array_equal(first, random_share(len(strata), fraction, seed, strata))
 
 
 @given(count=st.integers(1, 700), seed=st.integers(0, 2**63 - 1), fractions=st.tuples(st.floats(0, 1), st.floats(0, 1)))
 def test_a_smaller_fraction_is_a_part_of_a_larger_one(count: int, seed: int, fractions: tuple[float, float]) -> None:
-    few, many = (drawn(count, fraction, seed) for fraction in sorted(fractions))
+    few, many = (random_share(count, fraction, seed) for fraction in sorted(fractions))
     assert not (few & ~many).any()
     assert few.sum() == int(np.floor(count * min(fractions) + 0.5))
 
 
 def test_which_samples_are_drawn_never_changes() -> None:
     """Otherwise a run resumed with a new release would train on samples that were held out for validation."""
-    assert np.flatnonzero(drawn(20, 0.25, 7)).tolist() == [1, 2, 9, 13, 16]
-    assert np.flatnonzero(drawn(20, 0.25, 7, np.arange(20) % 2)).tolist() == [2, 8, 9, 13, 16]
-    assert np.flatnonzero(drawn(1000, 0.005, 7)).tolist() == [123, 196, 525, 902, 971]
+    assert np.flatnonzero(random_share(20, 0.25, 7)).tolist() == [1, 2, 9, 13, 16]
+    assert np.flatnonzero(random_share(20, 0.25, 7, np.arange(20) % 2)).tolist() == [2, 8, 9, 13, 16]
+    assert np.flatnonzero(random_share(1000, 0.005, 7)).tolist() == [123, 196, 525, 902, 971]
 
 
 def test_a_split_is_random_and_has_nothing_to_do_with_an_epochs_order() -> None:
     """Half of 10,000: 2,500 of the first 5,000 are drawn, to within six standard deviations (6 x 25 = 150)."""
-    assert abs(int(drawn(10_000, 0.5, 0)[:5_000].sum()) - 2_500) < 150
+    assert abs(int(random_share(10_000, 0.5, 0)[:5_000].sum()) - 2_500) < 150
     epoch = SampleOrder(10_000, 0, 64).samples_at(Shuffle(0), 0, 5_000)
-    assert abs(int(drawn(10_000, 0.5, 0)[epoch].sum()) - 2_500) < 150
-    seeds = np.array([drawn(1_000, 0.5, seed) for seed in range(400)])
+    assert abs(int(random_share(10_000, 0.5, 0)[epoch].sum()) - 2_500) < 150
+    seeds = np.array([random_share(1_000, 0.5, seed) for seed in range(400)])
     assert np.abs(seeds.mean(axis=0) - 0.5).max() < 0.15, "no sample is always in the same part"
 
 
@@ -187,7 +187,7 @@ def test_those_are_kept_of_which_an_expression_is_true(data: Dataset) -> None:
 def test_an_expression_sees_all_fields_of_many_samples(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Numbers, lists, and class names (unless a field is called ``class``), in steps that fit in memory."""
     whole = [part.fingerprint for part in manifest(folder).split(0.5, stratify="label")]
-    monkeypatch.setattr("mbaas.dataset.subsets._LOOKED_AT", 10)
+    monkeypatch.setattr("mbaas.dataset.subsets._BATCH_SAMPLES", 10)
     data = manifest(folder)
     found = data.filter((pc.field("age") >= 40) & (pc.list_element(pc.field("box"), 0) < 52))
     assert found.values(np.arange(len(found)))["age"].tolist() == [*range(40, 52)]

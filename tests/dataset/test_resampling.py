@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import mbaas
 from mbaas.dataset import Dataset, read_manifest, synthetic
 from mbaas.dataset.bounded import bounded
-from mbaas.dataset.resampling import drawn_by_weight
+from mbaas.dataset.subsets import drawn_by_weight
 from mbaas.errors import ConfigError
 
 ROWS = 97
@@ -199,10 +199,10 @@ def test_a_sample_that_is_too_large_is_bad_however_often_it_is_drawn(data: Datas
 @pytest.mark.parametrize(
     ("make", "told"),
     [
-        (lambda part: part.limit(3), "drawn anew in each epoch: split, filter and limit before you draw"),
-        (lambda part: part.split(0.5), "drawn anew in each epoch: split, filter and limit before you draw"),
-        (lambda part: part.balance(samples=4), "drawn anew in each epoch already"),
-        (lambda part: mbaas.concat([part, part]), "drawn anew in each epoch: join datasets before you draw"),
+        (lambda part: part.limit(3), "drawn again in each epoch: split, filter and limit before you draw"),
+        (lambda part: part.split(0.5), "drawn again in each epoch: split, filter and limit before you draw"),
+        (lambda part: part.balance(samples=4), "drawn again in each epoch already"),
+        (lambda part: mbaas.concat([part, part]), "drawn again in each epoch: concatenate datasets before you draw"),
     ],
 )
 def test_draws_that_are_made_anew_are_the_last_thing(data: Dataset, make: Callable[[Any], Any], told: str) -> None:
