@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.fs
 
-from mbaas.dataset.storage.faults import said
+from mbaas.dataset.storage.faults import message_of
 from mbaas.dataset.storage.location import Location, join
 from mbaas.errors import DatasetError
 
@@ -70,7 +70,7 @@ def read_stream(where: Location, name: str, *, columns: Sequence[str], without: 
     except (DatasetError, MemoryError):
         raise
     except Exception as error:  # third-party file systems raise any exception
-        raise DatasetError(f"{path} is no Arrow IPC stream, or cannot be read: {said(error)}") from error
+        raise DatasetError(f"{path} is no Arrow IPC stream, or cannot be read: {message_of(error)}") from error
 
 
 class _Sparse:

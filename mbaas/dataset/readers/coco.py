@@ -17,9 +17,8 @@ from pyarrow.fs import FileType
 from mbaas.dataset.base import Dataset
 from mbaas.dataset.readers.coco_json import read_coco_json
 from mbaas.dataset.readers.listing import Listing, listed_once
-from mbaas.dataset.storage.faults import said
-from mbaas.dataset.storage.file_infos import file_infos
-from mbaas.dataset.storage.location import Location, join, locate
+from mbaas.dataset.storage.faults import message_of
+from mbaas.dataset.storage.location import Location, file_infos, join, locate
 from mbaas.dataset.table import fingerprint_of, table_of
 from mbaas.errors import ConfigError, DatasetError
 from mbaas.fields import ANNOTATED_SIZE, LABELS, Packed
@@ -127,7 +126,7 @@ def _read(
         with where.filesystem.open_input_file(where.base) as stream:
             content = stream.read_buffer()
     except Exception as error:  # third-party file systems raise any exception
-        raise DatasetError(f"cannot read the annotations {where.root}: {said(error)}") from error
+        raise DatasetError(f"cannot read the annotations {where.root}: {message_of(error)}") from error
     found = read_coco_json(content, where.root, asked)
     counts = np.diff(found.bounds)
     rows = np.arange(len(counts)) if keep_empty else np.flatnonzero(counts)

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from mbaas.dataset.storage.faults import said
+from mbaas.dataset.storage.faults import message_of
 from mbaas.dataset.table import integers
 from mbaas.errors import ConfigError, DatasetError, shown
 from mbaas.fields import IMAGE, LABEL, SAMPLE_ID
@@ -117,7 +117,7 @@ class Columns:
             return found.cast(pa.binary()).cast(pa.string())
         except pa.ArrowInvalid as error:
             raise DatasetError(
-                f"column {column!r} of {self.name} has bytes that are not UTF-8: {said(error)}"
+                f"column {column!r} of {self.name} has bytes that are not UTF-8: {message_of(error)}"
             ) from None
 
     def _of(self, column: str, option: str) -> pa.Array:
@@ -135,7 +135,7 @@ class Columns:
         try:
             found.validate(full=True)  # a file may declare bytes as UTF-8 that are not
         except pa.ArrowException as error:
-            raise DatasetError(f"column {column!r} of {self.name} is damaged: {said(error)}") from error
+            raise DatasetError(f"column {column!r} of {self.name} is damaged: {message_of(error)}") from error
         return found
 
 
@@ -214,5 +214,7 @@ def gathered(name: str, parts: Sequence[tuple[pa.Table, pa.Table]]) -> tuple[lis
         # One shard may have 1 where another has 1.5.
         values = pa.concat_tables([value for _, value in parts], promote_options="permissive").combine_chunks()
     except pa.ArrowException as error:
-        raise DatasetError(f"{name}: a column has values of another kind in another shard: {said(error)}") from error
+        raise DatasetError(
+            f"{name}: a column has values of another kind in another shard: {message_of(error)}"
+        ) from error
     return [column.chunk(0) for column in places.columns], Columns(name, values)

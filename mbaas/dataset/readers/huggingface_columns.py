@@ -11,7 +11,7 @@ import pyarrow as pa
 from mbaas.dataset.readers.class_labels import class_names_in, with_classes
 from mbaas.dataset.readers.columns import Columns, is_text, may_be_numbers
 from mbaas.dataset.readers.huggingface_source import Source
-from mbaas.dataset.storage.faults import said
+from mbaas.dataset.storage.faults import message_of
 from mbaas.errors import ConfigError, DatasetError, shown
 from mbaas.fields import LABEL
 
@@ -81,7 +81,7 @@ def checked(source: Source, what: str, values: Any) -> None:
     try:
         values.validate(full=True)
     except pa.ArrowException as error:
-        raise DatasetError(f"{what} of {source.where.root} are damaged: {said(error)}") from error
+        raise DatasetError(f"{what} of {source.where.root} are damaged: {message_of(error)}") from error
 
 
 def _has_bytes(kind: pa.DataType) -> bool:

@@ -16,9 +16,9 @@ from mbaas.dataset.readers.columns import is_text
 from mbaas.dataset.readers.huggingface_columns import WantedColumns, checked
 from mbaas.dataset.readers.huggingface_source import Place, Source
 from mbaas.dataset.readers.unpacking import ENDING, unpack
-from mbaas.dataset.storage.faults import said
+from mbaas.dataset.storage.faults import message_of
+from mbaas.dataset.storage.files import NamedFiles
 from mbaas.dataset.storage.location import IN_SHARD, Location, locate
-from mbaas.dataset.storage.named_files import NamedFiles
 from mbaas.dataset.table import string_bounds
 from mbaas.errors import ConfigError, DatasetError
 from mbaas.progress import track
@@ -120,7 +120,7 @@ def unpacked_images(source: Source, wanted: WantedColumns, target: Location) -> 
             raise
         except Exception as error:  # third-party file systems raise any exception
             what = f"cannot unpack {part} of {source.where.root} into {target.root}"
-            raise DatasetError(f"{what}: {said(error)}") from error
+            raise DatasetError(f"{what}: {message_of(error)}") from error
 
     parts = source.parts()
     with ThreadPoolExecutor(min(_THREADS, len(parts)), thread_name_prefix="mbaas-listing") as pool:
@@ -160,7 +160,7 @@ def _read(path: str) -> bytes:
             content: bytes = file.read()
             return content
     except OSError as error:
-        raise DatasetError(f"cannot read {where.root}: {said(error)}") from error
+        raise DatasetError(f"cannot read {where.root}: {message_of(error)}") from error
 
 
 def _bytes_of(source: Source, image: str, column: pa.Array) -> pa.Array:
@@ -170,7 +170,7 @@ def _bytes_of(source: Source, image: str, column: pa.Array) -> pa.Array:
     try:
         column.validate()
     except pa.ArrowException as error:
-        raise DatasetError(f"column {image!r} of {source.where.root} is damaged: {said(error)}") from error
+        raise DatasetError(f"column {image!r} of {source.where.root} is damaged: {message_of(error)}") from error
     found = pc.struct_field(column, "bytes") if pa.types.is_struct(column.type) else column
     checked(source, f"images in column {image!r}", found)  # bounds that descend, or exceed the data
     return found

@@ -17,10 +17,9 @@ import pyarrow.fs
 
 from mbaas.dataset.readers.arrow_stream import read_stream
 from mbaas.dataset.readers.mapped_files import MappedFiles
-from mbaas.dataset.storage.faults import s3_attempts, said
-from mbaas.dataset.storage.file_infos import S3_ATTEMPTS
-from mbaas.dataset.storage.location import IN_SHARD, Location, join, locate
-from mbaas.dataset.storage.shard_names import look_up
+from mbaas.dataset.storage.faults import message_of, s3_attempts
+from mbaas.dataset.storage.files import look_up
+from mbaas.dataset.storage.location import IN_SHARD, S3_ATTEMPTS, Location, join, locate
 from mbaas.errors import ConfigError, DatasetError, shown
 from mbaas.order import Ids
 from mbaas.progress import track
@@ -121,7 +120,7 @@ def _json_in(where: Location, name: str) -> dict[str, Any] | None:
         with where.filesystem.open_input_file(join(where.base, name)) as file:
             found = json.loads(file.read())
     except Exception as error:  # third-party file systems raise any exception
-        raise DatasetError(f"cannot read {path}: {said(error)}") from error
+        raise DatasetError(f"cannot read {path}: {message_of(error)}") from error
     if not isinstance(found, dict):
         raise DatasetError(f"{path} must be a JSON object, got {shown(found)}")
     return found
@@ -174,7 +173,7 @@ class _Saved(Source):
         try:
             return pa.ipc.open_stream(self.where.filesystem.open_input_stream(join(self.where.base, name)))
         except Exception as error:  # third-party file systems raise any exception
-            raise DatasetError(f"{path} is no Arrow IPC stream, or cannot be read: {said(error)}") from error
+            raise DatasetError(f"{path} is no Arrow IPC stream, or cannot be read: {message_of(error)}") from error
 
 
 class _Mapped(Source):

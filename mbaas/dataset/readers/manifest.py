@@ -13,9 +13,9 @@ import pyarrow.fs
 from mbaas.dataset.base import Dataset
 from mbaas.dataset.readers.columns import Columns
 from mbaas.dataset.readers.table_files import TableError, parse_csv, parse_json
-from mbaas.dataset.storage.faults import said
+from mbaas.dataset.storage.faults import message_of
+from mbaas.dataset.storage.files import NamedFiles
 from mbaas.dataset.storage.location import Location, locate
-from mbaas.dataset.storage.named_files import NamedFiles
 from mbaas.dataset.table import TableDataset, fingerprint_of, table_of
 from mbaas.errors import ConfigError, DatasetError
 from mbaas.fields import LABEL
@@ -110,7 +110,7 @@ def _read_table(where: Location, *, texts: Collection[str], encoding: str | None
     except TableError as error:
         raise DatasetError(f"cannot read the manifest {where.root}: {error}") from None
     except (OSError, pa.ArrowException) as error:
-        raise DatasetError(f"cannot read the manifest {where.root}: {said(error)}") from error
+        raise DatasetError(f"cannot read the manifest {where.root}: {message_of(error)}") from error
     if not len(table):
         raise DatasetError(f"the manifest {where.root} has no rows")
     try:

@@ -17,10 +17,9 @@ from mbaas.dataset.readers.class_labels import class_names_in, with_classes
 from mbaas.dataset.readers.columns import gathered, may_be_numbers
 from mbaas.dataset.readers.listing import Listing, listed_once
 from mbaas.dataset.readers.unpacking import ENDING, is_there, listing_in, unpack
-from mbaas.dataset.storage.faults import s3_attempts, said
-from mbaas.dataset.storage.file_infos import S3_ATTEMPTS
-from mbaas.dataset.storage.location import Location, join, locate
-from mbaas.dataset.storage.shard_names import locate_shards, look_up
+from mbaas.dataset.storage.faults import message_of, s3_attempts
+from mbaas.dataset.storage.files import locate_shards, look_up
+from mbaas.dataset.storage.location import S3_ATTEMPTS, Location, join, locate
 from mbaas.dataset.table import fingerprint_of, table_of
 from mbaas.errors import ConfigError, DatasetError, shown
 from mbaas.fields import IMAGE, LABEL
@@ -151,7 +150,7 @@ def _unpack_one(where: Location, name: str, target: Location, asked: dict[str, A
     except (ConfigError, DatasetError):
         raise
     except Exception as error:  # third-party file systems raise any exception
-        raise DatasetError(f"cannot unpack {shard} into {target.root}: {said(error)}") from error
+        raise DatasetError(f"cannot unpack {shard} into {target.root}: {message_of(error)}") from error
     return _Unpacked(places, pa.Table.from_batches(values, schema), class_names, nbytes)
 
 

@@ -15,10 +15,9 @@ import pyarrow.fs
 from mbaas.dataset.base import Dataset
 from mbaas.dataset.readers.columns import gathered
 from mbaas.dataset.readers.listing import Listing, listed_once
-from mbaas.dataset.storage.faults import s3_attempts, said
-from mbaas.dataset.storage.file_infos import S3_ATTEMPTS
-from mbaas.dataset.storage.location import IN_SHARD, Location, join
-from mbaas.dataset.storage.shard_names import locate_shards, look_up
+from mbaas.dataset.storage.faults import message_of, s3_attempts
+from mbaas.dataset.storage.files import locate_shards, look_up
+from mbaas.dataset.storage.location import IN_SHARD, S3_ATTEMPTS, Location, join
 from mbaas.dataset.table import PLACE, fingerprint_of, table_of
 from mbaas.errors import ConfigError, DatasetError
 from mbaas.fields import LABEL
@@ -146,7 +145,7 @@ def _look_through_one(
     except DatasetError:
         raise
     except Exception as error:  # third-party file systems raise any exception
-        raise DatasetError(f"cannot read {shard}: {said(error)}") from error
+        raise DatasetError(f"cannot read {shard}: {message_of(error)}") from error
     offsets, lengths = zip(*spans, strict=True) if spans else ((), ())
     places = [pa.array(column, each.type) for column, each in zip((uris, offsets, lengths), PLACE, strict=True)]
     found = pa.table({column: _array_of(shard, column, each) for column, each in values.items()})
@@ -157,4 +156,4 @@ def _array_of(shard: str, column: str, values: list[Any]) -> pa.Array:
     try:
         return pa.array(values)
     except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
-        raise DatasetError(f"{shard}: the values of {column!r} cannot be one column: {said(error)}") from None
+        raise DatasetError(f"{shard}: the values of {column!r} cannot be one column: {message_of(error)}") from None

@@ -21,7 +21,7 @@ from pyarrow.fs import FileSelector, FileType
 
 from mbaas.dataset.base import Dataset
 from mbaas.dataset.readers.listing import Listing, listed_once
-from mbaas.dataset.storage.faults import s3_attempts, said
+from mbaas.dataset.storage.faults import message_of, s3_attempts
 from mbaas.dataset.storage.location import Location, join, locate
 from mbaas.dataset.table import fingerprint_of, table_of
 from mbaas.errors import ConfigError, DatasetError
@@ -246,9 +246,9 @@ def _blaming(folder: str) -> Iterator[None]:
     except DatasetError:
         raise
     except PermissionError as error:
-        raise DatasetError(f"cannot list {folder}: expected a folder that may be read; {said(error)}") from error
+        raise DatasetError(f"cannot list {folder}: expected a folder that may be read; {message_of(error)}") from error
     except Exception as error:  # third-party file systems raise any exception
-        raise DatasetError(f"cannot list {folder}: {said(error)}") from error
+        raise DatasetError(f"cannot list {folder}: {message_of(error)}") from error
 
 
 def _refuse_empty(where: Location, folders: list[_FolderListing], endings: tuple[str, ...]) -> None:

@@ -9,8 +9,7 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 import pyarrow as pa
 
-from mbaas.dataset.storage.file_infos import file_infos
-from mbaas.dataset.storage.location import IN_SHARD, Location, join, written_whole
+from mbaas.dataset.storage.location import IN_SHARD, Location, file_infos, join, written_whole
 from mbaas.dataset.table import PLACE, string_bounds
 
 LISTING = "listing.parquet"
