@@ -16,9 +16,10 @@ from pyarrow.fs import FileType
 
 from mbaas.dataset.base import Dataset
 from mbaas.dataset.readers.coco_json import read_coco_json
+from mbaas.dataset.readers.columns import checked_fields
 from mbaas.dataset.readers.listing import Listing, listed_once
 from mbaas.dataset.storage.faults import message_of
-from mbaas.dataset.storage.location import Location, file_infos, join, locate
+from mbaas.dataset.storage.location import Location, file_infos, join, locate, missing
 from mbaas.dataset.table import fingerprint_of, table_of
 from mbaas.errors import ConfigError, DatasetError
 from mbaas.fields import ANNOTATED_SIZE, LABELS, Packed
@@ -100,10 +101,9 @@ def read_coco(
 
 
 def _asked(fields: Sequence[str] | None) -> tuple[str, ...] | None:
+    fields = checked_fields(fields, "names")
     if fields is None:
         return None
-    if isinstance(fields, str):
-        raise ConfigError(f"fields must be a list of names, such as [{fields!r}], got {fields!r}", option="fields")
     for field in fields:
         if field not in _FIELDS:
             raise ConfigError(f"fields must be of {', '.join(_FIELDS)}, got {field!r}", option="fields")
@@ -113,9 +113,8 @@ def _asked(fields: Sequence[str] | None) -> tuple[str, ...] | None:
 def _look_up(where: Location) -> list[Any]:
     """Return size in bytes and modification time in ns since 1970 (if known), to detect changes."""
     (info,) = file_infos(Location(where.filesystem, "", where.root), [where.base])
-    if info.type != FileType.File:
-        what = "is not there" if info.type == FileType.NotFound else "is no file"
-        raise DatasetError(f"the annotations {where.root}: {what}")
+    if why := missing(info):
+        raise DatasetError(f"the annotations {where.root}: {why}")
     return [info.size, info.mtime_ns]
 
 
@@ -207,8 +206,7 @@ def _lengths(where: Location, root: Location, names: list[str]) -> pa.Array:
         if "://" in name or name.startswith("/") or ".." in name.split("/") or not name:
             raise DatasetError(f"{where.root} must name images below {root.root}, got {name!r}")
     infos = file_infos(root, names)
-    gone = [row for row, info in enumerate(infos) if info.type != FileType.File or info.size is None]
-    if gone:
+    if gone := [row for row, info in enumerate(infos) if missing(info)]:
         raise DatasetError(
             f"{len(gone)} of {len(infos)} images of {where.root} are not there, the first one "
             f"{join(root.root, names[gone[0]])}"

@@ -199,6 +199,13 @@ def as_numbers(found: pa.Array, *, as_typed: bool = False) -> pa.Array | None:
     return pa.LargeListArray.from_arrays(pa.array(bounds), values)
 
 
+def checked_fields(fields: Sequence[str] | None, of: str = "columns") -> tuple[str, ...] | None:
+    """Return field names as a tuple; raise ConfigError for a single string."""
+    if isinstance(fields, str):
+        raise ConfigError(f"fields must be a list of {of}, such as [{fields!r}], got {fields!r}", option="fields")
+    return None if fields is None else tuple(fields)
+
+
 def gathered(name: str, parts: Sequence[tuple[pa.Table, pa.Table]]) -> tuple[list[pa.Array], Columns]:
     """Concatenate the results of all shards: the columns of `PLACE`, and the value columns.
 

@@ -60,7 +60,7 @@ def listed_once(
     writer: str,
     root: str,
     options: Mapping[str, Any],
-    fields: Sequence[str] | None,
+    fields: Sequence[str] | None = None,
     is_current: Callable[[Listing], bool] = lambda _: True,
 ) -> Listing:
     """Return the listing saved in the file ``path``; make and save it if missing or outdated.

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.fs
 
 from mbaas.dataset.base import Dataset
-from mbaas.dataset.readers.columns import Columns
+from mbaas.dataset.readers.columns import Columns, checked_fields
 from mbaas.dataset.readers.table_files import TableError, parse_csv, parse_json
 from mbaas.dataset.storage.faults import message_of
 from mbaas.dataset.storage.files import NamedFiles
@@ -72,8 +72,7 @@ def read_manifest(
         DatasetError: the table cannot be read, has no rows, or lacks a value; or a file does not exist, is not a
             regular file, or is not below ``root``.
     """
-    if isinstance(fields, str):
-        raise ConfigError(f"fields must be a list of columns, such as [{fields!r}], got {fields!r}", option="fields")
+    fields = checked_fields(fields)
     where = locate(path, filesystem)
     table = _read_table(where, texts={uri_column}, encoding=encoding)
     columns = Columns(where.root, table)

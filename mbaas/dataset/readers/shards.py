@@ -19,7 +19,7 @@ from mbaas.dataset.storage.faults import message_of, s3_attempts
 from mbaas.dataset.storage.files import locate_shards, look_up
 from mbaas.dataset.storage.location import IN_SHARD, S3_ATTEMPTS, Location, join
 from mbaas.dataset.table import PLACE, fingerprint_of, table_of
-from mbaas.errors import ConfigError, DatasetError
+from mbaas.errors import DatasetError
 from mbaas.fields import LABEL
 from mbaas.progress import track
 
@@ -94,13 +94,6 @@ def indexed_once(
         is_current=lambda kept: bool(kept.files == files),
     )
     return found.dataset(where, {name: nbytes for name, nbytes, _ in files})
-
-
-def checked_names(fields: Sequence[str], what: str) -> tuple[str, ...]:
-    """Return field names as a tuple; raise ConfigError for a single string."""
-    if isinstance(fields, str):
-        raise ConfigError(f"fields must be a list of {what}, such as [{fields!r}], got {fields!r}", option="fields")
-    return tuple(fields)
 
 
 def _look_through(

@@ -10,7 +10,8 @@ from typing import Any, BinaryIO
 import pyarrow.fs
 
 from mbaas.dataset.base import Dataset
-from mbaas.dataset.readers.shards import FoundSample, checked_names, indexed_once
+from mbaas.dataset.readers.columns import checked_fields
+from mbaas.dataset.readers.shards import FoundSample, indexed_once
 from mbaas.dataset.readers.tf_example import Span, features_of, records
 from mbaas.errors import DatasetError
 
@@ -52,7 +53,7 @@ def read_tfrecord(
             no image or several, or lacks a label or field. The message names the file and the record. Also if
             ``listing`` cannot be read or written, is damaged, or belongs to other files or options.
     """
-    known = checked_names(fields, "features")
+    known = checked_fields(fields, "features") or ()
     columns = tuple(dict.fromkeys([*([label_column] if label_column is not None else []), *known]))
     return indexed_once(
         path,

@@ -12,7 +12,8 @@ from typing import Any, BinaryIO
 import pyarrow.fs
 
 from mbaas.dataset.base import Dataset
-from mbaas.dataset.readers.shards import FoundSample, LeftOut, checked_names, indexed_once
+from mbaas.dataset.readers.columns import checked_fields
+from mbaas.dataset.readers.shards import FoundSample, LeftOut, indexed_once
 from mbaas.dataset.readers.tar_index import Member, TarSample, tar_samples
 from mbaas.errors import ConfigError, DatasetError, shown
 
@@ -60,7 +61,7 @@ def read_webdataset(
             or lacks a label or field. The message names the shard and the sample. Also if ``listing`` cannot be read or
             written, is damaged, or belongs to other shards or options.
     """
-    wanted = _Wanted(_checked_endings(image_column), label_column, checked_names(fields, "keys"))
+    wanted = _Wanted(_checked_endings(image_column), label_column, checked_fields(fields, "keys") or ())
     return indexed_once(
         path,
         filesystem,

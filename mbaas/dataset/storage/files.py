@@ -14,9 +14,17 @@ from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
 import pyarrow.fs
-from pyarrow.fs import FileType
 
-from mbaas.dataset.storage.location import IN_SHARD, Location, as_utf8, file_infos, join, locate, without_secrets
+from mbaas.dataset.storage.location import (
+    IN_SHARD,
+    Location,
+    as_utf8,
+    file_infos,
+    join,
+    locate,
+    missing,
+    without_secrets,
+)
 from mbaas.errors import ConfigError, DatasetError
 
 _MOST_SHARDS = 1_000_000
@@ -78,12 +86,10 @@ class NamedFiles:
         """Return the lengths of the files in bytes, int64[n]; raise DatasetError if one is missing."""
         where = self.where
         infos = file_infos(where, self.names)
-        gone = [row for row, info in enumerate(infos) if info.type != FileType.File or info.size is None]
-        if gone:
-            what = "is not there" if infos[gone[0]].type == FileType.NotFound else "is no file"
+        if gone := [row for row, info in enumerate(infos) if missing(info)]:
             raise DatasetError(
                 f"{len(gone)} of {len(infos)} files that {self.table} names cannot be read; the first, of row "
-                f"{gone[0]} (counted from 0), {what}: {join(where.root, self.names[gone[0]])}"
+                f"{gone[0]} (counted from 0), {missing(infos[gone[0]])}: {join(where.root, self.names[gone[0]])}"
             )
         return pa.array([info.size for info in infos], pa.int64())
 
@@ -165,9 +171,8 @@ def look_up(where: Location, names: list[str]) -> list[list[Any]]:
     """
     files = []
     for name, info in zip(names, file_infos(where, names), strict=True):
-        if info.type != FileType.File or info.size is None:
-            what = "is not there" if info.type == FileType.NotFound else "is no file"
-            raise DatasetError(f"the shard {join(where.root, name)} {what}")
+        if why := missing(info):
+            raise DatasetError(f"the shard {join(where.root, name)} {why}")
         files.append([name, info.size, info.mtime_ns])
     return files
 

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import pyarrow as pa
 import pyarrow.fs
-from pyarrow.fs import FileInfo
+from pyarrow.fs import FileInfo, FileType
 
 from mbaas.dataset.storage.faults import message_of, s3_attempts
 from mbaas.errors import DatasetError
@@ -144,6 +144,13 @@ def file_infos(where: Location, names: list[str]) -> list[FileInfo]:
             return _all(pool.map(look_up, parts), len(paths))
     except Exception as error:  # third-party file systems raise any exception
         raise DatasetError(f"cannot look for the files of {where.root}: {message_of(error)}") from error
+
+
+def missing(info: FileInfo) -> str | None:
+    """Return the reason why something is not a file of known size: "is not there" or "is no file"."""
+    if info.type == FileType.File and info.size is not None:
+        return None
+    return "is not there" if info.type == FileType.NotFound else "is no file"
 
 
 def _all(parts: Iterable[list[FileInfo]], total: int) -> list[FileInfo]:
