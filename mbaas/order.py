@@ -310,7 +310,7 @@ class SampleOrder(Struct, frozen=True):
         seed: determines the orders, in [0, 2**63).
         block_samples: samples in a block, at least 1.
         shuffled: True if each epoch has its own permutation; otherwise all have the dataset's order.
-        redrawn: True if each epoch draws its samples again (`mbaas.dataset.redrawn`); ids are then the numbers of
+        redrawn: True if each epoch draws its samples again (`mbaas.Dataset.resample`); ids are then the numbers of
             draws.
 
     Raises:

@@ -199,7 +199,7 @@ def test_the_example_shows_the_defaults() -> None:
         "masks",
         "filter",
         "split",
-        "take",
+        "limit",
         "resample",
         "max_prep_workers",
         "prep_labels",

@@ -51,7 +51,7 @@ from mbaas.core.layout import StagingLimits
 from mbaas.core.state import StagingState
 from mbaas.dataset import read_coco, read_huggingface, read_images, read_manifest, read_webdataset
 from mbaas.dataset.bounded import bounded
-from mbaas.dataset.location import locate
+from mbaas.dataset.storage.location import locate
 from mbaas.errors import ConfigError, ConsumerRemovedError, MbaasError, PrepFailedError
 from mbaas.fields import Arrays, Packed
 from mbaas.messages import (
@@ -285,7 +285,7 @@ def shards(folder: Path) -> Case:
         file.write_bytes(content)
         with _expected():
             data = read_webdataset(
-                file, label=chance.choice(("cls", "kind", None)), fields=chance.choice(([], ["age"]))
+                file, label_column=chance.choice(("cls", "kind", None)), fields=chance.choice(([], ["age"]))
             )
             reader = data.reader()
             for sample, length in enumerate(data.lengths(np.arange(len(data))).tolist()):
@@ -365,12 +365,14 @@ def manifest(folder: Path) -> Case:
         path = folder / f"table{ending}"
         path.write_bytes(good if chance.random() < 0.3 else damaged(chance, good, [*encoded.values()]))
         columns = [None, "uri", "label", "age", "box", "bytes", "no"]
-        given: dict[str, Any] = {name: chance.choice(columns) for name in ("label", "length") if chance.random() < 0.5}
+        given: dict[str, Any] = {
+            name: chance.choice(columns) for name in ("label_column", "length_column") if chance.random() < 0.5
+        }
         if chance.random() < 0.3:
-            given["uri"] = chance.choice(columns[1:])
+            given["uri_column"] = chance.choice(columns[1:])
         with _expected():
             data = bounded(read_manifest(path, **given), MAX_FILE_BYTES)
-            data = chance.choice((data, data.split(chance.random())[0], data.take(chance.randrange(7))))
+            data = chance.choice((data, data.split(chance.random())[0], data.limit(chance.randrange(7))))
             ids = np.arange(len(data))
             assert len(ids)
             assert all(len(array) == len(ids) for array in data.values(ids).values())

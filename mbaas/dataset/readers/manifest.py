@@ -11,12 +11,12 @@ import pyarrow as pa
 import pyarrow.fs
 
 from mbaas.dataset.base import Dataset
-from mbaas.dataset.columns import Columns
-from mbaas.dataset.faults import said
-from mbaas.dataset.location import Location, locate
-from mbaas.dataset.named_files import NamedFiles
+from mbaas.dataset.readers.columns import Columns, checked_fields
+from mbaas.dataset.readers.table_files import TableError, parse_csv, parse_json
+from mbaas.dataset.storage.faults import message_of
+from mbaas.dataset.storage.files import NamedFiles
+from mbaas.dataset.storage.location import Location, locate
 from mbaas.dataset.table import TableDataset, fingerprint_of, table_of
-from mbaas.dataset.table_files import TableError, parse_csv, parse_json
 from mbaas.errors import ConfigError, DatasetError
 from mbaas.fields import LABEL
 
@@ -34,10 +34,10 @@ _FORMATS = {
 def read_manifest(
     path: str | os.PathLike[str],
     *,
-    uri: str = "uri",
-    label: str | None = None,
+    uri_column: str = "uri",
+    label_column: str | None = None,
     fields: Sequence[str] | None = None,
-    length: str | None = None,
+    length_column: str | None = None,
     root: str | os.PathLike[str] | None = None,
     encoding: str | None = None,
     filesystem: pyarrow.fs.FileSystem | None = None,
@@ -56,13 +56,13 @@ def read_manifest(
 
     Args:
         path: the table: a local path, or a URI that `pyarrow.fs` opens.
-        uri: column with paths or URIs of the files; relative ones begin at ``root``.
-        label: column that becomes ``label`` in minibatches; default: the column "label", if there is one. The distinct
-            values of a string column, sorted, become the classes (`Dataset.class_names`), and labels are int64 indices
-            into them. Without a label column, minibatches have no ``label``.
+        uri_column: column with paths or URIs of the files; relative ones begin at ``root``.
+        label_column: column that becomes ``label`` in minibatches; default: the column "label", if there is one.
+            The distinct values of a string column, sorted, become the classes (`Dataset.class_names`), and labels are
+            int64 indices into them. Without a label column, minibatches have no ``label``.
         fields: further columns for minibatches; default: all numeric ones. String columns are integer-encoded as int64;
             `Field.categories` and `Loader.categories` list their distinct strings, sorted.
-        length: column with the files' lengths in bytes; default: they are looked up, a thousand at a time.
+        length_column: column with the files' lengths in bytes; default: they are looked up, a thousand at a time.
         root: folder of the files; default: the table's folder or, for absolute paths and URIs, their common prefix.
         encoding: of a CSV or JSON file, such as "latin-1"; default: UTF-8.
         filesystem: file system of the table and ``root``, for credentials or file systems that a URI cannot express.
@@ -72,19 +72,21 @@ def read_manifest(
         DatasetError: the table cannot be read, has no rows, or lacks a value; or a file does not exist, is not a
             regular file, or is not below ``root``.
     """
-    if isinstance(fields, str):
-        raise ConfigError(f"fields must be a list of columns, such as [{fields!r}], got {fields!r}", option="fields")
+    fields = checked_fields(fields)
     where = locate(path, filesystem)
-    table = _read_table(where, texts={uri}, encoding=encoding)
+    table = _read_table(where, texts={uri_column}, encoding=encoding)
     columns = Columns(where.root, table)
-    uris = columns.text(uri)
-    taken = {uri, *([length] if length is not None else [])}
-    label = label if label is not None else LABEL.name if LABEL.name in table.column_names else None
+    uris = columns.text(uri_column)
+    taken = {uri_column, length_column}
+    if label_column is None and LABEL.name in table.column_names:
+        label_column = LABEL.name
     if fields is None:
-        fields = [name for name in table.column_names if name not in {*taken, label} and columns.has_numbers(name)]
-    class_names, known = columns.fields(label, fields)
+        fields = [
+            name for name in table.column_names if name not in {*taken, label_column} and columns.has_numbers(name)
+        ]
+    class_names, known = columns.fields(label_column, fields)
     files = NamedFiles.of(where, uris, root, filesystem)
-    lengths = files.lengths() if length is None else columns.lengths(length)
+    lengths = files.lengths() if length_column is None else columns.lengths(length_column)
     names = pa.array(files.names, pa.large_string())
     whole = table_of([names, pa.array(np.zeros(len(uris), np.int64)), lengths], known)
     return TableDataset(
@@ -107,7 +109,7 @@ def _read_table(where: Location, *, texts: Collection[str], encoding: str | None
     except TableError as error:
         raise DatasetError(f"cannot read the manifest {where.root}: {error}") from None
     except (OSError, pa.ArrowException) as error:
-        raise DatasetError(f"cannot read the manifest {where.root}: {said(error)}") from error
+        raise DatasetError(f"cannot read the manifest {where.root}: {message_of(error)}") from error
     if not len(table):
         raise DatasetError(f"the manifest {where.root} has no rows")
     try:

@@ -12,8 +12,9 @@ from typing import Any, BinaryIO
 import pyarrow.fs
 
 from mbaas.dataset.base import Dataset
-from mbaas.dataset.shard_index import FoundSample, LeftOut, checked_names, indexed_once
-from mbaas.dataset.tar_index import Member, TarSample, tar_samples
+from mbaas.dataset.readers.columns import checked_fields
+from mbaas.dataset.readers.shards import FoundSample, LeftOut, indexed_once
+from mbaas.dataset.readers.tar_index import Member, TarSample, tar_samples
 from mbaas.errors import ConfigError, DatasetError, shown
 
 IMAGE_ENDINGS = ("jpg", "jpeg", "png", "webp")
@@ -24,10 +25,10 @@ _CLS_COLUMN = ".cls"  # differs from any JSON key, which may be "cls"
 
 
 def read_webdataset(
-    shards: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     *,
-    image: str | Sequence[str] = IMAGE_ENDINGS,
-    label: str | None = _CLS,
+    image_column: str | Sequence[str] = IMAGE_ENDINGS,
+    label_column: str | None = _CLS,
     fields: Sequence[str] = (),
     filesystem: pyarrow.fs.FileSystem | None = None,
     listing: str | os.PathLike[str] | None = None,
@@ -41,12 +42,12 @@ def read_webdataset(
     bytes that are not a tar file. If a shard's size changes later, its samples are bad.
 
     Args:
-        shards: a local path, or a URI that `pyarrow.fs` opens; a pattern with braces for several shards, such as
+        path: a local path, or a URI that `pyarrow.fs` opens; a pattern with braces for several shards, such as
             ``train-{000000..000127}.tar`` or ``{a,b}.tar``; or a list of both. All are in one file system.
-        image: endings of image names without the first dot; case does not matter. Each sample has exactly one image.
-            For audio and array pipelines, their endings, such as ``"flac"`` or ``"npy"``.
-        label: ``cls`` for the member with this ending, an integer as text; otherwise a key of the JSON object in the
-            member that ends in ``.json``. Distinct strings, sorted, become the classes (`Dataset.class_names`), and
+        image_column: endings of image names without the first dot; case does not matter. Each sample has exactly one
+            image. For audio and array pipelines, their endings, such as ``"flac"`` or ``"npy"``.
+        label_column: ``cls`` for the member with this ending, an integer as text; otherwise a key of the JSON object in
+            the member that ends in ``.json``. Distinct strings, sorted, become the classes (`Dataset.class_names`), and
             labels are int64 indices into them. None: minibatches have no ``label``.
         fields: further keys of the JSON object that become fields of minibatches, with values that `read_manifest`
             accepts.
@@ -60,14 +61,14 @@ def read_webdataset(
             or lacks a label or field. The message names the shard and the sample. Also if ``listing`` cannot be read or
             written, is damaged, or belongs to other shards or options.
     """
-    wanted = _Wanted(_checked_endings(image), label, checked_names(fields, "keys"))
+    wanted = _Wanted(_checked_endings(image_column), label_column, checked_fields(fields, "keys") or ())
     return indexed_once(
-        shards,
+        path,
         filesystem,
         listing,
         writer="read_webdataset",
-        asked={"image": wanted.images, "label": label, "fields": wanted.fields},
-        label=_CLS_COLUMN if label == _CLS else label,
+        asked={"image_column": wanted.images, "label_column": label_column, "fields": wanted.fields},
+        label=_CLS_COLUMN if label_column == _CLS else label_column,
         fields=wanted.fields,
         columns=wanted.columns,
         find=partial(_samples_of, wanted=wanted),
@@ -107,11 +108,11 @@ class _Wanted:
 def _checked_endings(image: str | Sequence[str]) -> tuple[str, ...]:
     endings = (image,) if isinstance(image, str) else tuple(image)
     if not endings:
-        raise ConfigError("image must name at least one ending, such as 'jpg', got none", option="image")
+        raise ConfigError("image_column must name at least one ending, such as 'jpg', got none", option="image_column")
     for ending in endings:
         if not isinstance(ending, str) or not ending or ending.startswith(".") or "/" in ending:
-            message = f"image must have endings without their first dot, such as 'jpg', got {shown(ending)}"
-            raise ConfigError(message, option="image")
+            message = f"image_column must have endings without their first dot, such as 'jpg', got {shown(ending)}"
+            raise ConfigError(message, option="image_column")
     return tuple(ending.lower() for ending in endings)
 
 
@@ -133,14 +134,14 @@ def _image_of(sample: TarSample, shard: str, images: tuple[str, ...]) -> Member:
     has = f"has {len(sample.images) or 'no'} images instead of one"
     raise DatasetError(
         f"{shard}: the sample {sample.key!a} {has}: its members end in {there}, and images in "
-        f"{', '.join(f'.{ending}' for ending in images)}; name others with image="
+        f"{', '.join(f'.{ending}' for ending in images)}; name others with image_column="
     )
 
 
 def _values_of(sample: TarSample, shard: str, wanted: _Wanted) -> dict[str, Any]:
     for ending in wanted.members:
         if ending not in sample.contents:
-            hint = "; label=None leaves labels out" if ending == _CLS else ""
+            hint = "; label_column=None leaves labels out" if ending == _CLS else ""
             raise DatasetError(f"{shard}: the sample {sample.key!a} has no member that ends in .{ending}{hint}")
     found: dict[str, Any] = {}
     if _CLS in wanted.members:

@@ -1,7 +1,7 @@
 """Retries after transient storage errors: bounded attempts, exponential backoff with full jitter.
 
-`tenacity` implements the retries. `mbaas.dataset.faults` classifies errors, and `RetryPolicy` sets the limits. A cache
-node, whose threads must not wait, has its own retries (`mbaas.cache.troubles`).
+`tenacity` implements the retries, `mbaas.dataset.storage.faults` classifies errors, and `RetryPolicy` sets the limits.
+A cache node, whose threads must not wait, has its own retries (`mbaas.cache.troubles`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tenacity import (
 )
 
 from mbaas.dataset.base import SampleReader
-from mbaas.dataset.faults import may_pass
+from mbaas.dataset.storage.faults import may_pass
 from mbaas.errors import BadSampleError, ConfigError, StorageError
 from mbaas.units import counted, seconds
 

@@ -10,16 +10,17 @@ from typing import Any, BinaryIO
 import pyarrow.fs
 
 from mbaas.dataset.base import Dataset
-from mbaas.dataset.shard_index import FoundSample, checked_names, indexed_once
-from mbaas.dataset.tf_example import Span, features_of, records
+from mbaas.dataset.readers.columns import checked_fields
+from mbaas.dataset.readers.shards import FoundSample, indexed_once
+from mbaas.dataset.readers.tf_example import Span, features_of, records
 from mbaas.errors import DatasetError
 
 
 def read_tfrecord(
-    shards: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     *,
-    image: str = "image/encoded",
-    label: str | None = "image/class/label",
+    image_column: str = "image/encoded",
+    label_column: str | None = "image/class/label",
     fields: Sequence[str] = (),
     filesystem: pyarrow.fs.FileSystem | None = None,
     listing: str | os.PathLike[str] | None = None,
@@ -35,11 +36,11 @@ def read_tfrecord(
     field of lists, as in `read_manifest`.
 
     Args:
-        shards: a local path, or a URI that `pyarrow.fs` opens; a pattern with braces for several files, such as
+        path: a local path, or a URI that `pyarrow.fs` opens; a pattern with braces for several files, such as
             ``train-{00000..01023}-of-01024``; or a list of both. All are in one file system.
-        image: feature with the bytes of an encoded image, exactly one per sample. For audio and array pipelines, the
-            feature with their bytes, such as ``"x"`` of CosmoFlow volumes, which `DecodeArray` reads as raw.
-        label: feature with the label, a number or a string. Distinct strings, sorted, become the classes
+        image_column: feature with the bytes of an encoded image, exactly one per sample. For audio and array pipelines,
+            the feature with their bytes, such as ``"x"`` of CosmoFlow volumes, which `DecodeArray` reads as raw.
+        label_column: feature with the label, a number or a string. Distinct strings, sorted, become the classes
             (`Dataset.class_names`), and labels are int64 indices into them. None: minibatches have no ``label``.
         fields: features that become fields of minibatches: numbers, or strings as in `read_manifest`.
         filesystem: file system of the files, for credentials or file systems that a URI cannot express.
@@ -52,18 +53,18 @@ def read_tfrecord(
             no image or several, or lacks a label or field. The message names the file and the record. Also if
             ``listing`` cannot be read or written, is damaged, or belongs to other files or options.
     """
-    known = checked_names(fields, "features")
-    columns = tuple(dict.fromkeys([*([label] if label is not None else []), *known]))
+    known = checked_fields(fields, "features") or ()
+    columns = tuple(dict.fromkeys([*([label_column] if label_column is not None else []), *known]))
     return indexed_once(
-        shards,
+        path,
         filesystem,
         listing,
         writer="read_tfrecord",
-        asked={"image": image, "label": label, "fields": known},
-        label=label,
+        asked={"image_column": image_column, "label_column": label_column, "fields": known},
+        label=label_column,
         fields=known,
         columns=columns,
-        find=partial(_samples_of, image=image, columns=columns),
+        find=partial(_samples_of, image=image_column, columns=columns),
         single_values=True,
     )
 

@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 from pyarrow.fs import FileSelector, FileType
 
 from mbaas.dataset.base import Dataset
-from mbaas.dataset.faults import s3_attempts, said
-from mbaas.dataset.kept_listing import Listing, listed_once
-from mbaas.dataset.location import Location, join, locate
+from mbaas.dataset.readers.listing import Listing, listed_once
+from mbaas.dataset.storage.faults import message_of, s3_attempts
+from mbaas.dataset.storage.location import Location, join, locate
 from mbaas.dataset.table import fingerprint_of, table_of
 from mbaas.errors import ConfigError, DatasetError
 from mbaas.fields import LABEL
@@ -60,7 +60,7 @@ class FileKind:
 
 def list_tree(
     kind: FileKind,
-    uri: str | os.PathLike[str],
+    path: str | os.PathLike[str],
     filesystem: pyarrow.fs.FileSystem | None,
     extensions: Sequence[str],
     listing: str | os.PathLike[str] | None,
@@ -72,11 +72,11 @@ def list_tree(
 
     Args:
         kind: kind of the files.
-        classes: whether the folders directly below ``uri`` are classes; otherwise samples have no label.
+        classes: whether the folders directly below ``path`` are classes; otherwise samples have no label.
         asked: further options, besides ``extensions``, that a saved listing must match.
     """
     endings = _checked_endings(extensions)
-    where = locate(uri, filesystem)
+    where = locate(path, filesystem)
     where = replace(where, filesystem=s3_attempts(where.filesystem, _S3_ATTEMPTS))
     options = {"extensions": endings, **(asked or {})}
 
@@ -246,9 +246,9 @@ def _blaming(folder: str) -> Iterator[None]:
     except DatasetError:
         raise
     except PermissionError as error:
-        raise DatasetError(f"cannot list {folder}: expected a folder that may be read; {said(error)}") from error
+        raise DatasetError(f"cannot list {folder}: expected a folder that may be read; {message_of(error)}") from error
     except Exception as error:  # third-party file systems raise any exception
-        raise DatasetError(f"cannot list {folder}: {said(error)}") from error
+        raise DatasetError(f"cannot list {folder}: {message_of(error)}") from error
 
 
 def _refuse_empty(where: Location, folders: list[_FolderListing], endings: tuple[str, ...]) -> None:

@@ -5,20 +5,19 @@ from __future__ import annotations
 import io
 import mmap
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.fs
 
-from mbaas.dataset.faults import said
-from mbaas.dataset.location import Location, join
+from mbaas.dataset.storage.faults import message_of
+from mbaas.dataset.storage.location import Location, join
 from mbaas.errors import DatasetError
 
 _CONTINUES = 0xFFFFFFFF  # begins each message
-_HEADER, _BODY_BYTES = 2, 3  # fields of a message: its type, and the length of its body
-_COMPRESSION = 3  # field of a record batch; in a dictionary batch it is the field after its `data`
+_HEADER, _COMPRESSION = 2, 3  # numbers of fields: a message's header, and a record batch's compression
 _BUFFER_BYTES = 16 << 10
 """Bytes read per message: its small columns are read with it and need no further request."""
 
@@ -38,8 +37,8 @@ class StreamTable:
 def read_stream(where: Location, name: str, *, columns: Sequence[str], without: str) -> StreamTable | None:
     """Read ``columns`` of an Arrow IPC stream file, and the column ``without`` except for its bytes.
 
-    Only the required byte ranges are read, so it is fast even for a file of large images in a bucket. The format is
-    defined by Arrow's Message.fbs and "Encapsulated message format" in its columnar format.
+    Only the required byte ranges are read, so it is fast even for a file of large images in a bucket. pyarrow itself
+    would read whole messages.
 
     Args:
         where, name: the file's folder, and its name there.
@@ -56,7 +55,7 @@ def read_stream(where: Location, name: str, *, columns: Sequence[str], without: 
     try:
         with where.filesystem.open_input_file(join(where.base, name)) as raw:
             file = _Sparse(io.BufferedReader(raw, _BUFFER_BYTES), raw.size())
-            if any(_is_compressed(message) for message in _messages(file)):
+            if not _read_metadata(file):
                 return None
             table = pa.ipc.open_stream(file.buffer).read_all()
             for column in (*columns, without):
@@ -70,7 +69,7 @@ def read_stream(where: Location, name: str, *, columns: Sequence[str], without: 
     except (DatasetError, MemoryError):
         raise
     except Exception as error:  # third-party file systems raise any exception
-        raise DatasetError(f"{path} is no Arrow IPC stream, or cannot be read: {said(error)}") from error
+        raise DatasetError(f"{path} is no Arrow IPC stream, or cannot be read: {message_of(error)}") from error
 
 
 class _Sparse:
@@ -96,53 +95,37 @@ class _Sparse:
                 self.fetch(buffer.address - self.buffer.address, buffer.size)
 
 
-def _messages(file: _Sparse) -> Iterator[memoryview]:
-    """Yield the metadata of all messages."""
-    at = 0
+def _read_metadata(file: _Sparse) -> bool:
+    """Read the metadata of all messages; return False if one is compressed."""
+    messages, at = pa.BufferReader(file.buffer), 0
     while at < file.nbytes:
         begins, nbytes = struct.unpack("<Ii", file.fetch(at, 8))
         if begins != _CONTINUES:
             raise ValueError(f"no message is at byte {at:,}")
         if not nbytes:
-            return
-        metadata = file.fetch(at + 8, nbytes)
-        yield metadata
-        place = _field(metadata, _root(metadata), _BODY_BYTES)
-        body_bytes = _unpacked("<q", metadata, place) if place else 0
-        if body_bytes < 0:
-            raise ValueError(f"it is damaged: at byte {at:,} a message would end before it begins")
-        at += 8 + nbytes + body_bytes
+            break
+        file.fetch(at + 8, nbytes)
+        message = pa.ipc.read_message(messages)  # verifies the metadata; does not touch the body
+        if message.type == "record batch" and _is_compressed(memoryview(message.metadata)):
+            return False
+        at = messages.tell()
+    return True
 
 
 def _is_compressed(metadata: memoryview) -> bool:
-    place = _field(metadata, _root(metadata), _HEADER)
-    if not place:
-        return False
-    header = place + _unpacked("<I", metadata, place)
-    return bool(_unpacked("<B", metadata, _field(metadata, _root(metadata), 1)) == 3) and bool(
-        _field(metadata, header, _COMPRESSION)
-    )
-
-
-# A flatbuffer consists of tables. Each begins with the distance back to a list of its fields' offsets.
-
-
-def _root(metadata: memoryview) -> int:
-    return _unpacked("<I", metadata, 0)
+    # pyarrow does not tell. The metadata is a flatbuffer of tables; a position in it is relative to itself.
+    (message,) = struct.unpack_from("<I", metadata)
+    header = _field(metadata, message, _HEADER)
+    (batch,) = struct.unpack_from("<I", metadata, header)
+    return _field(metadata, header + batch, _COMPRESSION) != 0
 
 
 def _field(metadata: memoryview, table: int, number: int) -> int:
     """Return the position of a table's field; 0 if absent."""
-    fields = table - _unpacked("<i", metadata, table)
-    entry = 4 + 2 * number
-    place = _unpacked("<H", metadata, fields + entry) if entry < _unpacked("<H", metadata, fields) else 0
-    return table + place if place else 0
-
-
-def _unpacked(form: str, metadata: memoryview, place: int) -> int:
-    if place < 0:
-        raise ValueError("it is damaged: the metadata of a message point outside of it")
-    return int(struct.unpack_from(form, metadata, place)[0])
+    fields = table - struct.unpack_from("<i", metadata, table)[0]
+    entry, (nbytes,) = 4 + 2 * number, struct.unpack_from("<H", metadata, fields)
+    (offset,) = struct.unpack_from("<H", metadata, fields + entry) if entry < nbytes else (0,)
+    return table + offset if offset else 0
 
 
 def _all_but_bytes(chunk: pa.Array) -> list[pa.Buffer | None]:

@@ -13,14 +13,13 @@ import pyarrow as pa
 import pyarrow.fs
 
 from mbaas.dataset.base import Dataset
-from mbaas.dataset.columns import gathered
-from mbaas.dataset.faults import s3_attempts, said
-from mbaas.dataset.file_infos import S3_ATTEMPTS
-from mbaas.dataset.kept_listing import Listing, listed_once
-from mbaas.dataset.location import Location, join
-from mbaas.dataset.shard_names import locate_shards, look_up
-from mbaas.dataset.table import IN_SHARD, PLACE, fingerprint_of, table_of
-from mbaas.errors import ConfigError, DatasetError
+from mbaas.dataset.readers.columns import gathered
+from mbaas.dataset.readers.listing import Listing, listed_once
+from mbaas.dataset.storage.faults import message_of, s3_attempts
+from mbaas.dataset.storage.files import locate_shards, look_up
+from mbaas.dataset.storage.location import IN_SHARD, S3_ATTEMPTS, Location, join
+from mbaas.dataset.table import PLACE, fingerprint_of, table_of
+from mbaas.errors import DatasetError
 from mbaas.fields import LABEL
 from mbaas.progress import track
 
@@ -97,13 +96,6 @@ def indexed_once(
     return found.dataset(where, {name: nbytes for name, nbytes, _ in files})
 
 
-def checked_names(fields: Sequence[str], what: str) -> tuple[str, ...]:
-    """Return field names as a tuple; raise ConfigError for a single string."""
-    if isinstance(fields, str):
-        raise ConfigError(f"fields must be a list of {what}, such as [{fields!r}], got {fields!r}", option="fields")
-    return tuple(fields)
-
-
 def _look_through(
     where: Location, files: list[list[Any]], columns: Sequence[str], find: Find
 ) -> list[tuple[pa.Table, pa.Table]]:
@@ -146,7 +138,7 @@ def _look_through_one(
     except DatasetError:
         raise
     except Exception as error:  # third-party file systems raise any exception
-        raise DatasetError(f"cannot read {shard}: {said(error)}") from error
+        raise DatasetError(f"cannot read {shard}: {message_of(error)}") from error
     offsets, lengths = zip(*spans, strict=True) if spans else ((), ())
     places = [pa.array(column, each.type) for column, each in zip((uris, offsets, lengths), PLACE, strict=True)]
     found = pa.table({column: _array_of(shard, column, each) for column, each in values.items()})
@@ -157,4 +149,4 @@ def _array_of(shard: str, column: str, values: list[Any]) -> pa.Array:
     try:
         return pa.array(values)
     except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
-        raise DatasetError(f"{shard}: the values of {column!r} cannot be one column: {said(error)}") from None
+        raise DatasetError(f"{shard}: the values of {column!r} cannot be one column: {message_of(error)}") from None

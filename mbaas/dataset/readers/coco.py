@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 from pyarrow.fs import FileType
 
 from mbaas.dataset.base import Dataset
-from mbaas.dataset.coco_json import read_coco_json
-from mbaas.dataset.faults import said
-from mbaas.dataset.file_infos import file_infos
-from mbaas.dataset.kept_listing import Listing, listed_once
-from mbaas.dataset.location import Location, join, locate
+from mbaas.dataset.readers.coco_json import read_coco_json
+from mbaas.dataset.readers.columns import checked_fields
+from mbaas.dataset.readers.listing import Listing, listed_once
+from mbaas.dataset.storage.faults import message_of
+from mbaas.dataset.storage.location import Location, file_infos, join, locate, missing
 from mbaas.dataset.table import fingerprint_of, table_of
 from mbaas.errors import ConfigError, DatasetError
 from mbaas.fields import ANNOTATED_SIZE, LABELS, Packed
@@ -30,7 +30,7 @@ _FIELDS = ("boxes", LABELS, "area", "iscrowd", "keypoints", "segmentation", "ima
 
 
 def read_coco(
-    annotations: str | os.PathLike[str],
+    path: str | os.PathLike[str],
     images: str | os.PathLike[str],
     *,
     fields: Sequence[str] | None = None,
@@ -64,14 +64,14 @@ def read_coco(
     plus a copy in the object store of each node. The other fields take about 40 bytes per object.
 
     Args:
-        annotations: the JSON file: a local path, or a URI that `pyarrow.fs` opens.
+        path: the JSON file: a local path, or a URI that `pyarrow.fs` opens.
         images: path or URI of the folder that contains the images.
         fields: the fields for minibatches; default: as above.
         keep_empty: whether images without annotations are samples, too.
         listing: path or URI of a Parquet file that caches the result. It is written if it does not exist, or if the
             size or time of the JSON file changed. Otherwise it is read instead of the JSON file, without looking up
             images. An image that was removed or changed its length is then a bad sample.
-        filesystem: file system of ``annotations`` and ``images``, for credentials or file systems that a URI cannot
+        filesystem: file system of ``path`` and ``images``, for credentials or file systems that a URI cannot
             express.
 
     Raises:
@@ -80,7 +80,7 @@ def read_coco(
             not below ``images``.
     """
     asked = _asked(fields)
-    where, root = locate(annotations, filesystem), locate(images, filesystem)
+    where, root = locate(path, filesystem), locate(images, filesystem)
     file = _look_up(where)
     options = {"annotations": where.root, "fields": asked, "keep_empty": bool(keep_empty), "sizes": True}
 
@@ -101,10 +101,9 @@ def read_coco(
 
 
 def _asked(fields: Sequence[str] | None) -> tuple[str, ...] | None:
+    fields = checked_fields(fields, "names")
     if fields is None:
         return None
-    if isinstance(fields, str):
-        raise ConfigError(f"fields must be a list of names, such as [{fields!r}], got {fields!r}", option="fields")
     for field in fields:
         if field not in _FIELDS:
             raise ConfigError(f"fields must be of {', '.join(_FIELDS)}, got {field!r}", option="fields")
@@ -114,9 +113,8 @@ def _asked(fields: Sequence[str] | None) -> tuple[str, ...] | None:
 def _look_up(where: Location) -> list[Any]:
     """Return size in bytes and modification time in ns since 1970 (if known), to detect changes."""
     (info,) = file_infos(Location(where.filesystem, "", where.root), [where.base])
-    if info.type != FileType.File:
-        what = "is not there" if info.type == FileType.NotFound else "is no file"
-        raise DatasetError(f"the annotations {where.root}: {what}")
+    if why := missing(info):
+        raise DatasetError(f"the annotations {where.root}: {why}")
     return [info.size, info.mtime_ns]
 
 
@@ -127,7 +125,7 @@ def _read(
         with where.filesystem.open_input_file(where.base) as stream:
             content = stream.read_buffer()
     except Exception as error:  # third-party file systems raise any exception
-        raise DatasetError(f"cannot read the annotations {where.root}: {said(error)}") from error
+        raise DatasetError(f"cannot read the annotations {where.root}: {message_of(error)}") from error
     found = read_coco_json(content, where.root, asked)
     counts = np.diff(found.bounds)
     rows = np.arange(len(counts)) if keep_empty else np.flatnonzero(counts)
@@ -208,8 +206,7 @@ def _lengths(where: Location, root: Location, names: list[str]) -> pa.Array:
         if "://" in name or name.startswith("/") or ".." in name.split("/") or not name:
             raise DatasetError(f"{where.root} must name images below {root.root}, got {name!r}")
     infos = file_infos(root, names)
-    gone = [row for row, info in enumerate(infos) if info.type != FileType.File or info.size is None]
-    if gone:
+    if gone := [row for row, info in enumerate(infos) if missing(info)]:
         raise DatasetError(
             f"{len(gone)} of {len(infos)} images of {where.root} are not there, the first one "
             f"{join(root.root, names[gone[0]])}"

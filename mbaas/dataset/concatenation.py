@@ -40,8 +40,8 @@ def concat(datasets: Iterable[Dataset]) -> Dataset:
     for part in parts:
         if part.stored is not part:
             raise ConfigError(
-                f"the samples of {part.root} are drawn anew in each epoch: join datasets before you draw, or draw with "
-                "each_epoch=False"
+                f"the samples of {part.root} are drawn again in each epoch: concatenate datasets before you draw, or "
+                "draw with each_epoch=False"
             )
     fingerprints = " + ".join(part.fingerprint for part in parts)
     roots = list(dict.fromkeys(part.root for part in parts))

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, BinaryIO, NamedTuple
 
-from mbaas.dataset.faults import said
-from mbaas.dataset.shard_index import LeftOut
+from mbaas.dataset.readers.shards import LeftOut
+from mbaas.dataset.storage.faults import message_of
 from mbaas.errors import DatasetError
 
 _NAME = re.compile(r"((?:.*/)?[^./]+)\.([^/]*)", re.DOTALL)
@@ -199,7 +199,7 @@ class _Headers:
         except (DatasetError, OSError):
             raise
         except Exception as error:  # invalid headers also raise exceptions other than tarfile's
-            raise DatasetError(f"{shard} is no tar file, or it is damaged: {said(error)}") from error
+            raise DatasetError(f"{shard} is no tar file, or it is damaged: {message_of(error)}") from error
         # tarfile also ends at an invalid header, without an error.
         self._file.seek(tar.offset)
         block = self._file.read(tarfile.BLOCKSIZE)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pyarrow.fs
 
 from mbaas.dataset.base import Dataset
-from mbaas.dataset.tree import FileKind, list_tree
+from mbaas.dataset.readers.tree import FileKind, list_tree
 
 IMAGE_EXTENSIONS = (
     ".jpg", ".jpeg", ".jpe", ".jfif", ".jfi", ".jif", ".pjpeg", ".pjp", ".png", ".apng", ".webp", ".bmp", ".dib",
@@ -31,7 +31,7 @@ _ARRAYS = FileKind("read_arrays", "arrays", "ill/1.npy, well/2.npy", ARRAY_EXTEN
 
 
 def read_images(
-    uri: str | os.PathLike[str],
+    path: str | os.PathLike[str],
     *,
     classes: bool = True,
     filesystem: pyarrow.fs.FileSystem | None = None,
@@ -40,12 +40,12 @@ def read_images(
 ) -> Dataset:
     """List the images of a class-per-folder tree, or of any tree, without reading them.
 
-    The rules follow torchvision's `ImageFolder`. The folders directly below `uri` are the classes, labelled in
+    The rules follow torchvision's `ImageFolder`. The folders directly below `path` are the classes, labelled in
     the order of their sorted names. An image may be at any depth below its class. The images of a class are ordered by
     folder, then by name.
 
     Links are followed, except to a folder that contains them. Broken links, hidden files and folders (`.name`), files
-    directly below `uri`, files with other endings, pipes and devices are left out. Unless `extensions` is given, a
+    directly below `path`, files with other endings, pipes and devices are left out. Unless `extensions` is given, a
     warning counts files with other endings, except notes and annotations such as ``.txt``. Another warning counts
     images whose names are not UTF-8, because a URI cannot express them.
 
@@ -56,29 +56,29 @@ def read_images(
     one class (eight classes if remote). `tests/dataset/test_scale.py` measures it.
 
     Args:
-        uri: a local path, or a URI that `pyarrow.fs` opens (`s3://bucket/train`, `gs://`, `hdfs://`, `file://`); with
+        path: a local path, or a URI that `pyarrow.fs` opens (`s3://bucket/train`, `gs://`, `hdfs://`, `file://`); with
             `filesystem`, a path within it.
-        classes: whether the folders directly below `uri` are the classes. If not, images may be at any depth, including
-            directly below `uri`, and have no label.
-        filesystem: file system of `uri`, for credentials or file systems that a URI cannot express.
+        classes: whether the folders directly below `path` are the classes. If not, images may be at any depth, also
+            directly below `path`, and have no label.
+        filesystem: file system of `path`, for credentials or file systems that a URI cannot express.
         extensions: endings of image names, each with its dot; case does not matter.
         listing: path or URI of a Parquet file that caches the listing. It is written if it does not exist. Otherwise it
             is read instead of listing the tree, which takes a second for a million images. Later changes go unnoticed:
             an image that was removed or changed its length is a bad sample. Delete the file to list again.
 
     Raises:
-        DatasetError: `uri` does not exist or is not a folder, there are no class folders, a class has no images, or a
+        DatasetError: `path` does not exist or is not a folder, there are no class folders, a class has no images, or a
             folder cannot be listed or is reached by links in more than a thousand ways. Also if `listing` cannot be
             read or written, is damaged, or belongs to another root or other endings.
         ConfigError: `extensions` is empty, or an ending lacks its dot.
     """
     # Listings saved by earlier versions have classes, but no such option.
     asked = None if classes else {"classes": False}
-    return list_tree(_IMAGES, uri, filesystem, extensions, listing, classes=classes, asked=asked)
+    return list_tree(_IMAGES, path, filesystem, extensions, listing, classes=classes, asked=asked)
 
 
 def read_audio(
-    uri: str | os.PathLike[str],
+    path: str | os.PathLike[str],
     *,
     classes: bool = True,
     filesystem: pyarrow.fs.FileSystem | None = None,
@@ -90,10 +90,10 @@ def read_audio(
     `read_images` documents the selection and order of files.
 
     Args:
-        uri: a local path, or a URI that `pyarrow.fs` opens; with `filesystem`, a path within it.
-        classes: whether the folders directly below `uri` are the classes. If not, files may be at any depth, and have
+        path: a local path, or a URI that `pyarrow.fs` opens; with `filesystem`, a path within it.
+        classes: whether the folders directly below `path` are the classes. If not, files may be at any depth, and have
             no label.
-        filesystem: file system of `uri`, for credentials or file systems that a URI cannot express.
+        filesystem: file system of `path`, for credentials or file systems that a URI cannot express.
         extensions: endings of audio file names, each with its dot; case does not matter.
         listing: a Parquet file that caches the listing, as in `read_images`.
 
@@ -101,11 +101,11 @@ def read_audio(
         DatasetError: as for `read_images`.
         ConfigError: `extensions` is empty, or an ending lacks its dot.
     """
-    return list_tree(_AUDIO, uri, filesystem, extensions, listing, classes=classes, asked={"classes": classes})
+    return list_tree(_AUDIO, path, filesystem, extensions, listing, classes=classes, asked={"classes": classes})
 
 
 def read_arrays(
-    uri: str | os.PathLike[str],
+    path: str | os.PathLike[str],
     *,
     classes: bool = True,
     filesystem: pyarrow.fs.FileSystem | None = None,
@@ -117,10 +117,10 @@ def read_arrays(
     The options of `DecodeArray` describe their format. `read_images` documents the selection and order of files.
 
     Args:
-        uri: a local path, or a URI that `pyarrow.fs` opens; with `filesystem`, a path within it.
-        classes: whether the folders directly below `uri` are the classes. If not, files may be at any depth, and have
+        path: a local path, or a URI that `pyarrow.fs` opens; with `filesystem`, a path within it.
+        classes: whether the folders directly below `path` are the classes. If not, files may be at any depth, and have
             no label.
-        filesystem: file system of `uri`, for credentials or file systems that a URI cannot express.
+        filesystem: file system of `path`, for credentials or file systems that a URI cannot express.
         extensions: endings of array file names, each with its dot, such as ".raw" for raw files; case does not matter.
         listing: a Parquet file that caches the listing, as in `read_images`.
 
@@ -128,4 +128,4 @@ def read_arrays(
         DatasetError: as for `read_images`.
         ConfigError: `extensions` is empty, or an ending lacks its dot.
     """
-    return list_tree(_ARRAYS, uri, filesystem, extensions, listing, classes=classes, asked={"classes": classes})
+    return list_tree(_ARRAYS, path, filesystem, extensions, listing, classes=classes, asked={"classes": classes})

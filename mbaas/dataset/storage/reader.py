@@ -14,7 +14,7 @@ import pyarrow.fs
 from numpy.typing import NDArray
 
 from mbaas.dataset.base import SampleReader, exact_view
-from mbaas.dataset.faults import may_pass, s3_attempts, said
+from mbaas.dataset.storage.faults import may_pass, message_of, s3_attempts
 from mbaas.errors import BadSampleError, StorageError
 
 _GONE = ("NO_SUCH_KEY", "RESOURCE_NOT_FOUND")
@@ -42,8 +42,8 @@ class ByteRange:
 class FileReader(SampleReader):
     """Reads samples that are byte ranges of files. It keeps no file open, so it need not be closed.
 
-    It makes one attempt. Callers that can wait retry (`mbaas.dataset.retry.PatientReader`, and the threads of cache
-    nodes). Retries of the AWS SDK are disabled, so that one place controls pauses and attempts.
+    It makes one attempt. Callers that can wait retry (`PatientReader`, and the threads of cache nodes). Retries of the
+    AWS SDK are disabled, so that one place controls pauses and attempts.
 
     A sample in a remote store takes two requests: the file's size, to detect a changed file, and the bytes. pyarrow can
     skip the first in C++ (`OpenInputFile(FileInfo)`), but not in Python.
@@ -70,7 +70,7 @@ class FileReader(SampleReader):
 
     def _told(self, where: ByteRange, error: Exception) -> BadSampleError:
         # S3 errors carry their cause in the message, other file systems in errno.
-        text = said(error)
+        text = message_of(error)
         if isinstance(error, FileNotFoundError) or any(f"AWS Error {code} " in text for code in _GONE):
             folder, file = self._look(where.path)
             if file:  # a missing mount, for example, was restored after the read

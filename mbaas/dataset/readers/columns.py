@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from mbaas.dataset.faults import said
+from mbaas.dataset.storage.faults import message_of
 from mbaas.dataset.table import integers
 from mbaas.errors import ConfigError, DatasetError, shown
 from mbaas.fields import IMAGE, LABEL, SAMPLE_ID
@@ -34,26 +34,26 @@ class Columns:
 
     def text(self, column: str) -> list[str]:
         """Return the values of a string column."""
-        found = self._texts(column, "uri")
+        found = self._texts(column, "uri_column")
         if not is_text(found.type):
-            raise ConfigError(f"column {column!r} of {self.name} must be text, got {found.type}", option="uri")
+            raise ConfigError(f"column {column!r} of {self.name} must be text, got {found.type}", option="uri_column")
         return [str(value) for value in found.to_pylist()]
 
     def label(self, column: str) -> tuple[tuple[str, ...], dict[str, pa.Array]]:
         """Return class names, empty unless the labels are strings, and the labels."""
-        found = self._texts(column, "label")
+        found = self._texts(column, "label_column")
         if not is_text(found.type):
-            return (), {LABEL.name: self.numbers(column, "label")}
+            return (), {LABEL.name: self.numbers(column, "label_column")}
         texts = _numbered(found)
         return tuple(texts.dictionary.to_pylist()), {LABEL.name: texts.indices}
 
     def lengths(self, column: str) -> pa.Array:
         """Return file lengths."""
-        found = self._of(column, "length")
+        found = self._of(column, "length_column")
         if not pa.types.is_integer(found.type) or pc.min(found).as_py() < 0:
             wanted = "must have whole numbers of bytes, at least 0"
             least = f"the least is {pc.min(found)}" if pa.types.is_integer(found.type) else f"they are {found.type}"
-            raise ConfigError(f"column {column!r} of {self.name} {wanted}: {least}", option="length")
+            raise ConfigError(f"column {column!r} of {self.name} {wanted}: {least}", option="length_column")
         return found.cast(pa.int64())
 
     def fields(self, label: str | None, names: Iterable[str]) -> tuple[tuple[str, ...], dict[str, pa.Array]]:
@@ -117,7 +117,7 @@ class Columns:
             return found.cast(pa.binary()).cast(pa.string())
         except pa.ArrowInvalid as error:
             raise DatasetError(
-                f"column {column!r} of {self.name} has bytes that are not UTF-8: {said(error)}"
+                f"column {column!r} of {self.name} has bytes that are not UTF-8: {message_of(error)}"
             ) from None
 
     def _of(self, column: str, option: str) -> pa.Array:
@@ -135,7 +135,7 @@ class Columns:
         try:
             found.validate(full=True)  # a file may declare bytes as UTF-8 that are not
         except pa.ArrowException as error:
-            raise DatasetError(f"column {column!r} of {self.name} is damaged: {said(error)}") from error
+            raise DatasetError(f"column {column!r} of {self.name} is damaged: {message_of(error)}") from error
         return found
 
 
@@ -199,6 +199,13 @@ def as_numbers(found: pa.Array, *, as_typed: bool = False) -> pa.Array | None:
     return pa.LargeListArray.from_arrays(pa.array(bounds), values)
 
 
+def checked_fields(fields: Sequence[str] | None, of: str = "columns") -> tuple[str, ...] | None:
+    """Return field names as a tuple; raise ConfigError for a single string."""
+    if isinstance(fields, str):
+        raise ConfigError(f"fields must be a list of {of}, such as [{fields!r}], got {fields!r}", option="fields")
+    return None if fields is None else tuple(fields)
+
+
 def gathered(name: str, parts: Sequence[tuple[pa.Table, pa.Table]]) -> tuple[list[pa.Array], Columns]:
     """Concatenate the results of all shards: the columns of `PLACE`, and the value columns.
 
@@ -214,5 +221,7 @@ def gathered(name: str, parts: Sequence[tuple[pa.Table, pa.Table]]) -> tuple[lis
         # One shard may have 1 where another has 1.5.
         values = pa.concat_tables([value for _, value in parts], promote_options="permissive").combine_chunks()
     except pa.ArrowException as error:
-        raise DatasetError(f"{name}: a column has values of another kind in another shard: {said(error)}") from error
+        raise DatasetError(
+            f"{name}: a column has values of another kind in another shard: {message_of(error)}"
+        ) from error
     return [column.chunk(0) for column in places.columns], Columns(name, values)

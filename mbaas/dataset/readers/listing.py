@@ -12,8 +12,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.fs
 
-from mbaas.dataset.columns import as_numbers
-from mbaas.dataset.location import Location, locate, written_whole
+from mbaas.dataset.readers.columns import as_numbers
+from mbaas.dataset.storage.location import Location, locate, written_whole
 from mbaas.dataset.table import PLACE, ShardDataset, TableDataset, categories_of, fingerprint_of, integers, table_of
 from mbaas.errors import DatasetError
 from mbaas.fields import LABEL, LABELS
@@ -60,7 +60,7 @@ def listed_once(
     writer: str,
     root: str,
     options: Mapping[str, Any],
-    fields: Sequence[str] | None,
+    fields: Sequence[str] | None = None,
     is_current: Callable[[Listing], bool] = lambda _: True,
 ) -> Listing:
     """Return the listing saved in the file ``path``; make and save it if missing or outdated.

@@ -1,6 +1,6 @@
 """Classifies storage errors as transient or final, and configures retries of S3 clients.
 
-Separate from `mbaas.dataset.retry`, because prep workers and cache nodes need this module, but not tenacity.
+Separate from `mbaas.dataset.storage.retry`, because prep workers and cache nodes need this module, but not tenacity.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def may_pass(error: BaseException) -> bool:
     return code is None or code[1] not in _FINAL_CODES
 
 
-def said(error: BaseException) -> str:
+def message_of(error: BaseException) -> str:
     """Return the message of any exception of a file system, in one line."""
     text = " ".join(str(error).split())
     if not isinstance(error, (OSError, pa.ArrowException)) or not text:

@@ -1,18 +1,32 @@
-"""Resolves a path or URI to a file system and a path in it."""
+"""Locations: a path or URI as a file system and a path in it; sizes and times of many files."""
 
 from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import chain
 from urllib.parse import urlsplit
 
 import pyarrow as pa
 import pyarrow.fs
+from pyarrow.fs import FileInfo, FileType
 
+from mbaas.dataset.storage.faults import message_of, s3_attempts
 from mbaas.errors import DatasetError
+from mbaas.progress import track
+
+IN_SHARD = "#"
+"""Separates the shard's name from the member's name in the `uri` of a sample."""
+
+S3_ATTEMPTS = 5
+"""Attempts of an S3 client per request when files are looked up."""
+
+_FILES_PER_CALL = 1000  # files looked up per call
+_REMOTE_THREADS = 32  # a store needs one request per file
 
 
 @dataclass(frozen=True)
@@ -111,3 +125,33 @@ def written_whole(filesystem: pyarrow.fs.FileSystem, path: str) -> Iterator[str]
         with suppress(OSError):
             filesystem.delete_file(partial)
         raise
+
+
+def file_infos(where: Location, names: list[str]) -> list[FileInfo]:
+    """Look up files below a folder, including missing ones; raise DatasetError if the file system fails."""
+    filesystem = s3_attempts(where.filesystem, S3_ATTEMPTS)
+    paths = [join(where.base, name) for name in names]
+    parts = [paths[start : start + _FILES_PER_CALL] for start in range(0, len(paths), _FILES_PER_CALL)]
+
+    def look_up(part: list[str]) -> list[FileInfo]:
+        infos: list[FileInfo] = filesystem.get_file_info(part)
+        return infos
+
+    try:
+        if isinstance(filesystem, pyarrow.fs.LocalFileSystem):
+            return _all(map(look_up, parts), len(paths))
+        with ThreadPoolExecutor(_REMOTE_THREADS, thread_name_prefix="mbaas-listing") as pool:
+            return _all(pool.map(look_up, parts), len(paths))
+    except Exception as error:  # third-party file systems raise any exception
+        raise DatasetError(f"cannot look for the files of {where.root}: {message_of(error)}") from error
+
+
+def missing(info: FileInfo) -> str | None:
+    """Return the reason why something is not a file of known size: "is not there" or "is no file"."""
+    if info.type == FileType.File and info.size is not None:
+        return None
+    return "is not there" if info.type == FileType.NotFound else "is no file"
+
+
+def _all(parts: Iterable[list[FileInfo]], total: int) -> list[FileInfo]:
+    return [*chain.from_iterable(track(parts, "files", total, amount=len))]
