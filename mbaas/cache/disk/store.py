@@ -79,6 +79,11 @@ class DiskStats(Struct, frozen=True):
     write_failure: str
     removal_failure: str
 
+    @property
+    def free_bytes(self) -> int:
+        """Bytes left for further samples."""
+        return max(0, self.budget_bytes - self.used_bytes - self.stale_bytes)
+
 
 class DiskStore:
     """A cache of a dataset's samples in local files. Admits until full, never evicts (`MinIO`).
@@ -228,18 +233,16 @@ class DiskStore:
     def _open(self) -> None:
         """Load the folder's valid content, and trim its files to match."""
         folder = self._folder
-        sizes, ends = folder.segments(), self._load_index()
-        self._samples, index_bytes = self._held(), folder.index.stat().st_size
-        while int(ends.sum()) + self._samples * ROW.itemsize > self._budget_bytes:
+        ends, stored = self._load_index(), self._table["address"]
+        while (used := int(ends.sum()) + ROW.itemsize * int((stored > COMING).sum())) > self._budget_bytes:
             newest = int(np.flatnonzero(ends)[-1])
-            ends[newest] = 0  # so its file is removed below
-            self._table["address"][self._table["address"] >> SEGMENT_SHIFT == newest] = ABSENT
-            self._samples = self._held()
+            ends[newest], stored[stored >> SEGMENT_SHIFT == newest] = 0, ABSENT  # its file is removed below
+        self._samples = int((stored > COMING).sum())
         self._index_bytes = self._samples * ROW.itemsize
         # The index first: after a crash between the two steps, the files still contain everything in the index.
-        if index_bytes != self._index_bytes:  # it has damaged rows, or several of one sample
+        if folder.index.stat().st_size != self._index_bytes:  # it has damaged rows, or several of one sample
             folder.replace(folder.index, self._write_index)
-        for number in sizes:
+        for number in folder.segments():
             if ends[number]:
                 # Leftovers of a crash after the last sample take space that is not charged to the budget.
                 os.truncate(folder.segment(number), ends[number])
@@ -249,7 +252,7 @@ class DiskStore:
         newest = max(self._files, default=1)
         self._end = (newest << SEGMENT_SHIFT) + (int(ends[newest]) if self._files else 0)  # address of the next sample
         self._index_file = os.open(folder.index, os.O_RDWR | os.O_CLOEXEC)
-        self._minio.used_bytes = int(ends.sum()) + self._index_bytes
+        self._minio.used_bytes = used
         self._stale = {path: folder_bytes(path) for path in stale_folders(folder)}  # oldest first
         self._make_room(0)  # the budget may have shrunk: stale folders go first
 
@@ -288,9 +291,6 @@ class DiskStore:
         for column in SPOT.names or ():
             spots[column] = rows[column]
         self._table[rows["sample"]] = spots
-
-    def _held(self) -> int:
-        return int(np.count_nonzero(self._table["address"] > COMING))
 
     def _make_room(self, nbytes: int) -> None:
         """Remove stale folders, oldest first, until ``nbytes`` are free or none is left."""

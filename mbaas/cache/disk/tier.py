@@ -76,21 +76,19 @@ class DiskTier:
     @property
     def for_decoded_bytes(self) -> int:
         """Bytes of the disk budget available to decoded samples: the part beyond all encoded samples if these fit."""
-        return (
-            max(0, self._disk_bytes - math.ceil(DISK_SLACK * self._needed_bytes))
-            if self.holds_all
-            else self._disk_bytes
-        )
+        if not self.holds_all:
+            return self._disk_bytes
+        return max(0, self._disk_bytes - math.ceil(DISK_SLACK * self._needed_bytes))
 
     @property
     def free_bytes(self) -> int:
         """Free bytes for encoded samples."""
-        return _free_bytes(self._store)
+        return self._store.stats().free_bytes
 
     @property
     def free_for_decoded_bytes(self) -> int:
         """Free bytes for decoded samples."""
-        return 0 if self._decoded is None else _free_bytes(self._decoded)
+        return 0 if self._decoded is None else self._decoded.stats().free_bytes
 
     @property
     def decoded(self) -> Amount:
@@ -178,8 +176,3 @@ class DiskTier:
         self._threads.shutdown()
         for store in self._stores:
             store.close()
-
-
-def _free_bytes(store: DiskStore) -> int:
-    stats = store.stats()
-    return max(0, stats.budget_bytes - stats.used_bytes - stats.stale_bytes)
