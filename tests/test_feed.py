@@ -39,7 +39,7 @@ def serve(name: Any, batch_size: int = 3, **options: Any) -> mbaas.Feed:
         (lambda: mbaas.join("train", wait_timeout_s="30"), "wait_timeout_s must be a number, got '30'"),
         (lambda: mbaas.join("train", rank=True, world_size=2), "must both be whole numbers, or both be left out, got"),
         (lambda: mbaas.join("train", start=["now"]), 'start must be "epoch" or "now", got [\'now\']'),
-        (lambda: serve(["train"]), "a feed's name must be text, got ['train']"),
+        (lambda: serve(["train"]), "name must be text, got ['train']"),
         (
             lambda: serve("train", 10, drop_last=True),
             "batch_size must be at most 9, the samples of the dataset, with drop_last=True, got 10",
