@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import socket
 from collections.abc import Callable, Sequence
@@ -15,30 +14,18 @@ import ray
 
 from mbaas import runtime, units
 from mbaas.client.collate import Collate
-from mbaas.client.rpc import CALL_TIMEOUT_S, call, call_patiently
-from mbaas.coordinator import kept_claims
-from mbaas.coordinator.served_by import check_version
+from mbaas.client.rpc import CALL_TIMEOUT_S, call
+from mbaas.control import CALL_S, FeedControl, checked_names, find, successor
 from mbaas.core import calls
-from mbaas.core.cluster_events import FeedEnd
 from mbaas.costs import LoadingCosts
-from mbaas.errors import (
-    ConfigError,
-    FeedFailedError,
-    FeedGoneError,
-    FeedNotFoundError,
-    MbaasError,
-    shown,
-)
+from mbaas.errors import ConfigError, MbaasError, shown
 from mbaas.ledger import to_table
 from mbaas.loader import Loader
-from mbaas.messages import START_TIMEOUT_S, Claims, ConsumerName, FeedInfo, JoinStart, LedgerEntry
+from mbaas.messages import ConsumerName, JoinStart
 from mbaas.notebook import some, table
 
 if TYPE_CHECKING:
     from mbaas.status import FeedStatus
-
-CALL_S = START_TIMEOUT_S + CALL_TIMEOUT_S
-"""Time limit for a `Feed`'s calls to the coordinator, which may be starting."""
 
 SHOWN_WITHIN_S = 10.0
 """Time limit for the status that a notebook shows."""
@@ -51,17 +38,17 @@ dropped."""
 class Feed:
     """Handle of a running feed, returned by `serve`, `connect` and `feeds`.
 
-    The feed ends with `stop`, or with the program that served it unless it is detached.
-
-    Attributes:
-        name: name under which trials join the feed.
-    """
+    The feed ends with `stop`, or with the program that served it unless it is detached."""
 
     def __init__(self, name: str, coordinator: Any, draw: Callable[[], str] = str) -> None:
-        self.name = name
-        self._coordinator = coordinator
+        self._control = FeedControl(name, coordinator)
         self._is_stopped = False
         self._draw = draw
+
+    @property
+    def name(self) -> str:
+        """Name under which trials join the feed."""
+        return self._control.name
 
     def status(self, *, timeout_s: float = CALL_S) -> FeedStatus:
         """Return the feed's state: consumers, workers, staged and cached bytes, rates, stalls and ledger totals.
@@ -76,11 +63,7 @@ class Feed:
             FeedGoneError: the feed ended with its program, or with the Ray cluster.
             FeedFailedError: the feed was stopped, or has failed.
         """
-        calls.number("timeout_s", timeout_s)
-        status: FeedStatus = self._call(
-            lambda: self._coordinator.status.remote(), f"status of feed {self.name!r}", timeout_s
-        )
-        return status
+        return self._control.status(timeout_s=timeout_s)
 
     def costs(self, *, timeout_s: float = CALL_S) -> LoadingCosts:
         """Return the CPU time spent on loading so far, and an estimate for a DataLoader in each trial.
@@ -93,31 +76,7 @@ class Feed:
         Raises:
             ConfigError, WaitTimeoutError, FeedRestartingError, FeedGoneError, FeedFailedError: as for `status`.
         """
-        calls.number("timeout_s", timeout_s)
-        costs: LoadingCosts = self._call(
-            lambda: self._coordinator.costs.remote(), f"costs of feed {self.name!r}", timeout_s
-        )
-        return costs
-
-    def story(self, thing: str) -> list[str]:
-        """Return the history of one consumer, worker, cache, lane or block.
-
-        Args:
-            thing: a consumer or a prep worker, by its name in `status`; a node's cache, by the first eight or more
-                digits of the node id, as in "cache 1a2b3c4d"; a further lane, "lane 1"; or a block, "block 17". Blocks
-                are counted over all epochs: block b of epoch e is ``e * status().blocks_per_epoch + b``.
-
-        Returns:
-            A line for each change, with time, change and the event that caused it. The last lines are kept for
-            everything that still runs, and for some hundreds of blocks, consumers, workers and caches that have ended.
-
-        Raises:
-            ConfigError: ``thing`` is not a string, or has no history; the message lists similar names.
-        """
-        lines: list[str] = self._call(
-            lambda: self._coordinator.story.remote(thing), f"story of {thing!r} in feed {self.name!r}"
-        )
-        return lines
+        return self._control.costs(timeout_s=timeout_s)
 
     def ledger(self) -> pa.Table:
         """Return the samples that each consumer received in each of its epochs, since the feed started.
@@ -138,87 +97,7 @@ class Feed:
         Raises:
             FeedRestartingError, FeedGoneError, FeedFailedError: as for `status`.
         """
-        entries: list[LedgerEntry] = []
-        for number in itertools.count():
-            ask = partial(self._ledger_page, number)
-            page: tuple[LedgerEntry, ...] = self._call(ask, f"ledgers of feed {self.name!r}")
-            if not page:
-                break
-            entries += page
-        return to_table(entries)
-
-    def _ledger_page(self, number: int) -> Any:
-        return self._coordinator.ledgers.remote(number)
-
-    def info(self) -> FeedInfo:
-        """Return the constants of the feed: settings, order, shape of a sample."""
-        info: FeedInfo = self._call(lambda: self._coordinator.info.remote(), f"info of feed {self.name!r}")
-        return info
-
-    def claims(self) -> Claims | None:
-        """Return the cluster resources that the feed reserves, without a call to its coordinator.
-
-        Returns:
-            The claims of about a second ago; None if the feed has ended, or has just begun.
-        """
-        return kept_claims.claims_of(self.name)
-
-    def announce(self, consumers: Sequence[str], *, others: int = 0) -> None:
-        """Reserve positions for consumers that will join soon, so that they begin the same epoch.
-
-        Args:
-            consumers: names that the consumers will `join` under. All ranks of a data-parallel trial share one name.
-            others: number of further consumers that will be announced shortly, whose names are not known yet. The same
-                epoch waits for each one for up to ``timeouts.reservation_s``. It does not wait if recent consumers
-                began immediately and others are present to begin with.
-
-        Raises:
-            ConfigError: an invalid value.
-        """
-        if isinstance(consumers, (str, bytes)) or not isinstance(consumers, Sequence):  # a str is a sequence, too
-            raise ConfigError(f"consumers must be a list of names, as in ['trial-1'], got {shown(consumers)}")
-        names = list(consumers)
-        calls.announce(names, others)  # validate before the call
-        what = f"announcing consumers to feed {self.name!r}"
-        self._call(lambda: self._coordinator.announce.remote(names, others), what)
-
-    def expect(self, epoch_s: float) -> None:
-        """Compare a predicted epoch time with the next epoch; `status` and the metrics report the error."""
-        self._call(lambda: self._coordinator.expect.remote(epoch_s), f"telling feed {self.name!r} a prediction")
-
-    def remove(self, consumer: str, *, successors: int = 0) -> None:
-        """End a consumer's session, if it has one; for a data-parallel trial, the sessions of all ranks.
-
-        Args:
-            consumer: name under which it joined.
-            successors: number of trials that are still to come. A reservation is held for one such trial for a while,
-                unless there are already as many reservations.
-
-        Raises:
-            ConfigError: an invalid value.
-        """
-        calls.name(consumer)
-        calls.whole("successors", successors)
-        what = f"removing {consumer!r} from feed {self.name!r}"
-        self._call(lambda: self._coordinator.leave.remote(consumer, None, successors), what)
-
-    def release_reservations(self, most: int) -> None:
-        """Release up to ``most`` reservations that are not tied to a name, because no trial will use them."""
-        calls.whole("most", most)
-        free = [consumer.name for consumer in self.status().members if consumer.for_anyone]
-        for name in free[:most]:
-            self.remove(name)
-
-    def _call(self, ask: Callable[[], Any], what: str, timeout_s: float = CALL_S) -> Any:
-        """Call the coordinator, which may be starting or restarting, or its successor after a feed restart."""
-        try:
-            return call_patiently(self._coordinator, ask, timeout_s, what)
-        except FeedGoneError as error:
-            successor = _successor(self.name, error)
-            if successor is None:
-                raise
-            self._coordinator = successor
-            return call_patiently(successor, ask, timeout_s, what)
+        return to_table(self._control.ledgers())
 
     def stop(self) -> None:
         """Stop the feed and free its resources; waiting trials get a `FeedFailedError`. May be called twice."""
@@ -229,7 +108,7 @@ class Feed:
         self._is_stopped = True
         from mbaas.coordinator import recovery  # here, because it imports parts of a coordinator
 
-        coordinator = runtime.find_coordinator(self.name)  # not self._coordinator: the feed may have been restarted
+        coordinator = runtime.find_coordinator(self.name)  # not that of `_control`: the feed may have been restarted
         if coordinator is None:
             recovery.forget(self.name)  # its program died; loaders must not wait for a restart
             return
@@ -306,20 +185,24 @@ def connect(name: str) -> Feed:
         ConfigError: ``name`` is not a string, or another version of mbaas serves the feed.
         FeedNotFoundError: no feed with this name runs; the message lists the running feeds.
     """
-    feed = _found(name)
-    check_version(name)
-    return feed
+    return Feed(name, FeedControl.of(name).coordinator)
 
 
-def _found(name: str) -> Feed:
-    if not isinstance(name, str):
-        raise ConfigError(f"a feed's name must be text, got {shown(name)}")
-    runtime.ensure_ray(start=False)
-    coordinator = runtime.find_coordinator(name)
-    if coordinator is None:
-        running = ", ".join(map(repr, runtime.feed_names())) or "none"
-        raise FeedNotFoundError(f"no feed {name!r} runs on this cluster; running: {running}")
-    return Feed(name, coordinator)
+def announce(name: str, consumers: Sequence[str]) -> None:
+    """Reserve positions for consumers that will join a feed soon, so that they begin the same epoch.
+
+    Tune's trials are announced by `tune_integration.FeedCallback`.
+
+    Args:
+        name: name of the feed.
+        consumers: names that the consumers will `join` under. All ranks of a data-parallel trial share one name.
+
+    Raises:
+        ConfigError: ``consumers`` is not a list of names.
+        FeedNotFoundError, FeedFailedError: no such feed, or a failed one.
+    """
+    names = checked_names(consumers)  # before the cluster is contacted
+    FeedControl.of(name).announce(names)
 
 
 def join(
@@ -380,11 +263,10 @@ def join(
         raise ConfigError(f'start must be "epoch" for ranks, which begin together, got "now" for {world_size} ranks')
     own = calls.name(consumer if consumer is not None else f"{socket.gethostname()}:{os.getpid()}")
     calls.number("wait_timeout_s", wait_timeout_s)
-    feed = connect(name)
     return Loader(
-        feed._coordinator,
+        FeedControl.of(name).coordinator,
         ConsumerName(own, rank, world_size),
-        find=partial(_successor, name),
+        find=partial(successor, name),
         again=partial(
             join,
             name,
@@ -408,25 +290,6 @@ def join(
     )
 
 
-def _successor(feed: str, error: FeedGoneError) -> Any | None:
-    """Return the new coordinator of a feed whose coordinator is gone; None if it has not started yet.
-
-    Raises:
-        FeedFailedError: the feed was stopped, so it will not be restarted.
-        FeedGoneError: its cluster has ended.
-    """
-    if lost := runtime.lost_cluster():
-        raise FeedGoneError(f"feed {feed!r} ended: {lost}") from error
-    from mbaas.coordinator import recovery  # here, because it imports parts of a coordinator
-
-    coordinator = runtime.find_coordinator(feed)
-    if coordinator is None and not recovery.is_kept(feed):
-        raise FeedFailedError(FeedEnd.STOPPED.of(feed)) from error
-    if coordinator is not None:
-        check_version(feed)
-    return coordinator
-
-
 def _checked_rank(rank: int | None, world_size: int | None) -> tuple[int, int]:
     if rank is None and world_size is None:
         return 0, 1
@@ -446,4 +309,4 @@ def stop(name: str) -> None:
     Raises:
         FeedNotFoundError: no feed with this name runs.
     """
-    _found(name).stop()  # of any version
+    Feed(name, find(name)).stop()  # of any version

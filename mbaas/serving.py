@@ -22,6 +22,7 @@ from mbaas import runtime, units
 from mbaas.allocation.headroom import GpuRoom, PrepResources, default_prep
 from mbaas.budgets import largest_sample, memory_budgets
 from mbaas.client.rpc import call
+from mbaas.control import CALL_S
 from mbaas.coordinator import kept_claims
 from mbaas.coordinator.actor import Coordinator
 from mbaas.coordinator.served_by import forget_server, keep_server, recall_server
@@ -31,7 +32,7 @@ from mbaas.core.layout import wanted_staging
 from mbaas.dataset import Dataset
 from mbaas.dataset.bounded import bounded
 from mbaas.errors import ConfigError, FeedExistsError, FeedFailedError, FeedNotFoundError, ResourceError, last_line
-from mbaas.feed import CALL_S, SERVED, Feed, stop
+from mbaas.feed import SERVED, Feed, stop
 from mbaas.messages import Claims, EngineName
 from mbaas.prep.engines import check_packages, check_share, resolve_engine, workers_per_gpu
 from mbaas.settings import GROUPED, FeedName, FeedOptions, FeedSettings, in_python
@@ -118,7 +119,7 @@ def serve(asked: ServeRequest) -> Feed:
             name,
             asked,
             dataset,
-            grows=asked.decoded and (pipeline.prefix > 1 or not isinstance(pipeline.decoder, DecodeArray)),
+            grows=asked.cache_decoded and (pipeline.prefix > 1 or not isinstance(pipeline.decoder, DecodeArray)),
             claims=kept_claims.in_order(),
             gpus=gpus,
             per_gpu=workers_per_gpu(pipeline),

@@ -217,11 +217,10 @@ class FeedOptions:
     trials, and trials do not wait for each other."""
 
     cache_bytes: BytesOrNone = option(default=None)
-    """Memory for samples on each node. Default: the size of the dataset, or with ``decoded`` the size of its decoded
-    samples, measured when the feed starts, up to half of the free memory. A node with a small object store gets what
-    fits there."""
+    """Memory for samples on each node. Default: the size of the dataset, or with ``cache_decoded`` the measured size of
+    its decoded samples, up to half of the free memory. A node with a small object store gets what fits there."""
 
-    decoded: bool = True
+    cache_decoded: bool = True
     """Cache samples after the deterministic prefix of the pipeline (for example decoded images) where measurements show
     that this saves more time per byte than caching encoded samples. Minibatches are the same either way."""
 

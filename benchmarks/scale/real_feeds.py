@@ -194,7 +194,7 @@ def watch(run: FeedRun, cluster: LocalCluster) -> Watched:
         if run.is_apart:
             where = [node for node in cluster.node_ids if node not in where][:1]
         names = [f"trial-{index}" for index in range(run.trials)]
-        feed.announce(names)  # all begin with the same epoch and share it
+        mbaas.announce(feed.name, names)  # all begin with the same epoch and share it
         trials = [
             WatchedTrial.options(  # type: ignore[attr-defined]
                 scheduling_strategy=NodeAffinitySchedulingStrategy(where[index % len(where)], soft=False)

@@ -44,18 +44,18 @@ def status(name: str | None, *, as_json: bool, watch_s: float | None, address: s
 
 
 def tell(name: str, thing: str, *, as_json: bool, address: str | None) -> None:
-    """Show the history of one part of a feed; see `mbaas.Feed.story`.
+    """Show the history of one part of a feed; see `mbaas.control.FeedControl.story`.
 
     Raises:
         FeedNotFoundError: no feed with this name.
         ConfigError: unknown thing; the message lists the known ones.
         ResourceError: no cluster.
     """
-    import mbaas
+    from mbaas.control import FeedControl
 
     with err.status("connecting to Ray ..."):
         connect(address, start=False)
-    lines = mbaas.connect(name).story(thing)
+    lines = FeedControl.of(name).story(thing)
     if as_json:
         write_json(json.dumps(lines))
     else:

@@ -252,7 +252,7 @@ def lay_out(
     of_a_lane = min(num_samples, -(-order.blocks_per_epoch // lanes) * block_size)  # of the largest lane
     decoded = (
         None
-        if probe.decoded is None or not settings.decoded
+        if probe.decoded is None or not settings.cache_decoded
         else DecodedSamples(
             prefix,
             SampleCosts(

@@ -11,6 +11,7 @@ import pytest
 import mbaas
 from mbaas import transforms as T
 from mbaas.chaos.participants import cache_node_pids, coordinator_pid, kill, lane_pids, prep_worker_pids
+from mbaas.control import FeedControl
 from mbaas.errors import FeedNotFoundError
 from support.trials import Recorder, Trials, record_epoch, result
 from support.waiting import wait_until
@@ -105,12 +106,12 @@ def test_a_lane_that_stands_still_for_good_is_named_and_started_anew(laned):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(stopped, signal.SIGKILL)
     assert any("lane 1 does not answer, and is restarted" in note for note in laned.status().notes)
-    assert "SERVING -> SILENT" in "\n".join(laned.story("lane 1"))
+    assert "SERVING -> SILENT" in "\n".join(FeedControl.of(laned.name).story("lane 1"))
 
 
 @pytest.mark.long
 def test_a_killed_consumer_is_removed_in_all_lanes(laned):
-    laned.announce(["one", "victim"])
+    mbaas.announce(laned.name, ["one", "victim"])
     with Trials(laned.name) as trials:
         victim, one = trials.join("victim"), trials.join("one")
         result(victim.take(3))

@@ -33,7 +33,7 @@ class Ranks:
             TrialProcess.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node.node_id, soft=False)).remote()
             for node in nodes
         ]
-        feed.announce(["trial"])
+        mbaas.announce(feed.name, ["trial"])
         options = {"world_size": self._size, **options}
         result(self.each(lambda rank, actor: actor.join.remote(feed.name, "trial", {"rank": rank, **options})))
 

@@ -14,6 +14,7 @@ from service_feeds import augmented
 import mbaas
 from mbaas.chaos.participants import coordinator_pid, kill
 from mbaas.client.convert import Minibatch
+from mbaas.control import FeedControl
 from mbaas.dataset import synthetic
 from mbaas.errors import ConfigError, StateError
 from mbaas.order import Shuffle
@@ -74,7 +75,7 @@ def check_is_an_epoch_of(feed: mbaas.Feed, record: EpochRecord) -> None:
     assert record.flaws(range(SAMPLES)) == []
     assert record.ledger is not None
     epoch = Shuffle(record.ledger.feed_epoch)
-    assert record.sample_ids.tolist() == feed.info().order.samples_at(epoch, 0, SAMPLES).tolist()
+    assert record.sample_ids.tolist() == FeedControl.of(feed.name).info().order.samples_at(epoch, 0, SAMPLES).tolist()
 
 
 def test_a_late_trial_begins_at_once_and_nothing_is_made_twice(feed: mbaas.Feed, trials: Trials) -> None:

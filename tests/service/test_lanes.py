@@ -14,6 +14,7 @@ from service_feeds import augmented
 
 import mbaas
 from mbaas import transforms as T
+from mbaas.control import FeedControl
 from support.trials import Recorder, Trials, record_epoch, result
 
 SAMPLES, BATCH_SIZE, LANES = 1003, 20, 3
@@ -62,7 +63,7 @@ def test_consumers_with_other_batch_sizes_share_blocks_that_were_prepared_once(w
     """Each epoch's 51 blocks are prepared once, and of a third epoch at most as many as memory holds."""
     sizes = {"one": 20, "two": 33, "three": 64}
     before = laned.status()
-    laned.announce(list(sizes))
+    mbaas.announce(laned.name, list(sizes))
     with Trials(laned.name) as trials:
         joined = [trials.join(name, batch_size=size) for name, size in sizes.items()]
         assert all(trial.pid for trial in joined), "on a busy machine processes come later than reservations last"
@@ -165,7 +166,7 @@ def test_a_consumer_that_stands_still_keeps_others_waiting_once_not_in_each_lane
         ) as feed,
         Trials(feed.name) as trials,
     ):
-        feed.announce(["one", "two"])
+        mbaas.announce(feed.name, ["one", "two"])
         idle, one = trials.join("two"), trials.join("one")
         result(idle.take(2))
         began = time.monotonic()
@@ -202,7 +203,7 @@ def test_bad_samples_are_left_out_in_every_lane_and_listed_once(ray_clean, tmp_p
         mbaas.serve(feed_name, data, pipeline, staging=mbaas.Staging(lanes=3), on_bad_sample="skip", **options) as feed,
         Trials(feed.name) as trials,
     ):
-        feed.announce(["one", "two"])
+        mbaas.announce(feed.name, ["one", "two"])
         running = [trials.join(name).epochs(2) for name in ("one", "two")]
         records = [record for ref in running for record in result(ref)]
         status = feed.status()
@@ -218,13 +219,13 @@ def test_a_story_is_told_by_all_lanes(whole, laned):
     with mbaas.join(laned.name, consumer="me", format="numpy") as loader:
         loader.load_state_dict(json.loads(whole[1][0]))
         record_epoch(loader)
-    block = laned.story("block 4")
+    block = FeedControl.of(laned.name).story("block 4")
     assert block[0] == "lane 1, its block 1:"
     assert "GRANTED" in block[1]
-    heads = [line for line in laned.story("me") if line.startswith("lane")]
+    heads = [line for line in FeedControl.of(laned.name).story("me") if line.startswith("lane")]
     assert heads == [f"lane {number}, blocks counted as in the lane:" for number in range(LANES)]
     with pytest.raises(mbaas.errors.ConfigError, match=r"nothing is known of 'you'.*me"):
-        laned.story("you")
+        FeedControl.of(laned.name).story("you")
 
 
 def test_what_cannot_be_in_lanes_is_refused(ray_clean, photos_data, feed_name):
