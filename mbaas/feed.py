@@ -146,7 +146,7 @@ class Feed:
 
 
 def _facts(status: FeedStatus) -> dict[str, str]:
-    trials = {member.trial for member in status.members if member.state != "reserved"}
+    trials = {consumer.trial for consumer in status.consumers if consumer.state != "reserved"}
     workers = units.counted(len(status.workers), "worker")
     times = units.number(status.delivered_samples / max(1, status.prepared_samples))
     hits = units.percent(status.hit_rate)

@@ -106,7 +106,7 @@ class FeedStatus:
         engine: the engine in use, "cpu" or "dali".
         dali_share: fraction of the images that the dali engine prepares with DALI; it prepares the others on CPUs.
         lanes: coordinators that share the blocks.
-        members, workers: consumers and prep workers.
+        consumers, workers: consumers and prep workers.
         workers_at_work: number of workers that are running, have the placement, and get tasks.
         waits_for: sentences that list the workers or cache nodes that the feed waits for, the resources they need, and
             the time waited so far; empty if all are running.
@@ -143,7 +143,7 @@ class FeedStatus:
     blocks_per_epoch: int
     engine: str
     lanes: int
-    members: tuple[ConsumerStatus, ...]
+    consumers: tuple[ConsumerStatus, ...]
     workers: tuple[WorkerStatus, ...]
     workers_at_work: int
     waits_for: tuple[str, ...]

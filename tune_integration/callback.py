@@ -238,7 +238,7 @@ class FeedCallback(tune.Callback):
 
 
 def _take_off(feed: FeedControl, trials: Set[str]) -> None:
-    for trial in sorted({member.trial for member in feed.status(timeout_s=SILENT_S).members} & trials):
+    for trial in sorted({consumer.trial for consumer in feed.status(timeout_s=SILENT_S).consumers} & trials):
         feed.remove(trial)
 
 

@@ -181,8 +181,8 @@ def seen_by_loaders(status: FeedStatus) -> dict[str, Waits]:
 
 
 def _trials(status: FeedStatus) -> list[ConsumerReport]:
-    """Return the report of each trial since it joined, all ranks together, without reserved members."""
-    there = [member for member in status.members if member.state != "reserved"]
+    """Return the report of each trial since it joined, all ranks together, without reservations."""
+    there = [consumer for consumer in status.consumers if consumer.state != "reserved"]
     return list(of_trials({m.name: m.report for m in there}, {m.name: m.trial for m in there}).values())
 
 

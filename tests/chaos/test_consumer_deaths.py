@@ -27,7 +27,7 @@ def start(feed, trials):
 
 
 def member_names(feed):
-    return {member.name for member in feed.status().members}
+    return {member.name for member in feed.status().consumers}
 
 
 def assert_exact(running):
@@ -41,7 +41,7 @@ def test_a_killed_consumer_is_removed_within_its_lease_and_its_bytes_are_given_b
         Trials(feed.name) as trials,
     ):
         victim, running = start(feed, trials)
-        wait_until(lambda: any(m.waits_for for m in feed.status().members), "the others wait for the victim")
+        wait_until(lambda: any(m.waits_for for m in feed.status().consumers), "the others wait for the victim")
         kill(victim.pid)
         wait_until(lambda: "victim" not in member_names(feed), "the victim is removed", deadline_s=3.0 + 5.0)
         assert any("victim was removed: it was silent for 3 s" in note for note in feed.status().notes)

@@ -119,7 +119,7 @@ def test_a_killed_consumer_is_removed_in_all_lanes(laned):
         kill(victim.pid)
         for record in result(running):
             assert record.flaws(range(SAMPLES)) == []
-        wait_until(lambda: {m.name for m in laned.status().members} == {"one"}, "the victim is removed")
+        wait_until(lambda: {m.name for m in laned.status().consumers} == {"one"}, "the victim is removed")
         notes = [note for note in laned.status().notes if "victim was removed" in note]
         assert [any(f"lane {lane}: " in note for note in notes) for lane in range(LANES)] == [True] * LANES
         result(one.close())

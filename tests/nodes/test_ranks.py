@@ -45,7 +45,7 @@ class Ranks:
 
     def reports(self) -> list[ConsumerReport]:
         result(self.each(lambda _, actor: actor.flush.remote()))
-        members = {member.name: member.report for member in self._feed.status().members}
+        members = {member.name: member.report for member in self._feed.status().consumers}
         return [members[f"trial[{rank}]"] for rank in range(self._size)]
 
     def close(self) -> None:

@@ -70,7 +70,7 @@ def test_the_ranks_of_a_trial_together_get_the_global_minibatch(plain, world_siz
     ranks = range(world_size)
     mbaas.announce(plain.name, ["whole"])
     mbaas.announce(plain.name, ["parallel"])
-    assert sorted(member.name for member in plain.status().members) == ["parallel", "whole"], "a place for all ranks"
+    assert sorted(member.name for member in plain.status().consumers) == ["parallel", "whole"], "a place for all ranks"
     whole = mbaas.join(plain.name, consumer="whole", batch_size=100, format="numpy")
     parts = [
         mbaas.join(plain.name, consumer="parallel", batch_size=100, format="numpy", rank=rank, world_size=world_size)

@@ -198,7 +198,7 @@ def test_a_state_goes_on_in_another_feed_with_other_blocks_whose_epochs_are_shuf
                 loader.load_state_dict(state)
                 reader = Reader(loader)
                 reader.take(1)
-                (member,) = [each for each in other.status().members if each.name == "restored"]
+                (member,) = [each for each in other.status().consumers if each.name == "restored"]
                 assert member.epoch == state["shuffle"][-1][0], "its block has a number far above, but is of that epoch"
                 assert reader.rest().sample_ids.tolist() == whole.sample_ids[25 * BATCH :].tolist()
                 assert loader.ledger is not None

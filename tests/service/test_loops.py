@@ -16,15 +16,15 @@ from support.waiting import wait_until
 pytestmark = pytest.mark.usefixtures("ray_clean")
 
 
-def members(feed):
-    return {member.name for member in feed.status().members}
+def consumers(feed):
+    return {member.name for member in feed.status().consumers}
 
 
 def test_a_context_manager_leaves_the_feed_at_its_end(plain):
     with mbaas.join(plain.name, consumer="guest", format="numpy") as loader:
         next(iter(loader))
-        assert "guest" in members(plain)
-    wait_until(lambda: "guest" not in members(plain), "the guest has left")
+        assert "guest" in consumers(plain)
+    wait_until(lambda: "guest" not in consumers(plain), "the guest has left")
 
 
 def test_close_may_be_called_twice_and_ends_iteration(plain):
@@ -43,9 +43,9 @@ def test_close_may_be_called_twice_and_ends_iteration(plain):
 
 def test_a_loader_that_is_forgotten_leaves_the_feed(plain):
     loader = mbaas.join(plain.name, consumer="forgotten", format="numpy")
-    assert "forgotten" in members(plain)
+    assert "forgotten" in consumers(plain)
     del loader
-    wait_until(lambda: "forgotten" not in members(plain), "the forgotten loader has left")
+    wait_until(lambda: "forgotten" not in consumers(plain), "the forgotten loader has left")
 
 
 @pytest.mark.parametrize("minibatches", [2, 5, 16], ids=["first block", "second block", "last minibatch"])
@@ -226,7 +226,7 @@ def test_delivered_samples_are_counted_once_even_if_a_state_is_loaded(plain):
         record_epoch(loader)
         loader.load_state_dict(loader.state_dict())
         record_epoch(loader)
-    wait_until(lambda: "twice" not in members(plain), "the consumer has left")
+    wait_until(lambda: "twice" not in consumers(plain), "the consumer has left")
     assert plain.status().delivered_samples - before == 2 * SAMPLES
 
 

@@ -218,24 +218,24 @@ def test_feeds_that_are_served_at_the_same_moment_share_the_cluster(plain, feed_
 def test_a_join_that_cannot_work_is_refused_with_both_values_and_leaves_no_member(plain, options, message):
     with pytest.raises(mbaas.ConfigError, match=message):
         mbaas.join(plain.name, **{"consumer": "me", **options})
-    assert plain.status().members == ()
+    assert plain.status().consumers == ()
 
 
 def test_places_are_held_for_successors_and_released(plain):
     """Three announced consumers do not come. Their reservations are open to any consumer until they are released."""
     names = ["a", "b", "c"]
     mbaas.announce(plain.name, names)
-    assert {(m.name, m.state, m.for_anyone) for m in plain.status().members} == {
+    assert {(m.name, m.state, m.for_anyone) for m in plain.status().consumers} == {
         (name, "reserved", False) for name in names
     }
     control = FeedControl.of(plain.name)
     for name in names:
         control.remove(name, successors=5)
-    assert [(m.state, m.for_anyone) for m in plain.status().members] == [("reserved", True)] * 3
+    assert [(m.state, m.for_anyone) for m in plain.status().consumers] == [("reserved", True)] * 3
     control.release_reservations(2)
-    assert [(m.state, m.for_anyone) for m in plain.status().members] == [("reserved", True)]
+    assert [(m.state, m.for_anyone) for m in plain.status().consumers] == [("reserved", True)]
     control.release_reservations(2)
-    assert plain.status().members == ()
+    assert plain.status().consumers == ()
 
 
 def test_a_trial_that_waits_hears_promptly_that_its_feed_was_stopped(feed_name):
@@ -260,7 +260,7 @@ def test_a_trial_that_waits_hears_promptly_that_its_feed_was_stopped(feed_name):
 
     thread = threading.Thread(target=train)
     thread.start()
-    wait_until(lambda: any(m.waits_for for m in feed.status().members), "the trial waits")
+    wait_until(lambda: any(m.waits_for for m in feed.status().consumers), "the trial waits")
     feed.stop()
     thread.join(5.0)
     assert not thread.is_alive()
@@ -296,7 +296,7 @@ def test_the_time_to_the_first_minibatch_is_told(plain):
                 assert 0 < first_s < 30
         loader.flush()
         assert loader.report().time_to_first_batch_s == first_s, "later ones do not count"
-        (told,) = [member.report for member in plain.status().members if member.name == "new"]
+        (told,) = [member.report for member in plain.status().consumers if member.name == "new"]
         assert told.time_to_first_batch_s == first_s
 
 
