@@ -140,6 +140,8 @@ class Loader:
         self._said_much_is_left_out = False
         self._loop = 0  # number of the newest loop; older loops are invalid
         self._before_loop: dict[str, Any] = {}  # the state at the start of the newest loop
+        self._peeked: list[tuple[Arrays, BatchEnd, bool]] = []  # the minibatch returned by `peek`, for the next loop
+        self._unfinished: Iterator[tuple[Arrays, BatchEnd, bool]] | None = None  # the minibatches after it
         self._only_first = False  # True while the newest loop has returned exactly one minibatch
         self._at_end: dict[str, Any] | None = None  # the state during the step on an epoch's last minibatch
         self._closed = False
@@ -222,7 +224,7 @@ class Loader:
         self._at_end = None
         if self._only_first:
             self._rejoin(self._before_loop)
-        elif self._has_begun:
+        elif self._has_begun and not self._peeked:
             self._leave_epoch()
         self._before_loop, loop, epoch = self.state_dict(), self._loop, self.epoch
 
@@ -241,36 +243,46 @@ class Loader:
     def peek(self) -> Minibatch:
         """Return the first minibatch of the next loop without starting the loop.
 
-        Use it to inspect shapes, dtypes and data. The loop returns the same samples again. The call costs as much as
-        joining the feed.
+        Use it to inspect shapes, dtypes and data. The loop returns the same minibatch again, from the block that this
+        call received. Until the loop starts, other consumers wait for this one as they do in the middle of an epoch.
+        The ranks of a trial may peek independently, after all of them have joined.
 
         Raises:
-            StateError: the loader is in the middle of an epoch, or closed.
+            StateError: the loader is in the middle of an epoch, no minibatch is left of it, or the loader is closed.
+            WaitTimeoutError, BadSampleError, FeedFailedError: as for a loop.
         """
         self._check_open()
-        if self._has_begun and not self._only_first:
+        if self._has_begun and not self._only_first and not self._peeked:
             raise StateError(
                 f"loader of consumer {str(self._name)!r} is in the middle of an epoch ({self._progress.position} of "
                 f"{self._info.order.num_samples} samples): call peek before the loop or after it"
             )
-        before = self._before_loop if self._only_first else self.state_dict()
         self._loop += 1  # a loop that has returned its first minibatch is invalid
+        if self._only_first:
+            self._rejoin(self._before_loop)
+        if not self._peeked:
+            self._peek()
+        arrays, *_ = self._peeked[0]
         converter = self._converter()
-        minibatches = self._started(converter)
+        # Copied, because tensors may share the arrays' memory, and the loop must return the data unchanged.
+        return converter.finish(converter.start({name: column.copy() for name, column in arrays.items()}))
+
+    def _peek(self) -> None:
+        before, minibatches = self.state_dict(), self._minibatches()
         try:
-            started, *_ = next(minibatches)
-            return converter.finish(started)
-        except StopIteration:
-            raise StateError(
-                f"nothing is left of the epoch of consumer {str(self._name)!r}, so peek has none"
-            ) from None
-        finally:
-            del minibatches
+            self._peeked.append(next(minibatches))
+            self._unfinished = minibatches
+        except BaseException as error:  # Ctrl-C, too: the next loop begins where this call did
             self._rejoin(before)
+            if not isinstance(error, StopIteration):
+                raise
+            raise StateError(f"no minibatch is left of the epoch of consumer {str(self._name)!r}") from None
 
     def _begin_epoch(self) -> None:
         self._progress = EpochProgress(self._name.rank, self._name.world_size)
         self._has_begun = self._only_first = False
+        self._peeked.clear()
+        self._unfinished = None
 
     def _leave_epoch(self) -> None:
         self._stream.skip_epoch()
@@ -320,13 +332,21 @@ class Loader:
             last.
         """
         ahead: deque[tuple[Any, Ids, BatchEnd, bool]] = deque()
-        for arrays, end, is_last in self._minibatches():
+        for arrays, end, is_last in self._remaining():
             ahead.append((converter.start(arrays), arrays["sample_id"], end, is_last))
             del arrays
             if len(ahead) > converter.ahead:
                 yield ahead.popleft()
         while ahead:
             yield ahead.popleft()
+
+    def _remaining(self) -> Iterator[tuple[Arrays, BatchEnd, bool]]:
+        """Yield as `_minibatches`, beginning with the minibatch that `peek` has returned, if any."""
+        minibatches = self._unfinished or self._minibatches()
+        self._unfinished = None
+        if self._peeked:
+            yield self._peeked.pop()
+        yield from minibatches
 
     def _minibatches(self) -> Iterator[tuple[Arrays, BatchEnd, bool]]:
         """Yield this rank's samples of each remaining minibatch, its end, and True if it is known to be the last."""

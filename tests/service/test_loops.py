@@ -82,6 +82,33 @@ def test_one_minibatch_costs_no_epoch(plain, batch_size):
         assert loader.ledger.epoch == 1
 
 
+@pytest.mark.parametrize("batch_size", [1, 64, 500, SAMPLES], ids=["1", "the feed's", "more than a block", "an epoch"])
+@pytest.mark.parametrize("format", ["numpy", "torch"])
+def test_peek_keeps_its_minibatch_for_the_loop_while_another_trial_goes_on(plain, batch_size, format):
+    """The other trial finishes two epochs in between. Writing into the peeked minibatch changes nothing."""
+    mbaas.announce(plain.name, ["peeks", "goes on"])
+    with (
+        mbaas.join(plain.name, consumer="peeks", format=format, batch_size=batch_size) as loader,
+        mbaas.join(plain.name, consumer="goes on", format="numpy") as other,
+    ):
+        stream, state = loader._stream, loader.state_dict()
+        peeked = loader.peek()
+        images, ids = peeked["image"].tolist(), peeked["sample_id"].tolist()
+        if format == "torch":  # NumPy arrays are read-only
+            peeked["image"][...] = 0
+        assert loader.peek()["sample_id"].tolist() == ids
+        assert loader.state_dict() == state
+        assert [record_epoch(other).flaws(range(SAMPLES)) for _ in range(2)] == [[], []]
+        batches = iter(loader)
+        first = next(batches)
+        assert first["image"].tolist() == images
+        seen = [*first["sample_id"].tolist(), *(i for batch in batches for i in batch["sample_id"].tolist())]
+        assert (seen[: len(ids)], sorted(seen)) == (ids, list(range(SAMPLES)))
+        assert (loader.ledger.exact, loader.ledger.epoch, loader._stream is stream) == (True, 0, True)
+        assert loader.report().samples == SAMPLES, "the peeked minibatch counts once"
+        del first
+
+
 def test_after_a_loaded_state_peek_returns_what_the_next_loop_begins_with(plain):
     with mbaas.join(plain.name, consumer="returns", format="numpy") as loader:
         batches = iter(loader)
